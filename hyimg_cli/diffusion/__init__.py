@@ -1,0 +1,1 @@
+"""Flow matching without a model: sigmas and timesteps, guidance, the denoise loop."""

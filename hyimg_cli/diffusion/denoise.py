@@ -1,0 +1,21 @@
+"""The denoise loop, for any model that gives velocities."""
+
+# Legend: G branch, C channel, Y X latent rows and columns
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from torch import Tensor
+
+from hyimg_cli.diffusion.guidance import guided
+from hyimg_cli.diffusion.schedule import Step
+
+Velocity = Callable[[Tensor, Step], Tensor]
+
+
+def denoise(
+    latents_CYX: Tensor, steps: Iterable[Step], velocity: Velocity, scales: Sequence[float]
+) -> Iterator[tuple[Step, Tensor]]:
+    """Each step with the latents behind it; `velocity` returns all branches, [G, C, Y, X]."""
+    for step in steps:
+        velocity_GCYX = velocity(latents_CYX, step)
+        latents_CYX = step.advance(latents_CYX, guided(velocity_GCYX, scales))
+        yield step, latents_CYX

@@ -1,0 +1,136 @@
+"""Every error that a user, a file or a machine can cause.
+
+    HyimgError                    exit 1     a job or the run could not be done
+    ├── UsageError                exit 2     a flag or an argument is wrong; nothing ran
+    │   ├── ManifestError         exit 2     faults in a manifest, all of them at once
+    │   ├── RecipeError           exit 2     a fault in a recipe file
+    │   └── OutputFolderError     exit 2     the output folder belongs to other jobs or another run
+    ├── MachineError              exit 3     this machine cannot run it; nothing ran
+    │   ├── CheckpointError       exit 3     a checkpoint is missing, incomplete or of another shape
+    │   └── StorageError          exit 3     the disk is full or a folder cannot be written
+    ├── JobError                  exit 1     one job failed; the run goes on
+    │   ├── SourceImageError      exit 1     a source image cannot be read
+    │   ├── ReuseError            exit 1     KV reuse was required and did not happen
+    │   └── OutputError           exit 1     the result is not a picture (not finite, constant)
+    └── Interrupted               exit 130   stopped by a signal; resumable
+
+Each says what was wrong, where, and what to do. `cli/app.py` alone turns them into exit codes.
+"""
+
+from collections.abc import Sequence
+
+
+class HyimgError(Exception):
+    """What was wrong (`what`), where (`where`, may be empty), what to do (`hint`, may be empty).
+
+    `code` is a stable dotted name such as `manifest.duplicate-id`; `retryable` tells whether the
+    same call may succeed later without a change by the user.
+    """
+
+    exit_code = 1
+    default_code = "error"
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        where: str = "",
+        hint: str = "",
+        code: str = "",
+        retryable: bool = False,
+    ) -> None:
+        super().__init__(what)
+        self.what = what
+        self.where = where
+        self.hint = hint
+        self.code = code or self.default_code
+        self.retryable = retryable
+
+    def __str__(self) -> str:
+        place = f"{self.where}: " if self.where else ""
+        hint = f" ({self.hint})" if self.hint else ""
+        return f"{place}{self.what}{hint}"
+
+
+class UsageError(HyimgError):
+    """A flag or an argument is wrong; nothing ran."""
+
+    exit_code = 2
+    default_code = "usage"
+
+
+class ManifestError(UsageError):
+    """Faults in a manifest: one `HyimgError` each in `faults`, none hidden behind another."""
+
+    default_code = "manifest"
+
+    def __init__(self, faults: Sequence[HyimgError], *, where: str = "") -> None:
+        count = f"{len(faults)} fault{'s' if len(faults) != 1 else ''}"
+        super().__init__(f"{count} in the manifest", where=where)
+        self.faults = tuple(faults)
+
+
+class RecipeError(UsageError):
+    """A fault in a recipe file."""
+
+    default_code = "recipe"
+
+
+class OutputFolderError(UsageError):
+    """The output folder is in use, or holds the same ids with other contents."""
+
+    default_code = "output"
+
+
+class MachineError(HyimgError):
+    """This machine cannot run it; nothing ran."""
+
+    exit_code = 3
+    default_code = "machine"
+
+
+class CheckpointError(MachineError):
+    """A checkpoint is missing, incomplete, or does not match its own configuration."""
+
+    default_code = "checkpoint"
+
+
+class StorageError(MachineError):
+    """The disk is full, or a folder cannot be written."""
+
+    default_code = "storage"
+
+
+class JobError(HyimgError):
+    """One job failed; the run goes on."""
+
+    default_code = "job"
+
+
+class SourceImageError(JobError):
+    """A source image is missing, is not an image, or is too large to open."""
+
+    default_code = "source"
+
+
+class ReuseError(JobError):
+    """`--require-kv-reuse` was set and a job would not reach `hit`."""
+
+    default_code = "reuse"
+
+
+class OutputError(JobError):
+    """The result is not a picture: values are not finite, or every pixel is the same."""
+
+    default_code = "output-image"
+
+
+class Interrupted(HyimgError):
+    """Stopped by SIGINT (130) or SIGTERM (143); the same command resumes."""
+
+    exit_code = 130
+    default_code = "interrupted"
+
+    def __init__(self, signal_number: int) -> None:
+        super().__init__("interrupted", hint="run the same command again to resume")
+        self.exit_code = 128 + signal_number

@@ -1,0 +1,69 @@
+"""One branch's keys and values: contiguous, preallocated, never moved.
+
+    slots  0 ............... length ............ capacity
+           [ committed prefix ][ scratch         ]
+             prefill, decode     timestep and image tokens, rewritten by every denoise step
+
+Writes go to an index tensor, reads are views. `length` counts committed tokens only; positions for RoPE
+are a separate matter and never derived from it.
+"""
+
+# Legend: S slot, H kv head, D head width, T new token
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+class Buffer:
+    """K/V of one branch for every layer, on that layer's device."""
+
+    def __init__(
+        self, *, kv_heads: int, head_dim: int, capacity: int, dtype: torch.dtype,
+        devices: Sequence[torch.device],
+    ) -> None:
+        """`devices` has one entry a layer."""
+        shape = (kv_heads, capacity, head_dim)
+        self.keys_HSD = [torch.empty(shape, dtype=dtype, device=d) for d in devices]
+        self.values_HSD = [torch.empty(shape, dtype=dtype, device=d) for d in devices]
+        self.capacity = capacity
+        self.length = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all keys and values."""
+        return sum(t.nbytes for t in (*self.keys_HSD, *self.values_HSD))
+
+    def write(self, layer: int, slots_T: Tensor, keys_THD: Tensor, values_THD: Tensor) -> None:
+        """Put new rows into their slots; the rows keep the buffer's dtype."""
+        dtype = self.keys_HSD[layer].dtype
+        self.keys_HSD[layer].index_copy_(1, slots_T, keys_THD.transpose(0, 1).to(dtype))
+        self.values_HSD[layer].index_copy_(1, slots_T, values_THD.transpose(0, 1).to(dtype))
+
+    def read(self, layer: int, stop: int) -> tuple[Tensor, Tensor]:
+        """Views of the first `stop` keys and values, [H, stop, D]."""
+        return self.keys_HSD[layer][:, :stop], self.values_HSD[layer][:, :stop]
+
+    def commit(self, length: int) -> None:
+        """Make `[0, length)` the prefix; rows behind it are scratch."""
+        assert self.length <= length <= self.capacity, "a prefix only grows, within its buffer"
+        self.length = length
+
+    def fork(self, prefix: int, capacity: int) -> "Buffer":
+        """A buffer of its own with a copy of this one's first `prefix` tokens."""
+        assert prefix <= self.length, "only committed tokens can be shared"
+        heads, _, width = self.keys_HSD[0].shape
+        other = Buffer(
+            kv_heads=heads,
+            head_dim=width,
+            capacity=capacity,
+            dtype=self.keys_HSD[0].dtype,
+            devices=[keys.device for keys in self.keys_HSD],
+        )
+        for layer, (keys_HSD, values_HSD) in enumerate(
+            zip(self.keys_HSD, self.values_HSD, strict=True)
+        ):
+            other.keys_HSD[layer][:, :prefix] = keys_HSD[:, :prefix]
+            other.values_HSD[layer][:, :prefix] = values_HSD[:, :prefix]
+        other.length = prefix
+        return other

@@ -1,0 +1,1 @@
+"""One family per folder, closed to each other; `registry` finds them without importing torch."""

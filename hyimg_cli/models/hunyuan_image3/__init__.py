@@ -1,0 +1,1 @@
+"""HunyuanImage-3.0: one MoE network that writes a recaption and denoises the picture it describes."""

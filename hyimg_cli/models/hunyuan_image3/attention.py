@@ -1,0 +1,155 @@
+"""Attention of one layer: fused projections, rotation, norms, and the softmax row by row.
+
+A stretch is a run of new tokens of one branch. Its mask is a list of pieces, each a run of queries with
+one rule, so no mask tensor is built where none is needed and no row is padded to another's length.
+"""
+
+# Legend: T new token (all branches' rows, one after another), H query head, K kv head, D head width,
+#         M model width, S slot
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from hyimg_cli.kv.buffer import Buffer
+from hyimg_cli.models.hunyuan_image3.config import Architecture
+from hyimg_cli.models.hunyuan_image3.rope import Rope, rotate
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Queries `[start, stop)`: they see every slot before `stop`, or, if causal, up to themselves."""
+
+    start: int
+    stop: int
+    is_causal: bool
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """New tokens `[start, stop)` of one branch: where they are written and what they see."""
+
+    buffer: Buffer
+    start: int
+    stop: int
+    pieces: tuple[Piece, ...]
+
+    @property
+    def count(self) -> int:
+        return self.stop - self.start
+
+
+def pieces(start: int, stop: int, full_spans: Sequence[tuple[int, int]]) -> tuple[Piece, ...]:
+    """The mask of tokens `[start, stop)`: causal, but fully visible within each span.
+
+    A span must lie wholly inside or outside: its tokens depend on each other and are computed together.
+    """
+    result: list[Piece] = []
+    at = start
+    for span_start, span_stop in sorted(full_spans):
+        if span_stop <= start or span_start >= stop:
+            continue
+        assert start <= span_start and span_stop <= stop, "an image is never computed in parts"
+        if at < span_start:
+            result.append(Piece(at, span_start, is_causal=True))
+        result.append(Piece(span_start, span_stop, is_causal=False))
+        at = span_stop
+    if at < stop:
+        result.append(Piece(at, stop, is_causal=True))
+    return tuple(result)
+
+
+def visibility(parts: Sequence[Piece], length: int) -> Tensor:
+    """The same mask written out, boolean [queries, length], True where visible: for tests and twins."""
+    first, last = parts[0].start, parts[-1].stop
+    seen = torch.zeros(last - first, length, dtype=torch.bool)
+    for piece in parts:
+        rows = slice(piece.start - first, piece.stop - first)
+        seen[rows, : piece.stop] = True
+        if piece.is_causal:
+            seen[rows, : piece.stop] = causal_mask(piece.stop - piece.start, piece.stop)
+    return seen
+
+
+def causal_mask(queries: int, keys: int, device: torch.device | None = None) -> Tensor:
+    """True where the last `queries` of `keys` tokens may look, [queries, keys]."""
+    full = torch.ones(queries, keys, dtype=torch.bool, device=device)
+    return full.tril(diagonal=keys - queries)
+
+
+class RMSNorm(nn.Module):
+    """Root-mean-square norm: statistics in float32, cast to the input's dtype, then the weight."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.float()
+        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
+        return self.weight * wide.to(x.dtype)
+
+
+class Attention(nn.Module):
+    """Grouped-query attention whose fused rows are interleaved per kv head: q, q, .., k, v."""
+
+    def __init__(self, arch: Architecture, layer: int) -> None:
+        super().__init__()
+        self.layer = layer
+        self.heads, self.kv_heads = arch.num_attention_heads, arch.num_key_value_heads
+        self.group, self.head_dim = arch.heads_per_kv_head, arch.head_dim
+        fused = (self.heads + 2 * self.kv_heads) * self.head_dim
+        self.qkv_proj = nn.Linear(arch.hidden_size, fused, bias=arch.attention_bias)
+        self.o_proj = nn.Linear(
+            self.heads * self.head_dim, arch.hidden_size, bias=arch.attention_bias
+        )
+        self.query_layernorm = RMSNorm(self.head_dim, arch.rms_norm_eps)
+        self.key_layernorm = RMSNorm(self.head_dim, arch.rms_norm_eps)
+
+    def forward(self, x_TM: Tensor, rope: Rope, stretches: Sequence[Stretch]) -> Tensor:
+        """Attention output [T, M] of the stretches' tokens, one after another in `x_TM`."""
+        q_THD, k_TKD, v_TKD = self.project(x_TM, rope)
+        sizes = [stretch.count for stretch in stretches]
+        rows = zip(stretches, q_THD.split(sizes), k_TKD.split(sizes), v_TKD.split(sizes), strict=True)
+        seen = [self._attend(stretch, q, k, v) for stretch, q, k, v in rows]
+        projected: Tensor = self.o_proj(torch.cat(seen).flatten(1))
+        return projected
+
+    def project(self, x_TM: Tensor, rope: Rope) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries [T, H, D], keys and values [T, K, D] as the cache holds them: turned, then normed."""
+        fused = self.qkv_proj(x_TM).unflatten(-1, (self.kv_heads, self.group + 2, self.head_dim))
+        q, k, v_TKD = fused.split([self.group, 1, 1], dim=-2)
+        v_TKD = v_TKD.squeeze(-2)
+        # Rotation first, then the norm; both in float32.
+        q_THD = self.query_layernorm(rotate(q.flatten(-3, -2), rope)).to(v_TKD.dtype)
+        k_TKD = self.key_layernorm(rotate(k.squeeze(-2), rope)).to(v_TKD.dtype)
+        return q_THD, k_TKD, v_TKD
+
+    def _attend(self, stretch: Stretch, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor) -> Tensor:
+        slots_T = torch.arange(stretch.start, stretch.stop, device=k_TKD.device)
+        stretch.buffer.write(self.layer, slots_T, k_TKD, v_TKD)
+        seen = []
+        for piece in stretch.pieces:
+            rows = slice(piece.start - stretch.start, piece.stop - stretch.start)
+            keys_KSD, values_KSD = stretch.buffer.read(self.layer, piece.stop)
+            seen.append(_softmax_rows(q_THD[rows], keys_KSD, values_KSD, piece.is_causal))
+        return torch.cat(seen)
+
+
+def _softmax_rows(
+    q_THD: Tensor, keys_KSD: Tensor, values_KSD: Tensor, is_causal: bool
+) -> Tensor:
+    queries, slots = q_THD.shape[0], keys_KSD.shape[1]
+    needs_mask = is_causal and 1 < queries < slots
+    out_HTD = F.scaled_dot_product_attention(
+        q_THD.transpose(0, 1)[None],
+        keys_KSD[None].to(q_THD.dtype),
+        values_KSD[None].to(q_THD.dtype),
+        attn_mask=causal_mask(queries, slots, q_THD.device) if needs_mask else None,
+        is_causal=is_causal and queries == slots,
+        enable_gqa=True,
+    )[0]
+    return out_HTD.transpose(0, 1)

@@ -1,0 +1,279 @@
+"""The checkpoint's `config.json` and `generation_config.json` as typed facts; no torch.
+
+Keys that the released code never reads are ignored. A key whose other values exist only in unreleased
+code is refused, so that a checkpoint we would compute wrongly does not load.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from hyimg_cli.errors import CheckpointError
+from hyimg_cli.spec.card import SamplingDefaults
+
+Template = Literal["instruct", "pretrain"]
+
+# Options with a single released value; anything else is another network.
+_ONLY_RELEASED: dict[str, Any] = {
+    "norm_type": "rms",
+    "hidden_act": "silu",
+    "rope_type": "2d",
+    "use_cla": False,
+    "use_mla": False,
+    "use_qk_norm": True,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": False,
+    "group_limited_greedy": False,
+    "moe_layer_num_skipped": 0,
+    "add_classification_head": False,
+    "tie_word_embeddings": False,
+    "patch_size": 1,
+    "img_proj_type": "unet",
+    "cond_image_type": "vae_vit",
+}
+
+
+@dataclass(frozen=True)
+class VaeArchitecture:
+    """Widths and factors of the 3-D autoencoder; `scaling_factor` maps latents to unit variance."""
+
+    block_out_channels: tuple[int, ...]
+    in_channels: int
+    out_channels: int
+    latent_channels: int
+    layers_per_block: int
+    ffactor_spatial: int
+    ffactor_temporal: int
+    downsample_match_channel: bool
+    upsample_match_channel: bool
+    scaling_factor: float
+    shift_factor: float | None
+
+
+@dataclass(frozen=True)
+class VisionArchitecture:
+    """The Siglip2 tower, its patch limit, and the aligner behind it."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_channels: int
+    patch_size: int
+    num_patches: int
+    hidden_act: str
+    layer_norm_eps: float
+    attention_dropout: float
+    vision_use_head: bool
+    max_num_patches: int
+    aligner_depth: int
+    processor: tuple[tuple[str, Any], ...]
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """Everything about the network's shape. Per-layer values are tuples of `num_hidden_layers`."""
+
+    hidden_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    attention_bias: bool
+    mlp_bias: bool
+    num_experts: int
+    moe_topk: tuple[int, ...]
+    num_shared_expert: tuple[int, ...]
+    moe_intermediate_size: tuple[int, ...]
+    use_mixed_mlp_moe: bool
+    rms_norm_eps: float
+    rope_theta: float
+    max_position_embeddings: int
+    vocab_size: int
+    pad_token_id: int
+    vae_downsample_factor: int
+    patch_embed_hidden_dim: int
+    image_base_size: int
+    has_joint_source_span: bool
+    cfg_distilled: bool
+    use_meanflow: bool
+    is_base: bool
+    vae: VaeArchitecture
+    vision: VisionArchitecture
+
+    @property
+    def heads_per_kv_head(self) -> int:
+        return self.num_attention_heads // self.num_key_value_heads
+
+
+@dataclass(frozen=True)
+class GenerationConfig:
+    """`generation_config.json`: sampling defaults and the sequence template."""
+
+    template: Template
+    defaults: SamplingDefaults
+
+
+def read_json(folder: Path, name: str) -> dict[str, Any]:
+    """The object in `folder/name`. Raises CheckpointError where it is missing or not an object."""
+    path = folder / name
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"{name} is missing",
+            where=str(folder),
+            hint="give the folder of a complete HunyuanImage-3 checkpoint",
+            code="checkpoint.missing-file",
+        ) from None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(
+            f"{name} cannot be read: {error}", where=str(folder), code="checkpoint.bad-json"
+        ) from None
+    if not isinstance(value, dict):
+        raise CheckpointError(
+            f"{name} does not hold an object", where=str(folder), code="checkpoint.bad-json"
+        )
+    return value
+
+
+def architecture(config: Mapping[str, Any], *, where: str = "config.json") -> Architecture:
+    """The network that `config` describes. Raises CheckpointError for a key missing or unreleased."""
+    _refuse_unreleased(config, where)
+    try:
+        return _architecture(config)
+    except KeyError as error:
+        raise CheckpointError(
+            f"config key {error} is missing", where=where, code="checkpoint.config"
+        ) from None
+
+
+def generation_config(config: Mapping[str, Any]) -> GenerationConfig:
+    """Sampling defaults; a key that the file omits takes the released Instruct value."""
+    template: Template = "pretrain" if config.get("sequence_template") == "pretrain" else "instruct"
+    bot_task = str(config.get("bot_task", "think_recaption"))
+    return GenerationConfig(
+        template=template,
+        defaults=SamplingDefaults(
+            num_inference_steps=int(config.get("diff_infer_steps", 50)),
+            guidance_scale=float(config.get("diff_guidance_scale", 2.5)),
+            flow_shift=float(config.get("flow_shift", 3.0)),
+            bot_task="none" if bot_task in ("image", "auto", "img_ratio") else bot_task,
+            drop_think=bool(config.get("drop_think", False)),
+            use_system_prompt=str(config.get("use_system_prompt") or "None"),
+            temperature=float(config.get("temperature", 0.6)) if config.get("do_sample", True) else 0.0,
+            top_k=int(config.get("top_k", 1024)),
+            top_p=float(config.get("top_p", 0.95)),
+            max_new_tokens=int(config.get("max_new_tokens", 2048)),
+            max_length=int(config.get("max_length", 12800)),
+        ),
+    )
+
+
+def _refuse_unreleased(config: Mapping[str, Any], where: str) -> None:
+    for key, released in _ONLY_RELEASED.items():
+        value = config.get(key, released)
+        if value is not None and value != released:
+            raise CheckpointError(
+                f"{key} is {value!r}; only {released!r} exists in released checkpoints",
+                where=where,
+                code="checkpoint.config",
+            )
+
+
+def _architecture(config: Mapping[str, Any]) -> Architecture:
+    layers = int(config["num_hidden_layers"])
+    heads = int(config["num_attention_heads"])
+    head_dim = config.get("attention_head_dim") or config.get("head_dim")
+    down = config["vae_downsample_factor"]
+    if down[0] != down[1]:
+        raise CheckpointError(f"vae_downsample_factor {down} is not square", code="checkpoint.config")
+    return Architecture(
+        hidden_size=int(config["hidden_size"]),
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=int(config.get("num_key_value_heads") or heads),
+        head_dim=int(head_dim or config["hidden_size"] // heads),
+        attention_bias=bool(config.get("attention_bias", False)),
+        mlp_bias=bool(config.get("mlp_bias", False)),
+        num_experts=int(config["num_experts"]),
+        moe_topk=_per_layer(config["moe_topk"], layers),
+        num_shared_expert=_per_layer(config.get("num_shared_expert", 1), layers),
+        moe_intermediate_size=_per_layer(
+            config.get("moe_intermediate_size") or config["intermediate_size"], layers
+        ),
+        use_mixed_mlp_moe=bool(config.get("use_mixed_mlp_moe", False)),
+        rms_norm_eps=float(config.get("rms_norm_eps", 1e-5)),
+        rope_theta=float(config.get("rope_theta", 10000.0)),
+        max_position_embeddings=int(config["max_position_embeddings"]),
+        vocab_size=int(config["vocab_size"]),
+        pad_token_id=int(config.get("pad_token_id", config.get("pad_id", 0))),
+        vae_downsample_factor=int(down[0]),
+        patch_embed_hidden_dim=int(config.get("patch_embed_hidden_dim", 1024)),
+        image_base_size=int(config.get("image_base_size", 1024)),
+        has_joint_source_span=config.get("cond_token_attn_type", "full") == "joint_full",
+        cfg_distilled=bool(config.get("cfg_distilled", False)),
+        use_meanflow=bool(config.get("use_meanflow", False)),
+        is_base=config.get("model_version", "HunyuanImage-3.0-Instruct") == "HunyuanImage-3.0",
+        vae=_vae(config["vae"]),
+        vision=_vision(config["vit"], config["vit_processor"], config["vit_aligner"]),
+    )
+
+
+def _per_layer(value: int | Sequence[int], layers: int) -> tuple[int, ...]:
+    if isinstance(value, int):
+        return (value,) * layers
+    if len(value) != layers:
+        raise CheckpointError(
+            f"a per-layer list has {len(value)} entries for {layers} layers", code="checkpoint.config"
+        )
+    return tuple(int(v) for v in value)
+
+
+def _vae(vae: Mapping[str, Any]) -> VaeArchitecture:
+    shift = vae.get("shift_factor")
+    return VaeArchitecture(
+        block_out_channels=tuple(vae["block_out_channels"]),
+        in_channels=int(vae["in_channels"]),
+        out_channels=int(vae["out_channels"]),
+        latent_channels=int(vae["latent_channels"]),
+        layers_per_block=int(vae["layers_per_block"]),
+        ffactor_spatial=int(vae["ffactor_spatial"]),
+        ffactor_temporal=int(vae["ffactor_temporal"]),
+        downsample_match_channel=bool(vae.get("downsample_match_channel", True)),
+        upsample_match_channel=bool(vae.get("upsample_match_channel", True)),
+        scaling_factor=float(vae["scaling_factor"]),
+        shift_factor=None if shift is None else float(shift),
+    )
+
+
+def _vision(
+    vit: Mapping[str, Any], processor: Mapping[str, Any], aligner: Mapping[str, Any]
+) -> VisionArchitecture:
+    if aligner.get("projector_type", "mlp_gelu") != "mlp_gelu":
+        raise CheckpointError(
+            f"vit_aligner projector_type {aligner['projector_type']!r} is not released",
+            code="checkpoint.config",
+        )
+    return VisionArchitecture(
+        hidden_size=int(vit["hidden_size"]),
+        intermediate_size=int(vit["intermediate_size"]),
+        num_hidden_layers=int(vit["num_hidden_layers"]),
+        num_attention_heads=int(vit["num_attention_heads"]),
+        num_channels=int(vit["num_channels"]),
+        patch_size=int(vit["patch_size"]),
+        num_patches=int(vit["num_patches"]),
+        hidden_act=str(vit.get("hidden_act", "gelu_pytorch_tanh")),
+        layer_norm_eps=float(vit.get("layer_norm_eps", 1e-6)),
+        attention_dropout=float(vit.get("attention_dropout", 0.0)),
+        vision_use_head=bool(vit.get("vision_use_head", True)),
+        max_num_patches=int(processor["max_num_patches"]),
+        aligner_depth=int(aligner.get("depth", 2)),
+        processor=tuple(
+            (key, tuple(value) if isinstance(value, list) else value)
+            for key, value in sorted(processor.items())
+            if key != "image_processor_type"
+        ),
+    )

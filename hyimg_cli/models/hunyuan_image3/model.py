@@ -1,0 +1,231 @@
+"""The network: its modules under their official names, and the four things it computes.
+
+    encode_source ▸ a source image's rows      prefill ▸ prefix K/V, last hidden row
+    text_logits   ▸ the next token's logits    velocity ▸ one denoise step of all branches
+
+No mode switches: each is a method with its own inputs. Which tokens to feed is `sequence`'s business.
+"""
+
+# Legend: B batch, C channel, Y X latent rows and columns, G branch, S token in a sequence, T new token,
+#         M model width, V vocabulary
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from transformers import PretrainedConfig, PreTrainedModel
+
+from hyimg_cli.kv.buffer import Buffer
+from hyimg_cli.models.hunyuan_image3.attention import Stretch, pieces
+from hyimg_cli.models.hunyuan_image3.config import Architecture
+from hyimg_cli.models.hunyuan_image3.patching import (
+    FinalLayer,
+    PatchEmbed,
+    TimestepEmbedder,
+    VisionAligner,
+)
+from hyimg_cli.models.hunyuan_image3.rope import Rope, positions, rope
+from hyimg_cli.models.hunyuan_image3.sequence import Layout, SourceBlock
+from hyimg_cli.models.hunyuan_image3.transformer import Transformer
+from hyimg_cli.models.hunyuan_image3.vae import Vae
+from hyimg_cli.models.hunyuan_image3.vision import VisionInputs, vision_features, vision_model
+
+
+class HunyuanImage3Config(PretrainedConfig):
+    """What transformers needs to load weights; the facts are in `arch`, read by our own code."""
+
+    model_type = "hunyuan_image_3_moe"
+    arch: Architecture | None = None
+
+
+def transformers_config(arch: Architecture) -> HunyuanImage3Config:
+    """A config around `arch`."""
+    config = HunyuanImage3Config(tie_word_embeddings=False)
+    config.arch = arch
+    return config
+
+
+@dataclass(frozen=True)
+class SourceRows:
+    """A source image as token rows: its `<timestep>` [M], VAE tokens [S, M], ViT slots [S, M]."""
+
+    timestep_M: Tensor
+    vae_SM: Tensor
+    vit_SM: Tensor
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Where a denoise step stands. Timesteps in model units, 0 to 1000; `next_timestep` and
+    `guidance` reach only a distilled model, as tokens."""
+
+    timestep: float
+    next_timestep: float
+    guidance: float
+
+
+class Branch:
+    """One guidance branch while denoising: its buffer, and its live rows' positions and mask."""
+
+    def __init__(self, layout: Layout, buffer: Buffer, live_rope: Rope) -> None:
+        assert layout.target is not None, "a branch has a picture to draw"
+        assert buffer.length == layout.target.live_start, "the prefix is complete before denoising"
+        self.target = layout.target
+        self.live_rope = live_rope
+        start, stop = self.target.live_start, self.target.image.stop
+        self.stretch = Stretch(buffer, start, stop, pieces(start, stop, layout.full_spans))
+
+
+class HunyuanImage3ForCausalMM(PreTrainedModel):
+    """All of HunyuanImage-3, base, Instruct and Instruct-Distil: one class, steered by its config."""
+
+    config_class = HunyuanImage3Config
+    base_model_prefix = ""
+    main_input_name = "input_ids"
+    _no_split_modules = ["DecoderLayer", "Vae", "Siglip2EncoderLayer", "ResBlock"]
+    # The router decides in float32 whatever the rest is; the VAE loses detail below it.
+    _keep_in_fp32_modules_strict = ["wg", "vae"]
+    _supports_sdpa = True
+
+    def __init__(self, config: HunyuanImage3Config) -> None:
+        super().__init__(config)
+        assert config.arch is not None, "built by transformers_config"
+        arch = self.arch = config.arch
+        width = arch.hidden_size
+        self.model = Transformer(arch)
+        self.lm_head = nn.Linear(width, arch.vocab_size, bias=False)
+        self.timestep_emb = TimestepEmbedder(width)
+        self.time_embed = TimestepEmbedder(width)
+        self.time_embed_2 = TimestepEmbedder(width)
+        if arch.cfg_distilled:
+            self.guidance_emb = TimestepEmbedder(width)
+        if arch.use_meanflow:
+            self.timestep_r_emb = TimestepEmbedder(width)
+        self.patch_embed = PatchEmbed(arch)
+        self.final_layer = FinalLayer(arch)
+        self.vision_model = vision_model(arch.vision)
+        self.vision_aligner = VisionAligner(
+            arch.vision.hidden_size, width, arch.vision.aligner_depth
+        )
+        self.vae = Vae(arch.vae)
+        self.post_init()
+
+    def _init_weights(self, module: nn.Module) -> None:
+        """Nothing: weights come from a checkpoint or keep torch's own initialisation."""
+
+    def encode_source(self, latents_BCYX: Tensor, inputs: VisionInputs) -> SourceRows:
+        """Token rows of one source image, from its scaled latents [1, C, Y, X] and its patches.
+
+        Source images are clean: their timestep is 0, in both stages.
+        """
+        zero_B = torch.zeros(1, device=latents_BCYX.device)
+        aligned_1SM = self.vision_aligner(vision_features(self.vision_model, inputs))
+        return SourceRows(
+            timestep_M=self.timestep_emb(zero_B)[0],
+            vae_SM=self.patch_embed(latents_BCYX, self.time_embed(zero_B))[0],
+            vit_SM=aligned_1SM[0],
+        )
+
+    def prefill(
+        self,
+        layout: Layout,
+        ids: Sequence[int],
+        sources: Sequence[SourceRows],
+        buffer: Buffer,
+        stop: int,
+    ) -> Tensor:
+        """Complete `buffer`'s prefix up to `stop` and return the last row's hidden state [M].
+
+        `ids` are the layout's conditional or unconditional ids. Rows `[buffer.length, stop)` enter the
+        transformer, which must be at least one.
+        """
+        start = buffer.length
+        x_TM = self._embed(ids[start:stop])
+        for block, rows in zip(layout.sources, sources, strict=True):
+            if start <= block.timestep and block.vit.stop <= stop:
+                _put_source(x_TM, block, rows, start)
+        yx = positions(len(ids), layout.image_blocks)[start:stop]
+        stretch = Stretch(buffer, start, stop, pieces(start, stop, layout.full_spans))
+        hidden_TM = self.model(x_TM, self._rope(yx), [stretch])
+        buffer.commit(stop)
+        return hidden_TM[-1]
+
+    def feed(self, ids: Sequence[int], buffer: Buffer) -> Tensor:
+        """Append text tokens behind `buffer`'s prefix; the last row's hidden state [M]."""
+        start, stop = buffer.length, buffer.length + len(ids)
+        stretch = Stretch(buffer, start, stop, pieces(start, stop, ()))
+        yx = positions(stop, ())[start:]
+        hidden_TM = self.model(self._embed(ids), self._rope(yx), [stretch])
+        buffer.commit(stop)
+        return hidden_TM[-1]
+
+    def text_logits(self, hidden_TM: Tensor) -> Tensor:
+        """Next-token logits [T, V] in float32; only here does the final norm apply."""
+        logits: Tensor = self.lm_head(self.model.ln_f(hidden_TM))
+        return logits.float()
+
+    def branch(self, layout: Layout, buffer: Buffer) -> Branch:
+        """A branch ready to denoise; its prefix is complete in `buffer`."""
+        assert layout.target is not None, "a branch has a picture to draw"
+        live = slice(layout.target.live_start, layout.target.image.stop)
+        yx = positions(len(layout.ids), layout.image_blocks)[live]
+        return Branch(layout, buffer, self._rope(yx))
+
+    def velocity(self, latents_CYX: Tensor, noise: Noise, branches: Sequence[Branch]) -> Tensor:
+        """Velocity of every branch [G, C, Y, X], float32, before guidance.
+
+        All branches see the same latents; their live rows enter the transformer together.
+        """
+        device = self.device
+        timestep_B = torch.tensor([noise.timestep], device=device)
+        image_SM = self.patch_embed(latents_CYX[None].to(device), self.time_embed(timestep_B))[0]
+        live_TM = torch.cat([self._special_rows(timestep_B, noise, branches[0]), image_SM])
+        x_TM = live_TM.repeat(len(branches), 1)
+        hidden_TM = self.model(x_TM, _joined(branches), [branch.stretch for branch in branches])
+        hidden_GSM = hidden_TM.unflatten(0, (len(branches), -1))
+        image_GSM = hidden_GSM[:, branches[0].target.special_count :]
+        embedding = self.time_embed_2(timestep_B).expand(len(branches), -1)
+        return self.final_layer(image_GSM, embedding, latents_CYX.shape[1]).float()
+
+    def new_buffer(self, capacity: int) -> Buffer:
+        """An empty buffer for one branch, each layer's part on that layer's device."""
+        weights = [layer.self_attn.qkv_proj.weight for layer in self.model.layers]
+        return Buffer(
+            kv_heads=self.arch.num_key_value_heads,
+            head_dim=self.arch.head_dim,
+            capacity=capacity,
+            dtype=weights[0].dtype,
+            devices=[weight.device for weight in weights],
+        )
+
+    def _special_rows(self, timestep_B: Tensor, noise: Noise, branch: Branch) -> Tensor:
+        rows = [self.timestep_emb(timestep_B)]
+        if branch.target.guidance is not None:
+            # Upstream passes the scale in bfloat16: 2500 becomes 2496.
+            scale = torch.tensor([1000.0 * noise.guidance]).to(torch.bfloat16)
+            rows.append(self.guidance_emb(scale.to(timestep_B.device)))
+        if branch.target.timestep_r is not None:
+            next_B = torch.tensor([noise.next_timestep], device=timestep_B.device)
+            rows.append(self.timestep_r_emb(next_B))
+        return torch.cat(rows)
+
+    def _embed(self, ids: Sequence[int]) -> Tensor:
+        embedded: Tensor = self.model.wte(torch.tensor(ids, device=self.model.wte.weight.device))
+        return embedded
+
+    def _rope(self, yx_T2: Tensor) -> Rope:
+        angles = rope(yx_T2, head_dim=self.arch.head_dim, theta=self.arch.rope_theta)
+        return angles.to(self.model.wte.weight.device)
+
+
+def _put_source(x_TM: Tensor, block: SourceBlock, rows: SourceRows, start: int) -> None:
+    x_TM[block.timestep - start] = rows.timestep_M.to(x_TM)
+    x_TM[block.vae.start - start : block.vae.stop - start] = rows.vae_SM.to(x_TM)
+    x_TM[block.vit.start - start : block.vit.stop - start] = rows.vit_SM.to(x_TM)
+
+
+def _joined(branches: Sequence[Branch]) -> Rope:
+    return Rope(
+        torch.cat([branch.live_rope.cos_TD for branch in branches]),
+        torch.cat([branch.live_rope.sin_TD for branch in branches]),
+    )

@@ -1,0 +1,118 @@
+"""Latents to token rows and back: timestep embedders, the UNet-style patch embed and final layer."""
+
+# Legend: B row, C channel, Y X latent rows and columns, S image token, M model width
+import math
+
+import torch
+from torch import Tensor, nn
+
+from hyimg_cli.models.hunyuan_image3.config import Architecture
+
+_SINUSOID_WIDTH = 256
+_NORM_GROUPS = 32
+
+
+class TimestepEmbedder(nn.Module):
+    """A scalar in timestep units (0 to 1000) as a model-width row."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.mlp = nn.Sequential(
+            nn.Linear(_SINUSOID_WIDTH, width), nn.GELU(), nn.Linear(width, width)
+        )
+
+    def forward(self, timestep_B: Tensor) -> Tensor:
+        """[B, M]; the sinusoid is computed in float32 and cast to the weights' dtype."""
+        half = _SINUSOID_WIDTH // 2
+        index = torch.arange(half, dtype=torch.float32, device=timestep_B.device)
+        angle = timestep_B.float()[:, None] * torch.exp(-math.log(10000.0) * index / half)
+        sinusoid = torch.cat([angle.cos(), angle.sin()], dim=-1)
+        embedded: Tensor = self.mlp(sinusoid.to(self.mlp[0].weight.dtype))
+        return embedded
+
+
+class ResBlock(nn.Module):
+    """Two 3x3 convolutions, the second scaled and shifted by the timestep."""
+
+    def __init__(self, channels_in: int, channels_out: int, embedding: int) -> None:
+        super().__init__()
+        self.in_layers = nn.Sequential(
+            nn.GroupNorm(_NORM_GROUPS, channels_in),
+            nn.SiLU(),
+            nn.Conv2d(channels_in, channels_out, 3, padding=1),
+        )
+        self.emb_layers = nn.Sequential(nn.SiLU(), nn.Linear(embedding, 2 * channels_out))
+        # Index 2 is upstream's dropout: it gives the convolution its stored name, out_layers.3.
+        self.out_layers = nn.Sequential(
+            nn.GroupNorm(_NORM_GROUPS, channels_out),
+            nn.SiLU(),
+            nn.Identity(),
+            nn.Conv2d(channels_out, channels_out, 3, padding=1),
+        )
+        self.skip_connection = (
+            nn.Identity() if channels_in == channels_out else nn.Conv2d(channels_in, channels_out, 1)
+        )
+
+    def forward(self, x_BCYX: Tensor, embedding_BM: Tensor) -> Tensor:
+        h = self.in_layers(x_BCYX)
+        scale, shift = self.emb_layers(embedding_BM)[..., None, None].chunk(2, dim=1)
+        norm, activation, _, convolution = self.out_layers
+        h = convolution(activation(norm(h) * (1 + scale) + shift))
+        out: Tensor = self.skip_connection(x_BCYX) + h
+        return out
+
+
+class PatchEmbed(nn.Module):
+    """Latents [B, C, Y, X] to image tokens [B, S, M], row by row."""
+
+    def __init__(self, arch: Architecture) -> None:
+        super().__init__()
+        inner = arch.patch_embed_hidden_dim
+        self.model = nn.ModuleList(
+            [
+                nn.Conv2d(arch.vae.latent_channels, inner, 3, padding=1),
+                ResBlock(inner, arch.hidden_size, arch.hidden_size),
+            ]
+        )
+
+    def forward(self, latents_BCYX: Tensor, embedding_BM: Tensor) -> Tensor:
+        convolution, block = self.model
+        latents_BCYX = latents_BCYX.to(embedding_BM.dtype)
+        tokens: Tensor = block(convolution(latents_BCYX), embedding_BM).flatten(2).transpose(1, 2)
+        return tokens
+
+
+class FinalLayer(nn.Module):
+    """Image tokens [B, S, M] of the residual stream to velocity [B, C, Y, X]."""
+
+    def __init__(self, arch: Architecture) -> None:
+        super().__init__()
+        inner = arch.patch_embed_hidden_dim
+        head = nn.Sequential(
+            nn.GroupNorm(_NORM_GROUPS, inner),
+            nn.SiLU(),
+            nn.Conv2d(inner, arch.vae.latent_channels, 3, padding=1),
+        )
+        self.model = nn.ModuleList([ResBlock(arch.hidden_size, inner, arch.hidden_size), head])
+
+    def forward(self, tokens_BSM: Tensor, embedding_BM: Tensor, rows: int) -> Tensor:
+        block, head = self.model
+        x_BMYX = tokens_BSM.transpose(1, 2).unflatten(2, (rows, -1))
+        velocity: Tensor = head(block(x_BMYX, embedding_BM))
+        return velocity
+
+
+class VisionAligner(nn.Module):
+    """ViT features to model width: linear layers with exact GELU in between."""
+
+    def __init__(self, width_in: int, width: int, depth: int) -> None:
+        super().__init__()
+        layers: list[nn.Module] = [nn.Linear(width_in, width)]
+        for _ in range(1, depth):
+            layers += [nn.GELU(), nn.Linear(width, width)]
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, features: Tensor) -> Tensor:
+        aligned: Tensor = self.layers(features)
+        return aligned
+

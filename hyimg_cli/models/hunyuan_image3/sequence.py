@@ -1,0 +1,305 @@
+"""The token sequence of one job: prompts for the AR stage, full layouts for the diffusion stage.
+
+Both are built from the same sections, each encoded on its own, so that what the AR stage was fed is a
+literal prefix of what the diffusion stage sees. No torch. Source: the official tokenizer wrapper;
+golden case 13 holds 32 of its layouts.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from hyimg_cli.models.hunyuan_image3.config import Template
+from hyimg_cli.models.hunyuan_image3.vocabulary import Vocabulary
+
+_COT_PARTS = re.compile(r"<(think|recaption)>(.*?)</\1>", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Rows and columns of image tokens."""
+
+    rows: int
+    columns: int
+
+    @property
+    def cells(self) -> int:
+        return self.rows * self.columns
+
+
+@dataclass(frozen=True)
+class ImageBlock:
+    """Image tokens `[start, stop)`; the first `grid.cells` carry 2-D positions, the rest are padding."""
+
+    start: int
+    stop: int
+    grid: Grid
+
+
+@dataclass(frozen=True)
+class SourceShape:
+    """What a source image asks of the sequence: its bucket's ratio, VAE grid, ViT grid and slots."""
+
+    ratio_index: int
+    vae_grid: Grid
+    vit_grid: Grid
+    vit_slots: int
+
+
+@dataclass(frozen=True)
+class SourceBlock:
+    """Where a source image stands: its `<timestep>`, VAE tokens, ViT tokens (one separator between)."""
+
+    timestep: int
+    vae: ImageBlock
+    vit: ImageBlock
+
+
+@dataclass(frozen=True)
+class TargetBlock:
+    """Where the picture to draw stands. `live_start` is its `<timestep>`: from there on rows change."""
+
+    ratio: int
+    live_start: int
+    image: ImageBlock
+    guidance: int | None = None
+    timestep_r: int | None = None
+
+    @property
+    def special_count(self) -> int:
+        """Live rows before the image tokens: timestep, and guidance and timestep_r where distilled."""
+        return self.image.start - self.live_start
+
+
+@dataclass(frozen=True)
+class Section:
+    """Ids that were encoded together. `is_replaceable`: the unconditional branch has `<cfg>` here."""
+
+    ids: tuple[int, ...]
+    is_replaceable: bool = False
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A whole sequence: ids of both branches, image blocks, and spans that see each other fully.
+
+    `shared_length` is the index of the first token that the unconditional branch has replaced, or the
+    length where none is: everything before it is equal in both branches.
+    """
+
+    ids: tuple[int, ...]
+    unconditional_ids: tuple[int, ...]
+    shared_length: int
+    sources: tuple[SourceBlock, ...]
+    target: TargetBlock | None
+    full_spans: tuple[tuple[int, int], ...]
+
+    @property
+    def image_blocks(self) -> tuple[ImageBlock, ...]:
+        """Every block with 2-D positions, in order."""
+        blocks = [block for source in self.sources for block in (source.vae, source.vit)]
+        return tuple(blocks + ([self.target.image] if self.target else []))
+
+
+@dataclass(frozen=True)
+class Target:
+    """The picture to draw: ratio token index, token grid, and whether the distilled tokens appear."""
+
+    ratio_index: int
+    grid: Grid
+    has_guidance: bool = False
+    has_timestep_r: bool = False
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What a job says before any thinking. `system` empty or None: no system section at all."""
+
+    user: str
+    system: str | None = None
+    sources: tuple[SourceShape, ...] = ()
+    template: Template = "instruct"
+
+
+class LayoutBuilder:
+    """Builds sequences for one vocabulary. `has_joint_source_span`: VAE and ViT tokens of a source see
+    each other (the released setting)."""
+
+    def __init__(self, vocabulary: Vocabulary, *, has_joint_source_span: bool) -> None:
+        self.vocabulary = vocabulary
+        self._joint = has_joint_source_span
+
+    def text(self, prompt: Prompt, trigger: str) -> Layout:
+        """The AR stage's prompt, ending in `trigger`: "" or "<think>", "<recaption>", or what
+        `ratio_trigger` returns. Role prefix and trigger are encoded as one string, as upstream does."""
+        draft = Draft(self.vocabulary, self._joint)
+        self._add_prompt(draft, prompt)
+        draft.text(_roles(prompt.template).assistant + trigger)
+        return draft.layout()
+
+    def ratio_trigger(self, template: Template) -> str:
+        """What makes the next token a ratio token."""
+        size = self.vocabulary.name(self.vocabulary.img_size)
+        return _roles(template).answer + "<boi>" + size
+
+    def image(self, prompt: Prompt, cot: Sequence[Section], target: Target) -> Layout:
+        """The diffusion stage's whole sequence: prompt, written text, the picture's tokens, the end."""
+        roles = _roles(prompt.template)
+        draft = Draft(self.vocabulary, self._joint)
+        self._add_prompt(draft, prompt)
+        draft.text(roles.assistant)
+        for section in cot:
+            draft.section(section)
+        draft.text(roles.answer)
+        draft.target(target)
+        draft.text(roles.end_answer)
+        draft.text(roles.separator)
+        return draft.layout()
+
+    def cot_from_text(
+        self, text: str, *, template: Template, drop_think: bool = False
+    ) -> list[Section]:
+        """Sections of a written text, split at its tags; text outside the tags is its own section.
+
+        Without any closed pair of tags the whole is one replaceable section, wrapped in answer tags
+        by the instruct template.
+        """
+        matches = list(_COT_PARTS.finditer(text))
+        if not matches:
+            roles = _roles(template)
+            return self._plain(roles.answer + text + roles.end_answer)
+        sections: list[Section] = []
+        end = 0
+        for match in matches:
+            sections += self._plain(text[end : match.start()])
+            end = match.end()
+            if not (drop_think and match[1] == "think"):
+                sections += self._tagged(match[1], match[2])
+        return sections + self._plain(text[end:])
+
+    def cot_from_ids(self, ids: Sequence[int], *, drop_think: bool = False) -> list[Section]:
+        """Sections of text that the AR stage wrote, by its own ids: tags kept, the rest replaceable."""
+        kept = list(_without_think(ids, self.vocabulary) if drop_think else ids)
+        tags = self.vocabulary.tags
+        return [Section((id_,), is_replaceable=id_ not in tags) for id_ in kept]
+
+    def _plain(self, text: str) -> list[Section]:
+        ids = tuple(self.vocabulary.encode(text))
+        return [Section(ids, is_replaceable=True)] if ids else []
+
+    def _tagged(self, tag: str, text: str) -> list[Section]:
+        opening, closing = (
+            Section(tuple(self.vocabulary.encode(t))) for t in (f"<{tag}>", f"</{tag}>")
+        )
+        return [opening, *self._plain(text), closing]
+
+    def _add_prompt(self, draft: "Draft", prompt: Prompt) -> None:
+        roles = _roles(prompt.template)
+        draft.section(Section((self.vocabulary.bos,)))
+        if prompt.system:
+            draft.text(prompt.system)
+            draft.text(roles.separator)
+        draft.text(roles.user)
+        for source in prompt.sources:
+            draft.source(source)
+        draft.text(prompt.user, is_replaceable=True)
+        draft.text(roles.separator)
+
+
+@dataclass(frozen=True)
+class _Roles:
+    user: str
+    assistant: str
+    separator: str
+    answer: str
+    end_answer: str
+
+
+_INSTRUCT = _Roles("User: ", "Assistant: ", "\n\n", "<answer>", "</answer>")
+_PRETRAIN = _Roles("", "", "", "", "")
+
+
+def _roles(template: Template) -> _Roles:
+    return _INSTRUCT if template == "instruct" else _PRETRAIN
+
+
+def _without_think(ids: Sequence[int], vocabulary: Vocabulary) -> Iterator[int]:
+    is_thinking = False
+    for id_ in ids:
+        is_thinking = is_thinking or id_ == vocabulary.think
+        if not is_thinking:
+            yield id_
+        if id_ == vocabulary.end_think:
+            is_thinking = False
+
+
+class Draft:
+    """A sequence being put together; every block notes its absolute indices as it is added."""
+
+    def __init__(self, vocabulary: Vocabulary, has_joint_source_span: bool) -> None:
+        self._vocabulary = vocabulary
+        self._joint = has_joint_source_span
+        self._ids: list[int] = []
+        self._unconditional: list[int] = []
+        self._sources: list[SourceBlock] = []
+        self._spans: list[tuple[int, int]] = []
+        self._target: TargetBlock | None = None
+
+    def text(self, text: str, *, is_replaceable: bool = False) -> None:
+        if text:
+            self.section(Section(tuple(self._vocabulary.encode(text)), is_replaceable))
+
+    def section(self, section: Section) -> None:
+        self._ids += section.ids
+        replaced = (self._vocabulary.cfg,) * len(section.ids)
+        self._unconditional += replaced if section.is_replaceable else section.ids
+
+    def source(self, shape: SourceShape) -> None:
+        words = self._vocabulary
+        self._fixed(words.boi, words.img_size, words.ratios[shape.ratio_index], words.timestep)
+        vae = self._image(shape.vae_grid, shape.vae_grid.cells)
+        self._fixed(words.joint_img_sep)
+        vit = self._image(shape.vit_grid, shape.vit_slots)
+        self._fixed(words.eoi)
+        self._sources.append(SourceBlock(vae.start - 1, vae, vit))
+        joint = [(vae.start, vit.stop)]
+        self._spans += joint if self._joint else [(vae.start, vae.stop), (vit.start, vit.stop)]
+
+    def target(self, target: Target) -> None:
+        words = self._vocabulary
+        self._fixed(words.boi, words.img_size, words.ratios[target.ratio_index])
+        live_start = len(self._ids)
+        self._fixed(words.timestep)
+        guidance = self._optional(words.guidance, target.has_guidance)
+        timestep_r = self._optional(words.timestep_r, target.has_timestep_r)
+        image = self._image(target.grid, target.grid.cells)
+        self._fixed(words.eoi)
+        self._target = TargetBlock(live_start - 1, live_start, image, guidance, timestep_r)
+        self._spans.append((image.start, image.stop))
+
+    def layout(self) -> Layout:
+        pairs = zip(self._ids, self._unconditional, strict=True)
+        different = (index for index, (a, b) in enumerate(pairs) if a != b)
+        return Layout(
+            ids=tuple(self._ids),
+            unconditional_ids=tuple(self._unconditional),
+            shared_length=next(different, len(self._ids)),
+            sources=tuple(self._sources),
+            target=self._target,
+            full_spans=tuple(self._spans),
+        )
+
+    def _fixed(self, *ids: int) -> None:
+        self.section(Section(ids))
+
+    def _optional(self, id_: int | None, is_wanted: bool) -> int | None:
+        if not is_wanted:
+            return None
+        assert id_ is not None, "a distilled checkpoint's tokenizer has its tokens"
+        self._fixed(id_)
+        return len(self._ids) - 1
+
+    def _image(self, grid: Grid, slots: int) -> ImageBlock:
+        start = len(self._ids)
+        self._fixed(*([self._vocabulary.img] * slots))
+        return ImageBlock(start, start + slots, grid)

@@ -1,0 +1,52 @@
+"""The backbone: embeddings, decoder layers, and the norm that only text logits pass through."""
+
+# Legend: T new token (all branches' rows, one after another), M model width
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from hyimg_cli.models.hunyuan_image3.attention import Attention, RMSNorm, Stretch
+from hyimg_cli.models.hunyuan_image3.config import Architecture
+from hyimg_cli.models.hunyuan_image3.moe import Moe
+from hyimg_cli.models.hunyuan_image3.rope import Rope
+
+
+class Transformer(nn.Module):
+    """Token rows in, last residual stream out; keys and values go to each stretch's buffer.
+
+    `rows_seen` counts every token row that ever entered: the engine reports reuse from it.
+    """
+
+    def __init__(self, arch: Architecture) -> None:
+        super().__init__()
+        self.wte = nn.Embedding(arch.vocab_size, arch.hidden_size, padding_idx=arch.pad_token_id)
+        self.layers = nn.ModuleList(
+            DecoderLayer(arch, layer) for layer in range(arch.num_hidden_layers)
+        )
+        self.ln_f = RMSNorm(arch.hidden_size, arch.rms_norm_eps)
+        self.rows_seen = 0
+
+    def forward(self, x_TM: Tensor, rope: Rope, stretches: Sequence[Stretch]) -> Tensor:
+        """The raw residual stream [T, M] behind the last layer, without the final norm."""
+        self.rows_seen += x_TM.shape[0]
+        for layer in self.layers:
+            x_TM = layer(x_TM, rope, stretches)
+        return x_TM
+
+
+class DecoderLayer(nn.Module):
+    """Pre-norm attention and experts, each added to the residual stream."""
+
+    def __init__(self, arch: Architecture, layer: int) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(arch.hidden_size, arch.rms_norm_eps)
+        self.self_attn = Attention(arch, layer)
+        self.post_attention_layernorm = RMSNorm(arch.hidden_size, arch.rms_norm_eps)
+        self.mlp = Moe(arch, layer)
+
+    def forward(self, x_TM: Tensor, rope: Rope, stretches: Sequence[Stretch]) -> Tensor:
+        # A spread model (device_map) hands x over to the next device; angles follow it.
+        rope = rope.to(x_TM.device)
+        x_TM = x_TM + self.self_attn(self.input_layernorm(x_TM), rope, stretches)
+        out: Tensor = x_TM + self.mlp(self.post_attention_layernorm(x_TM))
+        return out

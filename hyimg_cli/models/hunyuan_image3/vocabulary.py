@@ -1,0 +1,91 @@
+"""The tokenizer and its control tokens, looked up by name; no torch."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from hyimg_cli.errors import CheckpointError
+
+RATIO_COUNT_BASE = 33
+RATIO_COUNT_INSTRUCT = 37
+
+
+class Vocabulary:
+    """Text to ids and back, and the ids of every control token.
+
+    `base_size` names the `<img_size_*>` token; `ratio_count` is 33 for the base model, 37 for Instruct.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, base_size: int, ratio_count: int) -> None:
+        self._tokenizer = tokenizer
+        self.bos = self._id("<|startoftext|>")
+        self.eos = self._id("<|endoftext|>")
+        self.boi = self._id("<boi>")
+        self.eoi = self._id("<eoi>")
+        self.img = self._id("<img>")
+        self.cfg = self._id("<cfg>")
+        self.timestep = self._id("<timestep>")
+        self.joint_img_sep = self._id("<joint_img_sep>")
+        self.think = self._id("<think>")
+        self.end_think = self._id("</think>")
+        self.recaption = self._id("<recaption>")
+        self.end_recaption = self._id("</recaption>")
+        self.answer = self._id("<answer>")
+        self.end_answer = self._id("</answer>")
+        self.img_size = self._id(f"<img_size_{base_size}>")
+        self.ratios = tuple(self._id(f"<img_ratio_{k}>") for k in range(ratio_count))
+        # Only the distilled checkpoints use these two; an older tokenizer may lack them.
+        self.guidance = tokenizer.token_to_id("<guidance>")
+        self.timestep_r = tokenizer.token_to_id("<timestep_r>")
+        self.tags = frozenset(
+            (self.think, self.end_think, self.recaption, self.end_recaption)
+        )
+        self.control = frozenset(
+            id_ for id_, token in tokenizer.get_added_tokens_decoder().items() if token.special
+        )
+
+    @classmethod
+    def from_folder(cls, folder: Path, *, base_size: int, ratio_count: int) -> "Vocabulary":
+        """Read `folder/tokenizer.json`. Raises CheckpointError where it is missing or broken."""
+        path = folder / "tokenizer.json"
+        if not path.is_file():
+            raise CheckpointError(
+                "tokenizer.json is missing", where=str(folder), code="checkpoint.missing-file"
+            )
+        try:
+            tokenizer = Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises bare Exception
+            raise CheckpointError(
+                f"tokenizer.json cannot be read: {error}",
+                where=str(folder),
+                code="checkpoint.tokenizer",
+            ) from None
+        return cls(tokenizer, base_size=base_size, ratio_count=ratio_count)
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of one section of text; control tokens spelled out in it are recognised."""
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of `ids`, control tokens spelled out."""
+        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=False)
+        return text
+
+    def name(self, id_: int) -> str:
+        """How a single token is written."""
+        return str(self._tokenizer.id_to_token(id_))
+
+    def control_in(self, ids: Iterable[int], *, allowed: Iterable[int] = ()) -> list[str]:
+        """Names of control tokens among `ids` that are not `allowed`."""
+        permitted = frozenset(allowed)
+        return sorted({self.name(i) for i in ids if i in self.control and i not in permitted})
+
+    def _id(self, token: str) -> int:
+        id_ = self._tokenizer.token_to_id(token)
+        if id_ is None:
+            raise CheckpointError(
+                f"the tokenizer has no token {token}", code="checkpoint.tokenizer"
+            )
+        return int(id_)

@@ -1,0 +1,65 @@
+"""Facts about a checkpoint that are known without its weights: sizes, token counts, bytes, defaults."""
+
+from dataclasses import dataclass
+
+from hyimg_cli.spec.job import Size, SizeRequest
+
+
+@dataclass(frozen=True)
+class SamplingDefaults:
+    """What the checkpoint's own generation config says; used where neither line nor flag does."""
+
+    num_inference_steps: int
+    guidance_scale: float
+    flow_shift: float
+    bot_task: str
+    drop_think: bool
+    use_system_prompt: str
+    temperature: float
+    top_k: int
+    top_p: float
+    max_new_tokens: int
+    max_length: int
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """One output size the model knows: ratio token index and pixels."""
+
+    ratio_index: int
+    size: Size
+
+
+@dataclass(frozen=True)
+class ModelCard:
+    """A checkpoint's facts. `buckets` holds only the sizes that may be asked of it.
+
+    `kv_bytes_per_token` counts keys and values of every layer in the checkpoint's stored dtype.
+    """
+
+    model: str
+    family: str
+    name: str
+    is_trained: bool
+    is_distilled: bool
+    buckets: tuple[Bucket, ...]
+    pixels_per_cell: int
+    source_vit_tokens: int
+    kv_bytes_per_token: int
+    weight_bytes: int
+    max_positions: int
+    vocab_size: int
+    defaults: SamplingDefaults
+
+    def nearest_bucket(self, height: int, width: int) -> Bucket:
+        """The bucket whose height/width ratio is closest; the first of equals (official rule)."""
+        ratio = height / width
+        return min(self.buckets, key=lambda b: abs(b.size.height / b.size.width - ratio))
+
+    def bucket_of(self, request: SizeRequest) -> Bucket | None:
+        """The bucket a request is given, or None where the model chooses (`auto`)."""
+        return None if request.is_auto else self.nearest_bucket(request.height, request.width)
+
+    def latent_grid(self, size: Size) -> tuple[int, int]:
+        """Latent rows and columns of a picture of `size`."""
+        return size.height // self.pixels_per_cell, size.width // self.pixels_per_cell

@@ -1,0 +1,86 @@
+"""One picture to make, fully resolved: nothing is left to a default further down."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Task = Literal["it2i", "t2i"]
+BotTask = Literal["none", "think", "recaption", "think_recaption"]
+TASKS: tuple[Task, ...] = ("it2i", "t2i")
+BOT_TASKS: tuple[BotTask, ...] = ("none", "think", "recaption", "think_recaption")
+MAX_SOURCE_IMAGES = 3
+
+
+@dataclass(frozen=True)
+class Size:
+    """Height and width in pixels, in that order."""
+
+    height: int
+    width: int
+
+    def __str__(self) -> str:
+        return f"{self.width}x{self.height}"
+
+
+@dataclass(frozen=True)
+class SizeRequest:
+    """What a job asks for: `auto` (the model chooses), or a height and width to be matched.
+
+    `W:H` ratios are kept as height and width; the model's nearest bucket by ratio replaces both.
+    """
+
+    height: int = 0
+    width: int = 0
+
+    @property
+    def is_auto(self) -> bool:
+        return self.height == 0
+
+    def __str__(self) -> str:
+        return "auto" if self.is_auto else f"{self.width}x{self.height}"
+
+
+@dataclass(frozen=True)
+class TextSampling:
+    """How the AR stage picks tokens. `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 are off."""
+
+    seed: int
+    temperature: float
+    top_k: int
+    top_p: float
+    max_new_tokens: int
+
+
+@dataclass(frozen=True)
+class ImageJob:
+    """One `it2i` or `t2i` picture. `images` are paths as given, resolved against the manifest.
+
+    `cot_text` or `cot_token_ids` replace the AR stage's writing. `user_fields` names the manifest
+    fields that the user set for this job: one that no stage consumes is an error.
+    """
+
+    custom_id: str
+    task: Task
+    prompt: str
+    images: tuple[str, ...]
+    model: str
+    seed: int
+    size: SizeRequest
+    num_inference_steps: int
+    guidance_scale: float
+    flow_shift: float
+    bot_task: BotTask
+    text: TextSampling
+    cot_text: str | None = None
+    cot_token_ids: tuple[int, ...] | None = None
+    drop_think: bool = False
+    use_system_prompt: str = "None"
+    system_prompt: str | None = None
+    metadata_json: str = "null"
+    extra_json: str = "{}"
+    source_line: str = ""
+    user_fields: frozenset[str] = frozenset()
+
+    @property
+    def writes_text(self) -> bool:
+        """Whether the AR stage has text to write for this job."""
+        return self.bot_task != "none" and self.cot_text is None and self.cot_token_ids is None

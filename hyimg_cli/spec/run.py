@@ -1,0 +1,57 @@
+"""How a run is carried out: everything that is not part of a job."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+DTYPES = ("auto", "float32", "bfloat16")
+Dtype = Literal["auto", "float32", "bfloat16"]
+
+
+@dataclass(frozen=True)
+class ModelChoice:
+    """Which weights, where and in which precision.
+
+    `model` is a folder, a hub id or `tiny-image` (embedded). `device` is `auto`, `cpu`, `cuda`,
+    `cuda:N`, or `balanced` to spread the layers over every visible GPU.
+    """
+
+    model: str = "tiny-image"
+    revision: str | None = None
+    dtype: Dtype = "auto"
+    device: str = "auto"
+
+
+@dataclass(frozen=True)
+class ReuseConfig:
+    """`kv_reuse`: the diffusion stage starts from the AR stage's K/V. `required`: or the job fails."""
+
+    kv_reuse: bool = True
+    required: bool = False
+
+
+@dataclass(frozen=True)
+class OutputConfig:
+    """Where results go and what they carry."""
+
+    folder: Path
+    metadata: bool = True
+
+
+@dataclass(frozen=True)
+class FailurePolicy:
+    """What a failed job means for the run."""
+
+    fail_fast: bool = False
+    max_retries: int = 0
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """One run. `origins` says for every flag which source won: flag, environment, recipe, default."""
+
+    output: OutputConfig
+    model: ModelChoice = field(default_factory=ModelChoice)
+    reuse: ReuseConfig = field(default_factory=ReuseConfig)
+    failure: FailurePolicy = field(default_factory=FailurePolicy)
+    origins: tuple[tuple[str, str, str], ...] = ()
