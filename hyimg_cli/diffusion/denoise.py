@@ -13,9 +13,9 @@ Velocity = Callable[[Tensor, Step], Tensor]
 
 def denoise(
     latents_CYX: Tensor, steps: Iterable[Step], velocity: Velocity, scales: Sequence[float]
-) -> Iterator[tuple[Step, Tensor]]:
-    """Each step with the latents behind it; `velocity` returns all branches, [G, C, Y, X]."""
+) -> Iterator[Tensor]:
+    """The latents behind each step; `velocity` returns all branches, [G, C, Y, X]."""
     for step in steps:
         velocity_GCYX = velocity(latents_CYX, step)
         latents_CYX = step.advance(latents_CYX, guided(velocity_GCYX, scales))
-        yield step, latents_CYX
+        yield latents_CYX

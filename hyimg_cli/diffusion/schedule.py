@@ -1,12 +1,13 @@
 """Flow-matching noise levels and the Euler step between them; no model.
 
-Ten lines of arithmetic instead of diffusers' `FlowMatchEulerDiscreteScheduler`, which starts a second
-slower, keeps a step counter between jobs, and spaces its sigmas differently unless they are passed
-explicitly; a test holds this against it.
+Ten lines of arithmetic instead of diffusers' `FlowMatchEulerDiscreteScheduler`, which starts a
+second slower, keeps a step counter between jobs, and spaces its sigmas differently unless they are
+passed explicitly; a test holds this against it.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -50,7 +51,7 @@ class Schedule:
 
     def __iter__(self) -> Iterator[Step]:
         levels = self.sigmas().tolist()
-        for index, (sigma, next_sigma) in enumerate(zip(levels, levels[1:], strict=False)):
+        for index, (sigma, next_sigma) in enumerate(pairwise(levels)):
             yield Step(index, sigma, next_sigma)
 
 

@@ -4,8 +4,8 @@
            [ committed prefix ][ scratch         ]
              prefill, decode     timestep and image tokens, rewritten by every denoise step
 
-Writes go to an index tensor, reads are views. `length` counts committed tokens only; positions for RoPE
-are a separate matter and never derived from it.
+Writes go to an index tensor, reads are views. `length` counts committed tokens only; positions for
+RoPE are a separate matter and never derived from it.
 """
 
 # Legend: S slot, H kv head, D head width, T new token
@@ -19,7 +19,12 @@ class Buffer:
     """K/V of one branch for every layer, on that layer's device."""
 
     def __init__(
-        self, *, kv_heads: int, head_dim: int, capacity: int, dtype: torch.dtype,
+        self,
+        *,
+        kv_heads: int,
+        head_dim: int,
+        capacity: int,
+        dtype: torch.dtype,
         devices: Sequence[torch.device],
     ) -> None:
         """`devices` has one entry a layer."""

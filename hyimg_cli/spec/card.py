@@ -1,4 +1,6 @@
-"""Facts about a checkpoint that are known without its weights: sizes, token counts, bytes, defaults."""
+"""Facts about a checkpoint that are known without its weights: sizes, token counts, bytes,
+defaults.
+"""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,6 @@
-"""How things are named by content: sha256 over canonical JSON or bytes, and seeds made from names."""
+"""How things are named by content: sha256 over canonical JSON or bytes, and seeds made from
+names.
+"""
 
 import hashlib
 import json

@@ -20,13 +20,14 @@ ReuseStatus = Literal["hit", "partial", "recompute", "none"]
 
 @dataclass(frozen=True)
 class BranchTokens:
-    """Token rows of one guidance branch: taken over from the AR stage, and computed anew.
+    """Token rows of one guidance branch's prefix, and of each denoise step.
 
-    `computed` counts rows that really entered the transformer before the first denoise step's
-    own rows; `per_step` the rows of each denoise step.
+    `reused` came from the AR stage, `shared` from the branch before it; `computed` entered the
+    transformer, counted there. The three add up to the prefix.
     """
 
     reused: int
+    shared: int
     computed: int
     per_step: int
 
@@ -155,6 +156,12 @@ class JobFailed:
 
 
 Event = (
-    ModelLoaded | GroupStarted | JobStarted | PhaseStarted | ThinkToken | DenoiseStep | JobDone
+    ModelLoaded
+    | GroupStarted
+    | JobStarted
+    | PhaseStarted
+    | ThinkToken
+    | DenoiseStep
+    | JobDone
     | JobFailed
 )

@@ -24,7 +24,9 @@ class ModelChoice:
 
 @dataclass(frozen=True)
 class ReuseConfig:
-    """`kv_reuse`: the diffusion stage starts from the AR stage's K/V. `required`: or the job fails."""
+    """`kv_reuse`: the diffusion stage starts from the AR stage's K/V. `required`: or the job
+    fails.
+    """
 
     kv_reuse: bool = True
     required: bool = False
@@ -48,7 +50,9 @@ class FailurePolicy:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """One run. `origins` says for every flag which source won: flag, environment, recipe, default."""
+    """One run. `origins` says for every flag which source won: flag, environment, recipe,
+    default.
+    """
 
     output: OutputConfig
     model: ModelChoice = field(default_factory=ModelChoice)

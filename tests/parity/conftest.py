@@ -1,7 +1,7 @@
 """Golden cases: tensors that the official code produced on a small random checkpoint.
 
-The folder is the copy beside this file, or what HYIMG_GOLDENS names: any folder of the same layout. Every
-number comes from the folder; a case may omit tensors, but a test that compared nothing fails.
+The folder is the copy beside this file, or what HYIMG_GOLDENS names: any folder of the same layout.
+Every number comes from the folder; a case may omit tensors, but a test that compared nothing fails.
 """
 
 import json
@@ -39,7 +39,9 @@ class Case:
         return self.tensors[name]
 
     def close(self, name: str, ours: Tensor) -> None:
-        """`ours` equals the stored tensor within the stated tolerance; skipped where it is omitted."""
+        """`ours` equals the stored tensor within the stated tolerance; skipped where it is
+        omitted.
+        """
         if name not in self.tensors:
             return
         stored = self.tensors[name]
@@ -100,7 +102,9 @@ def builder(vocabulary: Vocabulary, arch: Architecture) -> LayoutBuilder:
 
 @pytest.fixture
 def open_case(goldens: Path) -> Iterator[Any]:
-    """Opens cases by their number and name. Each must be compared, unless it is only borrowed from."""
+    """Opens cases by their number and name. Each must be compared, unless it is only borrowed
+    from.
+    """
     opened: list[Case] = []
 
     def opener(name: str, *, borrowed: bool = False) -> Case:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
 from parity.golden_layouts import Grids, layout_of
+from safetensors.torch import save_file
 from torch import Tensor
 
 from hyimg_cli.diffusion.denoise import denoise
@@ -49,9 +49,7 @@ class Scene:
 
     def _branch(self, ids: Any, buffer: Any) -> Branch:
         assert self.layout.target is not None
-        self.network.prefill(
-            self.layout, ids, self.sources, buffer, self.layout.target.live_start
-        )
+        self.network.prefill(self.layout, ids, self.sources, buffer, self.layout.target.live_start)
         return self.network.branch(self.layout, buffer)
 
     def velocity(self, latents: Tensor, step: Step, branches: list[Branch]) -> Tensor:
@@ -83,7 +81,7 @@ def open_scene(
             is_joint=arch.has_joint_source_span,
         )
         chosen = with_network or network
-        scale = case["guidance_scale"] if "guidance_scale" in case else None
+        scale = case.tensors.get("guidance_scale")
         return Scene(
             case=case,
             network=chosen,
@@ -103,7 +101,9 @@ def _target_grid(case: Any) -> Grid:
 
 
 def _sources(case: Any) -> list[tuple[Tensor, VisionInputs]]:
-    """Stored source latents and ViT patches: `cond_*` of one source, `cond1_*`, `cond2_*` of several."""
+    """Stored source latents and ViT patches: `cond_*` of one source, `cond1_*`, `cond2_*` of
+    several.
+    """
     found = []
     for name in ("cond", "cond1", "cond2", "cond3"):
         if f"{name}_vae_latents" in case:
@@ -131,7 +131,7 @@ def _close_run(scene: Scene, branches: list[Branch], initial: Tensor) -> Tensor:
         return raw[-1]
 
     scales = [scene.guidance] * (len(branches) - 1)
-    steps = [latents for _, latents in denoise(initial[0], schedule, velocity, scales)]
+    steps = list(denoise(initial[0], schedule, velocity, scales))
     case.close("pred", torch.stack(raw))
     case.close("velocity", torch.stack([guided(v, scales) for v in raw])[:, None])
     case.close("latents", torch.stack([initial[0], *steps])[:, None])
@@ -164,7 +164,9 @@ def _close_layout(scene: Scene) -> None:
 
 
 def _close_first_kv(scene: Scene, branches: list[Branch]) -> None:
-    """Stored K/V up to the image's last token; later rows influence nothing and are not computed."""
+    """Stored K/V up to the image's last token; later rows influence nothing and are not
+    computed.
+    """
     if "first_step_kv" not in scene.case or scene.layout.target is None:
         return
     stop = scene.layout.target.image.stop
@@ -257,7 +259,9 @@ def test_11b_kv_reuse(open_scene: Any) -> None:
         stored = case["ar_logits_from_prefill_end"].shape[1]
         logits = network.text_logits(torch.stack(rows))[None]
         assert stored in (len(rows), len(rows) - 1)
-        case.close("ar_logits_from_prefill_end", logits[:, -stored:] if stored < len(rows) else logits)
+        case.close(
+            "ar_logits_from_prefill_end", logits[:, -stored:] if stored < len(rows) else logits
+        )
     kv = [torch.stack(context.read(i, reusable)) for i in range(len(network.model.layers))]
     case.close("ar_prefix_kv", torch.stack(kv))
     branches = []
@@ -273,9 +277,7 @@ def test_12_distilled_meanflow(
 ) -> None:
     weights = open_case("12_distilled_meanflow", borrowed=True)
     folder = _distilled_checkpoint(goldens, config, weights, tmp_path)
-    scene = open_scene(
-        "12_distilled_meanflow", with_network=load(folder, dtype=torch.float32)
-    )
+    scene = open_scene("12_distilled_meanflow", with_network=load(folder, dtype=torch.float32))
     given: list[Tensor] = []
     hook = scene.network.guidance_emb.register_forward_pre_hook(
         lambda _module, args: given.append(args[0].float())
@@ -286,9 +288,7 @@ def test_12_distilled_meanflow(
     scene.case.close("guidance_input_bf16", given[0])
 
 
-def _distilled_checkpoint(
-    goldens: Path, config: dict[str, Any], case: Any, tmp_path: Path
-) -> Path:
+def _distilled_checkpoint(goldens: Path, config: dict[str, Any], case: Any, tmp_path: Path) -> Path:
     """The base checkpoint plus the case's two embedders, as a second shard with an index."""
     source = goldens / "checkpoint"
     extra = {n.removeprefix("weights."): t for n, t in case.tensors.items() if "weights." in n}

@@ -1,11 +1,12 @@
 """Attention of one layer: fused projections, rotation, norms, and the softmax row by row.
 
-A stretch is a run of new tokens of one branch. Its mask is a list of pieces, each a run of queries with
-one rule, so no mask tensor is built where none is needed and no row is padded to another's length.
+A stretch is a run of new tokens of one branch. Its mask is a list of pieces, each a run of queries
+with one rule, so no mask tensor is built where none is needed and no row is padded to another's
+length.
 """
 
-# Legend: T new token (all branches' rows, one after another), H query head, K kv head, D head width,
-#         M model width, S slot
+# Legend: T new token (all branches' rows, one after another), H query head, K kv head, D head
+# width, M model width, S slot
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -20,7 +21,9 @@ from hyimg_cli.models.hunyuan_image3.rope import Rope, rotate
 
 @dataclass(frozen=True)
 class Piece:
-    """Queries `[start, stop)`: they see every slot before `stop`, or, if causal, up to themselves."""
+    """Queries `[start, stop)`: they see every slot before `stop`, or, if causal, up to
+    themselves.
+    """
 
     start: int
     stop: int
@@ -44,14 +47,15 @@ class Stretch:
 def pieces(start: int, stop: int, full_spans: Sequence[tuple[int, int]]) -> tuple[Piece, ...]:
     """The mask of tokens `[start, stop)`: causal, but fully visible within each span.
 
-    A span must lie wholly inside or outside: its tokens depend on each other and are computed together.
+    A span must lie wholly inside or outside: its tokens depend on each other and are computed
+    together.
     """
     result: list[Piece] = []
     at = start
     for span_start, span_stop in sorted(full_spans):
         if span_stop <= start or span_start >= stop:
             continue
-        assert start <= span_start and span_stop <= stop, "an image is never computed in parts"
+        assert start <= span_start < span_stop <= stop, "an image is never computed in parts"
         if at < span_start:
             result.append(Piece(at, span_start, is_causal=True))
         result.append(Piece(span_start, span_stop, is_causal=False))
@@ -62,7 +66,9 @@ def pieces(start: int, stop: int, full_spans: Sequence[tuple[int, int]]) -> tupl
 
 
 def visibility(parts: Sequence[Piece], length: int) -> Tensor:
-    """The same mask written out, boolean [queries, length], True where visible: for tests and twins."""
+    """The same mask written out, boolean [queries, length], True where visible: for tests and
+    twins.
+    """
     first, last = parts[0].start, parts[-1].stop
     seen = torch.zeros(last - first, length, dtype=torch.bool)
     for piece in parts:
@@ -113,13 +119,17 @@ class Attention(nn.Module):
         """Attention output [T, M] of the stretches' tokens, one after another in `x_TM`."""
         q_THD, k_TKD, v_TKD = self.project(x_TM, rope)
         sizes = [stretch.count for stretch in stretches]
-        rows = zip(stretches, q_THD.split(sizes), k_TKD.split(sizes), v_TKD.split(sizes), strict=True)
+        rows = zip(
+            stretches, q_THD.split(sizes), k_TKD.split(sizes), v_TKD.split(sizes), strict=True
+        )
         seen = [self._attend(stretch, q, k, v) for stretch, q, k, v in rows]
         projected: Tensor = self.o_proj(torch.cat(seen).flatten(1))
         return projected
 
     def project(self, x_TM: Tensor, rope: Rope) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries [T, H, D], keys and values [T, K, D] as the cache holds them: turned, then normed."""
+        """Queries [T, H, D], keys and values [T, K, D] as the cache holds them: turned, then
+        normed.
+        """
         fused = self.qkv_proj(x_TM).unflatten(-1, (self.kv_heads, self.group + 2, self.head_dim))
         q, k, v_TKD = fused.split([self.group, 1, 1], dim=-2)
         v_TKD = v_TKD.squeeze(-2)
@@ -139,9 +149,7 @@ class Attention(nn.Module):
         return torch.cat(seen)
 
 
-def _softmax_rows(
-    q_THD: Tensor, keys_KSD: Tensor, values_KSD: Tensor, is_causal: bool
-) -> Tensor:
+def _softmax_rows(q_THD: Tensor, keys_KSD: Tensor, values_KSD: Tensor, is_causal: bool) -> Tensor:
     queries, slots = q_THD.shape[0], keys_KSD.shape[1]
     needs_mask = is_causal and 1 < queries < slots
     out_HTD = F.scaled_dot_product_attention(

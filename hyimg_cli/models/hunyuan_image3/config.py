@@ -1,7 +1,7 @@
 """The checkpoint's `config.json` and `generation_config.json` as typed facts; no torch.
 
-Keys that the released code never reads are ignored. A key whose other values exist only in unreleased
-code is refused, so that a checkpoint we would compute wrongly does not load.
+Keys that the released code never reads are ignored. A key whose other values exist only in
+unreleased code is refused, so that a checkpoint we would compute wrongly does not load.
 """
 
 import json
@@ -140,7 +140,9 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
 
 
 def architecture(config: Mapping[str, Any], *, where: str = "config.json") -> Architecture:
-    """The network that `config` describes. Raises CheckpointError for a key missing or unreleased."""
+    """The network that `config` describes. Raises CheckpointError for a key missing or
+    unreleased.
+    """
     _refuse_unreleased(config, where)
     try:
         return _architecture(config)
@@ -163,7 +165,9 @@ def generation_config(config: Mapping[str, Any]) -> GenerationConfig:
             bot_task="none" if bot_task in ("image", "auto", "img_ratio") else bot_task,
             drop_think=bool(config.get("drop_think", False)),
             use_system_prompt=str(config.get("use_system_prompt") or "None"),
-            temperature=float(config.get("temperature", 0.6)) if config.get("do_sample", True) else 0.0,
+            temperature=float(config.get("temperature", 0.6))
+            if config.get("do_sample", True)
+            else 0.0,
             top_k=int(config.get("top_k", 1024)),
             top_p=float(config.get("top_p", 0.95)),
             max_new_tokens=int(config.get("max_new_tokens", 2048)),
@@ -189,7 +193,9 @@ def _architecture(config: Mapping[str, Any]) -> Architecture:
     head_dim = config.get("attention_head_dim") or config.get("head_dim")
     down = config["vae_downsample_factor"]
     if down[0] != down[1]:
-        raise CheckpointError(f"vae_downsample_factor {down} is not square", code="checkpoint.config")
+        raise CheckpointError(
+            f"vae_downsample_factor {down} is not square", code="checkpoint.config"
+        )
     return Architecture(
         hidden_size=int(config["hidden_size"]),
         num_hidden_layers=layers,
@@ -227,7 +233,8 @@ def _per_layer(value: int | Sequence[int], layers: int) -> tuple[int, ...]:
         return (value,) * layers
     if len(value) != layers:
         raise CheckpointError(
-            f"a per-layer list has {len(value)} entries for {layers} layers", code="checkpoint.config"
+            f"a per-layer list has {len(value)} entries for {layers} layers",
+            code="checkpoint.config",
         )
     return tuple(int(v) for v in value)
 

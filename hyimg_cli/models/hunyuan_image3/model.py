@@ -3,13 +3,15 @@
     encode_source ▸ a source image's rows      prefill ▸ prefix K/V, last hidden row
     text_logits   ▸ the next token's logits    velocity ▸ one denoise step of all branches
 
-No mode switches: each is a method with its own inputs. Which tokens to feed is `sequence`'s business.
+No mode switches: each is a method with its own inputs. Which tokens to feed is `sequence`'s
+business.
 """
 
-# Legend: B batch, C channel, Y X latent rows and columns, G branch, S token in a sequence, T new token,
-#         M model width, V vocabulary
+# Legend: B batch, C channel, Y X latent rows and columns, G branch, S token in a sequence, T new
+# token, M model width, V vocabulary
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -40,7 +42,8 @@ class HunyuanImage3Config(PretrainedConfig):
 
 def transformers_config(arch: Architecture) -> HunyuanImage3Config:
     """A config around `arch`."""
-    config = HunyuanImage3Config(tie_word_embeddings=False)
+    config = HunyuanImage3Config()
+    config.tie_word_embeddings = False
     config.arch = arch
     return config
 
@@ -77,14 +80,16 @@ class Branch:
 
 
 class HunyuanImage3ForCausalMM(PreTrainedModel):
-    """All of HunyuanImage-3, base, Instruct and Instruct-Distil: one class, steered by its config."""
+    """All of HunyuanImage-3, base, Instruct and Instruct-Distil: one class, steered by its
+    config.
+    """
 
     config_class = HunyuanImage3Config
     base_model_prefix = ""
     main_input_name = "input_ids"
-    _no_split_modules = ["DecoderLayer", "Vae", "Siglip2EncoderLayer", "ResBlock"]
+    _no_split_modules: ClassVar = {"DecoderLayer", "Vae", "Siglip2VisionModel", "ResBlock"}
     # The router decides in float32 whatever the rest is; the VAE loses detail below it.
-    _keep_in_fp32_modules_strict = ["wg", "vae"]
+    _keep_in_fp32_modules_strict: ClassVar = {"wg", "vae"}
     _supports_sdpa = True
 
     def __init__(self, config: HunyuanImage3Config) -> None:
@@ -136,8 +141,8 @@ class HunyuanImage3ForCausalMM(PreTrainedModel):
     ) -> Tensor:
         """Complete `buffer`'s prefix up to `stop` and return the last row's hidden state [M].
 
-        `ids` are the layout's conditional or unconditional ids. Rows `[buffer.length, stop)` enter the
-        transformer, which must be at least one.
+        `ids` are the layout's conditional or unconditional ids. Rows `[buffer.length, stop)` enter
+        the transformer, which must be at least one.
         """
         start = buffer.length
         x_TM = self._embed(ids[start:stop])
@@ -148,7 +153,8 @@ class HunyuanImage3ForCausalMM(PreTrainedModel):
         stretch = Stretch(buffer, start, stop, pieces(start, stop, layout.full_spans))
         hidden_TM = self.model(x_TM, self._rope(yx), [stretch])
         buffer.commit(stop)
-        return hidden_TM[-1]
+        last_M: Tensor = hidden_TM[-1]
+        return last_M
 
     def feed(self, ids: Sequence[int], buffer: Buffer) -> Tensor:
         """Append text tokens behind `buffer`'s prefix; the last row's hidden state [M]."""
@@ -157,7 +163,8 @@ class HunyuanImage3ForCausalMM(PreTrainedModel):
         yx = positions(stop, ())[start:]
         hidden_TM = self.model(self._embed(ids), self._rope(yx), [stretch])
         buffer.commit(stop)
-        return hidden_TM[-1]
+        last_M: Tensor = hidden_TM[-1]
+        return last_M
 
     def text_logits(self, hidden_TM: Tensor) -> Tensor:
         """Next-token logits [T, V] in float32; only here does the final norm apply."""
@@ -185,7 +192,8 @@ class HunyuanImage3ForCausalMM(PreTrainedModel):
         hidden_GSM = hidden_TM.unflatten(0, (len(branches), -1))
         image_GSM = hidden_GSM[:, branches[0].target.special_count :]
         embedding = self.time_embed_2(timestep_B).expand(len(branches), -1)
-        return self.final_layer(image_GSM, embedding, latents_CYX.shape[1]).float()
+        velocity_GCYX: Tensor = self.final_layer(image_GSM, embedding, latents_CYX.shape[1])
+        return velocity_GCYX.float()
 
     def new_buffer(self, capacity: int) -> Buffer:
         """An empty buffer for one branch, each layer's part on that layer's device."""

@@ -49,9 +49,7 @@ class Moe(nn.Module):
         super().__init__()
         width, inner, bias = arch.hidden_size, arch.moe_intermediate_size[layer], arch.mlp_bias
         self.gate = Router(width, arch.num_experts, arch.moe_topk[layer])
-        self.experts = nn.ModuleList(
-            Mlp(width, inner, bias=bias) for _ in range(arch.num_experts)
-        )
+        self.experts = nn.ModuleList(Mlp(width, inner, bias=bias) for _ in range(arch.num_experts))
         self.shared_mlp = (
             Mlp(width, inner * arch.num_shared_expert[layer], bias=bias)
             if arch.use_mixed_mlp_moe
@@ -74,6 +72,9 @@ class Moe(nn.Module):
             for expert, rows in zip(self.experts, rows_by_expert, strict=True)
             if len(rows)
         ]
-        sorted_back = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
+        sorted_back = torch.empty_like(order).scatter_(
+            0, order, torch.arange(len(order), device=order.device)
+        )
         chosen_TKM = torch.cat(results)[sorted_back].unflatten(0, index_TK.shape)
-        return (chosen_TKM * weight_TK[..., None]).sum(dim=1)
+        mixed_TM: Tensor = (chosen_TKM * weight_TK[..., None]).sum(dim=1)
+        return mixed_TM

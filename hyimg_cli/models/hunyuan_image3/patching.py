@@ -1,4 +1,6 @@
-"""Latents to token rows and back: timestep embedders, the UNet-style patch embed and final layer."""
+"""Latents to token rows and back: timestep embedders, the UNet-style patch embed and final
+layer.
+"""
 
 # Legend: B row, C channel, Y X latent rows and columns, S image token, M model width
 import math
@@ -27,7 +29,9 @@ class TimestepEmbedder(nn.Module):
         index = torch.arange(half, dtype=torch.float32, device=timestep_B.device)
         angle = timestep_B.float()[:, None] * torch.exp(-math.log(10000.0) * index / half)
         sinusoid = torch.cat([angle.cos(), angle.sin()], dim=-1)
-        embedded: Tensor = self.mlp(sinusoid.to(self.mlp[0].weight.dtype))
+        first = self.mlp[0]
+        assert isinstance(first, nn.Linear), "the projection's dtype is the model's"
+        embedded: Tensor = self.mlp(sinusoid.to(first.weight.dtype))
         return embedded
 
 
@@ -50,7 +54,9 @@ class ResBlock(nn.Module):
             nn.Conv2d(channels_out, channels_out, 3, padding=1),
         )
         self.skip_connection = (
-            nn.Identity() if channels_in == channels_out else nn.Conv2d(channels_in, channels_out, 1)
+            nn.Identity()
+            if channels_in == channels_out
+            else nn.Conv2d(channels_in, channels_out, 1)
         )
 
     def forward(self, x_BCYX: Tensor, embedding_BM: Tensor) -> Tensor:
@@ -115,4 +121,3 @@ class VisionAligner(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         aligned: Tensor = self.layers(features)
         return aligned
-

@@ -22,16 +22,18 @@ def trigger(bot_task: BotTask) -> str:
 class Script:
     """Transitions between the stages of one job's writing; each fires once.
 
-    `needs_ratio`: the size is `auto`, so that after the text come `<answer>` (instruct template only),
-    `<boi>`, `<img_size_*>` and one ratio token, always the most likely.
+    `needs_ratio`: the size is `auto`, so that after the text come `<answer>` (instruct template
+    only), `<boi>`, `<img_size_*>` and one of the `ratios` tokens, always the most likely.
     """
 
     vocabulary: Vocabulary
     bot_task: BotTask
     needs_ratio: bool
     template: Template
+    ratios: tuple[int, ...]
     _fired: set[int] = field(default_factory=set)
-    _queue: list[int] = field(default_factory=list)
+    _queue: list[tuple[int, ...]] = field(default_factory=list)
+    _is_ending: bool = False
 
     @property
     def closing_tag(self) -> int:
@@ -40,49 +42,58 @@ class Script:
         return self.vocabulary.end_think if is_think else self.vocabulary.end_recaption
 
     @property
-    def answer_opening(self) -> list[int]:
-        """What stands between the text and the ratio token."""
+    def ending(self) -> list[tuple[int, ...]]:
+        """Allowed ids of each token behind the text: what opens the picture, then its ratio."""
+        if not self.needs_ratio:
+            return []
         words = self.vocabulary
-        answer = [words.answer] if self.template == "instruct" else []
-        return [*answer, words.boi, words.img_size]
+        answer = [(words.answer,)] if self.template == "instruct" else []
+        return [*answer, (words.boi,), (words.img_size,), self.ratios]
 
     def allowed(self, last: int) -> tuple[int, ...] | None:
         """Ids that may follow `last`, the best of them to be taken; None where sampling is free."""
         if not self._queue and last not in self._fired:
             self._queue = self._after(last)
-            if self._queue:
-                self._fired.add(last)
-        if self._queue:
-            return (self._queue.pop(0),)
-        if last == self.vocabulary.img_size:
-            return self.vocabulary.ratios
-        return None
+            self._fired.add(last)
+        return self._queue.pop(0) if self._queue else None
 
     def is_done(self, last: int) -> bool:
-        """Whether nothing is to be written after `last`."""
+        """Whether nothing is to be written after `last`, which `allowed` has let through."""
         if self.needs_ratio:
-            return last in self.vocabulary.ratios
+            return self._is_ending and not self._queue
         # NOTE: upstream stops plain `think` at either tag when the size is given.
-        stops = {self.closing_tag, self.vocabulary.end_recaption}
-        return last in stops
+        return last in (self.closing_tag, self.vocabulary.end_recaption)
 
-    def _after(self, last: int) -> list[int]:
+    def _after(self, last: int) -> list[tuple[int, ...]]:
         if last == self.vocabulary.end_think and self.bot_task == "think_recaption":
-            return [self.vocabulary.recaption]
-        if last == self.closing_tag and self.needs_ratio:
-            return self.answer_opening
-        return []
+            return [(self.vocabulary.recaption,)]
+        return self._ended() if last == self.closing_tag else []
+
+    def _ended(self) -> list[tuple[int, ...]]:
+        self._is_ending = True
+        return self.ending
+
+    def is_open(self, written: list[int]) -> bool:
+        """Whether the text still lacks its last closing tag."""
+        return self.closing_tag not in written
+
+    def text_of(self, written: list[int]) -> list[int]:
+        """The text's own ids, tags included: without what opens the picture."""
+        return written[: len(written) - len(self.ending)]
 
     def forced_ending(self, written: list[int]) -> list[int]:
-        """Ids that end `written` at the token limit: the open tag is closed; a recaption that has not
-        begun (no token after its tag) is left out with its tag. The first item of `written` is the
-        trigger tag."""
+        """`written`, ended at the token limit; its first item is the trigger tag.
+
+        The open tag is closed; a recaption that has not begun is left out with its tag. Where a
+        ratio is needed, its opening follows.
+        """
         words = self.vocabulary
-        closing = {words.think: words.end_think, words.recaption: words.end_recaption}
         kept = list(written)
         if kept[-1] == words.recaption and words.end_think in kept:
             kept.pop()
-        opened = next((i for i in reversed(kept) if i in words.tags), None)
+        closing = {words.think: words.end_think, words.recaption: words.end_recaption}
+        opened = next((id_ for id_ in reversed(kept) if id_ in words.tags), None)
         if opened in closing:
             kept.append(closing[opened])
+        self._queue = self._ended()
         return kept

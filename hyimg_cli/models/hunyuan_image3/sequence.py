@@ -1,7 +1,7 @@
 """The token sequence of one job: prompts for the AR stage, full layouts for the diffusion stage.
 
-Both are built from the same sections, each encoded on its own, so that what the AR stage was fed is a
-literal prefix of what the diffusion stage sees. No torch. Source: the official tokenizer wrapper;
+Both are built from the same sections, each encoded on its own, so that what the AR stage was fed is
+a literal prefix of what the diffusion stage sees. No torch. Source: the official tokenizer wrapper;
 golden case 13 holds 32 of its layouts.
 """
 
@@ -29,7 +29,9 @@ class Grid:
 
 @dataclass(frozen=True)
 class ImageBlock:
-    """Image tokens `[start, stop)`; the first `grid.cells` carry 2-D positions, the rest are padding."""
+    """Image tokens `[start, stop)`; the first `grid.cells` carry 2-D positions, the rest are
+    padding.
+    """
 
     start: int
     stop: int
@@ -38,7 +40,9 @@ class ImageBlock:
 
 @dataclass(frozen=True)
 class SourceShape:
-    """What a source image asks of the sequence: its bucket's ratio, VAE grid, ViT grid and slots."""
+    """What a source image asks of the sequence: its bucket's ratio, VAE grid, ViT grid and
+    slots.
+    """
 
     ratio_index: int
     vae_grid: Grid
@@ -48,7 +52,9 @@ class SourceShape:
 
 @dataclass(frozen=True)
 class SourceBlock:
-    """Where a source image stands: its `<timestep>`, VAE tokens, ViT tokens (one separator between)."""
+    """Where a source image stands: its `<timestep>`, VAE tokens, ViT tokens (one separator
+    between).
+    """
 
     timestep: int
     vae: ImageBlock
@@ -57,7 +63,9 @@ class SourceBlock:
 
 @dataclass(frozen=True)
 class TargetBlock:
-    """Where the picture to draw stands. `live_start` is its `<timestep>`: from there on rows change."""
+    """Where the picture to draw stands. `live_start` is its `<timestep>`: from there on rows
+    change.
+    """
 
     ratio: int
     live_start: int
@@ -67,13 +75,17 @@ class TargetBlock:
 
     @property
     def special_count(self) -> int:
-        """Live rows before the image tokens: timestep, and guidance and timestep_r where distilled."""
+        """Live rows before the image tokens: timestep, and guidance and timestep_r where
+        distilled.
+        """
         return self.image.start - self.live_start
 
 
 @dataclass(frozen=True)
 class Section:
-    """Ids that were encoded together. `is_replaceable`: the unconditional branch has `<cfg>` here."""
+    """Ids that were encoded together. `is_replaceable`: the unconditional branch has `<cfg>`
+    here.
+    """
 
     ids: tuple[int, ...]
     is_replaceable: bool = False
@@ -83,8 +95,8 @@ class Section:
 class Layout:
     """A whole sequence: ids of both branches, image blocks, and spans that see each other fully.
 
-    `shared_length` is the index of the first token that the unconditional branch has replaced, or the
-    length where none is: everything before it is equal in both branches.
+    `shared_length` is the index of the first token that the unconditional branch has replaced, or
+    the length where none is: everything before it is equal in both branches.
     """
 
     ids: tuple[int, ...]
@@ -95,6 +107,18 @@ class Layout:
     full_spans: tuple[tuple[int, int], ...]
 
     @property
+    def live_start(self) -> int:
+        """Where the rows begin that every denoise step computes anew."""
+        assert self.target is not None, "only a picture's layout has live rows"
+        return self.target.live_start
+
+    @property
+    def live_stop(self) -> int:
+        """Behind the last row that the picture depends on."""
+        assert self.target is not None, "only a picture's layout has live rows"
+        return self.target.image.stop
+
+    @property
     def image_blocks(self) -> tuple[ImageBlock, ...]:
         """Every block with 2-D positions, in order."""
         blocks = [block for source in self.sources for block in (source.vae, source.vit)]
@@ -103,7 +127,9 @@ class Layout:
 
 @dataclass(frozen=True)
 class Target:
-    """The picture to draw: ratio token index, token grid, and whether the distilled tokens appear."""
+    """The picture to draw: ratio token index, token grid, and whether the distilled tokens
+    appear.
+    """
 
     ratio_index: int
     grid: Grid
@@ -122,8 +148,8 @@ class Prompt:
 
 
 class LayoutBuilder:
-    """Builds sequences for one vocabulary. `has_joint_source_span`: VAE and ViT tokens of a source see
-    each other (the released setting)."""
+    """Builds sequences for one vocabulary. `has_joint_source_span`: VAE and ViT tokens of a source
+    see each other (the released setting)."""
 
     def __init__(self, vocabulary: Vocabulary, *, has_joint_source_span: bool) -> None:
         self.vocabulary = vocabulary
@@ -131,7 +157,9 @@ class LayoutBuilder:
 
     def text(self, prompt: Prompt, trigger: str) -> Layout:
         """The AR stage's prompt, ending in `trigger`: "" or "<think>", "<recaption>", or what
-        `ratio_trigger` returns. Role prefix and trigger are encoded as one string, as upstream does."""
+        `ratio_trigger` returns. Role prefix and trigger are encoded as one string, as upstream
+        does.
+        """
         draft = Draft(self.vocabulary, self._joint)
         self._add_prompt(draft, prompt)
         draft.text(_roles(prompt.template).assistant + trigger)
@@ -143,7 +171,9 @@ class LayoutBuilder:
         return _roles(template).answer + "<boi>" + size
 
     def image(self, prompt: Prompt, cot: Sequence[Section], target: Target) -> Layout:
-        """The diffusion stage's whole sequence: prompt, written text, the picture's tokens, the end."""
+        """The diffusion stage's whole sequence: prompt, written text, the picture's tokens, the
+        end.
+        """
         roles = _roles(prompt.template)
         draft = Draft(self.vocabulary, self._joint)
         self._add_prompt(draft, prompt)
@@ -178,7 +208,9 @@ class LayoutBuilder:
         return sections + self._plain(text[end:])
 
     def cot_from_ids(self, ids: Sequence[int], *, drop_think: bool = False) -> list[Section]:
-        """Sections of text that the AR stage wrote, by its own ids: tags kept, the rest replaceable."""
+        """Sections of text that the AR stage wrote, by its own ids: tags kept, the rest
+        replaceable.
+        """
         kept = list(_without_think(ids, self.vocabulary) if drop_think else ids)
         tags = self.vocabulary.tags
         return [Section((id_,), is_replaceable=id_ not in tags) for id_ in kept]

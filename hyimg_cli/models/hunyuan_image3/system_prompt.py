@@ -1,4 +1,6 @@
-"""The system prompts that ship with a checkpoint: read as data from `system_prompt.py`, never run."""
+"""The system prompts that ship with a checkpoint: read as data from `system_prompt.py`, never
+run.
+"""
 
 import ast
 import hashlib
@@ -25,8 +27,8 @@ _DYNAMIC = {
 def system_prompt(kind: str, *, custom: str | None, bot_task: str, folder: Path) -> str | None:
     """The text to put before the user's, stripped, or None.
 
-    `custom` text wins over `kind`. `kind` "custom" without a text means none. Raises UsageError for an
-    unknown kind, CheckpointError where the checkpoint does not carry the text.
+    `custom` text wins over `kind`. `kind` "custom" without a text means none. Raises UsageError for
+    an unknown kind, CheckpointError where the checkpoint does not carry the text.
     """
     if custom is not None:
         return custom.strip() or None

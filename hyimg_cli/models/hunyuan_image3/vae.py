@@ -1,6 +1,7 @@
 """The picture VAE: pixels in [-1, 1] to scaled latents and back, under the official key names.
 
-It knows convolutions only. Fitting pictures to a size, drawing noise and cutting tiles is the caller's.
+It knows convolutions only. Fitting pictures to a size, drawing noise and cutting tiles is the
+caller's.
 
 Shapes: B batch · C channels · T frames · Y X rows, columns (pixels or latent cells).
 """
@@ -36,7 +37,9 @@ class Vae(nn.Module):
         mean_BCYX, logvar_BCYX = moments_BCTYX.squeeze(2).chunk(2, dim=1)
         return mean_BCYX, logvar_BCYX.clamp(*_LOGVAR_RANGE)
 
-    def posterior_sample(self, mean_BCYX: Tensor, logvar_BCYX: Tensor, noise_BCYX: Tensor) -> Tensor:
+    def posterior_sample(
+        self, mean_BCYX: Tensor, logvar_BCYX: Tensor, noise_BCYX: Tensor
+    ) -> Tensor:
         """Scaled latents [B, C, Y, X]: one draw from the posterior; zero noise gives its mode."""
         latents_BCYX = mean_BCYX + torch.exp(0.5 * logvar_BCYX) * noise_BCYX
         shift = self.architecture.shift_factor or 0.0
@@ -96,7 +99,9 @@ class Decoder(nn.Module):
 class DownLevel(nn.Module):
     """Blocks at one width, then the step to the next level where there is one."""
 
-    def __init__(self, width_in: int, width: int, blocks: int, downsample: nn.Module | None) -> None:
+    def __init__(
+        self, width_in: int, width: int, blocks: int, downsample: nn.Module | None
+    ) -> None:
         super().__init__()
         self.block = _blocks(width_in, width, blocks)
         if downsample is not None:
@@ -219,7 +224,9 @@ class FrameConv3d(nn.Conv3d):
             return super().forward(x_BCTYX)
         centre = self.weight[:, :, self.kernel_size[0] // 2]
         padding = self.kernel_size[1] // 2
-        return functional.conv2d(x_BCTYX.squeeze(2), centre, self.bias, padding=padding).unsqueeze(2)
+        return functional.conv2d(x_BCTYX.squeeze(2), centre, self.bias, padding=padding).unsqueeze(
+            2
+        )
 
 
 def _down_levels(architecture: VaeArchitecture) -> list[DownLevel]:

@@ -2,6 +2,7 @@
 
 # Legend: S image token (patch slot), M width
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -45,8 +46,10 @@ def vision_model(arch: VisionArchitecture) -> Siglip2VisionModel:
 
 
 def vision_inputs(pixels: np.ndarray, arch: VisionArchitecture) -> VisionInputs:
-    """Patches of an RGB uint8 image [H, W, 3], resized to the largest size the patch limit allows."""
-    options = {k: list(v) if isinstance(v, tuple) else v for k, v in arch.processor}
+    """Patches of an RGB uint8 image [H, W, 3], resized to the largest size the patch limit
+    allows.
+    """
+    options: dict[str, Any] = {k: list(v) if isinstance(v, tuple) else v for k, v in arch.processor}
     processor = Siglip2ImageProcessor(**options)
     batch = processor(torch.from_numpy(pixels).permute(2, 0, 1), return_tensors="pt")
     return VisionInputs(
@@ -55,7 +58,9 @@ def vision_inputs(pixels: np.ndarray, arch: VisionArchitecture) -> VisionInputs:
 
 
 def vision_features(tower: Siglip2VisionModel, inputs: VisionInputs) -> Tensor:
-    """Features of every slot, padding included, [1, S, M]; padding is hidden from attention as keys."""
+    """Features of every slot, padding included, [1, S, M]; padding is hidden from attention as
+    keys.
+    """
     weight = tower.embeddings.patch_embedding.weight
     output = tower(
         pixel_values=inputs.patches_1SP.to(weight.device, weight.dtype),

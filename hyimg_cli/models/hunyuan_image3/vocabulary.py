@@ -14,7 +14,8 @@ RATIO_COUNT_INSTRUCT = 37
 class Vocabulary:
     """Text to ids and back, and the ids of every control token.
 
-    `base_size` names the `<img_size_*>` token; `ratio_count` is 33 for the base model, 37 for Instruct.
+    `base_size` names the `<img_size_*>` token; `ratio_count` is 33 for the base model, 37 for
+    Instruct.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, base_size: int, ratio_count: int) -> None:
@@ -38,9 +39,7 @@ class Vocabulary:
         # Only the distilled checkpoints use these two; an older tokenizer may lack them.
         self.guidance = tokenizer.token_to_id("<guidance>")
         self.timestep_r = tokenizer.token_to_id("<timestep_r>")
-        self.tags = frozenset(
-            (self.think, self.end_think, self.recaption, self.end_recaption)
-        )
+        self.tags = frozenset((self.think, self.end_think, self.recaption, self.end_recaption))
         self.control = frozenset(
             id_ for id_, token in tokenizer.get_added_tokens_decoder().items() if token.special
         )

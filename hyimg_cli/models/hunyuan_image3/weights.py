@@ -1,7 +1,8 @@
 """Loading a checkpoint in the official layout: every key, no other, safetensors only.
 
-Names and shapes are checked from the files' headers before a byte of weight is read; transformers then
-loads the shards. Code that a checkpoint names (`auto_map`) is never looked at: the class is ours.
+Names and shapes are checked from the files' headers before a byte of weight is read; transformers
+then loads the shards. Code that a checkpoint names (`auto_map`) is never looked at: the class is
+ours.
 """
 
 from collections.abc import Iterator
@@ -18,19 +19,18 @@ from hyimg_cli.models.hunyuan_image3.config import Architecture, architecture, r
 from hyimg_cli.models.hunyuan_image3.model import HunyuanImage3ForCausalMM, transformers_config
 
 
-
 def load(
     folder: Path, *, dtype: torch.dtype, device_map: str | None = None
 ) -> HunyuanImage3ForCausalMM:
     """The network of `folder` in `dtype`, ready for inference. The router and the VAE stay float32.
 
-    `device_map` as in transformers: None for the CPU, "cuda:0" for one GPU, "balanced" for all of them.
-    Raises CheckpointError where files are missing, broken, pickled, or of another shape.
+    `device_map` as in transformers: None for the CPU, "cuda:0" for one GPU, "balanced" for all of
+    them. Raises CheckpointError where files are missing, broken, pickled, or of another shape.
     """
     arch = architecture(read_json(folder, "config.json"), where=f"{folder.name}/config.json")
     check_against(tensor_index(folder), expected_shapes(arch))
     with _quiet_transformers():
-        network, report = HunyuanImage3ForCausalMM.from_pretrained(
+        loaded: Any = HunyuanImage3ForCausalMM.from_pretrained(
             folder,
             config=transformers_config(arch),
             dtype=dtype,
@@ -40,10 +40,11 @@ def load(
             device_map=device_map,
             attn_implementation="sdpa",
         )
-    _refuse_leftovers(report)
+    network: HunyuanImage3ForCausalMM = loaded[0]
+    _refuse_leftovers(loaded[1])
     network.requires_grad_(False)
-    loaded: HunyuanImage3ForCausalMM = network.eval()
-    return loaded
+    network.eval()
+    return network
 
 
 def expected_shapes(arch: Architecture) -> dict[str, tuple[int, ...]]:

@@ -1,0 +1,1 @@
+"""One job's story and one session: the rooms below put together."""

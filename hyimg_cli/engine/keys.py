@@ -1,0 +1,42 @@
+"""The key of each job in a run: what must be equal for an earlier result to count as this one."""
+
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+from hyimg_cli.batch.journal import job_key
+from hyimg_cli.models import registry
+from hyimg_cli.spec import digest
+from hyimg_cli.spec.job import ImageJob
+from hyimg_cli.spec.run import RunConfig
+
+UNREADABLE = "unreadable"
+
+
+def key_of(job: ImageJob, source_digests: Sequence[str], config: RunConfig) -> str:
+    """The job's key, from the bytes of its source images and of its checkpoint.
+
+    The device and the batch are not part of it, precision and KV reuse are: they change pixels.
+    """
+    folder = registry.resolve_model(job.model, config.model.revision)
+    settings = {
+        "dtype": config.model.dtype,
+        "kv_reuse": "reuse" if config.reuse.kv_reuse else "recompute",
+    }
+    return job_key(job, source_digests, registry.fingerprint(folder), settings)
+
+
+def job_keys(jobs: Sequence[ImageJob], config: RunConfig) -> dict[str, str]:
+    """Key by custom id. Each source image is digested once."""
+    digest_of = cache(source_digest)
+    return {
+        job.custom_id: key_of(job, [digest_of(path) for path in job.images], config) for job in jobs
+    }
+
+
+def source_digest(path: str) -> str:
+    """Digest of a picture's bytes; a file that cannot be read fails its job later, not the run."""
+    try:
+        return digest.of_file(Path(path))
+    except OSError:
+        return UNREADABLE

@@ -1,0 +1,93 @@
+"""What became of a job, as the line that the journal will hold."""
+
+import json
+import logging
+import resource
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hyimg_cli.engine.image import Picture
+from hyimg_cli.errors import HyimgError
+from hyimg_cli.spec.events import Failure, Outcome, OutputFile
+from hyimg_cli.spec.job import ImageJob
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What every line says, whatever the job's end: its key, how often it was tried, its
+    seconds.
+    """
+
+    key: str
+    attempt: int
+    timings_s: dict[str, float]
+
+
+def done(job: ImageJob, picture: Picture, output: OutputFile | None, facts: Facts) -> Outcome:
+    """The line of a finished picture; whatever was degraded on the way is among its warnings."""
+    written = picture.written
+    has_written = written.ids is not None
+    return Outcome(
+        status="done",
+        outputs=(output,) if output else (),
+        denoise_steps=picture.denoise_steps,
+        cot_text=written.text if has_written else job.cot_text,
+        cot_token_ids=written.ids if has_written else job.cot_token_ids,
+        think_truncated=written.is_truncated,
+        ratio_index=picture.bucket.ratio_index,
+        kv_reuse=picture.reuse,
+        warnings=_warnings(picture),
+        **_common(job, facts),
+    )
+
+
+def failed(job: ImageJob, error: Exception, facts: Facts) -> Outcome:
+    """The line of a failed job. An error that is not ours is a bug: its traceback is logged."""
+    return Outcome(status="failed", error=_failure(job, error), **_common(job, facts))
+
+
+def _common(job: ImageJob, facts: Facts) -> dict[str, Any]:
+    return {
+        "custom_id": job.custom_id,
+        "key": facts.key,
+        "attempt": facts.attempt,
+        "timings_s": {name: round(seconds, 6) for name, seconds in facts.timings_s.items()},
+        "peak_memory_mb": round(_peak_memory_mb(), 1),
+        "metadata": json.loads(job.metadata_json),
+        "extra": json.loads(job.extra_json),
+    }
+
+
+def _warnings(picture: Picture) -> tuple[str, ...]:
+    warnings = list(picture.notes)
+    if picture.written.is_truncated:
+        warnings.append("the text reached its token limit; its open tag was closed")
+    if picture.reuse.status == "partial":
+        warnings.append(f"KV reuse is partial: {picture.reuse.reason}")
+    return tuple(warnings)
+
+
+def _failure(job: ImageJob, error: Exception) -> Failure:
+    if isinstance(error, HyimgError):
+        where = f"{error.where}: " if error.where else ""
+        return Failure(error.code, where + error.what, error.hint, error.retryable)
+    if isinstance(error, torch.OutOfMemoryError):
+        hint = "ask for a smaller size, or free the GPU's memory"
+        return Failure("job.out-of-memory", str(error).split("\n")[0], hint, retryable=True)
+    logger.error("job %s failed by a fault of hyimg's own", job.custom_id, exc_info=error)
+    what = f"{type(error).__name__}: {error}"
+    return Failure("job.internal", what, "this is a bug: please report it", retryable=False)
+
+
+def _peak_memory_mb() -> float:
+    """The process's largest resident size, or the GPU's largest allocation, in MB."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated() / 1e6
+    # Linux counts in KiB, macOS in bytes.
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6

@@ -1,0 +1,236 @@
+"""What happens around a session: which jobs of a manifest are meant, and which are left to do.
+
+No model is loaded here; `Session` does that with the plan that `prepare` returns.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cache
+from pathlib import Path
+
+from hyimg_cli.batch.cost import JobTokens, PlanCost, cost
+from hyimg_cli.batch.journal import Resumption, RunFolder, resume
+from hyimg_cli.batch.manifest import Manifest, failed_lines
+from hyimg_cli.batch.planner import make_plan
+from hyimg_cli.batch.recipe import Setting, resolve_jobs
+from hyimg_cli.engine.keys import job_keys
+from hyimg_cli.errors import HyimgError, ManifestError, SourceImageError, UsageError
+from hyimg_cli.media.images import probe_image
+from hyimg_cli.models import registry
+from hyimg_cli.spec.card import ModelCard
+from hyimg_cli.spec.events import Event, Failure, JobDone, JobFailed, ModelLoaded, Outcome
+from hyimg_cli.spec.job import ImageJob, Size
+from hyimg_cli.spec.plan import Plan
+from hyimg_cli.spec.run import RunConfig
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which jobs are meant: ids that match, then one shard (counted from 1), then the first few."""
+
+    pattern: str | None = None
+    limit: int | None = None
+    shard: tuple[int, int] | None = None
+
+    def of(self, jobs: Sequence[ImageJob]) -> list[ImageJob]:
+        """The chosen jobs in manifest order. Raises UsageError where a pattern matches none."""
+        chosen = [j for j in jobs if self.pattern is None or fnmatchcase(j.custom_id, self.pattern)]
+        if jobs and not chosen:
+            hint = f"the first id is {jobs[0].custom_id!r}; * stands for anything"
+            raise UsageError(
+                f"--select {self.pattern!r} matches none of {len(jobs)} jobs", hint=hint
+            )
+        if self.shard is not None:
+            chosen = chosen[self.shard[0] - 1 :: self.shard[1]]
+        return chosen[: self.limit]
+
+
+@dataclass(frozen=True)
+class ResumePolicy:
+    """What results of an earlier run in the same folder mean."""
+
+    resume: bool = True
+    retry_failed: bool = False
+    force: bool = False
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """The jobs of a manifest, and the outcomes of lines that could not become jobs."""
+
+    jobs: tuple[ImageJob, ...]
+    invalid: tuple[Outcome, ...] = ()
+
+
+@dataclass(frozen=True)
+class PreparedRun:
+    """What a session has to do, and what needs no session."""
+
+    plan: Plan
+    done_before: tuple[str, ...] = ()
+    failed_before: tuple[str, ...] = ()
+    invalid: tuple[Outcome, ...] = ()
+
+
+@dataclass
+class Summary:
+    """Counts and times of a run, gathered from its events. `left` was planned and did not run.
+
+    `failed` counts jobs, in this run and before; `invalid` lines that never became jobs.
+    """
+
+    done: int = 0
+    failed: int = 0
+    invalid: int = 0
+    skipped: int = 0
+    left: int = 0
+    load_s: float = 0.0
+    pictures_s: float = 0.0
+
+    @classmethod
+    def before(cls, run: PreparedRun) -> "Summary":
+        """What is known before the first event."""
+        return cls(
+            failed=len(run.failed_before),
+            invalid=len(run.invalid),
+            skipped=len(run.done_before),
+            left=len(run.plan.jobs),
+        )
+
+    def add(self, event: Event) -> None:
+        match event:
+            case ModelLoaded():
+                self.load_s += event.load_s
+            case JobDone():
+                self.done += 1
+                self.left -= 1
+                timings_s = event.outcome.timings_s
+                self.pictures_s += timings_s["total"] - timings_s["queue"]
+            case JobFailed():
+                self.failed += 1
+                self.left -= 1
+            case _:
+                pass
+
+    @property
+    def seconds_per_picture(self) -> float | None:
+        """Mean over the pictures made in this run, model loading and waiting left out."""
+        return self.pictures_s / self.done if self.done else None
+
+
+def work_s(outcome: Outcome) -> float:
+    """Seconds a job took itself, its wait behind other jobs left out."""
+    times = outcome.timings_s
+    return times.get("total", 0.0) - times.get("queue", 0.0)
+
+
+def accept(
+    manifest: Manifest,
+    settings: Mapping[str, Setting],
+) -> Accepted:
+    """The manifest's jobs, fully resolved.
+
+    Raises ManifestError with every fault, unless the setting `skip_invalid` is on: then faulty
+    lines become failed outcomes, and only faults of the whole file are raised.
+    """
+    jobs, unresolved = resolve_jobs(manifest, settings, cards(settings["revision"].value))
+    faults = [*manifest.faults, *unresolved]
+    by_id = failed_lines(manifest, faults) if settings["skip_invalid"].value else {}
+    recorded = {id(fault) for some in by_id.values() for fault in some}
+    unrecorded = [fault for fault in faults if id(fault) not in recorded]
+    if unrecorded:
+        raise ManifestError(unrecorded, where=manifest.title)
+    return Accepted(tuple(jobs), tuple(_invalid(name, some) for name, some in by_id.items()))
+
+
+def cards(revision: str | None) -> Callable[[str], ModelCard]:
+    """A look-up of model cards that reads each checkpoint once."""
+    return cache(lambda model: registry.model_card(model, revision))
+
+
+def sift(
+    folder: RunFolder, jobs: Sequence[ImageJob], config: RunConfig, policy: ResumePolicy
+) -> Resumption:
+    """What an earlier run in `folder` leaves to do. Raises OutputFolderError on a clash."""
+    return resume(
+        folder,
+        jobs,
+        job_keys(jobs, config),
+        resume=policy.resume,
+        retry_failed=policy.retry_failed,
+        force=policy.force,
+    )
+
+
+def prepare(
+    folder: RunFolder,
+    accepted: Accepted,
+    *,
+    config: RunConfig,
+    selection: Selection,
+    policy: ResumePolicy,
+) -> PreparedRun:
+    """The plan of what is selected and left to do; records the lines that could not become jobs."""
+    rest = sift(folder, selection.of(accepted.jobs), config, policy)
+    folder.write_resolved(accepted.jobs)
+    _record(folder, accepted.invalid)
+    plan = make_plan(rest.to_run, cards(config.model.revision))
+    return PreparedRun(plan, tuple(rest.done), tuple(rest.failed_before), accepted.invalid)
+
+
+def costs(plan: Plan, config: RunConfig, *, assumed_think: int) -> PlanCost:
+    """What `plan` will take; source images are looked at, not decoded."""
+    revision = config.model.revision
+    size_of = cache(_source_size)
+
+    def tokens_of(job: ImageJob) -> JobTokens:
+        sizes = [size_of(path) for path in job.images]
+        return registry.job_tokens(job, sizes, assumed_think=assumed_think, revision=revision)
+
+    return cost(plan, tokens_of, cards(revision))
+
+
+def _source_size(path: str) -> Size:
+    """A picture's size; one that cannot be read, and fails its job later, counts as a square."""
+    try:
+        return probe_image(Path(path), decode=False)[0]
+    except SourceImageError:
+        return Size(1, 1)
+
+
+def source_faults(jobs: Sequence[ImageJob]) -> list[HyimgError]:
+    """What is wrong with the source images, with the line that names each; a file is read once."""
+    probe = cache(_probed)
+    found = ((job, path, probe(path)) for job in jobs for path in job.images)
+    return [
+        SourceImageError(
+            error.what, where=f"{job.source_line}: {path}", hint=error.hint, code=error.code
+        )
+        for job, path, error in found
+        if error is not None
+    ]
+
+
+def _probed(path: str) -> SourceImageError | None:
+    try:
+        probe_image(Path(path))
+    except SourceImageError as error:
+        return error
+    return None
+
+
+def _record(folder: RunFolder, invalid: Sequence[Outcome]) -> None:
+    """Appends failed lines, once: a resumed run says the same of them and adds nothing."""
+    results = folder.results()
+    for outcome in invalid:
+        earlier = results.get(outcome.custom_id, {}).get("error") or {}
+        if outcome.error and earlier.get("message") != outcome.error.message:
+            folder.append(outcome)
+
+
+def _invalid(custom_id: str, faults: Sequence[HyimgError]) -> Outcome:
+    """A line that could not become a job; its first fault names the code."""
+    message = "; ".join(str(fault) for fault in faults)
+    failure = Failure(faults[0].code, message, faults[0].hint, retryable=False)
+    return Outcome(custom_id, "failed", key="", attempt=0, error=failure)

@@ -1,0 +1,79 @@
+"""A checkpoint folder's facts, from its JSON files and safetensors headers; no torch."""
+
+from pathlib import Path
+from typing import Any
+
+from hyimg_cli.errors import CheckpointError
+from hyimg_cli.loading.checkpoint import tensor_index, weight_bytes
+from hyimg_cli.models.hunyuan_image3.buckets import buckets
+from hyimg_cli.models.hunyuan_image3.config import (
+    Architecture,
+    GenerationConfig,
+    architecture,
+    generation_config,
+    read_json,
+)
+from hyimg_cli.spec.card import Bucket, ModelCard
+
+FAMILY = "hunyuan_image3"
+_BF16_BYTES = 2
+
+
+def read_architecture(folder: Path) -> Architecture:
+    """The network that `folder/config.json` describes."""
+    return architecture(read_json(folder, "config.json"), where=f"{folder.name}/config.json")
+
+
+def read_generation(folder: Path) -> GenerationConfig:
+    """The defaults in `folder/generation_config.json`."""
+    return generation_config(read_json(folder, "generation_config.json"))
+
+
+def model_card(folder: Path, model: str) -> ModelCard:
+    """The card of the checkpoint in `folder`, called `model` by the user.
+
+    A `card.json` beside the weights may name the checkpoint, say that it is untrained, and restrict
+    the sizes to the ratio indices that it was trained on.
+    """
+    arch, generation = read_architecture(folder), read_generation(folder)
+    extra = read_json(folder, "card.json") if (folder / "card.json").is_file() else {}
+    return ModelCard(
+        model=model,
+        family=FAMILY,
+        name=str(extra.get("name", folder.name)),
+        is_trained=bool(extra.get("trained", True)),
+        is_distilled=arch.cfg_distilled,
+        buckets=_allowed(official_buckets(arch), extra, folder),
+        pixels_per_cell=arch.vae_downsample_factor,
+        source_vit_tokens=arch.vision.max_num_patches,
+        kv_bytes_per_token=_kv_bytes(arch),
+        weight_bytes=weight_bytes(tensor_index(folder)),
+        max_positions=arch.max_position_embeddings,
+        vocab_size=arch.vocab_size,
+        defaults=generation.defaults,
+    )
+
+
+def official_buckets(arch: Architecture) -> tuple[Bucket, ...]:
+    """Every size of the released rule for this base size."""
+    return buckets(arch.image_base_size, has_extras=not arch.is_base)
+
+
+def _allowed(
+    official: tuple[Bucket, ...], extra: dict[str, Any], folder: Path
+) -> tuple[Bucket, ...]:
+    if "ratio_indices" not in extra:
+        return official
+    wanted = set(extra["ratio_indices"])
+    allowed = tuple(bucket for bucket in official if bucket.ratio_index in wanted)
+    if len(allowed) != len(wanted) or not allowed:
+        raise CheckpointError(
+            f"card.json names ratio indices {sorted(wanted)}; known are 0 to {len(official) - 1}",
+            where=str(folder),
+            code="checkpoint.card",
+        )
+    return allowed
+
+
+def _kv_bytes(arch: Architecture) -> int:
+    return arch.num_hidden_layers * 2 * arch.num_key_value_heads * arch.head_dim * _BF16_BYTES

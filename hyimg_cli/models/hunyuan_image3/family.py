@@ -1,0 +1,208 @@
+"""HunyuanImage-3 as the engine's `MixedModel`: the network and its prompter behind one face."""
+
+# Legend: C channel, Y X latent rows and columns, V vocabulary
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hyimg_cli.diffusion.schedule import Step
+from hyimg_cli.errors import MachineError
+from hyimg_cli.kv.buffer import Buffer
+from hyimg_cli.media.images import fit_cover
+from hyimg_cli.models.hunyuan_image3.model import (
+    Branch,
+    HunyuanImage3ForCausalMM,
+    Noise,
+    SourceRows,
+)
+from hyimg_cli.models.hunyuan_image3.prompter import Prompter
+from hyimg_cli.models.hunyuan_image3.script import Script, trigger
+from hyimg_cli.models.hunyuan_image3.sequence import Layout, SourceShape
+from hyimg_cli.models.hunyuan_image3.vision import vision_inputs
+from hyimg_cli.models.hunyuan_image3.weights import load
+from hyimg_cli.models.protocols import Context, Encoded
+from hyimg_cli.spec.card import Bucket, ModelCard
+from hyimg_cli.spec.digest import seed_from
+from hyimg_cli.spec.job import ImageJob
+from hyimg_cli.spec.run import ModelChoice
+
+
+def load_family(prompter: Prompter, choice: ModelChoice) -> "HunyuanImage3":
+    """Load the checkpoint on the chosen device: float32 on the CPU, bfloat16 on a GPU by
+    default.
+    """
+    device_map = _device_map(choice.device)
+    by_default = torch.float32 if device_map is None else torch.bfloat16
+    dtype = by_default if choice.dtype == "auto" else getattr(torch, choice.dtype)
+    return HunyuanImage3(load(prompter.folder, dtype=dtype, device_map=device_map), prompter)
+
+
+def _device_map(device: str) -> str | None:
+    """What transformers is told: None for the CPU, a GPU's name, or "balanced" over all of them."""
+    has_gpu = torch.cuda.is_available()
+    if device == "cpu" or (device == "auto" and not has_gpu):
+        return None
+    if not has_gpu:
+        raise MachineError(
+            f"device {device} was asked for, and torch finds no GPU",
+            hint="use --device cpu, or install a torch build that knows this GPU",
+            code="machine.no-gpu",
+        )
+    return {"auto": "cuda:0", "cuda": "cuda:0"}.get(device, device)
+
+
+class HunyuanImage3:
+    """One loaded checkpoint."""
+
+    def __init__(self, network: HunyuanImage3ForCausalMM, prompter: Prompter) -> None:
+        self.network = network
+        self.prompter = prompter
+
+    @property
+    def card(self) -> ModelCard:
+        return self.prompter.card
+
+    @property
+    def rows_seen(self) -> int:
+        rows: int = self.network.model.rows_seen
+        return rows
+
+    @property
+    def device_name(self) -> str:
+        devices = sorted({str(p.device) for p in self.network.parameters()})
+        return ",".join(devices)
+
+    @property
+    def dtype_name(self) -> str:
+        return str(self.network.lm_head.weight.dtype).removeprefix("torch.")
+
+    @property
+    def parameter_count(self) -> int:
+        return sum(p.numel() for p in self.network.parameters())
+
+    @torch.no_grad()
+    def encode_source(self, pixels: np.ndarray, digest: str) -> Encoded:
+        """Both views of a source image: VAE latents of its bucket, ViT features of the whole.
+
+        The posterior is sampled with a seed made from the image's own bytes, not from the job's:
+        every job with this source, and both stages of each, sees the same latents.
+        """
+        bucket, note = self.prompter.fit(pixels.shape[0], pixels.shape[1])
+        inputs = vision_inputs(pixels, self.network.arch.vision)
+        latents_1CYX = self._latents(fit_cover(pixels, bucket.size), seed_from(digest))
+        return Encoded(
+            digest=digest,
+            shape=self.prompter.source_shape(bucket, inputs.grid),
+            rows=self.network.encode_source(latents_1CYX, inputs),
+            notes=(note,) if note else (),
+        )
+
+    @torch.no_grad()
+    def open_context(self, job: ImageJob, sources: Sequence[Encoded]) -> Context:
+        opening = self.prompter.opening(job, _shapes(sources))
+        if opening is None:
+            return Context([], None, None)
+        room = self.prompter.text_budget(job, opening.stop) if job.writes_text else 0
+        # Behind the text: its closing tag and what opens the picture, up to the ratio token.
+        buffer = self.network.new_buffer(opening.stop + room + 8)
+        hidden = self.network.prefill(
+            opening.layout, opening.layout.ids, _rows(sources), buffer, opening.stop
+        )
+        return Context(list(opening.ids), buffer, hidden)
+
+    def script(self, job: ImageJob) -> Script:
+        return self.prompter.script(job)
+
+    def text_budget(self, job: ImageJob, context: Context) -> int:
+        return self.prompter.text_budget(job, len(context.ids))
+
+    def opening_ids(self, job: ImageJob) -> list[int]:
+        return self.prompter.vocabulary.encode(trigger(job.bot_task))
+
+    @torch.no_grad()
+    def feed(self, context: Context, ids: Sequence[int]) -> None:
+        assert context.buffer is not None, "an empty context has no AR stage"
+        context.hidden_M = self.network.feed(ids, context.buffer)
+        context.ids.extend(ids)
+
+    @torch.no_grad()
+    def text_logits(self, context: Context) -> Tensor:
+        assert context.hidden_M is not None, "logits stand behind a token"
+        return self.network.text_logits(context.hidden_M[None])[0].cpu()
+
+    def decode_text(self, ids: Sequence[int]) -> str:
+        return self.prompter.vocabulary.decode(ids)
+
+    def ratio_ids(self) -> tuple[int, ...]:
+        return self.prompter.allowed_ratios
+
+    def bucket(self, job: ImageJob, ratio_id: int | None) -> tuple[Bucket, str]:
+        if ratio_id is not None:
+            return self.prompter.bucket_of_ratio(ratio_id), ""
+        return self.prompter.fit(job.size.height, job.size.width)
+
+    def layout(
+        self,
+        job: ImageJob,
+        sources: Sequence[Encoded],
+        written: Sequence[int] | None,
+        bucket: Bucket,
+    ) -> Layout:
+        return self.prompter.picture(job, _shapes(sources), written, bucket)
+
+    def new_buffer(self, capacity: int) -> Buffer:
+        return self.network.new_buffer(capacity)
+
+    @torch.no_grad()
+    def prefill(
+        self, layout: Layout, ids: Sequence[int], sources: Sequence[Encoded], buffer: Buffer
+    ) -> None:
+        if buffer.length < layout.live_start:
+            self.network.prefill(layout, ids, _rows(sources), buffer, layout.live_start)
+
+    def branch(self, layout: Layout, buffer: Buffer) -> Branch:
+        return self.network.branch(layout, buffer)
+
+    def initial_latents(self, bucket: Bucket, seed: int) -> Tensor:
+        """Drawn in bfloat16, as upstream does: a float32 draw of the same seed is another picture.
+
+        Always on the CPU, so that a seed means the same noise on every machine.
+        """
+        rows, columns = self.card.latent_grid(bucket.size)
+        shape = (self.network.arch.vae.latent_channels, rows, columns)
+        generator = torch.Generator().manual_seed(seed)
+        noise = torch.randn(shape, generator=generator, dtype=torch.bfloat16)
+        return noise.float().to(self.network.device)
+
+    @torch.no_grad()
+    def velocity(
+        self, latents_CYX: Tensor, step: Step, guidance: float, branches: Sequence[Branch]
+    ) -> Tensor:
+        noise = Noise(step.timestep, step.next_timestep, guidance)
+        return self.network.velocity(latents_CYX, noise, branches)
+
+    @torch.no_grad()
+    def decode_latents(self, latents_CYX: Tensor) -> Tensor:
+        vae = self.network.vae
+        weight = vae.decoder.conv_in.weight
+        pixels_CYX = vae.decode(latents_CYX[None].to(weight.device, weight.dtype))[0]
+        return (pixels_CYX / 2 + 0.5).clamp(0, 1).float().permute(1, 2, 0).cpu()
+
+    def _latents(self, pixels: np.ndarray, seed: int) -> Tensor:
+        vae = self.network.vae
+        weight = vae.encoder.conv_in.weight
+        levels = torch.from_numpy(pixels).permute(2, 0, 1)[None].to(weight.device, weight.dtype)
+        mean, logvar = vae.encode_moments((levels / 255 - 0.5) / 0.5)
+        generator = torch.Generator().manual_seed(seed)
+        noise = torch.randn(mean.shape, generator=generator).to(mean)
+        return vae.posterior_sample(mean, logvar, noise)
+
+
+def _shapes(sources: Sequence[Encoded]) -> list[SourceShape]:
+    return [source.shape for source in sources]
+
+
+def _rows(sources: Sequence[Encoded]) -> list[SourceRows]:
+    return [source.rows for source in sources]

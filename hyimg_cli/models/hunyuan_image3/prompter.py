@@ -1,0 +1,245 @@
+"""From a job to its token sequences, for running it and for counting what it will cost; no
+torch.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from hyimg_cli.batch.cost import JobTokens
+from hyimg_cli.errors import JobError
+from hyimg_cli.models.hunyuan_image3.card import (
+    model_card,
+    official_buckets,
+    read_architecture,
+    read_generation,
+)
+from hyimg_cli.models.hunyuan_image3.script import Script, trigger
+from hyimg_cli.models.hunyuan_image3.sequence import (
+    Grid,
+    Layout,
+    LayoutBuilder,
+    Prompt,
+    Section,
+    SourceShape,
+    Target,
+)
+from hyimg_cli.models.hunyuan_image3.system_prompt import shipped_text, system_prompt
+from hyimg_cli.models.hunyuan_image3.vocabulary import (
+    RATIO_COUNT_BASE,
+    RATIO_COUNT_INSTRUCT,
+    Vocabulary,
+)
+from hyimg_cli.spec.card import Bucket, ModelCard
+from hyimg_cli.spec.job import ImageJob, Size
+
+# Tokens around the picture: tags, <boi>, size, ratio, timestep, the distilled pair, and the end.
+_FRAME_TOKENS = 16
+
+
+@dataclass(frozen=True)
+class Opening:
+    """What the AR stage is fed before it chooses anything: the layout's tokens `[0, stop)`."""
+
+    layout: Layout
+    stop: int
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        return self.layout.ids[: self.stop]
+
+
+class Prompter:
+    """Sequences for one checkpoint. Raises CheckpointError where its files are incomplete."""
+
+    def __init__(self, folder: Path, model: str) -> None:
+        self.folder = folder
+        self.card: ModelCard = model_card(folder, model)
+        self.arch = read_architecture(folder)
+        self.template = read_generation(folder).template
+        self.vocabulary = Vocabulary.from_folder(
+            folder,
+            base_size=self.arch.image_base_size,
+            ratio_count=RATIO_COUNT_BASE if self.arch.is_base else RATIO_COUNT_INSTRUCT,
+        )
+        self.builder = LayoutBuilder(
+            self.vocabulary, has_joint_source_span=self.arch.has_joint_source_span
+        )
+
+    def fit(self, height: int, width: int) -> tuple[Bucket, str]:
+        """The bucket for a picture, and a note where training left the nearest one out, else ""."""
+        bucket = self.card.nearest_bucket(height, width)
+        nearest = replace(self.card, buckets=official_buckets(self.arch)).nearest_bucket(
+            height, width
+        )
+        if bucket == nearest:
+            return bucket, ""
+        known = ", ".join(str(b.size) for b in self.card.buckets)
+        return bucket, f"{width}x{height} fitted to {bucket.size}: {self.card.name} knows {known}"
+
+    def source_shape(self, bucket: Bucket, vit_grid: Grid) -> SourceShape:
+        """What a source image fitted to `bucket` asks of the sequence."""
+        vae_grid = Grid(*self.card.latent_grid(bucket.size))
+        return SourceShape(bucket.ratio_index, vae_grid, vit_grid, self.card.source_vit_tokens)
+
+    def opening(self, job: ImageJob, shapes: Sequence[SourceShape]) -> Opening | None:
+        """What the AR stage starts from; None where it has nothing to write or to decide.
+
+        A job that writes text opens with its trigger tag; one that only needs a ratio is fed all
+        that comes before the ratio token.
+        """
+        prompt = self._prompt(job, shapes, self._system(job))
+        if job.writes_text:
+            layout = self.builder.text(prompt, trigger(job.bot_task))
+            return Opening(layout, len(layout.ids))
+        if not job.size.is_auto:
+            return None
+        layout = self.picture(job, shapes, None, self.card.buckets[0])
+        assert layout.target is not None, "a picture's layout has a target"
+        return Opening(layout, layout.target.ratio)
+
+    def picture(
+        self,
+        job: ImageJob,
+        shapes: Sequence[SourceShape],
+        written: Sequence[int] | None,
+        bucket: Bucket,
+    ) -> Layout:
+        """The diffusion stage's sequence, with the text that the AR stage wrote or the job gave."""
+        if written is None:
+            cot, has_think = self._given_cot(job), job.cot_text is not None
+        else:
+            cot = self.builder.cot_from_ids(written, drop_think=job.drop_think)
+            has_think = self.vocabulary.think in written
+        prompt = self._prompt(job, shapes, self._picture_system(job, has_think))
+        layout = self.builder.image(prompt, cot, self.target(bucket))
+        self._refuse_too_long(len(layout.ids))
+        return layout
+
+    def target(self, bucket: Bucket) -> Target:
+        """The picture's tokens for a bucket."""
+        grid = Grid(*self.card.latent_grid(bucket.size))
+        return Target(
+            bucket.ratio_index,
+            grid,
+            has_guidance=self.arch.cfg_distilled,
+            has_timestep_r=self.arch.use_meanflow,
+        )
+
+    def script(self, job: ImageJob) -> Script:
+        """The rules of the job's AR stage."""
+        return Script(
+            self.vocabulary,
+            job.bot_task,
+            needs_ratio=job.size.is_auto,
+            template=self.template,
+            ratios=self.allowed_ratios,
+        )
+
+    @property
+    def allowed_ratios(self) -> tuple[int, ...]:
+        """Ids of the ratio tokens that the checkpoint may choose."""
+        return tuple(self.vocabulary.ratios[bucket.ratio_index] for bucket in self.card.buckets)
+
+    def bucket_of_ratio(self, id_: int) -> Bucket:
+        """The bucket that a ratio token stands for."""
+        index = self.vocabulary.ratios.index(id_)
+        return next(bucket for bucket in self.card.buckets if bucket.ratio_index == index)
+
+    def text_budget(self, job: ImageJob, opening_length: int) -> int:
+        """How many tokens the AR stage may write: the job's limit, within the model's positions."""
+        cells = max(rows * columns for rows, columns in map(self._grid, self.card.buckets))
+        room = self.card.max_positions - opening_length - cells - _FRAME_TOKENS
+        if room < 1:
+            self._refuse_too_long(opening_length + cells + _FRAME_TOKENS + 1)
+        return min(job.text.max_new_tokens, room)
+
+    def count(self, job: ImageJob, source_sizes: Sequence[Size], assumed_think: int) -> JobTokens:
+        """Tokens that the job will take; text not yet written counts as `assumed_think` tokens."""
+        shapes = [
+            self.source_shape(self.fit(size.height, size.width)[0], Grid(1, 1))
+            for size in source_sizes
+        ]
+        opening = self.opening(job, shapes)
+        bucket = self.card.bucket_of(job.size) or self.card.nearest_bucket(1, 1)
+        text = [self.vocabulary.cfg] * assumed_think
+        layout = self.picture(job, shapes, text if job.writes_text else None, bucket)
+        assert layout.target is not None, "a picture's layout has a target"
+        has_branches = job.guidance_scale > 1 and not self.card.is_distilled
+        prefix = layout.target.live_start
+        return JobTokens(
+            ar_prefill=opening.stop if opening else 0,
+            shared_prefix=layout.shared_length if has_branches else 0,
+            positive=prefix,
+            negative=prefix if has_branches else 0,
+            step_rows=layout.target.image.stop - prefix,
+            branches=2 if has_branches else 1,
+            image_encodes=len(shapes),
+            assumed_think=assumed_think if job.writes_text else 0,
+        )
+
+    def _grid(self, bucket: Bucket) -> tuple[int, int]:
+        return self.card.latent_grid(bucket.size)
+
+    def _prompt(self, job: ImageJob, shapes: Sequence[SourceShape], system: str | None) -> Prompt:
+        self._refuse_control("prompt", self.vocabulary.encode(job.prompt), ())
+        return Prompt(job.prompt, system, tuple(shapes), self.template)
+
+    def _system(self, job: ImageJob) -> str | None:
+        return system_prompt(
+            job.use_system_prompt,
+            custom=job.system_prompt,
+            bot_task=job.bot_task,
+            folder=self.folder,
+        )
+
+    def _picture_system(self, job: ImageJob, has_think: bool) -> str | None:
+        """Without its reasoning, a text is the work of the recaption prompt: upstream says so
+        too.
+        """
+        system = self._system(job)
+        if system and job.drop_think and has_think:
+            return shipped_text(self.folder, "en_recaption")
+        return system
+
+    def _given_cot(self, job: ImageJob) -> list[Section]:
+        if job.cot_token_ids is not None:
+            self._refuse_unknown_ids(job.cot_token_ids)
+            return self.builder.cot_from_ids(job.cot_token_ids, drop_think=job.drop_think)
+        if job.cot_text is None:
+            return []
+        sections = self.builder.cot_from_text(
+            job.cot_text, template=self.template, drop_think=job.drop_think
+        )
+        ids = [id_ for section in sections for id_ in section.ids]
+        words = self.vocabulary
+        self._refuse_control("cot_text", ids, {*words.tags, words.answer, words.end_answer})
+        return sections
+
+    def _refuse_unknown_ids(self, ids: Sequence[int]) -> None:
+        unknown = [id_ for id_ in ids if not 0 <= id_ < self.card.vocab_size]
+        if unknown:
+            raise JobError(
+                f"{unknown[0]} is no token: the vocabulary has {self.card.vocab_size}, from 0 on",
+                where="cot_token_ids",
+                code="job.unknown-token",
+            )
+        self._refuse_control("cot_token_ids", ids, self.vocabulary.tags)
+
+    def _refuse_control(self, field: str, ids: Sequence[int], allowed: Iterable[int]) -> None:
+        names = self.vocabulary.control_in(ids, allowed=allowed)
+        if names:
+            raise JobError(
+                f"{field} contains the model's control token {names[0]}",
+                where=field,
+                hint="write it differently; control tokens would change the sequence's structure",
+                code="job.control-token",
+            )
+
+    def _refuse_too_long(self, length: int) -> None:
+        if length > self.card.max_positions:
+            raise JobError(
+                f"the sequence has {length} tokens, the model {self.card.max_positions} positions",
+                hint="shorten the prompt, or give fewer source images",
+                code="job.too-long",
+            )

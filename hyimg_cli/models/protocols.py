@@ -1,0 +1,165 @@
+"""What the engine needs of a model that writes text and draws with the same weights and one KV
+cache.
+
+No base class: a family offers these methods, and `engine/image.py` tells one job's story with them.
+"""
+
+# Legend: C channel, Y X latent rows and columns, V vocabulary, M model width, G branch
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from torch import Tensor
+
+from hyimg_cli.diffusion.schedule import Step
+from hyimg_cli.kv.buffer import Buffer
+from hyimg_cli.spec.card import Bucket, ModelCard
+from hyimg_cli.spec.job import ImageJob
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A source image as the network sees it. `shape` and `rows` are the family's own."""
+
+    digest: str
+    shape: Any
+    rows: Any
+    notes: tuple[str, ...] = ()
+
+
+@dataclass
+class Context:
+    """The AR stage's sequence: ids that were fed, their K/V, the last row's hidden state [M].
+
+    `buffer` is None where a job needs nothing of the AR stage.
+    """
+
+    ids: list[int]
+    buffer: Buffer | None
+    hidden_M: Tensor | None
+
+
+@dataclass(frozen=True)
+class Written:
+    """What the AR stage decided: the text's ids with their tags (None: nothing to write), its text,
+    and the ratio token's id where the size was the model's to choose."""
+
+    ids: tuple[int, ...] | None = None
+    text: str | None = None
+    is_truncated: bool = False
+    ratio_id: int | None = None
+    decode_steps: int = 0
+
+
+class TextScript(Protocol):
+    """What may be written next, and when it is done."""
+
+    def allowed(self, last: int) -> tuple[int, ...] | None: ...
+
+    def is_done(self, last: int) -> bool: ...
+
+    def is_open(self, written: list[int]) -> bool: ...
+
+    def forced_ending(self, written: list[int]) -> list[int]: ...
+
+    def text_of(self, written: list[int]) -> list[int]: ...
+
+
+class BranchLayout(Protocol):
+    """The diffusion stage's sequence: ids of both branches, and where the live rows start."""
+
+    @property
+    def ids(self) -> tuple[int, ...]: ...
+
+    @property
+    def unconditional_ids(self) -> tuple[int, ...]: ...
+
+    @property
+    def live_start(self) -> int: ...
+
+    @property
+    def live_stop(self) -> int: ...
+
+
+class MixedModel(Protocol):
+    """An AR + diffusion model with one sequence. Methods raise JobError for what a job asks
+    wrongly.
+    """
+
+    @property
+    def card(self) -> ModelCard: ...
+
+    @property
+    def rows_seen(self) -> int:
+        """Token rows that entered the transformer since it was loaded."""
+
+    @property
+    def device_name(self) -> str: ...
+
+    @property
+    def dtype_name(self) -> str: ...
+
+    @property
+    def parameter_count(self) -> int: ...
+
+    def encode_source(self, pixels: np.ndarray, digest: str) -> Encoded:
+        """Rows of a source image, RGB uint8 [H, W, 3]."""
+
+    def open_context(self, job: ImageJob, sources: Sequence[Encoded]) -> Context:
+        """The AR stage's prompt, prefilled; an empty context where it has nothing to do."""
+
+    def script(self, job: ImageJob) -> TextScript:
+        """The rules of what the job's AR stage may write."""
+
+    def text_budget(self, job: ImageJob, context: Context) -> int:
+        """How many tokens the job may write."""
+
+    def opening_ids(self, job: ImageJob) -> list[int]:
+        """The ids at the end of the prompt that belong to the written text: its trigger tag."""
+
+    def feed(self, context: Context, ids: Sequence[int]) -> None:
+        """Append tokens to the context."""
+
+    def text_logits(self, context: Context) -> Tensor:
+        """Logits behind the context's last token, float32 on the CPU, [V]."""
+
+    def decode_text(self, ids: Sequence[int]) -> str:
+        """The text of some ids, tags spelled out."""
+
+    def ratio_ids(self) -> tuple[int, ...]:
+        """The ratio tokens that the checkpoint may choose."""
+
+    def bucket(self, job: ImageJob, ratio_id: int | None) -> tuple[Bucket, str]:
+        """The size to draw and a note about it, from the ratio token or from the job's own size."""
+
+    def layout(
+        self,
+        job: ImageJob,
+        sources: Sequence[Encoded],
+        written: Sequence[int] | None,
+        bucket: Bucket,
+    ) -> BranchLayout:
+        """The diffusion stage's sequence."""
+
+    def new_buffer(self, capacity: int) -> Buffer: ...
+
+    # `layout` is what the family's own `layout` returned.
+    def prefill(
+        self, layout: Any, ids: Sequence[int], sources: Sequence[Encoded], buffer: Buffer
+    ) -> None:
+        """Complete the buffer's prefix up to the live rows."""
+
+    def branch(self, layout: Any, buffer: Buffer) -> Any:
+        """A branch ready to denoise."""
+
+    def initial_latents(self, bucket: Bucket, seed: int) -> Tensor:
+        """Noise, [C, Y, X]."""
+
+    def velocity(
+        self, latents_CYX: Tensor, step: Step, guidance: float, branches: Sequence[Any]
+    ) -> Tensor:
+        """Every branch's velocity, [G, C, Y, X]."""
+
+    def decode_latents(self, latents_CYX: Tensor) -> Tensor:
+        """Pixels in [0, 1], float32 on the CPU, [H, W, 3]."""

@@ -1,0 +1,100 @@
+"""Which families exist and where their checkpoints are; imports neither torch nor transformers.
+
+A family is a folder beside this file. Its `Prompter` knows sequences without weights; its `load`
+brings the network.
+"""
+
+import os
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hyimg_cli.batch.cost import JobTokens
+from hyimg_cli.errors import CheckpointError
+from hyimg_cli.loading import checkpoint
+from hyimg_cli.models.hunyuan_image3.prompter import Prompter
+from hyimg_cli.spec.card import ModelCard
+from hyimg_cli.spec.job import ImageJob, Size
+from hyimg_cli.spec.run import ModelChoice
+
+if TYPE_CHECKING:
+    from hyimg_cli.models.protocols import MixedModel
+
+EMBEDDED = "tiny-image"
+_ASSETS = Path(__file__).parent.parent / "assets"
+
+
+def resolve_model(model: str, revision: str | None = None) -> Path:
+    """Where the checkpoint lies: the embedded one, a folder, or a hub id fetched into its cache.
+
+    Raises CheckpointError where a hub id cannot be had.
+    """
+    if model == EMBEDDED:
+        return _ASSETS / EMBEDDED
+    if Path(model).expanduser().is_dir():
+        return Path(model).expanduser()
+    if model.startswith((".", "/", "~")) or model.count("/") != 1:
+        raise CheckpointError(
+            f"there is no checkpoint folder {model}",
+            hint=f'give a folder, "{EMBEDDED}", or a hub id (tencent/HunyuanImage-3.0-Instruct)',
+            code="checkpoint.missing",
+        )
+    return _fetched(model, revision)
+
+
+@lru_cache(maxsize=8)
+def prompter(model: str, revision: str | None = None) -> Prompter:
+    """Sequences and facts of a checkpoint, read once."""
+    folder = resolve_model(model, revision)
+    if not folder.is_dir():
+        raise CheckpointError(
+            f"there is no checkpoint folder {folder.name}", code="checkpoint.missing"
+        )
+    return Prompter(folder, model)
+
+
+def model_card(model: str, revision: str | None = None) -> ModelCard:
+    """Facts of a checkpoint without its weights."""
+    return prompter(model, revision).card
+
+
+@lru_cache(maxsize=8)
+def fingerprint(folder: Path) -> str:
+    """A digest that changes when the checkpoint's files do."""
+    return checkpoint.fingerprint(folder)
+
+
+def job_tokens(
+    job: ImageJob,
+    source_sizes: Sequence[Size],
+    *,
+    assumed_think: int,
+    revision: str | None = None,
+) -> JobTokens:
+    """Tokens that a job will take; `source_sizes` are its pictures' pixels, in order."""
+    return prompter(job.model, revision).count(job, source_sizes, assumed_think)
+
+
+def load(choice: ModelChoice) -> "MixedModel":
+    """The loaded model. Imports torch. Raises CheckpointError, or MachineError for the device."""
+    from hyimg_cli.models.hunyuan_image3.family import load_family
+
+    return load_family(prompter(choice.model, choice.revision), choice)
+
+
+def _fetched(model: str, revision: str | None) -> Path:
+    from huggingface_hub import snapshot_download
+
+    # Code files are left where they are: nothing of theirs is ever run.
+    patterns = ["*.safetensors", "*.json", "system_prompt.py"]
+    try:
+        return Path(snapshot_download(model, revision=revision, allow_patterns=patterns))
+    except Exception as error:  # the hub client raises a family of its own, OSError and ValueError
+        offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE") else ""
+        raise CheckpointError(
+            f"{model} is neither a folder nor in the hub's cache{offline}: {type(error).__name__}",
+            hint="check the name and the connection, or give the path of a downloaded checkpoint",
+            code="checkpoint.missing",
+            retryable=True,
+        ) from None

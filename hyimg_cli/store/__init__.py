@@ -1,0 +1,1 @@
+"""Content that is kept: bounded memos in memory."""

@@ -1,0 +1,47 @@
+"""A bounded in-memory memo: what was computed once is kept until its bytes are needed."""
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import Generic, TypeVar
+
+Key = TypeVar("Key", bound=Hashable)
+Value = TypeVar("Value")
+
+
+class Memo(Generic[Key, Value]):
+    """Values by key, least recently used first out. `hits` and `misses` count the look-ups."""
+
+    def __init__(self, budget_bytes: int, size_of: Callable[[Value], int]) -> None:
+        """A value larger than the whole budget is returned and not kept."""
+        self._budget, self._size_of = budget_bytes, size_of
+        self._values: OrderedDict[Key, tuple[Value, int]] = OrderedDict()
+        self.held_bytes = self.hits = self.misses = 0
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def get(self, key: Key, make: Callable[[], Value]) -> Value:
+        """The value of `key`, made by `make` where it is not there."""
+        if key in self._values:
+            self.hits += 1
+            self._values.move_to_end(key)
+            return self._values[key][0]
+        self.misses += 1
+        value = make()
+        self._keep(key, value)
+        return value
+
+    def clear(self) -> None:
+        """Forget every value; the counters stay."""
+        self._values.clear()
+        self.held_bytes = 0
+
+    def _keep(self, key: Key, value: Value) -> None:
+        size = self._size_of(value)
+        if size > self._budget:
+            return
+        self._values[key] = value, size
+        self.held_bytes += size
+        while self.held_bytes > self._budget:
+            _, (_, freed) = self._values.popitem(last=False)
+            self.held_bytes -= freed
