@@ -11,7 +11,6 @@ business.
 # token, M model width, V vocabulary
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -87,9 +86,9 @@ class HunyuanImage3ForCausalMM(PreTrainedModel):
     config_class = HunyuanImage3Config
     base_model_prefix = ""
     main_input_name = "input_ids"
-    _no_split_modules: ClassVar = {"DecoderLayer", "Vae", "Siglip2VisionModel", "ResBlock"}
+    _no_split_modules = {"DecoderLayer", "Vae", "Siglip2VisionModel", "ResBlock"}
     # The router decides in float32 whatever the rest is; the VAE loses detail below it.
-    _keep_in_fp32_modules_strict: ClassVar = {"wg", "vae"}
+    _keep_in_fp32_modules_strict = {"wg", "vae"}
     _supports_sdpa = True
 
     def __init__(self, config: HunyuanImage3Config) -> None:

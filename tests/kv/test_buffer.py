@@ -1,0 +1,78 @@
+"""A buffer against a plain list of rows."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hyimg_cli.kv.buffer import Buffer
+
+LAYERS, HEADS, WIDTH = 2, 2, 4
+
+
+def _buffer(capacity: int) -> Buffer:
+    return Buffer(
+        kv_heads=HEADS,
+        head_dim=WIDTH,
+        capacity=capacity,
+        dtype=torch.float32,
+        devices=[torch.device("cpu")] * LAYERS,
+    )
+
+
+def _rows(count: int, seed: int) -> torch.Tensor:
+    return torch.randn(count, HEADS, WIDTH, generator=torch.Generator().manual_seed(seed))
+
+
+@given(
+    runs=st.lists(st.integers(1, 5), min_size=1, max_size=6),
+    rewrites=st.integers(0, 3),
+    forked_at=st.floats(0, 1),
+)
+def test_reads_what_was_written_last(runs: list[int], rewrites: int, forked_at: float) -> None:
+    capacity = sum(runs)
+    buffer = _buffer(capacity)
+    oracle: list[torch.Tensor] = []
+    for seed, count in enumerate(runs):
+        slots = torch.arange(buffer.length, buffer.length + count)
+        for attempt in range(rewrites + 1):  # scratch is rewritten before it is committed
+            rows = _rows(count, 100 * seed + attempt)
+            for layer in range(LAYERS):
+                buffer.write(layer, slots, rows + layer, rows - layer)
+        buffer.commit(buffer.length + count)
+        oracle.extend(rows)
+    expected = torch.stack(oracle)
+    for layer in range(LAYERS):
+        keys, values = buffer.read(layer, capacity)
+        assert torch.equal(keys.transpose(0, 1), expected + layer)
+        assert torch.equal(values.transpose(0, 1), expected - layer)
+    prefix = int(forked_at * capacity)
+    fork = buffer.fork(prefix, capacity + 3)
+    assert (fork.length, fork.capacity) == (prefix, capacity + 3)
+    assert torch.equal(fork.read(0, prefix)[0], buffer.read(0, prefix)[0])
+
+
+def test_a_fork_is_a_copy() -> None:
+    buffer = _buffer(4)
+    buffer.write(0, torch.arange(2), _rows(2, 0), _rows(2, 1))
+    buffer.commit(2)
+    fork = buffer.fork(2, 4)
+    before = fork.read(0, 2)[0].clone()
+    buffer.write(0, torch.arange(2), _rows(2, 2), _rows(2, 3))
+    assert torch.equal(fork.read(0, 2)[0], before)
+
+
+def test_reading_copies_nothing() -> None:
+    buffer = _buffer(8)
+    keys, _ = buffer.read(1, 5)
+    assert keys.data_ptr() == buffer.keys_HSD[1].data_ptr()
+    assert buffer.nbytes == 2 * LAYERS * HEADS * 8 * WIDTH * 4
+
+
+def test_only_committed_tokens_are_shared() -> None:
+    buffer = _buffer(4)
+    buffer.commit(2)
+    with pytest.raises(AssertionError, match="only committed"):
+        buffer.fork(3, 8)
+    with pytest.raises(AssertionError, match="only grows"):
+        buffer.commit(1)

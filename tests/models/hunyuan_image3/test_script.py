@@ -1,0 +1,83 @@
+"""The AR stage's rules: transitions, stops, the ending that the token limit forces."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hyimg_cli.models.hunyuan_image3.script import Script, trigger
+from hyimg_cli.models.hunyuan_image3.vocabulary import Vocabulary
+
+
+@pytest.fixture(scope="module")
+def words() -> Vocabulary:
+    folder = Path(__file__).parents[2] / "parity" / "tiny" / "checkpoint"
+    return Vocabulary.from_folder(folder, base_size=256, ratio_count=37)
+
+
+def _played(script: Script, free: list[int], start: int) -> list[int]:
+    """What is written when `free` tokens are sampled in turn and restricted ones take the first."""
+    written, waiting = [start], list(free)
+    while not script.is_done(written[-1]):
+        allowed = script.allowed(written[-1])
+        written.append(allowed[0] if allowed else waiting.pop(0))
+    assert not waiting
+    return written
+
+
+def test_think_recaption_with_ratio(words: Vocabulary) -> None:
+    script = Script(words, "think_recaption", True, "instruct", words.ratios[3:5])
+    written = _played(script, [70, words.end_think, 71, words.end_recaption], start=words.think)
+    assert written == [
+        words.think, 70, words.end_think, words.recaption, 71, words.end_recaption,
+        words.answer, words.boi, words.img_size, words.ratios[3],
+    ]  # fmt: skip
+    assert script.text_of(written) == written[:6]
+
+
+def test_pretrain_template_has_no_answer_tag(words: Vocabulary) -> None:
+    script = Script(words, "recaption", True, "pretrain", words.ratios)
+    written = _played(script, [70, words.end_recaption], start=words.recaption)
+    assert written[2:] == [words.end_recaption, words.boi, words.img_size, words.ratios[0]]
+
+
+@pytest.mark.parametrize("bot_task", ["think", "recaption", "think_recaption"])
+def test_a_given_size_stops_at_the_closing_tag(words: Vocabulary, bot_task: Any) -> None:
+    script = Script(words, bot_task, False, "instruct", words.ratios)
+    assert script.is_done(script.closing_tag)
+    assert not script.is_done(70)
+    # Upstream stops plain `think` at either tag, the other tasks at </recaption> alone.
+    assert script.is_done(words.end_think) == (bot_task == "think")
+    assert script.is_done(words.end_recaption)
+
+
+def test_a_stray_ratio_token_in_the_text_ends_nothing(words: Vocabulary) -> None:
+    script = Script(words, "recaption", True, "instruct", words.ratios)
+    assert script.allowed(words.ratios[7]) is None
+    assert not script.is_done(words.ratios[7])
+    assert script.allowed(words.img_size) is None
+
+
+@pytest.mark.parametrize("needs_ratio", [True, False])
+def test_endings_at_the_token_limit(words: Vocabulary, needs_ratio: bool) -> None:
+    think, end_think = words.think, words.end_think
+    recaption, end_recaption = words.recaption, words.end_recaption
+    cases = {
+        (think, 70): [think, 70, end_think],
+        (think, 70, end_think): [think, 70, end_think],
+        (think, 70, end_think, recaption): [think, 70, end_think],
+        (think, 70, end_think, recaption, 71): [think, 70, end_think, recaption, 71, end_recaption],
+    }
+    for written, ended in cases.items():
+        script = Script(words, "think_recaption", needs_ratio, "instruct", words.ratios)
+        assert script.forced_ending(list(written)) == ended
+        if needs_ratio:
+            behind = [script.allowed(ended[-1]) for _ in range(4)]
+            assert behind == [(words.answer,), (words.boi,), (words.img_size,), words.ratios]
+            assert script.is_done(words.ratios[0])
+
+
+def test_triggers() -> None:
+    assert [trigger(t) for t in ("none", "think", "recaption", "think_recaption")] == [
+        "", "<think>", "<recaption>", "<think>",
+    ]  # fmt: skip
