@@ -1,0 +1,1 @@
+"""Jobs on disk: read a manifest, settle its defaults, order and count it, record outcomes."""

@@ -1,0 +1,107 @@
+"""What a plan will take, in tokens, denoise steps and bytes, with and without sharing. No torch."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields
+
+from hyimg_cli.spec.card import ModelCard
+from hyimg_cli.spec.job import ImageJob
+from hyimg_cli.spec.plan import Group, Plan
+
+
+@dataclass(frozen=True)
+class JobTokens:
+    """Token rows of one job.
+
+    `ar_prefill`: the prompt of the AR stage, 0 where there is none. `assumed_think`: the text it is
+    taken to write. `positive`, `negative`: the prefix of each branch before its own image rows
+    (`negative` is 0 where there is none). `shared_prefix`: leading rows that both branches have in
+    common. `step_rows`: rows of one branch in one denoise step.
+    """
+
+    ar_prefill: int
+    shared_prefix: int
+    positive: int
+    negative: int
+    step_rows: int
+    branches: int
+    image_encodes: int
+    assumed_think: int
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Sums over jobs. `kv_bytes_peak` is the largest of any one job, all branches together.
+
+    `prefix_rows` enter the transformer once per job with reuse of what the AR stage and the other
+    branch have; `prefix_rows_unshared` is the same without any reuse.
+    """
+
+    jobs: int = 0
+    denoise_steps: int = 0
+    image_encodes: int = 0
+    ar_prefill_rows: int = 0
+    think_rows: int = 0
+    prefix_rows: int = 0
+    prefix_rows_unshared: int = 0
+    denoise_rows: int = 0
+    kv_bytes_peak: int = 0
+
+
+@dataclass(frozen=True)
+class GroupCost:
+    """The cost of one group of the plan."""
+
+    model: str
+    size_class: str
+    cost: Cost
+
+
+@dataclass(frozen=True)
+class PlanCost:
+    """The cost of each group in plan order, and of all."""
+
+    groups: tuple[GroupCost, ...]
+    total: Cost
+
+
+def cost(
+    plan: Plan, tokens_of: Callable[[ImageJob], JobTokens], card_of: Callable[[str], ModelCard]
+) -> PlanCost:
+    """What `plan` takes. `tokens_of` gives a job's rows, `card_of` the bytes of one row's K/V."""
+    groups = tuple(
+        GroupCost(
+            group.model, group.size_class, _group_cost(group, tokens_of, card_of(group.model))
+        )
+        for group in plan.groups
+    )
+    return PlanCost(groups=groups, total=_summed(group.cost for group in groups))
+
+
+def _group_cost(group: Group, tokens_of: Callable[[ImageJob], JobTokens], card: ModelCard) -> Cost:
+    return _summed(_job_cost(job, tokens_of(job), card.kv_bytes_per_token) for job in group.jobs)
+
+
+def _job_cost(job: ImageJob, tokens: JobTokens, kv_bytes_per_token: int) -> Cost:
+    unshared = tokens.positive + tokens.negative
+    # The positive branch begins with what the AR stage read and wrote; the negative one begins like
+    # the positive one.
+    from_ar = min(tokens.positive, tokens.ar_prefill + tokens.assumed_think)
+    from_positive = min(tokens.negative, tokens.shared_prefix)
+    return Cost(
+        jobs=1,
+        denoise_steps=job.num_inference_steps,
+        image_encodes=tokens.image_encodes,
+        ar_prefill_rows=tokens.ar_prefill,
+        think_rows=tokens.assumed_think,
+        prefix_rows=unshared - from_ar - from_positive,
+        prefix_rows_unshared=unshared,
+        denoise_rows=job.num_inference_steps * tokens.branches * tokens.step_rows,
+        kv_bytes_peak=(unshared + tokens.branches * tokens.step_rows) * kv_bytes_per_token,
+    )
+
+
+def _summed(costs: Iterable[Cost]) -> Cost:
+    listed = list(costs)
+    sums = {field.name: sum(getattr(cost, field.name) for cost in listed) for field in fields(Cost)}
+    sums["kv_bytes_peak"] = max((cost.kv_bytes_peak for cost in listed), default=0)
+    return Cost(**sums)

@@ -1,0 +1,297 @@
+"""The types of values with their ranges: what a manifest field, a flag or a recipe may say.
+
+A kind reads a JSON or TOML value (`read`) or the text of a flag or environment variable (`parse`),
+and gives back the typed value or raises `BadValue` with the value found and the values allowed.
+"""
+
+import difflib
+import json
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from hyimg_cli.spec.job import MAX_SOURCE_IMAGES, SizeRequest
+
+MIN_SIDE, MAX_SIDE, MAX_RATIO = 16, 8192, 16
+MAX_SEED = 2**63 - 1
+_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}", re.ASCII)
+_SIZE = re.compile(r"([0-9]{1,5})([xX:])([0-9]{1,5})", re.ASCII)
+_INTEGER = re.compile(r"[+-]?[0-9]{1,20}", re.ASCII)
+_TRUTHS = dict.fromkeys(("1", "true", "yes", "on"), True)
+_TRUTHS |= dict.fromkeys(("0", "false", "no", "off"), False)
+_SIZE_HINT = f'give "auto", "WxH" with sides from {MIN_SIDE} to {MAX_SIDE}, or a ratio "W:H"'
+
+
+class BadValue(ValueError):
+    """A value that its kind does not allow; `slug` ends the code of the fault it becomes."""
+
+    def __init__(self, what: str, hint: str, slug: str = "bad-value") -> None:
+        super().__init__(what)
+        self.what = what
+        self.hint = hint
+        self.slug = slug
+
+
+def shown(value: Any, width: int = 60) -> str:
+    """`value` as JSON on one line, cut to `width` characters: safe to print in a message."""
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    text = text.encode("utf-8", "backslashreplace").decode()
+    return text if len(text) <= width else text[: width - 1] + "…"
+
+
+def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """The known name most like `word`, or None where nothing comes close."""
+    matches = difflib.get_close_matches(word.lower(), list(known), n=1, cutoff=cutoff)
+    return matches[0] if matches else None
+
+
+def is_custom_id(text: str) -> bool:
+    """Whether `text` may name a job, and so a file: 1 to 128 of [A-Za-z0-9._-], no leading dot."""
+    return _ID.fullmatch(text) is not None
+
+
+class Kind(Protocol):
+    """A type with its range."""
+
+    def read(self, value: Any) -> Any:
+        """The typed value of a JSON or TOML value. Raises BadValue."""
+
+    def parse(self, text: str) -> Any:
+        """The typed value of a flag's or an environment variable's text. Raises BadValue."""
+
+
+@dataclass(frozen=True)
+class Integer:
+    """A whole number from `low` to `high`. true and 1.0 are none."""
+
+    low: int
+    high: int
+
+    def read(self, value: Any) -> int:
+        if type(value) is not int:
+            raise BadValue(f"{shown(value)} is not a whole number", self._hint, "wrong-type")
+        if not self.low <= value <= self.high:
+            raise BadValue(f"{shown(value)} is out of range", self._hint, "out-of-range")
+        return value
+
+    def parse(self, text: str) -> int:
+        return self.read(int(text) if _INTEGER.fullmatch(text) else text)
+
+    @property
+    def _hint(self) -> str:
+        return f"give a whole number from {self.low} to {self.high}"
+
+
+@dataclass(frozen=True)
+class Number:
+    """A finite number from `low` to `high`; `above_low` leaves out `low` itself."""
+
+    low: float
+    high: float
+    above_low: bool = False
+
+    def read(self, value: Any) -> float:
+        if type(value) not in (int, float):
+            raise BadValue(f"{shown(value)} is not a number", self._hint, "wrong-type")
+        if not self._holds(value):
+            raise BadValue(f"{shown(value)} is out of range", self._hint, "out-of-range")
+        return float(value)
+
+    def parse(self, text: str) -> float:
+        try:
+            return self.read(float(text))
+        except ValueError as error:
+            if isinstance(error, BadValue):
+                raise
+            return self.read(text)
+
+    def _holds(self, value: float) -> bool:
+        # NOTE: the range goes first; isfinite overflows on integers beyond a double.
+        in_range = self.low <= value <= self.high and math.isfinite(value)
+        return in_range and not (self.above_low and value == self.low)
+
+    @property
+    def _hint(self) -> str:
+        start = f"above {self.low:g}" if self.above_low else f"from {self.low:g}"
+        return f"give a number {start} to {self.high:g}"
+
+
+@dataclass(frozen=True)
+class Truth:
+    """true or false."""
+
+    def read(self, value: Any) -> bool:
+        if type(value) is not bool:
+            raise BadValue(
+                f"{shown(value)} is not true or false", "give true or false", "wrong-type"
+            )
+        return value
+
+    def parse(self, text: str) -> bool:
+        return self.read(_TRUTHS.get(text.lower(), text))
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One of `values`; `aliases` maps other spellings to them."""
+
+    values: tuple[str, ...]
+    aliases: tuple[tuple[str, str], ...] = ()
+
+    def read(self, value: Any) -> str:
+        if type(value) is not str:
+            raise BadValue(f"{shown(value)} is not text", self._hint, "wrong-type")
+        value = dict(self.aliases).get(value, value)
+        if value not in self.values:
+            close = nearest(value, self.values)
+            guess = f'did you mean "{close}"? ' if close else ""
+            raise BadValue(f"{shown(value)} is not known", guess + self._hint)
+        return str(value)
+
+    def parse(self, text: str) -> str:
+        return self.read(text)
+
+    @property
+    def _hint(self) -> str:
+        return f"allowed: {', '.join(self.values)}"
+
+
+@dataclass(frozen=True)
+class Text:
+    """Text with something in it; `noun` names it in messages."""
+
+    noun: str = "text"
+
+    def read(self, value: Any) -> str:
+        if type(value) is not str:
+            raise BadValue(
+                f"{shown(value)} is not text", f"give the {self.noun} as text", "wrong-type"
+            )
+        if not value.strip():
+            raise BadValue(f"the {self.noun} is empty", f"write the {self.noun}", "empty-text")
+        if "\0" in value:
+            raise BadValue(f"the {self.noun} holds a NUL character", "take it out")
+        return value
+
+    def parse(self, text: str) -> str:
+        return self.read(text)
+
+
+@dataclass(frozen=True)
+class CustomId:
+    """A job's name, which also names its file."""
+
+    def read(self, value: Any) -> str:
+        hint = "use 1 to 128 letters, digits, dots, dashes or underscores, and no dot in front"
+        if type(value) is not str:
+            raise BadValue(f"{shown(value)} is not text", hint, "wrong-type")
+        if not is_custom_id(value):
+            raise BadValue(f"{shown(value)} cannot name a job", hint, "bad-id")
+        return value
+
+    def parse(self, text: str) -> str:
+        return self.read(text)
+
+
+@dataclass(frozen=True)
+class Paths:
+    """One path or a list of them; comes back as a tuple."""
+
+    def read(self, value: Any) -> tuple[str, ...]:
+        paths = value if type(value) is list else [value]
+        if len(paths) > MAX_SOURCE_IMAGES:
+            raise BadValue(
+                f"{len(paths)} images", f"give 1 to {MAX_SOURCE_IMAGES} images", "too-many-images"
+            )
+        return tuple(_path(path) for path in paths)
+
+    def parse(self, text: str) -> tuple[str, ...]:
+        return self.read(text)
+
+
+def _path(value: Any) -> str:
+    hint = "give the path of a picture, relative to the manifest"
+    if type(value) is not str:
+        raise BadValue(f"{shown(value)} is not a path", hint, "wrong-type")
+    if not value or "\0" in value:
+        raise BadValue(f"{shown(value)} is not a path", hint)
+    if value.startswith(("http://", "https://", "data:")):
+        raise BadValue(f"{shown(value)} is not a file on this machine", "save the picture first")
+    return value
+
+
+@dataclass(frozen=True)
+class Integers:
+    """A list of 1 to `most` whole numbers from 0 to `high`; comes back as a tuple."""
+
+    most: int
+    high: int
+    is_distinct: bool = False
+
+    def read(self, value: Any) -> tuple[int, ...]:
+        hint = f"give a list of 1 to {self.most} whole numbers from 0 to {self.high}"
+        if type(value) is not list:
+            raise BadValue(f"{shown(value)} is not a list", hint, "wrong-type")
+        if not 1 <= len(value) <= self.most:
+            raise BadValue(f"a list of {len(value)}", hint, "out-of-range")
+        each = Integer(0, self.high)
+        numbers = tuple(each.read(number) for number in value)
+        if self.is_distinct and len(set(numbers)) < len(numbers):
+            raise BadValue(f"{shown(value)} names a number twice", "give each of them once")
+        return numbers
+
+    def parse(self, text: str) -> tuple[int, ...]:
+        return self.read(
+            [int(part) if _INTEGER.fullmatch(part) else part for part in text.split(",")]
+        )
+
+
+@dataclass(frozen=True)
+class SizeText:
+    """`auto`, `WxH` in pixels, or a ratio `W:H`; comes back as a SizeRequest."""
+
+    def read(self, value: Any) -> SizeRequest:
+        if type(value) is not str:
+            raise BadValue(f"{shown(value)} is not a size", _SIZE_HINT, "wrong-type")
+        if value == "auto":
+            return SizeRequest()
+        parts = _SIZE.fullmatch(value)
+        if parts is None:
+            raise BadValue(f"{shown(value)} is not a size", _SIZE_HINT)
+        low = 1 if parts[2] == ":" else MIN_SIDE
+        return size_request(height=int(parts[3]), width=int(parts[1]), low=low)
+
+    def parse(self, text: str) -> SizeRequest:
+        return self.read(text)
+
+
+def size_request(*, height: int, width: int, low: int = MIN_SIDE) -> SizeRequest:
+    """A request for `height` x `width`. Raises BadValue outside the sides and ratios allowed."""
+    if not (low <= height <= MAX_SIDE and low <= width <= MAX_SIDE):
+        raise BadValue(f"{width}x{height} is out of range", _SIZE_HINT, "out-of-range")
+    if max(height, width) > MAX_RATIO * min(height, width):
+        raise BadValue(
+            f"{width}x{height} is too narrow",
+            f"one side may be at most {MAX_RATIO} times the other",
+            "out-of-range",
+        )
+    return SizeRequest(height=height, width=width)
+
+
+@dataclass(frozen=True)
+class Anything:
+    """Any JSON value; opaque."""
+
+    def read(self, value: Any) -> Any:
+        try:
+            json.dumps(value, allow_nan=False)
+        except ValueError:
+            raise BadValue(
+                "a number in it is too large", "write it as text", "out-of-range"
+            ) from None
+        return value
+
+    def parse(self, text: str) -> Any:
+        return text

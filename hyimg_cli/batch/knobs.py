@@ -1,0 +1,95 @@
+"""What may be set outside the manifest: one table, and the recipe files that hold such settings."""
+
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hyimg_cli.batch.fields import BY_NAME
+from hyimg_cli.batch.kinds import BadValue, Choice, Integer, Kind, Text, Truth, nearest
+from hyimg_cli.errors import RecipeError
+from hyimg_cli.spec.job import SizeRequest
+from hyimg_cli.spec.run import DTYPES
+
+
+@dataclass(frozen=True)
+class Knob:
+    """What may be set outside the manifest, and the recipe table that holds it."""
+
+    table: str
+    name: str
+    kind: Kind
+    default: Any = None
+
+
+SAMPLING = (
+    "num_inference_steps",
+    "guidance_scale",
+    "flow_shift",
+    "seed",
+    "bot_task",
+    "drop_think",
+    "use_system_prompt",
+    "system_prompt",
+    "ar_seed",
+    "temperature",
+    "top_k",
+    "top_p",
+    "max_new_tokens",
+)
+# Unset, these follow from the job itself; the rest of the sampling comes from the checkpoint.
+OF_THE_JOB = ("seed", "ar_seed", "system_prompt")
+KNOBS = (
+    Knob("model", "model", Text("model"), "tiny-image"),
+    Knob("model", "revision", Text("revision")),
+    Knob("model", "dtype", Choice(DTYPES), "auto"),
+    Knob("model", "device", Text("device"), "auto"),
+    Knob("sampling", "size", BY_NAME["size"].kind, SizeRequest()),
+    *(Knob("sampling", name, BY_NAME[name].kind) for name in SAMPLING),
+    Knob("reuse", "kv_reuse", Truth(), True),
+    Knob("reuse", "require_kv_reuse", Truth(), False),
+    Knob("output", "output_dir", Text("folder")),
+    Knob("output", "metadata", Truth(), True),
+    Knob("failure", "fail_fast", Truth(), False),
+    Knob("failure", "max_retries", Integer(0, 100), 0),
+    Knob("failure", "skip_invalid", Truth(), False),
+)
+_TABLES = tuple(dict.fromkeys(knob.table for knob in KNOBS))
+
+
+def read_recipe(path: Path) -> dict[str, Any]:
+    """The settings of a recipe file by name, typed. Raises RecipeError at the first fault."""
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except OSError as error:
+        what = f"the recipe cannot be read: {error.strerror}"
+        raise RecipeError(what, where=str(path), code="recipe.unreadable") from None
+    except UnicodeDecodeError:
+        raise RecipeError("not UTF-8", where=path.name, code="recipe.not-toml") from None
+    except tomllib.TOMLDecodeError as error:
+        what = f"not valid TOML: {error}"
+        raise RecipeError(what, where=path.name, code="recipe.not-toml") from None
+    return dict(_recipe_settings(tables, path.name))
+
+
+def _recipe_settings(tables: Mapping[str, Any], title: str) -> Iterator[tuple[str, Any]]:
+    for table, entries in tables.items():
+        if table not in _TABLES or not isinstance(entries, dict):
+            raise _unknown(f"[{table}]", table, _TABLES, where=title)
+        known = {knob.name: knob for knob in KNOBS if knob.table == table}
+        for name, value in entries.items():
+            where = f"{title}: {table}.{name}"
+            if name not in known:
+                raise _unknown(name, name, tuple(known), where=where)
+            try:
+                yield name, known[name].kind.read(value)
+            except BadValue as bad:
+                code = f"recipe.{bad.slug}"
+                raise RecipeError(bad.what, where=where, hint=bad.hint, code=code) from None
+
+
+def _unknown(shown_name: str, name: str, known: tuple[str, ...], *, where: str) -> RecipeError:
+    close = nearest(name, known)
+    hint = f"did you mean {close}?" if close else f"known here: {', '.join(known)}"
+    return RecipeError(f"{shown_name} is not known", where=where, hint=hint, code="recipe.unknown")

@@ -1,0 +1,274 @@
+"""What a safetensors checkpoint holds, read from its headers alone: names, shapes, dtypes, digests.
+
+Faults of the files are found here, before any weight is read; no torch. Which tensors a model
+expects is the caller's knowledge.
+"""
+
+import hashlib
+import json
+import math
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hyimg_cli.errors import CheckpointError
+from hyimg_cli.spec import digest
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+DTYPE_BYTES = {
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 1),
+    **dict.fromkeys(("U16", "I16", "F16", "BF16"), 2),
+    **dict.fromkeys(("U32", "I32", "F32"), 4),
+    **dict.fromkeys(("U64", "I64", "F64"), 8),
+}
+MAX_HEADER_BYTES = 100_000_000
+FULL_DIGEST_BELOW_BYTES = 1_000_000_000
+SAMPLE_BYTES = 1 << 20
+SHOWN = 5
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """One stored tensor: its shape, its dtype as safetensors spells it, its file's name."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    file: str
+
+    @property
+    def bytes(self) -> int:
+        return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
+
+
+def weight_files(folder: Path) -> tuple[Path, ...]:
+    """The safetensors files that make up a checkpoint: one file, or the shards of its index.
+
+    Pickle files beside them are ignored. Raises CheckpointError where there is no folder, no
+    safetensors, or a shard is missing.
+    """
+    if not folder.is_dir():
+        raise _fault(
+            "missing",
+            "there is no such checkpoint folder",
+            folder,
+            "give the path of a folder with config.json and safetensors weights",
+        )
+    if (folder / SINGLE_FILE).is_file():
+        return (folder / SINGLE_FILE,)
+    if (folder / INDEX_FILE).is_file():
+        return _shards(folder, sorted(set(_weight_map(folder).values())))
+    raise _no_weights(folder)
+
+
+def tensor_index(folder: Path) -> dict[str, TensorInfo]:
+    """Every tensor of the checkpoint by name; headers are checked against the files."""
+    files = weight_files(folder)
+    found: dict[str, TensorInfo] = {}
+    for file in files:
+        for name, info in _read_header(file).items():
+            if name in found:
+                raise _fault(
+                    "duplicate-tensor",
+                    f"tensor {name!r} is stored twice, in {found[name].file} and in {file.name}",
+                    folder,
+                )
+            found[name] = info
+    if files[0].name != SINGLE_FILE:
+        _check_index(folder, found)
+    return found
+
+
+def check_against(found: Mapping[str, TensorInfo], expected: Mapping[str, tuple[int, ...]]) -> None:
+    """Raises one CheckpointError that names what is missing, unexpected, or of another shape."""
+    shapes = [
+        f"{name} is {list(found[name].shape)}, expected {list(shape)}"
+        for name, shape in expected.items()
+        if name in found and found[name].shape != tuple(shape)
+    ]
+    parts = [
+        _listed("missing", [name for name in expected if name not in found]),
+        _listed("unexpected", [name for name in found if name not in expected]),
+        _listed("of another shape", shapes),
+    ]
+    if any(parts):
+        raise CheckpointError(
+            "the weights do not match the configuration: " + "; ".join(filter(None, parts)),
+            hint="config.json and the weights must come from the same checkpoint",
+            code="checkpoint.mismatch",
+        )
+
+
+def weight_bytes(found: Mapping[str, TensorInfo]) -> int:
+    """Bytes that the tensors take as stored."""
+    return sum(info.bytes for info in found.values())
+
+
+def fingerprint(folder: Path) -> str:
+    """Hex sha256 that changes with the checkpoint: its JSON files in full, and its weights.
+
+    Weights under 1 GB count in full; larger ones by size, header and first and last MiB of each
+    shard, which a retraining or a conversion changes.
+    """
+    files = weight_files(folder)
+    in_full = sum(file.stat().st_size for file in files) < FULL_DIGEST_BELOW_BYTES
+    texts = [[file.name, digest.of_file(file)] for file in sorted(folder.glob("*.json"))]
+    weights = [[file.name, digest.of_file(file) if in_full else _sampled(file)] for file in files]
+    return digest.of_json([texts, weights])
+
+
+def _shards(folder: Path, names: Sequence[str]) -> tuple[Path, ...]:
+    """The shards as paths, all of them present and inside the folder."""
+    strays = [name for name in names if Path(name).name != name]
+    if strays:
+        raise _fault(
+            "index",
+            f"the index names a file outside the folder: {strays[0]!r}",
+            folder / INDEX_FILE,
+        )
+    missing = [name for name in names if not (folder / name).is_file()]
+    if missing:
+        raise _fault(
+            "missing-shard",
+            f"{len(missing)} of {len(names)} shards missing: {_some(missing)}",
+            folder,
+            "download the checkpoint again, or copy the missing files beside the others",
+        )
+    return tuple(folder / name for name in names)
+
+
+def _weight_map(folder: Path) -> dict[str, str]:
+    """Tensor name to shard name, from the index file."""
+    path = folder / INDEX_FILE
+    try:
+        table = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise _fault("index", "the index is not JSON with a weight_map", path) from error
+    if not (isinstance(table, dict) and table and all(isinstance(v, str) for v in table.values())):
+        raise _fault("index", "weight_map must name a file for each tensor", path)
+    return table
+
+
+def _check_index(folder: Path, found: Mapping[str, TensorInfo]) -> None:
+    """The index and the shards must say the same: a loader goes by one or by the other."""
+    named = _weight_map(folder)
+    absent = [
+        f"{name} ({file})"
+        for name, file in named.items()
+        if name not in found or found[name].file != file
+    ]
+    unnamed = [f"{name} ({info.file})" for name, info in found.items() if name not in named]
+    parts = [_listed("named but absent", absent), _listed("stored but not named", unnamed)]
+    if any(parts):
+        raise _fault(
+            "index",
+            "the index and the shards disagree: " + "; ".join(filter(None, parts)),
+            folder / INDEX_FILE,
+        )
+
+
+def _no_weights(folder: Path) -> CheckpointError:
+    """The error for a folder without a complete set of safetensors names."""
+    pickles = sorted(f.name for f in folder.iterdir() if f.suffix in PICKLE_SUFFIXES)
+    if pickles:
+        return _fault(
+            "pickle",
+            f"the weights exist only as pickle ({_some(pickles)}), which can run code when opened",
+            folder,
+            "convert them to safetensors, or use a copy of the checkpoint that has them",
+        )
+    return _fault(
+        "no-weights",
+        f"neither {SINGLE_FILE} nor {INDEX_FILE} is in the folder",
+        folder,
+        "download the checkpoint again, with its safetensors files",
+    )
+
+
+def _read_header(path: Path) -> dict[str, TensorInfo]:
+    """The tensors of one safetensors file. Layout: u64 length, JSON header, data."""
+    size = path.stat().st_size
+    with open(path, "rb") as file:
+        start = file.read(8)
+        length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
+        if not 2 <= length <= MAX_HEADER_BYTES or 8 + length > size:
+            raise _truncated(path, f"{size} bytes do not hold the header")
+        header = _parse_header(path, file.read(length))
+    header.pop("__metadata__", None)
+    infos = {name: _tensor_info(path, name, entry) for name, entry in header.items()}
+    data_end = max((entry["data_offsets"][1] for entry in header.values()), default=0)
+    if size != 8 + length + data_end:
+        raise _truncated(path, f"{size} bytes, its header promises {8 + length + data_end}")
+    return infos
+
+
+def _parse_header(path: Path, raw: bytes) -> dict[str, Any]:
+    """The header as a dict; a name that stands in it twice is a fault, not the last one's win."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        table = dict(pairs)
+        if len(table) != len(pairs):
+            raise _fault("duplicate-tensor", "a name stands twice in the header", path)
+        return table
+
+    try:
+        header = json.loads(raw, object_pairs_hook=unique)
+    except ValueError as error:
+        raise _fault("header", "the header is not JSON", path) from error
+    if not isinstance(header, dict):
+        raise _fault("header", "the header is not a JSON object", path)
+    return header
+
+
+def _tensor_info(path: Path, name: str, entry: Any) -> TensorInfo:
+    """One header entry, its bytes agreeing with its shape and dtype."""
+    try:
+        begin, end = (int(offset) for offset in entry["data_offsets"])
+        info = TensorInfo(tuple(int(n) for n in entry["shape"]), str(entry["dtype"]), path.name)
+    except (KeyError, TypeError, ValueError) as error:
+        raise _fault("header", f"the header's entry for {name!r} is incomplete", path) from error
+    if info.dtype not in DTYPE_BYTES:
+        known = ", ".join(DTYPE_BYTES)
+        raise _fault("dtype", f"{name!r} has dtype {info.dtype!r}", path, f"known: {known}")
+    if begin < 0 or end - begin != info.bytes:
+        raise _fault(
+            "header",
+            f"{name!r} has {end - begin} bytes, its shape and dtype need {info.bytes}",
+            path,
+        )
+    return info
+
+
+def _sampled(path: Path) -> str:
+    """Digest of a file's size, header and first and last MiB."""
+    size = path.stat().st_size
+    with open(path, "rb") as file:
+        start = file.read(8)
+        length = min(struct.unpack("<Q", start)[0], MAX_HEADER_BYTES) if len(start) == 8 else 0
+        state = hashlib.sha256(b"%d:" % size + start + file.read(length + SAMPLE_BYTES))
+        file.seek(max(0, size - SAMPLE_BYTES))
+        state.update(file.read(SAMPLE_BYTES))
+    return state.hexdigest()
+
+
+def _truncated(path: Path, what: str) -> CheckpointError:
+    hint = "the file was cut short or overwritten: download or copy it again"
+    return _fault("truncated", f"the file is damaged: {what}", path, hint)
+
+
+def _fault(name: str, what: str, where: Path, hint: str = "") -> CheckpointError:
+    return CheckpointError(what, where=str(where), hint=hint, code=f"checkpoint.{name}")
+
+
+def _listed(title: str, names: Sequence[str]) -> str:
+    return f"{len(names)} {title}: {_some(names)}" if names else ""
+
+
+def _some(names: Iterable[str]) -> str:
+    """The first few names and how many more there are."""
+    every = list(names)
+    more = f" and {len(every) - SHOWN} more" if len(every) > SHOWN else ""
+    return ", ".join(every[:SHOWN]) + more

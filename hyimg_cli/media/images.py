@@ -1,0 +1,291 @@
+"""Pictures as files: read any common one as RGB, fit it to a size, write a PNG in one piece.
+
+Pixels are uint8 arrays [H, W, 3], RGB. Source files are hostile until read: size goes before
+decoding, and formats that start other programs (EPS) are not opened.
+"""
+
+import contextlib
+import errno
+import io
+import os
+import re
+import stat
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import ExifTags, Image, ImageFile, ImageOps, PngImagePlugin
+
+from hyimg_cli.errors import SourceImageError, StorageError
+from hyimg_cli.spec import digest
+from hyimg_cli.spec.job import Size
+
+Pixels = NDArray[np.uint8]
+MAX_SOURCE_PIXELS = 100_000_000
+MAX_SOURCE_BYTES = 1_000_000_000
+MAX_ASPECT = 200
+_UPRIGHT, _SIDEWAYS = 1, (5, 6, 7, 8)
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM", "AVIF", "JPEG2000", "ICO")
+_MAGIC = re.compile(rb"\x89PNG|\xff\xd8\xff|GIF8|RIFF....WEBP|II\*\0|MM\0\*", re.DOTALL)
+# Modes that become RGB without a word, and what to call the others.
+_PLAIN_MODES = ("RGB", "L", "1")
+_MODE_NAMES = {"P": "palette", "PA": "palette", "LA": "grey with alpha"}
+# NOTE: on damaged bytes Pillow's decoders raise nearly anything: SyntaxError, IndexError,
+# zlib.error, RuntimeError. Only calls into Pillow stand under this.
+_DECODER_ERRORS = Exception
+
+
+@dataclass(frozen=True)
+class SourceImage:
+    """A source picture. `digest` is the sha256 of the file; `notes` say what reading it changed."""
+
+    pixels: Pixels
+    digest: str
+    notes: tuple[str, ...]
+
+
+def probe_image(path: Path, *, decode: bool = True) -> tuple[Size, tuple[str, ...]]:
+    """Size as it will be read, and the notes that reading gives.
+
+    `decode` off looks at the header alone: damage further on and notes on pixels stay unseen.
+    Raises SourceImageError.
+    """
+    if decode:
+        image, notes = _decoded(path, _file_bytes(path))
+        return Size(image.height, image.width), notes
+    with _open_file(path) as file, _opened(path, file) as image:
+        is_on_side = _orientation(image) in _SIDEWAYS
+        return Size(*(image.size if is_on_side else image.size[::-1])), ()
+
+
+def read_image(path: Path) -> SourceImage:
+    """The first frame of a picture, upright, 8 bit RGB, on white where it was transparent.
+
+    Raises SourceImageError.
+    """
+    data = _file_bytes(path)
+    image, notes = _decoded(path, data)
+    return SourceImage(np.array(image), digest.of_bytes(data), notes)
+
+
+def fit_cover(pixels: Pixels, size: Size) -> Pixels:
+    """`pixels` scaled (Lanczos) until they cover `size`, then cut to it around the centre.
+
+    Source: HunyuanImage-3.0, `resize_and_crop`, whose order of operations decides the rounding.
+    """
+    height, width = pixels.shape[:2]
+    if height / width < size.height / size.width:
+        new_height, new_width = size.height, round(size.height / height * width)
+    else:
+        new_height, new_width = round(size.width / width * height), size.width
+    top = round((new_height - size.height) / 2)
+    left = round((new_width - size.width) / 2)
+    resized = Image.fromarray(pixels).resize((new_width, new_height), Image.Resampling.LANCZOS)
+    return np.array(resized.crop((left, top, left + size.width, top + size.height)))
+
+
+def pixel_digest(pixels: Pixels) -> str:
+    """Hex sha256 of the RGB bytes, row by row: what reproducibility compares."""
+    return digest.of_bytes(pixels.tobytes())
+
+
+def write_png(path: Path, pixels: Pixels, text: Mapping[str, str]) -> tuple[str, str]:
+    """Writes a PNG with `text` chunks, whole or not at all; gives the sha256 of file and of pixels.
+
+    The file is on disk when this returns. Raises StorageError.
+    """
+    assert pixels.dtype == np.uint8, "pixels are bytes"
+    assert pixels.shape[2:] == (3,), "pixels are RGB"
+    chunks = PngImagePlugin.PngInfo()
+    for keyword, value in text.items():
+        chunks.add_text(keyword, value)
+    encoded = io.BytesIO()
+    Image.fromarray(pixels).save(encoded, format="PNG", pnginfo=chunks)
+    data = encoded.getvalue()
+    try:
+        _replace_file(path, data)
+    except OSError as error:
+        raise _storage_error(error, path) from error
+    return digest.of_bytes(data), pixel_digest(pixels)
+
+
+def _file_bytes(path: Path) -> bytes:
+    with _open_file(path) as file:
+        return file.read()
+
+
+def _open_file(path: Path) -> io.BufferedReader:
+    """A source file, open for reading. Raises SourceImageError where it cannot be one."""
+    try:
+        # NOTE: opening a pipe waits for its other end, perhaps for ever; so its kind goes first.
+        status = path.stat()
+        _check_file(path, status.st_mode, status.st_size)
+        return open(path, "rb")
+    except (FileNotFoundError, NotADirectoryError, ValueError) as error:
+        hint = "paths in a manifest are relative to it"
+        raise _fault("missing", "there is no such file", path, hint) from error
+    except OSError as error:
+        raise _fault("unreadable", f"it cannot be read: {error.strerror}", path) from error
+
+
+def _check_file(path: Path, mode: int, size: int) -> None:
+    if stat.S_ISDIR(mode):
+        raise _fault("is-a-folder", "this is a folder", path, "name a picture in it")
+    if not stat.S_ISREG(mode):
+        raise _fault("not-an-image", "this is not a regular file", path)
+    if size == 0:
+        raise _fault("empty", "the file is empty", path)
+    if size > MAX_SOURCE_BYTES:
+        what = f"the file has {size:,} bytes; up to {MAX_SOURCE_BYTES:,} are read"
+        raise _fault("too-large", what, path)
+
+
+@contextlib.contextmanager
+def _opened(path: Path, file: IO[bytes]) -> Iterator[ImageFile.ImageFile]:
+    """The picture in `file`, not decoded yet, its size and kind checked."""
+    start = file.read(16)
+    file.seek(0)
+    with warnings.catch_warnings():
+        # Sizes are checked below; what else Pillow warns of is repaired by it or fails later on.
+        warnings.simplefilter("ignore")
+        try:
+            image = Image.open(file, formats=FORMATS)
+        except Image.DecompressionBombError as error:
+            # Only Pillow's message tells how many.
+            count = re.search(r"[0-9]+", str(error))
+            raise _too_large(path, f"{int(count[0]):,}" if count else "too many") from error
+        except _DECODER_ERRORS as error:
+            if _MAGIC.match(start):
+                raise _truncated(path) from error
+            hint = f"give one of {', '.join(FORMATS)}"
+            raise _fault("not-an-image", "this is not a picture", path, hint) from error
+        with image:
+            _check_size(path, image.width, image.height)
+            yield image
+
+
+def _check_size(path: Path, width: int, height: int) -> None:
+    if width * height > MAX_SOURCE_PIXELS:
+        raise _too_large(path, f"{width} x {height}")
+    if max(width, height) > MAX_ASPECT * min(width, height):
+        what = f"the picture is {width} x {height} pixels"
+        hint = f"one side may be at most {MAX_ASPECT} times the other; crop it"
+        raise _fault("too-narrow", what, path, hint)
+
+
+def _decoded(path: Path, data: bytes) -> tuple[Image.Image, tuple[str, ...]]:
+    """The first frame as an upright RGB picture, and what was changed on the way."""
+    with _opened(path, io.BytesIO(data)) as image:
+        try:
+            notes = _file_notes(image)
+            image.load()
+            rgb, more = _as_rgb(ImageOps.exif_transpose(image))
+        except _DECODER_ERRORS as error:
+            raise _truncated(path) from error
+    return rgb, (*notes, *more)
+
+
+def _file_notes(image: ImageFile.ImageFile) -> list[str]:
+    """What will be changed, as far as it shows before decoding."""
+    count = getattr(image, "n_frames", 1)
+    # Pillow itself drops the lower 8 bits of colours, so only the raw mode tells of them.
+    is_16_bit = image.mode.startswith("I") or any(";16" in str(tile.args) for tile in image.tile)
+    notes = {
+        f"first of {count} frames": count > 1,
+        "EXIF orientation applied": _orientation(image) != _UPRIGHT,
+        "16-bit reduced to 8": is_16_bit,
+    }
+    return [note for note, applies in notes.items() if applies]
+
+
+def _orientation(image: Image.Image) -> int:
+    """The EXIF orientation, 1 to 8; upright where it cannot be read."""
+    try:
+        value = image.getexif().get(ExifTags.Base.Orientation)
+    except _DECODER_ERRORS:
+        return _UPRIGHT
+    return value if isinstance(value, int) and 1 <= value <= 8 else _UPRIGHT
+
+
+def _as_rgb(image: Image.Image) -> tuple[Image.Image, list[str]]:
+    """`image` as RGB, on white where it was transparent, and what that changed."""
+    if image.mode == "F":
+        return _from_numbers(image).convert("RGB"), ["numbers with fractions reduced to 8 bit"]
+    if image.mode.startswith("I"):
+        return _from_numbers(image).convert("RGB"), []
+    name = _MODE_NAMES.get(image.mode, image.mode)
+    notes = [] if image.mode in _PLAIN_MODES else [f"{name} converted to RGB"]
+    if not image.has_transparency_data:
+        return image.convert("RGB"), notes
+    layer = image.convert("RGBA")
+    if layer.getchannel("A").getextrema() == (255, 255):
+        return layer.convert("RGB"), notes
+    white = Image.new("RGBA", image.size, "white")
+    composite = Image.alpha_composite(white, layer).convert("RGB")
+    return composite, [*notes, "transparency composited on white"]
+
+
+def _from_numbers(image: Image.Image) -> Image.Image:
+    """8-bit grey from one wide number per pixel: 16-bit integers, or fractions up to 1 or 255."""
+    values = np.nan_to_num(np.asarray(image, dtype=np.float64))
+    highest = values.max() if image.mode == "F" else 65535
+    scale = 255.0 if highest <= 1 else 1.0 if highest <= 255 else 255 / 65535
+    return Image.fromarray(np.clip(np.round(values * scale), 0, 255).astype(np.uint8))
+
+
+def _fault(slug: str, what: str, path: Path, hint: str = "") -> SourceImageError:
+    return SourceImageError(what, where=str(path), hint=hint, code=f"source.{slug}")
+
+
+def _truncated(path: Path) -> SourceImageError:
+    what = "the picture is damaged or ends too early"
+    return _fault("truncated", what, path, "copy or save it again")
+
+
+def _too_large(path: Path, found: str) -> SourceImageError:
+    what = f"{found} pixels; up to {MAX_SOURCE_PIXELS:,} are read"
+    return _fault("too-large", what, path, "scale the picture down")
+
+
+def _replace_file(path: Path, data: bytes) -> None:
+    """Writes `data` to `path` under another name first; leaves nothing behind where that fails."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "wb", buffering=0) as file:
+            view = memoryview(data)
+            while view:
+                view = view[os.write(file.fileno(), view) :]
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        _sync_folder(path.parent)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _sync_folder(folder: Path) -> None:
+    """Makes a new name in `folder` survive a power cut; some disks cannot, and need not."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def _storage_error(error: OSError, path: Path) -> StorageError:
+    where = str(path.parent)
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        hint = "free some space and run the same command again: it resumes"
+        return StorageError("the disk is full", where=where, hint=hint, code="storage.full")
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        what, hint = "the folder cannot be written", "choose a folder that can be written with -o"
+        return StorageError(what, where=where, hint=hint, code="storage.read-only")
+    what = f"the disk refused: {error.strerror}"
+    return StorageError(what, where=where, hint="check the disk", code="storage.failed")

@@ -1,0 +1,85 @@
+"""What a PNG says about itself: the A1111 `parameters` text, and the whole job as JSON in `hyimg`.
+
+Basenames only: a picture that is passed on tells nothing of the machine that made it.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Any
+
+from hyimg_cli.spec.job import ImageJob, Size
+
+FORMAT = 1
+# The user's own data belongs to the result line; it may hold anything.
+_LEFT_OUT = ("metadata",)
+
+
+@dataclass(frozen=True)
+class PictureFacts:
+    """What became of a job beyond what was asked: enough to make the same pixels again."""
+
+    size: Size
+    model_name: str
+    model_fingerprint: str
+    version: str
+    cot_text: str | None = None
+    cot_token_ids: tuple[int, ...] | None = None
+    ratio_index: int | None = None
+
+
+def png_text(job: ImageJob, resolved: Mapping[str, Any], facts: PictureFacts) -> dict[str, str]:
+    """Keyword and text of each PNG text chunk. `resolved` is the job as a manifest line."""
+    return {
+        "parameters": _parameters(job, facts),
+        "hyimg": json.dumps(_record(resolved, facts), ensure_ascii=False, sort_keys=True),
+    }
+
+
+def _parameters(job: ImageJob, facts: PictureFacts) -> str:
+    """Prompt, then one line of settings. Source: the layout of AUTOMATIC1111's infotext."""
+    settings = {
+        "Steps": job.num_inference_steps,
+        "Sampler": "Flow-match Euler",
+        "CFG scale": f"{job.guidance_scale:g}",
+        "Seed": job.seed,
+        "Size": facts.size,
+        "Model hash": facts.model_fingerprint[:10],
+        "Model": _quoted(facts.model_name),
+        "Version": f"hyimg {facts.version}",
+    }
+    return f"{job.prompt}\n" + ", ".join(f"{name}: {value}" for name, value in settings.items())
+
+
+def _quoted(text: str) -> str:
+    """`text`, quoted where its commas or colons would end a setting."""
+    plain = PurePath(text).name
+    return json.dumps(plain, ensure_ascii=False) if set(plain) & set(',:\n"') else plain
+
+
+def _record(resolved: Mapping[str, Any], facts: PictureFacts) -> dict[str, Any]:
+    job = {
+        name: value
+        for name, value in resolved.items()
+        if name not in _LEFT_OUT and not name.startswith("x_")
+    }
+    if "images" in job:
+        job["images"] = [PurePath(image).name for image in job["images"]]
+    job["model"] = _public_name(job["model"])
+    return {
+        "format": FORMAT,
+        "version": facts.version,
+        "job": job,
+        "size": str(facts.size),
+        "ratio_index": facts.ratio_index,
+        "model_fingerprint": facts.model_fingerprint,
+        "cot_text": facts.cot_text,
+        "cot_token_ids": None if facts.cot_token_ids is None else list(facts.cot_token_ids),
+    }
+
+
+def _public_name(model: str) -> str:
+    """A hub id as it is, a folder by its last name."""
+    is_folder = model.startswith(("/", ".", "~")) or model.count("/") > 1
+    return PurePath(model).name if is_folder else model

@@ -1,0 +1,89 @@
+"""What a PNG tells: parameters that viewers know, the whole job, and nothing of the machine."""
+
+import json
+from typing import Any
+
+from hyimg_cli.media.metadata import PictureFacts, png_text
+from hyimg_cli.spec.job import ImageJob, Size, SizeRequest, TextSampling
+
+JOB = ImageJob(
+    custom_id="cat-001",
+    task="it2i",
+    prompt="make the scarf red,\nand the hat: blue",
+    images=("/home/me/in/cat.png", "in/dog.png"),
+    model="/models/tiny",
+    seed=42,
+    size=SizeRequest(),
+    num_inference_steps=7,
+    guidance_scale=2.5,
+    flow_shift=3.0,
+    bot_task="think",
+    text=TextSampling(1, 0.6, 1024, 0.95, 64),
+)
+RESOLVED: dict[str, Any] = {
+    "custom_id": "cat-001",
+    "task": "it2i",
+    "prompt": JOB.prompt,
+    "images": list(JOB.images),
+    "model": JOB.model,
+    "seed": 42,
+    "metadata": {"path": "/home/me/secret"},
+    "x_path": "/home/me/secret",
+}
+FACTS = PictureFacts(
+    size=Size(height=768, width=1024),
+    model_name="HunyuanImage-3.0-Instruct",
+    model_fingerprint="0123456789abcdef",
+    version="0.1.0",
+    cot_text="<think>red</think>",
+    cot_token_ids=(1, 2, 3),
+    ratio_index=33,
+)
+
+
+def settings_in(parameters: str) -> dict[str, str]:
+    """The last line of the parameters, read as viewers read it."""
+    return dict(part.split(": ", 1) for part in parameters.splitlines()[-1].split(", "))
+
+
+def test_parameters_have_the_layout_that_viewers_read() -> None:
+    parameters = png_text(JOB, RESOLVED, FACTS)["parameters"]
+    assert parameters.startswith(JOB.prompt + "\n")
+    assert settings_in(parameters) == {
+        "Steps": "7",
+        "Sampler": "Flow-match Euler",
+        "CFG scale": "2.5",
+        "Seed": "42",
+        "Size": "1024x768",
+        "Model hash": "0123456789",
+        "Model": "HunyuanImage-3.0-Instruct",
+        "Version": "hyimg 0.1.0",
+    }
+
+
+def test_the_record_has_the_job_and_what_became_of_it() -> None:
+    record = json.loads(png_text(JOB, RESOLVED, FACTS)["hyimg"])
+    assert record["job"]["prompt"] == JOB.prompt
+    assert record["job"]["images"] == ["cat.png", "dog.png"]
+    assert record["cot_token_ids"] == [1, 2, 3]
+    assert record["cot_text"] == "<think>red</think>"
+    assert (record["size"], record["ratio_index"]) == ("1024x768", 33)
+    assert record["model_fingerprint"] == "0123456789abcdef"
+
+
+def test_nothing_of_the_machine_and_of_the_users_own_data_is_told() -> None:
+    for text in png_text(JOB, RESOLVED, FACTS).values():
+        assert "/home" not in text
+        assert "/models" not in text
+        assert "secret" not in text
+
+
+def test_a_hub_id_is_no_path() -> None:
+    resolved = RESOLVED | {"model": "tencent/HunyuanImage-3.0-Instruct"}
+    record = json.loads(png_text(JOB, resolved, FACTS)["hyimg"])
+    assert record["job"]["model"] == "tencent/HunyuanImage-3.0-Instruct"
+
+
+def test_a_model_name_with_commas_stays_one_setting() -> None:
+    facts = PictureFacts(FACTS.size, "a, b: c", "0123456789abcdef", "0.1.0")
+    assert 'Model: "a, b: c"' in png_text(JOB, RESOLVED, facts)["parameters"]
