@@ -147,8 +147,9 @@ class Prompter:
         return next(bucket for bucket in self.card.buckets if bucket.ratio_index == index)
 
     def text_budget(self, job: ImageJob, opening_length: int) -> int:
-        """How many tokens the AR stage may write: the job's limit, within the model's positions."""
-        cells = max(rows * columns for rows, columns in map(self._grid, self.card.buckets))
+        """How many tokens the AR stage may write: the job's limit, with positions left for a picture."""
+        bucket = self.card.bucket_of(job.size) or self.card.nearest_bucket(1, 1)
+        cells = self.target(bucket).grid.cells
         room = self.card.max_positions - opening_length - cells - _FRAME_TOKENS
         if room < 1:
             self._refuse_too_long(opening_length + cells + _FRAME_TOKENS + 1)
@@ -177,9 +178,6 @@ class Prompter:
             image_encodes=len(shapes),
             assumed_think=assumed_think if job.writes_text else 0,
         )
-
-    def _grid(self, bucket: Bucket) -> tuple[int, int]:
-        return self.card.latent_grid(bucket.size)
 
     def _prompt(self, job: ImageJob, shapes: Sequence[SourceShape], system: str | None) -> Prompt:
         self._refuse_control("prompt", self.vocabulary.encode(job.prompt), ())
@@ -217,6 +215,7 @@ class Prompter:
         return sections
 
     def _refuse_unknown_ids(self, ids: Sequence[int]) -> None:
+        # Any token may stand here: a result line's own ids can hold whatever was sampled.
         unknown = [id_ for id_ in ids if not 0 <= id_ < self.card.vocab_size]
         if unknown:
             raise JobError(
@@ -224,7 +223,6 @@ class Prompter:
                 where="cot_token_ids",
                 code="job.unknown-token",
             )
-        self._refuse_control("cot_token_ids", ids, self.vocabulary.tags)
 
     def _refuse_control(self, field: str, ids: Sequence[int], allowed: Iterable[int]) -> None:
         names = self.vocabulary.control_in(ids, allowed=allowed)

@@ -1,0 +1,115 @@
+"""The embedded checkpoint, loaded once, and jobs for it."""
+
+import json
+import shutil
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from hyimg_cli.engine.clock import PhaseClock
+from hyimg_cli.engine.image import Picture, draw
+from hyimg_cli.models import registry
+from hyimg_cli.spec.job import ImageJob, SizeRequest, TextSampling
+from hyimg_cli.spec.run import ModelChoice, ReuseConfig
+
+REUSE = ReuseConfig()
+
+
+@pytest.fixture(scope="session")
+def family() -> Any:
+    return registry.load(ModelChoice(device="cpu", dtype="float32"))
+
+
+@pytest.fixture(scope="session")
+def several_ratios(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The embedded weights with a card that lets them choose among three sizes."""
+    folder = tmp_path_factory.mktemp("several") / "checkpoint"
+    shutil.copytree(registry.resolve_model(registry.EMBEDDED), folder)
+    card = {"name": "three sizes", "ratio_indices": [0, 16, 32]}
+    (folder / "card.json").write_text(json.dumps(card))
+    return registry.load(ModelChoice(model=str(folder), device="cpu", dtype="float32"))
+
+
+@pytest.fixture
+def job() -> ImageJob:
+    return ImageJob(
+        custom_id="job",
+        task="t2i",
+        prompt="a red circle on a blue background",
+        images=(),
+        model=registry.EMBEDDED,
+        seed=7,
+        size=SizeRequest(),
+        num_inference_steps=3,
+        guidance_scale=3.0,
+        flow_shift=2.0,
+        bot_task="think_recaption",
+        text=TextSampling(seed=7, temperature=0.6, top_k=1024, top_p=0.95, max_new_tokens=12),
+    )
+
+
+@pytest.fixture
+def sources(tmp_path: Path) -> tuple[str, ...]:
+    """Three different source pictures."""
+    generator = np.random.default_rng(3)
+    paths = []
+    for index, (height, width) in enumerate([(64, 64), (48, 90), (120, 70)]):
+        pixels = generator.integers(0, 256, (height // 8, width // 8, 3), dtype=np.uint8)
+        picture = Image.fromarray(pixels).resize((width, height), Image.Resampling.BICUBIC)
+        paths.append(str(tmp_path / f"source{index}.png"))
+        picture.save(paths[-1])
+    return tuple(paths)
+
+
+@dataclass
+class Drawn:
+    """A finished story: the picture, every step's velocities, the events before it."""
+
+    picture: Picture
+    velocities: list[torch.Tensor] = field(default_factory=list)
+    events: list[Any] = field(default_factory=list)
+    timings_s: dict[str, float] = field(default_factory=dict)
+
+
+@pytest.fixture
+def drawn(family: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Drawn]:
+    """Tells a job's story to its end; velocities are recorded where they leave the network."""
+
+    def tell(job: ImageJob, reuse: ReuseConfig = REUSE, model: Any = family) -> Drawn:
+        velocities: list[torch.Tensor] = []
+        original = model.network.velocity
+
+        def recorded(*arguments: Any) -> torch.Tensor:
+            velocities.append(original(*arguments))
+            return velocities[-1]
+
+        clock = PhaseClock(0.0, lambda: None)
+        with monkeypatch.context() as patch:
+            patch.setattr(model.network, "velocity", recorded)
+            story = draw(
+                job,
+                model,
+                reuse,
+                encode=lambda image: model.encode_source(image.pixels, image.digest),
+                clock=clock,
+            )
+            events, picture = _told(story)
+        return Drawn(picture, velocities, events, clock.timings_s())
+
+    return tell
+
+
+def _told(story: Generator[Any, None, Picture]) -> tuple[list[Any], Picture]:
+    events = []
+    while True:
+        try:
+            events.append(next(story))
+        except StopIteration as end:
+            return events, end.value
+

@@ -1,0 +1,275 @@
+"""Sessions on real weights: order, failures, kills and phases leave a job's pixels alone."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hyimg_cli.batch.journal import RunFolder, outcome_to_json
+from hyimg_cli.batch.planner import make_plan
+from hyimg_cli.engine.session import Session
+from hyimg_cli.errors import Interrupted, StorageError
+from hyimg_cli.models import registry
+from hyimg_cli.models.hunyuan_image3.family import HunyuanImage3
+from hyimg_cli.spec.events import PHASES, DenoiseStep, JobDone, JobFailed, Outcome
+from hyimg_cli.spec.job import ImageJob, SizeRequest
+from hyimg_cli.spec.run import FailurePolicy, OutputConfig, RunConfig
+
+Write = Callable[..., Path]
+
+
+def _run(jobs: list[ImageJob], out: Path, **config: Any) -> dict[str, Outcome]:
+    settings = RunConfig(OutputConfig(out), **config)
+    with RunFolder(out) as folder:
+        events = list(Session(settings, folder).run(make_plan(jobs, registry.model_card)))
+    return {e.outcome.custom_id: e.outcome for e in events if isinstance(e, JobDone | JobFailed)}
+
+
+def _pixels(outcome: Outcome) -> str:
+    return outcome.outputs[0].pixel_sha256
+
+
+@pytest.fixture
+def jobs(job: ImageJob, sources: tuple[str, ...]) -> list[ImageJob]:
+    """Four unlike jobs: text to write, none, an edit, two sources."""
+    return [
+        replace(job, custom_id="writes", seed=1),
+        replace(job, custom_id="plain", seed=2, bot_task="none", size=SizeRequest(64, 64)),
+        replace(job, custom_id="edit", seed=3, images=sources[:1], bot_task="recaption"),
+        replace(job, custom_id="two", seed=4, images=sources[1:], bot_task="none"),
+    ]
+
+
+def test_pixels_do_not_depend_on_order_or_company(jobs: list[ImageJob], tmp_path: Path) -> None:
+    forward = _run(jobs, tmp_path / "forward")
+    backward = _run(jobs[::-1], tmp_path / "backward")
+    alone = {}
+    for job in jobs:
+        alone |= _run([job], tmp_path / job.custom_id)
+    for job in jobs:
+        name = job.custom_id
+        assert _pixels(forward[name]) == _pixels(backward[name]) == _pixels(alone[name])
+
+
+def test_a_second_job_equals_itself_first_in_a_fresh_process(
+    write_manifest: Write, tmp_path: Path
+) -> None:
+    lines = [
+        {"custom_id": "first", "prompt": "a red circle", "max_new_tokens": 9, "steps": 2},
+        {"custom_id": "second", "prompt": "a blue square", "max_new_tokens": 9, "steps": 2},
+    ]
+    manifest = write_manifest(*lines)
+    digests = []
+    for select in ("*", "second"):
+        out = tmp_path / select.replace("*", "all")
+        command = [sys.executable, "-m", "hyimg_cli", "generate", str(manifest), "-o", str(out)]
+        subprocess.run([*command, "--select", select], check=True, capture_output=True)
+        results = RunFolder(out).results()
+        digests.append(results["second"]["outputs"][0]["pixel_sha256"])
+    assert digests[0] == digests[1]
+
+
+def test_a_failing_neighbour_changes_nothing(jobs: list[ImageJob], tmp_path: Path) -> None:
+    clean = _run(jobs, tmp_path / "clean")
+    broken = replace(jobs[2], custom_id="broken", images=(str(tmp_path / "missing.png"),))
+    mixed = _run([broken, *jobs[:2], replace(broken, custom_id="b2"), *jobs[2:]], tmp_path / "mix")
+    assert {name: o.status for name, o in mixed.items()} == {
+        "broken": "failed", "b2": "failed", **dict.fromkeys(clean, "done"),
+    }  # fmt: skip
+    assert mixed["broken"].error is not None
+    assert mixed["broken"].error.code == "source.missing"
+    assert all(_pixels(mixed[name]) == _pixels(clean[name]) for name in clean)
+
+
+def test_steps_are_counted_where_they_happen(
+    job: ImageJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[float] = []
+    velocity = HunyuanImage3.velocity
+
+    def counted(self: Any, latents: Any, step: Any, *rest: Any) -> Any:
+        calls.append(step.timestep)
+        return velocity(self, latents, step, *rest)
+
+    monkeypatch.setattr(HunyuanImage3, "velocity", counted)
+    outcome = _run([replace(job, num_inference_steps=7)], tmp_path / "out")["job"]
+    assert (len(calls), outcome.denoise_steps) == (7, 7)
+
+
+def test_phases_are_disjoint_and_add_up(jobs: list[ImageJob], tmp_path: Path) -> None:
+    for outcome in _run(jobs, tmp_path / "out").values():
+        timings = outcome.timings_s
+        assert timings.keys() == {*PHASES, "unattributed", "total"}
+        parts = sum(seconds for name, seconds in timings.items() if name != "total")
+        assert parts == pytest.approx(timings["total"], abs=1e-4)
+        assert timings["unattributed"] < 0.05 * timings["total"]
+        assert timings["denoise_first"] > 0
+        assert timings["denoise_rest"] > 0
+
+
+def test_one_source_is_encoded_once(
+    job: ImageJob, sources: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoded: list[str] = []
+    encode = HunyuanImage3.encode_source
+
+    def counted(self: Any, pixels: Any, digest: str) -> Any:
+        encoded.append(digest)
+        return encode(self, pixels, digest)
+
+    monkeypatch.setattr(HunyuanImage3, "encode_source", counted)
+    edits = [
+        replace(job, custom_id=f"edit-{n}", images=sources[:1], bot_task="none", seed=n)
+        for n in range(3)
+    ]
+    _run(edits, tmp_path / "out")
+    assert len(encoded) == 1
+
+
+def test_a_stop_request_ends_the_run_between_steps(jobs: list[ImageJob], tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with RunFolder(out) as folder:
+        session = Session(RunConfig(OutputConfig(out)), folder)
+        seen = []
+        with pytest.raises(Interrupted) as caught:
+            for event in session.run(make_plan(jobs, registry.model_card)):
+                seen.append(event)
+                if isinstance(event, DenoiseStep):
+                    session.request_stop(signal.SIGTERM)
+        assert caught.value.exit_code == 143
+        assert isinstance(seen[-1], DenoiseStep)
+        assert folder.results() == {}
+
+
+@pytest.mark.slow
+def test_a_killed_run_resumes_to_the_same_pixels(write_manifest: Write, tmp_path: Path) -> None:
+    """SIGKILL in the middle, then the same command: nothing done twice, nothing different."""
+    lines = [
+        {"custom_id": f"job-{n}", "prompt": "a red circle", "bot_task": "none", "steps": 12}
+        for n in range(6)
+    ]
+    manifest = write_manifest(*lines)
+
+    def command(out: Path) -> list[str]:
+        return [sys.executable, "-m", "hyimg_cli", "generate", str(manifest), "-o", str(out)]
+
+    subprocess.run(command(tmp_path / "undisturbed"), check=True, capture_output=True)
+    killed = tmp_path / "killed"
+    process = subprocess.Popen(command(killed), stderr=subprocess.DEVNULL)
+    _wait_for_lines(killed / "results.jsonl", 2, process)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    done = set(RunFolder(killed).results())
+    assert 2 <= len(done) < 6
+    resumed = subprocess.run([*command(killed), "--json"], check=True, capture_output=True)
+    again = {json.loads(line).get("custom_id") for line in resumed.stdout.splitlines()} - {None}
+    assert again == {line["custom_id"] for line in lines} - done
+    expected = RunFolder(tmp_path / "undisturbed").results()
+    found = RunFolder(killed).results()
+    assert {n: r["outputs"][0]["sha256"] for n, r in found.items()} == {
+        n: r["outputs"][0]["sha256"] for n, r in expected.items()
+    }
+
+
+def _wait_for_lines(path: Path, count: int, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + 120
+    while not (path.is_file() and path.read_bytes().count(b"\n") >= count):
+        assert process.poll() is None, "the run ended before it was killed"
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_picture_that_is_no_picture_fails(
+    jobs: list[ImageJob], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    velocity, decode = HunyuanImage3.velocity, HunyuanImage3.decode_latents
+    monkeypatch.setattr(HunyuanImage3, "velocity", lambda *a: velocity(*a) * math.nan)
+    outcome = _run(jobs[1:2], tmp_path / "nan")["plain"]
+    assert outcome.error is not None
+    assert outcome.error.code == "output-image.not-finite"
+    monkeypatch.setattr(HunyuanImage3, "velocity", velocity)
+    monkeypatch.setattr(HunyuanImage3, "decode_latents", lambda *a: torch.ones_like(decode(*a)))
+    outcome = _run(jobs[1:2], tmp_path / "white")["plain"]
+    assert outcome.error is not None
+    assert outcome.error.code == "output-image.constant"
+    assert not list((tmp_path / "white" / "outputs").iterdir())
+
+
+def test_a_fault_of_our_own_is_one_failed_job(
+    jobs: list[ImageJob],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    layout = HunyuanImage3.layout
+
+    def faulty(self: Any, job: ImageJob, *rest: Any) -> Any:
+        if job.custom_id == "plain":
+            raise KeyError("a bug")
+        return layout(self, job, *rest)
+
+    monkeypatch.setattr(HunyuanImage3, "layout", faulty)
+    outcomes = _run(jobs[:2], tmp_path / "out")
+    assert (outcomes["writes"].status, outcomes["plain"].status) == ("done", "failed")
+    assert outcomes["plain"].error is not None
+    assert outcomes["plain"].error.code == "job.internal"
+    assert "plain" in caplog.text
+
+
+def test_out_of_memory_is_retried_and_then_fails_the_job(
+    jobs: list[ImageJob], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries: list[str] = []
+
+    def full(self: Any, job: ImageJob, *_rest: Any) -> Any:
+        tries.append(job.custom_id)
+        raise torch.OutOfMemoryError("tried to allocate 80 GiB")
+
+    monkeypatch.setattr(HunyuanImage3, "open_context", full)
+    outcome = _run(jobs[1:2], tmp_path / "out", failure=FailurePolicy(max_retries=2))["plain"]
+    assert len(tries) == 3
+    assert (outcome.status, outcome.attempt) == ("failed", 3)
+    assert outcome.error is not None
+    assert outcome.error.retryable
+
+
+def test_fail_fast_stops_at_the_first_failure(jobs: list[ImageJob], tmp_path: Path) -> None:
+    broken = replace(jobs[1], custom_id="broken", prompt="<img>")
+    outcomes = _run([broken, jobs[1]], tmp_path / "out", failure=FailurePolicy(fail_fast=True))
+    assert set(outcomes) == {"broken"}
+
+
+def test_a_full_disk_ends_the_run_with_one_clear_error(
+    jobs: list[ImageJob], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_arguments: Any) -> Any:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(StorageError, match="space"):
+            _run(jobs[1:2], tmp_path / "out")
+    assert _run(jobs[1:2], tmp_path / "out")["plain"].status == "done"
+
+
+def test_lines_hold_what_the_conventions_name(jobs: list[ImageJob], tmp_path: Path) -> None:
+    for outcome in _run(jobs[:2], tmp_path / "out").values():
+        line = outcome_to_json(outcome)
+        assert {
+            "custom_id", "status", "outputs", "cot_text", "cot_token_ids", "think_truncated",
+            "timings_s", "kv_reuse", "peak_memory_mb", "attempt", "warnings", "error",
+        } <= line.keys()  # fmt: skip
+        assert line["peak_memory_mb"] > 0
+        assert line["kv_reuse"]["branches"][0].keys() == {
+            "reused", "shared", "computed", "per_step",
+        }  # fmt: skip

@@ -1,0 +1,107 @@
+"""The AR stage: sampling, seeds, limits, and the jobs that have nothing to write."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from hyimg_cli.engine.think import TextSampler
+from hyimg_cli.errors import JobError
+from hyimg_cli.spec.events import ThinkToken
+from hyimg_cli.spec.job import ImageJob, SizeRequest, TextSampling
+
+Tell = Callable[..., Any]
+
+
+def _sampling(**changes: Any) -> TextSampling:
+    plain = TextSampling(seed=0, temperature=1.0, top_k=0, top_p=1.0, max_new_tokens=8)
+    return replace(plain, **changes)
+
+
+def test_temperature_zero_is_greedy() -> None:
+    sampler = TextSampler(_sampling(temperature=0))
+    assert [sampler(torch.tensor([0.0, 3.0, 2.9])) for _ in range(9)] == [1] * 9
+
+
+def test_top_k_and_top_p_leave_the_rest_out() -> None:
+    logits = torch.tensor([0.0, 1.0, 2.0, 3.0])
+    by_k = TextSampler(_sampling(top_k=2))
+    assert {by_k(logits) for _ in range(200)} == {2, 3}
+    by_p = TextSampler(_sampling(top_p=0.6))
+    assert {by_p(logits) for _ in range(50)} == {3}
+
+
+def test_frequencies_follow_the_softmax() -> None:
+    probabilities = torch.tensor([0.1, 0.2, 0.7])
+    sampler = TextSampler(_sampling())
+    drawn = torch.tensor([sampler(probabilities.log()) for _ in range(3000)])
+    measured = drawn.bincount(minlength=3) / 3000
+    torch.testing.assert_close(measured, probabilities, atol=0.04, rtol=0)
+
+
+def test_the_text_depends_on_its_own_seed_alone(drawn: Tell, job: ImageJob) -> None:
+    job = replace(job, text=replace(job.text, temperature=1.0), num_inference_steps=1)
+    first = drawn(job).picture.written.ids
+    assert drawn(replace(job, seed=99)).picture.written.ids == first
+    other = replace(job, text=replace(job.text, seed=8))
+    assert drawn(other).picture.written.ids != first
+
+
+def test_the_limit_closes_the_text(drawn: Tell, job: ImageJob) -> None:
+    job = replace(job, text=replace(job.text, max_new_tokens=5, temperature=2.0))
+    result = drawn(job)
+    written = result.picture.written
+    if written.is_truncated:  # random weights practically never close a tag in five words
+        assert written.text.endswith(("</think>", "</recaption>"))
+        assert len(written.ids) == 1 + 5 + 1
+    assert sum(isinstance(event, ThinkToken) for event in result.events) >= 5
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"bot_task": "none"},
+        {"bot_task": "none", "size": SizeRequest(64, 64)},
+        {"cot_text": "<recaption>a large red circle</recaption>"},
+        {"cot_text": "a large red circle", "size": SizeRequest(64, 64)},
+    ],
+)
+def test_nothing_to_write_means_no_decode_step(
+    drawn: Tell, job: ImageJob, changes: dict[str, Any]
+) -> None:
+    result = drawn(replace(job, **changes))
+    assert result.picture.reuse.ar_decode_tokens == 0
+    assert result.picture.written.decode_steps == 0
+    assert not any(isinstance(event, ThinkToken) for event in result.events)
+
+
+def test_given_ids_draw_what_the_written_ones_drew(drawn: Tell, job: ImageJob) -> None:
+    first = drawn(job)
+    ids = first.picture.written.ids
+    again = drawn(replace(job, cot_token_ids=ids))
+    for a, b in zip(first.velocities, again.velocities, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
+
+
+def test_a_given_text_changes_the_picture(drawn: Tell, job: ImageJob) -> None:
+    texts = ("<recaption>red</recaption>", "<recaption>blue</recaption>")
+    one, other = (drawn(replace(job, cot_text=text)).velocities[0] for text in texts)
+    assert (one - other).abs().max() > 1e-4
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"prompt": "a <img> b"}, "control token <img>"),
+        ({"cot_text": "<recaption>x<boi></recaption>"}, "control token <boi>"),
+        ({"cot_token_ids": (0, 10**7)}, "is no token"),
+        ({"prompt": "word " * 3000}, "positions"),
+    ],
+)
+def test_text_that_would_break_the_sequence_fails_its_job(
+    drawn: Tell, job: ImageJob, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(JobError, match=message):
+        drawn(replace(job, **changes))
