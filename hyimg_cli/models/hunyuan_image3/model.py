@@ -185,14 +185,16 @@ class HunyuanImage3ForCausalMM(PreTrainedModel):
         device = self.device
         timestep_B = torch.tensor([noise.timestep], device=device)
         image_SM = self.patch_embed(latents_CYX[None].to(device), self.time_embed(timestep_B))[0]
-        live_TM = torch.cat([self._special_rows(timestep_B, noise, branches[0]), image_SM])
+        # A spread model's embedders may live on other devices than its first layer.
+        special_TM = self._special_rows(timestep_B, noise, branches[0]).to(image_SM.device)
+        live_TM = torch.cat([special_TM, image_SM])
         x_TM = live_TM.repeat(len(branches), 1)
         hidden_TM = self.model(x_TM, _joined(branches), [branch.stretch for branch in branches])
         hidden_GSM = hidden_TM.unflatten(0, (len(branches), -1))
         image_GSM = hidden_GSM[:, branches[0].target.special_count :]
         embedding = self.time_embed_2(timestep_B).expand(len(branches), -1)
         velocity_GCYX: Tensor = self.final_layer(image_GSM, embedding, latents_CYX.shape[1])
-        return velocity_GCYX.float()
+        return velocity_GCYX.to(latents_CYX.device).float()
 
     def new_buffer(self, capacity: int) -> Buffer:
         """An empty buffer for one branch, each layer's part on that layer's device."""
@@ -214,7 +216,7 @@ class HunyuanImage3ForCausalMM(PreTrainedModel):
         if branch.target.timestep_r is not None:
             next_B = torch.tensor([noise.next_timestep], device=timestep_B.device)
             rows.append(self.timestep_r_emb(next_B))
-        return torch.cat(rows)
+        return torch.cat([row.to(rows[0].device) for row in rows])
 
     def _embed(self, ids: Sequence[int]) -> Tensor:
         embedded: Tensor = self.model.wte(torch.tensor(ids, device=self.model.wte.weight.device))

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers.utils import logging as transformers_logging
 
-from hyimg_cli.errors import CheckpointError
+from hyimg_cli.errors import CheckpointError, MachineError
 from hyimg_cli.loading.checkpoint import check_against, tensor_index
 from hyimg_cli.models.hunyuan_image3.config import Architecture, architecture, read_json
 from hyimg_cli.models.hunyuan_image3.model import HunyuanImage3ForCausalMM, transformers_config
@@ -42,6 +42,7 @@ def load(
         )
     network: HunyuanImage3ForCausalMM = loaded[0]
     _refuse_leftovers(loaded[1])
+    _refuse_offloading(network)
     network.requires_grad_(False)
     network.eval()
     return network
@@ -61,6 +62,18 @@ def _refuse_leftovers(report: dict[str, Any]) -> None:
             raise CheckpointError(
                 f"loading left {kind.replace('_', ' ')}: {names}", code="checkpoint.not-strict"
             )
+
+
+def _refuse_offloading(network: HunyuanImage3ForCausalMM) -> None:
+    """A layer that was left on the CPU or on disk would be fetched anew for every token."""
+    places = getattr(network, "hf_device_map", {})
+    outside = [name for name, place in places.items() if place in ("cpu", "disk")]
+    if outside and torch.cuda.is_available():
+        raise MachineError(
+            f"the weights do not fit on the GPUs: {len(outside)} modules were left outside",
+            hint="use more GPUs or larger ones; `hyimg plan` says how much the weights take",
+            code="machine.gpu-memory",
+        )
 
 
 @contextmanager
