@@ -18,12 +18,12 @@ def key_of(job: ImageJob, source_digests: Sequence[str], config: RunConfig) -> s
 
     The device and the batch are not part of it, precision and KV reuse are: they change pixels.
     """
-    folder = registry.resolve_model(job.model, config.model.revision)
+    model_print = registry.fingerprint(job.model, config.model.revision)
     settings = {
         "dtype": config.model.dtype,
         "kv_reuse": "reuse" if config.reuse.kv_reuse else "recompute",
     }
-    return job_key(job, source_digests, registry.fingerprint(folder), settings)
+    return job_key(job, source_digests, model_print, settings)
 
 
 def job_keys(jobs: Sequence[ImageJob], config: RunConfig) -> dict[str, str]:

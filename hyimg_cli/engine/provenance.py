@@ -24,7 +24,7 @@ def run_info(manifest: Manifest, settings: Mapping[str, Setting], plan: Plan) ->
     Paths are cut to their last part, so that a result folder can be handed on as it is.
     """
     revision = settings["revision"].value
-    folders = {group.model: registry.resolve_model(group.model, revision) for group in plan.groups}
+    models = dict.fromkeys(group.model for group in plan.groups)
     return {
         "versions": versions(),
         "hardware": hardware(),
@@ -33,7 +33,7 @@ def run_info(manifest: Manifest, settings: Mapping[str, Setting], plan: Plan) ->
             for name, setting in settings.items()
         },
         "manifest": {"name": manifest.title, "digest": manifest.digest},
-        "models": {_portable(name): registry.fingerprint(at) for name, at in folders.items()},
+        "models": {_portable(name): registry.fingerprint(name, revision) for name in models},
     }
 
 

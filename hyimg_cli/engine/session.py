@@ -154,12 +154,11 @@ class Session:
         return OutputFile(relative, sha256, pixel_sha256, width, height, job.seed)
 
     def _metadata(self, job: ImageJob, picture: Picture) -> dict[str, str]:
-        folder = registry.resolve_model(job.model, self._config.model.revision)
         assert self._model is not None, "a model is loaded before its jobs run"
         facts = PictureFacts(
             size=picture.bucket.size,
             model_name=self._model.card.name,
-            model_fingerprint=registry.fingerprint(folder),
+            model_fingerprint=registry.fingerprint(job.model, self._config.model.revision),
             version=__version__,
             cot_text=picture.written.text,
             cot_token_ids=picture.written.ids,

@@ -14,6 +14,7 @@ from hyimg_cli.batch.cost import JobTokens
 from hyimg_cli.errors import CheckpointError
 from hyimg_cli.loading import checkpoint
 from hyimg_cli.models.hunyuan_image3.prompter import Prompter
+from hyimg_cli.spec import digest
 from hyimg_cli.spec.card import ModelCard
 from hyimg_cli.spec.job import ImageJob, Size
 from hyimg_cli.spec.run import ModelChoice
@@ -25,10 +26,11 @@ EMBEDDED = "tiny-image"
 _ASSETS = Path(__file__).parent.parent / "assets"
 
 
-def resolve_model(model: str, revision: str | None = None) -> Path:
+def resolve_model(model: str, revision: str | None = None, *, with_weights: bool = True) -> Path:
     """Where the checkpoint lies: the embedded one, a folder, or a hub id fetched into its cache.
 
-    Raises CheckpointError where a hub id cannot be had.
+    `with_weights` off fetches only its small files: enough to check and to plan. Raises
+    CheckpointError where there is no such folder, or a hub id cannot be had.
     """
     if model == EMBEDDED:
         return _ASSETS / EMBEDDED
@@ -40,18 +42,13 @@ def resolve_model(model: str, revision: str | None = None) -> Path:
             hint=f'give a folder, "{EMBEDDED}", or a hub id (tencent/HunyuanImage-3.0-Instruct)',
             code="checkpoint.missing",
         )
-    return _fetched(model, revision)
+    return _fetched(model, revision, with_weights=with_weights)
 
 
 @lru_cache(maxsize=8)
 def prompter(model: str, revision: str | None = None) -> Prompter:
-    """Sequences and facts of a checkpoint, read once."""
-    folder = resolve_model(model, revision)
-    if not folder.is_dir():
-        raise CheckpointError(
-            f"there is no checkpoint folder {folder.name}", code="checkpoint.missing"
-        )
-    return Prompter(folder, model)
+    """Sequences and facts of a checkpoint, read once; its weights need not be there."""
+    return Prompter(resolve_model(model, revision, with_weights=False), model)
 
 
 def model_card(model: str, revision: str | None = None) -> ModelCard:
@@ -60,8 +57,14 @@ def model_card(model: str, revision: str | None = None) -> ModelCard:
 
 
 @lru_cache(maxsize=8)
-def fingerprint(folder: Path) -> str:
-    """A digest that changes when the checkpoint's files do."""
+def fingerprint(model: str, revision: str | None = None) -> str:
+    """A digest that changes when the checkpoint's files do.
+
+    A folder of the hub's cache is named by its commit, which is a digest already.
+    """
+    folder = resolve_model(model, revision, with_weights=False)
+    if folder.parent.name == "snapshots":
+        return digest.of_bytes(f"hub:{folder.name}".encode())
     return checkpoint.fingerprint(folder)
 
 
@@ -80,14 +83,15 @@ def load(choice: ModelChoice) -> "MixedModel":
     """The loaded model. Imports torch. Raises CheckpointError, or MachineError for the device."""
     from hyimg_cli.models.hunyuan_image3.family import load_family
 
-    return load_family(prompter(choice.model, choice.revision), choice)
+    folder = resolve_model(choice.model, choice.revision)
+    return load_family(prompter(choice.model, choice.revision), folder, choice)
 
 
-def _fetched(model: str, revision: str | None) -> Path:
+def _fetched(model: str, revision: str | None, *, with_weights: bool) -> Path:
     from huggingface_hub import snapshot_download
 
     # Code files are left where they are: nothing of theirs is ever run.
-    patterns = ["*.safetensors", "*.json", "system_prompt.py"]
+    patterns = ["*.json", "system_prompt.py", *(["*.safetensors"] if with_weights else [])]
     try:
         return Path(snapshot_download(model, revision=revision, allow_patterns=patterns))
     except Exception as error:  # the hub client raises a family of its own, OSError and ValueError

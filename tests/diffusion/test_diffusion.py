@@ -1,4 +1,6 @@
-"""Sigmas against diffusers' scheduler, guidance against its formula, the loop against an integral."""
+"""Sigmas against diffusers' scheduler, guidance against its formula, the loop against an
+integral.
+"""
 
 import pytest
 import torch

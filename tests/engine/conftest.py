@@ -112,4 +112,3 @@ def _told(story: Generator[Any, None, Picture]) -> tuple[list[Any], Picture]:
             events.append(next(story))
         except StopIteration as end:
             return events, end.value
-

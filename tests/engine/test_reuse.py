@@ -238,7 +238,9 @@ def test_without_guidance_there_is_one_branch(drawn: Tell, job: ImageJob) -> Non
 def test_generate_calls_what_the_golden_tests_check(
     drawn: Tell, job: ImageJob, monkeypatch: pytest.MonkeyPatch, place: Any, name: str
 ) -> None:
-    """Break one function that the golden cases hold, and the picture that `generate` draws changes."""
+    """Break one function that the golden cases hold, and the picture that `generate` draws
+    changes.
+    """
     job = replace(job, bot_task="none")
     before = drawn(job).picture.pixels
     original = getattr(place, name)

@@ -140,14 +140,13 @@ def test_a_stop_request_ends_the_run_between_steps(jobs: list[ImageJob], tmp_pat
     out = tmp_path / "out"
     with RunFolder(out) as folder:
         session = Session(RunConfig(OutputConfig(out)), folder)
-        seen = []
+        events = session.run(make_plan(jobs, registry.model_card))
+        seen = [next(event for event in events if isinstance(event, DenoiseStep))]
+        session.request_stop(signal.SIGTERM)
         with pytest.raises(Interrupted) as caught:
-            for event in session.run(make_plan(jobs, registry.model_card)):
-                seen.append(event)
-                if isinstance(event, DenoiseStep):
-                    session.request_stop(signal.SIGTERM)
+            seen.extend(events)
         assert caught.value.exit_code == 143
-        assert isinstance(seen[-1], DenoiseStep)
+        assert len(seen) == 1
         assert folder.results() == {}
 
 

@@ -1,6 +1,7 @@
 """Golden token ids back into layouts, through the product's own `Draft`."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from hyimg_cli.models.hunyuan_image3.sequence import (
     Draft,
@@ -62,6 +63,19 @@ def layout_of(
     assert list(layout.ids) == conditional
     assert list(layout.unconditional_ids) == unconditional
     return layout
+
+
+def target_grid(case: Any) -> Grid:
+    """Rows and columns of the picture's tokens, from whichever tensor tells them."""
+    if "gen_token_hw" in case:
+        return Grid(*case["gen_token_hw"].tolist())
+    return Grid(*case["initial_latents"].shape[-2:])
+
+
+def target_ratio(case: Any, vocabulary: Vocabulary) -> int:
+    """The picture's ratio index: the last ratio token of the sequence."""
+    ids = case["input_ids"][0].tolist()
+    return vocabulary.ratios.index([id_ for id_ in ids if id_ in vocabulary.ratios][-1])
 
 
 def _image_runs(ids: list[int], boi: int, vocabulary: Vocabulary) -> list[tuple[int, int]]:

@@ -5,9 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from parity.golden_layouts import Grids, layout_of
 
-from hyimg_cli.models.hunyuan_image3.attention import pieces, visibility
 from hyimg_cli.models.hunyuan_image3.rope import positions, rope
 from hyimg_cli.models.hunyuan_image3.sequence import Draft, Grid, ImageBlock, Layout, Section
 from hyimg_cli.models.hunyuan_image3.vision import (
@@ -138,18 +136,3 @@ def test_06_vit_aligner(open_case: Any, network: Any, arch: Any) -> None:
     features = vision_features(network.vision_model, inputs)
     case.close("last_hidden_state", features)
     case.close("aligned", network.vision_aligner(features))
-
-
-def test_mask_of_pieces_is_the_dense_mask(open_case: Any, vocabulary: Any, arch: Any) -> None:
-    """The mask alone, also where later cases are absent: golden 7's and 10's boolean matrices."""
-    case = open_case("07_t2i_first_step")
-    if "attention_mask" not in case:
-        pytest.skip("this folder stores no mask")
-    rows = case["input_ids"].tolist()
-    grids = Grids(target=Grid(*case["gen_token_hw"].tolist()))
-    layout = layout_of(
-        rows[0], rows[-1], grids=grids, vocabulary=vocabulary, is_joint=arch.has_joint_source_span
-    )
-    length = len(layout.ids)
-    dense = visibility(pieces(0, length, layout.full_spans), length)
-    case.equal("attention_mask", dense.expand(len(rows), -1, -1))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from parity.golden_layouts import Grids, layout_of
+from parity.golden_layouts import Grids, layout_of, target_grid
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -69,7 +69,7 @@ def open_scene(
         rows = given["input_ids"].tolist()
         sources = _sources(given)
         grids = Grids(
-            target=_target_grid(given),
+            target=target_grid(given),
             vae=tuple(Grid(*latents.shape[-2:]) for latents, _ in sources),
             vit=tuple(inputs.grid for _, inputs in sources),
         )
@@ -92,12 +92,6 @@ def open_scene(
         )
 
     return opener
-
-
-def _target_grid(case: Any) -> Grid:
-    if "gen_token_hw" in case:
-        return Grid(*case["gen_token_hw"].tolist())
-    return Grid(*case["initial_latents"].shape[-2:])
 
 
 def _sources(case: Any) -> list[tuple[Tensor, VisionInputs]]:

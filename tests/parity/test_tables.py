@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from parity.golden_layouts import target_grid, target_ratio
 from safetensors.torch import load_file
 
 from hyimg_cli.diffusion.schedule import Schedule
@@ -51,7 +52,7 @@ def _sources(open_case: Any, vocabulary: Any, count: int) -> tuple[SourceShape, 
 
 def test_13_layouts(tables: dict[str, Any], open_case: Any, vocabulary: Any, builder: Any) -> None:
     first = open_case("07_t2i_first_step", borrowed=True)
-    target = Target(int(first["gen_ratio_index"]), Grid(*first["gen_token_hw"].tolist()))
+    target = Target(target_ratio(first, vocabulary), target_grid(first))
     assert tables["layouts"], "nothing to compare"
     for stored in tables["layouts"]:
         prompt = Prompt(

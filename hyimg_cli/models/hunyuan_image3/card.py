@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from hyimg_cli.errors import CheckpointError
-from hyimg_cli.loading.checkpoint import tensor_index, weight_bytes
+from hyimg_cli.loading.checkpoint import INDEX_FILE, tensor_index, weight_bytes
 from hyimg_cli.models.hunyuan_image3.buckets import buckets
 from hyimg_cli.models.hunyuan_image3.config import (
     Architecture,
@@ -47,7 +47,7 @@ def model_card(folder: Path, model: str) -> ModelCard:
         pixels_per_cell=arch.vae_downsample_factor,
         source_vit_tokens=arch.vision.max_num_patches,
         kv_bytes_per_token=_kv_bytes(arch),
-        weight_bytes=weight_bytes(tensor_index(folder)),
+        weight_bytes=_weight_bytes(folder),
         max_positions=arch.max_position_embeddings,
         vocab_size=arch.vocab_size,
         defaults=generation.defaults,
@@ -73,6 +73,15 @@ def _allowed(
             code="checkpoint.card",
         )
     return allowed
+
+
+def _weight_bytes(folder: Path) -> int:
+    """Bytes of all tensors; from the index's own sum where the shards are not fetched yet."""
+    index = folder / INDEX_FILE
+    if index.is_file() and not any(folder.glob("*.safetensors")):
+        total: int = read_json(folder, INDEX_FILE).get("metadata", {}).get("total_size", 0)
+        return total
+    return weight_bytes(tensor_index(folder))
 
 
 def _kv_bytes(arch: Architecture) -> int:

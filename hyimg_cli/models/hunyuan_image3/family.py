@@ -2,6 +2,7 @@
 
 # Legend: C channel, Y X latent rows and columns, V vocabulary
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -29,14 +30,14 @@ from hyimg_cli.spec.job import ImageJob
 from hyimg_cli.spec.run import ModelChoice
 
 
-def load_family(prompter: Prompter, choice: ModelChoice) -> "HunyuanImage3":
-    """Load the checkpoint on the chosen device: float32 on the CPU, bfloat16 on a GPU by
+def load_family(prompter: Prompter, folder: Path, choice: ModelChoice) -> "HunyuanImage3":
+    """Load the weights in `folder` on the chosen device: float32 on the CPU, bfloat16 on a GPU by
     default.
     """
     device_map = _device_map(choice.device)
     by_default = torch.float32 if device_map is None else torch.bfloat16
     dtype = by_default if choice.dtype == "auto" else getattr(torch, choice.dtype)
-    return HunyuanImage3(load(prompter.folder, dtype=dtype, device_map=device_map), prompter)
+    return HunyuanImage3(load(folder, dtype=dtype, device_map=device_map), prompter)
 
 
 def _device_map(device: str) -> str | None:

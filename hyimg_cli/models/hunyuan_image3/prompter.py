@@ -147,7 +147,9 @@ class Prompter:
         return next(bucket for bucket in self.card.buckets if bucket.ratio_index == index)
 
     def text_budget(self, job: ImageJob, opening_length: int) -> int:
-        """How many tokens the AR stage may write: the job's limit, with positions left for a picture."""
+        """How many tokens the AR stage may write: the job's limit, with positions left for a
+        picture.
+        """
         bucket = self.card.bucket_of(job.size) or self.card.nearest_bucket(1, 1)
         cells = self.target(bucket).grid.cells
         room = self.card.max_positions - opening_length - cells - _FRAME_TOKENS

@@ -72,7 +72,8 @@ class Encoder(nn.Module):
             h_BCTYX = level(h_BCTYX)
         h_BCTYX = self.mid(h_BCTYX)
         shortcut_BCTYX = _mean_of_groups(h_BCTYX, self.moments_width)
-        return self.conv_out(functional.silu(self.norm_out(h_BCTYX))) + shortcut_BCTYX
+        moments_BCTYX: Tensor = self.conv_out(functional.silu(self.norm_out(h_BCTYX)))
+        return moments_BCTYX + shortcut_BCTYX
 
 
 class Decoder(nn.Module):
@@ -93,7 +94,8 @@ class Decoder(nn.Module):
         h_BCTYX = self.mid(self.conv_in(latents_BCTYX) + shortcut_BCTYX)
         for level in self.up:
             h_BCTYX = level(h_BCTYX)
-        return self.conv_out(functional.silu(self.norm_out(h_BCTYX)))
+        frames_BCTYX: Tensor = self.conv_out(functional.silu(self.norm_out(h_BCTYX)))
+        return frames_BCTYX
 
 
 class DownLevel(nn.Module):
@@ -158,7 +160,8 @@ class ResnetBlock(nn.Module):
         h_BCTYX = self.conv1(functional.silu(self.norm1(x_BCTYX)))
         h_BCTYX = self.conv2(functional.silu(self.norm2(h_BCTYX)))
         shortcut = self.nin_shortcut(x_BCTYX) if hasattr(self, "nin_shortcut") else x_BCTYX
-        return shortcut + h_BCTYX
+        out_BCTYX: Tensor = shortcut + h_BCTYX
+        return out_BCTYX
 
 
 class SpatialAttention(nn.Module):
@@ -178,7 +181,9 @@ class SpatialAttention(nn.Module):
             project(h_BCTYX).flatten(2).transpose(1, 2) for project in (self.q, self.k, self.v)
         )
         mixed_BSC = functional.scaled_dot_product_attention(q_BSC, k_BSC, v_BSC)
-        return x_BCTYX + self.proj_out(mixed_BSC.transpose(1, 2).reshape(x_BCTYX.shape))
+        mixed_BCTYX = mixed_BSC.transpose(1, 2).reshape(x_BCTYX.shape)
+        out_BCTYX: Tensor = x_BCTYX + self.proj_out(mixed_BCTYX)
+        return out_BCTYX
 
 
 class Downsample(nn.Module):
@@ -269,7 +274,8 @@ def _norm(width: int) -> nn.GroupNorm:
 
 def _mean_of_groups(x_BCTYX: Tensor, width: int) -> Tensor:
     """Consecutive channels averaged until `width` are left."""
-    return x_BCTYX.unflatten(1, (width, -1)).mean(2)
+    averaged: Tensor = x_BCTYX.unflatten(1, (width, -1)).mean(2)
+    return averaged
 
 
 def _space_to_depth(x_BCTYX: Tensor, frames: int) -> Tensor:

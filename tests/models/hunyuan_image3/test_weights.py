@@ -28,7 +28,9 @@ def _rewrite(checkpoint: Path, change: Any) -> None:
 
 
 def test_the_released_config_has_the_released_parameters(released_config: dict[str, Any]) -> None:
-    """Facts, section b: 83.04e9 parameters with both distil embedders; shapes on the meta device."""
+    """Facts, section b: 83.04e9 parameters with both distil embedders; shapes on the meta
+    device.
+    """
     shapes = expected_shapes(architecture(released_config | _DISTILLED))
     assert round(sum(map(math.prod, shapes.values())) / 1e9, 2) == 83.04
     for name, shape in _RELEASED_SHAPES.items():
@@ -123,9 +125,8 @@ def test_pickles_and_auto_map_are_never_executed(checkpoint: Path, tmp_path: Pat
     trace = tmp_path / "trace"
     for name in ("pytorch_model.bin", "model.pt", "extra.pkl"):
         (checkpoint / name).write_bytes(pickle.dumps(_Trace(trace)))
-    (checkpoint / "hunyuan.py").write_text(
-        f"from pathlib import Path\nPath({str(trace)!r}).touch()\nclass Config: pass\nclass Net: pass\n"
-    )
+    code = f"from pathlib import Path\nPath({str(trace)!r}).touch()\n"
+    (checkpoint / "hunyuan.py").write_text(code + "class Config: pass\nclass Net: pass\n")
     config = json.loads((checkpoint / "config.json").read_text())
     config["auto_map"] = {"AutoConfig": "hunyuan.Config", "AutoModelForCausalLM": "hunyuan.Net"}
     (checkpoint / "config.json").write_text(json.dumps(config))

@@ -1,0 +1,37 @@
+# make demo   pictures from recipes/quickstart.jsonl with the embedded checkpoint
+# make test   the test suite      make lint   ruff and mypy      make clean   forget everything made
+#
+# Each target sets itself up in .venv; another Python: make demo PYTHON=python3.12
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.installed
+NEEDS := import sys; sys.version_info >= (3, 11) or sys.exit("hyimg needs Python 3.11 or newer, \
+found %d.%d at %s; try: make PYTHON=python3.12" % (sys.version_info[:2] + (sys.executable,)))
+MODEL := from hyimg_cli.models import registry as r; print(r.fingerprint("tiny-image")[:12])
+
+.PHONY: demo test lint clean
+
+demo: $(READY)
+	@out="runs/quickstart-$$($(BIN)/python -c '$(MODEL)')" && \
+	$(BIN)/hyimg generate recipes/quickstart.jsonl -o "$$out" && \
+	echo "The pictures are in $$out/outputs"
+
+test: $(READY)
+	$(BIN)/python -m pytest
+
+lint: $(READY)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+clean:
+	rm -rf $(VENV) runs build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c '$(NEEDS)'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e '.[dev]'
+	@touch $@

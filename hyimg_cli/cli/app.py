@@ -1,0 +1,61 @@
+"""The `hyimg` command: its subcommands, and the one place where errors become exit codes."""
+
+import sys
+import traceback
+from collections.abc import Sequence
+
+import typer
+
+from hyimg_cli import __version__
+from hyimg_cli.cli import later, render
+from hyimg_cli.cli.check import check
+from hyimg_cli.cli.generate import generate
+from hyimg_cli.cli.plan import plan
+from hyimg_cli.errors import HyimgError, UsageError
+
+INTERNAL_ERROR = 101
+
+app = typer.Typer(
+    name="hyimg",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Make and edit pictures in batches: a manifest of jobs goes in, pictures come out.",
+    epilog="Exit codes: 0 all done, 1 some job failed, 2 usage or manifest, 3 machine, "
+    "101 internal error, 130/143 interrupted (run the same command again to resume).",
+)
+app.command()(generate)
+app.command()(check)
+app.command()(plan)
+
+
+@app.callback(invoke_without_command=True)
+def _hyimg(
+    version: bool = typer.Option(False, "--version", help="Print the version and stop."),
+) -> None:
+    if version:
+        render.line(f"hyimg {__version__}")
+        raise typer.Exit
+
+
+def run(arguments: Sequence[str]) -> int:
+    """The exit code of one command line; errors are printed on stderr."""
+    try:
+        later.refuse(arguments)
+        words = list(arguments) or ["--help"]
+        code = app(args=words, prog_name="hyimg", standalone_mode=False, obj=tuple(words))
+        return code if isinstance(code, int) else 0
+    except HyimgError as error:
+        render.error(error)
+        return error.exit_code
+    except typer.TyperException as error:
+        render.error(UsageError(error.format_message(), hint="hyimg --help lists what there is"))
+        return error.exit_code
+    except Exception:
+        render.internal_error(traceback.format_exc())
+        return INTERNAL_ERROR
+
+
+def main() -> None:
+    """The console script: runs the process's own command line and exits with its code."""
+    sys.exit(run(sys.argv[1:]))

@@ -1,0 +1,110 @@
+"""`hyimg generate`: the main job. Translates the command line; the engine does the work."""
+
+import shlex
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from hyimg_cli.batch.journal import RunFolder
+from hyimg_cli.cli import options as o
+from hyimg_cli.cli import packaged, render
+from hyimg_cli.cli.plan import show_plan
+from hyimg_cli.cli.stopping import Stopper, stoppable
+from hyimg_cli.engine import runner
+from hyimg_cli.engine.provenance import run_info
+from hyimg_cli.spec.run import RunConfig
+
+if TYPE_CHECKING:
+    from hyimg_cli.engine.session import Session
+
+NOT_AGAIN = ("--force", "--no-resume", "--retry-failed")
+
+
+def generate(
+    ctx: typer.Context,
+    manifest: o.ManifestPath,
+    output_dir: o.OutputDir = None,
+    recipe: o.Recipe = None,
+    resume: o.Resume = True,
+    retry_failed: o.RetryFailed = False,
+    force: o.Force = False,
+    fail_fast: o.FailFast = None,
+    max_retries: o.MaxRetries = None,
+    skip_invalid: o.SkipInvalid = None,
+    dry_run: o.DryRun = False,
+    metadata: o.Metadata = None,
+    kv_reuse: o.KvReuse = None,
+    require_kv_reuse: o.RequireKvReuse = None,
+    select: o.Select = None,
+    limit: o.Limit = None,
+    shard: o.Shard = None,
+    model: o.Model = None,
+    revision: o.Revision = None,
+    device: o.Device = None,
+    dtype: o.DtypeName = None,
+    num_inference_steps: o.Steps = None,
+    guidance_scale: o.Guidance = None,
+    flow_shift: o.FlowShift = None,
+    seed: o.Seed = None,
+    size: o.SizeText = None,
+    bot_task: o.BotTaskName = None,
+    drop_think: o.DropThink = None,
+    use_system_prompt: o.SystemPrompt = None,
+    system_prompt: o.SystemPromptText = None,
+    ar_seed: o.ArSeed = None,
+    temperature: o.Temperature = None,
+    top_k: o.TopK = None,
+    top_p: o.TopP = None,
+    max_new_tokens: o.MaxNewTokens = None,
+    assume_think: o.AssumeThink = 256,
+    progress: o.Progress = "auto",
+    as_json: o.AsJson = False,
+    quiet: o.Quiet = False,
+    verbose: o.Verbose = 0,
+) -> None:
+    """Make the pictures of a manifest. A run that stopped goes on where it was."""
+    render.log_to_stderr(verbose)
+    if dry_run:
+        show_plan(ctx.params)
+    else:
+        raise typer.Exit(_carry_out(ctx.params, ctx.obj or ()))
+
+
+def _carry_out(given: Mapping[str, Any], arguments: Sequence[str]) -> int:
+    """Runs what is left of a manifest, shows it, and returns the exit code."""
+    style = render.style_of(given)
+    settings = o.settings_of(given)
+    selection, policy = o.selection_of(given), o.resume_policy_of(given)
+    manifest = packaged.read(given["manifest"])
+    accepted = runner.accept(manifest, settings)
+    config = o.run_config(settings, o.output_folder(given, settings, manifest.name))
+    with stoppable() as stopper, RunFolder(config.output.folder) as folder:
+        run = runner.prepare(folder, accepted, config=config, selection=selection, policy=policy)
+        counts = runner.Summary.before(run)
+        place = str(config.output.folder)
+        with render.Report(counts, style, place=place, again=_again(arguments, place)) as report:
+            report.outcomes(run.invalid)
+            if run.plan.jobs:
+                folder.write_run(run_info(manifest, settings, run.plan))
+                with closing(_session(config, folder, stopper).run(run.plan)) as events:
+                    for event in events:
+                        report.show(event)
+    return 1 if counts.failed or counts.invalid else 0
+
+
+def _session(config: RunConfig, folder: RunFolder, stopper: Stopper) -> "Session":
+    """A session that a signal stops. Imported here: `--help` must not wait for torch."""
+    from hyimg_cli.engine.session import Session
+
+    session = Session(config, folder)
+    stopper.session = session
+    return session
+
+
+def _again(arguments: Sequence[str], place: str) -> str:
+    """The command line that goes on with this run."""
+    kept = [argument for argument in arguments if argument not in NOT_AGAIN]
+    has_folder = any(a.startswith(("-o", "--output-dir")) for a in kept)
+    return shlex.join(["hyimg", *kept, *([] if has_folder else ["-o", place])])

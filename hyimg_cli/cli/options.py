@@ -1,0 +1,219 @@
+"""Every option of every command, once: name, help and what its text may be.
+
+A command's parameters carry the names of the settings they set; `None` means that the flag was not
+given. The environment is read here and nowhere else.
+"""
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from hyimg_cli.batch.knobs import KNOBS, read_recipe
+from hyimg_cli.batch.recipe import Setting, settle
+from hyimg_cli.engine.runner import ResumePolicy, Selection
+from hyimg_cli.errors import UsageError
+from hyimg_cli.spec.run import FailurePolicy, ModelChoice, OutputConfig, ReuseConfig, RunConfig
+
+_RUN, _MODEL, _SAMPLING, _CHOICE, _STYLE = "Run", "Model", "Sampling defaults", "Selection", "Style"
+
+
+def _option(*names: str, panel: str, help: str, **more: Any) -> Any:
+    return typer.Option(*names, help=help, rich_help_panel=panel, show_default=False, **more)
+
+
+ManifestPath = Annotated[
+    str,
+    typer.Argument(
+        metavar="MANIFEST",
+        help="A .jsonl file with a job per line, a .txt file with a prompt per line, "
+        "- for JSONL on standard input, or the name of a packaged manifest (quickstart).",
+    ),
+]
+Recipe = Annotated[Path | None, _option("--recipe", panel=_RUN, help="Settings from a TOML file.")]
+OutputDir = Annotated[
+    Path | None,
+    _option("-o", "--output-dir", panel=_RUN, help="Folder for results. Default: runs/<manifest>."),
+]
+Resume = Annotated[
+    bool,
+    _option("--resume/--no-resume", panel=_RUN, help="Leave out what is done already (default)."),
+]
+RetryFailed = Annotated[
+    bool, _option("--retry-failed", panel=_RUN, help="Run the jobs again that failed before.")
+]
+Force = Annotated[
+    bool, _option("--force", panel=_RUN, help="Replace results of the same id made otherwise.")
+]
+FailFast = Annotated[
+    bool | None,
+    _option("--fail-fast/--keep-going", panel=_RUN, help="Stop at the first failed job, or go on."),
+]
+MaxRetries = Annotated[
+    int | None,
+    _option("--max-retries", panel=_RUN, min=0, help="Tries after a failure that may pass."),
+]
+SkipInvalid = Annotated[
+    bool | None,
+    _option("--skip-invalid", panel=_RUN, help="Run the good lines, record the bad as failed."),
+]
+DryRun = Annotated[
+    bool, _option("--dry-run", panel=_RUN, help="Show the plan (as hyimg plan does) and stop.")
+]
+Metadata = Annotated[
+    bool | None,
+    _option("--metadata/--no-metadata", panel=_RUN, help="Write the job into the picture's file."),
+]
+KvReuse = Annotated[
+    bool | None,
+    _option(
+        "--kv-reuse/--no-kv-reuse",
+        panel=_RUN,
+        help="Denoise from the keys and values of the text stage, or compute them again.",
+    ),
+]
+RequireKvReuse = Annotated[
+    bool | None,
+    _option(
+        "--require-kv-reuse/--allow-recompute",
+        panel=_RUN,
+        help="Fail a job whose reuse is not complete.",
+    ),
+]
+
+Model = Annotated[
+    str | None,
+    _option("--model", panel=_MODEL, help="Folder or hub id. Default: the embedded tiny-image."),
+]
+Revision = Annotated[str | None, _option("--revision", panel=_MODEL, help="Hub revision.")]
+Device = Annotated[
+    str | None,
+    _option("--device", panel=_MODEL, help="auto, cpu, cuda, cuda:N, or balanced over all GPUs."),
+]
+DtypeName = Annotated[
+    str | None, _option("--dtype", panel=_MODEL, help="auto, float32 or bfloat16.")
+]
+
+Steps = Annotated[
+    int | None,
+    _option("--num-inference-steps", "--steps", panel=_SAMPLING, help="Denoise steps."),
+]
+Guidance = Annotated[
+    float | None, _option("--guidance-scale", panel=_SAMPLING, help="How hard the prompt pulls.")
+]
+FlowShift = Annotated[
+    float | None, _option("--flow-shift", panel=_SAMPLING, help="Shift of the noise schedule.")
+]
+Seed = Annotated[
+    int | None, _option("--seed", panel=_SAMPLING, help="Seed of jobs without one of their own.")
+]
+SizeText = Annotated[
+    str | None, _option("--size", panel=_SAMPLING, help="auto, WIDTHxHEIGHT or WIDTH:HEIGHT.")
+]
+BotTaskName = Annotated[
+    str | None,
+    _option("--bot-task", panel=_SAMPLING, help="none, think, recaption or think_recaption."),
+]
+DropThink = Annotated[
+    bool | None,
+    _option("--drop-think/--keep-think", panel=_SAMPLING, help="Denoise without the think text."),
+]
+SystemPrompt = Annotated[
+    str | None, _option("--use-system-prompt", panel=_SAMPLING, help="Which system prompt.")
+]
+SystemPromptText = Annotated[
+    str | None, _option("--system-prompt", panel=_SAMPLING, help="Text for the custom one.")
+]
+ArSeed = Annotated[
+    int | None, _option("--ar-seed", panel=_SAMPLING, help="Seed of the text stage.")
+]
+Temperature = Annotated[
+    float | None, _option("--temperature", panel=_SAMPLING, help="Text stage; 0 is greedy.")
+]
+TopK = Annotated[int | None, _option("--top-k", panel=_SAMPLING, help="Text stage; 0 is off.")]
+TopP = Annotated[float | None, _option("--top-p", panel=_SAMPLING, help="Text stage; 1 is off.")]
+MaxNewTokens = Annotated[
+    int | None, _option("--max-new-tokens", panel=_SAMPLING, help="Longest text to write.")
+]
+
+Select = Annotated[
+    str | None, _option("--select", panel=_CHOICE, help="Only ids that match this pattern.")
+]
+Limit = Annotated[
+    int | None, _option("--limit", panel=_CHOICE, min=1, help="Only the first N of the jobs.")
+]
+Shard = Annotated[
+    str | None, _option("--shard", panel=_CHOICE, help="I/N: every N-th job, from the I-th on.")
+]
+
+AsJson = Annotated[
+    bool, _option("--json", panel=_STYLE, help="Results as JSON lines on standard output.")
+]
+Quiet = Annotated[bool, _option("-q", "--quiet", panel=_STYLE, help="Only errors.")]
+Verbose = Annotated[int, _option("-v", "--verbose", panel=_STYLE, count=True, help="Say more.")]
+Progress = Annotated[
+    str, _option("--progress", panel=_STYLE, help="auto (default), rich, plain or none.")
+]
+AssumeThink = Annotated[
+    int,
+    _option("--assume-think", panel=_STYLE, min=0, help="Tokens a text stage is taken to write."),
+]
+
+
+def settings_of(given: Mapping[str, Any]) -> dict[str, Setting]:
+    """Every setting with its value and origin, from flags, environment and recipe."""
+    recipe = read_recipe(Path(given["recipe"])) if given.get("recipe") else {}
+    flags = {knob.name: _flag(given[knob.name]) for knob in KNOBS if knob.name in given}
+    return settle(flags, os.environ, recipe)
+
+
+def selection_of(given: Mapping[str, Any]) -> Selection:
+    """Which jobs of the manifest are meant."""
+    return Selection(given["select"], given["limit"], _shard(given["shard"]))
+
+
+def output_folder(
+    given: Mapping[str, Any], settings: Mapping[str, Setting], manifest_name: str
+) -> Path:
+    """Where results go: as asked, else under `runs`, each shard in a folder of its own."""
+    if settings["output_dir"].value is not None:
+        return Path(settings["output_dir"].value)
+    shard = f"-shard-{given['shard'].replace('/', '-of-')}" if given["shard"] else ""
+    return Path("runs") / f"{manifest_name}{shard}"
+
+
+def resume_policy_of(given: Mapping[str, Any]) -> ResumePolicy:
+    """What an earlier run in the same folder means."""
+    return ResumePolicy(given["resume"], given["retry_failed"], given["force"])
+
+
+def run_config(settings: Mapping[str, Setting], folder: Path) -> RunConfig:
+    """The run that the settings describe, with results in `folder`."""
+    value = {name: setting.value for name, setting in settings.items()}
+    return RunConfig(
+        output=OutputConfig(folder, metadata=value["metadata"]),
+        model=ModelChoice(value["model"], value["revision"], value["dtype"], value["device"]),
+        reuse=ReuseConfig(value["kv_reuse"], value["require_kv_reuse"]),
+        failure=FailurePolicy(value["fail_fast"], value["max_retries"]),
+        origins=tuple((s.name, str(s.value), s.origin) for s in settings.values()),
+    )
+
+
+def _flag(value: Any) -> Any:
+    """A flag's value as `settle` takes it: text, number, truth, or None."""
+    return str(value) if isinstance(value, Path) else value
+
+
+def _shard(text: str | None) -> tuple[int, int] | None:
+    """`2/4` as (2, 4), counted from 1."""
+    if text is None:
+        return None
+    match = re.fullmatch(r"(\d+)/(\d+)", text)
+    if match is None or not 1 <= int(match[1]) <= int(match[2]):
+        raise UsageError(
+            f"--shard {text!r} is not I/N with I from 1 to N", hint="for example --shard 2/4"
+        )
+    return int(match[1]), int(match[2])

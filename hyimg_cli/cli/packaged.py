@@ -1,0 +1,37 @@
+"""Manifests that ship with the package, found by their bare name."""
+
+from pathlib import Path
+from typing import Literal
+
+import hyimg_cli
+from hyimg_cli.batch.manifest import Manifest, read_manifest
+from hyimg_cli.errors import UsageError
+
+
+def read(name: str) -> Manifest:
+    """The manifest that a command line names: a file, `-` for stdin, or a packaged one."""
+    return read_manifest(_located(name))
+
+
+def recipes_folder() -> Path:
+    """Inside an installed package, or at the top of a checkout."""
+    package = Path(hyimg_cli.__file__).parent
+    installed = package / "recipes"
+    return installed if installed.is_dir() else package.parent / "recipes"
+
+
+def _located(name: str) -> Path | Literal["-"]:
+    if name == "-":
+        return "-"
+    path = Path(name)
+    if path.is_file() or path.suffix or path.name != name:
+        return path
+    packaged = recipes_folder() / f"{name}.jsonl"
+    if not packaged.is_file():
+        known = ", ".join(sorted(file.stem for file in recipes_folder().glob("*.jsonl")))
+        raise UsageError(
+            f"{name!r} is neither a file nor a packaged manifest",
+            hint=f"give a .jsonl or .txt file, - for stdin, or one of: {known}",
+            code="manifest.missing",
+        )
+    return packaged

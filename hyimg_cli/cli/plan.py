@@ -1,0 +1,101 @@
+"""`hyimg plan`: what `generate` would do, in groups, tokens, steps and bytes, without torch."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from typing import Any
+
+import typer
+
+from hyimg_cli.batch.cost import Cost, PlanCost
+from hyimg_cli.batch.journal import RunFolder
+from hyimg_cli.batch.planner import make_plan
+from hyimg_cli.cli import options as o
+from hyimg_cli.cli import packaged, render
+from hyimg_cli.engine import runner
+from hyimg_cli.spec.plan import Plan
+
+
+def plan(
+    ctx: typer.Context,
+    manifest: o.ManifestPath,
+    output_dir: o.OutputDir = None,
+    recipe: o.Recipe = None,
+    resume: o.Resume = True,
+    retry_failed: o.RetryFailed = False,
+    force: o.Force = False,
+    skip_invalid: o.SkipInvalid = None,
+    kv_reuse: o.KvReuse = None,
+    select: o.Select = None,
+    limit: o.Limit = None,
+    shard: o.Shard = None,
+    model: o.Model = None,
+    revision: o.Revision = None,
+    dtype: o.DtypeName = None,
+    num_inference_steps: o.Steps = None,
+    guidance_scale: o.Guidance = None,
+    size: o.SizeText = None,
+    bot_task: o.BotTaskName = None,
+    assume_think: o.AssumeThink = 256,
+    as_json: o.AsJson = False,
+    verbose: o.Verbose = 0,
+) -> None:
+    """Show what generate would do, without loading a model or writing anything."""
+    render.log_to_stderr(verbose)
+    show_plan(ctx.params)
+
+
+def show_plan(given: Mapping[str, Any]) -> None:
+    """Prints the plan of what is left of a manifest; only reads."""
+    settings = o.settings_of(given)
+    manifest = packaged.read(given["manifest"])
+    accepted = runner.accept(manifest, settings)
+    config = o.run_config(settings, o.output_folder(given, settings, manifest.name))
+    jobs = o.selection_of(given).of(accepted.jobs)
+    rest = runner.sift(RunFolder(config.output.folder), jobs, config, o.resume_policy_of(given))
+    card_of = runner.cards(config.model.revision)
+    order = make_plan(rest.to_run, card_of)
+    costs = runner.costs(order, config, assumed_think=given["assume_think"])
+    weights = {group.model: card_of(group.model).weight_bytes for group in order.groups}
+    if given["as_json"]:
+        render.json_line(_as_json(order, costs) | {"weight_bytes": weights, "skipped": rest.done})
+    else:
+        for text in _lines(costs, weights, skipped=len(rest.done)):
+            render.line(text)
+
+
+def _as_json(order: Plan, costs: PlanCost) -> dict[str, Any]:
+    groups = [
+        {"model": group.model, "size_class": group.size_class}
+        | {"custom_ids": [job.custom_id for job in group.jobs]}
+        | asdict(group_cost.cost)
+        for group, group_cost in zip(order.groups, costs.groups, strict=True)
+    ]
+    return {"groups": groups, "total": asdict(costs.total)}
+
+
+def _lines(costs: PlanCost, weights: Mapping[str, int], *, skipped: int) -> Iterator[str]:
+    """The plan as text: one paragraph for each group, then all together."""
+    for number, group in enumerate(costs.groups, 1):
+        yield f"group {number}: {group.model}, size {group.size_class}"
+        yield from _cost_lines(group.cost)
+    before = f", {skipped} done before" if skipped else ""
+    yield f"all: {len(costs.groups)} groups{before}"
+    yield from _cost_lines(costs.total)
+    for model, size in weights.items():
+        yield f"  weights of {model}: {_bytes(size)}"
+
+
+def _cost_lines(cost: Cost) -> Iterator[str]:
+    saved = cost.prefix_rows_unshared - cost.prefix_rows
+    yield f"  {cost.jobs} jobs, {cost.denoise_steps} denoise steps over {cost.denoise_rows} tokens"
+    yield f"  text stage: {cost.ar_prefill_rows} tokens read, {cost.think_rows} taken to be written"
+    yield f"  prefixes: {cost.prefix_rows_unshared} tokens, {saved} of them by KV reuse"
+    yield f"  source images encoded: {cost.image_encodes}; KV at most {_bytes(cost.kv_bytes_peak)}"
+
+
+def _bytes(count: int) -> str:
+    """Bytes in the unit that keeps the number short."""
+    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count} bytes"

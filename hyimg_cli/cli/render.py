@@ -1,0 +1,289 @@
+"""Everything the command prints. Progress and messages go to stderr, data to stdout."""
+
+import json
+import logging
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol, Self
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    Progress,
+    ProgressColumn,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.text import Text
+
+from hyimg_cli.batch.journal import outcome_to_json
+from hyimg_cli.engine.runner import Summary, work_s
+from hyimg_cli.errors import HyimgError, ManifestError, UsageError
+from hyimg_cli.spec.events import (
+    DenoiseStep,
+    Event,
+    JobDone,
+    JobFailed,
+    JobStarted,
+    ModelLoaded,
+    Outcome,
+    PhaseStarted,
+    ThinkToken,
+)
+
+PROGRESS = ("auto", "rich", "plain", "none")
+
+
+def line(text: str) -> None:
+    """One line of data, on stdout."""
+    print(text, flush=True)
+
+
+def note(text: str) -> None:
+    """One line for the reader, on stderr."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def json_line(value: Mapping[str, Any]) -> None:
+    """One JSON object on a line of stdout."""
+    line(json.dumps(value, ensure_ascii=False))
+
+
+def error(fault: HyimgError) -> None:
+    """An error as `error[code]: what / --> where / hint: …`; of several faults, each."""
+    for single in fault.faults if isinstance(fault, ManifestError) else ():
+        error(single)
+    text = Text(f"error[{fault.code}]", style="bold red") + Text(f": {fault.what}", style="default")
+    _stderr().print(text, soft_wrap=True)
+    if fault.where:
+        note(f"  --> {fault.where}")
+    if fault.hint:
+        note(f"  hint: {fault.hint}")
+
+
+def fault_as_json(fault: HyimgError) -> dict[str, str]:
+    """An error's parts by name."""
+    return {"code": fault.code, "message": fault.what, "where": fault.where, "hint": fault.hint}
+
+
+def internal_error(trace: str) -> None:
+    """A mistake of ours: the traceback, and what to do with it."""
+    note(trace.rstrip())
+    note("error[internal]: this is a mistake in hyimg, not in what you asked for")
+    note("  hint: report it with the lines above; finished pictures are kept")
+
+
+def log_to_stderr(verbosity: int) -> None:
+    """Log records of hyimg and the libraries: warnings, with -v infos, with -vv everything."""
+    level = (logging.WARNING, logging.INFO, logging.DEBUG)[min(verbosity, 2)]
+    logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s")
+
+
+@dataclass(frozen=True)
+class Style:
+    """How a command shows its work."""
+
+    progress: str
+    is_quiet: bool
+    as_json: bool
+
+
+def style_of(given: Mapping[str, Any]) -> Style:
+    """The style that a command line asks for. Raises UsageError for one that does not exist."""
+    if given["progress"] not in PROGRESS:
+        hint = f"allowed: {', '.join(PROGRESS)}"
+        raise UsageError(f"--progress {given['progress']!r} is not known", hint=hint)
+    return Style(given["progress"], given["quiet"], given["as_json"])
+
+
+class View(Protocol):
+    """What follows a run while it goes."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def show(self, event: Event) -> None: ...
+
+
+class Report:
+    """Shows a run's events in the style asked for, counts them, and closes with a summary."""
+
+    def __init__(self, counts: Summary, style: Style, *, place: str, again: str) -> None:
+        self._counts = counts
+        self._style = style
+        self._place = place
+        self._again = again
+        self._view = _view(style, counts.left)
+
+    def __enter__(self) -> Self:
+        self._view.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._view.__exit__(*error)
+        if not self._style.is_quiet:
+            note(_summary(self._counts, self._place))
+            for advice in _advice(self._counts, self._again):
+                note(advice)
+        if self._style.as_json:
+            json_line({"summary": _as_json(self._counts), "output_dir": self._place})
+
+    def outcomes(self, outcomes: Iterable[Outcome]) -> None:
+        """Shows outcomes that no session made."""
+        for outcome in outcomes:
+            if not self._style.is_quiet:
+                note(_finished(outcome))
+            if self._style.as_json:
+                json_line(outcome_to_json(outcome))
+
+    def show(self, event: Event) -> None:
+        self._counts.add(event)
+        self._view.show(event)
+        if self._style.as_json and isinstance(event, JobDone | JobFailed):
+            json_line(outcome_to_json(event.outcome))
+
+
+def _summary(counts: Summary, place: str) -> str:
+    """Counts, times, and where the pictures are."""
+    parts = [f"{counts.done} done", f"{counts.failed} failed", f"{counts.skipped} skipped"]
+    parts += [f"{counts.invalid} invalid"] if counts.invalid else []
+    parts += [f"{counts.left} left"] if counts.left else []
+    parts += [f"model loaded in {counts.load_s:.2f} s"] if counts.load_s else []
+    rate = counts.seconds_per_picture
+    parts += [f"{rate:.2f} s per picture"] if rate is not None else []
+    return f"{', '.join(parts)}; results in {place}"
+
+
+def _advice(counts: Summary, again: str) -> Iterator[str]:
+    """The commands that go on."""
+    if counts.failed:
+        yield f"run the failed jobs again with: {again} --retry-failed"
+    if counts.left:
+        yield f"resume with: {again}"
+
+
+def _as_json(counts: Summary) -> dict[str, Any]:
+    return asdict(counts) | {"seconds_per_picture": counts.seconds_per_picture}
+
+
+def _view(style: Style, total: int) -> View:
+    """The view that fits: Rich on a terminal, a line for each finished job elsewhere."""
+    if style.is_quiet or style.progress == "none":
+        return SilentView()
+    if style.progress == "rich" or (style.progress == "auto" and sys.stderr.isatty()):
+        return RichView(total)
+    return PlainView(total)
+
+
+class SilentView:
+    """Shows nothing."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def show(self, event: Event) -> None:
+        return None
+
+
+class PlainView(SilentView):
+    """One line when a model is ready and one for each finished job."""
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self._count = 0
+
+    def show(self, event: Event) -> None:
+        if isinstance(event, ModelLoaded):
+            note(_loaded(event))
+        elif isinstance(event, JobDone | JobFailed):
+            self._count += 1
+            note(f"[{self._count}/{self._total}] {_finished(event.outcome)}")
+
+
+class RichView:
+    """A bar over all jobs with the time that is left, and a line for the job and phase at work."""
+
+    def __init__(self, total: int) -> None:
+        columns: list[str | ProgressColumn] = [
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            TextColumn("{task.fields[count]}", markup=False),
+            TimeRemainingColumn(elapsed_when_finished=True),
+        ]
+        self._progress = Progress(*columns, console=_stderr(), transient=True)
+        self._total = total
+        self._finished = 0
+        self._all = self._progress.add_task("all jobs", total=total, count=f"0/{total}")
+        self._now: TaskID | None = None
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def show(self, event: Event) -> None:
+        match event:
+            case ModelLoaded():
+                self._progress.console.print(_loaded(event), highlight=False, markup=False)
+            case JobStarted():
+                self._now = self._progress.add_task(event.custom_id, total=None, count="")
+            case PhaseStarted():
+                self._phase(f"{event.custom_id}: {event.phase}", event.total)
+            case ThinkToken():
+                self._advance_now(event.count, f"{event.count} tokens")
+            case DenoiseStep():
+                self._advance_now(event.step, f"{event.step}/{event.total}")
+                part = event.step / event.total
+                self._progress.update(self._all, completed=self._finished + 0.9 * part)
+            case JobDone() | JobFailed():
+                self._close(event.outcome)
+
+    def _phase(self, description: str, total: int) -> None:
+        if self._now is not None:
+            self._progress.reset(self._now, total=total or None, description=description, count="")
+
+    def _advance_now(self, completed: int, count: str) -> None:
+        if self._now is not None:
+            self._progress.update(self._now, completed=completed, count=count)
+
+    def _close(self, outcome: Outcome) -> None:
+        self._finished += 1
+        count = f"{self._finished}/{self._total}"
+        self._progress.update(self._all, completed=self._finished, count=count)
+        if self._now is not None:
+            self._progress.remove_task(self._now)
+            self._now = None
+        if outcome.status == "failed" or outcome.warnings:
+            self._progress.console.print(
+                _finished(outcome), highlight=False, markup=False, soft_wrap=True
+            )
+
+
+def _loaded(event: ModelLoaded) -> str:
+    size = f"{event.parameters / 1e6:.1f} M parameters"
+    return f"{event.model}: {size}, {event.dtype} on {event.device}, loaded in {event.load_s:.2f} s"
+
+
+def _finished(outcome: Outcome) -> str:
+    """A finished job on one line."""
+    if outcome.error is not None:
+        hint = f" ({outcome.error.hint})" if outcome.error.hint else ""
+        text = f"{outcome.custom_id}: failed[{outcome.error.code}]: {outcome.error.message}{hint}"
+    else:
+        paths = ", ".join(file.path for file in outcome.outputs)
+        reuse = f", KV reuse {outcome.kv_reuse.status}" if outcome.kv_reuse else ""
+        took = f"{work_s(outcome):.2f} s, {outcome.denoise_steps} steps"
+        text = f"{outcome.custom_id}: {paths} in {took}{reuse}"
+    return "; ".join((text, *outcome.warnings))
+
+
+def _stderr() -> Console:
+    return Console(stderr=True, highlight=False)

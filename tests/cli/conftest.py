@@ -1,0 +1,113 @@
+"""A session that behaves without a model: it writes pictures and the journal, and yields events."""
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from hyimg_cli.batch.journal import RunFolder
+from hyimg_cli.engine.keys import job_keys
+from hyimg_cli.errors import CheckpointError, Interrupted
+from hyimg_cli.media.images import write_png
+from hyimg_cli.spec.events import (
+    DenoiseStep,
+    Event,
+    Failure,
+    GroupStarted,
+    JobDone,
+    JobFailed,
+    JobStarted,
+    ModelLoaded,
+    Outcome,
+    OutputFile,
+    PhaseStarted,
+    ThinkToken,
+)
+from hyimg_cli.spec.job import ImageJob
+from hyimg_cli.spec.plan import Plan
+from hyimg_cli.spec.run import RunConfig
+
+
+class FakeSession:
+    """Does what a prompt says: fail, crash, no weights, SIGINT, SIGTERM; else a picture."""
+
+    ran: list[str]
+
+    def __init__(self, config: RunConfig, folder: RunFolder) -> None:
+        self.config = config
+        self.folder = folder
+        self._stopped_by = 0
+
+    def request_stop(self, signal_number: int) -> None:
+        self._stopped_by = signal_number
+
+    def run(self, plan: Plan) -> Iterator[Event]:
+        yield ModelLoaded("fake", 0.5, "cpu", "float32", 1000)
+        for group in plan.groups:
+            yield GroupStarted(group.model, group.size_class, len(group.jobs))
+            for job in group.jobs:
+                yield from self._job(job)
+                if self.config.failure.fail_fast and "fail" in job.prompt:
+                    return
+
+    def _job(self, job: ImageJob) -> Iterator[Event]:
+        type(self).ran.append(job.custom_id)
+        yield JobStarted(job.custom_id)
+        yield PhaseStarted(job.custom_id, "think")
+        yield ThinkToken(job.custom_id, 1)
+        self._obey(job.prompt)
+        yield PhaseStarted(job.custom_id, "denoise_rest", total=job.num_inference_steps)
+        for step in range(1, job.num_inference_steps + 1):
+            if self._stopped_by:
+                raise Interrupted(self._stopped_by)
+            yield DenoiseStep(job.custom_id, step, job.num_inference_steps)
+        outcome = self._failed(job) if "fail" in job.prompt else self._done(job)
+        self.folder.append(outcome)
+        yield (JobFailed if outcome.error else JobDone)(outcome)
+
+    def _obey(self, prompt: str) -> None:
+        if "crash" in prompt:
+            raise RuntimeError("a mistake of ours")
+        if "no weights" in prompt:
+            raise CheckpointError("a shard is missing", hint="copy it")
+        for name in ("SIGINT", "SIGTERM"):
+            if name in prompt:
+                os.kill(os.getpid(), signal.Signals[name])
+
+    def _key(self, job: ImageJob) -> str:
+        return job_keys([job], self.config)[job.custom_id]
+
+    def _done(self, job: ImageJob) -> Outcome:
+        pixels = np.full((16, 16, 3), job.seed % 256, dtype=np.uint8)
+        sha256, pixel_sha256 = write_png(self.folder.path_for(job.custom_id), pixels, {})
+        path = f"outputs/{job.custom_id}.png"
+        file = OutputFile(path, sha256, pixel_sha256, 16, 16, job.seed)
+        return Outcome(
+            job.custom_id,
+            "done",
+            key=self._key(job),
+            outputs=(file,),
+            denoise_steps=job.num_inference_steps,
+            timings_s={"queue": 4.0, "total": 4.25},
+        )
+
+    def _failed(self, job: ImageJob) -> Outcome:
+        failure = Failure("job.fake", "it was told to fail", "", retryable=False)
+        return Outcome(job.custom_id, "failed", key=self._key(job), error=failure)
+
+
+@pytest.fixture
+def fake_session(monkeypatch: pytest.MonkeyPatch) -> type[FakeSession]:
+    """Puts the fake where the command looks for the session; `ran` lists the jobs it was given."""
+
+    class Session(FakeSession):
+        ran: list[str] = []
+
+    module = ModuleType("hyimg_cli.engine.session")
+    module.Session = Session  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    return Session

@@ -1,0 +1,127 @@
+"""Exit codes, names of later versions, and the one place where errors become messages."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from hyimg_cli import __version__
+from hyimg_cli.cli import later
+
+LIGHT_COMMANDS = (
+    ["--help"],
+    ["generate", "--help"],
+    ["check", "quickstart"],
+    ["plan", "quickstart"],
+)
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"], ["generate", "--help"]])
+def test_help_exits_0(run_cli: Callable[..., Any], arguments: list[str]) -> None:
+    ran = run_cli(*arguments)
+    assert ran.code == 0
+    assert "Usage" in ran.out
+
+
+def test_the_version_is_the_packages(run_cli: Callable[..., Any]) -> None:
+    ran = run_cli("--version")
+    assert (ran.code, ran.out) == (0, f"hyimg {__version__}\n")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["nope"],
+        ["generate"],
+        ["generate", "quickstart", "--no-such-flag"],
+        ["generate", "quickstart", "--limit", "many"],
+        ["generate", "quickstart", "--limit", "0"],
+        ["generate", "quickstart", "--shard", "3/2"],
+        ["generate", "quickstart", "--shard", "half"],
+        ["generate", "quickstart", "--progress", "loud"],
+        ["generate", "quickstart", "--size", "1x"],
+        ["generate", "quickstart", "--bot-task", "dream"],
+        ["generate", "quickstart", "--select", "no-such-id*"],
+        ["generate", "no-such-manifest"],
+        ["generate", "missing.jsonl"],
+        ["generate", "quickstart", "--recipe", "missing.toml"],
+    ],
+)
+def test_wrong_usage_exits_2_and_writes_nothing(
+    run_cli: Callable[..., Any], tmp_path: Any, arguments: list[str]
+) -> None:
+    ran = run_cli(*arguments)
+    assert ran.code == 2
+    assert ran.out == ""
+    assert ran.err.startswith("error[")
+    assert not list(tmp_path.rglob("*.png"))
+
+
+@pytest.mark.parametrize("name", later.COMMANDS)
+def test_a_later_command_is_refused_by_name(run_cli: Callable[..., Any], name: str) -> None:
+    ran = run_cli(name, "--anything")
+    assert ran.code == 2
+    assert f"hyimg {name} is not part of this version yet" in ran.err
+
+
+@pytest.mark.parametrize("flag", later.FLAGS)
+@pytest.mark.parametrize("value", [" 2", "=2", ""])
+def test_a_later_flag_is_refused_by_name(
+    run_cli: Callable[..., Any], flag: str, value: str
+) -> None:
+    ran = run_cli("generate", "quickstart", *f"{flag}{value}".split())
+    assert ran.code == 2
+    assert f"{flag} is not part of this version yet" in ran.err
+
+
+def test_later_names_are_not_in_the_help(run_cli: Callable[..., Any]) -> None:
+    shown = run_cli("--help").out + run_cli("generate", "--help").out
+    words = shown.replace("│", " ").split()
+    assert not set(words) & {*later.COMMANDS, *later.FLAGS}
+
+
+def test_a_mistake_of_ours_exits_101_with_a_traceback(
+    run_cli: Callable[..., Any], write_manifest: Callable[..., Any], fake_session: Any
+) -> None:
+    ran = run_cli("generate", write_manifest({"prompt": "crash"}))
+    assert ran.code == 101
+    assert "Traceback" in ran.err
+    assert "RuntimeError: a mistake of ours" in ran.err
+
+
+def test_an_error_of_the_machine_exits_3(
+    run_cli: Callable[..., Any], write_manifest: Callable[..., Any], fake_session: Any
+) -> None:
+    ran = run_cli("generate", write_manifest({"prompt": "no weights"}))
+    assert ran.code == 3
+    assert "error[checkpoint]: a shard is missing\n  hint: copy it\n" in ran.err
+    assert "Traceback" not in ran.err
+
+
+@pytest.mark.parametrize("arguments", LIGHT_COMMANDS, ids=" ".join)
+def test_light_commands_import_no_torch(arguments: list[str], tmp_path: Any) -> None:
+    code = (
+        "import sys\n"
+        "from hyimg_cli.cli.app import run\n"
+        f"code = run({arguments!r})\n"
+        "heavy = {'torch', 'torchvision', 'transformers', 'diffusers'} & set(sys.modules)\n"
+        "sys.exit(', '.join(heavy) or code)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_python_m_is_the_same_command(tmp_path: Any) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "hyimg_cli", "bench"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2

@@ -1,0 +1,285 @@
+"""`generate` with a session that needs no model: files, journal, JSON and exit codes."""
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+GOOD = [{"custom_id": f"job-{n}", "prompt": "a circle", "seed": n} for n in range(4)]
+Run = Callable[..., Any]
+Write = Callable[..., Path]
+ReadLines = Callable[[Path], list[dict[str, Any]]]
+pytestmark = pytest.mark.usefixtures("fake_session")
+
+
+def ids(entries: list[dict[str, Any]]) -> list[str]:
+    return [entry["custom_id"] for entry in entries]
+
+
+def summary_of(ran: Any) -> dict[str, Any]:
+    summary: dict[str, Any] = ran.json_lines[-1]["summary"]
+    return summary
+
+
+def test_a_run_leaves_its_whole_folder(
+    run_cli: Run, write_manifest: Write, read_lines: ReadLines, tmp_path: Path
+) -> None:
+    ran = run_cli("generate", write_manifest(*GOOD))
+    out = tmp_path / "runs" / "jobs"
+    assert ran.code == 0
+    assert ran.out == ""
+    assert ids(read_lines(out / "results.jsonl")) == ids(GOOD)
+    assert ids(read_lines(out / "manifest.resolved.jsonl")) == ids(GOOD)
+    assert sorted(p.name for p in (out / "outputs").iterdir()) == [f"{n}.png" for n in ids(GOOD)]
+
+
+def test_run_json_says_what_ran_and_where_settings_came_from(
+    run_cli: Run, write_manifest: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HYIMG_GUIDANCE_SCALE", "2.5")
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    recipe = tmp_path / "r.toml"
+    recipe.write_text("[sampling]\nflow_shift = 1.5\n")
+    arguments = ("--recipe", recipe, "--steps", "3", "-o", tmp_path / "out")
+    assert run_cli("generate", write_manifest(*GOOD), *arguments).code == 0
+    text = (tmp_path / "out" / "run.json").read_text()
+    info = json.loads(text)
+    flags = info["flags"]
+    assert flags["num_inference_steps"] == {"value": 3, "origin": "flag"}
+    assert flags["guidance_scale"] == {"value": 2.5, "origin": "environment"}
+    assert flags["flow_shift"] == {"value": 1.5, "origin": "recipe"}
+    assert flags["kv_reuse"]["origin"] == "default"
+    assert {"python", "torch", "transformers", "hyimg"} <= info["versions"].keys()
+    assert info["hardware"]["cores"] >= 1
+    assert info["hardware"]["cpu"]
+    assert len(info["manifest"]["digest"]) == 64
+    assert len(info["models"]["tiny-image"]) == 64
+    assert str(tmp_path) not in text
+    assert "hf_secret" not in text
+
+
+def test_json_is_the_result_lines_and_a_summary(
+    run_cli: Run, write_manifest: Write, read_lines: ReadLines, tmp_path: Path
+) -> None:
+    ran = run_cli("generate", write_manifest(*GOOD), "--json")
+    *results, last = ran.json_lines
+    assert results == read_lines(tmp_path / "runs/jobs/results.jsonl")
+    assert last["output_dir"] == "runs/jobs"
+    expected = {"done": 4, "failed": 0, "invalid": 0, "skipped": 0, "left": 0, "load_s": 0.5}
+    assert expected.items() <= last["summary"].items()
+    assert last["summary"]["seconds_per_picture"] == 0.25
+
+
+def test_a_second_run_skips_what_is_done(
+    run_cli: Run, write_manifest: Write, fake_session: Any, tmp_path: Path
+) -> None:
+    manifest = write_manifest(*GOOD)
+    run_cli("generate", manifest)
+    (tmp_path / "runs/jobs/outputs/job-2.png").unlink()
+    fake_session.ran.clear()
+    ran = run_cli("generate", manifest, "--json")
+    assert (ran.code, fake_session.ran) == (0, ["job-2"])
+    assert summary_of(ran)["skipped"] == 3
+
+
+def test_nothing_left_loads_nothing(run_cli: Run, write_manifest: Write, fake_session: Any) -> None:
+    manifest = write_manifest(*GOOD)
+    run_cli("generate", manifest)
+    fake_session.ran.clear()
+    ran = run_cli("generate", manifest, "--json")
+    assert (ran.code, fake_session.ran) == (0, [])
+    assert summary_of(ran)["load_s"] == 0
+
+
+def test_another_job_of_the_same_id_needs_force(run_cli: Run, write_manifest: Write) -> None:
+    run_cli("generate", write_manifest(*GOOD))
+    changed = write_manifest(GOOD[0] | {"prompt": "a square"}, *GOOD[1:])
+    assert run_cli("generate", changed).code == 2
+    ran = run_cli("generate", changed, "--force", "--json")
+    assert (ran.code, summary_of(ran)["done"], summary_of(ran)["skipped"]) == (0, 1, 3)
+
+
+def test_no_resume_on_a_used_folder_needs_force(run_cli: Run, write_manifest: Write) -> None:
+    manifest = write_manifest(*GOOD)
+    run_cli("generate", manifest)
+    assert run_cli("generate", manifest, "--no-resume").code == 2
+    ran = run_cli("generate", manifest, "--no-resume", "--force", "--json")
+    assert (ran.code, summary_of(ran)["done"]) == (0, 4)
+
+
+def test_a_failed_job_leaves_the_others_and_exits_1(
+    run_cli: Run, write_manifest: Write, read_lines: ReadLines, tmp_path: Path
+) -> None:
+    ran = run_cli("generate", write_manifest({"prompt": "fail"}, *GOOD), "--json")
+    assert ran.code == 1
+    assert (summary_of(ran)["done"], summary_of(ran)["failed"]) == (4, 1)
+    assert "--retry-failed" in ran.err
+    first = read_lines(tmp_path / "runs/jobs/results.jsonl")[0]
+    assert (first["status"], first["error"]["code"]) == ("failed", "job.fake")
+
+
+def test_failed_jobs_run_again_only_with_retry_failed(
+    run_cli: Run, write_manifest: Write, fake_session: Any
+) -> None:
+    manifest = write_manifest({"custom_id": "bad", "prompt": "fail"}, *GOOD)
+    run_cli("generate", manifest)
+    fake_session.ran.clear()
+    ran = run_cli("generate", manifest, "--json")
+    assert (ran.code, fake_session.ran, summary_of(ran)["failed"]) == (1, [], 1)
+    assert run_cli("generate", manifest, "--retry-failed").code == 1
+    assert fake_session.ran == ["bad"]
+
+
+def test_fail_fast_leaves_the_rest_and_says_how_to_go_on(
+    run_cli: Run, write_manifest: Write, fake_session: Any
+) -> None:
+    manifest = write_manifest({"custom_id": "bad", "prompt": "fail"}, *GOOD)
+    ran = run_cli("generate", manifest, "--fail-fast", "--json")
+    assert (ran.code, summary_of(ran)["left"]) == (1, 4)
+    assert f"resume with: hyimg generate {manifest} --fail-fast --json -o runs/jobs" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--select", "job-[13]"], ["job-1", "job-3"]),
+        (["--limit", "2"], ["job-0", "job-1"]),
+        (["--shard", "2/3"], ["job-1"]),
+        (["--shard", "1/3"], ["job-0", "job-3"]),
+        (["--shard", "2/2", "--limit", "1"], ["job-1"]),
+    ],
+)
+def test_selection(
+    run_cli: Run,
+    write_manifest: Write,
+    fake_session: Any,
+    arguments: list[str],
+    expected: list[str],
+) -> None:
+    assert run_cli("generate", write_manifest(*GOOD), *arguments).code == 0
+    assert fake_session.ran == expected
+
+
+def test_shards_are_a_partition_in_folders_of_their_own(
+    run_cli: Run, write_manifest: Write, fake_session: Any, tmp_path: Path
+) -> None:
+    manifest = write_manifest(*GOOD)
+    for shard in ("1/2", "2/2"):
+        assert run_cli("generate", manifest, "--shard", shard).code == 0
+    assert sorted(fake_session.ran) == ids(GOOD)
+    folders = sorted(path.name for path in (tmp_path / "runs").iterdir())
+    assert folders == ["jobs-shard-1-of-2", "jobs-shard-2-of-2"]
+
+
+BAD = (
+    '{"prompt": ',
+    {"prompt": ""},
+    {"prompt": "x", "sed": 1},
+    {"custom_id": "../x", "prompt": "y"},
+)
+
+
+def test_faults_stop_everything_and_are_all_named(
+    run_cli: Run, write_manifest: Write, fake_session: Any, tmp_path: Path
+) -> None:
+    ran = run_cli("generate", write_manifest(*GOOD, *BAD))
+    assert (ran.code, fake_session.ran) == (2, [])
+    for line in range(5, 9):
+        assert f"jobs.jsonl:{line}" in ran.err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_skip_invalid_runs_the_good_and_records_the_bad(
+    run_cli: Run, write_manifest: Write, read_lines: ReadLines, fake_session: Any, tmp_path: Path
+) -> None:
+    manifest = write_manifest(*GOOD, *BAD)
+    ran = run_cli("generate", manifest, "--skip-invalid", "--json")
+    assert (ran.code, fake_session.ran) == (1, ids(GOOD))
+    assert (summary_of(ran)["done"], summary_of(ran)["invalid"]) == (4, 4)
+    lines = read_lines(tmp_path / "runs/jobs/results.jsonl")
+    failed = [entry for entry in lines if entry["status"] == "failed"]
+    assert ids(failed) == ["jobs-0005", "jobs-0006", "jobs-0007", "jobs-line-8"]
+    assert all(entry["error"]["code"].startswith("manifest.") for entry in failed)
+    again = run_cli("generate", manifest, "--skip-invalid")
+    assert again.code == 1
+    assert read_lines(tmp_path / "runs/jobs/results.jsonl") == lines
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
+def test_a_signal_stops_between_steps_and_the_run_resumes(
+    run_cli: Run, write_manifest: Write, fake_session: Any, name: str, code: int
+) -> None:
+    former = signal.getsignal(signal.Signals[name])
+    stops = {"custom_id": "stop", "prompt": name}
+    manifest = write_manifest(GOOD[0], stops, *GOOD[1:])
+    ran = run_cli("generate", manifest, "--json")
+    assert ran.code == code
+    assert (summary_of(ran)["done"], summary_of(ran)["left"]) == (1, 4)
+    assert "resume with: hyimg generate" in ran.err
+    assert signal.getsignal(signal.Signals[name]) is former
+    ran = run_cli("generate", manifest, "--select", "job-*", "--json")
+    assert (ran.code, summary_of(ran)["skipped"], summary_of(ran)["done"]) == (0, 1, 3)
+
+
+def test_the_second_signal_ends_at_once(
+    run_cli: Run, write_manifest: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    codes: list[int] = []
+
+    def leave(code: int) -> None:
+        codes.append(code)
+
+    monkeypatch.setattr(os, "_exit", leave)
+    run_cli("generate", write_manifest({"prompt": "SIGTERM then SIGINT"}))
+    assert codes == [143]
+
+
+def test_the_manifest_may_come_from_stdin(run_cli: Run, fake_session: Any, tmp_path: Path) -> None:
+    ran = run_cli("generate", "-", stdin='{"custom_id": "a", "prompt": "a circle"}\n')
+    assert (ran.code, fake_session.ran) == (0, ["a"])
+    assert (tmp_path / "runs/stdin/outputs/a.png").is_file()
+
+
+def test_the_manifest_may_be_a_text_file(run_cli: Run, fake_session: Any, tmp_path: Path) -> None:
+    (tmp_path / "prompts.txt").write_text("a circle\na square\n")
+    assert run_cli("generate", "prompts.txt").code == 0
+    assert fake_session.ran == ["prompts-0001", "prompts-0002"]
+
+
+def test_a_bare_name_is_a_packaged_manifest(
+    run_cli: Run, fake_session: Any, tmp_path: Path
+) -> None:
+    assert run_cli("generate", "quickstart", "--limit", "1").code == 0
+    assert len(fake_session.ran) == 1
+    assert (tmp_path / "runs/quickstart/results.jsonl").is_file()
+
+
+def test_dry_run_is_the_plan_and_writes_nothing(
+    run_cli: Run, write_manifest: Write, fake_session: Any, tmp_path: Path
+) -> None:
+    manifest = write_manifest(*GOOD)
+    dry = run_cli("generate", manifest, "--dry-run", "--json")
+    assert (dry.code, fake_session.ran) == (0, [])
+    assert not (tmp_path / "runs").exists()
+    assert dry.json_lines == run_cli("plan", manifest, "--json").json_lines
+
+
+@pytest.mark.parametrize("style", ["rich", "plain", "none"])
+def test_progress_goes_to_stderr_alone(run_cli: Run, write_manifest: Write, style: str) -> None:
+    ran = run_cli("generate", write_manifest(*GOOD, {"prompt": "fail"}), "--progress", style)
+    assert (ran.code, ran.out) == (1, "")
+    assert "4 done, 1 failed" in ran.err
+
+
+def test_quiet_says_nothing(run_cli: Run, write_manifest: Write) -> None:
+    ran = run_cli("generate", write_manifest(*GOOD), "-q")
+    assert (ran.code, ran.out, ran.err) == (0, "", "")
+
+
+def test_plain_progress_is_one_line_for_each_job(run_cli: Run, write_manifest: Write) -> None:
+    err = run_cli("generate", write_manifest(*GOOD)).err
+    assert sum(line.startswith("[") for line in err.splitlines()) == len(GOOD)

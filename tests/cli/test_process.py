@@ -1,0 +1,62 @@
+"""The command as a process with the embedded checkpoint: killed by a signal, resumed, complete."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+WAIT_S = 120
+LINES = (
+    {"custom_id": "short", "prompt": "a red circle", "num_inference_steps": 2, "bot_task": "none"},
+    {"custom_id": "long", "prompt": "a red circle", "num_inference_steps": 60, "bot_task": "none"},
+)
+
+
+def start(manifest: Path, folder: Path) -> subprocess.Popen[str]:
+    words = [sys.executable, "-m", "hyimg_cli", "generate", str(manifest), "-o", "out", "--json"]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(words, cwd=folder, stdout=pipe, stderr=pipe, text=True)
+
+
+def wait_for_lines(path: Path, count: int) -> None:
+    end = time.monotonic() + WAIT_S
+    while not path.is_file() or len(path.read_bytes().splitlines()) < count:
+        assert time.monotonic() < end, f"{path.name} never had {count} lines"
+        time.sleep(0.02)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_stopped_run_resumes(
+    write_manifest: Callable[..., Path],
+    read_lines: Callable[[Path], list[dict[str, Any]]],
+    tmp_path: Path,
+    number: signal.Signals,
+) -> None:
+    manifest, results = write_manifest(*LINES), tmp_path / "out" / "results.jsonl"
+    stopped = start(manifest, tmp_path)
+    wait_for_lines(results, 1)
+    os.kill(stopped.pid, number)
+    _, messages = stopped.communicate(timeout=WAIT_S)
+    if number is signal.SIGKILL:
+        assert stopped.returncode == -number
+    else:
+        assert stopped.returncode == 128 + number
+        assert "resume with: hyimg generate" in messages
+    assert [line["custom_id"] for line in read_lines(results)] == ["short"]
+
+    resumed = start(manifest, tmp_path)
+    data, messages = resumed.communicate(timeout=WAIT_S)
+    assert resumed.returncode == 0, messages
+    long, last = (json.loads(line) for line in data.splitlines())
+    assert (long["custom_id"], long["denoise_steps"]) == ("long", 60)
+    assert (last["summary"]["done"], last["summary"]["skipped"]) == (1, 1)
+    pictures = sorted(path.name for path in (tmp_path / "out" / "outputs").iterdir())
+    assert pictures == ["long.png", "short.png"]

@@ -1,0 +1,104 @@
+"""What tests in every room need: manifests, command lines run in this process, fixed seeds."""
+
+import io
+import json
+import random
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+WriteManifest = Callable[..., Path]
+
+
+@pytest.fixture(autouse=True)
+def _fixed_seeds() -> None:
+    random.seed(0)
+    np.random.seed(0)
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A developer's own HYIMG_ variables must not change what a test sees."""
+    import os
+
+    for name in [name for name in os.environ if name.startswith("HYIMG_")]:
+        if name != "HYIMG_GOLDENS":
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def write_manifest(tmp_path: Path) -> WriteManifest:
+    """Writes lines (objects, or text as it is) into a JSONL file and gives its path."""
+
+    def write(*lines: Mapping[str, Any] | str, name: str = "jobs.jsonl") -> Path:
+        texts = (line if isinstance(line, str) else json.dumps(line) for line in lines)
+        path = tmp_path / name
+        path.write_text("".join(f"{text}\n" for text in texts), encoding="utf-8")
+        return path
+
+    return write
+
+
+@pytest.fixture
+def write_picture(tmp_path: Path) -> Callable[..., Path]:
+    """Writes a small picture with a red square on white and gives its path."""
+
+    def write(name: str = "source.png", size: tuple[int, int] = (64, 48)) -> Path:
+        picture = Image.new("RGB", size, "white")
+        picture.paste((220, 30, 30), (8, 8, size[0] // 2, size[1] // 2))
+        picture.save(tmp_path / name)
+        return tmp_path / name
+
+    return write
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What a command line left behind."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json_lines(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.out.splitlines()]
+
+
+@pytest.fixture
+def run_cli(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., Ran]:
+    """Runs `hyimg …` in this process, in an empty working folder, and gives what it left."""
+    from hyimg_cli.cli import app
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "120")
+
+    def run(*arguments: object, stdin: str = "") -> Ran:
+        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
+        capsys.readouterr()
+        code = app.run([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        return Ran(code, captured.out, captured.err)
+
+    return run
+
+
+@pytest.fixture
+def read_lines() -> Callable[[Path], list[dict[str, Any]]]:
+    """The objects of a JSONL file."""
+
+    def read(path: Path) -> list[dict[str, Any]]:
+        lines: Iterable[str] = path.read_text(encoding="utf-8").splitlines()
+        return [json.loads(line) for line in lines]
+
+    return read
