@@ -108,22 +108,21 @@ class Attention(nn.Module):
         self.heads, self.kv_heads = arch.num_attention_heads, arch.num_key_value_heads
         self.group, self.head_dim = arch.heads_per_kv_head, arch.head_dim
         fused = (self.heads + 2 * self.kv_heads) * self.head_dim
-        self.qkv_proj = nn.Linear(arch.hidden_size, fused, bias=arch.attention_bias)
-        self.o_proj = nn.Linear(
-            self.heads * self.head_dim, arch.hidden_size, bias=arch.attention_bias
-        )
+        self.qkv_proj = nn.Linear(arch.hidden_size, fused, bias=False)
+        self.o_proj = nn.Linear(self.heads * self.head_dim, arch.hidden_size, bias=False)
         self.query_layernorm = RMSNorm(self.head_dim, arch.rms_norm_eps)
         self.key_layernorm = RMSNorm(self.head_dim, arch.rms_norm_eps)
 
     def forward(self, x_TM: Tensor, rope: Rope, stretches: Sequence[Stretch]) -> Tensor:
         """Attention output [T, M] of the stretches' tokens, one after another in `x_TM`."""
         q_THD, k_TKD, v_TKD = self.project(x_TM, rope)
-        sizes = [stretch.count for stretch in stretches]
-        rows = zip(
-            stretches, q_THD.split(sizes), k_TKD.split(sizes), v_TKD.split(sizes), strict=True
-        )
-        seen = [self._attend(stretch, q, k, v) for stretch, q, k, v in rows]
-        projected: Tensor = self.o_proj(torch.cat(seen).flatten(1))
+        seen_THD = torch.zeros_like(q_THD)  # rows of no stretch are padding
+        at = 0
+        for stretch in stretches:
+            rows = slice(at, at + stretch.count)
+            seen_THD[rows] = self._attend(stretch, q_THD[rows], k_TKD[rows], v_TKD[rows])
+            at += stretch.count
+        projected: Tensor = self.o_proj(seen_THD.flatten(1))
         return projected
 
     def project(self, x_TM: Tensor, rope: Rope) -> tuple[Tensor, Tensor, Tensor]:

@@ -29,6 +29,8 @@ _ONLY_RELEASED: dict[str, Any] = {
     "moe_layer_num_skipped": 0,
     "add_classification_head": False,
     "tie_word_embeddings": False,
+    "attention_bias": False,
+    "mlp_bias": False,
     "patch_size": 1,
     "img_proj_type": "unet",
     "cond_image_type": "vae_vit",
@@ -81,8 +83,6 @@ class Architecture:
     num_attention_heads: int
     num_key_value_heads: int
     head_dim: int
-    attention_bias: bool
-    mlp_bias: bool
     num_experts: int
     moe_topk: tuple[int, ...]
     num_shared_expert: tuple[int, ...]
@@ -202,8 +202,6 @@ def _architecture(config: Mapping[str, Any]) -> Architecture:
         num_attention_heads=heads,
         num_key_value_heads=int(config.get("num_key_value_heads") or heads),
         head_dim=int(head_dim or config["hidden_size"] // heads),
-        attention_bias=bool(config.get("attention_bias", False)),
-        mlp_bias=bool(config.get("mlp_bias", False)),
         num_experts=int(config["num_experts"]),
         moe_topk=_per_layer(config["moe_topk"], layers),
         num_shared_expert=_per_layer(config.get("num_shared_expert", 1), layers),

@@ -5,16 +5,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from hyimg_cli.kernels.experts import grouped_experts
 from hyimg_cli.models.hunyuan_image3.config import Architecture
 
 
 class Mlp(nn.Module):
     """`down(up * silu(gate))`. The fused projection holds `up` first, the gate second."""
 
-    def __init__(self, width: int, inner: int, *, bias: bool) -> None:
+    def __init__(self, width: int, inner: int) -> None:
         super().__init__()
-        self.gate_and_up_proj = nn.Linear(width, 2 * inner, bias=bias)
-        self.down_proj = nn.Linear(inner, width, bias=bias)
+        self.gate_and_up_proj = nn.Linear(width, 2 * inner, bias=False)
+        self.down_proj = nn.Linear(inner, width, bias=False)
 
     def forward(self, x_TM: Tensor) -> Tensor:
         up, gate = self.gate_and_up_proj(x_TM).chunk(2, dim=-1)
@@ -47,34 +48,54 @@ class Moe(nn.Module):
 
     def __init__(self, arch: Architecture, layer: int) -> None:
         super().__init__()
-        width, inner, bias = arch.hidden_size, arch.moe_intermediate_size[layer], arch.mlp_bias
+        width, inner = arch.hidden_size, arch.moe_intermediate_size[layer]
         self.gate = Router(width, arch.num_experts, arch.moe_topk[layer])
-        self.experts = nn.ModuleList(Mlp(width, inner, bias=bias) for _ in range(arch.num_experts))
+        self.experts = nn.ModuleList(Mlp(width, inner) for _ in range(arch.num_experts))
         self.shared_mlp = (
-            Mlp(width, inner * arch.num_shared_expert[layer], bias=bias)
+            Mlp(width, inner * arch.num_shared_expert[layer])
             if arch.use_mixed_mlp_moe
             else None
         )
+        self._bank: tuple[Tensor, Tensor] | None = None
 
     def forward(self, x_TM: Tensor) -> Tensor:
-        _, weight_TK, index_TK = self.gate(x_TM)
-        mixed_TM = self._routed(x_TM, weight_TK.to(x_TM.dtype), index_TK)
-        return mixed_TM if self.shared_mlp is None else self.shared_mlp(x_TM) + mixed_TM
+        flat_TM = x_TM.reshape(-1, x_TM.shape[-1])
+        _, weight_TK, index_TK = self.gate(flat_TM)
+        weight_TK = weight_TK.to(x_TM.dtype)
+        if self._bank is None:
+            mixed_TM = plain_experts(self.experts, flat_TM, weight_TK, index_TK)
+        else:
+            mixed_TM = grouped_experts(flat_TM, weight_TK, index_TK, *self._bank)
+        mixed = mixed_TM.view_as(x_TM)
+        return mixed if self.shared_mlp is None else self.shared_mlp(x_TM) + mixed
 
-    def _routed(self, x_TM: Tensor, weight_TK: Tensor, index_TK: Tensor) -> Tensor:
-        """Each expert runs once over its tokens; a token's k results add up in order of choice."""
-        flat = index_TK.flatten()
-        order = flat.argsort(stable=True)
-        counts = flat.bincount(minlength=len(self.experts)).tolist()
-        rows_by_expert = x_TM[order // index_TK.shape[1]].split(counts)
-        results = [
-            expert(rows)
-            for expert, rows in zip(self.experts, rows_by_expert, strict=True)
-            if len(rows)
-        ]
-        sorted_back = torch.empty_like(order).scatter_(
-            0, order, torch.arange(len(order), device=order.device)
+    @torch.no_grad()
+    def stack(self) -> None:
+        """Lay the experts' weights side by side for the grouped product.
+
+        Their parameters become views of the bank, so nothing is held twice once this returns.
+        """
+        self._bank = (
+            _side_by_side([expert.gate_and_up_proj for expert in self.experts]),
+            _side_by_side([expert.down_proj for expert in self.experts]),
         )
-        chosen_TKM = torch.cat(results)[sorted_back].unflatten(0, index_TK.shape)
-        mixed_TM: Tensor = (chosen_TKM * weight_TK[..., None]).sum(dim=1)
-        return mixed_TM
+
+
+def plain_experts(
+    experts: nn.ModuleList, x_TM: Tensor, weight_TK: Tensor, index_TK: Tensor
+) -> Tensor:
+    """The plain twin of `grouped_experts`: each expert once over its own tokens."""
+    mixed_TM = torch.zeros_like(x_TM)
+    for number, expert in enumerate(experts):
+        token, choice = (index_TK == number).nonzero(as_tuple=True)
+        if len(token):
+            weighted = expert(x_TM[token]) * weight_TK[token, choice, None]
+            mixed_TM.index_add_(0, token, weighted)
+    return mixed_TM
+
+
+def _side_by_side(layers: list[nn.Linear]) -> Tensor:
+    bank = torch.stack([layer.weight for layer in layers])
+    for number, layer in enumerate(layers):
+        layer.weight.data = bank[number]
+    return bank

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from hyimg_cli.models.hunyuan_image3.sequence import ImageBlock
 
@@ -20,6 +21,11 @@ class Rope:
 
     cos_TD: Tensor
     sin_TD: Tensor
+
+    def padded(self, count: int) -> "Rope":
+        """The same with rows of zeros up to `count`."""
+        missing = (0, 0, 0, count - self.cos_TD.shape[0])
+        return Rope(F.pad(self.cos_TD, missing), F.pad(self.sin_TD, missing))
 
     def to(self, device: torch.device) -> "Rope":
         return Rope(self.cos_TD.to(device), self.sin_TD.to(device))

@@ -4,7 +4,9 @@
 from collections.abc import Sequence
 
 from torch import Tensor, nn
+from torch.nn import functional as F
 
+from hyimg_cli.kernels.rows import padding
 from hyimg_cli.models.hunyuan_image3.attention import Attention, RMSNorm, Stretch
 from hyimg_cli.models.hunyuan_image3.config import Architecture
 from hyimg_cli.models.hunyuan_image3.moe import Moe
@@ -15,6 +17,7 @@ class Transformer(nn.Module):
     """Token rows in, last residual stream out; keys and values go to each stretch's buffer.
 
     `rows_seen` counts every token row that ever entered: the engine reports reuse from it.
+    `row_multiple` above 1 pads the rows of a call, so that a row's bits do not depend on its company.
     """
 
     def __init__(self, arch: Architecture) -> None:
@@ -25,13 +28,18 @@ class Transformer(nn.Module):
         )
         self.ln_f = RMSNorm(arch.hidden_size, arch.rms_norm_eps)
         self.rows_seen = 0
+        self.row_multiple = 1
 
     def forward(self, x_TM: Tensor, rope: Rope, stretches: Sequence[Stretch]) -> Tensor:
         """The raw residual stream [T, M] behind the last layer, without the final norm."""
-        self.rows_seen += x_TM.shape[0]
+        rows = x_TM.shape[0]
+        self.rows_seen += rows
+        # Rows of zeros behind the real ones belong to no stretch: only matrix products see them.
+        x_TM = F.pad(x_TM, (0, 0, 0, padding(rows, self.row_multiple)))
+        rope = rope.padded(x_TM.shape[0])
         for layer in self.layers:
             x_TM = layer(x_TM, rope, stretches)
-        return x_TM
+        return x_TM[:rows]
 
 
 class DecoderLayer(nn.Module):

@@ -44,6 +44,8 @@ def load(
     _refuse_leftovers(loaded[1])
     _refuse_offloading(network)
     network.requires_grad_(False)
+    for layer in network.model.layers:
+        layer.mlp.stack()
     network.eval()
     return network
 

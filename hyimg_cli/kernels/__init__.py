@@ -1,0 +1,1 @@
+"""Fast paths, each beside a plain twin with the same call."""

@@ -1,0 +1,47 @@
+"""How many rows a matrix product must have for each row's bits not to depend on the others.
+
+CPU libraries take another kernel for one, two or three left-over rows, and so another order of
+additions. Products whose row count is a multiple of four came out equal to the bit for every count,
+in MKL with one and two threads; other machines are measured when a model is loaded.
+"""
+
+from functools import lru_cache
+
+import torch
+from torch.nn import functional as F
+
+from hyimg_cli.errors import MachineError
+
+CANDIDATES = (4, 8, 16, 32, 64)
+_WIDTHS = ((192, 576), (96, 192), (1024, 256))
+_MOST_ROWS = 96
+
+
+@lru_cache(maxsize=1)
+def invariant_multiple() -> int:
+    """The smallest row multiple at which this machine's float32 products are batch-invariant.
+
+    Raises MachineError where none of the candidates is.
+    """
+    for multiple in CANDIDATES:
+        if all(_is_invariant(multiple, *widths) for widths in _WIDTHS):
+            return multiple
+    raise MachineError(
+        f"matrix products depend on their row count at every multiple up to {CANDIDATES[-1]}",
+        hint="run with --no-batch-invariant: a job's last bits may then depend on its batch",
+        code="machine.not-invariant",
+    )
+
+
+def padding(rows: int, multiple: int) -> int:
+    """Rows to add to reach the next multiple."""
+    return -rows % multiple
+
+
+def _is_invariant(multiple: int, width_in: int, width_out: int) -> bool:
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(_MOST_ROWS, width_in, generator=generator)
+    weight = torch.randn(width_out, width_in, generator=generator)
+    whole = F.linear(rows, weight)
+    counts = range(multiple, _MOST_ROWS + 1, multiple)
+    return all(torch.equal(F.linear(rows[:n], weight), whole[:n]) for n in counts)
