@@ -16,7 +16,6 @@ FLAGS = (
     "--num-frames",
     "--fps",
     "--negative-prompt",
-    "--batching-max-size",
     "--gpu-memory-utilization",
     "--enable-cpu-offload",
     "--vae-use-tiling",

@@ -16,7 +16,14 @@ from hyimg_cli.batch.knobs import KNOBS, read_recipe
 from hyimg_cli.batch.recipe import Setting, settle
 from hyimg_cli.engine.runner import ResumePolicy, Selection
 from hyimg_cli.errors import UsageError
-from hyimg_cli.spec.run import FailurePolicy, ModelChoice, OutputConfig, ReuseConfig, RunConfig
+from hyimg_cli.spec.run import (
+    BatchConfig,
+    FailurePolicy,
+    ModelChoice,
+    OutputConfig,
+    ReuseConfig,
+    RunConfig,
+)
 
 _RUN, _MODEL, _SAMPLING, _CHOICE, _STYLE = "Run", "Model", "Sampling defaults", "Selection", "Style"
 
@@ -74,6 +81,22 @@ KvReuse = Annotated[
         panel=_RUN,
         help="Denoise from the keys and values of the text stage, or compute them again.",
     ),
+]
+BatchingMaxSize = Annotated[
+    int | None,
+    _option("--batching-max-size", panel=_RUN, min=1, help="Jobs that work together at most."),
+]
+BatchInvariant = Annotated[
+    bool | None,
+    _option(
+        "--batch-invariant/--no-batch-invariant",
+        panel=_RUN,
+        help="Keep a job's pixels equal to the bit in any batch (CPU).",
+    ),
+]
+PrefixCacheMb = Annotated[
+    int | None,
+    _option("--prefix-cache-mb", panel=_RUN, min=0, help="K/V kept for prefixes that jobs share."),
 ]
 RequireKvReuse = Annotated[
     bool | None,
@@ -197,6 +220,9 @@ def run_config(settings: Mapping[str, Setting], folder: Path) -> RunConfig:
         output=OutputConfig(folder, metadata=value["metadata"]),
         model=ModelChoice(value["model"], value["revision"], value["dtype"], value["device"]),
         reuse=ReuseConfig(value["kv_reuse"], value["require_kv_reuse"]),
+        batch=BatchConfig(
+            value["batching_max_size"], value["batch_invariant"], value["prefix_cache_mb"]
+        ),
         failure=FailurePolicy(value["fail_fast"], value["max_retries"]),
         origins=tuple((s.name, str(s.value), s.origin) for s in settings.values()),
     )

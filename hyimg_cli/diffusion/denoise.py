@@ -1,21 +1,39 @@
-"""The denoise loop, for any model that gives velocities."""
+"""The denoise loop, for any model that gives velocities, over any number of pictures at once."""
 
 # Legend: G branch, C channel, Y X latent rows and columns
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 from torch import Tensor
 
 from hyimg_cli.diffusion.guidance import guided
-from hyimg_cli.diffusion.schedule import Step
+from hyimg_cli.diffusion.schedule import Schedule, Step
 
-Velocity = Callable[[Tensor, Step], Tensor]
+Velocities = Callable[[Sequence[Tensor], Sequence[Step]], Sequence[Tensor]]
 
 
-def denoise(
-    latents_CYX: Tensor, steps: Iterable[Step], velocity: Velocity, scales: Sequence[float]
-) -> Iterator[Tensor]:
-    """The latents behind each step; `velocity` returns all branches, [G, C, Y, X]."""
-    for step in steps:
-        velocity_GCYX = velocity(latents_CYX, step)
-        latents_CYX = step.advance(latents_CYX, guided(velocity_GCYX, scales))
-        yield latents_CYX
+@dataclass(frozen=True)
+class Track:
+    """One picture's way: its noise, its schedule, a guidance scale for each branch but the
+    first.
+    """
+
+    noise_CYX: Tensor
+    schedule: Schedule
+    scales: Sequence[float]
+
+
+def denoise(tracks: Sequence[Track], velocities: Velocities) -> Iterator[list[Tensor]]:
+    """The latents of every track behind each step; all schedules have the same count.
+
+    `velocities` returns every track's branches, [G, C, Y, X].
+    """
+    latents = [track.noise_CYX for track in tracks]
+    for steps in zip(*(track.schedule for track in tracks), strict=True):
+        moved = []
+        for track, step, x_CYX, velocity_GCYX in zip(
+            tracks, steps, latents, velocities(latents, steps), strict=True
+        ):
+            moved.append(step.advance(x_CYX, guided(velocity_GCYX, track.scales)))
+        latents = moved
+        yield latents

@@ -6,7 +6,8 @@
     images)
 
 What is forked is what the ids agree on, counted from the front; reuse is exact because a token's
-K/V depend on nothing behind it. Recomputing starts every branch from an empty buffer.
+K/V depend on nothing behind it. Without an AR stage the tree of other jobs' prefixes stands in for
+it. Recomputing starts every branch from an empty buffer.
 """
 
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hyimg_cli.engine.clock import PhaseClock
+from hyimg_cli.engine.prefixes import Prefixes
 from hyimg_cli.errors import ReuseError
 from hyimg_cli.kv.buffer import Buffer
 from hyimg_cli.models.protocols import BranchLayout, Context, Encoded, MixedModel
@@ -44,62 +46,90 @@ class Branches:
     tokens: tuple[BranchTokens, ...]
 
 
-def build_branches(
-    model: MixedModel,
-    layout: BranchLayout,
-    sources: Sequence[Encoded],
-    context: Context,
-    *,
-    has_negative: bool,
-    reuse: ReuseConfig,
-    clock: PhaseClock,
-) -> Branches:
-    """Both branches of `layout`, their prefixes complete up to the live rows."""
-    donors = []
-    if reuse.kv_reuse and context.buffer is not None:
-        donors.append(Donor(context.ids, context.buffer, is_ar_stage=True))
-    rows = [layout.ids, layout.unconditional_ids][: 1 + has_negative]
-    items, tokens = [], []
-    for ids in rows:
-        clock.enter("kv_handoff")
-        buffer, taken, is_from_ar = _started(model, layout, ids, donors)
-        clock.enter("prefill")
+class BranchBuilder:
+    """Builds one job's branches; each finished one may give its prefix to the next."""
+
+    def __init__(
+        self,
+        model: MixedModel,
+        layout: BranchLayout,
+        sources: Sequence[Encoded],
+        *,
+        prefixes: Prefixes | None,
+        clock: PhaseClock,
+    ) -> None:
+        """`prefixes` None: nothing is taken over from anywhere (recompute)."""
+        self._model, self._layout, self._sources = model, layout, sources
+        self._prefixes, self._clock = prefixes, clock
+        self._donors: list[Donor] = []
+
+    def build(self, context: Context, *, has_negative: bool) -> Branches:
+        """The branches, their prefixes complete up to the live rows.
+
+        Branches with equal ids are one: guidance between equals changes nothing.
+        """
+        layout = self._layout
+        if self._prefixes is not None and context.buffer is not None:
+            self._donors.append(Donor(context.ids, context.buffer, is_ar_stage=True))
+        rows = [layout.ids, layout.unconditional_ids][: 1 + has_negative]
+        built = [self._branch(ids) for ids in dict.fromkeys(rows)]
+        return Branches(tuple(b for b, _ in built), tuple(t for _, t in built))
+
+    def _branch(self, ids: tuple[int, ...]) -> tuple[Any, BranchTokens]:
+        model, layout = self._model, self._layout
+        self._clock.enter("kv_handoff")
+        buffer, reused, shared = self._started(ids)
+        self._clock.enter("prefill")
         before = model.rows_seen
-        model.prefill(layout, ids, sources, buffer)
-        computed = model.rows_seen - before
-        items.append(model.branch(layout, buffer))
-        tokens.append(
-            BranchTokens(
-                reused=taken if is_from_ar else 0,
-                shared=0 if is_from_ar else taken,
-                computed=computed,
-                per_step=layout.live_stop - layout.live_start,
-            )
+        if buffer.length < layout.live_start:
+            model.prefill(layout, ids, self._sources, buffer, layout.live_start)
+        tokens = BranchTokens(
+            reused=reused,
+            shared=shared,
+            computed=model.rows_seen - before,
+            per_step=layout.live_stop - layout.live_start,
         )
-        if reuse.kv_reuse:
-            donors.append(Donor(ids[: layout.live_start], buffer, is_ar_stage=False))
-    return Branches(tuple(items), tuple(tokens))
+        if self._prefixes is not None:
+            self._donors.append(Donor(ids[: layout.live_start], buffer, is_ar_stage=False))
+            if reused == 0:
+                self._prefixes.keep(self._shareable(ids), buffer)
+        return model.branch(layout, buffer), tokens
 
+    def _started(self, ids: Sequence[int]) -> tuple[Buffer, int, int]:
+        """A buffer with the longest prefix there is; its tokens from the AR stage, and from
+        elsewhere.
+        """
+        limit, capacity = self._layout.live_start, self._layout.live_stop
+        lengths = [donor.shared_with(ids, limit) for donor in self._donors]
+        longest = max(lengths, default=0)
+        if self._prefixes is not None:
+            shareable = self._shareable(ids)
+            if self._prefixes.held(shareable) > longest:
+                buffer = self._model.new_buffer(capacity)
+                return buffer, 0, self._prefixes.start(shareable, buffer)
+        if longest == 0:
+            return self._model.new_buffer(capacity), 0, 0
+        donor = self._donors[lengths.index(longest)]
+        buffer = donor.buffer.fork(longest, capacity)
+        return (buffer, longest, 0) if donor.is_ar_stage else (buffer, 0, longest)
 
-def _started(
-    model: MixedModel, layout: BranchLayout, ids: Sequence[int], donors: Sequence[Donor]
-) -> tuple[Buffer, int, bool]:
-    """A buffer with the longest prefix that a donor has, its length, and whether it is the AR's."""
-    limit = layout.live_start
-    lengths = [donor.shared_with(ids, limit) for donor in donors]
-    longest = max(lengths, default=0)
-    if longest == 0:
-        return model.new_buffer(layout.live_stop), 0, False
-    donor = donors[lengths.index(longest)]
-    return donor.buffer.fork(longest, layout.live_stop), longest, donor.is_ar_stage
+    def _shareable(self, ids: Sequence[int]) -> list[Any]:
+        """The prefix but its last token, as segments."""
+        stop = self._layout.live_start - 1
+        return self._model.segments(self._layout, ids, self._sources, stop)
 
 
 def report(
-    branches: Branches, context: Context, *, prefill_rows: int, decode_rows: int, reuse: ReuseConfig
+    branches: Branches,
+    context: Context,
+    *,
+    ar_tokens: tuple[int, int, int],
+    reuse: ReuseConfig,
 ) -> ReuseReport:
     """What the diffusion stage took over, in counted rows.
 
-    Raises ReuseError where reuse is required and the status is not `hit`.
+    `ar_tokens`: the AR prompt's rows that were computed, those shared with other jobs, and the rows
+    of the decode steps. Raises ReuseError where reuse is required and the status is not `hit`.
     """
     status, reason = _status(branches, context, reuse)
     if reuse.required and status != "hit":
@@ -108,7 +138,7 @@ def report(
             hint="leave out --require-kv-reuse, or change what the reason names",
             code="reuse.not-hit",
         )
-    return ReuseReport(status, prefill_rows, decode_rows, branches.tokens, reason)
+    return ReuseReport(status, *ar_tokens, branches.tokens, reason)
 
 
 def _status(branches: Branches, context: Context, reuse: ReuseConfig) -> tuple[ReuseStatus, str]:

@@ -16,6 +16,7 @@ class PhaseClock:
         self._synchronize = synchronize
         self._seconds = dict.fromkeys(PHASES, 0.0)
         self._seconds["queue"] = time.perf_counter() - since
+        self.overlapped_s: dict[str, float] = {}
         self._phase: str | None = None
         self._entered = 0.0
 
@@ -31,6 +32,10 @@ class PhaseClock:
             self._synchronize()
             self._seconds[self._phase] += time.perf_counter() - self._entered
             self._phase = None
+
+    def beside(self, phase: str, seconds: float) -> None:
+        """Note work of this job that ran beside another phase: outside the sum."""
+        self.overlapped_s[phase] = self.overlapped_s.get(phase, 0.0) + seconds
 
     def timings_s(self) -> dict[str, float]:
         """Seconds of every phase, what no phase claims, and the total that they add up to."""

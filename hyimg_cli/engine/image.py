@@ -1,29 +1,76 @@
-"""One picture from job to pixels, a stage a call: read, encode, prefill, think, denoise, decode."""
+"""One picture from job to pixels, a stage a call: read, encode, prefill, think, denoise, decode.
 
-# Legend: C channel, Y X latent rows and columns
-from collections.abc import Callable, Generator
+The stages before and behind the two loops; `group.py` runs thinking and denoising for several jobs
+together. A stage raises JobError for what is wrong with its job alone.
+"""
+
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from hyimg_cli.diffusion.denoise import denoise
-from hyimg_cli.diffusion.schedule import Schedule, Step
-from hyimg_cli.engine.branches import Branches, build_branches, report
+from hyimg_cli.diffusion.denoise import Track
+from hyimg_cli.diffusion.schedule import Schedule
+from hyimg_cli.engine.branches import BranchBuilder, Branches, report
 from hyimg_cli.engine.clock import PhaseClock
-from hyimg_cli.engine.think import think
+from hyimg_cli.engine.prefixes import Prefixes
+from hyimg_cli.engine.think import Writer, best
 from hyimg_cli.errors import OutputError
-from hyimg_cli.media.images import SourceImage, read_image
-from hyimg_cli.models.protocols import Encoded, MixedModel, Written
+from hyimg_cli.media.images import SourceImage
+from hyimg_cli.models.protocols import Context, Encoded, MixedModel, Written
 from hyimg_cli.spec.card import Bucket
-from hyimg_cli.spec.events import DenoiseStep, PhaseStarted, ReuseReport, ThinkToken
+from hyimg_cli.spec.events import ReuseReport
 from hyimg_cli.spec.job import ImageJob
 from hyimg_cli.spec.run import ReuseConfig
 
-Progress = PhaseStarted | ThinkToken | DenoiseStep
+ReadSource = Callable[[str], tuple[SourceImage, float]]
 EncodeSource = Callable[[SourceImage], Encoded]
+
+
+@dataclass(frozen=True)
+class Studio:
+    """What every job of a group works with."""
+
+    model: MixedModel
+    reuse: ReuseConfig
+    prefixes: Prefixes
+    read: ReadSource
+    encode: EncodeSource
+
+
+@dataclass
+class Prefilled:
+    """A job whose AR prompt is in its context; `writer` is None where there is nothing to write."""
+
+    job: ImageJob
+    clock: PhaseClock
+    images: list[SourceImage]
+    sources: list[Encoded]
+    context: Context
+    writer: Writer | None
+    prefilled: int
+    shared: int
+    notes: list[str]
+    think_batch: int = 1
+
+
+@dataclass
+class Ready:
+    """A job whose branches are ready to denoise."""
+
+    job: ImageJob
+    clock: PhaseClock
+    written: Written
+    bucket: Bucket
+    branches: Branches
+    reuse: ReuseReport
+    source_digests: tuple[str, ...]
+    notes: list[str]
+    track: Track
+    think_batch: int
+    denoise_batch: int = 1
 
 
 @dataclass(frozen=True)
@@ -37,92 +84,112 @@ class Picture:
     reuse: ReuseReport
     source_digests: tuple[str, ...]
     notes: tuple[str, ...]
+    batch: dict[str, int]
 
 
-def draw(
-    job: ImageJob,
-    model: MixedModel,
-    reuse: ReuseConfig,
-    *,
-    encode: EncodeSource,
-    clock: PhaseClock,
-) -> Generator[Progress, None, Picture]:
-    """Tell one job's story; the picture is the generator's return value.
-
-    Raises JobError for what is wrong with this job alone.
-    """
-    # 1. Source images, read and encoded once for both stages.
+def opened(job: ImageJob, studio: Studio, clock: PhaseClock) -> Prefilled:
+    """Read and encode the sources, once for both stages; prefill the AR stage's prompt."""
     clock.enter("read")
-    images = [read_image(Path(path)) for path in job.images]
+    images = [_read(path, studio, clock) for path in job.images]
     clock.enter("encode")
-    sources = [encode(image) for image in images]
-
-    # 2. The AR stage's prompt, then its text.
-    yield PhaseStarted(job.custom_id, "prefill")
+    sources = [studio.encode(image) for image in images]
     clock.enter("prefill")
-    before = model.rows_seen
-    context = model.open_context(job, sources)
-    prefill_rows = model.rows_seen - before
-    yield PhaseStarted(job.custom_id, "think")
-    clock.enter("think")
-    written = yield from think(job, model, context)
-    decode_rows = model.rows_seen - before - prefill_rows
-
-    # 3. The branches, on the prefix that the AR stage left.
-    bucket, size_note = model.bucket(job, written.ratio_id)
-    layout = model.layout(job, sources, written.ids, bucket)
-    branches = build_branches(
-        model,
-        layout,
-        sources,
-        context,
-        has_negative=job.guidance_scale > 1 and not model.card.is_distilled,
-        reuse=reuse,
-        clock=clock,
-    )
-    reuse_report = report(
-        branches, context, prefill_rows=prefill_rows, decode_rows=decode_rows, reuse=reuse
-    )
-
-    # 4. Denoise steps, 5. pixels.
-    yield PhaseStarted(job.custom_id, "denoise", job.num_inference_steps)
-    latents_CYX, steps = yield from _denoised(job, model, branches, bucket, clock)
-    clock.enter("decode_latents")
-    pixels = _pixels(model.decode_latents(latents_CYX))
+    before = studio.model.rows_seen
+    context, shared = _context(job, studio, sources)
+    prefilled = studio.model.rows_seen - before
+    is_writing = job.writes_text and context.buffer is not None
+    writer = Writer(job, studio.model, context) if is_writing else None
+    clock.enter("queue")
     notes = [note for image in images for note in image.notes]
     notes += [note for source in sources for note in source.notes]
-    return Picture(
-        pixels=pixels,
-        bucket=bucket,
+    return Prefilled(job, clock, images, sources, context, writer, prefilled, shared, notes)
+
+
+def ready(work: Prefilled, studio: Studio) -> Ready:
+    """Build the branches, on the prefix that the AR stage left; draw the noise."""
+    job, model = work.job, studio.model
+    written = _written(work, model)
+    bucket, size_note = model.bucket(job, written.ratio_id)
+    layout = model.layout(job, work.sources, written.ids, bucket)
+    prefixes = studio.prefixes if studio.reuse.kv_reuse else None
+    builder = BranchBuilder(model, layout, work.sources, prefixes=prefixes, clock=work.clock)
+    has_negative = job.guidance_scale > 1 and not model.card.is_distilled
+    branches = builder.build(work.context, has_negative=has_negative)
+    decoded = len(work.context.ids) - work.prefilled - work.shared
+    reuse_report = report(
+        branches,
+        work.context,
+        ar_tokens=(work.prefilled, work.shared, decoded),
+        reuse=studio.reuse,
+    )
+    work.clock.enter("queue")
+    return Ready(
+        job=job,
+        clock=work.clock,
         written=written,
-        denoise_steps=steps,
+        bucket=bucket,
+        branches=branches,
         reuse=reuse_report,
-        source_digests=tuple(image.digest for image in images),
-        notes=tuple(dict.fromkeys(note for note in (*notes, size_note) if note)),
+        source_digests=tuple(image.digest for image in work.images),
+        notes=[*work.notes, size_note],
+        track=Track(
+            model.initial_latents(bucket, job.seed),
+            Schedule(job.num_inference_steps, job.flow_shift),
+            [job.guidance_scale] * (len(branches.items) - 1),
+        ),
+        think_batch=work.think_batch,
     )
 
 
-def _denoised(
-    job: ImageJob, model: MixedModel, branches: Branches, bucket: Bucket, clock: PhaseClock
-) -> Generator[DenoiseStep, None, tuple[Tensor, int]]:
-    """The last latents, and how many steps were done."""
-
-    def velocity(latents_CYX: Tensor, step: Step) -> Tensor:
-        return model.velocity(latents_CYX, step, job.guidance_scale, branches.items)
-
-    clock.enter("denoise_first")
-    latents_CYX = model.initial_latents(bucket, job.seed)
-    schedule = Schedule(job.num_inference_steps, job.flow_shift)
-    scales = [job.guidance_scale] * (len(branches.items) - 1)
-    steps = 0
-    for moved_CYX in denoise(latents_CYX, schedule, velocity, scales):
-        latents_CYX, steps = moved_CYX, steps + 1
-        if steps == 1:
-            clock.enter("denoise_rest")
-        yield DenoiseStep(job.custom_id, steps, job.num_inference_steps)
+def finished(work: Ready, latents_CYX: Tensor, steps: int, studio: Studio) -> Picture:
+    """Decode the last latents; `steps` denoise steps led to them."""
+    work.clock.enter("decode_latents")
     if not torch.isfinite(latents_CYX).all():
         raise OutputError("the latents are not finite", code="output-image.not-finite")
-    return latents_CYX, steps
+    pixels = _pixels(studio.model.decode_latents(latents_CYX))
+    work.clock.enter("queue")
+    return Picture(
+        pixels=pixels,
+        bucket=work.bucket,
+        written=work.written,
+        denoise_steps=steps,
+        reuse=work.reuse,
+        source_digests=work.source_digests,
+        notes=tuple(dict.fromkeys(note for note in work.notes if note)),
+        batch={"think": work.think_batch, "denoise": work.denoise_batch},
+    )
+
+
+def _read(path: str, studio: Studio, clock: PhaseClock) -> SourceImage:
+    image, beside_s = studio.read(path)
+    clock.beside("read", beside_s)
+    return image
+
+
+def _context(job: ImageJob, studio: Studio, sources: list[Encoded]) -> tuple[Context, int]:
+    """The AR stage's context, and how many of its tokens other jobs had computed."""
+    model = studio.model
+    opening = model.opening(job, sources)
+    if opening is None:
+        return Context([], None, None), 0
+    ids = opening.layout.ids
+    buffer = model.new_buffer(opening.capacity)
+    # The last token is computed in any case: what follows is chosen from its hidden row.
+    segments = model.segments(opening.layout, ids, sources, opening.stop - 1)
+    shared = studio.prefixes.start(segments, buffer)
+    hidden_M = model.prefill(opening.layout, ids, sources, buffer, opening.stop)
+    studio.prefixes.keep(segments, buffer)
+    return Context(list(ids[: opening.stop]), buffer, hidden_M), shared
+
+
+def _written(work: Prefilled, model: MixedModel) -> Written:
+    if work.writer is not None:
+        return work.writer.written(model)
+    if work.context.buffer is None:
+        return Written()
+    # No decode step: the ratio is the best of the prompt's own last logits.
+    logits_V = model.text_logits([work.context])[0]
+    return Written(ratio_id=best(logits_V, model.ratio_ids()))
 
 
 def _pixels(levels: Tensor) -> np.ndarray:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from hyimg_cli.engine.clock import PhaseClock
 from hyimg_cli.engine.image import Picture
 from hyimg_cli.errors import HyimgError
 from hyimg_cli.spec.events import Failure, Outcome, OutputFile
@@ -19,13 +20,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Facts:
-    """What every line says, whatever the job's end: its key, how often it was tried, its
-    seconds.
+    """What every line says, whatever the job's end: its key, how often it was tried, its seconds,
+    and what the session's memos had (`hits`) or made (`misses`) until now, by kind.
     """
 
     key: str
     attempt: int
-    timings_s: dict[str, float]
+    clock: PhaseClock
+    cache: dict[str, dict[str, int]]
 
 
 def done(job: ImageJob, picture: Picture, output: OutputFile | None, facts: Facts) -> Outcome:
@@ -41,6 +43,7 @@ def done(job: ImageJob, picture: Picture, output: OutputFile | None, facts: Fact
         think_truncated=written.is_truncated,
         ratio_index=picture.bucket.ratio_index,
         kv_reuse=picture.reuse,
+        batch=picture.batch,
         warnings=_warnings(picture),
         **_common(job, facts),
     )
@@ -56,11 +59,17 @@ def _common(job: ImageJob, facts: Facts) -> dict[str, Any]:
         "custom_id": job.custom_id,
         "key": facts.key,
         "attempt": facts.attempt,
-        "timings_s": {name: round(seconds, 6) for name, seconds in facts.timings_s.items()},
+        "timings_s": _rounded(facts.clock.timings_s()),
+        "overlapped_s": _rounded(facts.clock.overlapped_s),
+        "cache": facts.cache,
         "peak_memory_mb": round(_peak_memory_mb(), 1),
         "metadata": json.loads(job.metadata_json),
         "extra": json.loads(job.extra_json),
     }
+
+
+def _rounded(seconds: dict[str, float]) -> dict[str, float]:
+    return {name: round(value, 6) for name, value in seconds.items()}
 
 
 def _warnings(picture: Picture) -> tuple[str, ...]:

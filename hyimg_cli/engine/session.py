@@ -1,4 +1,4 @@
-"""A loaded model at work on a plan: the one place that holds model, memo and output folder at once.
+"""A loaded model at work on a plan: the one place that holds model, tree, memo and output folder.
 
 A picture is written, then its line, then `JobDone` leaves the session: a killed run never has a
 line without its picture.
@@ -6,18 +6,27 @@ line without its picture.
 
 import gc
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from hyimg_cli import __version__
 from hyimg_cli.batch.journal import RunFolder
 from hyimg_cli.batch.resolved import job_to_json
+from hyimg_cli.engine.beside import ReadAhead, WriteBehind
 from hyimg_cli.engine.clock import PhaseClock
-from hyimg_cli.engine.image import Picture, Progress, draw
+from hyimg_cli.engine.group import Drawn, GroupRun, Lost, Progress
+from hyimg_cli.engine.image import Picture, Studio
 from hyimg_cli.engine.keys import key_of, source_digest
+from hyimg_cli.engine.memory import batch_size
 from hyimg_cli.engine.outcomes import Facts, done, failed
+from hyimg_cli.engine.prefixes import Prefixes
 from hyimg_cli.errors import Interrupted, MachineError
+from hyimg_cli.kv.buffer import Slice
+from hyimg_cli.kv.tree import KVTree
 from hyimg_cli.media.images import SourceImage, write_png
 from hyimg_cli.media.metadata import PictureFacts, png_text
 from hyimg_cli.models import registry
@@ -27,7 +36,6 @@ from hyimg_cli.spec.events import (
     GroupStarted,
     JobDone,
     JobFailed,
-    JobStarted,
     ModelLoaded,
     Outcome,
     OutputFile,
@@ -40,6 +48,12 @@ from hyimg_cli.store.memo import Memo
 _SOURCE_MEMO_BYTES = 2 << 30
 
 
+@dataclass(frozen=True)
+class _Written:
+    drawn: Drawn
+    output: OutputFile | None
+
+
 class Session:
     """Runs plans. One model is resident at a time and stays loaded from one plan to the next."""
 
@@ -49,6 +63,10 @@ class Session:
         self._folder = folder
         self._model: MixedModel | None = None
         self._sources: Memo[tuple[str, str], Encoded] = Memo(_SOURCE_MEMO_BYTES, _encoded_bytes)
+        self._tree: KVTree[Slice] = KVTree(
+            config.batch.prefix_cache_mb * 1_000_000, splits_text=not config.batch.is_invariant
+        )
+        self._attempts: dict[str, int] = {}
         self._stop_signal: int | None = None
 
     def request_stop(self, signal_number: int) -> None:
@@ -56,18 +74,17 @@ class Session:
         self._stop_signal = signal_number
 
     def run(self, plan: Plan) -> Generator[Event, None, None]:
-        """Every job of the plan, in order. A job's failure is an event; the session's is raised."""
+        """Every job of the plan. A job's failure is an event; the session's own is raised."""
         started = time.perf_counter()
-        attempts = self._attempts_before()
+        if self._folder is not None:
+            lines = self._folder.results().items()
+            self._attempts = {name: int(line["attempt"]) for name, line in lines}
         for group in plan.groups:
             yield from self._use(group.model)
             yield GroupStarted(group.model, group.size_class, len(group.jobs))
-            for job in group.jobs:
-                yield JobStarted(job.custom_id)
-                attempt = attempts.get(job.custom_id, 0) + 1
-                outcome = yield from self._attempted(job, started, attempt)
-                yield JobDone(outcome) if outcome.status == "done" else JobFailed(outcome)
-                if outcome.status == "failed" and self._config.failure.fail_fast:
+            for event in self._tried(group.jobs, started):
+                yield event
+                if isinstance(event, JobFailed) and self._config.failure.fail_fast:
                     return
 
     def _use(self, name: str) -> Iterator[ModelLoaded]:
@@ -76,10 +93,14 @@ class Session:
             return
         self._model = None
         self._sources.clear()
+        self._tree.clear()
         gc.collect()
         started = time.perf_counter()
         choice = self._config.model
-        self._model = registry.load(ModelChoice(name, choice.revision, choice.dtype, choice.device))
+        self._model = registry.load(
+            ModelChoice(name, choice.revision, choice.dtype, choice.device),
+            is_batch_invariant=self._config.batch.is_invariant,
+        )
         yield ModelLoaded(
             model=name,
             load_s=time.perf_counter() - started,
@@ -88,76 +109,120 @@ class Session:
             parameters=self._model.parameter_count,
         )
 
-    def _attempted(
-        self, job: ImageJob, started: float, attempt: int
-    ) -> Generator[Progress, None, Outcome]:
-        """The job's outcome, tried again while its failure may pass."""
-        for retry in range(self._config.failure.max_retries + 1):
-            clock = PhaseClock(started, _synchronize)
-            outcome = yield from self._outcome(job, clock, attempt + retry)
-            if self._folder is not None:
-                self._folder.append(outcome)
-            if outcome.error is None or not outcome.error.retryable:
-                break
-        return outcome
+    def _tried(self, jobs: Sequence[ImageJob], started: float) -> Iterator[Event]:
+        """A group's events; failures that may pass are tried again behind the others."""
+        for retries_left in range(self._config.failure.max_retries, -1, -1):
+            again: list[ImageJob] = []
+            by_id = {job.custom_id: job for job in jobs}
+            for event in self._group(jobs, started):
+                if isinstance(event, JobFailed) and _may_pass(event) and retries_left:
+                    again.append(by_id[event.outcome.custom_id])
+                else:
+                    yield event
+            if not again:
+                return
+            jobs = again
 
-    def _outcome(
-        self, job: ImageJob, clock: PhaseClock, attempt: int
-    ) -> Generator[Progress, None, Outcome]:
-        try:
-            picture = yield from self._watched(self._drawn(job, clock))
-            clock.enter("write")
-            output = self._written(job, picture)
-            key = key_of(job, picture.source_digests, self._config)
-            return done(job, picture, output, Facts(key, attempt, clock.timings_s()))
-        except (Interrupted, MachineError):
-            raise
-        except Exception as error:  # the one border where a job's fault stops
-            digests = [source_digest(path) for path in job.images]
-            key = key_of(job, digests, self._config)
-            return failed(job, error, Facts(key, attempt, clock.timings_s()))
+    def _group(self, jobs: Sequence[ImageJob], started: float) -> Iterator[Event]:
+        with ThreadPoolExecutor(1) as reader, ThreadPoolExecutor(1) as writer:
+            behind: WriteBehind[_Written] = WriteBehind(writer)
+            try:
+                for event in self._watched(self._group_run(jobs, started, reader)):
+                    match event:
+                        case Drawn():
+                            behind.submit(partial(self._written, event))
+                        case Lost():
+                            yield self._failed(event)
+                        case _:
+                            yield event
+                    yield from self._journaled(behind, wait=False)
+            finally:
+                # What is drawn is written, whatever stopped the run.
+                last = list(self._journaled(behind, wait=True))
+            yield from last
 
-    def _drawn(self, job: ImageJob, clock: PhaseClock) -> Generator[Progress, None, Picture]:
-        assert self._model is not None, "a model is loaded before its jobs run"
-        return draw(job, self._model, self._config.reuse, encode=self._encode, clock=clock)
+    def _group_run(
+        self, jobs: Sequence[ImageJob], started: float, reader: ThreadPoolExecutor
+    ) -> Iterator[Progress | Drawn | Lost]:
+        model = self._resident()
+        size = batch_size(jobs, model, self._config.batch)
+        coming = [path for job in jobs for path in job.images]
+        studio = Studio(
+            model=model,
+            reuse=self._config.reuse,
+            prefixes=Prefixes(self._tree, f"{model.card.model} {model.dtype_name}"),
+            read=ReadAhead(reader, coming, window=2 * size).read,
+            encode=self._encode,
+        )
+        run = GroupRun(
+            jobs,
+            studio,
+            batch_size=size,
+            new_clock=lambda: PhaseClock(started, _synchronize),
+        )
+        return run.run()
 
     def _watched(
-        self, story: Generator[Progress, None, Picture]
-    ) -> Generator[Progress, None, Picture]:
-        """The story, cut between two of its events when a stop was asked for."""
-        while True:
+        self, events: Iterator[Progress | Drawn | Lost]
+    ) -> Iterator[Progress | Drawn | Lost]:
+        """The events, cut between two of them when a stop was asked for."""
+        for event in events:
+            yield event
             if self._stop_signal is not None:
-                story.close()
                 raise Interrupted(self._stop_signal)
-            try:
-                yield next(story)
-            except StopIteration as end:
-                picture: Picture = end.value
-                return picture
 
     def _encode(self, image: SourceImage) -> Encoded:
-        model = self._model
-        assert model is not None, "a model is loaded before its jobs run"
+        model = self._resident()
         return self._sources.get(
             (model.card.model, image.digest),
             lambda: model.encode_source(image.pixels, image.digest),
         )
 
-    def _written(self, job: ImageJob, picture: Picture) -> OutputFile | None:
+    def _journaled(self, behind: WriteBehind[_Written], *, wait: bool) -> Iterator[JobDone]:
+        for written, seconds in behind.finished(wait=wait):
+            drawn = written.drawn
+            drawn.clock.beside("write", seconds)
+            drawn.clock.enter("write")
+            key = key_of(drawn.job, drawn.picture.source_digests, self._config)
+            outcome = done(
+                drawn.job, drawn.picture, written.output, self._facts(drawn.job, drawn.clock, key)
+            )
+            yield JobDone(self._recorded(outcome))
+
+    def _failed(self, lost: Lost) -> JobFailed:
+        if isinstance(lost.error, MachineError):
+            raise lost.error
+        digests = [source_digest(path) for path in lost.job.images]
+        key = key_of(lost.job, digests, self._config)
+        facts = self._facts(lost.job, lost.clock, key)
+        return JobFailed(self._recorded(failed(lost.job, lost.error, facts)))
+
+    def _facts(self, job: ImageJob, clock: PhaseClock, key: str) -> Facts:
+        self._attempts[job.custom_id] = self._attempts.get(job.custom_id, 0) + 1
+        sources = {"hits": self._sources.hits, "misses": self._sources.misses}
+        return Facts(key, self._attempts[job.custom_id], clock, {"source_images": sources})
+
+    def _recorded(self, outcome: Outcome) -> Outcome:
+        if self._folder is not None:
+            self._folder.append(outcome)
+        return outcome
+
+    def _written(self, drawn: Drawn) -> _Written:
         if self._folder is None:
-            return None
+            return _Written(drawn, None)
+        job, picture = drawn.job, drawn.picture
         path = self._folder.path_for(job.custom_id)
         text = self._metadata(job, picture) if self._config.output.metadata else {}
         sha256, pixel_sha256 = write_png(path, picture.pixels, text)
         height, width = picture.pixels.shape[:2]
         relative = path.relative_to(self._folder.folder).as_posix()
-        return OutputFile(relative, sha256, pixel_sha256, width, height, job.seed)
+        output = OutputFile(relative, sha256, pixel_sha256, width, height, job.seed)
+        return _Written(drawn, output)
 
     def _metadata(self, job: ImageJob, picture: Picture) -> dict[str, str]:
-        assert self._model is not None, "a model is loaded before its jobs run"
         facts = PictureFacts(
             size=picture.bucket.size,
-            model_name=self._model.card.name,
+            model_name=self._resident().card.name,
             model_fingerprint=registry.fingerprint(job.model, self._config.model.revision),
             version=__version__,
             cot_text=picture.written.text,
@@ -166,10 +231,13 @@ class Session:
         )
         return png_text(job, job_to_json(job), facts)
 
-    def _attempts_before(self) -> dict[str, int]:
-        if self._folder is None:
-            return {}
-        return {name: int(line["attempt"]) for name, line in self._folder.results().items()}
+    def _resident(self) -> MixedModel:
+        assert self._model is not None, "a model is loaded before its jobs run"
+        return self._model
+
+
+def _may_pass(event: JobFailed) -> bool:
+    return event.outcome.error is not None and event.outcome.error.retryable
 
 
 def _synchronize() -> None:

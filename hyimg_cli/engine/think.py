@@ -1,7 +1,7 @@
-"""The AR stage: text, token by token, and the ratio token behind it."""
+"""The AR stage: text, token by token, for any number of jobs at once."""
 
-# Legend: V vocabulary
-from collections.abc import Generator, Sequence
+# Legend: V vocabulary, R row (a job that writes)
+from collections.abc import Sequence
 from typing import cast
 
 import torch
@@ -14,7 +14,6 @@ from transformers import (
 )
 
 from hyimg_cli.models.protocols import Context, MixedModel, Written
-from hyimg_cli.spec.events import ThinkToken
 from hyimg_cli.spec.job import ImageJob, TextSampling
 
 
@@ -41,51 +40,77 @@ class TextSampler:
         return int(chosen)
 
 
-def think(
-    job: ImageJob, model: MixedModel, context: Context
-) -> Generator[ThinkToken, None, Written]:
-    """Complete the job's AR stage in `context`; the result is the generator's return value.
+class Writer:
+    """One job's text while it is being written: what is chosen, what was fed, what may follow."""
 
-    A job without text to write performs no decode step: where it needs a ratio, that is the best of
-    the prompt's own last logits.
-    """
-    if context.buffer is None:
-        return Written()
-    if not job.writes_text:
-        return Written(ratio_id=_best(model.text_logits(context), model.ratio_ids()))
-    return (yield from _write(job, model, context))
+    def __init__(self, job: ImageJob, model: MixedModel, context: Context) -> None:
+        self.context = context
+        self.steps = 0
+        self._needs_ratio = job.size.is_auto
+        self._script = model.script(job)
+        self._sample = TextSampler(job.text)
+        self._written = model.opening_ids(job)
+        self._unwritten = len(context.ids) - len(self._written)
+        self._limit = len(self._written) + model.text_budget(job, context)
+        self._is_truncated = False
+        self._is_done = False
+        self._allowed: tuple[int, ...] | None = None
 
+    @property
+    def count(self) -> int:
+        """Tokens chosen so far."""
+        return len(self._written)
 
-def _write(
-    job: ImageJob, model: MixedModel, context: Context
-) -> Generator[ThinkToken, None, Written]:
-    script, sample = model.script(job), TextSampler(job.text)
-    written = model.opening_ids(job)
-    unwritten = len(context.ids) - len(written)
-    limit = len(written) + model.text_budget(job, context)
-    is_truncated, steps = False, 0
-    while not script.is_done(written[-1]):
-        if len(written) >= limit and not is_truncated and script.is_open(written):
-            is_truncated = True
-            written = script.forced_ending(written)
-            if not job.size.is_auto:
+    def unfed(self) -> list[int]:
+        """Chosen tokens that the context does not have yet."""
+        return self._written[len(self.context.ids) - self._unwritten :]
+
+    def advance(self) -> bool:
+        """Write whatever needs no choice; whether logits are needed now, or else all is done."""
+        while not self._is_done and not self._script.is_done(self._written[-1]):
+            self._end_at_the_limit()
+            if self._is_done:
                 break
-        allowed = script.allowed(written[-1])
-        if allowed is not None and len(allowed) == 1:
-            written.append(allowed[0])
-            continue
-        unfed = written[len(context.ids) - unwritten :]
-        if unfed:
-            model.feed(context, unfed)
-            steps += 1
-        logits_V = model.text_logits(context)
-        written.append(sample(logits_V) if allowed is None else _best(logits_V, allowed))
-        yield ThinkToken(job.custom_id, len(written))
-    ratio_id = written[-1] if job.size.is_auto else None
-    text_ids = script.text_of(written)
-    return Written(tuple(text_ids), model.decode_text(text_ids), is_truncated, ratio_id, steps)
+            self._allowed = self._script.allowed(self._written[-1])
+            if self._allowed is None or len(self._allowed) > 1:
+                return True
+            self._written.append(self._allowed[0])
+        self._is_done = True
+        return False
+
+    def choose(self, logits_V: Tensor) -> None:
+        """Write the next token: sampled, or the best of those allowed."""
+        allowed = self._allowed
+        self._written.append(self._sample(logits_V) if allowed is None else best(logits_V, allowed))
+
+    def written(self, model: MixedModel) -> Written:
+        """The finished text and the ratio token behind it."""
+        ids = self._script.text_of(self._written)
+        ratio_id = self._written[-1] if self._needs_ratio else None
+        text = model.decode_text(ids)
+        return Written(tuple(ids), text, self._is_truncated, ratio_id, self.steps)
+
+    def _end_at_the_limit(self) -> None:
+        has_room = len(self._written) < self._limit
+        if has_room or self._is_truncated or not self._script.is_open(self._written):
+            return
+        self._is_truncated = True
+        self._written = self._script.forced_ending(self._written)
+        self._is_done = not self._needs_ratio
 
 
-def _best(logits_V: Tensor, ids: Sequence[int]) -> int:
+def write_together(model: MixedModel, writers: Sequence[Writer]) -> None:
+    """One decode step of every writer, all of which need logits: one forward, one choice each."""
+    runs = [(writer.context, unfed) for writer in writers if (unfed := writer.unfed())]
+    if runs:
+        model.feed(runs)
+    for writer, logits_V in zip(
+        writers, model.text_logits([writer.context for writer in writers]), strict=True
+    ):
+        writer.steps += 1
+        writer.choose(logits_V)
+
+
+def best(logits_V: Tensor, ids: Sequence[int]) -> int:
     """The id with the largest logit; the first of equals."""
     return ids[int(logits_V[torch.tensor(ids)].argmax())]

@@ -24,8 +24,8 @@ def grouped_experts(
 ) -> Tensor:
     """Weighted sum of each token's chosen experts, [T, M]: `down(up * silu(gate))` each.
 
-    `gate_and_up` holds `up` in its first half. Shapes depend on T and K alone; nothing is read on the
-    host. Needs a dtype that `torch.nn.functional.grouped_mm` knows on the device.
+    `gate_and_up` holds `up` in its first half. Shapes depend on T and K alone; nothing is read on
+    the host. Needs a dtype that `torch.nn.functional.grouped_mm` knows on the device.
     """
     tokens, chosen = index_TK.shape
     experts = gate_and_up_EIM.shape[0]

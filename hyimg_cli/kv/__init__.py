@@ -1,3 +1,1 @@
-"""Keys and values of one sequence: where they live while prefill, decode and denoise steps use
-them.
-"""
+"""Keys and values: which prefixes are kept and shared (segments, tree), where they lie (buffer)."""

@@ -10,9 +10,38 @@ RoPE are a separate matter and never derived from it.
 
 # Legend: S slot, H kv head, D head width, T new token
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Slice:
+    """K/V of some tokens, every layer's [H, S, D], apart from any buffer: what the tree keeps."""
+
+    keys: tuple[Tensor, ...]
+    values: tuple[Tensor, ...]
+
+    @property
+    def length(self) -> int:
+        return self.keys[0].shape[1]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(t.nbytes for t in (*self.keys, *self.values))
+
+    def split(self, at: int) -> "tuple[Slice, Slice]":
+        """The first `at` tokens and the rest, each with its own memory."""
+        first, rest = (slice(None, at), slice(at, None))
+        parts = [
+            Slice(
+                tuple(k[:, tokens].clone() for k in self.keys),
+                tuple(v[:, tokens].clone() for v in self.values),
+            )
+            for tokens in (first, rest)
+        ]
+        return parts[0], parts[1]
 
 
 class Buffer:
@@ -53,6 +82,22 @@ class Buffer:
         """Make `[0, length)` the prefix; rows behind it are scratch."""
         assert self.length <= length <= self.capacity, "a prefix only grows, within its buffer"
         self.length = length
+
+    def cut(self, start: int, stop: int) -> "Slice":
+        """A copy of the committed tokens `[start, stop)`, which owns its memory."""
+        assert stop <= self.length, "only committed tokens can be shared"
+        return Slice(
+            tuple(keys[:, start:stop].clone() for keys in self.keys_HSD),
+            tuple(values[:, start:stop].clone() for values in self.values_HSD),
+        )
+
+    def extend(self, rows: "Slice") -> None:
+        """Put a slice behind the prefix, and make it prefix."""
+        stop = self.length + rows.length
+        for layer, (keys_HSD, values_HSD) in enumerate(zip(rows.keys, rows.values, strict=True)):
+            self.keys_HSD[layer][:, self.length : stop] = keys_HSD
+            self.values_HSD[layer][:, self.length : stop] = values_HSD
+        self.commit(stop)
 
     def fork(self, prefix: int, capacity: int) -> "Buffer":
         """A buffer of its own with a copy of this one's first `prefix` tokens."""

@@ -4,7 +4,7 @@ cache.
 No base class: a family offers these methods, and `engine/image.py` tells one job's story with them.
 """
 
-# Legend: C channel, Y X latent rows and columns, V vocabulary, M model width, G branch
+# Legend: C channel, Y X latent rows and columns, V vocabulary, M model width, G branch, R row
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from hyimg_cli.diffusion.schedule import Step
 from hyimg_cli.kv.buffer import Buffer
+from hyimg_cli.kv.segments import Segment
 from hyimg_cli.spec.card import Bucket, ModelCard
 from hyimg_cli.spec.job import ImageJob
 
@@ -38,6 +39,25 @@ class Context:
     ids: list[int]
     buffer: Buffer | None
     hidden_M: Tensor | None
+
+
+@dataclass(frozen=True)
+class Opening:
+    """The AR stage's prompt: the layout's tokens `[0, stop)`, and the room its text will need."""
+
+    layout: Any
+    stop: int
+    capacity: int
+
+
+@dataclass(frozen=True)
+class LivePicture:
+    """One picture at one denoise step."""
+
+    latents_CYX: Tensor
+    step: Step
+    guidance: float
+    branches: Sequence[Any]
 
 
 @dataclass(frozen=True)
@@ -106,8 +126,14 @@ class MixedModel(Protocol):
     def encode_source(self, pixels: np.ndarray, digest: str) -> Encoded:
         """Rows of a source image, RGB uint8 [H, W, 3]."""
 
-    def open_context(self, job: ImageJob, sources: Sequence[Encoded]) -> Context:
-        """The AR stage's prompt, prefilled; an empty context where it has nothing to do."""
+    def opening(self, job: ImageJob, sources: Sequence[Encoded]) -> Opening | None:
+        """What the AR stage starts from; None where it has nothing to write or to decide."""
+
+    # `layout` is what the family's own `layout` or `opening` returned.
+    def segments(
+        self, layout: Any, ids: Sequence[int], sources: Sequence[Encoded], stop: int
+    ) -> list[Segment]:
+        """`ids[:stop]` of a layout as the units in which prefixes are shared."""
 
     def script(self, job: ImageJob) -> TextScript:
         """The rules of what the job's AR stage may write."""
@@ -118,11 +144,11 @@ class MixedModel(Protocol):
     def opening_ids(self, job: ImageJob) -> list[int]:
         """The ids at the end of the prompt that belong to the written text: its trigger tag."""
 
-    def feed(self, context: Context, ids: Sequence[int]) -> None:
-        """Append tokens to the context."""
+    def feed(self, runs: Sequence[tuple[Context, Sequence[int]]]) -> None:
+        """Append tokens to each context, in one forward."""
 
-    def text_logits(self, context: Context) -> Tensor:
-        """Logits behind the context's last token, float32 on the CPU, [V]."""
+    def text_logits(self, contexts: Sequence[Context]) -> Tensor:
+        """Logits behind each context's last token, float32 on the CPU, [R, V]."""
 
     def decode_text(self, ids: Sequence[int]) -> str:
         """The text of some ids, tags spelled out."""
@@ -144,11 +170,15 @@ class MixedModel(Protocol):
 
     def new_buffer(self, capacity: int) -> Buffer: ...
 
-    # `layout` is what the family's own `layout` returned.
     def prefill(
-        self, layout: Any, ids: Sequence[int], sources: Sequence[Encoded], buffer: Buffer
-    ) -> None:
-        """Complete the buffer's prefix up to the live rows."""
+        self,
+        layout: Any,
+        ids: Sequence[int],
+        sources: Sequence[Encoded],
+        buffer: Buffer,
+        stop: int,
+    ) -> Tensor:
+        """Complete the buffer's prefix up to `stop`; the last row's hidden state [M]."""
 
     def branch(self, layout: Any, buffer: Buffer) -> Any:
         """A branch ready to denoise."""
@@ -156,10 +186,8 @@ class MixedModel(Protocol):
     def initial_latents(self, bucket: Bucket, seed: int) -> Tensor:
         """Noise, [C, Y, X]."""
 
-    def velocity(
-        self, latents_CYX: Tensor, step: Step, guidance: float, branches: Sequence[Any]
-    ) -> Tensor:
-        """Every branch's velocity, [G, C, Y, X]."""
+    def velocities(self, pictures: Sequence[LivePicture]) -> list[Tensor]:
+        """Every picture's branches, [G, C, Y, X] each, in one forward."""
 
     def decode_latents(self, latents_CYX: Tensor) -> Tensor:
         """Pixels in [0, 1], float32 on the CPU, [H, W, 3]."""

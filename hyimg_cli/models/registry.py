@@ -79,12 +79,19 @@ def job_tokens(
     return prompter(job.model, revision).count(job, source_sizes, assumed_think)
 
 
-def load(choice: ModelChoice) -> "MixedModel":
-    """The loaded model. Imports torch. Raises CheckpointError, or MachineError for the device."""
+def load(choice: ModelChoice, *, is_batch_invariant: bool = True) -> "MixedModel":
+    """The loaded model; `is_batch_invariant` keeps a job's bits equal in any batch, on the CPU.
+
+    Imports torch. Raises CheckpointError, or MachineError for the device."""
     from hyimg_cli.models.hunyuan_image3.family import load_family
 
     folder = resolve_model(choice.model, choice.revision)
-    return load_family(prompter(choice.model, choice.revision), folder, choice)
+    return load_family(
+        prompter(choice.model, choice.revision),
+        folder,
+        choice,
+        is_batch_invariant=is_batch_invariant,
+    )
 
 
 def _fetched(model: str, revision: str | None, *, with_weights: bool) -> Path:

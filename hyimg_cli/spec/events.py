@@ -34,10 +34,15 @@ class BranchTokens:
 
 @dataclass(frozen=True)
 class ReuseReport:
-    """What the diffusion stage took over from the AR stage, and why not more."""
+    """What the diffusion stage took over from the AR stage, and why not more.
+
+    `ar_prefill_tokens` of the AR prompt were computed for this job, `ar_shared_tokens` were there
+    from other jobs.
+    """
 
     status: ReuseStatus
     ar_prefill_tokens: int
+    ar_shared_tokens: int
     ar_decode_tokens: int
     branches: tuple[BranchTokens, ...]
     reason: str = ""
@@ -80,7 +85,10 @@ class Outcome:
     think_truncated: bool = False
     ratio_index: int | None = None
     timings_s: dict[str, float] = field(default_factory=dict)
+    overlapped_s: dict[str, float] = field(default_factory=dict)
     kv_reuse: ReuseReport | None = None
+    cache: dict[str, dict[str, int]] = field(default_factory=dict)
+    batch: dict[str, int] = field(default_factory=dict)
     peak_memory_mb: float | None = None
     warnings: tuple[str, ...] = ()
     error: Failure | None = None

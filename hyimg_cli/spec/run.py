@@ -33,6 +33,20 @@ class ReuseConfig:
 
 
 @dataclass(frozen=True)
+class BatchConfig:
+    """How many jobs work together, and what they share.
+
+    `max_size`: jobs that think or denoise together. `is_invariant`: a job's pixels do not depend on
+    its batch, to the bit (CPU). `prefix_cache_mb`: K/V of shared prefixes kept between jobs; 0:
+    none.
+    """
+
+    max_size: int = 16
+    is_invariant: bool = True
+    prefix_cache_mb: int = 4096
+
+
+@dataclass(frozen=True)
 class OutputConfig:
     """Where results go and what they carry."""
 
@@ -57,5 +71,6 @@ class RunConfig:
     output: OutputConfig
     model: ModelChoice = field(default_factory=ModelChoice)
     reuse: ReuseConfig = field(default_factory=ReuseConfig)
+    batch: BatchConfig = field(default_factory=BatchConfig)
     failure: FailurePolicy = field(default_factory=FailurePolicy)
     origins: tuple[tuple[str, str, str], ...] = ()

@@ -5,7 +5,7 @@ integral.
 import pytest
 import torch
 
-from hyimg_cli.diffusion.denoise import denoise
+from hyimg_cli.diffusion.denoise import Track, denoise
 from hyimg_cli.diffusion.guidance import guided
 from hyimg_cli.diffusion.schedule import Schedule
 
@@ -65,7 +65,9 @@ def test_counts_must_agree() -> None:
 def test_a_straight_flow_is_integrated_exactly() -> None:
     """With the true velocity noise - picture, any number of steps ends at the picture."""
     picture, noise = torch.randn(2, 3, 5, 5)
-    steps = denoise(noise, Schedule(7, 3.0), lambda _x, _s: (noise - picture)[None], [])
-    latents = list(steps)
+    tracks = [Track(noise, Schedule(7, 3.0), []), Track(2 * noise, Schedule(7, 1.0), [])]
+    true = [(noise - picture)[None], (2 * noise - picture)[None]]
+    latents = list(denoise(tracks, lambda _latents, _steps: true))
     assert len(latents) == 7
-    torch.testing.assert_close(latents[-1], picture, atol=1e-5, rtol=0)
+    for last in latents[-1]:
+        torch.testing.assert_close(last, picture, atol=1e-5, rtol=0)

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,14 @@ import pytest
 import torch
 from PIL import Image
 
+from hyimg_cli.engine import group
 from hyimg_cli.engine.clock import PhaseClock
-from hyimg_cli.engine.image import Picture, draw
+from hyimg_cli.engine.group import GroupRun
+from hyimg_cli.engine.image import Picture, Studio
+from hyimg_cli.engine.prefixes import Prefixes
+from hyimg_cli.kv.buffer import Slice
+from hyimg_cli.kv.tree import KVTree
+from hyimg_cli.media.images import read_image
 from hyimg_cli.models import registry
 from hyimg_cli.spec.job import ImageJob, SizeRequest, TextSampling
 from hyimg_cli.spec.run import ModelChoice, ReuseConfig
@@ -79,36 +85,38 @@ class Drawn:
 
 @pytest.fixture
 def drawn(family: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Drawn]:
-    """Tells a job's story to its end; velocities are recorded where they leave the network."""
+    """Draws one job to its end; velocities are recorded where they leave the network."""
 
     def tell(job: ImageJob, reuse: ReuseConfig = REUSE, model: Any = family) -> Drawn:
         velocities: list[torch.Tensor] = []
         original = model.network.velocity
 
-        def recorded(*arguments: Any) -> torch.Tensor:
-            velocities.append(original(*arguments))
-            return velocities[-1]
+        def recorded(*arguments: Any) -> list[torch.Tensor]:
+            velocities.extend(result := original(*arguments))
+            return result
 
         clock = PhaseClock(0.0, lambda: None)
+        run = GroupRun([job], studio_of(model, reuse=reuse), batch_size=1, new_clock=lambda: clock)
         with monkeypatch.context() as patch:
             patch.setattr(model.network, "velocity", recorded)
-            story = draw(
-                job,
-                model,
-                reuse,
-                encode=lambda image: model.encode_source(image.pixels, image.digest),
-                clock=clock,
-            )
-            events, picture = _told(story)
-        return Drawn(picture, velocities, events, clock.timings_s())
+            events = list(run.run())
+        last = events.pop()
+        if isinstance(last, group.Lost):
+            raise last.error
+        assert isinstance(last, group.Drawn)
+        return Drawn(last.picture, velocities, events, clock.timings_s())
 
     return tell
 
 
-def _told(story: Generator[Any, None, Picture]) -> tuple[list[Any], Picture]:
-    events = []
-    while True:
-        try:
-            events.append(next(story))
-        except StopIteration as end:
-            return events, end.value
+def studio_of(
+    model: Any, *, reuse: ReuseConfig = REUSE, tree: KVTree[Slice] | None = None
+) -> Studio:
+    """What a group works with, without reading ahead or a memo; by default nothing is shared."""
+    return Studio(
+        model=model,
+        reuse=reuse,
+        prefixes=Prefixes(KVTree(0) if tree is None else tree, "test"),
+        read=lambda path: (read_image(Path(path)), 0.0),
+        encode=lambda image: model.encode_source(image.pixels, image.digest),
+    )

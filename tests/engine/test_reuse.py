@@ -10,13 +10,15 @@ import pytest
 import torch
 
 from hyimg_cli.diffusion.schedule import Step
-from hyimg_cli.engine.branches import build_branches
+from hyimg_cli.engine.branches import BranchBuilder
 from hyimg_cli.engine.clock import PhaseClock
+from hyimg_cli.engine.prefixes import Prefixes
 from hyimg_cli.errors import ReuseError
 from hyimg_cli.kv.buffer import Buffer
+from hyimg_cli.kv.tree import KVTree
 from hyimg_cli.media.images import read_image
 from hyimg_cli.models.hunyuan_image3 import attention, model
-from hyimg_cli.models.protocols import Context
+from hyimg_cli.models.protocols import Context, LivePicture
 from hyimg_cli.spec.job import ImageJob, SizeRequest
 from hyimg_cli.spec.run import ReuseConfig
 
@@ -107,17 +109,17 @@ def test_rows_whose_reusable_lengths_differ_by_any_count(
         family.network.prefill(layout, layout.ids, [e.rows for e in encoded], buffer, stop)
     velocities, tokens = [], []
     for context in (Context(list(layout.ids[:stop]), buffer, None), Context([], None, None)):
-        branches = build_branches(
+        builder = BranchBuilder(
             family,
             layout,
             encoded,
-            context,
-            has_negative=True,
-            reuse=REUSE if context.buffer else RECOMPUTE,
+            prefixes=Prefixes(KVTree(0), "test") if context.buffer else None,
             clock=PhaseClock(0.0, lambda: None),
         )
+        branches = builder.build(context, has_negative=True)
         noise = family.initial_latents(bucket, 7)
-        velocities.append(family.velocity(noise, Step(0, 1.0, 0.9), 3.0, branches.items))
+        live = LivePicture(noise, Step(0, 1.0, 0.9), 3.0, branches.items)
+        velocities += family.velocities([live])
         tokens.append(branches.tokens)
     torch.testing.assert_close(velocities[0], velocities[1], atol=1e-5, rtol=1e-5)
     assert tokens[0][0].reused == stop
@@ -174,10 +176,10 @@ def test_what_follows_the_image_does_not_reach_it(family: Any, job: ImageJob) ->
     for tail in (layout.ids[layout.live_stop :], (5, 6, 7), ()):
         changed = replace(layout, ids=(*layout.ids[: layout.live_stop], *tail))
         buffer = family.new_buffer(len(changed.ids) + 1)
-        family.prefill(changed, changed.ids, [], buffer)
+        family.prefill(changed, changed.ids, [], buffer, changed.live_start)
         branch = family.branch(changed, buffer)
         noise = family.initial_latents(bucket, 1)
-        velocities.append(family.velocity(noise, Step(0, 1.0, 0.9), 3.0, [branch]))
+        velocities += family.velocities([LivePicture(noise, Step(0, 1.0, 0.9), 3.0, [branch])])
     assert torch.equal(velocities[0], velocities[1])
     assert torch.equal(velocities[0], velocities[2])
 
@@ -264,6 +266,6 @@ def _broken(name: str, original: Any) -> Any:
             for values in buffer.values_HSD:
                 values *= 0.5
             return result
-        return result * 0.9
+        return [part * 0.9 for part in result] if isinstance(result, list) else result * 0.9
 
     return broken

@@ -95,13 +95,13 @@ def test_steps_are_counted_where_they_happen(
     job: ImageJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[float] = []
-    velocity = HunyuanImage3.velocity
+    velocities = HunyuanImage3.velocities
 
-    def counted(self: Any, latents: Any, step: Any, *rest: Any) -> Any:
-        calls.append(step.timestep)
-        return velocity(self, latents, step, *rest)
+    def counted(self: Any, pictures: Any) -> Any:
+        calls.append(pictures[0].step.timestep)
+        return velocities(self, pictures)
 
-    monkeypatch.setattr(HunyuanImage3, "velocity", counted)
+    monkeypatch.setattr(HunyuanImage3, "velocities", counted)
     outcome = _run([replace(job, num_inference_steps=7)], tmp_path / "out")["job"]
     assert (len(calls), outcome.denoise_steps) == (7, 7)
 
@@ -191,12 +191,14 @@ def _wait_for_lines(path: Path, count: int, process: subprocess.Popen[bytes]) ->
 def test_a_picture_that_is_no_picture_fails(
     jobs: list[ImageJob], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    velocity, decode = HunyuanImage3.velocity, HunyuanImage3.decode_latents
-    monkeypatch.setattr(HunyuanImage3, "velocity", lambda *a: velocity(*a) * math.nan)
+    velocities, decode = HunyuanImage3.velocities, HunyuanImage3.decode_latents
+    monkeypatch.setattr(
+        HunyuanImage3, "velocities", lambda *a: [v * math.nan for v in velocities(*a)]
+    )
     outcome = _run(jobs[1:2], tmp_path / "nan")["plain"]
     assert outcome.error is not None
     assert outcome.error.code == "output-image.not-finite"
-    monkeypatch.setattr(HunyuanImage3, "velocity", velocity)
+    monkeypatch.setattr(HunyuanImage3, "velocities", velocities)
     monkeypatch.setattr(HunyuanImage3, "decode_latents", lambda *a: torch.ones_like(decode(*a)))
     outcome = _run(jobs[1:2], tmp_path / "white")["plain"]
     assert outcome.error is not None
@@ -234,7 +236,7 @@ def test_out_of_memory_is_retried_and_then_fails_the_job(
         tries.append(job.custom_id)
         raise torch.OutOfMemoryError("tried to allocate 80 GiB")
 
-    monkeypatch.setattr(HunyuanImage3, "open_context", full)
+    monkeypatch.setattr(HunyuanImage3, "opening", full)
     outcome = _run(jobs[1:2], tmp_path / "out", failure=FailurePolicy(max_retries=2))["plain"]
     assert len(tries) == 3
     assert (outcome.status, outcome.attempt) == ("failed", 3)

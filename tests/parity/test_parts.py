@@ -37,7 +37,7 @@ def test_01_text_causal(open_case: Any, network: Any, vocabulary: Any) -> None:
         written, logits = [], []
         for _ in case["greedy_tokens"]:
             written.append(int(network.text_logits(hidden[None]).argmax()))
-            hidden = network.feed(written[-1:], buffer)
+            hidden = network.feed([(written[-1:], buffer)])[0]
             logits.append(network.text_logits(hidden[None])[0])
         case.equal("greedy_tokens", written)
         case.close("decode_logits", torch.stack(logits)[None])

@@ -1,6 +1,7 @@
 """Golden cases 7 to 12 and 14: first step, later steps, whole runs, KV reuse, distilled model."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,12 @@ from parity.golden_layouts import Grids, layout_of, target_grid
 from safetensors.torch import save_file
 from torch import Tensor
 
-from hyimg_cli.diffusion.denoise import denoise
+from hyimg_cli.diffusion.denoise import Track, denoise
 from hyimg_cli.diffusion.guidance import guided
 from hyimg_cli.diffusion.schedule import Schedule, Step
 from hyimg_cli.loading.checkpoint import tensor_index
 from hyimg_cli.models.hunyuan_image3.attention import pieces, visibility
-from hyimg_cli.models.hunyuan_image3.model import Branch, Noise
+from hyimg_cli.models.hunyuan_image3.model import Branch, Live, Noise
 from hyimg_cli.models.hunyuan_image3.rope import positions
 from hyimg_cli.models.hunyuan_image3.sequence import Grid, Layout
 from hyimg_cli.models.hunyuan_image3.vision import VisionInputs
@@ -54,7 +55,7 @@ class Scene:
 
     def velocity(self, latents: Tensor, step: Step, branches: list[Branch]) -> Tensor:
         noise = Noise(step.timestep, step.next_timestep, self.guidance)
-        return self.network.velocity(latents, noise, branches)
+        return self.network.velocity([Live(latents, noise, branches)])[0]
 
 
 @pytest.fixture
@@ -120,12 +121,13 @@ def _close_run(scene: Scene, branches: list[Branch], initial: Tensor) -> Tensor:
     case.close("timesteps_r", torch.tensor([step.next_timestep for step in schedule]))
     raw: list[Tensor] = []
 
-    def velocity(latents: Tensor, step: Step) -> Tensor:
-        raw.append(scene.velocity(latents, step, branches))
-        return raw[-1]
+    def velocities(latents: Sequence[Tensor], at: Sequence[Step]) -> list[Tensor]:
+        raw.append(scene.velocity(latents[0], at[0], branches))
+        return raw[-1:]
 
     scales = [scene.guidance] * (len(branches) - 1)
-    steps = list(denoise(initial[0], schedule, velocity, scales))
+    track = Track(initial[0], schedule, scales)
+    steps = [latents for (latents,) in denoise([track], velocities)]
     case.close("pred", torch.stack(raw))
     case.close("velocity", torch.stack([guided(v, scales) for v in raw])[:, None])
     case.close("latents", torch.stack([initial[0], *steps])[:, None])
@@ -214,7 +216,7 @@ def test_08_t2i_second_step(open_scene: Any, open_case: Any, goldens: Path) -> N
         lambda _module, args: seen.append(args[0])
     )
     noise = Noise(float(case["timestep"][0]), 0.0, first.guidance)
-    case.close("pred", first.network.velocity(case["latents_in"][0], noise, branches))
+    case.close("pred", first.network.velocity([Live(case["latents_in"][0], noise, branches)])[0])
     hook.remove()
     case.close("image_hidden", seen[0])
 
@@ -248,7 +250,7 @@ def test_11b_kv_reuse(open_scene: Any) -> None:
     hidden = network.prefill(layout, layout.ids, scene.sources, context, start)
     rows = [hidden]
     for id_ in layout.ids[start:reusable]:
-        rows.append(network.feed([id_], context))
+        rows.append(network.feed([([id_], context)])[0])
     if "ar_logits_from_prefill_end" in case:
         stored = case["ar_logits_from_prefill_end"].shape[1]
         logits = network.text_logits(torch.stack(rows))[None]

@@ -7,8 +7,9 @@ length.
 
 # Legend: T new token (all branches' rows, one after another), H query head, K kv head, D head
 # width, M model width, S slot
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -44,25 +45,32 @@ class Stretch:
         return self.stop - self.start
 
 
-def pieces(start: int, stop: int, full_spans: Sequence[tuple[int, int]]) -> tuple[Piece, ...]:
+def pieces(
+    start: int, stop: int, full_spans: Sequence[tuple[int, int]], cuts: Iterable[int] = ()
+) -> tuple[Piece, ...]:
     """The mask of tokens `[start, stop)`: causal, but fully visible within each span.
 
     A span must lie wholly inside or outside: its tokens depend on each other and are computed
-    together.
+    together. Causal runs also end at `cuts`, wherever a prefix may be shared: the same runs, and so
+    the same bits, whether what comes before a cut is computed here or was there already.
     """
+    borders = sorted({start, stop, *(cut for cut in cuts if start < cut < stop)})
     result: list[Piece] = []
     at = start
     for span_start, span_stop in sorted(full_spans):
         if span_stop <= start or span_start >= stop:
             continue
         assert start <= span_start < span_stop <= stop, "an image is never computed in parts"
-        if at < span_start:
-            result.append(Piece(at, span_start, is_causal=True))
+        result += _causal(at, span_start, borders)
         result.append(Piece(span_start, span_stop, is_causal=False))
         at = span_stop
-    if at < stop:
-        result.append(Piece(at, stop, is_causal=True))
-    return tuple(result)
+    return (*result, *_causal(at, stop, borders))
+
+
+def _causal(start: int, stop: int, borders: Sequence[int]) -> list[Piece]:
+    inner = [border for border in borders if start < border < stop]
+    edges = [start, *inner, stop]
+    return [Piece(a, b, is_causal=True) for a, b in pairwise(edges) if a < b]
 
 
 def visibility(parts: Sequence[Piece], length: int) -> Tensor:

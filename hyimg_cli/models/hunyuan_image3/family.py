@@ -8,36 +8,43 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hyimg_cli.diffusion.schedule import Step
 from hyimg_cli.errors import MachineError
+from hyimg_cli.kernels.rows import invariant_multiple
 from hyimg_cli.kv.buffer import Buffer
+from hyimg_cli.kv.segments import Segment
 from hyimg_cli.media.images import fit_cover
 from hyimg_cli.models.hunyuan_image3.model import (
     Branch,
     HunyuanImage3ForCausalMM,
+    Live,
     Noise,
     SourceRows,
 )
 from hyimg_cli.models.hunyuan_image3.prompter import Prompter
 from hyimg_cli.models.hunyuan_image3.script import Script, trigger
-from hyimg_cli.models.hunyuan_image3.sequence import Layout, SourceShape
+from hyimg_cli.models.hunyuan_image3.sequence import Layout, SourceShape, segments
 from hyimg_cli.models.hunyuan_image3.vision import vision_inputs
 from hyimg_cli.models.hunyuan_image3.weights import load
-from hyimg_cli.models.protocols import Context, Encoded
+from hyimg_cli.models.protocols import Context, Encoded, LivePicture, Opening
 from hyimg_cli.spec.card import Bucket, ModelCard
 from hyimg_cli.spec.digest import seed_from
 from hyimg_cli.spec.job import ImageJob
 from hyimg_cli.spec.run import ModelChoice
 
 
-def load_family(prompter: Prompter, folder: Path, choice: ModelChoice) -> "HunyuanImage3":
+def load_family(
+    prompter: Prompter, folder: Path, choice: ModelChoice, *, is_batch_invariant: bool
+) -> "HunyuanImage3":
     """Load the weights in `folder` on the chosen device: float32 on the CPU, bfloat16 on a GPU by
     default.
     """
     device_map = _device_map(choice.device)
     by_default = torch.float32 if device_map is None else torch.bfloat16
     dtype = by_default if choice.dtype == "auto" else getattr(torch, choice.dtype)
-    return HunyuanImage3(load(folder, dtype=dtype, device_map=device_map), prompter)
+    network = load(folder, dtype=dtype, device_map=device_map)
+    if is_batch_invariant and device_map is None:
+        network.model.row_multiple = invariant_multiple()
+    return HunyuanImage3(network, prompter)
 
 
 def _device_map(device: str) -> str | None:
@@ -100,18 +107,18 @@ class HunyuanImage3:
             notes=(note,) if note else (),
         )
 
-    @torch.no_grad()
-    def open_context(self, job: ImageJob, sources: Sequence[Encoded]) -> Context:
+    def opening(self, job: ImageJob, sources: Sequence[Encoded]) -> Opening | None:
         opening = self.prompter.opening(job, _shapes(sources))
         if opening is None:
-            return Context([], None, None)
+            return None
         room = self.prompter.text_budget(job, opening.stop) if job.writes_text else 0
         # Behind the text: its closing tag and what opens the picture, up to the ratio token.
-        buffer = self.network.new_buffer(opening.stop + room + 8)
-        hidden = self.network.prefill(
-            opening.layout, opening.layout.ids, _rows(sources), buffer, opening.stop
-        )
-        return Context(list(opening.ids), buffer, hidden)
+        return Opening(opening.layout, opening.stop, opening.stop + room + 8)
+
+    def segments(
+        self, layout: Layout, ids: Sequence[int], sources: Sequence[Encoded], stop: int
+    ) -> list[Segment]:
+        return segments(layout, ids, [source.digest for source in sources], stop)
 
     def script(self, job: ImageJob) -> Script:
         return self.prompter.script(job)
@@ -123,15 +130,18 @@ class HunyuanImage3:
         return self.prompter.vocabulary.encode(trigger(job.bot_task))
 
     @torch.no_grad()
-    def feed(self, context: Context, ids: Sequence[int]) -> None:
-        assert context.buffer is not None, "an empty context has no AR stage"
-        context.hidden_M = self.network.feed(ids, context.buffer)
-        context.ids.extend(ids)
+    def feed(self, runs: Sequence[tuple[Context, Sequence[int]]]) -> None:
+        rows = [(ids, _buffer(context)) for context, ids in runs]
+        hidden_RM = self.network.feed(rows)
+        for (context, ids), hidden_M in zip(runs, hidden_RM, strict=True):
+            context.hidden_M = hidden_M
+            context.ids.extend(ids)
 
     @torch.no_grad()
-    def text_logits(self, context: Context) -> Tensor:
-        assert context.hidden_M is not None, "logits stand behind a token"
-        return self.network.text_logits(context.hidden_M[None])[0].cpu()
+    def text_logits(self, contexts: Sequence[Context]) -> Tensor:
+        hidden = [context.hidden_M for context in contexts if context.hidden_M is not None]
+        assert len(hidden) == len(contexts), "logits stand behind a token"
+        return self.network.text_logits(torch.stack(hidden)).cpu()
 
     def decode_text(self, ids: Sequence[int]) -> str:
         return self.prompter.vocabulary.decode(ids)
@@ -158,10 +168,14 @@ class HunyuanImage3:
 
     @torch.no_grad()
     def prefill(
-        self, layout: Layout, ids: Sequence[int], sources: Sequence[Encoded], buffer: Buffer
-    ) -> None:
-        if buffer.length < layout.live_start:
-            self.network.prefill(layout, ids, _rows(sources), buffer, layout.live_start)
+        self,
+        layout: Layout,
+        ids: Sequence[int],
+        sources: Sequence[Encoded],
+        buffer: Buffer,
+        stop: int,
+    ) -> Tensor:
+        return self.network.prefill(layout, ids, _rows(sources), buffer, stop)
 
     def branch(self, layout: Layout, buffer: Buffer) -> Branch:
         return self.network.branch(layout, buffer)
@@ -178,11 +192,17 @@ class HunyuanImage3:
         return noise.float().to(self.network.device)
 
     @torch.no_grad()
-    def velocity(
-        self, latents_CYX: Tensor, step: Step, guidance: float, branches: Sequence[Branch]
-    ) -> Tensor:
-        noise = Noise(step.timestep, step.next_timestep, guidance)
-        return self.network.velocity(latents_CYX, noise, branches)
+    def velocities(self, pictures: Sequence[LivePicture]) -> list[Tensor]:
+        return self.network.velocity(
+            [
+                Live(
+                    picture.latents_CYX,
+                    Noise(picture.step.timestep, picture.step.next_timestep, picture.guidance),
+                    picture.branches,
+                )
+                for picture in pictures
+            ]
+        )
 
     @torch.no_grad()
     def decode_latents(self, latents_CYX: Tensor) -> Tensor:
@@ -199,6 +219,11 @@ class HunyuanImage3:
         generator = torch.Generator().manual_seed(seed)
         noise = torch.randn(mean.shape, generator=generator).to(mean)
         return vae.posterior_sample(mean, logvar, noise)
+
+
+def _buffer(context: Context) -> Buffer:
+    assert context.buffer is not None, "an empty context has no AR stage"
+    return context.buffer
 
 
 def _shapes(sources: Sequence[Encoded]) -> list[SourceShape]:

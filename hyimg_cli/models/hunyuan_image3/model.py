@@ -11,11 +11,14 @@ business.
 # token, M model width, V vocabulary
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from transformers import PretrainedConfig, PreTrainedModel
 
+from hyimg_cli.kernels.rows import padding
 from hyimg_cli.kv.buffer import Buffer
 from hyimg_cli.models.hunyuan_image3.attention import Stretch, pieces
 from hyimg_cli.models.hunyuan_image3.config import Architecture
@@ -76,6 +79,15 @@ class Branch:
         self.live_rope = live_rope
         start, stop = self.target.live_start, self.target.image.stop
         self.stretch = Stretch(buffer, start, stop, pieces(start, stop, layout.full_spans))
+
+
+@dataclass(frozen=True)
+class Live:
+    """One picture at one denoise step: its latents, its noise level, its branches."""
+
+    latents_CYX: Tensor
+    noise: Noise
+    branches: Sequence[Branch]
 
 
 class HunyuanImage3ForCausalMM(PreTrainedModel):
@@ -149,26 +161,39 @@ class HunyuanImage3ForCausalMM(PreTrainedModel):
             if start <= block.timestep and block.vit.stop <= stop:
                 _put_source(x_TM, block, rows, start)
         yx = positions(len(ids), layout.image_blocks)[start:stop]
-        stretch = Stretch(buffer, start, stop, pieces(start, stop, layout.full_spans))
+        # The last token stands alone: its hidden row is wanted even where all before it is shared.
+        parts = pieces(start, stop, layout.full_spans, (*layout.cuts, stop - 1))
+        stretch = Stretch(buffer, start, stop, parts)
         hidden_TM = self.model(x_TM, self._rope(yx), [stretch])
         buffer.commit(stop)
         last_M: Tensor = hidden_TM[-1]
         return last_M
 
-    def feed(self, ids: Sequence[int], buffer: Buffer) -> Tensor:
-        """Append text tokens behind `buffer`'s prefix; the last row's hidden state [M]."""
-        start, stop = buffer.length, buffer.length + len(ids)
-        stretch = Stretch(buffer, start, stop, pieces(start, stop, ()))
-        yx = positions(stop, ())[start:]
-        hidden_TM = self.model(self._embed(ids), self._rope(yx), [stretch])
-        buffer.commit(stop)
-        last_M: Tensor = hidden_TM[-1]
-        return last_M
+    def feed(self, runs: Sequence[tuple[Sequence[int], Buffer]]) -> Tensor:
+        """Append text tokens behind the prefix of each buffer; each run's last hidden row, [R, M].
 
-    def text_logits(self, hidden_TM: Tensor) -> Tensor:
-        """Next-token logits [T, V] in float32; only here does the final norm apply."""
-        logits: Tensor = self.lm_head(self.model.ln_f(hidden_TM))
-        return logits.float()
+        All runs enter the transformer together: this is a decode step of several rows.
+        """
+        spans = [(buffer.length, buffer.length + len(ids)) for ids, buffer in runs]
+        stretches = [
+            Stretch(buffer, start, stop, pieces(start, stop, ()))
+            for (_, buffer), (start, stop) in zip(runs, spans, strict=True)
+        ]
+        yx_T2 = torch.cat([positions(stop, ())[start:] for start, stop in spans])
+        ids = [id_ for run_ids, _ in runs for id_ in run_ids]
+        hidden_TM = self.model(self._embed(ids), self._rope(yx_T2), stretches)
+        for (_, buffer), (_, stop) in zip(runs, spans, strict=True):
+            buffer.commit(stop)
+        ends = list(accumulate(stop - start for start, stop in spans))
+        last_RM: Tensor = torch.stack([hidden_TM[end - 1] for end in ends])
+        return last_RM
+
+    def text_logits(self, hidden_RM: Tensor) -> Tensor:
+        """Next-token logits [R, V] in float32; only here does the final norm apply."""
+        rows = hidden_RM.shape[0]
+        padded_RM = F.pad(hidden_RM, (0, 0, 0, padding(rows, self.model.row_multiple)))
+        logits: Tensor = self.lm_head(self.model.ln_f(padded_RM))
+        return logits[:rows].float()
 
     def branch(self, layout: Layout, buffer: Buffer) -> Branch:
         """A branch ready to denoise; its prefix is complete in `buffer`."""
@@ -177,24 +202,20 @@ class HunyuanImage3ForCausalMM(PreTrainedModel):
         yx = positions(len(layout.ids), layout.image_blocks)[live]
         return Branch(layout, buffer, self._rope(yx))
 
-    def velocity(self, latents_CYX: Tensor, noise: Noise, branches: Sequence[Branch]) -> Tensor:
-        """Velocity of every branch [G, C, Y, X], float32, before guidance.
+    def velocity(self, pictures: Sequence[Live]) -> list[Tensor]:
+        """Velocity of every picture's branches, [G, C, Y, X] each, float32, before guidance.
 
-        All branches see the same latents; their live rows enter the transformer together.
+        All live rows enter the transformer together. Convolutions run picture by picture: their
+        bits depend on the batch, and at a picture's size they gain nothing from it.
         """
-        device = self.device
-        timestep_B = torch.tensor([noise.timestep], device=device)
-        image_SM = self.patch_embed(latents_CYX[None].to(device), self.time_embed(timestep_B))[0]
-        # A spread model's embedders may live on other devices than its first layer.
-        special_TM = self._special_rows(timestep_B, noise, branches[0]).to(image_SM.device)
-        live_TM = torch.cat([special_TM, image_SM])
-        x_TM = live_TM.repeat(len(branches), 1)
-        hidden_TM = self.model(x_TM, _joined(branches), [branch.stretch for branch in branches])
-        hidden_GSM = hidden_TM.unflatten(0, (len(branches), -1))
-        image_GSM = hidden_GSM[:, branches[0].target.special_count :]
-        embedding = self.time_embed_2(timestep_B).expand(len(branches), -1)
-        velocity_GCYX: Tensor = self.final_layer(image_GSM, embedding, latents_CYX.shape[1])
-        return velocity_GCYX.to(latents_CYX.device).float()
+        rows = [self._live_rows(live) for live in pictures]
+        branches = [branch for live in pictures for branch in live.branches]
+        x_TM = torch.cat([x for live, x in zip(pictures, rows, strict=True) for _ in live.branches])
+        stretches = [branch.stretch for branch in branches]
+        hidden_TM = self.model(x_TM, _joined(branches), stretches)
+        counts = [len(live.branches) * len(x) for live, x in zip(pictures, rows, strict=True)]
+        parts = hidden_TM.split(counts)
+        return [self._final(live, part) for live, part in zip(pictures, parts, strict=True)]
 
     def new_buffer(self, capacity: int) -> Buffer:
         """An empty buffer for one branch, each layer's part on that layer's device."""
@@ -207,13 +228,32 @@ class HunyuanImage3ForCausalMM(PreTrainedModel):
             devices=[weight.device for weight in weights],
         )
 
-    def _special_rows(self, timestep_B: Tensor, noise: Noise, branch: Branch) -> Tensor:
+    def _live_rows(self, live: Live) -> Tensor:
+        """The rows that change at every step: specials, then the picture's tokens, [T, M]."""
+        timestep_B = torch.tensor([live.noise.timestep], device=self.device)
+        latents_1CYX = live.latents_CYX[None].to(self.device)
+        image_SM = self.patch_embed(latents_1CYX, self.time_embed(timestep_B))[0]
+        # A spread model's embedders may live on other devices than its first layer.
+        special_TM = self._special_rows(timestep_B, live).to(image_SM.device)
+        return torch.cat([special_TM, image_SM])
+
+    def _final(self, live: Live, hidden_TM: Tensor) -> Tensor:
+        """One picture's velocities [G, C, Y, X] from its branches' last hidden rows."""
+        hidden_GSM = hidden_TM.unflatten(0, (len(live.branches), -1))
+        image_GSM = hidden_GSM[:, live.branches[0].target.special_count :]
+        timestep_B = torch.tensor([live.noise.timestep], device=self.device)
+        embedding = self.time_embed_2(timestep_B).expand(len(live.branches), -1)
+        velocity: Tensor = self.final_layer(image_GSM, embedding, live.latents_CYX.shape[1])
+        return velocity.to(live.latents_CYX.device).float()
+
+    def _special_rows(self, timestep_B: Tensor, live: Live) -> Tensor:
+        noise, target = live.noise, live.branches[0].target
         rows = [self.timestep_emb(timestep_B)]
-        if branch.target.guidance is not None:
+        if target.guidance is not None:
             # Upstream passes the scale in bfloat16: 2500 becomes 2496.
             scale = torch.tensor([1000.0 * noise.guidance]).to(torch.bfloat16)
             rows.append(self.guidance_emb(scale.to(timestep_B.device)))
-        if branch.target.timestep_r is not None:
+        if target.timestep_r is not None:
             next_B = torch.tensor([noise.next_timestep], device=timestep_B.device)
             rows.append(self.timestep_r_emb(next_B))
         return torch.cat([row.to(rows[0].device) for row in rows])

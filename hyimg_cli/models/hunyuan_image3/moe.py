@@ -52,9 +52,7 @@ class Moe(nn.Module):
         self.gate = Router(width, arch.num_experts, arch.moe_topk[layer])
         self.experts = nn.ModuleList(Mlp(width, inner) for _ in range(arch.num_experts))
         self.shared_mlp = (
-            Mlp(width, inner * arch.num_shared_expert[layer])
-            if arch.use_mixed_mlp_moe
-            else None
+            Mlp(width, inner * arch.num_shared_expert[layer]) if arch.use_mixed_mlp_moe else None
         )
         self._bank: tuple[Tensor, Tensor] | None = None
 
@@ -76,8 +74,8 @@ class Moe(nn.Module):
         Their parameters become views of the bank, so nothing is held twice once this returns.
         """
         self._bank = (
-            _side_by_side([expert.gate_and_up_proj for expert in self.experts]),
-            _side_by_side([expert.down_proj for expert in self.experts]),
+            _side_by_side([e.gate_and_up_proj for e in self.experts if isinstance(e, Mlp)]),
+            _side_by_side([e.down_proj for e in self.experts if isinstance(e, Mlp)]),
         )
 
 

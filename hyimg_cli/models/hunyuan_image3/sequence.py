@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from hyimg_cli.kv.segments import ImageSegment, Segment, TextSegment
 from hyimg_cli.models.hunyuan_image3.config import Template
 from hyimg_cli.models.hunyuan_image3.vocabulary import Vocabulary
 
@@ -60,6 +61,16 @@ class SourceBlock:
     vae: ImageBlock
     vit: ImageBlock
 
+    @property
+    def start(self) -> int:
+        """Its `<boi>`: then come size, ratio and timestep."""
+        return self.timestep - 3
+
+    @property
+    def stop(self) -> int:
+        """Behind its `<eoi>`."""
+        return self.vit.stop + 1
+
 
 @dataclass(frozen=True)
 class TargetBlock:
@@ -107,6 +118,11 @@ class Layout:
     full_spans: tuple[tuple[int, int], ...]
 
     @property
+    def cuts(self) -> tuple[int, ...]:
+        """Where segments meet: before and behind each source image, markers included."""
+        return tuple(cut for source in self.sources for cut in (source.start, source.stop))
+
+    @property
     def live_start(self) -> int:
         """Where the rows begin that every denoise step computes anew."""
         assert self.target is not None, "only a picture's layout has live rows"
@@ -123,6 +139,25 @@ class Layout:
         """Every block with 2-D positions, in order."""
         blocks = [block for source in self.sources for block in (source.vae, source.vit)]
         return tuple(blocks + ([self.target.image] if self.target else []))
+
+
+def segments(
+    layout: Layout, ids: Sequence[int], digests: Sequence[str], stop: int
+) -> list[Segment]:
+    """The sequence `ids[:stop]` as segments: runs of text, and source images named by digest."""
+    found: list[Segment] = []
+    at = 0
+    for source, digest in zip(layout.sources, digests, strict=True):
+        if source.stop > stop:
+            break
+        if at < source.start:
+            found.append(TextSegment(tuple(ids[at : source.start])))
+        grids = tuple((block.grid.rows, block.grid.columns) for block in (source.vae, source.vit))
+        found.append(ImageSegment(tuple(ids[source.start : source.stop]), digest, grids))
+        at = source.stop
+    if at < stop:
+        found.append(TextSegment(tuple(ids[at:stop])))
+    return found
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,69 @@
+"""Work beside the model: source images are read ahead, pictures are written behind."""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from hyimg_cli.media.images import SourceImage, read_image
+
+Done = TypeVar("Done")
+
+
+class ReadAhead:
+    """Reads source images in one thread, before they are asked for. A bad one fails its own job."""
+
+    def __init__(self, pool: ThreadPoolExecutor, coming: Iterable[str], *, window: int) -> None:
+        """`coming` are the paths in the order in which they will be asked for; `window` of them are
+        held in memory.
+        """
+        self._pool = pool
+        self._coming = deque(coming)
+        self._window = window
+        self._reads: dict[str, Future[tuple[SourceImage, float]]] = {}
+
+    def read(self, path: str) -> tuple[SourceImage, float]:
+        """The image, and the seconds its reading took beside other work.
+
+        Raises SourceImageError as `read_image` does.
+        """
+        if self._coming and self._coming[0] == path:
+            self._start_reading(list(islice(self._coming, self._window)))
+            self._coming.popleft()
+        if path not in self._reads:
+            return read_image(Path(path)), 0.0
+        started = time.perf_counter()
+        image, seconds = self._reads[path].result()
+        return image, max(0.0, seconds - (time.perf_counter() - started))
+
+    def _start_reading(self, wanted: Sequence[str]) -> None:
+        self._reads = {path: read for path, read in self._reads.items() if path in wanted}
+        for path in dict.fromkeys(wanted):
+            if path not in self._reads:
+                self._reads[path] = self._pool.submit(_timed, lambda p=path: read_image(Path(p)))
+
+
+class WriteBehind(Generic[Done]):
+    """Runs writes in one thread, in order; each result is handed back once."""
+
+    def __init__(self, pool: ThreadPoolExecutor) -> None:
+        self._pool = pool
+        self._writes: list[Future[tuple[Done, float]]] = []
+
+    def submit(self, write: Callable[[], Done]) -> None:
+        self._writes.append(self._pool.submit(_timed, write))
+
+    def finished(self, *, wait: bool) -> Iterable[tuple[Done, float]]:
+        """What is written by now, or all of it, with the seconds each took; raises what it
+        raised.
+        """
+        while self._writes and (wait or self._writes[0].done()):
+            yield self._writes.pop(0).result()
+
+
+def _timed(work: Callable[[], Done]) -> tuple[Done, float]:
+    started = time.perf_counter()
+    return work(), time.perf_counter() - started

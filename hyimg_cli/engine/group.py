@@ -1,0 +1,192 @@
+"""Jobs of one model and size at work together: some think, some wait to draw, one batch draws.
+
+    waiting ─ opened ─▶ thinking ─ one token each, together ─▶ ready ─ all steps, together ─▶ drawn
+              (joins as soon as a row is free)   (leaves when its text ends)
+
+A job that fails leaves the group; the others go on as if it had never been there.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from hyimg_cli.diffusion.denoise import denoise
+from hyimg_cli.diffusion.schedule import Step
+from hyimg_cli.engine.clock import PhaseClock
+from hyimg_cli.engine.image import Picture, Prefilled, Ready, Studio, finished, opened, ready
+from hyimg_cli.engine.think import write_together
+from hyimg_cli.models.protocols import LivePicture
+from hyimg_cli.spec.events import DenoiseStep, JobStarted, PhaseStarted, ThinkToken
+from hyimg_cli.spec.job import ImageJob
+
+logger = logging.getLogger(__name__)
+Progress = JobStarted | PhaseStarted | ThinkToken | DenoiseStep
+Work = TypeVar("Work", Prefilled, Ready)
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A job's picture is there; it is not written yet."""
+
+    job: ImageJob
+    clock: PhaseClock
+    picture: Picture
+
+
+@dataclass(frozen=True)
+class Lost:
+    """A job failed."""
+
+    job: ImageJob
+    clock: PhaseClock
+    error: Exception
+
+
+class GroupRun:
+    """One group's jobs on their way, at most `batch_size` in each stage."""
+
+    def __init__(
+        self,
+        jobs: Iterable[ImageJob],
+        studio: Studio,
+        *,
+        batch_size: int,
+        new_clock: Callable[[], PhaseClock],
+    ) -> None:
+        self._waiting = deque(jobs)
+        self._thinking: list[Prefilled] = []
+        self._ready: deque[Ready] = deque()
+        self._studio = studio
+        self._size = batch_size
+        self._new_clock = new_clock
+
+    def run(self) -> Iterator[Progress | Drawn | Lost]:
+        """Every job's way, in as few forwards as the batch size allows."""
+        while self._waiting or self._thinking or self._ready:
+            yield from self._open_more()
+            yield from self._write_on()
+            is_full = len(self._ready) >= self._size
+            if self._ready and (is_full or not (self._waiting or self._thinking)):
+                yield from self._draw(self._next_batch())
+
+    def _open_more(self) -> Iterator[Progress | Lost]:
+        """Waiting jobs take the free rows."""
+        while self._waiting and max(len(self._thinking), len(self._ready)) < self._size:
+            job, clock = self._waiting.popleft(), self._new_clock()
+            yield JobStarted(job.custom_id)
+            yield PhaseStarted(job.custom_id, "prefill")
+            try:
+                work = opened(job, self._studio, clock)
+            except Exception as error:
+                yield Lost(job, clock, error)
+                continue
+            if work.writer is None:
+                yield from self._make_ready(work)
+            else:
+                yield PhaseStarted(job.custom_id, "think")
+                clock.enter("think")
+                self._thinking.append(work)
+
+    def _write_on(self) -> Iterator[Progress | Drawn | Lost]:
+        """One token for every job that thinks; those whose text has ended leave."""
+        for work in list(self._thinking):
+            assert work.writer is not None, "a job that thinks has text to write"
+            if not work.writer.advance():
+                self._thinking.remove(work)
+                yield from self._make_ready(work)
+        if self._thinking:
+            yield from self._written(list(self._thinking))
+
+    def _written(self, batch: list[Prefilled]) -> Iterator[Progress | Drawn | Lost]:
+        try:
+            write_together(self._studio.model, [w.writer for w in batch if w.writer])
+        except Exception as error:
+            yield from self._halved(batch, error, self._written)
+            return
+        for work in batch:
+            assert work.writer is not None, "a job that thinks has text to write"
+            work.think_batch = max(work.think_batch, len(batch))
+            yield ThinkToken(work.job.custom_id, work.writer.count)
+
+    def _make_ready(self, work: Prefilled) -> Iterator[Lost]:
+        try:
+            self._ready.append(ready(work, self._studio))
+        except Exception as error:
+            yield Lost(work.job, work.clock, error)
+
+    def _next_batch(self) -> list[Ready]:
+        """The jobs that can draw together with the one that has waited longest."""
+        first = self._ready[0]
+        key = first.bucket, first.track.schedule.count
+        fits = [w for w in self._ready if (w.bucket, w.track.schedule.count) == key]
+        batch = fits[: self._size]
+        self._ready = deque(work for work in self._ready if work not in batch)
+        return batch
+
+    def _draw(self, batch: list[Ready]) -> Iterator[Progress | Drawn | Lost]:
+        for work in batch:
+            work.denoise_batch = len(batch)
+            yield PhaseStarted(work.job.custom_id, "denoise", work.job.num_inference_steps)
+        latents, steps = [work.track.noise_CYX for work in batch], 0
+        try:
+            _enter(batch, "denoise_first")
+            for moved in denoise([work.track for work in batch], self._velocities(batch)):
+                latents, steps = moved, steps + 1
+                _enter(batch, "denoise_rest")
+                for work in batch:
+                    yield DenoiseStep(work.job.custom_id, steps, work.job.num_inference_steps)
+            _enter(batch, "queue")
+        except Exception as error:
+            yield from self._halved(batch, error, self._draw)
+            return
+        for work, latents_CYX in zip(batch, latents, strict=True):
+            yield self._finished(work, latents_CYX, steps)
+
+    def _velocities(
+        self, batch: Sequence[Ready]
+    ) -> Callable[[Sequence[Tensor], Sequence[Step]], list[Tensor]]:
+        def velocities(latents: Sequence[Tensor], steps: Sequence[Step]) -> list[Tensor]:
+            return self._studio.model.velocities(
+                [
+                    LivePicture(x_CYX, step, work.job.guidance_scale, work.branches.items)
+                    for work, x_CYX, step in zip(batch, latents, steps, strict=True)
+                ]
+            )
+
+        return velocities
+
+    def _finished(self, work: Ready, latents_CYX: Tensor, steps: int) -> Drawn | Lost:
+        try:
+            return Drawn(work.job, work.clock, finished(work, latents_CYX, steps, self._studio))
+        except Exception as error:
+            return Lost(work.job, work.clock, error)
+
+    def _halved(
+        self,
+        batch: list[Work],
+        error: Exception,
+        again: Callable[[list[Work]], Iterator[Progress | Drawn | Lost]],
+    ) -> Iterator[Progress | Drawn | Lost]:
+        """A batch that failed, in halves, down to the job whose fault it is."""
+        if len(batch) == 1:
+            self._thinking = [work for work in self._thinking if work is not batch[0]]
+            yield Lost(batch[0].job, batch[0].clock, error)
+            return
+        what = "out of memory" if isinstance(error, torch.OutOfMemoryError) else repr(error)
+        note = f"a batch of {len(batch)} failed ({what}); it went on in halves"
+        logger.warning(note)
+        for work in batch:
+            work.notes.append(note)
+        half = len(batch) // 2
+        for part in (batch[:half], batch[half:]):
+            yield from again(part)
+
+
+def _enter(batch: Sequence[Ready], phase: str) -> None:
+    for work in batch:
+        work.clock.enter(phase)

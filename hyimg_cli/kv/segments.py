@@ -1,0 +1,77 @@
+"""Segments: the stretches of a sequence that enter the KV cache as a unit. No torch.
+
+Their keys say what is in them, not where they stand: a position is the length of the path before a
+segment (and for image tokens the grids on top of it), so segments at the end of equal paths have
+equal positions.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import takewhile
+from typing import ClassVar, TypeAlias
+
+from hyimg_cli.spec.digest import of_json
+
+_KEY_LENGTH = 32  # hex digits: 128 bits, far from any chance of two equal keys
+
+
+@dataclass(frozen=True)
+class TextSegment:
+    """Text tokens; each sees only what stands before it, so the segment may split anywhere."""
+
+    ids: tuple[int, ...]
+    is_atomic: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        assert self.ids, "a segment has at least one token"
+
+    @property
+    def length(self) -> int:
+        return len(self.ids)
+
+    @cached_property
+    def key(self) -> str:
+        """Digest of the kind and the ids, 32 hex digits."""
+        return of_json(["text", self.ids])[:_KEY_LENGTH]
+
+    def head(self, at: int) -> "TextSegment":
+        """The first `at` tokens."""
+        return TextSegment(self.ids[:at])
+
+    def tail(self, at: int) -> "TextSegment":
+        """What follows the first `at` tokens."""
+        return TextSegment(self.ids[at:])
+
+    def shared_with(self, other: "TextSegment") -> int:
+        """How many leading tokens both have in common."""
+        pairs = zip(self.ids, other.ids, strict=False)
+        return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
+@dataclass(frozen=True)
+class ImageSegment:
+    """An image's tokens; they see each other fully, so the segment is whole or not there at all.
+
+    `digest` names the image's content (its ids are placeholders), `grids` are the (rows, columns)
+    that shape its 2-D positions.
+    """
+
+    ids: tuple[int, ...]
+    digest: str
+    grids: tuple[tuple[int, int], ...]
+    is_atomic: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        assert self.ids, "a segment has at least one token"
+
+    @property
+    def length(self) -> int:
+        return len(self.ids)
+
+    @cached_property
+    def key(self) -> str:
+        """Digest of the kind, the ids, the image and its grids, 32 hex digits."""
+        return of_json(["image", self.ids, self.digest, self.grids])[:_KEY_LENGTH]
+
+
+Segment: TypeAlias = TextSegment | ImageSegment

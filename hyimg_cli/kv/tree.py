@@ -1,0 +1,363 @@
+"""The prefix tree of segments: which K/V are kept, for how long, and who shares them. No torch.
+
+    tree      scope ── system prompt ──┬── source image ──┬── text of job 1
+              (model,                  │                  └── text of job 2   ◀─ evictable: a leaf
+               dtype)                  └── <cfg> text  ◀─ pinned: it and the path to it stay
+    payloads  one a node, owned by the tree: on the device, or (evicted with a Host) in host memory
+    caller    a Match: a place in the tree, owns nothing
+              a Prefix, inside `with tree.pinned(match)`: payloads to copy into its own buffer
+
+Bytes never exceed a budget: what does not fit beside the pinned nodes is not inserted. Of the nodes
+nobody pins, the leaf that was used longest ago goes first. One thread uses a tree.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Generic, Protocol, Self, TypeVar
+
+from hyimg_cli.kv.segments import Segment, TextSegment
+
+
+class Payload(Protocol):
+    """The K/V of one node. To the tree it is a number of bytes that does not change."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def split(self, at: int) -> tuple[Self, Self]:
+        """The first `at` tokens and the rest, together of equal bytes.
+
+        Each half owns its memory: evicting one of two views would free nothing.
+        """
+
+
+P = TypeVar("P", bound=Payload)
+
+
+@dataclass(frozen=True)
+class Host(Generic[P]):
+    """Second home of what the device evicts. `spill` and `restore` keep `nbytes` as they are."""
+
+    budget_bytes: int
+    spill: Callable[[P], P]
+    restore: Callable[[P], P]
+
+
+@dataclass(eq=False)
+class _Root:
+    children: "dict[str | int, _Node]" = field(default_factory=dict)
+    pins: int = 0
+
+
+@dataclass(eq=False, kw_only=True)
+class _Node(_Root):
+    segment: Segment
+    parent: _Root
+
+
+@dataclass(frozen=True)
+class Match:
+    """A place in the tree, `length` tokens deep. Pin it to reach the payloads."""
+
+    length: int
+    node: _Root = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Piece(Generic[P]):
+    """A node's payload and its tokens."""
+
+    length: int
+    payload: P
+
+
+@dataclass(frozen=True)
+class Prefix(Generic[P]):
+    """What a pinned match holds, in order. Valid until the pin ends."""
+
+    pieces: tuple[Piece[P], ...]
+
+    @property
+    def length(self) -> int:
+        return sum(piece.length for piece in self.pieces)
+
+
+class KVTree(Generic[P]):
+    """Payloads by the segments that lead to them, within a budget of bytes.
+
+    A `scope` is one root: what a payload depends on besides segments (model, weights, dtype).
+    """
+
+    def __init__(
+        self, budget_bytes: int, *, splits_text: bool = False, host: Host[P] | None = None
+    ) -> None:
+        """Without `splits_text` whole segments are shared and nodes never split.
+
+        K/V then come from forwards over the same pieces as without the tree, bit for bit. With it
+        texts share every leading token, whatever segments they came in.
+        """
+        self._splits_text = splits_text
+        self._host = host
+        self._roots: dict[str, _Root] = {}
+        self._device_level: _Level[P] = _Level(budget_bytes)
+        self._host_level: _Level[P] = _Level(host.budget_bytes if host else 0)
+        self.matched_tokens = self.inserted_tokens = self.evicted_bytes = 0
+
+    def __len__(self) -> int:
+        """Nodes, those in host memory too."""
+        return len(self._device_level.payloads) + len(self._host_level.payloads)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes on the device."""
+        return self._device_level.held_bytes
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes in host memory."""
+        return self._host_level.held_bytes
+
+    def match(self, scope: str, segments: Sequence[Segment]) -> Match:
+        """The longest prefix of `segments` that is held, now the most recently used.
+
+        What had been spilled is restored, as far as there is room.
+        """
+        node, missing = self._walk(scope, segments)
+        match = Match(_length(segments) - _length(missing), node)
+        self.matched_tokens += match.length
+        return match
+
+    @contextmanager
+    def pinned(self, match: Match) -> Iterator[Prefix[P]]:
+        """The prefix of a match, kept until the block ends; then it counts as just used.
+
+        It is shorter than the match where a part was evicted since: go by the prefix's length.
+        """
+        node = match.node
+        while isinstance(node, _Node) and node not in self._device_level.payloads:
+            node = node.parent
+        with _kept(node):
+            payloads = self._device_level.payloads
+            yield Prefix(tuple(Piece(n.segment.length, payloads[n]) for n in _path(node)))
+        for used in _path(node):
+            self._device_level.touch(used)
+
+    def insert(
+        self, scope: str, segments: Sequence[Segment], payload_of: Callable[[int, int], P]
+    ) -> Match:
+        """The prefix of `segments` that is held afterwards: all of it, or up to what did not fit.
+
+        `payload_of(start, stop)` makes the payload of these tokens of the sequence; it is called
+        for missing nodes only, in order, and before room is made: memory holds the budget and one
+        payload more.
+        """
+        node, missing = self._walk(scope, segments)
+        start = _length(segments) - _length(missing)
+        for segment in missing:
+            child = self._grow(node, segment, start, payload_of)
+            if child is None:
+                break
+            node, start = child, start + segment.length
+            self.inserted_tokens += segment.length
+        return Match(start, node)
+
+    def clear(self) -> None:
+        """Forget what nobody has pinned; the counters stay."""
+        for scope in list(self._roots):
+            self.clear_scope(scope)
+
+    def clear_scope(self, scope: str) -> None:
+        """Forget what nobody has pinned in one scope."""
+        for child in list(self._roots.get(scope, _Root()).children.values()):
+            self._drop(child)
+
+    # --- the way down
+
+    def _walk(self, scope: str, segments: Sequence[Segment]) -> tuple[_Root, list[Segment]]:
+        """The deepest node along `segments`, on the device, and what of them is missing below."""
+        node, missing = self._roots.setdefault(scope, _Root()), list(segments)
+        while missing and (child := self._child(node, missing[0])) is not None:
+            self._level_of(child).touch(child)
+            node, missing = child, _behind(missing, child.segment.length)
+        for depth, held in enumerate(path := _path(node)):
+            if held not in self._device_level.payloads and not self._restored(held):
+                return held.parent, _behind(segments, _length(n.segment for n in path[:depth]))
+        return node, missing
+
+    def _child(self, node: _Root, segment: Segment) -> "_Node | None":
+        """The child whose tokens `segment` begins with, split off where need be."""
+        child = node.children.get(self._edge(segment))
+        if child and isinstance(segment, TextSegment) and isinstance(child.segment, TextSegment):
+            shared = child.segment.shared_with(segment)
+            assert self._splits_text or child.segment == segment, "equal keys, equal segments"
+            return child if shared == child.segment.length else self._split(child, shared)
+        return child
+
+    def _edge(self, segment: Segment) -> str | int:
+        """What tells siblings apart: the first token where texts split, or else the key."""
+        can_split = self._splits_text and not segment.is_atomic
+        return segment.ids[0] if can_split else segment.key
+
+    def _grow(
+        self, parent: _Root, segment: Segment, start: int, payload_of: Callable[[int, int], P]
+    ) -> "_Node | None":
+        """A new child with its payload, or None where there is no room for it."""
+        # A child that is there could not be restored: no room for this one either.
+        if not self._device_level.budget_bytes or self._edge(segment) in parent.children:
+            return None
+        with _kept(parent):
+            payload = payload_of(start, start + segment.length)
+            if not self._reserve(self._device_level, payload.nbytes):
+                return None
+        child = parent.children[self._edge(segment)] = _Node(segment=segment, parent=parent)
+        self._device_level.add(child, payload)
+        return child
+
+    def _split(self, node: _Node, at: int) -> _Node:
+        """A new node with the first `at` tokens of `node`, above it.
+
+        `node` keeps the rest, its pins and its age, so a match that ends there is still true.
+        """
+        assert isinstance(node.segment, TextSegment), "only text splits"
+        level = self._level_of(node)
+        whole = level.payloads[node]
+        first, rest = whole.split(at)
+        assert first.nbytes + rest.nbytes == whole.nbytes, "splitting keeps the bytes"
+        upper = _Node(segment=node.segment.head(at), parent=node.parent)
+        upper.parent.children[self._edge(upper.segment)] = upper
+        node.segment, node.parent = node.segment.tail(at), upper
+        upper.children[self._edge(node.segment)] = node
+        level.replace(node, rest)
+        level.add(upper, first)
+        return upper
+
+    # --- room
+
+    def _reserve(self, level: "_Level[P]", nbytes: int) -> bool:
+        """Whether `nbytes` fit now, after evictions; none are made where they cannot help."""
+        if level.held_bytes + nbytes <= level.budget_bytes:
+            return True
+        if level.pinned_bytes() + nbytes > level.budget_bytes:
+            return False
+        while level.held_bytes + nbytes > level.budget_bytes:
+            self._evict(level)
+        return True
+
+    def _evict(self, level: "_Level[P]") -> None:
+        """Give back the least recently used leaf: from the device to the host, from there away."""
+        node = level.oldest_leaf()
+        payload = level.payloads[node]
+        if level is self._device_level:
+            self.evicted_bytes += payload.nbytes
+            if self._host and self._reserve(self._host_level, payload.nbytes):
+                self._host_level.add(node, self._host.spill(payload))
+                level.remove(node)
+                return
+        self._drop(node)
+
+    def _restored(self, node: _Node) -> bool:
+        """Whether a spilled node is back on the device; its parent is there already."""
+        if self._host is None or node not in self._host_level.payloads:
+            return False  # it went away while its ancestors came back
+        payload = self._host_level.remove(node)  # first, so that what is evicted can take its room
+        with _kept(node.parent):
+            if not self._reserve(self._device_level, payload.nbytes):
+                self._host_level.add(node, payload)
+                return False
+        try:
+            self._device_level.add(node, self._host.restore(payload))
+        except BaseException:
+            self._host_level.add(node, payload)
+            self._drop(node)
+            raise
+        return True
+
+    def _drop(self, node: _Node) -> None:
+        """Forget a node and all below it, except pinned nodes and the paths to them."""
+        for child in list(node.children.values()):
+            self._drop(child)
+        if not node.children and not node.pins:
+            del node.parent.children[self._edge(node.segment)]
+            self._level_of(node).remove(node)
+
+    def _level_of(self, node: _Node) -> "_Level[P]":
+        is_on_device = node in self._device_level.payloads
+        return self._device_level if is_on_device else self._host_level
+
+
+class _Level(Generic[P]):
+    """Payloads in one memory, least recently used first.
+
+    Below a node on the host everything is on the host: eviction goes leaf by leaf, and a walk
+    restores from the root on.
+    """
+
+    def __init__(self, budget_bytes: int) -> None:
+        self.budget_bytes = budget_bytes
+        self.held_bytes = 0
+        self.payloads: dict[_Node, P] = {}
+
+    def add(self, node: _Node, payload: P) -> None:
+        self.payloads[node] = payload
+        self.held_bytes += payload.nbytes
+
+    def replace(self, node: _Node, payload: P) -> None:
+        self.held_bytes += payload.nbytes - self.payloads[node].nbytes
+        self.payloads[node] = payload
+
+    def remove(self, node: _Node) -> P:
+        payload = self.payloads.pop(node)
+        self.held_bytes -= payload.nbytes
+        return payload
+
+    def touch(self, node: _Node) -> None:
+        self.payloads[node] = self.payloads.pop(node)
+
+    def pinned_bytes(self) -> int:
+        """Bytes that no eviction can free: pinned nodes and the paths to them."""
+        kept = {on_path for node in self.payloads if node.pins for on_path in _path(node)}
+        return sum(self.payloads[node].nbytes for node in kept if node in self.payloads)
+
+    def oldest_leaf(self) -> _Node:
+        """The first node without pins and without children in the same memory."""
+        return next(
+            node
+            for node in self.payloads
+            if not node.pins and not any(c in self.payloads for c in node.children.values())
+        )
+
+
+@contextmanager
+def _kept(node: _Root) -> Iterator[None]:
+    node.pins += 1
+    try:
+        yield
+    finally:
+        node.pins -= 1
+
+
+def _path(node: _Root) -> list[_Node]:
+    """The nodes from below the root to `node`."""
+    path: list[_Node] = []
+    while isinstance(node, _Node):
+        path.append(node)
+        node = node.parent
+    return path[::-1]
+
+
+def _length(segments: Iterable[Segment]) -> int:
+    return sum(segment.length for segment in segments)
+
+
+def _behind(segments: Sequence[Segment], at: int) -> list[Segment]:
+    """What follows the first `at` tokens, which end inside a text at most."""
+    rest: list[Segment] = []
+    for segment in segments:
+        if at <= 0:
+            rest.append(segment)
+        elif at < segment.length:
+            assert isinstance(segment, TextSegment), "only text splits"
+            rest.append(segment.tail(at))
+        at -= segment.length
+    return rest

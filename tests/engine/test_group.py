@@ -1,0 +1,259 @@
+"""Jobs in company: the same pixels as alone, shared prefixes counted, failures kept apart."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from engine.conftest import studio_of
+
+from hyimg_cli.engine.clock import PhaseClock
+from hyimg_cli.engine.group import Drawn, GroupRun, Lost
+from hyimg_cli.engine.image import Studio
+from hyimg_cli.kv.tree import KVTree
+from hyimg_cli.spec.job import ImageJob, SizeRequest
+
+SQUARE = SizeRequest(64, 64)
+Tell = Callable[..., Any]
+
+
+def _run(jobs: list[ImageJob], studio: Studio, size: int) -> dict[str, Drawn | Lost]:
+    run = GroupRun(jobs, studio, batch_size=size, new_clock=lambda: PhaseClock(0.0, lambda: None))
+    ends = [event for event in run.run() if isinstance(event, Drawn | Lost)]
+    assert sorted(end.job.custom_id for end in ends) == sorted(job.custom_id for job in jobs)
+    return {end.job.custom_id: end for end in ends}
+
+
+def _pixels(ends: dict[str, Drawn | Lost]) -> dict[str, bytes]:
+    return {
+        name: end.picture.pixels.tobytes() for name, end in ends.items() if isinstance(end, Drawn)
+    }
+
+
+@pytest.fixture
+def mixed(job: ImageJob, sources: tuple[str, ...]) -> list[ImageJob]:
+    """Unlike jobs: texts of several lengths, none, edits, two sources, other steps and guidance."""
+    words = [2, 11, 5, 17, 1, 8]
+    writing = [
+        replace(
+            job,
+            custom_id=f"writes-{n}",
+            prompt="a red circle " * (n % 3 + 1),
+            seed=n,
+            images=sources[: n % 3],
+            text=replace(job.text, max_new_tokens=count, seed=n, temperature=1.0),
+        )
+        for n, count in enumerate(words)
+    ]
+    plain = [
+        replace(job, custom_id=f"plain-{n}", seed=n, bot_task="none", size=SQUARE, images=images)
+        for n, images in enumerate([(), sources[:1], sources[:1], sources[1:]])
+    ]
+    other = [
+        replace(plain[0], custom_id="five-steps", num_inference_steps=5),
+        replace(plain[0], custom_id="no-guidance", guidance_scale=1.0),
+        replace(plain[0], custom_id="other-shift", flow_shift=4.0),
+    ]
+    return [*writing, *plain, *other]
+
+
+def _alone(jobs: list[ImageJob], model: Any) -> dict[str, bytes]:
+    studio = studio_of(model)
+    return {name: px for job in jobs for name, px in _pixels(_run([job], studio, 1)).items()}
+
+
+@pytest.fixture(scope="module")
+def big_tree() -> KVTree[Any]:
+    return KVTree(10**9)
+
+
+@pytest.mark.parametrize("size", [2, 5, 16])
+@pytest.mark.parametrize("budget", [0, 300_000, 10**9], ids=["no tree", "evicting", "whole tree"])
+def test_same_pixels_in_any_batch_order_and_tree(
+    family: Any, mixed: list[ImageJob], size: int, budget: int
+) -> None:
+    """To the bit: alone, together, backwards, with prefixes shared, evicted, or never kept."""
+    expected = _alone(mixed, family)
+    studio = studio_of(family, tree=KVTree(budget))
+    assert _pixels(_run(mixed, studio, size)) == expected
+    assert _pixels(_run(mixed[::-1], studio, size)) == expected
+
+
+def test_failing_neighbours_change_nothing(
+    family: Any, mixed: list[ImageJob], tmp_path: Any
+) -> None:
+    expected = _alone(mixed, family)
+    broken = [
+        replace(mixed[2], custom_id="no-file", images=(str(tmp_path / "missing.png"),)),
+        replace(mixed[0], custom_id="control", prompt="<img>"),
+    ]
+    ends = _run([broken[0], *mixed[:5], broken[1], *mixed[5:]], studio_of(family), 4)
+    assert {name for name, end in ends.items() if isinstance(end, Lost)} == {"no-file", "control"}
+    assert _pixels(ends) == expected
+
+
+def test_shared_prefixes_are_computed_once(
+    family: Any, job: ImageJob, sources: tuple[str, ...]
+) -> None:
+    """Sixteen edits of one picture: counted rows are one prefix plus every job's own rest."""
+    jobs = [
+        replace(
+            job,
+            custom_id=f"edit-{n}",
+            images=sources[:1],
+            prompt="make it " + "very " * n + "blue",
+            bot_task="recaption",
+            text=replace(job.text, max_new_tokens=3),
+        )
+        for n in range(16)
+    ]
+    ends = _run(jobs, studio_of(family, tree=KVTree(10**9)), 8)
+    reports = [end.picture.reuse for end in ends.values() if isinstance(end, Drawn)]
+    lengths = [r.ar_prefill_tokens + r.ar_shared_tokens for r in reports]
+    prefix = max(r.ar_shared_tokens for r in reports)
+    computed = sum(r.ar_prefill_tokens for r in reports)
+    assert computed == prefix + sum(length - prefix for length in lengths)
+    for report in reports:
+        positive, negative = report.branches
+        assert positive.reused > prefix
+        # The negative row takes the same prefix from its own job's context.
+        assert negative.reused == prefix
+    alone = _alone(jobs[:2], family)
+    assert {n: px for n, px in _pixels(ends).items() if n in alone} == alone
+
+
+def test_jobs_without_text_share_through_the_tree(
+    family: Any, job: ImageJob, sources: tuple[str, ...]
+) -> None:
+    jobs = [
+        replace(
+            job,
+            custom_id=f"edit-{n}",
+            images=sources[:1],
+            prompt=f"make it {word}",
+            bot_task="none",
+            size=SQUARE,
+        )
+        for n, word in enumerate(["blue", "red", "green"])
+    ]
+    ends = _run(jobs, studio_of(family, tree=KVTree(10**9)), 3)
+    first, *others = [ends[j.custom_id].picture.reuse.branches for j in jobs]
+    assert first[0].shared == 0
+    assert all(branches[0].shared == first[1].shared > 0 for branches in others)
+
+
+def test_seeds_of_one_prompt_compute_its_prefix_once(family: Any, job: ImageJob) -> None:
+    jobs = [
+        replace(job, custom_id=f"seed-{n}", seed=n, bot_task="none", size=SQUARE) for n in range(3)
+    ]
+    ends = _run(jobs, studio_of(family, tree=KVTree(10**9)), 3)
+    _, *others = [ends[j.custom_id].picture.reuse.branches for j in jobs]
+    for branches in others:
+        assert [branch.computed for branch in branches] == [1, 1]
+
+
+def test_rows_counted_by_a_hook_are_those_of_the_lines(family: Any, mixed: list[ImageJob]) -> None:
+    rows: list[int] = []
+    hook = family.network.model.register_forward_pre_hook(
+        lambda _module, arguments: rows.append(arguments[0].shape[0])
+    )
+    ends = _run(mixed, studio_of(family, tree=KVTree(10**9)), 6)
+    hook.remove()
+    told = 0
+    for end in ends.values():
+        assert isinstance(end, Drawn)
+        report, steps = end.picture.reuse, end.picture.denoise_steps
+        told += report.ar_prefill_tokens + report.ar_decode_tokens
+        told += sum(branch.computed + steps * branch.per_step for branch in report.branches)
+    assert sum(rows) == told
+
+
+def test_a_batch_that_does_not_fit_goes_on_in_halves(
+    family: Any, mixed: list[ImageJob], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = _alone(mixed, family)
+    velocity, feed = family.network.velocity, family.network.feed
+
+    def small(limit: int, original: Any) -> Any:
+        def limited(items: Any) -> Any:
+            if len(items) > limit:
+                raise torch.OutOfMemoryError("too many rows")
+            return original(items)
+
+        return limited
+
+    monkeypatch.setattr(family.network, "velocity", small(2, velocity))
+    monkeypatch.setattr(family.network, "feed", small(3, feed))
+    ends = _run(mixed, studio_of(family), 8)
+    assert _pixels(ends) == expected
+    noted = [e for e in ends.values() if isinstance(e, Drawn) and e.picture.notes]
+    assert any("out of memory" in note for end in noted for note in end.picture.notes)
+
+
+def test_a_fault_in_a_batch_fails_its_own_job_alone(
+    family: Any, mixed: list[ImageJob], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    velocity = family.network.velocity
+
+    def faulty(pictures: Any) -> Any:
+        if any(live.noise.guidance == 1.0 for live in pictures):
+            raise RuntimeError("cannot draw this one")
+        return velocity(pictures)
+
+    expected = _alone(mixed, family)
+    monkeypatch.setattr(family.network, "velocity", faulty)
+    ends = _run(mixed, studio_of(family), 16)
+    assert [name for name, end in ends.items() if isinstance(end, Lost)] == ["no-guidance"]
+    del expected["no-guidance"]
+    assert _pixels(ends) == expected
+
+
+def test_lines_name_their_batch(family: Any, mixed: list[ImageJob]) -> None:
+    ends = _run(mixed, studio_of(family), 16)
+    batches = {name: end.picture.batch for name, end in ends.items() if isinstance(end, Drawn)}
+    assert batches["writes-0"]["think"] == 6
+    assert batches["plain-0"]["denoise"] == batches["plain-1"]["denoise"] > 1
+    assert batches["five-steps"]["denoise"] == 1
+
+
+def test_memory_returns_to_its_start(family: Any, mixed: list[ImageJob]) -> None:
+    import gc
+    import weakref
+
+    from hyimg_cli.kv import buffer
+
+    alive: weakref.WeakSet[Any] = weakref.WeakSet()
+    original = buffer.Buffer.__init__
+
+    def counted(self: Any, **options: Any) -> None:
+        original(self, **options)
+        alive.add(self)
+
+    buffer.Buffer.__init__ = counted  # type: ignore[method-assign]
+    try:
+        tree: KVTree[Any] = KVTree(10**9)
+        _run(mixed[:4], studio_of(family, tree=tree), 4)
+        gc.collect()
+        assert not alive
+        tree.clear()
+        assert tree.held_bytes == 0
+    finally:
+        buffer.Buffer.__init__ = original  # type: ignore[method-assign]
+
+
+def test_equal_branches_are_one(family: Any, job: ImageJob, drawn: Tell) -> None:
+    """A prompt that is all `<cfg>` has one context, and guidance between equals changes nothing."""
+    job = replace(job, bot_task="none", size=SQUARE)
+    layout_of = family.layout
+    family.layout = lambda *a: (
+        layout := layout_of(*a),
+        replace(layout, ids=layout.unconditional_ids, shared_length=len(layout.ids)),
+    )[1]
+    try:
+        report = drawn(job).picture.reuse
+    finally:
+        del family.layout
+    assert len(report.branches) == 1
+    assert np.isfinite(report.branches[0].computed)
