@@ -12,10 +12,12 @@ from hyimg_cli.spec.plan import Group, Plan
 class JobTokens:
     """Token rows of one job.
 
-    `ar_prefill`: the prompt of the AR stage, 0 where there is none. `assumed_think`: the text it is
+    `ar_prefill`: the prompt of the AR stage, 0 where it has none. `assumed_think`: the text it is
     taken to write. `positive`, `negative`: the prefix of each branch before its own image rows
-    (`negative` is 0 where there is none). `shared_prefix`: leading rows that both branches have in
-    common. `step_rows`: rows of one branch in one denoise step.
+    (`negative` is 0 without guidance branch). `ar_shared`, `positive_shared`: leading rows of them
+    that earlier jobs left. `shared_prefix`: those of the negative branch that are there when it
+    starts, from the positive one or an earlier job. `step_rows`: rows of one branch in one denoise
+    step.
     """
 
     ar_prefill: int
@@ -26,13 +28,16 @@ class JobTokens:
     branches: int
     image_encodes: int
     assumed_think: int
+    ar_shared: int = 0
+    positive_shared: int = 0
 
 
 @dataclass(frozen=True)
 class Cost:
     """Sums over jobs. `kv_bytes_peak` is the largest of any one job, all branches together.
 
-    `prefix_rows` enter the transformer once per job with reuse of what the AR stage and the other
+    `ar_prefill_rows` are computed, `ar_shared_rows` were there from earlier jobs. `prefix_rows`
+    enter the transformer once per job with reuse of what the AR stage and the other
     branch have; `prefix_rows_unshared` is the same without any reuse.
     """
 
@@ -40,6 +45,7 @@ class Cost:
     denoise_steps: int = 0
     image_encodes: int = 0
     ar_prefill_rows: int = 0
+    ar_shared_rows: int = 0
     think_rows: int = 0
     prefix_rows: int = 0
     prefix_rows_unshared: int = 0
@@ -58,10 +64,13 @@ class GroupCost:
 
 @dataclass(frozen=True)
 class PlanCost:
-    """The cost of each group in plan order, and of all."""
+    """The cost of each group in plan order, and of all. `shared_kv_bytes`: K/V that jobs may share,
+    held when the last one has been counted.
+    """
 
     groups: tuple[GroupCost, ...]
     total: Cost
+    shared_kv_bytes: int = 0
 
 
 def cost(
@@ -86,12 +95,14 @@ def _job_cost(job: ImageJob, tokens: JobTokens, kv_bytes_per_token: int) -> Cost
     # The positive branch begins with what the AR stage read and wrote; the negative one begins like
     # the positive one.
     from_ar = min(tokens.positive, tokens.ar_prefill + tokens.assumed_think)
+    from_ar = from_ar or tokens.positive_shared
     from_positive = min(tokens.negative, tokens.shared_prefix)
     return Cost(
         jobs=1,
         denoise_steps=job.num_inference_steps,
         image_encodes=tokens.image_encodes,
-        ar_prefill_rows=tokens.ar_prefill,
+        ar_prefill_rows=tokens.ar_prefill - tokens.ar_shared,
+        ar_shared_rows=tokens.ar_shared,
         think_rows=tokens.assumed_think,
         prefix_rows=unshared - from_ar - from_positive,
         prefix_rows_unshared=unshared,

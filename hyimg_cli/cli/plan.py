@@ -12,6 +12,7 @@ from hyimg_cli.batch.planner import make_plan
 from hyimg_cli.cli import options as o
 from hyimg_cli.cli import packaged, render
 from hyimg_cli.engine import runner
+from hyimg_cli.engine.forecast import forecast
 from hyimg_cli.spec.plan import Plan
 
 
@@ -25,11 +26,14 @@ def plan(
     force: o.Force = False,
     skip_invalid: o.SkipInvalid = None,
     kv_reuse: o.KvReuse = None,
+    batch_invariant: o.BatchInvariant = None,
+    prefix_cache_mb: o.PrefixCacheMb = None,
     select: o.Select = None,
     limit: o.Limit = None,
     shard: o.Shard = None,
     model: o.Model = None,
     revision: o.Revision = None,
+    device: o.Device = None,
     dtype: o.DtypeName = None,
     num_inference_steps: o.Steps = None,
     guidance_scale: o.Guidance = None,
@@ -54,12 +58,12 @@ def show_plan(given: Mapping[str, Any]) -> None:
     rest = runner.sift(RunFolder(config.output.folder), jobs, config, o.resume_policy_of(given))
     card_of = runner.cards(config.model.revision)
     order = make_plan(rest.to_run, card_of)
-    costs = runner.costs(order, config, assumed_think=given["assume_think"])
+    costs = forecast(order, config, assumed_think=given["assume_think"])
     weights = {group.model: card_of(group.model).weight_bytes for group in order.groups}
     if given["as_json"]:
         render.json_line(_as_json(order, costs) | {"weight_bytes": weights, "skipped": rest.done})
     else:
-        for text in _lines(costs, weights, skipped=len(rest.done)):
+        for text in _lines(costs, weights, skipped=len(rest.done), think=given["assume_think"]):
             render.line(text)
 
 
@@ -70,10 +74,13 @@ def _as_json(order: Plan, costs: PlanCost) -> dict[str, Any]:
         | asdict(group_cost.cost)
         for group, group_cost in zip(order.groups, costs.groups, strict=True)
     ]
-    return {"groups": groups, "total": asdict(costs.total)}
+    shared = {"shared_kv_bytes": costs.shared_kv_bytes}
+    return {"groups": groups, "total": asdict(costs.total)} | shared
 
 
-def _lines(costs: PlanCost, weights: Mapping[str, int], *, skipped: int) -> Iterator[str]:
+def _lines(
+    costs: PlanCost, weights: Mapping[str, int], *, skipped: int, think: int
+) -> Iterator[str]:
     """The plan as text: one paragraph for each group, then all together."""
     for number, group in enumerate(costs.groups, 1):
         yield f"group {number}: {group.model}, size {group.size_class}"
@@ -81,6 +88,8 @@ def _lines(costs: PlanCost, weights: Mapping[str, int], *, skipped: int) -> Iter
     before = f", {skipped} done before" if skipped else ""
     yield f"all: {len(costs.groups)} groups{before}"
     yield from _cost_lines(costs.total)
+    yield f"  shared between jobs: {_bytes(costs.shared_kv_bytes)} of KV"
+    yield f"  estimated: what depends on written text, taken to be {think} tokens a job"
     for model, size in weights.items():
         yield f"  weights of {model}: {_bytes(size)}"
 
@@ -88,7 +97,8 @@ def _lines(costs: PlanCost, weights: Mapping[str, int], *, skipped: int) -> Iter
 def _cost_lines(cost: Cost) -> Iterator[str]:
     saved = cost.prefix_rows_unshared - cost.prefix_rows
     yield f"  {cost.jobs} jobs, {cost.denoise_steps} denoise steps over {cost.denoise_rows} tokens"
-    yield f"  text stage: {cost.ar_prefill_rows} tokens read, {cost.think_rows} taken to be written"
+    read = f"{cost.ar_prefill_rows} tokens read, {cost.ar_shared_rows} shared with earlier jobs"
+    yield f"  text stage: {read}, {cost.think_rows} estimated to be written"
     yield f"  prefixes: {cost.prefix_rows_unshared} tokens, {saved} of them by KV reuse"
     yield f"  source images encoded: {cost.image_encodes}; KV at most {_bytes(cost.kv_bytes_peak)}"
 

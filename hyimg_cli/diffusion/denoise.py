@@ -29,7 +29,7 @@ def denoise(tracks: Sequence[Track], velocities: Velocities) -> Iterator[list[Te
     `velocities` returns every track's branches, [G, C, Y, X].
     """
     latents = [track.noise_CYX for track in tracks]
-    for steps in zip(*(track.schedule for track in tracks), strict=True):
+    for steps in zip(*(track.schedule.steps() for track in tracks), strict=True):
         moved = []
         for track, step, x_CYX, velocity_GCYX in zip(
             tracks, steps, latents, velocities(latents, steps), strict=True

@@ -1,11 +1,10 @@
 """Flow-matching noise levels and the Euler step between them; no model.
 
-Ten lines of arithmetic instead of diffusers' `FlowMatchEulerDiscreteScheduler`, which starts a
+A few lines of arithmetic instead of diffusers' `FlowMatchEulerDiscreteScheduler`, which starts a
 second slower, keeps a step counter between jobs, and spaces its sigmas differently unless they are
 passed explicitly; a test holds this against it.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -17,24 +16,21 @@ TIMESTEPS_PER_SIGMA = 1000.0
 
 @dataclass(frozen=True)
 class Step:
-    """One denoise step: `index` counts from 0; sigmas lie in 0..1, timesteps in 0..1000."""
+    """One denoise step, all of it known on the host before the loop.
+
+    `index` counts from 0; sigmas lie in 0..1, timesteps in 0..1000. Values are float32's.
+    """
 
     index: int
     sigma: float
     next_sigma: float
-
-    @property
-    def timestep(self) -> float:
-        return _timestep(self.sigma)
-
-    @property
-    def next_timestep(self) -> float:
-        return _timestep(self.next_sigma)
+    timestep: float
+    next_timestep: float
+    difference: float
 
     def advance(self, latents: Tensor, velocity: Tensor) -> Tensor:
         """Latents at `next_sigma`, float32: one Euler step along the velocity."""
-        difference = torch.tensor(self.next_sigma) - torch.tensor(self.sigma)
-        return latents.float() + difference.to(latents.device) * velocity.float()
+        return latents.float() + self.difference * velocity.float()
 
 
 @dataclass(frozen=True)
@@ -49,12 +45,13 @@ class Schedule:
         line = torch.linspace(1, 0, self.count + 1)
         return self.shift * line / (1 + (self.shift - 1) * line)
 
-    def __iter__(self) -> Iterator[Step]:
-        levels = self.sigmas().tolist()
-        for index, (sigma, next_sigma) in enumerate(pairwise(levels)):
-            yield Step(index, sigma, next_sigma)
-
-
-def _timestep(sigma: float) -> float:
-    # In float32, as the model was trained: 1000 * sigma has to round the same way.
-    return float(torch.tensor(sigma) * TIMESTEPS_PER_SIGMA)
+    def steps(self) -> list[Step]:
+        """Every step, in order; products and differences round as float32."""
+        sigmas = self.sigmas()
+        timesteps = (sigmas * TIMESTEPS_PER_SIGMA).tolist()
+        differences = sigmas.diff().tolist()
+        levels = zip(pairwise(sigmas.tolist()), pairwise(timesteps), differences, strict=True)
+        return [
+            Step(index, *pair, *times, difference)
+            for index, (pair, times, difference) in enumerate(levels)
+        ]

@@ -9,7 +9,6 @@ from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 
-from hyimg_cli.batch.cost import JobTokens, PlanCost, cost
 from hyimg_cli.batch.journal import Resumption, RunFolder, resume
 from hyimg_cli.batch.manifest import Manifest, failed_lines
 from hyimg_cli.batch.planner import make_plan
@@ -20,7 +19,7 @@ from hyimg_cli.media.images import probe_image
 from hyimg_cli.models import registry
 from hyimg_cli.spec.card import ModelCard
 from hyimg_cli.spec.events import Event, Failure, JobDone, JobFailed, ModelLoaded, Outcome
-from hyimg_cli.spec.job import ImageJob, Size
+from hyimg_cli.spec.job import ImageJob
 from hyimg_cli.spec.plan import Plan
 from hyimg_cli.spec.run import RunConfig
 
@@ -177,26 +176,6 @@ def prepare(
     _record(folder, accepted.invalid)
     plan = make_plan(rest.to_run, cards(config.model.revision))
     return PreparedRun(plan, tuple(rest.done), tuple(rest.failed_before), accepted.invalid)
-
-
-def costs(plan: Plan, config: RunConfig, *, assumed_think: int) -> PlanCost:
-    """What `plan` will take; source images are looked at, not decoded."""
-    revision = config.model.revision
-    size_of = cache(_source_size)
-
-    def tokens_of(job: ImageJob) -> JobTokens:
-        sizes = [size_of(path) for path in job.images]
-        return registry.job_tokens(job, sizes, assumed_think=assumed_think, revision=revision)
-
-    return cost(plan, tokens_of, cards(revision))
-
-
-def _source_size(path: str) -> Size:
-    """A picture's size; one that cannot be read, and fails its job later, counts as a square."""
-    try:
-        return probe_image(Path(path), decode=False)[0]
-    except SourceImageError:
-        return Size(1, 1)
 
 
 def source_faults(jobs: Sequence[ImageJob]) -> list[HyimgError]:

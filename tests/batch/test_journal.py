@@ -59,7 +59,7 @@ def test_a_result_line_has_the_names_of_the_conventions() -> None:
         denoise_steps=7,
         cot_token_ids=(1, 2),
         kv_reuse=ReuseReport(
-            "hit", 10, 5, (BranchTokens(reused=14, shared=0, computed=6, per_step=65),)
+            "hit", 10, 0, 5, (BranchTokens(reused=14, shared=0, computed=6, per_step=65),)
         ),
         warnings=("16-bit reduced to 8",),
         error=Failure("code", "message", "hint", True),
@@ -80,6 +80,7 @@ def test_a_result_line_has_the_names_of_the_conventions() -> None:
     assert entry["kv_reuse"] == {
         "status": "hit",
         "ar_prefill_tokens": 10,
+        "ar_shared_tokens": 0,
         "ar_decode_tokens": 5,
         "branches": [{"reused": 14, "shared": 0, "computed": 6, "per_step": 65}],
         "reason": "",

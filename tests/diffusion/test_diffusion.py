@@ -20,7 +20,7 @@ def test_equals_diffusers_with_explicit_sigmas(count: int, shift: float) -> None
     torch.testing.assert_close(schedule.sigmas(), theirs.sigmas, atol=1e-6, rtol=0)
     latents = torch.randn(1, 2, 3, 3)
     ours_latents, their_latents = latents[0], latents
-    for step in schedule:
+    for step in schedule.steps():
         velocity = torch.randn(2, 3, 3)
         ours_latents = step.advance(ours_latents, velocity)
         their_latents = theirs.step(
@@ -30,7 +30,7 @@ def test_equals_diffusers_with_explicit_sigmas(count: int, shift: float) -> None
 
 
 def test_next_timestep_of_the_last_step_is_zero() -> None:
-    steps = list(Schedule(8, 3.0))
+    steps = Schedule(8, 3.0).steps()
     assert len(steps) == 8
     assert steps[0].timestep == 1000.0
     assert steps[-1].next_timestep == 0.0

@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 import torch
 from engine.conftest import studio_of
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from hyimg_cli.engine.clock import PhaseClock
 from hyimg_cli.engine.group import Drawn, GroupRun, Lost
 from hyimg_cli.engine.image import Studio
 from hyimg_cli.kv.tree import KVTree
+from hyimg_cli.spec.events import DenoiseStep
 from hyimg_cli.spec.job import ImageJob, SizeRequest
 
 SQUARE = SizeRequest(64, 64)
@@ -257,3 +259,49 @@ def test_equal_branches_are_one(family: Any, job: ImageJob, drawn: Tell) -> None
         del family.layout
     assert len(report.branches) == 1
     assert np.isfinite(report.branches[0].computed)
+
+
+HOST_READS = ("item", "tolist", "cpu", "numpy", "__bool__", "__float__", "__int__")
+
+
+def test_the_denoise_loop_reads_nothing_back(
+    family: Any, mixed: list[ImageJob], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the first step and the last no value of a tensor reaches the host, by any call."""
+    read: list[str] = []
+    is_looping = False
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, op: Any, _types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            if is_looping and op is torch.ops.aten._local_scalar_dense.default:
+                read.append("_local_scalar_dense")
+            return op(*args, **(kwargs or {}))
+
+    def spied(name: str) -> Any:
+        original = getattr(torch.Tensor, name)
+
+        def spy(self: torch.Tensor, *arguments: Any, **options: Any) -> Any:
+            if is_looping:
+                read.append(name)
+            return original(self, *arguments, **options)
+
+        return spy
+
+    for name in HOST_READS:
+        monkeypatch.setattr(torch.Tensor, name, spied(name))
+    run = GroupRun(
+        [job for job in mixed if not job.writes_text],
+        studio_of(family),
+        batch_size=4,
+        new_clock=lambda: PhaseClock(0.0, lambda: None),
+    )
+    steps = 0
+    with Watch():
+        for event in run.run():
+            if isinstance(event, DenoiseStep):
+                steps += 1
+                is_looping = event.step < event.total
+    assert steps > 10
+    assert read == []

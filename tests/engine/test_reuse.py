@@ -24,6 +24,7 @@ from hyimg_cli.spec.run import ReuseConfig
 
 REUSE, RECOMPUTE = ReuseConfig(), ReuseConfig(kv_reuse=False)
 SQUARE = SizeRequest(64, 64)
+FIRST = Step(0, 1.0, 0.9, 1000.0, 900.0, -0.1)
 Tell = Callable[..., Any]
 LONG_PROMPT = "a small green triangle on the left of a plain white background, " * 6
 
@@ -118,7 +119,7 @@ def test_rows_whose_reusable_lengths_differ_by_any_count(
         )
         branches = builder.build(context, has_negative=True)
         noise = family.initial_latents(bucket, 7)
-        live = LivePicture(noise, Step(0, 1.0, 0.9), 3.0, branches.items)
+        live = LivePicture(noise, FIRST, 3.0, branches.items)
         velocities += family.velocities([live])
         tokens.append(branches.tokens)
     torch.testing.assert_close(velocities[0], velocities[1], atol=1e-5, rtol=1e-5)
@@ -179,7 +180,7 @@ def test_what_follows_the_image_does_not_reach_it(family: Any, job: ImageJob) ->
         family.prefill(changed, changed.ids, [], buffer, changed.live_start)
         branch = family.branch(changed, buffer)
         noise = family.initial_latents(bucket, 1)
-        velocities += family.velocities([LivePicture(noise, Step(0, 1.0, 0.9), 3.0, [branch])])
+        velocities += family.velocities([LivePicture(noise, FIRST, 3.0, [branch])])
     assert torch.equal(velocities[0], velocities[1])
     assert torch.equal(velocities[0], velocities[2])
 

@@ -117,8 +117,8 @@ def _close_run(scene: Scene, branches: list[Branch], initial: Tensor) -> Tensor:
     count = case["timesteps"].shape[0] if "timesteps" in case else case["pred"].shape[0]
     schedule = Schedule(count, scene.shift)
     case.close("sigmas", schedule.sigmas())
-    case.close("timesteps", torch.tensor([step.timestep for step in schedule]))
-    case.close("timesteps_r", torch.tensor([step.next_timestep for step in schedule]))
+    case.close("timesteps", torch.tensor([step.timestep for step in schedule.steps()]))
+    case.close("timesteps_r", torch.tensor([step.next_timestep for step in schedule.steps()]))
     raw: list[Tensor] = []
 
     def velocities(latents: Sequence[Tensor], at: Sequence[Step]) -> list[Tensor]:
@@ -183,7 +183,7 @@ def _close_first_step(scene: Scene, initial: Tensor) -> None:
         lambda _module, args: seen.append(args[0])
     )
     steps = scene.case["timesteps"].shape[0] if "timesteps" in scene.case else 4
-    step = next(iter(Schedule(steps, scene.shift)))
+    step = Schedule(steps, scene.shift).steps()[0]
     raw = scene.velocity(initial[0], step, branches)
     hook.remove()
     scene.case.close("first_step_image_hidden", seen[0])
@@ -210,7 +210,9 @@ def test_08_t2i_second_step(open_scene: Any, open_case: Any, goldens: Path) -> N
     parts = pieces(target.live_start, target.image.stop, first.layout.full_spans)
     case.equal("attention_mask", visibility(parts, length).expand(rows, -1, -1))
     branches = first.branches()
-    first.velocity(first.case["initial_latents"][0], Step(0, 1.0, 0.5), branches)
+    first.velocity(
+        first.case["initial_latents"][0], Step(0, 1.0, 0.5, 1000.0, 500.0, -0.5), branches
+    )
     seen: list[Tensor] = []
     hook = first.network.final_layer.register_forward_pre_hook(
         lambda _module, args: seen.append(args[0])

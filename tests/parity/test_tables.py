@@ -124,5 +124,5 @@ def test_13_schedules(tables: dict[str, Any]) -> None:
         torch.testing.assert_close(
             schedule.sigmas(), torch.tensor(stored["sigmas"]), atol=1e-6, rtol=0
         )
-        ours = torch.tensor([step.timestep for step in schedule])
+        ours = torch.tensor([step.timestep for step in schedule.steps()])
         torch.testing.assert_close(ours, torch.tensor(stored["timesteps"]), atol=1e-3, rtol=0)

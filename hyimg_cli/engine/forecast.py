@@ -1,0 +1,128 @@
+"""What a plan will compute and share, by running its jobs through the tree without weights; no
+torch.
+
+Exact before anything runs: the AR prompts' rows, image encodes, bytes of shared K/V. They come from
+the same segments and the same tree as the run itself. What depends on text that is not written yet
+rests on an assumed length.
+"""
+
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+from hyimg_cli.batch.cost import JobTokens, PlanCost, cost
+from hyimg_cli.engine.keys import source_digest
+from hyimg_cli.errors import SourceImageError
+from hyimg_cli.kv.tree import KVTree
+from hyimg_cli.media.images import probe_image
+from hyimg_cli.models import registry
+from hyimg_cli.models.hunyuan_image3.prompter import Prompter
+from hyimg_cli.models.hunyuan_image3.sequence import Grid, Layout, SourceShape, segments
+from hyimg_cli.spec.job import ImageJob, Size
+from hyimg_cli.spec.plan import Plan
+from hyimg_cli.spec.run import RunConfig
+
+_GPU = Path("/dev/nvidia0")
+
+
+@dataclass(frozen=True)
+class Sized:
+    """The K/V of some tokens as a number of bytes."""
+
+    tokens: int
+    bytes_per_token: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.tokens * self.bytes_per_token
+
+    def split(self, at: int) -> "tuple[Sized, Sized]":
+        return (
+            replace(self, tokens=at),
+            replace(self, tokens=self.tokens - at),
+        )
+
+
+def forecast(plan: Plan, config: RunConfig, *, assumed_think: int) -> PlanCost:
+    """What `plan` will take; source images are looked at, not decoded."""
+    ahead = Forecast(config, assumed_think)
+    card_of = cache(lambda model: registry.model_card(model, config.model.revision))
+    costs = cost(plan, ahead.tokens, card_of)
+    return replace(costs, shared_kv_bytes=ahead.tree.held_bytes)
+
+
+class Forecast:
+    """Counts jobs in the order in which they will run; each sees what those before it left."""
+
+    def __init__(self, config: RunConfig, assumed_think: int) -> None:
+        self._config, self._assumed_think = config, assumed_think
+        self._encoded: set[tuple[str, str]] = set()
+        self.tree: KVTree[Sized] = KVTree(
+            config.batch.prefix_cache_mb * 1_000_000, splits_text=not config.batch.is_invariant
+        )
+
+    def tokens(self, job: ImageJob) -> JobTokens:
+        """The job's rows, with what earlier jobs share with it."""
+        sizes = [_source_size(path) for path in job.images]
+        digests = [source_digest(path) for path in job.images]
+        tokens = registry.job_tokens(
+            job, sizes, assumed_think=self._assumed_think, revision=self._config.model.revision
+        )
+        new = {(job.model, digest) for digest in digests} - self._encoded
+        self._encoded |= new
+        tokens = replace(tokens, image_encodes=len(new))
+        return self._shared(job, tokens, sizes, digests)
+
+    def _shared(
+        self, job: ImageJob, tokens: JobTokens, sizes: list[Size], digests: list[str]
+    ) -> JobTokens:
+        prompter = registry.prompter(job.model, self._config.model.revision)
+        shapes = [_shape(prompter, size) for size in sizes]
+        opening = prompter.opening(job, shapes)
+        if opening is not None:
+            shared = self._passed(job, opening.layout, opening.layout.ids, digests, opening.stop)
+            return replace(tokens, ar_shared=shared)
+        if not self._config.reuse.kv_reuse:
+            return replace(tokens, shared_prefix=0)
+        bucket = prompter.fit(job.size.height, job.size.width)[0]
+        layout = prompter.picture(job, shapes, None, bucket)
+        positive = self._passed(job, layout, layout.ids, digests, layout.live_start)
+        if not tokens.negative:
+            return replace(tokens, positive_shared=positive)
+        negative = self._passed(job, layout, layout.unconditional_ids, digests, layout.live_start)
+        shared_prefix = max(negative, layout.shared_length)
+        return replace(tokens, positive_shared=positive, shared_prefix=shared_prefix)
+
+    def _passed(
+        self, job: ImageJob, layout: Layout, ids: tuple[int, ...], digests: list[str], stop: int
+    ) -> int:
+        """Leading tokens of a prefix that are held already; afterwards all but its last are."""
+        parts = segments(layout, ids, digests, stop - 1)
+        width = _kv_bytes_per_token(job.model, self._config)
+        length = self.tree.match(job.model, parts).length
+        self.tree.insert(job.model, parts, lambda start, end: Sized(end - start, width))
+        return length
+
+
+def _shape(prompter: Prompter, size: Size) -> SourceShape:
+    # The real patch grid only shapes positions; every count is the same with any.
+    return prompter.source_shape(prompter.fit(size.height, size.width)[0], Grid(1, 1))
+
+
+@cache
+def _source_size(path: str) -> Size:
+    """A picture's size; one that cannot be read, and fails its job later, counts as a square."""
+    try:
+        return probe_image(Path(path), decode=False)[0]
+    except SourceImageError:
+        return Size(1, 1)
+
+
+def _kv_bytes_per_token(model: str, config: RunConfig) -> int:
+    """Bytes of one token's K/V in the dtype that the run will choose."""
+    dtype = config.model.dtype
+    if dtype == "auto":
+        has_gpu = config.model.device != "cpu" and _GPU.exists()
+        dtype = "bfloat16" if has_gpu else "float32"
+    stored = registry.model_card(model, config.model.revision).kv_bytes_per_token
+    return stored * 2 if dtype == "float32" else stored

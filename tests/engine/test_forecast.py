@@ -1,0 +1,133 @@
+"""What `plan` promises before anything runs, against what the run counts."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hyimg_cli.batch.journal import RunFolder
+from hyimg_cli.batch.planner import make_plan
+from hyimg_cli.engine.forecast import forecast
+from hyimg_cli.engine.session import Session
+from hyimg_cli.models import registry
+from hyimg_cli.models.hunyuan_image3.family import HunyuanImage3
+from hyimg_cli.spec.events import JobDone
+from hyimg_cli.spec.job import ImageJob, SizeRequest
+from hyimg_cli.spec.run import BatchConfig, ModelChoice, OutputConfig, RunConfig
+
+
+def _config(out: Path, **batch: Any) -> RunConfig:
+    choice = ModelChoice(device="cpu", dtype="float32")
+    return RunConfig(OutputConfig(out), choice, batch=BatchConfig(**batch))
+
+
+@pytest.fixture
+def jobs(job: ImageJob, sources: tuple[str, ...]) -> list[ImageJob]:
+    """Edits of two pictures with and without text, and seeds of one prompt."""
+    short = replace(job.text, max_new_tokens=3)
+    edits = [
+        replace(
+            job,
+            custom_id=f"edit-{n}",
+            images=sources[n % 2 : n % 2 + 1],
+            prompt="make it " + "very " * n + "red",
+            bot_task="recaption" if n < 4 else "none",
+            text=short,
+        )
+        for n in range(6)
+    ]
+    seeds = [
+        replace(job, custom_id=f"seed-{n}", seed=n, bot_task="none", size=SizeRequest(64, 64))
+        for n in range(3)
+    ]
+    return [*edits, *seeds]
+
+
+@pytest.mark.parametrize("prefix_cache_mb", [0, 4096])
+def test_known_counts_agree_exactly_with_the_run(
+    jobs: list[ImageJob], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prefix_cache_mb: int
+) -> None:
+    encoded: list[str] = []
+    encode = HunyuanImage3.encode_source
+    monkeypatch.setattr(
+        HunyuanImage3, "encode_source", lambda *a: (encoded.append(a[2]), encode(*a))[1]
+    )
+    config = _config(tmp_path / "out", prefix_cache_mb=prefix_cache_mb)
+    plan = make_plan(jobs, registry.model_card)
+    promised = forecast(plan, config, assumed_think=0)
+    with RunFolder(tmp_path / "out") as folder:
+        session = Session(config, folder)
+        events = list(session.run(plan))
+    reports = [e.outcome.kv_reuse for e in events if isinstance(e, JobDone)]
+    assert len(reports) == len(jobs)
+    assert promised.total.ar_prefill_rows == sum(r.ar_prefill_tokens for r in reports)
+    assert promised.total.ar_shared_rows == sum(r.ar_shared_tokens for r in reports)
+    assert promised.total.image_encodes == len(encoded) == 2
+    assert promised.shared_kv_bytes == session._tree.held_bytes
+    assert (promised.total.ar_shared_rows > 0) == (prefix_cache_mb > 0)
+    # Without text to write nothing is estimated: the branches' rows agree as well.
+    silent = [e.outcome for e in events if isinstance(e, JobDone)]
+    silent = [o for o in silent if o.custom_id.startswith("seed")]
+    computed = sum(b.computed for o in silent for b in o.kv_reuse.branches)
+    group = next(g for g in promised.groups if g.size_class == "64x64")
+    assert group.cost.prefix_rows == computed
+
+
+def test_sixteen_edits_at_the_released_size_read_an_eighth(
+    released_folder: Path, job: ImageJob, sources: tuple[str, ...], tmp_path: Path
+) -> None:
+    """By token count, on the released layout, without weights: 5,126 tokens a picture, read
+    once.
+    """
+    edits = [
+        replace(
+            job,
+            custom_id=f"edit-{n}",
+            model=str(released_folder),
+            images=sources[:1],
+            prompt=f"make the circle number {n} " + "bright " * (n % 5) + "red",
+        )
+        for n in range(16)
+    ]
+    plan = make_plan(edits, registry.model_card)
+    shared = forecast(plan, _config(tmp_path), assumed_think=450).total
+    alone = forecast(plan, _config(tmp_path, prefix_cache_mb=0), assumed_think=450).total
+    assert alone.ar_shared_rows == 0
+    assert shared.ar_prefill_rows + shared.ar_shared_rows == alone.ar_prefill_rows
+    assert shared.ar_prefill_rows * 8 <= alone.ar_prefill_rows
+    assert alone.ar_prefill_rows / 16 > 5000
+
+
+@pytest.fixture
+def released_folder(tmp_path: Path) -> Path:
+    """A checkpoint folder with the released numbers and no weights."""
+    embedded = registry.resolve_model(registry.EMBEDDED)
+    folder = tmp_path / "released"
+    folder.mkdir()
+    for name in ("tokenizer.json", "generation_config.json"):
+        shutil.copy(embedded / name, folder / name)
+    config = json.loads((embedded / "config.json").read_text())
+    layers = 32
+    config |= {
+        "hidden_size": 4096,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "attention_head_dim": 128,
+        "head_dim": 128,
+        "num_experts": 64,
+        "moe_topk": [8] * layers,
+        "num_shared_expert": [1] * layers,
+        "moe_intermediate_size": [3072] * layers,
+        "max_position_embeddings": 22800,
+        "vae_downsample_factor": [16, 16],
+        "image_base_size": 1024,
+        "vit_processor": config["vit_processor"] | {"max_num_patches": 1024},
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    index = {"metadata": {"total_size": 166_000_000_000}, "weight_map": {}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    return folder
