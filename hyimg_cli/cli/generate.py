@@ -40,6 +40,7 @@ def generate(
     batching_max_size: o.BatchingMaxSize = None,
     batch_invariant: o.BatchInvariant = None,
     prefix_cache_mb: o.PrefixCacheMb = None,
+    prewarm: o.Prewarm = None,
     select: o.Select = None,
     limit: o.Limit = None,
     shard: o.Shard = None,
@@ -91,17 +92,17 @@ def _carry_out(given: Mapping[str, Any], arguments: Sequence[str]) -> int:
             report.outcomes(run.invalid)
             if run.plan.jobs:
                 folder.write_run(run_info(manifest, settings, run.plan))
-                with closing(_session(config, folder, stopper).run(run.plan)) as events:
+                with closing(_session(config, stopper).run(run.plan, folder)) as events:
                     for event in events:
                         report.show(event)
     return 1 if counts.failed or counts.invalid else 0
 
 
-def _session(config: RunConfig, folder: RunFolder, stopper: Stopper) -> "Session":
+def _session(config: RunConfig, stopper: Stopper) -> "Session":
     """A session that a signal stops. Imported here: `--help` must not wait for torch."""
     from hyimg_cli.engine.session import Session
 
-    session = Session(config, folder)
+    session = Session(config)
     stopper.session = session
     return session
 

@@ -98,6 +98,10 @@ PrefixCacheMb = Annotated[
     int | None,
     _option("--prefix-cache-mb", panel=_RUN, min=0, help="K/V kept for prefixes that jobs share."),
 ]
+Prewarm = Annotated[
+    bool | None,
+    _option("--prewarm/--no-prewarm", panel=_RUN, help="Run each shape once before it counts."),
+]
 RequireKvReuse = Annotated[
     bool | None,
     _option(
@@ -221,7 +225,10 @@ def run_config(settings: Mapping[str, Setting], folder: Path) -> RunConfig:
         model=ModelChoice(value["model"], value["revision"], value["dtype"], value["device"]),
         reuse=ReuseConfig(value["kv_reuse"], value["require_kv_reuse"]),
         batch=BatchConfig(
-            value["batching_max_size"], value["batch_invariant"], value["prefix_cache_mb"]
+            value["batching_max_size"],
+            value["batch_invariant"],
+            value["prefix_cache_mb"],
+            value["prewarm"],
         ),
         failure=FailurePolicy(value["fail_fast"], value["max_retries"]),
         origins=tuple((s.name, str(s.value), s.origin) for s in settings.values()),

@@ -152,6 +152,7 @@ def _summary(counts: Summary, place: str) -> str:
     parts += [f"{counts.invalid} invalid"] if counts.invalid else []
     parts += [f"{counts.left} left"] if counts.left else []
     parts += [f"model loaded in {counts.load_s:.2f} s"] if counts.load_s else []
+    parts += [f"prewarmed in {counts.prewarm_s:.2f} s"] if counts.prewarm_s else []
     rate = counts.seconds_per_picture
     parts += [f"{rate:.2f} s per picture"] if rate is not None else []
     return f"{', '.join(parts)}; results in {place}"

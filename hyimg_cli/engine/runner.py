@@ -3,8 +3,9 @@
 No model is loaded here; `Session` does that with the plan that `prepare` returns.
 """
 
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
@@ -18,7 +19,15 @@ from hyimg_cli.errors import HyimgError, ManifestError, SourceImageError, UsageE
 from hyimg_cli.media.images import probe_image
 from hyimg_cli.models import registry
 from hyimg_cli.spec.card import ModelCard
-from hyimg_cli.spec.events import Event, Failure, JobDone, JobFailed, ModelLoaded, Outcome
+from hyimg_cli.spec.events import (
+    Event,
+    Failure,
+    JobDone,
+    JobFailed,
+    ModelLoaded,
+    Outcome,
+    Prewarmed,
+)
 from hyimg_cli.spec.job import ImageJob
 from hyimg_cli.spec.plan import Plan
 from hyimg_cli.spec.run import RunConfig
@@ -85,7 +94,9 @@ class Summary:
     skipped: int = 0
     left: int = 0
     load_s: float = 0.0
+    prewarm_s: float = 0.0
     pictures_s: float = 0.0
+    _clock: float = field(default_factory=time.perf_counter, repr=False)
 
     @classmethod
     def before(cls, run: PreparedRun) -> "Summary":
@@ -98,23 +109,27 @@ class Summary:
         )
 
     def add(self, event: Event) -> None:
+        before, self._clock = self._clock, time.perf_counter()
         match event:
             case ModelLoaded():
                 self.load_s += event.load_s
+                return
+            case Prewarmed():
+                self.prewarm_s += event.prewarm_s
+                return
             case JobDone():
                 self.done += 1
                 self.left -= 1
-                timings_s = event.outcome.timings_s
-                self.pictures_s += timings_s["total"] - timings_s["queue"]
             case JobFailed():
                 self.failed += 1
                 self.left -= 1
             case _:
                 pass
+        self.pictures_s += self._clock - before
 
     @property
     def seconds_per_picture(self) -> float | None:
-        """Mean over the pictures made in this run, model loading and waiting left out."""
+        """Wall time by the pictures made in this run, loading and prewarming left out."""
         return self.pictures_s / self.done if self.done else None
 
 

@@ -19,11 +19,12 @@ from hyimg_cli.batch.resolved import job_to_json
 from hyimg_cli.engine.beside import ReadAhead, WriteBehind
 from hyimg_cli.engine.clock import PhaseClock
 from hyimg_cli.engine.group import Drawn, GroupRun, Lost, Progress
-from hyimg_cli.engine.image import Picture, Studio
+from hyimg_cli.engine.image import EncodeSource, Picture, ReadSource, Studio
 from hyimg_cli.engine.keys import key_of, source_digest
 from hyimg_cli.engine.memory import batch_size
 from hyimg_cli.engine.outcomes import Facts, done, failed
 from hyimg_cli.engine.prefixes import Prefixes
+from hyimg_cli.engine.prewarm import Shape, prewarm
 from hyimg_cli.errors import Interrupted, MachineError
 from hyimg_cli.kv.buffer import Slice
 from hyimg_cli.kv.tree import KVTree
@@ -39,6 +40,7 @@ from hyimg_cli.spec.events import (
     ModelLoaded,
     Outcome,
     OutputFile,
+    Prewarmed,
 )
 from hyimg_cli.spec.job import ImageJob
 from hyimg_cli.spec.plan import Plan
@@ -57,30 +59,34 @@ class _Written:
 class Session:
     """Runs plans. One model is resident at a time and stays loaded from one plan to the next."""
 
-    def __init__(self, config: RunConfig, folder: RunFolder | None = None) -> None:
-        """Without a `folder` pictures are made and dropped: outcomes name no files."""
+    def __init__(self, config: RunConfig) -> None:
         self._config = config
-        self._folder = folder
+        self._folder: RunFolder | None = None
         self._model: MixedModel | None = None
         self._sources: Memo[tuple[str, str], Encoded] = Memo(_SOURCE_MEMO_BYTES, _encoded_bytes)
         self._tree: KVTree[Slice] = KVTree(
             config.batch.prefix_cache_mb * 1_000_000, splits_text=not config.batch.is_invariant
         )
         self._attempts: dict[str, int] = {}
+        self._warmed: set[Shape] = set()
         self._stop_signal: int | None = None
 
     def request_stop(self, signal_number: int) -> None:
         """Stop after the current token or denoise step; `run` then raises Interrupted."""
         self._stop_signal = signal_number
 
-    def run(self, plan: Plan) -> Generator[Event, None, None]:
-        """Every job of the plan. A job's failure is an event; the session's own is raised."""
+    def run(self, plan: Plan, folder: RunFolder | None = None) -> Generator[Event, None, None]:
+        """Every job of the plan. A job's failure is an event; the session's own is raised.
+
+        Without a `folder` pictures are made and dropped: outcomes name no files.
+        """
         started = time.perf_counter()
-        if self._folder is not None:
-            lines = self._folder.results().items()
-            self._attempts = {name: int(line["attempt"]) for name, line in lines}
+        self._folder = folder
+        lines = folder.results().items() if folder else ()
+        self._attempts = {name: int(line["attempt"]) for name, line in lines}
         for group in plan.groups:
             yield from self._use(group.model)
+            yield from self._prewarmed(group.jobs)
             yield GroupStarted(group.model, group.size_class, len(group.jobs))
             for event in self._tried(group.jobs, started):
                 yield event
@@ -94,6 +100,7 @@ class Session:
         self._model = None
         self._sources.clear()
         self._tree.clear()
+        self._warmed.clear()
         gc.collect()
         started = time.perf_counter()
         choice = self._config.model
@@ -123,6 +130,17 @@ class Session:
                 return
             jobs = again
 
+    def _prewarmed(self, jobs: Sequence[ImageJob]) -> Iterator[Prewarmed]:
+        """Run the group's new shapes; nothing is shared with the jobs that follow."""
+        if not self._config.batch.prewarm:
+            return
+        started = time.perf_counter()
+        size = batch_size(jobs, self._resident(), self._config.batch)
+        studio = self._studio(read=_unread, encode=self._encode)
+        shapes = prewarm(jobs, studio, batch_size=size, warmed=self._warmed)
+        if shapes:
+            yield Prewarmed(shapes, time.perf_counter() - started)
+
     def _group(self, jobs: Sequence[ImageJob], started: float) -> Iterator[Event]:
         with ThreadPoolExecutor(1) as reader, ThreadPoolExecutor(1) as writer:
             behind: WriteBehind[_Written] = WriteBehind(writer)
@@ -147,13 +165,8 @@ class Session:
         model = self._resident()
         size = batch_size(jobs, model, self._config.batch)
         coming = [path for job in jobs for path in job.images]
-        studio = Studio(
-            model=model,
-            reuse=self._config.reuse,
-            prefixes=Prefixes(self._tree, f"{model.card.model} {model.dtype_name}"),
-            read=ReadAhead(reader, coming, window=2 * size).read,
-            encode=self._encode,
-        )
+        ahead = ReadAhead(reader, coming, window=2 * size)
+        studio = self._studio(read=ahead.read, encode=self._encode)
         run = GroupRun(
             jobs,
             studio,
@@ -161,6 +174,12 @@ class Session:
             new_clock=lambda: PhaseClock(started, _synchronize),
         )
         return run.run()
+
+    def _studio(self, *, read: ReadSource, encode: EncodeSource) -> Studio:
+        model = self._resident()
+        scope = f"{model.card.model} {model.dtype_name}"
+        prefixes = Prefixes(self._tree, scope)
+        return Studio(model, self._config.reuse, prefixes, read, encode)
 
     def _watched(
         self, events: Iterator[Progress | Drawn | Lost]
@@ -234,6 +253,10 @@ class Session:
     def _resident(self) -> MixedModel:
         assert self._model is not None, "a model is loaded before its jobs run"
         return self._model
+
+
+def _unread(path: str) -> tuple[SourceImage, float]:
+    raise AssertionError(f"prewarming reads no file, not even {path}")
 
 
 def _may_pass(event: JobFailed) -> bool:

@@ -108,6 +108,14 @@ class ModelLoaded:
 
 
 @dataclass(frozen=True)
+class Prewarmed:
+    """A group's new shapes were run once, beside any job's time."""
+
+    shapes: int
+    prewarm_s: float
+
+
+@dataclass(frozen=True)
 class GroupStarted:
     """The jobs that follow share a model and a size class."""
 
@@ -165,6 +173,7 @@ class JobFailed:
 
 Event = (
     ModelLoaded
+    | Prewarmed
     | GroupStarted
     | JobStarted
     | PhaseStarted

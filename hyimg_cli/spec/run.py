@@ -44,6 +44,7 @@ class BatchConfig:
     max_size: int = 16
     is_invariant: bool = True
     prefix_cache_mb: int = 4096
+    prewarm: bool = True
 
 
 @dataclass(frozen=True)

@@ -37,15 +37,17 @@ class FakeSession:
 
     ran: list[str]
 
-    def __init__(self, config: RunConfig, folder: RunFolder) -> None:
+    folder: RunFolder
+
+    def __init__(self, config: RunConfig) -> None:
         self.config = config
-        self.folder = folder
         self._stopped_by = 0
 
     def request_stop(self, signal_number: int) -> None:
         self._stopped_by = signal_number
 
-    def run(self, plan: Plan) -> Iterator[Event]:
+    def run(self, plan: Plan, folder: RunFolder) -> Iterator[Event]:
+        self.folder = folder
         yield ModelLoaded("fake", 0.5, "cpu", "float32", 1000)
         for group in plan.groups:
             yield GroupStarted(group.model, group.size_class, len(group.jobs))

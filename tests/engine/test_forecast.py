@@ -55,12 +55,12 @@ def test_known_counts_agree_exactly_with_the_run(
     monkeypatch.setattr(
         HunyuanImage3, "encode_source", lambda *a: (encoded.append(a[2]), encode(*a))[1]
     )
-    config = _config(tmp_path / "out", prefix_cache_mb=prefix_cache_mb)
+    config = _config(tmp_path / "out", prefix_cache_mb=prefix_cache_mb, prewarm=False)
     plan = make_plan(jobs, registry.model_card)
     promised = forecast(plan, config, assumed_think=0)
     with RunFolder(tmp_path / "out") as folder:
-        session = Session(config, folder)
-        events = list(session.run(plan))
+        session = Session(config)
+        events = list(session.run(plan, folder))
     reports = [e.outcome.kv_reuse for e in events if isinstance(e, JobDone)]
     assert len(reports) == len(jobs)
     assert promised.total.ar_prefill_rows == sum(r.ar_prefill_tokens for r in reports)

@@ -23,7 +23,7 @@ from hyimg_cli.models import registry
 from hyimg_cli.models.hunyuan_image3.family import HunyuanImage3
 from hyimg_cli.spec.events import PHASES, DenoiseStep, JobDone, JobFailed, Outcome
 from hyimg_cli.spec.job import ImageJob, SizeRequest
-from hyimg_cli.spec.run import FailurePolicy, OutputConfig, RunConfig
+from hyimg_cli.spec.run import BatchConfig, FailurePolicy, OutputConfig, RunConfig
 
 Write = Callable[..., Path]
 
@@ -31,7 +31,7 @@ Write = Callable[..., Path]
 def _run(jobs: list[ImageJob], out: Path, **config: Any) -> dict[str, Outcome]:
     settings = RunConfig(OutputConfig(out), **config)
     with RunFolder(out) as folder:
-        events = list(Session(settings, folder).run(make_plan(jobs, registry.model_card)))
+        events = list(Session(settings).run(make_plan(jobs, registry.model_card), folder))
     return {e.outcome.custom_id: e.outcome for e in events if isinstance(e, JobDone | JobFailed)}
 
 
@@ -102,7 +102,8 @@ def test_steps_are_counted_where_they_happen(
         return velocities(self, pictures)
 
     monkeypatch.setattr(HunyuanImage3, "velocities", counted)
-    outcome = _run([replace(job, num_inference_steps=7)], tmp_path / "out")["job"]
+    steps = [replace(job, num_inference_steps=7)]
+    outcome = _run(steps, tmp_path / "out", batch=BatchConfig(prewarm=False))["job"]
     assert (len(calls), outcome.denoise_steps) == (7, 7)
 
 
@@ -132,15 +133,15 @@ def test_one_source_is_encoded_once(
         replace(job, custom_id=f"edit-{n}", images=sources[:1], bot_task="none", seed=n)
         for n in range(3)
     ]
-    _run(edits, tmp_path / "out")
+    _run(edits, tmp_path / "out", batch=BatchConfig(prewarm=False))
     assert len(encoded) == 1
 
 
 def test_a_stop_request_ends_the_run_between_steps(jobs: list[ImageJob], tmp_path: Path) -> None:
     out = tmp_path / "out"
     with RunFolder(out) as folder:
-        session = Session(RunConfig(OutputConfig(out)), folder)
-        events = session.run(make_plan(jobs, registry.model_card))
+        session = Session(RunConfig(OutputConfig(out)))
+        events = session.run(make_plan(jobs, registry.model_card), folder)
         seen = [next(event for event in events if isinstance(event, DenoiseStep))]
         session.request_stop(signal.SIGTERM)
         with pytest.raises(Interrupted) as caught:
@@ -237,7 +238,8 @@ def test_out_of_memory_is_retried_and_then_fails_the_job(
         raise torch.OutOfMemoryError("tried to allocate 80 GiB")
 
     monkeypatch.setattr(HunyuanImage3, "opening", full)
-    outcome = _run(jobs[1:2], tmp_path / "out", failure=FailurePolicy(max_retries=2))["plain"]
+    policy, batch = FailurePolicy(max_retries=2), BatchConfig(prewarm=False)
+    outcome = _run(jobs[1:2], tmp_path / "out", failure=policy, batch=batch)["plain"]
     assert len(tries) == 3
     assert (outcome.status, outcome.attempt) == ("failed", 3)
     assert outcome.error is not None

@@ -1,0 +1,94 @@
+"""Running the plan's shapes once before they count: kernels are chosen and memory is laid out.
+
+Stand-in jobs of the same shapes with blank pictures go through the same stages; nothing of them is
+kept. Every random draw in a job has a generator of its own, so no later draw is shifted.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from hyimg_cli.engine.clock import PhaseClock
+from hyimg_cli.engine.group import GroupRun, Lost
+from hyimg_cli.engine.image import Studio
+from hyimg_cli.engine.prefixes import Prefixes
+from hyimg_cli.errors import SourceImageError
+from hyimg_cli.kv.tree import KVTree
+from hyimg_cli.media.images import SourceImage, probe_image
+from hyimg_cli.spec.job import ImageJob, Size
+
+_STEPS = 2
+_WORDS = 2
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What decides the shapes of a job's forwards: source sizes, picture size, text, branches."""
+
+    model: str
+    sources: tuple[Size, ...]
+    size: str
+    writes_text: bool
+    has_guidance: bool
+
+
+def shape_of(job: ImageJob) -> Shape | None:
+    """The job's shape; None where a source cannot be read, and the job will fail."""
+    try:
+        sizes = tuple(probe_image(Path(path), decode=False)[0] for path in job.images)
+    except SourceImageError:
+        return None
+    return Shape(job.model, sizes, str(job.size), job.writes_text, job.guidance_scale > 1)
+
+
+def prewarm(
+    jobs: Sequence[ImageJob], studio: Studio, *, batch_size: int, warmed: set[Shape]
+) -> int:
+    """Run every shape that is not in `warmed` yet, and add it; how many there were.
+
+    As many stand-ins run together as jobs of that shape will, up to the batch size.
+    """
+    shapes = {job.custom_id: shape_of(job) for job in jobs}
+    counts = Counter(shape for shape in shapes.values() if shape is not None)
+    firsts = {shape: job for job in reversed(jobs) if (shape := shapes[job.custom_id])}
+    new = [shape for shape in counts if shape not in warmed]
+    for shape in new:
+        stand_ins = [_stand_in(firsts[shape], n) for n in range(min(counts[shape], batch_size))]
+        _run(stand_ins, shape, studio, batch_size)
+        warmed.add(shape)
+    return len(new)
+
+
+def _stand_in(job: ImageJob, number: int) -> ImageJob:
+    text = replace(job.text, max_new_tokens=min(_WORDS, job.text.max_new_tokens))
+    steps = min(_STEPS, job.num_inference_steps)
+    return replace(job, custom_id=f"prewarm-{number}", num_inference_steps=steps, text=text)
+
+
+def _run(jobs: list[ImageJob], shape: Shape, studio: Studio, batch_size: int) -> None:
+    images = {path: _blank(size) for path, size in zip(jobs[0].images, shape.sources, strict=True)}
+    encoded = {
+        image.digest: studio.model.encode_source(image.pixels, image.digest)
+        for image in images.values()
+    }
+    blank = replace(
+        studio,
+        prefixes=Prefixes(KVTree(0), "prewarm"),
+        read=lambda path: (images[path], 0.0),
+        encode=lambda image: encoded[image.digest],
+    )
+    run = GroupRun(
+        jobs, blank, batch_size=batch_size, new_clock=lambda: PhaseClock(0.0, lambda: None)
+    )
+    for event in run.run():
+        if isinstance(event, Lost):
+            return  # the job itself will fail, and say why
+
+
+def _blank(size: Size) -> SourceImage:
+    pixels = np.full((size.height, size.width, 3), 127, dtype=np.uint8)
+    pixels[: size.height // 2] = 200
+    return SourceImage(pixels, f"blank {size}", ())

@@ -1,0 +1,76 @@
+"""Prewarming runs shapes, not jobs: once each, and without a trace in any later picture."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from engine.conftest import studio_of
+
+from hyimg_cli.batch.journal import RunFolder
+from hyimg_cli.batch.planner import make_plan
+from hyimg_cli.engine.prewarm import Shape, prewarm, shape_of
+from hyimg_cli.engine.session import Session
+from hyimg_cli.kv.tree import KVTree
+from hyimg_cli.models import registry
+from hyimg_cli.spec.events import JobDone, Prewarmed
+from hyimg_cli.spec.job import ImageJob
+from hyimg_cli.spec.run import BatchConfig, OutputConfig, RunConfig
+
+Tell = Callable[..., Any]
+
+
+@pytest.fixture
+def jobs(job: ImageJob, sources: tuple[str, ...]) -> list[ImageJob]:
+    """Two shapes: three edits that write, two plain pictures."""
+    text = replace(job.text, max_new_tokens=6)
+    edits = [replace(job, custom_id=f"e{n}", images=sources[:1], text=text) for n in range(3)]
+    plain = [replace(job, custom_id=f"p{n}", bot_task="none", seed=n) for n in range(2)]
+    return [*edits, *plain]
+
+
+def test_each_shape_is_run_once(family: Any, jobs: list[ImageJob]) -> None:
+    warmed: set[Shape] = set()
+    studio = studio_of(family)
+    assert prewarm(jobs, studio, batch_size=4, warmed=warmed) == 2
+    before = family.rows_seen
+    assert prewarm(jobs, studio, batch_size=4, warmed=warmed) == 0
+    assert family.rows_seen == before
+    assert warmed == {shape_of(job) for job in jobs}
+
+
+def test_random_states_and_the_tree_stay_untouched(family: Any, jobs: list[ImageJob]) -> None:
+    tree: KVTree[Any] = KVTree(10**9)
+    state = torch.get_rng_state()
+    prewarm(jobs, studio_of(family, tree=tree), batch_size=2, warmed=set())
+    assert torch.equal(torch.get_rng_state(), state)
+    assert tree.held_bytes == 0
+
+
+def test_a_job_that_will_fail_does_not_stop_prewarming(family: Any, jobs: list[ImageJob]) -> None:
+    broken = [
+        replace(jobs[0], custom_id="no-file", images=("missing.png",)),
+        replace(jobs[3], custom_id="control", prompt="<img>", guidance_scale=1.0),
+    ]
+    assert prewarm([*broken, *jobs], studio_of(family), batch_size=2, warmed=set()) == 3
+
+
+@pytest.mark.parametrize("batch", [1, 16])
+def test_pixels_are_the_same_with_and_without(
+    jobs: list[ImageJob], tmp_path: Path, batch: int
+) -> None:
+    digests = []
+    for is_on in (True, False):
+        out = tmp_path / str(is_on)
+        config = RunConfig(OutputConfig(out), batch=BatchConfig(max_size=batch, prewarm=is_on))
+        with RunFolder(out) as folder:
+            events = list(Session(config).run(make_plan(jobs, registry.model_card), folder))
+        assert any(isinstance(event, Prewarmed) for event in events) == is_on
+        outcomes = [event.outcome for event in events if isinstance(event, JobDone)]
+        digests.append({o.custom_id: o.outputs[0].pixel_sha256 for o in outcomes})
+        assert len(outcomes) == len(jobs)
+        # Its seconds are apart: no job was under way yet.
+        assert all(o.timings_s["unattributed"] < 0.05 * o.timings_s["total"] for o in outcomes)
+    assert digests[0] == digests[1]
