@@ -35,7 +35,19 @@ NEVER = {
     "engine": TERMINAL,
     "cli": {"torch", "transformers", "diffusers", "numpy", "PIL", "safetensors"},
 }
-WITHOUT_TORCH = ("spec", "errors", "batch", "media", "store", "cli", "loading.checkpoint")
+WITHOUT_TORCH = (
+    "spec",
+    "errors",
+    "batch",
+    "media",
+    "store",
+    "cli",
+    "loading.checkpoint",
+    "kv.segments",
+    "kv.tree",
+    "engine.forecast",
+    "engine.runner",
+)
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 

@@ -1,0 +1,1 @@
+"""A small world of coloured shapes: what the embedded checkpoint is trained on and judged by."""

@@ -1,0 +1,233 @@
+"""The second stage: everything but the autoencoder, text and pictures together.
+
+Flow matching on the generated picture's latents, cross-entropy on what the AR stage should write,
+and a little pressure for balanced experts. Resumable; bounded by time.
+
+Shapes: B row · K copy · C Y X latents.
+"""
+
+import dataclasses
+import json
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from hyimg_cli.models.hunyuan_image3.model import HunyuanImage3ForCausalMM
+from tiny_world.batches import Row, RowBuilder, batch
+from tiny_world.captions import random_wish, unknown_wish, worded_edit
+from tiny_world.ema import Ema
+from tiny_world.optimize import Optimizers, Rates
+from tiny_world.pool import Moments, Pool, sampled
+from tiny_world.schedule import cosine_rate
+from tiny_world.train_forward import Pictures, text_loss, train_forward
+from tiny_world.workers import agreed, rank
+
+_TEXT_WEIGHT = 0.4
+_BALANCE_WEIGHT = 0.01
+_UNKNOWN_SHARE = 0.03
+_CHECKPOINT_EVERY_S = 60.0
+_LOG_EVERY = 20
+_RATES = Rates(muon=0.02, adam=3e-3)
+
+Check = Callable[[HunyuanImage3ForCausalMM, int], dict[str, float]]
+
+
+@dataclasses.dataclass(frozen=True)
+class JointRun:
+    """How long and how hard to train; `minutes` counts training time over all resumed runs.
+
+    Row counts are per worker: new pictures and edits, each with `copies` noisy pictures.
+    """
+
+    minutes: float
+    folder: Path
+    new_rows: int = 24
+    edit_rows: int = 24
+    copies: int = 3
+    rates: Rates = _RATES
+    warm_up_steps: int = 100
+    ema_decay: float = 0.998
+    check_every_s: float = 600.0
+    seed: int = 4
+    max_steps: int | None = None
+
+
+class JointTrainer:
+    """Network, pool, optimisers and clock of the second stage, in one worker."""
+
+    def __init__(
+        self,
+        network: HunyuanImage3ForCausalMM,
+        rows: RowBuilder,
+        pool: Pool,
+        run: JointRun,
+        check: Check | None = None,
+    ) -> None:
+        self.network, self.rows, self.pool, self.run, self.check = network, rows, pool, run, check
+        network.vae.requires_grad_(False)
+        self.trained = nn.ModuleDict(
+            {name: module for name, module in network.named_children() if name != "vae"}
+        )
+        self.ema = Ema(self.trained, decay=run.ema_decay)
+        self.optimizers = Optimizers(self.trained, run.rates, is_matrix)
+        self.step, self.elapsed_s, self.notes = 0, 0.0, dict[str, list[float]]()
+        self.file = run.folder / "joint_state.pt"
+        if self.file.exists():
+            self._restore()
+
+    def train(self) -> None:
+        """Train until the time is up; the network then holds the smoothed weights."""
+        budget_s, last_save = self.run.minutes * 60, time.monotonic()
+        next_check_s = self.elapsed_s + min(120.0, self.run.check_every_s)
+        while self.elapsed_s < budget_s and self.step != self.run.max_steps:
+            began = time.monotonic()
+            self._step(self.elapsed_s / budget_s)
+            self.elapsed_s = agreed(self.elapsed_s + time.monotonic() - began)
+            if self.step % _LOG_EVERY == 0:
+                self._log()
+            if time.monotonic() - last_save > _CHECKPOINT_EVERY_S:
+                self._save()
+                last_save = time.monotonic()
+            if self.elapsed_s > next_check_s:
+                next_check_s = self.elapsed_s + self.run.check_every_s
+                self._check()
+        if self.notes:
+            self._log()
+        self._save()
+        self.ema.copy_to(self.trained)
+
+    def _step(self, progress: float) -> None:
+        seed = f"{self.run.seed}/joint/{rank()}/{self.step}"
+        rng = random.Random(seed)
+        generator = torch.Generator().manual_seed(rng.getrandbits(60))
+        for is_edit in (False, True):
+            loss, facts = self._loss(rng, generator, is_edit=is_edit)
+            (loss / 2).backward()
+            kind = "edit" if is_edit else "new"
+            for name, value in facts.items():
+                self._note(f"{kind}_{name}", value)
+        factor = cosine_rate(self.step, progress, warm_up_steps=self.run.warm_up_steps)
+        self._note("norm", self.optimizers.step(factor))
+        self.ema.update(self.trained)
+        self.step += 1
+
+    def _loss(
+        self, rng: random.Random, generator: torch.Generator, *, is_edit: bool
+    ) -> tuple[Tensor, dict[str, float]]:
+        rows, latents_BCYX, pictures = self._data(rng, generator, is_edit=is_edit)
+        noise_BKCYX = torch.randn(pictures.noisy_BKCYX.shape, generator=generator)
+        sigma_BK = random_sigmas(len(rows), self.run.copies, generator)
+        clean_BKCYX = latents_BCYX[:, None].expand_as(noise_BKCYX)
+        noisy_BKCYX = clean_BKCYX.lerp(noise_BKCYX, sigma_BK[..., None, None, None])
+        pictures = dataclasses.replace(
+            pictures, noisy_BKCYX=noisy_BKCYX, timesteps_BK=1000 * sigma_BK
+        )
+        padded = batch(rows, self.rows.vocabulary, copies=self.run.copies)
+        with torch.autocast("cpu", torch.bfloat16):
+            outputs = train_forward(self.network, padded, pictures)
+            text = text_loss(self.network, outputs, padded)
+        flow = (outputs.velocity_BKCYX - (noise_BKCYX - clean_BKCYX)).square().mean()
+        loss = flow + _TEXT_WEIGHT * text + _BALANCE_WEIGHT * outputs.balance
+        facts = {"flow": flow.item(), "text": text.item(), "balance": outputs.balance.item()}
+        return loss, facts
+
+    def _data(
+        self, rng: random.Random, generator: torch.Generator, *, is_edit: bool
+    ) -> tuple[list[Row], Tensor, Pictures]:
+        """Rows, clean latents [B, C, Y, X], and the pictures without their noise yet."""
+        count = self.run.edit_rows if is_edit else self.run.new_rows
+        start = 0 if is_edit else self.pool.clean_from
+        index = [rng.randrange(start, len(self.pool.edits)) for _ in range(count)]
+        index_B = torch.tensor(index)
+        if is_edit:
+            rows = [self._edit_row(i, rng) for i in index]
+            latents_BCYX = self._sampled(self.pool.targets, index_B, generator)
+            source_BCYX: Tensor | None = self._sampled(self.pool.sources, index_B, generator)
+            pixels_BCYX: Tensor | None = self.pool.source_pixels_BCYX[index_B]
+        else:
+            is_target = rng.random() < 0.5
+            rows = [self._new_row(i, rng, is_target=is_target) for i in index]
+            moments = self.pool.targets if is_target else self.pool.sources
+            latents_BCYX = self._sampled(moments, index_B, generator)
+            source_BCYX = pixels_BCYX = None
+        empty_BKCYX = latents_BCYX[:, None].expand(-1, self.run.copies, -1, -1, -1)
+        pictures = Pictures(empty_BKCYX, torch.zeros(count, 0), source_BCYX, pixels_BCYX)
+        return rows, latents_BCYX, pictures
+
+    def _sampled(self, moments: Moments, index_B: Tensor, generator: torch.Generator) -> Tensor:
+        return sampled(self.network.vae, moments, index_B, generator)
+
+    def _edit_row(self, index: int, rng: random.Random) -> Row:
+        edit = self.pool.edits[index]
+        return self.rows.random_row(worded_edit(rng, edit.source, edit.target, edit.facts), rng)
+
+    def _new_row(self, index: int, rng: random.Random, *, is_target: bool) -> Row:
+        edit = self.pool.edits[index]
+        scene = edit.target if is_target else edit.source
+        worded = unknown_wish if rng.random() < _UNKNOWN_SHARE else random_wish
+        return self.rows.random_row(worded(rng, scene), rng)
+
+    def _check(self) -> None:
+        """Rates of the smoothed weights, by worker 0; the others wait at the next step."""
+        if rank() != 0 or self.check is None:
+            return
+        kept = {name: p.detach().clone() for name, p in self.trained.named_parameters()}
+        self.ema.copy_to(self.trained)
+        self._write({"step": self.step} | self.check(self.network, self.step))
+        with torch.no_grad():
+            for name, parameter in self.trained.named_parameters():
+                parameter.copy_(kept[name])
+
+    def _note(self, name: str, value: float) -> None:
+        self.notes.setdefault(name, []).append(value)
+
+    def _log(self) -> None:
+        """One line of means since the last one."""
+        line = {"step": self.step, "elapsed_s": round(self.elapsed_s, 1)}
+        means = {name: round(sum(v) / len(v), 4) for name, v in self.notes.items()}
+        self._write(line | means)
+        self.notes = {}
+
+    def _write(self, line: dict[str, float]) -> None:
+        if rank() == 0:
+            with (self.run.folder / "joint_log.jsonl").open("a", encoding="utf-8") as log:
+                log.write(json.dumps(line) + "\n")
+
+    def _save(self) -> None:
+        if rank() != 0:
+            return
+        state = {
+            "trained": self.trained.state_dict(),
+            "ema": self.ema.state_dict(),
+            "optimizers": self.optimizers.state_dict(),
+            "step": self.step,
+            "elapsed_s": self.elapsed_s,
+        }
+        part = self.file.with_suffix(".part")
+        torch.save(state, part)
+        part.replace(self.file)
+
+    def _restore(self) -> None:
+        state = torch.load(self.file, weights_only=True)
+        self.trained.load_state_dict(state["trained"])
+        self.ema.load_state_dict(state["ema"])
+        self.optimizers.load_state_dict(state["optimizers"])
+        self.step, self.elapsed_s = state["step"], state["elapsed_s"]
+
+
+def is_matrix(name: str, parameter: nn.Parameter) -> bool:
+    """What Muon trains: kernels and weights between layers; not tables, heads or the router."""
+    tables = ("wte", "lm_head", "gate.wg", "position_embedding")
+    return parameter.ndim > 1 and not any(table in name for table in tables)
+
+
+def random_sigmas(rows: int, copies: int, generator: torch.Generator) -> Tensor:
+    """Noise levels [B, K] in 0..1: half uniform, half logit-normal around 0.57."""
+    shape = (rows, copies)
+    uniform_BK = torch.rand(shape, generator=generator)
+    normal_BK = torch.sigmoid(torch.randn(shape, generator=generator) + 0.3)
+    return torch.where(torch.rand(shape, generator=generator) < 0.5, uniform_BK, normal_BK)

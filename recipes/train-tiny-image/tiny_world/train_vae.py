@@ -1,0 +1,197 @@
+"""The first stage: the autoencoder, alone, on pictures drawn on the fly.
+
+Crops first (a quarter of the cost, and mostly edges), then whole pictures. Resumable: the state
+file is rewritten every minute and read back at the start.
+
+Shapes: B batch · C channels · Y X rows, columns.
+"""
+
+import dataclasses
+import json
+import random
+import time
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from hyimg_cli.models.hunyuan_image3.config import VaeArchitecture
+from hyimg_cli.models.hunyuan_image3.vae import Vae
+from tiny_world.draw import jitter, render, to_unit
+from tiny_world.ema import Ema
+from tiny_world.heldout import trainable_scene
+from tiny_world.optimize import Optimizers, Rates
+from tiny_world.scenes import PICTURE_PX, PLACES, Scene
+from tiny_world.schedule import cosine_rate
+from tiny_world.workers import agreed, rank
+
+_CROP_PX = 32
+_CROP_SHIFT_PX = 12
+_CROP_SHARE = 0.45
+_KL_WEIGHT = 5e-4
+_CHECKPOINT_EVERY_S = 60.0
+_LOG_EVERY = 20
+_RATES = Rates(muon=0.025, adam=1e-3)
+
+
+@dataclasses.dataclass(frozen=True)
+class VaeRun:
+    """How long and how hard to train; `minutes` counts training time over all resumed runs.
+
+    Batches are per worker.
+    """
+
+    minutes: float
+    folder: Path
+    batch: int = 6
+    crop_batch: int = 14
+    rates: Rates = _RATES
+    warm_up_steps: int = 30
+    seed: int = 1
+    max_steps: int | None = None
+
+
+class VaeTrainer:
+    """Model, optimisers and clock of the first stage, in one worker."""
+
+    def __init__(self, architecture: VaeArchitecture, run: VaeRun) -> None:
+        torch.manual_seed(run.seed)
+        self.run = run
+        self.vae = Vae(architecture)
+        self.ema = Ema(self.vae, decay=0.995)
+        self.optimizers = Optimizers(self.vae, run.rates, lambda _, p: p.ndim > 1)
+        self.step, self.elapsed_s = 0, 0.0
+        self.file = run.folder / "vae_state.pt"
+        if self.file.exists():
+            self._restore()
+        # Weights start equal in every worker; what each draws must not.
+        torch.manual_seed(run.seed + 1000 * self.step + rank())
+
+    def train(self) -> Vae:
+        """The smoothed autoencoder once the time is up; its scaling factor is not measured yet."""
+        budget_s, last_save = self.run.minutes * 60, time.monotonic()
+        facts: dict[str, float] = {}
+        while self.elapsed_s < budget_s and self.step != self.run.max_steps:
+            began = time.monotonic()
+            facts = self._step(self.elapsed_s / budget_s)
+            self.elapsed_s = agreed(self.elapsed_s + time.monotonic() - began)
+            if self.step % _LOG_EVERY == 0:
+                self._log(facts)
+            if time.monotonic() - last_save > _CHECKPOINT_EVERY_S:
+                self._save()
+                last_save = time.monotonic()
+        if facts:
+            self._log(facts)
+            self._save()
+        self.ema.copy_to(self.vae)
+        return self.vae
+
+    def _step(self, progress: float) -> dict[str, float]:
+        pixels_BCYX = self._batch(is_crop=progress < _CROP_SHARE)
+        with torch.autocast("cpu", torch.bfloat16):
+            mean_BCYX, logvar_BCYX = self.vae.encode_moments(pixels_BCYX)
+            noise_BCYX = torch.randn_like(mean_BCYX)
+            latents_BCYX = self.vae.posterior_sample(mean_BCYX, logvar_BCYX, noise_BCYX)
+            drawn_BCYX = self.vae.decode(latents_BCYX).float()
+        loss, facts = vae_loss(drawn_BCYX, pixels_BCYX, mean_BCYX.float(), logvar_BCYX.float())
+        loss.backward()
+        self.optimizers.step(cosine_rate(self.step, progress, warm_up_steps=self.run.warm_up_steps))
+        self.ema.update(self.vae)
+        self.step += 1
+        return facts
+
+    def _batch(self, *, is_crop: bool) -> Tensor:
+        """Pictures of this step; a function of the seed, the worker and the step alone."""
+        rng = random.Random(f"{self.run.seed}/vae/{rank()}/{self.step}")
+        count = self.run.crop_batch if is_crop else self.run.batch
+        scenes = [trainable_scene(rng) for _ in range(count)]
+        generator = torch.Generator().manual_seed(rng.getrandbits(60))
+        pixels_BCYX = render(scenes, jitter(count, generator, tinted=True))
+        if is_crop:
+            pairs = zip(pixels_BCYX, scenes, strict=True)
+            pixels_BCYX = torch.stack([_crop(picture, scene, rng) for picture, scene in pairs])
+        return to_unit(pixels_BCYX)
+
+    def _log(self, facts: dict[str, float]) -> None:
+        if rank() != 0:
+            return
+        line = {"step": self.step, "elapsed_s": round(self.elapsed_s, 1)} | facts
+        with (self.run.folder / "vae_log.jsonl").open("a", encoding="utf-8") as log:
+            log.write(json.dumps(line) + "\n")
+
+    def _save(self) -> None:
+        if rank() != 0:
+            return
+        state = {
+            "vae": self.vae.state_dict(),
+            "ema": self.ema.state_dict(),
+            "optimizers": self.optimizers.state_dict(),
+            "step": self.step,
+            "elapsed_s": self.elapsed_s,
+        }
+        part = self.file.with_suffix(".part")
+        torch.save(state, part)
+        part.replace(self.file)
+
+    def _restore(self) -> None:
+        state = torch.load(self.file, weights_only=True)
+        self.vae.load_state_dict(state["vae"])
+        self.ema.load_state_dict(state["ema"])
+        self.optimizers.load_state_dict(state["optimizers"])
+        self.step, self.elapsed_s = state["step"], state["elapsed_s"]
+
+
+def vae_loss(
+    drawn_BCYX: Tensor, pixels_BCYX: Tensor, mean_BCYX: Tensor, logvar_BCYX: Tensor
+) -> tuple[Tensor, dict[str, float]]:
+    """L1 + 0.5 gradient difference + 2 MSE + a little KL, and its parts for the log."""
+    error_BCYX = drawn_BCYX - pixels_BCYX
+    l1, mse = error_BCYX.abs().mean(), error_BCYX.square().mean()
+    gradient = error_BCYX.diff(dim=2).abs().mean() + error_BCYX.diff(dim=3).abs().mean()
+    kl = 0.5 * (mean_BCYX.square() + logvar_BCYX.exp() - 1 - logvar_BCYX).mean()
+    loss = l1 + 0.5 * gradient + 2 * mse + _KL_WEIGHT * kl
+    facts = {"loss": loss.item(), "l1": l1.item(), "mse": mse.item(), "kl": kl.item()}
+    return loss, facts
+
+
+@torch.no_grad()
+def measured_scaling_factor(vae: Vae, *, pictures: int = 256, seed: int = 2) -> float:
+    """1 / the standard deviation of unscaled posterior samples."""
+    rng = random.Random(seed)
+    generator = torch.Generator().manual_seed(seed)
+    samples = []
+    for _ in range(0, pictures, 64):
+        pixels_BCYX = render([trainable_scene(rng) for _ in range(64)], jitter(64, generator))
+        mean_BCYX, logvar_BCYX = vae.encode_moments(to_unit(pixels_BCYX))
+        noise_BCYX = torch.randn(mean_BCYX.shape, generator=generator)
+        samples.append(mean_BCYX + torch.exp(0.5 * logvar_BCYX) * noise_BCYX)
+    return 1 / torch.cat(samples).std().item()
+
+
+def _crop(picture_CYX: Tensor, scene: Scene, rng: random.Random) -> Tensor:
+    """A window near the shape: a flat one has nothing for the group norms to go by."""
+    top, left = (
+        int(PICTURE_PX / 2 + offset - _CROP_PX / 2) + rng.randint(-_CROP_SHIFT_PX, _CROP_SHIFT_PX)
+        for offset in PLACES[scene.place]
+    )
+    top, left = (min(max(edge, 0), PICTURE_PX - _CROP_PX) for edge in (top, left))
+    return picture_CYX[:, top : top + _CROP_PX, left : left + _CROP_PX]
+
+
+def train_vae(architecture: VaeArchitecture, run: VaeRun) -> None:
+    """One worker's part of the first stage; the result is the state file."""
+    VaeTrainer(architecture, run).train()
+
+
+def trained_vae(architecture: VaeArchitecture, folder: Path) -> Vae:
+    """The smoothed autoencoder of a finished first stage; its scaling factor is measured once."""
+    vae = Vae(architecture)
+    ema = Ema(vae, decay=0.0)
+    ema.load_state_dict(torch.load(folder / "vae_state.pt", weights_only=True)["ema"])
+    ema.copy_to(vae)
+    measured = folder / "vae_scaling.json"
+    if not measured.exists():
+        measured.write_text(json.dumps(measured_scaling_factor(vae)), encoding="utf-8")
+    factor = json.loads(measured.read_text(encoding="utf-8"))
+    vae.architecture = dataclasses.replace(architecture, scaling_factor=factor)
+    return vae.eval()

@@ -1,0 +1,84 @@
+"""Several single-threaded processes that train one module together.
+
+One thread each, because many short kernels on several threads wait for each other at every barrier,
+and badly so where other programs share the machine; here the workers meet once a step.
+"""
+
+import tempfile
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.multiprocessing.spawn import spawn
+
+
+def run_workers(
+    count: int, tick: Callable[[], None], work: Callable[..., None], *arguments: Any
+) -> None:
+    """Call `work(*arguments)` in `count` processes that share gradients; in this one if it is 1.
+
+    `tick` is called every few seconds meanwhile.
+    """
+    if count == 1:
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        work(*arguments)
+        torch.set_num_threads(threads)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        given = (count, str(Path(folder) / "meeting"), work, arguments)
+        context = spawn(_worker, args=given, nprocs=count, join=False)
+        while not context.join(timeout=2.0):
+            tick()
+
+
+def rank() -> int:
+    """This worker's number; 0 keeps the log and the files."""
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def world_size() -> int:
+    """How many workers train together."""
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+@torch.no_grad()
+def average_gradients(module: nn.Module) -> None:
+    """Replace every gradient by its mean over the workers; one message a step."""
+    if world_size() == 1:
+        return
+    gradients = [p.grad for p in module.parameters() if p.grad is not None]
+    flat = torch.cat([gradient.flatten() for gradient in gradients])
+    dist.all_reduce(flat)
+    flat /= world_size()
+    parts = flat.split([gradient.numel() for gradient in gradients])
+    shaped = [part.view_as(g) for part, g in zip(parts, gradients, strict=True)]
+    torch._foreach_copy_(gradients, shaped)
+
+
+def agreed(value: float) -> float:
+    """Worker 0's value, in every worker: clocks and decisions must not differ."""
+    if world_size() == 1:
+        return value
+    shared = torch.tensor([value], dtype=torch.float64)
+    dist.broadcast(shared, 0)
+    return shared.item()
+
+
+def _worker(
+    number: int, count: int, meeting: str, work: Callable[..., None], arguments: tuple[Any, ...]
+) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{meeting}",
+        rank=number,
+        world_size=count,
+        timeout=timedelta(minutes=30),
+    )
+    work(*arguments)
+    dist.destroy_process_group()

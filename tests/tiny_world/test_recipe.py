@@ -1,0 +1,30 @@
+"""The whole recipe, for a few steps: every stage leaves its file, the product loads the result."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+RECIPE = Path(__file__).parents[2] / "recipes" / "train-tiny-image" / "train.py"
+
+
+@pytest.mark.slow
+def test_the_recipe_makes_a_checkpoint_that_the_product_runs(tmp_path: Path) -> None:
+    options = {"minutes": 1, "max-steps": 2, "pairs": 32, "workers": 1, "eval-count": 0}
+    given = [text for name, value in options.items() for text in (f"--{name}", str(value))]
+    command = [sys.executable, str(RECIPE), "--out", str(tmp_path), *given]
+    first = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert first.returncode == 0, first.stderr
+    checkpoint = tmp_path / "checkpoint"
+    assert json.loads((checkpoint / "card.json").read_text())["trained"] is True
+
+    manifest = tmp_path / "jobs.jsonl"
+    job = {"custom_id": "one", "task": "t2i", "prompt": "a red circle", "bot_task": "none"}
+    manifest.write_text(json.dumps(job | {"num_inference_steps": 2}) + "\n", encoding="utf-8")
+    generate = [sys.executable, "-m", "hyimg_cli", "generate", str(manifest)]
+    generate += ["-o", str(tmp_path / "out"), "--model", str(checkpoint)]
+    made = subprocess.run(generate, capture_output=True, text=True, check=False)
+    assert made.returncode == 0, made.stderr
+    assert list((tmp_path / "out" / "outputs").glob("*.png"))
