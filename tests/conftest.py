@@ -2,8 +2,12 @@
 
 import io
 import json
+import os
 import random
+import secrets
+import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +18,16 @@ import pytest
 from PIL import Image
 
 WriteManifest = Callable[..., Path]
+CACHE = Path(tempfile.gettempdir()) / f"hyimg-tests-{os.getpid()}"
+
+
+def pytest_configure() -> None:
+    """No test touches the developer's own cache, nor one that a test started as a process."""
+    os.environ["HYIMG_CACHE_DIR"] = str(CACHE)
+
+
+def pytest_unconfigure() -> None:
+    shutil.rmtree(CACHE, ignore_errors=True)
 
 
 @pytest.fixture(autouse=True)
@@ -26,12 +40,11 @@ def _fixed_seeds() -> None:
 
 @pytest.fixture(autouse=True)
 def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A developer's own HYIMG_ variables must not change what a test sees."""
-    import os
-
+    """A developer's own HYIMG_ variables must not change what a test sees; its cache is empty."""
     for name in [name for name in os.environ if name.startswith("HYIMG_")]:
         if name != "HYIMG_GOLDENS":
             monkeypatch.delenv(name)
+    monkeypatch.setenv("HYIMG_CACHE_DIR", str(CACHE / secrets.token_hex(8)))
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import typer
 
 from hyimg_cli import __version__
 from hyimg_cli.cli import later, render
+from hyimg_cli.cli.cache import cache
 from hyimg_cli.cli.check import check
 from hyimg_cli.cli.generate import generate
 from hyimg_cli.cli.plan import plan
@@ -27,6 +28,7 @@ app = typer.Typer(
 app.command()(generate)
 app.command()(check)
 app.command()(plan)
+app.add_typer(cache, name="cache")
 
 
 @app.callback(invoke_without_command=True)

@@ -18,12 +18,14 @@ from hyimg_cli.engine.runner import ResumePolicy, Selection
 from hyimg_cli.errors import UsageError
 from hyimg_cli.spec.run import (
     BatchConfig,
+    CacheConfig,
     FailurePolicy,
     ModelChoice,
     OutputConfig,
     ReuseConfig,
     RunConfig,
 )
+from hyimg_cli.store.disk import KINDS
 
 _RUN, _MODEL, _SAMPLING, _CHOICE, _STYLE = "Run", "Model", "Sampling defaults", "Selection", "Style"
 
@@ -97,6 +99,25 @@ BatchInvariant = Annotated[
 PrefixCacheMb = Annotated[
     int | None,
     _option("--prefix-cache-mb", panel=_RUN, min=0, help="K/V kept for prefixes that jobs share."),
+]
+CacheDir = Annotated[
+    Path | None,
+    _option("--cache-dir", panel=_RUN, help="Folder of the disk cache. Default: ~/.cache/hyimg."),
+]
+DiskCache = Annotated[
+    bool | None,
+    _option(
+        "--disk-cache/--no-disk-cache",
+        panel=_RUN,
+        help="Keep encoded source images on disk for later runs (default), or not.",
+    ),
+]
+DiskCacheMb = Annotated[
+    int | None,
+    _option("--disk-cache-mb", panel=_RUN, min=0, help="Most that the disk cache may hold."),
+]
+CacheKind = Annotated[
+    str | None, _option("--kind", panel=_CHOICE, help=f"Only one kind: {', '.join(KINDS)}.")
 ]
 Prewarm = Annotated[
     bool | None,
@@ -212,6 +233,24 @@ def output_folder(
     return Path("runs") / f"{manifest_name}{shard}"
 
 
+def cache_folder(settings: Mapping[str, Setting]) -> Path | None:
+    """Where the disk cache lies: as asked, else in the user's own; None where there is none."""
+    given, shared = settings["cache_dir"].value, Path(os.environ.get("XDG_CACHE_HOME", ""))
+    try:
+        if given is not None:
+            return Path(given).expanduser()
+        # A relative one is to be ignored, says the XDG specification.
+        return (shared if shared.is_absolute() else Path.home() / ".cache") / "hyimg"
+    except RuntimeError:  # a user without a home
+        return None
+
+
+def cache_config(settings: Mapping[str, Setting]) -> CacheConfig:
+    """What is kept on disk from one run to the next."""
+    folder = cache_folder(settings) if settings["disk_cache"].value else None
+    return CacheConfig(folder, settings["disk_cache_mb"].value)
+
+
 def resume_policy_of(given: Mapping[str, Any]) -> ResumePolicy:
     """What an earlier run in the same folder means."""
     return ResumePolicy(given["resume"], given["retry_failed"], given["force"])
@@ -230,6 +269,7 @@ def run_config(settings: Mapping[str, Setting], folder: Path) -> RunConfig:
             value["prefix_cache_mb"],
             value["prewarm"],
         ),
+        cache=cache_config(settings),
         failure=FailurePolicy(value["fail_fast"], value["max_retries"]),
         origins=tuple((s.name, str(s.value), s.origin) for s in settings.values()),
     )

@@ -6,12 +6,13 @@ the same segments and the same tree as the run itself. What depends on text that
 rests on an assumed length.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
 from hyimg_cli.batch.cost import JobTokens, PlanCost, cost
-from hyimg_cli.engine.keys import source_digest
+from hyimg_cli.engine.keys import source_digest, source_key
 from hyimg_cli.errors import SourceImageError
 from hyimg_cli.kv.tree import KVTree
 from hyimg_cli.media.images import probe_image
@@ -20,7 +21,8 @@ from hyimg_cli.models.hunyuan_image3.prompter import Prompter
 from hyimg_cli.models.hunyuan_image3.sequence import Grid, Layout, SourceShape, segments
 from hyimg_cli.spec.job import ImageJob, Size
 from hyimg_cli.spec.plan import Plan
-from hyimg_cli.spec.run import RunConfig
+from hyimg_cli.spec.run import ModelChoice, RunConfig
+from hyimg_cli.store.disk import SOURCE_IMAGES, DiskStore
 
 _GPU = Path("/dev/nvidia0")
 
@@ -56,7 +58,8 @@ class Forecast:
 
     def __init__(self, config: RunConfig, assumed_think: int) -> None:
         self._config, self._assumed_think = config, assumed_think
-        self._encoded: set[tuple[str, str]] = set()
+        self._seen: set[tuple[str, str]] = set()
+        self._store = DiskStore(config.cache.folder, config.cache.budget_bytes)
         self.tree: KVTree[Sized] = KVTree(
             config.batch.prefix_cache_mb * 1_000_000, splits_text=not config.batch.is_invariant
         )
@@ -68,10 +71,22 @@ class Forecast:
         tokens = registry.job_tokens(
             job, sizes, assumed_think=self._assumed_think, revision=self._config.model.revision
         )
-        new = {(job.model, digest) for digest in digests} - self._encoded
-        self._encoded |= new
-        tokens = replace(tokens, image_encodes=len(new))
+        tokens = replace(tokens, image_encodes=self._encodes(job.model, digests))
         return self._shared(job, tokens, sizes, digests)
+
+    def _encodes(self, model: str, digests: Sequence[str]) -> int:
+        """How many of the images no earlier job had, and no earlier run left on disk."""
+        new = {(model, digest) for digest in digests} - self._seen
+        self._seen |= new
+        return sum(not self._is_stored(model, digest) for model, digest in new)
+
+    def _is_stored(self, model: str, digest: str) -> bool:
+        if not self._store.takes_more:
+            return False
+        device, dtype = _precision(self._config.model)
+        model_print = registry.fingerprint(model, self._config.model.revision)
+        key = source_key(digest, model_print, device=device, dtype=dtype)
+        return self._store.has(SOURCE_IMAGES, key)
 
     def _shared(
         self, job: ImageJob, tokens: JobTokens, sizes: list[Size], digests: list[str]
@@ -120,9 +135,12 @@ def _source_size(path: str) -> Size:
 
 def _kv_bytes_per_token(model: str, config: RunConfig) -> int:
     """Bytes of one token's K/V in the dtype that the run will choose."""
-    dtype = config.model.dtype
-    if dtype == "auto":
-        has_gpu = config.model.device != "cpu" and _GPU.exists()
-        dtype = "bfloat16" if has_gpu else "float32"
     stored = registry.model_card(model, config.model.revision).kv_bytes_per_token
-    return stored * 2 if dtype == "float32" else stored
+    return stored * 2 if _precision(config.model)[1] == "float32" else stored
+
+
+def _precision(choice: ModelChoice) -> tuple[str, str]:
+    """Kind of device and dtype that the run will choose; without torch, so by the driver's file."""
+    device = "cuda" if choice.device != "cpu" and _GPU.exists() else "cpu"
+    by_default = "bfloat16" if device == "cuda" else "float32"
+    return device, by_default if choice.dtype == "auto" else choice.dtype

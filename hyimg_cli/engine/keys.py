@@ -5,12 +5,15 @@ from functools import cache
 from pathlib import Path
 
 from hyimg_cli.batch.journal import job_key
+from hyimg_cli.engine.provenance import versions
 from hyimg_cli.models import registry
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.job import ImageJob
 from hyimg_cli.spec.run import RunConfig
 
 UNREADABLE = "unreadable"
+# Counts up when the same image, weights and packages lead to other rows.
+_SOURCE_FORMAT = 1
 
 
 def key_of(job: ImageJob, source_digests: Sequence[str], config: RunConfig) -> str:
@@ -40,3 +43,24 @@ def source_digest(path: str) -> str:
         return digest.of_file(Path(path))
     except OSError:
         return UNREADABLE
+
+
+def source_key(image_digest: str, model_print: str, *, device: str, dtype: str) -> str:
+    """The key of an encoded source image: everything that decides its bits.
+
+    `device` is `cpu` or `cuda`. Packages count too: another version may round otherwise.
+    """
+    facts = {
+        "format": _SOURCE_FORMAT,
+        "image": image_digest,
+        "model": model_print,
+        "device": device,
+        "dtype": dtype,
+        "versions": _versions(),
+    }
+    return digest.of_json(facts)
+
+
+@cache
+def _versions() -> dict[str, str]:
+    return versions()

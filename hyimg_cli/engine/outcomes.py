@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 @dataclass(frozen=True)
 class Facts:
     """What every line says, whatever the job's end: its key, how often it was tried, its seconds,
-    and what the session's memos had (`hits`) or made (`misses`) until now, by kind.
+    and by kind what the session found in memory, found on disk, or had to make until now.
     """
 
     key: str

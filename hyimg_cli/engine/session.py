@@ -1,4 +1,4 @@
-"""A loaded model at work on a plan: the one place that holds model, tree, memo and output folder.
+"""A loaded model at work on a plan: the one place that holds model, tree, sources and folder.
 
 A picture is written, then its line, then `JobDone` leaves the session: a killed run never has a
 line without its picture.
@@ -19,19 +19,20 @@ from hyimg_cli.batch.resolved import job_to_json
 from hyimg_cli.engine.beside import ReadAhead, WriteBehind
 from hyimg_cli.engine.clock import PhaseClock
 from hyimg_cli.engine.group import Drawn, GroupRun, Lost, Progress
-from hyimg_cli.engine.image import EncodeSource, Picture, ReadSource, Studio
+from hyimg_cli.engine.image import Picture, ReadSource, Studio
 from hyimg_cli.engine.keys import key_of, source_digest
 from hyimg_cli.engine.memory import batch_size
 from hyimg_cli.engine.outcomes import Facts, done, failed
 from hyimg_cli.engine.prefixes import Prefixes
 from hyimg_cli.engine.prewarm import Shape, prewarm
+from hyimg_cli.engine.sources import Sources
 from hyimg_cli.errors import Interrupted, MachineError
 from hyimg_cli.kv.buffer import Slice
 from hyimg_cli.kv.tree import KVTree
 from hyimg_cli.media.images import SourceImage, write_png
 from hyimg_cli.media.metadata import PictureFacts, png_text
 from hyimg_cli.models import registry
-from hyimg_cli.models.protocols import Encoded, MixedModel
+from hyimg_cli.models.protocols import MixedModel
 from hyimg_cli.spec.events import (
     Event,
     GroupStarted,
@@ -45,9 +46,6 @@ from hyimg_cli.spec.events import (
 from hyimg_cli.spec.job import ImageJob
 from hyimg_cli.spec.plan import Plan
 from hyimg_cli.spec.run import ModelChoice, RunConfig
-from hyimg_cli.store.memo import Memo
-
-_SOURCE_MEMO_BYTES = 2 << 30
 
 
 @dataclass(frozen=True)
@@ -63,7 +61,7 @@ class Session:
         self._config = config
         self._folder: RunFolder | None = None
         self._model: MixedModel | None = None
-        self._sources: Memo[tuple[str, str], Encoded] = Memo(_SOURCE_MEMO_BYTES, _encoded_bytes)
+        self._sources = Sources(config.cache)
         self._tree: KVTree[Slice] = KVTree(
             config.batch.prefix_cache_mb * 1_000_000, splits_text=not config.batch.is_invariant
         )
@@ -136,7 +134,7 @@ class Session:
             return
         started = time.perf_counter()
         size = batch_size(jobs, self._resident(), self._config.batch)
-        studio = self._studio(read=_unread, encode=self._encode)
+        studio = self._studio(_unread)
         shapes = prewarm(jobs, studio, batch_size=size, warmed=self._warmed)
         if shapes:
             yield Prewarmed(shapes, time.perf_counter() - started)
@@ -166,7 +164,7 @@ class Session:
         size = batch_size(jobs, model, self._config.batch)
         coming = [path for job in jobs for path in job.images]
         ahead = ReadAhead(reader, coming, window=2 * size)
-        studio = self._studio(read=ahead.read, encode=self._encode)
+        studio = self._studio(ahead.read)
         run = GroupRun(
             jobs,
             studio,
@@ -175,8 +173,10 @@ class Session:
         )
         return run.run()
 
-    def _studio(self, *, read: ReadSource, encode: EncodeSource) -> Studio:
+    def _studio(self, read: ReadSource) -> Studio:
         model = self._resident()
+        model_print = registry.fingerprint(model.card.model, self._config.model.revision)
+        encode = self._sources.encoder(model, model_print)
         scope = f"{model.card.model} {model.dtype_name}"
         prefixes = Prefixes(self._tree, scope)
         return Studio(model, self._config.reuse, prefixes, read, encode)
@@ -189,13 +189,6 @@ class Session:
             yield event
             if self._stop_signal is not None:
                 raise Interrupted(self._stop_signal)
-
-    def _encode(self, image: SourceImage) -> Encoded:
-        model = self._resident()
-        return self._sources.get(
-            (model.card.model, image.digest),
-            lambda: model.encode_source(image.pixels, image.digest),
-        )
 
     def _journaled(self, behind: WriteBehind[_Written], *, wait: bool) -> Iterator[JobDone]:
         for written, seconds in behind.finished(wait=wait):
@@ -218,8 +211,8 @@ class Session:
 
     def _facts(self, job: ImageJob, clock: PhaseClock, key: str) -> Facts:
         self._attempts[job.custom_id] = self._attempts.get(job.custom_id, 0) + 1
-        sources = {"hits": self._sources.hits, "misses": self._sources.misses}
-        return Facts(key, self._attempts[job.custom_id], clock, {"source_images": sources})
+        cache = {"source_images": self._sources.counts()}
+        return Facts(key, self._attempts[job.custom_id], clock, cache)
 
     def _recorded(self, outcome: Outcome) -> Outcome:
         if self._folder is not None:
@@ -267,7 +260,3 @@ def _synchronize() -> None:
     """Wait for the GPU, so that a phase's clock stops when its work is done."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
-
-
-def _encoded_bytes(encoded: Encoded) -> int:
-    return sum(rows.nbytes for rows in vars(encoded.rows).values())

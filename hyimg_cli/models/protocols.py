@@ -126,6 +126,14 @@ class MixedModel(Protocol):
     def encode_source(self, pixels: np.ndarray, digest: str) -> Encoded:
         """Rows of a source image, RGB uint8 [H, W, 3]."""
 
+    def pack_source(self, encoded: Encoded) -> bytes:
+        """An encoded source image as bytes that any process can keep."""
+
+    def unpack_source(self, data: bytes, digest: str) -> Encoded:
+        """What `pack_source` was given, on the model's device. Raises ValueError for other
+        bytes.
+        """
+
     def opening(self, job: ImageJob, sources: Sequence[Encoded]) -> Opening | None:
         """What the AR stage starts from; None where it has nothing to write or to decide."""
 

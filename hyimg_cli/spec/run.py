@@ -48,6 +48,18 @@ class BatchConfig:
 
 
 @dataclass(frozen=True)
+class CacheConfig:
+    """What is kept on disk from one run to the next. Without a `folder`, nothing."""
+
+    folder: Path | None = None
+    budget_mb: int = 10240
+
+    @property
+    def budget_bytes(self) -> int:
+        return self.budget_mb * 1_000_000
+
+
+@dataclass(frozen=True)
 class OutputConfig:
     """Where results go and what they carry."""
 
@@ -73,5 +85,6 @@ class RunConfig:
     model: ModelChoice = field(default_factory=ModelChoice)
     reuse: ReuseConfig = field(default_factory=ReuseConfig)
     batch: BatchConfig = field(default_factory=BatchConfig)
+    cache: CacheConfig = field(default_factory=CacheConfig)
     failure: FailurePolicy = field(default_factory=FailurePolicy)
     origins: tuple[tuple[str, str, str], ...] = ()

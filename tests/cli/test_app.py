@@ -15,6 +15,8 @@ LIGHT_COMMANDS = (
     ["generate", "--help"],
     ["check", "quickstart"],
     ["plan", "quickstart"],
+    ["cache", "list"],
+    ["cache", "clear"],
 )
 
 

@@ -16,7 +16,8 @@ from hyimg_cli.models import registry
 from hyimg_cli.models.hunyuan_image3.family import HunyuanImage3
 from hyimg_cli.spec.events import JobDone
 from hyimg_cli.spec.job import ImageJob, SizeRequest
-from hyimg_cli.spec.run import BatchConfig, ModelChoice, OutputConfig, RunConfig
+from hyimg_cli.spec.run import BatchConfig, CacheConfig, ModelChoice, OutputConfig, RunConfig
+from hyimg_cli.store.disk import SOURCE_IMAGES
 
 
 def _config(out: Path, **batch: Any) -> RunConfig:
@@ -74,6 +75,31 @@ def test_known_counts_agree_exactly_with_the_run(
     computed = sum(b.computed for o in silent for b in o.kv_reuse.branches)
     group = next(g for g in promised.groups if g.size_class == "64x64")
     assert group.cost.prefix_rows == computed
+
+
+@pytest.mark.parametrize("state", ["off", "cold", "half", "warm", "cut"])
+def test_image_encodes_agree_with_the_run_whatever_is_on_disk(
+    jobs: list[ImageJob], tmp_path: Path, state: str
+) -> None:
+    cache = CacheConfig(tmp_path / "cache", budget_mb=0 if state == "off" else 10)
+    config = replace(_config(tmp_path / "out", prewarm=False), cache=cache)
+    before = {"half": jobs[:1], "warm": jobs, "cut": jobs}.get(state, [])
+    _encodes(before, replace(config, output=OutputConfig(tmp_path / "before")))
+    if state == "cut":
+        path = min((tmp_path / "cache" / SOURCE_IMAGES).iterdir())
+        path.write_bytes(path.read_bytes()[:-1])
+    promised = forecast(make_plan(jobs, registry.model_card), config, assumed_think=0)
+    expected = {"off": 2, "cold": 2, "half": 1, "warm": 0, "cut": 1}[state]
+    assert promised.total.image_encodes == _encodes(jobs, config) == expected
+
+
+def _encodes(jobs: list[ImageJob], config: RunConfig) -> int:
+    """Images that a session encodes for the jobs, as their last line says."""
+    with RunFolder(config.output.folder) as folder:
+        events = list(Session(config).run(make_plan(jobs, registry.model_card), folder))
+    lines = [event.outcome for event in events if isinstance(event, JobDone)]
+    assert len(lines) == len(jobs)
+    return lines[-1].cache["source_images"]["misses"] if lines else 0
 
 
 def test_sixteen_edits_at_the_released_size_read_an_eighth(

@@ -13,6 +13,7 @@ from hyimg_cli.kernels.rows import invariant_multiple
 from hyimg_cli.kv.buffer import Buffer
 from hyimg_cli.kv.segments import Segment
 from hyimg_cli.media.images import fit_cover
+from hyimg_cli.models.hunyuan_image3 import stored
 from hyimg_cli.models.hunyuan_image3.model import (
     Branch,
     HunyuanImage3ForCausalMM,
@@ -106,6 +107,12 @@ class HunyuanImage3:
             rows=self.network.encode_source(latents_1CYX, inputs),
             notes=(note,) if note else (),
         )
+
+    def pack_source(self, encoded: Encoded) -> bytes:
+        return stored.pack(encoded)
+
+    def unpack_source(self, data: bytes, digest: str) -> Encoded:
+        return stored.unpack(data, digest, self.network.model.wte.weight.device)
 
     def opening(self, job: ImageJob, sources: Sequence[Encoded]) -> Opening | None:
         opening = self.prompter.opening(job, _shapes(sources))

@@ -1,0 +1,61 @@
+"""`hyimg cache`: what is kept on disk between runs, listed, sized and cleared."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import typer
+
+from hyimg_cli.cli import options as o
+from hyimg_cli.cli import render
+from hyimg_cli.errors import UsageError
+from hyimg_cli.store.disk import KINDS, DiskStore, Entry
+
+cache = typer.Typer(no_args_is_help=True, help="Show or clear what is kept on disk between runs.")
+
+
+@cache.command("list")
+def list_kinds(ctx: typer.Context, cache_dir: o.CacheDir = None, as_json: o.AsJson = False) -> None:
+    """Entries and bytes of each kind."""
+    entries = _store(ctx.params).entries()
+    for kind in sorted({*KINDS, *(entry.kind for entry in entries)}):
+        of_kind = [entry for entry in entries if entry.kind == kind]
+        _show({"kind": kind} | _counts(of_kind), as_json=as_json)
+
+
+@cache.command()
+def size(ctx: typer.Context, cache_dir: o.CacheDir = None, as_json: o.AsJson = False) -> None:
+    """Entries and bytes of all kinds together, and their folder."""
+    folder = str(o.cache_folder(o.settings_of(ctx.params)) or "")
+    _show({"folder": folder} | _counts(_store(ctx.params).entries()), as_json=as_json)
+
+
+@cache.command()
+def clear(
+    ctx: typer.Context,
+    cache_dir: o.CacheDir = None,
+    kind: o.CacheKind = None,
+    as_json: o.AsJson = False,
+) -> None:
+    """Remove every entry, or those of one kind. A run that is under way encodes again."""
+    if kind is not None and kind not in KINDS:
+        raise UsageError(f"--kind {kind!r} is not known", hint=f"allowed: {', '.join(KINDS)}")
+    removed = _store(ctx.params).clear(kind)
+    _show({"removed": kind or "all"} | _counts(removed), as_json=as_json)
+
+
+def _store(given: Mapping[str, Any]) -> DiskStore:
+    """The store that the settings name, whatever its budget: it is looked at, not written."""
+    return DiskStore(o.cache_folder(o.settings_of(given)), budget_bytes=1)
+
+
+def _counts(entries: Sequence[Entry]) -> dict[str, Any]:
+    return {"entries": len(entries), "bytes": sum(entry.nbytes for entry in entries)}
+
+
+def _show(facts: Mapping[str, Any], *, as_json: bool) -> None:
+    """Facts as a JSON object, or their values in columns."""
+    if as_json:
+        render.json_line(facts)
+    else:
+        *name, entries, size_bytes = facts.values()
+        render.line(f"{' '.join(map(str, name))}  {entries} entries  {size_bytes} bytes")
