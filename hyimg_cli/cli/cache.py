@@ -10,7 +10,7 @@ from hyimg_cli.cli import render
 from hyimg_cli.errors import UsageError
 from hyimg_cli.store.disk import KINDS, DiskStore, Entry
 
-cache = typer.Typer(no_args_is_help=True, help="Show or clear what is kept on disk between runs.")
+cache = typer.Typer(help="Show or clear what is kept on disk between runs.")
 
 
 @cache.command("list")

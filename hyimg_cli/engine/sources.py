@@ -23,7 +23,9 @@ class Sources:
 
     def encoder(self, model: MixedModel, model_print: str) -> EncodeSource:
         """What encodes an image for `model`, whose checkpoint has the fingerprint `model_print`."""
-        device, dtype = model.device_name.partition(":")[0], model.dtype_name
+        # A model spread over GPUs may keep a layer on the CPU; its encoders are on the GPUs.
+        device = "cuda" if "cuda" in model.device_name else "cpu"
+        dtype = model.dtype_name
 
         def encode(image: SourceImage) -> Encoded:
             key = source_key(image.digest, model_print, device=device, dtype=dtype)

@@ -91,3 +91,8 @@ def test_a_recipe_may_set_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     recipe = tmp_path / "run.toml"
     recipe.write_text('[cache]\ncache_dir = "kept"\ndisk_cache_mb = 7\n')
     assert _chosen({"recipe": recipe}) == CacheConfig(Path("kept"), 7)
+
+
+def test_alone_it_says_what_is_missing(run_cli: Run) -> None:
+    ran = run_cli("cache")
+    assert (ran.code, ran.err.splitlines()[0]) == (2, "error[usage]: Missing command.")

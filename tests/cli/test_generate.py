@@ -45,6 +45,7 @@ def test_run_json_says_what_ran_and_where_settings_came_from(
     recipe = tmp_path / "r.toml"
     recipe.write_text("[sampling]\nflow_shift = 1.5\n")
     arguments = ("--recipe", recipe, "--steps", "3", "-o", tmp_path / "out")
+    arguments += ("--cache-dir", tmp_path / "kept")
     assert run_cli("generate", write_manifest(*GOOD), *arguments).code == 0
     text = (tmp_path / "out" / "run.json").read_text()
     info = json.loads(text)
@@ -58,6 +59,7 @@ def test_run_json_says_what_ran_and_where_settings_came_from(
     assert info["hardware"]["cpu"]
     assert len(info["manifest"]["digest"]) == 64
     assert len(info["models"]["tiny-image"]) == 64
+    assert flags["cache_dir"] == {"value": "kept", "origin": "flag"}
     assert str(tmp_path) not in text
     assert "hf_secret" not in text
 
