@@ -98,6 +98,10 @@ PrefixCacheMb = Annotated[
     int | None,
     _option("--prefix-cache-mb", panel=_RUN, min=0, help="K/V kept for prefixes that jobs share."),
 ]
+PrefixCacheHostMb = Annotated[
+    int | None,
+    _option("--prefix-cache-host-mb", panel=_RUN, min=0, help="More of them, kept in main memory."),
+]
 Prewarm = Annotated[
     bool | None,
     _option("--prewarm/--no-prewarm", panel=_RUN, help="Run each shape once before it counts."),
@@ -228,6 +232,7 @@ def run_config(settings: Mapping[str, Setting], folder: Path) -> RunConfig:
             value["batching_max_size"],
             value["batch_invariant"],
             value["prefix_cache_mb"],
+            value["prefix_cache_host_mb"],
             value["prewarm"],
         ),
         failure=FailurePolicy(value["fail_fast"], value["max_retries"]),

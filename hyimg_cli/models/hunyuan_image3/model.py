@@ -217,15 +217,19 @@ class HunyuanImage3ForCausalMM(PreTrainedModel):
         parts = hidden_TM.split(counts)
         return [self._final(live, part) for live, part in zip(pictures, parts, strict=True)]
 
+    @property
+    def layer_devices(self) -> list[torch.device]:
+        """Where each layer, and its part of a buffer, lives."""
+        return [layer.self_attn.qkv_proj.weight.device for layer in self.model.layers]
+
     def new_buffer(self, capacity: int) -> Buffer:
         """An empty buffer for one branch, each layer's part on that layer's device."""
-        weights = [layer.self_attn.qkv_proj.weight for layer in self.model.layers]
         return Buffer(
             kv_heads=self.arch.num_key_value_heads,
             head_dim=self.arch.head_dim,
             capacity=capacity,
-            dtype=weights[0].dtype,
-            devices=[weight.device for weight in weights],
+            dtype=self.model.layers[0].self_attn.qkv_proj.weight.dtype,
+            devices=self.layer_devices,
         )
 
     def _live_rows(self, live: Live) -> Tensor:
