@@ -110,6 +110,9 @@ def ready(work: Prefilled, studio: Studio) -> Ready:
     written = _written(work, model)
     bucket, size_note = model.bucket(job, written.ratio_id)
     layout = model.layout(job, work.sources, written.ids, bucket)
+    if layout.live_stop > model.card.max_positions:
+        known = f"{model.card.max_positions} positions are known to the model"
+        work.notes.append(f"the picture reaches position {layout.live_stop}; {known}")
     prefixes = studio.prefixes if studio.reuse.kv_reuse else None
     builder = BranchBuilder(model, layout, work.sources, prefixes=prefixes, clock=work.clock)
     has_negative = job.guidance_scale > 1 and not model.card.is_distilled

@@ -262,7 +262,7 @@ class HunyuanImage3ForCausalMM(PreTrainedModel):
         return torch.cat([row.to(rows[0].device) for row in rows])
 
     def _scalar(self, value: float) -> Tensor:
-        """A number on the device, [1]; filled there, since a copy from the host would wait for it."""
+        """A number on the device, [1]; filled there: a copy from the host would wait."""
         return torch.full((1,), value, device=self.device)
 
     def _embed(self, ids: Sequence[int]) -> Tensor:
