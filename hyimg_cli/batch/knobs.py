@@ -52,6 +52,7 @@ KNOBS = (
     Knob("batch", "batching_max_size", Integer(1, 1024), 16),
     Knob("batch", "batch_invariant", Truth(), True),
     Knob("batch", "prefix_cache_mb", Integer(0, 10**7), 4096),
+    Knob("batch", "prefix_cache_host_mb", Integer(0, 10**7), 0),
     Knob("batch", "prewarm", Truth(), True),
     Knob("cache", "cache_dir", Text("folder")),
     Knob("cache", "disk_cache", Truth(), True),

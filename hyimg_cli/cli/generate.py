@@ -40,6 +40,7 @@ def generate(
     batching_max_size: o.BatchingMaxSize = None,
     batch_invariant: o.BatchInvariant = None,
     prefix_cache_mb: o.PrefixCacheMb = None,
+    prefix_cache_host_mb: o.PrefixCacheHostMb = None,
     cache_dir: o.CacheDir = None,
     disk_cache: o.DiskCache = None,
     disk_cache_mb: o.DiskCacheMb = None,

@@ -100,6 +100,10 @@ PrefixCacheMb = Annotated[
     int | None,
     _option("--prefix-cache-mb", panel=_RUN, min=0, help="K/V kept for prefixes that jobs share."),
 ]
+PrefixCacheHostMb = Annotated[
+    int | None,
+    _option("--prefix-cache-host-mb", panel=_RUN, min=0, help="More of them, kept in main memory."),
+]
 CacheDir = Annotated[
     Path | None,
     _option("--cache-dir", panel=_RUN, help="Folder of the disk cache. Default: ~/.cache/hyimg."),
@@ -267,6 +271,7 @@ def run_config(settings: Mapping[str, Setting], folder: Path) -> RunConfig:
             value["batching_max_size"],
             value["batch_invariant"],
             value["prefix_cache_mb"],
+            value["prefix_cache_host_mb"],
             value["prewarm"],
         ),
         cache=cache_config(settings),

@@ -137,7 +137,8 @@ class GroupRun:
             _enter(batch, "denoise_first")
             for moved in denoise([work.track for work in batch], self._velocities(batch)):
                 latents, steps = moved, steps + 1
-                _enter(batch, "denoise_rest")
+                if steps == 1:
+                    _enter(batch, "denoise_rest")
                 for work in batch:
                     yield DenoiseStep(work.job.custom_id, steps, work.job.num_inference_steps)
             _enter(batch, "queue")
@@ -177,12 +178,13 @@ class GroupRun:
             self._thinking = [work for work in self._thinking if work is not batch[0]]
             yield Lost(batch[0].job, batch[0].clock, error)
             return
-        what = "out of memory" if isinstance(error, torch.OutOfMemoryError) else repr(error)
+        half, what = len(batch) // 2, repr(error)
+        if isinstance(error, torch.OutOfMemoryError):
+            what, self._size = "out of memory", half
         note = f"a batch of {len(batch)} failed ({what}); it went on in halves"
         logger.warning(note)
         for work in batch:
             work.notes.append(note)
-        half = len(batch) // 2
         for part in (batch[:half], batch[half:]):
             yield from again(part)
 

@@ -40,13 +40,12 @@ class Studio:
     encode: EncodeSource
 
 
-@dataclass
+@dataclass(eq=False)
 class Prefilled:
     """A job whose AR prompt is in its context; `writer` is None where there is nothing to write."""
 
     job: ImageJob
     clock: PhaseClock
-    images: list[SourceImage]
     sources: list[Encoded]
     context: Context
     writer: Writer | None
@@ -56,7 +55,7 @@ class Prefilled:
     think_batch: int = 1
 
 
-@dataclass
+@dataclass(eq=False)
 class Ready:
     """A job whose branches are ready to denoise."""
 
@@ -102,7 +101,7 @@ def opened(job: ImageJob, studio: Studio, clock: PhaseClock) -> Prefilled:
     clock.enter("queue")
     notes = [note for image in images for note in image.notes]
     notes += [note for source in sources for note in source.notes]
-    return Prefilled(job, clock, images, sources, context, writer, prefilled, shared, notes)
+    return Prefilled(job, clock, sources, context, writer, prefilled, shared, notes)
 
 
 def ready(work: Prefilled, studio: Studio) -> Ready:
@@ -111,6 +110,9 @@ def ready(work: Prefilled, studio: Studio) -> Ready:
     written = _written(work, model)
     bucket, size_note = model.bucket(job, written.ratio_id)
     layout = model.layout(job, work.sources, written.ids, bucket)
+    if layout.live_stop > model.card.max_positions:
+        known = f"{model.card.max_positions} positions are known to the model"
+        work.notes.append(f"the picture reaches position {layout.live_stop}; {known}")
     prefixes = studio.prefixes if studio.reuse.kv_reuse else None
     builder = BranchBuilder(model, layout, work.sources, prefixes=prefixes, clock=work.clock)
     has_negative = job.guidance_scale > 1 and not model.card.is_distilled
@@ -130,7 +132,7 @@ def ready(work: Prefilled, studio: Studio) -> Ready:
         bucket=bucket,
         branches=branches,
         reuse=reuse_report,
-        source_digests=tuple(image.digest for image in work.images),
+        source_digests=tuple(source.digest for source in work.sources),
         notes=[*work.notes, size_note],
         track=Track(
             model.initial_latents(bucket, job.seed),

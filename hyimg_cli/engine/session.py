@@ -28,7 +28,7 @@ from hyimg_cli.engine.prewarm import Shape, prewarm
 from hyimg_cli.engine.sources import Sources
 from hyimg_cli.errors import Interrupted, MachineError
 from hyimg_cli.kv.buffer import Slice
-from hyimg_cli.kv.tree import KVTree
+from hyimg_cli.kv.tree import Host, KVTree
 from hyimg_cli.media.images import SourceImage, write_png
 from hyimg_cli.media.metadata import PictureFacts, png_text
 from hyimg_cli.models import registry
@@ -47,6 +47,8 @@ from hyimg_cli.spec.job import ImageJob
 from hyimg_cli.spec.plan import Plan
 from hyimg_cli.spec.run import ModelChoice, RunConfig
 
+_MB = 1_000_000
+
 
 @dataclass(frozen=True)
 class _Written:
@@ -62,9 +64,7 @@ class Session:
         self._folder: RunFolder | None = None
         self._model: MixedModel | None = None
         self._sources = Sources(config.cache)
-        self._tree: KVTree[Slice] = KVTree(
-            config.batch.prefix_cache_mb * 1_000_000, splits_text=not config.batch.is_invariant
-        )
+        self._tree = self._new_tree()
         self._attempts: dict[str, int] = {}
         self._warmed: set[Shape] = set()
         self._stop_signal: int | None = None
@@ -112,6 +112,19 @@ class Session:
             device=self._model.device_name,
             dtype=self._model.dtype_name,
             parameters=self._model.parameter_count,
+        )
+
+    def _new_tree(self) -> KVTree[Slice]:
+        batch = self._config.batch
+        host = Host(
+            batch.prefix_cache_host_mb * _MB,
+            spill=Slice.on_host,
+            restore=lambda rows: rows.on(self._resident().layer_devices),
+        )
+        return KVTree(
+            batch.prefix_cache_mb * _MB,
+            splits_text=not batch.is_invariant,
+            host=host if batch.prefix_cache_host_mb else None,
         )
 
     def _tried(self, jobs: Sequence[ImageJob], started: float) -> Iterator[Event]:

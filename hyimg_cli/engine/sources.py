@@ -10,7 +10,7 @@ from hyimg_cli.spec.run import CacheConfig
 from hyimg_cli.store.disk import SOURCE_IMAGES, DiskStore
 from hyimg_cli.store.memo import Memo
 
-_MEMO_BYTES = 2 << 30
+_MEMO_BYTES = 2_000_000_000
 
 
 class Sources:

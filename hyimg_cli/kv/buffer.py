@@ -9,7 +9,7 @@ RoPE are a separate matter and never derived from it.
 """
 
 # Legend: S slot, H kv head, D head width, T new token
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -31,17 +31,31 @@ class Slice:
     def nbytes(self) -> int:
         return sum(t.nbytes for t in (*self.keys, *self.values))
 
+    def on_host(self) -> "Slice":
+        """A copy in main memory, pinned where a GPU will fetch it back."""
+        return self._mapped(_to_host)
+
+    def on(self, devices: Sequence[torch.device]) -> "Slice":
+        """A copy with each layer on its device; there is one entry a layer."""
+        return Slice(
+            tuple(k.to(d, copy=True) for k, d in zip(self.keys, devices, strict=True)),
+            tuple(v.to(d, copy=True) for v, d in zip(self.values, devices, strict=True)),
+        )
+
     def split(self, at: int) -> "tuple[Slice, Slice]":
         """The first `at` tokens and the rest, each with its own memory."""
-        first, rest = (slice(None, at), slice(at, None))
-        parts = [
-            Slice(
-                tuple(k[:, tokens].clone() for k in self.keys),
-                tuple(v[:, tokens].clone() for v in self.values),
-            )
-            for tokens in (first, rest)
-        ]
-        return parts[0], parts[1]
+        return (
+            self._mapped(lambda rows_HSD: rows_HSD[:, :at].clone()),
+            self._mapped(lambda rows_HSD: rows_HSD[:, at:].clone()),
+        )
+
+    def _mapped(self, change: Callable[[Tensor], Tensor]) -> "Slice":
+        return Slice(tuple(map(change, self.keys)), tuple(map(change, self.values)))
+
+
+def _to_host(rows: Tensor) -> Tensor:
+    host = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=torch.cuda.is_available())
+    return host.copy_(rows)
 
 
 class Buffer:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from hyimg_cli.diffusion.schedule import Step
@@ -116,6 +117,10 @@ class MixedModel(Protocol):
 
     @property
     def device_name(self) -> str: ...
+
+    @property
+    def layer_devices(self) -> Sequence[torch.device]:
+        """Where each layer, and its part of a buffer, lives."""
 
     @property
     def dtype_name(self) -> str: ...

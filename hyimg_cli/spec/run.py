@@ -37,13 +37,15 @@ class BatchConfig:
     """How many jobs work together, and what they share.
 
     `max_size`: jobs that think or denoise together. `is_invariant`: a job's pixels do not depend on
-    its batch, to the bit (CPU). `prefix_cache_mb`: K/V of shared prefixes kept between jobs; 0:
-    none.
+    its batch, to the bit (CPU). `prefix_cache_mb`: K/V of shared prefixes kept between jobs, on the
+    device; `prefix_cache_host_mb`: more of them in main memory. 0: none. `prewarm`: each shape is
+    run once before it counts.
     """
 
     max_size: int = 16
     is_invariant: bool = True
     prefix_cache_mb: int = 4096
+    prefix_cache_host_mb: int = 0
     prewarm: bool = True
 
 

@@ -13,7 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from hyimg_cli.engine.clock import PhaseClock
 from hyimg_cli.engine.group import Drawn, GroupRun, Lost
 from hyimg_cli.engine.image import Studio
-from hyimg_cli.kv.tree import KVTree
+from hyimg_cli.kv.buffer import Slice
+from hyimg_cli.kv.tree import Host, KVTree
 from hyimg_cli.spec.events import DenoiseStep
 from hyimg_cli.spec.job import ImageJob, SizeRequest
 
@@ -66,11 +67,6 @@ def _alone(jobs: list[ImageJob], model: Any) -> dict[str, bytes]:
     return {name: px for job in jobs for name, px in _pixels(_run([job], studio, 1)).items()}
 
 
-@pytest.fixture(scope="module")
-def big_tree() -> KVTree[Any]:
-    return KVTree(10**9)
-
-
 @pytest.mark.parametrize("size", [2, 5, 16])
 @pytest.mark.parametrize("budget", [0, 300_000, 10**9], ids=["no tree", "evicting", "whole tree"])
 def test_same_pixels_in_any_batch_order_and_tree(
@@ -81,6 +77,18 @@ def test_same_pixels_in_any_batch_order_and_tree(
     studio = studio_of(family, tree=KVTree(budget))
     assert _pixels(_run(mixed, studio, size)) == expected
     assert _pixels(_run(mixed[::-1], studio, size)) == expected
+
+
+def test_same_pixels_with_prefixes_spilled_to_main_memory(
+    family: Any, mixed: list[ImageJob]
+) -> None:
+    expected = _alone(mixed, family)
+    host = Host(10**9, spill=Slice.on_host, restore=lambda rows: rows.on(family.layer_devices))
+    tree = KVTree(200_000, host=host)
+    studio = studio_of(family, tree=tree)
+    assert _pixels(_run(mixed, studio, 4)) == expected
+    assert tree.host_bytes > 0
+    assert _pixels(_run(mixed, studio, 4)) == expected
 
 
 def test_failing_neighbours_change_nothing(

@@ -84,6 +84,10 @@ class HunyuanImage3:
         return ",".join(devices)
 
     @property
+    def layer_devices(self) -> list[torch.device]:
+        return self.network.layer_devices
+
+    @property
     def dtype_name(self) -> str:
         return str(self.network.lm_head.weight.dtype).removeprefix("torch.")
 

@@ -217,20 +217,24 @@ class HunyuanImage3ForCausalMM(PreTrainedModel):
         parts = hidden_TM.split(counts)
         return [self._final(live, part) for live, part in zip(pictures, parts, strict=True)]
 
+    @property
+    def layer_devices(self) -> list[torch.device]:
+        """Where each layer, and its part of a buffer, lives."""
+        return [layer.self_attn.qkv_proj.weight.device for layer in self.model.layers]
+
     def new_buffer(self, capacity: int) -> Buffer:
         """An empty buffer for one branch, each layer's part on that layer's device."""
-        weights = [layer.self_attn.qkv_proj.weight for layer in self.model.layers]
         return Buffer(
             kv_heads=self.arch.num_key_value_heads,
             head_dim=self.arch.head_dim,
             capacity=capacity,
-            dtype=weights[0].dtype,
-            devices=[weight.device for weight in weights],
+            dtype=self.model.layers[0].self_attn.qkv_proj.weight.dtype,
+            devices=self.layer_devices,
         )
 
     def _live_rows(self, live: Live) -> Tensor:
         """The rows that change at every step: specials, then the picture's tokens, [T, M]."""
-        timestep_B = torch.tensor([live.noise.timestep], device=self.device)
+        timestep_B = self._scalar(live.noise.timestep)
         latents_1CYX = live.latents_CYX[None].to(self.device)
         image_SM = self.patch_embed(latents_1CYX, self.time_embed(timestep_B))[0]
         # A spread model's embedders may live on other devices than its first layer.
@@ -241,7 +245,7 @@ class HunyuanImage3ForCausalMM(PreTrainedModel):
         """One picture's velocities [G, C, Y, X] from its branches' last hidden rows."""
         hidden_GSM = hidden_TM.unflatten(0, (len(live.branches), -1))
         image_GSM = hidden_GSM[:, live.branches[0].target.special_count :]
-        timestep_B = torch.tensor([live.noise.timestep], device=self.device)
+        timestep_B = self._scalar(live.noise.timestep)
         embedding = self.time_embed_2(timestep_B).expand(len(live.branches), -1)
         velocity: Tensor = self.final_layer(image_GSM, embedding, live.latents_CYX.shape[1])
         return velocity.to(live.latents_CYX.device).float()
@@ -251,12 +255,15 @@ class HunyuanImage3ForCausalMM(PreTrainedModel):
         rows = [self.timestep_emb(timestep_B)]
         if target.guidance is not None:
             # Upstream passes the scale in bfloat16: 2500 becomes 2496.
-            scale = torch.tensor([1000.0 * noise.guidance]).to(torch.bfloat16)
-            rows.append(self.guidance_emb(scale.to(timestep_B.device)))
+            scale_B = self._scalar(1000.0 * noise.guidance).to(torch.bfloat16)
+            rows.append(self.guidance_emb(scale_B))
         if target.timestep_r is not None:
-            next_B = torch.tensor([noise.next_timestep], device=timestep_B.device)
-            rows.append(self.timestep_r_emb(next_B))
+            rows.append(self.timestep_r_emb(self._scalar(noise.next_timestep)))
         return torch.cat([row.to(rows[0].device) for row in rows])
+
+    def _scalar(self, value: float) -> Tensor:
+        """A number on the device, [1]; filled there: a copy from the host would wait."""
+        return torch.full((1,), value, device=self.device)
 
     def _embed(self, ids: Sequence[int]) -> Tensor:
         embedded: Tensor = self.model.wte(torch.tensor(ids, device=self.model.wte.weight.device))

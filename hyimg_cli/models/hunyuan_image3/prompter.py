@@ -113,7 +113,7 @@ class Prompter:
             has_think = self.vocabulary.think in written
         prompt = self._prompt(job, shapes, self._picture_system(job, has_think))
         layout = self.builder.image(prompt, cot, self.target(bucket))
-        self._refuse_too_long(len(layout.ids))
+        self._refuse_too_long(layout.live_start)
         return layout
 
     def target(self, bucket: Bucket) -> Target:
@@ -147,15 +147,16 @@ class Prompter:
         return next(bucket for bucket in self.card.buckets if bucket.ratio_index == index)
 
     def text_budget(self, job: ImageJob, opening_length: int) -> int:
-        """How many tokens the AR stage may write: the job's limit, with positions left for a
-        picture.
+        """How many tokens the AR stage may write: the job's limit, within the model's positions.
+
+        Room for a picture is left where there is any.
         """
         bucket = self.card.bucket_of(job.size) or self.card.nearest_bucket(1, 1)
-        cells = self.target(bucket).grid.cells
-        room = self.card.max_positions - opening_length - cells - _FRAME_TOKENS
+        room = self.card.max_positions - opening_length - _FRAME_TOKENS
         if room < 1:
-            self._refuse_too_long(opening_length + cells + _FRAME_TOKENS + 1)
-        return min(job.text.max_new_tokens, room)
+            self._refuse_too_long(opening_length + _FRAME_TOKENS + 1)
+        beside_picture = room - self.target(bucket).grid.cells
+        return min(job.text.max_new_tokens, beside_picture if beside_picture > 0 else room)
 
     def count(self, job: ImageJob, source_sizes: Sequence[Size], assumed_think: int) -> JobTokens:
         """Tokens that the job will take; text not yet written counts as `assumed_think` tokens."""
