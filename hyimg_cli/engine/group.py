@@ -103,10 +103,13 @@ class GroupRun:
             yield from self._written(list(self._thinking))
 
     def _written(self, batch: list[Prefilled]) -> Iterator[Progress | Drawn | Lost]:
+        failure = None
         try:
             write_together(self._studio.model, [w.writer for w in batch if w.writer])
         except Exception as error:
-            yield from self._halved(batch, error, self._written)
+            failure = _let_go(error, batch)
+        if failure is not None:
+            yield from self._halved(batch, failure, self._written)
             return
         for work in batch:
             assert work.writer is not None, "a job that thinks has text to write"
@@ -133,6 +136,7 @@ class GroupRun:
             work.denoise_batch = len(batch)
             yield PhaseStarted(work.job.custom_id, "denoise", work.job.num_inference_steps)
         latents, steps = [work.track.noise_CYX for work in batch], 0
+        failure = None
         try:
             _enter(batch, "denoise_first")
             for moved in denoise([work.track for work in batch], self._velocities(batch)):
@@ -143,7 +147,9 @@ class GroupRun:
                     yield DenoiseStep(work.job.custom_id, steps, work.job.num_inference_steps)
             _enter(batch, "queue")
         except Exception as error:
-            yield from self._halved(batch, error, self._draw)
+            failure = _let_go(error, batch)
+        if failure is not None:
+            yield from self._halved(batch, failure, self._draw)
             return
         for work, latents_CYX in zip(batch, latents, strict=True):
             yield self._finished(work, latents_CYX, steps)
@@ -187,6 +193,17 @@ class GroupRun:
             work.notes.append(note)
         for part in (batch[:half], batch[half:]):
             yield from again(part)
+
+
+def _let_go(error: Exception, batch: Sequence[object]) -> Exception:
+    """The error, without the frames that keep a failed batch's activations alive while its halves
+    are tried. A job alone keeps them: they tell where its fault is.
+    """
+    if len(batch) > 1:
+        error.__traceback__ = error.__context__ = None
+    if isinstance(error, torch.OutOfMemoryError):
+        torch.cuda.empty_cache()
+    return error
 
 
 def _enter(batch: Sequence[Ready], phase: str) -> None:

@@ -12,6 +12,7 @@ from hyimg_cli.spec.job import ImageJob
 from hyimg_cli.spec.run import RunConfig
 
 UNREADABLE = "unreadable"
+_GPU = Path("/dev/nvidia0")
 # Counts up when the same image, weights and packages lead to other rows.
 _SOURCE_FORMAT = 1
 
@@ -23,7 +24,7 @@ def key_of(job: ImageJob, source_digests: Sequence[str], config: RunConfig) -> s
     """
     model_print = registry.fingerprint(job.model, config.model.revision)
     settings = {
-        "dtype": config.model.dtype,
+        "dtype": compute_dtype(config),
         "kv_reuse": "reuse" if config.reuse.kv_reuse else "recompute",
     }
     return job_key(job, source_digests, model_print, settings)
@@ -35,6 +36,14 @@ def job_keys(jobs: Sequence[ImageJob], config: RunConfig) -> dict[str, str]:
     return {
         job.custom_id: key_of(job, [digest_of(path) for path in job.images], config) for job in jobs
     }
+
+
+def compute_dtype(config: RunConfig) -> str:
+    """The dtype that the run will compute in, told without torch."""
+    if config.model.dtype != "auto":
+        return config.model.dtype
+    has_gpu = config.model.device != "cpu" and _GPU.exists()
+    return "bfloat16" if has_gpu else "float32"
 
 
 def source_digest(path: str) -> str:

@@ -1,8 +1,8 @@
-"""How many jobs fit in memory together."""
+"""How many jobs fit in memory together, and how much was used."""
 
-import os
 from collections.abc import Sequence
 
+import psutil
 import torch
 
 from hyimg_cli.errors import JobError
@@ -11,35 +11,67 @@ from hyimg_cli.models.registry import job_tokens
 from hyimg_cli.spec.job import ImageJob, Size
 from hyimg_cli.spec.run import BatchConfig
 
-# Of the memory that is free now: the rest is for activations and the VAE.
-_USABLE = 0.5
+# Of the memory that is free now: the rest is for the VAE and for what libraries take.
+_USABLE = 0.6
 _BF16_BYTES = 2
 
 
-def batch_size(jobs: Sequence[ImageJob], model: MixedModel, config: BatchConfig) -> int:
-    """Jobs of a group that may work together: what was asked for, if its K/V fit; at least one."""
-    largest = max((job_bytes(job, model) for job in jobs), default=1)
-    return max(1, min(config.max_size, int(_USABLE * free_bytes() / largest)))
+def batch_size(
+    jobs: Sequence[ImageJob], model: MixedModel, config: BatchConfig, revision: str | None
+) -> int:
+    """Jobs of a group that may work together: what was asked for, if they fit; at least one."""
+    largest = max((job_bytes(job, model, revision) for job in jobs), default=1)
+    return max(1, min(config.max_size, int(_USABLE * free_bytes(model) / largest)))
 
 
-def job_bytes(job: ImageJob, model: MixedModel) -> int:
-    """Bytes of one job's K/V while its branches are built: the context and every branch.
+def job_bytes(job: ImageJob, model: MixedModel, revision: str | None = None) -> int:
+    """Bytes that one more job takes: K/V of its context and branches, its rows in a denoise step.
 
     A job whose sequence cannot be built fails later, for its own reason, and takes none.
     """
     square = [Size(1, 1)] * len(job.images)
     try:
-        tokens = job_tokens(job, square, assumed_think=job.text.max_new_tokens)
+        tokens = job_tokens(job, square, assumed_think=job.text.max_new_tokens, revision=revision)
     except JobError:
         return 1
-    rows = 2 * tokens.positive + tokens.negative + tokens.branches * tokens.step_rows
+    live = tokens.branches * tokens.step_rows
+    kv = (2 * tokens.positive + tokens.negative + live) * model.card.kv_bytes_per_token
     width = 4 if model.dtype_name == "float32" else 2
-    return rows * model.card.kv_bytes_per_token * width // _BF16_BYTES
+    return (kv + live * model.card.activation_bytes_per_row) * width // _BF16_BYTES
 
 
-def free_bytes() -> int:
-    """Bytes free on the GPU, or in main memory where there is none."""
-    if torch.cuda.is_available():
-        free: int = torch.cuda.mem_get_info()[0]
-        return free
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+def free_bytes(model: MixedModel) -> int:
+    """Bytes free for a model's work: on its GPUs, all as full as the fullest, or in main memory."""
+    gpus = _gpus(model)
+    if gpus:
+        return len(gpus) * min(torch.cuda.mem_get_info(gpu)[0] for gpu in gpus)
+    return int(psutil.virtual_memory().available)
+
+
+def peak_memory_mb(model: MixedModel) -> float:
+    """The largest allocation on the model's GPUs together, or the process's size, in MB."""
+    gpus = _gpus(model)
+    if gpus:
+        return sum(torch.cuda.max_memory_allocated(gpu) for gpu in gpus) / 1e6
+    memory = psutil.Process().memory_info()
+    # Windows keeps the peak itself; elsewhere the system's own record of it is asked.
+    return float(getattr(memory, "peak_wset", 0) or _peak_resident_bytes()) / 1e6
+
+
+def synchronize(model: MixedModel) -> None:
+    """Wait for the model's GPUs, so that a phase's clock stops when its work is done."""
+    for gpu in _gpus(model):
+        torch.cuda.synchronize(gpu)
+
+
+def _gpus(model: MixedModel) -> list[torch.device]:
+    return sorted({d for d in model.layer_devices if d.type == "cuda"}, key=str)
+
+
+def _peak_resident_bytes() -> int:
+    import resource
+    import sys
+
+    # Linux counts in KiB, macOS in bytes.
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -2,8 +2,6 @@
 
 import json
 import logging
-import resource
-import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +26,7 @@ class Facts:
     attempt: int
     clock: PhaseClock
     cache: dict[str, dict[str, int]]
+    peak_memory_mb: float
 
 
 def done(job: ImageJob, picture: Picture, output: OutputFile | None, facts: Facts) -> Outcome:
@@ -62,7 +61,7 @@ def _common(job: ImageJob, facts: Facts) -> dict[str, Any]:
         "timings_s": _rounded(facts.clock.timings_s()),
         "overlapped_s": _rounded(facts.clock.overlapped_s),
         "cache": facts.cache,
-        "peak_memory_mb": round(_peak_memory_mb(), 1),
+        "peak_memory_mb": round(facts.peak_memory_mb, 1),
         "metadata": json.loads(job.metadata_json),
         "extra": json.loads(job.extra_json),
     }
@@ -91,12 +90,3 @@ def _failure(job: ImageJob, error: Exception) -> Failure:
     logger.error("job %s failed by a fault of hyimg's own", job.custom_id, exc_info=error)
     what = f"{type(error).__name__}: {error}"
     return Failure("job.internal", what, "this is a bug: please report it", retryable=False)
-
-
-def _peak_memory_mb() -> float:
-    """The process's largest resident size, or the GPU's largest allocation, in MB."""
-    if torch.cuda.is_available():
-        return torch.cuda.max_memory_allocated() / 1e6
-    # Linux counts in KiB, macOS in bytes.
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6

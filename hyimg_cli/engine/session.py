@@ -21,7 +21,7 @@ from hyimg_cli.engine.clock import PhaseClock
 from hyimg_cli.engine.group import Drawn, GroupRun, Lost, Progress
 from hyimg_cli.engine.image import Picture, ReadSource, Studio
 from hyimg_cli.engine.keys import key_of, source_digest
-from hyimg_cli.engine.memory import batch_size
+from hyimg_cli.engine.memory import batch_size, peak_memory_mb, synchronize
 from hyimg_cli.engine.outcomes import Facts, done, failed
 from hyimg_cli.engine.prefixes import Prefixes
 from hyimg_cli.engine.prewarm import Shape, prewarm
@@ -48,6 +48,10 @@ from hyimg_cli.spec.plan import Plan
 from hyimg_cli.spec.run import ModelChoice, RunConfig
 
 _MB = 1_000_000
+# After such an error every later call on the device fails too.
+_DEVICE_FAULTS: tuple[type[Exception], ...] = (
+    (torch.AcceleratorError,) if hasattr(torch, "AcceleratorError") else ()
+)
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,7 @@ class Session:
         self._attempts: dict[str, int] = {}
         self._warmed: set[Shape] = set()
         self._stop_signal: int | None = None
+        self._is_over = False
 
     def request_stop(self, signal_number: int) -> None:
         """Stop after the current token or denoise step; `run` then raises Interrupted."""
@@ -81,15 +86,25 @@ class Session:
         started = time.perf_counter()
         self._folder = folder
         lines = folder.results().items() if folder else ()
-        self._attempts = {name: int(line["attempt"]) for name, line in lines}
+        self._attempts = {name: int(line.get("attempt", 0)) for name, line in lines}
+        self._is_over = False
         for group in plan.groups:
             yield from self._use(group.model)
+            self._stop_if_asked()
             yield from self._prewarmed(group.jobs)
+            self._stop_if_asked()
             yield GroupStarted(group.model, group.size_class, len(group.jobs))
             for event in self._tried(group.jobs, started):
                 yield event
                 if isinstance(event, JobFailed) and self._config.failure.fail_fast:
-                    return
+                    self._is_over = True
+            if self._is_over:
+                return
+
+    def _stop_if_asked(self) -> None:
+        signal_number, self._stop_signal = self._stop_signal, None
+        if signal_number is not None:
+            raise Interrupted(signal_number)
 
     def _use(self, name: str) -> Iterator[ModelLoaded]:
         """Make `name` the resident model."""
@@ -146,7 +161,7 @@ class Session:
         if not self._config.batch.prewarm:
             return
         started = time.perf_counter()
-        size = batch_size(jobs, self._resident(), self._config.batch)
+        size = self._batch_size(jobs)
         studio = self._studio(_unread)
         shapes = prewarm(jobs, studio, batch_size=size, warmed=self._warmed)
         if shapes:
@@ -155,26 +170,43 @@ class Session:
     def _group(self, jobs: Sequence[ImageJob], started: float) -> Iterator[Event]:
         with ThreadPoolExecutor(1) as reader, ThreadPoolExecutor(1) as writer:
             behind: WriteBehind[_Written] = WriteBehind(writer)
+            # What is drawn is written and told, whatever stops the run.
             try:
-                for event in self._watched(self._group_run(jobs, started, reader)):
-                    match event:
-                        case Drawn():
-                            behind.submit(partial(self._written, event))
-                        case Lost():
-                            yield self._failed(event)
-                        case _:
-                            yield event
-                    yield from self._journaled(behind, wait=False)
-            finally:
-                # What is drawn is written, whatever stopped the run.
-                last = list(self._journaled(behind, wait=True))
-            yield from last
+                yield from self._shown(self._group_run(jobs, started, reader), behind)
+            except GeneratorExit:
+                list(self._journaled(behind, wait=True))
+                raise
+            except Exception:
+                yield from self._journaled(behind, wait=True)
+                raise
+            yield from self._journaled(behind, wait=True)
+
+    def _shown(
+        self, events: Iterator[Progress | Drawn | Lost], behind: WriteBehind[_Written]
+    ) -> Iterator[Event]:
+        """Progress as it is; drawn jobs once they are written; cut where a stop was asked for."""
+        for event in events:
+            match event:
+                case Drawn():
+                    behind.submit(partial(self._written, event))
+                case Lost():
+                    yield self._failed(event)
+                case _:
+                    yield event
+            yield from self._journaled(behind, wait=False)
+            self._stop_if_asked()
+            if self._is_over:
+                return
+
+    def _batch_size(self, jobs: Sequence[ImageJob]) -> int:
+        revision = self._config.model.revision
+        return batch_size(jobs, self._resident(), self._config.batch, revision)
 
     def _group_run(
         self, jobs: Sequence[ImageJob], started: float, reader: ThreadPoolExecutor
     ) -> Iterator[Progress | Drawn | Lost]:
         model = self._resident()
-        size = batch_size(jobs, model, self._config.batch)
+        size = self._batch_size(jobs)
         coming = [path for job in jobs for path in job.images]
         ahead = ReadAhead(reader, coming, window=2 * size)
         studio = self._studio(ahead.read)
@@ -182,7 +214,7 @@ class Session:
             jobs,
             studio,
             batch_size=size,
-            new_clock=lambda: PhaseClock(started, _synchronize),
+            new_clock=lambda: PhaseClock(started, partial(synchronize, model)),
         )
         return run.run()
 
@@ -193,15 +225,6 @@ class Session:
         scope = f"{model.card.model} {model.dtype_name}"
         prefixes = Prefixes(self._tree, scope)
         return Studio(model, self._config.reuse, prefixes, read, encode)
-
-    def _watched(
-        self, events: Iterator[Progress | Drawn | Lost]
-    ) -> Iterator[Progress | Drawn | Lost]:
-        """The events, cut between two of them when a stop was asked for."""
-        for event in events:
-            yield event
-            if self._stop_signal is not None:
-                raise Interrupted(self._stop_signal)
 
     def _journaled(self, behind: WriteBehind[_Written], *, wait: bool) -> Iterator[JobDone]:
         for written, seconds in behind.finished(wait=wait):
@@ -217,6 +240,9 @@ class Session:
     def _failed(self, lost: Lost) -> JobFailed:
         if isinstance(lost.error, MachineError):
             raise lost.error
+        if isinstance(lost.error, _DEVICE_FAULTS):
+            what = f"the GPU failed: {lost.error}".split("\n")[0]
+            raise MachineError(what, hint="run the same command again", code="machine.gpu")
         digests = [source_digest(path) for path in lost.job.images]
         key = key_of(lost.job, digests, self._config)
         facts = self._facts(lost.job, lost.clock, key)
@@ -225,7 +251,8 @@ class Session:
     def _facts(self, job: ImageJob, clock: PhaseClock, key: str) -> Facts:
         self._attempts[job.custom_id] = self._attempts.get(job.custom_id, 0) + 1
         cache = {"source_images": self._sources.counts()}
-        return Facts(key, self._attempts[job.custom_id], clock, cache)
+        peak_mb = peak_memory_mb(self._resident())
+        return Facts(key, self._attempts[job.custom_id], clock, cache, peak_mb)
 
     def _recorded(self, outcome: Outcome) -> Outcome:
         if self._folder is not None:
@@ -267,9 +294,3 @@ def _unread(path: str) -> tuple[SourceImage, float]:
 
 def _may_pass(event: JobFailed) -> bool:
     return event.outcome.error is not None and event.outcome.error.retryable
-
-
-def _synchronize() -> None:
-    """Wait for the GPU, so that a phase's clock stops when its work is done."""
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()

@@ -21,7 +21,6 @@ class SamplingDefaults:
     top_k: int
     top_p: float
     max_new_tokens: int
-    max_length: int
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,8 @@ class Bucket:
 class ModelCard:
     """A checkpoint's facts. `buckets` holds only the sizes that may be asked of it.
 
-    `kv_bytes_per_token` counts keys and values of every layer in the checkpoint's stored dtype.
+    `kv_bytes_per_token` counts keys and values of every layer, `activation_bytes_per_row` one row's
+    widest moment in a forward, both in bfloat16.
     """
 
     model: str
@@ -52,6 +52,7 @@ class ModelCard:
     max_positions: int
     vocab_size: int
     defaults: SamplingDefaults
+    activation_bytes_per_row: int = 0
 
     def nearest_bucket(self, height: int, width: int) -> Bucket:
         """The bucket whose height/width ratio is closest; the first of equals (official rule)."""

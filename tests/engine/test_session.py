@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -276,3 +277,49 @@ def test_lines_hold_what_the_conventions_name(jobs: list[ImageJob], tmp_path: Pa
         assert line["kv_reuse"]["branches"][0].keys() == {
             "reused", "shared", "computed", "per_step",
         }  # fmt: skip
+
+
+def test_what_is_drawn_is_told_before_a_stop(jobs: list[ImageJob], tmp_path: Path) -> None:
+    """A stop between two jobs loses no `JobDone`: as many as there are lines. Then it may go on."""
+    out = tmp_path / "out"
+    config = RunConfig(OutputConfig(out), batch=BatchConfig(max_size=1))
+    plan = make_plan(jobs, registry.model_card)
+    with RunFolder(out) as folder:
+        session = Session(config)
+        told: list[str] = []
+        with pytest.raises(Interrupted):
+            told.extend(_told_until_first(session, plan, folder, told))
+        assert set(told) == set(folder.results())
+        assert 1 <= len(told) < len(jobs)
+        events = list(session.run(plan, folder))
+        assert sum(isinstance(event, JobDone) for event in events) == len(jobs)
+
+
+def _told_until_first(session: Session, plan: Any, folder: RunFolder, told: list[str]) -> list[str]:
+    for event in session.run(plan, folder):
+        if isinstance(event, JobDone):
+            told.append(event.outcome.custom_id)
+            session.request_stop(signal.SIGINT)
+    return []
+
+
+def test_a_failed_batch_lets_its_activations_go(
+    jobs: list[ImageJob], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the halves are tried, nothing of the whole batch's forward is alive."""
+    velocities = HunyuanImage3.velocities
+    alive: list[Any] = []
+
+    def small(self: Any, pictures: Any) -> Any:
+        if len(pictures) > 1:
+            activations = torch.zeros(8)
+            alive.append(weakref.ref(activations))
+            raise torch.OutOfMemoryError("too many rows")
+        assert all(ref() is None for ref in alive)
+        return velocities(self, pictures)
+
+    monkeypatch.setattr(HunyuanImage3, "velocities", small)
+    plain = [replace(jobs[1], custom_id=f"plain-{n}", seed=n) for n in range(4)]
+    outcomes = _run(plain, tmp_path / "out", batch=BatchConfig(prewarm=False))
+    assert alive
+    assert {outcome.status for outcome in outcomes.values()} == {"done"}

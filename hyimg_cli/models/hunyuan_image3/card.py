@@ -51,6 +51,7 @@ def model_card(folder: Path, model: str) -> ModelCard:
         max_positions=arch.max_position_embeddings,
         vocab_size=arch.vocab_size,
         defaults=generation.defaults,
+        activation_bytes_per_row=_activation_bytes(arch),
     )
 
 
@@ -76,12 +77,25 @@ def _allowed(
 
 
 def _weight_bytes(folder: Path) -> int:
-    """Bytes of all tensors; from the index's own sum where the shards are not fetched yet."""
-    index = folder / INDEX_FILE
-    if index.is_file() and not any(folder.glob("*.safetensors")):
-        total: int = read_json(folder, INDEX_FILE).get("metadata", {}).get("total_size", 0)
-        return total
+    """Bytes of all tensors; by the index's own sum where it has one: shards may not be there
+    yet.
+    """
+    if (folder / INDEX_FILE).is_file():
+        total = read_json(folder, INDEX_FILE).get("metadata", {}).get("total_size")
+        if isinstance(total, int):
+            return total
     return weight_bytes(tensor_index(folder))
+
+
+def _activation_bytes(arch: Architecture) -> int:
+    """Bytes of one row at the widest place, in bfloat16: its experts' inputs, middles and
+    outputs.
+    """
+    widest = max(
+        chosen * (2 * arch.hidden_size + 3 * inner)
+        for chosen, inner in zip(arch.moe_topk, arch.moe_intermediate_size, strict=True)
+    )
+    return widest * _BF16_BYTES
 
 
 def _kv_bytes(arch: Architecture) -> int:

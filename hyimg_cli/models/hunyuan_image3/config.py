@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from hyimg_cli.errors import CheckpointError
 from hyimg_cli.spec.card import SamplingDefaults
+from hyimg_cli.spec.job import BOT_TASKS
 
 Template = Literal["instruct", "pretrain"]
 
@@ -147,33 +148,52 @@ def architecture(config: Mapping[str, Any], *, where: str = "config.json") -> Ar
     try:
         return _architecture(config)
     except KeyError as error:
-        raise CheckpointError(
-            f"config key {error} is missing", where=where, code="checkpoint.config"
-        ) from None
+        what = f"config key {error} is missing"
+    except (TypeError, ValueError, AttributeError, IndexError) as error:
+        what = f"a config value is of the wrong kind: {error}"
+    raise CheckpointError(what, where=where, code="checkpoint.config")
 
 
 def generation_config(config: Mapping[str, Any]) -> GenerationConfig:
-    """Sampling defaults; a key that the file omits takes the released Instruct value."""
+    """Sampling defaults; a key that the file omits, or leaves null, takes the released Instruct
+    value. Raises CheckpointError for a value of the wrong kind.
+    """
+    try:
+        return _generation_config({k: v for k, v in config.items() if v is not None})
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"a value is of the wrong kind: {error}",
+            where="generation_config.json",
+            code="checkpoint.config",
+        ) from None
+
+
+def _generation_config(config: Mapping[str, Any]) -> GenerationConfig:
     template: Template = "pretrain" if config.get("sequence_template") == "pretrain" else "instruct"
-    bot_task = str(config.get("bot_task", "think_recaption"))
+    does_sample = config.get("do_sample", True)
     return GenerationConfig(
         template=template,
         defaults=SamplingDefaults(
             num_inference_steps=int(config.get("diff_infer_steps", 50)),
             guidance_scale=float(config.get("diff_guidance_scale", 2.5)),
             flow_shift=float(config.get("flow_shift", 3.0)),
-            bot_task="none" if bot_task in ("image", "auto", "img_ratio") else bot_task,
+            bot_task=_bot_task(config.get("bot_task", "think_recaption")),
             drop_think=bool(config.get("drop_think", False)),
-            use_system_prompt=str(config.get("use_system_prompt") or "None"),
-            temperature=float(config.get("temperature", 0.6))
-            if config.get("do_sample", True)
-            else 0.0,
+            use_system_prompt=str(config.get("use_system_prompt", "None")),
+            temperature=float(config.get("temperature", 0.6)) if does_sample else 0.0,
             top_k=int(config.get("top_k", 1024)),
             top_p=float(config.get("top_p", 0.95)),
             max_new_tokens=int(config.get("max_new_tokens", 2048)),
-            max_length=int(config.get("max_length", 12800)),
         ),
     )
+
+
+def _bot_task(name: str) -> str:
+    if name in BOT_TASKS:
+        return name
+    if name in ("image", "auto", "img_ratio"):
+        return "none"
+    raise ValueError(f"bot_task {name!r} is not one of {', '.join(BOT_TASKS)}")
 
 
 def _refuse_unreleased(config: Mapping[str, Any], where: str) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import psutil
 import torch
 from torch import Tensor
 
@@ -42,7 +43,11 @@ def load_family(
     device_map = _device_map(choice.device)
     by_default = torch.float32 if device_map is None else torch.bfloat16
     dtype = by_default if choice.dtype == "auto" else getattr(torch, choice.dtype)
-    network = load(folder, dtype=dtype, device_map=device_map)
+    _refuse_too_large(prompter.card, device_map, dtype)
+    try:
+        network = load(folder, dtype=dtype, device_map=device_map)
+    except torch.OutOfMemoryError:
+        raise _too_large(prompter.card.weight_bytes, "the GPU ran out of memory") from None
     if is_batch_invariant and device_map is None:
         network.model.row_multiple = invariant_multiple()
     return HunyuanImage3(network, prompter)
@@ -60,6 +65,30 @@ def _device_map(device: str) -> str | None:
             code="machine.no-gpu",
         )
     return {"auto": "cuda:0", "cuda": "cuda:0"}.get(device, device)
+
+
+def _refuse_too_large(card: ModelCard, device_map: str | None, dtype: torch.dtype) -> None:
+    """Say before loading that the weights cannot fit; "balanced" is checked once they are
+    placed.
+    """
+    # Stored in bfloat16 but for a few: float32 takes twice as much.
+    needed = card.weight_bytes * (2 if dtype == torch.float32 else 1)
+    if device_map is None:
+        free, place = psutil.virtual_memory().available, "main memory"
+    elif device_map.startswith("cuda"):
+        free, place = torch.cuda.mem_get_info(torch.device(device_map))[0], device_map
+    else:
+        return
+    if needed > free:
+        raise _too_large(needed, f"{place} has {free / 1e9:.1f} GB free")
+
+
+def _too_large(needed: int, what: str) -> MachineError:
+    return MachineError(
+        f"the weights take {needed / 1e9:.1f} GB; {what}",
+        hint="--device balanced spreads them over every GPU; --dtype bfloat16 halves them on a CPU",
+        code="machine.memory",
+    )
 
 
 class HunyuanImage3:

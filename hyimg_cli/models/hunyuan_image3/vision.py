@@ -51,7 +51,11 @@ def vision_inputs(pixels: np.ndarray, arch: VisionArchitecture) -> VisionInputs:
     """
     options: dict[str, Any] = {k: list(v) if isinstance(v, tuple) else v for k, v in arch.processor}
     processor = Siglip2ImageProcessor(**options)
-    batch = processor(torch.from_numpy(pixels).permute(2, 0, 1), return_tensors="pt")
+    batch = processor(
+        torch.from_numpy(pixels).permute(2, 0, 1),
+        return_tensors="pt",
+        input_data_format="channels_first",
+    )
     return VisionInputs(
         batch["pixel_values"], batch["pixel_attention_mask"], batch["spatial_shapes"]
     )
