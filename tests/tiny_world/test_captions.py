@@ -14,6 +14,7 @@ from tiny_world.captions import (
     think_about_edit,
     unknown_wish,
 )
+from tiny_world.free_words import free_edit, free_wish
 from tiny_world.heldout import FILE, chosen, held_out, is_held_out, ordinary_prompts, write
 from tiny_world.pool import trainable_edit
 from tiny_world.scenes import DEFAULTS, FACTS, Scene, random_scene
@@ -87,3 +88,15 @@ def test_ordinary_prompts_read_as_people_write_them() -> None:
     texts = [wish.text for wish in ordinary_prompts()]
     assert "a red circle on a blue background" in texts
     assert not [text for text in texts if " a orange" in text]
+
+
+def test_loose_wordings_mean_the_same() -> None:
+    rng = random.Random(6)
+    for _ in range(300):
+        scene = random_scene(rng)
+        wish, edit = free_wish(rng, scene), random_edit(rng, scene)
+        loose = free_edit(rng, edit)
+        assert wish.scene == scene
+        assert all(getattr(scene, f) == DEFAULTS[f] for f in set(DEFAULTS) - set(wish.said))
+        assert (loose.facts, loose.source, loose.target) == (edit.facts, edit.source, edit.target)
+        assert "  " not in wish.text + loose.text
