@@ -1,23 +1,28 @@
 """Batch image editing and generation with models that think before they draw.
 
-The Python face of the `hyimg` command: `Session`, `read_manifest`, `make_plan`. Names are imported
-on first use, so that importing the package never imports torch.
+The Python face of the `hyimg` command: `read_manifest`, `make_plan`, `Session`, and what a session
+is given. Names are imported on first use, so that importing the package never imports torch.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hyimg_cli.batch.journal import RunFolder
     from hyimg_cli.batch.manifest import read_manifest
-    from hyimg_cli.batch.planner import make_plan
+    from hyimg_cli.engine.runner import make_plan
     from hyimg_cli.engine.session import Session
+    from hyimg_cli.spec.run import OutputConfig, RunConfig
 
 __version__ = "0.1.0"
-__all__ = ["Session", "make_plan", "read_manifest"]
+__all__ = ["OutputConfig", "RunConfig", "RunFolder", "Session", "make_plan", "read_manifest"]
 
 _HOME = {
+    "OutputConfig": "hyimg_cli.spec.run",
+    "RunConfig": "hyimg_cli.spec.run",
+    "RunFolder": "hyimg_cli.batch.journal",
     "Session": "hyimg_cli.engine.session",
-    "make_plan": "hyimg_cli.batch.planner",
+    "make_plan": "hyimg_cli.engine.runner",
     "read_manifest": "hyimg_cli.batch.manifest",
 }
 

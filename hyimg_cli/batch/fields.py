@@ -70,6 +70,8 @@ FIELDS = (
 )
 BY_NAME = {name: field for field in FIELDS for name in (field.name, *field.aliases)}
 AR_FIELDS = ("ar_seed", "temperature", "top_k", "top_p", "max_new_tokens")
+# Of them, what only a choice by chance looks at.
+SAMPLED_FIELDS = ("ar_seed", "top_k", "top_p")
 COT_FIELDS = ("cot_text", "cot_token_ids")
 FOREIGN = {
     "negative_prompt": "HunyuanImage-3 has no negative prompt; its unconditional branch uses <cfg>",

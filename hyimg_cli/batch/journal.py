@@ -24,7 +24,7 @@ from hyimg_cli.batch.disk import (
     write_all,
 )
 from hyimg_cli.batch.kinds import is_custom_id
-from hyimg_cli.batch.resolved import job_to_json
+from hyimg_cli.batch.resolved import job_to_json, lines_beside
 from hyimg_cli.errors import OutputFolderError
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.events import Outcome
@@ -89,8 +89,12 @@ class RunFolder:
         self._replace(RUN, text.encode("utf-8", "backslashreplace"))
 
     def write_resolved(self, jobs: Iterable[ImageJob]) -> None:
-        """Replaces manifest.resolved.jsonl with one line per job, nothing left to a default."""
-        self._replace(RESOLVED, b"".join(_json_line(job_to_json(job)) for job in jobs))
+        """Replaces manifest.resolved.jsonl with one line per job, nothing left to a default.
+
+        Its paths lead from the folder: read there as a manifest, it gives the same jobs.
+        """
+        lines = lines_beside(jobs, self.folder)
+        self._replace(RESOLVED, b"".join(_json_line(line) for line in lines))
 
     def _replace(self, name: str, data: bytes) -> None:
         assert self._lock is not None, "the folder is written without its lock"

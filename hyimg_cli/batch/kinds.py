@@ -155,7 +155,8 @@ class Choice:
 
     @property
     def _hint(self) -> str:
-        return f"allowed: {', '.join(self.values)}"
+        also = "".join(f'; "{alias}" means {value}' for alias, value in self.aliases)
+        return f"allowed: {', '.join(self.values)}{also}"
 
 
 @dataclass(frozen=True)

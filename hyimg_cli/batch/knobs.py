@@ -1,5 +1,6 @@
 """What may be set outside the manifest: one table, and the recipe files that hold such settings."""
 
+import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -7,10 +8,26 @@ from pathlib import Path
 from typing import Any
 
 from hyimg_cli.batch.fields import BY_NAME
-from hyimg_cli.batch.kinds import BadValue, Choice, Integer, Kind, Text, Truth, nearest
+from hyimg_cli.batch.kinds import BadValue, Choice, Integer, Kind, Text, Truth, nearest, shown
 from hyimg_cli.errors import RecipeError
 from hyimg_cli.spec.job import SizeRequest
 from hyimg_cli.spec.run import DTYPES
+
+_DEVICE = re.compile(r"auto|cpu|cuda(:(0|[1-9][0-9]?))?|balanced")
+
+
+@dataclass(frozen=True)
+class DeviceName:
+    """Where a model lives: auto, cpu, cuda, cuda:N, or balanced."""
+
+    def read(self, value: Any) -> str:
+        if not isinstance(value, str) or not _DEVICE.fullmatch(value):
+            hint = "allowed: auto, cpu, cuda, cuda:N, balanced"
+            raise BadValue(f"{shown(value)} is not a device", hint)
+        return value
+
+    def parse(self, text: str) -> str:
+        return self.read(text)
 
 
 @dataclass(frozen=True)
@@ -44,7 +61,7 @@ KNOBS = (
     Knob("model", "model", Text("model"), "tiny-image"),
     Knob("model", "revision", Text("revision")),
     Knob("model", "dtype", Choice(DTYPES), "auto"),
-    Knob("model", "device", Text("device"), "auto"),
+    Knob("model", "device", DeviceName(), "auto"),
     Knob("sampling", "size", BY_NAME["size"].kind, SizeRequest()),
     *(Knob("sampling", name, BY_NAME[name].kind) for name in SAMPLING),
     Knob("reuse", "kv_reuse", Truth(), True),

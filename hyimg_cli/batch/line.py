@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hyimg_cli.batch.fields import AR_FIELDS, BY_NAME, COT_FIELDS, FOREIGN
+from hyimg_cli.batch.fields import AR_FIELDS, BY_NAME, COT_FIELDS, FOREIGN, SAMPLED_FIELDS
 from hyimg_cli.batch.kinds import BadValue, nearest, shown, size_request
 from hyimg_cli.errors import HyimgError, UsageError
 
@@ -34,19 +34,30 @@ def fault(slug: str, what: str, *, where: str, hint: str = "") -> UsageError:
     return UsageError(what, where=where, hint=hint, code=f"manifest.{slug}")
 
 
-def unconsumed(given: Iterable[str], bot_task: str | None, *, has_cot: bool) -> dict[str, str]:
+def unconsumed(
+    fields: Mapping[str, Any], given: Iterable[str], bot_task: str | None
+) -> dict[str, str]:
     """Fields among `given` that no stage would consume, each with the reason.
 
-    The AR stage writes text only for a bot_task other than none, and only where none is given.
+    The AR stage writes text only for a bot_task other than none, and only where none is given; the
+    most likely token needs no sampling; only thinking can be dropped. `fields` has the values;
     `bot_task` is None where it is not known yet.
     """
-    if has_cot:
-        idle, reason = {*AR_FIELDS, "bot_task"}, "the text is given, so none is written"
+    names = set(given)
+    idle: dict[str, str] = {}
+    if not names.isdisjoint(COT_FIELDS):
+        reason = "the text is given, so none is written"
+        idle = dict.fromkeys((*AR_FIELDS, "bot_task"), reason)
     elif bot_task == "none":
-        idle, reason = {*AR_FIELDS, "drop_think"}, "bot_task is none, so no text is written"
+        reason = "bot_task is none, so no text is written"
+        idle = dict.fromkeys((*AR_FIELDS, "drop_think"), reason)
     else:
-        return {}
-    return {name: reason for name in sorted(given) if name in idle}
+        if fields.get("temperature") == 0:
+            reason = "temperature is 0, so the most likely token is taken"
+            idle = dict.fromkeys(SAMPLED_FIELDS, reason)
+        if bot_task == "recaption" and fields.get("drop_think"):
+            idle["drop_think"] = "bot_task is recaption, so there is no thinking to drop"
+    return {name: idle[name] for name in sorted(names & idle.keys())}
 
 
 def child_ids(fields: Mapping[str, Any]) -> list[str]:
@@ -226,8 +237,7 @@ class Line:
         if self.given.issuperset(COT_FIELDS):
             hint = "give one of the two"
             self.add("conflict", "cot_text beside cot_token_ids", field="cot_text", hint=hint)
-        has_cot = not self.given.isdisjoint(COT_FIELDS)
-        idle = unconsumed(self.given, self.fields.get("bot_task"), has_cot=has_cot)
+        idle = unconsumed(self.fields, self.given, self.fields.get("bot_task"))
         kind = self.fields.get("use_system_prompt", "custom")
         if "system_prompt" in self.given and kind != "custom":
             idle["system_prompt"] = f"use_system_prompt is {kind}"

@@ -67,12 +67,22 @@ def failed_lines(manifest: Manifest, faults: Iterable[HyimgError]) -> dict[str, 
     """
     ids = {line.line_number: str(line.fields["custom_id"]) for line in manifest.lines}
     ids.update(manifest.bad_ids)
-    place = re.compile(re.escape(manifest.title) + r":([0-9]+)(?::|$)")
     by_id: dict[str, list[HyimgError]] = {}
     for one in faults:
-        if match := place.match(one.where):
-            by_id.setdefault(ids[int(match[1])], []).append(one)
+        if number := _line_number(manifest, one):
+            by_id.setdefault(ids[number], []).append(one)
     return by_id
+
+
+def in_line_order(manifest: Manifest, faults: Iterable[HyimgError]) -> list[HyimgError]:
+    """The faults as they stand in the file; those of the whole file come first."""
+    return sorted(faults, key=lambda one: _line_number(manifest, one))
+
+
+def _line_number(manifest: Manifest, one: HyimgError) -> int:
+    """The line that a fault is in, from 1; 0 for one of the whole file."""
+    match = re.match(re.escape(manifest.title) + r":([0-9]+)(?::|$)", one.where)
+    return int(match[1]) if match else 0
 
 
 class _Reading:
@@ -100,6 +110,7 @@ class _Reading:
             for number, raw in enumerate(lines, 1):
                 if raw.strip():
                     self._read_line(number, raw.strip())
+            self._name_the_nameless()
 
     def _refuse_file(self, slug: str, what: str, hint: str) -> None:
         self.faults.append(fault(slug, what, where=self.title, hint=hint))
@@ -116,9 +127,17 @@ class _Reading:
             self.lines.append(ManifestLine(number, line.where, line.fields, line.extra, given))
             return
         self.faults += line.faults
-        self.bad_ids[number] = (
-            str(line.fields["custom_id"]) if is_named else f"{self.name}-line-{number}"
-        )
+        self.bad_ids[number] = str(line.fields["custom_id"]) if is_named else ""
+
+    def _name_the_nameless(self) -> None:
+        """Gives faulty lines without an id of their own one that no line has."""
+        for number, name in self.bad_ids.items():
+            if not name:
+                free = f"{self.name}-line-{number}"
+                while free.casefold() in self._claimed:
+                    free += "-again"
+                self._claimed[free.casefold()] = (free, number)
+                self.bad_ids[number] = free
 
     def _claim_ids(self, line: Line, number: int) -> bool:
         """Claims the line's ids, its children's included; False where one is unfit or taken.

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from hyimg_cli.batch.fields import COT_FIELDS
+from hyimg_cli.batch.fields import FIELDS
 from hyimg_cli.batch.kinds import MAX_SEED, BadValue, nearest, shown
 from hyimg_cli.batch.knobs import KNOBS, OF_THE_JOB, SAMPLING, Knob, read_recipe
 from hyimg_cli.batch.line import ManifestLine, child_ids, fault, unconsumed
@@ -87,10 +87,12 @@ def _flag_of(name: str) -> str:
 def _refuse_misspelt(environ: Mapping[str, str]) -> None:
     # Other variables with this prefix may belong to others; only a near miss is refused.
     known = [PREFIX + name.upper() for name in _BY_NAME]
+    aliases = {alias: field.name for field in FIELDS for alias in field.aliases}
     for variable in environ:
         if variable.startswith(PREFIX) and variable not in known:
-            close = nearest(variable[len(PREFIX) :], _BY_NAME, cutoff=0.75)
-            if close:
+            name = variable[len(PREFIX) :].lower()
+            close = aliases.get(name) or nearest(name, _BY_NAME, cutoff=0.75)
+            if close in _BY_NAME:
                 raise UsageError(
                     f"{shown(variable)} is not known",
                     where="environment",
@@ -107,12 +109,13 @@ def resolve_jobs(
     `card_of` is asked once per model. Raises what it raises for the model of the settings; for a
     model that a line names, that becomes a fault of the line.
     """
-    cards = _Cards(card_of, default=settings["model"].value)
+    cards = _Cards(card_of, manifest.folder, default=settings["model"].value)
     jobs: list[ImageJob] = []
     faults: list[HyimgError] = []
     for line in manifest.lines:
         try:
-            layers = _Layers(line, settings, cards.of_line(line))
+            model = cards.model_of(line)
+            layers = _Layers(line, settings, model, cards.of_model(model))
             found = list(layers.faults())
         except HyimgError as error:
             if "model" not in line.fields:
@@ -128,13 +131,28 @@ def resolve_jobs(
 class _Cards:
     """Cards by model; a model that has none is asked for once, too."""
 
-    def __init__(self, card_of: Callable[[str], ModelCard], *, default: str) -> None:
+    def __init__(self, card_of: Callable[[str], ModelCard], folder: Path, *, default: str) -> None:
         self._card_of = card_of
+        self._folder = folder
         self._default = default
+        self._located: dict[str, str] = {}
         self._known: dict[str, ModelCard | HyimgError] = {}
 
-    def of_line(self, line: ManifestLine) -> ModelCard:
-        model = line.fields.get("model", self._default)
+    def model_of(self, line: ManifestLine) -> str:
+        """The line's model; a path, like those of images, begins at the manifest's folder.
+
+        One that leads nowhere from there is left as it is: a name, or a path from here.
+        """
+        if "model" not in line.fields:
+            return self._default
+        name: str = line.fields["model"]
+        if name not in self._located:
+            beside = self._folder / name
+            is_path = name.split("/")[0] in (".", "..") and beside.is_dir()
+            self._located[name] = str(beside) if is_path else name
+        return self._located[name]
+
+    def of_model(self, model: str) -> ModelCard:
         if model not in self._known:
             try:
                 self._known[model] = self._card_of(model)
@@ -156,6 +174,7 @@ class _Layers:
 
     line: ManifestLine
     settings: Mapping[str, Setting]
+    model: str
     card: ModelCard
 
     def value(self, name: str) -> Any:
@@ -170,8 +189,7 @@ class _Layers:
     def faults(self) -> Iterator[HyimgError]:
         """What is wrong with the line only for this model and these settings."""
         fields, where = self.line.fields, self.line.where
-        has_cot = any(name in fields for name in COT_FIELDS)
-        idle = unconsumed(self.line.given, self.bot_task, has_cot=has_cot)
+        idle = unconsumed(fields, self.line.given, self.bot_task)
         for name, reason in idle.items():
             what = f"no stage would use it: {reason}"
             yield fault("unconsumed", what, where=f"{where}: {name}", hint="take the field out")
@@ -180,7 +198,7 @@ class _Layers:
             yield fault("missing-field", what, where=place, hint="write the system_prompt")
         beyond = [n for n in fields.get("cot_token_ids", ()) if n >= self.card.vocab_size]
         if beyond:
-            what, place = f"{beyond[0]} is not a token of the model", f"{where}: cot_token_ids"
+            what, place = f"{beyond[0]} is no token of the model", f"{where}: cot_token_ids"
             hint = f"its tokens are 0 to {self.card.vocab_size - 1}"
             yield fault("out-of-range", what, where=place, hint=hint)
 
@@ -209,7 +227,7 @@ class _Layers:
             task=fields["task"],
             prompt=fields["prompt"],
             images=tuple(str(folder / image) for image in fields.get("images", ())),
-            model=self.value("model"),
+            model=self.model,
             seed=seed,
             size=self.value("size"),
             num_inference_steps=self.value("num_inference_steps"),

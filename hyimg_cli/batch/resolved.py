@@ -1,6 +1,10 @@
 """A resolved job as a manifest line: for `manifest.resolved.jsonl`, the resume key and the PNG."""
 
 import json
+import os
+from collections.abc import Iterable, Iterator
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from hyimg_cli.spec.job import ImageJob, SizeRequest
@@ -33,6 +37,30 @@ def job_to_json(job: ImageJob) -> dict[str, Any]:
     return entry
 
 
+def lines_beside(jobs: Iterable[ImageJob], folder: Path) -> Iterator[dict[str, Any]]:
+    """`job_to_json` for a manifest in `folder`: paths of images and models lead from there."""
+    # NOTE: the system follows links before it goes up by "..", so both ends must be without them.
+    real = cache(Path.resolve)
+    start = folder.resolve()
+
+    def from_folder(path: Path) -> str:
+        return os.path.relpath(real(path.parent) / path.name, start)
+
+    for job in jobs:
+        entry = job_to_json(job)
+        if job.images:
+            entry["images"] = [from_folder(Path(image)) for image in job.images]
+        if _is_folder(job.model):
+            path = from_folder(Path(job.model).expanduser())
+            entry["model"] = path if path.startswith("..") else f"./{path}"
+        yield entry
+
+
+def _is_folder(model: str) -> bool:
+    """Whether a model is named by its path; a bare name or a hub id is none."""
+    return os.sep in model and Path(model).expanduser().is_dir()
+
+
 def _text_fields(job: ImageJob) -> dict[str, Any]:
     """What bears on the text before the picture, for a job that has such text."""
     if job.cot_text is not None:
@@ -41,15 +69,14 @@ def _text_fields(job: ImageJob) -> dict[str, Any]:
         return {"cot_token_ids": list(job.cot_token_ids), "drop_think": job.drop_think}
     if not job.writes_text:
         return {"bot_task": job.bot_task}
-    sampling = job.text
+    text = job.text
+    by_chance = {"ar_seed": text.seed, "top_k": text.top_k, "top_p": text.top_p}
     return {
         "bot_task": job.bot_task,
-        "drop_think": job.drop_think,
-        "ar_seed": sampling.seed,
-        "temperature": sampling.temperature,
-        "top_k": sampling.top_k,
-        "top_p": sampling.top_p,
-        "max_new_tokens": sampling.max_new_tokens,
+        **({"drop_think": job.drop_think} if job.bot_task != "recaption" else {}),
+        "temperature": text.temperature,
+        **(by_chance if text.temperature else {}),
+        "max_new_tokens": text.max_new_tokens,
     }
 
 

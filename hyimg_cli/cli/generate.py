@@ -11,6 +11,7 @@ from hyimg_cli.batch.journal import RunFolder
 from hyimg_cli.cli import options as o
 from hyimg_cli.cli import packaged, render
 from hyimg_cli.cli.plan import show_plan
+from hyimg_cli.cli.run_options import takes_run_options
 from hyimg_cli.cli.stopping import Stopper, stoppable
 from hyimg_cli.engine import runner
 from hyimg_cli.engine.provenance import run_info
@@ -22,59 +23,11 @@ if TYPE_CHECKING:
 NOT_AGAIN = ("--force", "--no-resume", "--retry-failed")
 
 
-def generate(
-    ctx: typer.Context,
-    manifest: o.ManifestPath,
-    output_dir: o.OutputDir = None,
-    recipe: o.Recipe = None,
-    resume: o.Resume = True,
-    retry_failed: o.RetryFailed = False,
-    force: o.Force = False,
-    fail_fast: o.FailFast = None,
-    max_retries: o.MaxRetries = None,
-    skip_invalid: o.SkipInvalid = None,
-    dry_run: o.DryRun = False,
-    metadata: o.Metadata = None,
-    kv_reuse: o.KvReuse = None,
-    require_kv_reuse: o.RequireKvReuse = None,
-    batching_max_size: o.BatchingMaxSize = None,
-    batch_invariant: o.BatchInvariant = None,
-    prefix_cache_mb: o.PrefixCacheMb = None,
-    prefix_cache_host_mb: o.PrefixCacheHostMb = None,
-    cache_dir: o.CacheDir = None,
-    disk_cache: o.DiskCache = None,
-    disk_cache_mb: o.DiskCacheMb = None,
-    prewarm: o.Prewarm = None,
-    select: o.Select = None,
-    limit: o.Limit = None,
-    shard: o.Shard = None,
-    model: o.Model = None,
-    revision: o.Revision = None,
-    device: o.Device = None,
-    dtype: o.DtypeName = None,
-    num_inference_steps: o.Steps = None,
-    guidance_scale: o.Guidance = None,
-    flow_shift: o.FlowShift = None,
-    seed: o.Seed = None,
-    size: o.SizeText = None,
-    bot_task: o.BotTaskName = None,
-    drop_think: o.DropThink = None,
-    use_system_prompt: o.SystemPrompt = None,
-    system_prompt: o.SystemPromptText = None,
-    ar_seed: o.ArSeed = None,
-    temperature: o.Temperature = None,
-    top_k: o.TopK = None,
-    top_p: o.TopP = None,
-    max_new_tokens: o.MaxNewTokens = None,
-    assume_think: o.AssumeThink = 256,
-    progress: o.Progress = "auto",
-    as_json: o.AsJson = False,
-    quiet: o.Quiet = False,
-    verbose: o.Verbose = 0,
-) -> None:
+@takes_run_options
+def generate(ctx: typer.Context) -> None:
     """Make the pictures of a manifest. A run that stopped goes on where it was."""
-    render.log_to_stderr(verbose)
-    if dry_run:
+    render.log_to_stderr(ctx.params["verbose"])
+    if ctx.params["dry_run"]:
         show_plan(ctx.params)
     else:
         raise typer.Exit(_carry_out(ctx.params, ctx.obj or ()))

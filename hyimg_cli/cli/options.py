@@ -276,7 +276,6 @@ def run_config(settings: Mapping[str, Setting], folder: Path) -> RunConfig:
         ),
         cache=cache_config(settings),
         failure=FailurePolicy(value["fail_fast"], value["max_retries"]),
-        origins=tuple((s.name, str(s.value), s.origin) for s in settings.values()),
     )
 
 

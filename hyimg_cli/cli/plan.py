@@ -11,48 +11,22 @@ from hyimg_cli.batch.journal import RunFolder
 from hyimg_cli.batch.planner import make_plan
 from hyimg_cli.cli import options as o
 from hyimg_cli.cli import packaged, render
+from hyimg_cli.cli.run_options import takes_run_options
 from hyimg_cli.engine import runner
 from hyimg_cli.engine.forecast import forecast
 from hyimg_cli.spec.plan import Plan
 
 
-def plan(
-    ctx: typer.Context,
-    manifest: o.ManifestPath,
-    output_dir: o.OutputDir = None,
-    recipe: o.Recipe = None,
-    resume: o.Resume = True,
-    retry_failed: o.RetryFailed = False,
-    force: o.Force = False,
-    skip_invalid: o.SkipInvalid = None,
-    kv_reuse: o.KvReuse = None,
-    batch_invariant: o.BatchInvariant = None,
-    prefix_cache_mb: o.PrefixCacheMb = None,
-    cache_dir: o.CacheDir = None,
-    disk_cache: o.DiskCache = None,
-    disk_cache_mb: o.DiskCacheMb = None,
-    select: o.Select = None,
-    limit: o.Limit = None,
-    shard: o.Shard = None,
-    model: o.Model = None,
-    revision: o.Revision = None,
-    device: o.Device = None,
-    dtype: o.DtypeName = None,
-    num_inference_steps: o.Steps = None,
-    guidance_scale: o.Guidance = None,
-    size: o.SizeText = None,
-    bot_task: o.BotTaskName = None,
-    assume_think: o.AssumeThink = 256,
-    as_json: o.AsJson = False,
-    verbose: o.Verbose = 0,
-) -> None:
+@takes_run_options
+def plan(ctx: typer.Context) -> None:
     """Show what generate would do, without loading a model or writing anything."""
-    render.log_to_stderr(verbose)
+    render.log_to_stderr(ctx.params["verbose"])
     show_plan(ctx.params)
 
 
 def show_plan(given: Mapping[str, Any]) -> None:
     """Prints the plan of what is left of a manifest; only reads."""
+    render.style_of(given)
     settings = o.settings_of(given)
     manifest = packaged.read(given["manifest"])
     accepted = runner.accept(manifest, settings)

@@ -4,7 +4,8 @@ import json
 import logging
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from types import TracebackType
 from typing import Any, Protocol, Self
 
 from rich.console import Console
@@ -19,21 +20,31 @@ from rich.progress import (
 from rich.text import Text
 
 from hyimg_cli.batch.journal import outcome_to_json
+from hyimg_cli.cli.underway import PhaseLine, Underway
 from hyimg_cli.engine.runner import Summary, work_s
-from hyimg_cli.errors import HyimgError, ManifestError, UsageError
+from hyimg_cli.errors import HyimgError, Interrupted, ManifestError, UsageError
 from hyimg_cli.spec.events import (
-    DenoiseStep,
     Event,
     JobDone,
     JobFailed,
     JobStarted,
     ModelLoaded,
     Outcome,
-    PhaseStarted,
-    ThinkToken,
+    Prewarmed,
 )
 
 PROGRESS = ("auto", "rich", "plain", "none")
+SUMMARY = (
+    "done",
+    "failed",
+    "invalid",
+    "skipped",
+    "left",
+    "load_s",
+    "prewarm_s",
+    "pictures_s",
+    "seconds_per_picture",
+)
 
 
 def line(text: str) -> None:
@@ -109,7 +120,10 @@ class View(Protocol):
 
 
 class Report:
-    """Shows a run's events in the style asked for, counts them, and closes with a summary."""
+    """Shows a run's events in the style asked for, counts them, and closes with a summary.
+
+    A run that an error ended before its first job has nothing to sum up.
+    """
 
     def __init__(self, counts: Summary, style: Style, *, place: str, again: str) -> None:
         self._counts = counts
@@ -117,13 +131,23 @@ class Report:
         self._place = place
         self._again = again
         self._view = _view(style, counts.left)
+        self._has_begun = False
 
     def __enter__(self) -> Self:
         self._view.__enter__()
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self._view.__exit__(*error)
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._view.__exit__(kind, error, trace)
+        if error is None or isinstance(error, Interrupted) or self._has_begun:
+            self._close()
+
+    def _close(self) -> None:
         if not self._style.is_quiet:
             note(_summary(self._counts, self._place))
             for advice in _advice(self._counts, self._again):
@@ -132,14 +156,14 @@ class Report:
             json_line({"summary": _as_json(self._counts), "output_dir": self._place})
 
     def outcomes(self, outcomes: Iterable[Outcome]) -> None:
-        """Shows outcomes that no session made."""
+        """Shows outcomes that no session made: the failures of lines that are no jobs."""
         for outcome in outcomes:
-            if not self._style.is_quiet:
-                note(_finished(outcome))
+            note(_finished(outcome))
             if self._style.as_json:
                 json_line(outcome_to_json(outcome))
 
     def show(self, event: Event) -> None:
+        self._has_begun |= isinstance(event, JobStarted | JobDone | JobFailed)
         self._counts.add(event)
         self._view.show(event)
         if self._style.as_json and isinstance(event, JobDone | JobFailed):
@@ -167,20 +191,20 @@ def _advice(counts: Summary, again: str) -> Iterator[str]:
 
 
 def _as_json(counts: Summary) -> dict[str, Any]:
-    return asdict(counts) | {"seconds_per_picture": counts.seconds_per_picture}
+    return {name: getattr(counts, name) for name in SUMMARY}
 
 
 def _view(style: Style, total: int) -> View:
     """The view that fits: Rich on a terminal, a line for each finished job elsewhere."""
     if style.is_quiet or style.progress == "none":
-        return SilentView()
+        return FailureView()
     if style.progress == "rich" or (style.progress == "auto" and sys.stderr.isatty()):
         return RichView(total)
     return PlainView(total)
 
 
-class SilentView:
-    """Shows nothing."""
+class FailureView:
+    """One line for each failed job, and nothing else."""
 
     def __enter__(self) -> Self:
         return self
@@ -189,26 +213,27 @@ class SilentView:
         return None
 
     def show(self, event: Event) -> None:
-        return None
+        if isinstance(event, JobFailed):
+            note(_finished(event.outcome))
 
 
-class PlainView(SilentView):
-    """One line when a model is ready and one for each finished job."""
+class PlainView(FailureView):
+    """One line when a model is ready or warm, and one for each finished job."""
 
     def __init__(self, total: int) -> None:
         self._total = total
         self._count = 0
 
     def show(self, event: Event) -> None:
-        if isinstance(event, ModelLoaded):
-            note(_loaded(event))
+        if isinstance(event, ModelLoaded | Prewarmed):
+            note(_ready(event))
         elif isinstance(event, JobDone | JobFailed):
             self._count += 1
             note(f"[{self._count}/{self._total}] {_finished(event.outcome)}")
 
 
 class RichView:
-    """A bar over all jobs with the time that is left, and a line for the job and phase at work."""
+    """A bar over all jobs with the time that is left, and a line for each phase that has jobs."""
 
     def __init__(self, total: int) -> None:
         columns: list[str | ProgressColumn] = [
@@ -220,8 +245,14 @@ class RichView:
         self._progress = Progress(*columns, console=_stderr(), transient=True)
         self._total = total
         self._finished = 0
+        self._underway = Underway()
         self._all = self._progress.add_task("all jobs", total=total, count=f"0/{total}")
-        self._now: TaskID | None = None
+        self._of_phase: dict[str, TaskID] = {}
+
+    @property
+    def bars(self) -> list[str]:
+        """What each bar stands for, from the top."""
+        return [task.description for task in self._progress.tasks]
 
     def __enter__(self) -> Self:
         self._progress.start()
@@ -231,44 +262,45 @@ class RichView:
         self._progress.stop()
 
     def show(self, event: Event) -> None:
-        match event:
-            case ModelLoaded():
-                self._progress.console.print(_loaded(event), highlight=False, markup=False)
-            case JobStarted():
-                self._now = self._progress.add_task(event.custom_id, total=None, count="")
-            case PhaseStarted():
-                self._phase(f"{event.custom_id}: {event.phase}", event.total)
-            case ThinkToken():
-                self._advance_now(event.count, f"{event.count} tokens")
-            case DenoiseStep():
-                self._advance_now(event.step, f"{event.step}/{event.total}")
-                part = event.step / event.total
-                self._progress.update(self._all, completed=self._finished + 0.9 * part)
-            case JobDone() | JobFailed():
-                self._close(event.outcome)
+        self._underway.add(event)
+        if isinstance(event, ModelLoaded | Prewarmed):
+            self._print(_ready(event))
+        elif isinstance(event, JobDone | JobFailed):
+            self._finished += 1
+            if event.outcome.status == "failed" or event.outcome.warnings:
+                self._print(_finished(event.outcome))
+        self._draw()
 
-    def _phase(self, description: str, total: int) -> None:
-        if self._now is not None:
-            self._progress.reset(self._now, total=total or None, description=description, count="")
-
-    def _advance_now(self, completed: int, count: str) -> None:
-        if self._now is not None:
-            self._progress.update(self._now, completed=completed, count=count)
-
-    def _close(self, outcome: Outcome) -> None:
-        self._finished += 1
+    def _draw(self) -> None:
+        """Brings every bar up to date; a phase without jobs has none."""
+        completed = self._finished + 0.9 * self._underway.drawn
         count = f"{self._finished}/{self._total}"
-        self._progress.update(self._all, completed=self._finished, count=count)
-        if self._now is not None:
-            self._progress.remove_task(self._now)
-            self._now = None
-        if outcome.status == "failed" or outcome.warnings:
-            self._progress.console.print(
-                _finished(outcome), highlight=False, markup=False, soft_wrap=True
-            )
+        self._progress.update(self._all, completed=completed, count=count)
+        lines = {line.at.phase: line for line in self._underway.lines()}
+        for phase in self._of_phase.keys() - lines.keys():
+            self._progress.remove_task(self._of_phase.pop(phase))
+        for line in lines.values():
+            self._draw_phase(line)
+
+    def _draw_phase(self, line: PhaseLine) -> None:
+        phase = line.at.phase
+        if phase not in self._of_phase:
+            self._of_phase[phase] = self._progress.add_task(phase, total=None, count="")
+        self._progress.update(
+            self._of_phase[phase],
+            description=f"{phase}: {line.who}",
+            completed=line.at.completed,
+            total=line.at.total or None,
+            count=line.at.count,
+        )
+
+    def _print(self, text: str) -> None:
+        self._progress.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
-def _loaded(event: ModelLoaded) -> str:
+def _ready(event: ModelLoaded | Prewarmed) -> str:
+    if isinstance(event, Prewarmed):
+        return f"prewarmed {event.shapes} shapes in {event.prewarm_s:.2f} s"
     size = f"{event.parameters / 1e6:.1f} M parameters"
     return f"{event.model}: {size}, {event.dtype} on {event.device}, loaded in {event.load_s:.2f} s"
 
@@ -283,7 +315,7 @@ def _finished(outcome: Outcome) -> str:
         reuse = f", KV reuse {outcome.kv_reuse.status}" if outcome.kv_reuse else ""
         took = f"{work_s(outcome):.2f} s, {outcome.denoise_steps} steps"
         text = f"{outcome.custom_id}: {paths} in {took}{reuse}"
-    return "; ".join((text, *outcome.warnings))
+    return " ".join("; ".join((text, *outcome.warnings)).splitlines())
 
 
 def _stderr() -> Console:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from hyimg_cli.batch.cost import JobTokens, PlanCost, cost
 from hyimg_cli.engine.keys import source_digest, source_key
-from hyimg_cli.errors import SourceImageError
+from hyimg_cli.errors import HyimgError, SourceImageError
 from hyimg_cli.kv.tree import KVTree
 from hyimg_cli.media.images import probe_image
 from hyimg_cli.models import registry
@@ -25,6 +25,16 @@ from hyimg_cli.spec.run import ModelChoice, RunConfig
 from hyimg_cli.store.disk import SOURCE_IMAGES, DiskStore
 
 _GPU = Path("/dev/nvidia0")
+_NOTHING = JobTokens(
+    ar_prefill=0,
+    shared_prefix=0,
+    positive=0,
+    negative=0,
+    step_rows=0,
+    branches=1,
+    image_encodes=0,
+    assumed_think=0,
+)
 
 
 @dataclass(frozen=True)
@@ -65,7 +75,13 @@ class Forecast:
         )
 
     def tokens(self, job: ImageJob) -> JobTokens:
-        """The job's rows, with what earlier jobs share with it."""
+        """The job's rows, with what earlier jobs share with it; none where it will fail."""
+        try:
+            return self._tokens(job)
+        except HyimgError:
+            return _NOTHING
+
+    def _tokens(self, job: ImageJob) -> JobTokens:
         sizes = [_source_size(path) for path in job.images]
         digests = [source_digest(path) for path in job.images]
         tokens = registry.job_tokens(

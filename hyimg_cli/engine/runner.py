@@ -4,18 +4,19 @@ No model is loaded here; `Session` does that with the plan that `prepare` return
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 
+from hyimg_cli.batch import planner
 from hyimg_cli.batch.journal import Resumption, RunFolder, resume
-from hyimg_cli.batch.manifest import Manifest, failed_lines
-from hyimg_cli.batch.planner import make_plan
-from hyimg_cli.batch.recipe import Setting, resolve_jobs
+from hyimg_cli.batch.line import fault
+from hyimg_cli.batch.manifest import Manifest, failed_lines, in_line_order
+from hyimg_cli.batch.recipe import Setting, resolve_jobs, settle
 from hyimg_cli.engine.keys import job_keys
-from hyimg_cli.errors import HyimgError, ManifestError, SourceImageError, UsageError
+from hyimg_cli.errors import HyimgError, JobError, ManifestError, SourceImageError, UsageError
 from hyimg_cli.media.images import probe_image
 from hyimg_cli.models import registry
 from hyimg_cli.spec.card import ModelCard
@@ -139,6 +140,54 @@ def work_s(outcome: Outcome) -> float:
     return times.get("total", 0.0) - times.get("queue", 0.0)
 
 
+def make_plan(
+    jobs: Manifest | Sequence[ImageJob], card_of: Callable[[str], ModelCard] | None = None
+) -> Plan:
+    """The plan of a manifest, with the checkpoint's own defaults, or of ready-made jobs.
+
+    Neither environment nor recipe is looked at. `card_of` gives a model's card; by default it is
+    read from the checkpoint. Raises ManifestError with every fault of the manifest.
+    """
+    if isinstance(jobs, Manifest):
+        jobs = accept(jobs, settle({}, {}, {})).jobs
+    return planner.make_plan(jobs, card_of or cards(None))
+
+
+def examine(
+    manifest: Manifest, settings: Mapping[str, Setting]
+) -> tuple[list[ImageJob], list[HyimgError]]:
+    """The jobs without fault, and every fault of the manifest's text in the order of its lines.
+
+    No file is read but those of the checkpoints, and of these no weights.
+    """
+    revision = settings["revision"].value
+    jobs, unresolved = resolve_jobs(manifest, settings, cards(revision))
+    unfit = _unfit(jobs, settings)
+    good = [job for job in jobs if job.source_line not in unfit]
+    # What a setting caused is the same in every line; it is said once.
+    once = {(one.where, one.what): one for one in unfit.values()}
+    return good, in_line_order(manifest, [*manifest.faults, *unresolved, *once.values()])
+
+
+def _unfit(jobs: Iterable[ImageJob], settings: Mapping[str, Setting]) -> dict[str, HyimgError]:
+    """What a job's checkpoint cannot take, by line: its pictures differ in seed only."""
+    found: dict[str, HyimgError | None] = {}
+    for job in jobs:
+        if job.source_line not in found:
+            found[job.source_line] = _unfitness(job, settings)
+    return {line: error for line, error in found.items() if error is not None}
+
+
+def _unfitness(job: ImageJob, settings: Mapping[str, Setting]) -> HyimgError | None:
+    try:
+        registry.check(job, settings["revision"].value)
+    except JobError as error:
+        field, slug = error.where, error.code.partition(".")[2]
+        place = job.source_line if field in job.user_fields else settings[field].origin
+        return fault(slug, error.what, where=f"{place}: {field}", hint=error.hint)
+    return None
+
+
 def accept(
     manifest: Manifest,
     settings: Mapping[str, Setting],
@@ -148,8 +197,7 @@ def accept(
     Raises ManifestError with every fault, unless the setting `skip_invalid` is on: then faulty
     lines become failed outcomes, and only faults of the whole file are raised.
     """
-    jobs, unresolved = resolve_jobs(manifest, settings, cards(settings["revision"].value))
-    faults = [*manifest.faults, *unresolved]
+    jobs, faults = examine(manifest, settings)
     by_id = failed_lines(manifest, faults) if settings["skip_invalid"].value else {}
     recorded = {id(fault) for some in by_id.values() for fault in some}
     unrecorded = [fault for fault in faults if id(fault) not in recorded]
@@ -189,7 +237,7 @@ def prepare(
     rest = sift(folder, selection.of(accepted.jobs), config, policy)
     folder.write_resolved(accepted.jobs)
     _record(folder, accepted.invalid)
-    plan = make_plan(rest.to_run, cards(config.model.revision))
+    plan = planner.make_plan(rest.to_run, cards(config.model.revision))
     return PreparedRun(plan, tuple(rest.done), tuple(rest.failed_before), accepted.invalid)
 
 
@@ -225,6 +273,7 @@ def _record(folder: RunFolder, invalid: Sequence[Outcome]) -> None:
 
 def _invalid(custom_id: str, faults: Sequence[HyimgError]) -> Outcome:
     """A line that could not become a job; its first fault names the code."""
-    message = "; ".join(str(fault) for fault in faults)
-    failure = Failure(faults[0].code, message, faults[0].hint, retryable=False)
+    message = "; ".join(f"{one.where}: {one.what}" for one in faults)
+    hint = "; ".join(dict.fromkeys(one.hint for one in faults if one.hint))
+    failure = Failure(faults[0].code, message, hint, retryable=False)
     return Outcome(custom_id, "failed", key="", attempt=0, error=failure)

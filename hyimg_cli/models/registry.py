@@ -68,6 +68,11 @@ def fingerprint(model: str, revision: str | None = None) -> str:
     return checkpoint.fingerprint(folder)
 
 
+def check(job: ImageJob, revision: str | None = None) -> None:
+    """Passes a job whose text its checkpoint can take; see `Prompter.check`. Raises JobError."""
+    prompter(job.model, revision).check(job)
+
+
 def job_tokens(
     job: ImageJob,
     source_sizes: Sequence[Size],

@@ -79,9 +79,7 @@ class FailurePolicy:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """One run. `origins` says for every flag which source won: flag, environment, recipe,
-    default.
-    """
+    """One run: everything that is not part of a job."""
 
     output: OutputConfig
     model: ModelChoice = field(default_factory=ModelChoice)
@@ -89,4 +87,3 @@ class RunConfig:
     batch: BatchConfig = field(default_factory=BatchConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)
     failure: FailurePolicy = field(default_factory=FailurePolicy)
-    origins: tuple[tuple[str, str, str], ...] = ()

@@ -20,7 +20,6 @@ DEFAULTS = SamplingDefaults(
     top_k=1024,
     top_p=0.95,
     max_new_tokens=2048,
-    max_length=1024,
 )
 SIZES = (Size(64, 256), Size(96, 160), Size(128, 128), Size(160, 96), Size(256, 64))
 CARD = ModelCard(

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hyimg_cli.batch.manifest import Manifest, failed_lines, read_manifest
+from hyimg_cli.batch.manifest import Manifest, failed_lines, in_line_order, read_manifest
 from hyimg_cli.errors import HyimgError, UsageError
 from hyimg_cli.spec.job import SizeRequest
 
@@ -213,6 +213,10 @@ def test_bad_sizes(size: str) -> None:
         ({"bot_task": "none", "top_k": 5}, "unconsumed", "top_k"),
         ({"bot_task": "image", "max_new_tokens": 5}, "unconsumed", "max_new_tokens"),
         ({"bot_task": "none", "drop_think": True}, "unconsumed", "drop_think"),
+        ({"bot_task": "recaption", "drop_think": True}, "unconsumed", "drop_think"),
+        ({"temperature": 0, "top_k": 5}, "unconsumed", "top_k"),
+        ({"temperature": 0.0, "top_p": 0.5}, "unconsumed", "top_p"),
+        ({"temperature": 0, "ar_seed": 5}, "unconsumed", "ar_seed"),
         ({"use_system_prompt": "None", "system_prompt": "Be."}, "unconsumed", "system_prompt"),
         ({"use_system_prompt": "dynamic", "system_prompt": "Be."}, "unconsumed", "system_prompt"),
     ],
@@ -354,6 +358,32 @@ def test_bad_lines_are_recorded_under_an_id_that_is_no_other_jobs() -> None:
     }
 
 
+def test_an_id_made_up_for_a_bad_line_is_no_other_lines() -> None:
+    taken = line(custom_id="stdin-line-1") + line(custom_id="Stdin-Line-1-Again")
+    manifest = read(line(custom_id="/") + taken)
+    assert manifest.bad_ids == {1: "stdin-line-1-again-again"}
+    assert len(manifest.lines) == 2
+
+
+def test_faults_come_in_the_order_of_the_lines() -> None:
+    manifest = read(line(custom_id="a") + line(sede=1) + line(custom_id="b") + line(custom_id="a"))
+    late = [UsageError("no", where="stdin:3: seed"), UsageError("no", where="flag: seed")]
+    places = [one.where for one in in_line_order(manifest, [*manifest.faults, *late])]
+    assert places == ["flag: seed", "stdin:2: sede", "stdin:3: seed", "stdin:4"]
+
+
+def test_a_wrong_bot_task_is_told_of_image() -> None:
+    assert '"image" means none' in only_fault(bot_task="imagine").hint
+
+
+def test_only_thinking_can_be_dropped() -> None:
+    for fields in ({"drop_think": False}, {"cot_text": "a"}, {"bot_task": "think"}):
+        fields = {"bot_task": "recaption", "drop_think": True} | fields
+        if "cot_text" in fields:
+            del fields["bot_task"]
+        assert fields_of(**fields)["drop_think"] == fields["drop_think"]
+
+
 def test_faults_found_later_are_recorded_under_the_lines_own_id() -> None:
     manifest = read(line(custom_id="cat") + line(custom_id="dog"))
     late = UsageError("no", where="stdin:2: temperature")
@@ -480,7 +510,7 @@ from hyimg_cli.batch.recipe import resolve_jobs, settle
 from hyimg_cli.batch.planner import make_plan
 from hyimg_cli.spec.card import Bucket, ModelCard, SamplingDefaults
 from hyimg_cli.spec.job import Size
-defaults = SamplingDefaults(4, 5.0, 3.0, "none", False, "None", 0.6, 1024, 0.95, 64, 1024)
+defaults = SamplingDefaults(4, 5.0, 3.0, "none", False, "None", 0.6, 1024, 0.95, 64)
 buckets = tuple(Bucket(i, Size(512 + 16 * i, 1024)) for i in range(37))
 card = ModelCard("m", "f", "n", True, False, buckets, 16, 1024, 1, 1, 1024, 328, defaults)
 manifest = read_manifest(Path(sys.argv[1]))

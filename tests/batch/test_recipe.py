@@ -353,3 +353,9 @@ def test_every_picture_asked_for_is_one_job(
     assert not faults
     assert len(jobs) == sum(counts)
     assert len({job.custom_id for job in jobs}) == len(jobs)
+
+
+def test_a_variable_named_by_an_alias_is_refused_with_its_name() -> None:
+    with pytest.raises(UsageError) as caught:
+        settle({}, {"HYIMG_STEPS": "3"}, {})
+    assert "HYIMG_NUM_INFERENCE_STEPS" in caught.value.hint

@@ -4,14 +4,16 @@ import io
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hyimg_cli.batch.fields import SAMPLED_FIELDS
 from hyimg_cli.batch.manifest import read_manifest
 from hyimg_cli.batch.recipe import Setting, resolve_jobs
-from hyimg_cli.batch.resolved import job_to_json
+from hyimg_cli.batch.resolved import job_to_json, lines_beside
 from hyimg_cli.spec.card import ModelCard
 from hyimg_cli.spec.job import BOT_TASKS, ImageJob
 
@@ -58,6 +60,10 @@ def entries(draw: st.DrawFn) -> dict[str, Any]:
     if kind == "written":
         entry["bot_task"] = draw(st.sampled_from(BOT_TASKS[1:]))
         entry |= draw(st.fixed_dictionaries({}, optional=WRITTEN))
+        if entry.get("temperature") == 0:
+            entry = {k: v for k, v in entry.items() if k not in SAMPLED_FIELDS}
+        if entry["bot_task"] == "recaption":
+            entry.pop("drop_think", None)
     return entry
 
 
@@ -79,7 +85,7 @@ def test_read_back_it_is_the_same_job(
     line = job_to_json(job)
     again = resolved(line, settings, card_of)
     assert replace(again, user_fields=job.user_fields, text=job.text, bot_task=job.bot_task) == job
-    if job.writes_text:
+    if job.writes_text and job.text.temperature:
         assert (again.text, again.bot_task) == (job.text, job.bot_task)
     assert job_to_json(again) == line
 
@@ -90,3 +96,23 @@ def test_fields_that_no_stage_uses_are_not_in_it(make_job: Callable[..., ImageJo
     told = job_to_json(make_job(cot_token_ids=(1, 2)))
     assert told["cot_token_ids"] == [1, 2]
     assert not {"temperature", "bot_task"} & told.keys()
+    greedy = replace(make_job().text, temperature=0.0)
+    line = job_to_json(make_job(bot_task="recaption", text=greedy, drop_think=True))
+    assert line["temperature"] == 0
+    assert not {"ar_seed", "top_k", "top_p", "drop_think"} & line.keys()
+
+
+def test_paths_lead_from_the_folder_even_through_a_link(
+    make_job: Callable[..., ImageJob], tmp_path: Path
+) -> None:
+    for name in ("in", "disk/far/out", "disk/model"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "out").symlink_to(tmp_path / "disk" / "far" / "out")
+    (tmp_path / "in" / "cat.png").write_bytes(b"cat")
+    job = make_job(images=(str(tmp_path / "in" / "cat.png"),), model=str(tmp_path / "disk/model"))
+    out = tmp_path / "out"
+    (line, named) = lines_beside([job, make_job(model="tencent/HunyuanImage-3.0")], out)
+    assert line["model"] == "../../model"
+    assert (out / line["images"][0]).read_bytes() == b"cat"
+    assert str(tmp_path) not in json.dumps(line)
+    assert named["model"] == "tencent/HunyuanImage-3.0"

@@ -33,7 +33,7 @@ from hyimg_cli.spec.run import RunConfig
 
 
 class FakeSession:
-    """Does what a prompt says: fail, crash, no weights, SIGINT, SIGTERM; else a picture."""
+    """Does what a prompt says: no checkpoint, fail, crash, no weights, SIGINT; else a picture."""
 
     ran: list[str]
 
@@ -48,6 +48,8 @@ class FakeSession:
 
     def run(self, plan: Plan, folder: RunFolder) -> Iterator[Event]:
         self.folder = folder
+        if any("no checkpoint" in job.prompt for job in plan.jobs):
+            raise CheckpointError("there is none", hint="copy it")
         yield ModelLoaded("fake", 0.5, "cpu", "float32", 1000)
         for group in plan.groups:
             yield GroupStarted(group.model, group.size_class, len(group.jobs))

@@ -45,6 +45,10 @@ def test_the_version_is_the_packages(run_cli: Callable[..., Any]) -> None:
         ["generate", "quickstart", "--progress", "loud"],
         ["generate", "quickstart", "--size", "1x"],
         ["generate", "quickstart", "--bot-task", "dream"],
+        ["generate", "quickstart", "--device", "foo"],
+        ["plan", "quickstart", "--device", "cuda:x"],
+        ["check", "quickstart", "--device", ""],
+        ["check", "quickstart", "--progress", "loud"],
         ["generate", "quickstart", "--select", "no-such-id*"],
         ["generate", "no-such-manifest"],
         ["generate", "missing.jsonl"],
@@ -100,6 +104,19 @@ def test_an_error_of_the_machine_exits_3(
     assert ran.code == 3
     assert "error[checkpoint]: a shard is missing\n  hint: copy it\n" in ran.err
     assert "Traceback" not in ran.err
+
+
+@pytest.mark.usefixtures("fake_session")
+@pytest.mark.parametrize("style", ["rich", "plain"])
+def test_an_error_before_the_first_job_sums_nothing_up(
+    run_cli: Callable[..., Any], write_manifest: Callable[..., Any], style: str
+) -> None:
+    manifest = write_manifest({"prompt": "a"}, {"prompt": "no checkpoint"})
+    ran = run_cli("generate", manifest, "--json", "--progress", style)
+    assert (ran.code, ran.out) == (3, "")
+    assert "error[checkpoint]: there is none" in ran.err
+    assert "0 done" not in ran.err
+    assert "resume with" not in ran.err
 
 
 @pytest.mark.parametrize("arguments", LIGHT_COMMANDS, ids=" ".join)

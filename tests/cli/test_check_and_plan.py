@@ -6,6 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.main import get_command
+
+from hyimg_cli.cli.app import app
 
 Run = Callable[..., Any]
 Write = Callable[..., Path]
@@ -95,3 +98,55 @@ def test_the_plan_as_text_is_data_on_stdout(run_cli: Run) -> None:
 def test_neither_writes_anything(run_cli: Run, tmp_path: Path, command: str) -> None:
     run_cli(command, "quickstart")
     assert not list(tmp_path.iterdir())
+
+
+EVERY_FLAG = (
+    "-o out --no-resume --retry-failed --force --fail-fast --max-retries 1 --skip-invalid "
+    "--dry-run --no-metadata --no-kv-reuse --allow-recompute --batching-max-size 2 "
+    "--no-batch-invariant --prefix-cache-mb 1 --prefix-cache-host-mb 1 --cache-dir kept "
+    "--no-disk-cache --disk-cache-mb 1 --no-prewarm --select *a --limit 1 --shard 1/1 "
+    "--model tiny-image --revision main --device cuda:1 --dtype float32 --steps 3 "
+    "--guidance-scale 2 --flow-shift 2 --seed 1 --size 1:1 --bot-task none --drop-think "
+    "--use-system-prompt custom --system-prompt hello --ar-seed 1 --temperature 0 --top-k 1 "
+    "--top-p 0.5 --max-new-tokens 9 --assume-think 9 --progress none -v"
+)
+
+
+def test_the_three_commands_take_the_same_flags() -> None:
+    commands = get_command(app).commands  # type: ignore[attr-defined]
+    taken = [
+        [parameter.opts for parameter in commands[name].params]
+        for name in ("generate", "plan", "check")
+    ]
+    assert taken[0] == taken[1] == taken[2]
+
+
+@pytest.mark.parametrize("command", ["check", "plan"])
+def test_each_reads_a_command_line_of_generate(
+    run_cli: Run, write_manifest: Write, tmp_path: Path, command: str
+) -> None:
+    manifest = write_manifest({"custom_id": "a", "prompt": "x"}, {"custom_id": "b", "prompt": "y"})
+    ran = run_cli(command, manifest, *EVERY_FLAG.split(), "--json")
+    (told,) = ran.json_lines
+    counts = told["summary"] if command == "check" else told["total"]
+    assert (ran.code, counts["jobs"]) == (0, 1)
+    assert counts.get("denoise_steps", 3) == 3
+    assert [path.name for path in tmp_path.iterdir()] == ["jobs.jsonl"]
+
+
+def test_check_reads_the_files_of_what_is_selected(run_cli: Run, write_manifest: Write) -> None:
+    lines = [{"custom_id": name, "prompt": "x", "images": [f"{name}.png"]} for name in "ab"]
+    ran = run_cli("check", write_manifest(*lines), "--select", "b", "--json")
+    (fault, last) = ran.json_lines
+    assert (ran.code, last["summary"]) == (1, {"jobs": 1, "faults": 1})
+    assert "b.png" in fault["fault"]["where"]
+
+
+def test_check_names_the_faults_before_a_pattern_without_jobs(
+    run_cli: Run, write_manifest: Write
+) -> None:
+    manifest = write_manifest({"custom_id": "a", "prompt": "x"}, {"custom_id": "b", "prompt": ""})
+    ran = run_cli("check", manifest, "--select", "b")
+    assert ran.code == 2
+    assert "jobs.jsonl:2" in ran.err
+    assert "--select 'b' matches none" in ran.err

@@ -74,6 +74,8 @@ def test_json_is_the_result_lines_and_a_summary(
     expected = {"done": 4, "failed": 0, "invalid": 0, "skipped": 0, "left": 0, "load_s": 0.5}
     assert expected.items() <= last["summary"].items()
     assert last["summary"]["seconds_per_picture"] > 0
+    times = {"prewarm_s", "pictures_s", "seconds_per_picture"}
+    assert last["summary"].keys() == expected.keys() | times
 
 
 def test_a_second_run_skips_what_is_done(
@@ -280,6 +282,24 @@ def test_progress_goes_to_stderr_alone(run_cli: Run, write_manifest: Write, styl
 def test_quiet_says_nothing(run_cli: Run, write_manifest: Write) -> None:
     ran = run_cli("generate", write_manifest(*GOOD), "-q")
     assert (ran.code, ran.out, ran.err) == (0, "", "")
+
+
+@pytest.mark.parametrize("flags", [("-q",), ("--progress", "none")])
+def test_a_failed_job_is_always_told(
+    run_cli: Run, write_manifest: Write, flags: tuple[str, ...]
+) -> None:
+    bad = [{"custom_id": f"bad-{n}", "prompt": "fail"} for n in range(2)]
+    ran = run_cli("generate", write_manifest(*bad, *GOOD), *flags)
+    told = [line for line in ran.err.splitlines() if "failed[" in line]
+    assert (ran.code, ran.out) == (1, "")
+    assert [line.split(": ")[0] for line in told] == ["bad-0", "bad-1"]
+    assert len(ran.err.splitlines()) == 2 or "-q" not in flags
+
+
+def test_quiet_tells_a_line_that_is_no_job(run_cli: Run, write_manifest: Write) -> None:
+    ran = run_cli("generate", write_manifest(*GOOD, {"prompt": ""}), "-q", "--skip-invalid")
+    assert (ran.code, ran.out, len(ran.err.splitlines())) == (1, "", 1)
+    assert "failed[manifest." in ran.err
 
 
 def test_plain_progress_is_one_line_for_each_job(run_cli: Run, write_manifest: Write) -> None:

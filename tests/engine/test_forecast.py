@@ -102,6 +102,22 @@ def _encodes(jobs: list[ImageJob], config: RunConfig) -> int:
     return lines[-1].cache["source_images"]["misses"] if lines else 0
 
 
+def test_a_job_that_will_fail_counts_no_rows_and_stops_nothing(
+    jobs: list[ImageJob], tmp_path: Path
+) -> None:
+    good = jobs[-1]
+    bad = [
+        replace(good, custom_id="control", prompt="a <boi>"),
+        replace(good, custom_id="long", prompt="word " * 5000, bot_task="think"),
+        replace(good, custom_id="unshipped", use_system_prompt="en_unified"),
+        replace(good, custom_id="unread", images=(str(tmp_path / "none.png"),), cot_text="<img>"),
+    ]
+    plan = make_plan([*bad, good], registry.model_card)
+    alone = forecast(make_plan([good], registry.model_card), _config(tmp_path), assumed_think=9)
+    total = forecast(plan, _config(tmp_path), assumed_think=9).total
+    assert (total.jobs, total.prefix_rows) == (5, alone.total.prefix_rows)
+
+
 def test_sixteen_edits_at_the_released_size_read_an_eighth(
     released_folder: Path, job: ImageJob, sources: tuple[str, ...], tmp_path: Path
 ) -> None:

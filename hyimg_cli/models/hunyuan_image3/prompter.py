@@ -4,6 +4,7 @@ torch.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 
 from hyimg_cli.batch.cost import JobTokens
@@ -35,6 +36,9 @@ from hyimg_cli.spec.job import ImageJob, Size
 
 # Tokens around the picture: tags, <boi>, size, ratio, timestep, the distilled pair, and the end.
 _FRAME_TOKENS = 16
+# Any text: only the tokens around it are counted.
+_STAND_IN = "x"
+_REMEMBERED_TEXTS = 2**16
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,37 @@ class Prompter:
         self.builder = LayoutBuilder(
             self.vocabulary, has_joint_source_span=self.arch.has_joint_source_span
         )
+        self._measured = lru_cache(_REMEMBERED_TEXTS)(self._measure)
+        self._framed = lru_cache(64)(self._frame)
+
+    def check(self, job: ImageJob) -> None:
+        """Passes a job that this checkpoint can take, as far as its text tells; no file is read.
+
+        Source images count as the smallest they can be. Raises JobError with the manifest's field
+        in `where`; each distinct prompt is encoded once.
+        """
+        prompt_length, names = self._measured(job.prompt)
+        self._refuse_names("prompt", names)
+        system = self._system(job)
+        has_think = job.cot_text is not None
+        if job.writes_text:
+            has_think = job.bot_task in ("think", "think_recaption")
+        picture_system = self._picture_system(job, has_think)
+        cot_length = sum(len(section.ids) for section in self._given_cot(job))
+        text = system if job.writes_text else picture_system
+        system_length = self._measured(text)[0] if text else 0
+        frame = self._framed(
+            has_system=bool(text),
+            source_count=len(job.images),
+            tag=trigger(job.bot_task) if job.writes_text else "",
+        )
+        parts = {"prompt": prompt_length}
+        if job.system_prompt is not None:
+            parts["system_prompt"] = system_length
+        if cot_length:
+            parts["cot_text" if job.cot_text is not None else "cot_token_ids"] = cot_length
+        field = max(parts, key=lambda name: parts[name])
+        self._refuse_too_long(frame + system_length + prompt_length + cot_length, field)
 
     def fit(self, height: int, width: int) -> tuple[Bucket, str]:
         """The bucket for a picture, and a note where training left the nearest one out, else ""."""
@@ -182,8 +217,26 @@ class Prompter:
             assumed_think=assumed_think if job.writes_text else 0,
         )
 
+    def _measure(self, text: str) -> tuple[int, tuple[str, ...]]:
+        """How many tokens a text has, and the names of the control tokens in it."""
+        ids = self.vocabulary.encode(text)
+        return len(ids), tuple(self.vocabulary.control_in(ids))
+
+    def _frame(self, *, has_system: bool, source_count: int, tag: str) -> int:
+        """Positions that a sequence takes at least beside its texts: up to the live rows, or, where
+        `tag` opens a text to write, up to its first token with room for the rest.
+        """
+        smallest = min(self.card.buckets, key=lambda b: Grid(*self.card.latent_grid(b.size)).cells)
+        shape = self.source_shape(smallest, Grid(1, 1))
+        system = _STAND_IN if has_system else None
+        prompt = Prompt("", system, (shape,) * source_count, self.template)
+        stand_in = self._measured(_STAND_IN)[0] if has_system else 0
+        if tag:
+            return len(self.builder.text(prompt, tag).ids) + _FRAME_TOKENS + 1 - stand_in
+        return self.builder.image(prompt, [], self.target(smallest)).live_start - stand_in
+
     def _prompt(self, job: ImageJob, shapes: Sequence[SourceShape], system: str | None) -> Prompt:
-        self._refuse_control("prompt", self.vocabulary.encode(job.prompt), ())
+        self._refuse_names("prompt", self._measured(job.prompt)[1])
         return Prompt(job.prompt, system, tuple(shapes), self.template)
 
     def _system(self, job: ImageJob) -> str | None:
@@ -200,7 +253,7 @@ class Prompter:
         """
         system = self._system(job)
         if system and job.drop_think and has_think:
-            return shipped_text(self.folder, "en_recaption")
+            return shipped_text(self.folder, "en_recaption", field="drop_think")
         return system
 
     def _given_cot(self, job: ImageJob) -> list[Section]:
@@ -222,13 +275,16 @@ class Prompter:
         unknown = [id_ for id_ in ids if not 0 <= id_ < self.card.vocab_size]
         if unknown:
             raise JobError(
-                f"{unknown[0]} is no token: the vocabulary has {self.card.vocab_size}, from 0 on",
+                f"{unknown[0]} is no token of the model",
                 where="cot_token_ids",
+                hint=f"its tokens are 0 to {self.card.vocab_size - 1}",
                 code="job.unknown-token",
             )
 
     def _refuse_control(self, field: str, ids: Sequence[int], allowed: Iterable[int]) -> None:
-        names = self.vocabulary.control_in(ids, allowed=allowed)
+        self._refuse_names(field, self.vocabulary.control_in(ids, allowed=allowed))
+
+    def _refuse_names(self, field: str, names: Sequence[str]) -> None:
         if names:
             raise JobError(
                 f"{field} contains the model's control token {names[0]}",
@@ -237,10 +293,11 @@ class Prompter:
                 code="job.control-token",
             )
 
-    def _refuse_too_long(self, length: int) -> None:
+    def _refuse_too_long(self, length: int, field: str = "") -> None:
         if length > self.card.max_positions:
             raise JobError(
                 f"the sequence has {length} tokens, the model {self.card.max_positions} positions",
-                hint="shorten the prompt, or give fewer source images",
+                where=field,
+                hint="shorten its texts, or give fewer source images",
                 code="job.too-long",
             )

@@ -4,9 +4,10 @@ run.
 
 import ast
 import hashlib
+from functools import lru_cache
 from pathlib import Path
 
-from hyimg_cli.errors import CheckpointError, UsageError
+from hyimg_cli.errors import JobError, UsageError
 
 # First 16 hex digits of sha256 over the stripped text.
 DIGESTS = {
@@ -22,13 +23,18 @@ _DYNAMIC = {
     "recaption": "en_recaption",
     "none": "en_vanilla",
 }
+# What to set where the text cannot be had, by the field that asked for it.
+_INSTEAD = {
+    "use_system_prompt": 'set use_system_prompt to "None"',
+    "drop_think": "set drop_think to false",
+}
 
 
 def system_prompt(kind: str, *, custom: str | None, bot_task: str, folder: Path) -> str | None:
     """The text to put before the user's, stripped, or None.
 
     `custom` text wins over `kind`. `kind` "custom" without a text means none. Raises UsageError for
-    an unknown kind, CheckpointError where the checkpoint does not carry the text.
+    an unknown kind, JobError where the checkpoint does not carry the text.
     """
     if custom is not None:
         return custom.strip() or None
@@ -47,33 +53,42 @@ def system_prompt(kind: str, *, custom: str | None, bot_task: str, folder: Path)
     return shipped_text(folder, kind)
 
 
-def shipped_text(folder: Path, name: str) -> str:
-    """The stripped text whose digest belongs to `name`, found among the file's string literals."""
+def shipped_text(folder: Path, name: str, *, field: str = "use_system_prompt") -> str:
+    """The stripped text whose digest belongs to `name`, found among the file's string literals.
+
+    Raises JobError where there is none: `field` of the job is what asked for it.
+    """
     path = folder / "system_prompt.py"
     if not path.is_file():
-        raise CheckpointError(
-            f'system prompt "{name}" needs system_prompt.py from the model repository',
-            where=str(folder),
-            hint='put the file into the checkpoint folder, or set use_system_prompt to "None"',
-            code="checkpoint.system-prompt",
+        raise JobError(
+            f'system prompt "{name}" needs system_prompt.py, which {folder.name} does not have',
+            where=field,
+            hint=f"copy it there from the model repository, or {_INSTEAD[field]}",
+            code="job.system-prompt",
         )
-    for text in _string_literals(path):
-        if hashlib.sha256(text.encode()).hexdigest().startswith(DIGESTS[name]):
+    for digest, text in _texts(path, path.stat().st_mtime_ns, field).items():
+        if digest.startswith(DIGESTS[name]):
             return text
-    raise CheckpointError(
-        f'system_prompt.py holds no text with the digest of "{name}"',
-        where=str(folder),
-        hint='use the file of the released repository, or set use_system_prompt to "None"',
-        code="checkpoint.system-prompt",
+    raise JobError(
+        f'system_prompt.py of {folder.name} holds no text with the digest of "{name}"',
+        where=field,
+        hint=f"use the file of the released repository, or {_INSTEAD[field]}",
+        code="job.system-prompt",
     )
 
 
-def _string_literals(path: Path) -> list[str]:
+@lru_cache(maxsize=8)
+def _texts(path: Path, modified_ns: int, field: str) -> dict[str, str]:
+    """The file's string literals by sha256; read again when `modified_ns` changes."""
     try:
         tree = ast.parse(path.read_text(encoding="utf-8"))
-    except (SyntaxError, ValueError) as error:
-        raise CheckpointError(
-            f"system_prompt.py cannot be parsed: {error}", code="checkpoint.system-prompt"
+    except (OSError, SyntaxError, ValueError) as error:
+        raise JobError(
+            f"system_prompt.py of {path.parent.name} cannot be read: {error}",
+            where=field,
+            hint=f"use the file of the released repository, or {_INSTEAD[field]}",
+            code="job.system-prompt",
         ) from None
     nodes = (node for node in ast.walk(tree) if isinstance(node, ast.Constant))
-    return [node.value.strip() for node in nodes if isinstance(node.value, str)]
+    texts = (node.value.strip() for node in nodes if isinstance(node.value, str))
+    return {hashlib.sha256(text.encode()).hexdigest(): text for text in texts}

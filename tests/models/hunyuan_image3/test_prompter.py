@@ -1,0 +1,160 @@
+"""What `check` passes can be built, and what it refuses names the field."""
+
+import hashlib
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hyimg_cli.errors import JobError
+from hyimg_cli.models import registry
+from hyimg_cli.models.hunyuan_image3 import system_prompt
+from hyimg_cli.models.hunyuan_image3.prompter import Prompter
+from hyimg_cli.models.hunyuan_image3.sequence import Grid, SourceShape
+from hyimg_cli.spec.job import ImageJob, SizeRequest, TextSampling
+
+
+@pytest.fixture(scope="module")
+def prompter() -> Prompter:
+    return registry.prompter(registry.EMBEDDED)
+
+
+def a_job(**changes: Any) -> ImageJob:
+    fields: dict[str, Any] = {
+        "custom_id": "job",
+        "task": "it2i" if changes.get("images") else "t2i",
+        "prompt": "a red circle",
+        "images": (),
+        "model": registry.EMBEDDED,
+        "seed": 1,
+        "size": SizeRequest(64, 64),
+        "num_inference_steps": 2,
+        "guidance_scale": 3.0,
+        "flow_shift": 2.0,
+        "bot_task": "none",
+        "text": TextSampling(seed=1, temperature=1.0, top_k=0, top_p=1.0, max_new_tokens=8),
+    }
+    return ImageJob(**(fields | changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "slug"),
+    [
+        ({"prompt": "a <boi> b"}, "prompt", "control-token"),
+        ({"prompt": "a <think>"}, "prompt", "control-token"),
+        ({"cot_text": "<think>a</think> <img>"}, "cot_text", "control-token"),
+        ({"cot_token_ids": (1, 10**6)}, "cot_token_ids", "unknown-token"),
+        ({"prompt": "word " * 5000}, "prompt", "too-long"),
+        ({"prompt": "word " * 5000, "bot_task": "think"}, "prompt", "too-long"),
+        ({"cot_text": "word " * 5000}, "cot_text", "too-long"),
+        ({"cot_token_ids": (1,) * 5000}, "cot_token_ids", "too-long"),
+        (
+            {"use_system_prompt": "custom", "system_prompt": "b " * 5000},
+            "system_prompt",
+            "too-long",
+        ),
+        ({"use_system_prompt": "en_unified"}, "use_system_prompt", "system-prompt"),
+        ({"use_system_prompt": "dynamic"}, "use_system_prompt", "system-prompt"),
+        (
+            {"system_prompt": "Be.", "drop_think": True, "bot_task": "think"},
+            "drop_think",
+            "system-prompt",
+        ),
+        (
+            {"system_prompt": "Be.", "drop_think": True, "cot_text": "<think>a</think>b"},
+            "drop_think",
+            "system-prompt",
+        ),
+    ],
+)
+def test_what_the_checkpoint_cannot_take_names_its_field(
+    prompter: Prompter, changes: dict[str, Any], field: str, slug: str
+) -> None:
+    with pytest.raises(JobError) as caught:
+        prompter.check(a_job(**changes))
+    assert (caught.value.where, caught.value.code) == (field, f"job.{slug}")
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"images": ("a.png", "b.png")},
+        {"cot_text": "<think>a</think><recaption>b</recaption>"},
+        {"cot_token_ids": (1, 2, 3)},
+        {"system_prompt": "Be brief."},
+        {"system_prompt": "Be.", "drop_think": True, "bot_task": "recaption"},
+        {"bot_task": "think_recaption", "size": SizeRequest()},
+        {"size": SizeRequest()},
+    ],
+)
+def test_the_longest_prompt_that_passes_is_the_longest_that_can_be_built(
+    prompter: Prompter, changes: dict[str, Any]
+) -> None:
+    smallest = min(prompter.card.buckets, key=lambda b: b.size.height * b.size.width)
+    shapes = [prompter.source_shape(smallest, Grid(1, 1))] * len(changes.get("images", ()))
+
+    def build(job: ImageJob) -> None:
+        _build(prompter, job, shapes)
+
+    passing = _longest(lambda count: _passes(prompter.check, a_job(prompt="x" * count, **changes)))
+    built = _longest(lambda count: _passes(build, a_job(prompt="x" * count, **changes)))
+    assert 1 < passing == built < 10_000
+
+
+def _build(prompter: Prompter, job: ImageJob, shapes: Sequence[SourceShape]) -> None:
+    opening = prompter.opening(job, shapes)
+    if job.writes_text:
+        assert opening is not None
+        prompter.text_budget(job, opening.stop)
+    prompter.picture(job, shapes, [] if job.writes_text else None, prompter.card.buckets[0])
+
+
+def _passes(act: Callable[[ImageJob], None], job: ImageJob) -> bool:
+    try:
+        act(job)
+    except JobError:
+        return False
+    return True
+
+
+def _longest(fits: Callable[[int], bool]) -> int:
+    low, high = 1, 10_000
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def test_each_distinct_prompt_is_encoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    fresh = Prompter(registry.resolve_model(registry.EMBEDDED), registry.EMBEDDED)
+    encoded: list[str] = []
+    encode = fresh.vocabulary.encode
+    monkeypatch.setattr(fresh.vocabulary, "encode", lambda t: (encoded.append(t), encode(t))[1])
+    for seed in range(5):
+        fresh.check(a_job(prompt="only once", seed=seed))
+    assert encoded.count("only once") == 1
+
+
+def test_a_shipped_system_prompt_is_read_and_a_broken_file_is_the_jobs_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "checkpoint"
+    shutil.copytree(registry.resolve_model(registry.EMBEDDED), folder)
+    monkeypatch.setitem(system_prompt.DIGESTS, "en_unified", _digest("Be kind."))
+    script = folder / "system_prompt.py"
+    script.write_text("unified = '''\nBe kind.\n'''\n")
+    own = Prompter(folder, str(folder))
+    own.check(a_job(use_system_prompt="en_unified"))
+    with pytest.raises(JobError, match="no text with the digest"):
+        own.check(a_job(use_system_prompt="en_vanilla"))
+    script.write_text("this is not Python, and it is longer")
+    with pytest.raises(JobError, match="cannot be read"):
+        own.check(a_job(use_system_prompt="en_unified"))
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,0 +1,160 @@
+"""The Python face, as the README shows it, and what a run refuses before anything loads."""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hyimg_cli import OutputConfig, RunConfig, RunFolder, Session, make_plan, read_manifest
+from hyimg_cli.batch.recipe import settle
+from hyimg_cli.engine import runner
+from hyimg_cli.errors import ManifestError
+from hyimg_cli.models import registry
+from hyimg_cli.spec.events import JobDone, JobFailed
+from hyimg_cli.spec.plan import Plan
+
+Write = Callable[..., Path]
+UNFIT = (
+    {"prompt": "a <boi>"},
+    {"prompt": "a", "cot_text": "<img>"},
+    {"prompt": "word " * 5000, "n": 3},
+    {"prompt": "a", "use_system_prompt": "en_unified"},
+    {"prompt": "a", "cot_token_ids": [10**6]},
+    {"prompt": "a", "system_prompt": "b", "drop_think": True, "bot_task": "think"},
+)
+CODES = (
+    ("manifest.control-token", "prompt"),
+    ("manifest.control-token", "cot_text"),
+    ("manifest.too-long", "prompt"),
+    ("manifest.system-prompt", "use_system_prompt"),
+    ("manifest.out-of-range", "cot_token_ids"),
+    ("manifest.system-prompt", "drop_think"),
+)
+QUICK = {"num_inference_steps": 1, "bot_task": "none", "size": "1:1"}
+
+
+def test_a_few_lines_make_pictures(write_manifest: Write, tmp_path: Path) -> None:
+    write_manifest({"prompt": "a red circle", "custom_id": "circle"} | QUICK)
+    out = tmp_path / "out"
+    plan = make_plan(read_manifest(tmp_path / "jobs.jsonl"))
+    with RunFolder(out) as folder:
+        session = Session(RunConfig(OutputConfig(out)))
+        done = [event.outcome for event in session.run(plan, folder) if isinstance(event, JobDone)]
+    assert [(one.custom_id, one.outputs[0].path) for one in done] == [
+        ("circle", "outputs/circle.png")
+    ]
+    assert (out / "outputs" / "circle.png").is_file()
+    assert (out / "results.jsonl").read_text().count("\n") == 1
+
+
+def test_a_plan_is_made_of_a_manifest_or_of_jobs(write_manifest: Write) -> None:
+    manifest = read_manifest(write_manifest({"prompt": "a", "n": 2}, {"prompt": "b"}))
+    plan = make_plan(manifest)
+    assert len(plan.jobs) == 3
+    assert make_plan(plan.jobs) == plan == make_plan(plan.jobs, registry.model_card)
+    assert make_plan([]) == Plan(())
+
+
+def test_a_faulty_manifest_has_no_plan(write_manifest: Write) -> None:
+    with pytest.raises(ManifestError) as caught:
+        make_plan(read_manifest(write_manifest({"prompt": ""}, {"prompt": "<boi>"})))
+    assert [fault.where for fault in caught.value.faults] == [
+        "jobs.jsonl:1: prompt",
+        "jobs.jsonl:2: prompt",
+    ]
+
+
+def test_the_names_come_without_torch() -> None:
+    code = (
+        "import sys; from hyimg_cli import RunFolder, make_plan, read_manifest;"
+        "sys.exit('torch' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_what_only_the_checkpoint_can_tell_is_a_fault_of_the_line(write_manifest: Write) -> None:
+    late = {"prompt": "b", "sede": 1}
+    manifest = read_manifest(write_manifest(*UNFIT, {"prompt": "good"}, late))
+    jobs, faults = runner.examine(manifest, settle({}, {}, {}))
+    expected = [(code, f"jobs.jsonl:{n}: {field}") for n, (code, field) in enumerate(CODES, 1)]
+    expected.append(("manifest.unknown-field", "jobs.jsonl:8: sede"))
+    assert [(fault.code, fault.where) for fault in faults] == expected
+    assert [job.prompt for job in jobs] == ["good"]
+
+
+def test_it_stops_the_run_or_becomes_a_failed_line(write_manifest: Write) -> None:
+    manifest = read_manifest(write_manifest(*UNFIT, {"prompt": "good"}))
+    with pytest.raises(ManifestError) as caught:
+        runner.accept(manifest, settle({}, {}, {}))
+    assert len(caught.value.faults) == len(UNFIT)
+    accepted = runner.accept(manifest, settle({"skip_invalid": True}, {}, {}))
+    assert [job.prompt for job in accepted.jobs] == ["good"]
+    assert [one.custom_id for one in accepted.invalid] == [f"jobs-{n:04}" for n in range(1, 7)]
+    for one in accepted.invalid:
+        assert one.error is not None
+        assert one.error.hint
+        assert one.error.hint not in one.error.message
+
+
+def test_a_setting_that_no_line_can_take_is_said_once(write_manifest: Write) -> None:
+    manifest = read_manifest(write_manifest(*({"prompt": f"a {n}"} for n in range(9))))
+    flags = {"use_system_prompt": "en_unified", "skip_invalid": True}
+    with pytest.raises(ManifestError) as caught:
+        runner.accept(manifest, settle(flags, {}, {}))
+    assert [fault.where for fault in caught.value.faults] == ["flag: use_system_prompt"]
+
+
+def test_in_a_running_job_a_missing_system_prompt_fails_that_job_alone(
+    write_manifest: Write, tmp_path: Path
+) -> None:
+    good, bad = make_plan(
+        read_manifest(write_manifest({"prompt": "a"} | QUICK, {"prompt": "b"} | QUICK))
+    ).jobs
+    plan = make_plan([replace(bad, use_system_prompt="en_unified"), good])
+    session = Session(RunConfig(OutputConfig(tmp_path / "out")))
+    events = [e for e in session.run(plan) if isinstance(e, JobDone | JobFailed)]
+    ends = {event.outcome.custom_id: event.outcome for event in events}
+    assert ends[good.custom_id].status == "done"
+    error = ends[bad.custom_id].error
+    assert error is not None
+    assert error.code == "job.system-prompt"
+
+
+def test_a_resolved_manifest_reads_back(
+    run_cli: Any, write_manifest: Write, write_picture: Any, tmp_path: Path
+) -> None:
+    write_picture("in.png")
+    (tmp_path / "checkpoint").symlink_to(registry.resolve_model(registry.EMBEDDED))
+    manifest = read_manifest(
+        write_manifest(
+            {"prompt": "a", "images": ["in.png"], "model": "./checkpoint", "temperature": 0},
+            {"prompt": "b", "n": 2, "bot_task": "recaption"},
+            {"prompt": "c", "cot_text": "<recaption>d</recaption>"},
+            {"prompt": "d", "bot_task": "none"},
+        )
+    )
+    flags = {"drop_think": True}
+    accepted = runner.accept(manifest, settle(flags, {}, {}))
+    out = tmp_path / "runs" / "out"
+    with RunFolder(out) as folder:
+        folder.write_resolved(accepted.jobs)
+    resolved = out / "manifest.resolved.jsonl"
+    text = resolved.read_text()
+    assert str(tmp_path) not in text
+    assert json.loads(text.splitlines()[0])["model"] == "../../checkpoint"
+    ran = run_cli("check", resolved, "--json")
+    assert (ran.code, ran.json_lines[-1]["summary"]) == (0, {"jobs": 5, "faults": 0})
+
+
+def test_ten_thousand_prompts_are_examined_in_two_seconds(write_manifest: Write) -> None:
+    path = write_manifest(*({"prompt": f"a red circle number {n}"} for n in range(10_000)))
+    started = time.process_time()
+    jobs, faults = runner.examine(read_manifest(path), settle({}, {}, {}))
+    assert time.process_time() - started < 2
+    assert (len(jobs), faults) == (10_000, [])
