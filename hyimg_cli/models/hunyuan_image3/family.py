@@ -49,7 +49,7 @@ def load_family(
     except torch.OutOfMemoryError:
         raise _too_large(prompter.card.weight_bytes, "the GPU ran out of memory") from None
     if is_batch_invariant and device_map is None:
-        network.model.row_multiple = invariant_multiple()
+        network.make_batch_invariant(invariant_multiple())
     return HunyuanImage3(network, prompter)
 
 

@@ -25,6 +25,7 @@ from hyimg_cli.models.hunyuan_image3.config import Architecture
 from hyimg_cli.models.hunyuan_image3.patching import (
     FinalLayer,
     PatchEmbed,
+    RowConv2d,
     TimestepEmbedder,
     VisionAligner,
 )
@@ -205,17 +206,26 @@ class HunyuanImage3ForCausalMM(PreTrainedModel):
     def velocity(self, pictures: Sequence[Live]) -> list[Tensor]:
         """Velocity of every picture's branches, [G, C, Y, X] each, float32, before guidance.
 
-        All live rows enter the transformer together. Convolutions run picture by picture: their
-        bits depend on the batch, and at a picture's size they gain nothing from it.
+        The pictures have one size. All their live rows enter the transformer together.
         """
-        rows = [self._live_rows(live) for live in pictures]
         branches = [branch for live in pictures for branch in live.branches]
-        x_TM = torch.cat([x for live, x in zip(pictures, rows, strict=True) for _ in live.branches])
+        rows_PTM = self._live_rows(pictures)
+        owner = [number for number, live in enumerate(pictures) for _ in live.branches]
         stretches = [branch.stretch for branch in branches]
+        x_TM = torch.cat([rows_PTM[number] for number in owner])
         hidden_TM = self.model(x_TM, _joined(branches), stretches)
-        counts = [len(live.branches) * len(x) for live, x in zip(pictures, rows, strict=True)]
-        parts = hidden_TM.split(counts)
-        return [self._final(live, part) for live, part in zip(pictures, parts, strict=True)]
+        hidden_GTM = hidden_TM.unflatten(0, (len(branches), -1))
+        velocity_GCYX = self._final(pictures, owner, hidden_GTM)
+        return list(velocity_GCYX.split([len(live.branches) for live in pictures]))
+
+    def make_batch_invariant(self, multiple: int) -> None:
+        """From now on a row's bits do not depend on its company: rows and pictures are padded to a
+        multiple, and convolutions around the transformer run as matrix products.
+        """
+        self.model.row_multiple = multiple
+        for module in (*self.patch_embed.modules(), *self.final_layer.modules()):
+            if isinstance(module, RowConv2d):
+                module.by_rows = True
 
     @property
     def layer_devices(self) -> list[torch.device]:
@@ -232,38 +242,49 @@ class HunyuanImage3ForCausalMM(PreTrainedModel):
             devices=self.layer_devices,
         )
 
-    def _live_rows(self, live: Live) -> Tensor:
-        """The rows that change at every step: specials, then the picture's tokens, [T, M]."""
-        timestep_B = self._scalar(live.noise.timestep)
-        latents_1CYX = live.latents_CYX[None].to(self.device)
-        image_SM = self.patch_embed(latents_1CYX, self.time_embed(timestep_B))[0]
+    def _live_rows(self, pictures: Sequence[Live]) -> Tensor:
+        """The rows that change at every step: specials, then the picture's tokens, [P, T, M]."""
+        timestep_P = self._scalars([live.noise.timestep for live in pictures])
+        latents_PCYX = torch.stack([live.latents_CYX.to(self.device) for live in pictures])
+        image_PSM = self.patch_embed(self._padded(latents_PCYX), self.time_embed(timestep_P))
         # A spread model's embedders may live on other devices than its first layer.
-        special_TM = self._special_rows(timestep_B, live).to(image_SM.device)
-        return torch.cat([special_TM, image_SM])
+        special = [row.to(image_PSM.device) for row in self._special_rows(timestep_P, pictures)]
+        return torch.cat([torch.stack(special, dim=1), image_PSM], dim=1)[: len(pictures)]
 
-    def _final(self, live: Live, hidden_TM: Tensor) -> Tensor:
-        """One picture's velocities [G, C, Y, X] from its branches' last hidden rows."""
-        hidden_GSM = hidden_TM.unflatten(0, (len(live.branches), -1))
-        image_GSM = hidden_GSM[:, live.branches[0].target.special_count :]
-        timestep_B = self._scalar(live.noise.timestep)
-        embedding = self.time_embed_2(timestep_B).expand(len(live.branches), -1)
-        velocity: Tensor = self.final_layer(image_GSM, embedding, live.latents_CYX.shape[1])
-        return velocity.to(live.latents_CYX.device).float()
-
-    def _special_rows(self, timestep_B: Tensor, live: Live) -> Tensor:
-        noise, target = live.noise, live.branches[0].target
-        rows = [self.timestep_emb(timestep_B)]
+    def _special_rows(self, timestep_P: Tensor, pictures: Sequence[Live]) -> list[Tensor]:
+        """The tokens before the picture's own: one, or three where distilled, [P, M] each."""
+        target = pictures[0].branches[0].target
+        rows = [self.timestep_emb(timestep_P)]
         if target.guidance is not None:
             # Upstream passes the scale in bfloat16: 2500 becomes 2496.
-            scale_B = self._scalar(1000.0 * noise.guidance).to(torch.bfloat16)
-            rows.append(self.guidance_emb(scale_B))
+            scale_P = self._scalars([1000.0 * live.noise.guidance for live in pictures])
+            rows.append(self.guidance_emb(scale_P.to(torch.bfloat16)))
         if target.timestep_r is not None:
-            rows.append(self.timestep_r_emb(self._scalar(noise.next_timestep)))
-        return torch.cat([row.to(rows[0].device) for row in rows])
+            next_P = self._scalars([live.noise.next_timestep for live in pictures])
+            rows.append(self.timestep_r_emb(next_P))
+        return rows
 
-    def _scalar(self, value: float) -> Tensor:
-        """A number on the device, [1]; filled there: a copy from the host would wait."""
-        return torch.full((1,), value, device=self.device)
+    def _final(self, pictures: Sequence[Live], owner: Sequence[int], hidden_GTM: Tensor) -> Tensor:
+        """Velocities [G, C, Y, X] of all branches, from their last hidden rows."""
+        first = pictures[0]
+        image_GSM = hidden_GTM[:, first.branches[0].target.special_count :]
+        embedding_PM = self.time_embed_2(self._scalars([live.noise.timestep for live in pictures]))
+        embedding_GM = torch.stack([embedding_PM[number] for number in owner])
+        velocity: Tensor = self.final_layer(
+            self._padded(image_GSM), self._padded(embedding_GM), first.latents_CYX.shape[1]
+        )
+        return velocity[: len(owner)].to(first.latents_CYX.device).float()
+
+    def _padded(self, x: Tensor) -> Tensor:
+        """`x` with zeros behind its first axis, up to the row multiple."""
+        missing = padding(x.shape[0], self.model.row_multiple)
+        return F.pad(x, (0, 0) * (x.dim() - 1) + (0, missing))
+
+    def _scalars(self, values: Sequence[float]) -> Tensor:
+        """Numbers on the device, padded like pictures; filled there: a copy would make it wait."""
+        return self._padded(
+            torch.cat([torch.full((1,), value, device=self.device) for value in values])
+        )
 
     def _embed(self, ids: Sequence[int]) -> Tensor:
         embedded: Tensor = self.model.wte(torch.tensor(ids, device=self.model.wte.weight.device))

@@ -7,6 +7,7 @@ import math
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from hyimg_cli.models.hunyuan_image3.config import Architecture
 
@@ -35,6 +36,27 @@ class TimestepEmbedder(nn.Module):
         return embedded
 
 
+class RowConv2d(nn.Conv2d):
+    """A same-size convolution that can run as one matrix product over all cells of all pictures.
+
+    A convolution kernel's bits depend on how many pictures it is given, a product's do not (see
+    `kernels/rows.py`); for small grids on a CPU it is also the faster way.
+    """
+
+    def __init__(self, channels_in: int, channels_out: int, kernel: int) -> None:
+        super().__init__(channels_in, channels_out, kernel, padding=kernel // 2)
+        self.by_rows = False
+
+    def forward(self, x_BCYX: Tensor) -> Tensor:
+        if not self.by_rows:
+            return super().forward(x_BCYX)
+        kernel, padding = self.kernel_size[0], self.kernel_size[0] // 2
+        windows_BLK = F.unfold(x_BCYX, kernel, padding=padding).transpose(1, 2)
+        out_BLC = F.linear(windows_BLK, self.weight.flatten(1), self.bias)
+        out_BCYX: Tensor = out_BLC.transpose(1, 2).unflatten(2, x_BCYX.shape[2:])
+        return out_BCYX
+
+
 class ResBlock(nn.Module):
     """Two 3x3 convolutions, the second scaled and shifted by the timestep."""
 
@@ -43,7 +65,7 @@ class ResBlock(nn.Module):
         self.in_layers = nn.Sequential(
             nn.GroupNorm(_NORM_GROUPS, channels_in),
             nn.SiLU(),
-            nn.Conv2d(channels_in, channels_out, 3, padding=1),
+            RowConv2d(channels_in, channels_out, 3),
         )
         self.emb_layers = nn.Sequential(nn.SiLU(), nn.Linear(embedding, 2 * channels_out))
         # Index 2 is upstream's dropout: it gives the convolution its stored name, out_layers.3.
@@ -51,12 +73,12 @@ class ResBlock(nn.Module):
             nn.GroupNorm(_NORM_GROUPS, channels_out),
             nn.SiLU(),
             nn.Identity(),
-            nn.Conv2d(channels_out, channels_out, 3, padding=1),
+            RowConv2d(channels_out, channels_out, 3),
         )
         self.skip_connection = (
             nn.Identity()
             if channels_in == channels_out
-            else nn.Conv2d(channels_in, channels_out, 1)
+            else RowConv2d(channels_in, channels_out, 1)
         )
 
     def forward(self, x_BCYX: Tensor, embedding_BM: Tensor) -> Tensor:
@@ -76,7 +98,7 @@ class PatchEmbed(nn.Module):
         inner = arch.patch_embed_hidden_dim
         self.model = nn.ModuleList(
             [
-                nn.Conv2d(arch.vae.latent_channels, inner, 3, padding=1),
+                RowConv2d(arch.vae.latent_channels, inner, 3),
                 ResBlock(inner, arch.hidden_size, arch.hidden_size),
             ]
         )
@@ -97,7 +119,7 @@ class FinalLayer(nn.Module):
         head = nn.Sequential(
             nn.GroupNorm(_NORM_GROUPS, inner),
             nn.SiLU(),
-            nn.Conv2d(inner, arch.vae.latent_channels, 3, padding=1),
+            RowConv2d(inner, arch.vae.latent_channels, 3),
         )
         self.model = nn.ModuleList([ResBlock(arch.hidden_size, inner, arch.hidden_size), head])
 

@@ -119,7 +119,7 @@ def scene_of(text: str) -> Scene | None:
 def random_wish(rng: random.Random, scene: Scene | None = None) -> Wish:
     """A prompt that means `scene`, or a random one."""
     scene = random_scene(rng) if scene is None else scene
-    said = _said(scene, rng)
+    said = said_facts(scene, rng)
     opening = rng.choice(_OPENINGS)
     body = _described(scene, said, rng)
     # An imperative or a caption takes an article; a bare prompt need not.
@@ -173,7 +173,7 @@ def think_about_edit(edit: Edit) -> str:
     return f"The picture shows {seen} The user changes {changes}."
 
 
-def _said(scene: Scene, rng: random.Random) -> tuple[str, ...]:
+def said_facts(scene: Scene, rng: random.Random) -> tuple[str, ...]:
     """The facts a prompt states; one whose value is not the default must be among them."""
     rates = {"shape": 0.0, "colour": 0.05, "background": 0.4, "place": 0.75, "size": 0.75}
     return tuple(

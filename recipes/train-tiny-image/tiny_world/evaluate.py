@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import subprocess
 import sys
 from collections import defaultdict
@@ -16,12 +17,14 @@ from torch import Tensor
 
 from tiny_world.captions import Edit, Wish, scene_of
 from tiny_world.draw import no_jitter, render
+from tiny_world.free_words import free_edit, free_wish
 from tiny_world.heldout import held_out, ordinary_prompts
 from tiny_world.judge import judge
 from tiny_world.sample import write_sheet
 from tiny_world.scenes import FACTS, PICTURE_PX, Scene
 
 Task = Wish | Edit
+_LOOSE_SEED = 7
 
 
 @dataclass(frozen=True)
@@ -55,10 +58,13 @@ class Answer:
 
 
 def questions(count: int) -> list[Question]:
-    """Held-out prompts and edits, and plain prompts, with and without text; `count` of a kind."""
+    """Up to `count` of a kind: held-out jobs, plain and loose wordings, with and without text."""
     lists = held_out()
     plain = ordinary_prompts()
     every = max(1, len(plain) // count)
+    rng = random.Random(_LOOSE_SEED)
+    loose = [free_wish(rng, wish.scene) for wish in lists.prompts[:count]]
+    loose_edits = [free_edit(rng, edit) for edit in lists.edits[:count]]
     groups: list[tuple[str, str, Sequence[Task]]] = [
         ("new", "think_recaption", lists.prompts[:count]),
         ("new-recaption", "recaption", lists.prompts[-(count // 2) :]),
@@ -67,6 +73,8 @@ def questions(count: int) -> list[Question]:
         ("edit", "think_recaption", lists.edits[:count]),
         ("edit-recaption", "recaption", lists.edits[-(count // 2) :]),
         ("edit-direct", "none", lists.edits[: count // 2]),
+        ("loose", "think_recaption", loose),
+        ("loose-edit", "think_recaption", loose_edits),
     ]
     return [
         _question(f"{kind}-{number:03d}", kind, task, bot_task)
@@ -163,16 +171,13 @@ def _told(cot_text: str) -> Scene | None:
 
 
 def _rates_of(group: Sequence[Answer]) -> dict[str, float]:
-    count = len(group)
-    facts = {
-        fact: _share(fact not in a.wrong for a in group if fact in a.question.facts)
-        for fact in FACTS
-    }
+    asked = {fact: [a for a in group if fact in a.question.facts] for fact in FACTS}
+    facts = {f: _share(f not in a.wrong for a in some) for f, some in asked.items() if some}
     is_written = group[0].question.bot_task != "none"
     text = {"text": _share(a.is_text_right for a in group)} if is_written else {}
-    return {"n": count, "right": _share(not a.wrong for a in group)} | text | facts
+    return {"n": len(group), "right": _share(not a.wrong for a in group)} | text | facts
 
 
 def _share(truths: Iterable[bool]) -> float:
     values = list(truths)
-    return round(sum(values) / len(values), 4) if values else float("nan")
+    return round(sum(values) / len(values), 4)

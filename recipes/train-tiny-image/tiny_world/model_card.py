@@ -12,21 +12,24 @@ _KINDS = {
     "new": "new picture, think + recaption",
     "new-recaption": "new picture, recaption",
     "new-direct": "new picture, no text",
-    "plain": "`a red circle on a blue background`, think + recaption",
     "edit": "edit, think + recaption",
     "edit-recaption": "edit, recaption",
     "edit-direct": "edit, no text",
+    "loose": "new picture, loose wording, think + recaption",
+    "loose-edit": "edit, loose wording, think + recaption",
+    "plain": "`a red circle on a blue background`, think + recaption; scenes not all held out",
 }
 _COLUMNS = ("n", "right", "text", "shape", "colour", "background", "place", "size")
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What a card says about a run: its settings, seconds and steps by stage, the machine."""
+    """What a card says about a run: settings, seconds and steps by stage, machine, a remark."""
 
     run: WholeRun
     stages: dict[str, tuple[float, int]]
     hardware: str
+    note: str = ""
 
 
 def model_card(facts: Facts, rates: dict[str, dict[str, float]]) -> str:
@@ -101,13 +104,20 @@ def _training(facts: Facts) -> str:
     return _TRAINING.format(
         vae_seed=facts.run.vae.seed,
         seed=facts.run.joint.seed,
-        stages="\n".join(lines),
+        stages="\n".join(lines + ([f"- {facts.note}"] if facts.note else [])),
         hardware=facts.hardware or f"{facts.run.workers} CPU workers",
     )
 
 
 def _table(rates: dict[str, dict[str, float]]) -> str:
-    head = ["## Rates on held-out jobs", "", "Judged from the pixels by `tiny_world/judge.py`.", ""]
+    head = [
+        "## Rates on held-out jobs",
+        "",
+        "Through `hyimg generate`, judged from the pixels by `tiny_world/judge.py`.",
+        "`right`: all that was asked is in the picture, for an edit the whole scene; `text`: the",
+        "recaption states it exactly.",
+        "",
+    ]
     rows = [f"| | {' | '.join(_COLUMNS)} |", "|---|" + "--:|" * len(_COLUMNS)]
     for kind, name in _KINDS.items():
         if kind in rates:

@@ -20,6 +20,7 @@ from hyimg_cli.models.hunyuan_image3.model import HunyuanImage3ForCausalMM
 from tiny_world.batches import Row, RowBuilder, batch
 from tiny_world.captions import random_wish, unknown_wish, worded_edit
 from tiny_world.ema import Ema
+from tiny_world.free_words import free_edit, free_wish
 from tiny_world.optimize import Optimizers, Rates
 from tiny_world.pool import Moments, Pool, sampled
 from tiny_world.schedule import cosine_rate
@@ -29,6 +30,7 @@ from tiny_world.workers import agreed, rank
 _TEXT_WEIGHT = 0.4
 _BALANCE_WEIGHT = 0.01
 _UNKNOWN_SHARE = 0.03
+_FREE_SHARE = 0.4
 _CHECKPOINT_EVERY_S = 60.0
 _LOG_EVERY = 20
 _RATES = Rates(muon=0.02, adam=3e-3)
@@ -163,12 +165,16 @@ class JointTrainer:
 
     def _edit_row(self, index: int, rng: random.Random) -> Row:
         edit = self.pool.edits[index]
+        if rng.random() < _FREE_SHARE:
+            return self.rows.random_row(free_edit(rng, edit), rng)
         return self.rows.random_row(worded_edit(rng, edit.source, edit.target, edit.facts), rng)
 
     def _new_row(self, index: int, rng: random.Random, *, is_target: bool) -> Row:
         edit = self.pool.edits[index]
         scene = edit.target if is_target else edit.source
-        worded = unknown_wish if rng.random() < _UNKNOWN_SHARE else random_wish
+        wordings = (unknown_wish, free_wish, random_wish)
+        shares = (_UNKNOWN_SHARE, _FREE_SHARE, 1 - _UNKNOWN_SHARE - _FREE_SHARE)
+        worded = rng.choices(wordings, shares)[0]
         return self.rows.random_row(worded(rng, scene), rng)
 
     def _check(self) -> None:
