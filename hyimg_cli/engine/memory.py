@@ -1,11 +1,13 @@
 """How many jobs fit in memory together, and how much was used."""
 
+import resource
+import sys
 from collections.abc import Sequence
 
-import psutil
 import torch
 
 from hyimg_cli.errors import JobError
+from hyimg_cli.loading.memory import available_bytes
 from hyimg_cli.models.protocols import MixedModel
 from hyimg_cli.models.registry import job_tokens
 from hyimg_cli.spec.job import ImageJob, Size
@@ -45,7 +47,7 @@ def free_bytes(model: MixedModel) -> int:
     gpus = _gpus(model)
     if gpus:
         return len(gpus) * min(torch.cuda.mem_get_info(gpu)[0] for gpu in gpus)
-    return int(psutil.virtual_memory().available)
+    return available_bytes()
 
 
 def peak_memory_mb(model: MixedModel) -> float:
@@ -53,9 +55,9 @@ def peak_memory_mb(model: MixedModel) -> float:
     gpus = _gpus(model)
     if gpus:
         return sum(torch.cuda.max_memory_allocated(gpu) for gpu in gpus) / 1e6
-    memory = psutil.Process().memory_info()
-    # Windows keeps the peak itself; elsewhere the system's own record of it is asked.
-    return float(getattr(memory, "peak_wset", 0) or _peak_resident_bytes()) / 1e6
+    # Linux counts in KiB, macOS in bytes.
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
 
 
 def synchronize(model: MixedModel) -> None:
@@ -66,12 +68,3 @@ def synchronize(model: MixedModel) -> None:
 
 def _gpus(model: MixedModel) -> list[torch.device]:
     return sorted({d for d in model.layer_devices if d.type == "cuda"}, key=str)
-
-
-def _peak_resident_bytes() -> int:
-    import resource
-    import sys
-
-    # Linux counts in KiB, macOS in bytes.
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import psutil
 import torch
 from torch import Tensor
 
@@ -13,6 +12,7 @@ from hyimg_cli.errors import MachineError
 from hyimg_cli.kernels.rows import invariant_multiple
 from hyimg_cli.kv.buffer import Buffer
 from hyimg_cli.kv.segments import Segment
+from hyimg_cli.loading.memory import available_bytes
 from hyimg_cli.media.images import fit_cover
 from hyimg_cli.models.hunyuan_image3 import stored
 from hyimg_cli.models.hunyuan_image3.model import (
@@ -74,7 +74,7 @@ def _refuse_too_large(card: ModelCard, device_map: str | None, dtype: torch.dtyp
     # Stored in bfloat16 but for a few: float32 takes twice as much.
     needed = card.weight_bytes * (2 if dtype == torch.float32 else 1)
     if device_map is None:
-        free, place = psutil.virtual_memory().available, "main memory"
+        free, place = available_bytes(), "main memory"
     elif device_map.startswith("cuda"):
         free, place = torch.cuda.mem_get_info(torch.device(device_map))[0], device_map
     else:
