@@ -129,6 +129,9 @@ class Prompter:
             return Opening(layout, len(layout.ids))
         if not job.size.is_auto:
             return None
+        if job.cot_text is None and job.cot_token_ids is None:
+            layout = self.builder.text(prompt, self.builder.ratio_trigger(self.template))
+            return Opening(layout, len(layout.ids))
         layout = self.picture(job, shapes, None, self.card.buckets[0])
         assert layout.target is not None, "a picture's layout has a target"
         return Opening(layout, layout.target.ratio)

@@ -158,3 +158,13 @@ def test_a_shipped_system_prompt_is_read_and_a_broken_file_is_the_jobs_fault(
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def test_the_ratio_prompt_is_the_start_of_the_picture(prompter: Prompter) -> None:
+    """Text-mode and image-mode layouts of the same job agree up to the ratio token."""
+    job = a_job(bot_task="none", size=SizeRequest())
+    opening = prompter.opening(job, [])
+    picture = prompter.picture(job, [], None, prompter.card.buckets[0])
+    assert opening is not None
+    assert picture.target is not None
+    assert opening.ids == picture.ids[: picture.target.ratio]
