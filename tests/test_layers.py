@@ -13,6 +13,7 @@ import hyimg_cli
 PACKAGE = Path(hyimg_cli.__file__).parent
 LAYERS = (
     ("spec", "errors"),
+    ("files",),
     ("batch", "media", "quality", "store"),
     ("kv", "diffusion", "kernels", "loading", "parallel"),
     ("models",),
@@ -25,6 +26,7 @@ TERMINAL = {"typer", "rich"}
 NEVER = {
     "spec": TERMINAL | {"torch", "transformers", "diffusers", "numpy", "PIL", "safetensors"},
     "errors": TERMINAL | {"torch", "transformers", "diffusers", "numpy", "PIL", "safetensors"},
+    "files": TERMINAL | {"torch", "transformers", "diffusers", "numpy", "PIL", "safetensors"},
     "batch": TERMINAL | {"torch", "transformers", "diffusers"},
     "media": TERMINAL | {"torch", "transformers", "diffusers"},
     "store": TERMINAL | {"torch", "transformers", "diffusers"},
@@ -38,6 +40,7 @@ NEVER = {
 WITHOUT_TORCH = (
     "spec",
     "errors",
+    "files",
     "batch",
     "media",
     "store",

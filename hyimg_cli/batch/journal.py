@@ -14,18 +14,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from hyimg_cli.batch.disk import (
-    disk_errors,
-    locked,
-    make_folders,
-    remove_temporaries,
-    replace_file,
-    sync_folder,
-    write_all,
-)
+from hyimg_cli.batch.disk import disk_errors, locked, make_folders, remove_temporaries
 from hyimg_cli.batch.kinds import is_custom_id
 from hyimg_cli.batch.resolved import job_to_json, lines_beside
 from hyimg_cli.errors import OutputFolderError
+from hyimg_cli.files import replace_file, sync_folder, write_all
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.events import Outcome
 from hyimg_cli.spec.job import ImageJob

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 
 from hyimg_cli.batch.cost import JobTokens, PlanCost, cost
-from hyimg_cli.engine.keys import source_digest, source_key
+from hyimg_cli.engine.keys import precision, source_digest, source_key
 from hyimg_cli.errors import HyimgError, SourceImageError
 from hyimg_cli.kv.tree import KVTree
 from hyimg_cli.media.images import probe_image
@@ -21,10 +21,9 @@ from hyimg_cli.models.hunyuan_image3.prompter import Prompter
 from hyimg_cli.models.hunyuan_image3.sequence import Grid, Layout, SourceShape, segments
 from hyimg_cli.spec.job import ImageJob, Size
 from hyimg_cli.spec.plan import Plan
-from hyimg_cli.spec.run import ModelChoice, RunConfig
+from hyimg_cli.spec.run import RunConfig
 from hyimg_cli.store.disk import SOURCE_IMAGES, DiskStore
 
-_GPU = Path("/dev/nvidia0")
 _NOTHING = JobTokens(
     ar_prefill=0,
     shared_prefix=0,
@@ -99,7 +98,7 @@ class Forecast:
     def _is_stored(self, model: str, digest: str) -> bool:
         if not self._store.takes_more:
             return False
-        device, dtype = _precision(self._config.model)
+        device, dtype = precision(self._config.model)
         model_print = registry.fingerprint(model, self._config.model.revision)
         key = source_key(digest, model_print, device=device, dtype=dtype)
         return self._store.has(SOURCE_IMAGES, key)
@@ -152,11 +151,4 @@ def _source_size(path: str) -> Size:
 def _kv_bytes_per_token(model: str, config: RunConfig) -> int:
     """Bytes of one token's K/V in the dtype that the run will choose."""
     stored = registry.model_card(model, config.model.revision).kv_bytes_per_token
-    return stored * 2 if _precision(config.model)[1] == "float32" else stored
-
-
-def _precision(choice: ModelChoice) -> tuple[str, str]:
-    """Kind of device and dtype that the run will choose; without torch, so by the driver's file."""
-    device = "cuda" if choice.device != "cpu" and _GPU.exists() else "cpu"
-    by_default = "bfloat16" if device == "cuda" else "float32"
-    return device, by_default if choice.dtype == "auto" else choice.dtype
+    return stored * 2 if precision(config.model)[1] == "float32" else stored

@@ -9,7 +9,7 @@ from hyimg_cli.engine.provenance import versions
 from hyimg_cli.models import registry
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.job import ImageJob
-from hyimg_cli.spec.run import RunConfig
+from hyimg_cli.spec.run import ModelChoice, RunConfig
 
 UNREADABLE = "unreadable"
 _GPU = Path("/dev/nvidia0")
@@ -24,7 +24,7 @@ def key_of(job: ImageJob, source_digests: Sequence[str], config: RunConfig) -> s
     """
     model_print = registry.fingerprint(job.model, config.model.revision)
     settings = {
-        "dtype": compute_dtype(config),
+        "dtype": precision(config.model)[1],
         "kv_reuse": "reuse" if config.reuse.kv_reuse else "recompute",
     }
     return job_key(job, source_digests, model_print, settings)
@@ -38,12 +38,11 @@ def job_keys(jobs: Sequence[ImageJob], config: RunConfig) -> dict[str, str]:
     }
 
 
-def compute_dtype(config: RunConfig) -> str:
-    """The dtype that the run will compute in, told without torch."""
-    if config.model.dtype != "auto":
-        return config.model.dtype
-    has_gpu = config.model.device != "cpu" and _GPU.exists()
-    return "bfloat16" if has_gpu else "float32"
+def precision(choice: ModelChoice) -> tuple[str, str]:
+    """Kind of device and dtype that a run will choose; without torch, so by the driver's file."""
+    device = "cuda" if choice.device != "cpu" and _GPU.exists() else "cpu"
+    by_default = "bfloat16" if device == "cuda" else "float32"
+    return device, by_default if choice.dtype == "auto" else choice.dtype
 
 
 def source_digest(path: str) -> str:

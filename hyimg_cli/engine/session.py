@@ -71,6 +71,7 @@ class Session:
         self._tree = self._new_tree()
         self._attempts: dict[str, int] = {}
         self._warmed: set[Shape] = set()
+        self._batch_size = 1
         self._stop_signal: int | None = None
         self._is_over = False
 
@@ -91,6 +92,7 @@ class Session:
         for group in plan.groups:
             yield from self._use(group.model)
             self._stop_if_asked()
+            self._batch_size = self._fitting(group.jobs)
             yield from self._prewarmed(group.jobs)
             self._stop_if_asked()
             yield GroupStarted(group.model, group.size_class, len(group.jobs))
@@ -161,9 +163,8 @@ class Session:
         if not self._config.batch.prewarm:
             return
         started = time.perf_counter()
-        size = self._batch_size(jobs)
         studio = self._studio(_unread)
-        shapes = prewarm(jobs, studio, batch_size=size, warmed=self._warmed)
+        shapes = prewarm(jobs, studio, batch_size=self._batch_size, warmed=self._warmed)
         if shapes:
             yield Prewarmed(shapes, time.perf_counter() - started)
 
@@ -198,7 +199,8 @@ class Session:
             if self._is_over:
                 return
 
-    def _batch_size(self, jobs: Sequence[ImageJob]) -> int:
+    def _fitting(self, jobs: Sequence[ImageJob]) -> int:
+        """How many of a group's jobs may work together; every job's sequence is counted for it."""
         revision = self._config.model.revision
         return batch_size(jobs, self._resident(), self._config.batch, revision)
 
@@ -206,14 +208,13 @@ class Session:
         self, jobs: Sequence[ImageJob], started: float, reader: ThreadPoolExecutor
     ) -> Iterator[Progress | Drawn | Lost]:
         model = self._resident()
-        size = self._batch_size(jobs)
         coming = [path for job in jobs for path in job.images]
-        ahead = ReadAhead(reader, coming, window=2 * size)
+        ahead = ReadAhead(reader, coming, window=2 * self._batch_size)
         studio = self._studio(ahead.read)
         run = GroupRun(
             jobs,
             studio,
-            batch_size=size,
+            batch_size=self._batch_size,
             new_clock=lambda: PhaseClock(started, partial(synchronize, model)),
         )
         return run.run()

@@ -5,9 +5,7 @@ decoding, and formats that start other programs (EPS) are not opened.
 """
 
 import contextlib
-import errno
 import io
-import os
 import re
 import stat
 import warnings
@@ -20,7 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageFile, ImageOps, PngImagePlugin
 
-from hyimg_cli.errors import SourceImageError, StorageError
+from hyimg_cli.errors import SourceImageError
+from hyimg_cli.files import replace_file, storage_error
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.job import Size
 
@@ -107,9 +106,9 @@ def write_png(path: Path, pixels: Pixels, text: Mapping[str, str]) -> tuple[str,
     Image.fromarray(pixels).save(encoded, format="PNG", pnginfo=chunks)
     data = encoded.getvalue()
     try:
-        _replace_file(path, data)
+        replace_file(path, data)
     except OSError as error:
-        raise _storage_error(error, path) from error
+        raise storage_error(error, path.parent) from error
     return digest.of_bytes(data), pixel_digest(pixels)
 
 
@@ -249,43 +248,3 @@ def _truncated(path: Path) -> SourceImageError:
 def _too_large(path: Path, found: str) -> SourceImageError:
     what = f"{found} pixels; up to {MAX_SOURCE_PIXELS:,} are read"
     return _fault("too-large", what, path, "scale the picture down")
-
-
-def _replace_file(path: Path, data: bytes) -> None:
-    """Writes `data` to `path` under another name first; leaves nothing behind where that fails."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "wb", buffering=0) as file:
-            view = memoryview(data)
-            while view:
-                view = view[os.write(file.fileno(), view) :]
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        _sync_folder(path.parent)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-
-
-def _sync_folder(folder: Path) -> None:
-    """Makes a new name in `folder` survive a power cut; some disks cannot, and need not."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
-            raise
-    finally:
-        os.close(descriptor)
-
-
-def _storage_error(error: OSError, path: Path) -> StorageError:
-    where = str(path.parent)
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        hint = "free some space and run the same command again: it resumes"
-        return StorageError("the disk is full", where=where, hint=hint, code="storage.full")
-    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        what, hint = "the folder cannot be written", "choose a folder that can be written with -o"
-        return StorageError(what, where=where, hint=hint, code="storage.read-only")
-    what = f"the disk refused: {error.strerror}"
-    return StorageError(what, where=where, hint="check the disk", code="storage.failed")

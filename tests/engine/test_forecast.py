@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from released import released
 
 from hyimg_cli.batch.journal import RunFolder
 from hyimg_cli.batch.planner import make_plan
@@ -152,24 +153,7 @@ def released_folder(tmp_path: Path) -> Path:
     for name in ("tokenizer.json", "generation_config.json"):
         shutil.copy(embedded / name, folder / name)
     config = json.loads((embedded / "config.json").read_text())
-    layers = 32
-    config |= {
-        "hidden_size": 4096,
-        "num_hidden_layers": layers,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "attention_head_dim": 128,
-        "head_dim": 128,
-        "num_experts": 64,
-        "moe_topk": [8] * layers,
-        "num_shared_expert": [1] * layers,
-        "moe_intermediate_size": [3072] * layers,
-        "max_position_embeddings": 22800,
-        "vae_downsample_factor": [16, 16],
-        "image_base_size": 1024,
-        "vit_processor": config["vit_processor"] | {"max_num_patches": 1024},
-    }
-    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps(released(config)))
     index = {"metadata": {"total_size": 166_000_000_000}, "weight_map": {}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     return folder

@@ -1,0 +1,60 @@
+"""Files that stand whole or not at all, and the disk's refusals in plain words.
+
+Below every room that writes files: rooms of one layer may not import each other.
+"""
+
+import errno
+import os
+from pathlib import Path
+
+from hyimg_cli.errors import StorageError
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Writes `data` to `path`, all of it or nothing."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "wb", buffering=0) as file:
+            write_all(file.fileno(), data)
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        sync_folder(path.parent)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def write_all(descriptor: int, data: bytes) -> None:
+    """Writes all of `data`, however little the disk takes at a time."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes new names in `folder` survive a power cut; some disks cannot, and need not."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def storage_error(error: OSError, folder: Path) -> StorageError:
+    """What an error of the disk means for `folder`, in plain words."""
+    where = str(folder)
+    if error.errno in _FULL:
+        hint = "free some space and run the same command again: it resumes"
+        return StorageError("the disk is full", where=where, hint=hint, code="storage.full")
+    if error.errno in _FORBIDDEN:
+        hint = "choose a folder that can be written with -o"
+        what = "the folder cannot be written"
+        return StorageError(what, where=where, hint=hint, code="storage.read-only")
+    what = f"the disk refused: {error.strerror}"
+    return StorageError(what, where=where, hint="check the disk", code="storage.failed")
