@@ -93,24 +93,25 @@ class Passing:
 class Decided(Passing):
     """A model whose text is decided: logits are computed, then all but the decided token's drop.
 
-    `texts` holds, by job, the ids of the AR stage's whole sequence. A job that is not in it writes
-    as it likes.
+    `texts` holds, by job, the ids that follow its AR prompt. Where they end, and for a job without
+    any, the model writes as it likes.
     """
 
     def __init__(self, inner: MixedModel, texts: Mapping[str, Sequence[int]]) -> None:
         super().__init__(inner)
         self._texts = texts
-        self._job_of: dict[int, tuple[Context, str]] = {}
+        self._started: dict[int, tuple[Context, Sequence[int], int]] = {}
 
     def text_budget(self, job: ImageJob, context: Context) -> int:
-        self._job_of[id(context)] = context, job.custom_id
+        ids = self._texts.get(job.custom_id, ())
+        self._started[id(context)] = context, ids, len(context.ids)
         return self._inner.text_budget(job, context)
 
     def text_logits(self, contexts: Sequence[Context]) -> Tensor:
         logits_RV = self._inner.text_logits(contexts)
         for row, context in enumerate(contexts):
-            ids = self._texts.get(self._job_of.get(id(context), (context, ""))[1], ())
-            at = len(context.ids)
+            _, ids, start = self._started.get(id(context), (context, (), 0))
+            at = len(context.ids) - start
             if at < len(ids):
                 decided = logits_RV[row, ids[at]].clone()
                 logits_RV[row] = -torch.inf
@@ -124,20 +125,23 @@ class Observed(Passing):
     def __init__(self, inner: MixedModel) -> None:
         super().__init__(inner)
         self.jobs: dict[str, JobSeen] = {}
-        self._contexts: dict[str, Context] = {}
+        self._contexts: dict[str, tuple[Context, int]] = {}
         self._layouts: dict[int, tuple[Any, _Opened]] = {}
         self._branches: dict[int, tuple[Any, Any, int]] = {}
 
     def texts(self) -> dict[str, tuple[int, ...]]:
-        """By job, the AR stage's whole sequence: what was fed, and the choice that came last.
+        """By job, what follows its AR prompt: what was fed, and the choice that came last.
 
         For `Decided`. The last choice is never fed; it stands in the picture's sequence wherever
         that goes on from the fed one.
         """
-        return {name: self._text_of(name, context) for name, context in self._contexts.items()}
+        return {
+            name: self._sequence(name, context)[start:]
+            for name, (context, start) in self._contexts.items()
+        }
 
     def text_budget(self, job: ImageJob, context: Context) -> int:
-        self._contexts[job.custom_id] = context
+        self._contexts[job.custom_id] = context, len(context.ids)
         return self._inner.text_budget(job, context)
 
     def layout(
@@ -172,14 +176,13 @@ class Observed(Passing):
         seen = self.jobs[opened.job.custom_id]
         if not seen.branches:
             seen.guidance = picture.guidance
-            seen.branches = [self._branch_seen(picture, index) for index in self._order(picture)]
+            seen.branches = [
+                self._branch_seen(picture, index) for index in range(len(picture.branches))
+            ]
         step = picture.step
         seen.steps.append((step.sigma, step.next_sigma, step.timestep))
         seen.latents.append(picture.latents_CYX.cpu().clone())
         seen.velocities.append(velocity_GCYX.cpu().clone())
-
-    def _order(self, picture: LivePicture) -> range:
-        return range(len(picture.branches))
 
     def _branch_seen(self, picture: LivePicture, index: int) -> BranchSeen:
         _, layout, number = self._branches[id(picture.branches[index])]
@@ -223,7 +226,7 @@ class Observed(Passing):
             rows_HSD[:, group.start : group.stop] = own_HSD
         return not torch.equal(before, after)
 
-    def _text_of(self, name: str, context: Context) -> tuple[int, ...]:
+    def _sequence(self, name: str, context: Context) -> tuple[int, ...]:
         fed, seen = tuple(context.ids), self.jobs.get(name)
         drawn = seen.branches[0].ids if seen and seen.branches else ()
         return drawn if drawn[: len(fed)] == fed else fed

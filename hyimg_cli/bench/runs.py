@@ -109,6 +109,8 @@ def observed_run(
 ) -> tuple[RunResult, Observed]:
     """A run that is looked through, in a session of its own; its seconds mean nothing."""
     seen: list[Observed] = []
+    # A prewarmed shape would be looked through like a job.
+    config = replace(config, batch=replace(config.batch, prewarm=False))
 
     def through(model: MixedModel) -> MixedModel:
         seen.append(Observed(_as_model(Decided(model, texts))))

@@ -258,6 +258,14 @@ def run_config(settings: Mapping[str, Setting], folder: Path) -> RunConfig:
     return configured(settings, folder, cache_config(settings))
 
 
+def whole_numbers(text: str, *, flag: str) -> tuple[int, ...]:
+    """`1,8,50` as numbers from 1 on. Raises UsageError."""
+    if not re.fullmatch(r"[1-9][0-9]{0,3}(,[1-9][0-9]{0,3})*", text):
+        what = f"{flag} {text!r} is no list of whole numbers"
+        raise UsageError(what, hint=f"for example {flag} 1,8,50")
+    return tuple(dict.fromkeys(int(part) for part in text.split(",")))
+
+
 def _flag(value: Any) -> Any:
     """A flag's value as `settle` takes it: text, number, truth, or None."""
     return str(value) if isinstance(value, Path) else value

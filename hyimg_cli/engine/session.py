@@ -84,10 +84,9 @@ class Session:
         self._stop_signal = signal_number
 
     def forget(self) -> None:
-        """Drop what earlier plans left behind, prewarmed shapes too; the model stays loaded."""
+        """Drop the prefixes and sources that earlier plans left behind; the model stays loaded."""
         self._sources.clear()
         self._tree.clear()
-        self._warmed.clear()
 
     def run(self, plan: Plan, folder: RunFolder | None = None) -> Generator[Event, None, None]:
         """Every job of the plan. A job's failure is an event; the session's own is raised.
@@ -124,6 +123,7 @@ class Session:
             return
         self._model = None
         self.forget()
+        self._warmed.clear()
         gc.collect()
         started = time.perf_counter()
         choice = self._config.model
