@@ -91,7 +91,7 @@ class _Bench:
         jobs = self._with_steps(self._jobs(), scenario.main_steps)
         config_a, config_b = self._config(scenario.a), self._config(scenario.b)
         self.tell(f"{len(jobs)} jobs; {scenario.a.label} writes the text for both")
-        first, seen = observed_run(config_a, {}, jobs, self._place())
+        first, seen = observed_run(config_a, {}, jobs, self._place(), tries_tokens=False)
         texts = seen.texts()
         parted, failures = self._parted(config_a, config_b, texts, jobs)
         runs_a = runs_of(scenario.a.lifetime, config_a, texts)

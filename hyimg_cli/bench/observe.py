@@ -120,10 +120,14 @@ class Decided(Passing):
 
 
 class Observed(Passing):
-    """A model that is looked through; `jobs` fills while it works."""
+    """A model that is looked through; `jobs` fills while it works.
 
-    def __init__(self, inner: MixedModel) -> None:
+    `tries_tokens` off leaves out what takes longest: which tokens a denoise step can see.
+    """
+
+    def __init__(self, inner: MixedModel, *, tries_tokens: bool = True) -> None:
         super().__init__(inner)
+        self._tries_tokens = tries_tokens
         self.jobs: dict[str, JobSeen] = {}
         self._contexts: dict[str, tuple[Context, int]] = {}
         self._layouts: dict[int, tuple[Any, _Opened]] = {}
@@ -192,7 +196,10 @@ class Observed(Passing):
         names = tuple(self._inner.decode_text([id_]) for id_ in ids)
         groups = self._groups(layout, ids, names, opened)
         prefix = buffer.cut(0, stop).on([torch.device("cpu")] * len(buffer.keys_HSD))
-        is_seen = tuple(self._is_seen(picture, index, buffer, group) for group in groups)
+        is_seen: tuple[bool, ...] = ()
+        if self._tries_tokens:
+            before = self._inner.velocities([picture])[0][index].clone()
+            is_seen = tuple(self._is_seen(picture, index, buffer, g, before) for g in groups)
         return BranchSeen(ids, names, groups, is_seen, prefix.keys, prefix.values)
 
     def _groups(
@@ -210,12 +217,13 @@ class Observed(Passing):
             start = stop
         return tuple(groups) if len(groups) <= _MOST_GROUPS else _joined(groups)
 
-    def _is_seen(self, picture: LivePicture, index: int, buffer: Buffer, group: TokenGroup) -> bool:
-        """Whether a denoise step answers otherwise once the group's values are others.
+    def _is_seen(
+        self, picture: LivePicture, index: int, buffer: Buffer, group: TokenGroup, before: Tensor
+    ) -> bool:
+        """Whether a denoise step answers other than `before` once the group's values are others.
 
         Attention gives every visible token a weight, so only a hidden group leaves no trace.
         """
-        before = self._inner.velocities([picture])[0][index].clone()
         kept = [rows_HSD[:, group.start : group.stop].clone() for rows_HSD in buffer.values_HSD]
         generator = torch.Generator().manual_seed(_NUDGE_SEED)
         for rows_HSD, own_HSD in zip(buffer.values_HSD, kept, strict=True):

@@ -105,7 +105,12 @@ class ProcessRuns:
 
 
 def observed_run(
-    config: RunConfig, texts: Texts, jobs: Sequence[ImageJob], folder: Path
+    config: RunConfig,
+    texts: Texts,
+    jobs: Sequence[ImageJob],
+    folder: Path,
+    *,
+    tries_tokens: bool = True,
 ) -> tuple[RunResult, Observed]:
     """A run that is looked through, in a session of its own; its seconds mean nothing."""
     seen: list[Observed] = []
@@ -113,7 +118,7 @@ def observed_run(
     config = replace(config, batch=replace(config.batch, prewarm=False))
 
     def through(model: MixedModel) -> MixedModel:
-        seen.append(Observed(_as_model(Decided(model, texts))))
+        seen.append(Observed(_as_model(Decided(model, texts)), tries_tokens=tries_tokens))
         return _as_model(seen[-1])
 
     result = timed_run(Session(config, through), config, jobs, folder)
