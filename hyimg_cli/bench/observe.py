@@ -111,7 +111,8 @@ class Decided(Passing):
         logits_RV = self._inner.text_logits(contexts)
         for row, context in enumerate(contexts):
             _, ids, start = self._started.get(id(context), (context, (), 0))
-            at = len(context.ids) - start
+            # Rows are counted in the buffer: ids that were just chosen may not be known here yet.
+            at = (context.buffer.length if context.buffer else 0) - start
             if at < len(ids):
                 decided = logits_RV[row, ids[at]].clone()
                 logits_RV[row] = -torch.inf

@@ -1,4 +1,4 @@
-"""Runs: their phases add up, their text is decided, a process of its own gives the same pictures."""
+"""Runs: phases add up, text is decided, a process of its own gives the same pictures."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -41,7 +41,8 @@ def test_phases_are_disjoint_and_add_up(quick: None, tmp_path: Path) -> None:
     assert sum(result.phases_s.values()) == pytest.approx(result.wall_s)
     assert min(result.phases_s.values()) >= 0
     assert result.phases_s["unattributed"] < 0.1 * result.wall_s
-    assert len(result.outcomes) == len(JOBS) and not result.failures
+    assert len(result.outcomes) == len(JOBS)
+    assert not result.failures
 
 
 def test_being_looked_through_changes_nothing(quick: None, tmp_path: Path) -> None:
@@ -73,7 +74,8 @@ def test_a_process_of_its_own_draws_the_same(quick: None, tmp_path: Path) -> Non
     here = SessionRuns(CONFIG, {}).run(JOBS[:1], tmp_path / "here")
     there = ProcessRuns(CONFIG, {}, jobs_each=1).run(JOBS[:1], tmp_path / "there")
     assert _digests(there) == _digests(here)
-    assert there.phases_s["start"] > 0 and there.phases_s["load"] > 0
+    assert there.phases_s["start"] > 0
+    assert there.phases_s["load"] > 0
     assert sum(there.phases_s.values()) == pytest.approx(there.wall_s)
 
 

@@ -28,7 +28,8 @@ lifetime = "process"
 def test_every_scenario_of_the_package_is_whole(name: str) -> None:
     found = scenario.read_scenario(name)
     manifest = read_manifest(found.manifest)
-    assert manifest.lines and not manifest.faults
+    assert manifest.lines
+    assert not manifest.faults
     assert found.main_steps in found.steps
     assert found.a.label != found.b.label
     assert (found.a.settings, found.a.lifetime) != (found.b.settings, found.b.lifetime)
@@ -41,7 +42,8 @@ def test_a_scenario_of_ones_own(tmp_path: Path) -> None:
     assert (found.name, found.main_steps, found.repeats) == ("mine", 2, 5)
     assert found.manifest == tmp_path / "jobs.jsonl"
     assert found.b == scenario.Variant("other", {"kv_reuse": False}, "process")
-    assert found.may_gain_in("prefill") and not found.may_gain_in("think")
+    assert found.may_gain_in("prefill")
+    assert not found.may_gain_in("think")
 
 
 @pytest.mark.parametrize(
