@@ -17,6 +17,7 @@ from rich.progress import (
     TextColumn,
     TimeRemainingColumn,
 )
+from rich.table import Table
 from rich.text import Text
 
 from hyimg_cli.batch.journal import outcome_to_json
@@ -60,6 +61,11 @@ def note(text: str) -> None:
 def json_line(value: Mapping[str, Any]) -> None:
     """One JSON object on a line of stdout."""
     line(json.dumps(value, ensure_ascii=False))
+
+
+def table(content: Table) -> None:
+    """A table on stdout, as wide as the terminal."""
+    Console(highlight=False).print(content)
 
 
 def error(fault: HyimgError) -> None:
