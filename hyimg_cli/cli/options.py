@@ -76,6 +76,10 @@ Metadata = Annotated[
     bool | None,
     _option("--metadata/--no-metadata", panel=_RUN, help="Write the job into the picture's file."),
 ]
+ContactSheet = Annotated[
+    bool | None,
+    _option("--report/--no-report", panel=_RUN, help="Write report.html, a sheet of all jobs."),
+]
 KvReuse = Annotated[
     bool | None,
     _option(
