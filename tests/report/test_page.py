@@ -41,6 +41,7 @@ def bench_like_page(text: str = "invented") -> Page:
     a, b = pictures()
     before, after = embedded(a, f"A: {text}"), embedded(b, f"B: {text}")
     seconds = {"think": (1.5, 1.52), "denoise_rest": (5.0, 7.5), "total": (7.5, 10.5)}
+    rows = [Bar(p, (Span(x, x * 0.9, x * 1.1), Span(y))) for p, (x, y) in seconds.items()]
     return Page(
         title=f"Invented numbers: {text}",
         question=f"Does it change the pictures? {text}",
@@ -52,11 +53,7 @@ def bench_like_page(text: str = "invented") -> Page:
                     Bars(
                         f"Invented: median of 5, whiskers from fastest to slowest {text}",
                         ("KV reuse", f"recompute {text}"),
-                        tuple(
-                            Bar(phase, (Span(x, x * 0.9, x * 1.1), Span(y)))
-                            for phase, (x, y) in seconds.items()
-                        )
-                        + (Bar("kv_handoff", (Span(0.01), None)),),
+                        (*rows, Bar("kv_handoff", (Span(0.01), None))),
                     ),
                 ),
                 intro=text,
