@@ -8,19 +8,23 @@ import typer
 
 from hyimg_cli.cli import eval_table, render
 from hyimg_cli.cli import options as o
+from hyimg_cli.cli.stopping import stoppable
 from hyimg_cli.errors import UsageError
 from hyimg_cli.evaluate.benches import VARIANTS, newest_bench
-from hyimg_cli.evaluate.gates import Gate, breaches
-from hyimg_cli.evaluate.measure import Metric, lpips_metric, measured, pixel_metrics
+from hyimg_cli.evaluate.gates import breaches, given_gates
+from hyimg_cli.evaluate.measure import (
+    MEASURED_BY,
+    Measured,
+    Metric,
+    chosen_metrics,
+    measured,
+)
 from hyimg_cli.evaluate.pairs import Pairing, PairingRule, find_pairs, unpaired_text
 from hyimg_cli.evaluate.records import summary, to_record, write_csv
 from hyimg_cli.quality.backbones import NETS
 
 if TYPE_CHECKING:
     from hyimg_cli.quality.lpips import Lpips
-
-CHOICES = {"psnr": ("psnr",), "ssim": ("ssim",), "lpips": ("lpips",)}
-EVERYTHING = ("psnr", "ssim", "lpips", *(name for name in eval_table.TITLES if name not in CHOICES))
 
 
 def evaluate(
@@ -44,50 +48,53 @@ def evaluate(
 
     Without paths: KV reuse against recompute, from the newest bench folder here.
     """
-    if metric not in (*CHOICES, "all"):
-        hint = f"allowed: {', '.join(CHOICES)}, all"
+    if metric not in MEASURED_BY:
+        hint = f"allowed: {', '.join(MEASURED_BY)}"
         raise UsageError(f"{metric!r} is not a metric", hint=hint)
-    if self_test:
-        raise typer.Exit(_self_test(ctx.params))
-    gates = _gates(ctx.params)
-    pairing = _pairing(a, b, PairingRule(allow_unpaired, as_video))
-    names = CHOICES.get(metric, EVERYTHING)
-    loaded = _lpips(ctx.params) if "lpips" in {*names, *(g.metric for g in gates)} else None
-    chosen = _metrics(names, gates, loaded)
-    raise typer.Exit(_measure(pairing, chosen, gates, loaded, csv=csv, as_json=as_json))
+    with stoppable():
+        raise typer.Exit(_self_test(ctx.params) if self_test else _carry_out(ctx.params))
 
 
-def _measure(
-    pairing: Pairing,
-    chosen: Sequence[Metric],
-    gates: Sequence[Gate],
-    loaded: "Lpips | None",
-    *,
-    csv: Path | None,
-    as_json: bool,
-) -> int:
+def _carry_out(given: Mapping[str, Any]) -> int:
     """Measures and shows every pair; the exit code."""
+    limits = ("min_psnr", "min_ssim", "max_lpips", "max_abs")
+    gates = given_gates(**{name: given[name] for name in limits})
+    pairing = _pairing(given["a"], given["b"], _rule(given))
+    names = (*MEASURED_BY[given["metric"]], *(gate.metric for gate in gates))
+    loaded = _lpips(given) if "lpips" in names else None
+    chosen = chosen_metrics(names, loaded.distance if loaded else None)
     if text := unpaired_text(pairing):
         render.note(f"left out: {text}")
     results = list(measured(pairing.pairs, chosen))
-    totals = summary(results, chosen)
-    if csv is not None:
-        write_csv(csv, results)
-    if as_json:
-        for entry in map(to_record, results):
-            render.json_line(entry)
-        render.json_line({"summary": totals, "lpips": loaded.title if loaded else None})
-    else:
-        render.table(eval_table.distances(results, chosen, totals))
-        for title in [loaded.title] if loaded else []:
-            render.note(title)
-    for result in results:
-        for text in result.notes:
-            render.note(f"{result.pair.name}: {text}")
+    if given["csv"] is not None:
+        write_csv(given["csv"], results)
+    _show(results, chosen, title=loaded.title if loaded else None, as_json=given["as_json"])
     failed = list(breaches(results, gates))
     for breach in failed:
         render.note(f"gate: {breach}")
     return 1 if failed else 0
+
+
+def _show(
+    results: Sequence[Measured], chosen: Sequence[Metric], *, title: str | None, as_json: bool
+) -> None:
+    """Every pair and the summary, then how LPIPS was measured and what reading changed."""
+    totals = summary(results, chosen)
+    if as_json:
+        for entry in map(to_record, results):
+            render.json_line(entry)
+        render.json_line({"summary": totals, "lpips": title})
+    else:
+        render.table(eval_table.distances(results, chosen, totals))
+        if title is not None:
+            render.note(title)
+    for result in results:
+        for text in result.notes:
+            render.note(f"{result.pair.name}: {text}")
+
+
+def _rule(given: Mapping[str, Any]) -> PairingRule:
+    return PairingRule(given["allow_unpaired"], given["as_video"])
 
 
 def _pairing(a: Path | None, b: Path | None, rule: PairingRule) -> Pairing:
@@ -106,26 +113,6 @@ def _bench_now() -> Path:
     hint = "give two paths; hyimg eval --help says what they may be"
     what = "there is no bench folder here, and this version has no bench to run"
     raise UsageError(what, hint=hint, code="eval.no-bench")
-
-
-def _metrics(
-    names: Sequence[str], gates: Sequence[Gate], loaded: "Lpips | None"
-) -> tuple[Metric, ...]:
-    """The metrics of `names`, then those that only a gate asks for."""
-    known = pixel_metrics()
-    if loaded is not None:
-        known["lpips"] = lpips_metric(loaded.distance)
-    return tuple(known[name] for name in dict.fromkeys((*names, *(g.metric for g in gates))))
-
-
-def _gates(given: Mapping[str, Any]) -> tuple[Gate, ...]:
-    flags = (
-        (given["min_psnr"], "psnr", True),
-        (given["min_ssim"], "ssim", True),
-        (given["max_lpips"], "lpips", False),
-        (given["max_abs"], "max_abs", False),
-    )
-    return tuple(Gate(name, limit, floor) for limit, name, floor in flags if limit is not None)
 
 
 def _lpips(given: Mapping[str, Any]) -> "Lpips":

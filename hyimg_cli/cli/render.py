@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from rich.console import Console
+from rich.measure import Measurement
 from rich.progress import (
     BarColumn,
     Progress,
@@ -64,8 +65,11 @@ def json_line(value: Mapping[str, Any]) -> None:
 
 
 def table(content: Table) -> None:
-    """A table on stdout, as wide as the terminal."""
-    Console(highlight=False).print(content)
+    """A table on stdout, never narrower than what it says: no number is cut."""
+    console = Console(highlight=False)
+    wide = console.options.update(width=10_000)
+    console.width = max(console.width, Measurement.get(console, wide, content).maximum)
+    console.print(content)
 
 
 def error(fault: HyimgError) -> None:

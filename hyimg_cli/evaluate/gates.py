@@ -24,6 +24,23 @@ class Gate:
         return value >= self.limit if self.is_floor else value <= self.limit
 
 
+def given_gates(
+    *,
+    min_psnr: float | None = None,
+    min_ssim: float | None = None,
+    max_lpips: float | None = None,
+    max_abs: int | None = None,
+) -> tuple[Gate, ...]:
+    """A gate for each limit that was given: dB, at most 1, at least 0, levels."""
+    limits = (
+        (min_psnr, "psnr", True),
+        (min_ssim, "ssim", True),
+        (max_lpips, "lpips", False),
+        (max_abs, "max_abs", False),
+    )
+    return tuple(Gate(name, limit, floor) for limit, name, floor in limits if limit is not None)
+
+
 @dataclass(frozen=True)
 class Breach:
     """A pair that does not keep a limit."""

@@ -1,7 +1,7 @@
 """Distances of pairs: pictures once, videos frame by frame, told as mean, max and min."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -14,6 +14,24 @@ from hyimg_cli.quality import metrics
 from hyimg_cli.quality.metrics import Pixels
 
 Measure = Callable[[Pixels, Pixels], float]
+
+# What each word of the command line measures.
+MEASURED_BY: Mapping[str, tuple[str, ...]] = {
+    "lpips": ("lpips",),
+    "psnr": ("psnr",),
+    "ssim": ("ssim",),
+    "all": (
+        "psnr",
+        "ssim",
+        "lpips",
+        "max_abs",
+        "equal_share",
+        "within_5",
+        "within_10",
+        "within_20",
+        "within_50",
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -55,6 +73,14 @@ class Measured:
     frames: int
     values: Mapping[str, Spread]
     notes: tuple[str, ...] = ()
+
+
+def chosen_metrics(names: Iterable[str], lpips: Measure | None) -> tuple[Metric, ...]:
+    """The metrics of these names, each once; `lpips` is the distance of a loaded metric."""
+    known = pixel_metrics()
+    if lpips is not None:
+        known["lpips"] = lpips_metric(lpips)
+    return tuple(known[name] for name in dict.fromkeys(names))
 
 
 def pixel_metrics() -> dict[str, Metric]:

@@ -7,7 +7,7 @@ resumed run replaces it by one of the whole.
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache
@@ -138,7 +138,7 @@ def _cards(jobs: Sequence[_Job], folder: Path) -> list[Card]:
         return list(readers.map(lambda job: _card(job, folder, source), jobs))
 
 
-def _card(job: _Job, folder: Path, source: Any) -> Card:
+def _card(job: _Job, folder: Path, source: Callable[[Path], Picture]) -> Card:
     """One job: sources and results in a row, what was asked, what was written, and when."""
     sources = [
         replace(source(folder / image), caption=f"source: {Path(image).name}")

@@ -47,6 +47,17 @@ def test_a_table_names_pairs_and_metrics(run_cli: Run, two: tuple[Path, Path]) -
     assert "1.0000" in ran.out
 
 
+@pytest.mark.parametrize("metric", ["psnr", pytest.param("all", marks=needs_weights)])
+def test_a_narrow_terminal_cuts_no_number(
+    run_cli: Run, two: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, metric: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    ran = run_cli("eval", metric, *two)
+    rows = {line.split("  ")[0]: line for line in ran.out.splitlines()}
+    assert "38.59" in rows["other.png"]
+    assert "…" not in ran.out
+
+
 @pytest.mark.parametrize(
     ("gate", "code"),
     [
