@@ -76,6 +76,7 @@ KNOBS = (
     Knob("cache", "disk_cache_mb", Integer(0, 10**9), 10240),
     Knob("output", "output_dir", Text("folder")),
     Knob("output", "metadata", Truth(), True),
+    Knob("output", "report", Truth(), True),
     Knob("failure", "fail_fast", Truth(), False),
     Knob("failure", "max_retries", Integer(0, 100), 0),
     Knob("failure", "skip_invalid", Truth(), False),
