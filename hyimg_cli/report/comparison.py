@@ -142,7 +142,7 @@ def _facts_by_job(entry: Entry) -> dict[str, tuple[Fact, ...]]:
     """Prompt and distances of each job at the main step count."""
     a, b = _labels(entry)
     name = f"{a} vs {b}, {entry['main_steps']} steps"
-    row = next((row for row in entry["precision"] if row["name"] == name), {"by_job": {}})
+    row: Entry = next((row for row in entry["precision"] if row["name"] == name), {"by_job": {}})
     prompts = {job["custom_id"]: job["prompt"] for job in entry["jobs"]}
     return {
         job: (
