@@ -118,10 +118,11 @@ def ready(work: Prefilled, studio: Studio) -> Ready:
     has_negative = job.guidance_scale > 1 and not model.card.is_distilled
     branches = builder.build(work.context, has_negative=has_negative)
     decoded = len(work.context.ids) - work.prefilled - work.shared
+    surplus = work.writer.surplus if work.writer else 0
     reuse_report = report(
         branches,
         work.context,
-        ar_tokens=(work.prefilled, work.shared, decoded),
+        ar_tokens=(work.prefilled, work.shared, decoded, surplus),
         reuse=studio.reuse,
     )
     work.clock.enter("queue")

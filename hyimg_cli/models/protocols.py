@@ -157,11 +157,16 @@ class MixedModel(Protocol):
     def opening_ids(self, job: ImageJob) -> list[int]:
         """The ids at the end of the prompt that belong to the written text: its trigger tag."""
 
-    def feed(self, runs: Sequence[tuple[Context, Sequence[int]]]) -> None:
-        """Append tokens to each context, in one forward."""
+    def feed(self, runs: Sequence[tuple[Context, Sequence[int] | Tensor]]) -> None:
+        """Append tokens to each context's buffer, in one forward; ids may be on the device [T].
+
+        `context.ids` is the caller's to keep: ids on the device are not known here.
+        """
 
     def text_logits(self, contexts: Sequence[Context]) -> Tensor:
-        """Logits behind each context's last token, float32 on the CPU, [R, V]."""
+        """Logits behind each context's last token, float32 on the device, [R, V]; the caller's to
+        change.
+        """
 
     def decode_text(self, ids: Sequence[int]) -> str:
         """The text of some ids, tags spelled out."""

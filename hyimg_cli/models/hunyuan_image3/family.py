@@ -170,18 +170,17 @@ class HunyuanImage3:
         return self.prompter.vocabulary.encode(trigger(job.bot_task))
 
     @torch.no_grad()
-    def feed(self, runs: Sequence[tuple[Context, Sequence[int]]]) -> None:
+    def feed(self, runs: Sequence[tuple[Context, Sequence[int] | Tensor]]) -> None:
         rows = [(ids, _buffer(context)) for context, ids in runs]
         hidden_RM = self.network.feed(rows)
-        for (context, ids), hidden_M in zip(runs, hidden_RM, strict=True):
+        for (context, _), hidden_M in zip(runs, hidden_RM, strict=True):
             context.hidden_M = hidden_M
-            context.ids.extend(ids)
 
     @torch.no_grad()
     def text_logits(self, contexts: Sequence[Context]) -> Tensor:
         hidden = [context.hidden_M for context in contexts if context.hidden_M is not None]
         assert len(hidden) == len(contexts), "logits stand behind a token"
-        return self.network.text_logits(torch.stack(hidden)).cpu()
+        return self.network.text_logits(torch.stack(hidden))
 
     def decode_text(self, ids: Sequence[int]) -> str:
         return self.prompter.vocabulary.decode(ids)
