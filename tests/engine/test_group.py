@@ -128,7 +128,7 @@ def test_what_is_taken_back_uses_up_no_draw(family: Any, job: ImageJob) -> None:
             job,
             custom_id=f"{n}",
             num_inference_steps=1,
-            text=replace(job.text, seed=n, temperature=1.5, top_p=1.0, max_new_tokens=60),
+            text=replace(job.text, seed=n, temperature=2.5, top_p=1.0, max_new_tokens=60),
         )
         for n in range(12)
     ]
