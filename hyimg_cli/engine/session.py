@@ -72,6 +72,7 @@ class Session:
         self._attempts: dict[str, int] = {}
         self._warmed: set[Shape] = set()
         self._batch_size = 1
+        self._counted: dict[str, dict[str, int]] = {}
         self._stop_signal: int | None = None
         self._is_over = False
 
@@ -123,6 +124,7 @@ class Session:
             ModelChoice(name, choice.revision, choice.dtype, choice.device),
             is_batch_invariant=self._config.batch.is_invariant,
         )
+        self._counted = self._model.memo_counts()
         yield ModelLoaded(
             model=name,
             load_s=time.perf_counter() - started,
@@ -251,9 +253,16 @@ class Session:
 
     def _facts(self, job: ImageJob, clock: PhaseClock, key: str) -> Facts:
         self._attempts[job.custom_id] = self._attempts.get(job.custom_id, 0) + 1
-        cache = {"source_images": self._sources.counts()}
+        cache = {"source_images": self._sources.counts(), **self._memo_counts()}
         peak_mb = peak_memory_mb(self._resident())
         return Facts(key, self._attempts[job.custom_id], clock, cache, peak_mb)
+
+    def _memo_counts(self) -> dict[str, dict[str, int]]:
+        """The model's own memos, from when this session loaded it."""
+        return {
+            kind: {name: count - self._counted[kind][name] for name, count in counts.items()}
+            for kind, counts in self._resident().memo_counts().items()
+        }
 
     def _recorded(self, outcome: Outcome) -> Outcome:
         if self._folder is not None:

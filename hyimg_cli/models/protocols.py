@@ -115,6 +115,9 @@ class MixedModel(Protocol):
     def rows_seen(self) -> int:
         """Token rows that entered the transformer since it was loaded."""
 
+    def memo_counts(self) -> dict[str, dict[str, int]]:
+        """By kind, hits and misses of what the model keeps in memory, since its making."""
+
     @property
     def device_name(self) -> str: ...
 

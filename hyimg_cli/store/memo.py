@@ -31,6 +31,10 @@ class Memo(Generic[Key, Value]):
         self._keep(key, value)
         return value
 
+    def counts(self) -> dict[str, int]:
+        """Look-ups until now: what was there, and what had to be made."""
+        return {"hits": self.hits, "misses": self.misses}
+
     def clear(self) -> None:
         """Forget every value; the counters stay."""
         self._values.clear()

@@ -107,6 +107,9 @@ class HunyuanImage3:
         rows: int = self.network.model.rows_seen
         return rows
 
+    def memo_counts(self) -> dict[str, dict[str, int]]:
+        return {**self.prompter.memo_counts(), "rope_tables": self.network.rope_counts}
+
     @property
     def device_name(self) -> str:
         devices = sorted({str(p.device) for p in self.network.parameters()})

@@ -51,7 +51,8 @@ class RopeTables:
         self._tables: Memo[Hashable, Rope] = Memo(budget_bytes, lambda table: table.nbytes)
 
     def counts(self) -> dict[str, int]:
-        return {"hits": self._tables.hits, "misses": self._tables.misses}
+        """How often a table was there, and how often it was made."""
+        return self._tables.counts()
 
     def text(self, spans: Sequence[tuple[int, int]], device: torch.device) -> Rope:
         """Angles of text tokens `[start, stop)`, all spans one after another."""
