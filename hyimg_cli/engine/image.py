@@ -26,7 +26,7 @@ from hyimg_cli.spec.job import ImageJob
 from hyimg_cli.spec.run import ReuseConfig
 
 ReadSource = Callable[[str], tuple[SourceImage, float]]
-EncodeSource = Callable[[SourceImage], Encoded]
+EncodeSource = Callable[[SourceImage], tuple[Encoded, float]]
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def opened(job: ImageJob, studio: Studio, clock: PhaseClock) -> Prefilled:
     clock.enter("read")
     images = [_read(path, studio, clock) for path in job.images]
     clock.enter("encode")
-    sources = [studio.encode(image) for image in images]
+    sources = [_encoded(image, studio, clock) for image in images]
     clock.enter("prefill")
     before = studio.model.rows_seen
     context, shared = _context(job, studio, sources)
@@ -167,6 +167,13 @@ def _read(path: str, studio: Studio, clock: PhaseClock) -> SourceImage:
     image, beside_s = studio.read(path)
     clock.beside("read", beside_s)
     return image
+
+
+def _encoded(image: SourceImage, studio: Studio, clock: PhaseClock) -> Encoded:
+    encoded, beside_s = studio.encode(image)
+    if beside_s:
+        clock.beside("encode", beside_s)
+    return encoded
 
 
 def _context(job: ImageJob, studio: Studio, sources: list[Encoded]) -> tuple[Context, int]:

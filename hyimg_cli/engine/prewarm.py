@@ -78,7 +78,7 @@ def _run(jobs: list[ImageJob], shape: Shape, studio: Studio, batch_size: int) ->
         studio,
         prefixes=Prefixes(KVTree(0), "prewarm"),
         read=lambda path: (images[path], 0.0),
-        encode=lambda image: encoded[image.digest],
+        encode=lambda image: (encoded[image.digest], 0.0),
     )
     run = GroupRun(
         jobs, blank, batch_size=batch_size, new_clock=lambda: PhaseClock(0.0, lambda: None)

@@ -8,6 +8,7 @@ import gc
 import time
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 
@@ -19,13 +20,13 @@ from hyimg_cli.batch.resolved import job_to_json
 from hyimg_cli.engine.beside import ReadAhead, WriteBehind
 from hyimg_cli.engine.clock import PhaseClock
 from hyimg_cli.engine.group import Drawn, GroupRun, Lost, Progress
-from hyimg_cli.engine.image import Picture, ReadSource, Studio
+from hyimg_cli.engine.image import EncodeSource, Picture, ReadSource, Studio
 from hyimg_cli.engine.keys import key_of, source_digest
 from hyimg_cli.engine.memory import batch_size, peak_memory_mb, synchronize
 from hyimg_cli.engine.outcomes import Facts, done, failed
 from hyimg_cli.engine.prefixes import Prefixes
 from hyimg_cli.engine.prewarm import Shape, prewarm
-from hyimg_cli.engine.sources import Sources
+from hyimg_cli.engine.sources import SourceEncoder, Sources, suits_beside
 from hyimg_cli.errors import Interrupted, MachineError
 from hyimg_cli.kv.buffer import Slice
 from hyimg_cli.kv.tree import Host, KVTree
@@ -165,17 +166,18 @@ class Session:
         if not self._config.batch.prewarm:
             return
         started = time.perf_counter()
-        studio = self._studio(_unread)
+        studio = self._studio(_unread, self._encoder())
         shapes = prewarm(jobs, studio, batch_size=self._batch_size, warmed=self._warmed)
         if shapes:
             yield Prewarmed(shapes, time.perf_counter() - started)
 
     def _group(self, jobs: Sequence[ImageJob], started: float) -> Iterator[Event]:
-        with ThreadPoolExecutor(1) as reader, ThreadPoolExecutor(1) as writer:
+        with ThreadPoolExecutor(1) as writer, ExitStack() as pools:
+            encoder, reader = _pool(pools), _pool(pools)
             behind: WriteBehind[_Written] = WriteBehind(writer)
             # What is drawn is written and told, whatever stops the run.
             try:
-                yield from self._shown(self._group_run(jobs, started, reader), behind)
+                yield from self._shown(self._group_run(jobs, started, reader, encoder), behind)
             except GeneratorExit:
                 list(self._journaled(behind, wait=True))
                 raise
@@ -207,12 +209,19 @@ class Session:
         return batch_size(jobs, self._resident(), self._config.batch, revision)
 
     def _group_run(
-        self, jobs: Sequence[ImageJob], started: float, reader: ThreadPoolExecutor
+        self,
+        jobs: Sequence[ImageJob],
+        started: float,
+        reader: ThreadPoolExecutor,
+        encoder: ThreadPoolExecutor,
     ) -> Iterator[Progress | Drawn | Lost]:
         model = self._resident()
         coming = [path for job in jobs for path in job.images]
-        ahead = ReadAhead(reader, coming, window=2 * self._batch_size)
-        studio = self._studio(ahead.read)
+        encode, asked = self._encoder(), self._config.batch.encodes_ahead
+        is_beside = suits_beside(model) if asked is None else asked
+        then = (lambda image: encoder.submit(encode.ahead, image)) if is_beside else None
+        ahead = ReadAhead(reader, coming, window=2 * self._batch_size, then=then)
+        studio = self._studio(ahead.read, encode)
         run = GroupRun(
             jobs,
             studio,
@@ -221,10 +230,13 @@ class Session:
         )
         return run.run()
 
-    def _studio(self, read: ReadSource) -> Studio:
+    def _encoder(self) -> SourceEncoder:
         model = self._resident()
         model_print = registry.fingerprint(model.card.model, self._config.model.revision)
-        encode = self._sources.encoder(model, model_print)
+        return self._sources.encoder(model, model_print)
+
+    def _studio(self, read: ReadSource, encode: EncodeSource) -> Studio:
+        model = self._resident()
         scope = f"{model.card.model} {model.dtype_name}"
         prefixes = Prefixes(self._tree, scope)
         return Studio(model, self._config.reuse, prefixes, read, encode)
@@ -296,6 +308,13 @@ class Session:
     def _resident(self) -> MixedModel:
         assert self._model is not None, "a model is loaded before its jobs run"
         return self._model
+
+
+def _pool(pools: ExitStack) -> ThreadPoolExecutor:
+    """One thread; what it has not begun when the group ends is not begun any more."""
+    pool = ThreadPoolExecutor(1)
+    pools.callback(pool.shutdown, cancel_futures=True)
+    return pool
 
 
 def _unread(path: str) -> tuple[SourceImage, float]:

@@ -20,6 +20,9 @@ class Memo(Generic[Key, Value]):
     def __len__(self) -> int:
         return len(self._values)
 
+    def __contains__(self, key: Key) -> bool:
+        return key in self._values
+
     def get(self, key: Key, make: Callable[[], Value]) -> Value:
         """The value of `key`, made by `make` where it is not there."""
         if key in self._values:

@@ -118,5 +118,5 @@ def studio_of(
         reuse=reuse,
         prefixes=Prefixes(KVTree(0) if tree is None else tree, "test"),
         read=lambda path: (read_image(Path(path)), 0.0),
-        encode=lambda image: model.encode_source(image.pixels, image.digest),
+        encode=lambda image: (model.encode_source(image.pixels, image.digest), 0.0),
     )
