@@ -119,8 +119,10 @@ def rope(yx_T2: Tensor, *, head_dim: int, theta: float) -> Rope:
 
     The head_dim/2 angles are repeated twice along the last axis, for half-split rotation.
     """
-    frequency = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
-    axis = torch.arange(head_dim // 2) % 2
+    device = yx_T2.device
+    even = torch.arange(0, head_dim, 2, dtype=torch.float32, device=device)
+    frequency = theta ** (-even / head_dim)
+    axis = torch.arange(head_dim // 2, device=device) % 2
     angle = yx_T2.float()[:, axis] * frequency
     angle_TD = torch.cat([angle, angle], dim=-1)
     return Rope(angle_TD.cos(), angle_TD.sin())
