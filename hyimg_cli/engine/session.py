@@ -44,7 +44,7 @@ from hyimg_cli.spec.events import (
     OutputFile,
     Prewarmed,
 )
-from hyimg_cli.spec.job import ImageJob
+from hyimg_cli.spec.job import ImageJob, Size
 from hyimg_cli.spec.plan import Plan
 from hyimg_cli.spec.run import ModelChoice, RunConfig
 
@@ -219,7 +219,7 @@ class Session:
         coming = [path for job in jobs for path in job.images]
         encode, asked = self._encoder(), self._config.batch.encodes_ahead
         is_beside = suits_beside(model) if asked is None else asked
-        then = (lambda image: encoder.submit(encode.ahead, image)) if is_beside else None
+        then = partial(_ahead, encoder, encode, jobs) if is_beside else None
         ahead = ReadAhead(reader, coming, window=2 * self._batch_size, then=then)
         studio = self._studio(ahead.read, encode)
         run = GroupRun(
@@ -295,7 +295,7 @@ class Session:
 
     def _metadata(self, job: ImageJob, picture: Picture) -> dict[str, str]:
         facts = PictureFacts(
-            size=picture.bucket.size,
+            size=Size(*picture.pixels.shape[:2]),
             model_name=self._resident().card.name,
             model_fingerprint=registry.fingerprint(job.model, self._config.model.revision),
             version=__version__,
@@ -315,6 +315,18 @@ def _pool(pools: ExitStack) -> ThreadPoolExecutor:
     pool = ThreadPoolExecutor(1)
     pools.callback(pool.shutdown, cancel_futures=True)
     return pool
+
+
+def _ahead(
+    pool: ThreadPoolExecutor,
+    encode: SourceEncoder,
+    jobs: Sequence[ImageJob],
+    image: SourceImage,
+) -> None:
+    """Have an image encoded as its job will ask for it; in turn where jobs ask differently."""
+    kinds = {job.infer_align_image_size for job in jobs if job.images}
+    if len(kinds) == 1:
+        pool.submit(encode.ahead, image.stretched() if kinds.pop() else image)
 
 
 def _unread(path: str) -> tuple[SourceImage, float]:

@@ -16,6 +16,7 @@ from threading import Lock
 
 import torch
 
+from hyimg_cli.engine.image import encoded_by
 from hyimg_cli.engine.keys import source_key
 from hyimg_cli.media.images import SourceImage
 from hyimg_cli.models.protocols import Encoded, MixedModel
@@ -155,7 +156,7 @@ class SourceEncoder:
     def _made(self, image: SourceImage) -> Encoded:
         return self._sources.stored_or(
             self._key(image),
-            lambda: self._model.encode_source(image.pixels, image.digest),
+            lambda: encoded_by(self._model, image),
             model=self._model,
             digest=image.digest,
         )

@@ -134,6 +134,9 @@ class MixedModel(Protocol):
     def encode_source(self, pixels: np.ndarray, digest: str) -> Encoded:
         """Rows of a source image, RGB uint8 [H, W, 3]."""
 
+    def encode_stretched(self, pixels: np.ndarray, digest: str) -> Encoded:
+        """The same of an image that is resized to the model's size without cutting."""
+
     def pack_source(self, encoded: Encoded) -> bytes:
         """An encoded source image as bytes that any process can keep."""
 
