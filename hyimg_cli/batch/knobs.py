@@ -64,6 +64,7 @@ KNOBS = (
     Knob("model", "device", DeviceName(), "auto"),
     Knob("sampling", "size", BY_NAME["size"].kind, SizeRequest()),
     *(Knob("sampling", name, BY_NAME[name].kind) for name in SAMPLING),
+    Knob("sampling", "infer_align_image_size", Truth(), False),
     Knob("reuse", "kv_reuse", Truth(), True),
     Knob("reuse", "require_kv_reuse", Truth(), False),
     Knob("batch", "batching_max_size", Integer(1, 1024), 16),

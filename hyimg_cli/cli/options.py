@@ -170,6 +170,14 @@ DropThink = Annotated[
     bool | None,
     _option("--drop-think/--keep-think", panel=_SAMPLING, help="Denoise without the think text."),
 ]
+AlignSize = Annotated[
+    bool | None,
+    _option(
+        "--infer-align-image-size/--no-infer-align-image-size",
+        panel=_SAMPLING,
+        help="Edits get their source's aspect ratio.",
+    ),
+]
 SystemPrompt = Annotated[
     str | None, _option("--use-system-prompt", panel=_SAMPLING, help="Which system prompt.")
 ]

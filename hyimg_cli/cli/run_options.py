@@ -55,6 +55,7 @@ class RunOptions:
     size: o.SizeText = None
     bot_task: o.BotTaskName = None
     drop_think: o.DropThink = None
+    infer_align_image_size: o.AlignSize = None
     use_system_prompt: o.SystemPrompt = None
     system_prompt: o.SystemPromptText = None
     ar_seed: o.ArSeed = None

@@ -1,7 +1,7 @@
 """HunyuanImage-3 as the engine's `MixedModel`: the network and its prompter behind one face."""
 
 # Legend: C channel, Y X latent rows and columns, V vocabulary
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +13,7 @@ from hyimg_cli.kernels.rows import invariant_multiple
 from hyimg_cli.kv.buffer import Buffer
 from hyimg_cli.kv.segments import Segment
 from hyimg_cli.loading.memory import available_bytes
-from hyimg_cli.media.images import fit_cover
+from hyimg_cli.media.images import fit_cover, stretch
 from hyimg_cli.models.hunyuan_image3 import stored
 from hyimg_cli.models.hunyuan_image3.model import (
     Branch,
@@ -30,7 +30,7 @@ from hyimg_cli.models.hunyuan_image3.weights import load
 from hyimg_cli.models.protocols import Context, Encoded, LivePicture, Opening
 from hyimg_cli.spec.card import Bucket, ModelCard
 from hyimg_cli.spec.digest import seed_from
-from hyimg_cli.spec.job import ImageJob
+from hyimg_cli.spec.job import ImageJob, Size
 from hyimg_cli.spec.run import ModelChoice
 
 
@@ -107,6 +107,9 @@ class HunyuanImage3:
         rows: int = self.network.model.rows_seen
         return rows
 
+    def memo_counts(self) -> dict[str, dict[str, int]]:
+        return {**self.prompter.memo_counts(), "rope_tables": self.network.rope_counts}
+
     @property
     def device_name(self) -> str:
         devices = sorted({str(p.device) for p in self.network.parameters()})
@@ -124,16 +127,25 @@ class HunyuanImage3:
     def parameter_count(self) -> int:
         return sum(p.numel() for p in self.network.parameters())
 
-    @torch.no_grad()
     def encode_source(self, pixels: np.ndarray, digest: str) -> Encoded:
         """Both views of a source image: VAE latents of its bucket, ViT features of the whole.
 
         The posterior is sampled with a seed made from the image's own bytes, not from the job's:
         every job with this source, and both stages of each, sees the same latents.
         """
+        return self._encoded(pixels, digest, fit_cover)
+
+    def encode_stretched(self, pixels: np.ndarray, digest: str) -> Encoded:
+        """The VAE's view is the whole image, resized; the ViT's is as ever."""
+        return self._encoded(pixels, digest, stretch)
+
+    @torch.no_grad()
+    def _encoded(
+        self, pixels: np.ndarray, digest: str, fit: Callable[[np.ndarray, Size], np.ndarray]
+    ) -> Encoded:
         bucket, note = self.prompter.fit(pixels.shape[0], pixels.shape[1])
         inputs = vision_inputs(pixels, self.network.arch.vision)
-        latents_1CYX = self._latents(fit_cover(pixels, bucket.size), seed_from(digest))
+        latents_1CYX = self._latents(fit(pixels, bucket.size), seed_from(digest))
         return Encoded(
             digest=digest,
             shape=self.prompter.source_shape(bucket, inputs.grid),
@@ -170,18 +182,17 @@ class HunyuanImage3:
         return self.prompter.vocabulary.encode(trigger(job.bot_task))
 
     @torch.no_grad()
-    def feed(self, runs: Sequence[tuple[Context, Sequence[int]]]) -> None:
+    def feed(self, runs: Sequence[tuple[Context, Sequence[int] | Tensor]]) -> None:
         rows = [(ids, _buffer(context)) for context, ids in runs]
         hidden_RM = self.network.feed(rows)
-        for (context, ids), hidden_M in zip(runs, hidden_RM, strict=True):
+        for (context, _), hidden_M in zip(runs, hidden_RM, strict=True):
             context.hidden_M = hidden_M
-            context.ids.extend(ids)
 
     @torch.no_grad()
     def text_logits(self, contexts: Sequence[Context]) -> Tensor:
         hidden = [context.hidden_M for context in contexts if context.hidden_M is not None]
         assert len(hidden) == len(contexts), "logits stand behind a token"
-        return self.network.text_logits(torch.stack(hidden)).cpu()
+        return self.network.text_logits(torch.stack(hidden))
 
     def decode_text(self, ids: Sequence[int]) -> str:
         return self.prompter.vocabulary.decode(ids)
