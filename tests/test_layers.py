@@ -33,6 +33,7 @@ NEVER = {
     "kv": TERMINAL | {"PIL", "transformers", "diffusers"},
     "diffusion": TERMINAL | {"PIL"},
     "loading": TERMINAL | {"PIL"},
+    "parallel": TERMINAL | {"PIL", "transformers", "diffusers"},
     "models": TERMINAL | {"PIL"},
     "engine": TERMINAL,
     "cli": {"torch", "transformers", "diffusers", "numpy", "PIL", "safetensors"},
@@ -48,6 +49,7 @@ WITHOUT_TORCH = (
     "loading.checkpoint",
     "kv.segments",
     "kv.tree",
+    "parallel.tiles",
     "engine.forecast",
     "engine.runner",
 )
