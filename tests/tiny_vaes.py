@@ -13,7 +13,7 @@ def write_hunyuan_video(folder: Path, dtype: torch.dtype = torch.float32) -> Pat
     vae = AutoencoderKLHunyuanVideo15(
         latent_channels=4, block_out_channels=(8, 8, 16, 16, 16), layers_per_block=1
     )
-    vae.to(dtype).save_pretrained(folder)
+    vae.to(dtype=dtype).save_pretrained(folder)
     return folder
 
 
@@ -25,7 +25,7 @@ def write_wan(folder: Path, dtype: torch.dtype = torch.float32) -> Path:
     vae = AutoencoderKLWan(
         base_dim=8, z_dim=16, dim_mult=[1, 1, 1, 1], num_res_blocks=1, **_WAN_DOWN
     )
-    vae.to(dtype).save_pretrained(folder)
+    vae.to(dtype=dtype).save_pretrained(folder)
     return folder
 
 
@@ -49,7 +49,7 @@ def write_wan_patches(folder: Path, dtype: torch.dtype = torch.float32) -> Path:
         scale_factor_spatial=16,
         **_WAN_DOWN,
     )
-    vae.to(dtype).save_pretrained(folder)
+    vae.to(dtype=dtype).save_pretrained(folder)
     return folder
 
 

@@ -1,0 +1,139 @@
+"""Tiles over ranks against the library's own tiled decode: the same bits, whatever the grid."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from rank_tasks import DyingVae
+
+from hyimg_cli.errors import CheckpointError, RankError, UsageError
+from hyimg_cli.models.tiled_vaes import TiledVaeLoader, load_tiled_vae, tiled_vae
+from hyimg_cli.parallel.decode import PatchParallelDecoder, decode_tiled
+from hyimg_cli.parallel.ranks import RankPool
+from hyimg_cli.parallel.tiles import forecast
+
+CPU = torch.device("cpu")
+CHANNELS = {"hunyuan-video": 4, "wan": 16, "wan-patches": 4}
+Write = Callable[..., TiledVaeLoader]
+
+
+def latents(kind: str, frames: int, grid: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(2)
+    shape = (1, CHANNELS[kind], frames, *grid)
+    return torch.randn(shape, generator=generator).to(dtype)
+
+
+def of_library(loader: TiledVaeLoader, z: torch.Tensor) -> torch.Tensor:
+    """One process, the official class, its own tiled decode; loaded from disk like every rank."""
+    vae = load_tiled_vae(loader.folder, loader.dtype, CPU).vae
+    vae.enable_tiling()
+    with torch.no_grad():
+        return vae.decode(z).sample
+
+
+@pytest.mark.parametrize(
+    ("kind", "frames", "grid", "dtype"),
+    [
+        ("hunyuan-video", 1, (30, 53), torch.float32),
+        ("hunyuan-video", 1, (45, 80), torch.bfloat16),
+        ("hunyuan-video", 2, (17, 5), torch.float32),
+        ("hunyuan-video", 2, (14, 17), torch.bfloat16),
+        ("hunyuan-video", 3, (3, 7), torch.float32),
+        ("wan", 2, (9, 33), torch.float32),
+        ("wan", 1, (33, 26), torch.bfloat16),
+        ("wan-patches", 2, (17, 13), torch.float32),
+        ("wan-patches", 2, (5, 33), torch.bfloat16),
+    ],
+)
+def test_equal_to_the_library_on_one_two_and_four_ranks(
+    pool: RankPool,
+    vae_loader: Write,
+    kind: str,
+    frames: int,
+    grid: tuple[int, int],
+    dtype: torch.dtype,
+) -> None:
+    loader = vae_loader(kind, dtype)
+    pool.load("vae", loader)
+    z = latents(kind, frames, grid, dtype)
+    expected = of_library(loader, z)
+    assert torch.equal(decode_tiled(pool.here.parts["vae"], z), expected)
+    for ranks in (2, 4):
+        found = PatchParallelDecoder(pool, ranks=ranks).decode(z)
+        assert found.dtype == expected.dtype
+        assert torch.equal(found, expected), f"{ranks} ranks"
+
+
+def test_what_travels_is_what_was_forecast(pool: RankPool, vae_loader: Write) -> None:
+    pool.load("vae", vae_loader("hunyuan-video"))
+    decoder = PatchParallelDecoder(pool, ranks=3)
+    z = latents("hunyuan-video", 1, (17, 14), torch.float32)
+    decoder.decode(z)
+    report = decoder.report
+    tiling = pool.here.parts["vae"].tiling
+    told = forecast(tiling, (17, 14), 3, bytes_per_cell=3 * 16 * 16 * 4)
+    assert report is not None
+    assert [one.area for one in report.ranks] == [share.area for share in told.shares]
+    assert [one.tiles for one in report.ranks] == [len(share.tiles) for share in told.shares]
+    assert [one.sent_bytes for one in report.ranks[1:]] == [s.sent_bytes for s in told.shares[1:]]
+    assert report.ranks[0].received_bytes == told.received_bytes
+    assert [one.received_bytes for one in report.ranks[1:]] == [z.nbytes] * 2
+    assert all(one.busy_s > 0 for one in report.ranks)
+
+
+def test_ranks_without_tiles_are_left_in_peace(pool: RankPool, vae_loader: Write) -> None:
+    loader = vae_loader("hunyuan-video", torch.bfloat16)
+    pool.load("vae", loader)
+    decoder = PatchParallelDecoder(pool)
+    z = latents("hunyuan-video", 1, (17, 8), torch.bfloat16)
+    assert torch.equal(decoder.decode(z), of_library(loader, z))
+    assert decoder.report is not None
+    assert [one.tiles for one in decoder.report.ranks] == [1, 1, 0, 0]
+    assert [one.received_bytes for one in decoder.report.ranks][2:] == [0, 0]
+
+
+def test_a_batch_is_decoded_item_by_item(pool: RankPool, vae_loader: Write) -> None:
+    pool.load("vae", vae_loader("hunyuan-video", torch.bfloat16))
+    z = latents("hunyuan-video", 1, (17, 8), torch.bfloat16)
+    both = torch.cat([z, -z])
+    decoder = PatchParallelDecoder(pool)
+    assert torch.equal(decoder.decode(both), torch.cat([decoder.decode(z), decoder.decode(-z)]))
+
+
+def test_a_rank_that_dies_between_tiles_ends_the_job_and_not_the_run(
+    pool: RankPool, vae_loader: Write, tmp_path: Path
+) -> None:
+    loader = vae_loader("hunyuan-video", torch.bfloat16)
+    trigger = tmp_path / "die"
+    trigger.touch()
+    pool.load("vae", DyingVae(loader, victim=2, trigger=trigger))
+    decoder = PatchParallelDecoder(pool, ranks=3)
+    z = latents("hunyuan-video", 1, (38, 14), torch.bfloat16)
+    started = time.monotonic()
+    with pytest.raises(RankError, match="rank 2 failed: killed by signal 9"):
+        decoder.decode(z)
+    assert time.monotonic() - started < 10
+    assert torch.equal(decoder.decode(z), of_library(loader, z))
+
+
+def test_knobs_that_the_library_mishandles_are_refused(vae_loader: Write) -> None:
+    vae = load_tiled_vae(vae_loader("hunyuan-video").folder, torch.float32, CPU).vae
+    vae.enable_tiling(tile_overlap_factor=0.3)
+    with pytest.raises(UsageError, match=r"overlap of 0\.3"):
+        tiled_vae(vae)
+    # The refusal is right: the library's picture has another size.
+    with torch.no_grad():
+        wrong = vae.decode(torch.zeros(1, 4, 1, 17, 19)).sample
+    assert wrong.shape[-2:] != (17 * 16, 19 * 16)
+
+
+def test_classes_that_are_not_known_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="no tiled decode"):
+        tiled_vae(torch.nn.Linear(1, 1))
+    with pytest.raises(CheckpointError, match="names no autoencoder"):
+        load_tiled_vae(tmp_path, torch.float32, CPU)
+    (tmp_path / "config.json").write_text('{"_class_name": "AutoencoderKL"}')
+    with pytest.raises(CheckpointError, match="AutoencoderKL has no tiled decode"):
+        load_tiled_vae(tmp_path, torch.float32, CPU)
