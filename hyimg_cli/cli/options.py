@@ -148,6 +148,14 @@ Device = Annotated[
 DtypeName = Annotated[
     str | None, _option("--dtype", panel=_MODEL, help="auto, float32 or bfloat16.")
 ]
+VaeUseTiling = Annotated[
+    bool | None,
+    _option(
+        "--vae-use-tiling/--no-vae-use-tiling",
+        panel=_MODEL,
+        help="Decode latents tile by tile, in bounded memory. Changes pixels near tile borders.",
+    ),
+]
 
 Steps = Annotated[
     int | None,
@@ -265,7 +273,13 @@ def run_config(settings: Mapping[str, Setting], folder: Path) -> RunConfig:
     value = {name: setting.value for name, setting in settings.items()}
     return RunConfig(
         output=OutputConfig(folder, metadata=value["metadata"]),
-        model=ModelChoice(value["model"], value["revision"], value["dtype"], value["device"]),
+        model=ModelChoice(
+            value["model"],
+            value["revision"],
+            value["dtype"],
+            value["device"],
+            value["vae_use_tiling"],
+        ),
         reuse=ReuseConfig(value["kv_reuse"], value["require_kv_reuse"]),
         batch=BatchConfig(
             value["batching_max_size"],
