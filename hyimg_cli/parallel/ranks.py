@@ -24,6 +24,7 @@ from datetime import timedelta
 from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any, Literal
+from weakref import finalize
 
 import torch
 import torch.distributed as dist
@@ -92,7 +93,8 @@ class RankPool:
         self._threads = threads
         self._parts: dict[str, _Part] = {}
         self._members: list[Member] = []
-        self._scratch: Path | None = None
+        self._scratch = Path()
+        self._forget_scratch: Callable[[], Any] = lambda: None
 
     @property
     def is_running(self) -> bool:
@@ -178,9 +180,7 @@ class RankPool:
             member.end()
         if members and dist.is_initialized():
             _forget_group()
-        if self._scratch is not None:
-            shutil.rmtree(self._scratch, ignore_errors=True)
-            self._scratch = None
+        self._forget_scratch()
 
     def __enter__(self) -> RankPool:
         return self
@@ -209,6 +209,7 @@ class RankPool:
                 code="machine.ranks",
             )
         self._scratch = Path(tempfile.mkdtemp(prefix="hyimg-ranks-"))
+        self._forget_scratch = finalize(self, shutil.rmtree, self._scratch, ignore_errors=True)
         for member in self._members:
             member.receive(_JOIN_S)
         if self._threads is not None:
@@ -278,7 +279,6 @@ def form_group(store: str, rank: Rank) -> None:
             rank=rank.number,
             world_size=rank.size,
             timeout=timedelta(seconds=rank.timeout_s),
-            device_id=None if kind == "cpu" else rank.device,
         )
 
 

@@ -15,7 +15,8 @@ from itertools import accumulate
 from math import ceil
 
 from hyimg_cli.errors import UsageError
-from hyimg_cli.spec.card import TileRule
+from hyimg_cli.spec.card import TileRule, VideoCard
+from hyimg_cli.spec.job import Size
 
 
 @dataclass(frozen=True)
@@ -233,6 +234,16 @@ def forecast(
         speed_up_limit=plan.area / max(share.area for share in shares),
         overlap_cost=plan.area / (plan.rows * plan.columns),
     )
+
+
+def video_forecast(
+    card: VideoCard, size: Size, num_frames: int, ranks: int, value_bytes: int
+) -> DecodeForecast:
+    """What decoding a video of `size` takes; `value_bytes` of the autoencoder's dtype: 2 or 4."""
+    pixels = card.pixels_per_cell
+    _, rows, columns = card.latent_grid(size, num_frames)
+    cell = bytes_per_cell(num_frames, pixels, value_bytes)
+    return forecast(Tiling.of_card(card.tiles, pixels), (rows, columns), ranks, cell)
 
 
 def bytes_per_cell(frames: int, pixels: int, value_bytes: int, channels: int = 3) -> int:

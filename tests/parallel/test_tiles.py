@@ -14,8 +14,10 @@ from hyimg_cli.parallel.tiles import (
     bytes_per_cell,
     forecast,
     tile_plan,
+    video_forecast,
 )
-from hyimg_cli.spec.card import TileRule
+from hyimg_cli.spec.card import TileRule, VideoCard, VideoDefaults
+from hyimg_cli.spec.job import Size
 
 HUNYUAN = Tiling.by_overlap((256, 256), (16, 16), 0.25, 16)
 WAN = Tiling.by_stride((256, 256), (192, 192), 8)
@@ -65,6 +67,27 @@ def test_bytes_at_480p() -> None:
     assert found.received_bytes == 374_313_984
     assert 365e6 < found.received_bytes < 487e6 * 0.78
     assert found.overlap_cost == pytest.approx(1.65, abs=0.005)
+
+
+def test_a_video_by_its_card() -> None:
+    card = VideoCard(
+        model="m",
+        family="hunyuan_video15",
+        name="m",
+        is_trained=True,
+        size_multiple=16,
+        pixels_per_cell=16,
+        frame_stride=4,
+        latent_channels=32,
+        max_prompt_tokens=1000,
+        tiles=TileRule(16, 12, 64),
+        component_bytes=(),
+        defaults=VideoDefaults(Size(480, 848), 121, 24, 50, 6.0, 5.0),
+    )
+    cell = bytes_per_cell(frames=121, pixels=16, value_bytes=2)
+    found = video_forecast(card, Size(720, 1280), 121, 4, 2)
+    assert found == forecast(HUNYUAN, (45, 80), 4, cell)
+    assert (found.tiles, round(found.speed_up_limit, 2)) == (28, 3.82)
 
 
 def test_wan_counts_tiles_as_the_library_does() -> None:
