@@ -22,6 +22,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import diffusers
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
@@ -43,6 +44,7 @@ class Kind:
     """An autoencoder class, how to write a small one, and the latent grids to decode."""
 
     name: str
+    library: str
     write: Callable[[Path, torch.dtype], Path]
     channels: int
     grids: dict[str, tuple[int, int]]
@@ -59,15 +61,17 @@ VIDEO_GRIDS = {
     "smaller than a tile 80x112": (5, 7),
 }
 KINDS = (
-    Kind("AutoencoderKLHunyuanVideo15", write_hunyuan_video, 4, VIDEO_GRIDS),
+    Kind("HunyuanVideo-1.5", "AutoencoderKLHunyuanVideo15", write_hunyuan_video, 4, VIDEO_GRIDS),
     Kind(
+        "Wan 2.1",
         "AutoencoderKLWan",
         write_wan,
         16,
         {"480x832": (60, 104), "odd 280x208": (35, 26), "narrow 72x264": (9, 33)},
     ),
     Kind(
-        "AutoencoderKLWan, 2x2 patches",
+        "Wan 2.2 TI2V",
+        "AutoencoderKLWan",
         write_wan_patches,
         4,
         {"480x848": (30, 53), "odd 304x272": (19, 17)},
@@ -84,8 +88,10 @@ def main() -> None:
             for dtype in DTYPES:
                 folder = Path(name) / f"{kind.write.__name__}-{dtype}"
                 pool.load("vae", TiledVaeLoader(kind.write(folder, dtype), dtype))
+                library = getattr(diffusers, kind.library).from_pretrained(folder, dtype=dtype)
+                library.enable_tiling()
                 for title, grid in kind.grids.items():
-                    case = _case(pool, kind, dtype, grid, arguments)
+                    case = _case(pool, library, kind, grid, arguments)
                     cases.append({"vae": kind.name, "size": title, **case})
                     print(json.dumps(cases[-1]), flush=True)
     result = _result(cases, arguments)
@@ -96,16 +102,19 @@ def main() -> None:
 
 
 def _case(
-    pool: RankPool, kind: Kind, dtype: torch.dtype, grid: tuple[int, int], arguments: Any
+    pool: RankPool,
+    library: Any,
+    kind: Kind,
+    grid: tuple[int, int],
+    arguments: argparse.Namespace,
 ) -> dict[str, Any]:
     """One grid: seconds of every way to decode it, and how far each is from the library."""
     generator = torch.Generator().manual_seed(1)
     shape = (1, kind.channels, arguments.latent_frames, *grid)
-    latents = torch.randn(shape, generator=generator).to(dtype)
+    latents = torch.randn(shape, generator=generator).to(library.dtype)
     vae = pool.here.parts["vae"]
-    vae.vae.enable_tiling()
     ways = {
-        "library": partial(_of_library, vae.vae, latents),
+        "library": partial(_of_library, library, latents),
         "1": partial(decode_tiled, vae, latents),
     }
     decoders = {ranks: PatchParallelDecoder(pool, ranks=ranks) for ranks in RANKS}
@@ -122,7 +131,7 @@ def _case(
             difference = (picture.double() - expected.double()).abs().max().item()
             differences[way] = max(differences[way], difference)
     return {
-        "dtype": str(dtype).removeprefix("torch."),
+        "dtype": str(latents.dtype).removeprefix("torch."),
         "latents": list(latents.shape),
         "max_abs_difference": {way: differences[way] for way in ways if way != "library"},
         "seconds": {way: _spread(found) for way, found in seconds.items()},

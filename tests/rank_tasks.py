@@ -53,6 +53,14 @@ def fail_at_home(rank: Rank) -> None:
     dist.recv(torch.zeros(1), 0)
 
 
+def wait_for(rank: Rank, silent: int) -> None:
+    """Rank 0 waits for a tensor from a member that lives and sends none."""
+    if rank.number == silent:
+        time.sleep(30)
+    if rank.number == 0:
+        dist.recv(torch.zeros(1), silent)
+
+
 def sleep(rank: Rank, seconds: float) -> None:
     if rank.number:
         time.sleep(seconds)

@@ -30,7 +30,15 @@ import torch
 import torch.distributed as dist
 
 from hyimg_cli.errors import MachineError, RankError
-from hyimg_cli.parallel.wire import Failed, Join, Member, Numerics, Task, loopback
+from hyimg_cli.parallel.wire import (
+    Failed,
+    Join,
+    Member,
+    Numerics,
+    Task,
+    loopback,
+    silence,
+)
 
 logger = logging.getLogger(__name__)
 DeviceKind = Literal["cpu", "cuda"]
@@ -246,7 +254,9 @@ class RankPool:
         if not is_of_group:
             return None
         faults = [fault for member in self._members if (fault := member.fault(_BLAME_S))]
-        return min(faults, key=lambda fault: fault.at).as_rank_error() if faults else None
+        if faults:
+            return min(faults, key=lambda fault: fault.at).as_rank_error()
+        return silence(self.here.timeout_s) if "timed out" in str(error).lower() else None
 
     def _abort_after(self, member: Member) -> None:
         """On GPUs a dead peer goes unnoticed: end what rank 0 waits for when a process ends."""

@@ -137,11 +137,7 @@ class Member:
     def receive(self, timeout_s: float) -> Any:
         """The next message; a `Failed` too. Raises RankError where it died or says nothing."""
         if not self.pipe.poll(timeout_s):
-            raise RankError(
-                f"rank {self.number} has not answered for {timeout_s:.0f} s",
-                hint="look for a process that is stopped, or a machine that swaps",
-                code="rank.timeout",
-            )
+            raise silence(timeout_s, f"rank {self.number}")
         try:
             return pickle.loads(self.pipe.recv_bytes())
         except (EOFError, OSError):
@@ -176,6 +172,16 @@ class Member:
             return Failed(self.number, "it closed its pipe", 0.0)
         how = f"killed by signal {-code}" if code < 0 else f"it ended with status {code}"
         return Failed(self.number, how, 0.0)
+
+
+def silence(timeout_s: float, who: str = "a rank") -> RankError:
+    """The error where a rank lives but says nothing."""
+    return RankError(
+        f"{who} has not answered for {timeout_s:.0f} s",
+        hint="look for a process that is stopped, or a machine that swaps",
+        code="rank.timeout",
+        retryable=True,
+    )
 
 
 @contextmanager

@@ -1,15 +1,17 @@
 """Tiles over ranks against the library's own tiled decode: the same bits, whatever the grid."""
 
+import json
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+import diffusers
 import pytest
 import torch
 from rank_tasks import DyingVae
 
 from hyimg_cli.errors import CheckpointError, RankError, UsageError
-from hyimg_cli.models.tiled_vaes import TiledVaeLoader, load_tiled_vae, tiled_vae
+from hyimg_cli.models.tiled_vaes import TiledVaeLoader, causal_mask, load_tiled_vae, tiled_vae
 from hyimg_cli.parallel.decode import PatchParallelDecoder, decode_tiled
 from hyimg_cli.parallel.ranks import RankPool
 from hyimg_cli.parallel.tiles import forecast
@@ -27,7 +29,8 @@ def latents(kind: str, frames: int, grid: tuple[int, int], dtype: torch.dtype) -
 
 def of_library(loader: TiledVaeLoader, z: torch.Tensor) -> torch.Tensor:
     """One process, the official class, its own tiled decode; loaded from disk like every rank."""
-    vae = load_tiled_vae(loader.folder, loader.dtype, CPU).vae
+    name = json.loads((loader.folder / "config.json").read_text())["_class_name"]
+    vae = getattr(diffusers, name).from_pretrained(loader.folder, dtype=loader.dtype)
     vae.enable_tiling()
     with torch.no_grad():
         return vae.decode(z).sample
@@ -127,6 +130,15 @@ def test_knobs_that_the_library_mishandles_are_refused(vae_loader: Write) -> Non
     with torch.no_grad():
         wrong = vae.decode(torch.zeros(1, 4, 1, 17, 19)).sample
     assert wrong.shape[-2:] != (17 * 16, 19 * 16)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("batch", [None, 1, 2])
+def test_the_mask_is_the_library_s_own(dtype: torch.dtype, batch: int | None) -> None:
+    from diffusers.models.autoencoders import autoencoder_kl_hunyuanvideo15 as library
+
+    theirs = library.HunyuanVideo15AttnBlock.prepare_causal_attention_mask
+    assert torch.equal(causal_mask(3, 5, dtype, CPU, batch), theirs(3, 5, dtype, CPU, batch))
 
 
 def test_classes_that_are_not_known_are_refused(tmp_path: Path) -> None:

@@ -90,6 +90,10 @@ def test_a_rank_that_says_nothing_is_not_waited_for_forever() -> None:
     with pytest.raises(RankError, match="rank 1 has not answered for 2 s"):
         quick.run(Task(rank_tasks.sleep, (30.0,)))
     assert not quick.is_running
+    with pytest.raises(RankError, match="a rank has not answered for 2 s") as raised:
+        quick.run(Task(rank_tasks.wait_for, (1,)))
+    assert raised.value.code == "rank.timeout"
+    assert not quick.is_running
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
