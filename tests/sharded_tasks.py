@@ -25,10 +25,11 @@ class LoadSharded:
     """Loads the checkpoint on a rank and keeps the rank's share of its layers."""
 
     dtype: torch.dtype
+    ranks: int
 
     def __call__(self, rank: Rank) -> HunyuanImage3:
         network = load(registry.resolve_model(registry.EMBEDDED), dtype=self.dtype)
-        shard(network, Share.of(rank))
+        shard(network, Share.of(rank, self.ranks))
         return HunyuanImage3(network, registry.prompter(registry.EMBEDDED))
 
 

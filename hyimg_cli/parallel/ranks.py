@@ -101,6 +101,7 @@ class RankPool:
         self._threads = threads
         self._parts: dict[str, _Part] = {}
         self._members: list[Member] = []
+        self._has_group = False
         self._scratch = Path()
         self._forget_scratch: Callable[[], Any] = lambda: None
 
@@ -186,7 +187,8 @@ class RankPool:
         members, self._members = self._members, []
         for member in members:
             member.end()
-        if members and dist.is_initialized():
+        if self._has_group:
+            self._has_group = False
             _forget_group()
         self._forget_scratch()
 
@@ -226,6 +228,7 @@ class RankPool:
         for member in self._members:
             member.send(join.for_rank(member.number, _device(self._kind, member.number)))
         form_group(join.store, self.here)
+        self._has_group = True
         self._answers(self.size)
         if self._kind == "cuda":
             for member in self._members:

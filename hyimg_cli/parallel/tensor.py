@@ -7,6 +7,7 @@ than one product does, so results agree within rounding, not to the bit.
 
 # Legend: T row, M model width
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -22,8 +23,9 @@ class Share:
     count: int
 
     @classmethod
-    def of(cls, rank: Rank) -> "Share":
-        return cls(rank.number, rank.size)
+    def of(cls, rank: Rank, ranks: int | None = None) -> "Share":
+        """The rank's, among the first `ranks` of its pool or all."""
+        return cls(rank.number, rank.size if ranks is None else ranks)
 
     def of_length(self, length: int) -> slice:
         """This part of `length` things in a row; the first parts are longer where it is uneven."""
@@ -35,17 +37,32 @@ class Share:
 class Summed(nn.Module):
     """A layer that computes this rank's partial sum of its output; the whole comes out.
 
-    Every rank of the group calls it with the same rows.
+    The first `ranks` ranks call it with the same rows.
     """
 
-    def __init__(self, partial: nn.Module) -> None:
+    def __init__(self, partial: nn.Module, ranks: int) -> None:
         super().__init__()
         self.partial = partial
+        self.ranks = ranks
 
     def forward(self, x_TM: Tensor) -> Tensor:
         out_TM: Tensor = self.partial(x_TM).contiguous()
-        dist.all_reduce(out_TM)
+        dist.all_reduce(out_TM, group=_first(self.ranks, dist.group.WORLD))
         return out_TM
+
+
+@lru_cache(maxsize=2)
+def _first(ranks: int, world: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
+    """The group of the first ranks of `world`, formed at the first sum; None for all of them.
+
+    Asked for at each sum: a pool that had to start again has another world.
+    """
+    assert world is not None, "a sharded layer runs within a pool's task"
+    if ranks == world.size():
+        return None
+    group = dist.new_group(list(range(ranks)), use_local_synchronization=True)
+    assert isinstance(group, dist.ProcessGroup), "this rank is one of them"
+    return group
 
 
 def kept_rows(layer: nn.Linear, rows: Tensor) -> nn.Linear:

@@ -42,13 +42,11 @@ def job(write_manifest: Callable[..., Path]) -> ImageJob:
 def test_equal_to_one_process_within_rounding(
     pool: RankPool, job: ImageJob, size: int, dtype: torch.dtype
 ) -> None:
-    pool.stop()  # one group a process
-    alone = RankPool(1)
-    alone.load("model", LoadSharded(dtype))
-    expected: dict[str, Any] = alone.run(Task(forwards, (job,)))[0]
-    with RankPool(size, timeout_s=120) as together:
-        together.load("model", LoadSharded(dtype))
-        found = together.run(Task(forwards, (job,)))
+    pool.load("model", LoadSharded(dtype, 1), ranks=1)
+    expected: dict[str, Any] = pool.run(Task(forwards, (job,)), ranks=1)[0]
+    pool.load("model", LoadSharded(dtype, size), ranks=size)
+    found = pool.run(Task(forwards, (job,)), ranks=size)
+    pool.unload("model")
     for name in ("logits", "velocities", "pixels"):
         worst = np.abs(found[0][name] - expected[name]).max() / np.abs(expected[name]).max()
         assert worst < BOUND[dtype], f"{name}: {worst}"

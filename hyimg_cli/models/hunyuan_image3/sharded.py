@@ -33,7 +33,7 @@ def shard(network: HunyuanImage3ForCausalMM, share: Share) -> None:
         assert isinstance(layer, DecoderLayer), "the backbone is made of decoder layers"
         _shard_attention(layer.self_attn, share)
         _shard_experts(layer.mlp, share)
-        layer.mlp = Summed(layer.mlp)  # type: ignore[assignment]
+        layer.mlp = Summed(layer.mlp, share.count)  # type: ignore[assignment]
 
 
 def refuse_uneven(arch: Architecture, ranks: int) -> None:
@@ -64,7 +64,7 @@ def _shard_attention(attention: Attention, share: Share) -> None:
     columns = torch.arange(attention.o_proj.in_features).view(-1, attention.head_dim)
     attention.qkv_proj = kept_rows(attention.qkv_proj, fused.flatten())
     attention.o_proj = Summed(  # type: ignore[assignment]
-        kept_columns(attention.o_proj, columns[kept.flatten()].flatten())
+        kept_columns(attention.o_proj, columns[kept.flatten()].flatten()), share.count
     )
     attention.kv_heads, attention.group, attention.heads = kv_heads, group, kv_heads * group
 
