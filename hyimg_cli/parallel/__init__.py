@@ -1,8 +1,8 @@
 """One job spread over processes: tiles of a VAE, branches of guidance, layers of a transformer.
 
-    with RankPool(4) as pool:                                  # ranks.py; members start at first use
+    with RankPool(4) as pool:                                  # ranks.py; starts at first use
         pool.load("vae", TiledVaeLoader(folder, dtype))        # every rank loads it from disk
-        decoder = PatchParallelDecoder(pool)                   # decode.py; `.decode(latents)`, `.report`
+        decoder = PatchParallelDecoder(pool)                   # decode.py; decode, report
         pool.load("transformer", loader, ranks=2, own=model)   # rank 0 may have its own already
         branches = ParallelBranches(pool, ranks=2)             # branches.py; begin, velocity, end
 

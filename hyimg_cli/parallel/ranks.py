@@ -127,6 +127,13 @@ class RankPool:
             for name, part in self._parts.items():
                 self._ask(Task(load_part, (name, part.loader)), part.ranks)
                 self._answers(part.ranks)
+        except RankError as error:
+            self.stop()
+            raise MachineError(
+                f"the ranks did not start: {error.what}",
+                hint="ask for fewer ranks; each needs memory for what it loads",
+                code="machine.ranks",
+            ) from error
         except BaseException:
             self.stop()
             raise
@@ -185,6 +192,8 @@ class RankPool:
     def stop(self) -> None:
         """End the members and the group; parts of rank 0 stay, a later task starts anew."""
         members, self._members = self._members, []
+        for member in members:
+            member.pipe.close()  # all end at once, then each is waited for
         for member in members:
             member.end()
         if self._has_group:

@@ -12,7 +12,7 @@ import rank_tasks
 import torch
 from rank_tasks import DyingVae
 
-from hyimg_cli.errors import CheckpointError, RankError
+from hyimg_cli.errors import CheckpointError, MachineError, RankError
 from hyimg_cli.parallel.decode import PatchParallelDecoder, decode_tiled
 from hyimg_cli.parallel.ranks import RankPool
 from hyimg_cli.parallel.wire import Task
@@ -108,6 +108,14 @@ def test_a_rank_that_says_nothing_is_not_waited_for_forever() -> None:
         quick.run(Task(rank_tasks.wait_for, (1,)))
     assert raised.value.code == "rank.timeout"
     assert not quick.is_running
+
+
+def test_ranks_that_cannot_start_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    pool = RankPool(2)
+    with pytest.raises(MachineError, match="did not start: rank 1 failed: it ended with status 1"):
+        pool.run(Task(rank_tasks.number))
+    assert not pool.is_running
 
 
 def test_members_end_with_a_killed_parent() -> None:
