@@ -62,6 +62,7 @@ KNOBS = (
     Knob("model", "revision", Text("revision")),
     Knob("model", "dtype", Choice(DTYPES), "auto"),
     Knob("model", "device", DeviceName(), "auto"),
+    Knob("model", "vae_use_tiling", Truth(), False),
     Knob("sampling", "size", BY_NAME["size"].kind, SizeRequest()),
     *(Knob("sampling", name, BY_NAME[name].kind) for name in SAMPLING),
     Knob("sampling", "infer_align_image_size", Truth(), False),

@@ -18,7 +18,6 @@ FLAGS = (
     "--negative-prompt",
     "--gpu-memory-utilization",
     "--enable-cpu-offload",
-    "--vae-use-tiling",
     "--checkpoint-every",
     "--frames",
 )

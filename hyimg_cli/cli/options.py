@@ -145,6 +145,14 @@ Device = Annotated[
 DtypeName = Annotated[
     str | None, _option("--dtype", panel=_MODEL, help="auto, float32 or bfloat16.")
 ]
+VaeUseTiling = Annotated[
+    bool | None,
+    _option(
+        "--vae-use-tiling/--no-vae-use-tiling",
+        panel=_MODEL,
+        help="Decode latents tile by tile, in bounded memory. Changes pixels near tile borders.",
+    ),
+]
 
 Steps = Annotated[
     int | None,

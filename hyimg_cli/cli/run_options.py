@@ -48,6 +48,7 @@ class RunOptions:
     revision: o.Revision = None
     device: o.Device = None
     dtype: o.DtypeName = None
+    vae_use_tiling: o.VaeUseTiling = None
     num_inference_steps: o.Steps = None
     guidance_scale: o.Guidance = None
     flow_shift: o.FlowShift = None

@@ -13,13 +13,15 @@ class ModelChoice:
     """Which weights, where and in which precision.
 
     `model` is a folder, a hub id or `tiny-image` (embedded). `device` is `auto`, `cpu`, `cuda`,
-    `cuda:N`, or `balanced` to spread the layers over every visible GPU.
+    `cuda:N`, or `balanced` to spread the layers over every visible GPU. `vae_use_tiling`: latents
+    become pixels tile by tile, in bounded memory; other pixels than without.
     """
 
     model: str = "tiny-image"
     revision: str | None = None
     dtype: Dtype = "auto"
     device: str = "auto"
+    vae_use_tiling: bool = False
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from hyimg_cli.models.hunyuan_image3.model import (
 from hyimg_cli.models.hunyuan_image3.prompter import Prompter
 from hyimg_cli.models.hunyuan_image3.script import Script, trigger
 from hyimg_cli.models.hunyuan_image3.sequence import Layout, SourceShape, segments
+from hyimg_cli.models.hunyuan_image3.tiled import decoder
 from hyimg_cli.models.hunyuan_image3.vision import vision_inputs
 from hyimg_cli.models.hunyuan_image3.weights import load
 from hyimg_cli.models.protocols import Context, Encoded, LivePicture, Opening
@@ -50,7 +51,7 @@ def load_family(
         raise _too_large(prompter.card.weight_bytes, "the GPU ran out of memory") from None
     if is_batch_invariant and device_map is None:
         network.make_batch_invariant(invariant_multiple())
-    return HunyuanImage3(network, prompter)
+    return HunyuanImage3(network, prompter, decode=decoder(network.vae, choice.vae_use_tiling))
 
 
 def _device_map(device: str) -> str | None:
@@ -94,9 +95,15 @@ def _too_large(needed: int, what: str) -> MachineError:
 class HunyuanImage3:
     """One loaded checkpoint."""
 
-    def __init__(self, network: HunyuanImage3ForCausalMM, prompter: Prompter) -> None:
+    def __init__(
+        self,
+        network: HunyuanImage3ForCausalMM,
+        prompter: Prompter,
+        decode: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
         self.network = network
         self.prompter = prompter
+        self._decode = network.vae.decode if decode is None else decode
 
     @property
     def card(self) -> ModelCard:
@@ -257,9 +264,8 @@ class HunyuanImage3:
 
     @torch.no_grad()
     def decode_latents(self, latents_CYX: Tensor) -> Tensor:
-        vae = self.network.vae
-        weight = vae.decoder.conv_in.weight
-        pixels_CYX = vae.decode(latents_CYX[None].to(weight.device, weight.dtype))[0]
+        weight = self.network.vae.decoder.conv_in.weight
+        pixels_CYX = self._decode(latents_CYX[None].to(weight.device, weight.dtype))[0]
         return (pixels_CYX / 2 + 0.5).clamp(0, 1).float().permute(1, 2, 0).cpu()
 
     def _latents(self, pixels: np.ndarray, seed: int) -> Tensor:

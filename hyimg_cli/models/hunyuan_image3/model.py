@@ -240,7 +240,8 @@ class HunyuanImage3ForCausalMM(PreTrainedModel):
     def new_buffer(self, capacity: int) -> Buffer:
         """An empty buffer for one branch, each layer's part on that layer's device."""
         return Buffer(
-            kv_heads=self.arch.num_key_value_heads,
+            # The layer's own count: a sharded one has some of the heads.
+            kv_heads=self.model.layers[0].self_attn.kv_heads,
             head_dim=self.arch.head_dim,
             capacity=capacity,
             dtype=self.model.layers[0].self_attn.qkv_proj.weight.dtype,
