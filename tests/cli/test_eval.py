@@ -168,6 +168,18 @@ def test_without_paths_the_newest_bench_is_measured(
     assert [entry.get("name") for entry in ran.json_lines] == ["other.png", "same.png", None]
 
 
+def test_ctrl_c_exits_130(
+    run_cli: Run, two: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def press(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("hyimg_cli.quality.metrics.psnr", press)
+    ran = run_cli("eval", "psnr", *two)
+    assert (ran.code, ran.out) == (130, "")
+    assert "error[interrupted]" in ran.err
+
+
 def test_without_paths_and_bench_it_is_said(run_cli: Run) -> None:
     ran = run_cli("eval", "lpips")
     assert (ran.code, ran.out) == (2, "")
