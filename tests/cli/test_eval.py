@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from hyimg_cli.cli import eval_table
+from hyimg_cli.evaluate.measure import lpips_metric, pixel_metrics
 from hyimg_cli.quality.backbones import packaged_file
 
 Run = Callable[..., Any]
@@ -56,6 +58,25 @@ def test_a_narrow_terminal_cuts_no_number(
     rows = {line.split("  ")[0]: line for line in ran.out.splitlines()}
     assert "38.59" in rows["other.png"]
     assert "…" not in ran.out
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("lpips", 0.0, "0.0000"),
+        ("lpips", 3e-7, "3e-07"),
+        ("lpips", 0.12345, "0.1235"),
+        ("ssim", 1.0, "1.0000"),
+        ("ssim", 0.999999, "0.9999"),
+        ("equal_share", 0.999999, "99.99 %"),
+        ("equal_share", 1.0, "100 %"),
+        ("psnr", 38.588, "38.59"),
+        ("max_abs", 3, "3"),
+    ],
+)
+def test_what_is_nearly_equal_does_not_read_as_equal(name: str, value: float, text: str) -> None:
+    known = pixel_metrics() | {"lpips": lpips_metric(max)}
+    assert eval_table._cell(known[name], value) == text
 
 
 @pytest.mark.parametrize(
