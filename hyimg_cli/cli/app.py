@@ -8,6 +8,7 @@ import typer
 
 from hyimg_cli import __version__
 from hyimg_cli.cli import later, render
+from hyimg_cli.cli.bench import bench
 from hyimg_cli.cli.cache import cache
 from hyimg_cli.cli.check import check
 from hyimg_cli.cli.eval import evaluate
@@ -30,6 +31,7 @@ app = typer.Typer(
 app.command()(generate)
 app.command()(check)
 app.command()(plan)
+app.command()(bench)
 app.command("eval")(evaluate)
 app.add_typer(cache, name="cache")
 

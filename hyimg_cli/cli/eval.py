@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from hyimg_cli.cli import eval_table, render
+from hyimg_cli.cli import eval_table, packaged, render
 from hyimg_cli.cli import options as o
+from hyimg_cli.cli.bench import carried_out
 from hyimg_cli.errors import Interrupted, UsageError
 from hyimg_cli.evaluate.benches import VARIANTS, newest_bench
 from hyimg_cli.evaluate.gates import breaches, given_gates
@@ -113,10 +114,20 @@ def _pairing(a: Path | None, b: Path | None, rule: PairingRule) -> Pairing:
 
 def _bench_now() -> Path:
     """Runs the packaged kv-reuse scenario and gives its folder."""
-    # Issue 5: hyimg_cli.bench.harness runs it here once it is part of this version.
-    hint = "give two paths; hyimg eval --help says what they may be"
-    what = "there is no bench folder here, and this version has no bench to run"
-    raise UsageError(what, hint=hint, code="eval.no-bench")
+    from hyimg_cli.bench.scenario import read_scenario
+
+    scenario, folder = read_scenario("kv-reuse"), Path("runs") / "bench-kv-reuse"
+    render.note("no bench folder here: comparing KV reuse with recompute")
+    carried_out(
+        scenario,
+        packaged.read(str(scenario.manifest)),
+        {},
+        folder=folder,
+        weights=None,
+        command="hyimg bench --compare kv-reuse",
+        is_quiet=False,
+    )
+    return folder
 
 
 def _lpips(given: Mapping[str, Any]) -> "Lpips":

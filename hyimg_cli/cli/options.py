@@ -12,19 +12,12 @@ from typing import Annotated, Any
 
 import typer
 
+from hyimg_cli.batch.configured import configured
 from hyimg_cli.batch.knobs import KNOBS, read_recipe
 from hyimg_cli.batch.recipe import Setting, settle
 from hyimg_cli.engine.runner import ResumePolicy, Selection
 from hyimg_cli.errors import UsageError
-from hyimg_cli.spec.run import (
-    BatchConfig,
-    CacheConfig,
-    FailurePolicy,
-    ModelChoice,
-    OutputConfig,
-    ReuseConfig,
-    RunConfig,
-)
+from hyimg_cli.spec.run import CacheConfig, RunConfig
 from hyimg_cli.store.disk import KINDS
 
 _RUN, _MODEL, _SAMPLING, _CHOICE, _STYLE = "Run", "Model", "Sampling defaults", "Selection", "Style"
@@ -320,21 +313,15 @@ def resume_policy_of(given: Mapping[str, Any]) -> ResumePolicy:
 
 def run_config(settings: Mapping[str, Setting], folder: Path) -> RunConfig:
     """The run that the settings describe, with results in `folder`."""
-    value = {name: setting.value for name, setting in settings.items()}
-    return RunConfig(
-        output=OutputConfig(folder, metadata=value["metadata"]),
-        model=ModelChoice(value["model"], value["revision"], value["dtype"], value["device"]),
-        reuse=ReuseConfig(value["kv_reuse"], value["require_kv_reuse"]),
-        batch=BatchConfig(
-            value["batching_max_size"],
-            value["batch_invariant"],
-            value["prefix_cache_mb"],
-            value["prefix_cache_host_mb"],
-            value["prewarm"],
-        ),
-        cache=cache_config(settings),
-        failure=FailurePolicy(value["fail_fast"], value["max_retries"]),
-    )
+    return configured(settings, folder, cache_config(settings))
+
+
+def whole_numbers(text: str, *, flag: str) -> tuple[int, ...]:
+    """`1,8,50` as numbers from 1 on. Raises UsageError."""
+    if not re.fullmatch(r"[1-9][0-9]{0,3}(,[1-9][0-9]{0,3})*", text):
+        what = f"{flag} {text!r} is no list of whole numbers"
+        raise UsageError(what, hint=f"for example {flag} 1,8,50")
+    return tuple(dict.fromkeys(int(part) for part in text.split(",")))
 
 
 def _flag(value: Any) -> Any:

@@ -6,7 +6,7 @@ line without its picture.
 
 import gc
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -63,8 +63,12 @@ class _Written:
 class Session:
     """Runs plans. One model is resident at a time and stays loaded from one plan to the next."""
 
-    def __init__(self, config: RunConfig) -> None:
+    def __init__(
+        self, config: RunConfig, observed: Callable[[MixedModel], MixedModel] | None = None
+    ) -> None:
+        """`observed` wraps every model that is loaded: a bench looks through it and decides."""
         self._config = config
+        self._observed = observed
         self._folder: RunFolder | None = None
         self._model: MixedModel | None = None
         self._sources = Sources(config.cache)
@@ -78,6 +82,11 @@ class Session:
     def request_stop(self, signal_number: int) -> None:
         """Stop after the current token or denoise step; `run` then raises Interrupted."""
         self._stop_signal = signal_number
+
+    def forget(self) -> None:
+        """Drop the prefixes and sources that earlier plans left behind; the model stays loaded."""
+        self._sources.clear()
+        self._tree.clear()
 
     def run(self, plan: Plan, folder: RunFolder | None = None) -> Generator[Event, None, None]:
         """Every job of the plan. A job's failure is an event; the session's own is raised.
@@ -113,16 +122,16 @@ class Session:
         if self._model is not None and self._model.card.model == name:
             return
         self._model = None
-        self._sources.clear()
-        self._tree.clear()
+        self.forget()
         self._warmed.clear()
         gc.collect()
         started = time.perf_counter()
         choice = self._config.model
-        self._model = registry.load(
+        model = registry.load(
             ModelChoice(name, choice.revision, choice.dtype, choice.device),
             is_batch_invariant=self._config.batch.is_invariant,
         )
+        self._model = self._observed(model) if self._observed else model
         yield ModelLoaded(
             model=name,
             load_s=time.perf_counter() - started,

@@ -66,3 +66,55 @@ class ModelCard:
     def latent_grid(self, size: Size) -> tuple[int, int]:
         """Latent rows and columns of a picture of `size`."""
         return size.height // self.pixels_per_cell, size.width // self.pixels_per_cell
+
+
+@dataclass(frozen=True)
+class VideoDefaults:
+    """What a video checkpoint, or its authors, say; used where neither line nor flag does."""
+
+    size: Size
+    num_frames: int
+    fps: int
+    num_inference_steps: int
+    guidance_scale: float
+    flow_shift: float
+    guidance_scale_2: float | None = None
+
+
+@dataclass(frozen=True)
+class TileRule:
+    """How the VAE cuts latents for a tiled decode: tile and stride in latent cells, blended border
+    in pixels.
+    """
+
+    tile_cells: int
+    stride_cells: int
+    blend_pixels: int
+
+
+@dataclass(frozen=True)
+class VideoCard:
+    """A text-to-video checkpoint's facts, read from its JSON files alone.
+
+    Sizes must be multiples of `size_multiple` pixels; frames are `frame_stride * k + 1`.
+    `max_prompt_tokens` is where the main text encoder cuts. `component_bytes` counts weights by
+    component as stored; encoders are those that can leave once every prompt is embedded.
+    """
+
+    model: str
+    family: str
+    name: str
+    is_trained: bool
+    size_multiple: int
+    pixels_per_cell: int
+    frame_stride: int
+    latent_channels: int
+    max_prompt_tokens: int
+    tiles: TileRule
+    component_bytes: tuple[tuple[str, int], ...]
+    defaults: VideoDefaults
+
+    def latent_grid(self, size: Size, num_frames: int) -> tuple[int, int, int]:
+        """Latent frames, rows and columns of a video."""
+        frames = (num_frames - 1) // self.frame_stride + 1
+        return frames, size.height // self.pixels_per_cell, size.width // self.pixels_per_cell

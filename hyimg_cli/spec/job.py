@@ -1,9 +1,10 @@
-"""One picture to make, fully resolved: nothing is left to a default further down."""
+"""One picture or one video to make, fully resolved: nothing is left to a default further down."""
 
 from dataclasses import dataclass
 from typing import Literal
 
 Task = Literal["it2i", "t2i"]
+VideoTask = Literal["t2v"]
 BotTask = Literal["none", "think", "recaption", "think_recaption"]
 TASKS: tuple[Task, ...] = ("it2i", "t2i")
 BOT_TASKS: tuple[BotTask, ...] = ("none", "think", "recaption", "think_recaption")
@@ -84,3 +85,33 @@ class ImageJob:
     def writes_text(self) -> bool:
         """Whether the AR stage has text to write for this job."""
         return self.bot_task != "none" and self.cot_text is None and self.cot_token_ids is None
+
+
+@dataclass(frozen=True)
+class VideoJob:
+    """One `t2v` video. `size` in pixels and `num_frames` are what the file will hold.
+
+    `negative_prompt` is only used where `guidance_scale` is not 1. `guidance_scale_2` is for models
+    of two transformers (Wan 2.2), None elsewhere.
+    """
+
+    custom_id: str
+    task: VideoTask
+    prompt: str
+    negative_prompt: str
+    model: str
+    seed: int
+    size: Size
+    num_frames: int
+    fps: int
+    num_inference_steps: int
+    guidance_scale: float
+    flow_shift: float
+    guidance_scale_2: float | None = None
+    metadata_json: str = "null"
+    extra_json: str = "{}"
+    source_line: str = ""
+    user_fields: frozenset[str] = frozenset()
+
+
+Job = ImageJob | VideoJob

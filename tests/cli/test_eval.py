@@ -201,10 +201,20 @@ def test_ctrl_c_exits_130(
     assert "error[interrupted]" in ran.err
 
 
-def test_without_paths_and_bench_it_is_said(run_cli: Run) -> None:
-    ran = run_cli("eval", "lpips")
-    assert (ran.code, ran.out) == (2, "")
+def test_without_paths_and_bench_the_packaged_one_is_run(
+    run_cli: Run, two: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def carried_out(_scenario: Any, _manifest: Any, _flags: Any, *, folder: Path, **_: Any) -> None:
+        folder.mkdir(parents=True)
+        for side in two:
+            side.rename(folder / side.name)
+
+    monkeypatch.setattr("hyimg_cli.cli.eval.carried_out", carried_out)
+    ran = run_cli("eval", "psnr", "--json")
+    assert ran.code == 0
     assert "no bench folder here" in ran.err
+    assert "A against B of runs/bench-kv-reuse" in ran.err
+    assert [entry.get("name") for entry in ran.json_lines] == ["other.png", "same.png", None]
 
 
 @pytest.mark.parametrize("arguments", [["eval", "--help"], ["eval", "psnr", "A", "B"]])

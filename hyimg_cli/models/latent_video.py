@@ -1,0 +1,105 @@
+"""What the engine needs of a text-to-video model: embed a prompt, denoise latents, decode frames.
+
+No base class: a family offers these methods. Everything that one job leaves behind lives in its
+`VideoDenoiser`, which is made anew for each job, so no job can be hurt by the one before.
+"""
+
+# Legend: C channel, F latent frames, Y X latent rows and columns, H W pixels, T frames
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hyimg_cli.spec.card import VideoCard
+from hyimg_cli.spec.job import VideoJob
+
+
+@dataclass(frozen=True)
+class PromptEmbedding:
+    """One string as the transformer reads it: named tensors on the CPU, valid tokens only.
+
+    A negative prompt is embedded like a positive one. Read-only. `notes` go into the job's line
+    (a prompt that was cut).
+    """
+
+    key: str
+    tensors: Mapping[str, Tensor]
+    notes: tuple[str, ...] = ()
+
+
+class PromptEncoder(Protocol):
+    """The text encoders of a checkpoint; no weight is read before the first `encode`."""
+
+    def key(self, text: str) -> str:
+        """A digest of everything that shapes the embedding; needs no encoder weights in memory."""
+
+    def encode(self, text: str) -> PromptEmbedding:
+        """The embedding, computed under no_grad; loads the encoders that this text really needs."""
+
+    def pack(self, embedding: PromptEmbedding) -> bytes:
+        """An embedding as bytes that any process can keep (safetensors)."""
+
+    def unpack(self, data: bytes, key: str) -> PromptEmbedding:
+        """What `pack` was given. Raises ValueError for other bytes."""
+
+    def release(self) -> None:
+        """Free the encoders' memory; a later `encode` loads them again."""
+
+    @property
+    def encoder_runs(self) -> Mapping[str, int]:
+        """How often each encoder ran since the checkpoint was opened."""
+
+
+class VideoDenoiser(Protocol):
+    """One job's denoising: its own scheduler, guider and step cache, its constants hoisted."""
+
+    @property
+    def steps(self) -> int: ...
+
+    def initial_latents(self) -> Tensor:
+        """Noise from a CPU generator of the job's seed, [1, C, F, Y, X], on the device."""
+
+    def step(self, index: int, latents_BCFYX: Tensor) -> Tensor:
+        """The latents after denoise step `index` (from 0). No host read of device values."""
+
+    def state(self) -> Mapping[str, Tensor]:
+        """What the scheduler and a step cache remember between steps, for a checkpoint."""
+
+    def restore(self, index: int, state: Mapping[str, Tensor]) -> None:
+        """Stand behind step `index - 1` as `state` was taken there."""
+
+
+class LatentVideoModel(Protocol):
+    """A text-to-video model. Methods raise JobError for what a job asks wrongly."""
+
+    @property
+    def card(self) -> VideoCard: ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def device_name(self) -> str: ...
+
+    @property
+    def dtype_name(self) -> str: ...
+
+    @property
+    def parameter_count(self) -> int: ...
+
+    @property
+    def prompts(self) -> PromptEncoder: ...
+
+    def texts(self, job: VideoJob) -> tuple[str, ...]:
+        """The strings whose embeddings the job needs: its prompt, and under CFG the negative."""
+
+    def denoiser(self, job: VideoJob, embeddings: Mapping[str, PromptEmbedding]) -> VideoDenoiser:
+        """A fresh denoiser; `embeddings` by text, as `texts` names them."""
+
+    def decode_latents(self, latents_BCFYX: Tensor) -> Iterator[np.ndarray]:
+        """Frames in order, in pieces of RGB uint8 [T, H, W, 3]. Raises JobError where not
+        finite.
+        """
