@@ -9,7 +9,7 @@ import torch
 from diffusers.utils.torch_utils import randn_tensor
 from torch import Tensor
 
-from hyimg_cli.errors import JobError
+from hyimg_cli.errors import JobError, OutputError
 from hyimg_cli.models.diffusers_video.decode import LibraryDecoder, frames
 from hyimg_cli.models.diffusers_video.weights import Place
 from hyimg_cli.models.latent_video import (
@@ -124,6 +124,9 @@ class DiffusersVideo:
 
         Raises OutputError, a JobError, where it is not finite or shows nothing.
         """
+        # Looked at here too: a VAE that clamps makes an ordinary colour of an infinity.
+        if not bool(torch.isfinite(latents_BCFYX).all()):
+            raise OutputError("the latents are not finite", code="output-video.not-finite")
         return frames(self.decoder.decode(self.family.vae.unscaled(latents_BCFYX)))
 
     def _noise(self, job: VideoJob) -> Tensor:
