@@ -367,6 +367,9 @@ SIZES_READ = (
     torch.ops.aten._local_scalar_dense.default,
     torch.ops.aten.nonzero.default,
     torch.ops.aten.masked_select.default,
+    torch.ops.aten.equal.default,
+    torch.ops.aten.is_nonzero.default,
+    torch.ops.aten._linalg_check_errors.default,
 )
 
 
