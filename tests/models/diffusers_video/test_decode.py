@@ -98,8 +98,12 @@ def test_one_tile_over_everything_is_the_untiled_decode(
     model = models[name]
     latents = model.vae.unscaled(noise(model, Size(48, 80), 9))
     with torch.no_grad():
-        by_hand = model.vae.finished(model.vae.decode_tile(latents))
+        tile = model.vae.decode_tile(latents)
+        by_hand = model.vae.finish(tile)
         assert torch.equal(by_hand, model.decoder.decode(latents))
+    pixels = model.vae.tile_pixels
+    rows, columns = (cells * pixels for cells in latents.shape[-2:])
+    assert tile.shape == (1, model.vae.tile_channels, model.vae.tile_frames(3), rows, columns)
 
 
 def test_untiled_on_request(folders: dict[str, Path]) -> None:
