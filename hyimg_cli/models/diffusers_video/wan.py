@@ -52,7 +52,7 @@ class Wan:
 
     @cached_property
     def vae(self) -> WanVae:
-        """In float32, as the authors run it: in bfloat16 its frame-by-frame features drift."""
+        """In float32 whatever the transformer's dtype, as the authors' own examples load it."""
         place = Place(self.place.device, torch.float32)
         return WanVae(load_weights(self.layout.components["vae"], place))
 

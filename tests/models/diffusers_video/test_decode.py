@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hyimg_cli.errors import JobError, OutputError
 from hyimg_cli.models import registry
-from hyimg_cli.models.diffusers_video.decode import frames
+from hyimg_cli.models.diffusers_video.decode import WanVae, frames
 from hyimg_cli.models.diffusers_video.model import DiffusersVideo
 from hyimg_cli.spec.job import Size, VideoJob
 from hyimg_cli.spec.run import ModelChoice
@@ -175,3 +175,34 @@ def test_wans_vae_stays_in_float32(folders: dict[str, Path]) -> None:
     model = registry.load_video(ModelChoice(str(folders["wan"]), dtype="bfloat16", device="cpu"))
     assert model.vae.module.dtype == torch.float32
     assert model.dtype_name == "bfloat16"
+
+
+def test_a_vae_of_patches_in_pieces() -> None:
+    """Wan 2.2 5B's: the decoder puts out 2 x 2 patches, twelve channels of half the rows."""
+    from diffusers import AutoencoderKLWan
+
+    torch.manual_seed(0)
+    module = AutoencoderKLWan(
+        base_dim=8,
+        decoder_base_dim=8,
+        z_dim=4,
+        dim_mult=[1, 1, 1, 1],
+        num_res_blocks=1,
+        temperal_downsample=[False, True, True],
+        latents_mean=[0.1, 0.2, 0.3, 0.4],
+        latents_std=[1.0, 2.0, 3.0, 4.0],
+        is_residual=True,
+        in_channels=12,
+        out_channels=12,
+        patch_size=2,
+        scale_factor_spatial=16,
+    ).eval()
+    vae = WanVae(module)
+    latents = torch.randn(1, 4, 2, 3, 5)
+    with torch.no_grad():
+        tile = vae.decode_tile(latents)
+        assert tile.shape == (1, vae.tile_channels, vae.tile_frames(2), 3 * 8, 5 * 8)
+        assert vae.tile_pixels == 8
+        whole = module.decode(latents, return_dict=False)[0]
+        assert whole.shape == (1, 3, 5, 48, 80)
+        assert torch.equal(vae.finish(tile), whole)
