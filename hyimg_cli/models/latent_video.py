@@ -5,9 +5,9 @@ No base class: a family offers these methods. Everything that one job leaves beh
 """
 
 # Legend: C channel, F latent frames, Y X latent rows and columns, H W pixels, T frames
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -15,6 +15,9 @@ from torch import Tensor
 
 from hyimg_cli.spec.card import VideoCard
 from hyimg_cli.spec.job import VideoJob
+
+# One guidance branch of one job: latents [1, C, F, Y, X] and timestep [1] to its velocity.
+Branch = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,30 @@ class PromptEmbedding:
     key: str
     tensors: Mapping[str, Tensor]
     notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class BranchInputs:
+    """What a guidance branch is made of: picklable, so that it can be made in another process.
+
+    Branch 0 is the conditional one. `first_step` is the step that the branch is asked for first;
+    from there on it is asked for every step in turn.
+    """
+
+    job: VideoJob
+    number: int
+    embedding: PromptEmbedding
+    first_step: int = 0
+
+
+class BranchRunner(Protocol):
+    """Evaluates a job's branches, here or on ranks of their own: the same bits."""
+
+    def begin(self, inputs: Sequence[BranchInputs]) -> None:
+        """Make every branch of a job anew; what an earlier job left is forgotten."""
+
+    def velocity(self, latents_BCFYX: Tensor, timestep_B: Tensor) -> Sequence[Tensor]:
+        """Every branch's velocity at one step, in the order of `begin`."""
 
 
 class PromptEncoder(Protocol):
@@ -72,8 +99,51 @@ class VideoDenoiser(Protocol):
         """Stand behind step `index - 1` as `state` was taken there."""
 
 
+class LatentDecoder(Protocol):
+    """Turns latents in the VAE's own scale into pixels."""
+
+    def decode(self, latents_BCFYX: Tensor) -> Tensor:
+        """Pixels in about -1..1, [B, 3, T, H, W]."""
+
+
+class VideoVae(Protocol):
+    """A VAE in the pieces that a tiled decode is made of: cut, `decode_tile`, merge, `finish`."""
+
+    @property
+    def module(self) -> Any:
+        """The library's autoencoder."""
+
+    def unscaled(self, latents_BCFYX: Tensor) -> Tensor:
+        """A denoiser's latents in the VAE's scale and dtype, on its device."""
+
+    def decode_tile(self, tile_BCFYX: Tensor) -> Tensor:
+        """One tile with all its frames through the decoder; not re-entrant where the module keeps
+        features between frames.
+        """
+
+    @property
+    def tile_channels(self) -> int:
+        """Channels that `decode_tile` returns: three, times a patch's pixels."""
+
+    @property
+    def tile_pixels(self) -> int:
+        """Rows and columns that `decode_tile` returns for a latent cell, patches not unfolded."""
+
+    def tile_frames(self, latent_frames: int) -> int:
+        """Frames that `decode_tile` returns for so many latent frames."""
+
+    def finish(self, merged_BCTHW: Tensor) -> Tensor:
+        """Merged tiles as pixels: patches unfolded and values clamped, where the VAE does so."""
+
+
 class LatentVideoModel(Protocol):
-    """A text-to-video model. Methods raise JobError for what a job asks wrongly."""
+    """A text-to-video model. Methods raise JobError for what a job asks wrongly.
+
+    `branch_runner` and `decoder` may be replaced: guidance and decode are spread over ranks there.
+    """
+
+    branch_runner: Callable[[], BranchRunner]
+    decoder: LatentDecoder
 
     @property
     def card(self) -> VideoCard: ...
@@ -93,11 +163,21 @@ class LatentVideoModel(Protocol):
     @property
     def prompts(self) -> PromptEncoder: ...
 
+    @property
+    def vae(self) -> VideoVae:
+        """Alone in memory where nothing else was asked for yet."""
+
+    def load_weights(self) -> None:
+        """Read the transformer and the VAE now; without it, the first job does."""
+
     def texts(self, job: VideoJob) -> tuple[str, ...]:
         """The strings whose embeddings the job needs: its prompt, and under CFG the negative."""
 
     def denoiser(self, job: VideoJob, embeddings: Mapping[str, PromptEmbedding]) -> VideoDenoiser:
         """A fresh denoiser; `embeddings` by text, as `texts` names them."""
+
+    def branch(self, inputs: BranchInputs) -> Branch:
+        """One branch of one job, its constants computed and its step cache empty."""
 
     def decode_latents(self, latents_BCFYX: Tensor) -> Iterator[np.ndarray]:
         """Frames in order, in pieces of RGB uint8 [T, H, W, 3]. Raises JobError where not
