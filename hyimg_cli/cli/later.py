@@ -12,15 +12,9 @@ FLAGS = (
     "--tp-size",
     "--cfg-parallel-size",
     "--vae-patch-parallel-size",
-    "--video-model",
-    "--num-frames",
-    "--fps",
-    "--negative-prompt",
     "--gpu-memory-utilization",
     "--enable-cpu-offload",
     "--vae-use-tiling",
-    "--checkpoint-every",
-    "--frames",
 )
 
 

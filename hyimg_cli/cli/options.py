@@ -28,6 +28,7 @@ from hyimg_cli.spec.run import (
 from hyimg_cli.store.disk import KINDS
 
 _RUN, _MODEL, _SAMPLING, _CHOICE, _STYLE = "Run", "Model", "Sampling defaults", "Selection", "Style"
+_VIDEO = "Video (t2v)"
 
 
 def _option(*names: str, panel: str, help: str, **more: Any) -> Any:
@@ -74,7 +75,41 @@ DryRun = Annotated[
 ]
 Metadata = Annotated[
     bool | None,
-    _option("--metadata/--no-metadata", panel=_RUN, help="Write the job into the picture's file."),
+    _option("--metadata/--no-metadata", panel=_RUN, help="Write the job into its file."),
+]
+PromptCache = Annotated[
+    bool | None,
+    _option(
+        "--prompt-cache/--no-prompt-cache",
+        panel=_VIDEO,
+        help="Embed each distinct prompt once, before all jobs (default), or for each job.",
+    ),
+]
+CheckpointEvery = Annotated[
+    int | None,
+    _option(
+        "--checkpoint-every",
+        panel=_VIDEO,
+        min=0,
+        help="Keep a video's latents every K denoise steps, so that a killed job goes on.",
+    ),
+]
+FramesName = Annotated[
+    str | None,
+    _option("--frames", panel=_VIDEO, help="png: write every frame without loss too; or none."),
+]
+VideoModel = Annotated[
+    str | None,
+    _option(
+        "--video-model", panel=_MODEL, help="The same for t2v. Default: the embedded tiny-video."
+    ),
+]
+NumFrames = Annotated[
+    int | None, _option("--num-frames", panel=_VIDEO, help="Frames of a video, 4 k + 1.")
+]
+Fps = Annotated[int | None, _option("--fps", panel=_VIDEO, help="Frames a second in the file.")]
+NegativePrompt = Annotated[
+    str | None, _option("--negative-prompt", panel=_VIDEO, help="What the video should not show.")
 ]
 KvReuse = Annotated[
     bool | None,
@@ -113,7 +148,7 @@ DiskCache = Annotated[
     _option(
         "--disk-cache/--no-disk-cache",
         panel=_RUN,
-        help="Keep encoded source images on disk for later runs (default), or not.",
+        help="Keep encoded source images and prompts on disk for later runs (default), or not.",
     ),
 ]
 DiskCacheMb = Annotated[
@@ -264,9 +299,9 @@ def run_config(settings: Mapping[str, Setting], folder: Path) -> RunConfig:
     """The run that the settings describe, with results in `folder`."""
     value = {name: setting.value for name, setting in settings.items()}
     return RunConfig(
-        output=OutputConfig(folder, metadata=value["metadata"]),
+        output=OutputConfig(folder, value["metadata"], value["frames"], value["checkpoint_every"]),
         model=ModelChoice(value["model"], value["revision"], value["dtype"], value["device"]),
-        reuse=ReuseConfig(value["kv_reuse"], value["require_kv_reuse"]),
+        reuse=ReuseConfig(value["kv_reuse"], value["require_kv_reuse"], value["prompt_cache"]),
         batch=BatchConfig(
             value["batching_max_size"],
             value["batch_invariant"],
