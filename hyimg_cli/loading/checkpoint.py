@@ -16,8 +16,8 @@ from typing import Any
 from hyimg_cli.errors import CheckpointError
 from hyimg_cli.spec import digest
 
-SINGLE_FILE = "model.safetensors"
-INDEX_FILE = "model.safetensors.index.json"
+STEM = "model"  # transformers' name for weights; diffusers says diffusion_pytorch_model
+INDEX_FILE = f"{STEM}.safetensors.index.json"
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 DTYPE_BYTES = {
     **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 1),
@@ -44,11 +44,11 @@ class TensorInfo:
         return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
 
 
-def weight_files(folder: Path) -> tuple[Path, ...]:
+def weight_files(folder: Path, stem: str = STEM) -> tuple[Path, ...]:
     """The safetensors files that make up a checkpoint: one file, or the shards of its index.
 
-    Pickle files beside them are ignored. Raises CheckpointError where there is no folder, no
-    safetensors, or a shard is missing.
+    `stem` is the part of their names before `.safetensors`. Pickle files beside them are ignored.
+    Raises CheckpointError where there is no folder, no safetensors, or a shard is missing.
     """
     if not folder.is_dir():
         raise _fault(
@@ -57,16 +57,17 @@ def weight_files(folder: Path) -> tuple[Path, ...]:
             folder,
             "give the path of a folder with config.json and safetensors weights",
         )
-    if (folder / SINGLE_FILE).is_file():
-        return (folder / SINGLE_FILE,)
-    if (folder / INDEX_FILE).is_file():
-        return _shards(folder, sorted(set(_weight_map(folder).values())))
-    raise _no_weights(folder)
+    single, index = folder / f"{stem}.safetensors", _index_path(folder, stem)
+    if single.is_file():
+        return (single,)
+    if index.is_file():
+        return _shards(index, sorted(set(_weight_map(index).values())))
+    raise _no_weights(folder, stem)
 
 
-def tensor_index(folder: Path) -> dict[str, TensorInfo]:
+def tensor_index(folder: Path, stem: str = STEM) -> dict[str, TensorInfo]:
     """Every tensor of the checkpoint by name; headers are checked against the files."""
-    files = weight_files(folder)
+    files = weight_files(folder, stem)
     found: dict[str, TensorInfo] = {}
     for file in files:
         for name, info in _read_header(file).items():
@@ -77,8 +78,8 @@ def tensor_index(folder: Path) -> dict[str, TensorInfo]:
                     folder,
                 )
             found[name] = info
-    if files[0].name != SINGLE_FILE:
-        _check_index(folder, found)
+    if files[0].name != f"{stem}.safetensors":
+        _check_index(_index_path(folder, stem), found)
     return found
 
 
@@ -107,27 +108,32 @@ def weight_bytes(found: Mapping[str, TensorInfo]) -> int:
     return sum(info.bytes for info in found.values())
 
 
-def fingerprint(folder: Path) -> str:
+def fingerprint(folder: Path, stem: str = STEM) -> str:
     """Hex sha256 that changes with the checkpoint: its JSON files in full, and its weights.
 
     Weights under 1 GB count in full; larger ones by size, header and first and last MiB of each
     shard, which a retraining or a conversion changes.
     """
-    files = weight_files(folder)
+    files = weight_files(folder, stem)
     in_full = sum(file.stat().st_size for file in files) < FULL_DIGEST_BELOW_BYTES
     texts = [[file.name, digest.of_file(file)] for file in sorted(folder.glob("*.json"))]
     weights = [[file.name, digest.of_file(file) if in_full else _sampled(file)] for file in files]
     return digest.of_json([texts, weights])
 
 
-def _shards(folder: Path, names: Sequence[str]) -> tuple[Path, ...]:
-    """The shards as paths, all of them present and inside the folder."""
+def _index_path(folder: Path, stem: str) -> Path:
+    return folder / f"{stem}.safetensors.index.json"
+
+
+def _shards(index: Path, names: Sequence[str]) -> tuple[Path, ...]:
+    """The shards as paths, all of them present and inside the index's folder."""
+    folder = index.parent
     strays = [name for name in names if Path(name).name != name]
     if strays:
         raise _fault(
             "index",
             f"the index names a file outside the folder: {strays[0]!r}",
-            folder / INDEX_FILE,
+            index,
         )
     missing = [name for name in names if not (folder / name).is_file()]
     if missing:
@@ -140,9 +146,8 @@ def _shards(folder: Path, names: Sequence[str]) -> tuple[Path, ...]:
     return tuple(folder / name for name in names)
 
 
-def _weight_map(folder: Path) -> dict[str, str]:
+def _weight_map(path: Path) -> dict[str, str]:
     """Tensor name to shard name, from the index file."""
-    path = folder / INDEX_FILE
     try:
         table = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
     except (ValueError, KeyError, TypeError) as error:
@@ -152,9 +157,9 @@ def _weight_map(folder: Path) -> dict[str, str]:
     return table
 
 
-def _check_index(folder: Path, found: Mapping[str, TensorInfo]) -> None:
+def _check_index(index: Path, found: Mapping[str, TensorInfo]) -> None:
     """The index and the shards must say the same: a loader goes by one or by the other."""
-    named = _weight_map(folder)
+    named = _weight_map(index)
     absent = [
         f"{name} ({file})"
         for name, file in named.items()
@@ -166,11 +171,11 @@ def _check_index(folder: Path, found: Mapping[str, TensorInfo]) -> None:
         raise _fault(
             "index",
             "the index and the shards disagree: " + "; ".join(filter(None, parts)),
-            folder / INDEX_FILE,
+            index,
         )
 
 
-def _no_weights(folder: Path) -> CheckpointError:
+def _no_weights(folder: Path, stem: str) -> CheckpointError:
     """The error for a folder without a complete set of safetensors names."""
     pickles = sorted(f.name for f in folder.iterdir() if f.suffix in PICKLE_SUFFIXES)
     if pickles:
@@ -182,7 +187,7 @@ def _no_weights(folder: Path) -> CheckpointError:
         )
     return _fault(
         "no-weights",
-        f"neither {SINGLE_FILE} nor {INDEX_FILE} is in the folder",
+        f"neither {stem}.safetensors nor {stem}.safetensors.index.json is in the folder",
         folder,
         "download the checkpoint again, with its safetensors files",
     )

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING
 from hyimg_cli.batch.cost import JobTokens
 from hyimg_cli.errors import CheckpointError
 from hyimg_cli.loading import checkpoint
+from hyimg_cli.models.diffusers_video import card as video
+from hyimg_cli.models.diffusers_video import layout
 from hyimg_cli.models.hunyuan_image3.prompter import Prompter
 from hyimg_cli.spec import digest
-from hyimg_cli.spec.card import ModelCard
+from hyimg_cli.spec.card import ModelCard, VideoCard
 from hyimg_cli.spec.job import ImageJob, Size
 from hyimg_cli.spec.run import ModelChoice
 
@@ -23,23 +25,25 @@ if TYPE_CHECKING:
     from hyimg_cli.models.protocols import MixedModel
 
 EMBEDDED = "tiny-image"
+EMBEDDED_VIDEO = "tiny-video"
 _ASSETS = Path(__file__).parent.parent / "assets"
 
 
 def resolve_model(model: str, revision: str | None = None, *, with_weights: bool = True) -> Path:
-    """Where the checkpoint lies: the embedded one, a folder, or a hub id fetched into its cache.
+    """Where the checkpoint lies: an embedded one, a folder, or a hub id fetched into its cache.
 
     `with_weights` off fetches only its small files: enough to check and to plan. Raises
     CheckpointError where there is no such folder, or a hub id cannot be had.
     """
-    if model == EMBEDDED:
-        return _ASSETS / EMBEDDED
+    if model in (EMBEDDED, EMBEDDED_VIDEO):
+        return _ASSETS / model
     if Path(model).expanduser().is_dir():
         return Path(model).expanduser()
     if model.startswith((".", "/", "~")) or model.count("/") != 1:
         raise CheckpointError(
             f"there is no checkpoint folder {model}",
-            hint=f'give a folder, "{EMBEDDED}", or a hub id (tencent/HunyuanImage-3.0-Instruct)',
+            hint=f'give a folder, "{EMBEDDED}", "{EMBEDDED_VIDEO}", or a hub id '
+            "(tencent/HunyuanImage-3.0-Instruct)",
             code="checkpoint.missing",
         )
     return _fetched(model, revision, with_weights=with_weights)
@@ -57,6 +61,12 @@ def model_card(model: str, revision: str | None = None) -> ModelCard:
 
 
 @lru_cache(maxsize=8)
+def video_card(model: str, revision: str | None = None) -> VideoCard:
+    """Facts of a video checkpoint without its weights."""
+    return video.video_card(resolve_model(model, revision, with_weights=False), model)
+
+
+@lru_cache(maxsize=8)
 def fingerprint(model: str, revision: str | None = None) -> str:
     """A digest that changes when the checkpoint's files do.
 
@@ -65,6 +75,8 @@ def fingerprint(model: str, revision: str | None = None) -> str:
     folder = resolve_model(model, revision, with_weights=False)
     if folder.parent.name == "snapshots":
         return digest.of_bytes(f"hub:{folder.name}".encode())
+    if layout.is_video_checkpoint(folder):
+        return layout.read_layout(folder).fingerprint()
     return checkpoint.fingerprint(folder)
 
 
@@ -103,7 +115,9 @@ def _fetched(model: str, revision: str | None, *, with_weights: bool) -> Path:
     from huggingface_hub import snapshot_download
 
     # Code files are left where they are: nothing of theirs is ever run.
-    patterns = ["*.json", "system_prompt.py", *(["*.safetensors"] if with_weights else [])]
+    # The patterns match in component folders too, where tokenizers have files of other kinds.
+    small = ["*.json", "system_prompt.py", "*.jinja", "*.txt", "*.model"]
+    patterns = [*small, *(["*.safetensors"] if with_weights else [])]
     try:
         return Path(snapshot_download(model, revision=revision, allow_patterns=patterns))
     except Exception as error:  # the hub client raises a family of its own, OSError and ValueError

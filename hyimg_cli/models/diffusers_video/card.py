@@ -1,0 +1,180 @@
+"""A video checkpoint's facts and defaults, from its JSON files and safetensors headers; no torch.
+
+What a checkpoint does not say itself is what its authors publish beside it: frames, frames a
+second, steps.
+"""
+
+from collections.abc import Iterator
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+from hyimg_cli.errors import CheckpointError
+from hyimg_cli.models.diffusers_video.layout import (
+    HUNYUAN_VIDEO15,
+    Layout,
+    read_json,
+    read_layout,
+)
+from hyimg_cli.spec.card import TileRule, VideoCard, VideoDefaults
+from hyimg_cli.spec.job import Size
+
+HUNYUAN_MAX_TOKENS = 1000
+WAN_MAX_TOKENS = 512
+_TILE_PIXELS = 256
+_STRIDE_PIXELS = 192
+_LANDSCAPE = (9, 16)
+_MAX_RATIO = 4.0
+_SHIFT_OF_TARGET = {640: 5.0, 960: 9.0}
+
+
+def video_card(folder: Path, model: str) -> VideoCard:
+    """The card of the checkpoint in `folder`, called `model` by the user.
+
+    A `card.json` beside model_index.json may name the checkpoint, say that it is untrained, and
+    replace defaults by name. Weights that are not there yet are missing from `component_bytes`.
+    """
+    layout = read_layout(folder)
+    extra = read_json(folder / "card.json") if (folder / "card.json").is_file() else {}
+    card = (_hunyuan if layout.family == HUNYUAN_VIDEO15 else _wan)(layout, model)
+    return replace(
+        card,
+        name=str(extra.get("name", folder.name)),
+        is_trained=bool(extra.get("trained", True)),
+        component_bytes=_component_bytes(layout),
+        defaults=_overridden(card.defaults, extra.get("defaults", {}), folder),
+    )
+
+
+def default_size(target_size: int, cell: int) -> Size:
+    """The 16:9 size of a HunyuanVideo-1.5 checkpoint: of all sizes with about target_size² pixels
+    the one nearest in ratio from above. Source: generate_crop_size_list and get_closest_ratio of
+    the release.
+    """
+    wanted = _LANDSCAPE[0] / _LANDSCAPE[1]
+    sizes = [s for s in _crop_sizes(target_size, cell) if round(s.height / s.width, 5) >= wanted]
+    return min(sizes, key=lambda s: round(s.height / s.width, 5) - wanted)
+
+
+def _crop_sizes(target_size: int, cell: int) -> Iterator[Size]:
+    """Heights and widths along the staircase under height x width = target_size², in cells."""
+    area = round((target_size / cell) ** 2)
+    height, width = area, 1
+    while height > 0:
+        if max(height, width) / min(height, width) <= _MAX_RATIO:
+            yield Size(height * cell, width * cell)
+        if height * (width + 1) <= area:
+            width += 1
+        else:
+            height -= 1
+
+
+def _hunyuan(layout: Layout, model: str) -> VideoCard:
+    network, vae = layout.components["transformer"].config(), layout.components["vae"].config()
+    if network.get("task_type", "t2v") != "t2v":
+        raise CheckpointError(
+            f"the transformer is for {network['task_type']!r}, not for text-to-video",
+            where=str(layout.folder),
+            hint="use the t2v checkpoint of the same size",
+            code="checkpoint.family",
+        )
+    cell = int(vae.get("spatial_compression_ratio", 16))
+    target = int(network.get("target_size", 640))
+    tile = _TILE_PIXELS // cell
+    return VideoCard(
+        model=model,
+        family=layout.family,
+        name="",
+        is_trained=True,
+        size_multiple=cell * int(network.get("patch_size", 1)),
+        pixels_per_cell=cell,
+        frame_stride=int(vae.get("temporal_compression_ratio", 4)),
+        latent_channels=int(vae.get("latent_channels", 32)),
+        max_prompt_tokens=HUNYUAN_MAX_TOKENS,
+        tiles=TileRule(tile, tile - tile // 4, _TILE_PIXELS // 4),
+        component_bytes=(),
+        defaults=VideoDefaults(
+            size=default_size(target, cell),
+            num_frames=121,
+            fps=24,
+            num_inference_steps=50,
+            guidance_scale=_guidance(layout),
+            flow_shift=_shift(layout, "shift", _SHIFT_OF_TARGET.get(target, 5.0)),
+        ),
+    )
+
+
+def _wan(layout: Layout, model: str) -> VideoCard:
+    network, vae = layout.components["transformer"].config(), layout.components["vae"].config()
+    cell = int(vae.get("scale_factor_spatial", 8))
+    tile, stride = _TILE_PIXELS // cell, _STRIDE_PIXELS // cell
+    return VideoCard(
+        model=model,
+        family=layout.family,
+        name="",
+        is_trained=True,
+        # The pipeline asks for 16, the patches for more where a latent cell is 16 pixels.
+        size_multiple=max(16, cell * int(network.get("patch_size", (1, 2, 2))[1])),
+        pixels_per_cell=cell,
+        frame_stride=int(vae.get("scale_factor_temporal", 4)),
+        latent_channels=int(vae.get("z_dim", 16)),
+        max_prompt_tokens=WAN_MAX_TOKENS,
+        tiles=TileRule(tile, stride, (tile - stride) * cell),
+        component_bytes=(),
+        defaults=_wan_defaults(layout),
+    )
+
+
+def _wan_defaults(layout: Layout) -> VideoDefaults:
+    """Wan 2.1's, those of the 2.2 pair (720p, two scales), or of the 2.2 5B (24 fps)."""
+    scheduler = layout.components["scheduler"]
+    key = "flow_shift" if scheduler.class_name == "UniPCMultistepScheduler" else "shift"
+    plain = VideoDefaults(
+        size=Size(480, 832),
+        num_frames=81,
+        fps=16,
+        num_inference_steps=50,
+        guidance_scale=5.0,
+        flow_shift=_shift(layout, key, 3.0),
+    )
+    if layout.index.get("expand_timesteps"):
+        return replace(plain, size=Size(704, 1280), num_frames=121, fps=24)
+    if "transformer_2" in layout.components:
+        return replace(
+            plain,
+            size=Size(720, 1280),
+            num_inference_steps=40,
+            guidance_scale=4.0,
+            guidance_scale_2=3.0,
+        )
+    return plain
+
+
+def _guidance(layout: Layout) -> float:
+    """The guider's scale; 1, which is none, where it is switched off (a distilled checkpoint)."""
+    guider = layout.components["guider"].config()
+    return float(guider.get("guidance_scale", 6.0)) if guider.get("enabled", True) else 1.0
+
+
+def _shift(layout: Layout, key: str, otherwise: float) -> float:
+    return float(layout.components["scheduler"].config().get(key, otherwise))
+
+
+def _component_bytes(layout: Layout) -> tuple[tuple[str, int], ...]:
+    found = [(c.name, c.stored_bytes()) for c in layout.components.values() if c.has_weights]
+    return tuple((name, count) for name, count in found if count is not None)
+
+
+def _overridden(defaults: VideoDefaults, values: dict[str, Any], folder: Path) -> VideoDefaults:
+    """`defaults` with the values of card.json: numbers by field name, a size as [height, width]."""
+    unknown = set(values) - {field.name for field in fields(VideoDefaults)}
+    if unknown:
+        raise CheckpointError(
+            f"card.json has unknown defaults: {', '.join(sorted(unknown))}",
+            where=str(folder),
+            code="checkpoint.card",
+        )
+    changed: dict[str, Any] = {
+        key: Size(*value) if key == "size" else value for key, value in values.items()
+    }
+    return replace(defaults, **changed)

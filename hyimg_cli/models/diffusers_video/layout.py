@@ -1,0 +1,190 @@
+"""What a checkpoint folder in diffusers' layout holds, from its JSON files and headers; no torch.
+
+    model_index.json                   which pipeline, and each component's library and class
+    transformer/ vae/                  config.json + diffusion_pytorch_model.safetensors
+    text_encoder/ text_encoder_2/      config.json + model.safetensors
+    tokenizer/ scheduler/ guider/      configuration only
+
+Only components of the libraries named below are ever loaded: code that a checkpoint brings along
+(`auto_map`, a component of its own module) is never looked at.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hyimg_cli.errors import CheckpointError
+from hyimg_cli.loading import checkpoint
+from hyimg_cli.spec import digest
+
+INDEX = "model_index.json"
+HUNYUAN_VIDEO15 = "hunyuan_video15"
+WAN = "wan"
+_STEMS = {"diffusers": "diffusion_pytorch_model", "transformers": checkpoint.STEM}
+_CONFIGS = {"scheduler": "scheduler_config.json", "guider": "guider_config.json"}
+_WITHOUT_WEIGHTS = ("tokenizer", "tokenizer_2", "scheduler", "guider")
+_TOKENIZER_SUFFIXES = (".json", ".jinja", ".txt", ".model")
+_WAN_NETWORK = frozenset({"WanTransformer3DModel"})
+_KNOWN = {
+    HUNYUAN_VIDEO15: {
+        "transformer": frozenset({"HunyuanVideo15Transformer3DModel"}),
+        "vae": frozenset({"AutoencoderKLHunyuanVideo15"}),
+        "text_encoder": frozenset({"Qwen2_5_VLTextModel"}),
+        "text_encoder_2": frozenset({"T5EncoderModel"}),
+        "tokenizer": frozenset({"Qwen2Tokenizer", "Qwen2TokenizerFast"}),
+        "tokenizer_2": frozenset({"ByT5Tokenizer"}),
+        "scheduler": frozenset({"FlowMatchEulerDiscreteScheduler"}),
+        "guider": frozenset({"ClassifierFreeGuidance"}),
+    },
+    WAN: {
+        "transformer": _WAN_NETWORK,
+        "transformer_2": _WAN_NETWORK,
+        "vae": frozenset({"AutoencoderKLWan"}),
+        "text_encoder": frozenset({"UMT5EncoderModel"}),
+        "tokenizer": frozenset({"T5Tokenizer", "T5TokenizerFast"}),
+        "scheduler": frozenset({"UniPCMultistepScheduler", "FlowMatchEulerDiscreteScheduler"}),
+    },
+}
+_FAMILIES = {"HunyuanVideo15Pipeline": HUNYUAN_VIDEO15, "WanPipeline": WAN}
+_OPTIONAL = frozenset({"transformer_2"})
+
+
+@dataclass(frozen=True)
+class Component:
+    """One part of a checkpoint: its folder, and the library and class that it is for."""
+
+    folder: Path
+    library: str
+    class_name: str
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
+    @property
+    def stem(self) -> str:
+        """What its weight files are called, before `.safetensors`."""
+        return _STEMS[self.library]
+
+    @property
+    def has_weights(self) -> bool:
+        return self.name not in _WITHOUT_WEIGHTS
+
+    def config(self) -> dict[str, Any]:
+        """Its configuration file. Raises CheckpointError where there is none."""
+        return read_json(self.folder / _CONFIGS.get(self.name, "config.json"))
+
+    def identity(self) -> str:
+        """A digest of everything in it that shapes what it computes."""
+        if self.has_weights:
+            return checkpoint.fingerprint(self.folder, self.stem)
+        files = sorted(f for f in self.folder.glob("*") if f.suffix in _TOKENIZER_SUFFIXES)
+        return digest.of_json([[file.name, digest.of_file(file)] for file in files])
+
+    def stored_bytes(self) -> int | None:
+        """Bytes of its weights, by the index's own sum where it has one; None where they are not
+        there yet.
+        """
+        index = self.folder / f"{self.stem}.safetensors.index.json"
+        if index.is_file():
+            total = read_json(index).get("metadata", {}).get("total_size")
+            if isinstance(total, int):
+                return total
+        if not any(self.folder.glob("*.safetensors")) and not _pickles(self.folder):
+            return None
+        return checkpoint.weight_bytes(checkpoint.tensor_index(self.folder, self.stem))
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A checkpoint's family and components, each checked to be one that we know how to load."""
+
+    folder: Path
+    family: str
+    components: dict[str, Component]
+    index: dict[str, Any]
+
+    def fingerprint(self) -> str:
+        """Changes when any file that matters does."""
+        parts = [[c.name, c.identity()] for c in sorted(self.components.values(), key=_name)]
+        extra = self.folder / "card.json"
+        card = digest.of_file(extra) if extra.is_file() else None
+        return digest.of_json([digest.of_file(self.folder / INDEX), card, parts])
+
+
+def is_video_checkpoint(folder: Path) -> bool:
+    """Whether the folder is in diffusers' layout."""
+    return (folder / INDEX).is_file()
+
+
+def read_layout(folder: Path) -> Layout:
+    """The checkpoint in `folder`. Raises CheckpointError for another pipeline or foreign code."""
+    index = read_json(folder / INDEX)
+    pipeline = index.get("_class_name")
+    if pipeline not in _FAMILIES:
+        raise CheckpointError(
+            f"{INDEX} names the pipeline {pipeline!r}",
+            where=str(folder),
+            hint=f"text-to-video is known for {', '.join(_FAMILIES)}",
+            code="checkpoint.family",
+        )
+    family = _FAMILIES[pipeline]
+    components = {
+        name: _component(folder, name, index.get(name), classes)
+        for name, classes in _KNOWN[family].items()
+        if not (name in _OPTIONAL and _is_absent(index.get(name)))
+    }
+    return Layout(folder, family, components, index)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object. Raises CheckpointError where the file is missing or something else."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"{path.parent.name}/{path.name} is missing",
+            where=str(path.parent),
+            hint="download the checkpoint again, or copy the missing file",
+            code="checkpoint.missing",
+        ) from None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(
+            f"{path.name} cannot be read as JSON: {error}", where=str(path), code="checkpoint.json"
+        ) from error
+    if not isinstance(value, dict):
+        raise CheckpointError(
+            f"{path.name} is not a JSON object", where=str(path), code="checkpoint.json"
+        )
+    return value
+
+
+def _component(folder: Path, name: str, entry: Any, classes: frozenset[str]) -> Component:
+    known = " or ".join(sorted(classes))
+    if not (isinstance(entry, list) and len(entry) == 2):
+        raise CheckpointError(
+            f"{INDEX} names no {name}", where=str(folder), hint=f"expected {known}",
+            code="checkpoint.component",
+        )  # fmt: skip
+    library, class_name = entry
+    if library not in _STEMS or class_name not in classes:
+        raise CheckpointError(
+            f"{INDEX} wants {name} to be {class_name!r} of {library!r}",
+            where=str(folder),
+            hint=f"known is {known}; code that a checkpoint brings along is never run",
+            code="checkpoint.component",
+        )
+    return Component(folder / name, library, class_name)
+
+
+def _is_absent(entry: Any) -> bool:
+    return entry is None or entry == [None, None]
+
+
+def _pickles(folder: Path) -> bool:
+    return any(file.suffix in checkpoint.PICKLE_SUFFIXES for file in folder.glob("*"))
+
+
+def _name(component: Component) -> str:
+    return component.name

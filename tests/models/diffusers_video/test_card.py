@@ -1,0 +1,186 @@
+"""A video checkpoint's facts come from its JSON files and headers, without torch."""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_video import TINY_VIDEO, write_wan
+
+from hyimg_cli.errors import CheckpointError
+from hyimg_cli.models import registry
+from hyimg_cli.models.diffusers_video.card import default_size, video_card
+from hyimg_cli.models.diffusers_video.layout import read_layout
+from hyimg_cli.spec.card import TileRule
+from hyimg_cli.spec.job import Size
+
+
+@pytest.fixture
+def copied(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(TINY_VIDEO, tmp_path / "copied"))
+
+
+def change(path: Path, **values: Any) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def fault_of(call: Callable[[], object]) -> CheckpointError:
+    with pytest.raises(CheckpointError) as caught:
+        call()
+    return caught.value
+
+
+def test_the_embedded_card() -> None:
+    card = registry.video_card(registry.EMBEDDED_VIDEO)
+    assert (card.family, card.name, card.is_trained) == ("hunyuan_video15", "tiny-video", False)
+    assert card.tiles == TileRule(tile_cells=16, stride_cells=12, blend_pixels=64)
+    assert card.latent_grid(Size(480, 848), 121) == (31, 30, 53)
+    assert card.defaults.guidance_scale == 6.0
+    assert card.defaults.flow_shift == 5.0
+    assert [name for name, _ in card.component_bytes] == [
+        "transformer", "vae", "text_encoder", "text_encoder_2",
+    ]  # fmt: skip
+    on_disk = sum(file.stat().st_size for file in TINY_VIDEO.rglob("*.safetensors"))
+    headers = on_disk - sum(count for _, count in card.component_bytes)
+    assert 0 < headers < 60_000
+
+
+def test_it_is_small_enough_to_ship() -> None:
+    files = [file for file in TINY_VIDEO.rglob("*") if file.is_file()]
+    assert sum(file.stat().st_size for file in files) < 6_000_000
+
+
+def test_a_card_needs_no_torch() -> None:
+    code = (
+        "import sys; from hyimg_cli.models import registry\n"
+        "registry.video_card('tiny-video'); registry.fingerprint('tiny-video')\n"
+        "sys.exit(', '.join({'torch', 'diffusers', 'transformers'} & set(sys.modules)) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("target", "size"), [(640, Size(480, 848)), (960, Size(720, 1280)), (480, Size(352, 624))]
+)
+def test_default_sizes_of_the_release(target: int, size: Size) -> None:
+    assert default_size(target, 16) == size
+
+
+@pytest.mark.parametrize("target", [64, 96, 160, 256, 384, 512, 720, 1024])
+def test_default_sizes_against_the_library(target: int) -> None:
+    from diffusers.pipelines.hunyuan_video1_5.image_processor import HunyuanVideo15ImageProcessor
+
+    processor = HunyuanVideo15ImageProcessor(vae_scale_factor=16)
+    size = default_size(target, 16)
+    assert (size.height, size.width) == processor.calculate_default_height_width(9, 16, target)
+
+
+def test_a_720p_checkpoint(copied: Path) -> None:
+    change(copied / "transformer" / "config.json", target_size=960)
+    (copied / "scheduler" / "scheduler_config.json").write_text("{}")
+    (copied / "card.json").unlink()
+    defaults = video_card(copied, "x").defaults
+    assert (defaults.size, defaults.flow_shift) == (Size(720, 1280), 9.0)
+    assert (defaults.num_frames, defaults.fps, defaults.num_inference_steps) == (121, 24, 50)
+
+
+def test_a_distilled_checkpoint_has_no_guidance(copied: Path) -> None:
+    change(copied / "guider" / "guider_config.json", enabled=False)
+    assert video_card(copied, "x").defaults.guidance_scale == 1.0
+
+
+def test_wan_cards(tmp_path: Path) -> None:
+    card = video_card(write_wan(tmp_path / "one"), "x")
+    assert card.tiles == TileRule(tile_cells=32, stride_cells=24, blend_pixels=64)
+    assert (card.size_multiple, card.pixels_per_cell, card.max_prompt_tokens) == (16, 8, 512)
+    assert card.defaults.guidance_scale_2 is None
+    two = video_card(write_wan(tmp_path / "two", boundary_ratio=0.875), "x")
+    assert (two.defaults.guidance_scale, two.defaults.guidance_scale_2) == (4.0, 3.0)
+    assert "transformer_2" in dict(two.component_bytes)
+
+
+def test_the_released_wan_defaults(tmp_path: Path) -> None:
+    folder = write_wan(tmp_path / "one")
+    (folder / "card.json").unlink()
+    defaults = video_card(folder, "x").defaults
+    assert (defaults.size, defaults.num_frames, defaults.fps) == (Size(480, 832), 81, 16)
+    assert (defaults.guidance_scale, defaults.flow_shift) == (5.0, 3.0)
+
+
+def test_unknown_defaults_are_named(copied: Path) -> None:
+    change(copied / "card.json", defaults={"frames": 9})
+    assert "frames" in fault_of(lambda: video_card(copied, "x")).what
+
+
+@pytest.mark.parametrize(
+    ("name", "entry"),
+    [
+        ("transformer", ["pipeline", "HunyuanVideo15Transformer3DModel"]),
+        ("transformer", ["diffusers", "FluxTransformer2DModel"]),
+        ("text_encoder", ["modeling_own", "Qwen2_5_VLTextModel"]),
+        ("scheduler", ["diffusers", "DDIMScheduler"]),
+        ("vae", None),
+    ],
+)
+def test_foreign_components_are_refused(copied: Path, name: str, entry: Any) -> None:
+    change(copied / "model_index.json", **{name: entry})
+    error = fault_of(lambda: read_layout(copied))
+    assert error.code == "checkpoint.component"
+    assert name in error.what
+
+
+def test_other_pipelines_are_refused(copied: Path) -> None:
+    change(copied / "model_index.json", _class_name="FluxPipeline")
+    assert fault_of(lambda: video_card(copied, "x")).code == "checkpoint.family"
+
+
+def test_an_image_to_video_transformer_is_refused(copied: Path) -> None:
+    change(copied / "transformer" / "config.json", task_type="i2v")
+    assert fault_of(lambda: video_card(copied, "x")).code == "checkpoint.family"
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{"])
+def test_a_broken_index_is_a_fault(copied: Path, text: str) -> None:
+    (copied / "model_index.json").write_text(text)
+    assert fault_of(lambda: video_card(copied, "x")).code == "checkpoint.json"
+
+
+def test_weights_that_are_not_there_yet_are_left_out(copied: Path) -> None:
+    (copied / "vae" / "diffusion_pytorch_model.safetensors").unlink()
+    assert "vae" not in dict(video_card(copied, "x").component_bytes)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model_index.json",
+        "vae/config.json",
+        "tokenizer/chat_template.jinja",
+        "scheduler/scheduler_config.json",
+        "text_encoder/model.safetensors",
+    ],
+)
+def test_the_fingerprint_follows_every_part(copied: Path, name: str) -> None:
+    before = read_layout(copied).fingerprint()
+    data = (copied / name).read_bytes()
+    # A byte of the last weight, or a space behind JSON and Jinja text.
+    is_weights = name.endswith("safetensors")
+    (copied / name).write_bytes(data[:-1] + b"\x11" if is_weights else data + b" ")
+    assert read_layout(copied).fingerprint() != before
+
+
+def test_the_builder_writes_the_embedded_checkpoint_to_the_bit(tmp_path: Path) -> None:
+    from tiny_checkpoints import hunyuan_video15
+
+    hunyuan_video15.write(tmp_path / "built")
+    built = {f.relative_to(tmp_path / "built"): f for f in tmp_path.rglob("*") if f.is_file()}
+    shipped = {f.relative_to(TINY_VIDEO): f for f in TINY_VIDEO.rglob("*") if f.is_file()}
+    assert set(shipped) - set(built) == {Path("README.md")}
+    assert not set(built) - set(shipped)
+    for name, file in built.items():
+        assert file.read_bytes() == shipped[name].read_bytes(), name

@@ -1,0 +1,20 @@
+"""Small video checkpoints for tests in every room: the embedded one, and Wan written on demand.
+
+from tiny_video import TINY_VIDEO, write_wan
+write_wan(tmp_path / "wan")                          Wan 2.1
+write_wan(tmp_path / "wan", boundary_ratio=0.9)      Wan 2.2, two transformers
+"""
+
+from pathlib import Path
+
+import hyimg_cli
+
+TINY_VIDEO = Path(hyimg_cli.__file__).parent / "assets" / "tiny-video"
+
+
+def write_wan(folder: Path, *, boundary_ratio: float | None = None) -> Path:
+    """A Wan checkpoint with random weights, always the same; imports torch and diffusers."""
+    from tiny_checkpoints import wan
+
+    wan.write(folder, boundary_ratio=boundary_ratio)
+    return folder
