@@ -30,7 +30,7 @@ from hyimg_cli.spec.job import Job, SizeRequest
 __all__ = ["KNOBS", "Setting", "job_to_json", "read_recipe", "resolve_jobs", "settle"]
 
 PREFIX = "HYIMG_"
-Card = TypeVar("Card", ModelCard, VideoCard)
+Card = TypeVar("Card", bound=ModelCard | VideoCard)
 
 
 _BY_NAME = {knob.name: knob for knob in KNOBS}
