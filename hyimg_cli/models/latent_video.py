@@ -5,9 +5,9 @@ No base class: a family offers these methods. Everything that one job leaves beh
 """
 
 # Legend: C channel, F latent frames, Y X latent rows and columns, H W pixels, T frames
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -15,6 +15,11 @@ from torch import Tensor
 
 from hyimg_cli.spec.card import VideoCard
 from hyimg_cli.spec.job import VideoJob
+
+# One guidance branch's velocity at a step; and what evaluates all of a step's branches, in order:
+# one after another in one process, or each on its own rank with the results exchanged.
+Branch = Callable[[], Tensor]
+RunBranches = Callable[[Sequence[Branch]], Sequence[Tensor]]
 
 
 @dataclass(frozen=True)
@@ -72,8 +77,40 @@ class VideoDenoiser(Protocol):
         """Stand behind step `index - 1` as `state` was taken there."""
 
 
+class LatentDecoder(Protocol):
+    """Turns latents in the VAE's own scale into pixels."""
+
+    def decode(self, latents_BCFYX: Tensor) -> Tensor:
+        """Pixels in about -1..1, [B, 3, T, H, W]."""
+
+
+class VideoVae(Protocol):
+    """A VAE in the pieces that a tiled decode is made of: cut, `decode_tile`, merge, `finished`."""
+
+    @property
+    def module(self) -> Any:
+        """The library's autoencoder."""
+
+    def unscaled(self, latents_BCFYX: Tensor) -> Tensor:
+        """A denoiser's latents in the VAE's scale and dtype, on its device."""
+
+    def decode_tile(self, tile_BCFYX: Tensor) -> Tensor:
+        """One tile with all its frames through the decoder; not re-entrant where the module keeps
+        features between frames.
+        """
+
+    def finished(self, merged_BCTHW: Tensor) -> Tensor:
+        """Merged tiles as pixels: patches unfolded and values clamped, where the VAE does so."""
+
+
 class LatentVideoModel(Protocol):
-    """A text-to-video model. Methods raise JobError for what a job asks wrongly."""
+    """A text-to-video model. Methods raise JobError for what a job asks wrongly.
+
+    `run_branches` and `decoder` may be replaced: guidance and decode are spread over ranks there.
+    """
+
+    run_branches: RunBranches
+    decoder: LatentDecoder
 
     @property
     def card(self) -> VideoCard: ...
@@ -92,6 +129,13 @@ class LatentVideoModel(Protocol):
 
     @property
     def prompts(self) -> PromptEncoder: ...
+
+    @property
+    def vae(self) -> VideoVae:
+        """Alone in memory where nothing else was asked for yet."""
+
+    def load_weights(self) -> None:
+        """Read the transformer and the VAE now; without it, the first job does."""
 
     def texts(self, job: VideoJob) -> tuple[str, ...]:
         """The strings whose embeddings the job needs: its prompt, and under CFG the negative."""

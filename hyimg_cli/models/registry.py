@@ -22,6 +22,7 @@ from hyimg_cli.spec.job import ImageJob, Size
 from hyimg_cli.spec.run import ModelChoice
 
 if TYPE_CHECKING:
+    from hyimg_cli.models.diffusers_video.model import DiffusersVideo
     from hyimg_cli.models.protocols import MixedModel
 
 EMBEDDED = "tiny-image"
@@ -109,6 +110,20 @@ def load(choice: ModelChoice, *, is_batch_invariant: bool = True) -> "MixedModel
         choice,
         is_batch_invariant=is_batch_invariant,
     )
+
+
+def load_video(
+    choice: ModelChoice, *, is_fast: bool = True, is_tiled: bool = True
+) -> "DiffusersVideo":
+    """The loaded video model; its text encoders stay on disk until a prompt needs them.
+
+    `is_fast` off takes the library's own transformer forward, `is_tiled` off decodes latents whole.
+    Imports torch. Raises CheckpointError, or MachineError for the device."""
+    from hyimg_cli.models.diffusers_video.loading import load_video as load_folder
+
+    folder = resolve_model(choice.model, choice.revision)
+    card = video_card(choice.model, choice.revision)
+    return load_folder(folder, card, choice, is_fast=is_fast, is_tiled=is_tiled)
 
 
 def _fetched(model: str, revision: str | None, *, with_weights: bool) -> Path:

@@ -1,0 +1,118 @@
+"""Latents to frames: the library's VAE, whole or in tiles; the seam for tiles on other ranks."""
+
+# Legend: B batch, C channel, F latent frames, Y X latent rows and columns, T H W pixels
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hyimg_cli.errors import OutputError
+from hyimg_cli.models.latent_video import VideoVae
+
+PIECE_FRAMES = 8
+
+
+class LibraryDecoder:
+    """The VAE's own `decode`, tiled by its own rule (the card's `tiles`) or not at all."""
+
+    def __init__(self, vae: Callable[[], VideoVae], *, is_tiled: bool) -> None:
+        self._vae = vae
+        self.is_tiled = is_tiled
+
+    def decode(self, latents_BCFYX: Tensor) -> Tensor:
+        module = self._vae().module
+        if self.is_tiled:
+            module.enable_tiling()
+        else:
+            module.disable_tiling()
+        pixels: Tensor = module.decode(latents_BCFYX, return_dict=False)[0]
+        return pixels
+
+
+class HunyuanVae:
+    """AutoencoderKLHunyuanVideo15: one factor, no layer beside its decoder."""
+
+    def __init__(self, module: Any) -> None:
+        self.module = module
+
+    def unscaled(self, latents_BCFYX: Tensor) -> Tensor:
+        latents = latents_BCFYX.to(self.module.device, self.module.dtype)
+        factor: float = self.module.config.scaling_factor
+        return latents / factor
+
+    def decode_tile(self, tile_BCFYX: Tensor) -> Tensor:
+        pixels: Tensor = self.module.decoder(tile_BCFYX)
+        return pixels
+
+    def finished(self, merged_BCTHW: Tensor) -> Tensor:
+        return merged_BCTHW
+
+
+class WanVae:
+    """AutoencoderKLWan: mean and deviation by channel, frame by frame with kept features."""
+
+    def __init__(self, module: Any) -> None:
+        self.module = module
+
+    def unscaled(self, latents_BCFYX: Tensor) -> Tensor:
+        latents = latents_BCFYX.to(self.module.device, self.module.dtype)
+        # The reciprocal is rounded before it divides, as in WanPipeline.
+        inverse = 1.0 / self._by_channel(self.module.config.latents_std, torch.float32)
+        return latents / inverse.to(latents) + self._by_channel(
+            self.module.config.latents_mean, latents.dtype
+        )
+
+    def decode_tile(self, tile_BCFYX: Tensor) -> Tensor:
+        """As the body of the library's `tiled_decode`: one latent frame at a time."""
+        module = self.module
+        module.clear_cache()
+        pieces = []
+        for frame in range(tile_BCFYX.shape[2]):
+            module._conv_idx = [0]
+            pieces.append(
+                module.decoder(
+                    module.post_quant_conv(tile_BCFYX[:, :, frame : frame + 1]),
+                    feat_cache=module._feat_map,
+                    feat_idx=module._conv_idx,
+                    first_chunk=frame == 0,
+                )
+            )
+        module.clear_cache()
+        return torch.cat(pieces, dim=2)
+
+    def finished(self, merged_BCTHW: Tensor) -> Tensor:
+        from diffusers.models.autoencoders.autoencoder_kl_wan import unpatchify
+
+        patch = self.module.config.patch_size
+        pixels = merged_BCTHW if patch is None else unpatchify(merged_BCTHW, patch_size=patch)
+        return torch.clamp(pixels, min=-1.0, max=1.0)
+
+    def _by_channel(self, values: list[float], dtype: torch.dtype) -> Tensor:
+        return torch.tensor(values).view(1, -1, 1, 1, 1).to(self.module.device, dtype)
+
+
+def frames(pixels_BCTHW: Tensor) -> Iterator[np.ndarray]:
+    """A video in -1..1 as pieces of RGB uint8 [T, H, W, 3]; B is 1.
+
+    Checked first, as a whole. Raises OutputError where a value is not finite, or every pixel is
+    the same.
+    """
+    lowest, highest = (bound.item() for bound in pixels_BCTHW.aminmax())
+    if not (np.isfinite(lowest) and np.isfinite(highest)):
+        raise OutputError("the video is not finite", code="output-video.not-finite")
+    levels_THWC = _levels(pixels_BCTHW[0])
+    if bool((levels_THWC == levels_THWC[0, 0, 0, 0]).all()):
+        raise OutputError("every pixel is the same", code="output-video.constant")
+    return (piece.cpu().numpy() for piece in levels_THWC.split(PIECE_FRAMES))
+
+
+def _levels(pixels_CTHW: Tensor) -> Tensor:
+    """uint8 [T, H, W, 3], rounded as the library's own image export does, on the device."""
+    channels_last = pixels_CTHW.permute(1, 2, 3, 0)
+    parts = (
+        (part.float() * 0.5 + 0.5).clamp(0, 1).mul(255).round().to(torch.uint8)
+        for part in channels_last.split(PIECE_FRAMES)
+    )
+    return torch.cat(list(parts))

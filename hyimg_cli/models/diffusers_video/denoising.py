@@ -1,0 +1,55 @@
+"""One job's denoising, whatever the family: scheduler steps around a guided velocity."""
+
+# Legend: B batch, C channel, F latent frames, Y X latent rows and columns
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hyimg_cli.models.diffusers_video import step_cache
+from hyimg_cli.models.diffusers_video.scheduling import Schedule
+
+Velocity = Callable[[int, Tensor], Tensor]
+
+
+class Denoiser:
+    """The `VideoDenoiser` of both families. Made for one job; nothing of it outlives the job."""
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        velocity: Velocity,
+        noise_1CFYX: Tensor,
+        networks: Sequence[Any],
+    ) -> None:
+        """`networks` are those whose step caches the job may fill; they start empty."""
+        self.schedule = schedule
+        self._velocity = velocity
+        self._noise = noise_1CFYX
+        self._networks = networks
+        for network in networks:
+            step_cache.forget(network)
+
+    @property
+    def steps(self) -> int:
+        return len(self.schedule.levels)
+
+    def initial_latents(self) -> Tensor:
+        return self._noise.clone()
+
+    @torch.no_grad()
+    def step(self, index: int, latents_BCFYX: Tensor) -> Tensor:
+        return self.schedule.advance(index, self._velocity(index, latents_BCFYX), latents_BCFYX)
+
+    def state(self) -> Mapping[str, Tensor]:
+        """Raises JobError where a step cache is on: what it remembers cannot be kept."""
+        for network in self._networks:
+            step_cache.refuse_checkpoint(network)
+        return self.schedule.state()
+
+    def restore(self, index: int, state: Mapping[str, Tensor]) -> None:
+        """Raises ValueError where `state` was taken behind another step."""
+        for network in self._networks:
+            step_cache.forget(network)
+        self.schedule.restore(index, state)

@@ -1,0 +1,126 @@
+"""Prompt embeddings: encoders that come when needed and go when told, keys, and bytes to keep."""
+
+import gc
+import json
+import struct
+from collections import Counter
+from collections.abc import Mapping
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import torch
+from safetensors.torch import load, save
+
+from hyimg_cli.models.diffusers_video.layout import Layout
+from hyimg_cli.models.diffusers_video.weights import Place, load_tokenizer, load_weights
+from hyimg_cli.models.latent_video import PromptEmbedding
+from hyimg_cli.spec import digest
+
+FORMAT = 1
+_LIBRARIES = ("torch", "transformers", "diffusers", "tokenizers")
+_KEY, _NOTES = "key", "notes"
+
+
+class Encoders:
+    """The text encoders and tokenizers of a checkpoint, loaded one by one at their first use."""
+
+    def __init__(self, layout: Layout, place: Place) -> None:
+        self.layout = layout
+        self.place = place
+        self.runs: Counter[str] = Counter()
+        self._networks: dict[str, Any] = {}
+        self._tokenizers: dict[str, Any] = {}
+        self._identities: dict[str, str] = {}
+
+    def network(self, name: str) -> Any:
+        """A text encoder about to run once; `runs` counts it."""
+        if name not in self._networks:
+            self._networks[name] = load_weights(self.layout.components[name], self.place)
+        self.runs[name] += 1
+        return self._networks[name]
+
+    def tokenizer(self, name: str) -> Any:
+        if name not in self._tokenizers:
+            self._tokenizers[name] = load_tokenizer(self.layout.components[name])
+        return self._tokenizers[name]
+
+    def identity(self, *names: str) -> list[str]:
+        """Digests of components' files, each read once."""
+        for name in names:
+            if name not in self._identities:
+                self._identities[name] = self.layout.components[name].identity()
+        return [self._identities[name] for name in names]
+
+    def release(self) -> None:
+        """Free the networks' memory; tokenizers stay."""
+        self._networks.clear()
+        gc.collect()
+        if self.place.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def key(self, **parts: Any) -> str:
+        """A digest of `parts` and of what shapes every embedding: dtype, device, libraries."""
+        return digest.of_json(
+            {
+                "format": FORMAT,
+                "family": self.layout.family,
+                "dtype": self.place.dtype_name,
+                "device": device_class(self.place.device),
+                "libraries": list(library_versions()),
+                **parts,
+            }
+        )
+
+
+@cache
+def library_versions() -> tuple[str, ...]:
+    """Versions of the libraries that turn text into an embedding."""
+    return tuple(f"{name} {installed(name)}" for name in _LIBRARIES)
+
+
+def installed(name: str) -> str | None:
+    """A package's version, None where it is not there."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def device_class(device: torch.device) -> str:
+    """What decides a kernel's rounding: the CPU, or a GPU's name."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def cut_note(count: int, limit: int, what: str) -> tuple[str, ...]:
+    """What to tell where a text is longer than its encoder reads."""
+    if count <= limit:
+        return ()
+    return (f"{what} is {count} tokens long and was cut: its encoder reads {limit}",)
+
+
+def pack(embedding: PromptEmbedding) -> bytes:
+    """safetensors: the tensors to the bit, key and notes in the header."""
+    notes = json.dumps(list(embedding.notes))
+    tensors = {name: tensor.contiguous() for name, tensor in embedding.tensors.items()}
+    return save(tensors, metadata={_KEY: embedding.key, _NOTES: notes})
+
+
+def unpack(data: bytes, key: str, names: Mapping[str, bool]) -> PromptEmbedding:
+    """What `pack` was given under `key`; `names` says of each tensor whether it must be there.
+
+    Raises ValueError for anything else.
+    """
+    try:
+        (length,) = struct.unpack("<Q", data[:8])
+        header = json.loads(data[8 : 8 + length])["__metadata__"]
+        stored, notes = header[_KEY], tuple(str(note) for note in json.loads(header[_NOTES]))
+        tensors = load(data)
+    except Exception as error:  # safetensors raises a type of its own, the rest KeyError and such
+        raise ValueError(f"not a packed prompt embedding: {error}") from error
+    if stored != key:
+        raise ValueError("a prompt embedding of another key")
+    missing = [name for name, is_needed in names.items() if is_needed and name not in tensors]
+    if missing or set(tensors) - set(names) or any(t.ndim != 2 for t in tensors.values()):
+        raise ValueError(f"not the tensors of a prompt embedding: {sorted(tensors)}")
+    return PromptEmbedding(key, tensors, notes)

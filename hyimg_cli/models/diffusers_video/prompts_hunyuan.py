@@ -1,0 +1,127 @@
+"""HunyuanVideo-1.5's two text encoders: Qwen2.5-VL for the prompt, ByT5 for what it quotes.
+
+The encoding itself is diffusers' own (`HunyuanVideo15Pipeline`), called one string at a time
+under no_grad: with gradients another attention kernel is picked, and other bits come out.
+"""
+
+# Legend: N tokens of the main stream, M glyph tokens, W width
+import inspect
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+import torch
+from diffusers import HunyuanVideo15Pipeline
+from diffusers.pipelines.hunyuan_video1_5.pipeline_hunyuan_video1_5 import (
+    extract_glyph_texts,
+    format_text_input,
+)
+from torch import Tensor
+
+from hyimg_cli.models.diffusers_video import prompts
+from hyimg_cli.models.diffusers_video.card import HUNYUAN_MAX_TOKENS
+from hyimg_cli.models.diffusers_video.layout import Layout
+from hyimg_cli.models.diffusers_video.prompts import Encoders, cut_note
+from hyimg_cli.models.diffusers_video.weights import Place
+from hyimg_cli.models.latent_video import PromptEmbedding
+
+TEXT, GLYPH = "text", "glyph"
+MAX_GLYPH_TOKENS = 256
+TEMPLATE_TOKENS = 108
+SKIPPED_LAYERS = 2
+_TENSORS = {TEXT: True, GLYPH: False}
+
+
+class HunyuanPrompts:
+    """The checkpoint's `PromptEncoder`: `text` [N, W] always, `glyph` [M, W] for quoted text."""
+
+    def __init__(self, layout: Layout, place: Place) -> None:
+        self.encoders = Encoders(layout, place)
+        self.max_tokens = HUNYUAN_MAX_TOKENS
+        self.system_message = system_message()
+
+    @property
+    def encoder_runs(self) -> Mapping[str, int]:
+        return dict(self.encoders.runs)
+
+    def key(self, text: str) -> str:
+        """By the exact string: nothing of it is stripped."""
+        glyph = [*self.encoders.identity("text_encoder_2", "tokenizer_2"), MAX_GLYPH_TOKENS]
+        return self.encoders.key(
+            text=text,
+            files=self.encoders.identity("text_encoder", "tokenizer"),
+            template=[self.system_message, TEMPLATE_TOKENS, self.max_tokens, SKIPPED_LAYERS],
+            # A prompt that quotes nothing never meets the glyph encoder.
+            glyph=glyph if extract_glyph_texts(text) is not None else None,
+        )
+
+    @torch.no_grad()
+    def encode(self, text: str) -> PromptEmbedding:
+        main_NW, notes = self._main(text)
+        tensors = {TEXT: main_NW}
+        if extract_glyph_texts(text) is not None:
+            tensors[GLYPH], glyph_notes = self._glyph(text)
+            notes += glyph_notes
+        return PromptEmbedding(self.key(text), tensors, notes)
+
+    def pack(self, embedding: PromptEmbedding) -> bytes:
+        return prompts.pack(embedding)
+
+    def unpack(self, data: bytes, key: str) -> PromptEmbedding:
+        return prompts.unpack(data, key, _TENSORS)
+
+    def release(self) -> None:
+        self.encoders.release()
+
+    def _main(self, text: str) -> tuple[Tensor, tuple[str, ...]]:
+        tokenizer, place = self.encoders.tokenizer("tokenizer"), self.encoders.place
+        states, mask = HunyuanVideo15Pipeline._get_mllm_prompt_embeds(
+            text_encoder=self.encoders.network("text_encoder"),
+            tokenizer=tokenizer,
+            prompt=text,
+            device=place.device,
+            tokenizer_max_length=self.max_tokens,
+            num_hidden_layers_to_skip=SKIPPED_LAYERS,
+            system_message=self.system_message,
+            crop_start=TEMPLATE_TOKENS,
+        )
+        count = _template_length(tokenizer, text, self.system_message) - TEMPLATE_TOKENS
+        return _valid(states, mask, place.dtype), cut_note(count, self.max_tokens, "the prompt")
+
+    def _glyph(self, text: str) -> tuple[Tensor, tuple[str, ...]]:
+        tokenizer, place = self.encoders.tokenizer("tokenizer_2"), self.encoders.place
+        states, mask = HunyuanVideo15Pipeline._get_byt5_prompt_embeds(
+            tokenizer=tokenizer,
+            text_encoder=self.encoders.network("text_encoder_2"),
+            prompt=text,
+            device=place.device,
+            tokenizer_max_length=MAX_GLYPH_TOKENS,
+        )
+        count = len(tokenizer(extract_glyph_texts(text)).input_ids)
+        notes = cut_note(count, MAX_GLYPH_TOKENS, "the quoted text")
+        return _valid(states, mask, place.dtype), notes
+
+
+@cache
+def system_message() -> str:
+    """The library's own, spaces and all: the template's 108 tokens count on it."""
+    signature = inspect.signature(HunyuanVideo15Pipeline._get_mllm_prompt_embeds)
+    return str(signature.parameters["system_message"].default)
+
+
+def _template_length(tokenizer: Any, text: str, system: str) -> int:
+    """Tokens of the whole conversation, nothing cut."""
+    ids = tokenizer.apply_chat_template(
+        format_text_input([text], system),
+        add_generation_prompt=True,
+        tokenize=True,
+        return_dict=True,
+    )
+    return len(ids.input_ids[0])
+
+
+def _valid(states_1NW: Tensor, mask_1N: Tensor, dtype: torch.dtype) -> Tensor:
+    """The rows of real tokens, in front of the padding, on the CPU [N, W]."""
+    count = int(mask_1N[0].sum())
+    assert bool(mask_1N[0, :count].all()), "tokens are padded on the right"
+    return states_1NW[0, :count].to(dtype).cpu().clone()

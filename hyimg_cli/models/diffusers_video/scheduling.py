@@ -1,0 +1,124 @@
+"""A job's own scheduler: diffusers' class, made anew, stepped without a host read, kept whole in a
+checkpoint.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from diffusers.schedulers.scheduling_utils import SchedulerMixin
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from hyimg_cli.models.diffusers_video.layout import Component
+from hyimg_cli.models.diffusers_video.weights import configured
+
+# What `step` changes, by class. A test compares every attribute of a restored scheduler with one
+# that was never interrupted, so that none is forgotten.
+_REMEMBERED = {
+    "FlowMatchEulerDiscreteScheduler": ("_step_index",),
+    "UniPCMultistepScheduler": (
+        "_step_index",
+        "lower_order_nums",
+        "this_order",
+        "last_sample",
+        "model_outputs",
+        "timestep_list",
+    ),
+}
+_SHIFT_NAMES = {"FlowMatchEulerDiscreteScheduler": "shift", "UniPCMultistepScheduler": "flow_shift"}
+
+
+class Schedule:
+    """The denoise steps of one job: `timesteps` on the device, `levels` the same on the host."""
+
+    def __init__(
+        self,
+        component: Component,
+        *,
+        steps: int,
+        flow_shift: float,
+        device: torch.device,
+        is_linear: bool,
+    ) -> None:
+        """`is_linear` passes HunyuanVideo-1.5's straight line of sigmas; else the class spaces
+        them by its own rule.
+        """
+        self.component = component
+        shift = {_SHIFT_NAMES[component.class_name]: flow_shift}
+        self.scheduler: SchedulerMixin = configured(component, **shift)
+        scheduler: Any = self.scheduler
+        if is_linear:
+            scheduler.set_timesteps(sigmas=np.linspace(1.0, 0.0, steps + 1)[:-1], device=device)
+        else:
+            scheduler.set_timesteps(steps, device=device)
+        # Without a begin index the first step looks its timestep up, on the host.
+        scheduler.set_begin_index(0)
+        self.levels: list[float] = scheduler.timesteps.tolist()
+        self.sigmas: list[float] = scheduler.sigmas.tolist()
+        self.device = device
+        # UniPC leaves them on the CPU, and every `.to(device)` of a step would wait for the GPU.
+        scheduler.sigmas = scheduler.sigmas.to(device)
+        self.timesteps: Tensor = scheduler.timesteps
+
+    @property
+    def train_timesteps(self) -> int:
+        scheduler: Any = self.scheduler
+        count: int = scheduler.config.num_train_timesteps
+        return count
+
+    def advance(self, index: int, velocity: Tensor, latents: Tensor) -> Tensor:
+        """Latents behind step `index`."""
+        scheduler: Any = self.scheduler
+        with _UncheckedSolve():
+            moved: Tensor = scheduler.step(
+                velocity, self.timesteps[index], latents, return_dict=False
+            )[0]
+        return moved
+
+    def state(self) -> dict[str, Tensor]:
+        """All that the steps so far left in the scheduler, as copies on the CPU."""
+        kept: dict[str, Tensor] = {}
+        for name in _REMEMBERED[self.component.class_name]:
+            value: Any = getattr(self.scheduler, name, None)
+            is_list = isinstance(value, list)
+            parts = {f"{name}.{i}": v for i, v in enumerate(value)} if is_list else {name: value}
+            kept.update((key, _tensor(part)) for key, part in parts.items() if part is not None)
+        return kept
+
+    def restore(self, index: int, state: Mapping[str, Tensor]) -> None:
+        """As `state` found it behind step `index - 1`. Raises ValueError for another step's."""
+        if "_step_index" not in state or int(state["_step_index"]) != index:
+            raise ValueError(f"this is not the scheduler's state at step {index}")
+        for name in _REMEMBERED[self.component.class_name]:
+            value = getattr(self.scheduler, name, None)
+            if isinstance(value, list):
+                parts = [self._back(state.get(f"{name}.{i}")) for i in range(len(value))]
+                setattr(self.scheduler, name, parts)
+            elif name in state:
+                setattr(self.scheduler, name, self._back(state[name]))
+
+    def _back(self, kept: Tensor | None) -> Tensor | int | None:
+        """A counter or a tensor as the scheduler holds it: counters are kept on axis-less int32."""
+        if kept is None:
+            return None
+        return int(kept) if kept.dtype == torch.int32 else kept.to(self.device, copy=True)
+
+
+def _tensor(value: Any) -> Tensor:
+    if isinstance(value, Tensor):
+        return value.detach().cpu().clone()
+    return torch.tensor(value, dtype=torch.int32)
+
+
+class _UncheckedSolve(TorchFunctionMode):
+    """`linalg.solve` as `solve_ex`, the same kernel without reading its error code on the host.
+
+    UniPC's corrector solves a 2 x 2 system at each step; the system is never singular.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.linalg.solve:
+            return torch.linalg.solve_ex(*args, **(kwargs or {})).result
+        return func(*args, **(kwargs or {}))

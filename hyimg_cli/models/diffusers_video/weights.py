@@ -1,0 +1,223 @@
+"""Components of a checkpoint as modules: every tensor, no other, safetensors only, no code of its
+own.
+
+Names and shapes are checked from the files' headers before a byte of weight is read. The libraries
+then load by their own concrete classes, never by an Auto class, so nothing that a checkpoint names
+(`auto_map`) is looked at.
+"""
+
+import importlib
+import logging
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from diffusers.utils import logging as diffusers_logging
+from torch import nn
+from transformers.utils import logging as transformers_logging
+
+from hyimg_cli.errors import CheckpointError, MachineError
+from hyimg_cli.loading.checkpoint import TensorInfo, check_against, tensor_index
+from hyimg_cli.loading.memory import available_bytes
+from hyimg_cli.models.diffusers_video.layout import Component
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where weights go, and in which precision."""
+
+    device: torch.device
+    dtype: torch.dtype
+
+    @property
+    def dtype_name(self) -> str:
+        return str(self.dtype).removeprefix("torch.")
+
+
+def check_weights(component: Component) -> int:
+    """How many parameters a component's files hold. Raises CheckpointError where they are missing,
+    broken, pickled, or not exactly what its configuration describes.
+    """
+    cls = component_class(component)
+    with torch.device("meta"), _quiet():
+        module = _empty(cls, component)
+    expected = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
+    found = _without_ignored(tensor_index(component.folder, component.stem), cls)
+    for copy, source in _tied(module).items():
+        # Stored once or twice: either is the whole weight.
+        if copy in expected and source in expected and (copy in found) != (source in found):
+            expected.pop(copy if source in found else source)
+    try:
+        check_against(found, expected)
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"{component.name}: {error.what}",
+            where=str(component.folder),
+            hint=error.hint,
+            code=error.code,
+        ) from None
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def load_weights(component: Component, place: Place) -> Any:
+    """A component ready for inference, its files checked first.
+
+    What its class keeps in float32 stays so. Raises CheckpointError, or MachineError where the
+    memory does not suffice.
+    """
+    check_weights(component)
+    _refuse_too_large(component, place)
+    cls: Any = component_class(component)
+    try:
+        with _quiet():
+            module, report = cls.from_pretrained(
+                component.folder,
+                dtype=place.dtype,
+                use_safetensors=True,
+                local_files_only=True,
+                output_loading_info=True,
+            )
+        _refuse_leftovers(component, report)
+        module = module.to(place.device)
+    except torch.OutOfMemoryError:
+        raise _too_large(component, "the GPU ran out of memory") from None
+    module.requires_grad_(False)
+    module.eval()
+    return module
+
+
+def load_tokenizer(component: Component) -> Any:
+    """A tokenizer from its own files."""
+    cls: Any = component_class(component)
+    try:
+        with _quiet():
+            return cls.from_pretrained(component.folder, local_files_only=True)
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise CheckpointError(
+            f"the {component.name} cannot be read: {error}",
+            where=str(component.folder),
+            hint="download the checkpoint again, with its tokenizer files",
+            code="checkpoint.tokenizer",
+        ) from error
+
+
+def configured(component: Component, **changes: Any) -> Any:
+    """A scheduler or guider from its configuration file, with `changes` to it."""
+    cls: Any = component_class(component)
+    config = component.config() | changes
+    try:
+        with _quiet():
+            return cls.from_config(config)
+    except (TypeError, ValueError, NotImplementedError) as error:
+        raise CheckpointError(
+            f"the {component.name}'s configuration cannot be used: {error}",
+            where=str(component.folder),
+            code="checkpoint.config",
+        ) from error
+
+
+def component_class(component: Component) -> type[Any]:
+    """The library's class; `layout` has made sure that it is one that we know."""
+    cls: type[Any] = getattr(importlib.import_module(component.library), component.class_name)
+    return cls
+
+
+def _empty(cls: Any, component: Component) -> nn.Module:
+    """The module without memory for its weights."""
+    try:
+        if component.library == "diffusers":
+            module: nn.Module = cls.from_config(component.config())
+        else:
+            config = cls.config_class.from_pretrained(component.folder, local_files_only=True)
+            module = cls(config)
+    except (OSError, TypeError, ValueError, KeyError, AttributeError) as error:
+        raise CheckpointError(
+            f"{component.name}/config.json does not describe a {component.class_name}: {error}",
+            where=str(component.folder),
+            code="checkpoint.config",
+        ) from error
+    return module
+
+
+def _tied(module: nn.Module) -> dict[str, str]:
+    """Names that share another name's tensor."""
+    tied = getattr(module, "_tied_weights_keys", None)
+    return dict(tied) if isinstance(tied, dict) else {}
+
+
+def _without_ignored(found: dict[str, TensorInfo], cls: Any) -> dict[str, TensorInfo]:
+    """Without tensors that the library itself says its class leaves in the file."""
+    patterns = getattr(cls, "_keys_to_ignore_on_load_unexpected", None) or ()
+    return {
+        name: info
+        for name, info in found.items()
+        if not any(re.search(pattern, name) for pattern in patterns)
+    }
+
+
+def _refuse_leftovers(component: Component, report: dict[str, Any]) -> None:
+    for kind in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs"):
+        if report.get(kind):
+            names = ", ".join(str(name) for name in list(report[kind])[:5])
+            raise CheckpointError(
+                f"loading the {component.name} left {kind.replace('_', ' ')}: {names}",
+                where=str(component.folder),
+                code="checkpoint.not-strict",
+            )
+
+
+def _refuse_too_large(component: Component, place: Place) -> None:
+    """Say before loading that the weights cannot fit."""
+    stored = component.stored_bytes() or 0
+    needed = stored * (2 if place.dtype == torch.float32 else 1)
+    if place.device.type == "cuda":
+        free = torch.cuda.mem_get_info(place.device)[0]
+    else:
+        free = available_bytes()
+    if needed > free:
+        raise _too_large(component, f"{place.device} has {free / 1e9:.1f} GB free")
+
+
+def _too_large(component: Component, what: str) -> MachineError:
+    stored = (component.stored_bytes() or 0) / 1e9
+    return MachineError(
+        f"the {component.name} takes {stored:.1f} GB as stored; {what}",
+        hint="--dtype bfloat16 halves the weights on a CPU; free memory or use a larger device",
+        code="machine.memory",
+    )
+
+
+class _NotExperimental(logging.Filter):
+    """Lets everything pass but the notice that guiders are experimental, printed for each one."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not record.getMessage().startswith("Guiders are currently an experimental feature")
+
+
+_NOT_EXPERIMENTAL = _NotExperimental()
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """No progress bars of the libraries' own: stderr belongs to the caller's progress."""
+    logger = logging.getLogger("diffusers.guiders.guider_utils")
+    logger.addFilter(_NOT_EXPERIMENTAL)
+    bars = [
+        library for library in (transformers_logging, diffusers_logging) if _shows_bars(library)
+    ]
+    for library in bars:
+        library.disable_progress_bar()
+    try:
+        yield
+    finally:
+        for library in bars:
+            library.enable_progress_bar()
+        logger.removeFilter(_NOT_EXPERIMENTAL)
+
+
+def _shows_bars(library: Any) -> bool:
+    shows: bool = library.is_progress_bar_enabled()
+    return shows
