@@ -83,6 +83,12 @@ class RunFolder:
         assert is_custom_id(custom_id), f"{custom_id!r} never passed the manifest's check"
         return self.folder / LATENTS / f"{custom_id}.safetensors"
 
+    def drop_latents(self, done: Iterable[str]) -> None:
+        """Removes the latents of jobs whose line stands: a kill came between the two."""
+        with disk_errors(self.folder):
+            for custom_id in done:
+                self.latents_for(custom_id).unlink(missing_ok=True)
+
     def write_run(self, info: Mapping[str, Any]) -> None:
         """Replaces run.json."""
         text = json.dumps(info, indent=2, ensure_ascii=False, default=str) + "\n"

@@ -311,7 +311,8 @@ def _ready(event: ModelLoaded | ModelReleased | Prewarmed | PromptsReady) -> str
             return f"prewarmed {event.shapes} shapes in {event.prewarm_s:.2f} s"
         case PromptsReady():
             made = f"{event.encoded} of {event.strings} distinct prompts embedded"
-            return f"{made} in {event.encode_s:.2f} s, the others were kept"
+            kept = ", the others were kept" if event.encoded < event.strings else ""
+            return f"{made} in {event.encode_s:.2f} s{kept}"
         case ModelReleased():
             needed, free = event.needed_bytes / 1e9, event.free_bytes / 1e9
             return f"{event.model} released: the next takes {needed:.1f} GB, {free:.1f} were free"

@@ -5,6 +5,7 @@
 What is not whole, or is of another job, is left aside: the job then starts at its first step.
 """
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Mapping
@@ -86,7 +87,8 @@ class Interim:
 
     def discard(self) -> None:
         """Remove what is kept: the job is done."""
-        self.path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self.path.unlink(missing_ok=True)
 
     def _read(self, data: bytes) -> Halfway | None:
         """What the bytes hold; None for another job's. Raises for damaged ones."""

@@ -261,6 +261,7 @@ def prepare(
     rest = sift(folder, selection.of(accepted.jobs), config, policy)
     videos = [job for job in rest.to_run if isinstance(job, VideoJob)]
     refuse_full_disk(folder.folder, videos, config, video_cards(config.model.revision))
+    folder.drop_latents(rest.done)
     folder.write_resolved(accepted.jobs)
     _record(folder, accepted.invalid)
     plan = planner.make_plan(rest.to_run, cards(config.model.revision))
