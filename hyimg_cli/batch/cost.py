@@ -64,8 +64,9 @@ class GroupCost:
 
 @dataclass(frozen=True)
 class PlanCost:
-    """The cost of each group of pictures in plan order, and of all. `shared_kv_bytes`: K/V that jobs
-    may share, held when the last one has been counted.
+    """The cost of each group of pictures in plan order, and of all.
+
+    `shared_kv_bytes`: K/V that jobs may share, held when the last one has been counted.
     """
 
     groups: tuple[GroupCost, ...]

@@ -58,7 +58,7 @@ def shoot(job: VideoJob, on: Set, clock: PhaseClock) -> Generator[Progress, None
     # 1. encode: every string the job reads, mostly from memory.
     yield PhaseStarted(job.custom_id, "encode")
     clock.enter("encode")
-    embeddings = {text: on.embed(text) for text in on.model.texts(job)}
+    embeddings = {text: on.embed(text) for text in dict.fromkeys(on.model.texts(job))}
     # 2. denoise: all steps, or those behind the latents that a killed run left.
     yield PhaseStarted(job.custom_id, "denoise", job.num_inference_steps)
     clock.enter("denoise_first")

@@ -23,6 +23,7 @@ from hyimg_cli.engine.keys import job_keys
 from hyimg_cli.engine.session import Session
 from hyimg_cli.errors import Interrupted, StorageError
 from hyimg_cli.models import registry
+from hyimg_cli.spec import digest
 from hyimg_cli.spec.events import (
     PHASES,
     DenoiseStep,
@@ -104,9 +105,7 @@ def test_files_and_lines_say_the_same(jobs: list[VideoJob], tmp_path: Path) -> N
     assert len({pixels(outcome) for outcome in outcomes.values()}) == 4
 
 
-def test_phases_are_disjoint_and_add_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_phases_are_disjoint_and_add_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     step = FakeDenoiser.step
 
     def slow(self: Any, index: int, latents: Any) -> Any:
@@ -158,9 +157,7 @@ def test_every_job_has_a_denoiser_of_its_own(
     assert [d.job.custom_id for d in model.denoisers] == ["plain", "seeded", "single", "quoted"]
 
 
-def test_a_retry_starts_afresh(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_retry_starts_afresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, clean = run([video_job()], tmp_path / "clean")
     step, tries = FakeDenoiser.step, []
 
@@ -275,8 +272,6 @@ def test_frames_without_loss_and_no_metadata(tmp_path: Path) -> None:
     shots = sorted((tmp_path / file.frames_path).iterdir())
     assert [shot.name for shot in shots] == [f"{n:04d}.png" for n in range(5)]
     raw = b"".join(np.asarray(Image.open(shot)).tobytes() for shot in shots)
-    from hyimg_cli.spec import digest
-
     assert digest.of_bytes(raw) == file.pixel_sha256
     assert sorted(p.name for p in (tmp_path / "outputs").iterdir()) == ["job.frames", "job.mp4"]
     with av.open(str(tmp_path / file.path)) as container:
@@ -339,7 +334,12 @@ def ten_jobs() -> list[VideoJob]:
 
 
 def runs_of(outcomes: dict[str, Outcome]) -> dict[str, int]:
+    """Counts until the last job's line: those of all jobs."""
     return list(outcomes.values())[-1].cache["encoder_runs"]
+
+
+def counts_of(outcomes: dict[str, Outcome]) -> dict[str, int]:
+    return list(outcomes.values())[-1].cache["prompt_embeddings"]
 
 
 def test_each_distinct_string_is_embedded_once_and_then_never(
@@ -351,12 +351,12 @@ def test_each_distinct_string_is_embedded_once_and_then_never(
     assert runs_of(first) == {"text": 4, "glyph": 1}
     (ready,) = [event for event in events if isinstance(event, PromptsReady)]
     assert (ready.strings, ready.encoded) == (4, 4)
-    assert first["job-9"].cache["prompt_embeddings"] == {
+    assert counts_of(first) == {
         "memory_hits": 20, "disk_hits": 0, "misses": 4,
     }  # fmt: skip
     _, second = run(ten_jobs(), tmp_path / "second", cache=cache)
     assert runs_of(second) == {}
-    assert second["job-9"].cache["prompt_embeddings"]["disk_hits"] == 4
+    assert counts_of(second)["disk_hits"] == 4
     assert not studios.models[1].prompts.is_loaded
     off, none = ReuseConfig(prompt_cache=False), CacheConfig()
     _, plain = run(ten_jobs(), tmp_path / "plain", cache=none, reuse=off, batch=COLD)
@@ -438,8 +438,7 @@ def test_prewarm_runs_each_shape_once_and_leaves_no_trace(
     ) == 2
     assert warm.keys() == cold.keys()
     assert all(pixels(warm[name]) == pixels(cold[name]) for name in warm)
-    counts = warm["quoted"].cache["prompt_embeddings"]
-    assert counts == cold["quoted"].cache["prompt_embeddings"]
+    assert counts_of(warm) == counts_of(cold)
 
 
 def test_a_shape_that_fails_is_not_counted(tmp_path: Path) -> None:
