@@ -83,10 +83,10 @@ class RunFolder:
         assert is_custom_id(custom_id), f"{custom_id!r} never passed the manifest's check"
         return self.folder / LATENTS / f"{custom_id}.safetensors"
 
-    def drop_latents(self, done: Iterable[str]) -> None:
-        """Removes the latents of jobs whose line stands: a kill came between the two."""
+    def drop_latents(self, jobs: Iterable[str]) -> None:
+        """Removes the latents of jobs that are done, or that start afresh."""
         with disk_errors(self.folder):
-            for custom_id in done:
+            for custom_id in jobs:
                 self.latents_for(custom_id).unlink(missing_ok=True)
 
     def write_run(self, info: Mapping[str, Any]) -> None:

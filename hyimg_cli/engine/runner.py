@@ -261,7 +261,9 @@ def prepare(
     rest = sift(folder, selection.of(accepted.jobs), config, policy)
     videos = [job for job in rest.to_run if isinstance(job, VideoJob)]
     refuse_full_disk(folder.folder, videos, config, video_cards(config.model.revision))
-    folder.drop_latents(rest.done)
+    # Whoever runs all again wants none of what an earlier run left.
+    begun = rest.done if policy.resume else [job.custom_id for job in rest.to_run]
+    folder.drop_latents(begun)
     folder.write_resolved(accepted.jobs)
     _record(folder, accepted.invalid)
     plan = planner.make_plan(rest.to_run, cards(config.model.revision))

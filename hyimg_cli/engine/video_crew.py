@@ -71,6 +71,8 @@ class VideoCrew:
             yield _loaded(resident, opened_s + time.perf_counter() - started)
 
     def release(self) -> None:
+        if self._model is None:
+            return
         self._model = None
         self._prompts.clear()
         self._embedded.clear()

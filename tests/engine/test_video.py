@@ -6,6 +6,7 @@ import json
 import signal
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from hyimg_cli.batch.journal import RunFolder, outcome_to_json, resume
 from hyimg_cli.batch.planner import make_plan
 from hyimg_cli.engine import session as sessions
 from hyimg_cli.engine.keys import job_keys
+from hyimg_cli.engine.runner import Accepted, ResumePolicy, Selection, prepare
 from hyimg_cli.engine.session import Session
 from hyimg_cli.errors import Interrupted, StorageError
 from hyimg_cli.models import registry
@@ -479,3 +481,24 @@ def test_a_session_keeps_its_model_for_the_next_plan(studios: Studios, tmp_path:
     events, _ = run([video_job("other", seed=1)], tmp_path / "b", session=session)
     assert len(studios.models) == 1
     assert not [event for event in events if isinstance(event, ModelLoaded | PromptsReady)]
+
+
+def test_latents_of_what_is_done_or_starts_afresh_are_removed(tmp_path: Path) -> None:
+    """A kill between a line and the end of its latents leaves both."""
+    jobs = [video_job("done"), video_job("begun")]
+    run(jobs[:1], tmp_path)
+    with RunFolder(tmp_path) as folder:
+        (tmp_path / "latents").mkdir()
+        for name in ("done", "begun"):
+            folder.latents_for(name).write_text("left")
+        prepared = partial(
+            prepare,
+            folder,
+            Accepted(tuple(jobs)),
+            config=RunConfig(OutputConfig(tmp_path)),
+            selection=Selection(),
+        )
+        assert prepared(policy=ResumePolicy()).done_before == ("done",)
+        assert [path.name for path in (tmp_path / "latents").iterdir()] == ["begun.safetensors"]
+        prepared(policy=ResumePolicy(resume=False, force=True))
+        assert not list((tmp_path / "latents").iterdir())
