@@ -16,10 +16,8 @@ from torch import Tensor
 from hyimg_cli.spec.card import VideoCard
 from hyimg_cli.spec.job import VideoJob
 
-# One guidance branch's velocity at a step; and what evaluates all of a step's branches, in order:
-# one after another in one process, or each on its own rank with the results exchanged.
-Branch = Callable[[], Tensor]
-RunBranches = Callable[[Sequence[Branch]], Sequence[Tensor]]
+# One guidance branch of one job: latents [1, C, F, Y, X] and timestep [1] to its velocity.
+Branch = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -33,6 +31,30 @@ class PromptEmbedding:
     key: str
     tensors: Mapping[str, Tensor]
     notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class BranchInputs:
+    """What a guidance branch is made of: picklable, so that it can be made in another process.
+
+    Branch 0 is the conditional one. `first_step` is the step that the branch is asked for first;
+    from there on it is asked for every step in turn.
+    """
+
+    job: VideoJob
+    number: int
+    embedding: PromptEmbedding
+    first_step: int = 0
+
+
+class BranchRunner(Protocol):
+    """Evaluates a job's branches, here or on ranks of their own: the same bits."""
+
+    def begin(self, inputs: Sequence[BranchInputs]) -> None:
+        """Make every branch of a job anew; what an earlier job left is forgotten."""
+
+    def velocity(self, latents_BCFYX: Tensor, timestep_B: Tensor) -> Sequence[Tensor]:
+        """Every branch's velocity at one step, in the order of `begin`."""
 
 
 class PromptEncoder(Protocol):
@@ -85,7 +107,7 @@ class LatentDecoder(Protocol):
 
 
 class VideoVae(Protocol):
-    """A VAE in the pieces that a tiled decode is made of: cut, `decode_tile`, merge, `finished`."""
+    """A VAE in the pieces that a tiled decode is made of: cut, `decode_tile`, merge, `finish`."""
 
     @property
     def module(self) -> Any:
@@ -99,17 +121,28 @@ class VideoVae(Protocol):
         features between frames.
         """
 
-    def finished(self, merged_BCTHW: Tensor) -> Tensor:
+    @property
+    def tile_channels(self) -> int:
+        """Channels that `decode_tile` returns: three, times a patch's pixels."""
+
+    @property
+    def tile_pixels(self) -> int:
+        """Rows and columns that `decode_tile` returns for a latent cell, patches not unfolded."""
+
+    def tile_frames(self, latent_frames: int) -> int:
+        """Frames that `decode_tile` returns for so many latent frames."""
+
+    def finish(self, merged_BCTHW: Tensor) -> Tensor:
         """Merged tiles as pixels: patches unfolded and values clamped, where the VAE does so."""
 
 
 class LatentVideoModel(Protocol):
     """A text-to-video model. Methods raise JobError for what a job asks wrongly.
 
-    `run_branches` and `decoder` may be replaced: guidance and decode are spread over ranks there.
+    `branch_runner` and `decoder` may be replaced: guidance and decode are spread over ranks there.
     """
 
-    run_branches: RunBranches
+    branch_runner: Callable[[], BranchRunner]
     decoder: LatentDecoder
 
     @property
@@ -142,6 +175,9 @@ class LatentVideoModel(Protocol):
 
     def denoiser(self, job: VideoJob, embeddings: Mapping[str, PromptEmbedding]) -> VideoDenoiser:
         """A fresh denoiser; `embeddings` by text, as `texts` names them."""
+
+    def branch(self, inputs: BranchInputs) -> Branch:
+        """One branch of one job, its constants computed and its step cache empty."""
 
     def decode_latents(self, latents_BCFYX: Tensor) -> Iterator[np.ndarray]:
         """Frames in order, in pieces of RGB uint8 [T, H, W, 3]. Raises JobError where not

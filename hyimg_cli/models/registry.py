@@ -23,7 +23,7 @@ from hyimg_cli.spec.job import ImageJob, Job, Size, VideoJob
 from hyimg_cli.spec.run import ModelChoice
 
 if TYPE_CHECKING:
-    from hyimg_cli.models.diffusers_video.model import DiffusersVideo
+    from hyimg_cli.models.latent_video import LatentVideoModel
     from hyimg_cli.models.protocols import MixedModel
 
 EMBEDDED = "tiny-image"
@@ -119,7 +119,7 @@ def load(choice: ModelChoice, *, is_batch_invariant: bool = True) -> "MixedModel
 
 def load_video(
     choice: ModelChoice, *, is_fast: bool = True, is_tiled: bool = True
-) -> "DiffusersVideo":
+) -> "LatentVideoModel":
     """The loaded video model; its text encoders stay on disk until a prompt needs them.
 
     `is_fast` off takes the library's own transformer forward, `is_tiled` off decodes latents whole.

@@ -46,7 +46,18 @@ class HunyuanVae:
         pixels: Tensor = self.module.decoder(tile_BCFYX)
         return pixels
 
-    def finished(self, merged_BCTHW: Tensor) -> Tensor:
+    @property
+    def tile_channels(self) -> int:
+        return int(self.module.config.out_channels)
+
+    @property
+    def tile_pixels(self) -> int:
+        return int(self.module.spatial_compression_ratio)
+
+    def tile_frames(self, latent_frames: int) -> int:
+        return (latent_frames - 1) * int(self.module.temporal_compression_ratio) + 1
+
+    def finish(self, merged_BCTHW: Tensor) -> Tensor:
         return merged_BCTHW
 
 
@@ -82,7 +93,19 @@ class WanVae:
         module.clear_cache()
         return torch.cat(pieces, dim=2)
 
-    def finished(self, merged_BCTHW: Tensor) -> Tensor:
+    @property
+    def tile_channels(self) -> int:
+        return int(self.module.config.out_channels)
+
+    @property
+    def tile_pixels(self) -> int:
+        patch = self.module.config.patch_size
+        return int(self.module.spatial_compression_ratio) // int(patch or 1)
+
+    def tile_frames(self, latent_frames: int) -> int:
+        return (latent_frames - 1) * int(self.module.config.scale_factor_temporal) + 1
+
+    def finish(self, merged_BCTHW: Tensor) -> Tensor:
         from diffusers.models.autoencoders.autoencoder_kl_wan import unpatchify
 
         patch = self.module.config.patch_size

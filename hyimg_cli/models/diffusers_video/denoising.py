@@ -23,13 +23,11 @@ class Denoiser:
         noise_1CFYX: Tensor,
         networks: Sequence[Any],
     ) -> None:
-        """`networks` are those whose step caches the job may fill; they start empty."""
+        """`networks` are those whose step caches the job may fill."""
         self.schedule = schedule
         self._velocity = velocity
         self._noise = noise_1CFYX
         self._networks = networks
-        for network in networks:
-            step_cache.forget(network)
 
     @property
     def steps(self) -> int:
@@ -50,6 +48,4 @@ class Denoiser:
 
     def restore(self, index: int, state: Mapping[str, Tensor]) -> None:
         """Raises ValueError where `state` was taken behind another step."""
-        for network in self._networks:
-            step_cache.forget(network)
         self.schedule.restore(index, state)

@@ -6,14 +6,16 @@ tables, glyph tokens, their order) is computed once, no mask is built, nothing i
 """
 
 # Legend: B batch, C channel, F latent frames, Y X latent rows and columns, N text tokens, M width
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cached_property, partial
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from hyimg_cli.models.diffusers_video import step_cache
 from hyimg_cli.models.diffusers_video.attention import MaskFreeAttention
+from hyimg_cli.models.diffusers_video.branches import RunningBranches
 from hyimg_cli.models.diffusers_video.card import HUNYUAN_MAX_TOKENS
 from hyimg_cli.models.diffusers_video.decode import HunyuanVae
 from hyimg_cli.models.diffusers_video.denoising import Denoiser
@@ -26,7 +28,7 @@ from hyimg_cli.models.diffusers_video.prompts_hunyuan import (
 )
 from hyimg_cli.models.diffusers_video.scheduling import Schedule
 from hyimg_cli.models.diffusers_video.weights import Place, configured, load_weights
-from hyimg_cli.models.latent_video import PromptEmbedding, RunBranches
+from hyimg_cli.models.latent_video import Branch, BranchInputs, PromptEmbedding
 from hyimg_cli.spec.job import VideoJob
 
 IMAGE_TOKENS = 729
@@ -71,13 +73,7 @@ class HunyuanVideo15:
         dtype: torch.dtype = self.network.dtype
         return dtype
 
-    def denoiser(
-        self,
-        job: VideoJob,
-        embeddings: Mapping[str, PromptEmbedding],
-        noise_1CFYX: Tensor,
-        run_branches: RunBranches,
-    ) -> Denoiser:
+    def denoiser(self, job: VideoJob, noise_1CFYX: Tensor, branches: RunningBranches) -> Denoiser:
         schedule = Schedule(
             self.layout.components["scheduler"],
             steps=job.num_inference_steps,
@@ -85,14 +81,22 @@ class HunyuanVideo15:
             device=self.place.device,
             is_linear=True,
         )
-        guider = self._guider(job)
-        texts = (job.prompt, job.negative_prompt)[: 2 if _guided(guider) else 1]
-        way: Way = (HoistedWay if self.is_fast else StockWay)(self.network)
-        forwards = [way.forward_of(embeddings[text], noise_1CFYX) for text in texts]
-        velocity = GuidedVelocity(
-            self.network, guider, schedule.timesteps, forwards, noise_1CFYX, run_branches
-        )
+        velocity = GuidedVelocity(self._guider(job), schedule.timesteps, branches)
         return Denoiser(schedule, velocity, noise_1CFYX, [self.network])
+
+    def branch(self, inputs: BranchInputs, noise_like_1CFYX: Tensor) -> Branch:
+        step_cache.forget(self.network)
+        way: Way = (HoistedWay if self.is_fast else StockWay)(self.network)
+        forward = way.forward_of(inputs.embedding, noise_like_1CFYX)
+        # No picture to continue from: its latents and their mask are zeros for every step.
+        channels = noise_like_1CFYX.shape[1] + 1
+        condition = noise_like_1CFYX.new_zeros(1, channels, *noise_like_1CFYX.shape[2:])
+
+        def velocity(latents_BCFYX: Tensor, timestep_B: Tensor) -> Tensor:
+            with self.network.cache_context(CONTEXTS[inputs.number]):
+                return forward(torch.cat([latents_BCFYX, condition], dim=1), timestep_B)
+
+        return velocity
 
     def _guider(self, job: VideoJob) -> Any:
         """The checkpoint's guider, new and with the job's scale: a used one keeps its counter."""
@@ -102,44 +106,23 @@ class HunyuanVideo15:
 
 
 class GuidedVelocity:
-    """The velocity at a step: each branch its own forward, combined by the job's own guider."""
+    """The velocity at a step: what the job's own guider makes of its branches'.
 
-    def __init__(
-        self,
-        network: Any,
-        guider: Any,
-        timesteps: Tensor,
-        forwards: list[Forward],
-        noise_1CFYX: Tensor,
-        run_branches: RunBranches,
-    ) -> None:
-        self._network = network
+    A guider that is switched off at some steps has both branches evaluated there all the same.
+    """
+
+    def __init__(self, guider: Any, timesteps: Tensor, branches: RunningBranches) -> None:
         self._guider = guider
         self._timesteps = timesteps
-        self._forwards = forwards
-        self._run_branches = run_branches
-        # No picture to continue from: its latents and their mask are zeros for every step.
-        channels = noise_1CFYX.shape[1] + 1
-        self._condition = noise_1CFYX.new_zeros(1, channels, *noise_1CFYX.shape[2:])
+        self._branches = branches
 
     def __call__(self, index: int, latents_BCFYX: Tensor) -> Tensor:
         level = self._timesteps[index]
         self._guider.set_state(step=index, num_inference_steps=len(self._timesteps), timestep=level)
-        model_input = torch.cat([latents_BCFYX, self._condition], dim=1)
-        timestep = level.expand(1).to(model_input.dtype)
-        branches = [
-            partial(self._branch, context, forward, model_input, timestep)
-            for context, forward in zip(CONTEXTS, self._forwards, strict=False)
-        ]
-        predictions = self._run_branches(branches[: self._guider.num_conditions])
-        velocity: Tensor = self._guider.forward(*predictions).pred
+        timestep = level.expand(1).to(latents_BCFYX.dtype)
+        predictions = self._branches.at(index, latents_BCFYX, timestep)
+        velocity: Tensor = self._guider.forward(*predictions[: self._guider.num_conditions]).pred
         return velocity
-
-    def _branch(
-        self, context: str, forward: Forward, model_input: Tensor, timestep: Tensor
-    ) -> Tensor:
-        with self._network.cache_context(context):
-            return forward(model_input, timestep)
 
 
 class StockWay:

@@ -1,7 +1,7 @@
 """A loaded video checkpoint behind the engine's face; what differs by family is a `Family`."""
 
 # Legend: B batch, C channel, F latent frames, Y X latent rows and columns, T H W pixels
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol
 
 import numpy as np
@@ -9,15 +9,21 @@ import torch
 from diffusers.utils.torch_utils import randn_tensor
 from torch import Tensor
 
-from hyimg_cli.errors import JobError
+from hyimg_cli.errors import JobError, OutputError
+from hyimg_cli.models.diffusers_video.branches import (
+    LocalBranches,
+    RunningBranches,
+    inputs_of,
+)
 from hyimg_cli.models.diffusers_video.decode import LibraryDecoder, frames
 from hyimg_cli.models.diffusers_video.weights import Place
 from hyimg_cli.models.latent_video import (
     Branch,
+    BranchInputs,
+    BranchRunner,
     LatentDecoder,
     PromptEmbedding,
     PromptEncoder,
-    RunBranches,
     VideoDenoiser,
     VideoVae,
 )
@@ -46,24 +52,17 @@ class Family(Protocol):
     def noise_dtype(self) -> torch.dtype: ...
 
     def denoiser(
-        self,
-        job: VideoJob,
-        embeddings: Mapping[str, PromptEmbedding],
-        noise_1CFYX: Tensor,
-        run_branches: RunBranches,
+        self, job: VideoJob, noise_1CFYX: Tensor, branches: RunningBranches
     ) -> VideoDenoiser: ...
 
-
-def one_after_another(branches: Sequence[Branch]) -> list[Tensor]:
-    """Every branch's velocity, in this process."""
-    return [branch() for branch in branches]
+    def branch(self, inputs: BranchInputs, noise_like_1CFYX: Tensor) -> Branch: ...
 
 
 class DiffusersVideo:
     """One checkpoint, as `LatentVideoModel`.
 
-    Two parts may be replaced from outside: `run_branches`, which evaluates a step's guidance
-    branches, and `decoder`, which turns the VAE's latents into pixels.
+    Two parts may be replaced from outside: `branch_runner`, what evaluates a job's guidance
+    branches (asked for once a job), and `decoder`, what turns the VAE's latents into pixels.
     """
 
     def __init__(
@@ -72,7 +71,7 @@ class DiffusersVideo:
         self._card = card
         self.family = family
         self._parameter_count = parameter_count
-        self.run_branches: RunBranches = one_after_another
+        self.branch_runner: Callable[[], BranchRunner] = lambda: LocalBranches(self.branch)
         self.decoder: LatentDecoder = LibraryDecoder(lambda: family.vae, is_tiled=is_tiled)
 
     @property
@@ -116,7 +115,16 @@ class DiffusersVideo:
     @torch.no_grad()
     def denoiser(self, job: VideoJob, embeddings: Mapping[str, PromptEmbedding]) -> VideoDenoiser:
         self._check(job)
-        return self.family.denoiser(job, embeddings, self._noise(job), self.run_branches)
+        inputs = inputs_of(job, embeddings, has_guidance=self.family.has_guidance(job))
+        branches = RunningBranches(self.branch_runner(), inputs)
+        return self.family.denoiser(job, self._noise(job), branches)
+
+    @torch.no_grad()
+    def branch(self, inputs: BranchInputs) -> Branch:
+        like = torch.empty(
+            self._latents_shape(inputs.job), dtype=self.family.noise_dtype(), device=self.device
+        )
+        return self.family.branch(inputs, like)
 
     @torch.no_grad()
     def decode_latents(self, latents_BCFYX: Tensor) -> Iterator[np.ndarray]:
@@ -124,16 +132,23 @@ class DiffusersVideo:
 
         Raises OutputError, a JobError, where it is not finite or shows nothing.
         """
+        # Looked at here too: a VAE that clamps makes an ordinary colour of an infinity.
+        if not bool(torch.isfinite(latents_BCFYX).all()):
+            raise OutputError("the latents are not finite", code="output-video.not-finite")
         return frames(self.decoder.decode(self.family.vae.unscaled(latents_BCFYX)))
 
     def _noise(self, job: VideoJob) -> Tensor:
         """Drawn on the CPU in the dtype that the pipeline draws in: another dtype, other noise."""
-        shape = (1, self.card.latent_channels, *self.card.latent_grid(job.size, job.num_frames))
-        generator = torch.Generator().manual_seed(job.seed)
         noise: Tensor = randn_tensor(
-            shape, generator=generator, device=self.device, dtype=self.family.noise_dtype()
+            self._latents_shape(job),
+            generator=torch.Generator().manual_seed(job.seed),
+            device=self.device,
+            dtype=self.family.noise_dtype(),
         )
         return noise
+
+    def _latents_shape(self, job: VideoJob) -> tuple[int, ...]:
+        return 1, self.card.latent_channels, *self.card.latent_grid(job.size, job.num_frames)
 
     def _check(self, job: VideoJob) -> None:
         """The library would round sizes and frames down without a word."""

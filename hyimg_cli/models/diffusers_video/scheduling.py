@@ -50,17 +50,24 @@ class Schedule:
         self.scheduler: SchedulerMixin = configured(component, **shift)
         scheduler: Any = self.scheduler
         if is_linear:
-            scheduler.set_timesteps(sigmas=np.linspace(1.0, 0.0, steps + 1)[:-1], device=device)
+            scheduler.set_timesteps(sigmas=np.linspace(1.0, 0.0, steps + 1)[:-1])
         else:
-            scheduler.set_timesteps(steps, device=device)
+            scheduler.set_timesteps(steps)
         # Without a begin index the first step looks its timestep up, on the host.
         scheduler.set_begin_index(0)
         self.levels: list[float] = scheduler.timesteps.tolist()
         self.sigmas: list[float] = scheduler.sigmas.tolist()
-        self.device = device
-        # UniPC leaves them on the CPU, and every `.to(device)` of a step would wait for the GPU.
+        self.move_to(device)
+
+    def move_to(self, device: torch.device) -> None:
+        """All that a step reads goes to the device, once: UniPC would leave its sigmas on the CPU,
+        and each of its many `.to(device)` a step would wait for the GPU.
+        """
+        scheduler: Any = self.scheduler
         scheduler.sigmas = scheduler.sigmas.to(device)
+        scheduler.timesteps = scheduler.timesteps.to(device)
         self.timesteps: Tensor = scheduler.timesteps
+        self.device = device
 
     @property
     def train_timesteps(self) -> int:

@@ -4,14 +4,15 @@ Its forward reads nothing back and takes no mask; only the scheduler's step need
 """
 
 # Legend: B batch, C channel, F latent frames, Y X latent rows and columns, N text tokens, M width
-from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from hyimg_cli.models.diffusers_video import step_cache
+from hyimg_cli.models.diffusers_video.branches import RunningBranches
 from hyimg_cli.models.diffusers_video.card import WAN_MAX_TOKENS
 from hyimg_cli.models.diffusers_video.decode import WanVae
 from hyimg_cli.models.diffusers_video.denoising import Denoiser
@@ -19,7 +20,7 @@ from hyimg_cli.models.diffusers_video.layout import Layout
 from hyimg_cli.models.diffusers_video.prompts_wan import TEXT, WanPrompts
 from hyimg_cli.models.diffusers_video.scheduling import Schedule
 from hyimg_cli.models.diffusers_video.weights import Place, load_weights
-from hyimg_cli.models.latent_video import PromptEmbedding, RunBranches
+from hyimg_cli.models.latent_video import Branch, BranchInputs, PromptEmbedding
 from hyimg_cli.spec.job import VideoJob
 
 CONTEXTS = ("cond", "uncond")
@@ -51,7 +52,7 @@ class Wan:
 
     @cached_property
     def vae(self) -> WanVae:
-        """In float32, as the authors run it: in bfloat16 its frame-by-frame features drift."""
+        """In float32 whatever the transformer's dtype, as the authors' own examples load it."""
         place = Place(self.place.device, torch.float32)
         return WanVae(load_weights(self.layout.components["vae"], place))
 
@@ -66,30 +67,33 @@ class Wan:
         """float32 whatever the transformer's: the latents stay so to the end."""
         return torch.float32
 
-    def denoiser(
-        self,
-        job: VideoJob,
-        embeddings: Mapping[str, PromptEmbedding],
-        noise_1CFYX: Tensor,
-        run_branches: RunBranches,
-    ) -> Denoiser:
-        schedule = Schedule(
+    def denoiser(self, job: VideoJob, noise_1CFYX: Tensor, branches: RunningBranches) -> Denoiser:
+        schedule = self._schedule(job)
+        scales = [stage.guidance_scale for stage in self._stages(job, schedule)]
+        velocity = GuidedVelocity(scales, schedule.timesteps, branches, self.networks[0].dtype)
+        return Denoiser(schedule, velocity, noise_1CFYX, self.networks)
+
+    def branch(self, inputs: BranchInputs, noise_like_1CFYX: Tensor) -> Branch:
+        for network in self.networks:
+            step_cache.forget(network)
+        schedule = self._schedule(inputs.job)
+        text_1NM = _padded(inputs.embedding, self.networks[0].dtype, self.place.device)
+        return CountingBranch(
+            inputs,
+            self._stages(inputs.job, schedule),
+            schedule.sigmas,
+            text_1NM,
+            self._timestep_rows(noise_like_1CFYX),
+        )
+
+    def _schedule(self, job: VideoJob) -> Schedule:
+        return Schedule(
             self.layout.components["scheduler"],
             steps=job.num_inference_steps,
             flow_shift=job.flow_shift,
             device=self.place.device,
             is_linear=False,
         )
-        texts = (job.prompt, job.negative_prompt)[: 2 if self.has_guidance(job) else 1]
-        like = torch.empty(0, dtype=self.networks[0].dtype, device=self.place.device)
-        velocity = GuidedVelocity(
-            self._stages(job, schedule),
-            schedule,
-            [_padded(embeddings[text], like) for text in texts],
-            run_branches,
-            timestep_rows=self._timestep_rows(noise_1CFYX),
-        )
-        return Denoiser(schedule, velocity, noise_1CFYX, self.networks)
 
     def _stages(self, job: VideoJob, schedule: Schedule) -> list[Stage]:
         """Of each step, decided before the loop: at `boundary_ratio` the second network takes
@@ -113,62 +117,67 @@ class Wan:
 
 
 class GuidedVelocity:
-    """The velocity at a step: each branch its own forward, then u + g (c - u)."""
+    """The velocity at a step: u + g (c - u), in the transformer's dtype."""
 
     def __init__(
         self,
-        stages: list[Stage],
-        schedule: Schedule,
-        texts: list[Tensor],
-        run_branches: RunBranches,
-        *,
-        timestep_rows: int | None,
+        scales: list[float],
+        timesteps: Tensor,
+        branches: RunningBranches,
+        dtype: torch.dtype,
     ) -> None:
-        self._stages = stages
-        self._schedule = schedule
-        self._texts = texts
-        self._run_branches = run_branches
-        self._timestep_rows = timestep_rows
+        """One scale a step: with two networks each has its own."""
+        self._scales = scales
+        self._timesteps = timesteps
+        self._branches = branches
+        self._dtype = dtype
 
     def __call__(self, index: int, latents_BCFYX: Tensor) -> Tensor:
-        stage = self._stages[index]
-        model_input = latents_BCFYX.to(self._texts[0].dtype)
-        branches = [
-            partial(self._branch, context, text, index, model_input)
-            for context, text in zip(CONTEXTS, self._texts, strict=False)
-        ]
-        velocities = self._run_branches(branches)
+        timestep = self._timesteps[index].expand(1)
+        velocities = self._branches.at(index, latents_BCFYX.to(self._dtype), timestep)
         if len(velocities) == 1:
             return velocities[0]
         conditional, unconditional = velocities
-        return unconditional + stage.guidance_scale * (conditional - unconditional)
+        return unconditional + self._scales[index] * (conditional - unconditional)
 
-    def _branch(self, context: str, text_1NM: Tensor, index: int, model_input: Tensor) -> Tensor:
-        network, schedule = self._stages[index].network, self._schedule
-        where = {
-            "step_index": index,
-            "sigma": schedule.sigmas[index],
-            "num_inference_steps": len(schedule.levels),
-        }
-        with network.cache_context(context, **where):
+
+class CountingBranch:
+    """One branch. It counts its steps: which network takes one is known on the host, beforehand."""
+
+    def __init__(
+        self,
+        inputs: BranchInputs,
+        stages: list[Stage],
+        sigmas: list[float],
+        text_1NM: Tensor,
+        timestep_rows: int | None,
+    ) -> None:
+        self._step = inputs.first_step
+        self._context = CONTEXTS[inputs.number]
+        self._stages = stages
+        self._sigmas = sigmas
+        self._text = text_1NM
+        self._timestep_rows = timestep_rows
+
+    def __call__(self, latents_BCFYX: Tensor, timestep_B: Tensor) -> Tensor:
+        step, self._step = self._step, self._step + 1
+        network, count = self._stages[step].network, len(self._stages)
+        where = {"step_index": step, "sigma": self._sigmas[step], "num_inference_steps": count}
+        if self._timestep_rows is not None:
+            timestep_B = timestep_B.float()[:, None].expand(-1, self._timestep_rows)
+        with network.cache_context(self._context, **where):
             velocity: Tensor = network(
-                hidden_states=model_input,
-                timestep=self._timestep(index),
-                encoder_hidden_states=text_1NM,
+                hidden_states=latents_BCFYX,
+                timestep=timestep_B,
+                encoder_hidden_states=self._text,
                 return_dict=False,
             )[0]
         return velocity
 
-    def _timestep(self, index: int) -> Tensor:
-        level = self._schedule.timesteps[index]
-        if self._timestep_rows is None:
-            return level.expand(1)
-        return level.float().expand(1, self._timestep_rows)
 
-
-def _padded(embedding: PromptEmbedding, like: Tensor) -> Tensor:
+def _padded(embedding: PromptEmbedding, dtype: torch.dtype, device: torch.device) -> Tensor:
     """The tokens and zeros behind them up to 512, all of which are attended to."""
-    valid_NM = embedding.tensors[TEXT].to(like)
+    valid_NM = embedding.tensors[TEXT].to(device, dtype)
     padded_1NM = valid_NM.new_zeros(1, WAN_MAX_TOKENS, valid_NM.shape[1])
     padded_1NM[0, : len(valid_NM)] = valid_NM
     return padded_1NM

@@ -1,0 +1,213 @@
+"""Our denoising beside a plain loop over diffusers' pipeline: same folder, same seeds, same jobs.
+
+What is measured: for every job, the pipeline's call up to its latents (it encodes both prompts each
+time); our two ways, stock and hoisted, encoding and denoising apart. The three take turns job by
+job, again and again, after one warm-up round; nothing is decoded. On a machine that others use too,
+wall time says little, so the process's own CPU time stands beside it (one thread). How far our
+latents are from the pipeline's is part of the result.
+
+    OMP_NUM_THREADS=1 python benchmarks/video_plain_loop.py --rounds 5 --out result.json
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hyimg_cli.engine.provenance import hardware, versions
+from hyimg_cli.models import registry
+from hyimg_cli.models.latent_video import LatentVideoModel
+from hyimg_cli.spec.job import Size, VideoJob
+from hyimg_cli.spec.run import ModelChoice
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "recipes" / "build-tiny-video"))
+PROMPTS = ('a red ball with "HI" on it', "a blue cube", "")
+SHAPES = ((Size(48, 80), 9), (Size(96, 160), 17))
+
+
+def main() -> None:
+    """Measure and print a table; write everything as JSON."""
+    arguments = _arguments()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as name:
+        from tiny_checkpoints import wan
+
+        wan.write(Path(name) / "wan")
+        settings = [("tiny-video", "float32"), ("tiny-video", "bfloat16")]
+        folders = [*settings, (str(Path(name) / "wan"), "float32")]
+        runs = [_compared(folder, dtype, arguments.rounds) for folder, dtype in folders]
+    result = {
+        "date": datetime.now(UTC).date().isoformat(),
+        "what": "a job's latents: seconds, and distance to the pipeline's",
+        "hardware": hardware(),
+        "threads": torch.get_num_threads(),
+        "versions": versions(),
+        "rounds": arguments.rounds,
+        "runs": runs,
+    }
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    arguments.out.write_text(json.dumps(result, indent=1) + "\n")
+    for run in runs:
+        for row in run["ways"]:
+            print(
+                f"{run['model']:12} {run['dtype']:9} {row['shape']:12} {row['way']:9} "
+                f"cpu {row['cpu_s']}  wall {row['wall_s']}  {row.get('max_abs_difference')}"
+            )
+
+
+def _compared(folder: str, dtype: Any, rounds: int) -> dict[str, Any]:
+    """Every job by every way, in turns."""
+    pipeline = _pipeline(folder, dtype)
+    ways = {
+        name: registry.load_video(ModelChoice(folder, dtype=dtype, device="cpu"), is_fast=is_fast)
+        for name, is_fast in (("stock", False), ("hoisted", True))
+    }
+    times: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
+    apart: dict[tuple[str, str], list[float]] = defaultdict(list)
+    largest = 0.0
+    for round_ in range(rounds + 1):
+        for job in _jobs(pipeline, round_):
+            shape = f"{job.size}x{job.num_frames}"
+            expected, taken = _timed(lambda job=job: _plain(pipeline, job))
+            largest = max(largest, float(expected.abs().max()))
+            record = [("plain loop", taken)]
+            for name, model in ways.items():
+                own, taken, encoded = _own(model, job)
+                apart[name, shape].append(float((own.float() - expected.float()).abs().max()))
+                record += [(f"{name}: denoise", taken), (f"{name}: encode", encoded)]
+            if round_:
+                for name, taken in record:
+                    times[name, shape].append(taken)
+    return {
+        "model": ways["stock"].card.name,
+        "dtype": dtype,
+        "steps": 8,
+        "jobs_a_round": len(_jobs(pipeline, 0)),
+        "largest_latent": largest,
+        "ways": [_row(name, shape, taken, apart) for (name, shape), taken in times.items()],
+    }
+
+
+def _row(
+    name: str, shape: str, taken: list[tuple[float, float]], apart: dict[Any, list[float]]
+) -> dict[str, Any]:
+    wall, cpu = zip(*taken, strict=True)
+    row = {"way": name, "shape": shape, "calls": len(taken), "cpu_s": _spread(cpu)}
+    row["wall_s"] = _spread(wall)
+    way, _, phase = name.partition(": ")
+    if phase == "denoise":
+        row |= {
+            "jobs_compared": len(apart[way, shape]),
+            "max_abs_difference": max(apart[way, shape]),
+        }
+    return row
+
+
+def _spread(seconds: Any) -> dict[str, float]:
+    middle = {"median": statistics.median(seconds), "min": min(seconds), "max": max(seconds)}
+    return {key: round(value, 4) for key, value in middle.items()}
+
+
+def _jobs(pipeline: Any, round_: int) -> list[VideoJob]:
+    """Three prompts in two shapes; seeds change from round to round."""
+    config = pipeline.scheduler.config
+    base = VideoJob(
+        custom_id="job",
+        task="t2v",
+        prompt="",
+        negative_prompt="blurry",
+        model="",
+        seed=0,
+        size=Size(48, 80),
+        num_frames=9,
+        fps=8,
+        num_inference_steps=8,
+        guidance_scale=6.0,
+        flow_shift=config.get("shift", config.get("flow_shift")),
+    )
+    return [
+        replace(base, prompt=prompt, size=size, num_frames=frames, seed=100 * round_ + number)
+        for number, prompt in enumerate(PROMPTS)
+        for size, frames in SHAPES
+    ]
+
+
+def _pipeline(folder: str, dtype: str) -> Any:
+    from diffusers import DiffusionPipeline
+
+    path = registry.resolve_model(folder)
+    pipeline = DiffusionPipeline.from_pretrained(
+        path, dtype=getattr(torch, dtype), local_files_only=True
+    )
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline
+
+
+def _plain(pipeline: Any, job: VideoJob) -> Tensor:
+    options: dict[str, Any] = {}
+    if hasattr(pipeline, "guider"):
+        pipeline.guider.guidance_scale = job.guidance_scale
+    else:
+        options["guidance_scale"] = job.guidance_scale
+    latents: Tensor = pipeline(
+        prompt=job.prompt,
+        negative_prompt=job.negative_prompt,
+        height=job.size.height,
+        width=job.size.width,
+        num_frames=job.num_frames,
+        num_inference_steps=job.num_inference_steps,
+        generator=torch.Generator().manual_seed(job.seed),
+        output_type="latent",
+        **options,
+    ).frames
+    return latents
+
+
+Taken = tuple[float, float]
+
+
+def _own(model: LatentVideoModel, job: VideoJob) -> tuple[Tensor, Taken, Taken]:
+    """Latents, and the seconds of denoising and of encoding."""
+    texts = model.texts(job)
+    embeddings, encoded = _timed(lambda: {text: model.prompts.encode(text) for text in texts})
+
+    def denoised() -> Tensor:
+        denoiser = model.denoiser(job, embeddings)
+        latents = denoiser.initial_latents()
+        for index in range(denoiser.steps):
+            latents = denoiser.step(index, latents)
+        return latents
+
+    latents, taken = _timed(denoised)
+    return latents, taken, encoded
+
+
+def _timed(call: Callable[[], Any]) -> tuple[Any, Taken]:
+    """What a call returns, and its wall and CPU seconds."""
+    wall, cpu = time.perf_counter(), time.process_time()
+    result = call()
+    return result, (time.perf_counter() - wall, time.process_time() - cpu)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument(
+        "--out", type=Path, default=Path("benchmarks/results/video-plain-loop-2core-cpu.json")
+    )
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
