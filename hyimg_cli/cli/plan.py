@@ -47,8 +47,7 @@ def show_plan(given: Mapping[str, Any]) -> None:
     before = f", {len(rest.done)} done before" if rest.done else ""
     render.line(f"all: {len(order.groups)} groups{before}")
     for model, parts in weights.items():
-        named = ", ".join(f"{name} {_bytes(size)}" for name, size in _parts(parts))
-        render.line(f"  weights of {model}: {named}")
+        render.line(f"  weights of {model}: {_weights_text(parts)}")
 
 
 def _weights(order: Plan, revision: str | None) -> dict[str, int | dict[str, int]]:
@@ -62,9 +61,10 @@ def _weights(order: Plan, revision: str | None) -> dict[str, int | dict[str, int
     }
 
 
-def _parts(weights: int | dict[str, int]) -> list[tuple[str, int]]:
-    """Names and bytes; pictures' weights are one part without a name."""
-    return list(weights.items()) if isinstance(weights, dict) else [("all", weights)]
+def _weights_text(weights: int | dict[str, int]) -> str:
+    if isinstance(weights, int):
+        return _bytes(weights)
+    return ", ".join(f"{name} {_bytes(size)}" for name, size in weights.items())
 
 
 def _as_json(order: Plan, costs: PlanCost, videos: Sequence[VideoCost]) -> dict[str, Any]:
