@@ -40,7 +40,8 @@ ManifestPath = Annotated[
     typer.Argument(
         metavar="MANIFEST",
         help="A .jsonl file with a job per line, a .txt file with a prompt per line, "
-        "- for JSONL on standard input, or the name of a packaged manifest (quickstart, quickstart-video).",
+        "- for JSONL on standard input, or the name of a packaged manifest: quickstart, "
+        "quickstart-video.",
     ),
 ]
 Recipe = Annotated[Path | None, _option("--recipe", panel=_RUN, help="Settings from a TOML file.")]

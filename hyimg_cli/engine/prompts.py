@@ -63,11 +63,14 @@ class Prompts:
         if not self._is_on:
             self._counts["misses"] += 1
             return encoder.encode(text)
-        embedding, place = self._found(encoder, text)
-        self._counts[place] += 1
-        if place == "misses":
-            # Memory was too small for the plan, or the string failed before.
-            encoder.release()
+        place = "misses"
+        try:
+            embedding, place = self._found(encoder, text)
+        finally:
+            self._counts[place] += 1
+            if place == "misses":
+                # Memory was too small for the plan, or the string fails once more.
+                encoder.release()
         notes = self._notes.pop(embedding.key, ())
         return replace(embedding, notes=(*embedding.notes, *notes)) if notes else embedding
 

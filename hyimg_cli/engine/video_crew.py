@@ -18,6 +18,7 @@ from hyimg_cli.engine.memory import peak_memory_mb, synchronize
 from hyimg_cli.engine.prompts import Prompts
 from hyimg_cli.engine.video import Footage, Set, shoot
 from hyimg_cli.engine.video_prewarm import VideoShape, prewarm
+from hyimg_cli.errors import JobError
 from hyimg_cli.files import replace_file, storage_error
 from hyimg_cli.media.metadata import video_text
 from hyimg_cli.media.video import write_video
@@ -61,7 +62,7 @@ class VideoCrew:
         started = time.perf_counter()
         resident = self._opened(model) if is_new else self._resident()
         opened_s = time.perf_counter() - started
-        texts = dict.fromkeys(text for job in jobs for text in resident.texts(job))
+        texts = dict.fromkeys(text for job in jobs for text in _texts(resident, job))
         new = [text for text in texts if text not in self._embedded]
         yield from self._prompts.ready(resident.prompts, new)
         self._embedded.update(new)
@@ -172,6 +173,14 @@ class VideoCrew:
     def _resident(self) -> LatentVideoModel:
         assert self._model is not None, "a model is loaded before its jobs run"
         return self._model
+
+
+def _texts(model: LatentVideoModel, job: VideoJob) -> tuple[str, ...]:
+    """What the job embeds; nothing where it will fail."""
+    try:
+        return model.texts(job)
+    except JobError:
+        return ()
 
 
 def _loaded(model: LatentVideoModel, load_s: float) -> ModelLoaded:
