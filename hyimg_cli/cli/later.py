@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from hyimg_cli.errors import UsageError
 
-COMMANDS = ("bench", "eval", "doctor", "replay", "info", "serve")
+COMMANDS = ("doctor", "replay", "info", "serve")
 FLAGS = (
     "--replicas",
     "--quantization",
@@ -21,7 +21,9 @@ FLAGS = (
 def refuse(arguments: Sequence[str]) -> None:
     """Raises UsageError where the command line asks for something this version does not have."""
     if arguments and arguments[0] in COMMANDS:
-        raise _not_yet(f"hyimg {arguments[0]}", "this version has: generate, check, plan, cache")
+        raise _not_yet(
+            f"hyimg {arguments[0]}", "this version has: generate, check, plan, cache, bench, eval"
+        )
     options = arguments[: arguments.index("--")] if "--" in arguments else arguments
     for argument in options:
         flag = argument.split("=", 1)[0]

@@ -12,19 +12,12 @@ from typing import Annotated, Any
 
 import typer
 
+from hyimg_cli.batch.configured import configured
 from hyimg_cli.batch.knobs import KNOBS, read_recipe
 from hyimg_cli.batch.recipe import Setting, settle
 from hyimg_cli.engine.runner import ResumePolicy, Selection
 from hyimg_cli.errors import UsageError
-from hyimg_cli.spec.run import (
-    BatchConfig,
-    CacheConfig,
-    FailurePolicy,
-    ModelChoice,
-    OutputConfig,
-    ReuseConfig,
-    RunConfig,
-)
+from hyimg_cli.spec.run import CacheConfig, RunConfig
 from hyimg_cli.store.disk import KINDS
 
 _RUN, _MODEL, _SAMPLING, _CHOICE, _STYLE = "Run", "Model", "Sampling defaults", "Selection", "Style"
@@ -111,6 +104,10 @@ NumFrames = Annotated[
 Fps = Annotated[int | None, _option("--fps", panel=_VIDEO, help="Frames a second in the file.")]
 NegativePrompt = Annotated[
     str | None, _option("--negative-prompt", panel=_VIDEO, help="What the video should not show.")
+]
+ContactSheet = Annotated[
+    bool | None,
+    _option("--report/--no-report", panel=_RUN, help="Write report.html, a sheet of all jobs."),
 ]
 KvReuse = Annotated[
     bool | None,
@@ -250,6 +247,60 @@ AssumeThink = Annotated[
     _option("--assume-think", panel=_STYLE, min=0, help="Tokens a text stage is taken to write."),
 ]
 
+_COMPARE, _GATE = "What is compared", "Gates (exit code 1)"
+MetricChoice = Annotated[
+    str, typer.Argument(metavar="lpips|psnr|ssim|all", help="What to measure.")
+]
+SideA = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="A",
+        show_default=False,
+        help="A picture, a video, a folder of them, a run of hyimg generate, or alone a .jsonl "
+        'file with {"a": …, "b": …} on each line. Without A and B: the newest bench folder here.',
+    ),
+]
+SideB = Annotated[
+    Path | None, typer.Argument(metavar="B", show_default=False, help="The same of the other.")
+]
+Net = Annotated[str, _option("--net", panel=_COMPARE, help="LPIPS: alex (default), squeeze, vgg.")]
+WeightsFile = Annotated[
+    Path | None,
+    _option(
+        "--weights",
+        panel=_COMPARE,
+        help="LPIPS: the backbone, such as torchvision's alexnet-owt-7be5be79.pth.",
+    ),
+]
+AllowUnpaired = Annotated[
+    bool,
+    _option("--allow-unpaired", panel=_COMPARE, help="Leave out what has no counterpart."),
+]
+AsVideo = Annotated[
+    bool, _option("--as-video", panel=_COMPARE, help="A and B are folders of one video's frames.")
+]
+SelfTest = Annotated[
+    bool, _option("--self-test", panel=_COMPARE, help="LPIPS: measure pairs of known distance.")
+]
+MinPsnr = Annotated[
+    float | None,
+    _option("--min-psnr", panel=_GATE, help="dB that every picture and frame must reach."),
+]
+MinSsim = Annotated[
+    float | None,
+    _option("--min-ssim", panel=_GATE, help="SSIM that every picture and frame must reach."),
+]
+MaxLpips = Annotated[
+    float | None,
+    _option("--max-lpips", panel=_GATE, help="LPIPS that no picture or frame may exceed."),
+]
+MaxAbs = Annotated[
+    int | None, _option("--max-abs", panel=_GATE, help="Levels (0-255) that no value may exceed.")
+]
+CsvFile = Annotated[
+    Path | None, _option("--csv", panel=_STYLE, help="Write the distances to this file too.")
+]
+
 
 def settings_of(given: Mapping[str, Any]) -> dict[str, Setting]:
     """Every setting with its value and origin, from flags, environment and recipe."""
@@ -298,21 +349,15 @@ def resume_policy_of(given: Mapping[str, Any]) -> ResumePolicy:
 
 def run_config(settings: Mapping[str, Setting], folder: Path) -> RunConfig:
     """The run that the settings describe, with results in `folder`."""
-    value = {name: setting.value for name, setting in settings.items()}
-    return RunConfig(
-        output=OutputConfig(folder, value["metadata"], value["frames"], value["checkpoint_every"]),
-        model=ModelChoice(value["model"], value["revision"], value["dtype"], value["device"]),
-        reuse=ReuseConfig(value["kv_reuse"], value["require_kv_reuse"], value["prompt_cache"]),
-        batch=BatchConfig(
-            value["batching_max_size"],
-            value["batch_invariant"],
-            value["prefix_cache_mb"],
-            value["prefix_cache_host_mb"],
-            value["prewarm"],
-        ),
-        cache=cache_config(settings),
-        failure=FailurePolicy(value["fail_fast"], value["max_retries"]),
-    )
+    return configured(settings, folder, cache_config(settings))
+
+
+def whole_numbers(text: str, *, flag: str) -> tuple[int, ...]:
+    """`1,8,50` as numbers from 1 on. Raises UsageError."""
+    if not re.fullmatch(r"[1-9][0-9]{0,3}(,[1-9][0-9]{0,3})*", text):
+        what = f"{flag} {text!r} is no list of whole numbers"
+        raise UsageError(what, hint=f"for example {flag} 1,8,50")
+    return tuple(dict.fromkeys(int(part) for part in text.split(",")))
 
 
 def _flag(value: Any) -> Any:

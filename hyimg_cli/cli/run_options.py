@@ -30,6 +30,7 @@ class RunOptions:
     skip_invalid: o.SkipInvalid = None
     dry_run: o.DryRun = False
     metadata: o.Metadata = None
+    report: o.ContactSheet = None
     kv_reuse: o.KvReuse = None
     require_kv_reuse: o.RequireKvReuse = None
     batching_max_size: o.BatchingMaxSize = None

@@ -55,6 +55,9 @@ class Crew(Protocol[OneJob]):
     def use(self, model: str, jobs: Sequence[OneJob]) -> Iterator[Event]:
         """Have `model` loaded, and what all of the plan's `jobs` for it need at once."""
 
+    def forget(self) -> None:
+        """Drop what earlier jobs left in memory for later ones; the model stays."""
+
     def release(self) -> None:
         """Let the model and all that hangs on it go."""
 

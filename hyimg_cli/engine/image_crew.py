@@ -2,8 +2,9 @@
 
 import gc
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 
 from hyimg_cli import __version__
@@ -27,7 +28,7 @@ from hyimg_cli.models import registry
 from hyimg_cli.models.protocols import MixedModel
 from hyimg_cli.spec.events import ModelLoaded, OutputFile, Prewarmed, Progress
 from hyimg_cli.spec.job import ImageJob
-from hyimg_cli.spec.run import ModelChoice, RunConfig
+from hyimg_cli.spec.run import RunConfig
 
 _MB = 1_000_000
 
@@ -35,8 +36,12 @@ _MB = 1_000_000
 class ImageCrew:
     """Draws pictures, one model at a time."""
 
-    def __init__(self, config: RunConfig) -> None:
+    def __init__(
+        self, config: RunConfig, observed: Callable[[MixedModel], MixedModel] | None = None
+    ) -> None:
+        """`observed` wraps every model that is loaded."""
         self._config = config
+        self._observed = observed
         self._model: MixedModel | None = None
         self._sources = Sources(config.cache)
         self.tree = self._new_tree()
@@ -55,11 +60,11 @@ class ImageCrew:
             return
         self.release()
         started = time.perf_counter()
-        choice = self._config.model
-        loaded = self._model = registry.load(
-            ModelChoice(model, choice.revision, choice.dtype, choice.device),
+        loaded = registry.load(
+            replace(self._config.model, model=model),
             is_batch_invariant=self._config.batch.is_invariant,
         )
+        self._model = self._observed(loaded) if self._observed else loaded
         yield ModelLoaded(
             model=model,
             load_s=time.perf_counter() - started,
@@ -68,10 +73,13 @@ class ImageCrew:
             parameters=loaded.parameter_count,
         )
 
-    def release(self) -> None:
-        self._model = None
+    def forget(self) -> None:
         self._sources.clear()
         self.tree.clear()
+
+    def release(self) -> None:
+        self._model = None
+        self.forget()
         self._warmed.clear()
         gc.collect()
 

@@ -5,7 +5,7 @@ without its file.
 """
 
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,6 +23,7 @@ from hyimg_cli.engine.memory import room_bytes
 from hyimg_cli.engine.outcomes import Facts, failed
 from hyimg_cli.engine.video_crew import VideoCrew
 from hyimg_cli.errors import Interrupted, MachineError
+from hyimg_cli.models.protocols import MixedModel
 from hyimg_cli.spec.events import (
     Event,
     GroupStarted,
@@ -55,10 +56,15 @@ class Session:
     both fit.
     """
 
-    def __init__(self, config: RunConfig) -> None:
+    def __init__(
+        self, config: RunConfig, observed: Callable[[MixedModel], MixedModel] | None = None
+    ) -> None:
+        """`observed` wraps every image model that is loaded: a bench looks through it and
+        decides.
+        """
         self._config = config
         self._folder: RunFolder | None = None
-        self._images = ImageCrew(config)
+        self._images = ImageCrew(config, observed)
         self._videos = VideoCrew(config)
         self._crew: Crew[Any] = self._images
         self._attempts: dict[str, int] = {}
@@ -68,6 +74,11 @@ class Session:
     def request_stop(self, signal_number: int) -> None:
         """Stop after the current token or denoise step; `run` then raises Interrupted."""
         self._stop_signal = signal_number
+
+    def forget(self) -> None:
+        """Drop what earlier plans left in memory for later ones; the models stay loaded."""
+        self._images.forget()
+        self._videos.forget()
 
     def run(self, plan: Plan, folder: RunFolder | None = None) -> Generator[Event, None, None]:
         """Every job of the plan. A job's failure is an event; the session's own is raised.

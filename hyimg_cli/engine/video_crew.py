@@ -3,6 +3,7 @@
 import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -33,7 +34,7 @@ from hyimg_cli.spec.events import (
     VideoFile,
 )
 from hyimg_cli.spec.job import VideoJob
-from hyimg_cli.spec.run import ModelChoice, RunConfig
+from hyimg_cli.spec.run import RunConfig
 
 
 class VideoCrew:
@@ -71,12 +72,15 @@ class VideoCrew:
             resident.load_weights()
             yield _loaded(resident, opened_s + time.perf_counter() - started)
 
+    def forget(self) -> None:
+        self._prompts.clear()
+        self._embedded.clear()
+
     def release(self) -> None:
         if self._model is None:
             return
         self._model = None
-        self._prompts.clear()
-        self._embedded.clear()
+        self.forget()
         self._warmed.clear()
         gc.collect()
 
@@ -113,10 +117,7 @@ class VideoCrew:
     def _opened(self, model: str) -> LatentVideoModel:
         """The checkpoint, none of its weights in memory yet."""
         self.release()
-        choice = self._config.model
-        self._model = registry.load_video(
-            ModelChoice(model, choice.revision, choice.dtype, choice.device)
-        )
+        self._model = registry.load_video(replace(self._config.model, model=model))
         return self._model
 
     def _set(

@@ -1,0 +1,1 @@
+"""Two variants of the engine on the same jobs: seconds by phase, distances, and a verdict."""

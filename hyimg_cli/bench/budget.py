@@ -1,0 +1,115 @@
+"""The precision budget: how far apart pictures are, row by row, each row a pair of runs.
+
+Only beside its neighbours does a distance mean anything: what the same variant does twice is the
+floor, what another seed does is the ceiling.
+"""
+
+import statistics
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hyimg_cli.bench.runs import RunResult
+from hyimg_cli.errors import HyimgError
+from hyimg_cli.media.images import read_image
+from hyimg_cli.quality.lpips import Lpips
+from hyimg_cli.quality.metrics import Distance, Pixels, distance, number_to_json
+
+# "equal": one level off in at most this share of the values, and nothing beyond.
+EQUAL_SHARE = 0.998
+Measure = Callable[[Pixels, Pixels], Distance]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One pair of runs, job by job. `note` says what a reader must know of it; `missing` are jobs
+    that have no picture on one side, or one of another size.
+    """
+
+    name: str
+    distances: Mapping[str, Distance]
+    note: str = ""
+    missing: tuple[str, ...] = ()
+
+    @property
+    def psnr(self) -> float:
+        """That of the job that is furthest apart; 0 where a job has nothing to compare."""
+        return 0.0 if self.missing else min(one.psnr for one in self.distances.values())
+
+    @property
+    def is_identical(self) -> bool:
+        return not self.missing and all(one.max_abs == 0 for one in self.distances.values())
+
+    @property
+    def is_equal(self) -> bool:
+        return not self.missing and len(self.unchanged) == len(self.distances)
+
+    @property
+    def unchanged(self) -> list[str]:
+        """The jobs whose pictures are as good as the same."""
+        return [
+            name
+            for name, one in self.distances.items()
+            if one.max_abs <= 1 and one.equal_share >= EQUAL_SHARE
+        ]
+
+    def to_json(self) -> dict[str, Any]:
+        by_job = {name: one.to_json() for name, one in self.distances.items()}
+        worst = self.worst() if by_job else {"jobs": 0}
+        missing = list(self.missing)
+        return {"name": self.name, "note": self.note, **worst, "missing": missing, "by_job": by_job}
+
+    def worst(self) -> dict[str, Any]:
+        """The furthest of all jobs in each measure, and the median PSNR."""
+        all_of = list(self.distances.values())
+        ssims = [one.ssim for one in all_of if one.ssim is not None]
+        lpips = [one.lpips for one in all_of if one.lpips is not None]
+        return {
+            "jobs": len(all_of),
+            "psnr_min": number_to_json(min(one.psnr for one in all_of)),
+            "psnr_median": number_to_json(statistics.median(one.psnr for one in all_of)),
+            "ssim_min": min(ssims, default=None),
+            "lpips_max": max(lpips, default=None),
+            "max_abs": max(one.max_abs for one in all_of),
+            "equal_share": min(one.equal_share for one in all_of),
+            "within_5": min(one.within_5 for one in all_of),
+            "within_10": min(one.within_10 for one in all_of),
+            "within_20": min(one.within_20 for one in all_of),
+            "within_50": min(one.within_50 for one in all_of),
+        }
+
+
+def row(name: str, one: RunResult, other: RunResult, measure: Measure, note: str = "") -> Row:
+    """The distances of two runs' pictures, for the jobs that both were given."""
+    ours, theirs = pictures(one), pictures(other)
+    given = [{outcome.custom_id for outcome in run.outcomes} for run in (one, other)]
+    both = [o.custom_id for o in one.outcomes if o.custom_id in given[1]]
+    shapes = [{n: pixels.shape for n, pixels in side.items()} for side in (ours, theirs)]
+    fit = [n for n in both if n in ours and shapes[0][n] == shapes[1].get(n)]
+    missing = tuple(n for n in both if n not in fit)
+    return Row(name, {n: measure(ours[n], theirs[n]) for n in fit}, note, missing)
+
+
+def pictures(run: RunResult) -> dict[str, Pixels]:
+    """A run's pictures by job, as they were written."""
+    return {
+        outcome.custom_id: read_image(run.folder / outcome.outputs[0].path).pixels
+        for outcome in run.outcomes
+        if outcome.outputs
+    }
+
+
+def measure_with(weights: Path | None) -> tuple[Measure, str]:
+    """Distances with LPIPS where its weights are here; its title, or why there is none."""
+    try:
+        lpips = Lpips.load(weights=weights)
+    except HyimgError as error:
+        return distance, f"LPIPS was not measured: {error.what}. {error.hint}"
+    except ImportError as error:
+        return distance, f"LPIPS was not measured: {error}"
+
+    def measured(a: Pixels, b: Pixels) -> Distance:
+        return replace(distance(a, b), lpips=lpips.distance(a, b))
+
+    return measured, lpips.title

@@ -1,0 +1,160 @@
+"""`hyimg bench`: two variants of the engine on the same jobs, and what sets them apart."""
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hyimg_cli.cli import options as o
+from hyimg_cli.cli import packaged, render
+from hyimg_cli.files import replace_file
+
+if TYPE_CHECKING:
+    from hyimg_cli.batch.manifest import Manifest
+    from hyimg_cli.bench.scenario import Scenario
+
+REPORT_NAME = "report.html"
+_MODEL_FLAGS = ("model", "revision", "device", "dtype")
+
+Name = Annotated[
+    str,
+    typer.Option(
+        "--compare",
+        metavar="NAME",
+        help="kv-reuse, prefix-sharing, batching, persistent, prewarm, or a scenario's .toml file.",
+    ),
+]
+Jobs = Annotated[
+    str | None, typer.Option("--manifest", help="Jobs to compare on. Default: the scenario's own.")
+]
+Out = Annotated[
+    Path | None,
+    typer.Option("-o", "--output-dir", help="Where results go. Default: runs/bench-NAME."),
+]
+Steps = Annotated[str | None, typer.Option("--steps", help="Denoise steps to time, as 1,8,50.")]
+Repeats = Annotated[
+    int | None, typer.Option("--repeats", min=1, help="Timed runs of each variant.")
+]
+Baseline = Annotated[
+    Path | None, typer.Option("--baseline", help="An earlier bench.json that must still hold.")
+]
+MaxRegress = Annotated[
+    str, typer.Option("--max-regress", help="How much slower than the baseline is still good.")
+]
+Weights = Annotated[
+    Path | None, typer.Option("--lpips-weights", help="Backbone weights for LPIPS (alex).")
+]
+
+
+def bench(
+    ctx: typer.Context,
+    compare: Name,
+    manifest: Jobs = None,
+    output_dir: Out = None,
+    steps: Steps = None,
+    repeats: Repeats = None,
+    baseline: Baseline = None,
+    max_regress: MaxRegress = "5%",
+    lpips_weights: Weights = None,
+    model: o.Model = None,
+    revision: o.Revision = None,
+    device: o.Device = None,
+    dtype: o.DtypeName = None,
+    as_json: o.AsJson = False,
+    quiet: o.Quiet = False,
+) -> None:
+    """Compare two variants: seconds by phase, pictures, a verdict with reasons.
+
+    Exit code 0 where the pictures agree and the clock is explained, else 1.
+    """
+    raise typer.Exit(_carry_out(ctx.params, ctx.obj or ()))
+
+
+def _carry_out(given: Mapping[str, Any], arguments: tuple[str, ...]) -> int:
+    from hyimg_cli.bench import baseline
+    from hyimg_cli.bench.scenario import read_scenario
+
+    scenario = _as_asked(read_scenario(given["compare"]), given)
+    earlier = baseline.read_baseline(given["baseline"]) if given["baseline"] else None
+    most = baseline.read_share(given["max_regress"])
+    folder = given["output_dir"] or Path("runs") / f"bench-{scenario.name}"
+    entry = carried_out(
+        scenario,
+        packaged.read(given["manifest"] or str(scenario.manifest)),
+        _model_flags(given),
+        folder=folder,
+        weights=given["lpips_weights"],
+        command=shlex.join(["hyimg", *arguments]),
+        is_quiet=given["quiet"],
+    )
+    worse = list(baseline.regressions(entry, earlier, most)) if earlier else []
+    _show(entry, worse, folder, as_json=given["as_json"])
+    code: int = entry["verdict"]["exit_code"]
+    return 1 if worse else code
+
+
+def carried_out(
+    scenario: "Scenario",
+    manifest: "Manifest",
+    flags: Mapping[str, Any],
+    *,
+    folder: Path,
+    weights: Path | None,
+    command: str,
+    is_quiet: bool,
+) -> Mapping[str, Any]:
+    """Runs a comparison and writes its three files; what `bench.json` holds."""
+    from hyimg_cli.bench import record
+    from hyimg_cli.bench.budget import measure_with
+    from hyimg_cli.bench.harness import compare
+    from hyimg_cli.report.comparison import comparison_page
+    from hyimg_cli.report.page import render as html
+
+    folder.mkdir(parents=True, exist_ok=True)
+    measure, lpips = measure_with(weights)
+    tell = _silent if is_quiet else render.note
+    found = compare(scenario, manifest, flags, folder=folder, measure=measure, tell=tell)
+    entry = record.write(found, record.Told(command, lpips), folder)
+    page = html(comparison_page(entry, record.kept_pictures(folder)))
+    replace_file(folder / REPORT_NAME, page.encode())
+    return entry
+
+
+def _silent(text: str) -> None:
+    """Says nothing."""
+
+
+def _as_asked(scenario: "Scenario", given: Mapping[str, Any]) -> "Scenario":
+    """The scenario with the user's steps and repetitions."""
+    if given["repeats"]:
+        scenario = replace(scenario, repeats=given["repeats"])
+    if not given["steps"]:
+        return scenario
+    steps = o.whole_numbers(given["steps"], flag="--steps")
+    main = scenario.main_steps if scenario.main_steps in steps else steps[-1]
+    return replace(scenario, steps=steps, main_steps=main)
+
+
+def _model_flags(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Which weights where: flags, else the environment; no other setting reaches a variant."""
+    settled = o.settings_of({name: given[name] for name in _MODEL_FLAGS})
+    return {
+        name: settled[name].value
+        for name in _MODEL_FLAGS
+        if settled[name].origin in ("flag", "environment")
+    }
+
+
+def _show(entry: Mapping[str, Any], worse: list[str], folder: Path, *, as_json: bool) -> None:
+    from hyimg_cli.bench.record import markdown
+
+    if as_json:
+        render.json_line({**entry, "regressions": worse})
+        return
+    render.line(markdown(entry))
+    for sentence in worse:
+        render.note(f"worse than the baseline: {sentence}")
+    render.note(f"written: {folder}/bench.json, bench.md, report.html, A/, B/")

@@ -1,0 +1,52 @@
+"""A small comparison of the embedded model, loaded once for all of them."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hyimg_cli.batch.manifest import read_manifest
+from hyimg_cli.bench.harness import Comparison, compare
+from hyimg_cli.bench.scenario import SCENARIOS, Scenario, read_scenario
+from hyimg_cli.models import registry
+from hyimg_cli.quality.metrics import distance
+from hyimg_cli.spec.run import ModelChoice
+
+ONE_EDIT = (
+    '{"custom_id": "edit", "task": "it2i", "prompt": "make the circle blue", "seed": 5, '
+    f'"images": ["{SCENARIOS}/images/red-circle.png"], "bot_task": "recaption"}}\n'
+)
+Bench = Callable[..., Comparison]
+
+
+@pytest.fixture(scope="session")
+def loaded() -> Any:
+    return registry.load(ModelChoice(device="cpu", dtype="float32"))
+
+
+@pytest.fixture
+def small() -> Scenario:
+    """kv-reuse over two steps of one edit."""
+    return replace(read_scenario("kv-reuse"), steps=(2,), main_steps=2, repeats=3)
+
+
+@pytest.fixture
+def bench(loaded: Any, small: Scenario, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    """Runs a comparison from start to verdict; only loading the weights is left out."""
+    monkeypatch.setattr(registry, "load", lambda choice, **_: loaded)
+
+    def carried_out(scenario: Scenario = small, lines: str = ONE_EDIT) -> Comparison:
+        manifest = tmp_path / "jobs.jsonl"
+        manifest.write_text(lines)
+        return compare(
+            scenario,
+            read_manifest(manifest),
+            {"device": "cpu"},
+            folder=tmp_path / "out",
+            measure=distance,
+            tell=lambda text: None,
+        )
+
+    return carried_out

@@ -1,0 +1,68 @@
+"""The bench names each planted fault, and flags no clean run."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from bench import faults
+
+from hyimg_cli.bench.harness import Comparison
+from hyimg_cli.bench.scenario import Scenario
+
+Bench = Callable[..., Comparison]
+
+NAMED = [
+    (faults.hide_three_specials, ("visibility", "hidden from every denoise step", "<boi>")),
+    (faults.drop_source_image, ("visibility", "source image 1", "hidden from every")),
+    (faults.empty_source_image, ("prefix K/V", "source image 1", "the rows are empty")),
+    (faults.shift_negative_branch, ("prefix K/V", "branch 1", "1 slot too late")),
+    (faults.one_step_less, ("schedule", "reuse takes 1 steps, recompute 2")),
+    (faults.other_noise, ("initial noise",)),
+    (faults.rounded_hand_off, ("prefix K/V", "branch 0")),
+]
+
+
+@pytest.mark.parametrize(("plant", "words"), NAMED, ids=[one.__name__ for one, _ in NAMED])
+def test_a_fault_in_the_pictures_is_named(
+    bench: Bench,
+    small: Scenario,
+    monkeypatch: pytest.MonkeyPatch,
+    plant: faults.Plant,
+    words: tuple[str, ...],
+) -> None:
+    plant(monkeypatch)
+    found = bench(replace(small, repeats=2))
+    assert found.verdict.name == "differs"
+    assert found.verdict.exit_code == 1
+    text = " ".join(found.verdict.reasons)
+    for word in words:
+        assert word in text, text
+
+
+@pytest.mark.parametrize(
+    ("plant", "words"),
+    [
+        (faults.sleep_in_recompute, ("recompute waits", "kv_handoff", "a sleep or a timeout")),
+        (faults.sleep_in_decoding, ("recompute is 0.", "slower in decode_latents", "waits")),
+    ],
+)
+def test_a_gain_that_is_a_sleep_is_not_explained(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, plant: faults.Plant, words: tuple[str, ...]
+) -> None:
+    plant(monkeypatch)
+    found = bench()
+    assert found.verdict.name == "not explained"
+    assert found.verdict.exit_code == 1
+    text = " ".join(found.verdict.reasons)
+    for word in words:
+        assert word in text, text
+    assert found.compared.pairs[2].is_identical, "the pictures know nothing of a sleep"
+
+
+def test_ten_clean_runs_are_not_flagged(bench: Bench, small: Scenario) -> None:
+    verdicts: list[Any] = [
+        bench(replace(small, steps=(1,), main_steps=1)).verdict for _ in range(10)
+    ]
+    assert {one.name for one in verdicts} <= {"identical", "equal"}, verdicts
+    assert {one.exit_code for one in verdicts} == {0}
