@@ -3,8 +3,11 @@
 Below every room that writes files: rooms of one layer may not import each other.
 """
 
+import contextlib
 import errno
 import os
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 from hyimg_cli.errors import StorageError
@@ -25,6 +28,45 @@ def replace_file(path: Path, data: bytes) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """The name under which to write a file or a folder; after the block it stands at `path`, whole.
+
+    A block that raises leaves nothing, and what stood at `path` stays.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    _remove(temporary)
+    try:
+        yield temporary
+        for file in [temporary, *(temporary.iterdir() if temporary.is_dir() else ())]:
+            _sync(file)
+        if path.is_dir():
+            _remove(path)
+        os.replace(temporary, path)
+        sync_folder(path.parent)
+    except BaseException:
+        _remove(temporary)
+        raise
+
+
+def _sync(path: Path) -> None:
+    if path.is_dir():
+        sync_folder(path)
+        return
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def write_all(descriptor: int, data: bytes) -> None:

@@ -19,7 +19,7 @@ def configured(settings: Mapping[str, Setting], folder: Path, cache: CacheConfig
     """The run that the settings describe, with results in `folder`."""
     value = {name: setting.value for name, setting in settings.items()}
     return RunConfig(
-        output=OutputConfig(folder, metadata=value["metadata"]),
+        output=OutputConfig(folder, value["metadata"], value["frames"], value["checkpoint_every"]),
         model=ModelChoice(
             value["model"],
             value["revision"],
@@ -27,7 +27,7 @@ def configured(settings: Mapping[str, Setting], folder: Path, cache: CacheConfig
             value["device"],
             value["vae_use_tiling"],
         ),
-        reuse=ReuseConfig(value["kv_reuse"], value["require_kv_reuse"]),
+        reuse=ReuseConfig(value["kv_reuse"], value["require_kv_reuse"], value["prompt_cache"]),
         batch=BatchConfig(
             value["batching_max_size"],
             value["batch_invariant"],

@@ -64,8 +64,9 @@ class GroupCost:
 
 @dataclass(frozen=True)
 class PlanCost:
-    """The cost of each group in plan order, and of all. `shared_kv_bytes`: K/V that jobs may share,
-    held when the last one has been counted.
+    """The cost of each group of pictures in plan order, and of all.
+
+    `shared_kv_bytes`: K/V that jobs may share, held when the last one has been counted.
     """
 
     groups: tuple[GroupCost, ...]
@@ -76,12 +77,15 @@ class PlanCost:
 def cost(
     plan: Plan, tokens_of: Callable[[ImageJob], JobTokens], card_of: Callable[[str], ModelCard]
 ) -> PlanCost:
-    """What `plan` takes. `tokens_of` gives a job's rows, `card_of` the bytes of one row's K/V."""
+    """What the pictures of `plan` take. `tokens_of` gives a job's rows, `card_of` the bytes of one
+    row's K/V.
+    """
     groups = tuple(
         GroupCost(
             group.model, group.size_class, _group_cost(group, tokens_of, card_of(group.model))
         )
         for group in plan.groups
+        if isinstance(group, Group)
     )
     return PlanCost(groups=groups, total=_summed(group.cost for group in groups))
 

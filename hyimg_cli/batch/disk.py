@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import os
+import shutil
 import socket
 import time
 from collections.abc import Iterator
@@ -51,7 +52,10 @@ def make_folders(path: Path) -> None:
 def remove_temporaries(folder: Path) -> None:
     """Removes what a killed run had not yet given its final name."""
     for leftover in folder.glob(".*.[0-9]*.tmp"):
-        leftover.unlink(missing_ok=True)
+        if leftover.is_dir():
+            shutil.rmtree(leftover)
+        else:
+            leftover.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ from hyimg_cli.batch.kinds import (
     MAX_SEED,
     MAX_SIDE,
     MIN_SIDE,
+    AnyText,
     Anything,
     Choice,
     CustomId,
@@ -18,7 +19,7 @@ from hyimg_cli.batch.kinds import (
     Text,
     Truth,
 )
-from hyimg_cli.spec.job import BOT_TASKS, TASKS
+from hyimg_cli.spec.job import BOT_TASKS, TASKS, VIDEO_TASKS
 
 SYSTEM_PROMPTS = (
     "None",
@@ -29,6 +30,11 @@ SYSTEM_PROMPTS = (
     "dynamic",
     "custom",
 )
+
+
+# About seven minutes at 24 a second: beyond any model, so a slip of the pen.
+MAX_FRAMES = 10001
+MAX_FPS = 240
 
 
 @dataclass(frozen=True)
@@ -42,8 +48,9 @@ class Field:
 
 FIELDS = (
     Field("custom_id", CustomId(), ("id", "request_id")),
-    Field("task", Choice(TASKS)),
+    Field("task", Choice((*TASKS, *VIDEO_TASKS))),
     Field("prompt", Text("prompt")),
+    Field("negative_prompt", AnyText("negative prompt")),
     Field("images", Paths(), ("image", "image_path")),
     Field("model", Text("model")),
     Field("seed", Integer(0, MAX_SEED)),
@@ -52,8 +59,11 @@ FIELDS = (
     Field("size", SizeText()),
     Field("width", Integer(MIN_SIDE, MAX_SIDE)),
     Field("height", Integer(MIN_SIDE, MAX_SIDE)),
+    Field("num_frames", Integer(1, MAX_FRAMES)),
+    Field("fps", Integer(1, MAX_FPS)),
     Field("num_inference_steps", Integer(1, 1000), ("steps",)),
     Field("guidance_scale", Number(0, 100)),
+    Field("guidance_scale_2", Number(0, 100)),
     Field("flow_shift", Number(0, 100, above_low=True)),
     Field("bot_task", Choice(BOT_TASKS, (("image", "none"),))),
     Field("cot_text", Text("text")),
@@ -74,8 +84,17 @@ AR_FIELDS = ("ar_seed", "temperature", "top_k", "top_p", "max_new_tokens")
 # Of them, what only a choice by chance looks at.
 SAMPLED_FIELDS = ("ar_seed", "top_k", "top_p")
 COT_FIELDS = ("cot_text", "cot_token_ids")
-FOREIGN = {
-    "negative_prompt": "HunyuanImage-3 has no negative prompt; its unconditional branch uses <cfg>",
-    "num_frames": "it belongs to t2v, which is not yet supported",
-    "fps": "it belongs to t2v, which is not yet supported",
+VIDEO_FIELDS = ("negative_prompt", "num_frames", "fps", "guidance_scale_2")
+IMAGE_FIELDS = (
+    *("images", "bot_task", "drop_think", "use_system_prompt", "system_prompt"),
+    *COT_FIELDS,
+    *AR_FIELDS,
+)
+_OF_VIDEOS = "it belongs to t2v"
+# Fields that a line of each kind of task may not hold, with the reason.
+NOT_IN_PICTURES = dict.fromkeys(VIDEO_FIELDS, _OF_VIDEOS) | {
+    "negative_prompt": "HunyuanImage-3 has no negative prompt; its unconditional branch uses <cfg>"
+}
+NOT_IN_VIDEOS = dict.fromkeys(IMAGE_FIELDS, "it belongs to it2i and t2i") | {
+    "images": "t2v makes a video from its prompt alone"
 }

@@ -1,9 +1,10 @@
 """The output folder: one run at a time in it, one line per outcome, and what a resumed run skips.
 
-    OUT/  .lock   run.json   manifest.resolved.jsonl   results.jsonl   outputs/<custom_id>.png
+    OUT/  .lock   run.json   manifest.resolved.jsonl   results.jsonl   outputs/<custom_id>.png, .mp4
+          outputs/<custom_id>.frames/0000.png   latents/<custom_id>.safetensors (unfinished videos)
 
-A line is appended only after its picture is in place, and is on disk when `append` returns. So a
-kill can leave a picture without a line, or half a line at the end, never a line without picture.
+A line is appended only after its file is in place, and is on disk when `append` returns. So a
+kill can leave a picture without a line, or half a line at the end, never a line without its file.
 """
 
 import json
@@ -21,12 +22,13 @@ from hyimg_cli.errors import OutputFolderError
 from hyimg_cli.files import replace_file, sync_folder, write_all
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.events import Outcome
-from hyimg_cli.spec.job import ImageJob
+from hyimg_cli.spec.job import ImageJob, Job
 
 RESULTS = "results.jsonl"
 RESOLVED = "manifest.resolved.jsonl"
 RUN = "run.json"
 OUTPUTS = "outputs"
+LATENTS = "latents"
 LOCK = ".lock"
 # Of a resolved job, what never changes its pixels.
 _NOT_IN_KEY = ("custom_id", "images", "model", "metadata")
@@ -50,7 +52,7 @@ class RunFolder:
             self._lock = locked(self.folder / LOCK)
             try:
                 self._journal = _open_journal(self.folder / RESULTS)
-                for place in (self.folder, self.folder / OUTPUTS):
+                for place in (self.folder, self.folder / OUTPUTS, self.folder / LATENTS):
                     remove_temporaries(place)
             except BaseException:
                 self._release()
@@ -71,17 +73,28 @@ class RunFolder:
                 os.close(descriptor)
         self._journal = self._lock = None
 
-    def path_for(self, custom_id: str) -> Path:
-        """Where the picture of a job goes."""
+    def path_for(self, custom_id: str, suffix: str = ".png") -> Path:
+        """Where the picture of a job goes, or its video (`.mp4`) with what stands beside it."""
         assert is_custom_id(custom_id), f"{custom_id!r} never passed the manifest's check"
-        return self.folder / OUTPUTS / f"{custom_id}.png"
+        return self.folder / OUTPUTS / f"{custom_id}{suffix}"
+
+    def latents_for(self, custom_id: str) -> Path:
+        """Where an unfinished video's latents wait; their folder is made by who writes them."""
+        assert is_custom_id(custom_id), f"{custom_id!r} never passed the manifest's check"
+        return self.folder / LATENTS / f"{custom_id}.safetensors"
+
+    def drop_latents(self, jobs: Iterable[str]) -> None:
+        """Removes the latents of jobs that are done, or that start afresh."""
+        with disk_errors(self.folder):
+            for custom_id in jobs:
+                self.latents_for(custom_id).unlink(missing_ok=True)
 
     def write_run(self, info: Mapping[str, Any]) -> None:
         """Replaces run.json."""
         text = json.dumps(info, indent=2, ensure_ascii=False, default=str) + "\n"
         self._replace(RUN, text.encode("utf-8", "backslashreplace"))
 
-    def write_resolved(self, jobs: Iterable[ImageJob]) -> None:
+    def write_resolved(self, jobs: Iterable[Job]) -> None:
         """Replaces manifest.resolved.jsonl with one line per job, nothing left to a default.
 
         Its paths lead from the folder: read there as a manifest, it gives the same jobs.
@@ -141,7 +154,7 @@ def outcome_to_json(outcome: Outcome) -> dict[str, Any]:
 
 
 def job_key(
-    job: ImageJob,
+    job: Job,
     source_digests: Sequence[str],
     model_fingerprint: str,
     pixel_settings: Mapping[str, str],
@@ -153,39 +166,37 @@ def job_key(
     """
     line = job_to_json(job)
     shaping = {k: v for k, v in line.items() if k not in _NOT_IN_KEY and not k.startswith("x_")}
-    # Where the text is given the line has no bot_task, but a dynamic system prompt hangs on it.
-    return digest.of_json(
-        {
-            "job": shaping,
-            "bot_task": job.bot_task,
-            "sources": list(source_digests),
-            "model": model_fingerprint,
-            "settings": dict(pixel_settings),
-        }
-    )
+    facts: dict[str, Any] = {"job": shaping, "model": model_fingerprint}
+    facts["settings"] = dict(pixel_settings)
+    if isinstance(job, ImageJob):
+        # Where the text is given the line has no bot_task, but a dynamic system prompt hangs on it.
+        facts |= {"bot_task": job.bot_task, "sources": list(source_digests)}
+    return digest.of_json(facts)
 
 
 @dataclass(frozen=True)
 class Resumption:
     """What a run still has to do, what is there already, and what failed and is left alone."""
 
-    to_run: list[ImageJob]
+    to_run: list[Job]
     done: list[str]
     failed_before: list[str]
 
 
 def resume(
     folder: RunFolder,
-    jobs: Sequence[ImageJob],
+    jobs: Sequence[Job],
     keys: Mapping[str, str],
     *,
     resume: bool = True,
     retry_failed: bool = False,
     force: bool = False,
+    with_frames: bool = False,
 ) -> Resumption:
     """Sorts `jobs` by what `folder` says of them; `keys` has the `job_key` of each custom_id.
 
-    Done: same key, and every picture there with its sha256. Raises OutputFolderError, unless
+    Done: same key, and every file there with its sha256, `with_frames` a video's PNG files too.
+    Raises OutputFolderError, unless
     `force`, where a picture would be replaced by one of another key, and, with `resume` off, where
     the folder holds results at all. A job that failed under another key is a new job: it runs.
     """
@@ -203,7 +214,7 @@ def resume(
             if entry.get("status") == "done" and not force:
                 raise _other_job(job)
             resumption.to_run.append(job)
-        elif entry.get("status") == "done" and _is_intact(folder.folder, entry):
+        elif entry.get("status") == "done" and _is_intact(folder.folder, entry, with_frames):
             resumption.done.append(job.custom_id)
         elif entry.get("status") == "failed" and not retry_failed:
             resumption.failed_before.append(job.custom_id)
@@ -221,7 +232,7 @@ def _occupied(folder: RunFolder, count: int) -> OutputFolderError:
     )
 
 
-def _other_job(job: ImageJob) -> OutputFolderError:
+def _other_job(job: Job) -> OutputFolderError:
     return OutputFolderError(
         f'"{job.custom_id}" is done in this folder with other contents',
         where=job.source_line,
@@ -230,15 +241,25 @@ def _other_job(job: ImageJob) -> OutputFolderError:
     )
 
 
-def _is_intact(folder: Path, entry: Mapping[str, Any]) -> bool:
-    """Whether every picture of a done job is there as it was written."""
+def _is_intact(folder: Path, entry: Mapping[str, Any], with_frames: bool) -> bool:
+    """Whether every file of a done job is there as it was written."""
     outputs = entry.get("outputs") or []
     try:
         return bool(outputs) and all(
-            digest.of_file(folder / output["path"]) == output["sha256"] for output in outputs
+            digest.of_file(folder / output["path"]) == output["sha256"]
+            and (not with_frames or _has_frames(folder, output))
+            for output in outputs
         )
     except (OSError, KeyError, TypeError):
         return False
+
+
+def _has_frames(folder: Path, output: Mapping[str, Any]) -> bool:
+    """Whether a video's PNG files are there; a picture needs none. They are not read again."""
+    if "num_frames" not in output:
+        return True
+    shots = output["frames_path"]
+    return shots is not None and len(os.listdir(folder / shots)) == output["num_frames"]
 
 
 def _json_line(entry: Mapping[str, Any]) -> bytes:

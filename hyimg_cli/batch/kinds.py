@@ -9,7 +9,7 @@ import json
 import math
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from hyimg_cli.spec.job import MAX_SOURCE_IMAGES, SizeRequest
@@ -181,6 +181,14 @@ class Text:
 
 
 @dataclass(frozen=True)
+class AnyText(Text):
+    """Text that may be empty."""
+
+    def read(self, value: Any) -> str:
+        return "" if value == "" else super().read(value)
+
+
+@dataclass(frozen=True)
 class CustomId:
     """A job's name, which also names its file."""
 
@@ -262,7 +270,8 @@ class SizeText:
         if parts is None:
             raise BadValue(f"{shown(value)} is not a size", _SIZE_HINT)
         low = 1 if parts[2] == ":" else MIN_SIDE
-        return size_request(height=int(parts[3]), width=int(parts[1]), low=low)
+        request = size_request(height=int(parts[3]), width=int(parts[1]), low=low)
+        return replace(request, is_ratio=parts[2] == ":")
 
     def parse(self, text: str) -> SizeRequest:
         return self.read(text)

@@ -11,7 +11,7 @@ from hyimg_cli.batch.fields import BY_NAME
 from hyimg_cli.batch.kinds import BadValue, Choice, Integer, Kind, Text, Truth, nearest, shown
 from hyimg_cli.errors import RecipeError
 from hyimg_cli.spec.job import SizeRequest
-from hyimg_cli.spec.run import DTYPES
+from hyimg_cli.spec.run import DTYPES, FRAMES
 
 _DEVICE = re.compile(r"auto|cpu|cuda(:(0|[1-9][0-9]?))?|balanced")
 
@@ -55,10 +55,12 @@ SAMPLING = (
     "top_p",
     "max_new_tokens",
 )
+VIDEO_SAMPLING = ("negative_prompt", "num_frames", "fps", "guidance_scale_2")
 # Unset, these follow from the job itself; the rest of the sampling comes from the checkpoint.
 OF_THE_JOB = ("seed", "ar_seed", "system_prompt")
 KNOBS = (
     Knob("model", "model", Text("model"), "tiny-image"),
+    Knob("model", "video_model", Text("model"), "tiny-video"),
     Knob("model", "revision", Text("revision")),
     Knob("model", "dtype", Choice(DTYPES), "auto"),
     Knob("model", "device", DeviceName(), "auto"),
@@ -66,8 +68,11 @@ KNOBS = (
     Knob("sampling", "size", BY_NAME["size"].kind, SizeRequest()),
     *(Knob("sampling", name, BY_NAME[name].kind) for name in SAMPLING),
     Knob("sampling", "infer_align_image_size", Truth(), False),
+    Knob("sampling", "negative_prompt", BY_NAME["negative_prompt"].kind, ""),
+    *(Knob("sampling", name, BY_NAME[name].kind) for name in VIDEO_SAMPLING[1:]),
     Knob("reuse", "kv_reuse", Truth(), True),
     Knob("reuse", "require_kv_reuse", Truth(), False),
+    Knob("reuse", "prompt_cache", Truth(), True),
     Knob("batch", "batching_max_size", Integer(1, 1024), 16),
     Knob("batch", "batch_invariant", Truth(), True),
     Knob("batch", "prefix_cache_mb", Integer(0, 10**7), 4096),
@@ -78,6 +83,8 @@ KNOBS = (
     Knob("cache", "disk_cache_mb", Integer(0, 10**9), 10240),
     Knob("output", "output_dir", Text("folder")),
     Knob("output", "metadata", Truth(), True),
+    Knob("output", "frames", Choice(FRAMES), "none"),
+    Knob("output", "checkpoint_every", Integer(0, 1000), 0),
     Knob("output", "report", Truth(), True),
     Knob("failure", "fail_fast", Truth(), False),
     Knob("failure", "max_retries", Integer(0, 100), 0),

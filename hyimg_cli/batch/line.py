@@ -9,7 +9,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hyimg_cli.batch.fields import AR_FIELDS, BY_NAME, COT_FIELDS, FOREIGN, SAMPLED_FIELDS
+from hyimg_cli.batch.fields import (
+    AR_FIELDS,
+    BY_NAME,
+    COT_FIELDS,
+    NOT_IN_PICTURES,
+    NOT_IN_VIDEOS,
+    SAMPLED_FIELDS,
+)
 from hyimg_cli.batch.kinds import BadValue, nearest, shown, size_request
 from hyimg_cli.errors import HyimgError, UsageError
 
@@ -169,16 +176,10 @@ class Line:
             self.fields[name] = BY_NAME[name].kind.read(value)
         except BadValue as bad:
             self.refused.add(name)
-            if (name, value) == ("task", "t2v"):
-                self.add("not-yet", "t2v is not yet supported", field=key, hint="use it2i or t2i")
-            else:
-                hint = "leave the field out for its default" if value is None else bad.hint
-                self.add(bad.slug, bad.what, field=key, hint=hint)
+            hint = "leave the field out for its default" if value is None else bad.hint
+            self.add(bad.slug, bad.what, field=key, hint=hint)
 
     def _refuse_unknown(self, key: str) -> None:
-        if key in FOREIGN:
-            self.add("foreign-field", FOREIGN[key], field=key, hint="take the field out")
-            return
         close = nearest(key, BY_NAME)
         hint = f'did you mean "{close}"?' if close else "begin it with x_ to have it copied through"
         self.add("unknown-field", f"{shown(key)} is not a field", field=_plain(key), hint=hint)
@@ -187,8 +188,10 @@ class Line:
         """Checks what only several fields together can tell."""
         self._merge_size()
         self._check_task()
+        self._check_foreign()
         self._check_counts()
-        self._check_text()
+        if self.fields.get("task") != "t2v":
+            self._check_text()
 
     def _merge_size(self) -> None:
         """Turns width and height into size."""
@@ -215,9 +218,9 @@ class Line:
     def _check_task(self) -> None:
         """Checks that there is a prompt and that images fit the task; fills in the task."""
         if "prompt" not in self.given:
-            hint = "say what the picture should show"
+            hint = "say what it should show"
             self.add("missing-field", "the line has no prompt", field="prompt", hint=hint)
-        if {"task", "images"} & self.refused:
+        if {"task", "images"} & self.refused or self.fields.get("task") == "t2v":
             return
         images = self.fields.get("images", ())
         task = self.fields.setdefault("task", "it2i" if images else "t2i")
@@ -227,6 +230,18 @@ class Line:
         if task == "t2i" and images:
             hint = "use task it2i, or take the images out"
             self.add("conflict", "t2i does not look at images", field="images", hint=hint)
+
+    def _check_foreign(self) -> None:
+        """Checks that no field belongs to the other kind of task."""
+        if "task" in self.refused:
+            return
+        is_video = self.fields.get("task") == "t2v"
+        hint = "take the field out"
+        if not (is_video or "task" in self.given):
+            hint += ', or set "task": "t2v"'
+        foreign = NOT_IN_VIDEOS if is_video else NOT_IN_PICTURES
+        for name in sorted(self.given & foreign.keys()):
+            self.add("foreign-field", foreign[name], field=name, hint=hint)
 
     def _check_counts(self) -> None:
         for other in ("n", "seed"):

@@ -1,32 +1,46 @@
-"""The order of the jobs: same model and size together, same source images side by side."""
+"""The order of the jobs: one model and size together, the same images or prompts side by side."""
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from functools import cache
 from typing import TypeVar
 
 from hyimg_cli.spec.card import ModelCard
-from hyimg_cli.spec.job import ImageJob
-from hyimg_cli.spec.plan import Group, Plan
+from hyimg_cli.spec.job import ImageJob, Job, VideoJob
+from hyimg_cli.spec.plan import Group, Plan, VideoGroup
 
 Key = TypeVar("Key", bound=Hashable)
+OneJob = TypeVar("OneJob", bound=Job)
 
 
-def make_plan(jobs: Sequence[ImageJob], card_of: Callable[[str], ModelCard]) -> Plan:
-    """Every job once, in groups of one model and one size class.
+def make_plan(jobs: Sequence[Job], card_of: Callable[[str], ModelCard]) -> Plan:
+    """Every job once, in groups of one model and one size class, or one size and frames.
 
-    Models, then groups, then sets of source images stand in the order of their first job; within a
-    set the manifest's order holds. So a model is loaded once and an image encoded once in a row.
-    `card_of` is asked once per model.
+    Models, then groups, then sets of source images or prompts stand in the order of their first
+    job; within a set the manifest's order holds. So a model is loaded once and an image encoded
+    once in a row. `card_of` is asked once per model of pictures.
     """
     card = cache(card_of)
-    groups = []
-    for of_model in _alike(jobs, lambda job: job.model).values():
-        by_size = _alike(of_model, lambda job: _size_class(job, card(job.model)))
-        for size_class, members in by_size.items():
-            by_images = _alike(members, lambda job: job.images)
-            in_order = tuple(job for same in by_images.values() for job in same)
-            groups.append(Group(of_model[0].model, size_class, in_order))
+    groups: list[Group | VideoGroup] = []
+    for of_model in _alike(jobs, lambda job: (isinstance(job, VideoJob), job.model)).values():
+        groups += _image_groups([job for job in of_model if isinstance(job, ImageJob)], card)
+        groups += _video_groups([job for job in of_model if isinstance(job, VideoJob)])
     return Plan(tuple(groups))
+
+
+def _image_groups(jobs: Sequence[ImageJob], card_of: Callable[[str], ModelCard]) -> Iterator[Group]:
+    by_size = _alike(jobs, lambda job: _size_class(job, card_of(job.model)))
+    for size_class, members in by_size.items():
+        yield Group(members[0].model, size_class, _side_by_side(members, lambda job: job.images))
+
+
+def _video_groups(jobs: Sequence[VideoJob]) -> Iterator[VideoGroup]:
+    for (size, frames), members in _alike(jobs, lambda job: (job.size, job.num_frames)).items():
+        in_order = _side_by_side(members, lambda job: (job.prompt, job.negative_prompt))
+        yield VideoGroup(members[0].model, size, frames, in_order)
+
+
+def _side_by_side(jobs: Iterable[OneJob], key: Callable[[OneJob], Hashable]) -> tuple[OneJob, ...]:
+    return tuple(job for same in _alike(jobs, key).values() for job in same)
 
 
 def _size_class(job: ImageJob, card: ModelCard) -> str:
@@ -34,9 +48,9 @@ def _size_class(job: ImageJob, card: ModelCard) -> str:
     return "auto" if bucket is None else str(bucket.size)
 
 
-def _alike(jobs: Iterable[ImageJob], key: Callable[[ImageJob], Key]) -> dict[Key, list[ImageJob]]:
+def _alike(jobs: Iterable[OneJob], key: Callable[[OneJob], Key]) -> dict[Key, list[OneJob]]:
     """Jobs by `key`, in the order in which each key first appears."""
-    by_key: dict[Key, list[ImageJob]] = {}
+    by_key: dict[Key, list[OneJob]] = {}
     for job in jobs:
         by_key.setdefault(key(job), []).append(job)
     return by_key

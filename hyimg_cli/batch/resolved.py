@@ -7,14 +7,42 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from hyimg_cli.spec.job import ImageJob, SizeRequest
+from hyimg_cli.spec.job import ImageJob, Job, SizeRequest, VideoJob
 
 
-def job_to_json(job: ImageJob) -> dict[str, Any]:
+def job_to_json(job: Job) -> dict[str, Any]:
     """The job as a manifest line that says everything: read back, it gives the same job.
 
     Fields that no stage would consume are left out; `images` stand as the job has them.
     """
+    entry = _video_fields(job) if isinstance(job, VideoJob) else _image_fields(job)
+    if job.metadata_json != "null":
+        entry["metadata"] = json.loads(job.metadata_json)
+    entry.update(json.loads(job.extra_json))
+    return entry
+
+
+def _video_fields(job: VideoJob) -> dict[str, Any]:
+    negative = {"negative_prompt": job.negative_prompt} if job.branch_count > 1 else {}
+    scale_2 = {} if job.guidance_scale_2 is None else {"guidance_scale_2": job.guidance_scale_2}
+    return {
+        "custom_id": job.custom_id,
+        "task": job.task,
+        "prompt": job.prompt,
+        **negative,
+        "model": job.model,
+        "seed": job.seed,
+        "size": str(job.size),
+        "num_frames": job.num_frames,
+        "fps": job.fps,
+        "num_inference_steps": job.num_inference_steps,
+        "guidance_scale": job.guidance_scale,
+        **scale_2,
+        "flow_shift": job.flow_shift,
+    }
+
+
+def _image_fields(job: ImageJob) -> dict[str, Any]:
     entry: dict[str, Any] = {
         "custom_id": job.custom_id,
         "task": job.task,
@@ -32,13 +60,10 @@ def job_to_json(job: ImageJob) -> dict[str, Any]:
     }
     if job.system_prompt is not None:
         entry["system_prompt"] = job.system_prompt
-    if job.metadata_json != "null":
-        entry["metadata"] = json.loads(job.metadata_json)
-    entry.update(json.loads(job.extra_json))
     return entry
 
 
-def lines_beside(jobs: Iterable[ImageJob], folder: Path) -> Iterator[dict[str, Any]]:
+def lines_beside(jobs: Iterable[Job], folder: Path) -> Iterator[dict[str, Any]]:
     """`job_to_json` for a manifest in `folder`: paths of images and models lead from there."""
     # NOTE: the system follows links before it goes up by "..", so both ends must be without them.
     real = cache(Path.resolve)
@@ -49,7 +74,7 @@ def lines_beside(jobs: Iterable[ImageJob], folder: Path) -> Iterator[dict[str, A
 
     for job in jobs:
         entry = job_to_json(job)
-        if job.images:
+        if isinstance(job, ImageJob) and job.images:
             entry["images"] = [from_folder(Path(image)) for image in job.images]
         if _is_folder(job.model):
             path = from_folder(Path(job.model).expanduser())

@@ -124,7 +124,12 @@ class _Bench:
         )
 
     def _jobs(self) -> list[ImageJob]:
-        jobs = list(runner.accept(self.manifest, self._settings(self.scenario.a)).jobs)
+        accepted = runner.accept(self.manifest, self._settings(self.scenario.a)).jobs
+        jobs = [job for job in accepted if isinstance(job, ImageJob)]
+        if len(jobs) < len(accepted):
+            what = f"{len(accepted) - len(jobs)} jobs are t2v; only pictures are compared yet"
+            where = self.manifest.title
+            raise UsageError(what, where=where, hint="leave them out", code="bench.not-yet")
         models = sorted({job.model for job in jobs})
         if len(models) != 1:
             what = f"the manifest's jobs are of {len(models)} models: {', '.join(models)}"

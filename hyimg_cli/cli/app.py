@@ -23,7 +23,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Make and edit pictures in batches: a manifest of jobs goes in, pictures come out.",
+    help="Make pictures and videos in batches: a manifest of jobs goes in, files come out.",
     epilog="Exit codes: 0 all done, 1 some job failed or a gate of eval, 2 usage or "
     "manifest, 3 machine, 101 internal error, 130/143 interrupted (run the same command again to "
     "resume).",

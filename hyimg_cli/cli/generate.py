@@ -28,7 +28,7 @@ NOT_AGAIN = ("--force", "--no-resume", "--retry-failed")
 
 @takes_run_options
 def generate(ctx: typer.Context) -> None:
-    """Make the pictures of a manifest. A run that stopped goes on where it was."""
+    """Make the pictures and videos of a manifest. A run that stopped goes on where it was."""
     render.log_to_stderr(ctx.params["verbose"])
     if ctx.params["dry_run"]:
         show_plan(ctx.params)

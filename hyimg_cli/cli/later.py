@@ -12,14 +12,8 @@ FLAGS = (
     "--tp-size",
     "--cfg-parallel-size",
     "--vae-patch-parallel-size",
-    "--video-model",
-    "--num-frames",
-    "--fps",
-    "--negative-prompt",
     "--gpu-memory-utilization",
     "--enable-cpu-offload",
-    "--checkpoint-every",
-    "--frames",
 )
 
 

@@ -21,6 +21,7 @@ from hyimg_cli.spec.run import CacheConfig, RunConfig
 from hyimg_cli.store.disk import KINDS
 
 _RUN, _MODEL, _SAMPLING, _CHOICE, _STYLE = "Run", "Model", "Sampling defaults", "Selection", "Style"
+_VIDEO = "Video (t2v)"
 
 
 def _option(*names: str, panel: str, help: str, **more: Any) -> Any:
@@ -32,7 +33,8 @@ ManifestPath = Annotated[
     typer.Argument(
         metavar="MANIFEST",
         help="A .jsonl file with a job per line, a .txt file with a prompt per line, "
-        "- for JSONL on standard input, or the name of a packaged manifest (quickstart).",
+        "- for JSONL on standard input, or the name of a packaged manifest: quickstart, "
+        "quickstart-video.",
     ),
 ]
 Recipe = Annotated[Path | None, _option("--recipe", panel=_RUN, help="Settings from a TOML file.")]
@@ -67,7 +69,41 @@ DryRun = Annotated[
 ]
 Metadata = Annotated[
     bool | None,
-    _option("--metadata/--no-metadata", panel=_RUN, help="Write the job into the picture's file."),
+    _option("--metadata/--no-metadata", panel=_RUN, help="Write the job into its file."),
+]
+PromptCache = Annotated[
+    bool | None,
+    _option(
+        "--prompt-cache/--no-prompt-cache",
+        panel=_VIDEO,
+        help="Embed each distinct prompt once, before all jobs (default), or for each job.",
+    ),
+]
+CheckpointEvery = Annotated[
+    int | None,
+    _option(
+        "--checkpoint-every",
+        panel=_VIDEO,
+        min=0,
+        help="Keep a video's latents every K denoise steps, so that a killed job goes on.",
+    ),
+]
+FramesName = Annotated[
+    str | None,
+    _option("--frames", panel=_VIDEO, help="png: write every frame without loss too; or none."),
+]
+VideoModel = Annotated[
+    str | None,
+    _option(
+        "--video-model", panel=_MODEL, help="The same for t2v. Default: the embedded tiny-video."
+    ),
+]
+NumFrames = Annotated[
+    int | None, _option("--num-frames", panel=_VIDEO, help="Frames of a video, 4 k + 1.")
+]
+Fps = Annotated[int | None, _option("--fps", panel=_VIDEO, help="Frames a second in the file.")]
+NegativePrompt = Annotated[
+    str | None, _option("--negative-prompt", panel=_VIDEO, help="What the video should not show.")
 ]
 ContactSheet = Annotated[
     bool | None,
@@ -110,7 +146,7 @@ DiskCache = Annotated[
     _option(
         "--disk-cache/--no-disk-cache",
         panel=_RUN,
-        help="Keep encoded source images on disk for later runs (default), or not.",
+        help="Keep encoded source images and prompts on disk for later runs (default), or not.",
     ),
 ]
 DiskCacheMb = Annotated[

@@ -1,6 +1,6 @@
-"""`hyimg plan`: what `generate` would do, in groups, tokens, steps and bytes, without torch."""
+"""`hyimg plan`: what `generate` would do: groups, tokens, steps, tiles and bytes, without torch."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -9,12 +9,13 @@ import typer
 from hyimg_cli.batch.cost import Cost, PlanCost
 from hyimg_cli.batch.journal import RunFolder
 from hyimg_cli.batch.planner import make_plan
+from hyimg_cli.batch.video_cost import VideoCost
 from hyimg_cli.cli import options as o
 from hyimg_cli.cli import packaged, render
 from hyimg_cli.cli.run_options import takes_run_options
 from hyimg_cli.engine import runner
-from hyimg_cli.engine.forecast import forecast
-from hyimg_cli.spec.plan import Plan
+from hyimg_cli.engine.forecast import forecast, video_forecast
+from hyimg_cli.spec.plan import Group, Plan
 
 
 @takes_run_options
@@ -33,42 +34,76 @@ def show_plan(given: Mapping[str, Any]) -> None:
     config = o.run_config(settings, o.output_folder(given, settings, manifest.name))
     jobs = o.selection_of(given).of(accepted.jobs)
     rest = runner.sift(RunFolder(config.output.folder), jobs, config, o.resume_policy_of(given))
-    card_of = runner.cards(config.model.revision)
-    order = make_plan(rest.to_run, card_of)
+    order = make_plan(rest.to_run, runner.cards(config.model.revision))
     costs = forecast(order, config, assumed_think=given["assume_think"])
-    weights = {group.model: card_of(group.model).weight_bytes for group in order.groups}
+    videos = video_forecast(order, config)
+    weights = _weights(order, config.model.revision)
     if given["as_json"]:
-        render.json_line(_as_json(order, costs) | {"weight_bytes": weights, "skipped": rest.done})
-    else:
-        for text in _lines(costs, weights, skipped=len(rest.done), think=given["assume_think"]):
-            render.line(text)
+        facts = _as_json(order, costs, videos)
+        render.json_line(facts | {"weight_bytes": weights, "skipped": rest.done})
+        return
+    for text in _lines(order, costs, videos, think=given["assume_think"]):
+        render.line(text)
+    before = f", {len(rest.done)} done before" if rest.done else ""
+    render.line(f"all: {len(order.groups)} groups{before}")
+    for model, parts in weights.items():
+        render.line(f"  weights of {model}: {_weights_text(parts)}")
 
 
-def _as_json(order: Plan, costs: PlanCost) -> dict[str, Any]:
+def _weights(order: Plan, revision: str | None) -> dict[str, int | dict[str, int]]:
+    """Bytes of each model's weights, a video model's by component."""
+    card_of, video_card_of = runner.cards(revision), runner.video_cards(revision)
+    return {
+        group.model: card_of(group.model).weight_bytes
+        if isinstance(group, Group)
+        else dict(video_card_of(group.model).component_bytes)
+        for group in order.groups
+    }
+
+
+def _weights_text(weights: int | dict[str, int]) -> str:
+    if isinstance(weights, int):
+        return _bytes(weights)
+    return ", ".join(f"{name} {_bytes(size)}" for name, size in weights.items())
+
+
+def _as_json(order: Plan, costs: PlanCost, videos: Sequence[VideoCost]) -> dict[str, Any]:
+    pictures, films = iter(costs.groups), iter(videos)
     groups = [
         {"model": group.model, "size_class": group.size_class}
         | {"custom_ids": [job.custom_id for job in group.jobs]}
-        | asdict(group_cost.cost)
-        for group, group_cost in zip(order.groups, costs.groups, strict=True)
+        | asdict(next(pictures).cost if isinstance(group, Group) else next(films))
+        for group in order.groups
     ]
     shared = {"shared_kv_bytes": costs.shared_kv_bytes}
     return {"groups": groups, "total": asdict(costs.total)} | shared
 
 
 def _lines(
-    costs: PlanCost, weights: Mapping[str, int], *, skipped: int, think: int
+    order: Plan, costs: PlanCost, videos: Sequence[VideoCost], *, think: int
 ) -> Iterator[str]:
-    """The plan as text: one paragraph for each group, then all together."""
-    for number, group in enumerate(costs.groups, 1):
+    """The plan as text: one paragraph for each group, then all pictures together."""
+    pictures, films = iter(costs.groups), iter(videos)
+    for number, group in enumerate(order.groups, 1):
         yield f"group {number}: {group.model}, size {group.size_class}"
-        yield from _cost_lines(group.cost)
-    before = f", {skipped} done before" if skipped else ""
-    yield f"all: {len(costs.groups)} groups{before}"
-    yield from _cost_lines(costs.total)
-    yield f"  shared between jobs: {_bytes(costs.shared_kv_bytes)} of KV"
-    yield f"  estimated: what depends on written text, taken to be {think} tokens a job"
-    for model, size in weights.items():
-        yield f"  weights of {model}: {_bytes(size)}"
+        is_image = isinstance(group, Group)
+        yield from _cost_lines(next(pictures).cost) if is_image else _video_lines(next(films))
+    if costs.groups:
+        yield "all pictures:"
+        yield from _cost_lines(costs.total)
+        yield f"  shared between jobs: {_bytes(costs.shared_kv_bytes)} of KV"
+        yield f"  estimated: what depends on written text, taken to be {think} tokens a job"
+
+
+def _video_lines(cost: VideoCost) -> Iterator[str]:
+    frames, rows, columns = cost.latent_grid
+    forwards = f"{cost.denoise_steps} denoise steps, {cost.denoise_forwards} forwards"
+    yield f"  {cost.jobs} jobs, {forwards} over {frames} x {rows} x {columns} latents"
+    yield f"  text: {cost.prompts} distinct prompts to embed, once"
+    shapes = " ".join(f"{height}x{width}" for height, width in cost.tile_shapes)
+    down, across = cost.tiles
+    yield f"  decode: {down} x {across} tiles a video, in latents {shapes}"
+    yield f"  files: about {_bytes(cost.disk_bytes)}"
 
 
 def _cost_lines(cost: Cost) -> Iterator[str]:

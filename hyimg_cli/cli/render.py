@@ -31,8 +31,10 @@ from hyimg_cli.spec.events import (
     JobFailed,
     JobStarted,
     ModelLoaded,
+    ModelReleased,
     Outcome,
     Prewarmed,
+    PromptsReady,
 )
 
 PROGRESS = ("auto", "rich", "plain", "none")
@@ -44,6 +46,7 @@ SUMMARY = (
     "left",
     "load_s",
     "prewarm_s",
+    "encode_s",
     "pictures_s",
     "seconds_per_picture",
 )
@@ -187,8 +190,9 @@ def _summary(counts: Summary, place: str) -> str:
     parts += [f"{counts.left} left"] if counts.left else []
     parts += [f"model loaded in {counts.load_s:.2f} s"] if counts.load_s else []
     parts += [f"prewarmed in {counts.prewarm_s:.2f} s"] if counts.prewarm_s else []
+    parts += [f"prompts embedded in {counts.encode_s:.2f} s"] if counts.encode_s else []
     rate = counts.seconds_per_picture
-    parts += [f"{rate:.2f} s per picture"] if rate is not None else []
+    parts += [f"{rate:.2f} s per {counts.noun}"] if rate is not None else []
     return f"{', '.join(parts)}; results in {place}"
 
 
@@ -213,6 +217,9 @@ def _view(style: Style, total: int) -> View:
     return PlainView(total)
 
 
+_READINESS = ModelLoaded | ModelReleased | Prewarmed | PromptsReady
+
+
 class FailureView:
     """One line for each failed job, and nothing else."""
 
@@ -235,7 +242,7 @@ class PlainView(FailureView):
         self._count = 0
 
     def show(self, event: Event) -> None:
-        if isinstance(event, ModelLoaded | Prewarmed):
+        if isinstance(event, _READINESS):
             note(_ready(event))
         elif isinstance(event, JobDone | JobFailed):
             self._count += 1
@@ -273,7 +280,7 @@ class RichView:
 
     def show(self, event: Event) -> None:
         self._underway.add(event)
-        if isinstance(event, ModelLoaded | Prewarmed):
+        if isinstance(event, _READINESS):
             self._print(_ready(event))
         elif isinstance(event, JobDone | JobFailed):
             self._finished += 1
@@ -308,11 +315,20 @@ class RichView:
         self._progress.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
-def _ready(event: ModelLoaded | Prewarmed) -> str:
-    if isinstance(event, Prewarmed):
-        return f"prewarmed {event.shapes} shapes in {event.prewarm_s:.2f} s"
-    size = f"{event.parameters / 1e6:.1f} M parameters"
-    return f"{event.model}: {size}, {event.dtype} on {event.device}, loaded in {event.load_s:.2f} s"
+def _ready(event: ModelLoaded | ModelReleased | Prewarmed | PromptsReady) -> str:
+    match event:
+        case Prewarmed():
+            return f"prewarmed {event.shapes} shapes in {event.prewarm_s:.2f} s"
+        case PromptsReady():
+            made = f"{event.encoded} of {event.strings} distinct prompts embedded"
+            kept = ", the others were kept" if event.encoded < event.strings else ""
+            return f"{made} in {event.encode_s:.2f} s{kept}"
+        case ModelReleased():
+            needed, free = event.needed_bytes / 1e9, event.free_bytes / 1e9
+            return f"{event.model} released: the next takes {needed:.1f} GB, {free:.1f} were free"
+    size = f"{event.parameters / 1e6:.1f} M parameters, {event.dtype} on {event.device}"
+    beside = f", beside {', '.join(event.beside)}" if event.beside else ""
+    return f"{event.model}: {size}, loaded in {event.load_s:.2f} s{beside}"
 
 
 def _finished(outcome: Outcome) -> str:

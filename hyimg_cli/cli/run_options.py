@@ -45,6 +45,7 @@ class RunOptions:
     limit: o.Limit = None
     shard: o.Shard = None
     model: o.Model = None
+    video_model: o.VideoModel = None
     revision: o.Revision = None
     device: o.Device = None
     dtype: o.DtypeName = None
@@ -64,6 +65,12 @@ class RunOptions:
     top_k: o.TopK = None
     top_p: o.TopP = None
     max_new_tokens: o.MaxNewTokens = None
+    num_frames: o.NumFrames = None
+    fps: o.Fps = None
+    negative_prompt: o.NegativePrompt = None
+    prompt_cache: o.PromptCache = None
+    checkpoint_every: o.CheckpointEvery = None
+    frames: o.FramesName = None
     assume_think: o.AssumeThink = 256
     progress: o.Progress = "auto"
     as_json: o.AsJson = False

@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 
 from hyimg_cli.batch.cost import JobTokens, PlanCost, cost
+from hyimg_cli.batch.video_cost import VideoCost, video_cost
 from hyimg_cli.engine.keys import precision, source_digest, source_key
 from hyimg_cli.errors import HyimgError, SourceImageError
 from hyimg_cli.kv.tree import KVTree
@@ -20,7 +21,7 @@ from hyimg_cli.models import registry
 from hyimg_cli.models.hunyuan_image3.prompter import Prompter
 from hyimg_cli.models.hunyuan_image3.sequence import Grid, Layout, SourceShape, segments
 from hyimg_cli.spec.job import ImageJob, Size
-from hyimg_cli.spec.plan import Plan
+from hyimg_cli.spec.plan import Plan, VideoGroup
 from hyimg_cli.spec.run import RunConfig
 from hyimg_cli.store.disk import SOURCE_IMAGES, DiskStore
 
@@ -55,11 +56,25 @@ class Sized:
 
 
 def forecast(plan: Plan, config: RunConfig, *, assumed_think: int) -> PlanCost:
-    """What `plan` will take; source images are looked at, not decoded."""
+    """What `plan` will take of its pictures; source images are looked at, not decoded."""
     ahead = Forecast(config, assumed_think)
     card_of = cache(lambda model: registry.model_card(model, config.model.revision))
     costs = cost(plan, ahead.tokens, card_of)
     return replace(costs, shared_kv_bytes=ahead.tree.held_bytes)
+
+
+def video_forecast(plan: Plan, config: RunConfig) -> tuple[VideoCost, ...]:
+    """What each group of videos in `plan` will take, in order."""
+    with_frames = config.output.frames != "none"
+    return tuple(
+        video_cost(
+            group,
+            registry.video_card(group.model, config.model.revision),
+            with_frames=with_frames,
+        )
+        for group in plan.groups
+        if isinstance(group, VideoGroup)
+    )
 
 
 class Forecast:

@@ -18,14 +18,14 @@ from torch import Tensor
 from hyimg_cli.diffusion.denoise import denoise
 from hyimg_cli.diffusion.schedule import Step
 from hyimg_cli.engine.clock import PhaseClock
+from hyimg_cli.engine.crew import Lost
 from hyimg_cli.engine.image import Picture, Prefilled, Ready, Studio, finished, opened, ready
 from hyimg_cli.engine.think import TextLoop, Writer, reading_lag
 from hyimg_cli.models.protocols import LivePicture
-from hyimg_cli.spec.events import DenoiseStep, JobStarted, PhaseStarted, ThinkToken
+from hyimg_cli.spec.events import DenoiseStep, JobStarted, PhaseStarted, Progress, ThinkToken
 from hyimg_cli.spec.job import ImageJob
 
 logger = logging.getLogger(__name__)
-Progress = JobStarted | PhaseStarted | ThinkToken | DenoiseStep
 Work = TypeVar("Work", Prefilled, Ready)
 
 
@@ -36,15 +36,6 @@ class Drawn:
     job: ImageJob
     clock: PhaseClock
     picture: Picture
-
-
-@dataclass(frozen=True)
-class Lost:
-    """A job failed."""
-
-    job: ImageJob
-    clock: PhaseClock
-    error: Exception
 
 
 class GroupRun:

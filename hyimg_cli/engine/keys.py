@@ -1,6 +1,6 @@
 """The key of each job in a run: what must be equal for an earlier result to count as this one."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from hyimg_cli.batch.journal import job_key
 from hyimg_cli.engine.provenance import versions
 from hyimg_cli.models import registry
 from hyimg_cli.spec import digest
-from hyimg_cli.spec.job import ImageJob
+from hyimg_cli.spec.job import ImageJob, Job
 from hyimg_cli.spec.run import ModelChoice, RunConfig
 
 UNREADABLE = "unreadable"
@@ -17,28 +17,26 @@ _GPU = Path("/dev/nvidia0")
 _SOURCE_FORMAT = 1
 
 
-def key_of(job: ImageJob, source_digests: Sequence[str], config: RunConfig) -> str:
+def key_of(job: Job, source_digests: Sequence[str], config: RunConfig) -> str:
     """The job's key, from the bytes of its source images and of its checkpoint.
 
     The device and the batch are not part of it, precision, KV reuse and VAE tiling are: they change
     pixels.
     """
     model_print = registry.fingerprint(job.model, config.model.revision)
-    settings = {
-        "dtype": precision(config.model)[1],
-        "kv_reuse": "reuse" if config.reuse.kv_reuse else "recompute",
+    settings = {"dtype": precision(config.model)[1]}
+    if isinstance(job, ImageJob):
+        settings["kv_reuse"] = "reuse" if config.reuse.kv_reuse else "recompute"
         # Named only where it is not the default: keys of runs before there were tiles stay.
-        **({"vae": "tiled"} if config.model.vae_use_tiling else {}),
-    }
+        if config.model.vae_use_tiling:
+            settings["vae"] = "tiled"
     return job_key(job, source_digests, model_print, settings)
 
 
-def job_keys(jobs: Sequence[ImageJob], config: RunConfig) -> dict[str, str]:
+def job_keys(jobs: Sequence[Job], config: RunConfig) -> dict[str, str]:
     """Key by custom id. Each source image is digested once."""
     digest_of = cache(source_digest)
-    return {
-        job.custom_id: key_of(job, [digest_of(path) for path in job.images], config) for job in jobs
-    }
+    return {job.custom_id: key_of(job, source_digests(job, digest_of), config) for job in jobs}
 
 
 def precision(choice: ModelChoice) -> tuple[str, str]:
@@ -46,6 +44,12 @@ def precision(choice: ModelChoice) -> tuple[str, str]:
     device = "cuda" if choice.device != "cpu" and _GPU.exists() else "cpu"
     by_default = "bfloat16" if device == "cuda" else "float32"
     return device, by_default if choice.dtype == "auto" else choice.dtype
+
+
+def source_digests(job: Job, digest_of: Callable[[str], str] | None = None) -> list[str]:
+    """Digests of the pictures that a job reads, in order."""
+    images = job.images if isinstance(job, ImageJob) else ()
+    return [(digest_of or source_digest)(path) for path in images]
 
 
 def source_digest(path: str) -> str:

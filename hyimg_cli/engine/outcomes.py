@@ -9,9 +9,10 @@ import torch
 
 from hyimg_cli.engine.clock import PhaseClock
 from hyimg_cli.engine.image import Picture
+from hyimg_cli.engine.video import Footage
 from hyimg_cli.errors import HyimgError
-from hyimg_cli.spec.events import Failure, Outcome, OutputFile
-from hyimg_cli.spec.job import ImageJob
+from hyimg_cli.spec.events import Failure, Outcome, OutputFile, ReuseReport
+from hyimg_cli.spec.job import ImageJob, Job, VideoJob
 
 logger = logging.getLogger(__name__)
 
@@ -48,12 +49,25 @@ def done(job: ImageJob, picture: Picture, output: OutputFile | None, facts: Fact
     )
 
 
-def failed(job: ImageJob, error: Exception, facts: Facts) -> Outcome:
+def filmed(job: VideoJob, footage: Footage, output: OutputFile | None, facts: Facts) -> Outcome:
+    """The line of a finished video."""
+    return Outcome(
+        status="done",
+        outputs=(output,) if output else (),
+        denoise_steps=footage.denoise_steps,
+        kv_reuse=ReuseReport("none", 0, 0, 0, (), reason="t2v has no text stage"),
+        batch={"denoise": 1},
+        warnings=footage.notes,
+        **_common(job, facts),
+    )
+
+
+def failed(job: Job, error: Exception, facts: Facts) -> Outcome:
     """The line of a failed job. An error that is not ours is a bug: its traceback is logged."""
     return Outcome(status="failed", error=_failure(job, error), **_common(job, facts))
 
 
-def _common(job: ImageJob, facts: Facts) -> dict[str, Any]:
+def _common(job: Job, facts: Facts) -> dict[str, Any]:
     return {
         "custom_id": job.custom_id,
         "key": facts.key,
@@ -80,7 +94,7 @@ def _warnings(picture: Picture) -> tuple[str, ...]:
     return tuple(warnings)
 
 
-def _failure(job: ImageJob, error: Exception) -> Failure:
+def _failure(job: Job, error: Exception) -> Failure:
     if isinstance(error, HyimgError):
         where = f"{error.where}: " if error.where else ""
         return Failure(error.code, where + error.what, error.hint, error.retryable)

@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from hyimg_cli.engine.clock import PhaseClock
-from hyimg_cli.engine.group import GroupRun, Lost
+from hyimg_cli.engine.crew import Lost
+from hyimg_cli.engine.group import GroupRun
 from hyimg_cli.engine.image import Studio, encoded_by
 from hyimg_cli.engine.prefixes import Prefixes
 from hyimg_cli.errors import SourceImageError

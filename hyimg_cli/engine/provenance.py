@@ -26,7 +26,7 @@ def run_info(manifest: Manifest, settings: Mapping[str, Setting], plan: Plan) ->
     revision = settings["revision"].value
     models = dict.fromkeys(group.model for group in plan.groups)
     return {
-        "versions": versions(),
+        "versions": versions() | {"av": _version("av")},
         "hardware": hardware(),
         "flags": {
             name: {"value": _portable(setting.value), "origin": setting.origin}

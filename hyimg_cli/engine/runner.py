@@ -16,20 +16,24 @@ from hyimg_cli.batch.line import fault
 from hyimg_cli.batch.manifest import Manifest, failed_lines, in_line_order
 from hyimg_cli.batch.recipe import Setting, resolve_jobs, settle
 from hyimg_cli.engine.keys import job_keys
+from hyimg_cli.engine.space import refuse_full_disk
 from hyimg_cli.errors import HyimgError, JobError, ManifestError, SourceImageError, UsageError
 from hyimg_cli.media.images import probe_image
 from hyimg_cli.models import registry
-from hyimg_cli.spec.card import ModelCard
+from hyimg_cli.spec.card import ModelCard, VideoCard
 from hyimg_cli.spec.events import (
     Event,
     Failure,
     JobDone,
     JobFailed,
     ModelLoaded,
+    ModelReleased,
     Outcome,
     Prewarmed,
+    PromptEmbedded,
+    PromptsReady,
 )
-from hyimg_cli.spec.job import ImageJob
+from hyimg_cli.spec.job import ImageJob, Job, VideoJob
 from hyimg_cli.spec.plan import Plan
 from hyimg_cli.spec.run import RunConfig
 
@@ -42,7 +46,7 @@ class Selection:
     limit: int | None = None
     shard: tuple[int, int] | None = None
 
-    def of(self, jobs: Sequence[ImageJob]) -> list[ImageJob]:
+    def of(self, jobs: Sequence[Job]) -> list[Job]:
         """The chosen jobs in manifest order. Raises UsageError where a pattern matches none."""
         chosen = [j for j in jobs if self.pattern is None or fnmatchcase(j.custom_id, self.pattern)]
         if jobs and not chosen:
@@ -68,7 +72,7 @@ class ResumePolicy:
 class Accepted:
     """The jobs of a manifest, and the outcomes of lines that could not become jobs."""
 
-    jobs: tuple[ImageJob, ...]
+    jobs: tuple[Job, ...]
     invalid: tuple[Outcome, ...] = ()
 
 
@@ -96,13 +100,17 @@ class Summary:
     left: int = 0
     load_s: float = 0.0
     prewarm_s: float = 0.0
+    encode_s: float = 0.0
     pictures_s: float = 0.0
+    noun: str = "picture"
     _clock: float = field(default_factory=time.perf_counter, repr=False)
 
     @classmethod
     def before(cls, run: PreparedRun) -> "Summary":
         """What is known before the first event."""
+        kinds = {type(job) for job in run.plan.jobs}
         return cls(
+            noun="video" if kinds == {VideoJob} else "job" if VideoJob in kinds else "picture",
             failed=len(run.failed_before),
             invalid=len(run.invalid),
             skipped=len(run.done_before),
@@ -118,6 +126,11 @@ class Summary:
             case Prewarmed():
                 self.prewarm_s += event.prewarm_s
                 return
+            case PromptsReady():
+                self.encode_s += event.encode_s
+                return
+            case ModelReleased() | PromptEmbedded():
+                return
             case JobDone():
                 self.done += 1
                 self.left -= 1
@@ -130,7 +143,9 @@ class Summary:
 
     @property
     def seconds_per_picture(self) -> float | None:
-        """Wall time by the pictures made in this run, loading and prewarming left out."""
+        """Wall time by what was made in this run; loading, prewarming and the strings embedded
+        ahead are left out.
+        """
         return self.pictures_s / self.done if self.done else None
 
 
@@ -141,7 +156,7 @@ def work_s(outcome: Outcome) -> float:
 
 
 def make_plan(
-    jobs: Manifest | Sequence[ImageJob], card_of: Callable[[str], ModelCard] | None = None
+    jobs: Manifest | Sequence[Job], card_of: Callable[[str], ModelCard] | None = None
 ) -> Plan:
     """The plan of a manifest, with the checkpoint's own defaults, or of ready-made jobs.
 
@@ -155,13 +170,13 @@ def make_plan(
 
 def examine(
     manifest: Manifest, settings: Mapping[str, Setting]
-) -> tuple[list[ImageJob], list[HyimgError]]:
+) -> tuple[list[Job], list[HyimgError]]:
     """The jobs without fault, and every fault of the manifest's text in the order of its lines.
 
     No file is read but those of the checkpoints, and of these no weights.
     """
     revision = settings["revision"].value
-    jobs, unresolved = resolve_jobs(manifest, settings, cards(revision))
+    jobs, unresolved = resolve_jobs(manifest, settings, cards(revision), video_cards(revision))
     unfit = _unfit(jobs, settings)
     good = [job for job in jobs if job.source_line not in unfit]
     # What a setting caused is the same in every line; it is said once.
@@ -169,7 +184,7 @@ def examine(
     return good, in_line_order(manifest, [*manifest.faults, *unresolved, *once.values()])
 
 
-def _unfit(jobs: Iterable[ImageJob], settings: Mapping[str, Setting]) -> dict[str, HyimgError]:
+def _unfit(jobs: Iterable[Job], settings: Mapping[str, Setting]) -> dict[str, HyimgError]:
     """What a job's checkpoint cannot take, by line: its pictures differ in seed only."""
     found: dict[str, HyimgError | None] = {}
     for job in jobs:
@@ -178,7 +193,7 @@ def _unfit(jobs: Iterable[ImageJob], settings: Mapping[str, Setting]) -> dict[st
     return {line: error for line, error in found.items() if error is not None}
 
 
-def _unfitness(job: ImageJob, settings: Mapping[str, Setting]) -> HyimgError | None:
+def _unfitness(job: Job, settings: Mapping[str, Setting]) -> HyimgError | None:
     try:
         registry.check(job, settings["revision"].value)
     except JobError as error:
@@ -211,8 +226,13 @@ def cards(revision: str | None) -> Callable[[str], ModelCard]:
     return cache(lambda model: registry.model_card(model, revision))
 
 
+def video_cards(revision: str | None) -> Callable[[str], VideoCard]:
+    """A look-up of video models' cards that reads each checkpoint once."""
+    return cache(lambda model: registry.video_card(model, revision))
+
+
 def sift(
-    folder: RunFolder, jobs: Sequence[ImageJob], config: RunConfig, policy: ResumePolicy
+    folder: RunFolder, jobs: Sequence[Job], config: RunConfig, policy: ResumePolicy
 ) -> Resumption:
     """What an earlier run in `folder` leaves to do. Raises OutputFolderError on a clash."""
     return resume(
@@ -222,6 +242,7 @@ def sift(
         resume=policy.resume,
         retry_failed=policy.retry_failed,
         force=policy.force,
+        with_frames=config.output.frames != "none",
     )
 
 
@@ -233,18 +254,27 @@ def prepare(
     selection: Selection,
     policy: ResumePolicy,
 ) -> PreparedRun:
-    """The plan of what is selected and left to do; records the lines that could not become jobs."""
+    """The plan of what is selected and left to do; records the lines that could not become jobs.
+
+    Raises StorageError where the disk cannot hold what is left, before anything is loaded.
+    """
     rest = sift(folder, selection.of(accepted.jobs), config, policy)
+    videos = [job for job in rest.to_run if isinstance(job, VideoJob)]
+    refuse_full_disk(folder.folder, videos, config, video_cards(config.model.revision))
+    # Whoever runs all again wants none of what an earlier run left.
+    begun = rest.done if policy.resume else [job.custom_id for job in rest.to_run]
+    folder.drop_latents(begun)
     folder.write_resolved(accepted.jobs)
     _record(folder, accepted.invalid)
     plan = planner.make_plan(rest.to_run, cards(config.model.revision))
     return PreparedRun(plan, tuple(rest.done), tuple(rest.failed_before), accepted.invalid)
 
 
-def source_faults(jobs: Sequence[ImageJob]) -> list[HyimgError]:
+def source_faults(jobs: Sequence[Job]) -> list[HyimgError]:
     """What is wrong with the source images, with the line that names each; a file is read once."""
     probe = cache(_probed)
-    found = ((job, path, probe(path)) for job in jobs for path in job.images)
+    edits = [job for job in jobs if isinstance(job, ImageJob)]
+    found = ((job, path, probe(path)) for job in edits for path in job.images)
     return [
         SourceImageError(
             error.what, where=f"{job.source_line}: {path}", hint=error.hint, code=error.code

@@ -1,4 +1,5 @@
-"""What a PNG says about itself: the A1111 `parameters` text, and the whole job as JSON in `hyimg`.
+"""What a file says about itself: in a PNG the A1111 `parameters` text, and the whole job as JSON in
+`hyimg`; in an MP4 that JSON as its comment.
 
 Basenames only: a picture that is passed on tells nothing of the machine that made it.
 """
@@ -37,6 +38,17 @@ def png_text(job: ImageJob, resolved: Mapping[str, Any], facts: PictureFacts) ->
     }
 
 
+def video_text(resolved: Mapping[str, Any], *, model_fingerprint: str, version: str) -> str:
+    """What an MP4's `comment` and its sidecar file hold: the job as JSON, and what ran it."""
+    record = {
+        "format": FORMAT,
+        "version": version,
+        "job": _public(resolved),
+        "model_fingerprint": model_fingerprint,
+    }
+    return json.dumps(record, ensure_ascii=False, sort_keys=True)
+
+
 def _parameters(job: ImageJob, facts: PictureFacts) -> str:
     """Prompt, then one line of settings. Source: the layout of AUTOMATIC1111's infotext."""
     settings = {
@@ -59,6 +71,20 @@ def _quoted(text: str) -> str:
 
 
 def _record(resolved: Mapping[str, Any], facts: PictureFacts) -> dict[str, Any]:
+    return {
+        "format": FORMAT,
+        "version": facts.version,
+        "job": _public(resolved),
+        "size": str(facts.size),
+        "ratio_index": facts.ratio_index,
+        "model_fingerprint": facts.model_fingerprint,
+        "cot_text": facts.cot_text,
+        "cot_token_ids": None if facts.cot_token_ids is None else list(facts.cot_token_ids),
+    }
+
+
+def _public(resolved: Mapping[str, Any]) -> dict[str, Any]:
+    """A job without the user's own data and without paths."""
     job = {
         name: value
         for name, value in resolved.items()
@@ -67,16 +93,7 @@ def _record(resolved: Mapping[str, Any], facts: PictureFacts) -> dict[str, Any]:
     if "images" in job:
         job["images"] = [PurePath(image).name for image in job["images"]]
     job["model"] = _public_name(job["model"])
-    return {
-        "format": FORMAT,
-        "version": facts.version,
-        "job": job,
-        "size": str(facts.size),
-        "ratio_index": facts.ratio_index,
-        "model_fingerprint": facts.model_fingerprint,
-        "cot_text": facts.cot_text,
-        "cot_token_ids": None if facts.cot_token_ids is None else list(facts.cot_token_ids),
-    }
+    return job
 
 
 def _public_name(model: str) -> str:

@@ -15,10 +15,11 @@ from hyimg_cli.errors import CheckpointError
 from hyimg_cli.loading import checkpoint
 from hyimg_cli.models.diffusers_video import card as video
 from hyimg_cli.models.diffusers_video import layout
+from hyimg_cli.models.diffusers_video.lengths import check_texts
 from hyimg_cli.models.hunyuan_image3.prompter import Prompter
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.card import ModelCard, VideoCard
-from hyimg_cli.spec.job import ImageJob, Size
+from hyimg_cli.spec.job import ImageJob, Job, Size, VideoJob
 from hyimg_cli.spec.run import ModelChoice
 
 if TYPE_CHECKING:
@@ -81,9 +82,13 @@ def fingerprint(model: str, revision: str | None = None) -> str:
     return checkpoint.fingerprint(folder)
 
 
-def check(job: ImageJob, revision: str | None = None) -> None:
+def check(job: Job, revision: str | None = None) -> None:
     """Passes a job whose text its checkpoint can take; see `Prompter.check`. Raises JobError."""
-    prompter(job.model, revision).check(job)
+    if isinstance(job, VideoJob):
+        folder = resolve_model(job.model, revision, with_weights=False)
+        check_texts(job, folder, video_card(job.model, revision))
+    else:
+        prompter(job.model, revision).check(job)
 
 
 def job_tokens(

@@ -63,6 +63,17 @@ class OutputFile:
 
 
 @dataclass(frozen=True)
+class VideoFile(OutputFile):
+    """A written video. `pixel_sha256` is over its frames before compression, in order;
+    `frames_path` the folder of its PNG files, where they were asked for.
+    """
+
+    num_frames: int
+    fps: int
+    frames_path: str | None = None
+
+
+@dataclass(frozen=True)
 class Failure:
     """Why a job failed, in the words of its error."""
 
@@ -100,13 +111,46 @@ class Outcome:
 
 @dataclass(frozen=True)
 class ModelLoaded:
-    """A model is ready: seconds it took, where it lives, its parameters."""
+    """A model is ready: seconds it took, where it lives, its parameters; `beside` it others stay
+    loaded.
+    """
 
     model: str
     load_s: float
     device: str
     dtype: str
     parameters: int
+    beside: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ModelReleased:
+    """A model left memory, for the next one's weights need `needed_bytes` and `free_bytes` were
+    left beside it.
+    """
+
+    model: str
+    needed_bytes: int
+    free_bytes: int
+
+
+@dataclass(frozen=True)
+class PromptEmbedded:
+    """The `count`-th of `total` distinct strings of a plan is ready."""
+
+    count: int
+    total: int
+
+
+@dataclass(frozen=True)
+class PromptsReady:
+    """Every distinct string of a model's jobs is embedded: `encoded` of them now, `encode_s` long;
+    the text encoders have left memory.
+    """
+
+    strings: int
+    encoded: int
+    encode_s: float
 
 
 @dataclass(frozen=True)
@@ -173,8 +217,13 @@ class JobFailed:
     outcome: Outcome
 
 
+# What a job tells of itself between its start and its end.
+Progress = JobStarted | PhaseStarted | ThinkToken | DenoiseStep
 Event = (
     ModelLoaded
+    | ModelReleased
+    | PromptEmbedded
+    | PromptsReady
     | Prewarmed
     | GroupStarted
     | JobStarted

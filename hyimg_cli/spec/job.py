@@ -1,12 +1,13 @@
 """One picture or one video to make, fully resolved: nothing is left to a default further down."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 Task = Literal["it2i", "t2i"]
 VideoTask = Literal["t2v"]
 BotTask = Literal["none", "think", "recaption", "think_recaption"]
 TASKS: tuple[Task, ...] = ("it2i", "t2i")
+VIDEO_TASKS: tuple[VideoTask, ...] = ("t2v",)
 BOT_TASKS: tuple[BotTask, ...] = ("none", "think", "recaption", "think_recaption")
 MAX_SOURCE_IMAGES = 3
 
@@ -27,10 +28,12 @@ class SizeRequest:
     """What a job asks for: `auto` (the model chooses), or a height and width to be matched.
 
     `W:H` ratios are kept as height and width; the model's nearest bucket by ratio replaces both.
+    A video's pixels are its own, so there `is_ratio` tells `16:32` from `16x32`.
     """
 
     height: int = 0
     width: int = 0
+    is_ratio: bool = field(default=False, compare=False)
 
     @property
     def is_auto(self) -> bool:
@@ -115,6 +118,11 @@ class VideoJob:
     extra_json: str = "{}"
     source_line: str = ""
     user_fields: frozenset[str] = frozenset()
+
+    @property
+    def branch_count(self) -> int:
+        """Forwards in a denoise step: at scale 1 the unconditional branch would not count."""
+        return 1 if self.guidance_scale == 1 else 2
 
 
 Job = ImageJob | VideoJob

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from hyimg_cli.spec.job import ImageJob
+from hyimg_cli.spec.job import ImageJob, Job, Size, VideoJob
 
 
 @dataclass(frozen=True)
@@ -15,11 +15,29 @@ class Group:
 
 
 @dataclass(frozen=True)
+class VideoGroup:
+    """Videos of one model, size and number of frames; equal prompts stand side by side."""
+
+    model: str
+    size: Size
+    num_frames: int
+    jobs: tuple[VideoJob, ...]
+
+    @property
+    def size_class(self) -> str:
+        return f"{self.size}, {self.num_frames} frames"
+
+
+@dataclass(frozen=True)
 class Plan:
     """Groups in order. A plan is a permutation of the jobs it was made from."""
 
-    groups: tuple[Group, ...]
+    groups: tuple[Group | VideoGroup, ...]
 
     @property
-    def jobs(self) -> tuple[ImageJob, ...]:
+    def jobs(self) -> tuple[Job, ...]:
         return tuple(job for group in self.groups for job in group.jobs)
+
+    def jobs_of_model(self, model: str) -> tuple[Job, ...]:
+        """The jobs of one model, in order."""
+        return tuple(job for group in self.groups if group.model == model for job in group.jobs)

@@ -4,6 +4,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+FRAMES = ("none", "png")
+Frames = Literal["none", "png"]
 DTYPES = ("auto", "float32", "bfloat16")
 Dtype = Literal["auto", "float32", "bfloat16"]
 
@@ -27,11 +29,12 @@ class ModelChoice:
 @dataclass(frozen=True)
 class ReuseConfig:
     """`kv_reuse`: the diffusion stage starts from the AR stage's K/V. `required`: or the job
-    fails.
+    fails. `prompt_cache`: a video prompt is embedded once, not for each job.
     """
 
     kv_reuse: bool = True
     required: bool = False
+    prompt_cache: bool = True
 
 
 @dataclass(frozen=True)
@@ -67,10 +70,16 @@ class CacheConfig:
 
 @dataclass(frozen=True)
 class OutputConfig:
-    """Where results go and what they carry."""
+    """Where results go and what they carry.
+
+    `frames`: beside a video, its frames without loss. `checkpoint_every`: denoise steps after which
+    a video's latents are kept until it is done; 0: never.
+    """
 
     folder: Path
     metadata: bool = True
+    frames: Frames = "none"
+    checkpoint_every: int = 0
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,8 @@ from pathlib import Path
 from hyimg_cli.errors import StorageError
 
 SOURCE_IMAGES = "source-images"
-KINDS = (SOURCE_IMAGES,)
+PROMPT_EMBEDDINGS = "prompt-embeddings"
+KINDS = (SOURCE_IMAGES, PROMPT_EMBEDDINGS)
 _KIND = re.compile(r"[a-z]+(-[a-z]+)*", re.ASCII)
 _KEY = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _HEADER = re.compile(rb"hyimg-store 1 ([0-9a-f]{64}) ([0-9]{1,18})\n")

@@ -8,7 +8,7 @@ import pytest
 
 from hyimg_cli.cli import options
 from hyimg_cli.spec.run import CacheConfig
-from hyimg_cli.store.disk import SOURCE_IMAGES, DiskStore
+from hyimg_cli.store.disk import PROMPT_EMBEDDINGS, SOURCE_IMAGES, DiskStore
 
 Run = Callable[..., Any]
 
@@ -26,12 +26,15 @@ def test_list_and_size_count_what_is_there(run_cli: Run, folder: Path) -> None:
     size = DiskStore(folder, 1).size_bytes
     listed = run_cli("cache", "list", "--cache-dir", folder, "--json")
     assert (listed.code, listed.json_lines) == (
-        0, [{"kind": SOURCE_IMAGES, "entries": 2, "bytes": size}],
+        0, [{"kind": PROMPT_EMBEDDINGS, "entries": 0, "bytes": 0},
+            {"kind": SOURCE_IMAGES, "entries": 2, "bytes": size}],
     )  # fmt: skip
     (sized,) = run_cli("cache", "size", "--cache-dir", folder, "--json").json_lines
     assert sized == {"folder": str(folder), "entries": 2, "bytes": size}
     text = run_cli("cache", "list", "--cache-dir", folder).out
-    assert text == f"{SOURCE_IMAGES}  2 entries  {size} bytes\n"
+    assert text.splitlines() == [
+        f"{PROMPT_EMBEDDINGS}  0 entries  0 bytes", f"{SOURCE_IMAGES}  2 entries  {size} bytes",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", [(), ("--kind", SOURCE_IMAGES)])

@@ -74,7 +74,7 @@ def test_json_is_the_result_lines_and_a_summary(
     expected = {"done": 4, "failed": 0, "invalid": 0, "skipped": 0, "left": 0, "load_s": 0.5}
     assert expected.items() <= last["summary"].items()
     assert last["summary"]["seconds_per_picture"] > 0
-    times = {"prewarm_s", "pictures_s", "seconds_per_picture"}
+    times = {"prewarm_s", "encode_s", "pictures_s", "seconds_per_picture"}
     assert last["summary"].keys() == expected.keys() | times
 
 

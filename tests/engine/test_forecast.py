@@ -68,7 +68,7 @@ def test_known_counts_agree_exactly_with_the_run(
     assert promised.total.ar_prefill_rows == sum(r.ar_prefill_tokens for r in reports)
     assert promised.total.ar_shared_rows == sum(r.ar_shared_tokens for r in reports)
     assert promised.total.image_encodes == len(encoded) == 2
-    assert promised.shared_kv_bytes == session._tree.held_bytes
+    assert promised.shared_kv_bytes == session._images.tree.held_bytes
     assert (promised.total.ar_shared_rows > 0) == (prefix_cache_mb > 0)
     # Without text to write nothing is estimated: the branches' rows agree as well.
     silent = [e.outcome for e in events if isinstance(e, JobDone)]

@@ -1,0 +1,211 @@
+"""Pictures at work: a model, the tree of shared prefixes and the encoded source images."""
+
+import gc
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+
+from hyimg_cli import __version__
+from hyimg_cli.batch.journal import RunFolder
+from hyimg_cli.batch.resolved import job_to_json
+from hyimg_cli.engine import outcomes
+from hyimg_cli.engine.beside import ReadAhead
+from hyimg_cli.engine.clock import PhaseClock
+from hyimg_cli.engine.crew import Lost, Made
+from hyimg_cli.engine.group import Drawn, GroupRun
+from hyimg_cli.engine.image import EncodeSource, Picture, ReadSource, Studio
+from hyimg_cli.engine.memory import batch_size, peak_memory_mb, synchronize
+from hyimg_cli.engine.prefixes import Prefixes
+from hyimg_cli.engine.prewarm import Shape, prewarm
+from hyimg_cli.engine.sources import SourceEncoder, Sources, suits_beside
+from hyimg_cli.kv.buffer import Slice
+from hyimg_cli.kv.tree import Host, KVTree
+from hyimg_cli.media.images import SourceImage, write_png
+from hyimg_cli.media.metadata import PictureFacts, png_text
+from hyimg_cli.models import registry
+from hyimg_cli.models.protocols import MixedModel
+from hyimg_cli.spec.events import ModelLoaded, OutputFile, Prewarmed, Progress
+from hyimg_cli.spec.job import ImageJob, Size
+from hyimg_cli.spec.run import RunConfig
+
+_MB = 1_000_000
+
+
+class ImageCrew:
+    """Draws pictures, one model at a time."""
+
+    def __init__(
+        self, config: RunConfig, observed: Callable[[MixedModel], MixedModel] | None = None
+    ) -> None:
+        """`observed` wraps every model that is loaded."""
+        self._config = config
+        self._observed = observed
+        self._model: MixedModel | None = None
+        self._sources = Sources(config.cache)
+        self.tree = self._new_tree()
+        self._warmed: set[Shape] = set()
+        self._batch_size = 1
+        self._counted: dict[str, dict[str, int]] = {}
+
+    @property
+    def model(self) -> str | None:
+        return None if self._model is None else self._model.card.model
+
+    def weight_bytes(self, model: str) -> int:
+        return registry.model_card(model, self._config.model.revision).weight_bytes
+
+    def use(self, model: str, jobs: Sequence[ImageJob]) -> Iterator[ModelLoaded]:
+        if self.model == model:
+            return
+        self.release()
+        started = time.perf_counter()
+        loaded = registry.load(
+            replace(self._config.model, model=model),
+            is_batch_invariant=self._config.batch.is_invariant,
+        )
+        self._model = self._observed(loaded) if self._observed else loaded
+        self._counted = loaded.memo_counts()
+        yield ModelLoaded(
+            model=model,
+            load_s=time.perf_counter() - started,
+            device=loaded.device_name,
+            dtype=loaded.dtype_name,
+            parameters=loaded.parameter_count,
+        )
+
+    def forget(self) -> None:
+        self._sources.clear()
+        self.tree.clear()
+
+    def release(self) -> None:
+        self._model = None
+        self.forget()
+        self._warmed.clear()
+        gc.collect()
+
+    def prepared(self, jobs: Sequence[ImageJob]) -> Iterator[Prewarmed]:
+        """Every job's sequence is counted to see how many fit; then the new shapes are run."""
+        config = self._config
+        revision = config.model.revision
+        self._batch_size = batch_size(jobs, self._resident(), config.batch, revision)
+        if not config.batch.prewarm:
+            return
+        started = time.perf_counter()
+        studio = self._studio(_unread, self._encoder())
+        shapes = prewarm(jobs, studio, batch_size=self._batch_size, warmed=self._warmed)
+        if shapes:
+            yield Prewarmed(shapes, time.perf_counter() - started)
+
+    def work(
+        self, jobs: Sequence[ImageJob], folder: RunFolder | None, started: float
+    ) -> Iterator[Progress | Made | Lost]:
+        model = self._resident()
+        coming = [path for job in jobs for path in job.images]
+        encode, asked = self._encoder(), self._config.batch.encodes_ahead
+        is_beside = suits_beside(model) if asked is None else asked
+        with ExitStack() as pools:
+            encoder, reader = _pool(pools), _pool(pools)
+            then = partial(_ahead, encoder, encode, jobs) if is_beside else None
+            ahead = ReadAhead(reader, coming, window=2 * self._batch_size, then=then)
+            run = GroupRun(
+                jobs,
+                self._studio(ahead.read, encode),
+                batch_size=self._batch_size,
+                new_clock=lambda: PhaseClock(started, partial(synchronize, model.layer_devices)),
+            )
+            for event in run.run():
+                yield self._made(event) if isinstance(event, Drawn) else event
+
+    def cache_counts(self) -> dict[str, dict[str, int]]:
+        """Source images, and the model's own memos from when this crew loaded it."""
+        of_model = {
+            kind: {name: count - self._counted[kind][name] for name, count in counts.items()}
+            for kind, counts in self._resident().memo_counts().items()
+        }
+        return {"source_images": self._sources.counts(), **of_model}
+
+    def peak_memory_mb(self) -> float:
+        return peak_memory_mb(self._resident().layer_devices)
+
+    def _new_tree(self) -> KVTree[Slice]:
+        batch = self._config.batch
+        host = Host(
+            batch.prefix_cache_host_mb * _MB,
+            spill=Slice.on_host,
+            restore=lambda rows: rows.on(self._resident().layer_devices),
+        )
+        return KVTree(
+            batch.prefix_cache_mb * _MB,
+            splits_text=not batch.is_invariant,
+            host=host if batch.prefix_cache_host_mb else None,
+        )
+
+    def _encoder(self) -> SourceEncoder:
+        model = self._resident()
+        model_print = registry.fingerprint(model.card.model, self._config.model.revision)
+        return self._sources.encoder(model, model_print)
+
+    def _studio(self, read: ReadSource, encode: EncodeSource) -> Studio:
+        model = self._resident()
+        scope = f"{model.card.model} {model.dtype_name}"
+        return Studio(model, self._config.reuse, Prefixes(self.tree, scope), read, encode)
+
+    def _made(self, drawn: Drawn) -> Made:
+        job, picture = drawn.job, drawn.picture
+        return Made(
+            job,
+            drawn.clock,
+            write=partial(self._written, job, picture),
+            outcome=partial(outcomes.done, job, picture),
+            source_digests=picture.source_digests,
+        )
+
+    def _written(self, job: ImageJob, picture: Picture, folder: RunFolder) -> OutputFile:
+        path = folder.path_for(job.custom_id)
+        text = self._metadata(job, picture) if self._config.output.metadata else {}
+        sha256, pixel_sha256 = write_png(path, picture.pixels, text)
+        height, width = picture.pixels.shape[:2]
+        relative = path.relative_to(folder.folder).as_posix()
+        return OutputFile(relative, sha256, pixel_sha256, width, height, job.seed)
+
+    def _metadata(self, job: ImageJob, picture: Picture) -> dict[str, str]:
+        facts = PictureFacts(
+            size=Size(*picture.pixels.shape[:2]),
+            model_name=self._resident().card.name,
+            model_fingerprint=registry.fingerprint(job.model, self._config.model.revision),
+            version=__version__,
+            cot_text=picture.written.text,
+            cot_token_ids=picture.written.ids,
+            ratio_index=picture.bucket.ratio_index,
+        )
+        return png_text(job, job_to_json(job), facts)
+
+    def _resident(self) -> MixedModel:
+        assert self._model is not None, "a model is loaded before its jobs run"
+        return self._model
+
+
+def _pool(pools: ExitStack) -> ThreadPoolExecutor:
+    """One thread; what it has not begun when the group ends is not begun any more."""
+    pool = ThreadPoolExecutor(1)
+    pools.callback(pool.shutdown, cancel_futures=True)
+    return pool
+
+
+def _ahead(
+    pool: ThreadPoolExecutor,
+    encode: SourceEncoder,
+    jobs: Sequence[ImageJob],
+    image: SourceImage,
+) -> None:
+    """Have an image encoded as its job will ask for it; in turn where jobs ask differently."""
+    kinds = {job.infer_align_image_size for job in jobs if job.images}
+    if len(kinds) == 1:
+        pool.submit(encode.ahead, image.stretched() if kinds.pop() else image)
+
+
+def _unread(path: str) -> tuple[SourceImage, float]:
+    raise AssertionError(f"prewarming reads no file, not even {path}")

@@ -1,0 +1,201 @@
+"""Videos at work: a model, the embedded prompts, and the latents of what is not done yet."""
+
+import gc
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from hyimg_cli import __version__
+from hyimg_cli.batch.journal import RunFolder
+from hyimg_cli.batch.resolved import job_to_json
+from hyimg_cli.engine import outcomes
+from hyimg_cli.engine.clock import PhaseClock
+from hyimg_cli.engine.crew import Lost, Made
+from hyimg_cli.engine.interim import Interim
+from hyimg_cli.engine.keys import key_of
+from hyimg_cli.engine.memory import peak_memory_mb, synchronize
+from hyimg_cli.engine.prompts import Prompts
+from hyimg_cli.engine.video import Footage, Set, shoot
+from hyimg_cli.engine.video_prewarm import VideoShape, prewarm
+from hyimg_cli.errors import JobError
+from hyimg_cli.files import replace_file, storage_error
+from hyimg_cli.media.metadata import video_text
+from hyimg_cli.media.video import write_video
+from hyimg_cli.models import registry
+from hyimg_cli.models.latent_video import LatentVideoModel, PromptEmbedding, PromptEncoder
+from hyimg_cli.spec.events import (
+    Event,
+    JobStarted,
+    ModelLoaded,
+    Prewarmed,
+    Progress,
+    VideoFile,
+)
+from hyimg_cli.spec.job import VideoJob
+from hyimg_cli.spec.run import RunConfig
+
+
+class VideoCrew:
+    """Makes videos one at a time, one model at a time."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self._config = config
+        self._model: LatentVideoModel | None = None
+        self._prompts = Prompts(config.cache, is_on=config.reuse.prompt_cache)
+        self._embedded: set[str] = set()
+        self._warmed: set[VideoShape] = set()
+
+    @property
+    def model(self) -> str | None:
+        return None if self._model is None else self._model.card.model
+
+    def weight_bytes(self, model: str) -> int:
+        card = registry.video_card(model, self._config.model.revision)
+        return sum(count for _, count in card.component_bytes)
+
+    def use(self, model: str, jobs: Sequence[VideoJob]) -> Iterator[Event]:
+        """Every distinct string is embedded before the transformer comes: the text encoders, twice
+        its size, never lie beside it.
+        """
+        is_new = self.model != model
+        started = time.perf_counter()
+        resident = self._opened(model) if is_new else self._resident()
+        opened_s = time.perf_counter() - started
+        texts = dict.fromkeys(text for job in jobs for text in _texts(resident, job))
+        new = [text for text in texts if text not in self._embedded]
+        yield from self._prompts.ready(resident.prompts, new)
+        self._embedded.update(new)
+        if is_new:
+            started = time.perf_counter()
+            resident.load_weights()
+            yield _loaded(resident, opened_s + time.perf_counter() - started)
+
+    def forget(self) -> None:
+        self._prompts.clear()
+        self._embedded.clear()
+
+    def release(self) -> None:
+        if self._model is None:
+            return
+        self._model = None
+        self.forget()
+        self._warmed.clear()
+        gc.collect()
+
+    def prepared(self, jobs: Sequence[VideoJob]) -> Iterator[Prewarmed]:
+        if not self._config.batch.prewarm:
+            return
+        started = time.perf_counter()
+        shapes = prewarm(jobs, self._set(self._prompts.look, None), warmed=self._warmed)
+        if shapes:
+            yield Prewarmed(shapes, time.perf_counter() - started)
+
+    def work(
+        self, jobs: Sequence[VideoJob], folder: RunFolder | None, started: float
+    ) -> Iterator[Progress | Made | Lost]:
+        on = self._set(self._prompts.of, folder)
+        devices = [on.model.device]
+        for job in jobs:
+            clock = PhaseClock(started, partial(synchronize, devices))
+            yield JobStarted(job.custom_id)
+            try:
+                footage = yield from shoot(job, on, clock)
+            except Exception as error:
+                yield Lost(job, clock, error)
+            else:
+                yield self._made(job, clock, footage, on.interim_of(job))
+
+    def cache_counts(self) -> dict[str, dict[str, int]]:
+        runs = dict(self._resident().prompts.encoder_runs)
+        return {"prompt_embeddings": self._prompts.counts(), "encoder_runs": runs}
+
+    def peak_memory_mb(self) -> float:
+        return peak_memory_mb([self._resident().device])
+
+    def _opened(self, model: str) -> LatentVideoModel:
+        """The checkpoint, none of its weights in memory yet."""
+        self.release()
+        self._model = registry.load_video(replace(self._config.model, model=model))
+        return self._model
+
+    def _set(
+        self, embed: Callable[[PromptEncoder, str], PromptEmbedding], folder: RunFolder | None
+    ) -> Set:
+        model = self._resident()
+        return Set(model, partial(embed, model.prompts), partial(self._interim, folder))
+
+    def _interim(self, folder: RunFolder | None, job: VideoJob) -> Interim | None:
+        if folder is None:
+            return None
+        path = folder.latents_for(job.custom_id)
+        every = self._config.output.checkpoint_every
+        return Interim(path, key_of(job, (), self._config), every)
+
+    def _made(
+        self, job: VideoJob, clock: PhaseClock, footage: Footage, interim: Interim | None
+    ) -> Made:
+        return Made(
+            job,
+            clock,
+            write=partial(self._written, job, footage),
+            outcome=partial(outcomes.filmed, job, footage),
+            settle=interim.discard if interim else lambda: None,
+        )
+
+    def _written(self, job: VideoJob, footage: Footage, folder: RunFolder) -> VideoFile:
+        """The sidecar, the frames, then the film: whoever sees the film sees the others."""
+        film = folder.path_for(job.custom_id, ".mp4")
+        shots = None
+        if self._config.output.frames == "png":
+            shots = folder.path_for(job.custom_id, ".frames")
+        text = None
+        if self._config.output.metadata:
+            text = self._metadata(job)
+            _write_sidecar(folder.path_for(job.custom_id, ".json"), text)
+        written = write_video(film, footage.pieces, fps=job.fps, comment=text, frames_folder=shots)
+        return VideoFile(
+            path=film.relative_to(folder.folder).as_posix(),
+            sha256=written.sha256,
+            pixel_sha256=written.pixel_sha256,
+            width=written.width,
+            height=written.height,
+            seed=job.seed,
+            num_frames=written.num_frames,
+            fps=job.fps,
+            frames_path=None if shots is None else shots.relative_to(folder.folder).as_posix(),
+        )
+
+    def _metadata(self, job: VideoJob) -> str:
+        model_print = registry.fingerprint(job.model, self._config.model.revision)
+        return video_text(job_to_json(job), model_fingerprint=model_print, version=__version__)
+
+    def _resident(self) -> LatentVideoModel:
+        assert self._model is not None, "a model is loaded before its jobs run"
+        return self._model
+
+
+def _texts(model: LatentVideoModel, job: VideoJob) -> tuple[str, ...]:
+    """What the job embeds; nothing where it will fail."""
+    try:
+        return model.texts(job)
+    except JobError:
+        return ()
+
+
+def _loaded(model: LatentVideoModel, load_s: float) -> ModelLoaded:
+    return ModelLoaded(
+        model=model.card.model,
+        load_s=load_s,
+        device=model.device_name,
+        dtype=model.dtype_name,
+        parameters=model.parameter_count,
+    )
+
+
+def _write_sidecar(path: Path, text: str) -> None:
+    try:
+        replace_file(path, f"{text}\n".encode())
+    except OSError as error:
+        raise storage_error(error, path.parent) from error

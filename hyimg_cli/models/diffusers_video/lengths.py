@@ -1,0 +1,38 @@
+"""Whether a job's texts fit their encoder, by the tokenizer's file alone; no torch.
+
+A template adds a few tokens of its own, so what is refused here is surely too long; what is only
+just too long is cut, and noted in its line.
+"""
+
+from functools import lru_cache
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from hyimg_cli.batch.video_cost import strings
+from hyimg_cli.errors import JobError
+from hyimg_cli.spec.card import VideoCard
+from hyimg_cli.spec.job import VideoJob
+
+
+def check_texts(job: VideoJob, folder: Path, card: VideoCard) -> None:
+    """Passes a job whose texts its checkpoint can read to their ends. Raises JobError."""
+    tokenizer = _tokenizer(folder)
+    if tokenizer is None:
+        return
+    for name, text in zip(("prompt", "negative_prompt"), strings(job), strict=False):
+        count = len(tokenizer.encode(text, add_special_tokens=False).ids)
+        if count > card.max_prompt_tokens:
+            raise JobError(
+                f"the text is {count:,} tokens long; its encoder reads {card.max_prompt_tokens:,}",
+                where=name,
+                hint="shorten it: what stands behind would be lost",
+                code="job.prompt-too-long",
+            )
+
+
+@lru_cache(maxsize=4)
+def _tokenizer(folder: Path) -> Tokenizer | None:
+    """The main text encoder's; None where the checkpoint keeps it in another form."""
+    file = folder / "tokenizer" / "tokenizer.json"
+    return Tokenizer.from_file(str(file)) if file.is_file() else None
