@@ -6,7 +6,7 @@ job, again and again, after one warm-up round; nothing is decoded. On a machine 
 wall time says little, so the process's own CPU time stands beside it (one thread). How far our
 latents are from the pipeline's is part of the result.
 
-    OMP_NUM_THREADS=1 python benchmarks/video_plain_loop.py --rounds 5 --out result.json
+    OMP_NUM_THREADS=1 python benchmarks/video_plain_loop.py --rounds 3 --out result.json
 """
 
 import argparse
@@ -92,7 +92,7 @@ def _compared(folder: str, dtype: Any, rounds: int) -> dict[str, Any]:
     return {
         "model": ways["stock"].card.name,
         "dtype": dtype,
-        "steps": 8,
+        "steps": 4,
         "jobs_a_round": len(_jobs(pipeline, 0)),
         "largest_latent": largest,
         "ways": [_row(name, shape, taken, apart) for (name, shape), taken in times.items()],
@@ -132,7 +132,7 @@ def _jobs(pipeline: Any, round_: int) -> list[VideoJob]:
         size=Size(48, 80),
         num_frames=9,
         fps=8,
-        num_inference_steps=8,
+        num_inference_steps=4,
         guidance_scale=6.0,
         flow_shift=config.get("shift", config.get("flow_shift")),
     )
@@ -202,7 +202,7 @@ def _timed(call: Callable[[], Any]) -> tuple[Any, Taken]:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument(
         "--out", type=Path, default=Path("benchmarks/results/video-plain-loop-2core-cpu.json")
     )

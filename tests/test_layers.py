@@ -33,6 +33,7 @@ NEVER = {
     "kv": TERMINAL | {"PIL", "transformers", "diffusers"},
     "diffusion": TERMINAL | {"PIL"},
     "loading": TERMINAL | {"PIL"},
+    "parallel": TERMINAL | {"PIL", "transformers", "diffusers"},
     "models": TERMINAL | {"PIL"},
     "engine": TERMINAL,
     "evaluate": TERMINAL | {"torch", "transformers", "diffusers", "PIL"},
@@ -54,6 +55,7 @@ WITHOUT_TORCH = (
     "loading.checkpoint",
     "kv.segments",
     "kv.tree",
+    "parallel.tiles",
     "engine.forecast",
     "engine.runner",
 )

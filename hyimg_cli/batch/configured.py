@@ -20,7 +20,13 @@ def configured(settings: Mapping[str, Setting], folder: Path, cache: CacheConfig
     value = {name: setting.value for name, setting in settings.items()}
     return RunConfig(
         output=OutputConfig(folder, value["metadata"], value["frames"], value["checkpoint_every"]),
-        model=ModelChoice(value["model"], value["revision"], value["dtype"], value["device"]),
+        model=ModelChoice(
+            value["model"],
+            value["revision"],
+            value["dtype"],
+            value["device"],
+            value["vae_use_tiling"],
+        ),
         reuse=ReuseConfig(value["kv_reuse"], value["require_kv_reuse"], value["prompt_cache"]),
         batch=BatchConfig(
             value["batching_max_size"],

@@ -1,5 +1,6 @@
 """`hyimg eval`: distances between pictures or videos. Translates; `hyimg_cli.evaluate` measures."""
 
+import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,8 +10,7 @@ import typer
 from hyimg_cli.cli import eval_table, packaged, render
 from hyimg_cli.cli import options as o
 from hyimg_cli.cli.bench import carried_out
-from hyimg_cli.cli.stopping import stoppable
-from hyimg_cli.errors import UsageError
+from hyimg_cli.errors import Interrupted, UsageError
 from hyimg_cli.evaluate.benches import VARIANTS, newest_bench
 from hyimg_cli.evaluate.gates import breaches, given_gates
 from hyimg_cli.evaluate.measure import (
@@ -52,8 +52,12 @@ def evaluate(
     if metric not in MEASURED_BY:
         hint = f"allowed: {', '.join(MEASURED_BY)}"
         raise UsageError(f"{metric!r} is not a metric", hint=hint)
-    with stoppable():
+    # NOTE: readers of pictures catch every Exception, so the signal stays a KeyboardInterrupt until
+    # it is out of them.
+    try:
         raise typer.Exit(_self_test(ctx.params) if self_test else _carry_out(ctx.params))
+    except KeyboardInterrupt:
+        raise Interrupted(signal.SIGINT) from None
 
 
 def _carry_out(given: Mapping[str, Any]) -> int:

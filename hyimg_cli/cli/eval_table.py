@@ -73,4 +73,9 @@ def _cell(metric: Metric, value: float | str) -> str:
     if metric.unit == "share":
         # A share just below 1 must not read as all.
         return "100 %" if value == 1 else f"{min(value * 100, 99.99):.2f} %"
-    return f"{value:{'.2f' if metric.unit == 'dB' else 'g' if metric.unit else '.4f'}}"
+    if metric.unit:
+        return f"{value:{'.2f' if metric.unit == 'dB' else 'g'}}"
+    # Neither must a distance just above 0, nor a similarity just below 1.
+    if 0 < value < 0.0001:
+        return f"{value:.0e}"
+    return f"{min(value, 0.9999) if 0.9999 < value < 1 else value:.4f}"

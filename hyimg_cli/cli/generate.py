@@ -17,7 +17,7 @@ from hyimg_cli.cli.run_options import takes_run_options
 from hyimg_cli.cli.stopping import Stopper, stoppable
 from hyimg_cli.engine import runner
 from hyimg_cli.engine.provenance import run_info
-from hyimg_cli.errors import HyimgError
+from hyimg_cli.errors import HyimgError, Interrupted
 from hyimg_cli.spec.run import RunConfig
 
 if TYPE_CHECKING:
@@ -79,6 +79,8 @@ def _write_sheet(folder: Path, style: render.Style) -> None:
     began = time.perf_counter()
     try:
         path = write_contact_sheet(folder)
+    except Interrupted:
+        raise
     except HyimgError as error:
         render.note(f"no contact sheet: {error}")
         return

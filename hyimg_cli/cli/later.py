@@ -14,7 +14,6 @@ FLAGS = (
     "--vae-patch-parallel-size",
     "--gpu-memory-utilization",
     "--enable-cpu-offload",
-    "--vae-use-tiling",
 )
 
 

@@ -181,6 +181,14 @@ Device = Annotated[
 DtypeName = Annotated[
     str | None, _option("--dtype", panel=_MODEL, help="auto, float32 or bfloat16.")
 ]
+VaeUseTiling = Annotated[
+    bool | None,
+    _option(
+        "--vae-use-tiling/--no-vae-use-tiling",
+        panel=_MODEL,
+        help="Decode latents tile by tile, in bounded memory. Changes pixels near tile borders.",
+    ),
+]
 
 Steps = Annotated[
     int | None,
@@ -205,6 +213,14 @@ BotTaskName = Annotated[
 DropThink = Annotated[
     bool | None,
     _option("--drop-think/--keep-think", panel=_SAMPLING, help="Denoise without the think text."),
+]
+AlignSize = Annotated[
+    bool | None,
+    _option(
+        "--infer-align-image-size/--no-infer-align-image-size",
+        panel=_SAMPLING,
+        help="Edits get their source's aspect ratio.",
+    ),
 ]
 SystemPrompt = Annotated[
     str | None, _option("--use-system-prompt", panel=_SAMPLING, help="Which system prompt.")

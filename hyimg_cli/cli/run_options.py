@@ -49,6 +49,7 @@ class RunOptions:
     revision: o.Revision = None
     device: o.Device = None
     dtype: o.DtypeName = None
+    vae_use_tiling: o.VaeUseTiling = None
     num_inference_steps: o.Steps = None
     guidance_scale: o.Guidance = None
     flow_shift: o.FlowShift = None
@@ -56,6 +57,7 @@ class RunOptions:
     size: o.SizeText = None
     bot_task: o.BotTaskName = None
     drop_think: o.DropThink = None
+    infer_align_image_size: o.AlignSize = None
     use_system_prompt: o.SystemPrompt = None
     system_prompt: o.SystemPromptText = None
     ar_seed: o.ArSeed = None

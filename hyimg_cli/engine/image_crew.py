@@ -4,6 +4,7 @@ import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 
@@ -15,11 +16,11 @@ from hyimg_cli.engine.beside import ReadAhead
 from hyimg_cli.engine.clock import PhaseClock
 from hyimg_cli.engine.crew import Lost, Made
 from hyimg_cli.engine.group import Drawn, GroupRun
-from hyimg_cli.engine.image import Picture, ReadSource, Studio
+from hyimg_cli.engine.image import EncodeSource, Picture, ReadSource, Studio
 from hyimg_cli.engine.memory import batch_size, peak_memory_mb, synchronize
 from hyimg_cli.engine.prefixes import Prefixes
 from hyimg_cli.engine.prewarm import Shape, prewarm
-from hyimg_cli.engine.sources import Sources
+from hyimg_cli.engine.sources import SourceEncoder, Sources, suits_beside
 from hyimg_cli.kv.buffer import Slice
 from hyimg_cli.kv.tree import Host, KVTree
 from hyimg_cli.media.images import SourceImage, write_png
@@ -27,7 +28,7 @@ from hyimg_cli.media.metadata import PictureFacts, png_text
 from hyimg_cli.models import registry
 from hyimg_cli.models.protocols import MixedModel
 from hyimg_cli.spec.events import ModelLoaded, OutputFile, Prewarmed, Progress
-from hyimg_cli.spec.job import ImageJob
+from hyimg_cli.spec.job import ImageJob, Size
 from hyimg_cli.spec.run import RunConfig
 
 _MB = 1_000_000
@@ -47,6 +48,7 @@ class ImageCrew:
         self.tree = self._new_tree()
         self._warmed: set[Shape] = set()
         self._batch_size = 1
+        self._counted: dict[str, dict[str, int]] = {}
 
     @property
     def model(self) -> str | None:
@@ -65,6 +67,7 @@ class ImageCrew:
             is_batch_invariant=self._config.batch.is_invariant,
         )
         self._model = self._observed(loaded) if self._observed else loaded
+        self._counted = loaded.memo_counts()
         yield ModelLoaded(
             model=model,
             load_s=time.perf_counter() - started,
@@ -91,7 +94,7 @@ class ImageCrew:
         if not config.batch.prewarm:
             return
         started = time.perf_counter()
-        studio = self._studio(_unread)
+        studio = self._studio(_unread, self._encoder())
         shapes = prewarm(jobs, studio, batch_size=self._batch_size, warmed=self._warmed)
         if shapes:
             yield Prewarmed(shapes, time.perf_counter() - started)
@@ -101,11 +104,15 @@ class ImageCrew:
     ) -> Iterator[Progress | Made | Lost]:
         model = self._resident()
         coming = [path for job in jobs for path in job.images]
-        with ThreadPoolExecutor(1) as reader:
-            ahead = ReadAhead(reader, coming, window=2 * self._batch_size)
+        encode, asked = self._encoder(), self._config.batch.encodes_ahead
+        is_beside = suits_beside(model) if asked is None else asked
+        with ExitStack() as pools:
+            encoder, reader = _pool(pools), _pool(pools)
+            then = partial(_ahead, encoder, encode, jobs) if is_beside else None
+            ahead = ReadAhead(reader, coming, window=2 * self._batch_size, then=then)
             run = GroupRun(
                 jobs,
-                self._studio(ahead.read),
+                self._studio(ahead.read, encode),
                 batch_size=self._batch_size,
                 new_clock=lambda: PhaseClock(started, partial(synchronize, model.layer_devices)),
             )
@@ -113,7 +120,12 @@ class ImageCrew:
                 yield self._made(event) if isinstance(event, Drawn) else event
 
     def cache_counts(self) -> dict[str, dict[str, int]]:
-        return {"source_images": self._sources.counts()}
+        """Source images, and the model's own memos from when this crew loaded it."""
+        of_model = {
+            kind: {name: count - self._counted[kind][name] for name, count in counts.items()}
+            for kind, counts in self._resident().memo_counts().items()
+        }
+        return {"source_images": self._sources.counts(), **of_model}
 
     def peak_memory_mb(self) -> float:
         return peak_memory_mb(self._resident().layer_devices)
@@ -131,10 +143,13 @@ class ImageCrew:
             host=host if batch.prefix_cache_host_mb else None,
         )
 
-    def _studio(self, read: ReadSource) -> Studio:
+    def _encoder(self) -> SourceEncoder:
         model = self._resident()
         model_print = registry.fingerprint(model.card.model, self._config.model.revision)
-        encode = self._sources.encoder(model, model_print)
+        return self._sources.encoder(model, model_print)
+
+    def _studio(self, read: ReadSource, encode: EncodeSource) -> Studio:
+        model = self._resident()
         scope = f"{model.card.model} {model.dtype_name}"
         return Studio(model, self._config.reuse, Prefixes(self.tree, scope), read, encode)
 
@@ -158,7 +173,7 @@ class ImageCrew:
 
     def _metadata(self, job: ImageJob, picture: Picture) -> dict[str, str]:
         facts = PictureFacts(
-            size=picture.bucket.size,
+            size=Size(*picture.pixels.shape[:2]),
             model_name=self._resident().card.name,
             model_fingerprint=registry.fingerprint(job.model, self._config.model.revision),
             version=__version__,
@@ -171,6 +186,25 @@ class ImageCrew:
     def _resident(self) -> MixedModel:
         assert self._model is not None, "a model is loaded before its jobs run"
         return self._model
+
+
+def _pool(pools: ExitStack) -> ThreadPoolExecutor:
+    """One thread; what it has not begun when the group ends is not begun any more."""
+    pool = ThreadPoolExecutor(1)
+    pools.callback(pool.shutdown, cancel_futures=True)
+    return pool
+
+
+def _ahead(
+    pool: ThreadPoolExecutor,
+    encode: SourceEncoder,
+    jobs: Sequence[ImageJob],
+    image: SourceImage,
+) -> None:
+    """Have an image encoded as its job will ask for it; in turn where jobs ask differently."""
+    kinds = {job.infer_align_image_size for job in jobs if job.images}
+    if len(kinds) == 1:
+        pool.submit(encode.ahead, image.stretched() if kinds.pop() else image)
 
 
 def _unread(path: str) -> tuple[SourceImage, float]:

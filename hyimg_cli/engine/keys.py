@@ -20,12 +20,16 @@ _SOURCE_FORMAT = 1
 def key_of(job: Job, source_digests: Sequence[str], config: RunConfig) -> str:
     """The job's key, from the bytes of its source images and of its checkpoint.
 
-    The device and the batch are not part of it, precision and KV reuse are: they change pixels.
+    The device and the batch are not part of it, precision, KV reuse and VAE tiling are: they change
+    pixels.
     """
     model_print = registry.fingerprint(job.model, config.model.revision)
     settings = {"dtype": precision(config.model)[1]}
     if isinstance(job, ImageJob):
         settings["kv_reuse"] = "reuse" if config.reuse.kv_reuse else "recompute"
+        # Named only where it is not the default: keys of runs before there were tiles stay.
+        if config.model.vae_use_tiling:
+            settings["vae"] = "tiled"
     return job_key(job, source_digests, model_print, settings)
 
 

@@ -112,7 +112,7 @@ def _verdict(jobs: Sequence[_Job]) -> Verdict:
     failed, left = counts["failed"], counts["left"]
     parts = [f"{counts['done']} done", f"{failed} failed", *([f"{left} left"] if left else [])]
     tone: Tone = "bad" if failed else "neutral" if left else "good"
-    reasons = [f"{left} jobs have no result yet; run the same command again"] if left else []
+    reasons = [f"{left} without a result: run the same command again"] if left else []
     codes = Counter(_error(job).get("code", "") for job in jobs if job.status == "failed")
     reasons += [f"{count} failed with {code}" for code, count in codes.most_common()]
     return Verdict(", ".join(parts), tone, tuple(reasons))
@@ -155,7 +155,7 @@ def _card(job: _Job, folder: Path, source: Callable[[Path], Picture]) -> Card:
         facts=tuple(_facts(job)),
         texts=tuple(_texts(job)),
         details=tuple(_details(job)),
-        problems=(*problems, *(job.result.get("warnings") or ())),
+        problems=(*problems, *(f"warning: {w}" for w in job.result.get("warnings") or ())),
         tone="bad" if job.status == "failed" else "neutral",
     )
 

@@ -1,4 +1,4 @@
-"""What a comparison leaves behind: bench.json, bench.md, report.html, and the exit code."""
+"""What a comparison leaves behind: its three files, its pictures, and an exit code."""
 
 import json
 import sys

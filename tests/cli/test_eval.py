@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from hyimg_cli.cli import eval_table
+from hyimg_cli.evaluate.measure import lpips_metric, pixel_metrics
 from hyimg_cli.quality.backbones import packaged_file
 
 Run = Callable[..., Any]
@@ -56,6 +58,25 @@ def test_a_narrow_terminal_cuts_no_number(
     rows = {line.split("  ")[0]: line for line in ran.out.splitlines()}
     assert "38.59" in rows["other.png"]
     assert "…" not in ran.out
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("lpips", 0.0, "0.0000"),
+        ("lpips", 3e-7, "3e-07"),
+        ("lpips", 0.12345, "0.1235"),
+        ("ssim", 1.0, "1.0000"),
+        ("ssim", 0.999999, "0.9999"),
+        ("equal_share", 0.999999, "99.99 %"),
+        ("equal_share", 1.0, "100 %"),
+        ("psnr", 38.588, "38.59"),
+        ("max_abs", 3, "3"),
+    ],
+)
+def test_what_is_nearly_equal_does_not_read_as_equal(name: str, value: float, text: str) -> None:
+    known = pixel_metrics() | {"lpips": lpips_metric(max)}
+    assert eval_table._cell(known[name], value) == text
 
 
 @pytest.mark.parametrize(
@@ -168,10 +189,32 @@ def test_without_paths_the_newest_bench_is_measured(
     assert [entry.get("name") for entry in ran.json_lines] == ["other.png", "same.png", None]
 
 
-def test_without_paths_and_bench_it_is_said(run_cli: Run) -> None:
-    ran = run_cli("eval", "lpips")
-    assert (ran.code, ran.out) == (2, "")
+def test_ctrl_c_exits_130(
+    run_cli: Run, two: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def press(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("hyimg_cli.quality.metrics.psnr", press)
+    ran = run_cli("eval", "psnr", *two)
+    assert (ran.code, ran.out) == (130, "")
+    assert "error[interrupted]" in ran.err
+
+
+def test_without_paths_and_bench_the_packaged_one_is_run(
+    run_cli: Run, two: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def carried_out(_scenario: Any, _manifest: Any, _flags: Any, *, folder: Path, **_: Any) -> None:
+        folder.mkdir(parents=True)
+        for side in two:
+            side.rename(folder / side.name)
+
+    monkeypatch.setattr("hyimg_cli.cli.eval.carried_out", carried_out)
+    ran = run_cli("eval", "psnr", "--json")
+    assert ran.code == 0
     assert "no bench folder here" in ran.err
+    assert "A against B of runs/bench-kv-reuse" in ran.err
+    assert [entry.get("name") for entry in ran.json_lines] == ["other.png", "same.png", None]
 
 
 @pytest.mark.parametrize("arguments", [["eval", "--help"], ["eval", "psnr", "A", "B"]])

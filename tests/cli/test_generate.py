@@ -320,6 +320,22 @@ def test_a_run_ends_with_a_contact_sheet(
     assert "contact sheet" not in run_cli("generate", manifest).err
 
 
+def test_ctrl_c_while_the_sheet_is_made_exits_130(
+    run_cli: Run, write_manifest: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def press(*_: Any) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    manifest = write_manifest(*GOOD)
+    with monkeypatch.context() as patch:
+        patch.setattr("hyimg_cli.report.contact.render", press)
+        assert run_cli("generate", manifest).code == 130
+    assert not (tmp_path / "runs/jobs/report.html").exists()
+    ran = run_cli("generate", manifest)
+    assert (ran.code, "4 skipped" in ran.err) == (0, True)
+    assert (tmp_path / "runs/jobs/report.html").is_file()
+
+
 def test_the_contact_sheet_can_be_left_out(
     run_cli: Run, write_manifest: Write, tmp_path: Path
 ) -> None:

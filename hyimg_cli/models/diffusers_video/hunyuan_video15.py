@@ -7,6 +7,7 @@ tables, glyph tokens, their order) is computed once, no mask is built, nothing i
 
 # Legend: B batch, C channel, F latent frames, Y X latent rows and columns, N text tokens, M width
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, Protocol
 
@@ -166,13 +167,13 @@ class HoistedWay:
 
     def __init__(self, network: Any) -> None:
         self.network = network
-        self._rotary: tuple[Tensor, Tensor] | None = None
 
     def forward_of(self, embedding: PromptEmbedding, noise_1CFYX: Tensor) -> Forward:
-        if self._rotary is None:
-            self._rotary = self.network.rope(noise_1CFYX)
         text_1NM = embedding.tensors[TEXT][None].to(noise_1CFYX)
-        return partial(self._forward, text_1NM, self._glyphs(embedding, noise_1CFYX))
+        constant = JobConstants(
+            text_1NM, self._glyphs(embedding, noise_1CFYX), self.network.rope(noise_1CFYX)
+        )
+        return partial(self._forward, constant)
 
     def _glyphs(self, embedding: PromptEmbedding, like: Tensor) -> Tensor | None:
         """The quoted text's tokens, ready for the blocks; they do not see the timestep."""
@@ -183,17 +184,16 @@ class HoistedWay:
         tokens: Tensor = glyph_1NM + network.cond_type_embed.weight[1]
         return tokens
 
-    def _forward(
-        self, text_1NM: Tensor, glyph_1NM: Tensor | None, model_input: Tensor, timestep: Tensor
-    ) -> Tensor:
+    def _forward(self, constant: "JobConstants", model_input: Tensor, timestep: Tensor) -> Tensor:
         network = self.network
         embedded_time = network.time_embed(timestep)
         video = network.x_embedder(model_input)
-        text = network.context_embedder(text_1NM, timestep) + network.cond_type_embed.weight[0]
-        if glyph_1NM is not None:
-            text = torch.cat([glyph_1NM, text], dim=1)
+        text = network.context_embedder(constant.text_1NM, timestep)
+        text = text + network.cond_type_embed.weight[0]
+        if constant.glyph_1NM is not None:
+            text = torch.cat([constant.glyph_1NM, text], dim=1)
         for block in network.transformer_blocks:
-            video, text = block(video, text, embedded_time, None, self._rotary)
+            video, text = block(video, text, embedded_time, None, constant.rotary)
         rows = network.proj_out(network.norm_out(video, embedded_time))
         return self._unpatched(rows, model_input)
 
@@ -205,6 +205,17 @@ class HoistedWay:
         cells = grid.unflatten(-1, (-1, t, p, p)).permute(0, 4, 1, 5, 2, 6, 3, 7)
         latents: Tensor = cells.flatten(6, 7).flatten(4, 5).flatten(2, 3)
         return latents
+
+
+@dataclass(frozen=True)
+class JobConstants:
+    """What a branch's forwards have in common: the encoder's text rows, the finished glyph rows,
+    the rotary tables.
+    """
+
+    text_1NM: Tensor
+    glyph_1NM: Tensor | None
+    rotary: tuple[Tensor, Tensor]
 
 
 def _guided(guider: Any) -> bool:

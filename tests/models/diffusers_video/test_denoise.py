@@ -26,8 +26,9 @@ from hyimg_cli.spec.job import Size, VideoJob
 from hyimg_cli.spec.run import ModelChoice
 
 Draw = Callable[[DiffusersVideo, VideoJob], Tensor]
-# Measured on a CPU over 40 jobs: 3.1e-6 at most, of latents that reach 6 (see the benchmark).
-FAST_TOLERANCE = 1e-5
+# Measured on a CPU, float32, 24 jobs of 4 steps at scale 6: 1.6e-5 at most, of latents that reach
+# 5.3; benchmarks/results/video-plain-loop-2core-cpu.json.
+FAST_TOLERANCE = 5e-5
 
 
 def embedded(model: DiffusersVideo, job: VideoJob) -> VideoDenoiser:
@@ -59,15 +60,20 @@ def test_the_fast_way_in_bfloat16_rounds_no_worse(
     models: dict[str, DiffusersVideo], draw: Draw, plain: Any, job: VideoJob
 ) -> None:
     """Two roundings of one job differ by more than a step of bfloat16; what counts is how far each
-    is from float32.
+    is from float32, which starts here from the same noise: drawn in bfloat16. Measured over 12
+    jobs: 0.91 to 1.07 of the stock way's distance, and 0.026 to 0.040 (RMS) apart from each other.
     """
     job = replace(job, num_inference_steps=2)
-    exact = draw(models["hunyuan"], job)
     fast = registry.load_video(ModelChoice("tiny-video", dtype="bfloat16", device="cpu"))
-    stock = plain("hunyuan", job, dtype="bfloat16")
-    own = draw(fast, job)
+    own, stock = draw(fast, job), plain("hunyuan", job, dtype="bfloat16")
     assert own.dtype == torch.bfloat16
-    assert (own.float() - exact).std() < 1.25 * (stock.float() - exact).std()
+    denoiser = embedded(models["hunyuan"], job)
+    exact = embedded(fast, job).initial_latents().float()
+    for index in range(denoiser.steps):
+        exact = denoiser.step(index, exact)
+    distance = (stock.float() - exact).std()
+    assert (own.float() - exact).std() < 1.25 * distance
+    assert 0 < (own.float() - stock.float()).std() < 0.08
 
 
 @pytest.mark.parametrize("name", ["wan", "wan22"])
