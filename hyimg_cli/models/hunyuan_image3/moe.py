@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hyimg_cli.kernels.experts import grouped_experts
+from hyimg_cli.kernels.choice import Experts, experts_of
 from hyimg_cli.models.hunyuan_image3.config import Architecture
 
 
@@ -54,26 +54,26 @@ class Moe(nn.Module):
         self.shared_mlp = (
             Mlp(width, inner * arch.num_shared_expert[layer]) if arch.use_mixed_mlp_moe else None
         )
-        self._bank: tuple[Tensor, Tensor] | None = None
+        self.compute: Experts | None = None
 
     def forward(self, x_TM: Tensor) -> Tensor:
         flat_TM = x_TM.reshape(-1, x_TM.shape[-1])
         _, weight_TK, index_TK = self.gate(flat_TM)
         weight_TK = weight_TK.to(x_TM.dtype)
-        if self._bank is None:
+        if self.compute is None:
             mixed_TM = plain_experts(self.experts, flat_TM, weight_TK, index_TK)
         else:
-            mixed_TM = grouped_experts(flat_TM, weight_TK, index_TK, *self._bank)
+            mixed_TM = self.compute(flat_TM, weight_TK, index_TK)
         mixed = mixed_TM.view_as(x_TM)
         return mixed if self.shared_mlp is None else self.shared_mlp(x_TM) + mixed
 
     @torch.no_grad()
     def stack(self) -> None:
-        """Lay the experts' weights side by side for the grouped product.
+        """Lay the experts' weights side by side, and choose the kernels that multiply them.
 
-        Their parameters become views of the bank, so nothing is held twice once this returns.
+        Their parameters become views of the stack, so nothing is held twice once this returns.
         """
-        self._bank = (
+        self.compute = experts_of(
             _side_by_side([e.gate_and_up_proj for e in self.experts if isinstance(e, Mlp)]),
             _side_by_side([e.down_proj for e in self.experts if isinstance(e, Mlp)]),
         )
@@ -82,7 +82,7 @@ class Moe(nn.Module):
 def plain_experts(
     experts: nn.ModuleList, x_TM: Tensor, weight_TK: Tensor, index_TK: Tensor
 ) -> Tensor:
-    """The plain twin of `grouped_experts`: each expert once over its own tokens."""
+    """Experts that are not side by side yet: each once over its own tokens."""
     mixed_TM = torch.zeros_like(x_TM)
     for number, expert in enumerate(experts):
         token, choice = (index_TK == number).nonzero(as_tuple=True)

@@ -14,6 +14,7 @@ import torch
 from transformers.utils import logging as transformers_logging
 
 from hyimg_cli.errors import CheckpointError, MachineError
+from hyimg_cli.kernels.attention import row_attention
 from hyimg_cli.loading.checkpoint import check_against, tensor_index
 from hyimg_cli.models.hunyuan_image3.config import Architecture, architecture, read_json
 from hyimg_cli.models.hunyuan_image3.model import HunyuanImage3ForCausalMM, transformers_config
@@ -46,6 +47,7 @@ def load(
     network.requires_grad_(False)
     for layer in network.model.layers:
         layer.mlp.stack()
+        layer.self_attn.by_row = row_attention(layer.self_attn.qkv_proj.weight.device)
     network.eval()
     return network
 
