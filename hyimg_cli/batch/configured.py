@@ -20,7 +20,13 @@ def configured(settings: Mapping[str, Setting], folder: Path, cache: CacheConfig
     value = {name: setting.value for name, setting in settings.items()}
     return RunConfig(
         output=OutputConfig(folder, metadata=value["metadata"]),
-        model=ModelChoice(value["model"], value["revision"], value["dtype"], value["device"]),
+        model=ModelChoice(
+            value["model"],
+            value["revision"],
+            value["dtype"],
+            value["device"],
+            value["quantization"],
+        ),
         reuse=ReuseConfig(value["kv_reuse"], value["require_kv_reuse"]),
         batch=BatchConfig(
             value["batching_max_size"],

@@ -11,7 +11,7 @@ from hyimg_cli.batch.fields import BY_NAME
 from hyimg_cli.batch.kinds import BadValue, Choice, Integer, Kind, Text, Truth, nearest, shown
 from hyimg_cli.errors import RecipeError
 from hyimg_cli.spec.job import SizeRequest
-from hyimg_cli.spec.run import DTYPES
+from hyimg_cli.spec.run import DTYPES, QUANTIZATIONS
 
 _DEVICE = re.compile(r"auto|cpu|cuda(:(0|[1-9][0-9]?))?|balanced")
 
@@ -62,6 +62,7 @@ KNOBS = (
     Knob("model", "revision", Text("revision")),
     Knob("model", "dtype", Choice(DTYPES), "auto"),
     Knob("model", "device", DeviceName(), "auto"),
+    Knob("model", "quantization", Choice(QUANTIZATIONS), "none"),
     Knob("sampling", "size", BY_NAME["size"].kind, SizeRequest()),
     *(Knob("sampling", name, BY_NAME[name].kind) for name in SAMPLING),
     Knob("reuse", "kv_reuse", Truth(), True),

@@ -142,6 +142,13 @@ DtypeName = Annotated[
     str | None, _option("--dtype", panel=_MODEL, help="auto, float32 or bfloat16.")
 ]
 
+Quantization = Annotated[
+    str | None,
+    _option(
+        "--quantization", panel=_MODEL, help="none, or the experts in 8 or 4 bits: fp8 or nf4."
+    ),
+]
+
 Steps = Annotated[
     int | None,
     _option("--num-inference-steps", "--steps", panel=_SAMPLING, help="Denoise steps."),

@@ -47,6 +47,7 @@ class RunOptions:
     revision: o.Revision = None
     device: o.Device = None
     dtype: o.DtypeName = None
+    quantization: o.Quantization = None
     num_inference_steps: o.Steps = None
     guidance_scale: o.Guidance = None
     flow_shift: o.FlowShift = None

@@ -8,7 +8,7 @@ import gc
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -45,7 +45,7 @@ from hyimg_cli.spec.events import (
 )
 from hyimg_cli.spec.job import ImageJob
 from hyimg_cli.spec.plan import Plan
-from hyimg_cli.spec.run import ModelChoice, RunConfig
+from hyimg_cli.spec.run import RunConfig
 
 _MB = 1_000_000
 # After such an error every later call on the device fails too.
@@ -126,9 +126,8 @@ class Session:
         self._warmed.clear()
         gc.collect()
         started = time.perf_counter()
-        choice = self._config.model
         model = registry.load(
-            ModelChoice(name, choice.revision, choice.dtype, choice.device),
+            replace(self._config.model, model=name),
             is_batch_invariant=self._config.batch.is_invariant,
         )
         self._model = self._observed(model) if self._observed else model

@@ -10,6 +10,7 @@ kernels can read it.
 """
 
 # Legend: E expert, O output row, I input column, B block of 64 weights, R row
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -59,6 +60,11 @@ class Fp8Rows:
     def tensors(self) -> tuple[Tensor, ...]:
         return self.values_EOI, self.scale_EO
 
+    def of(self, tensors: Iterable[Tensor]) -> "Fp8Rows":
+        """The same layout with other tensors."""
+        values_EOI, scale_EO = tensors
+        return Fp8Rows(values_EOI, scale_EO)
+
     def put(self, expert: int, weight_OI: Tensor) -> None:
         values_OI, scale_O = quantize_rows(weight_OI.to(self.device))
         self.values_EOI[expert] = values_OI
@@ -91,6 +97,11 @@ class Nf4Blocks:
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         return self.packed_EH, self.absmax_EB
+
+    def of(self, tensors: Iterable[Tensor]) -> "Nf4Blocks":
+        """The same layout with other tensors."""
+        packed_EH, absmax_EB = tensors
+        return Nf4Blocks(packed_EH, absmax_EB, self.rows, self.width)
 
     def put(self, expert: int, weight_OI: Tensor) -> None:
         packed_H, absmax_B = quantize_nf4(weight_OI.to(self.device))

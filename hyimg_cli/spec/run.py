@@ -6,6 +6,8 @@ from typing import Literal
 
 DTYPES = ("auto", "float32", "bfloat16")
 Dtype = Literal["auto", "float32", "bfloat16"]
+QUANTIZATIONS = ("none", "fp8", "nf4")
+Quantization = Literal["none", "fp8", "nf4"]
 
 
 @dataclass(frozen=True)
@@ -13,13 +15,15 @@ class ModelChoice:
     """Which weights, where and in which precision.
 
     `model` is a folder, a hub id or `tiny-image` (embedded). `device` is `auto`, `cpu`, `cuda`,
-    `cuda:N`, or `balanced` to spread the layers over every visible GPU.
+    `cuda:N`, or `balanced` to spread the layers over every visible GPU. `quantization` holds the
+    routed experts in 8 bits (`fp8`) or 4 (`nf4`); pixels change with it.
     """
 
     model: str = "tiny-image"
     revision: str | None = None
     dtype: Dtype = "auto"
     device: str = "auto"
+    quantization: Quantization = "none"
 
 
 @dataclass(frozen=True)

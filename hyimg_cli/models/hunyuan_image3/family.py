@@ -45,7 +45,7 @@ def load_family(
     dtype = by_default if choice.dtype == "auto" else getattr(torch, choice.dtype)
     _refuse_too_large(prompter.card, device_map, dtype)
     try:
-        network = load(folder, dtype=dtype, device_map=device_map)
+        network = load(folder, dtype=dtype, device_map=device_map, quantization=choice.quantization)
     except torch.OutOfMemoryError:
         raise _too_large(prompter.card.weight_bytes, "the GPU ran out of memory") from None
     if is_batch_invariant and device_map is None:

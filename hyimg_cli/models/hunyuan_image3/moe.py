@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hyimg_cli.kernels.choice import Experts, experts_of
+from hyimg_cli.kernels.formats import Format, Fp8Rows, Nf4Blocks, empty_stack
 from hyimg_cli.models.hunyuan_image3.config import Architecture
 
 
@@ -77,6 +78,52 @@ class Moe(nn.Module):
             _side_by_side([e.gate_and_up_proj for e in self.experts if isinstance(e, Mlp)]),
             _side_by_side([e.down_proj for e in self.experts if isinstance(e, Mlp)]),
         )
+
+    def hold(self, form: Format) -> None:
+        """Give up the experts' own matrices for stacks of `form`, on the device at work."""
+        first = self.experts[0]
+        assert isinstance(first, Mlp)
+        weights = first.gate_and_up_proj.weight, first.down_proj.weight
+        count = len(self.experts)
+        self.experts = nn.ModuleList(
+            Held(empty_stack(form, count, weight.shape[0], weight.shape[1], weight.device))
+            for weight in weights
+        )
+
+    def make_room(self, device: torch.device) -> None:
+        """Put empty stacks on `device`, to be filled by `put`."""
+        self.experts = nn.ModuleList(Held(held.on(device)) for held in self._held_stacks())
+
+    def put(self, expert: int, matrix: str, weight_OI: Tensor) -> None:
+        """Quantise one expert's `gate_and_up_proj` or `down_proj` into its stack."""
+        gate_and_up, down = self._held_stacks()
+        (gate_and_up if matrix == "gate_and_up_proj" else down).stack.put(expert, weight_OI)
+
+    def choose(self) -> None:
+        """Choose the kernels of filled stacks."""
+        gate_and_up, down = self._held_stacks()
+        self.compute = experts_of(gate_and_up.stack, down.stack)
+
+    def _held_stacks(self) -> list["Held"]:
+        return [held for held in self.experts if isinstance(held, Held)]
+
+
+class Held(nn.Module):
+    """A quantised stack whose tensors are buffers: counted, placed and moved with the network."""
+
+    def __init__(self, stack: Fp8Rows | Nf4Blocks) -> None:
+        super().__init__()
+        self._form = stack
+        for number, tensor in enumerate(stack.tensors):
+            self.register_buffer(f"part_{number}", tensor, persistent=False)
+
+    @property
+    def stack(self) -> Fp8Rows | Nf4Blocks:
+        return self._form.of(self.buffers())
+
+    def on(self, device: torch.device) -> Fp8Rows | Nf4Blocks:
+        """An empty stack like this one on `device`."""
+        return self._form.of(torch.empty_like(part, device=device) for part in self.buffers())
 
 
 def plain_experts(
