@@ -23,7 +23,8 @@ def balanced(
     wide = {name: torch.float32 for name in network.state_dict() if stays_wide(network, name)}
     known = {"no_split_module_classes": whole, "dtype": dtype, "special_dtypes": wide}
     shares = shares or get_balanced_memory(network, **known)
-    found: Places = infer_auto_device_map(network, max_memory=shares, **known)
+    # Nothing is offloaded in the end; this only keeps a warning about it away.
+    found: Places = infer_auto_device_map(network, max_memory=shares, offload_buffers=True, **known)
     return found
 
 
@@ -44,7 +45,7 @@ def place_of(name: str, places: Places) -> torch.device:
 
 
 def refuse_outside(places: Places) -> None:
-    """Raises MachineError where a layer lies outside the GPUs: it would be fetched anew each time."""
+    """Raises MachineError for a layer outside the GPUs: it would be fetched anew each time."""
     outside = [name for name, place in places.items() if place in ("cpu", "disk")]
     if outside:
         raise MachineError(
