@@ -11,7 +11,8 @@
     ├── JobError                  exit 1     one job failed; the run goes on
     │   ├── SourceImageError      exit 1     a source image cannot be read
     │   ├── ReuseError            exit 1     KV reuse was required and did not happen
-    │   └── OutputError           exit 1     the result is not a picture (not finite, constant)
+    │   ├── OutputError           exit 1     the result is not a picture (not finite, constant)
+    │   └── RankError             exit 1     a rank that worked on the job died or failed
     └── Interrupted               exit 130   stopped by a signal; resumable
 
 Each says what was wrong, where, and what to do. `cli/app.py` alone turns them into exit codes.
@@ -123,6 +124,14 @@ class OutputError(JobError):
     """The result is not a picture: values are not finite, or every pixel is the same."""
 
     default_code = "output-image"
+
+
+class RankError(JobError):
+    """A process that worked on the job died, failed, or has not answered; the next job has new
+    ones.
+    """
+
+    default_code = "rank"
 
 
 class Interrupted(HyimgError):

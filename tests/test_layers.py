@@ -17,7 +17,7 @@ LAYERS = (
     ("batch", "media", "quality", "store"),
     ("kv", "diffusion", "kernels", "loading", "parallel"),
     ("models",),
-    ("engine",),
+    ("engine", "evaluate"),
     ("bench", "serve", "doctor", "report"),
     ("cli",),
 )
@@ -33,8 +33,12 @@ NEVER = {
     "kv": TERMINAL | {"PIL", "transformers", "diffusers"},
     "diffusion": TERMINAL | {"PIL"},
     "loading": TERMINAL | {"PIL"},
+    "parallel": TERMINAL | {"PIL", "transformers", "diffusers"},
     "models": TERMINAL | {"PIL"},
     "engine": TERMINAL,
+    "evaluate": TERMINAL | {"torch", "transformers", "diffusers", "PIL"},
+    "quality": TERMINAL | {"transformers", "diffusers", "PIL"},
+    "report": TERMINAL | {"torch", "transformers", "diffusers"},
     "cli": {"torch", "transformers", "diffusers", "numpy", "PIL", "safetensors"},
 }
 WITHOUT_TORCH = (
@@ -43,11 +47,15 @@ WITHOUT_TORCH = (
     "files",
     "batch",
     "media",
+    "quality",
+    "evaluate",
+    "report",
     "store",
     "cli",
     "loading.checkpoint",
     "kv.segments",
     "kv.tree",
+    "parallel.tiles",
     "engine.forecast",
     "engine.runner",
 )

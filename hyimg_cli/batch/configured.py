@@ -25,6 +25,7 @@ def configured(settings: Mapping[str, Setting], folder: Path, cache: CacheConfig
             value["revision"],
             value["dtype"],
             value["device"],
+            value["vae_use_tiling"],
             value["quantization"],
         ),
         reuse=ReuseConfig(value["kv_reuse"], value["require_kv_reuse"]),

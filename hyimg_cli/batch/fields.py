@@ -59,6 +59,7 @@ FIELDS = (
     Field("cot_text", Text("text")),
     Field("cot_token_ids", Integers(65536, 2**31 - 1)),
     Field("drop_think", Truth()),
+    Field("infer_align_image_size", Truth()),
     Field("use_system_prompt", Choice(SYSTEM_PROMPTS)),
     Field("system_prompt", Text("system prompt")),
     Field("ar_seed", Integer(0, MAX_SEED)),

@@ -57,6 +57,8 @@ def unconsumed(
             idle = dict.fromkeys(SAMPLED_FIELDS, reason)
         if bot_task == "recaption" and fields.get("drop_think"):
             idle["drop_think"] = "bot_task is recaption, so there is no thinking to drop"
+    if not fields.get("images"):
+        idle["infer_align_image_size"] = "there is no source image to align with"
     return {name: idle[name] for name in sorted(names & idle.keys())}
 
 

@@ -238,6 +238,7 @@ class _Layers:
             cot_text=fields.get("cot_text"),
             cot_token_ids=fields.get("cot_token_ids"),
             drop_think=self.value("drop_think"),
+            infer_align_image_size=self.value("infer_align_image_size"),
             use_system_prompt=use_system_prompt,
             system_prompt=system_prompt,
             metadata_json=json.dumps(fields.get("metadata")),

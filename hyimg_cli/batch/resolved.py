@@ -26,6 +26,7 @@ def job_to_json(job: ImageJob) -> dict[str, Any]:
         "num_inference_steps": job.num_inference_steps,
         "guidance_scale": job.guidance_scale,
         "flow_shift": job.flow_shift,
+        **({"infer_align_image_size": True} if job.infer_align_image_size and job.images else {}),
         **_text_fields(job),
         "use_system_prompt": job.use_system_prompt,
     }

@@ -106,6 +106,8 @@ def measure_with(weights: Path | None) -> tuple[Measure, str]:
         lpips = Lpips.load(weights=weights)
     except HyimgError as error:
         return distance, f"LPIPS was not measured: {error.what}. {error.hint}"
+    except ImportError as error:
+        return distance, f"LPIPS was not measured: {error}"
 
     def measured(a: Pixels, b: Pixels) -> Distance:
         return replace(distance(a, b), lpips=lpips.distance(a, b))

@@ -15,7 +15,9 @@ from hyimg_cli.bench.stats import Spread, median_interval
 from hyimg_cli.bench.verdict import Timed
 from hyimg_cli.engine.provenance import hardware, versions
 from hyimg_cli.files import replace_file
+from hyimg_cli.media.images import read_image
 from hyimg_cli.models import registry
+from hyimg_cli.quality.metrics import Pixels
 
 FORMAT = 1
 JSON_NAME, MARKDOWN_NAME = "bench.json", "bench.md"
@@ -36,6 +38,16 @@ def write(found: Comparison, told: Told, folder: Path) -> dict[str, Any]:
     replace_file(folder / JSON_NAME, (text + "\n").encode())
     replace_file(folder / MARKDOWN_NAME, markdown(entry).encode())
     return entry
+
+
+def kept_pictures(folder: Path) -> dict[str, tuple[Pixels, Pixels]]:
+    """By job, the pictures of both variants that lie in `folder`."""
+    pairs = [(path, folder / "B" / path.name) for path in sorted((folder / "A").glob("*.png"))]
+    return {
+        ours.stem: (read_image(ours).pixels, read_image(theirs).pixels)
+        for ours, theirs in pairs
+        if theirs.is_file()
+    }
 
 
 def as_json(found: Comparison, told: Told) -> dict[str, Any]:

@@ -46,9 +46,11 @@ def median_interval(values: Sequence[float], coverage: float = 0.9) -> Interval:
     raise AssertionError("there is at least one value")
 
 
-def separated(a: Sequence[float], b: Sequence[float]) -> bool:
-    """Whether every value of one side lies above every value of the other.
+def gap(a: Sequence[float], b: Sequence[float]) -> float:
+    """By how much every value of one side lies above every value of the other; 0 where they mix.
 
-    With five values each chance alone does this in 2 of 252 cases.
+    Positive where `b` is above. With five values each chance alone separates 2 of 252 cases.
     """
-    return max(a) < min(b) or max(b) < min(a)
+    if max(a) < min(b):
+        return min(b) - max(a)
+    return max(b) - min(a) if max(b) < min(a) else 0.0

@@ -7,7 +7,7 @@ Pictures decide first, then the clock: a gain that the variant's own phases do n
 cause, and pictures that are the same do not excuse it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Literal
@@ -16,12 +16,14 @@ from hyimg_cli.bench.budget import Row
 from hyimg_cli.bench.divergence import Divergence
 from hyimg_cli.bench.runs import RUN_PHASES, RunResult
 from hyimg_cli.bench.scenario import Scenario
-from hyimg_cli.bench.stats import separated
+from hyimg_cli.bench.stats import gap
 
 VerdictName = Literal["identical", "equal", "within floor", "differs", "not explained"]
 _GOOD = ("identical", "equal", "within floor")
 # A difference in time is worth a word beyond both of these.
 _SHARE_OF_WALL, _SECONDS = 0.05, 0.02
+_SHARE_OF_IDLE = 0.25
+_FEWEST_RUNS = 3
 _MOST_REASONS = 12
 
 
@@ -76,32 +78,52 @@ def judge(compared: Compared, scenario: Scenario) -> Verdict:
 
 
 def time_faults(timed: Timed, scenario: Scenario) -> list[str]:
-    """What the clock shows that the variants' difference does not explain."""
+    """What the clock shows that the variants' difference does not explain.
+
+    Every run of one variant must be slower than every run of the other, by more than is worth a
+    word: one disturbed run proves nothing, and fewer than three runs do not either.
+    """
+    if len(timed.a) < _FEWEST_RUNS:
+        return []
+    return [*_gain_elsewhere(timed, scenario), *_waits(timed, scenario)]
+
+
+def _gain_elsewhere(timed: Timed, scenario: Scenario) -> Iterator[str]:
     a, b = timed.a, timed.b
-    wall_s = median(run.wall_s for run in b)
-    noticeable = max(_SHARE_OF_WALL * wall_s, _SECONDS)
-    reasons = []
     rest = [[_elsewhere(run, scenario) for run in runs] for runs in (a, b)]
+    if abs(gap(*rest)) <= _noticeable_s(timed):
+        return
     apart_s = median(rest[1]) - median(rest[0])
-    if separated(*rest) and abs(apart_s) > noticeable:
-        gain_s = wall_s - median(run.wall_s for run in a)
-        slower = scenario.b.label if apart_s > 0 else scenario.a.label
-        reasons.append(
-            f"{timed.steps} steps: {slower} is {abs(apart_s):.2f} s a run slower in "
-            f"{_largest(a, b, scenario, apart_s)}, where the variants do the same; "
-            f"the whole gain is {gain_s:.2f} s"
-        )
-    idle = [[run.idle_s for run in runs] for runs in (a, b)]
+    gain_s = median(run.wall_s for run in b) - median(run.wall_s for run in a)
+    yield (
+        f"{timed.steps} steps: {_slower(apart_s, scenario)} is {abs(apart_s):.2f} s a run slower "
+        f"in {_largest(timed, scenario, apart_s)}, where the variants do the same; "
+        f"the whole gain is {gain_s:.2f} s"
+    )
+
+
+def _waits(timed: Timed, scenario: Scenario) -> Iterator[str]:
+    if {scenario.a.lifetime, scenario.b.lifetime} != {"session"}:
+        return  # the thread that works is in another process
+    idle = [[run.idle_s for run in runs] for runs in (timed.a, timed.b)]
+    # Where other programs take the processor both variants wait, now more, now less.
+    disturbed_s = _SHARE_OF_IDLE * min(median(side) for side in idle)
+    if abs(gap(*idle)) <= max(_noticeable_s(timed), disturbed_s):
+        return
     apart_s = median(idle[1]) - median(idle[0])
-    is_session = {scenario.a.lifetime, scenario.b.lifetime} == {"session"}
-    if is_session and separated(*idle) and abs(apart_s) > noticeable:
-        slower = scenario.b.label if apart_s > 0 else scenario.a.label
-        where = _largest(a, b, scenario, apart_s, declared=True)
-        reasons.append(
-            f"{timed.steps} steps: {slower} waits {abs(apart_s):.2f} s a run longer without any "
-            f"work, most likely in {where}: a sleep or a timeout, no computation"
-        )
-    return reasons
+    where = _largest(timed, scenario, apart_s, declared=True)
+    yield (
+        f"{timed.steps} steps: {_slower(apart_s, scenario)} waits {abs(apart_s):.2f} s a run "
+        f"longer without any work, most likely in {where}: a sleep or a timeout, no computation"
+    )
+
+
+def _noticeable_s(timed: Timed) -> float:
+    return max(_SHARE_OF_WALL * median(run.wall_s for run in timed.b), _SECONDS)
+
+
+def _slower(apart_s: float, scenario: Scenario) -> str:
+    return scenario.b.label if apart_s > 0 else scenario.a.label
 
 
 def _elsewhere(run: RunResult, scenario: Scenario) -> float:
@@ -109,19 +131,13 @@ def _elsewhere(run: RunResult, scenario: Scenario) -> float:
     return sum(s for phase, s in run.phases_s.items() if not scenario.may_gain_in(phase))
 
 
-def _largest(
-    a: Sequence[RunResult],
-    b: Sequence[RunResult],
-    scenario: Scenario,
-    sign: float,
-    *,
-    declared: bool = False,
-) -> str:
+def _largest(timed: Timed, scenario: Scenario, sign: float, *, declared: bool = False) -> str:
     """The phase that differs most in the direction of `sign`."""
     phases = [p for p in RUN_PHASES if declared or not scenario.may_gain_in(p)]
 
     def apart(phase: str) -> float:
-        return median(r.phases_s[phase] for r in b) - median(r.phases_s[phase] for r in a)
+        a, b = ([run.phases_s[phase] for run in runs] for runs in (timed.a, timed.b))
+        return median(b) - median(a)
 
     return max(phases, key=lambda phase: apart(phase) * (1 if sign > 0 else -1))
 

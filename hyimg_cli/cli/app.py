@@ -11,6 +11,7 @@ from hyimg_cli.cli import later, render
 from hyimg_cli.cli.bench import bench
 from hyimg_cli.cli.cache import cache
 from hyimg_cli.cli.check import check
+from hyimg_cli.cli.eval import evaluate
 from hyimg_cli.cli.generate import generate
 from hyimg_cli.cli.plan import plan
 from hyimg_cli.errors import HyimgError, UsageError
@@ -23,13 +24,15 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Make and edit pictures in batches: a manifest of jobs goes in, pictures come out.",
-    epilog="Exit codes: 0 all done, 1 some job failed, 2 usage or manifest, 3 machine, "
-    "101 internal error, 130/143 interrupted (run the same command again to resume).",
+    epilog="Exit codes: 0 all done, 1 some job failed or a gate of eval, 2 usage or "
+    "manifest, 3 machine, 101 internal error, 130/143 interrupted (run the same command again to "
+    "resume).",
 )
 app.command()(generate)
 app.command()(check)
 app.command()(plan)
 app.command()(bench)
+app.command("eval")(evaluate)
 app.add_typer(cache, name="cache")
 
 

@@ -10,10 +10,13 @@ import typer
 
 from hyimg_cli.cli import options as o
 from hyimg_cli.cli import packaged, render
+from hyimg_cli.files import replace_file
 
 if TYPE_CHECKING:
+    from hyimg_cli.batch.manifest import Manifest
     from hyimg_cli.bench.scenario import Scenario
 
+REPORT_NAME = "report.html"
 _MODEL_FLAGS = ("model", "revision", "device", "dtype")
 
 Name = Annotated[
@@ -24,7 +27,7 @@ Name = Annotated[
         help="kv-reuse, prefix-sharing, batching, persistent, prewarm, or a scenario's .toml file.",
     ),
 ]
-Manifest = Annotated[
+Jobs = Annotated[
     str | None, typer.Option("--manifest", help="Jobs to compare on. Default: the scenario's own.")
 ]
 Out = Annotated[
@@ -49,7 +52,7 @@ Weights = Annotated[
 def bench(
     ctx: typer.Context,
     compare: Name,
-    manifest: Manifest = None,
+    manifest: Jobs = None,
     output_dir: Out = None,
     steps: Steps = None,
     repeats: Repeats = None,
@@ -71,27 +74,57 @@ def bench(
 
 
 def _carry_out(given: Mapping[str, Any], arguments: tuple[str, ...]) -> int:
-    from hyimg_cli.bench import baseline, record
-    from hyimg_cli.bench.budget import measure_with
-    from hyimg_cli.bench.harness import compare
+    from hyimg_cli.bench import baseline
     from hyimg_cli.bench.scenario import read_scenario
 
     scenario = _as_asked(read_scenario(given["compare"]), given)
     earlier = baseline.read_baseline(given["baseline"]) if given["baseline"] else None
     most = baseline.read_share(given["max_regress"])
-    manifest = packaged.read(given["manifest"] or str(scenario.manifest))
     folder = given["output_dir"] or Path("runs") / f"bench-{scenario.name}"
-    folder.mkdir(parents=True, exist_ok=True)
-    measure, lpips = measure_with(given["lpips_weights"])
-    tell = (lambda text: None) if given["quiet"] else render.note
-    found = compare(
-        scenario, manifest, _model_flags(given), folder=folder, measure=measure, tell=tell
+    entry = carried_out(
+        scenario,
+        packaged.read(given["manifest"] or str(scenario.manifest)),
+        _model_flags(given),
+        folder=folder,
+        weights=given["lpips_weights"],
+        command=shlex.join(["hyimg", *arguments]),
+        is_quiet=given["quiet"],
     )
-    command = shlex.join(["hyimg", *arguments])
-    entry = record.write(found, record.Told(command, lpips), folder)
     worse = list(baseline.regressions(entry, earlier, most)) if earlier else []
     _show(entry, worse, folder, as_json=given["as_json"])
-    return 1 if worse else found.verdict.exit_code
+    code: int = entry["verdict"]["exit_code"]
+    return 1 if worse else code
+
+
+def carried_out(
+    scenario: "Scenario",
+    manifest: "Manifest",
+    flags: Mapping[str, Any],
+    *,
+    folder: Path,
+    weights: Path | None,
+    command: str,
+    is_quiet: bool,
+) -> Mapping[str, Any]:
+    """Runs a comparison and writes its three files; what `bench.json` holds."""
+    from hyimg_cli.bench import record
+    from hyimg_cli.bench.budget import measure_with
+    from hyimg_cli.bench.harness import compare
+    from hyimg_cli.report.comparison import comparison_page
+    from hyimg_cli.report.page import render as html
+
+    folder.mkdir(parents=True, exist_ok=True)
+    measure, lpips = measure_with(weights)
+    tell = _silent if is_quiet else render.note
+    found = compare(scenario, manifest, flags, folder=folder, measure=measure, tell=tell)
+    entry = record.write(found, record.Told(command, lpips), folder)
+    page = html(comparison_page(entry, record.kept_pictures(folder)))
+    replace_file(folder / REPORT_NAME, page.encode())
+    return entry
+
+
+def _silent(text: str) -> None:
+    """Says nothing."""
 
 
 def _as_asked(scenario: "Scenario", given: Mapping[str, Any]) -> "Scenario":
@@ -116,11 +149,11 @@ def _model_flags(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _show(entry: Mapping[str, Any], worse: list[str], folder: Path, *, as_json: bool) -> None:
+    from hyimg_cli.bench.record import markdown
+
     if as_json:
         render.json_line({**entry, "regressions": worse})
         return
-    from hyimg_cli.bench.record import markdown
-
     render.line(markdown(entry))
     for sentence in worse:
         render.note(f"worse than the baseline: {sentence}")

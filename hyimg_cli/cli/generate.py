@@ -1,8 +1,10 @@
 """`hyimg generate`: the main job. Translates the command line; the engine does the work."""
 
 import shlex
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -15,6 +17,7 @@ from hyimg_cli.cli.run_options import takes_run_options
 from hyimg_cli.cli.stopping import Stopper, stoppable
 from hyimg_cli.engine import runner
 from hyimg_cli.engine.provenance import run_info
+from hyimg_cli.errors import HyimgError
 from hyimg_cli.spec.run import RunConfig
 
 if TYPE_CHECKING:
@@ -52,6 +55,9 @@ def _carry_out(given: Mapping[str, Any], arguments: Sequence[str]) -> int:
                 with closing(_session(config, stopper).run(run.plan, folder)) as events:
                     for event in events:
                         report.show(event)
+        if settings["report"].value:
+            stopper.session = None  # from here on a signal stops at once
+            _write_sheet(config.output.folder, style)
     return 1 if counts.failed or counts.invalid else 0
 
 
@@ -62,6 +68,22 @@ def _session(config: RunConfig, stopper: Stopper) -> "Session":
     session = Session(config)
     stopper.session = session
     return session
+
+
+def _write_sheet(folder: Path, style: render.Style) -> None:
+    """The run's contact sheet. Pictures are made by then: that it cannot be written is told."""
+    from hyimg_cli.report.contact import is_current, write_contact_sheet
+
+    if is_current(folder):
+        return
+    began = time.perf_counter()
+    try:
+        path = write_contact_sheet(folder)
+    except HyimgError as error:
+        render.note(f"no contact sheet: {error}")
+        return
+    if not style.is_quiet:
+        render.note(f"contact sheet: {path} (made in {time.perf_counter() - began:.1f} s)")
 
 
 def _again(arguments: Sequence[str], place: str) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from hyimg_cli.errors import UsageError
 
-COMMANDS = ("eval", "doctor", "replay", "info", "serve")
+COMMANDS = ("doctor", "replay", "info", "serve")
 FLAGS = (
     "--replicas",
     "--tensor-parallel-size",
@@ -17,7 +17,6 @@ FLAGS = (
     "--negative-prompt",
     "--gpu-memory-utilization",
     "--enable-cpu-offload",
-    "--vae-use-tiling",
     "--checkpoint-every",
     "--frames",
 )
@@ -27,7 +26,7 @@ def refuse(arguments: Sequence[str]) -> None:
     """Raises UsageError where the command line asks for something this version does not have."""
     if arguments and arguments[0] in COMMANDS:
         raise _not_yet(
-            f"hyimg {arguments[0]}", "this version has: generate, check, plan, cache, bench"
+            f"hyimg {arguments[0]}", "this version has: generate, check, plan, cache, bench, eval"
         )
     options = arguments[: arguments.index("--")] if "--" in arguments else arguments
     for argument in options:

@@ -69,6 +69,10 @@ Metadata = Annotated[
     bool | None,
     _option("--metadata/--no-metadata", panel=_RUN, help="Write the job into the picture's file."),
 ]
+ContactSheet = Annotated[
+    bool | None,
+    _option("--report/--no-report", panel=_RUN, help="Write report.html, a sheet of all jobs."),
+]
 KvReuse = Annotated[
     bool | None,
     _option(
@@ -141,6 +145,14 @@ Device = Annotated[
 DtypeName = Annotated[
     str | None, _option("--dtype", panel=_MODEL, help="auto, float32 or bfloat16.")
 ]
+VaeUseTiling = Annotated[
+    bool | None,
+    _option(
+        "--vae-use-tiling/--no-vae-use-tiling",
+        panel=_MODEL,
+        help="Decode latents tile by tile, in bounded memory. Changes pixels near tile borders.",
+    ),
+]
 
 Quantization = Annotated[
     str | None,
@@ -172,6 +184,14 @@ BotTaskName = Annotated[
 DropThink = Annotated[
     bool | None,
     _option("--drop-think/--keep-think", panel=_SAMPLING, help="Denoise without the think text."),
+]
+AlignSize = Annotated[
+    bool | None,
+    _option(
+        "--infer-align-image-size/--no-infer-align-image-size",
+        panel=_SAMPLING,
+        help="Edits get their source's aspect ratio.",
+    ),
 ]
 SystemPrompt = Annotated[
     str | None, _option("--use-system-prompt", panel=_SAMPLING, help="Which system prompt.")
@@ -212,6 +232,60 @@ Progress = Annotated[
 AssumeThink = Annotated[
     int,
     _option("--assume-think", panel=_STYLE, min=0, help="Tokens a text stage is taken to write."),
+]
+
+_COMPARE, _GATE = "What is compared", "Gates (exit code 1)"
+MetricChoice = Annotated[
+    str, typer.Argument(metavar="lpips|psnr|ssim|all", help="What to measure.")
+]
+SideA = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="A",
+        show_default=False,
+        help="A picture, a video, a folder of them, a run of hyimg generate, or alone a .jsonl "
+        'file with {"a": …, "b": …} on each line. Without A and B: the newest bench folder here.',
+    ),
+]
+SideB = Annotated[
+    Path | None, typer.Argument(metavar="B", show_default=False, help="The same of the other.")
+]
+Net = Annotated[str, _option("--net", panel=_COMPARE, help="LPIPS: alex (default), squeeze, vgg.")]
+WeightsFile = Annotated[
+    Path | None,
+    _option(
+        "--weights",
+        panel=_COMPARE,
+        help="LPIPS: the backbone, such as torchvision's alexnet-owt-7be5be79.pth.",
+    ),
+]
+AllowUnpaired = Annotated[
+    bool,
+    _option("--allow-unpaired", panel=_COMPARE, help="Leave out what has no counterpart."),
+]
+AsVideo = Annotated[
+    bool, _option("--as-video", panel=_COMPARE, help="A and B are folders of one video's frames.")
+]
+SelfTest = Annotated[
+    bool, _option("--self-test", panel=_COMPARE, help="LPIPS: measure pairs of known distance.")
+]
+MinPsnr = Annotated[
+    float | None,
+    _option("--min-psnr", panel=_GATE, help="dB that every picture and frame must reach."),
+]
+MinSsim = Annotated[
+    float | None,
+    _option("--min-ssim", panel=_GATE, help="SSIM that every picture and frame must reach."),
+]
+MaxLpips = Annotated[
+    float | None,
+    _option("--max-lpips", panel=_GATE, help="LPIPS that no picture or frame may exceed."),
+]
+MaxAbs = Annotated[
+    int | None, _option("--max-abs", panel=_GATE, help="Levels (0-255) that no value may exceed.")
+]
+CsvFile = Annotated[
+    Path | None, _option("--csv", panel=_STYLE, help="Write the distances to this file too.")
 ]
 
 

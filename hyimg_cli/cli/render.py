@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from rich.console import Console
+from rich.measure import Measurement
 from rich.progress import (
     BarColumn,
     Progress,
@@ -17,6 +18,7 @@ from rich.progress import (
     TextColumn,
     TimeRemainingColumn,
 )
+from rich.table import Table
 from rich.text import Text
 
 from hyimg_cli.batch.journal import outcome_to_json
@@ -60,6 +62,14 @@ def note(text: str) -> None:
 def json_line(value: Mapping[str, Any]) -> None:
     """One JSON object on a line of stdout."""
     line(json.dumps(value, ensure_ascii=False))
+
+
+def table(content: Table) -> None:
+    """A table on stdout, never narrower than what it says: no number is cut."""
+    console = Console(highlight=False)
+    wide = console.options.update(width=10_000)
+    console.width = max(console.width, Measurement.get(console, wide, content).maximum)
+    console.print(content)
 
 
 def error(fault: HyimgError) -> None:

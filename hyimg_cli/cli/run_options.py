@@ -30,6 +30,7 @@ class RunOptions:
     skip_invalid: o.SkipInvalid = None
     dry_run: o.DryRun = False
     metadata: o.Metadata = None
+    report: o.ContactSheet = None
     kv_reuse: o.KvReuse = None
     require_kv_reuse: o.RequireKvReuse = None
     batching_max_size: o.BatchingMaxSize = None
@@ -47,6 +48,7 @@ class RunOptions:
     revision: o.Revision = None
     device: o.Device = None
     dtype: o.DtypeName = None
+    vae_use_tiling: o.VaeUseTiling = None
     quantization: o.Quantization = None
     num_inference_steps: o.Steps = None
     guidance_scale: o.Guidance = None
@@ -55,6 +57,7 @@ class RunOptions:
     size: o.SizeText = None
     bot_task: o.BotTaskName = None
     drop_think: o.DropThink = None
+    infer_align_image_size: o.AlignSize = None
     use_system_prompt: o.SystemPrompt = None
     system_prompt: o.SystemPromptText = None
     ar_seed: o.ArSeed = None

@@ -16,10 +16,18 @@ Done = TypeVar("Done")
 class ReadAhead:
     """Reads source images in one thread, before they are asked for. A bad one fails its own job."""
 
-    def __init__(self, pool: ThreadPoolExecutor, coming: Iterable[str], *, window: int) -> None:
+    def __init__(
+        self,
+        pool: ThreadPoolExecutor,
+        coming: Iterable[str],
+        *,
+        window: int,
+        then: Callable[[SourceImage], object] | None = None,
+    ) -> None:
         """`coming` are the paths in the order in which they will be asked for; `window` of them are
-        held in memory.
+        held in memory. `then` is told each image that could be read, in the reading thread.
         """
+        self._then = then
         self._pool = pool
         self._coming = deque(coming)
         self._window = window
@@ -44,6 +52,11 @@ class ReadAhead:
         for path in dict.fromkeys(wanted):
             if path not in self._reads:
                 self._reads[path] = self._pool.submit(_timed, lambda p=path: read_image(Path(p)))
+                self._reads[path].add_done_callback(self._tell)
+
+    def _tell(self, read: Future[tuple[SourceImage, float]]) -> None:
+        if self._then is not None and not read.cancelled() and read.exception() is None:
+            self._then(read.result()[0])
 
 
 class WriteBehind(Generic[Done]):

@@ -123,13 +123,14 @@ def report(
     branches: Branches,
     context: Context,
     *,
-    ar_tokens: tuple[int, int, int],
+    ar_tokens: tuple[int, int, int, int],
     reuse: ReuseConfig,
 ) -> ReuseReport:
     """What the diffusion stage took over, in counted rows.
 
-    `ar_tokens`: the AR prompt's rows that were computed, those shared with other jobs, and the rows
-    of the decode steps. Raises ReuseError where reuse is required and the status is not `hit`.
+    `ar_tokens`: the AR prompt's rows that were computed, those shared with other jobs, the rows of
+    the decode steps, and those that were thrown away. Raises ReuseError where reuse is required and
+    the status is not `hit`.
     """
     status, reason = _status(branches, context, reuse)
     if reuse.required and status != "hit":
@@ -138,7 +139,8 @@ def report(
             hint="leave out --require-kv-reuse, or change what the reason names",
             code="reuse.not-hit",
         )
-    return ReuseReport(status, *ar_tokens, branches.tokens, reason)
+    prefilled, shared, decoded, surplus = ar_tokens
+    return ReuseReport(status, prefilled, shared, decoded, branches.tokens, reason, surplus)
 
 
 def _status(branches: Branches, context: Context, reuse: ReuseConfig) -> tuple[ReuseStatus, str]:

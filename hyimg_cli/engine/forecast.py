@@ -15,7 +15,7 @@ from hyimg_cli.batch.cost import JobTokens, PlanCost, cost
 from hyimg_cli.engine.keys import precision, source_digest, source_key
 from hyimg_cli.errors import HyimgError, SourceImageError
 from hyimg_cli.kv.tree import KVTree
-from hyimg_cli.media.images import probe_image
+from hyimg_cli.media.images import probe_image, stretched_digest
 from hyimg_cli.models import registry
 from hyimg_cli.models.hunyuan_image3.prompter import Prompter
 from hyimg_cli.models.hunyuan_image3.sequence import Grid, Layout, SourceShape, segments
@@ -83,6 +83,8 @@ class Forecast:
     def _tokens(self, job: ImageJob) -> JobTokens:
         sizes = [_source_size(path) for path in job.images]
         digests = [source_digest(path) for path in job.images]
+        if job.infer_align_image_size:
+            digests = [stretched_digest(name) for name in digests]
         tokens = registry.job_tokens(
             job, sizes, assumed_think=self._assumed_think, revision=self._config.model.revision
         )

@@ -19,7 +19,7 @@ from hyimg_cli.diffusion.denoise import denoise
 from hyimg_cli.diffusion.schedule import Step
 from hyimg_cli.engine.clock import PhaseClock
 from hyimg_cli.engine.image import Picture, Prefilled, Ready, Studio, finished, opened, ready
-from hyimg_cli.engine.think import write_together
+from hyimg_cli.engine.think import TextLoop, Writer, reading_lag
 from hyimg_cli.models.protocols import LivePicture
 from hyimg_cli.spec.events import DenoiseStep, JobStarted, PhaseStarted, ThinkToken
 from hyimg_cli.spec.job import ImageJob
@@ -57,13 +57,17 @@ class GroupRun:
         *,
         batch_size: int,
         new_clock: Callable[[], PhaseClock],
+        read_lag: int | None = None,
     ) -> None:
+        """`read_lag`: see `TextLoop`; by default what suits the model's device."""
         self._waiting = deque(jobs)
         self._thinking: list[Prefilled] = []
         self._ready: deque[Ready] = deque()
         self._studio = studio
         self._size = batch_size
         self._new_clock = new_clock
+        lag = reading_lag(studio.model.layer_devices) if read_lag is None else read_lag
+        self._loop = TextLoop(studio.model, lag=lag)
 
     def run(self) -> Iterator[Progress | Drawn | Lost]:
         """Every job's way, in as few forwards as the batch size allows."""
@@ -93,28 +97,29 @@ class GroupRun:
                 self._thinking.append(work)
 
     def _write_on(self) -> Iterator[Progress | Drawn | Lost]:
-        """One token for every job that thinks; those whose text has ended leave."""
+        """A token for every job that thinks; those whose text has ended leave."""
+        at_once = list(self._thinking)
+        for first in range(0, len(at_once), self._size):
+            yield from self._written(at_once[first : first + self._size])
         for work in list(self._thinking):
-            assert work.writer is not None, "a job that thinks has text to write"
-            if not work.writer.advance():
+            if _writer(work).is_done:
                 self._thinking.remove(work)
                 yield from self._make_ready(work)
-        if self._thinking:
-            yield from self._written(list(self._thinking))
 
     def _written(self, batch: list[Prefilled]) -> Iterator[Progress | Drawn | Lost]:
         failure = None
         try:
-            write_together(self._studio.model, [w.writer for w in batch if w.writer])
+            told = self._loop.step([_writer(work) for work in batch])
         except Exception as error:
-            failure = _let_go(error, batch)
-        if failure is not None:
-            yield from self._halved(batch, failure, self._written)
-            return
+            failure, told = _let_go(error, batch), self._loop.settle()
+        for work in self._thinking:
+            if _writer(work) in told:
+                yield ThinkToken(work.job.custom_id, _writer(work).count)
         for work in batch:
-            assert work.writer is not None, "a job that thinks has text to write"
             work.think_batch = max(work.think_batch, len(batch))
-            yield ThinkToken(work.job.custom_id, work.writer.count)
+        left = [work for work in batch if not _writer(work).is_done]
+        if failure is not None and left:
+            yield from self._halved(left, failure, self._written)
 
     def _make_ready(self, work: Prefilled) -> Iterator[Lost]:
         try:
@@ -204,6 +209,11 @@ def _let_go(error: Exception, batch: Sequence[object]) -> Exception:
     if isinstance(error, torch.OutOfMemoryError):
         torch.cuda.empty_cache()
     return error
+
+
+def _writer(work: Prefilled) -> Writer:
+    assert work.writer is not None, "a job that thinks has text to write"
+    return work.writer
 
 
 def _enter(batch: Sequence[Ready], phase: str) -> None:

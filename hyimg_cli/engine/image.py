@@ -13,6 +13,7 @@ from torch import Tensor
 
 from hyimg_cli.diffusion.denoise import Track
 from hyimg_cli.diffusion.schedule import Schedule
+from hyimg_cli.engine.align import Origin, aligned
 from hyimg_cli.engine.branches import BranchBuilder, Branches, report
 from hyimg_cli.engine.clock import PhaseClock
 from hyimg_cli.engine.prefixes import Prefixes
@@ -26,7 +27,7 @@ from hyimg_cli.spec.job import ImageJob
 from hyimg_cli.spec.run import ReuseConfig
 
 ReadSource = Callable[[str], tuple[SourceImage, float]]
-EncodeSource = Callable[[SourceImage], Encoded]
+EncodeSource = Callable[[SourceImage], tuple[Encoded, float]]
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,7 @@ class Prefilled:
     job: ImageJob
     clock: PhaseClock
     sources: list[Encoded]
+    origins: tuple[Origin, ...]
     context: Context
     writer: Writer | None
     prefilled: int
@@ -65,7 +67,7 @@ class Ready:
     bucket: Bucket
     branches: Branches
     reuse: ReuseReport
-    source_digests: tuple[str, ...]
+    origins: tuple[Origin, ...]
     notes: list[str]
     track: Track
     think_batch: int
@@ -86,12 +88,19 @@ class Picture:
     batch: dict[str, int]
 
 
+def encoded_by(model: MixedModel, image: SourceImage) -> Encoded:
+    """Rows of an image, fitted as it asks."""
+    encode = model.encode_stretched if image.is_stretched else model.encode_source
+    return encode(image.pixels, image.digest)
+
+
 def opened(job: ImageJob, studio: Studio, clock: PhaseClock) -> Prefilled:
     """Read and encode the sources, once for both stages; prefill the AR stage's prompt."""
     clock.enter("read")
     images = [_read(path, studio, clock) for path in job.images]
     clock.enter("encode")
-    sources = [studio.encode(image) for image in images]
+    shown = [image.stretched() if job.infer_align_image_size else image for image in images]
+    sources = [_encoded(image, studio, clock) for image in shown]
     clock.enter("prefill")
     before = studio.model.rows_seen
     context, shared = _context(job, studio, sources)
@@ -101,7 +110,8 @@ def opened(job: ImageJob, studio: Studio, clock: PhaseClock) -> Prefilled:
     clock.enter("queue")
     notes = [note for image in images for note in image.notes]
     notes += [note for source in sources for note in source.notes]
-    return Prefilled(job, clock, sources, context, writer, prefilled, shared, notes)
+    origins = tuple(Origin.of(image) for image in images)
+    return Prefilled(job, clock, sources, origins, context, writer, prefilled, shared, notes)
 
 
 def ready(work: Prefilled, studio: Studio) -> Ready:
@@ -118,10 +128,11 @@ def ready(work: Prefilled, studio: Studio) -> Ready:
     has_negative = job.guidance_scale > 1 and not model.card.is_distilled
     branches = builder.build(work.context, has_negative=has_negative)
     decoded = len(work.context.ids) - work.prefilled - work.shared
+    surplus = work.writer.surplus if work.writer else 0
     reuse_report = report(
         branches,
         work.context,
-        ar_tokens=(work.prefilled, work.shared, decoded),
+        ar_tokens=(work.prefilled, work.shared, decoded, surplus),
         reuse=studio.reuse,
     )
     work.clock.enter("queue")
@@ -132,7 +143,7 @@ def ready(work: Prefilled, studio: Studio) -> Ready:
         bucket=bucket,
         branches=branches,
         reuse=reuse_report,
-        source_digests=tuple(source.digest for source in work.sources),
+        origins=work.origins,
         notes=[*work.notes, size_note],
         track=Track(
             model.initial_latents(bucket, job.seed),
@@ -149,6 +160,8 @@ def finished(work: Ready, latents_CYX: Tensor, steps: int, studio: Studio) -> Pi
     if not torch.isfinite(latents_CYX).all():
         raise OutputError("the latents are not finite", code="output-image.not-finite")
     pixels = _pixels(studio.model.decode_latents(latents_CYX))
+    if work.job.infer_align_image_size:
+        pixels = aligned(pixels, work.bucket, work.origins, studio.model.card)
     work.clock.enter("queue")
     return Picture(
         pixels=pixels,
@@ -156,7 +169,7 @@ def finished(work: Ready, latents_CYX: Tensor, steps: int, studio: Studio) -> Pi
         written=work.written,
         denoise_steps=steps,
         reuse=work.reuse,
-        source_digests=work.source_digests,
+        source_digests=tuple(origin.digest for origin in work.origins),
         notes=tuple(dict.fromkeys(note for note in work.notes if note)),
         batch={"think": work.think_batch, "denoise": work.denoise_batch},
     )
@@ -166,6 +179,13 @@ def _read(path: str, studio: Studio, clock: PhaseClock) -> SourceImage:
     image, beside_s = studio.read(path)
     clock.beside("read", beside_s)
     return image
+
+
+def _encoded(image: SourceImage, studio: Studio, clock: PhaseClock) -> Encoded:
+    encoded, beside_s = studio.encode(image)
+    if beside_s:
+        clock.beside("encode", beside_s)
+    return encoded
 
 
 def _context(job: ImageJob, studio: Studio, sources: list[Encoded]) -> tuple[Context, int]:

@@ -20,16 +20,17 @@ _SOURCE_FORMAT = 1
 def key_of(job: ImageJob, source_digests: Sequence[str], config: RunConfig) -> str:
     """The job's key, from the bytes of its source images and of its checkpoint.
 
-    The device and the batch are not part of it, precision and KV reuse are: they change pixels.
-    So does quantization; a run without any keeps the key it had before there was one.
+    The device and the batch are not part of it; precision, quantization, KV reuse and VAE tiling
+    are: they change pixels.
     """
     model_print = registry.fingerprint(job.model, config.model.revision)
     settings = {
         "dtype": precision(config.model)[1],
         "kv_reuse": "reuse" if config.reuse.kv_reuse else "recompute",
+        # Named only where it is not the default: keys of runs before there were tiles stay.
+        **({"vae": "tiled"} if config.model.vae_use_tiling else {}),
+        **({"experts": form} if (form := config.model.quantization) != "none" else {}),
     }
-    if config.model.quantization != "none":
-        settings["quantization"] = config.model.quantization
     return job_key(job, source_digests, model_print, settings)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from hyimg_cli.engine.clock import PhaseClock
 from hyimg_cli.engine.group import GroupRun, Lost
-from hyimg_cli.engine.image import Studio
+from hyimg_cli.engine.image import Studio, encoded_by
 from hyimg_cli.engine.prefixes import Prefixes
 from hyimg_cli.errors import SourceImageError
 from hyimg_cli.kv.tree import KVTree
@@ -70,15 +70,14 @@ def _stand_in(job: ImageJob, number: int) -> ImageJob:
 
 def _run(jobs: list[ImageJob], shape: Shape, studio: Studio, batch_size: int) -> None:
     images = {path: _blank(size) for path, size in zip(jobs[0].images, shape.sources, strict=True)}
-    encoded = {
-        image.digest: studio.model.encode_source(image.pixels, image.digest)
-        for image in images.values()
-    }
+    is_aligned = jobs[0].infer_align_image_size
+    shown = [image.stretched() if is_aligned else image for image in images.values()]
+    encoded = {image.digest: encoded_by(studio.model, image) for image in shown}
     blank = replace(
         studio,
         prefixes=Prefixes(KVTree(0), "prewarm"),
         read=lambda path: (images[path], 0.0),
-        encode=lambda image: encoded[image.digest],
+        encode=lambda image: (encoded[image.digest], 0.0),
     )
     run = GroupRun(
         jobs, blank, batch_size=batch_size, new_clock=lambda: PhaseClock(0.0, lambda: None)

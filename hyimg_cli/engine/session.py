@@ -8,6 +8,7 @@ import gc
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -19,13 +20,13 @@ from hyimg_cli.batch.resolved import job_to_json
 from hyimg_cli.engine.beside import ReadAhead, WriteBehind
 from hyimg_cli.engine.clock import PhaseClock
 from hyimg_cli.engine.group import Drawn, GroupRun, Lost, Progress
-from hyimg_cli.engine.image import Picture, ReadSource, Studio
+from hyimg_cli.engine.image import EncodeSource, Picture, ReadSource, Studio
 from hyimg_cli.engine.keys import key_of, source_digest
 from hyimg_cli.engine.memory import batch_size, peak_memory_mb, synchronize
 from hyimg_cli.engine.outcomes import Facts, done, failed
 from hyimg_cli.engine.prefixes import Prefixes
 from hyimg_cli.engine.prewarm import Shape, prewarm
-from hyimg_cli.engine.sources import Sources
+from hyimg_cli.engine.sources import SourceEncoder, Sources, suits_beside
 from hyimg_cli.errors import Interrupted, MachineError
 from hyimg_cli.kv.buffer import Slice
 from hyimg_cli.kv.tree import Host, KVTree
@@ -43,7 +44,7 @@ from hyimg_cli.spec.events import (
     OutputFile,
     Prewarmed,
 )
-from hyimg_cli.spec.job import ImageJob
+from hyimg_cli.spec.job import ImageJob, Size
 from hyimg_cli.spec.plan import Plan
 from hyimg_cli.spec.run import RunConfig
 
@@ -76,6 +77,7 @@ class Session:
         self._attempts: dict[str, int] = {}
         self._warmed: set[Shape] = set()
         self._batch_size = 1
+        self._counted: dict[str, dict[str, int]] = {}
         self._stop_signal: int | None = None
         self._is_over = False
 
@@ -131,6 +133,7 @@ class Session:
             is_batch_invariant=self._config.batch.is_invariant,
         )
         self._model = self._observed(model) if self._observed else model
+        self._counted = model.memo_counts()
         yield ModelLoaded(
             model=name,
             load_s=time.perf_counter() - started,
@@ -171,17 +174,18 @@ class Session:
         if not self._config.batch.prewarm:
             return
         started = time.perf_counter()
-        studio = self._studio(_unread)
+        studio = self._studio(_unread, self._encoder())
         shapes = prewarm(jobs, studio, batch_size=self._batch_size, warmed=self._warmed)
         if shapes:
             yield Prewarmed(shapes, time.perf_counter() - started)
 
     def _group(self, jobs: Sequence[ImageJob], started: float) -> Iterator[Event]:
-        with ThreadPoolExecutor(1) as reader, ThreadPoolExecutor(1) as writer:
+        with ThreadPoolExecutor(1) as writer, ExitStack() as pools:
+            encoder, reader = _pool(pools), _pool(pools)
             behind: WriteBehind[_Written] = WriteBehind(writer)
             # What is drawn is written and told, whatever stops the run.
             try:
-                yield from self._shown(self._group_run(jobs, started, reader), behind)
+                yield from self._shown(self._group_run(jobs, started, reader, encoder), behind)
             except GeneratorExit:
                 list(self._journaled(behind, wait=True))
                 raise
@@ -213,12 +217,19 @@ class Session:
         return batch_size(jobs, self._resident(), self._config.batch, revision)
 
     def _group_run(
-        self, jobs: Sequence[ImageJob], started: float, reader: ThreadPoolExecutor
+        self,
+        jobs: Sequence[ImageJob],
+        started: float,
+        reader: ThreadPoolExecutor,
+        encoder: ThreadPoolExecutor,
     ) -> Iterator[Progress | Drawn | Lost]:
         model = self._resident()
         coming = [path for job in jobs for path in job.images]
-        ahead = ReadAhead(reader, coming, window=2 * self._batch_size)
-        studio = self._studio(ahead.read)
+        encode, asked = self._encoder(), self._config.batch.encodes_ahead
+        is_beside = suits_beside(model) if asked is None else asked
+        then = partial(_ahead, encoder, encode, jobs) if is_beside else None
+        ahead = ReadAhead(reader, coming, window=2 * self._batch_size, then=then)
+        studio = self._studio(ahead.read, encode)
         run = GroupRun(
             jobs,
             studio,
@@ -227,10 +238,13 @@ class Session:
         )
         return run.run()
 
-    def _studio(self, read: ReadSource) -> Studio:
+    def _encoder(self) -> SourceEncoder:
         model = self._resident()
         model_print = registry.fingerprint(model.card.model, self._config.model.revision)
-        encode = self._sources.encoder(model, model_print)
+        return self._sources.encoder(model, model_print)
+
+    def _studio(self, read: ReadSource, encode: EncodeSource) -> Studio:
+        model = self._resident()
         scope = f"{model.card.model} {model.dtype_name}"
         prefixes = Prefixes(self._tree, scope)
         return Studio(model, self._config.reuse, prefixes, read, encode)
@@ -259,9 +273,16 @@ class Session:
 
     def _facts(self, job: ImageJob, clock: PhaseClock, key: str) -> Facts:
         self._attempts[job.custom_id] = self._attempts.get(job.custom_id, 0) + 1
-        cache = {"source_images": self._sources.counts()}
+        cache = {"source_images": self._sources.counts(), **self._memo_counts()}
         peak_mb = peak_memory_mb(self._resident())
         return Facts(key, self._attempts[job.custom_id], clock, cache, peak_mb)
+
+    def _memo_counts(self) -> dict[str, dict[str, int]]:
+        """The model's own memos, from when this session loaded it."""
+        return {
+            kind: {name: count - self._counted[kind][name] for name, count in counts.items()}
+            for kind, counts in self._resident().memo_counts().items()
+        }
 
     def _recorded(self, outcome: Outcome) -> Outcome:
         if self._folder is not None:
@@ -282,7 +303,7 @@ class Session:
 
     def _metadata(self, job: ImageJob, picture: Picture) -> dict[str, str]:
         facts = PictureFacts(
-            size=picture.bucket.size,
+            size=Size(*picture.pixels.shape[:2]),
             model_name=self._resident().card.name,
             model_fingerprint=registry.fingerprint(job.model, self._config.model.revision),
             version=__version__,
@@ -295,6 +316,25 @@ class Session:
     def _resident(self) -> MixedModel:
         assert self._model is not None, "a model is loaded before its jobs run"
         return self._model
+
+
+def _pool(pools: ExitStack) -> ThreadPoolExecutor:
+    """One thread; what it has not begun when the group ends is not begun any more."""
+    pool = ThreadPoolExecutor(1)
+    pools.callback(pool.shutdown, cancel_futures=True)
+    return pool
+
+
+def _ahead(
+    pool: ThreadPoolExecutor,
+    encode: SourceEncoder,
+    jobs: Sequence[ImageJob],
+    image: SourceImage,
+) -> None:
+    """Have an image encoded as its job will ask for it; in turn where jobs ask differently."""
+    kinds = {job.infer_align_image_size for job in jobs if job.images}
+    if len(kinds) == 1:
+        pool.submit(encode.ahead, image.stretched() if kinds.pop() else image)
 
 
 def _unread(path: str) -> tuple[SourceImage, float]:

@@ -97,6 +97,11 @@ class Buffer:
         assert self.length <= length <= self.capacity, "a prefix only grows, within its buffer"
         self.length = length
 
+    def withdraw(self, length: int) -> None:
+        """Take the prefix back to `length`: rows behind it are scratch again."""
+        assert 0 <= length <= self.length, "only what is committed can be withdrawn"
+        self.length = length
+
     def cut(self, start: int, stop: int) -> "Slice":
         """A copy of the committed tokens `[start, stop)`, which owns its memory."""
         assert stop <= self.length, "only committed tokens can be shared"

@@ -10,7 +10,7 @@ import re
 import stat
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
 
@@ -45,6 +45,16 @@ class SourceImage:
     pixels: Pixels
     digest: str
     notes: tuple[str, ...]
+    is_stretched: bool = False
+
+    def stretched(self) -> "SourceImage":
+        """The same, to be resized to the model's size without cutting; to caches another image."""
+        return replace(self, digest=stretched_digest(self.digest), is_stretched=True)
+
+
+def stretched_digest(image_digest: str) -> str:
+    """What names an image that is resized without cutting."""
+    return digest.of_bytes(f"stretched {image_digest}".encode())
 
 
 def probe_image(path: Path, *, decode: bool = True) -> tuple[Size, tuple[str, ...]]:
@@ -85,6 +95,12 @@ def fit_cover(pixels: Pixels, size: Size) -> Pixels:
     left = round((new_width - size.width) / 2)
     resized = Image.fromarray(pixels).resize((new_width, new_height), Image.Resampling.LANCZOS)
     return np.array(resized.crop((left, top, left + size.width, top + size.height)))
+
+
+def stretch(pixels: Pixels, size: Size) -> Pixels:
+    """`pixels` resized (Lanczos) to `size`, whatever their shape; nothing is cut."""
+    resized = Image.fromarray(pixels).resize((size.width, size.height), Image.Resampling.LANCZOS)
+    return np.array(resized)
 
 
 def pixel_digest(pixels: Pixels) -> str:

@@ -115,6 +115,9 @@ class MixedModel(Protocol):
     def rows_seen(self) -> int:
         """Token rows that entered the transformer since it was loaded."""
 
+    def memo_counts(self) -> dict[str, dict[str, int]]:
+        """By kind, hits and misses of what the model keeps in memory, since its making."""
+
     @property
     def device_name(self) -> str: ...
 
@@ -130,6 +133,9 @@ class MixedModel(Protocol):
 
     def encode_source(self, pixels: np.ndarray, digest: str) -> Encoded:
         """Rows of a source image, RGB uint8 [H, W, 3]."""
+
+    def encode_stretched(self, pixels: np.ndarray, digest: str) -> Encoded:
+        """The same of an image that is resized to the model's size without cutting."""
 
     def pack_source(self, encoded: Encoded) -> bytes:
         """An encoded source image as bytes that any process can keep."""
@@ -157,11 +163,16 @@ class MixedModel(Protocol):
     def opening_ids(self, job: ImageJob) -> list[int]:
         """The ids at the end of the prompt that belong to the written text: its trigger tag."""
 
-    def feed(self, runs: Sequence[tuple[Context, Sequence[int]]]) -> None:
-        """Append tokens to each context, in one forward."""
+    def feed(self, runs: Sequence[tuple[Context, Sequence[int] | Tensor]]) -> None:
+        """Append tokens to each context's buffer, in one forward; ids may be on the device [T].
+
+        `context.ids` is the caller's to keep: ids on the device are not known here.
+        """
 
     def text_logits(self, contexts: Sequence[Context]) -> Tensor:
-        """Logits behind each context's last token, float32 on the CPU, [R, V]."""
+        """Logits behind each context's last token, float32 on the device, [R, V]; the caller's to
+        change.
+        """
 
     def decode_text(self, ids: Sequence[int]) -> str:
         """The text of some ids, tags spelled out."""

@@ -7,7 +7,6 @@ read as data and never imported.
 
 import hashlib
 import io
-import math
 import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -217,8 +216,3 @@ def _missing(net: Net, hub: Path) -> MachineError:
         remedies.append("--net alex, which a package carries")
     what = f"LPIPS needs the ImageNet weights of its backbone ({net}), and there are none here"
     return MachineError(what, hint="; or ".join(remedies), code="lpips.no-weights")
-
-
-def parameter_count(arrays: Arrays) -> int:
-    """How many values a backbone has."""
-    return sum(math.prod(array.shape) for array in arrays.values())

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hyimg_cli.errors import UsageError
-from hyimg_cli.quality.backbones import Backbone, Net, find_backbone
+from hyimg_cli.quality.backbones import HUB_FILES, Backbone, Net, find_backbone
 from hyimg_cli.quality.metrics import Pixels, require_same_size
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ class Lpips:
             return float(self._module(a, b))
 
     def _require_stored_numbers(self) -> None:
-        hint = "give the published file; its name and source are in hyimg eval --help"
+        hint = f"give torchvision's {HUB_FILES[self.net]}"
         if self.net not in STORED:
             what = f"the file is not the published one, and no numbers are stored for {self.net}"
             raise UsageError(what, where=self.origin, hint=hint, code="lpips.weights")

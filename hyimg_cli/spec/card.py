@@ -35,6 +35,7 @@ class Bucket:
 class ModelCard:
     """A checkpoint's facts. `buckets` holds only the sizes that may be asked of it.
 
+    `base_size` is the side of the square that all sizes have about the area of.
     `kv_bytes_per_token` counts keys and values of every layer, `activation_bytes_per_row` one row's
     widest moment in a forward, both in bfloat16.
     """
@@ -53,6 +54,7 @@ class ModelCard:
     vocab_size: int
     defaults: SamplingDefaults
     activation_bytes_per_row: int = 0
+    base_size: int = 1024
 
     def nearest_bucket(self, height: int, width: int) -> Bucket:
         """The bucket whose height/width ratio is closest; the first of equals (official rule)."""

@@ -37,7 +37,8 @@ class ReuseReport:
     """What the diffusion stage took over from the AR stage, and why not more.
 
     `ar_prefill_tokens` of the AR prompt were computed for this job, `ar_shared_tokens` were there
-    from other jobs.
+    from other jobs. `ar_surplus_tokens` were decoded behind the text's end, or before a forced
+    token, and thrown away.
     """
 
     status: ReuseStatus
@@ -46,6 +47,7 @@ class ReuseReport:
     ar_decode_tokens: int
     branches: tuple[BranchTokens, ...]
     reason: str = ""
+    ar_surplus_tokens: int = 0
 
 
 @dataclass(frozen=True)

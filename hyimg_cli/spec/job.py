@@ -55,8 +55,10 @@ class TextSampling:
 class ImageJob:
     """One `it2i` or `t2i` picture. `images` are paths as given, resolved against the manifest.
 
-    `cot_text` or `cot_token_ids` replace the AR stage's writing. `user_fields` names the manifest
-    fields that the user set for this job: one that no stage consumes is an error.
+    `cot_text` or `cot_token_ids` replace the AR stage's writing. `infer_align_image_size`: sources
+    are resized to the model's sizes, not cut, and a picture of the same size gets its source's
+    aspect ratio. `user_fields` names the manifest fields that the user set for this job: one that
+    no stage consumes is an error.
     """
 
     custom_id: str
@@ -74,6 +76,7 @@ class ImageJob:
     cot_text: str | None = None
     cot_token_ids: tuple[int, ...] | None = None
     drop_think: bool = False
+    infer_align_image_size: bool = False
     use_system_prompt: str = "None"
     system_prompt: str | None = None
     metadata_json: str = "null"

@@ -15,14 +15,16 @@ class ModelChoice:
     """Which weights, where and in which precision.
 
     `model` is a folder, a hub id or `tiny-image` (embedded). `device` is `auto`, `cpu`, `cuda`,
-    `cuda:N`, or `balanced` to spread the layers over every visible GPU. `quantization` holds the
-    routed experts in 8 bits (`fp8`) or 4 (`nf4`); pixels change with it.
+    `cuda:N`, or `balanced` to spread the layers over every visible GPU. `vae_use_tiling`: latents
+    become pixels tile by tile, in bounded memory; other pixels than without. `quantization` holds
+    the routed experts in 8 bits (`fp8`) or 4 (`nf4`); other pixels, too.
     """
 
     model: str = "tiny-image"
     revision: str | None = None
     dtype: Dtype = "auto"
     device: str = "auto"
+    vae_use_tiling: bool = False
     quantization: Quantization = "none"
 
 
@@ -43,7 +45,8 @@ class BatchConfig:
     `max_size`: jobs that think or denoise together. `is_invariant`: a job's pixels do not depend on
     its batch, to the bit (CPU). `prefix_cache_mb`: K/V of shared prefixes kept between jobs, on the
     device; `prefix_cache_host_mb`: more of them in main memory. 0: none. `prewarm`: each shape is
-    run once before it counts.
+    run once before it counts. `encodes_ahead`: the next jobs' source images are encoded beside the
+    model; None: where that suits the device.
     """
 
     max_size: int = 16
@@ -51,6 +54,7 @@ class BatchConfig:
     prefix_cache_mb: int = 4096
     prefix_cache_host_mb: int = 0
     prewarm: bool = True
+    encodes_ahead: bool | None = None
 
 
 @dataclass(frozen=True)

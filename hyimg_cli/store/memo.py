@@ -20,6 +20,9 @@ class Memo(Generic[Key, Value]):
     def __len__(self) -> int:
         return len(self._values)
 
+    def __contains__(self, key: Key) -> bool:
+        return key in self._values
+
     def get(self, key: Key, make: Callable[[], Value]) -> Value:
         """The value of `key`, made by `make` where it is not there."""
         if key in self._values:
@@ -30,6 +33,10 @@ class Memo(Generic[Key, Value]):
         value = make()
         self._keep(key, value)
         return value
+
+    def counts(self) -> dict[str, int]:
+        """Look-ups until now: what was there, and what had to be made."""
+        return {"hits": self.hits, "misses": self.misses}
 
     def clear(self) -> None:
         """Forget every value; the counters stay."""

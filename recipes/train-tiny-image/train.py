@@ -1,15 +1,17 @@
 """Train the embedded checkpoint from nothing: `python recipes/train-tiny-image/train.py --help`.
 
 Stages, each resumed where an earlier run with the same `--out` stopped: tokenizer, vae, joint,
-export, eval. Needs hyimg installed; no data, no network, no GPU.
+export, eval. Needs hyimg installed; no data, no network, and no GPU: `--device cuda` uses one.
 """
 
 import argparse
 import os
 from pathlib import Path
 
+import torch
 from rich.console import Console
 from tiny_world.curves import write_curves
+from tiny_world.device import fault
 from tiny_world.evaluate import answers, questions, rates, write_failures
 from tiny_world.export import Provenance, export
 from tiny_world.model_card import Facts, model_card, seconds_of, write_rates
@@ -32,12 +34,24 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, required=True, help="training time in all")
     parser.add_argument("--out", type=Path, required=True, help="folder of the run; resumes")
-    parser.add_argument("--workers", type=int, default=min(4, os.cpu_count() or 1))
+    parser.add_argument("--device", default="cpu", help="cpu, cuda (every GPU), or cuda:N")
+    parser.add_argument("--workers", type=int, help="processes; default: one a core, one a GPU")
     parser.add_argument("--hardware", default="", help="for the model card, in your words")
     parser.add_argument("--eval-count", type=int, default=256, help="held-out jobs of a kind")
     parser.add_argument("--max-steps", type=int, help="of each stage; for a trial")
     parser.add_argument("--pairs", type=int, default=5000, help="encoded pictures per worker")
-    return parser.parse_args()
+    chosen = parser.parse_args()
+    if wrong := fault(chosen.device):
+        parser.error(wrong)
+    chosen.workers = chosen.workers or default_workers(chosen.device)
+    return chosen
+
+
+def default_workers(device: str) -> int:
+    """One for the GPU that is named, one for each of them, or a few for the CPU's cores."""
+    if device == "cpu":
+        return min(4, os.cpu_count() or 1)
+    return torch.cuda.device_count() if device == "cuda" else 1
 
 
 def main() -> None:
@@ -65,9 +79,17 @@ def whole_run(chosen: argparse.Namespace) -> WholeRun:
     """Both stages' settings from the command line."""
     vae_minutes = chosen.minutes * _VAE_SHARE
     return WholeRun(
-        vae=VaeRun(minutes=vae_minutes, folder=chosen.out, max_steps=chosen.max_steps),
+        vae=VaeRun(
+            minutes=vae_minutes,
+            folder=chosen.out,
+            max_steps=chosen.max_steps,
+            device=chosen.device,
+        ),
         joint=JointRun(
-            minutes=chosen.minutes - vae_minutes, folder=chosen.out, max_steps=chosen.max_steps
+            minutes=chosen.minutes - vae_minutes,
+            folder=chosen.out,
+            max_steps=chosen.max_steps,
+            device=chosen.device,
         ),
         workers=chosen.workers,
         pairs=chosen.pairs,

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hyimg_cli.bench.stats import Spread, median_interval, separated
+from hyimg_cli.bench.stats import Spread, gap, median_interval
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 5, 7, 9, 12])
@@ -26,8 +26,8 @@ def test_spread() -> None:
     assert Spread.of([3.0, 1.0, 2.0]) == Spread(3, 2.0, 1.0, 3.0)
 
 
-def test_separated_needs_every_value_on_its_side() -> None:
-    assert separated([1.0, 2.0], [3.0, 4.0])
-    assert separated([3.0, 4.0], [1.0, 2.0])
-    assert not separated([1.0, 3.0], [2.0, 4.0])
-    assert not separated([1.0], [1.0])
+def test_a_gap_needs_every_value_on_its_side() -> None:
+    assert gap([1.0, 2.0], [3.5, 4.0]) == 1.5
+    assert gap([3.5, 4.0], [1.0, 2.0]) == -1.5
+    assert gap([1.0, 3.0], [2.0, 4.0]) == 0
+    assert gap([1.0], [1.0]) == 0

@@ -124,9 +124,11 @@ def test_a_gain_where_it_may_be_is_explained() -> None:
 
 
 def test_noise_is_no_reason() -> None:
-    """One disturbed run, and a steady difference too small to matter."""
-    disturbed = [run(think=0.9), *(run() for _ in range(4))]
+    """One disturbed run; a steady difference too small to matter; a busy machine; two runs."""
+    even = [run() for _ in range(5)]
+    disturbed = [run(think=0.9), *even[:4]]
     steady = [run(think=0.11) for _ in range(5)]
-    for b in (disturbed, steady):
-        compared = replace(CLEAN, timed=timed([run() for _ in range(5)], b))
-        assert judge(compared, SCENARIO).name == "identical"
+    busy = [run(idle_s=0.5) for _ in range(5)], [run(idle_s=0.6) for _ in range(5)]
+    two = even[:2], [run(think=0.9) for _ in range(2)]
+    for a, b in ((even, disturbed), (even, steady), busy, two):
+        assert judge(replace(CLEAN, timed=timed(a, b)), SCENARIO).name == "identical"

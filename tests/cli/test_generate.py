@@ -305,3 +305,33 @@ def test_quiet_tells_a_line_that_is_no_job(run_cli: Run, write_manifest: Write) 
 def test_plain_progress_is_one_line_for_each_job(run_cli: Run, write_manifest: Write) -> None:
     err = run_cli("generate", write_manifest(*GOOD)).err
     assert sum(line.startswith("[") for line in err.splitlines()) == len(GOOD)
+
+
+def test_a_run_ends_with_a_contact_sheet(
+    run_cli: Run, write_manifest: Write, tmp_path: Path
+) -> None:
+    manifest, page = write_manifest(*GOOD), tmp_path / "runs/jobs/report.html"
+    ran = run_cli("generate", manifest, "--limit", "2")
+    assert ran.code == 0
+    assert "contact sheet: runs/jobs/report.html" in ran.err
+    assert "2 done, 0 failed, 2 left" in page.read_text()
+    assert run_cli("generate", manifest, "-q").err == ""
+    assert "4 done, 0 failed" in page.read_text()
+    assert "contact sheet" not in run_cli("generate", manifest).err
+
+
+def test_the_contact_sheet_can_be_left_out(
+    run_cli: Run, write_manifest: Write, tmp_path: Path
+) -> None:
+    assert run_cli("generate", write_manifest(*GOOD), "--no-report").code == 0
+    assert not (tmp_path / "runs/jobs/report.html").exists()
+
+
+def test_a_contact_sheet_that_cannot_be_written_is_told_and_fails_no_run(
+    run_cli: Run, write_manifest: Write, tmp_path: Path
+) -> None:
+    (tmp_path / "runs/jobs/report.html").mkdir(parents=True)
+    os.utime(tmp_path / "runs/jobs/report.html", (0, 0))
+    ran = run_cli("generate", write_manifest(*GOOD))
+    assert ran.code == 0
+    assert "no contact sheet: runs/jobs: the disk refused" in ran.err

@@ -15,7 +15,7 @@ from PIL import Image
 from hyimg_cli.engine import group
 from hyimg_cli.engine.clock import PhaseClock
 from hyimg_cli.engine.group import GroupRun
-from hyimg_cli.engine.image import Picture, Studio
+from hyimg_cli.engine.image import Picture, Studio, encoded_by
 from hyimg_cli.engine.prefixes import Prefixes
 from hyimg_cli.kv.buffer import Slice
 from hyimg_cli.kv.tree import KVTree
@@ -118,5 +118,5 @@ def studio_of(
         reuse=reuse,
         prefixes=Prefixes(KVTree(0) if tree is None else tree, "test"),
         read=lambda path: (read_image(Path(path)), 0.0),
-        encode=lambda image: model.encode_source(image.pixels, image.digest),
+        encode=lambda image: (encoded_by(model, image), 0.0),
     )

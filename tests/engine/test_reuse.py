@@ -17,7 +17,7 @@ from hyimg_cli.errors import ReuseError
 from hyimg_cli.kv.buffer import Buffer
 from hyimg_cli.kv.tree import KVTree
 from hyimg_cli.media.images import read_image
-from hyimg_cli.models.hunyuan_image3 import attention, model
+from hyimg_cli.models.hunyuan_image3 import attention, model, rope
 from hyimg_cli.models.protocols import Context, LivePicture
 from hyimg_cli.spec.job import ImageJob, SizeRequest
 from hyimg_cli.spec.run import ReuseConfig
@@ -230,8 +230,8 @@ def test_without_guidance_there_is_one_branch(drawn: Tell, job: ImageJob) -> Non
     ("place", "name"),
     [
         (model, "pieces"),
-        (model, "positions"),
-        (model, "rope"),
+        (rope, "positions"),
+        (rope, "rope"),
         (attention, "rotate"),
         (model.HunyuanImage3ForCausalMM, "prefill"),
         (model.HunyuanImage3ForCausalMM, "velocity"),
@@ -239,7 +239,12 @@ def test_without_guidance_there_is_one_branch(drawn: Tell, job: ImageJob) -> Non
     ],
 )
 def test_generate_calls_what_the_golden_tests_check(
-    drawn: Tell, job: ImageJob, monkeypatch: pytest.MonkeyPatch, place: Any, name: str
+    drawn: Tell,
+    family: Any,
+    job: ImageJob,
+    monkeypatch: pytest.MonkeyPatch,
+    place: Any,
+    name: str,
 ) -> None:
     """Break one function that the golden cases hold, and the picture that `generate` draws
     changes.
@@ -248,6 +253,9 @@ def test_generate_calls_what_the_golden_tests_check(
     before = drawn(job).picture.pixels
     original = getattr(place, name)
     monkeypatch.setattr(place, name, _broken(name, original))
+    arch = family.network.arch
+    tables = rope.RopeTables(head_dim=arch.head_dim, theta=arch.rope_theta)
+    monkeypatch.setattr(family.network, "angles", tables)
     assert not np.array_equal(before, drawn(job).picture.pixels)
 
 

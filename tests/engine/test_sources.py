@@ -153,9 +153,9 @@ def test_whole_bytes_that_are_no_source_are_encoded_again(
     key = source_key("digest", "print", device="cpu", dtype="float32")
     disk.DiskStore(tmp_path, 10**6).write(disk.SOURCE_IMAGES, key, b"foreign")
     kept = Sources(CacheConfig(tmp_path))
-    first = kept.encoder(family, "print")(image)
+    first, _ = kept.encoder(family, "print")(image)
     assert [note for note in first.notes if "damaged" in note]
-    again = kept.encoder(family, "print")(image)
+    again, _ = kept.encoder(family, "print")(image)
     assert not [note for note in again.notes if "damaged" in note]
     assert tuple(kept.counts().values()) == (1, 0, 1)
     assert encoded == ["digest"]

@@ -7,38 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from hyimg_cli.engine.think import TextSampler
 from hyimg_cli.errors import JobError
 from hyimg_cli.spec.events import ThinkToken
-from hyimg_cli.spec.job import ImageJob, SizeRequest, TextSampling
+from hyimg_cli.spec.job import ImageJob, SizeRequest
 
 Tell = Callable[..., Any]
-
-
-def _sampling(**changes: Any) -> TextSampling:
-    plain = TextSampling(seed=0, temperature=1.0, top_k=0, top_p=1.0, max_new_tokens=8)
-    return replace(plain, **changes)
-
-
-def test_temperature_zero_is_greedy() -> None:
-    sampler = TextSampler(_sampling(temperature=0))
-    assert [sampler(torch.tensor([0.0, 3.0, 2.9])) for _ in range(9)] == [1] * 9
-
-
-def test_top_k_and_top_p_leave_the_rest_out() -> None:
-    logits = torch.tensor([0.0, 1.0, 2.0, 3.0])
-    by_k = TextSampler(_sampling(top_k=2))
-    assert {by_k(logits) for _ in range(200)} == {2, 3}
-    by_p = TextSampler(_sampling(top_p=0.6))
-    assert {by_p(logits) for _ in range(50)} == {3}
-
-
-def test_frequencies_follow_the_softmax() -> None:
-    probabilities = torch.tensor([0.1, 0.2, 0.7])
-    sampler = TextSampler(_sampling())
-    drawn = torch.tensor([sampler(probabilities.log()) for _ in range(3000)])
-    measured = drawn.bincount(minlength=3) / 3000
-    torch.testing.assert_close(measured, probabilities, atol=0.04, rtol=0)
 
 
 def test_the_text_depends_on_its_own_seed_alone(drawn: Tell, job: ImageJob) -> None:

@@ -76,3 +76,14 @@ def test_only_committed_tokens_are_shared() -> None:
         buffer.fork(3, 8)
     with pytest.raises(AssertionError, match="only grows"):
         buffer.commit(1)
+
+
+def test_withdrawn_rows_are_scratch_again() -> None:
+    buffer = _buffer(4)
+    buffer.commit(3)
+    buffer.withdraw(2)
+    assert buffer.length == 2
+    with pytest.raises(AssertionError, match="only committed"):
+        buffer.cut(0, 3)
+    with pytest.raises(AssertionError, match="committed can be withdrawn"):
+        buffer.withdraw(3)

@@ -52,6 +52,7 @@ def model_card(folder: Path, model: str) -> ModelCard:
         vocab_size=arch.vocab_size,
         defaults=generation.defaults,
         activation_bytes_per_row=_activation_bytes(arch),
+        base_size=arch.image_base_size,
     )
 
 

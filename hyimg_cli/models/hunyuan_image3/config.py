@@ -40,7 +40,10 @@ _ONLY_RELEASED: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class VaeArchitecture:
-    """Widths and factors of the 3-D autoencoder; `scaling_factor` maps latents to unit variance."""
+    """Widths and factors of the 3-D autoencoder; `scaling_factor` maps latents to unit variance.
+
+    `sample_size`: side in pixels of a tile, where latents are decoded in tiles.
+    """
 
     block_out_channels: tuple[int, ...]
     in_channels: int
@@ -49,6 +52,7 @@ class VaeArchitecture:
     layers_per_block: int
     ffactor_spatial: int
     ffactor_temporal: int
+    sample_size: int
     downsample_match_channel: bool
     upsample_match_channel: bool
     scaling_factor: float
@@ -267,6 +271,7 @@ def _vae(vae: Mapping[str, Any]) -> VaeArchitecture:
         layers_per_block=int(vae["layers_per_block"]),
         ffactor_spatial=int(vae["ffactor_spatial"]),
         ffactor_temporal=int(vae["ffactor_temporal"]),
+        sample_size=int(vae["sample_size"]),
         downsample_match_channel=bool(vae.get("downsample_match_channel", True)),
         upsample_match_channel=bool(vae.get("upsample_match_channel", True)),
         scaling_factor=float(vae["scaling_factor"]),

@@ -1,7 +1,7 @@
 """HunyuanImage-3 as the engine's `MixedModel`: the network and its prompter behind one face."""
 
 # Legend: C channel, Y X latent rows and columns, V vocabulary
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +13,7 @@ from hyimg_cli.kernels.rows import invariant_multiple
 from hyimg_cli.kv.buffer import Buffer
 from hyimg_cli.kv.segments import Segment
 from hyimg_cli.loading.memory import available_bytes
-from hyimg_cli.media.images import fit_cover
+from hyimg_cli.media.images import fit_cover, stretch
 from hyimg_cli.models.hunyuan_image3 import stored
 from hyimg_cli.models.hunyuan_image3.model import (
     Branch,
@@ -25,12 +25,13 @@ from hyimg_cli.models.hunyuan_image3.model import (
 from hyimg_cli.models.hunyuan_image3.prompter import Prompter
 from hyimg_cli.models.hunyuan_image3.script import Script, trigger
 from hyimg_cli.models.hunyuan_image3.sequence import Layout, SourceShape, segments
+from hyimg_cli.models.hunyuan_image3.tiled import decoder
 from hyimg_cli.models.hunyuan_image3.vision import vision_inputs
 from hyimg_cli.models.hunyuan_image3.weights import load
 from hyimg_cli.models.protocols import Context, Encoded, LivePicture, Opening
 from hyimg_cli.spec.card import Bucket, ModelCard
 from hyimg_cli.spec.digest import seed_from
-from hyimg_cli.spec.job import ImageJob
+from hyimg_cli.spec.job import ImageJob, Size
 from hyimg_cli.spec.run import ModelChoice
 
 
@@ -50,7 +51,7 @@ def load_family(
         raise _too_large(prompter.card.weight_bytes, "the GPU ran out of memory") from None
     if is_batch_invariant and device_map is None:
         network.make_batch_invariant(invariant_multiple())
-    return HunyuanImage3(network, prompter)
+    return HunyuanImage3(network, prompter, decode=decoder(network.vae, choice.vae_use_tiling))
 
 
 def _device_map(device: str) -> str | None:
@@ -94,9 +95,15 @@ def _too_large(needed: int, what: str) -> MachineError:
 class HunyuanImage3:
     """One loaded checkpoint."""
 
-    def __init__(self, network: HunyuanImage3ForCausalMM, prompter: Prompter) -> None:
+    def __init__(
+        self,
+        network: HunyuanImage3ForCausalMM,
+        prompter: Prompter,
+        decode: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
         self.network = network
         self.prompter = prompter
+        self._decode = network.vae.decode if decode is None else decode
 
     @property
     def card(self) -> ModelCard:
@@ -106,6 +113,9 @@ class HunyuanImage3:
     def rows_seen(self) -> int:
         rows: int = self.network.model.rows_seen
         return rows
+
+    def memo_counts(self) -> dict[str, dict[str, int]]:
+        return {**self.prompter.memo_counts(), "rope_tables": self.network.rope_counts}
 
     @property
     def device_name(self) -> str:
@@ -124,16 +134,25 @@ class HunyuanImage3:
     def parameter_count(self) -> int:
         return sum(p.numel() for p in self.network.parameters())
 
-    @torch.no_grad()
     def encode_source(self, pixels: np.ndarray, digest: str) -> Encoded:
         """Both views of a source image: VAE latents of its bucket, ViT features of the whole.
 
         The posterior is sampled with a seed made from the image's own bytes, not from the job's:
         every job with this source, and both stages of each, sees the same latents.
         """
+        return self._encoded(pixels, digest, fit_cover)
+
+    def encode_stretched(self, pixels: np.ndarray, digest: str) -> Encoded:
+        """The VAE's view is the whole image, resized; the ViT's is as ever."""
+        return self._encoded(pixels, digest, stretch)
+
+    @torch.no_grad()
+    def _encoded(
+        self, pixels: np.ndarray, digest: str, fit: Callable[[np.ndarray, Size], np.ndarray]
+    ) -> Encoded:
         bucket, note = self.prompter.fit(pixels.shape[0], pixels.shape[1])
         inputs = vision_inputs(pixels, self.network.arch.vision)
-        latents_1CYX = self._latents(fit_cover(pixels, bucket.size), seed_from(digest))
+        latents_1CYX = self._latents(fit(pixels, bucket.size), seed_from(digest))
         return Encoded(
             digest=digest,
             shape=self.prompter.source_shape(bucket, inputs.grid),
@@ -170,18 +189,17 @@ class HunyuanImage3:
         return self.prompter.vocabulary.encode(trigger(job.bot_task))
 
     @torch.no_grad()
-    def feed(self, runs: Sequence[tuple[Context, Sequence[int]]]) -> None:
+    def feed(self, runs: Sequence[tuple[Context, Sequence[int] | Tensor]]) -> None:
         rows = [(ids, _buffer(context)) for context, ids in runs]
         hidden_RM = self.network.feed(rows)
-        for (context, ids), hidden_M in zip(runs, hidden_RM, strict=True):
+        for (context, _), hidden_M in zip(runs, hidden_RM, strict=True):
             context.hidden_M = hidden_M
-            context.ids.extend(ids)
 
     @torch.no_grad()
     def text_logits(self, contexts: Sequence[Context]) -> Tensor:
         hidden = [context.hidden_M for context in contexts if context.hidden_M is not None]
         assert len(hidden) == len(contexts), "logits stand behind a token"
-        return self.network.text_logits(torch.stack(hidden)).cpu()
+        return self.network.text_logits(torch.stack(hidden))
 
     def decode_text(self, ids: Sequence[int]) -> str:
         return self.prompter.vocabulary.decode(ids)
@@ -246,9 +264,8 @@ class HunyuanImage3:
 
     @torch.no_grad()
     def decode_latents(self, latents_CYX: Tensor) -> Tensor:
-        vae = self.network.vae
-        weight = vae.decoder.conv_in.weight
-        pixels_CYX = vae.decode(latents_CYX[None].to(weight.device, weight.dtype))[0]
+        weight = self.network.vae.decoder.conv_in.weight
+        pixels_CYX = self._decode(latents_CYX[None].to(weight.device, weight.dtype))[0]
         return (pixels_CYX / 2 + 0.5).clamp(0, 1).float().permute(1, 2, 0).cpu()
 
     def _latents(self, pixels: np.ndarray, seed: int) -> Tensor:

@@ -11,7 +11,7 @@ business.
 # token, M model width, V vocabulary
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, groupby
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from transformers import PretrainedConfig, PreTrainedModel
 
 from hyimg_cli.kernels.rows import padding
+from hyimg_cli.kernels.transfer import to_device
 from hyimg_cli.kv.buffer import Buffer
 from hyimg_cli.models.hunyuan_image3.attention import Stretch, pieces
 from hyimg_cli.models.hunyuan_image3.config import Architecture
@@ -29,7 +30,7 @@ from hyimg_cli.models.hunyuan_image3.patching import (
     TimestepEmbedder,
     VisionAligner,
 )
-from hyimg_cli.models.hunyuan_image3.rope import Rope, positions, rope
+from hyimg_cli.models.hunyuan_image3.rope import Rope, RopeTables, joined
 from hyimg_cli.models.hunyuan_image3.sequence import Layout, SourceBlock
 from hyimg_cli.models.hunyuan_image3.transformer import Transformer
 from hyimg_cli.models.hunyuan_image3.vae import Vae
@@ -125,6 +126,7 @@ class HunyuanImage3ForCausalMM(PreTrainedModel):
             arch.vision.hidden_size, width, arch.vision.aligner_depth
         )
         self.vae = Vae(arch.vae)
+        self.angles = RopeTables(head_dim=arch.head_dim, theta=arch.rope_theta)
         self.post_init()
 
     def _init_weights(self, module: nn.Module) -> None:
@@ -161,28 +163,27 @@ class HunyuanImage3ForCausalMM(PreTrainedModel):
         for block, rows in zip(layout.sources, sources, strict=True):
             if start <= block.timestep and block.vit.stop <= stop:
                 _put_source(x_TM, block, rows, start)
-        yx = positions(len(ids), layout.image_blocks)[start:stop]
         # The last token stands alone: its hidden row is wanted even where all before it is shared.
         parts = pieces(start, stop, layout.full_spans, (*layout.cuts, stop - 1))
         stretch = Stretch(buffer, start, stop, parts)
-        hidden_TM = self.model(x_TM, self._rope(yx), [stretch])
+        hidden_TM = self.model(x_TM, self._rope(layout, start, stop), [stretch])
         buffer.commit(stop)
         last_M: Tensor = hidden_TM[-1]
         return last_M
 
-    def feed(self, runs: Sequence[tuple[Sequence[int], Buffer]]) -> Tensor:
+    def feed(self, runs: Sequence[tuple[Sequence[int] | Tensor, Buffer]]) -> Tensor:
         """Append text tokens behind the prefix of each buffer; each run's last hidden row, [R, M].
 
-        All runs enter the transformer together: this is a decode step of several rows.
+        All runs enter the transformer together: this is a decode step of several rows. Ids that
+        are on the device, int64 [T], stay there.
         """
         spans = [(buffer.length, buffer.length + len(ids)) for ids, buffer in runs]
         stretches = [
             Stretch(buffer, start, stop, pieces(start, stop, ()))
             for (_, buffer), (start, stop) in zip(runs, spans, strict=True)
         ]
-        yx_T2 = torch.cat([positions(stop, ())[start:] for start, stop in spans])
-        ids = [id_ for run_ids, _ in runs for id_ in run_ids]
-        hidden_TM = self.model(self._embed(ids), self._rope(yx_T2), stretches)
+        embedded: Tensor = self.model.wte(self._joined_ids([ids for ids, _ in runs]))
+        hidden_TM = self.model(embedded, self.angles.text(spans, embedded.device), stretches)
         for (_, buffer), (_, stop) in zip(runs, spans, strict=True):
             buffer.commit(stop)
         ends = list(accumulate(stop - start for start, stop in spans))
@@ -199,9 +200,8 @@ class HunyuanImage3ForCausalMM(PreTrainedModel):
     def branch(self, layout: Layout, buffer: Buffer) -> Branch:
         """A branch ready to denoise; its prefix is complete in `buffer`."""
         assert layout.target is not None, "a branch has a picture to draw"
-        live = slice(layout.target.live_start, layout.target.image.stop)
-        yx = positions(len(layout.ids), layout.image_blocks)[live]
-        return Branch(layout, buffer, self._rope(yx))
+        live_rope = self._rope(layout, layout.target.live_start, layout.target.image.stop)
+        return Branch(layout, buffer, live_rope)
 
     def velocity(self, pictures: Sequence[Live]) -> list[Tensor]:
         """Velocity of every picture's branches, [G, C, Y, X] each, float32, before guidance.
@@ -213,7 +213,7 @@ class HunyuanImage3ForCausalMM(PreTrainedModel):
         owner = [number for number, live in enumerate(pictures) for _ in live.branches]
         stretches = [branch.stretch for branch in branches]
         x_TM = torch.cat([rows_PTM[number] for number in owner])
-        hidden_TM = self.model(x_TM, _joined(branches), stretches)
+        hidden_TM = self.model(x_TM, joined([branch.live_rope for branch in branches]), stretches)
         hidden_GTM = hidden_TM.unflatten(0, (len(branches), -1))
         velocity_GCYX = self._final(pictures, owner, hidden_GTM)
         return list(velocity_GCYX.split([len(live.branches) for live in pictures]))
@@ -228,6 +228,11 @@ class HunyuanImage3ForCausalMM(PreTrainedModel):
                 module.by_rows = True
 
     @property
+    def rope_counts(self) -> dict[str, int]:
+        """How often a table of angles was there, and how often it was made."""
+        return self.angles.counts()
+
+    @property
     def layer_devices(self) -> list[torch.device]:
         """Where each layer, and its part of a buffer, lives."""
         return [layer.self_attn.qkv_proj.weight.device for layer in self.model.layers]
@@ -235,7 +240,8 @@ class HunyuanImage3ForCausalMM(PreTrainedModel):
     def new_buffer(self, capacity: int) -> Buffer:
         """An empty buffer for one branch, each layer's part on that layer's device."""
         return Buffer(
-            kv_heads=self.arch.num_key_value_heads,
+            # The layer's own count: a sharded one has some of the heads.
+            kv_heads=self.model.layers[0].self_attn.kv_heads,
             head_dim=self.arch.head_dim,
             capacity=capacity,
             dtype=self.model.layers[0].self_attn.qkv_proj.weight.dtype,
@@ -287,22 +293,26 @@ class HunyuanImage3ForCausalMM(PreTrainedModel):
         )
 
     def _embed(self, ids: Sequence[int]) -> Tensor:
-        embedded: Tensor = self.model.wte(torch.tensor(ids, device=self.model.wte.weight.device))
+        embedded: Tensor = self.model.wte(to_device(ids, self.model.wte.weight.device))
         return embedded
 
-    def _rope(self, yx_T2: Tensor) -> Rope:
-        angles = rope(yx_T2, head_dim=self.arch.head_dim, theta=self.arch.rope_theta)
-        return angles.to(self.model.wte.weight.device)
+    def _joined_ids(self, runs: Sequence[Sequence[int] | Tensor]) -> Tensor:
+        """The ids of all runs, one after another, on the device; those known here in one copy."""
+        device = self.model.wte.weight.device
+        parts: list[Tensor] = []
+        for is_on_device, group in groupby(runs, lambda ids: isinstance(ids, Tensor)):
+            if is_on_device:
+                parts += [ids.to(device) for ids in group if isinstance(ids, Tensor)]
+            else:
+                parts.append(to_device([id_ for ids in group for id_ in ids], device))
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _rope(self, layout: Layout, start: int, stop: int) -> Rope:
+        device = self.model.wte.weight.device
+        return self.angles.rows(start, stop, layout.image_blocks, device)
 
 
 def _put_source(x_TM: Tensor, block: SourceBlock, rows: SourceRows, start: int) -> None:
     x_TM[block.timestep - start] = rows.timestep_M.to(x_TM)
     x_TM[block.vae.start - start : block.vae.stop - start] = rows.vae_SM.to(x_TM)
     x_TM[block.vit.start - start : block.vit.stop - start] = rows.vit_SM.to(x_TM)
-
-
-def _joined(branches: Sequence[Branch]) -> Rope:
-    return Rope(
-        torch.cat([branch.live_rope.cos_TD for branch in branches]),
-        torch.cat([branch.live_rope.sin_TD for branch in branches]),
-    )

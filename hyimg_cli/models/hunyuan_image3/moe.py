@@ -68,6 +68,10 @@ class Moe(nn.Module):
         mixed = mixed_TM.view_as(x_TM)
         return mixed if self.shared_mlp is None else self.shared_mlp(x_TM) + mixed
 
+    @property
+    def is_stacked(self) -> bool:
+        return self._bank is not None
+
     @torch.no_grad()
     def stack(self) -> None:
         """Lay the experts' weights side by side, and choose the kernels that multiply them.

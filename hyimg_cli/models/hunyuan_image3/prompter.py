@@ -2,9 +2,8 @@
 torch.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from pathlib import Path
 
 from hyimg_cli.batch.cost import JobTokens
@@ -33,12 +32,15 @@ from hyimg_cli.models.hunyuan_image3.vocabulary import (
 )
 from hyimg_cli.spec.card import Bucket, ModelCard
 from hyimg_cli.spec.job import ImageJob, Size
+from hyimg_cli.store.memo import Memo
 
 # Tokens around the picture: tags, <boi>, size, ratio, timestep, the distilled pair, and the end.
 _FRAME_TOKENS = 16
 # Any text: only the tokens around it are counted.
 _STAND_IN = "x"
-_REMEMBERED_TEXTS = 2**16
+# What one checkpoint keeps of texts that it has measured, and of sequences that it has built.
+_TEXT_BYTES = 32_000_000
+_LAYOUT_BYTES = 64_000_000
 
 
 @dataclass(frozen=True)
@@ -69,8 +71,16 @@ class Prompter:
         self.builder = LayoutBuilder(
             self.vocabulary, has_joint_source_span=self.arch.has_joint_source_span
         )
-        self._measured = lru_cache(_REMEMBERED_TEXTS)(self._measure)
-        self._framed = lru_cache(64)(self._frame)
+        self._measures: Memo[str, tuple[int, tuple[str, ...]]] = Memo(_TEXT_BYTES, lambda _: 256)
+        self._frames: Memo[tuple[bool, int, str], int] = Memo(_TEXT_BYTES, lambda _: 64)
+        self._layouts: Memo[Hashable, Layout] = Memo(_LAYOUT_BYTES, _layout_bytes)
+
+    def memo_counts(self) -> dict[str, dict[str, int]]:
+        """Look-ups by kind: tokens of whole sections, sequences."""
+        return {
+            "prompt_tokens": self.vocabulary.memo_counts(),
+            "layouts": self._layouts.counts(),
+        }
 
     def check(self, job: ImageJob) -> None:
         """Passes a job that this checkpoint can take, as far as its text tells; no file is read.
@@ -88,11 +98,8 @@ class Prompter:
         cot_length = sum(len(section.ids) for section in self._given_cot(job))
         text = system if job.writes_text else picture_system
         system_length = self._measured(text)[0] if text else 0
-        frame = self._framed(
-            has_system=bool(text),
-            source_count=len(job.images),
-            tag=trigger(job.bot_task) if job.writes_text else "",
-        )
+        tag = trigger(job.bot_task) if job.writes_text else ""
+        frame = self._framed(bool(text), len(job.images), tag)
         parts = {"prompt": prompt_length}
         if job.system_prompt is not None:
             parts["system_prompt"] = system_length
@@ -125,12 +132,12 @@ class Prompter:
         """
         prompt = self._prompt(job, shapes, self._system(job))
         if job.writes_text:
-            layout = self.builder.text(prompt, trigger(job.bot_task))
+            layout = self._text(prompt, trigger(job.bot_task))
             return Opening(layout, len(layout.ids))
         if not job.size.is_auto:
             return None
         if job.cot_text is None and job.cot_token_ids is None:
-            layout = self.builder.text(prompt, self.builder.ratio_trigger(self.template))
+            layout = self._text(prompt, self.builder.ratio_trigger(self.template))
             return Opening(layout, len(layout.ids))
         layout = self.picture(job, shapes, None, self.card.buckets[0])
         assert layout.target is not None, "a picture's layout has a target"
@@ -150,7 +157,7 @@ class Prompter:
             cot = self.builder.cot_from_ids(written, drop_think=job.drop_think)
             has_think = self.vocabulary.think in written
         prompt = self._prompt(job, shapes, self._picture_system(job, has_think))
-        layout = self.builder.image(prompt, cot, self.target(bucket))
+        layout = self._image(prompt, cot, self.target(bucket))
         self._refuse_too_long(layout.live_start)
         return layout
 
@@ -220,10 +227,27 @@ class Prompter:
             assumed_think=assumed_think if job.writes_text else 0,
         )
 
-    def _measure(self, text: str) -> tuple[int, tuple[str, ...]]:
+    def _measured(self, text: str) -> tuple[int, tuple[str, ...]]:
         """How many tokens a text has, and the names of the control tokens in it."""
-        ids = self.vocabulary.encode(text)
-        return len(ids), tuple(self.vocabulary.control_in(ids))
+
+        def measure() -> tuple[int, tuple[str, ...]]:
+            ids = self.vocabulary.encode(text)
+            return len(ids), tuple(self.vocabulary.control_in(ids))
+
+        return self._measures.get(text, measure)
+
+    def _text(self, prompt: Prompt, trigger: str) -> Layout:
+        return self._layouts.get((prompt, trigger), lambda: self.builder.text(prompt, trigger))
+
+    def _image(self, prompt: Prompt, cot: Sequence[Section], target: Target) -> Layout:
+        key = prompt, tuple(cot), target
+        return self._layouts.get(key, lambda: self.builder.image(prompt, cot, target))
+
+    def _framed(self, has_system: bool, source_count: int, tag: str) -> int:
+        key = has_system, source_count, tag
+        return self._frames.get(
+            key, lambda: self._frame(has_system=has_system, source_count=source_count, tag=tag)
+        )
 
     def _frame(self, *, has_system: bool, source_count: int, tag: str) -> int:
         """Positions that a sequence takes at least beside its texts: up to the live rows, or, where
@@ -304,3 +328,8 @@ class Prompter:
                 hint="shorten its texts, or give fewer source images",
                 code="job.too-long",
             )
+
+
+def _layout_bytes(layout: Layout) -> int:
+    # Two tuples of ids; the sections and blocks beside them are few.
+    return 512 + 2 * 8 * len(layout.ids)

@@ -5,7 +5,7 @@ centred on the index range they occupy. Golden case 2.
 """
 
 # Legend: T token, D head width, H head
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hyimg_cli.models.hunyuan_image3.sequence import ImageBlock
+from hyimg_cli.store.memo import Memo
 
 
 @dataclass(frozen=True)
@@ -27,8 +28,76 @@ class Rope:
         missing = (0, 0, 0, count - self.cos_TD.shape[0])
         return Rope(F.pad(self.cos_TD, missing), F.pad(self.sin_TD, missing))
 
+    @property
+    def nbytes(self) -> int:
+        return self.cos_TD.nbytes + self.sin_TD.nbytes
+
+    def cut(self, start: int, stop: int) -> "Rope":
+        """A view of the rows `[start, stop)`."""
+        return Rope(self.cos_TD[start:stop], self.sin_TD[start:stop])
+
     def to(self, device: torch.device) -> "Rope":
         return Rope(self.cos_TD.to(device), self.sin_TD.to(device))
+
+
+class RopeTables:
+    """Angles by position, made once for each device: one table for text, one for each image grid.
+
+    Rows come as slices of them, so that a decode step computes and copies no angle anew.
+    """
+
+    def __init__(self, *, head_dim: int, theta: float, budget_bytes: int = 256_000_000) -> None:
+        self._head_dim, self._theta = head_dim, theta
+        self._tables: Memo[Hashable, Rope] = Memo(budget_bytes, lambda table: table.nbytes)
+
+    def counts(self) -> dict[str, int]:
+        """How often a table was there, and how often it was made."""
+        return self._tables.counts()
+
+    def text(self, spans: Sequence[tuple[int, int]], device: torch.device) -> Rope:
+        """Angles of text tokens `[start, stop)`, all spans one after another."""
+        # The next power of two: few tables for however many lengths.
+        size = 1 << max(8, (max(stop for _, stop in spans) - 1).bit_length())
+        table = self._tables.get((size, device), lambda: self._made(positions(size, ()), device))
+        return joined([table.cut(start, stop) for start, stop in spans])
+
+    def rows(
+        self, start: int, stop: int, blocks: Sequence[ImageBlock], device: torch.device
+    ) -> Rope:
+        """Angles of the tokens `[start, stop)` of a sequence with image blocks in it."""
+        parts: list[Rope] = []
+        at = start
+        for block in sorted(blocks, key=lambda block: block.start):
+            end = block.start + block.grid.cells
+            if end <= at or block.start >= stop:
+                continue
+            if at < block.start:
+                parts.append(self.text([(at, block.start)], device))
+            at, last = max(at, block.start), min(end, stop)
+            parts.append(self._image(block, device).cut(at - block.start, last - block.start))
+            at = last
+        if at < stop:
+            parts.append(self.text([(at, stop)], device))
+        return joined(parts)
+
+    def _image(self, block: ImageBlock, device: torch.device) -> Rope:
+        def made() -> Rope:
+            return self._made(positions(end, [block])[block.start : end], device)
+
+        end = block.start + block.grid.cells
+        return self._tables.get((block.start, block.grid, device), made)
+
+    def _made(self, yx_T2: Tensor, device: torch.device) -> Rope:
+        return rope(yx_T2, head_dim=self._head_dim, theta=self._theta).to(device)
+
+
+def joined(parts: Sequence[Rope]) -> Rope:
+    """The rows of all parts, one after another."""
+    if len(parts) == 1:
+        return parts[0]
+    return Rope(
+        torch.cat([part.cos_TD for part in parts]), torch.cat([part.sin_TD for part in parts])
+    )
 
 
 def positions(length: int, blocks: Sequence[ImageBlock]) -> Tensor:
@@ -50,8 +119,10 @@ def rope(yx_T2: Tensor, *, head_dim: int, theta: float) -> Rope:
 
     The head_dim/2 angles are repeated twice along the last axis, for half-split rotation.
     """
-    frequency = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
-    axis = torch.arange(head_dim // 2) % 2
+    device = yx_T2.device
+    even = torch.arange(0, head_dim, 2, dtype=torch.float32, device=device)
+    frequency = theta ** (-even / head_dim)
+    axis = torch.arange(head_dim // 2, device=device) % 2
     angle = yx_T2.float()[:, axis] * frequency
     angle_TD = torch.cat([angle, angle], dim=-1)
     return Rope(angle_TD.cos(), angle_TD.sin())

@@ -47,10 +47,13 @@ class Vae(nn.Module):
 
     def decode(self, latents_BCYX: Tensor) -> Tensor:
         """Pixels [B, 3, Y, X] of scaled latents, about [-1, 1], not clamped; the last frame."""
-        shift = self.architecture.shift_factor or 0.0
-        unscaled_BCYX = latents_BCYX / self.architecture.scaling_factor + shift
-        frames_BCTYX: Tensor = self.decoder(unscaled_BCYX.unsqueeze(2))
+        frames_BCTYX: Tensor = self.decoder(self.unscaled(latents_BCYX))
         return frames_BCTYX[:, :, -1]
+
+    def unscaled(self, latents_BCYX: Tensor) -> Tensor:
+        """What the decoder takes, [B, C, 1, Y, X]."""
+        shift = self.architecture.shift_factor or 0.0
+        return (latents_BCYX / self.architecture.scaling_factor + shift).unsqueeze(2)
 
 
 class Encoder(nn.Module):

@@ -6,6 +6,10 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from hyimg_cli.errors import CheckpointError
+from hyimg_cli.store.memo import Memo
+
+# Ids of the sections that were encoded last: system prompts, role strings, users' prompts.
+_TOKEN_BYTES = 64_000_000
 
 RATIO_COUNT_BASE = 33
 RATIO_COUNT_INSTRUCT = 37
@@ -20,6 +24,9 @@ class Vocabulary:
 
     def __init__(self, tokenizer: Tokenizer, *, base_size: int, ratio_count: int) -> None:
         self._tokenizer = tokenizer
+        self._encoded: Memo[str, tuple[int, ...]] = Memo(
+            _TOKEN_BYTES, lambda ids: 256 + 8 * len(ids)
+        )
         self.bos = self._id("<|startoftext|>")
         self.eos = self._id("<|endoftext|>")
         self.boi = self._id("<boi>")
@@ -64,8 +71,15 @@ class Vocabulary:
 
     def encode(self, text: str) -> list[int]:
         """Ids of one section of text; control tokens spelled out in it are recognised."""
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
-        return ids
+
+        def made() -> tuple[int, ...]:
+            return tuple(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+        return list(self._encoded.get(text, made))
+
+    def memo_counts(self) -> dict[str, int]:
+        """How often a section's ids were there, and how often they were made."""
+        return self._encoded.counts()
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids`, control tokens spelled out."""

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from hyimg_cli.models.hunyuan_image3.vae import Vae
 from tiny_world.captions import Edit, random_edit
+from tiny_world.device import device_of, mixed
 from tiny_world.draw import Jitter, jitter, render, to_unit
 from tiny_world.heldout import is_held_out, trainable_scene
 from tiny_world.scenes import Scene
@@ -69,13 +70,13 @@ def trainable_edit(rng: random.Random) -> Edit:
 
 @torch.no_grad()
 def encoded(vae: Vae, pixels_BCYX: Tensor) -> Moments:
-    """Moments of uint8 pictures."""
-    parts = []
+    """Moments of uint8 pictures, computed where the autoencoder lies, kept on the CPU."""
+    parts, device = [], device_of(vae)
     for chunk in pixels_BCYX.split(_CHUNK):
-        with torch.autocast("cpu", torch.bfloat16):
-            parts.append(vae.encode_moments(to_unit(chunk)))
+        with mixed(device):
+            parts.append(vae.encode_moments(to_unit(chunk.to(device))))
     means, logvars = zip(*parts, strict=True)
-    return Moments(torch.cat(means).float(), torch.cat(logvars).float())
+    return Moments(torch.cat(means).float().cpu(), torch.cat(logvars).float().cpu())
 
 
 def sampled(vae: Vae, moments: Moments, index_B: Tensor, generator: torch.Generator) -> Tensor:

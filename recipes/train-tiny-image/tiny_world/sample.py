@@ -18,6 +18,7 @@ from hyimg_cli.models.hunyuan_image3.model import HunyuanImage3ForCausalMM
 from tiny_world.architecture import LATENT_GRID
 from tiny_world.batches import Batch, RowBuilder, Written, batch
 from tiny_world.captions import Edit, Wish
+from tiny_world.device import device_of, mixed
 from tiny_world.draw import no_jitter, render, to_bytes
 from tiny_world.heldout import held_out
 from tiny_world.judge import judge
@@ -77,10 +78,10 @@ def drawn(
     sigma = torch.linspace(1, 0, _STEPS + 1)
     sigmas = (_SHIFT * sigma / (1 + (_SHIFT - 1) * sigma)).tolist()
     for now, after in pairwise(sigmas):
-        velocities = [_velocity(network, b, latents_BCYX, now, sources) for b in both]
+        velocities = [_velocity(network, b, latents_BCYX, now, sources).cpu() for b in both]
         guided_BCYX = velocities[1] + _GUIDANCE * (velocities[0] - velocities[1])
         latents_BCYX = latents_BCYX + (after - now) * guided_BCYX
-    return to_bytes(network.vae.decode(latents_BCYX))
+    return to_bytes(network.vae.decode(latents_BCYX.to(device_of(network.vae)))).cpu()
 
 
 def write_sheet(pixels_NCYX: Tensor, file: Path, *, columns: int = 16) -> None:
@@ -110,7 +111,7 @@ def _velocity(
     pictures = Pictures(
         latents_BCYX[:, None], timesteps_B1, sources.latents_BCYX, sources.pixels_BCYX
     )
-    with torch.autocast("cpu", torch.bfloat16):
+    with mixed(device_of(network)):
         return train_forward(network, rows, pictures).velocity_BKCYX[:, 0]
 
 
@@ -146,8 +147,8 @@ def _share_exact(
     pictures = Pictures(
         latents_BKCYX, torch.zeros(len(tasks), 1), sources.latents_BCYX, sources.pixels_BCYX
     )
-    with torch.autocast("cpu", torch.bfloat16):
+    with mixed(device_of(network)):
         hidden_BSM = train_forward(network, padded, pictures).hidden_BSM
-        likeliest_BS = network.lm_head(network.model.ln_f(hidden_BSM)).argmax(dim=-1)
+        likeliest_BS = network.lm_head(network.model.ln_f(hidden_BSM)).argmax(dim=-1).cpu()
     is_right_BS = (likeliest_BS == padded.next_ids_BS) | (padded.next_ids_BS < 0)
     return float(round(is_right_BS.all(dim=1).float().mean().item(), 4))

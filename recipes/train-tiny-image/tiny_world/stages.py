@@ -11,6 +11,7 @@ from hyimg_cli.models.hunyuan_image3.model import HunyuanImage3ForCausalMM, tran
 from hyimg_cli.models.hunyuan_image3.vocabulary import Vocabulary
 from tiny_world.architecture import tiny_architecture, with_scaling
 from tiny_world.batches import RowBuilder
+from tiny_world.device import worker_device
 from tiny_world.pool import Pool, drawn_pool
 from tiny_world.sample import quick_rates
 from tiny_world.scenes import PICTURE_PX, Scene
@@ -59,7 +60,8 @@ def joint_stage(run: WholeRun, tick: Callable[[], None]) -> None:
 def finished_network(run: WholeRun) -> HunyuanImage3ForCausalMM:
     """The network with the smoothed weights of both stages."""
     network = _network(run)
-    trained = torch.load(run.joint.folder / "joint_state.pt", weights_only=True)["ema"]
+    file = run.joint.folder / "joint_state.pt"
+    trained = torch.load(file, weights_only=True, map_location="cpu")["ema"]
     named = {n: p for n, p in network.named_parameters() if not n.startswith("vae.")}
     with torch.no_grad():
         for name, parameter in named.items():
@@ -94,7 +96,7 @@ def _network(run: WholeRun) -> HunyuanImage3ForCausalMM:
 
 
 def _joint_worker(run: WholeRun) -> None:
-    network = _network(run)
+    network = _network(run).to(worker_device(run.joint.device))
     pool = drawn_pool(network.vae, pairs=run.pairs, seed=run.joint.seed * 1000 + rank())
     _note_scenes(pool, run.joint.folder / f"scenes_{rank()}.txt")
     rows = row_builder(tokenizer_of(run))

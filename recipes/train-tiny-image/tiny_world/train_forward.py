@@ -20,6 +20,7 @@ from hyimg_cli.models.hunyuan_image3.rope import Rope, rope
 from hyimg_cli.models.hunyuan_image3.transformer import DecoderLayer
 from tiny_world.architecture import LATENT_GRID, PATCH_PX, VISION_GRID
 from tiny_world.batches import Batch
+from tiny_world.device import device_of, moved
 
 
 @dataclass(frozen=True)
@@ -42,14 +43,15 @@ class Outputs:
 
 
 def train_forward(network: HunyuanImage3ForCausalMM, batch: Batch, pictures: Pictures) -> Outputs:
-    """What the product computes for each row and copy, all at once."""
+    """What the product computes for each row and copy, all at once, where the network lies."""
+    batch, pictures = (moved(data, device_of(network)) for data in (batch, pictures))
     x_BSM = embedded(network, batch, pictures)
     angles = rope(
         batch.positions_BS2.flatten(0, 1),
         head_dim=network.arch.head_dim,
         theta=network.arch.rope_theta,
     )
-    balance = torch.zeros(())
+    balance = torch.zeros((), device=x_BSM.device)
     for layer in network.model.layers:
         x_BSM, unbalance = _layer(layer, x_BSM, angles, batch.visible_BSS)
         balance = balance + unbalance
@@ -70,7 +72,7 @@ def embedded(network: HunyuanImage3ForCausalMM, batch: Batch, pictures: Pictures
     assert batch.source_vae_BN is not None, "a source picture has its slots"
     assert batch.source_vit_BN is not None, "a source picture has its slots"
     assert pictures.source_pixels_BCYX is not None, "a source has pixels as well as latents"
-    zero_B = torch.zeros(len(x_BSM))
+    zero_B = torch.zeros(len(x_BSM), device=x_BSM.device)
     vae_BNM = network.patch_embed(pictures.source_latents_BCYX, network.time_embed(zero_B))
     x_BSM = _placed(x_BSM, batch.source_timestep_B, network.timestep_emb(zero_B))
     x_BSM = _placed(x_BSM, batch.source_vae_BN, vae_BNM)
@@ -81,11 +83,11 @@ def embedded(network: HunyuanImage3ForCausalMM, batch: Batch, pictures: Pictures
 
 def source_features(network: HunyuanImage3ForCausalMM, pixels_BCYX: Tensor) -> Tensor:
     """ViT rows [B, N, M] of uint8 pictures that fill the patch grid exactly."""
-    count = len(pixels_BCYX)
+    count, device = len(pixels_BCYX), pixels_BCYX.device
     output = network.vision_model(
         pixel_values=patches(pixels_BCYX),
-        pixel_attention_mask=torch.ones(count, VISION_GRID**2, dtype=torch.int32),
-        spatial_shapes=torch.tensor([[VISION_GRID, VISION_GRID]]).repeat(count, 1),
+        pixel_attention_mask=torch.ones(count, VISION_GRID**2, dtype=torch.int32, device=device),
+        spatial_shapes=torch.tensor([[VISION_GRID, VISION_GRID]], device=device).repeat(count, 1),
     )
     rows_BNM: Tensor = network.vision_aligner(output.last_hidden_state)
     return rows_BNM
@@ -101,9 +103,10 @@ def patches(pixels_BCYX: Tensor) -> Tensor:
 
 def text_loss(network: HunyuanImage3ForCausalMM, outputs: Outputs, batch: Batch) -> Tensor:
     """Mean cross-entropy of the tokens to be learnt."""
-    is_learnt_BS = batch.next_ids_BS >= 0
+    next_ids_BS = batch.next_ids_BS.to(outputs.hidden_BSM.device)
+    is_learnt_BS = next_ids_BS >= 0
     logits_TV = network.lm_head(network.model.ln_f(outputs.hidden_BSM[is_learnt_BS]))
-    return functional.cross_entropy(logits_TV.float(), batch.next_ids_BS[is_learnt_BS])
+    return functional.cross_entropy(logits_TV.float(), next_ids_BS[is_learnt_BS])
 
 
 def _layer(
@@ -159,7 +162,7 @@ def _unbalance(logits_TE: Tensor, index_TK: Tensor) -> Tensor:
 def _velocity(
     network: HunyuanImage3ForCausalMM, x_BSM: Tensor, batch: Batch, timesteps_BK: Tensor
 ) -> Tensor:
-    rows_B11 = torch.arange(len(x_BSM))[:, None, None]
+    rows_B11 = torch.arange(len(x_BSM), device=x_BSM.device)[:, None, None]
     tokens_TNM = x_BSM[rows_B11, batch.image_BKN].flatten(0, 1)
     embedding_TM = network.time_embed_2(timesteps_BK.flatten())
     velocity = network.final_layer(tokens_TNM, embedding_TM, LATENT_GRID)

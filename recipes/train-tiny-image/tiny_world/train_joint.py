@@ -7,9 +7,7 @@ Shapes: B row · K copy · C Y X latents.
 """
 
 import dataclasses
-import json
 import random
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,20 +17,20 @@ from torch import Tensor, nn
 from hyimg_cli.models.hunyuan_image3.model import HunyuanImage3ForCausalMM
 from tiny_world.batches import Row, RowBuilder, batch
 from tiny_world.captions import random_wish, unknown_wish, worded_edit
+from tiny_world.device import device_of, mixed
 from tiny_world.ema import Ema
 from tiny_world.free_words import free_edit, free_wish
 from tiny_world.optimize import Optimizers, Rates
 from tiny_world.pool import Moments, Pool, sampled
+from tiny_world.run_state import RunState
 from tiny_world.schedule import cosine_rate
 from tiny_world.train_forward import Pictures, text_loss, train_forward
-from tiny_world.workers import agreed, rank
+from tiny_world.workers import rank
 
 _TEXT_WEIGHT = 0.4
 _BALANCE_WEIGHT = 0.01
 _UNKNOWN_SHARE = 0.03
 _FREE_SHARE = 0.4
-_CHECKPOINT_EVERY_S = 60.0
-_LOG_EVERY = 20
 _RATES = Rates(muon=0.02, adam=3e-3)
 
 Check = Callable[[HunyuanImage3ForCausalMM, int], dict[str, float]]
@@ -56,10 +54,13 @@ class JointRun:
     check_every_s: float = 600.0
     seed: int = 4
     max_steps: int | None = None
+    device: str = "cpu"
 
 
 class JointTrainer:
-    """Network, pool, optimisers and clock of the second stage, in one worker."""
+    """Network, pool, optimisers and clock of the second stage, in one worker; it trains where the
+    network lies.
+    """
 
     def __init__(
         self,
@@ -71,39 +72,36 @@ class JointTrainer:
     ) -> None:
         self.network, self.rows, self.pool, self.run, self.check = network, rows, pool, run, check
         network.vae.requires_grad_(False)
+        self.device = device_of(network)
         self.trained = nn.ModuleDict(
             {name: module for name, module in network.named_children() if name != "vae"}
         )
         self.ema = Ema(self.trained, decay=run.ema_decay)
         self.optimizers = Optimizers(self.trained, run.rates, is_matrix)
-        self.step, self.elapsed_s, self.notes = 0, 0.0, dict[str, list[float]]()
-        self.file = run.folder / "joint_state.pt"
-        if self.file.exists():
-            self._restore()
+        self.notes: dict[str, list[float]] = {}
+        parts = {"trained": self.trained, "ema": self.ema, "optimizers": self.optimizers}
+        self.state = RunState(run.folder, "joint", parts, device=self.device)
 
     def train(self) -> None:
         """Train until the time is up; the network then holds the smoothed weights."""
-        budget_s, last_save = self.run.minutes * 60, time.monotonic()
-        next_check_s = self.elapsed_s + min(120.0, self.run.check_every_s)
-        while self.elapsed_s < budget_s and self.step != self.run.max_steps:
-            began = time.monotonic()
-            self._step(self.elapsed_s / budget_s)
-            self.elapsed_s = agreed(self.elapsed_s + time.monotonic() - began)
-            if self.step % _LOG_EVERY == 0:
+        budget_s, state = self.run.minutes * 60, self.state
+        next_check_s = state.elapsed_s + min(120.0, self.run.check_every_s)
+        while state.elapsed_s < budget_s and state.step != self.run.max_steps:
+            with state.timed_step():
+                self._step(state.elapsed_s / budget_s)
+            if state.is_log_due:
                 self._log()
-            if time.monotonic() - last_save > _CHECKPOINT_EVERY_S:
-                self._save()
-                last_save = time.monotonic()
-            if self.elapsed_s > next_check_s:
-                next_check_s = self.elapsed_s + self.run.check_every_s
+            state.save_if_due()
+            if state.elapsed_s > next_check_s:
+                next_check_s = state.elapsed_s + self.run.check_every_s
                 self._check()
         if self.notes:
             self._log()
-        self._save()
+        state.save()
         self.ema.copy_to(self.trained)
 
     def _step(self, progress: float) -> None:
-        seed = f"{self.run.seed}/joint/{rank()}/{self.step}"
+        seed = f"{self.run.seed}/joint/{rank()}/{self.state.step}"
         rng = random.Random(seed)
         generator = torch.Generator().manual_seed(rng.getrandbits(60))
         for is_edit in (False, True):
@@ -112,10 +110,9 @@ class JointTrainer:
             kind = "edit" if is_edit else "new"
             for name, value in facts.items():
                 self._note(f"{kind}_{name}", value)
-        factor = cosine_rate(self.step, progress, warm_up_steps=self.run.warm_up_steps)
+        factor = cosine_rate(self.state.step, progress, warm_up_steps=self.run.warm_up_steps)
         self._note("norm", self.optimizers.step(factor))
         self.ema.update(self.trained)
-        self.step += 1
 
     def _loss(
         self, rng: random.Random, generator: torch.Generator, *, is_edit: bool
@@ -129,10 +126,11 @@ class JointTrainer:
             pictures, noisy_BKCYX=noisy_BKCYX, timesteps_BK=1000 * sigma_BK
         )
         padded = batch(rows, self.rows.vocabulary, copies=self.run.copies)
-        with torch.autocast("cpu", torch.bfloat16):
+        with mixed(self.device):
             outputs = train_forward(self.network, padded, pictures)
             text = text_loss(self.network, outputs, padded)
-        flow = (outputs.velocity_BKCYX - (noise_BKCYX - clean_BKCYX)).square().mean()
+        towards_BKCYX = (noise_BKCYX - clean_BKCYX).to(self.device)
+        flow = (outputs.velocity_BKCYX - towards_BKCYX).square().mean()
         loss = flow + _TEXT_WEIGHT * text + _BALANCE_WEIGHT * outputs.balance
         facts = {"flow": flow.item(), "text": text.item(), "balance": outputs.balance.item()}
         return loss, facts
@@ -183,7 +181,8 @@ class JointTrainer:
             return
         kept = {name: p.detach().clone() for name, p in self.trained.named_parameters()}
         self.ema.copy_to(self.trained)
-        self._write({"step": self.step} | self.check(self.network, self.step))
+        step = self.state.step
+        self.state.note({"step": step} | self.check(self.network, step))
         with torch.no_grad():
             for name, parameter in self.trained.named_parameters():
                 parameter.copy_(kept[name])
@@ -193,36 +192,8 @@ class JointTrainer:
 
     def _log(self) -> None:
         """One line of means since the last one."""
-        line = {"step": self.step, "elapsed_s": round(self.elapsed_s, 1)}
-        means = {name: round(sum(v) / len(v), 4) for name, v in self.notes.items()}
-        self._write(line | means)
+        self.state.log({name: round(sum(v) / len(v), 4) for name, v in self.notes.items()})
         self.notes = {}
-
-    def _write(self, line: dict[str, float]) -> None:
-        if rank() == 0:
-            with (self.run.folder / "joint_log.jsonl").open("a", encoding="utf-8") as log:
-                log.write(json.dumps(line) + "\n")
-
-    def _save(self) -> None:
-        if rank() != 0:
-            return
-        state = {
-            "trained": self.trained.state_dict(),
-            "ema": self.ema.state_dict(),
-            "optimizers": self.optimizers.state_dict(),
-            "step": self.step,
-            "elapsed_s": self.elapsed_s,
-        }
-        part = self.file.with_suffix(".part")
-        torch.save(state, part)
-        part.replace(self.file)
-
-    def _restore(self) -> None:
-        state = torch.load(self.file, weights_only=True)
-        self.trained.load_state_dict(state["trained"])
-        self.ema.load_state_dict(state["ema"])
-        self.optimizers.load_state_dict(state["optimizers"])
-        self.step, self.elapsed_s = state["step"], state["elapsed_s"]
 
 
 def is_matrix(name: str, parameter: nn.Parameter) -> bool:

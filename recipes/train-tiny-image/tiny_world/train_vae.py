@@ -1,7 +1,6 @@
 """The first stage: the autoencoder, alone, on pictures drawn on the fly.
 
-Crops first (a quarter of the cost, and mostly edges), then whole pictures. Resumable: the state
-file is rewritten every minute and read back at the start.
+Crops first (a quarter of the cost, and mostly edges), then whole pictures. Resumable.
 
 Shapes: B batch · C channels · Y X rows, columns.
 """
@@ -9,7 +8,6 @@ Shapes: B batch · C channels · Y X rows, columns.
 import dataclasses
 import json
 import random
-import time
 from pathlib import Path
 
 import torch
@@ -17,20 +15,20 @@ from torch import Tensor
 
 from hyimg_cli.models.hunyuan_image3.config import VaeArchitecture
 from hyimg_cli.models.hunyuan_image3.vae import Vae
+from tiny_world.device import mixed, worker_device
 from tiny_world.draw import jitter, render, to_unit
 from tiny_world.ema import Ema
 from tiny_world.heldout import trainable_scene
 from tiny_world.optimize import Optimizers, Rates
+from tiny_world.run_state import RunState
 from tiny_world.scenes import PICTURE_PX, PLACES, Scene
 from tiny_world.schedule import cosine_rate
-from tiny_world.workers import agreed, rank
+from tiny_world.workers import rank
 
 _CROP_PX = 32
 _CROP_SHIFT_PX = 12
 _CROP_SHARE = 0.45
 _KL_WEIGHT = 5e-4
-_CHECKPOINT_EVERY_S = 60.0
-_LOG_EVERY = 20
 _RATES = Rates(muon=0.025, adam=1e-3)
 
 
@@ -49,6 +47,7 @@ class VaeRun:
     warm_up_steps: int = 30
     seed: int = 1
     max_steps: int | None = None
+    device: str = "cpu"
 
 
 class VaeTrainer:
@@ -57,52 +56,48 @@ class VaeTrainer:
     def __init__(self, architecture: VaeArchitecture, run: VaeRun) -> None:
         torch.manual_seed(run.seed)
         self.run = run
-        self.vae = Vae(architecture)
+        self.device = worker_device(run.device)
+        self.vae = Vae(architecture).to(self.device)
         self.ema = Ema(self.vae, decay=0.995)
         self.optimizers = Optimizers(self.vae, run.rates, lambda _, p: p.ndim > 1)
-        self.step, self.elapsed_s = 0, 0.0
-        self.file = run.folder / "vae_state.pt"
-        if self.file.exists():
-            self._restore()
+        parts = {"vae": self.vae, "ema": self.ema, "optimizers": self.optimizers}
+        self.state = RunState(run.folder, "vae", parts, device=self.device)
         # Weights start equal in every worker; what each draws must not.
-        torch.manual_seed(run.seed + 1000 * self.step + rank())
+        torch.manual_seed(run.seed + 1000 * self.state.step + rank())
 
     def train(self) -> Vae:
         """The smoothed autoencoder once the time is up; its scaling factor is not measured yet."""
-        budget_s, last_save = self.run.minutes * 60, time.monotonic()
+        budget_s, state = self.run.minutes * 60, self.state
         facts: dict[str, float] = {}
-        while self.elapsed_s < budget_s and self.step != self.run.max_steps:
-            began = time.monotonic()
-            facts = self._step(self.elapsed_s / budget_s)
-            self.elapsed_s = agreed(self.elapsed_s + time.monotonic() - began)
-            if self.step % _LOG_EVERY == 0:
-                self._log(facts)
-            if time.monotonic() - last_save > _CHECKPOINT_EVERY_S:
-                self._save()
-                last_save = time.monotonic()
+        while state.elapsed_s < budget_s and state.step != self.run.max_steps:
+            with state.timed_step():
+                facts = self._step(state.elapsed_s / budget_s)
+            if state.is_log_due:
+                state.log(facts)
+            state.save_if_due()
         if facts:
-            self._log(facts)
-            self._save()
+            state.log(facts)
+            state.save()
         self.ema.copy_to(self.vae)
         return self.vae
 
     def _step(self, progress: float) -> dict[str, float]:
-        pixels_BCYX = self._batch(is_crop=progress < _CROP_SHARE)
-        with torch.autocast("cpu", torch.bfloat16):
+        pixels_BCYX = self._batch(is_crop=progress < _CROP_SHARE).to(self.device)
+        with mixed(self.device):
             mean_BCYX, logvar_BCYX = self.vae.encode_moments(pixels_BCYX)
             noise_BCYX = torch.randn_like(mean_BCYX)
             latents_BCYX = self.vae.posterior_sample(mean_BCYX, logvar_BCYX, noise_BCYX)
             drawn_BCYX = self.vae.decode(latents_BCYX).float()
         loss, facts = vae_loss(drawn_BCYX, pixels_BCYX, mean_BCYX.float(), logvar_BCYX.float())
         loss.backward()
-        self.optimizers.step(cosine_rate(self.step, progress, warm_up_steps=self.run.warm_up_steps))
+        warm_up = self.run.warm_up_steps
+        self.optimizers.step(cosine_rate(self.state.step, progress, warm_up_steps=warm_up))
         self.ema.update(self.vae)
-        self.step += 1
         return facts
 
     def _batch(self, *, is_crop: bool) -> Tensor:
         """Pictures of this step; a function of the seed, the worker and the step alone."""
-        rng = random.Random(f"{self.run.seed}/vae/{rank()}/{self.step}")
+        rng = random.Random(f"{self.run.seed}/vae/{rank()}/{self.state.step}")
         count = self.run.crop_batch if is_crop else self.run.batch
         scenes = [trainable_scene(rng) for _ in range(count)]
         generator = torch.Generator().manual_seed(rng.getrandbits(60))
@@ -111,34 +106,6 @@ class VaeTrainer:
             pairs = zip(pixels_BCYX, scenes, strict=True)
             pixels_BCYX = torch.stack([_crop(picture, scene, rng) for picture, scene in pairs])
         return to_unit(pixels_BCYX)
-
-    def _log(self, facts: dict[str, float]) -> None:
-        if rank() != 0:
-            return
-        line = {"step": self.step, "elapsed_s": round(self.elapsed_s, 1)} | facts
-        with (self.run.folder / "vae_log.jsonl").open("a", encoding="utf-8") as log:
-            log.write(json.dumps(line) + "\n")
-
-    def _save(self) -> None:
-        if rank() != 0:
-            return
-        state = {
-            "vae": self.vae.state_dict(),
-            "ema": self.ema.state_dict(),
-            "optimizers": self.optimizers.state_dict(),
-            "step": self.step,
-            "elapsed_s": self.elapsed_s,
-        }
-        part = self.file.with_suffix(".part")
-        torch.save(state, part)
-        part.replace(self.file)
-
-    def _restore(self) -> None:
-        state = torch.load(self.file, weights_only=True)
-        self.vae.load_state_dict(state["vae"])
-        self.ema.load_state_dict(state["ema"])
-        self.optimizers.load_state_dict(state["optimizers"])
-        self.step, self.elapsed_s = state["step"], state["elapsed_s"]
 
 
 def vae_loss(
@@ -187,7 +154,8 @@ def trained_vae(architecture: VaeArchitecture, folder: Path) -> Vae:
     """The smoothed autoencoder of a finished first stage; its scaling factor is measured once."""
     vae = Vae(architecture)
     ema = Ema(vae, decay=0.0)
-    ema.load_state_dict(torch.load(folder / "vae_state.pt", weights_only=True)["ema"])
+    state = torch.load(folder / "vae_state.pt", weights_only=True, map_location="cpu")
+    ema.load_state_dict(state["ema"])
     ema.copy_to(vae)
     measured = folder / "vae_scaling.json"
     if not measured.exists():

@@ -22,6 +22,7 @@ RELEASED = VaeArchitecture(
     layers_per_block=2,
     ffactor_spatial=16,
     ffactor_temporal=4,
+    sample_size=384,
     downsample_match_channel=True,
     upsample_match_channel=True,
     scaling_factor=0.562679178327931,
@@ -34,6 +35,7 @@ SMALL = replace(
     layers_per_block=1,
     ffactor_spatial=4,
     ffactor_temporal=2,
+    sample_size=32,
 )
 
 

@@ -1,0 +1,76 @@
+"""Distances as a table for the terminal."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from hyimg_cli.evaluate.measure import Measured, Metric, Spread
+from hyimg_cli.quality.lpips import StoredPair
+
+TITLES = {
+    "psnr": "PSNR dB ↑",
+    "ssim": "SSIM ↑",
+    "lpips": "LPIPS ↓",
+    "max_abs": "max |diff| ↓",
+    "equal_share": "equal",
+    "within_5": "≤ 5",
+    "within_10": "≤ 10",
+    "within_20": "≤ 20",
+    "within_50": "≤ 50",
+}
+
+
+def distances(
+    results: Sequence[Measured], chosen: Sequence[Metric], summary: Mapping[str, Any]
+) -> Table:
+    """A row for each pair, then mean and worst of all; of a video the mean (min to max)."""
+    table = _table("pair", *(TITLES[metric.name] for metric in chosen))
+    for measured in results:
+        is_video = measured.pair.kind == "video"
+        name = measured.pair.name + (f" ({measured.frames} frames)" if is_video else "")
+        spreads = [measured.values[metric.name] for metric in chosen]
+        cells = [_spread(m, s) if is_video else _cell(m, s.mean) for m, s in _zip(chosen, spreads)]
+        table.add_row(Text(name), *cells)
+    if len(results) > 1:
+        table.add_section()
+        for row in ("mean", "worst"):
+            cells = [_cell(metric, summary[metric.name][row]) for metric in chosen]
+            table.add_row(Text(f"{row} of {len(results)}"), *cells)
+    return table
+
+
+def self_test(pairs: Sequence[StoredPair]) -> Table:
+    """Stored and found distances side by side."""
+    table = _table("pair", "stored", "found", "")
+    for pair in pairs:
+        verdict = "agrees" if pair.agrees else "DIFFERS"
+        table.add_row(pair.name, f"{pair.stored:.5f}", f"{pair.found:.5f}", verdict)
+    return table
+
+
+def _table(first: str, *others: str) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(first, overflow="fold")
+    for title in others:
+        table.add_column(title, justify="right", no_wrap=True)
+    return table
+
+
+def _zip(chosen: Sequence[Metric], spreads: Sequence[Spread]) -> Iterator[tuple[Metric, Spread]]:
+    return zip(chosen, spreads, strict=True)
+
+
+def _spread(metric: Metric, spread: Spread) -> str:
+    low, high = _cell(metric, spread.min), _cell(metric, spread.max)
+    return f"{_cell(metric, spread.mean)} ({low} to {high})"
+
+
+def _cell(metric: Metric, value: float | str) -> str:
+    if isinstance(value, str):
+        return value
+    if metric.unit == "share":
+        # A share just below 1 must not read as all.
+        return "100 %" if value == 1 else f"{min(value * 100, 99.99):.2f} %"
+    return f"{value:{'.2f' if metric.unit == 'dB' else 'g' if metric.unit else '.4f'}}"

@@ -1,0 +1,47 @@
+"""A picture in its source's shape: the last step of `infer_align_image_size`.
+
+The network draws in the sizes it knows. Where it drew in the size that a source image was fitted
+to, and that source has another aspect ratio, the picture is resized to the source's.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import sqrt
+
+from hyimg_cli.media.images import Pixels, SourceImage, stretch
+from hyimg_cli.spec.card import Bucket, ModelCard
+from hyimg_cli.spec.job import Size
+
+# Source: HunyuanImage-3.0-Instruct; ratios are height / width.
+_SAME_RATIO = 0.01
+
+
+@dataclass(frozen=True)
+class Origin:
+    """A source image's file, by its digest, and its own size."""
+
+    digest: str
+    size: Size
+
+    @classmethod
+    def of(cls, image: SourceImage) -> "Origin":
+        height, width = image.pixels.shape[:2]
+        return cls(image.digest, Size(height, width))
+
+
+def aligned(pixels: Pixels, bucket: Bucket, origins: Sequence[Origin], card: ModelCard) -> Pixels:
+    """`pixels`, drawn in `bucket`, in the shape of the first source that shares the bucket and has
+    another ratio; the area is that of the model's square. Else as they are.
+    """
+    drawn = bucket.size.height / bucket.size.width
+    for origin in origins:
+        ratio = origin.size.height / origin.size.width
+        shares = card.nearest_bucket(origin.size.height, origin.size.width) == bucket
+        if shares and abs(ratio - drawn) >= _SAME_RATIO:
+            return stretch(pixels, _of_area(ratio, card.base_size))
+    return pixels
+
+
+def _of_area(ratio: float, base_size: int) -> Size:
+    """Sides of this height / width whose product is `base_size` squared, rounded."""
+    return Size(max(1, round(base_size * sqrt(ratio))), max(1, round(base_size / sqrt(ratio))))

@@ -1,0 +1,99 @@
+"""Choosing tokens for many rows at once, on the model's device, each row by its own rules.
+
+A draw needs one uniform number, and every job has a row of them, made on the CPU from its own seed:
+a draw depends on that seed and on how many came before it, not on the batch or the machine.
+"""
+
+# Legend: V vocabulary (sorted by logit where it says so), R row (a job that writes)
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hyimg_cli.kernels.transfer import to_device
+from hyimg_cli.spec.job import TextSampling
+
+
+@dataclass(frozen=True)
+class Draw:
+    """How one row's next token is chosen.
+
+    `top_k` 0 and `top_p` 1 leave nothing out, `temperature` 0 takes the best. `uniform` is in
+    [0, 1). `allowed`: the best of these ids is taken, whatever else is set.
+    """
+
+    temperature: float
+    top_k: int
+    top_p: float
+    uniform: float = 0.0
+    allowed: tuple[int, ...] | None = None
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0 or self.allowed is not None
+
+
+class Draws:
+    """One job's draws, in order."""
+
+    def __init__(self, sampling: TextSampling, count: int) -> None:
+        generator = torch.Generator().manual_seed(sampling.seed)
+        self._uniform: list[float] = torch.rand(count, generator=generator).tolist()
+        self._sampling = sampling
+
+    def at(self, number: int) -> Draw:
+        """The draw behind `number` others."""
+        plain = self._sampling
+        return Draw(plain.temperature, plain.top_k, plain.top_p, self._uniform[number])
+
+
+def choose(logits_RV: Tensor, draws: Sequence[Draw]) -> Tensor:
+    """Every row's token, int64 [R], on the logits' device; nothing is read on the host.
+
+    Temperature, then top-k, then top-p, then one draw from what is left: the order and the meaning
+    of transformers' warpers. Masks `logits_RV` (float32) in place where a row is restricted.
+    """
+    for row, draw in enumerate(draws):
+        if draw.allowed is not None:
+            _restrict(logits_RV[row], draw.allowed)
+    if all(draw.is_greedy for draw in draws):
+        return logits_RV.argmax(dim=-1)
+    # Stable: equal logits keep their order, whatever else is in the batch.
+    sorted_RV, id_RV = logits_RV.sort(dim=-1, descending=True, stable=True)
+    return id_RV.gather(1, _ranks(sorted_RV, draws)[:, None])[:, 0]
+
+
+def _ranks(sorted_RV: Tensor, draws: Sequence[Draw]) -> Tensor:
+    """Each row's chosen place among its logits, which fall from left to right; [R]."""
+    temperature_R1, top_k_R1, top_p_R1, uniform_R1 = _settings(sorted_RV, draws)
+    rank_V = torch.arange(sorted_RV.shape[1], device=sorted_RV.device)
+    weight_RV = ((sorted_RV - sorted_RV[:, :1]) / temperature_R1).exp()
+    weight_RV = weight_RV.masked_fill(rank_V >= top_k_R1, 0)
+    # Running sums alone: one from the front does not depend on what is cut off behind it.
+    sum_RV = weight_RV.cumsum(dim=-1)
+    kept_RV = sum_RV - weight_RV < top_p_R1 * sum_RV[:, -1:]
+    last_R1 = (kept_RV.sum(dim=-1, keepdim=True) - 1).clamp_min(0)
+    target_R1 = uniform_R1 * sum_RV.gather(1, last_R1)
+    rank_R1 = (sum_RV <= target_R1).sum(dim=-1, keepdim=True)
+    return torch.minimum(rank_R1, last_R1)[:, 0]
+
+
+def _settings(logits_RV: Tensor, draws: Sequence[Draw]) -> Sequence[Tensor]:
+    """Temperature, top-k, top-p and uniform number of each row, [R, 1] each, in one transfer."""
+    words = logits_RV.shape[1]
+    rows = [
+        (1.0, 1.0, 1.0, 0.0)
+        if draw.is_greedy
+        else (draw.temperature, float(draw.top_k or words), draw.top_p, draw.uniform)
+        for draw in draws
+    ]
+    flat = [value for row in rows for value in row]
+    columns: Sequence[Tensor] = to_device(flat, logits_RV.device).view(len(rows), 4).split(1, 1)
+    return columns
+
+
+def _restrict(logits_V: Tensor, allowed: Sequence[int]) -> None:
+    ids = to_device(allowed, logits_V.device)
+    kept = logits_V.index_select(0, ids)
+    logits_V.fill_(-torch.inf).index_copy_(0, ids, kept)

@@ -1,0 +1,40 @@
+"""Small values between the host and a device, without either waiting for the other.
+
+On a CPU both ends are one memory: the same calls are plain copies.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def to_device(values: Sequence[int] | Sequence[float], device: torch.device) -> Tensor:
+    """Numbers as a tensor on `device`: int64, or float32 where they are floats."""
+    host = torch.tensor(values)
+    if device.type != "cuda":
+        return host.to(device)
+    # From pageable memory the host would wait for the device's queue.
+    return host.pin_memory().to(device, non_blocking=True)
+
+
+class Readback:
+    """A tensor on its way to the host: started now, read later, when its device has long passed it.
+
+    The copy is ordered behind the work that fills `source`; nothing waits until `values`.
+    """
+
+    def __init__(self, source: Tensor) -> None:
+        is_cuda = source.device.type == "cuda"
+        self._host = torch.empty(source.shape, dtype=source.dtype, pin_memory=is_cuda)
+        self._host.copy_(source, non_blocking=True)
+        self._is_there = torch.cuda.Event() if is_cuda else None
+        if self._is_there is not None:
+            self._is_there.record(torch.cuda.current_stream(source.device))
+
+    def values(self) -> list[int]:
+        """The numbers; waits for the copy alone, not for what was queued behind it."""
+        if self._is_there is not None:
+            self._is_there.synchronize()
+        numbers: list[int] = self._host.tolist()
+        return numbers

@@ -1,0 +1,55 @@
+"""The picture VAE decoding tile by tile, by the released code's own rule.
+
+A tile is `sample_size` pixels and overlaps the next by a quarter: 24 latent cells every 18 for the
+released checkpoints. Memory is that of two rows of tiles instead of the whole picture; the mid
+block's attention sees a tile only, so pixels differ from an untiled decode. Off by default, as in
+the released code. Source: `spatial_tiled_decode` of HunyuanImage-3's autoencoder.
+"""
+
+# Legend: B batch, C channel, F latent frame, Y X latent rows and columns, H W pixels
+from collections.abc import Callable
+
+from torch import Tensor
+
+from hyimg_cli.models.hunyuan_image3.vae import Vae
+from hyimg_cli.parallel.decode import decode_tiled
+from hyimg_cli.parallel.tiles import Tiling
+
+_OVERLAP = 0.25
+
+
+class TiledPicture:
+    """The VAE as `parallel` cuts it: one latent frame in, the last of its frames out."""
+
+    tile_channels = 3
+
+    def __init__(self, vae: Vae) -> None:
+        self.vae = vae
+        architecture = vae.architecture
+        pixels, side = architecture.ffactor_spatial, architecture.sample_size
+        self.tiling = Tiling.by_overlap((side,) * 2, (side // pixels,) * 2, _OVERLAP, pixels)
+
+    def tile_frames(self, latent_frames: int) -> int:
+        """Always the one frame that a picture is."""
+        return 1
+
+    def decode_tile(self, latents_BCFYX: Tensor) -> Tensor:
+        """One tile, [B, C, 1, H, W], in memory of its own: its other frames are let go."""
+        frames_BCTHW: Tensor = self.vae.decoder(latents_BCFYX)
+        return frames_BCTHW[:, :, -1:].clone()
+
+    def finish(self, merged_BCTHW: Tensor) -> Tensor:
+        """The picture of the merged tiles: as it is."""
+        return merged_BCTHW
+
+    def decode(self, latents_BCYX: Tensor) -> Tensor:
+        """What `Vae.decode` returns, tile by tile: [B, 3, H, W], about [-1, 1], not clamped."""
+        return decode_tiled(self, self.vae.unscaled(latents_BCYX)).squeeze(2)
+
+
+def decoder(vae: Vae, uses_tiles: bool) -> Callable[[Tensor], Tensor]:
+    """Scaled latents to pixels: in one piece, or tile by tile.
+
+    Raises UsageError where the checkpoint's tile is no whole number of latent cells.
+    """
+    return TiledPicture(vae).decode if uses_tiles else vae.decode

@@ -1,0 +1,152 @@
+"""Guidance branches on ranks of their own: branch g of every denoise step runs on rank g.
+
+    once a job    each rank's branch inputs (text embeddings and masks), through the pipe
+    every step    rank 0 ─▶ others: latents and timestep     others ─▶ rank 0: one velocity each
+
+The branches are separate forwards in one process too, so the velocities are equal to the bit. What
+is made of them (CFG, the scheduler's step) stays on rank 0.
+"""
+
+# Legend: B batch, C channel, F latent frame, Y X latent rows and columns
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from hyimg_cli.parallel.ranks import Rank, RankPool
+from hyimg_cli.parallel.wire import Task
+
+Velocity = Callable[[Tensor, Tensor], Tensor]
+
+
+class BranchModel(Protocol):
+    """A denoising transformer as the ranks need it; every rank holds one with the same weights."""
+
+    def branch(self, inputs: Any) -> Velocity:
+        """One branch of one job: (latents, timestep) to its velocity.
+
+        `inputs` is what `ParallelBranches.begin` was given, its tensors on the CPU. Made anew for
+        each job, so a step cache and hoisted constants in it are the job's own. Velocities of all
+        branches have one shape and dtype.
+        """
+
+
+class ParallelBranches:
+    """A job's branches spread over the first ranks of a pool, which hold the model as a part.
+
+    With fewer ranks than branches a rank takes several; with one, everything runs here.
+    """
+
+    def __init__(
+        self, pool: RankPool, *, ranks: int | None = None, part: str = "transformer"
+    ) -> None:
+        self._pool = pool
+        self._limit = pool.size if ranks is None else ranks
+        self._part = part
+        self._branches = 0
+
+    def begin(self, inputs: Sequence[Any]) -> None:
+        """Start a job: the inputs of every branch, picklable, tensors on the CPU.
+
+        The only large thing that is sent, and only here. Raises what the model raises.
+        """
+        self._branches = len(inputs)
+        dealt = [tuple(inputs[rank :: self._ranks]) for rank in range(self._ranks)]
+        # NOTE: every rank gets all inputs in one message; they are a few MB once a job.
+        self._pool.run(Task(begin_share, (self._part, dealt)), ranks=self._ranks)
+
+    def velocity(self, latents_BCFYX: Tensor, timestep_B: Tensor) -> list[Tensor]:
+        """Every branch's velocity, in the order of `begin`, on rank 0's device.
+
+        Nothing is read on the host, so rank 0 may run ahead of its GPU. Raises RankError where a
+        rank dies or fails.
+        """
+        assert self._branches, "begin comes before velocity"
+        step = Step(
+            self._part,
+            self._branches,
+            self._ranks,
+            (tuple(latents_BCFYX.shape), latents_BCFYX.dtype),
+            (tuple(timestep_B.shape), timestep_B.dtype),
+        )
+        own = partial(_gathered, self._pool.here, step, latents_BCFYX, timestep_B)
+        velocities: list[Tensor] = self._pool.run(
+            Task(step_share, (step,)), ranks=self._ranks, own=own
+        )[0]
+        return velocities
+
+    def end(self) -> None:
+        """Forget the job on every rank; the next `begin` does so too."""
+        if self._branches:
+            self._pool.run(Task(begin_share, (self._part, [()] * self._ranks)), ranks=self._ranks)
+            self._branches = 0
+
+    @property
+    def _ranks(self) -> int:
+        """Ranks that have a branch."""
+        return min(self._limit, self._branches)
+
+
+Spec = tuple[tuple[int, ...], torch.dtype]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One denoise step as the ranks are told: whose branches, and what will arrive."""
+
+    part: str
+    branches: int
+    ranks: int
+    latents: Spec
+    timestep: Spec
+
+
+def begin_share(rank: Rank, part: str, dealt: Sequence[Sequence[Any]]) -> None:
+    """Task: this rank's branches of a new job."""
+    model: BranchModel = rank.parts[part]
+    rank.parts[_held(part)] = [model.branch(inputs) for inputs in dealt[rank.number]]
+
+
+def step_share(rank: Rank, step: Step) -> None:
+    """Task of ranks 1, 2, ..: take latents and timestep, send back this rank's velocities."""
+    latents, timestep = (
+        torch.empty(shape, dtype=dtype, device=rank.device)
+        for shape, dtype in (step.latents, step.timestep)
+    )
+    dist.recv(latents, 0)
+    dist.recv(timestep, 0)
+    for velocity in _own(rank, step.part, latents, timestep):
+        dist.send(velocity, 0)
+
+
+def _gathered(rank: Rank, step: Step, latents: Tensor, timestep: Tensor) -> list[Tensor]:
+    """Rank 0's side of a step: latents out, its own branches, the others' velocities in."""
+    sent = [tensor.contiguous() for tensor in (latents, timestep)]
+    sending = [dist.isend(tensor, other) for other in range(1, step.ranks) for tensor in sent]
+    own = _own(rank, step.part, latents, timestep)
+    velocities: list[Tensor | None] = [None] * step.branches
+    velocities[:: step.ranks] = own
+    for other in range(1, step.ranks):
+        for branch in range(other, step.branches, step.ranks):
+            arriving = torch.empty_like(own[0])
+            dist.recv(arriving, other)
+            velocities[branch] = arriving
+    for work in sending:
+        assert work is not None, "this rank is in the group"
+        work.wait()
+    return [velocity for velocity in velocities if velocity is not None]
+
+
+@torch.no_grad()
+def _own(rank: Rank, part: str, latents: Tensor, timestep: Tensor) -> list[Tensor]:
+    branches: list[Velocity] = rank.parts[_held(part)]
+    return [velocity(latents, timestep).contiguous() for velocity in branches]
+
+
+def _held(part: str) -> str:
+    """The part that holds a rank's branches of the current job."""
+    return f"{part}: branches"

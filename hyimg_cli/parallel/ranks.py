@@ -1,0 +1,324 @@
+"""Other processes that work with this one: started once, kept for the run, gone when it is gone.
+
+    this process   rank 0   RankPool ── a pipe to each: tasks out, answers back; it ends with us ─┐
+    member.py      ranks 1, 2, ..   a loop over tasks, and the parts it was told to load  ◀───────┘
+                   all ranks        one torch.distributed group (gloo on CPU, nccl on GPUs): tensors
+
+A task is a function of a module, called on every rank with that rank first; rank 0's share runs
+here, in the caller's thread. What the function does with the group (send, all_reduce) is its own
+business: tiles, branches and tensor-parallel layers are all tasks.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from multiprocessing import Pipe
+from pathlib import Path
+from typing import Any, Literal
+from weakref import finalize
+
+import torch
+import torch.distributed as dist
+
+from hyimg_cli.errors import MachineError, RankError
+from hyimg_cli.parallel.wire import (
+    Failed,
+    Join,
+    Member,
+    Numerics,
+    Task,
+    loopback,
+    silence,
+)
+
+logger = logging.getLogger(__name__)
+DeviceKind = Literal["cpu", "cuda"]
+
+_JOIN_S = 120.0
+# How long after an error of rank 0 another rank's death, its likely cause, is waited for.
+_BLAME_S = 3.0
+
+
+@dataclass
+class Rank:
+    """Where a task finds itself: its number, its device, and what was loaded on this rank.
+
+    `timeout_s` is the longest wait for another rank that is alive.
+    """
+
+    number: int
+    size: int
+    device: torch.device
+    timeout_s: float
+    parts: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_writer(self) -> bool:
+        """Rank 0 holds the job: it sends latents out and gets results back."""
+        return self.number == 0
+
+
+Loader = Callable[[Rank], Any]
+
+
+@dataclass(frozen=True)
+class _Part:
+    loader: Loader
+    ranks: int
+
+
+class RankPool:
+    """`size` ranks: this process and `size - 1` of its own. With one rank, no process and no group.
+
+    Members start at the first use. A fault in any rank ends the task with an error and ends the
+    members; the next task starts them again and loads their parts again. `threads` is each rank's
+    count; by default rank 0's own, because a different count may round differently. `timeout_s` is
+    the longest wait for a rank that neither answers nor dies; a death is noticed at once.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        *,
+        device: DeviceKind = "cpu",
+        threads: int | None = None,
+        timeout_s: float = 1800.0,
+    ) -> None:
+        assert size >= 1, "a pool has at least this process"
+        _refuse_missing_gpus(size, device)
+        self.size = size
+        self.here = Rank(0, size, _device(device, 0), timeout_s)
+        self._kind: DeviceKind = device
+        self._threads = threads
+        self._parts: dict[str, _Part] = {}
+        self._members: list[Member] = []
+        self._has_group = False
+        self._scratch = Path()
+        self._forget_scratch: Callable[[], Any] = lambda: None
+
+    @property
+    def is_running(self) -> bool:
+        return bool(self._members)
+
+    @property
+    def member_pids(self) -> list[int]:
+        """Process ids of ranks 1, 2, ..; empty where none runs."""
+        return [member.process.pid for member in self._members]
+
+    def start(self) -> None:
+        """Start the members, form the group, load every part that was asked for before.
+
+        Raises MachineError where a member does not come up.
+        """
+        if self.size == 1 or self._members:
+            return
+        try:
+            self._members = [self._launched(number) for number in range(1, self.size)]
+            self._join()
+            for name, part in self._parts.items():
+                self._ask(Task(load_part, (name, part.loader)), part.ranks)
+                self._answers(part.ranks)
+        except RankError as error:
+            self.stop()
+            raise MachineError(
+                f"the ranks did not start: {error.what}",
+                hint="ask for fewer ranks; each needs memory for what it loads",
+                code="machine.ranks",
+            ) from error
+        except BaseException:
+            self.stop()
+            raise
+
+    def load(self, name: str, loader: Loader, *, ranks: int | None = None, own: Any = None) -> None:
+        """Have ranks 0 to `ranks - 1` hold `loader(rank)` as their part `name`.
+
+        `loader` is picklable. `own`: rank 0's, where it has it already. A part of the same name is
+        replaced. Raises what the loader raises, wherever it runs.
+        """
+        part = _Part(loader, self.size if ranks is None else ranks)
+        self.start()
+        self._parts[name] = part
+        try:
+            self._ask(Task(load_part, (name, loader)), part.ranks)
+            self.here.parts[name] = loader(self.here) if own is None else own
+            self._answers(part.ranks)
+        except BaseException:
+            del self._parts[name]
+            self.stop()
+            raise
+
+    def unload(self, name: str) -> None:
+        """Free a part on every rank."""
+        part = self._parts.pop(name)
+        self.here.parts.pop(name, None)
+        if self._members:
+            self._ask(Task(drop_part, (name,)), part.ranks)
+            self._answers(part.ranks)
+
+    def run(
+        self, task: Task, *, ranks: int | None = None, own: Callable[[], Any] | None = None
+    ) -> list[Any]:
+        """What ranks 0 to `ranks - 1`, all by default, returned from a task.
+
+        `own`: what rank 0 does instead, where its share differs. Arguments and answers are
+        picklable and small: tensors travel through the group. Raises RankError where a member died
+        or failed, and what rank 0 raised itself; the members are ended then, for nobody knows what
+        they wait for.
+        """
+        count = self.size if ranks is None else ranks
+        assert 1 <= count <= self.size, f"{count} ranks of {self.size}"
+        if count > 1:
+            self.start()
+        try:
+            self._ask(task, count)
+            value = task.called(self.here) if own is None else own()
+            return [value, *self._answers(count)]
+        except BaseException as error:
+            blamed = self._blamed(error)
+            self.stop()
+            if blamed is None:
+                raise
+            raise blamed from error
+
+    def stop(self) -> None:
+        """End the members and the group; parts of rank 0 stay, a later task starts anew."""
+        members, self._members = self._members, []
+        for member in members:
+            member.pipe.close()  # all end at once, then each is waited for
+        for member in members:
+            member.end()
+        if self._has_group:
+            self._has_group = False
+            _forget_group()
+        self._forget_scratch()
+
+    def __enter__(self) -> RankPool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def _launched(self, number: int) -> Member:
+        ours, theirs = Pipe()
+        process = subprocess.Popen(
+            [sys.executable, "-m", "hyimg_cli.parallel.member", str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)},
+        )
+        theirs.close()
+        return Member(number, process, ours)
+
+    def _join(self) -> None:
+        """Form the group, once every member has said that it is up."""
+        if dist.is_initialized():
+            raise MachineError(
+                "this process belongs to another torch.distributed group already",
+                hint="start hyimg without torchrun: it starts its own ranks",
+                code="machine.ranks",
+            )
+        self._scratch = Path(tempfile.mkdtemp(prefix="hyimg-ranks-"))
+        self._forget_scratch = finalize(self, shutil.rmtree, self._scratch, ignore_errors=True)
+        for member in self._members:
+            member.receive(_JOIN_S)
+        if self._threads is not None:
+            torch.set_num_threads(self._threads)
+        join = Join(str(self._scratch / "store"), self.here, Numerics.of_this_process())
+        for member in self._members:
+            member.send(join.for_rank(member.number, _device(self._kind, member.number)))
+        form_group(join.store, self.here)
+        self._has_group = True
+        self._answers(self.size)
+        if self._kind == "cuda":
+            for member in self._members:
+                threading.Thread(target=self._abort_after, args=(member,), daemon=True).start()
+
+    def _ask(self, task: Task, ranks: int) -> None:
+        data = task.packed()
+        for member in self._members[: ranks - 1]:
+            member.send_bytes(data)
+
+    def _answers(self, ranks: int) -> list[Any]:
+        """What ranks 1 to `ranks - 1` returned; raises the first fault among them."""
+        values = []
+        for member in self._members[: ranks - 1]:
+            answer = member.receive(self.here.timeout_s)
+            if isinstance(answer, Failed):
+                raise answer.as_error()
+            values.append(answer.value)
+        return values
+
+    def _blamed(self, error: BaseException) -> RankError | None:
+        """The member's fault behind an error that rank 0 met while it waited for others."""
+        is_of_group = isinstance(error, RuntimeError) and not isinstance(
+            error, torch.OutOfMemoryError
+        )
+        if not is_of_group:
+            return None
+        faults = [fault for member in self._members if (fault := member.fault(_BLAME_S))]
+        if faults:
+            return min(faults, key=lambda fault: fault.at).as_rank_error()
+        return silence(self.here.timeout_s) if "timed out" in str(error).lower() else None
+
+    def _abort_after(self, member: Member) -> None:
+        """On GPUs a dead peer goes unnoticed: end what rank 0 waits for when a process ends."""
+        member.process.wait()
+        if member in self._members and dist.is_initialized():
+            logger.warning("rank %d ended; its group is aborted", member.number)
+            torch.distributed.group.WORLD.abort()  # type: ignore[union-attr]
+
+
+def load_part(rank: Rank, name: str, loader: Loader) -> None:
+    """Task: load a part on this rank."""
+    rank.parts.pop(name, None)
+    rank.parts[name] = loader(rank)
+
+
+def drop_part(rank: Rank, name: str) -> None:
+    """Task: free a part on this rank."""
+    rank.parts.pop(name, None)
+
+
+def form_group(store: str, rank: Rank) -> None:
+    """Join the group whose members meet at the file `store`; every rank calls this."""
+    kind = rank.device.type
+    if kind == "cuda":
+        torch.cuda.set_device(rank.device)
+    with loopback():
+        dist.init_process_group(
+            "gloo" if kind == "cpu" else "nccl",
+            store=dist.FileStore(store, rank.size),  # type: ignore[attr-defined]
+            rank=rank.number,
+            world_size=rank.size,
+            timeout=timedelta(seconds=rank.timeout_s),
+        )
+
+
+def _forget_group() -> None:
+    try:
+        dist.destroy_process_group()
+    except RuntimeError as error:  # a group whose members died
+        logger.debug("the group ended with %r", error)
+
+
+def _device(kind: DeviceKind, number: int) -> torch.device:
+    return torch.device(kind) if kind == "cpu" else torch.device(kind, number)
+
+
+def _refuse_missing_gpus(size: int, device: DeviceKind) -> None:
+    if device == "cuda" and torch.cuda.device_count() < size:
+        raise MachineError(
+            f"{size} ranks need {size} GPUs; torch finds {torch.cuda.device_count()}",
+            hint="ask for fewer ranks, or use --device cpu",
+            code="machine.ranks",
+        )

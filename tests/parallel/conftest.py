@@ -1,0 +1,35 @@
+"""Four ranks for all tests of this room: starting processes is most of what they cost."""
+
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+import tiny_vaes
+import torch
+
+from hyimg_cli.models.tiled_vaes import TiledVaeLoader
+from hyimg_cli.parallel.ranks import RankPool
+
+WRITERS = {
+    "hunyuan-video": tiny_vaes.write_hunyuan_video,
+    "wan": tiny_vaes.write_wan,
+    "wan-patches": tiny_vaes.write_wan_patches,
+}
+
+
+@pytest.fixture(scope="session")
+def pool() -> Iterator[RankPool]:
+    with RankPool(4, timeout_s=120) as ranks:
+        yield ranks
+
+
+@pytest.fixture(scope="session")
+def vae_loader(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., TiledVaeLoader]:
+    """Loader of a tiny autoencoder on disk, by kind and dtype."""
+
+    @cache
+    def write(kind: str, dtype: torch.dtype) -> Path:
+        return WRITERS[kind](tmp_path_factory.mktemp("vae") / "vae", dtype)
+
+    return lambda kind, dtype=torch.float32: TiledVaeLoader(write(kind, dtype), dtype)

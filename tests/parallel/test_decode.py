@@ -1,0 +1,134 @@
+"""Tiles over ranks against the library's own tiled decode: the same bits, whatever the grid."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import diffusers
+import pytest
+import torch
+
+from hyimg_cli.errors import CheckpointError, UsageError
+from hyimg_cli.models.tiled_vaes import TiledVaeLoader, causal_mask, load_tiled_vae, tiled_vae
+from hyimg_cli.parallel.decode import PatchParallelDecoder, decode_tiled
+from hyimg_cli.parallel.ranks import RankPool
+from hyimg_cli.parallel.tiles import forecast
+
+CPU = torch.device("cpu")
+CHANNELS = {"hunyuan-video": 4, "wan": 16, "wan-patches": 4}
+Write = Callable[..., TiledVaeLoader]
+
+
+def latents(kind: str, frames: int, grid: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(2)
+    shape = (1, CHANNELS[kind], frames, *grid)
+    return torch.randn(shape, generator=generator).to(dtype)
+
+
+def of_library(loader: TiledVaeLoader, z: torch.Tensor) -> torch.Tensor:
+    """One process, the official class, its own tiled decode; loaded from disk like every rank."""
+    name = json.loads((loader.folder / "config.json").read_text())["_class_name"]
+    vae = getattr(diffusers, name).from_pretrained(loader.folder, dtype=loader.dtype)
+    vae.enable_tiling()
+    with torch.no_grad():
+        return vae.decode(z).sample
+
+
+@pytest.mark.parametrize(
+    ("kind", "frames", "grid", "dtype", "counts"),
+    [
+        ("hunyuan-video", 1, (30, 53), torch.float32, (4,)),
+        ("hunyuan-video", 1, (45, 80), torch.bfloat16, (2, 4)),
+        ("hunyuan-video", 2, (17, 5), torch.float32, (1, 2, 4)),
+        ("hunyuan-video", 2, (14, 17), torch.bfloat16, (1, 2, 4)),
+        ("hunyuan-video", 3, (3, 7), torch.float32, (1, 2)),
+        ("wan", 2, (9, 33), torch.float32, (1, 2, 4)),
+        ("wan", 1, (33, 26), torch.bfloat16, (4,)),
+        ("wan-patches", 2, (17, 7), torch.float32, (1, 2, 4)),
+        ("wan-patches", 2, (5, 33), torch.bfloat16, (4,)),
+    ],
+)
+def test_equal_to_the_library_in_one_process(
+    pool: RankPool,
+    vae_loader: Write,
+    kind: str,
+    frames: int,
+    grid: tuple[int, int],
+    dtype: torch.dtype,
+    counts: tuple[int, ...],
+) -> None:
+    loader = vae_loader(kind, dtype)
+    pool.load("vae", loader)
+    z = latents(kind, frames, grid, dtype)
+    expected = of_library(loader, z)
+    for ranks in counts:
+        decoder = PatchParallelDecoder(pool, ranks=ranks)
+        found = decode_tiled(pool.here.parts["vae"], z) if ranks == 1 else decoder.decode(z)
+        assert found.dtype == expected.dtype
+        assert torch.equal(found, expected), f"{ranks} ranks"
+
+
+def test_what_travels_is_what_was_forecast(pool: RankPool, vae_loader: Write) -> None:
+    pool.load("vae", vae_loader("hunyuan-video"))
+    decoder = PatchParallelDecoder(pool, ranks=3)
+    z = latents("hunyuan-video", 1, (17, 14), torch.float32)
+    decoder.decode(z)
+    report = decoder.report
+    tiling = pool.here.parts["vae"].tiling
+    told = forecast(tiling, (17, 14), 3, bytes_per_cell=3 * 16 * 16 * 4)
+    assert report is not None
+    assert [one.area for one in report.ranks] == [share.area for share in told.shares]
+    assert [one.tiles for one in report.ranks] == [len(share.tiles) for share in told.shares]
+    assert [one.sent_bytes for one in report.ranks[1:]] == [s.sent_bytes for s in told.shares[1:]]
+    assert report.ranks[0].received_bytes == told.received_bytes
+    assert [one.received_bytes for one in report.ranks[1:]] == [z.nbytes] * 2
+    assert all(one.busy_s > 0 for one in report.ranks)
+
+
+def test_ranks_without_tiles_are_left_in_peace(pool: RankPool, vae_loader: Write) -> None:
+    loader = vae_loader("hunyuan-video", torch.bfloat16)
+    pool.load("vae", loader)
+    decoder = PatchParallelDecoder(pool)
+    z = latents("hunyuan-video", 1, (17, 8), torch.bfloat16)
+    assert torch.equal(decoder.decode(z), of_library(loader, z))
+    assert decoder.report is not None
+    assert [one.tiles for one in decoder.report.ranks] == [1, 1, 0, 0]
+    assert [one.received_bytes for one in decoder.report.ranks][2:] == [0, 0]
+
+
+def test_a_batch_is_decoded_item_by_item(pool: RankPool, vae_loader: Write) -> None:
+    pool.load("vae", vae_loader("hunyuan-video", torch.bfloat16))
+    z = latents("hunyuan-video", 1, (17, 8), torch.bfloat16)
+    both = torch.cat([z, -z])
+    decoder = PatchParallelDecoder(pool)
+    assert torch.equal(decoder.decode(both), torch.cat([decoder.decode(z), decoder.decode(-z)]))
+
+
+def test_knobs_that_the_library_mishandles_are_refused(vae_loader: Write) -> None:
+    vae = load_tiled_vae(vae_loader("hunyuan-video").folder, torch.float32, CPU).vae
+    vae.enable_tiling(tile_overlap_factor=0.3)
+    with pytest.raises(UsageError, match=r"overlap of 0\.3"):
+        tiled_vae(vae)
+    # The refusal is right: the library's picture has another size.
+    with torch.no_grad():
+        wrong = vae.decode(torch.zeros(1, 4, 1, 17, 19)).sample
+    assert wrong.shape[-2:] != (17 * 16, 19 * 16)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("batch", [None, 1, 2])
+def test_the_mask_is_the_library_s_own(dtype: torch.dtype, batch: int | None) -> None:
+    from diffusers.models.autoencoders import autoencoder_kl_hunyuanvideo15 as library
+
+    theirs = library.HunyuanVideo15AttnBlock.prepare_causal_attention_mask
+    assert torch.equal(causal_mask(3, 5, dtype, CPU, batch), theirs(3, 5, dtype, CPU, batch))
+
+
+def test_classes_that_are_not_known_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="no tiled decode"):
+        tiled_vae(torch.nn.Linear(1, 1))
+    with pytest.raises(CheckpointError, match="names no autoencoder"):
+        load_tiled_vae(tmp_path, torch.float32, CPU)
+    (tmp_path / "config.json").write_text('{"_class_name": "AutoencoderKL"}')
+    with pytest.raises(CheckpointError, match="AutoencoderKL has no tiled decode"):
+        load_tiled_vae(tmp_path, torch.float32, CPU)

@@ -1,0 +1,135 @@
+"""Ranks that fail, die, hang, and end with their parent: an error within seconds, never a wait."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import rank_tasks
+import torch
+from rank_tasks import DyingVae
+
+from hyimg_cli.errors import CheckpointError, MachineError, RankError
+from hyimg_cli.parallel.decode import PatchParallelDecoder, decode_tiled
+from hyimg_cli.parallel.ranks import RankPool
+from hyimg_cli.parallel.wire import Task
+
+PARENT = """
+import sys, time
+from rank_tasks import number, sleep
+from hyimg_cli.parallel.ranks import RankPool
+from hyimg_cli.parallel.wire import Task
+pool = RankPool(2)
+pool.run(Task(number))
+pool._ask(Task(sleep, (600.0,)), 2)
+print(*pool.member_pids, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _one_group_a_process(pool: RankPool) -> None:
+    """The shared ranks leave; they would start again where they are used."""
+    pool.stop()
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs; a dead one that nobody waited for does not."""
+    stat = Path(f"/proc/{pid}/stat")
+    try:
+        if stat.exists():
+            return stat.read_text().rpartition(")")[2].split()[0] != "Z"
+        os.kill(pid, 0)
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return not Path("/proc").exists()
+
+
+def gone_within(pids: list[int], seconds: float) -> bool:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        if not any(is_alive(pid) for pid in pids):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_a_member_that_raises_ends_the_task_and_the_next_one_works() -> None:
+    with RankPool(2, timeout_s=60) as pool:
+        pool.start()
+        pids = pool.member_pids
+        started = time.monotonic()
+        with pytest.raises(RankError, match="rank 1 failed: ValueError: a bad tile") as raised:
+            pool.run(Task(rank_tasks.fail, (1,)))
+        assert time.monotonic() - started < 10
+        assert raised.value.retryable
+        assert gone_within(pids, 1)
+        assert pool.run(Task(rank_tasks.number)) == [0, 1]
+        assert pool.member_pids != pids
+        with pytest.raises(KeyError, match="rank 0 itself"):
+            pool.run(Task(rank_tasks.fail_at_home))
+        assert not pool.is_running
+
+
+def test_a_rank_killed_between_tiles_ends_the_job_and_not_the_run(tmp_path: Path) -> None:
+    trigger = tmp_path / "die"
+    trigger.touch()
+    latents = torch.randn(1, 4, 2, 30, 53)
+    with RankPool(2, timeout_s=120) as pool:
+        pool.load("vae", DyingVae(victim=1, trigger=trigger))
+        decoder = PatchParallelDecoder(pool)
+        started = time.monotonic()
+        with pytest.raises(RankError, match="rank 1 failed: killed by signal 9"):
+            decoder.decode(latents)
+        assert time.monotonic() - started < 10
+        # The next job starts the rank again, and its autoencoder with it.
+        found = decoder.decode(latents)
+        assert torch.equal(found, decode_tiled(pool.here.parts["vae"], latents))
+
+
+def test_what_a_loader_raises_arrives_as_it_is(tmp_path: Path) -> None:
+    with RankPool(2) as pool:
+        with pytest.raises(CheckpointError, match="no such weights") as raised:
+            pool.load("model", rank_tasks.absent_on_members)
+        assert (raised.value.where, raised.value.hint) == ("rank 1", "look again")
+        assert not pool.is_running
+
+
+def test_a_rank_that_says_nothing_is_not_waited_for_forever() -> None:
+    quick = RankPool(2, timeout_s=1.5)
+    quick.start()
+    with pytest.raises(RankError, match="rank 1 has not answered for 2 s"):
+        quick.run(Task(rank_tasks.sleep, (30.0,)))
+    assert not quick.is_running
+    with pytest.raises(RankError, match="a rank has not answered for 2 s") as raised:
+        quick.run(Task(rank_tasks.wait_for, (1,)))
+    assert raised.value.code == "rank.timeout"
+    assert not quick.is_running
+
+
+def test_ranks_that_cannot_start_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    pool = RankPool(2)
+    with pytest.raises(MachineError, match="did not start: rank 1 failed: it ended with status 1"):
+        pool.run(Task(rank_tasks.number))
+    assert not pool.is_running
+
+
+def test_members_end_with_a_killed_parent() -> None:
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)},
+    )
+    assert parent.stdout is not None
+    with parent, parent.stdout:
+        pids = [int(pid) for pid in parent.stdout.readline().split()]
+        assert len(pids) == 1
+        assert is_alive(pids[0])
+        parent.send_signal(signal.SIGKILL)
+        parent.wait()
+    assert gone_within(pids, 5)
