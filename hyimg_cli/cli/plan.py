@@ -13,6 +13,7 @@ from hyimg_cli.cli import options as o
 from hyimg_cli.cli import packaged, render
 from hyimg_cli.cli.run_options import takes_run_options
 from hyimg_cli.engine import runner
+from hyimg_cli.engine.footprint import Footprint, footprints
 from hyimg_cli.engine.forecast import forecast
 from hyimg_cli.spec.plan import Plan
 
@@ -36,15 +37,15 @@ def show_plan(given: Mapping[str, Any]) -> None:
     card_of = runner.cards(config.model.revision)
     order = make_plan(rest.to_run, card_of)
     costs = forecast(order, config, assumed_think=given["assume_think"])
-    weights = {group.model: card_of(group.model).weight_bytes for group in order.groups}
+    memory = footprints(order, config, card_of, shared_kv_bytes=costs.shared_kv_bytes)
     if given["as_json"]:
-        render.json_line(_as_json(order, costs) | {"weight_bytes": weights, "skipped": rest.done})
+        render.json_line(_as_json(order, costs, memory) | {"skipped": rest.done})
     else:
-        for text in _lines(costs, weights, skipped=len(rest.done), think=given["assume_think"]):
+        for text in _lines(costs, memory, skipped=len(rest.done), think=given["assume_think"]):
             render.line(text)
 
 
-def _as_json(order: Plan, costs: PlanCost) -> dict[str, Any]:
+def _as_json(order: Plan, costs: PlanCost, memory: Mapping[str, Footprint]) -> dict[str, Any]:
     groups = [
         {"model": group.model, "size_class": group.size_class}
         | {"custom_ids": [job.custom_id for job in group.jobs]}
@@ -52,11 +53,15 @@ def _as_json(order: Plan, costs: PlanCost) -> dict[str, Any]:
         for group, group_cost in zip(order.groups, costs.groups, strict=True)
     ]
     shared = {"shared_kv_bytes": costs.shared_kv_bytes}
-    return {"groups": groups, "total": asdict(costs.total)} | shared
+    held = {
+        "weight_bytes": {model: one.weights for model, one in memory.items()},
+        "memory": {model: asdict(one) | {"total": one.total} for model, one in memory.items()},
+    }
+    return {"groups": groups, "total": asdict(costs.total)} | shared | held
 
 
 def _lines(
-    costs: PlanCost, weights: Mapping[str, int], *, skipped: int, think: int
+    costs: PlanCost, memory: Mapping[str, Footprint], *, skipped: int, think: int
 ) -> Iterator[str]:
     """The plan as text: one paragraph for each group, then all together."""
     for number, group in enumerate(costs.groups, 1):
@@ -67,8 +72,10 @@ def _lines(
     yield from _cost_lines(costs.total)
     yield f"  shared between jobs: {_bytes(costs.shared_kv_bytes)} of KV"
     yield f"  estimated: what depends on written text, taken to be {think} tokens a job"
-    for model, size in weights.items():
-        yield f"  weights of {model}: {_bytes(size)}"
+    for model, one in memory.items():
+        yield f"  weights of {model}: {_bytes(one.weights)} once loaded"
+        parts = f"{_bytes(one.kv)} of KV, about {_bytes(one.activations)} of activations"
+        yield f"  memory with {one.together} jobs together: {parts}; {_bytes(one.total)} in all"
 
 
 def _cost_lines(cost: Cost) -> Iterator[str]:

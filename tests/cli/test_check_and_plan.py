@@ -105,8 +105,8 @@ EVERY_FLAG = (
     "--dry-run --no-metadata --no-kv-reuse --allow-recompute --batching-max-size 2 "
     "--no-batch-invariant --prefix-cache-mb 1 --prefix-cache-host-mb 1 --cache-dir kept "
     "--no-disk-cache --disk-cache-mb 1 --no-prewarm --select *a --limit 1 --shard 1/1 "
-    "--model tiny-image --revision main --device cuda:1 --dtype float32 --steps 3 "
-    "--guidance-scale 2 --flow-shift 2 --seed 1 --size 1:1 --bot-task none --drop-think "
+    "--model tiny-image --revision main --device cuda:1 --dtype float32 --quantization fp8 "
+    "--steps 3 --guidance-scale 2 --flow-shift 2 --seed 1 --size 1:1 --bot-task none --drop-think "
     "--use-system-prompt custom --system-prompt hello --ar-seed 1 --temperature 0 --top-k 1 "
     "--top-p 0.5 --max-new-tokens 9 --assume-think 9 --progress none -v"
 )

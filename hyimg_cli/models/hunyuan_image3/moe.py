@@ -70,7 +70,7 @@ class Moe(nn.Module):
 
     @property
     def is_stacked(self) -> bool:
-        return self._bank is not None
+        return self.compute is not None
 
     @torch.no_grad()
     def stack(self) -> None:
@@ -107,6 +107,11 @@ class Moe(nn.Module):
         """Choose the kernels of filled stacks."""
         gate_and_up, down = self._held_stacks()
         self.compute = experts_of(gate_and_up.stack, down.stack)
+
+    @property
+    def quantised_count(self) -> int:
+        """Weights in quantised stacks."""
+        return sum(held.stack.shape.numel() for held in self._held_stacks())
 
     def _held_stacks(self) -> list["Held"]:
         return [held for held in self.experts if isinstance(held, Held)]
