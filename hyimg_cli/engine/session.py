@@ -138,7 +138,7 @@ class Session:
             model=name,
             load_s=time.perf_counter() - started,
             device=self._model.device_name,
-            dtype=self._model.dtype_name,
+            dtype=_precision_said(self._model.dtype_name, self._config.model.quantization),
             parameters=self._model.parameter_count,
         )
 
@@ -339,6 +339,10 @@ def _ahead(
 
 def _unread(path: str) -> tuple[SourceImage, float]:
     raise AssertionError(f"prewarming reads no file, not even {path}")
+
+
+def _precision_said(dtype: str, quantization: str) -> str:
+    return dtype if quantization == "none" else f"{dtype}, experts in {quantization}"
 
 
 def _may_pass(event: JobFailed) -> bool:

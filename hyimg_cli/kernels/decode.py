@@ -34,14 +34,14 @@ def decode_experts(
     _hidden[(tokens * chosen, triton.cdiv(inner, _ROWS))](
         x_TM, index_TK, values, scale, levels, hidden_PI,
         CHOSEN=chosen, INNER=inner, WIDTH=width, FORM=form, BLOCK=BLOCK,
-        ROWS=_ROWS, COLUMNS=_COLUMNS,
+        ROWS=_ROWS, COLUMNS=_COLUMNS, enable_fp_fusion=True,
     )  # fmt: skip
     out_TM = torch.empty_like(x_TM)
     form, values, scale, levels = _held(down)
     _mixed[(tokens, triton.cdiv(width, _ROWS))](
         hidden_PI, index_TK, weight_TK, values, scale, levels, out_TM,
         CHOSEN=chosen, INNER=inner, WIDTH=width, FORM=form, BLOCK=BLOCK,
-        ROWS=_ROWS, COLUMNS=_COLUMNS,
+        ROWS=_ROWS, COLUMNS=_COLUMNS, enable_fp_fusion=True,
     )  # fmt: skip
     return out_TM
 
@@ -68,22 +68,34 @@ def _levels(device: torch.device) -> Tensor:
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _tile(  # type: ignore[no-untyped-def]
-    values, scale, levels, expert, row, column, is_inside,
+def _products(  # type: ignore[no-untyped-def]
+    x, values, scale, levels, expert, row, is_row, start,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, FORM: tl.constexpr, BLOCK: tl.constexpr,
+    COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Weights [ROWS, COLUMNS] of one expert in float32, a row's scale left out."""
-    at = row[:, None] * WIDTH + column[None, :]
+    """Weights of one expert's rows times `x`, [ROWS, COLUMNS] in float32, to be summed along a row.
+
+    A scale of the whole row is left out. Of NF4 a column is a byte: two weights.
+    """
     if FORM == 2:
-        packed = tl.load(values + expert * (HEIGHT * WIDTH // 2) + at // 2, mask=is_inside, other=0)
-        index = tl.where(at % 2 == 0, packed >> 4, packed & 15).to(tl.int32)
-        own = tl.load(
-            scale + expert * (HEIGHT * WIDTH // BLOCK) + at // BLOCK, mask=is_inside, other=0
-        )
-        return tl.load(levels + index) * own
-    return tl.load(values + expert * (HEIGHT * WIDTH) + at, mask=is_inside, other=0.0).to(
-        tl.float32
-    )
+        byte = start // 2 + tl.arange(0, COLUMNS)
+        is_byte = byte < WIDTH // 2
+        is_inside = is_row[:, None] & is_byte[None, :]
+        at = row[:, None] * (WIDTH // 2) + byte[None, :]
+        packed = tl.load(values + expert * (HEIGHT * WIDTH // 2) + at, mask=is_inside, other=0)
+        block = expert * (HEIGHT * WIDTH // BLOCK) + at // (BLOCK // 2)
+        own = tl.load(scale + block, mask=is_inside, other=0.0)
+        even = tl.load(x + 2 * byte, mask=is_byte, other=0.0).to(tl.float32)[None, :]
+        odd = tl.load(x + 2 * byte + 1, mask=is_byte, other=0.0).to(tl.float32)[None, :]
+        high = tl.load(levels + (packed >> 4).to(tl.int32))
+        low = tl.load(levels + (packed & 15).to(tl.int32))
+        return own * (even * high + odd * low)
+    column = start + tl.arange(0, COLUMNS)
+    is_column = column < WIDTH
+    at = expert * (HEIGHT * WIDTH) + row[:, None] * WIDTH + column[None, :]
+    tile = tl.load(values + at, mask=is_row[:, None] & is_column[None, :], other=0.0)
+    own = tl.load(x + column, mask=is_column, other=0.0).to(tl.float32)
+    return own[None, :] * tile.to(tl.float32)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -96,20 +108,17 @@ def _hidden(  # type: ignore[no-untyped-def]
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     is_row = row < INNER
     expert = tl.load(index + pair).to(tl.int64)
+    own = x + (pair // CHOSEN) * WIDTH
     up = tl.zeros((ROWS, COLUMNS), tl.float32)
     gate = tl.zeros((ROWS, COLUMNS), tl.float32)
-    for start in range(0, WIDTH, COLUMNS):
-        column = start + tl.arange(0, COLUMNS)
-        is_column = column < WIDTH
-        is_inside = is_row[:, None] & is_column[None, :]
-        own = tl.load(x + (pair // CHOSEN) * WIDTH + column, mask=is_column, other=0.0)
-        own = own.to(tl.float32)[None, :]
-        up += own * _tile(
-            values, scale, levels, expert, row, column, is_inside, 2 * INNER, WIDTH, FORM, BLOCK
-        )
-        gate += own * _tile(
-            values, scale, levels, expert, row + INNER, column, is_inside,
-            2 * INNER, WIDTH, FORM, BLOCK,
+    for start in range(0, WIDTH, COLUMNS * (2 if FORM == 2 else 1)):
+        up += _products(
+            own, values, scale, levels, expert, row, is_row, start,
+            2 * INNER, WIDTH, FORM, BLOCK, COLUMNS,
+        )  # fmt: skip
+        gate += _products(
+            own, values, scale, levels, expert, row + INNER, is_row, start,
+            2 * INNER, WIDTH, FORM, BLOCK, COLUMNS,
         )  # fmt: skip
     up_sum, gate_sum = tl.sum(up, axis=1), tl.sum(gate, axis=1)
     if FORM == 1:
@@ -132,14 +141,11 @@ def _mixed(  # type: ignore[no-untyped-def]
         pair = token * CHOSEN + choice
         expert = tl.load(index + pair).to(tl.int64)
         sums = tl.zeros((ROWS, COLUMNS), tl.float32)
-        for start in range(0, INNER, COLUMNS):
-            column = start + tl.arange(0, COLUMNS)
-            is_column = column < INNER
-            is_inside = is_row[:, None] & is_column[None, :]
-            own = tl.load(hidden + pair * INNER + column, mask=is_column, other=0.0)[None, :]
-            sums += own * _tile(
-                values, scale, levels, expert, row, column, is_inside, WIDTH, INNER, FORM, BLOCK
-            )
+        for start in range(0, INNER, COLUMNS * (2 if FORM == 2 else 1)):
+            sums += _products(
+                hidden + pair * INNER, values, scale, levels, expert, row, is_row, start,
+                WIDTH, INNER, FORM, BLOCK, COLUMNS,
+            )  # fmt: skip
         share = tl.sum(sums, axis=1) * tl.load(weight + pair).to(tl.float32)
         if FORM == 1:
             share *= tl.load(scale + expert * WIDTH + row, mask=is_row, other=0.0)

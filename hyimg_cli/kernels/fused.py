@@ -22,7 +22,7 @@ class Fused:
         rows, width = rows_R2I.shape[0], rows_R2I.shape[1] // 2
         out_RI = rows_R2I.new_empty(rows, width)
         grid = (rows, triton.cdiv(width, _COLUMNS))
-        _swiglu[grid](rows_R2I, out_RI, width, COLUMNS=_COLUMNS)
+        _swiglu[grid](rows_R2I, out_RI, width, COLUMNS=_COLUMNS, enable_fp_fusion=True)
         return out_RI
 
     def to_fp8(self, rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -43,6 +43,7 @@ class Fused:
             width,
             CHOSEN=chosen,
             COLUMNS=_COLUMNS,
+            enable_fp_fusion=True,
         )
         return out_TM
 
@@ -58,6 +59,7 @@ def _to_fp8(rows: Tensor, width: int, *, is_swiglu: bool) -> tuple[Tensor, Tenso
         LARGEST=FP8_MAX,
         IS_SWIGLU=is_swiglu,
         COLUMNS=triton.next_power_of_2(width),
+        enable_fp_fusion=True,
     )
     return values, scale_R
 

@@ -106,9 +106,10 @@ def routed_experts(
     A quantised stack is made dense for its product, one of the two at a time.
     """
     to = routes(index_TK, gate_and_up.shape[0])
-    rows_RM = x_TM[to.token_R]
-    middle_R2I = F.grouped_mm(rows_RM, dense(gate_and_up, x_TM.dtype).mT, offs=to.ends_E)
-    hidden_RI = around.swiglu(middle_R2I)
+    # What a product takes is let go before the next one: rows of all choices are large.
+    hidden_RI = around.swiglu(
+        F.grouped_mm(x_TM[to.token_R], dense(gate_and_up, x_TM.dtype).mT, offs=to.ends_E)
+    )
     result_RM = F.grouped_mm(hidden_RI, dense(down, x_TM.dtype).mT, offs=to.ends_E)
     return around.gather_sum(result_RM, to.row_TK, weight_TK)
 
@@ -130,7 +131,10 @@ def scaled_experts(
     # Bytes are gathered: indexing is not defined for every kind of 8-bit float.
     values_RM = values_TM.view(torch.uint8)[to.token_R].view(FP8)
     middle_R2I = _product((values_RM, scale_T[to.token_R]), gate_and_up, to.ends_E)
-    result_RM = _product(around.swiglu_to_fp8(middle_R2I), down, to.ends_E)
+    del values_RM
+    hidden = around.swiglu_to_fp8(middle_R2I)
+    del middle_R2I
+    result_RM = _product(hidden, down, to.ends_E)
     return around.gather_sum(result_RM, to.row_TK, weight_TK).to(x_TM.dtype)
 
 

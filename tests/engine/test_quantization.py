@@ -11,11 +11,14 @@ from typing import Any
 
 import pytest
 import torch
+from engine.conftest import studio_of
 from released import released
 
 from hyimg_cli.bench.harness import compare
 from hyimg_cli.bench.scenario import read_scenario
+from hyimg_cli.engine.clock import PhaseClock
 from hyimg_cli.engine.footprint import footprint, share_of
+from hyimg_cli.engine.group import Drawn, GroupRun
 from hyimg_cli.engine.keys import key_of
 from hyimg_cli.errors import UsageError
 from hyimg_cli.loading.checkpoint import TensorInfo
@@ -46,6 +49,30 @@ def test_a_picture_stays_close(
     assert model.parameter_count == family.parameter_count
     ours = drawn(job, model=model).picture.pixels
     assert least < psnr(ours, released) < 70
+
+
+@pytest.mark.parametrize("form", ["fp8", "nf4"])
+def test_a_picture_is_the_same_to_the_bit_alone_and_together(job: ImageJob, form: Any) -> None:
+    """Texts of several lengths think together, so rows come and go."""
+    model = registry.load(ModelChoice(device="cpu", dtype="float32", quantization=form))
+    jobs = [
+        replace(job, custom_id=str(n), seed=n, text=replace(job.text, seed=n, max_new_tokens=2 + n))
+        for n in range(4)
+    ]
+    together = _pixels(jobs, model, size=4)
+    assert len(set(together.values())) == 4
+    assert together == _pixels(jobs, model, size=1)
+
+
+def _pixels(jobs: list[ImageJob], model: Any, *, size: int) -> dict[str, bytes]:
+    run = GroupRun(
+        jobs,
+        studio_of(model),
+        batch_size=size,
+        new_clock=lambda: PhaseClock(0.0, lambda: None),
+    )
+    ends = [end for end in run.run() if isinstance(end, Drawn)]
+    return {end.job.custom_id: end.picture.pixels.tobytes() for end in ends}
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,14 +18,17 @@ pytestmark = pytest.mark.skipif(
 @pytest.fixture(scope="module")
 def interpreted() -> dict[str, float]:
     """How far each kernel is from its plain twin: root mean square over that of the twin."""
-    script = Path(__file__).parent / "interpreted.py"
-    environ = os.environ | {"TRITON_INTERPRET": "1"}
+    found: dict[str, float] = _told_by("interpreted.py", TRITON_INTERPRET="1")
+    return found
+
+
+def _told_by(script: str, **environ: str) -> Any:
+    command = [sys.executable, Path(__file__).parent / script]
     done = subprocess.run(
-        [sys.executable, script], env=environ, capture_output=True, text=True, check=False
+        command, env=os.environ | environ, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    found: dict[str, float] = json.loads(done.stdout)
-    return found
+    return json.loads(done.stdout)
 
 
 def _of(interpreted: dict[str, float], name: str) -> dict[str, float]:
@@ -63,3 +67,10 @@ def test_rows_are_rounded_to_e4m3(interpreted: dict[str, float]) -> None:
     for name in ("to_fp8", "swiglu_to_fp8"):
         assert max(_of(interpreted, name).values()) < 0.1
     assert max(_of(interpreted, "scale").values()) < 1e-6
+
+
+def test_every_kernel_compiles_for_gpus(tmp_path: Path) -> None:
+    """To machine code, at the released shapes; whether it is fast no CPU can say."""
+    built = _told_by("compiled.py", TRITON_CACHE_DIR=str(tmp_path))
+    assert len(built) == 6 + 4 + 10
+    assert all("cubin" in parts for parts in built.values())
