@@ -1,9 +1,10 @@
 """One layer's experts and one row's attention at the released shapes: every kernel that may serve.
 
-For each number of rows and each format of the weights: milliseconds of each kernel, and what that is
-in TFLOP/s and GB/s. The first two rows are the floor in the same run: a large product, a large copy. Few rows: where reading the chosen experts anew for each row turns into
-reading all of them once. Routing is by random scores, nearly even; a skewed row sends most tokens
-to a quarter of the experts. Random weights: nothing is said about pictures.
+For each number of rows and each format of the weights: milliseconds of each kernel, and what that
+is in TFLOP/s and GB/s. The first two rows are the floor in the same run: a large product, a large
+copy. Few rows show where reading the chosen experts anew for each row turns into reading all of
+them once. Routing is by random scores, nearly even; in a skewed row a quarter of the experts gets
+most tokens. Random weights: nothing is said about pictures.
 
     python benchmarks/expert_kernels.py --out benchmarks/results/expert-kernels-h200.json
     python benchmarks/expert_kernels.py --small      the same ways through, on any machine

@@ -25,9 +25,10 @@ def decode_experts(
 ) -> Tensor:
     """Weighted sum of each token's chosen experts, [T, M]: see `experts.plain_experts`, its twin.
 
-    Every format of the weights; sums in float32. `x`, `weight` and `index` are contiguous.
+    Every format of the weights; sums in float32.
     """
     (tokens, chosen), width = index_TK.shape, x_TM.shape[1]
+    x_TM, weight_TK, index_TK = (t.contiguous() for t in (x_TM, weight_TK, index_TK))
     inner = down.shape[2]
     hidden_PI = torch.empty(tokens * chosen, inner, device=x_TM.device)
     form, values, scale, levels = _held(gate_and_up)

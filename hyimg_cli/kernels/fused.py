@@ -16,13 +16,13 @@ _COLUMNS = 1024
 
 
 class Fused:
-    """`Around` in Triton; rows are contiguous and on one device."""
+    """`Around` in Triton; everything is on one device."""
 
     def swiglu(self, rows_R2I: Tensor) -> Tensor:
         rows, width = rows_R2I.shape[0], rows_R2I.shape[1] // 2
         out_RI = rows_R2I.new_empty(rows, width)
         grid = (rows, triton.cdiv(width, _COLUMNS))
-        _swiglu[grid](rows_R2I, out_RI, width, COLUMNS=_COLUMNS, enable_fp_fusion=True)
+        _swiglu[grid](rows_R2I.contiguous(), out_RI, width, COLUMNS=_COLUMNS, enable_fp_fusion=True)
         return out_RI
 
     def to_fp8(self, rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -36,8 +36,8 @@ class Fused:
         out_TM = rows_RM.new_empty(tokens, width)
         grid = (tokens, triton.cdiv(width, _COLUMNS))
         _gather_sum[grid](
-            rows_RM,
-            row_TK,
+            rows_RM.contiguous(),
+            row_TK.contiguous(),
             weight_TK.contiguous(),
             out_TM,
             width,
@@ -52,7 +52,7 @@ def _to_fp8(rows: Tensor, width: int, *, is_swiglu: bool) -> tuple[Tensor, Tenso
     values = torch.empty(rows.shape[0], width, dtype=FP8, device=rows.device)
     scale_R = torch.empty(rows.shape[0], device=rows.device)
     _quantize[(rows.shape[0],)](
-        rows,
+        rows.contiguous(),
         values,
         scale_R,
         width,
