@@ -10,8 +10,6 @@ FLAGS = (
     "--quantization",
     "--tensor-parallel-size",
     "--tp-size",
-    "--cfg-parallel-size",
-    "--vae-patch-parallel-size",
     "--gpu-memory-utilization",
     "--enable-cpu-offload",
 )

@@ -138,6 +138,17 @@ class RankPool:
             self.stop()
             raise
 
+    def revive(self) -> None:
+        """Start anew where a member has ended since the last task; a task would end with an error.
+
+        Raises MachineError where a member does not come up.
+        """
+        ended = [m.number for m in self._members if m.process.poll() is not None]
+        if ended:
+            logger.warning("rank %d ended while it had nothing to do", ended[0])
+            self.stop()
+        self.start()
+
     def load(self, name: str, loader: Loader, *, ranks: int | None = None, own: Any = None) -> None:
         """Have ranks 0 to `ranks - 1` hold `loader(rank)` as their part `name`.
 
@@ -214,6 +225,8 @@ class RankPool:
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
+            # A terminal's Ctrl-C is for this process, from a member's first moment on.
+            start_new_session=True,
             env=os.environ | {"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)},
         )
         theirs.close()
