@@ -90,9 +90,9 @@ class VideoCrew:
         self._embedded.update(new)
         if is_new:
             started = time.perf_counter()
-            resident.load_weights()
             if self._ranks is not None:
                 self._ranks.load()
+            resident.load_weights()
             load_s = opened_s + time.perf_counter() - started
             yield _loaded(resident, load_s, self._config.parallel.ranks)
 

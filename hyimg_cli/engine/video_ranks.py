@@ -8,6 +8,7 @@ One pool of ranks serves both; it lives as long as the model. Pixels are those o
 
 # Legend: B batch, C channel, F latent frames, Y X latent rows and columns
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 from weakref import finalize
 
@@ -46,9 +47,7 @@ class TransformerPart:
     choice: ModelChoice
 
     def __call__(self, rank: Rank) -> LatentVideoModel:
-        model = _opened(self.choice, rank)
-        model.load_transformer()
-        return model
+        return _ready(_opened(self.choice, rank))
 
 
 class VideoRanks:
@@ -59,8 +58,10 @@ class VideoRanks:
     def __init__(
         self, model: LatentVideoModel, choice: ModelChoice, config: ParallelConfig
     ) -> None:
-        """`choice` names the model. No process is started yet. Raises MachineError where there are
-        fewer GPUs than ranks, or rank 0 would be on another one than the first.
+        """`choice` names the model; the processes start up beside what comes before `load`.
+
+        Raises MachineError where there are fewer GPUs than ranks, or rank 0 would be on another one
+        than the first.
         """
         _refuse_other_gpu(model.device, config.ranks)
         self._model, self._choice, self._config = model, choice, config
@@ -69,6 +70,7 @@ class VideoRanks:
         self._branches: ParallelBranches | None = None
         self._decoder: SpreadDecoder | None = None
         self.stop = finalize(self, _stopped, self._pool)
+        self._pool.launch()
 
     @property
     def member_pids(self) -> list[int]:
@@ -76,19 +78,20 @@ class VideoRanks:
         return self._pool.member_pids
 
     def load(self) -> None:
-        """Start the ranks, have each read what it works with, and put them to work for the model.
+        """Have each rank read what it works with, all at once, and put them to work for the model.
 
         Raises what loading raises on any rank, MachineError where one does not come up.
         """
         model, config, pool = self._model, self._config, self._pool
         if config.vae_ranks > 1:
-            pool.load(VAE, VaePart(self._choice), ranks=config.vae_ranks, own=model.vae)
+            part = VaePart(self._choice)
+            pool.load(VAE, part, ranks=config.vae_ranks, own=lambda: model.vae)
             tiles = PatchParallelDecoder(pool, ranks=config.vae_ranks, part=VAE)
             self._decoder = SpreadDecoder(model.vae, tiles, alone=model.decoder)
             model.decoder = self._decoder
         if config.cfg_ranks > 1:
-            part = TransformerPart(self._choice)
-            pool.load(TRANSFORMER, part, ranks=config.cfg_ranks, own=model)
+            branch = TransformerPart(self._choice)
+            pool.load(TRANSFORMER, branch, ranks=config.cfg_ranks, own=partial(_ready, model))
             branches = ParallelBranches(pool, ranks=config.cfg_ranks, part=TRANSFORMER)
             self._branches, model.branch_runner = branches, lambda: branches
 
@@ -102,7 +105,7 @@ class VideoRanks:
         """How the last video was spread."""
         return ParallelReport(
             branch_ranks=1 if self._branches is None else self._branches.ranks,
-            decode=None if self._decoder is None else self._decoder.report,
+            decode=None if self._decoder is None else _rounded(self._decoder.report),
         )
 
 
@@ -125,8 +128,22 @@ class SpreadDecoder:
         return pixels_BCTHW
 
 
+def _ready(model: LatentVideoModel) -> LatentVideoModel:
+    model.load_transformer()
+    return model
+
+
 def _opened(choice: ModelChoice, rank: Rank) -> LatentVideoModel:
     return registry.load_video(replace(choice, device=str(rank.device)))
+
+
+def _rounded(report: DecodeReport | None) -> DecodeReport | None:
+    """Seconds as a line's other times have them."""
+    if report is None:
+        return None
+    ranks = tuple(replace(one, busy_s=round(one.busy_s, 6)) for one in report.ranks)
+    seconds = {name: round(getattr(report, name), 6) for name in ("gather_s", "merge_s", "total_s")}
+    return DecodeReport(ranks, **seconds)
 
 
 def _stopped(pool: RankPool) -> None:
