@@ -15,9 +15,11 @@ from hyimg_cli.errors import HyimgError
 from hyimg_cli.media.images import read_image
 from hyimg_cli.quality.lpips import Lpips
 from hyimg_cli.quality.metrics import Distance, Pixels, distance, number_to_json
+from hyimg_cli.spec.events import VideoFile
 
 # "equal": one level off in at most this share of the values, and nothing beyond.
 EQUAL_SHARE = 0.998
+_FRAME = " frame "
 Measure = Callable[[Pixels, Pixels], Distance]
 
 
@@ -83,8 +85,9 @@ class Row:
 def row(name: str, one: RunResult, other: RunResult, measure: Measure, note: str = "") -> Row:
     """The distances of two runs' pictures, for the jobs that both were given."""
     ours, theirs = pictures(one), pictures(other)
-    given = [{outcome.custom_id for outcome in run.outcomes} for run in (one, other)]
-    both = [o.custom_id for o in one.outcomes if o.custom_id in given[1]]
+    given = {outcome.custom_id for outcome in other.outcomes}
+    failed = [o.custom_id for o in one.outcomes if o.custom_id in given and not o.outputs]
+    both = [*(name for name in ours if _job_of(name) in given), *failed]
     shapes = [{n: pixels.shape for n, pixels in side.items()} for side in (ours, theirs)]
     fit = [n for n in both if n in ours and shapes[0][n] == shapes[1].get(n)]
     missing = tuple(n for n in both if n not in fit)
@@ -92,12 +95,27 @@ def row(name: str, one: RunResult, other: RunResult, measure: Measure, note: str
 
 
 def pictures(run: RunResult) -> dict[str, Pixels]:
-    """A run's pictures by job, as they were written."""
-    return {
-        outcome.custom_id: read_image(run.folder / outcome.outputs[0].path).pixels
-        for outcome in run.outcomes
-        if outcome.outputs
-    }
+    """A run's pictures by job as they were written; a video's frames by job and number."""
+    return {name: read_image(path).pixels for name, path in picture_files(run).items()}
+
+
+def picture_files(run: RunResult) -> dict[str, Path]:
+    """Where a run's pictures lie, and the frames of its videos without loss."""
+    files: dict[str, Path] = {}
+    for outcome in run.outcomes:
+        for output in outcome.outputs:
+            if isinstance(output, VideoFile):
+                assert output.frames_path, "a bench keeps every frame"
+                frames = sorted((run.folder / output.frames_path).glob("*.png"))
+                files |= {f"{outcome.custom_id}{_FRAME}{n:04}": p for n, p in enumerate(frames)}
+            else:
+                files[outcome.custom_id] = run.folder / output.path
+    return files
+
+
+def _job_of(name: str) -> str:
+    """The job that a picture is of, or a frame."""
+    return name.partition(_FRAME)[0]
 
 
 def measure_with(weights: Path | None) -> tuple[Measure, str]:

@@ -1,10 +1,12 @@
 """One comparison from scenario to verdict.
 
-1 decide the text     A writes once; its tokens are forced into every run of both variants
-2 look through        A and B once each, branches and steps recorded: where do they part?
-3 time                per step count: warm-up, then A B A B ..; pictures kept
-4 controls            other seed, other text, other source image, the same seed in a new session
-5 judge
+    1 decide the text     A writes once; its tokens are forced into every run of both variants
+    2 look through        A and B once each, branches and steps recorded: where do they part?
+    3 time                per step count: warm-up, then A B A B ..; pictures kept
+    4 controls            other seed, other text, other source image, the same seed in a new session
+    5 judge
+
+Videos have no text stage and no source images: they take steps 3 to 5, frame by frame.
 """
 
 import shutil
@@ -12,22 +14,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import numpy as np
-from PIL import Image
-
 from hyimg_cli.batch.configured import configured
 from hyimg_cli.batch.manifest import Manifest
 from hyimg_cli.batch.recipe import Setting, settle
-from hyimg_cli.bench.budget import Measure, Row, row
-from hyimg_cli.bench.divergence import Divergence, divergences
-from hyimg_cli.bench.observe import Observed
-from hyimg_cli.bench.runs import Runs, SessionRuns, Texts, observed_run, runs_of
+from hyimg_cli.bench.budget import Measure, Row, picture_files, row
+from hyimg_cli.bench.controls import (
+    LookedThrough,
+    looked_through,
+    texts_of_others,
+    with_negatives,
+)
+from hyimg_cli.bench.runs import Runs, SessionRuns, runs_of
 from hyimg_cli.bench.scenario import Scenario, Variant
 from hyimg_cli.bench.verdict import Compared, Timed, Verdict, judge
 from hyimg_cli.engine import runner
 from hyimg_cli.errors import UsageError
-from hyimg_cli.media.images import read_image
-from hyimg_cli.spec.job import ImageJob
+from hyimg_cli.spec.job import ImageJob, Job
 from hyimg_cli.spec.run import CacheConfig, RunConfig
 
 Tell = Callable[[str], None]
@@ -38,7 +40,7 @@ class Comparison:
     """What was found. `timed` holds the runs themselves; `kept` is where their pictures lie."""
 
     scenario: Scenario
-    jobs: tuple[ImageJob, ...]
+    jobs: tuple[Job, ...]
     verdict: Verdict
     compared: Compared
     rows: tuple[Row, ...]
@@ -67,10 +69,9 @@ def compare(
     """
     bench = _Bench(scenario, manifest, flags, folder / "runs", measure, tell)
     try:
-        found = bench.carry_out()
+        return bench.carry_out()
     finally:
         shutil.rmtree(folder / "runs", ignore_errors=True)
-    return found
 
 
 @dataclass
@@ -88,48 +89,42 @@ class _Bench:
 
     def carry_out(self) -> Comparison:
         scenario = self.scenario
-        jobs = self._with_steps(self._jobs(), scenario.main_steps)
-        config_a, config_b = self._config(scenario.a), self._config(scenario.b)
-        self.tell(f"{len(jobs)} jobs; {scenario.a.label} writes the text for both")
-        first, seen = observed_run(config_a, {}, jobs, self._place(), tries_tokens=False)
-        texts = seen.texts()
-        parted, failures = self._parted(config_a, config_b, texts, jobs)
-        runs_a = runs_of(scenario.a.lifetime, config_a, texts)
-        runs_b = runs_of(scenario.b.lifetime, config_b, texts)
-        timed = [self._timed(runs_a, runs_b, jobs, steps) for steps in scenario.steps]
+        jobs = _with_steps(self._jobs(), scenario.main_steps)
+        configs = self._config(scenario.a), self._config(scenario.b)
+        looked = self._looked_through(configs, [job for job in jobs if isinstance(job, ImageJob)])
+        a = runs_of(scenario.a.lifetime, configs[0], looked.texts)
+        b = runs_of(scenario.b.lifetime, configs[1], looked.texts)
+        timed = [self._timed(a, b, jobs, steps) for steps in scenario.steps]
         pairs, floors = self._rows_of(timed)
-        own = self._controls(config_a, jobs, texts, seen)
-        swaps = self._swaps(runs_a, runs_b, jobs, timed)
-        failures += [f for t in timed for run in (*t.a, *t.b) for f in run.failures]
-        failures += first.failures
+        own = self._controls(configs[0], jobs, looked)
+        swaps = self._swaps(a, b, jobs, timed)
+        failures = [text for t in timed for run in (*t.a, *t.b) for text in run.failures]
         compared = Compared(
             pairs=pairs,
             floors=floors,
             other_seed=own.get("other seed"),
             swaps=swaps,
-            divergences=parted,
-            failures=list(dict.fromkeys(failures)),
+            divergences=looked.divergences,
+            failures=list(dict.fromkeys([*looked.failures, *failures])),
             timed=timed,
         )
-        rows = (*floors, *pairs.values(), *own.values(), *swaps.values())
         self._keep(timed)
         return Comparison(
             scenario=scenario,
             jobs=tuple(jobs),
             verdict=judge(compared, scenario),
             compared=compared,
-            rows=rows,
+            rows=(*floors, *pairs.values(), *own.values(), *swaps.values()),
             notes=tuple(self.notes),
             kept=self.scratch.parent,
         )
 
-    def _jobs(self) -> list[ImageJob]:
-        accepted = runner.accept(self.manifest, self._settings(self.scenario.a)).jobs
-        jobs = [job for job in accepted if isinstance(job, ImageJob)]
-        if len(jobs) < len(accepted):
-            what = f"{len(accepted) - len(jobs)} jobs are t2v; only pictures are compared yet"
-            where = self.manifest.title
-            raise UsageError(what, where=where, hint="leave them out", code="bench.not-yet")
+    @property
+    def _labels(self) -> tuple[str, str]:
+        return self.scenario.a.label, self.scenario.b.label
+
+    def _jobs(self) -> list[Job]:
+        jobs = list(runner.accept(self.manifest, self._settings(self.scenario.a)).jobs)
         models = sorted({job.model for job in jobs})
         if len(models) != 1:
             what = f"the manifest's jobs are of {len(models)} models: {', '.join(models)}"
@@ -143,28 +138,22 @@ class _Bench:
 
     def _config(self, variant: Variant) -> RunConfig:
         # Without a disk cache: what an earlier bench left there would be a third variant.
-        return configured(self._settings(variant), self.scratch, CacheConfig())
+        config = configured(self._settings(variant), self.scratch, CacheConfig())
+        # A film loses what a comparison is about.
+        return replace(config, output=replace(config.output, frames="png"))
 
-    def _parted(
-        self, config_a: RunConfig, config_b: RunConfig, texts: Texts, jobs: Sequence[ImageJob]
-    ) -> tuple[list[Divergence], list[str]]:
-        """Where the variants part in runs that are looked through, and jobs that failed in them."""
-        self.tell("looking through one run of each")
-        run_a, seen_a = observed_run(config_a, texts, jobs, self._place())
-        run_b, seen_b = observed_run(config_b, texts, jobs, self._place())
-        labels = self.scenario.a.label, self.scenario.b.label
-        found = [
-            one
-            for name, job in seen_a.jobs.items()
-            if name in seen_b.jobs
-            for one in divergences(job, seen_b.jobs[name], labels)
-        ]
-        by_label = zip(labels, (run_a, run_b), strict=True)
-        return found, [f"{label} fails: {text}" for label, run in by_label for text in run.failures]
+    def _looked_through(
+        self, configs: tuple[RunConfig, RunConfig], pictures: Sequence[ImageJob]
+    ) -> LookedThrough:
+        if not pictures:
+            self.notes.append("videos: compared by frames; what is before them is not looked at")
+            return LookedThrough({})
+        self.tell(f"{len(pictures)} jobs; {self._labels[0]} writes the text for both")
+        return looked_through(configs, self._labels, pictures, self._place)
 
-    def _timed(self, a: Runs, b: Runs, jobs: Sequence[ImageJob], steps: int) -> Timed:
+    def _timed(self, a: Runs, b: Runs, jobs: Sequence[Job], steps: int) -> Timed:
         """Warm-up apart, then A and B in turn."""
-        of_steps = self._with_steps(jobs, steps)
+        of_steps = _with_steps(jobs, steps)
         for runs in (a, b):
             runs.run(of_steps, self._place())
         ours, theirs = [], []
@@ -176,82 +165,64 @@ class _Bench:
 
     def _rows_of(self, timed: Sequence[Timed]) -> tuple[dict[int, Row], list[Row]]:
         """By step count A against B; at the main one each variant against itself."""
-        a, b = self.scenario.a.label, self.scenario.b.label
         self.tell("measuring distances")
+        name = " vs ".join(self._labels)
         pairs = {
-            t.steps: row(f"{a} vs {b}, {t.steps} steps", t.a[0], t.b[0], self.measure)
-            for t in timed
+            t.steps: row(f"{name}, {t.steps} steps", t.a[0], t.b[0], self.measure) for t in timed
         }
         main = self._main(timed)
         floors = []
-        for label, runs in ((a, main.a), (b, main.b)):
-            if len(runs) < 2:
-                self.notes.append(f"one run of {label}: its floor is not measured")
-                continue
-            # The worst of all repetitions against the first.
-            rows = [row(f"{label} twice", runs[0], other, self.measure) for other in runs[1:]]
+        for label, runs in zip(self._labels, (main.a, main.b), strict=True):
+            # One run has nothing but itself; else the worst of all repetitions against the first.
+            others = runs[1:] or runs
+            rows = [row(f"{label} twice", runs[0], other, self.measure) for other in others]
             floors.append(min(rows, key=lambda one: one.psnr))
+        if self.scenario.repeats < 2:
+            self.notes.append("one run of each variant: their floors are not measured")
         return pairs, floors
 
     def _controls(
-        self, config: RunConfig, jobs: Sequence[ImageJob], texts: Texts, seen: Observed
+        self, config: RunConfig, jobs: Sequence[Job], looked: LookedThrough
     ) -> dict[str, Row]:
         """What A does with the same seed in a new session, another seed, and another text."""
         self.tell("controls: same seed, other seed, other text")
-        label = self.scenario.a.label
+        label, texts = self._labels[0], looked.texts
         base = SessionRuns(config, texts).run(jobs, self._place())
-        rows = {}
         again = SessionRuns(config, texts)
         name = f"{label}, same seed twice, new session"
-        rows["same seed"] = row(name, base, again.run(jobs, self._place()), self.measure)
+        rows = {"same seed": row(name, base, again.run(jobs, self._place()), self.measure)}
         other = [replace(job, seed=(job.seed + 1) % 2**32) for job in jobs]
         run = again.run(other, self._place())
         rows["other seed"] = row(f"{label}, other seed", base, run, self.measure)
-        swapped = _texts_swapped(jobs, texts)
+        swapped = texts_of_others([job for job in jobs if isinstance(job, ImageJob)], texts)
         if swapped:
             those = [job for job in jobs if job.custom_id in swapped]
             run = SessionRuns(config, {**texts, **swapped}).run(those, self._place())
             note = "each job with the text of another of its kind"
             rows["other text"] = row(f"{label}, different AR ids", base, run, self.measure, note)
-        else:
+        elif texts:
             self.notes.append("different AR ids: no two jobs of one kind wrote different text")
         return rows
 
     def _swaps(
-        self, a: Runs, b: Runs, jobs: Sequence[ImageJob], timed: Sequence[Timed]
+        self, a: Runs, b: Runs, jobs: Sequence[Job], timed: Sequence[Timed]
     ) -> dict[str, Row]:
         """Each variant with every source image turned into its negative, same text, same noise."""
-        edits = [job for job in jobs if job.images]
+        edits = [job for job in jobs if isinstance(job, ImageJob) and job.images]
         if not edits:
             self.notes.append("no job has a source image: nothing to swap")
             return {}
         self.tell("controls: other source images")
-        changed = [replace(job, images=tuple(self._negatives(job))) for job in edits]
         main = self._main(timed)
+        changed = _with_steps(with_negatives(edits, self.scratch / "negatives"), main.steps)
         rows = {}
-        for label, runs, own in (
-            (self.scenario.a.label, a, main.a[0]),
-            (self.scenario.b.label, b, main.b[0]),
-        ):
-            run = runs.run(self._with_steps(changed, main.steps), self._place())
+        for label, runs, own in zip(self._labels, (a, b), (main.a[0], main.b[0]), strict=True):
+            run = runs.run(changed, self._place())
             rows[label] = row(f"{label}, other source image", own, run, self.measure)
         return rows
 
-    def _negatives(self, job: ImageJob) -> list[str]:
-        paths = []
-        for number, path in enumerate(job.images):
-            pixels = 255 - read_image(Path(path)).pixels
-            target = self.scratch / "negatives" / f"{job.custom_id}-{number}.png"
-            target.parent.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(np.ascontiguousarray(pixels)).save(target)
-            paths.append(str(target))
-        return paths
-
     def _main(self, timed: Sequence[Timed]) -> Timed:
         return next((t for t in timed if t.steps == self.scenario.main_steps), timed[-1])
-
-    def _with_steps(self, jobs: Sequence[ImageJob], steps: int) -> list[ImageJob]:
-        return [replace(job, num_inference_steps=steps) for job in jobs]
 
     def _keep(self, timed: Sequence[Timed]) -> None:
         """The first timed pictures of both variants, under equal names in `A` and `B`."""
@@ -260,24 +231,13 @@ class _Bench:
             target = self.scratch.parent / side
             shutil.rmtree(target, ignore_errors=True)
             target.mkdir(parents=True)
-            for outcome in run.outcomes:
-                for output in outcome.outputs:
-                    file = run.folder / output.path
-                    shutil.copyfile(file, target / file.name)
+            for name, file in picture_files(run).items():
+                shutil.copyfile(file, target / f"{name}.png")
 
     def _place(self) -> Path:
         self._count += 1
         return self.scratch / f"{self._count:04}"
 
 
-def _texts_swapped(jobs: Sequence[ImageJob], texts: Texts) -> dict[str, Sequence[int]]:
-    """For each job the text of another of the same kind that wrote something else."""
-    swapped: dict[str, Sequence[int]] = {}
-    for job in jobs:
-        for other in jobs:
-            is_kin = (job.task, job.bot_task, job.size) == (other.task, other.bot_task, other.size)
-            own, theirs = texts.get(job.custom_id), texts.get(other.custom_id)
-            if is_kin and own and theirs and own != theirs:
-                swapped[job.custom_id] = theirs
-                break
-    return swapped
+def _with_steps(jobs: Sequence[Job], steps: int) -> list[Job]:
+    return [replace(job, num_inference_steps=steps) for job in jobs]

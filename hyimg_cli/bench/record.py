@@ -8,6 +8,7 @@ from pathlib import Path, PurePath
 from statistics import median
 from typing import Any
 
+from hyimg_cli.bench.divergence import Divergence
 from hyimg_cli.bench.harness import Comparison
 from hyimg_cli.bench.runs import RUN_PHASES, RunResult
 from hyimg_cli.bench.scenario import Scenario, Variant
@@ -18,6 +19,7 @@ from hyimg_cli.files import replace_file
 from hyimg_cli.media.images import read_image
 from hyimg_cli.models import registry
 from hyimg_cli.quality.metrics import Pixels
+from hyimg_cli.spec.job import Job, VideoJob
 
 FORMAT = 1
 JSON_NAME, MARKDOWN_NAME = "bench.json", "bench.md"
@@ -128,21 +130,23 @@ def _variant(variant: Variant) -> dict[str, Any]:
     return {"label": variant.label, "lifetime": variant.lifetime, "settings": settings}
 
 
-def _divergence(one: Any) -> dict[str, Any]:
+def _divergence(one: Divergence) -> dict[str, Any]:
     largest = None if one.is_structural else one.max_abs
     return {**asdict(one), "max_abs": largest, "is_structural": one.is_structural}
 
 
-def _job(job: Any) -> dict[str, Any]:
-    return {
+def _job(job: Job) -> dict[str, Any]:
+    common = {
         "custom_id": job.custom_id,
         "task": job.task,
         "prompt": job.prompt,
-        "images": [PurePath(path).name for path in job.images],
         "seed": job.seed,
-        "bot_task": job.bot_task,
         "guidance_scale": job.guidance_scale,
     }
+    if isinstance(job, VideoJob):
+        return {**common, "size": str(job.size), "num_frames": job.num_frames}
+    images = [PurePath(path).name for path in job.images]
+    return {**common, "images": images, "bot_task": job.bot_task}
 
 
 def _model_name(model: str) -> str:

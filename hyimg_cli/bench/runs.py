@@ -1,6 +1,6 @@
 """One run of one variant: its seconds, by phase, and its pictures.
 
-    wall  start ▸ load ▸ prewarm ▸ [read encode prefill think .. write] of each job ▸ unattributed
+    wall  start ▸ load ▸ embed ▸ prewarm ▸ [read encode .. write] of each job ▸ unattributed
 
 The segments are disjoint and add up to the wall time. Jobs that work as a batch share their
 batch's time in equal parts. Waiting in a queue is no work of a job and no part of the sum.
@@ -17,16 +17,24 @@ from typing import Protocol, cast
 from hyimg_cli.batch import planner
 from hyimg_cli.batch.journal import RunFolder
 from hyimg_cli.bench.observe import Decided, Observed
-from hyimg_cli.bench.scenario import LOAD, PREWARM, REST, START, Lifetime
+from hyimg_cli.bench.scenario import EMBED, LOAD, PREWARM, REST, START, Lifetime
 from hyimg_cli.engine.runner import cards
 from hyimg_cli.engine.session import Session
 from hyimg_cli.models.protocols import MixedModel
-from hyimg_cli.spec.events import PHASES, JobDone, JobFailed, ModelLoaded, Outcome, Prewarmed
-from hyimg_cli.spec.job import ImageJob
+from hyimg_cli.spec.events import (
+    PHASES,
+    JobDone,
+    JobFailed,
+    ModelLoaded,
+    Outcome,
+    Prewarmed,
+    PromptsReady,
+)
+from hyimg_cli.spec.job import ImageJob, Job
 from hyimg_cli.spec.run import RunConfig
 
 WORK = tuple(phase for phase in PHASES if phase != "queue")
-RUN_PHASES = (START, LOAD, PREWARM, *WORK, REST)
+RUN_PHASES = (START, LOAD, EMBED, PREWARM, *WORK, REST)
 Texts = Mapping[str, Sequence[int]]
 
 
@@ -54,7 +62,7 @@ class RunResult:
 class Runs(Protocol):
     """How a variant's runs are carried out."""
 
-    def run(self, jobs: Sequence[ImageJob], folder: Path) -> RunResult: ...
+    def run(self, jobs: Sequence[Job], folder: Path) -> RunResult: ...
 
 
 def runs_of(lifetime: Lifetime, config: RunConfig, texts: Texts) -> Runs:
@@ -77,7 +85,7 @@ class SessionRuns:
         self._config = config
         self._session = Session(config, lambda model: _as_model(Decided(model, texts)))
 
-    def run(self, jobs: Sequence[ImageJob], folder: Path) -> RunResult:
+    def run(self, jobs: Sequence[Job], folder: Path) -> RunResult:
         self._session.forget()
         return timed_run(self._session, self._config, jobs, folder)
 
@@ -90,12 +98,12 @@ class ProcessRuns:
         self._texts = {name: tuple(ids) for name, ids in texts.items()}
         self._jobs_each = jobs_each
 
-    def run(self, jobs: Sequence[ImageJob], folder: Path) -> RunResult:
+    def run(self, jobs: Sequence[Job], folder: Path) -> RunResult:
         size = self._jobs_each or len(jobs)
         parts = [jobs[at : at + size] for at in range(0, len(jobs), size)]
         return _together([self._part(part, folder) for part in parts], folder)
 
-    def _part(self, jobs: Sequence[ImageJob], folder: Path) -> RunResult:
+    def _part(self, jobs: Sequence[Job], folder: Path) -> RunResult:
         started = time.perf_counter()
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
             result = pool.submit(_alone, self._config, self._texts, tuple(jobs), folder).result()
@@ -126,9 +134,7 @@ def observed_run(
     return result, seen[0]
 
 
-def timed_run(
-    session: Session, config: RunConfig, jobs: Sequence[ImageJob], folder: Path
-) -> RunResult:
+def timed_run(session: Session, config: RunConfig, jobs: Sequence[Job], folder: Path) -> RunResult:
     """Every job once, in the order of a plan, pictures written to `folder`."""
     plan = planner.make_plan(jobs, cards(config.model.revision))
     outcomes: list[Outcome] = []
@@ -139,6 +145,8 @@ def timed_run(
             match event:
                 case ModelLoaded():
                     phases_s[LOAD] += event.load_s
+                case PromptsReady():
+                    phases_s[EMBED] += event.encode_s
                 case Prewarmed():
                     phases_s[PREWARM] += event.prewarm_s
                 case JobDone() | JobFailed():
@@ -153,7 +161,7 @@ def timed_run(
     return RunResult(folder, wall_s, max(0.0, wall_s - busy_s), phases_s, tuple(outcomes))
 
 
-def _alone(config: RunConfig, texts: Texts, jobs: Sequence[ImageJob], folder: Path) -> RunResult:
+def _alone(config: RunConfig, texts: Texts, jobs: Sequence[Job], folder: Path) -> RunResult:
     return SessionRuns(config, texts).run(jobs, folder)
 
 

@@ -17,7 +17,7 @@ from hyimg_cli.errors import UsageError
 SCENARIOS = Path(__file__).parent / "scenarios"
 Lifetime = Literal["session", "process", "process-per-job"]
 # Phases of a run that no single job owns, before those of `spec.events.PHASES`.
-START, LOAD, PREWARM, REST = "start", "load", "prewarm", "unattributed"
+START, LOAD, EMBED, PREWARM, REST = "start", "load", "embed", "prewarm", "unattributed"
 EVERY_PHASE = "*"
 
 

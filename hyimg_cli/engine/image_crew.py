@@ -81,6 +81,8 @@ class ImageCrew:
         self.tree.clear()
 
     def release(self) -> None:
+        if self._model is None:
+            return
         self._model = None
         self.forget()
         self._warmed.clear()

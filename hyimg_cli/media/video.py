@@ -25,6 +25,9 @@ Frames = NDArray[np.uint8]
 _CRF, _PRESET = "17", "medium"
 # NOTE: x264 cuts its work by the number of threads, so another number gives another file.
 _THREADS = 4
+# NOTE: x264's macroblock tree reads memory that it never wrote: equal small frames gave four
+# different files in one process. Without it, or without its assembly, they give one.
+_STEADY = "mbtree=0"
 _BT709 = 1
 
 
@@ -110,7 +113,9 @@ class _Film:
         stream = container.add_stream("libx264", rate=fps)
         stream.height, stream.width = height + height % 2, width + width % 2
         stream.pix_fmt = "yuv420p"
-        stream.options = {"crf": _CRF, "preset": _PRESET, "flags": "+bitexact"}
+        stream.options = {
+            "crf": _CRF, "preset": _PRESET, "flags": "+bitexact", "x264-params": _STEADY,
+        }  # fmt: skip
         context = stream.codec_context
         context.thread_count = _THREADS
         # A player must not guess how colours were turned into luma and chroma.

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from hyimg_cli.batch.manifest import read_manifest
-from hyimg_cli.bench.harness import Comparison
+from hyimg_cli.bench.harness import Comparison, compare
 from hyimg_cli.bench.runs import ProcessRuns, SessionRuns, observed_run
-from hyimg_cli.bench.scenario import SCENARIOS, Scenario
+from hyimg_cli.bench.scenario import SCENARIOS, Scenario, read_scenario
 from hyimg_cli.engine.runner import make_plan
 from hyimg_cli.models import registry
+from hyimg_cli.quality.metrics import distance
 from hyimg_cli.spec.run import BatchConfig, ModelChoice, OutputConfig, RunConfig
 
 JOBS = [
@@ -102,3 +103,28 @@ def test_every_row_of_the_review_is_there(
         assert not rows[name].unchanged, name
     assert found.verdict.name in ("identical", "equal")
     assert len(list((found.kept / "A").iterdir())) == len(list((found.kept / "B").iterdir())) == 2
+
+
+def test_videos_are_compared_frame_by_frame(tmp_path: Path) -> None:
+    """Without being looked through: a note says so. The prompt cache changes no frame."""
+    scenario = read_scenario("prompt-cache")
+    (tmp_path / "jobs.jsonl").write_text(
+        '{"task": "t2v", "prompt": "a dog", "size": "32x32", "num_frames": 5, "seed": 1, "n": 2}\n'
+    )
+    found = compare(
+        replace(scenario, steps=(2,), main_steps=2, repeats=2),
+        read_manifest(tmp_path / "jobs.jsonl"),
+        {"device": "cpu"},
+        folder=tmp_path / "out",
+        measure=distance,
+        tell=lambda text: None,
+    )
+    assert found.verdict.name == "identical"
+    rows = {row.name: row for row in found.rows}
+    pair = rows["cached vs embedded each time, 2 steps"]
+    assert len(pair.distances) == 2 * 5
+    assert len(list((found.kept / "A").iterdir())) == 10
+    assert not rows["cached, other seed"].unchanged
+    assert "videos: compared by frames" in found.notes[0]
+    embedded = [run.phases_s["embed"] for run in (found.timed[0].a[0], found.timed[0].b[0])]
+    assert embedded[0] > 0

@@ -1,0 +1,87 @@
+"""What keeps a comparison of pictures honest: the same text for both, eyes on every stage, and
+inputs that must or must not matter.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from hyimg_cli.bench.divergence import Divergence, divergences
+from hyimg_cli.bench.runs import Texts, observed_run
+from hyimg_cli.media.images import read_image
+from hyimg_cli.spec.job import ImageJob
+from hyimg_cli.spec.run import RunConfig
+
+Place = Callable[[], Path]
+
+
+@dataclass(frozen=True)
+class LookedThrough:
+    """The text that A wrote, by job; where the variants part when it is forced into both; what
+    failed on the way.
+    """
+
+    texts: Texts
+    divergences: tuple[Divergence, ...] = ()
+    failures: tuple[str, ...] = ()
+
+
+def looked_through(
+    configs: tuple[RunConfig, RunConfig],
+    labels: tuple[str, str],
+    jobs: Sequence[ImageJob],
+    place: Place,
+) -> LookedThrough:
+    """A writes freely; then both run with its text, looked through from ids to latents.
+
+    Every run is given a folder of its own by `place`.
+    """
+    first, seen = observed_run(configs[0], {}, jobs, place(), tries_tokens=False)
+    texts = seen.texts()
+    runs, seen_by = zip(
+        *(observed_run(config, texts, jobs, place()) for config in configs), strict=True
+    )
+    ours, theirs = (one.jobs for one in seen_by)
+    parted = [
+        found
+        for name in ours
+        if name in theirs
+        for found in divergences(ours[name], theirs[name], labels)
+    ]
+    by_label = zip((labels[0], *labels), (first, *runs), strict=True)
+    failures = [f"{label} fails: {text}" for label, run in by_label for text in run.failures]
+    return LookedThrough(texts, tuple(parted), tuple(dict.fromkeys(failures)))
+
+
+def texts_of_others(jobs: Sequence[ImageJob], texts: Texts) -> dict[str, Sequence[int]]:
+    """For each job the text of another of its kind that wrote something else."""
+    found: dict[str, Sequence[int]] = {}
+    for job in jobs:
+        own = texts.get(job.custom_id)
+        kin = (texts.get(one.custom_id) for one in jobs if _kind(one) == _kind(job))
+        other = next((text for text in kin if own and text and text != own), None)
+        if other is not None:
+            found[job.custom_id] = other
+    return found
+
+
+def with_negatives(jobs: Sequence[ImageJob], folder: Path) -> list[ImageJob]:
+    """The jobs with every source image turned into its negative, written to `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return [replace(job, images=tuple(_negatives(job, folder))) for job in jobs]
+
+
+def _negatives(job: ImageJob, folder: Path) -> list[str]:
+    targets = []
+    for number, path in enumerate(job.images):
+        target = folder / f"{job.custom_id}-{number}.png"
+        Image.fromarray(np.ascontiguousarray(255 - read_image(Path(path)).pixels)).save(target)
+        targets.append(str(target))
+    return targets
+
+
+def _kind(job: ImageJob) -> tuple[object, ...]:
+    return job.task, job.bot_task, job.size
