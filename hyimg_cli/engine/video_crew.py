@@ -113,6 +113,8 @@ class VideoCrew:
     def prepared(self, jobs: Sequence[VideoJob]) -> Iterator[Prewarmed]:
         if not self._config.batch.prewarm:
             return
+        if self._ranks is not None:
+            self._ranks.revive()
         started = time.perf_counter()
         shapes = prewarm(jobs, self._set(self._prompts.look, None), warmed=self._warmed)
         if shapes:

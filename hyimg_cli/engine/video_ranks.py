@@ -14,7 +14,7 @@ from weakref import finalize
 
 from torch import Tensor
 
-from hyimg_cli.errors import MachineError
+from hyimg_cli.errors import MachineError, RankError
 from hyimg_cli.models import registry
 from hyimg_cli.models.latent_video import LatentDecoder, LatentVideoModel, VideoVae
 from hyimg_cli.parallel.branches import ParallelBranches
@@ -80,8 +80,18 @@ class VideoRanks:
     def load(self) -> None:
         """Have each rank read what it works with, all at once, and put them to work for the model.
 
-        Raises what loading raises on any rank, MachineError where one does not come up.
+        Raises what loading raises on any rank, MachineError where one does not come up, or dies.
         """
+        try:
+            self._load()
+        except RankError as error:
+            raise MachineError(
+                f"the ranks did not load the model: {error.what}",
+                hint="ask for fewer ranks; each needs memory for what it loads",
+                code="machine.ranks",
+            ) from error
+
+    def _load(self) -> None:
         model, config, pool = self._model, self._config, self._pool
         if config.vae_ranks > 1:
             part = VaePart(self._choice)

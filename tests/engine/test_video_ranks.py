@@ -10,11 +10,14 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from engine.fake_video import video_job
 from parallel.test_when_ranks_fail import gone_within, is_alive
+from rank_tasks import DiesOnMembers
 from tiny_video import write_wan
 
 from hyimg_cli.batch.planner import make_plan
+from hyimg_cli.engine import video_ranks
 from hyimg_cli.engine.session import Session
 from hyimg_cli.engine.video_crew import VideoCrew
 from hyimg_cli.engine.video_ranks import VideoRanks
@@ -138,6 +141,16 @@ def test_wan_over_ranks_is_wan(
     assert outcome.parallel.decode is not None
     assert [one.tiles for one in outcome.parallel.decode.ranks] == [1, 1, 0]
     assert gone_within(pids[0], 1)
+
+
+def test_a_rank_that_dies_while_it_loads_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(video_ranks, "VaePart", DiesOnMembers)
+    with (
+        Session(config(vae=2)) as session,
+        pytest.raises(MachineError, match="did not load the model: rank 1 failed: killed"),
+    ):
+        list(events_of(session, jobs_of("job")))
+    assert not dist.is_initialized()
 
 
 def test_rank_0_is_on_the_first_gpu() -> None:
