@@ -68,6 +68,18 @@ def absent_on_members(rank: Rank) -> str:
     return "here"
 
 
+@dataclass(frozen=True)
+class DiesOnMembers:
+    """A part whose loading the system ends on every rank but the first."""
+
+    choice: Any
+
+    def __call__(self, rank: Rank) -> str:
+        if rank.number:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return "here"
+
+
 class PlainVae:
     """A decoder of one convolution: cells of four pixels, tiles of eight cells."""
 

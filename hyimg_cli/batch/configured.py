@@ -10,6 +10,7 @@ from hyimg_cli.spec.run import (
     FailurePolicy,
     ModelChoice,
     OutputConfig,
+    ParallelConfig,
     ReuseConfig,
     RunConfig,
 )
@@ -37,5 +38,6 @@ def configured(settings: Mapping[str, Setting], folder: Path, cache: CacheConfig
             value["prewarm"],
         ),
         cache=cache,
+        parallel=ParallelConfig(value["vae_patch_parallel_size"], value["cfg_parallel_size"]),
         failure=FailurePolicy(value["fail_fast"], value["max_retries"]),
     )

@@ -52,7 +52,10 @@ def _carry_out(given: Mapping[str, Any], arguments: Sequence[str]) -> int:
             report.outcomes(run.invalid)
             if run.plan.jobs:
                 folder.write_run(run_info(manifest, settings, run.plan))
-                with closing(_session(config, stopper).run(run.plan, folder)) as events:
+                with (
+                    closing(_session(config, stopper)) as session,
+                    closing(session.run(run.plan, folder)) as events,
+                ):
                     for event in events:
                         report.show(event)
         if settings["report"].value:

@@ -9,8 +9,6 @@ FLAGS = (
     "--replicas",
     "--tensor-parallel-size",
     "--tp-size",
-    "--cfg-parallel-size",
-    "--vae-patch-parallel-size",
     "--gpu-memory-utilization",
     "--enable-cpu-offload",
 )

@@ -92,6 +92,22 @@ FramesName = Annotated[
     str | None,
     _option("--frames", panel=_VIDEO, help="png: write every frame without loss too; or none."),
 ]
+VaePatchParallelSize = Annotated[
+    int | None,
+    _option(
+        "--vae-patch-parallel-size",
+        panel=_VIDEO,
+        help="Processes, a GPU each, that share the tiles of a video's decode. Same pixels.",
+    ),
+]
+CfgParallelSize = Annotated[
+    int | None,
+    _option(
+        "--cfg-parallel-size",
+        panel=_VIDEO,
+        help="1, or 2: a process, a GPU each, for each of the two guidance branches. Same pixels.",
+    ),
+]
 VideoModel = Annotated[
     str | None,
     _option(

@@ -9,13 +9,12 @@ import typer
 from hyimg_cli.batch.cost import Cost, PlanCost
 from hyimg_cli.batch.journal import RunFolder
 from hyimg_cli.batch.planner import make_plan
-from hyimg_cli.batch.video_cost import VideoCost
 from hyimg_cli.cli import options as o
 from hyimg_cli.cli import packaged, render
 from hyimg_cli.cli.run_options import takes_run_options
 from hyimg_cli.engine import runner
 from hyimg_cli.engine.footprint import Footprint, footprints
-from hyimg_cli.engine.forecast import forecast, video_forecast
+from hyimg_cli.engine.forecast import VideoForecast, forecast, video_forecast
 from hyimg_cli.spec.plan import Group, Plan
 
 
@@ -88,20 +87,26 @@ def _memory_lines(
         yield f"  weights of {model}: {parts}"
 
 
-def _as_json(order: Plan, costs: PlanCost, videos: Sequence[VideoCost]) -> dict[str, Any]:
+def _as_json(order: Plan, costs: PlanCost, videos: Sequence[VideoForecast]) -> dict[str, Any]:
     pictures, films = iter(costs.groups), iter(videos)
     groups = [
         {"model": group.model, "size_class": group.size_class}
         | {"custom_ids": [job.custom_id for job in group.jobs]}
-        | asdict(next(pictures).cost if isinstance(group, Group) else next(films))
+        | (asdict(next(pictures).cost) if isinstance(group, Group) else _of_film(next(films)))
         for group in order.groups
     ]
     shared = {"shared_kv_bytes": costs.shared_kv_bytes}
     return {"groups": groups, "total": asdict(costs.total)} | shared
 
 
+def _of_film(video: VideoForecast) -> dict[str, Any]:
+    decode = asdict(video.decode) | {"received_bytes": video.decode.received_bytes}
+    spread = {"decode": decode, "branches": video.branches, "branch_ranks": video.branch_ranks}
+    return asdict(video.cost) | spread
+
+
 def _lines(
-    order: Plan, costs: PlanCost, videos: Sequence[VideoCost], *, think: int
+    order: Plan, costs: PlanCost, videos: Sequence[VideoForecast], *, think: int
 ) -> Iterator[str]:
     """The plan as text: one paragraph for each group, then all pictures together."""
     pictures, films = iter(costs.groups), iter(videos)
@@ -116,7 +121,8 @@ def _lines(
         yield f"  estimated: what depends on written text, taken to be {think} tokens a job"
 
 
-def _video_lines(cost: VideoCost) -> Iterator[str]:
+def _video_lines(video: VideoForecast) -> Iterator[str]:
+    cost = video.cost
     frames, rows, columns = cost.latent_grid
     forwards = f"{cost.denoise_steps} denoise steps, {cost.denoise_forwards} forwards"
     yield f"  {cost.jobs} jobs, {forwards} over {frames} x {rows} x {columns} latents"
@@ -124,7 +130,25 @@ def _video_lines(cost: VideoCost) -> Iterator[str]:
     shapes = " ".join(f"{height}x{width}" for height, width in cost.tile_shapes)
     down, across = cost.tiles
     yield f"  decode: {down} x {across} tiles a video, in latents {shapes}"
+    yield from _rank_lines(video)
     yield f"  files: about {_bytes(cost.disk_bytes)}"
+
+
+def _rank_lines(video: VideoForecast) -> Iterator[str]:
+    """Which rank decodes how much of a video, and what that can save at most."""
+    decode = video.decode
+    areas = " + ".join(str(share.area) for share in decode.shares)
+    ranks = _counted(len(decode.shares), "rank")
+    limit = f"speed-up limit {decode.speed_up_limit:.2f}"
+    arriving = f", rank 0 receives {_bytes(decode.received_bytes)}" if decode.received_bytes else ""
+    yield f"  decode on {ranks}: {areas} latent cells a frame{arriving}; {limit}"
+    branches, busy = _counted(video.branches, "branch"), _counted(video.branch_ranks, "rank")
+    yield f"  guidance: {branches} on {busy}"
+
+
+def _counted(count: int, noun: str) -> str:
+    plural = "es" if noun.endswith("ch") else "s"
+    return f"{count} {noun}{'' if count == 1 else plural}"
 
 
 def _cost_lines(cost: Cost) -> Iterator[str]:

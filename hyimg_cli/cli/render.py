@@ -327,8 +327,9 @@ def _ready(event: ModelLoaded | ModelReleased | Prewarmed | PromptsReady) -> str
             needed, free = event.needed_bytes / 1e9, event.free_bytes / 1e9
             return f"{event.model} released: the next takes {needed:.1f} GB, {free:.1f} were free"
     size = f"{event.parameters / 1e6:.1f} M parameters, {event.dtype} on {event.device}"
+    ranks = f", {event.ranks} ranks" if event.ranks > 1 else ""
     beside = f", beside {', '.join(event.beside)}" if event.beside else ""
-    return f"{event.model}: {size}, loaded in {event.load_s:.2f} s{beside}"
+    return f"{event.model}: {size}{ranks}, loaded in {event.load_s:.2f} s{beside}"
 
 
 def _finished(outcome: Outcome) -> str:

@@ -70,6 +70,8 @@ class RunOptions:
     fps: o.Fps = None
     negative_prompt: o.NegativePrompt = None
     prompt_cache: o.PromptCache = None
+    vae_patch_parallel_size: o.VaePatchParallelSize = None
+    cfg_parallel_size: o.CfgParallelSize = None
     checkpoint_every: o.CheckpointEvery = None
     frames: o.FramesName = None
     assume_think: o.AssumeThink = 256

@@ -20,6 +20,8 @@ from hyimg_cli.media.images import probe_image, stretched_digest
 from hyimg_cli.models import registry
 from hyimg_cli.models.hunyuan_image3.prompter import Prompter
 from hyimg_cli.models.hunyuan_image3.sequence import Grid, Layout, SourceShape, segments
+from hyimg_cli.parallel.tiles import DecodeForecast
+from hyimg_cli.parallel.tiles import video_forecast as decode_forecast
 from hyimg_cli.spec.job import ImageJob, Size
 from hyimg_cli.spec.plan import Plan, VideoGroup
 from hyimg_cli.spec.run import RunConfig
@@ -63,17 +65,34 @@ def forecast(plan: Plan, config: RunConfig, *, assumed_think: int) -> PlanCost:
     return replace(costs, shared_kv_bytes=ahead.tree.held_bytes)
 
 
-def video_forecast(plan: Plan, config: RunConfig) -> tuple[VideoCost, ...]:
+@dataclass(frozen=True)
+class VideoForecast:
+    """What a group of videos takes, how the decode of each is dealt to the run's ranks, and how
+    many ranks have one of its guidance branches (`branches`, the most that a job has).
+    """
+
+    cost: VideoCost
+    decode: DecodeForecast
+    branches: int
+    branch_ranks: int
+
+
+def video_forecast(plan: Plan, config: RunConfig) -> tuple[VideoForecast, ...]:
     """What each group of videos in `plan` will take, in order."""
-    with_frames = config.output.frames != "none"
-    return tuple(
-        video_cost(
-            group,
-            registry.video_card(group.model, config.model.revision),
-            with_frames=with_frames,
-        )
-        for group in plan.groups
-        if isinstance(group, VideoGroup)
+    groups = (group for group in plan.groups if isinstance(group, VideoGroup))
+    return tuple(_of_videos(group, config) for group in groups)
+
+
+def _of_videos(group: VideoGroup, config: RunConfig) -> VideoForecast:
+    card = registry.video_card(group.model, config.model.revision)
+    is_wide = card.has_float32_vae or precision(config.model)[1] == "float32"
+    ranks, width = config.parallel.vae_ranks, 4 if is_wide else 2
+    branches = max(job.branch_count for job in group.jobs)
+    return VideoForecast(
+        cost=video_cost(group, card, with_frames=config.output.frames != "none"),
+        decode=decode_forecast(card, group.size, group.num_frames, ranks, width),
+        branches=branches,
+        branch_ranks=min(branches, config.parallel.cfg_ranks),
     )
 
 

@@ -11,7 +11,7 @@ from hyimg_cli.engine.clock import PhaseClock
 from hyimg_cli.engine.image import Picture
 from hyimg_cli.engine.video import Footage
 from hyimg_cli.errors import HyimgError
-from hyimg_cli.spec.events import Failure, Outcome, OutputFile, ReuseReport
+from hyimg_cli.spec.events import Failure, Outcome, OutputFile, ParallelReport, ReuseReport
 from hyimg_cli.spec.job import ImageJob, Job, VideoJob
 
 logger = logging.getLogger(__name__)
@@ -49,14 +49,21 @@ def done(job: ImageJob, picture: Picture, output: OutputFile | None, facts: Fact
     )
 
 
-def filmed(job: VideoJob, footage: Footage, output: OutputFile | None, facts: Facts) -> Outcome:
-    """The line of a finished video."""
+def filmed(
+    job: VideoJob,
+    footage: Footage,
+    spread: ParallelReport | None,
+    output: OutputFile | None,
+    facts: Facts,
+) -> Outcome:
+    """The line of a finished video; `spread`: over which ranks, None where there was one."""
     return Outcome(
         status="done",
         outputs=(output,) if output else (),
         denoise_steps=footage.denoise_steps,
         kv_reuse=ReuseReport("none", 0, 0, 0, (), reason="t2v has no text stage"),
         batch={"denoise": 1},
+        parallel=spread,
         warnings=footage.notes,
         **_common(job, facts),
     )

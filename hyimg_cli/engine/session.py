@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -74,6 +74,17 @@ class Session:
     def request_stop(self, signal_number: int) -> None:
         """Stop after the current token or denoise step; `run` then raises Interrupted."""
         self._stop_signal = signal_number
+
+    def close(self) -> None:
+        """Let the models go, and end the processes that work with them; `run` loads anew."""
+        self._images.release()
+        self._videos.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def forget(self) -> None:
         """Drop what earlier plans left in memory for later ones; the models stay loaded."""

@@ -14,17 +14,19 @@ from hyimg_cli.engine import outcomes
 from hyimg_cli.engine.clock import PhaseClock
 from hyimg_cli.engine.crew import Lost, Made
 from hyimg_cli.engine.interim import Interim
-from hyimg_cli.engine.keys import key_of
+from hyimg_cli.engine.keys import key_of, precision
 from hyimg_cli.engine.memory import peak_memory_mb, synchronize
 from hyimg_cli.engine.prompts import Prompts
 from hyimg_cli.engine.video import Footage, Set, shoot
 from hyimg_cli.engine.video_prewarm import VideoShape, prewarm
+from hyimg_cli.engine.video_ranks import VideoRanks
 from hyimg_cli.errors import JobError
 from hyimg_cli.files import replace_file, storage_error
 from hyimg_cli.media.metadata import video_text
 from hyimg_cli.media.video import write_video
 from hyimg_cli.models import registry
 from hyimg_cli.models.latent_video import LatentVideoModel, PromptEmbedding, PromptEncoder
+from hyimg_cli.spec.card import VideoCard
 from hyimg_cli.spec.events import (
     Event,
     JobStarted,
@@ -36,6 +38,9 @@ from hyimg_cli.spec.events import (
 from hyimg_cli.spec.job import VideoJob
 from hyimg_cli.spec.run import RunConfig
 
+# Components that other ranks may hold too.
+RANKED = ("vae", "transformer", "transformer_2")
+
 
 class VideoCrew:
     """Makes videos one at a time, one model at a time."""
@@ -43,6 +48,7 @@ class VideoCrew:
     def __init__(self, config: RunConfig) -> None:
         self._config = config
         self._model: LatentVideoModel | None = None
+        self._ranks: VideoRanks | None = None
         self._prompts = Prompts(config.cache, is_on=config.reuse.prompt_cache)
         self._embedded: set[str] = set()
         self._warmed: set[VideoShape] = set()
@@ -52,8 +58,23 @@ class VideoCrew:
         return None if self._model is None else self._model.card.model
 
     def weight_bytes(self, model: str) -> int:
+        """On the CPU those of every rank: they lie in the same memory."""
         card = registry.video_card(model, self._config.model.revision)
-        return sum(count for _, count in card.component_bytes)
+        own = sum(count for _, count in card.component_bytes)
+        return own + (self._bytes_of_others(card) if self._is_on_cpu else 0)
+
+    def _bytes_of_others(self, card: VideoCard) -> int:
+        """Bytes of the weights that ranks beside this one hold."""
+        parallel = self._config.parallel
+        return sum(
+            count * ((parallel.vae_ranks if name == "vae" else parallel.cfg_ranks) - 1)
+            for name, count in card.component_bytes
+            if name in RANKED
+        )
+
+    @property
+    def _is_on_cpu(self) -> bool:
+        return precision(self._config.model)[0] == "cpu"
 
     def use(self, model: str, jobs: Sequence[VideoJob]) -> Iterator[Event]:
         """Every distinct string is embedded before the transformer comes: the text encoders, twice
@@ -69,8 +90,11 @@ class VideoCrew:
         self._embedded.update(new)
         if is_new:
             started = time.perf_counter()
+            if self._ranks is not None:
+                self._ranks.load()
             resident.load_weights()
-            yield _loaded(resident, opened_s + time.perf_counter() - started)
+            load_s = opened_s + time.perf_counter() - started
+            yield _loaded(resident, load_s, self._config.parallel.ranks)
 
     def forget(self) -> None:
         self._prompts.clear()
@@ -79,7 +103,9 @@ class VideoCrew:
     def release(self) -> None:
         if self._model is None:
             return
-        self._model = None
+        if self._ranks is not None:
+            self._ranks.stop()
+        self._ranks = self._model = None
         self.forget()
         self._warmed.clear()
         gc.collect()
@@ -87,6 +113,8 @@ class VideoCrew:
     def prepared(self, jobs: Sequence[VideoJob]) -> Iterator[Prewarmed]:
         if not self._config.batch.prewarm:
             return
+        if self._ranks is not None:
+            self._ranks.revive()
         started = time.perf_counter()
         shapes = prewarm(jobs, self._set(self._prompts.look, None), warmed=self._warmed)
         if shapes:
@@ -98,6 +126,8 @@ class VideoCrew:
         on = self._set(self._prompts.of, folder)
         devices = [on.model.device]
         for job in jobs:
+            if self._ranks is not None:
+                self._ranks.revive()
             clock = PhaseClock(started, partial(synchronize, devices))
             yield JobStarted(job.custom_id)
             try:
@@ -117,7 +147,10 @@ class VideoCrew:
     def _opened(self, model: str) -> LatentVideoModel:
         """The checkpoint, none of its weights in memory yet."""
         self.release()
-        self._model = registry.load_video(replace(self._config.model, model=model))
+        choice, parallel = replace(self._config.model, model=model), self._config.parallel
+        self._model = registry.load_video(choice)
+        if parallel.ranks > 1:
+            self._ranks = VideoRanks(self._model, choice, parallel)
         return self._model
 
     def _set(
@@ -136,11 +169,12 @@ class VideoCrew:
     def _made(
         self, job: VideoJob, clock: PhaseClock, footage: Footage, interim: Interim | None
     ) -> Made:
+        spread = None if self._ranks is None else self._ranks.report()
         return Made(
             job,
             clock,
             write=partial(self._written, job, footage),
-            outcome=partial(outcomes.filmed, job, footage),
+            outcome=partial(outcomes.filmed, job, footage, spread),
             settle=interim.discard if interim else lambda: None,
         )
 
@@ -184,13 +218,14 @@ def _texts(model: LatentVideoModel, job: VideoJob) -> tuple[str, ...]:
         return ()
 
 
-def _loaded(model: LatentVideoModel, load_s: float) -> ModelLoaded:
+def _loaded(model: LatentVideoModel, load_s: float, ranks: int) -> ModelLoaded:
     return ModelLoaded(
         model=model.card.model,
         load_s=load_s,
         device=model.device_name,
         dtype=model.dtype_name,
         parameters=model.parameter_count,
+        ranks=ranks,
     )
 
 

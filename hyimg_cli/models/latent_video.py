@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hyimg_cli.parallel.tiles import Tiling
 from hyimg_cli.spec.card import VideoCard
 from hyimg_cli.spec.job import VideoJob
 
@@ -116,7 +117,11 @@ class VideoVae(Protocol):
     def unscaled(self, latents_BCFYX: Tensor) -> Tensor:
         """A denoiser's latents in the VAE's scale and dtype, on its device."""
 
-    def decode_tile(self, tile_BCFYX: Tensor) -> Tensor:
+    @property
+    def tiling(self) -> Tiling:
+        """Where the library cuts, by the module's own numbers."""
+
+    def decode_tile(self, latents_BCFYX: Tensor) -> Tensor:
         """One tile with all its frames through the decoder; not re-entrant where the module keeps
         features between frames.
         """
@@ -124,10 +129,6 @@ class VideoVae(Protocol):
     @property
     def tile_channels(self) -> int:
         """Channels that `decode_tile` returns: three, times a patch's pixels."""
-
-    @property
-    def tile_pixels(self) -> int:
-        """Rows and columns that `decode_tile` returns for a latent cell, patches not unfolded."""
 
     def tile_frames(self, latent_frames: int) -> int:
         """Frames that `decode_tile` returns for so many latent frames."""
@@ -169,6 +170,9 @@ class LatentVideoModel(Protocol):
 
     def load_weights(self) -> None:
         """Read the transformer and the VAE now; without it, the first job does."""
+
+    def load_transformer(self) -> None:
+        """Read the transformer alone: all that a branch needs."""
 
     def texts(self, job: VideoJob) -> tuple[str, ...]:
         """The strings whose embeddings the job needs: its prompt, and under CFG the negative."""

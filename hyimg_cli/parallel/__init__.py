@@ -3,7 +3,7 @@
     with RankPool(4) as pool:                                  # ranks.py; starts at first use
         pool.load("vae", TiledVaeLoader(folder, dtype))        # every rank loads it from disk
         decoder = PatchParallelDecoder(pool)                   # decode.py; decode, report
-        pool.load("transformer", loader, ranks=2, own=model)   # rank 0 may have its own already
+        pool.load("transformer", loader, ranks=2, own=mine)    # what rank 0 calls instead
         branches = ParallelBranches(pool, ranks=2)             # branches.py; begin, velocity, end
 
 `tiles.video_forecast` says beforehand, without torch, what a decode will take. One pool a process.

@@ -55,9 +55,9 @@ class ParallelBranches:
         The only large thing that is sent, and only here. Raises what the model raises.
         """
         self._branches = len(inputs)
-        dealt = [tuple(inputs[rank :: self._ranks]) for rank in range(self._ranks)]
+        dealt = [tuple(inputs[rank :: self.ranks]) for rank in range(self.ranks)]
         # NOTE: every rank gets all inputs in one message; they are a few MB once a job.
-        self._pool.run(Task(begin_share, (self._part, dealt)), ranks=self._ranks)
+        self._pool.run(Task(begin_share, (self._part, dealt)), ranks=self.ranks)
 
     def velocity(self, latents_BCFYX: Tensor, timestep_B: Tensor) -> list[Tensor]:
         """Every branch's velocity, in the order of `begin`, on rank 0's device.
@@ -69,25 +69,25 @@ class ParallelBranches:
         step = Step(
             self._part,
             self._branches,
-            self._ranks,
+            self.ranks,
             (tuple(latents_BCFYX.shape), latents_BCFYX.dtype),
             (tuple(timestep_B.shape), timestep_B.dtype),
         )
         own = partial(_gathered, self._pool.here, step, latents_BCFYX, timestep_B)
         velocities: list[Tensor] = self._pool.run(
-            Task(step_share, (step,)), ranks=self._ranks, own=own
+            Task(step_share, (step,)), ranks=self.ranks, own=own
         )[0]
         return velocities
 
     def end(self) -> None:
         """Forget the job on every rank; the next `begin` does so too."""
         if self._branches:
-            self._pool.run(Task(begin_share, (self._part, [()] * self._ranks)), ranks=self._ranks)
+            self._pool.run(Task(begin_share, (self._part, [()] * self.ranks)), ranks=self.ranks)
             self._branches = 0
 
     @property
-    def _ranks(self) -> int:
-        """Ranks that have a branch."""
+    def ranks(self) -> int:
+        """Ranks that have a branch of the current job."""
         return min(self._limit, self._branches)
 
 

@@ -22,6 +22,7 @@ from hyimg_cli.parallel.blend import merge, pixel_shape
 from hyimg_cli.parallel.ranks import Rank, RankPool
 from hyimg_cli.parallel.tiles import Tile, TilePlan, Tiling, assigned, tile_plan
 from hyimg_cli.parallel.wire import Task
+from hyimg_cli.spec.events import DecodeReport, RankReport
 
 
 class TiledVae(Protocol):
@@ -41,31 +42,6 @@ class TiledVae(Protocol):
 
     def finish(self, merged_BCTHW: Tensor) -> Tensor:
         """The picture of the merged tiles."""
-
-
-@dataclass(frozen=True)
-class RankReport:
-    """What a rank did in one decode. `busy_s`: decoding, wall time; bytes: as they travelled."""
-
-    rank: int
-    tiles: int
-    area: int
-    busy_s: float
-    received_bytes: int
-    sent_bytes: int
-
-
-@dataclass(frozen=True)
-class DecodeReport:
-    """One decode: a report by rank, and what rank 0 did when its own tiles were done.
-
-    `gather_s`: waiting for tiles of others; `merge_s`: blending; `total_s`: the whole decode.
-    """
-
-    ranks: tuple[RankReport, ...]
-    gather_s: float
-    merge_s: float
-    total_s: float
 
 
 def decode_tiled(vae: TiledVae, latents_BCFYX: Tensor) -> Tensor:
@@ -143,6 +119,7 @@ def decode_share(rank: Rank, job: TiledJob) -> RankReport:
     for tile in share:
         started = perf_counter()
         pixels = _decoded_tile(vae, latents, tile, job)
+        _synchronized(rank)
         busy_s += perf_counter() - started
         sending.append((dist.isend(pixels, 0, tag=tile.index), pixels))
         sent_bytes += pixels.nbytes
@@ -174,6 +151,7 @@ class _Gathering:
         started = perf_counter()
         for tile in share:
             self._own[tile.index] = _decoded_tile(self._vae, self._latents, tile, self._job)
+        _synchronized(self._rank)
         busy_s = perf_counter() - started
         started = perf_counter()
         merged = merge(self._job.plan, self._tile)
@@ -207,6 +185,12 @@ def _decoded_tile(vae: TiledVae, latents_1CFYX: Tensor, tile: Tile, job: TiledJo
         f"a tile of {tuple(pixels.shape)} {pixels.dtype} where {expected} {job.dtype} was announced"
     )
     return pixels
+
+
+def _synchronized(rank: Rank) -> None:
+    """Wait for the GPU, so that a rank is charged for its own tiles."""
+    if rank.device.type == "cuda":
+        torch.cuda.current_stream(rank.device).synchronize()
 
 
 def cut(latents_BCFYX: Tensor, tile: Tile) -> Tensor:

@@ -114,15 +114,20 @@ class RankPool:
         """Process ids of ranks 1, 2, ..; empty where none runs."""
         return [member.process.pid for member in self._members]
 
+    def launch(self) -> None:
+        """Begin to start the members without waiting for them: rank 0 has other work meanwhile."""
+        if not self._members:
+            self._members = [self._launched(number) for number in range(1, self.size)]
+
     def start(self) -> None:
         """Start the members, form the group, load every part that was asked for before.
 
         Raises MachineError where a member does not come up.
         """
-        if self.size == 1 or self._members:
+        if self.size == 1 or self._has_group:
             return
         try:
-            self._members = [self._launched(number) for number in range(1, self.size)]
+            self.launch()
             self._join()
             for name, part in self._parts.items():
                 self._ask(Task(load_part, (name, part.loader)), part.ranks)
@@ -138,18 +143,36 @@ class RankPool:
             self.stop()
             raise
 
-    def load(self, name: str, loader: Loader, *, ranks: int | None = None, own: Any = None) -> None:
+    def revive(self) -> None:
+        """Start anew where a member has ended since the last task; a task would end with an error.
+
+        Raises MachineError where a member does not come up.
+        """
+        ended = [m.number for m in self._members if m.process.poll() is not None]
+        if ended:
+            logger.warning("rank %d ended while it had nothing to do", ended[0])
+            self.stop()
+        self.start()
+
+    def load(
+        self,
+        name: str,
+        loader: Loader,
+        *,
+        ranks: int | None = None,
+        own: Callable[[], Any] | None = None,
+    ) -> None:
         """Have ranks 0 to `ranks - 1` hold `loader(rank)` as their part `name`.
 
-        `loader` is picklable. `own`: rank 0's, where it has it already. A part of the same name is
-        replaced. Raises what the loader raises, wherever it runs.
+        `loader` is picklable. `own`: what rank 0 calls instead, while the others load. A part of
+        the same name is replaced. Raises what the loader raises, wherever it runs.
         """
         part = _Part(loader, self.size if ranks is None else ranks)
         self.start()
         self._parts[name] = part
         try:
             self._ask(Task(load_part, (name, loader)), part.ranks)
-            self.here.parts[name] = loader(self.here) if own is None else own
+            self.here.parts[name] = loader(self.here) if own is None else own()
             self._answers(part.ranks)
         except BaseException:
             del self._parts[name]
@@ -214,6 +237,8 @@ class RankPool:
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
+            # A terminal's Ctrl-C is for this process, from a member's first moment on.
+            start_new_session=True,
             env=os.environ | {"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)},
         )
         theirs.close()

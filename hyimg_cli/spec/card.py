@@ -134,6 +134,7 @@ class VideoCard:
     Sizes must be multiples of `size_multiple` pixels; frames are `frame_stride * k + 1`.
     `max_prompt_tokens` is where the main text encoder cuts. `component_bytes` counts weights by
     component as stored; encoders are those that can leave once every prompt is embedded.
+    `has_float32_vae`: whatever the dtype asked for, latents are decoded in float32.
     """
 
     model: str
@@ -148,6 +149,7 @@ class VideoCard:
     tiles: TileRule
     component_bytes: tuple[tuple[str, int], ...]
     defaults: VideoDefaults
+    has_float32_vae: bool = False
 
     def latent_grid(self, size: Size, num_frames: int) -> tuple[int, int, int]:
         """Latent frames, rows and columns of a video."""

@@ -51,6 +51,43 @@ class ReuseReport:
 
 
 @dataclass(frozen=True)
+class RankReport:
+    """What a rank did in one decode. `area`: latent cells; `busy_s`: decoding, wall time; bytes: as
+    they travelled.
+    """
+
+    rank: int
+    tiles: int
+    area: int
+    busy_s: float
+    received_bytes: int
+    sent_bytes: int
+
+
+@dataclass(frozen=True)
+class DecodeReport:
+    """One decode: a report by rank, and what rank 0 did when its own tiles were done.
+
+    `gather_s`: waiting for tiles of others; `merge_s`: blending; `total_s`: the whole decode.
+    """
+
+    ranks: tuple[RankReport, ...]
+    gather_s: float
+    merge_s: float
+    total_s: float
+
+
+@dataclass(frozen=True)
+class ParallelReport:
+    """How a video was spread over ranks: how many had a guidance branch of it, and its decode;
+    None where there was one tile, which rank 0 decoded alone.
+    """
+
+    branch_ranks: int
+    decode: DecodeReport | None
+
+
+@dataclass(frozen=True)
 class OutputFile:
     """A written picture. `path` is relative to the output folder; digests are hex sha256."""
 
@@ -102,6 +139,7 @@ class Outcome:
     kv_reuse: ReuseReport | None = None
     cache: dict[str, dict[str, int]] = field(default_factory=dict)
     batch: dict[str, int] = field(default_factory=dict)
+    parallel: ParallelReport | None = None
     peak_memory_mb: float | None = None
     warnings: tuple[str, ...] = ()
     error: Failure | None = None
@@ -112,7 +150,7 @@ class Outcome:
 @dataclass(frozen=True)
 class ModelLoaded:
     """A model is ready: seconds it took, where it lives, its parameters; `beside` it others stay
-    loaded.
+    loaded. `ranks`: processes that work with it.
     """
 
     model: str
@@ -121,6 +159,7 @@ class ModelLoaded:
     dtype: str
     parameters: int
     beside: tuple[str, ...] = ()
+    ranks: int = 1
 
 
 @dataclass(frozen=True)

@@ -87,6 +87,23 @@ class OutputConfig:
 
 
 @dataclass(frozen=True)
+class ParallelConfig:
+    """Over how many processes one video is spread; neither changes its pixels.
+
+    `vae_ranks`: the tiles of its decode. `cfg_ranks`: its guidance branches, of which there are at
+    most two.
+    """
+
+    vae_ranks: int = 1
+    cfg_ranks: int = 1
+
+    @property
+    def ranks(self) -> int:
+        """Processes that are needed for both, this one counted."""
+        return max(self.vae_ranks, self.cfg_ranks)
+
+
+@dataclass(frozen=True)
 class FailurePolicy:
     """What a failed job means for the run."""
 
@@ -103,4 +120,5 @@ class RunConfig:
     reuse: ReuseConfig = field(default_factory=ReuseConfig)
     batch: BatchConfig = field(default_factory=BatchConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
     failure: FailurePolicy = field(default_factory=FailurePolicy)

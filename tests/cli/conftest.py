@@ -58,6 +58,9 @@ class FakeSession:
                 if self.config.failure.fail_fast and "fail" in job.prompt:
                     return
 
+    def close(self) -> None:
+        """Nothing is loaded."""
+
     def _job(self, job: ImageJob) -> Iterator[Event]:
         type(self).ran.append(job.custom_id)
         yield JobStarted(job.custom_id)

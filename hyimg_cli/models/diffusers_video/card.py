@@ -122,6 +122,7 @@ def _wan(layout: Layout, model: str) -> VideoCard:
         tiles=TileRule(tile, stride, (tile - stride) * cell),
         component_bytes=(),
         defaults=_wan_defaults(layout),
+        has_float32_vae=True,
     )
 
 

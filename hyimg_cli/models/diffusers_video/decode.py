@@ -10,6 +10,7 @@ from torch import Tensor
 
 from hyimg_cli.errors import OutputError
 from hyimg_cli.models.latent_video import VideoVae
+from hyimg_cli.models.tiled_vaes import OverlapTiled, StrideTiled
 
 PIECE_FRAMES = 8
 
@@ -31,41 +32,25 @@ class LibraryDecoder:
         return pixels
 
 
-class HunyuanVae:
+class HunyuanVae(OverlapTiled):
     """AutoencoderKLHunyuanVideo15: one factor, no layer beside its decoder."""
 
-    def __init__(self, module: Any) -> None:
-        self.module = module
+    @property
+    def module(self) -> Any:
+        return self.vae
 
     def unscaled(self, latents_BCFYX: Tensor) -> Tensor:
         latents = latents_BCFYX.to(self.module.device, self.module.dtype)
         factor: float = self.module.config.scaling_factor
         return latents / factor
 
-    def decode_tile(self, tile_BCFYX: Tensor) -> Tensor:
-        pixels: Tensor = self.module.decoder(tile_BCFYX)
-        return pixels
 
-    @property
-    def tile_channels(self) -> int:
-        return int(self.module.config.out_channels)
-
-    @property
-    def tile_pixels(self) -> int:
-        return int(self.module.spatial_compression_ratio)
-
-    def tile_frames(self, latent_frames: int) -> int:
-        return (latent_frames - 1) * int(self.module.temporal_compression_ratio) + 1
-
-    def finish(self, merged_BCTHW: Tensor) -> Tensor:
-        return merged_BCTHW
-
-
-class WanVae:
+class WanVae(StrideTiled):
     """AutoencoderKLWan: mean and deviation by channel, frame by frame with kept features."""
 
-    def __init__(self, module: Any) -> None:
-        self.module = module
+    @property
+    def module(self) -> Any:
+        return self.vae
 
     def unscaled(self, latents_BCFYX: Tensor) -> Tensor:
         latents = latents_BCFYX.to(self.module.device, self.module.dtype)
@@ -74,43 +59,6 @@ class WanVae:
         return latents / inverse.to(latents) + self._by_channel(
             self.module.config.latents_mean, latents.dtype
         )
-
-    def decode_tile(self, tile_BCFYX: Tensor) -> Tensor:
-        """As the body of the library's `tiled_decode`: one latent frame at a time."""
-        module = self.module
-        module.clear_cache()
-        pieces = []
-        for frame in range(tile_BCFYX.shape[2]):
-            module._conv_idx = [0]
-            pieces.append(
-                module.decoder(
-                    module.post_quant_conv(tile_BCFYX[:, :, frame : frame + 1]),
-                    feat_cache=module._feat_map,
-                    feat_idx=module._conv_idx,
-                    first_chunk=frame == 0,
-                )
-            )
-        module.clear_cache()
-        return torch.cat(pieces, dim=2)
-
-    @property
-    def tile_channels(self) -> int:
-        return int(self.module.config.out_channels)
-
-    @property
-    def tile_pixels(self) -> int:
-        patch = self.module.config.patch_size
-        return int(self.module.spatial_compression_ratio) // int(patch or 1)
-
-    def tile_frames(self, latent_frames: int) -> int:
-        return (latent_frames - 1) * int(self.module.config.scale_factor_temporal) + 1
-
-    def finish(self, merged_BCTHW: Tensor) -> Tensor:
-        from diffusers.models.autoencoders.autoencoder_kl_wan import unpatchify
-
-        patch = self.module.config.patch_size
-        pixels = merged_BCTHW if patch is None else unpatchify(merged_BCTHW, patch_size=patch)
-        return torch.clamp(pixels, min=-1.0, max=1.0)
 
     def _by_channel(self, values: list[float], dtype: torch.dtype) -> Tensor:
         return torch.tensor(values).view(1, -1, 1, 1, 1).to(self.module.device, dtype)

@@ -64,8 +64,8 @@ class HunyuanVideo15:
     def vae(self) -> HunyuanVae:
         return HunyuanVae(load_weights(self.layout.components["vae"], self.place))
 
-    def load(self) -> None:
-        _ = self.network, self.vae
+    def load_transformer(self) -> None:
+        _ = self.network
 
     def has_guidance(self, job: VideoJob) -> bool:
         return _guided(self._guider(job))

@@ -32,7 +32,7 @@ from hyimg_cli.spec.job import VideoJob
 
 
 class Family(Protocol):
-    """What a family brings; its networks are loaded at their first use, or by `load`."""
+    """What a family brings; its networks are loaded at their first use, or when it is asked."""
 
     @property
     def place(self) -> Place: ...
@@ -43,8 +43,8 @@ class Family(Protocol):
     @property
     def vae(self) -> VideoVae: ...
 
-    def load(self) -> None:
-        """Read the transformer's and the VAE's weights now."""
+    def load_transformer(self) -> None:
+        """Read the transformer's weights now."""
 
     def has_guidance(self, job: VideoJob) -> bool:
         """Whether the job needs its negative prompt."""
@@ -105,7 +105,12 @@ class DiffusersVideo:
 
     def load_weights(self) -> None:
         """Read the transformer and the VAE now, not at the first job."""
-        self.family.load()
+        self.load_transformer()
+        _ = self.family.vae
+
+    def load_transformer(self) -> None:
+        """Read the transformer alone: all that a branch needs."""
+        self.family.load_transformer()
 
     def texts(self, job: VideoJob) -> tuple[str, ...]:
         if self.family.has_guidance(job):

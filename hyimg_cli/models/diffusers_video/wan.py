@@ -56,8 +56,8 @@ class Wan:
         place = Place(self.place.device, torch.float32)
         return WanVae(load_weights(self.layout.components["vae"], place))
 
-    def load(self) -> None:
-        _ = self.networks, self.vae
+    def load_transformer(self) -> None:
+        _ = self.networks
 
     def has_guidance(self, job: VideoJob) -> bool:
         """The pipeline's rule: by the first scale alone."""

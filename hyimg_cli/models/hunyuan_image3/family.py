@@ -25,7 +25,7 @@ from hyimg_cli.models.hunyuan_image3.model import (
 from hyimg_cli.models.hunyuan_image3.prompter import Prompter
 from hyimg_cli.models.hunyuan_image3.script import Script, trigger
 from hyimg_cli.models.hunyuan_image3.sequence import Layout, SourceShape, segments
-from hyimg_cli.models.hunyuan_image3.tiled import decoder
+from hyimg_cli.models.hunyuan_image3.tiled import TiledPicture
 from hyimg_cli.models.hunyuan_image3.vision import vision_inputs
 from hyimg_cli.models.hunyuan_image3.weights import load
 from hyimg_cli.models.protocols import Context, Encoded, LivePicture, Opening
@@ -52,7 +52,8 @@ def load_family(
         raise _too_large(needed, "the GPU ran out of memory") from None
     if is_batch_invariant and device_map is None:
         network.make_batch_invariant(invariant_multiple())
-    return HunyuanImage3(network, prompter, decode=decoder(network.vae, choice.vae_use_tiling))
+    tiled = TiledPicture(network.vae) if choice.vae_use_tiling else None
+    return HunyuanImage3(network, prompter, tiled)
 
 
 def _device_map(device: str) -> str | None:
@@ -99,11 +100,12 @@ class HunyuanImage3:
         self,
         network: HunyuanImage3ForCausalMM,
         prompter: Prompter,
-        decode: Callable[[Tensor], Tensor] | None = None,
+        tiled: TiledPicture | None = None,
     ) -> None:
+        """`tiled`: latents become pixels tile by tile."""
         self.network = network
         self.prompter = prompter
-        self._decode = network.vae.decode if decode is None else decode
+        self._tiled = tiled
 
     @property
     def card(self) -> ModelCard:
@@ -269,7 +271,8 @@ class HunyuanImage3:
     @torch.no_grad()
     def decode_latents(self, latents_CYX: Tensor) -> Tensor:
         weight = self.network.vae.decoder.conv_in.weight
-        pixels_CYX = self._decode(latents_CYX[None].to(weight.device, weight.dtype))[0]
+        vae = self._tiled or self.network.vae
+        pixels_CYX = vae.decode(latents_CYX[None].to(weight.device, weight.dtype))[0]
         return (pixels_CYX / 2 + 0.5).clamp(0, 1).float().permute(1, 2, 0).cpu()
 
     def _latents(self, pixels: np.ndarray, seed: int) -> Tensor:

@@ -101,7 +101,7 @@ def test_one_tile_over_everything_is_the_untiled_decode(
         tile = model.vae.decode_tile(latents)
         by_hand = model.vae.finish(tile)
         assert torch.equal(by_hand, model.decoder.decode(latents))
-    pixels = model.vae.tile_pixels
+    pixels = model.vae.tiling.rows.pixels
     rows, columns = (cells * pixels for cells in latents.shape[-2:])
     assert tile.shape == (1, model.vae.tile_channels, model.vae.tile_frames(3), rows, columns)
 
@@ -202,7 +202,7 @@ def test_a_vae_of_patches_in_pieces() -> None:
     with torch.no_grad():
         tile = vae.decode_tile(latents)
         assert tile.shape == (1, vae.tile_channels, vae.tile_frames(2), 3 * 8, 5 * 8)
-        assert vae.tile_pixels == 8
+        assert vae.tiling.rows.pixels == 8
         whole = module.decode(latents, return_dict=False)[0]
         assert whole.shape == (1, 3, 5, 48, 80)
         assert torch.equal(vae.finish(tile), whole)

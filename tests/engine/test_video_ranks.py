@@ -1,0 +1,171 @@
+"""Sessions with videos over ranks: the frames of one process, whatever becomes of a rank."""
+
+import gc
+import os
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from engine.fake_video import video_job
+from parallel.test_when_ranks_fail import gone_within, is_alive
+from rank_tasks import DiesOnMembers
+from tiny_video import write_wan
+
+from hyimg_cli.batch.planner import make_plan
+from hyimg_cli.engine import video_ranks
+from hyimg_cli.engine.session import Session
+from hyimg_cli.engine.video_crew import VideoCrew
+from hyimg_cli.engine.video_ranks import VideoRanks
+from hyimg_cli.errors import Interrupted, MachineError
+from hyimg_cli.models import registry
+from hyimg_cli.spec.card import VideoCard
+from hyimg_cli.spec.events import DenoiseStep, Event, JobDone, JobFailed, ModelLoaded, Outcome
+from hyimg_cli.spec.job import Size, VideoJob
+from hyimg_cli.spec.run import BatchConfig, ModelChoice, OutputConfig, ParallelConfig, RunConfig
+
+COLD = BatchConfig(prewarm=False)
+TALL = Size(272, 48)
+
+
+def jobs_of(*names: str, **changes: Any) -> list[VideoJob]:
+    """Videos that are cut into two tiles."""
+    facts = {"size": TALL, "num_inference_steps": 2} | changes
+    return [video_job(name, seed=number, **facts) for number, name in enumerate(names)]
+
+
+def config(*, vae: int = 1, cfg: int = 1, **changes: Any) -> RunConfig:
+    choice = ModelChoice(device="cpu", dtype="float32")
+    facts: dict[str, Any] = {"batch": COLD, "model": choice} | changes
+    return RunConfig(OutputConfig(Path("unused")), parallel=ParallelConfig(vae, cfg), **facts)
+
+
+def events_of(session: Session, jobs: list[VideoJob]) -> Iterator[Event]:
+    return session.run(make_plan(jobs, registry.model_card))
+
+
+@pytest.fixture
+def latents(monkeypatch: pytest.MonkeyPatch) -> dict[int, Any]:
+    """By seed, the frames that were made last: without an output folder nothing else keeps them."""
+    made: dict[int, Any] = {}
+    inner = VideoCrew._made
+
+    def seen(self: VideoCrew, job: VideoJob, clock: Any, footage: Any, interim: Any) -> Any:
+        made[job.seed] = [piece.tobytes() for piece in footage.pieces]
+        return inner(self, job, clock, footage, interim)
+
+    monkeypatch.setattr(VideoCrew, "_made", seen)
+    return made
+
+
+@pytest.fixture
+def pids(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """Process ids of the ranks, one list for each time that a model was spread."""
+    found: list[list[int]] = []
+    inner = VideoRanks.load
+
+    def seen(self: VideoRanks) -> None:
+        inner(self)
+        found.append(self.member_pids)
+
+    monkeypatch.setattr(VideoRanks, "load", seen)
+    return found
+
+
+def outcomes(events: Iterator[Event]) -> dict[str, Outcome]:
+    return {e.outcome.custom_id: e.outcome for e in events if isinstance(e, JobDone | JobFailed)}
+
+
+def test_a_killed_rank_fails_its_job_and_no_other(
+    latents: dict[int, Any], pids: list[list[int]]
+) -> None:
+    jobs = jobs_of("first", "second", "third")
+    with Session(config()) as alone:
+        assert [one.parallel for one in outcomes(events_of(alone, jobs)).values()] == [None] * 3
+    expected = dict(latents)
+    latents.clear()
+    found: dict[str, Outcome] = {}
+    session = Session(config(vae=2, cfg=2))
+    for event in events_of(session, jobs):
+        if isinstance(event, ModelLoaded):
+            assert event.ranks == 2
+            # The terminal's Ctrl-C goes to this process's group alone.
+            assert os.getpgid(pids[0][0]) != os.getpgid(0)
+        if isinstance(event, DenoiseStep) and (event.custom_id, event.step) == ("second", 1):
+            os.kill(pids[0][0], signal.SIGKILL)
+        if isinstance(event, JobDone | JobFailed):
+            found[event.outcome.custom_id] = event.outcome
+    error = found["second"].error
+    assert error is not None
+    assert (error.code, error.retryable) == ("rank", True)
+    assert error.message == "rank 1 failed: killed by signal 9"
+    assert [found[name].status for name in ("first", "third")] == ["done", "done"]
+    assert latents == {seed: expected[seed] for seed in (0, 2)}
+    # One that ends while nobody needs it fails nobody.
+    ranks = session._videos._ranks
+    assert ranks is not None
+    (idle,) = ranks._pool._members
+    idle.process.kill()
+    idle.process.wait(5)
+    assert outcomes(events_of(session, jobs[1:2]))["second"].status == "done"
+    assert latents == expected
+    # A run that is stopped leaves the ranks to the session; one that is let go ends them.
+    session.request_stop(signal.SIGINT)
+    with pytest.raises(Interrupted):
+        list(events_of(session, jobs))
+    last = ranks.member_pids
+    assert is_alive(last[0])
+    del session, ranks, event
+    gc.collect()
+    assert gone_within(last, 1)
+
+
+def test_wan_over_ranks_is_wan(
+    tmp_path: Path, latents: dict[int, Any], pids: list[list[int]]
+) -> None:
+    """Two transformers, a scheduler that remembers, a VAE of its own rule; and prewarmed."""
+    model = str(write_wan(tmp_path / "wan", boundary_ratio=0.9))
+    jobs = jobs_of("job", model=model, size=Size(272, 32), num_frames=5, num_inference_steps=3)
+    with Session(config()) as alone:
+        assert outcomes(events_of(alone, jobs))["job"].status == "done"
+    expected = dict(latents)
+    with Session(config(vae=3, cfg=2, batch=BatchConfig())) as session:
+        (outcome,) = outcomes(events_of(session, jobs)).values()
+    assert latents == expected
+    assert outcome.parallel is not None
+    assert outcome.parallel.branch_ranks == 2
+    assert outcome.parallel.decode is not None
+    assert [one.tiles for one in outcome.parallel.decode.ranks] == [1, 1, 0]
+    assert gone_within(pids[0], 1)
+
+
+def test_a_rank_that_dies_while_it_loads_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(video_ranks, "VaePart", DiesOnMembers)
+    with (
+        Session(config(vae=2)) as session,
+        pytest.raises(MachineError, match="did not load the model: rank 1 failed: killed"),
+    ):
+        list(events_of(session, jobs_of("job")))
+    assert not dist.is_initialized()
+
+
+def test_rank_0_is_on_the_first_gpu() -> None:
+    class Elsewhere:
+        device = torch.device("cuda:1")
+
+    with pytest.raises(MachineError, match="rank 0 would be on cuda:1") as raised:
+        VideoRanks(Elsewhere(), ModelChoice(), ParallelConfig(vae_ranks=2))  # type: ignore[arg-type]
+    assert "CUDA_VISIBLE_DEVICES" in raised.value.hint
+
+
+def test_weights_of_every_rank_lie_in_main_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    card = registry.video_card(registry.EMBEDDED_VIDEO)
+    sizes = (("transformer", 100), ("vae", 10), ("text_encoder", 1000))
+    found: Callable[..., VideoCard] = lambda *_: replace(card, component_bytes=sizes)  # noqa: E731
+    monkeypatch.setattr(registry, "video_card", found)
+    assert VideoCrew(config()).weight_bytes("m") == 1110
+    assert VideoCrew(config(vae=4, cfg=2)).weight_bytes("m") == 1110 + 3 * 10 + 100
