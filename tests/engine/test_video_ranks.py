@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from engine.fake_video import video_job
 from parallel.test_when_ranks_fail import gone_within, is_alive
-from rank_tasks import DiesOnMembers
+from rank_tasks import DiesOnMembers, Nothing
 from tiny_video import write_wan
 
 from hyimg_cli.batch.planner import make_plan
@@ -141,6 +141,29 @@ def test_wan_over_ranks_is_wan(
     assert outcome.parallel.decode is not None
     assert [one.tiles for one in outcome.parallel.decode.ranks] == [1, 1, 0]
     assert gone_within(pids[0], 1)
+
+
+def test_models_with_ranks_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Still:
+        device, vae, decoder = torch.device("cpu"), "a VAE", None
+
+    monkeypatch.setattr(video_ranks, "VaePart", Nothing)
+    first, second = (
+        VideoRanks(Still(), ModelChoice(), ParallelConfig(vae_ranks=2))  # type: ignore[arg-type]
+        for _ in range(2)
+    )
+    first.load()
+    before = first.member_pids
+    second.load()
+    assert gone_within(before, 1)
+    assert is_alive(second.member_pids[0])
+    first.revive()
+    assert is_alive(first.member_pids[0])
+    assert not second.member_pids
+    last = first.member_pids
+    first.stop()
+    second.stop()
+    assert gone_within(last, 1)
 
 
 def test_a_rank_that_dies_while_it_loads_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
