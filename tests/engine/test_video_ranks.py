@@ -83,7 +83,7 @@ def outcomes(events: Iterator[Event]) -> dict[str, Outcome]:
 def test_a_killed_rank_fails_its_job_and_no_other(
     latents: dict[int, Any], pids: list[list[int]]
 ) -> None:
-    jobs = jobs_of("first", "second", "third")
+    jobs = jobs_of("first", "second", "third", num_frames=1)
     with Session(config()) as alone:
         assert [one.parallel for one in outcomes(events_of(alone, jobs)).values()] == [None] * 3
     expected = dict(latents)
@@ -105,14 +105,8 @@ def test_a_killed_rank_fails_its_job_and_no_other(
     assert error.message == "rank 1 failed: killed by signal 9"
     assert [found[name].status for name in ("first", "third")] == ["done", "done"]
     assert latents == {seed: expected[seed] for seed in (0, 2)}
-    # One that ends while nobody needs it fails nobody.
     ranks = session._videos._ranks
     assert ranks is not None
-    (idle,) = ranks._pool._members
-    idle.process.kill()
-    idle.process.wait(5)
-    assert outcomes(events_of(session, jobs[1:2]))["second"].status == "done"
-    assert latents == expected
     # A run that is stopped leaves the ranks to the session; one that is let go ends them.
     session.request_stop(signal.SIGINT)
     with pytest.raises(Interrupted):
@@ -143,7 +137,9 @@ def test_wan_over_ranks_is_wan(
     assert gone_within(pids[0], 1)
 
 
-def test_models_with_ranks_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_with_ranks_take_turns_and_replace_what_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     class Still:
         device, vae, decoder = torch.device("cpu"), "a VAE", None
 
@@ -160,7 +156,14 @@ def test_models_with_ranks_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     first.revive()
     assert is_alive(first.member_pids[0])
     assert not second.member_pids
+    # One that ends while nobody needs it is replaced.
+    (idle,) = first._pool._members
+    idle.process.kill()
+    idle.process.wait(5)
+    first.revive()
     last = first.member_pids
+    assert last != [idle.process.pid]
+    assert is_alive(last[0])
     first.stop()
     second.stop()
     assert gone_within(last, 1)
