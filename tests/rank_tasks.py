@@ -69,6 +69,16 @@ def absent_on_members(rank: Rank) -> str:
 
 
 @dataclass(frozen=True)
+class Nothing:
+    """A part that is no model."""
+
+    choice: Any
+
+    def __call__(self, rank: Rank) -> str:
+        return f"rank {rank.number}"
+
+
+@dataclass(frozen=True)
 class DiesOnMembers:
     """A part whose loading the system ends on every rank but the first."""
 

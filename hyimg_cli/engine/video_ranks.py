@@ -10,7 +10,7 @@ One pool of ranks serves both; it lives as long as the model. Pixels are those o
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
-from weakref import finalize
+from weakref import WeakSet, finalize
 
 from torch import Tensor
 
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     import torch
 
 VAE, TRANSFORMER = "vae", "transformer"
+# A process is in one group of ranks at a time: sessions that have ranks take turns.
+_POOLS: WeakSet[RankPool] = WeakSet()
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,7 @@ class VideoRanks:
         self._branches: ParallelBranches | None = None
         self._decoder: SpreadDecoder | None = None
         self.stop = finalize(self, _stopped, self._pool)
+        _POOLS.add(self._pool)
         self._pool.launch()
 
     @property
@@ -82,6 +85,7 @@ class VideoRanks:
 
         Raises what loading raises on any rank, MachineError where one does not come up, or dies.
         """
+        self._take_turn()
         try:
             self._load()
         except RankError as error:
@@ -106,10 +110,16 @@ class VideoRanks:
             self._branches, model.branch_runner = branches, lambda: branches
 
     def revive(self) -> None:
-        """Ranks that an earlier job has lost start again, each with what it had. Raises
-        MachineError where one does not come up.
+        """Ranks that an earlier job has lost, or that left for another session's, start again, each
+        with what it had. Raises MachineError where one does not come up.
         """
+        self._take_turn()
         self._pool.revive()
+
+    def _take_turn(self) -> None:
+        for pool in list(_POOLS):
+            if pool is not self._pool:
+                pool.stop()
 
     def report(self) -> ParallelReport:
         """How the last video was spread."""

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from engine.fake_video import video_job
 from parallel.test_when_ranks_fail import gone_within, is_alive
-from rank_tasks import DiesOnMembers
+from rank_tasks import DiesOnMembers, Nothing
 from tiny_video import write_wan
 
 from hyimg_cli.batch.planner import make_plan
@@ -83,7 +83,7 @@ def outcomes(events: Iterator[Event]) -> dict[str, Outcome]:
 def test_a_killed_rank_fails_its_job_and_no_other(
     latents: dict[int, Any], pids: list[list[int]]
 ) -> None:
-    jobs = jobs_of("first", "second", "third")
+    jobs = jobs_of("first", "second", "third", num_frames=1)
     with Session(config()) as alone:
         assert [one.parallel for one in outcomes(events_of(alone, jobs)).values()] == [None] * 3
     expected = dict(latents)
@@ -105,14 +105,8 @@ def test_a_killed_rank_fails_its_job_and_no_other(
     assert error.message == "rank 1 failed: killed by signal 9"
     assert [found[name].status for name in ("first", "third")] == ["done", "done"]
     assert latents == {seed: expected[seed] for seed in (0, 2)}
-    # One that ends while nobody needs it fails nobody.
     ranks = session._videos._ranks
     assert ranks is not None
-    (idle,) = ranks._pool._members
-    idle.process.kill()
-    idle.process.wait(5)
-    assert outcomes(events_of(session, jobs[1:2]))["second"].status == "done"
-    assert latents == expected
     # A run that is stopped leaves the ranks to the session; one that is let go ends them.
     session.request_stop(signal.SIGINT)
     with pytest.raises(Interrupted):
@@ -141,6 +135,38 @@ def test_wan_over_ranks_is_wan(
     assert outcome.parallel.decode is not None
     assert [one.tiles for one in outcome.parallel.decode.ranks] == [1, 1, 0]
     assert gone_within(pids[0], 1)
+
+
+def test_models_with_ranks_take_turns_and_replace_what_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Still:
+        device, vae, decoder = torch.device("cpu"), "a VAE", None
+
+    monkeypatch.setattr(video_ranks, "VaePart", Nothing)
+    first, second = (
+        VideoRanks(Still(), ModelChoice(), ParallelConfig(vae_ranks=2))  # type: ignore[arg-type]
+        for _ in range(2)
+    )
+    first.load()
+    before = first.member_pids
+    second.load()
+    assert gone_within(before, 1)
+    assert is_alive(second.member_pids[0])
+    first.revive()
+    assert is_alive(first.member_pids[0])
+    assert not second.member_pids
+    # One that ends while nobody needs it is replaced.
+    (idle,) = first._pool._members
+    idle.process.kill()
+    idle.process.wait(5)
+    first.revive()
+    last = first.member_pids
+    assert last != [idle.process.pid]
+    assert is_alive(last[0])
+    first.stop()
+    second.stop()
+    assert gone_within(last, 1)
 
 
 def test_a_rank_that_dies_while_it_loads_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
