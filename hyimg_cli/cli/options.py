@@ -209,7 +209,9 @@ VaeUseTiling = Annotated[
 Quantization = Annotated[
     str | None,
     _option(
-        "--quantization", panel=_MODEL, help="none, or the experts in 8 or 4 bits: fp8 or nf4."
+        "--quantization",
+        panel=_MODEL,
+        help="none, or experts of picture models in 8 or 4 bits: fp8 or nf4.",
     ),
 ]
 

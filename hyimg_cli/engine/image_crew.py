@@ -17,6 +17,7 @@ from hyimg_cli.engine.clock import PhaseClock
 from hyimg_cli.engine.crew import Lost, Made
 from hyimg_cli.engine.group import Drawn, GroupRun
 from hyimg_cli.engine.image import EncodeSource, Picture, ReadSource, Studio
+from hyimg_cli.engine.keys import precision
 from hyimg_cli.engine.memory import batch_size, peak_memory_mb, synchronize
 from hyimg_cli.engine.prefixes import Prefixes
 from hyimg_cli.engine.prewarm import Shape, prewarm
@@ -55,7 +56,9 @@ class ImageCrew:
         return None if self._model is None else self._model.card.model
 
     def weight_bytes(self, model: str) -> int:
-        return registry.model_card(model, self._config.model.revision).weight_bytes
+        choice = self._config.model
+        card = registry.model_card(model, choice.revision)
+        return card.loaded_bytes(precision(choice)[1], choice.quantization)
 
     def use(self, model: str, jobs: Sequence[ImageJob]) -> Iterator[ModelLoaded]:
         if self.model == model:

@@ -17,6 +17,7 @@ from hyimg_cli.engine.group import Drawn, GroupRun
 from hyimg_cli.engine.session import Session
 from hyimg_cli.engine.think import TextLoop
 from hyimg_cli.models import registry
+from hyimg_cli.quality.metrics import psnr
 from hyimg_cli.spec.events import DenoiseStep, JobDone, Outcome
 from hyimg_cli.spec.job import ImageJob, Size, SizeRequest
 from hyimg_cli.spec.run import CacheConfig, ModelChoice, OutputConfig, RunConfig
@@ -128,3 +129,25 @@ def test_the_same_picture_as_on_the_cpu(on_gpu: Any, family: Any, job: ImageJob)
     job = replace(job, bot_task="none", size=SizeRequest(64, 64), num_inference_steps=8)
     pictures = [_drawn(job, model).picture.pixels.astype(int) for model in (on_gpu, family)]
     assert np.abs(pictures[0] - pictures[1]).max() <= 8
+
+
+@pytest.mark.parametrize("form", ["fp8", "nf4"])
+def test_quantised_experts_draw_the_same_picture(family: Any, job: ImageJob, form: Any) -> None:
+    """bfloat16 and fewer bits on the GPU against float32 on the CPU: other pixels, no other
+    picture.
+    """
+    if form == "nf4":
+        pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
+    model = registry.load(ModelChoice(device="cuda:0", quantization=form))
+    job = replace(job, bot_task="none", size=SizeRequest(64, 64), num_inference_steps=8)
+    ours, released = (_drawn(job, each).picture.pixels for each in (model, family))
+    assert psnr(ours, released) > 15
+
+
+@pytest.mark.parametrize("form", ["none", "fp8"])
+def test_the_weights_take_what_the_plan_says(form: Any) -> None:
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_allocated()
+    model = registry.load(ModelChoice(device="cuda:0", quantization=form))
+    held = torch.cuda.memory_allocated() - before
+    assert held == pytest.approx(model.card.loaded_bytes("bfloat16", form), rel=0.1)

@@ -122,7 +122,8 @@ class Held(nn.Module):
 
     def __init__(self, stack: Fp8Rows | Nf4Blocks) -> None:
         super().__init__()
-        self._form = stack
+        # The layout alone: its tensors are the buffers, wherever those are moved to.
+        self._form = stack.of(torch.empty_like(part, device="meta") for part in stack.tensors)
         for number, tensor in enumerate(stack.tensors):
             self.register_buffer(f"part_{number}", tensor, persistent=False)
 
