@@ -16,6 +16,7 @@ from typing import Protocol, cast
 
 from hyimg_cli.batch import planner
 from hyimg_cli.batch.journal import RunFolder
+from hyimg_cli.bench.idle import IdleWatch
 from hyimg_cli.bench.observe import Decided, Observed
 from hyimg_cli.bench.scenario import EMBED, LOAD, PREWARM, REST, START, Lifetime
 from hyimg_cli.engine.runner import cards
@@ -40,9 +41,7 @@ Texts = Mapping[str, Sequence[int]]
 
 @dataclass(frozen=True)
 class RunResult:
-    """One run. `idle_s`: wall time during which the thread that runs the jobs had no work, neither
-    on the CPU nor waiting for a device that a driver polls.
-    """
+    """One run. `idle_s`: wall time during which no thread of the process had any work."""
 
     folder: Path
     wall_s: float
@@ -139,8 +138,8 @@ def timed_run(session: Session, config: RunConfig, jobs: Sequence[Job], folder: 
     plan = planner.make_plan(jobs, cards(config.model.revision))
     outcomes: list[Outcome] = []
     phases_s = dict.fromkeys(RUN_PHASES, 0.0)
-    with RunFolder(folder) as run_folder:
-        started, busy = time.perf_counter(), time.thread_time()
+    with RunFolder(folder) as run_folder, IdleWatch() as idle:
+        started = time.perf_counter()
         for event in session.run(plan, run_folder):
             match event:
                 case ModelLoaded():
@@ -153,12 +152,12 @@ def timed_run(session: Session, config: RunConfig, jobs: Sequence[Job], folder: 
                     outcomes.append(event.outcome)
                 case _:
                     pass
-        wall_s, busy_s = time.perf_counter() - started, time.thread_time() - busy
+        wall_s = time.perf_counter() - started
     for outcome in outcomes:
         for phase in WORK:
             phases_s[phase] += outcome.timings_s.get(phase, 0.0) / _sharers(outcome, phase)
     phases_s[REST] = wall_s - sum(phases_s.values())
-    return RunResult(folder, wall_s, max(0.0, wall_s - busy_s), phases_s, tuple(outcomes))
+    return RunResult(folder, wall_s, idle.idle_s, phases_s, tuple(outcomes))
 
 
 def _alone(config: RunConfig, texts: Texts, jobs: Sequence[Job], folder: Path) -> RunResult:
