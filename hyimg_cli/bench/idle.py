@@ -1,4 +1,4 @@
-"""How long a process does nothing: what a sleep or a timeout looks like, whichever thread sleeps."""
+"""How long a process does nothing: what a sleep or a timeout looks like, in any thread."""
 
 import threading
 import time
