@@ -56,6 +56,7 @@ WITHOUT_TORCH = (
     "kv.segments",
     "kv.tree",
     "parallel.tiles",
+    "engine.footprint",
     "engine.forecast",
     "engine.runner",
 )

@@ -11,7 +11,7 @@ from hyimg_cli.batch.fields import BY_NAME
 from hyimg_cli.batch.kinds import BadValue, Choice, Integer, Kind, Text, Truth, nearest, shown
 from hyimg_cli.errors import RecipeError
 from hyimg_cli.spec.job import SizeRequest
-from hyimg_cli.spec.run import DTYPES, FRAMES
+from hyimg_cli.spec.run import DTYPES, FRAMES, QUANTIZATIONS
 
 _DEVICE = re.compile(r"auto|cpu|cuda(:(0|[1-9][0-9]?))?|balanced")
 
@@ -65,6 +65,7 @@ KNOBS = (
     Knob("model", "dtype", Choice(DTYPES), "auto"),
     Knob("model", "device", DeviceName(), "auto"),
     Knob("model", "vae_use_tiling", Truth(), False),
+    Knob("model", "quantization", Choice(QUANTIZATIONS), "none"),
     Knob("sampling", "size", BY_NAME["size"].kind, SizeRequest()),
     *(Knob("sampling", name, BY_NAME[name].kind) for name in SAMPLING),
     Knob("sampling", "infer_align_image_size", Truth(), False),

@@ -65,13 +65,21 @@ def compare(
 
     `flags` choose the model and the device for both. Pictures of the first timed runs stay in
     `folder/A` and `folder/B`. Raises ManifestError for a faulty manifest, UsageError for one whose
-    jobs are of several models.
+    jobs are of several models, and for a flag that a variant sets itself.
     """
+    _refuse_to_undo(scenario, flags)
     bench = _Bench(scenario, manifest, flags, folder / "runs", measure, tell)
     try:
         return bench.carry_out()
     finally:
         shutil.rmtree(folder / "runs", ignore_errors=True)
+
+
+def _refuse_to_undo(scenario: Scenario, flags: Mapping[str, object]) -> None:
+    for name in flags:
+        if name in scenario.a.settings or name in scenario.b.settings:
+            what = f"{name} is what sets the variants of {scenario.name} apart"
+            raise UsageError(what, hint=f"leave --{name} and HYIMG_{name.upper()} out")
 
 
 @dataclass

@@ -17,14 +17,15 @@ if TYPE_CHECKING:
     from hyimg_cli.bench.scenario import Scenario
 
 REPORT_NAME = "report.html"
-_MODEL_FLAGS = ("model", "revision", "device", "dtype")
+_MODEL_FLAGS = ("model", "revision", "device", "dtype", "quantization")
 
 Name = Annotated[
     str,
     typer.Option(
         "--compare",
         metavar="NAME",
-        help="kv-reuse, prefix-sharing, batching, persistent, prewarm, or a scenario's .toml file.",
+        help="kv-reuse, prefix-sharing, batching, persistent, prewarm, quantization, or the .toml "
+        "file of a scenario.",
     ),
 ]
 Jobs = Annotated[
@@ -63,6 +64,7 @@ def bench(
     revision: o.Revision = None,
     device: o.Device = None,
     dtype: o.DtypeName = None,
+    quantization: o.Quantization = None,
     as_json: o.AsJson = False,
     quiet: o.Quiet = False,
 ) -> None:

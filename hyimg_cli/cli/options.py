@@ -206,6 +206,13 @@ VaeUseTiling = Annotated[
     ),
 ]
 
+Quantization = Annotated[
+    str | None,
+    _option(
+        "--quantization", panel=_MODEL, help="none, or the experts in 8 or 4 bits: fp8 or nf4."
+    ),
+]
+
 Steps = Annotated[
     int | None,
     _option("--num-inference-steps", "--steps", panel=_SAMPLING, help="Denoise steps."),

@@ -13,6 +13,7 @@ from hyimg_cli.cli import options as o
 from hyimg_cli.cli import packaged, render
 from hyimg_cli.cli.run_options import takes_run_options
 from hyimg_cli.engine import runner
+from hyimg_cli.engine.footprint import Footprint, footprints
 from hyimg_cli.engine.forecast import VideoForecast, forecast, video_forecast
 from hyimg_cli.spec.plan import Group, Plan
 
@@ -35,35 +36,55 @@ def show_plan(given: Mapping[str, Any]) -> None:
     rest = runner.sift(RunFolder(config.output.folder), jobs, config, o.resume_policy_of(given))
     order = make_plan(rest.to_run, runner.cards(config.model.revision))
     costs = forecast(order, config, assumed_think=given["assume_think"])
+    revision = config.model.revision
     videos = video_forecast(order, config)
-    weights = _weights(order, config.model.revision)
+    components = _components(order, revision)
+    memory = footprints(
+        order, config, runner.cards(revision), shared_kv_bytes=costs.shared_kv_bytes
+    )
     if given["as_json"]:
-        facts = _as_json(order, costs, videos)
-        render.json_line(facts | {"weight_bytes": weights, "skipped": rest.done})
+        facts = _as_json(order, costs, videos) | _held(memory, components)
+        render.json_line(facts | {"skipped": rest.done})
         return
     for text in _lines(order, costs, videos, think=given["assume_think"]):
         render.line(text)
     before = f", {len(rest.done)} done before" if rest.done else ""
     render.line(f"all: {len(order.groups)} groups{before}")
-    for model, parts in weights.items():
-        render.line(f"  weights of {model}: {_weights_text(parts)}")
+    for text in _memory_lines(memory, components):
+        render.line(text)
 
 
-def _weights(order: Plan, revision: str | None) -> dict[str, int | dict[str, int]]:
-    """Bytes of each model's weights, a video model's by component."""
-    card_of, video_card_of = runner.cards(revision), runner.video_cards(revision)
+def _components(order: Plan, revision: str | None) -> dict[str, dict[str, int]]:
+    """Bytes of each video model's weights, by component."""
+    card_of = runner.video_cards(revision)
     return {
-        group.model: card_of(group.model).weight_bytes
-        if isinstance(group, Group)
-        else dict(video_card_of(group.model).component_bytes)
+        group.model: dict(card_of(group.model).component_bytes)
         for group in order.groups
+        if not isinstance(group, Group)
     }
 
 
-def _weights_text(weights: int | dict[str, int]) -> str:
-    if isinstance(weights, int):
-        return _bytes(weights)
-    return ", ".join(f"{name} {_bytes(size)}" for name, size in weights.items())
+def _held(
+    memory: Mapping[str, Footprint], components: Mapping[str, dict[str, int]]
+) -> dict[str, Any]:
+    """What is held in memory at once, by model."""
+    weights: dict[str, Any] = {model: one.weights for model, one in memory.items()}
+    return {
+        "weight_bytes": weights | dict(components),
+        "memory": {model: asdict(one) | {"total": one.total} for model, one in memory.items()},
+    }
+
+
+def _memory_lines(
+    memory: Mapping[str, Footprint], components: Mapping[str, dict[str, int]]
+) -> Iterator[str]:
+    for model, one in memory.items():
+        yield f"  weights of {model}: {_bytes(one.weights)} once loaded"
+        parts = f"{_bytes(one.kv)} of KV, about {_bytes(one.activations)} of activations"
+        yield f"  memory with {one.together} jobs together: {parts}; {_bytes(one.total)} in all"
+    for model, sizes in components.items():
+        parts = ", ".join(f"{name} {_bytes(size)}" for name, size in sizes.items())
+        yield f"  weights of {model}: {parts}"
 
 
 def _as_json(order: Plan, costs: PlanCost, videos: Sequence[VideoForecast]) -> dict[str, Any]:

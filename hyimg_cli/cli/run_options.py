@@ -50,6 +50,7 @@ class RunOptions:
     device: o.Device = None
     dtype: o.DtypeName = None
     vae_use_tiling: o.VaeUseTiling = None
+    quantization: o.Quantization = None
     num_inference_steps: o.Steps = None
     guidance_scale: o.Guidance = None
     flow_shift: o.FlowShift = None

@@ -72,7 +72,7 @@ class ImageCrew:
             model=model,
             load_s=time.perf_counter() - started,
             device=loaded.device_name,
-            dtype=loaded.dtype_name,
+            dtype=_precision_said(loaded.dtype_name, self._config.model.quantization),
             parameters=loaded.parameter_count,
         )
 
@@ -188,6 +188,10 @@ class ImageCrew:
     def _resident(self) -> MixedModel:
         assert self._model is not None, "a model is loaded before its jobs run"
         return self._model
+
+
+def _precision_said(dtype: str, quantization: str) -> str:
+    return dtype if quantization == "none" else f"{dtype}, experts in {quantization}"
 
 
 def _pool(pools: ExitStack) -> ThreadPoolExecutor:

@@ -6,16 +6,14 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from hyimg_cli.errors import JobError
+from hyimg_cli.engine.footprint import share_of
 from hyimg_cli.loading.memory import available_bytes
 from hyimg_cli.models.protocols import MixedModel
-from hyimg_cli.models.registry import job_tokens
-from hyimg_cli.spec.job import ImageJob, Size
+from hyimg_cli.spec.job import ImageJob
 from hyimg_cli.spec.run import BatchConfig, ModelChoice
 
 # Of the memory that is free now: the rest is for the VAE and for what libraries take.
 _USABLE = 0.6
-_BF16_BYTES = 2
 
 
 def batch_size(
@@ -27,19 +25,9 @@ def batch_size(
 
 
 def job_bytes(job: ImageJob, model: MixedModel, revision: str | None = None) -> int:
-    """Bytes that one more job takes: K/V of its context and branches, its rows in a denoise step.
-
-    A job whose sequence cannot be built fails later, for its own reason, and takes none.
-    """
-    square = [Size(1, 1)] * len(job.images)
-    try:
-        tokens = job_tokens(job, square, assumed_think=job.text.max_new_tokens, revision=revision)
-    except JobError:
-        return 1
-    live = tokens.branches * tokens.step_rows
-    kv = (2 * tokens.positive + tokens.negative + live) * model.card.kv_bytes_per_token
-    width = 4 if model.dtype_name == "float32" else 2
-    return (kv + live * model.card.activation_bytes_per_row) * width // _BF16_BYTES
+    """Bytes that one more job takes, K/V and activations: see `footprint.share_of`."""
+    share = share_of(job, model.card, model.dtype_name, revision)
+    return max(1, share.kv + share.activations)
 
 
 def free_bytes(model: MixedModel) -> int:

@@ -5,12 +5,17 @@
 
 A group starts at a multiple of `GROUP_ROWS`, so that how a row is multiplied does not depend on how
 many others chose its expert: the same bits in every batch (measured on CPU, see `rows.py`).
+The plain twins below take one expert after the other, in any format of its weights.
 """
 
-# Legend: T token, M model width, K chosen expert, E expert, I inner width
+# Legend: T token, M model width, K chosen expert, E expert, I inner width, R row
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+from hyimg_cli.kernels.formats import Stack, dequantize_rows, one, quantize_rows
 
 GROUP_ROWS = 4
 
@@ -38,6 +43,48 @@ def grouped_experts(
     chosen_TKM = result[slot].view(tokens, chosen, -1)
     mixed_TM: Tensor = (chosen_TKM * weight_TK[..., None]).sum(dim=1)
     return mixed_TM
+
+
+def plain_experts(
+    x_TM: Tensor, weight_TK: Tensor, index_TK: Tensor, gate_and_up: Stack, down: Stack
+) -> Tensor:
+    """The plain twin: each chosen expert's weights once, made dense, over its own tokens.
+
+    Keeps a row's bits apart from its company, as `grouped_experts` does. Reads the chosen experts'
+    numbers on the host.
+    """
+    return _one_by_one(x_TM, weight_TK, index_TK, (gate_and_up, down), lambda rows: rows)
+
+
+def plain_scaled_experts(
+    x_TM: Tensor, weight_TK: Tensor, index_TK: Tensor, gate_and_up: Stack, down: Stack
+) -> Tensor:
+    """The plain twin of a product in FP8: the rows that enter one are rounded to e4m3 as well."""
+    return _one_by_one(x_TM, weight_TK, index_TK, (gate_and_up, down), _rounded)
+
+
+def _one_by_one(
+    x_TM: Tensor,
+    weight_TK: Tensor,
+    index_TK: Tensor,
+    stacks: tuple[Stack, Stack],
+    entering: Callable[[Tensor], Tensor],
+) -> Tensor:
+    chosen, flat_R = index_TK.shape[1], index_TK.flatten()
+    result_RM = x_TM.new_empty(flat_R.shape[0], x_TM.shape[1])
+    for expert in flat_R.unique().tolist():
+        row = (flat_R == expert).nonzero()[:, 0]
+        x_RM = F.pad(x_TM[row // chosen], (0, 0, 0, -len(row) % GROUP_ROWS))
+        gate_and_up_OM, down_MI = (one(stack, expert, x_TM.dtype) for stack in stacks)
+        up, gate = F.linear(entering(x_RM), gate_and_up_OM).chunk(2, dim=-1)
+        result_RM[row] = F.linear(entering(up * F.silu(gate)), down_MI)[: len(row)]
+    weighted_TKM = result_RM.view(*index_TK.shape, -1) * weight_TK[..., None]
+    mixed_TM: Tensor = weighted_TKM.sum(dim=1)
+    return mixed_TM
+
+
+def _rounded(rows: Tensor) -> Tensor:
+    return dequantize_rows(*quantize_rows(rows), rows.dtype)
 
 
 def _slots(expert_R: Tensor, experts: int) -> tuple[Tensor, Tensor]:

@@ -25,6 +25,7 @@ DTYPE_BYTES = {
     **dict.fromkeys(("U32", "I32", "F32"), 4),
     **dict.fromkeys(("U64", "I64", "F64"), 8),
 }
+FLOATS = ("F16", "BF16", "F32", "F64")
 MAX_HEADER_BYTES = 100_000_000
 FULL_DIGEST_BELOW_BYTES = 1_000_000_000
 SAMPLE_BYTES = 1 << 20
@@ -100,6 +101,22 @@ def check_against(found: Mapping[str, TensorInfo], expected: Mapping[str, tuple[
             "the weights do not match the configuration: " + "; ".join(filter(None, parts)),
             hint="config.json and the weights must come from the same checkpoint",
             code="checkpoint.mismatch",
+        )
+
+
+def check_floating(found: Mapping[str, TensorInfo]) -> None:
+    """Passes weights of any mixture of 16, 32 and 64-bit floats: each is cast as it is loaded.
+
+    Raises CheckpointError for others: an 8-bit weight means nothing without the scales and the
+    layout of the program that made it.
+    """
+    others = {n: info.dtype for n, info in found.items() if info.dtype not in FLOATS}
+    if others:
+        kinds = ", ".join(sorted(set(others.values())))
+        raise CheckpointError(
+            f"{len(others)} tensors are stored as {kinds}: {_some(others)}",
+            hint="use the checkpoint as it was released; --quantization fp8 makes it smaller",
+            code="checkpoint.quantized",
         )
 
 

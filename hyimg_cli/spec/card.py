@@ -32,12 +32,35 @@ class Bucket:
 
 
 @dataclass(frozen=True)
+class WeightCounts:
+    """Weights by how they are held. `experts` may be quantised, in matrices of `expert_rows` rows
+    together; `wide` are float32 whatever the rest is.
+    """
+
+    experts: int
+    expert_rows: int
+    wide: int
+    rest: int
+
+    def nbytes(self, dtype: str, quantization: str) -> int:
+        """Bytes once loaded: fp8 has a float32 scale a row, nf4 one for 64 weights."""
+        width = 4 if dtype == "float32" else 2
+        experts = {
+            "none": self.experts * width,
+            "fp8": self.experts + 4 * self.expert_rows,
+            "nf4": self.experts // 2 + self.experts // 64 * 4,
+        }[quantization]
+        return experts + 4 * self.wide + self.rest * width
+
+
+@dataclass(frozen=True)
 class ModelCard:
     """A checkpoint's facts. `buckets` holds only the sizes that may be asked of it.
 
     `base_size` is the side of the square that all sizes have about the area of.
     `kv_bytes_per_token` counts keys and values of every layer, `activation_bytes_per_row` one row's
-    widest moment in a forward, both in bfloat16.
+    widest moment in a forward, both in bfloat16. `weight_bytes` is as stored;
+    `decode_bytes_per_pixel` is the VAE's widest moment, `tile_pixels` the side of its tiles.
     """
 
     model: str
@@ -54,6 +77,16 @@ class ModelCard:
     vocab_size: int
     defaults: SamplingDefaults
     activation_bytes_per_row: int = 0
+    weights: WeightCounts | None = None
+    decode_bytes_per_pixel: int = 0
+    tile_pixels: int = 0
+
+    def loaded_bytes(self, dtype: str, quantization: str = "none") -> int:
+        """Bytes of all weights once loaded; where nothing is counted, as if stored in bfloat16."""
+        if self.weights is None:
+            return self.weight_bytes * (2 if dtype == "float32" else 1)
+        return self.weights.nbytes(dtype, quantization)
+
     base_size: int = 1024
 
     def nearest_bucket(self, height: int, width: int) -> Bucket:

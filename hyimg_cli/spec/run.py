@@ -8,6 +8,8 @@ FRAMES = ("none", "png")
 Frames = Literal["none", "png"]
 DTYPES = ("auto", "float32", "bfloat16")
 Dtype = Literal["auto", "float32", "bfloat16"]
+QUANTIZATIONS = ("none", "fp8", "nf4")
+Quantization = Literal["none", "fp8", "nf4"]
 
 
 @dataclass(frozen=True)
@@ -16,7 +18,8 @@ class ModelChoice:
 
     `model` is a folder, a hub id or `tiny-image` (embedded). `device` is `auto`, `cpu`, `cuda`,
     `cuda:N`, or `balanced` to spread the layers over every visible GPU. `vae_use_tiling`: latents
-    become pixels tile by tile, in bounded memory; other pixels than without.
+    become pixels tile by tile, in bounded memory; other pixels than without. `quantization` holds
+    the routed experts in 8 bits (`fp8`) or 4 (`nf4`); other pixels, too.
     """
 
     model: str = "tiny-image"
@@ -24,6 +27,7 @@ class ModelChoice:
     dtype: Dtype = "auto"
     device: str = "auto"
     vae_use_tiling: bool = False
+    quantization: Quantization = "none"
 
 
 @dataclass(frozen=True)

@@ -107,7 +107,7 @@ EVERY_FLAG = (
     "--no-disk-cache --disk-cache-mb 1 --no-prewarm --select *a --limit 1 --shard 1/1 "
     "--model tiny-image --video-model tiny-video --num-frames 5 --fps 8 --negative-prompt blur "
     "--no-prompt-cache --checkpoint-every 2 --frames png "
-    "--revision main --device cuda:1 --dtype float32 --steps 3 "
+    "--revision main --device cuda:1 --dtype float32 --quantization fp8 --steps 3 "
     "--guidance-scale 2 --flow-shift 2 --seed 1 --size 1:1 --bot-task none --drop-think "
     "--use-system-prompt custom --system-prompt hello --ar-seed 1 --temperature 0 --top-k 1 "
     "--top-p 0.5 --max-new-tokens 9 --assume-think 9 --progress none -v"

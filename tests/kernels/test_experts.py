@@ -2,9 +2,14 @@
 
 import pytest
 import torch
+from kernels import cases
 from torch import nn
 
-from hyimg_cli.kernels.experts import grouped_experts
+from hyimg_cli.kernels.choice import experts_of
+from hyimg_cli.kernels.experts import grouped_experts, plain_scaled_experts
+from hyimg_cli.kernels.experts import plain_experts as plain_stacks
+from hyimg_cli.kernels.formats import dense
+from hyimg_cli.kernels.routed import FP8_GROUP_ROWS, routed_experts, routes
 from hyimg_cli.kernels.rows import CANDIDATES, invariant_multiple, padding
 from hyimg_cli.models.hunyuan_image3.moe import Mlp, plain_experts
 
@@ -66,3 +71,60 @@ def test_a_row_is_the_same_to_the_bit_in_any_company() -> None:
 def test_this_machine_has_an_invariant_multiple() -> None:
     assert invariant_multiple() in CANDIDATES
     assert [padding(n, 4) for n in (1, 4, 5, 8)] == [3, 0, 3, 0]
+
+
+@pytest.mark.parametrize("tokens", [1, 4, 17])
+def test_the_kernels_share_one_call_and_one_answer(tokens: int) -> None:
+    arguments = cases.call(tokens).arguments
+    expected = grouped_experts(*arguments)
+    torch.testing.assert_close(plain_stacks(*arguments), expected, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(routed_experts(*arguments), expected, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("form", ["fp8", "nf4"])
+def test_many_rows_of_a_quantised_stack_are_those_of_its_dense_weights(form: str) -> None:
+    case = cases.call(40, form=form)
+    stacks = [dense(stack, torch.float32) for stack in (case.gate_and_up, case.down)]
+    expected = grouped_experts(*case.arguments[:3], *stacks)
+    torch.testing.assert_close(routed_experts(*case.arguments), expected, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(plain_stacks(*case.arguments), expected, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("multiple", [1, FP8_GROUP_ROWS])
+def test_every_choice_stands_in_its_experts_group(multiple: int) -> None:
+    index = torch.rand(23, 8).topk(3, dim=1).indices
+    index[index == 5] = 4
+    to = routes(index, 8, group_rows=multiple)
+    assert to.ends_E.dtype == torch.int32
+    assert (to.ends_E % multiple == 0).all()
+    starts = to.ends_E - to.ends_E.diff(prepend=torch.zeros(1, dtype=torch.int32))
+    for token, choice in ((t, k) for t in range(23) for k in range(3)):
+        row = to.row_TK[token, choice]
+        assert to.token_R[row] == token
+        assert starts[index[token, choice]] <= row < to.ends_E[index[token, choice]]
+    assert to.row_TK.unique().numel() == 23 * 3
+
+
+def test_rounding_the_rows_too_costs_a_little_more() -> None:
+    """e4m3 keeps four bits: weights alone are off by some 2 %, both factors by more."""
+    exact = cases.call(64, width=128, inner=64)
+    held = [
+        cases.held(stack, "fp8", torch.float32)
+        for stack in (exact.gate_and_up, exact.down)
+        if isinstance(stack, torch.Tensor)
+    ]
+    expected = grouped_experts(*exact.arguments)
+    weights = cases.relative(plain_stacks(*exact.arguments[:3], *held), expected)
+    both = cases.relative(plain_scaled_experts(*exact.arguments[:3], *held), expected)
+    assert 0.01 < weights < both < 0.08
+
+
+@pytest.mark.parametrize("form", cases.FORMATS)
+def test_on_a_cpu_a_row_is_the_same_to_the_bit_in_any_company(form: str) -> None:
+    case = cases.call(61, form=form)
+    compute = experts_of(case.gate_and_up, case.down)
+    together = compute(case.x_TM, case.weight_TK, case.index_TK)
+    for count in (1, 2, 5, 11, 31):
+        rows = torch.randperm(61)[:count]
+        apart = compute(case.x_TM[rows], case.weight_TK[rows], case.index_TK[rows])
+        assert torch.equal(apart, together[rows])

@@ -13,8 +13,8 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
+from hyimg_cli.kernels.attention import RowAttention, causal_mask, masked_attention
 from hyimg_cli.kv.buffer import Buffer
 from hyimg_cli.models.hunyuan_image3.config import Architecture
 from hyimg_cli.models.hunyuan_image3.rope import Rope, rotate
@@ -87,12 +87,6 @@ def visibility(parts: Sequence[Piece], length: int) -> Tensor:
     return seen
 
 
-def causal_mask(queries: int, keys: int, device: torch.device | None = None) -> Tensor:
-    """True where the last `queries` of `keys` tokens may look, [queries, keys]."""
-    full = torch.ones(queries, keys, dtype=torch.bool, device=device)
-    return full.tril(diagonal=keys - queries)
-
-
 class RMSNorm(nn.Module):
     """Root-mean-square norm: statistics in float32, cast to the input's dtype, then the weight."""
 
@@ -120,6 +114,8 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(self.heads * self.head_dim, arch.hidden_size, bias=False)
         self.query_layernorm = RMSNorm(self.head_dim, arch.rms_norm_eps)
         self.key_layernorm = RMSNorm(self.head_dim, arch.rms_norm_eps)
+        # The kernel of the layer's device is set once the weights are in their places.
+        self.by_row: RowAttention = masked_attention
 
     def forward(self, x_TM: Tensor, rope: Rope, stretches: Sequence[Stretch]) -> Tensor:
         """Attention output [T, M] of the stretches' tokens, one after another in `x_TM`."""
@@ -152,19 +148,5 @@ class Attention(nn.Module):
         for piece in stretch.pieces:
             rows = slice(piece.start - stretch.start, piece.stop - stretch.start)
             keys_KSD, values_KSD = stretch.buffer.read(self.layer, piece.stop)
-            seen.append(_softmax_rows(q_THD[rows], keys_KSD, values_KSD, piece.is_causal))
+            seen.append(self.by_row(q_THD[rows], keys_KSD, values_KSD, piece.is_causal))
         return torch.cat(seen)
-
-
-def _softmax_rows(q_THD: Tensor, keys_KSD: Tensor, values_KSD: Tensor, is_causal: bool) -> Tensor:
-    queries, slots = q_THD.shape[0], keys_KSD.shape[1]
-    needs_mask = is_causal and 1 < queries < slots
-    out_HTD = F.scaled_dot_product_attention(
-        q_THD.transpose(0, 1)[None],
-        keys_KSD[None].to(q_THD.dtype),
-        values_KSD[None].to(q_THD.dtype),
-        attn_mask=causal_mask(queries, slots, q_THD.device) if needs_mask else None,
-        is_causal=is_causal and queries == slots,
-        enable_gqa=True,
-    )[0]
-    return out_HTD.transpose(0, 1)

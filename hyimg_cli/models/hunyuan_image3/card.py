@@ -1,5 +1,6 @@
 """A checkpoint folder's facts, from its JSON files and safetensors headers; no torch."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from hyimg_cli.models.hunyuan_image3.config import (
     generation_config,
     read_json,
 )
-from hyimg_cli.spec.card import Bucket, ModelCard
+from hyimg_cli.spec.card import Bucket, ModelCard, WeightCounts
 
 FAMILY = "hunyuan_image3"
 _BF16_BYTES = 2
@@ -52,6 +53,9 @@ def model_card(folder: Path, model: str) -> ModelCard:
         vocab_size=arch.vocab_size,
         defaults=generation.defaults,
         activation_bytes_per_row=_activation_bytes(arch),
+        weights=_weights(folder, arch),
+        decode_bytes_per_pixel=_decode_bytes(arch),
+        tile_pixels=arch.vae.sample_size,
         base_size=arch.image_base_size,
     )
 
@@ -86,6 +90,31 @@ def _weight_bytes(folder: Path) -> int:
         if isinstance(total, int):
             return total
     return weight_bytes(tensor_index(folder))
+
+
+def _weights(folder: Path, arch: Architecture) -> WeightCounts:
+    """Weights by kind: from the files' headers, else from the index and the configuration.
+
+    Without headers all are taken to be stored in 16 bits, and the VAE to stay so.
+    """
+    per_layer = [arch.num_experts * inner for inner in arch.moe_intermediate_size]
+    experts = sum(3 * inner * arch.hidden_size for inner in per_layer)
+    rows = sum(2 * inner for inner in per_layer)
+    rows += arch.num_hidden_layers * arch.num_experts * arch.hidden_size
+    try:
+        sizes = {name: math.prod(info.shape) for name, info in tensor_index(folder).items()}
+    except CheckpointError:
+        every = _weight_bytes(folder) // _BF16_BYTES
+        return WeightCounts(experts, rows, 0, every - experts)
+    wide = sum(n for name, n in sizes.items() if name.startswith("vae.") or ".gate.wg." in name)
+    return WeightCounts(experts, rows, wide, sum(sizes.values()) - experts - wide)
+
+
+def _decode_bytes(arch: Architecture) -> int:
+    """Bytes of one pixel at the VAE's widest place, in float32: six tensors of its last level
+    (measured with one frame on a CPU).
+    """
+    return 6 * arch.vae.ffactor_temporal * arch.vae.block_out_channels[0] * 4
 
 
 def _activation_bytes(arch: Architecture) -> int:

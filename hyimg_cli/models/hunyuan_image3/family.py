@@ -25,7 +25,7 @@ from hyimg_cli.models.hunyuan_image3.model import (
 from hyimg_cli.models.hunyuan_image3.prompter import Prompter
 from hyimg_cli.models.hunyuan_image3.script import Script, trigger
 from hyimg_cli.models.hunyuan_image3.sequence import Layout, SourceShape, segments
-from hyimg_cli.models.hunyuan_image3.tiled import decoder
+from hyimg_cli.models.hunyuan_image3.tiled import TiledPicture
 from hyimg_cli.models.hunyuan_image3.vision import vision_inputs
 from hyimg_cli.models.hunyuan_image3.weights import load
 from hyimg_cli.models.protocols import Context, Encoded, LivePicture, Opening
@@ -44,14 +44,16 @@ def load_family(
     device_map = _device_map(choice.device)
     by_default = torch.float32 if device_map is None else torch.bfloat16
     dtype = by_default if choice.dtype == "auto" else getattr(torch, choice.dtype)
-    _refuse_too_large(prompter.card, device_map, dtype)
+    needed = prompter.card.loaded_bytes(_name(dtype), choice.quantization)
+    _refuse_too_large(needed, device_map)
     try:
-        network = load(folder, dtype=dtype, device_map=device_map)
+        network = load(folder, dtype=dtype, device_map=device_map, quantization=choice.quantization)
     except torch.OutOfMemoryError:
-        raise _too_large(prompter.card.weight_bytes, "the GPU ran out of memory") from None
+        raise _too_large(needed, "the GPU ran out of memory") from None
     if is_batch_invariant and device_map is None:
         network.make_batch_invariant(invariant_multiple())
-    return HunyuanImage3(network, prompter, decode=decoder(network.vae, choice.vae_use_tiling))
+    tiled = TiledPicture(network.vae) if choice.vae_use_tiling else None
+    return HunyuanImage3(network, prompter, tiled)
 
 
 def _device_map(device: str) -> str | None:
@@ -68,12 +70,10 @@ def _device_map(device: str) -> str | None:
     return {"auto": "cuda:0", "cuda": "cuda:0"}.get(device, device)
 
 
-def _refuse_too_large(card: ModelCard, device_map: str | None, dtype: torch.dtype) -> None:
+def _refuse_too_large(needed: int, device_map: str | None) -> None:
     """Say before loading that the weights cannot fit; "balanced" is checked once they are
     placed.
     """
-    # Stored in bfloat16 but for a few: float32 takes twice as much.
-    needed = card.weight_bytes * (2 if dtype == torch.float32 else 1)
     if device_map is None:
         free, place = available_bytes(), "main memory"
     elif device_map.startswith("cuda"):
@@ -87,7 +87,8 @@ def _refuse_too_large(card: ModelCard, device_map: str | None, dtype: torch.dtyp
 def _too_large(needed: int, what: str) -> MachineError:
     return MachineError(
         f"the weights take {needed / 1e9:.1f} GB; {what}",
-        hint="--device balanced spreads them over every GPU; --dtype bfloat16 halves them on a CPU",
+        hint="--quantization fp8 halves them, nf4 once more; --device balanced spreads them over "
+        "every GPU; --dtype bfloat16 halves them on a CPU",
         code="machine.memory",
     )
 
@@ -99,11 +100,12 @@ class HunyuanImage3:
         self,
         network: HunyuanImage3ForCausalMM,
         prompter: Prompter,
-        decode: Callable[[Tensor], Tensor] | None = None,
+        tiled: TiledPicture | None = None,
     ) -> None:
+        """`tiled`: latents become pixels tile by tile."""
         self.network = network
         self.prompter = prompter
-        self._decode = network.vae.decode if decode is None else decode
+        self._tiled = tiled
 
     @property
     def card(self) -> ModelCard:
@@ -128,11 +130,15 @@ class HunyuanImage3:
 
     @property
     def dtype_name(self) -> str:
-        return str(self.network.lm_head.weight.dtype).removeprefix("torch.")
+        return _name(self.network.lm_head.weight.dtype)
 
     @property
     def parameter_count(self) -> int:
-        return sum(p.numel() for p in self.network.parameters())
+        held = sum(p.numel() for p in self.network.parameters())
+        # Quantised experts are no parameters, and two of them may share a byte.
+        layers = self.network.model.layers
+        count: int = held + sum(layer.mlp.quantised_count for layer in layers)
+        return count
 
     def encode_source(self, pixels: np.ndarray, digest: str) -> Encoded:
         """Both views of a source image: VAE latents of its bucket, ViT features of the whole.
@@ -265,7 +271,8 @@ class HunyuanImage3:
     @torch.no_grad()
     def decode_latents(self, latents_CYX: Tensor) -> Tensor:
         weight = self.network.vae.decoder.conv_in.weight
-        pixels_CYX = self._decode(latents_CYX[None].to(weight.device, weight.dtype))[0]
+        vae = self._tiled or self.network.vae
+        pixels_CYX = vae.decode(latents_CYX[None].to(weight.device, weight.dtype))[0]
         return (pixels_CYX / 2 + 0.5).clamp(0, 1).float().permute(1, 2, 0).cpu()
 
     def _latents(self, pixels: np.ndarray, seed: int) -> Tensor:
@@ -276,6 +283,10 @@ class HunyuanImage3:
         generator = torch.Generator().manual_seed(seed)
         noise = torch.randn(mean.shape, generator=generator).to(mean)
         return vae.posterior_sample(mean, logvar, noise)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _buffer(context: Context) -> Buffer:

@@ -5,7 +5,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hyimg_cli.kernels.experts import grouped_experts
+from hyimg_cli.kernels.choice import Experts, experts_of
+from hyimg_cli.kernels.formats import Format, Fp8Rows, Nf4Blocks, empty_stack
 from hyimg_cli.models.hunyuan_image3.config import Architecture
 
 
@@ -54,39 +55,90 @@ class Moe(nn.Module):
         self.shared_mlp = (
             Mlp(width, inner * arch.num_shared_expert[layer]) if arch.use_mixed_mlp_moe else None
         )
-        self._bank: tuple[Tensor, Tensor] | None = None
+        self.compute: Experts | None = None
 
     def forward(self, x_TM: Tensor) -> Tensor:
         flat_TM = x_TM.reshape(-1, x_TM.shape[-1])
         _, weight_TK, index_TK = self.gate(flat_TM)
         weight_TK = weight_TK.to(x_TM.dtype)
-        if self._bank is None:
+        if self.compute is None:
             mixed_TM = plain_experts(self.experts, flat_TM, weight_TK, index_TK)
         else:
-            mixed_TM = grouped_experts(flat_TM, weight_TK, index_TK, *self._bank)
+            mixed_TM = self.compute(flat_TM, weight_TK, index_TK)
         mixed = mixed_TM.view_as(x_TM)
         return mixed if self.shared_mlp is None else self.shared_mlp(x_TM) + mixed
 
     @property
     def is_stacked(self) -> bool:
-        return self._bank is not None
+        return self.compute is not None
 
     @torch.no_grad()
     def stack(self) -> None:
-        """Lay the experts' weights side by side for the grouped product.
+        """Lay the experts' weights side by side, and choose the kernels that multiply them.
 
-        Their parameters become views of the bank, so nothing is held twice once this returns.
+        Their parameters become views of the stack, so nothing is held twice once this returns.
         """
-        self._bank = (
+        self.compute = experts_of(
             _side_by_side([e.gate_and_up_proj for e in self.experts if isinstance(e, Mlp)]),
             _side_by_side([e.down_proj for e in self.experts if isinstance(e, Mlp)]),
         )
+
+    def hold(self, form: Format) -> None:
+        """Give up the experts' own matrices for stacks of `form`, on the device at work."""
+        first = self.experts[0]
+        assert isinstance(first, Mlp)
+        weights = first.gate_and_up_proj.weight, first.down_proj.weight
+        count = len(self.experts)
+        self.experts = nn.ModuleList(
+            Held(empty_stack(form, count, weight.shape[0], weight.shape[1], weight.device))
+            for weight in weights
+        )
+
+    def make_room(self, device: torch.device) -> None:
+        """Put empty stacks on `device`, to be filled by `put`."""
+        self.experts = nn.ModuleList(Held(held.on(device)) for held in self._held_stacks())
+
+    def put(self, expert: int, matrix: str, weight_OI: Tensor) -> None:
+        """Quantise one expert's `gate_and_up_proj` or `down_proj` into its stack."""
+        gate_and_up, down = self._held_stacks()
+        (gate_and_up if matrix == "gate_and_up_proj" else down).stack.put(expert, weight_OI)
+
+    def choose(self) -> None:
+        """Choose the kernels of filled stacks."""
+        gate_and_up, down = self._held_stacks()
+        self.compute = experts_of(gate_and_up.stack, down.stack)
+
+    @property
+    def quantised_count(self) -> int:
+        """Weights in quantised stacks."""
+        return sum(held.stack.shape.numel() for held in self._held_stacks())
+
+    def _held_stacks(self) -> list["Held"]:
+        return [held for held in self.experts if isinstance(held, Held)]
+
+
+class Held(nn.Module):
+    """A quantised stack whose tensors are buffers: counted, placed and moved with the network."""
+
+    def __init__(self, stack: Fp8Rows | Nf4Blocks) -> None:
+        super().__init__()
+        self._form = stack
+        for number, tensor in enumerate(stack.tensors):
+            self.register_buffer(f"part_{number}", tensor, persistent=False)
+
+    @property
+    def stack(self) -> Fp8Rows | Nf4Blocks:
+        return self._form.of(self.buffers())
+
+    def on(self, device: torch.device) -> Fp8Rows | Nf4Blocks:
+        """An empty stack like this one on `device`."""
+        return self._form.of(torch.empty_like(part, device=device) for part in self.buffers())
 
 
 def plain_experts(
     experts: nn.ModuleList, x_TM: Tensor, weight_TK: Tensor, index_TK: Tensor
 ) -> Tensor:
-    """The plain twin of `grouped_experts`: each expert once over its own tokens."""
+    """Experts that are not side by side yet: each once over its own tokens."""
     mixed_TM = torch.zeros_like(x_TM)
     for number, expert in enumerate(experts):
         token, choice = (index_TK == number).nonzero(as_tuple=True)

@@ -24,11 +24,18 @@ def shard(network: HunyuanImage3ForCausalMM, share: Share) -> None:
     """Keep this share of every decoder layer, in place; the rest of the weights is let go.
 
     Afterwards every rank of the group must make the same calls. Raises UsageError where heads or
-    experts cannot be split so.
+    experts cannot be split so, or are quantised.
     """
     refuse_uneven(network.arch, share.count)
     if share.count == 1:
         return
+    if any(not isinstance(expert, Mlp) for expert in network.model.layers[0].mlp.experts):
+        raise UsageError(
+            "quantised experts cannot be split over ranks",
+            where="--tensor-parallel-size",
+            hint="leave --quantization out, or run on one rank",
+            code="usage.tensor-parallel",
+        )
     for layer in network.model.layers:
         assert isinstance(layer, DecoderLayer), "the backbone is made of decoder layers"
         _shard_attention(layer.self_attn, share)

@@ -7,7 +7,6 @@ the released code. Source: `spatial_tiled_decode` of HunyuanImage-3's autoencode
 """
 
 # Legend: B batch, C channel, F latent frame, Y X latent rows and columns, H W pixels
-from collections.abc import Callable
 
 from torch import Tensor
 
@@ -45,11 +44,3 @@ class TiledPicture:
     def decode(self, latents_BCYX: Tensor) -> Tensor:
         """What `Vae.decode` returns, tile by tile: [B, 3, H, W], about [-1, 1], not clamped."""
         return decode_tiled(self, self.vae.unscaled(latents_BCYX)).squeeze(2)
-
-
-def decoder(vae: Vae, uses_tiles: bool) -> Callable[[Tensor], Tensor]:
-    """Scaled latents to pixels: in one piece, or tile by tile.
-
-    Raises UsageError where the checkpoint's tile is no whole number of latent cells.
-    """
-    return TiledPicture(vae).decode if uses_tiles else vae.decode

@@ -13,22 +13,53 @@ from typing import Any
 import torch
 from transformers.utils import logging as transformers_logging
 
-from hyimg_cli.errors import CheckpointError, MachineError
-from hyimg_cli.loading.checkpoint import check_against, tensor_index
+from hyimg_cli.errors import CheckpointError
+from hyimg_cli.kernels.attention import row_attention
+from hyimg_cli.loading.checkpoint import check_against, check_floating, tensor_index
 from hyimg_cli.models.hunyuan_image3.config import Architecture, architecture, read_json
 from hyimg_cli.models.hunyuan_image3.model import HunyuanImage3ForCausalMM, transformers_config
+from hyimg_cli.models.hunyuan_image3.placement import refuse_outside
+from hyimg_cli.models.hunyuan_image3.quantized import load_quantized
+from hyimg_cli.spec.run import Quantization
 
 
 def load(
-    folder: Path, *, dtype: torch.dtype, device_map: str | None = None
+    folder: Path,
+    *,
+    dtype: torch.dtype,
+    device_map: str | None = None,
+    quantization: Quantization = "none",
 ) -> HunyuanImage3ForCausalMM:
     """The network of `folder` in `dtype`, ready for inference. The router and the VAE stay float32.
 
     `device_map` as in transformers: None for the CPU, "cuda:0" for one GPU, "balanced" for all of
-    them. Raises CheckpointError where files are missing, broken, pickled, or of another shape.
+    them. `quantization` holds the routed experts in fewer bits. Raises CheckpointError where files
+    are missing, broken, pickled, of another shape, or quantised already.
     """
     arch = architecture(read_json(folder, "config.json"), where=f"{folder.name}/config.json")
-    check_against(tensor_index(folder), expected_shapes(arch))
+    found = tensor_index(folder)
+    check_against(found, expected_shapes(arch))
+    check_floating(found)
+    if quantization == "none":
+        network = _as_stored(folder, arch, dtype, device_map)
+    else:
+        network = load_quantized(
+            folder, arch, dtype=dtype, device_map=device_map, form=quantization
+        )
+    network.requires_grad_(False)
+    for layer in network.model.layers:
+        if quantization == "none":
+            layer.mlp.stack()
+        else:
+            layer.mlp.choose()
+        layer.self_attn.by_row = row_attention(layer.self_attn.qkv_proj.weight.device)
+    network.eval()
+    return network
+
+
+def _as_stored(
+    folder: Path, arch: Architecture, dtype: torch.dtype, device_map: str | None
+) -> HunyuanImage3ForCausalMM:
     with _quiet_transformers():
         loaded: Any = HunyuanImage3ForCausalMM.from_pretrained(
             folder,
@@ -42,11 +73,8 @@ def load(
         )
     network: HunyuanImage3ForCausalMM = loaded[0]
     _refuse_leftovers(loaded[1])
-    _refuse_offloading(network)
-    network.requires_grad_(False)
-    for layer in network.model.layers:
-        layer.mlp.stack()
-    network.eval()
+    if torch.cuda.is_available():
+        refuse_outside(getattr(network, "hf_device_map", {}))
     return network
 
 
@@ -64,18 +92,6 @@ def _refuse_leftovers(report: dict[str, Any]) -> None:
             raise CheckpointError(
                 f"loading left {kind.replace('_', ' ')}: {names}", code="checkpoint.not-strict"
             )
-
-
-def _refuse_offloading(network: HunyuanImage3ForCausalMM) -> None:
-    """A layer that was left on the CPU or on disk would be fetched anew for every token."""
-    places = getattr(network, "hf_device_map", {})
-    outside = [name for name, place in places.items() if place in ("cpu", "disk")]
-    if outside and torch.cuda.is_available():
-        raise MachineError(
-            f"the weights do not fit on the GPUs: {len(outside)} modules were left outside",
-            hint="use more GPUs or larger ones; `hyimg plan` says how much the weights take",
-            code="machine.gpu-memory",
-        )
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from diffusers import AutoencoderKLHunyuanVideo15
 from hyimg_cli.errors import UsageError
 from hyimg_cli.models import registry
 from hyimg_cli.models.hunyuan_image3.config import VaeArchitecture
-from hyimg_cli.models.hunyuan_image3.tiled import TiledPicture, decoder
+from hyimg_cli.models.hunyuan_image3.tiled import TiledPicture
 from hyimg_cli.models.hunyuan_image3.vae import Vae
 from hyimg_cli.parallel.tiles import forecast
 from hyimg_cli.spec.card import Bucket
@@ -70,17 +70,17 @@ def vae() -> Vae:
 @pytest.mark.parametrize("grid", [(9, 5), (8, 20), (19, 13)])
 def test_equal_to_the_released_loops(vae: Vae, grid: tuple[int, int]) -> None:
     latents = torch.randn(2, 8, *grid)
-    tiled = decoder(vae, uses_tiles=True)(latents)
+    tiled = TiledPicture(vae).decode(latents)
     expected = torch.cat([Loops().decode(vae, one) for one in latents.split(1)])
     assert torch.equal(tiled, expected)
-    untiled = decoder(vae, uses_tiles=False)(latents)
+    untiled = vae.decode(latents)
     assert tiled.shape == untiled.shape
     assert not torch.equal(tiled, untiled)
 
 
 def test_a_picture_within_a_tile_is_not_changed(vae: Vae) -> None:
     latents = torch.randn(1, 8, 8, 7)
-    assert torch.equal(decoder(vae, uses_tiles=True)(latents), vae.decode(latents))
+    assert torch.equal(TiledPicture(vae).decode(latents), vae.decode(latents))
 
 
 def test_tiles_of_the_released_checkpoint() -> None:
@@ -98,7 +98,7 @@ def test_tiles_of_the_released_checkpoint() -> None:
 def test_a_tile_of_broken_cells_is_refused(vae: Vae) -> None:
     odd = Vae(replace(SMALL, sample_size=30))
     with pytest.raises(UsageError, match="30 px is not 7 latent cells"):
-        decoder(odd, uses_tiles=True)
+        TiledPicture(odd)
 
 
 def test_a_model_loaded_for_tiles_decodes_in_tiles() -> None:

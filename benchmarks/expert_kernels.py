@@ -1,0 +1,255 @@
+"""One layer's experts and one row's attention at the released shapes: every kernel that may serve.
+
+For each number of rows and each format of the weights: milliseconds of each kernel, and what that
+is in TFLOP/s and GB/s. The first two rows are the floor in the same run: a large product, a large
+copy. Few rows show where reading the chosen experts anew for each row turns into reading all of
+them once. Routing is by random scores, nearly even; in a skewed row a quarter of the experts gets
+most tokens. Random weights: nothing is said about pictures.
+
+    python benchmarks/expert_kernels.py --out benchmarks/results/expert-kernels-h200.json
+    python benchmarks/expert_kernels.py --small      the same ways through, on any machine
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hyimg_cli.engine.provenance import hardware, versions
+from hyimg_cli.kernels.attention import fused_attention, masked_attention
+from hyimg_cli.kernels.choice import ByRows, experts_of
+from hyimg_cli.kernels.experts import grouped_experts
+from hyimg_cli.kernels.formats import Stack, empty_stack
+
+FORMATS = ("dense", "fp8", "nf4")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One layer, and the rows that it is given: AR decode, a denoise step with CFG, a prefill."""
+
+    experts: int = 64
+    chosen: int = 8
+    width: int = 4096
+    inner: int = 3072
+    few: tuple[int, ...] = (1, 2, 4, 8, 10, 12, 16)
+    many: tuple[int, ...] = (6793, 7906)
+    heads: int = 32
+    kv_heads: int = 8
+    head_dim: int = 128
+    live: int = 3953
+    prefix: int = 6793
+
+
+SMALL = Shape(8, 2, 128, 64, (1, 3), (40,), 4, 2, 16, 30, 50)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measurement: median and range of `runs` milliseconds, each the mean of a burst."""
+
+    what: str
+    format: str
+    rows: int
+    kernel: str
+    milliseconds: float
+    least: float
+    most: float
+    runs: int
+    tflops: float
+    gigabytes_per_s: float
+
+
+def main() -> None:
+    """Measure, print a line for each row, and write everything as JSON."""
+    arguments = _arguments()
+    has_gpu = torch.cuda.is_available()
+    if not (has_gpu or arguments.small):
+        raise SystemExit(
+            "no GPU: --small runs the same ways through on a CPU, and measures nothing"
+        )
+    device = torch.device("cuda" if has_gpu else "cpu")
+    dtype = torch.bfloat16 if has_gpu else torch.float32
+    shape = SMALL if arguments.small else Shape()
+    torch.manual_seed(0)
+    rows = []
+    with torch.no_grad():
+        for row in (*_floors(shape, device, dtype), *_experts(shape, device, dtype)):
+            rows.append(row)
+            _show(row)
+        for row in _attention(shape, device, dtype):
+            rows.append(row)
+            _show(row)
+    _write(rows, shape, arguments.out)
+
+
+def _floors(shape: Shape, device: torch.device, dtype: torch.dtype) -> Iterator[Row]:
+    side = 8192 if shape.width > 1000 else 256
+    a, b = torch.randn(2, side, side, device=device, dtype=dtype)
+    yield _row("floor", "dense", side, "product", lambda: a @ b, flops=2 * side**3)
+    large = torch.empty(side * side * 16, device=device, dtype=torch.uint8)
+    target = torch.empty_like(large)
+    moved = 2 * large.nbytes
+    yield _row("floor", "dense", side, "copy", lambda: target.copy_(large), moved=moved)
+
+
+def _experts(shape: Shape, device: torch.device, dtype: torch.dtype) -> Iterator[Row]:
+    for form in FORMATS:
+        stacks = _stacks(shape, form, device, dtype)
+        compute = experts_of(*stacks)
+        kernels = {"chosen": compute}
+        if isinstance(compute, ByRows):
+            kernels = {"few": compute.few, "many": compute.many}
+        elif form == "dense":
+            dense = [stack for stack in stacks if isinstance(stack, Tensor)]
+            padded: Any = partial(grouped_experts, gate_and_up_EIM=dense[0], down_EMI=dense[1])
+            kernels["padded"] = padded
+        for count in (*shape.few, *shape.many):
+            for routing in ("even", "skewed"):
+                call = _call(shape, count, routing, device, dtype)
+                for name, kernel in kernels.items():
+                    # One row after another reads far more than it needs: not a way for thousands.
+                    if name == "few" and count > max(shape.few):
+                        continue
+                    flops = count * shape.chosen * 6 * shape.width * shape.inner
+                    moved = _read(stacks, call[2], each=name == "few")
+                    yield _row(
+                        f"experts, {routing}",
+                        form,
+                        count,
+                        name,
+                        lambda kernel=kernel, call=call: kernel(*call),  # type: ignore[misc]
+                        flops=flops,
+                        moved=moved,
+                    )
+        del stacks, compute, kernels
+
+
+def _attention(shape: Shape, device: torch.device, dtype: torch.dtype) -> Iterator[Row]:
+    slots = shape.prefix + shape.live
+    keys, values = torch.randn(2, shape.kv_heads, slots, shape.head_dim, device=device, dtype=dtype)
+    for what, queries, is_causal in (("denoise row", shape.live, False), ("decode row", 1, True)):
+        q = torch.randn(queries, shape.heads, shape.head_dim, device=device, dtype=dtype)
+        flops = 4 * queries * slots * shape.heads * shape.head_dim
+        moved = keys.nbytes + values.nbytes
+        for name, attend in (("fused", fused_attention), ("masked", masked_attention)):
+            yield _row(
+                f"attention, {what}",
+                "dense",
+                queries,
+                name,
+                lambda attend=attend, q=q, c=is_causal: attend(q, keys, values, c),  # type: ignore[misc]
+                flops=flops,
+                moved=moved,
+            )
+
+
+def _stacks(
+    shape: Shape, form: str, device: torch.device, dtype: torch.dtype
+) -> tuple[Stack, Stack]:
+    sizes = (2 * shape.inner, shape.width), (shape.width, shape.inner)
+    made: list[Stack] = []
+    for rows, width in sizes:
+        if form == "dense":
+            weight = torch.empty(shape.experts, rows, width, device=device, dtype=dtype)
+            made.append(weight.normal_(std=width**-0.5))
+            continue
+        stack = empty_stack(form, shape.experts, rows, width, device)  # type: ignore[arg-type]
+        for expert in range(shape.experts):
+            stack.put(expert, torch.randn(rows, width, device=device) * width**-0.5)
+        made.append(stack)
+    return made[0], made[1]
+
+
+def _call(
+    shape: Shape, count: int, routing: str, device: torch.device, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    scores = torch.rand(count, shape.experts, device=device)
+    if routing == "skewed":
+        scores[:, : shape.experts // 4] += 0.6
+    weight, index = scores.topk(shape.chosen, dim=1)
+    x = torch.randn(count, shape.width, device=device, dtype=dtype)
+    return x, (weight / weight.sum(dim=1, keepdim=True)).to(dtype), index
+
+
+def _read(stacks: tuple[Stack, Stack], index: Tensor, *, each: bool) -> int:
+    """Bytes of weights that a call must read: each choice's, or each chosen expert's once."""
+    tensors = [t for s in stacks for t in ((s,) if isinstance(s, Tensor) else s.tensors)]
+    one = sum(t.nbytes for t in tensors) // stacks[0].shape[0]
+    return one * (index.numel() if each else int(index.unique().numel()))
+
+
+def _row(
+    what: str,
+    form: str,
+    rows: int,
+    kernel: str,
+    call: Callable[[], object],
+    *,
+    flops: int = 0,
+    moved: int = 0,
+    runs: int = 7,
+) -> Row:
+    took = [_burst(call) for _ in range(runs + 2)][2:]
+    middle = statistics.median(took)
+    return Row(
+        what, form, rows, kernel,
+        round(middle * 1e3, 4), round(min(took) * 1e3, 4), round(max(took) * 1e3, 4), runs,
+        round(flops / middle / 1e12, 2), round(moved / middle / 1e9, 1),
+    )  # fmt: skip
+
+
+def _burst(call: Callable[[], object], times: int = 10) -> float:
+    """Seconds of one call, from several behind one another."""
+    if not torch.cuda.is_available():
+        started = time.perf_counter()
+        call()
+        return time.perf_counter() - started
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    for _ in range(times):
+        call()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) / 1e3 / times
+
+
+def _show(row: Row) -> None:
+    speed = f"{row.tflops:8.1f} TFLOP/s {row.gigabytes_per_s:8.0f} GB/s"
+    name = f"{row.what} {row.format} {row.rows} rows, {row.kernel}"
+    print(f"{name:48} {row.milliseconds:9.3f} ms {speed}")
+
+
+def _write(rows: list[Row], shape: Shape, out: Path | None) -> None:
+    if out is None:
+        return
+    result = {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "hardware": hardware(),
+        "versions": versions(),
+        "shape": asdict(shape),
+        "notes": "random weights; a burst of 10 calls a run; no CUDA graph",
+        "rows": [asdict(row) for row in rows],
+    }
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--small", action="store_true")
+    parser.add_argument("--out", type=Path)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

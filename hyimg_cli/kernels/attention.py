@@ -1,0 +1,94 @@
+"""Attention of one row's new tokens over its own keys: its own length, grouped heads, no mask.
+
+All three take the same call. Queries are the last tokens of the keys: causal means that each sees
+itself and what is before it, otherwise each sees everything.
+"""
+
+# Legend: T new token, H query head, K kv head, D head width, S slot
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.bias import causal_lower_right
+
+RowAttention = Callable[[Tensor, Tensor, Tensor, bool], Tensor]
+_ON_GPU = [
+    SDPBackend.CUDNN_ATTENTION,
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.MATH,
+]
+
+
+def row_attention(device: torch.device) -> RowAttention:
+    """The attention for a layer on `device`; asked once, when the model is built."""
+    return fused_attention if device.type == "cuda" else masked_attention
+
+
+def masked_attention(
+    q_THD: Tensor, keys_KSD: Tensor, values_KSD: Tensor, is_causal: bool
+) -> Tensor:
+    """Attention output [T, H, D]; a mask is built for causal rows behind a prefix alone."""
+    queries, slots = q_THD.shape[0], keys_KSD.shape[1]
+    needs_mask = is_causal and 1 < queries < slots
+    return _attended(
+        q_THD,
+        keys_KSD,
+        values_KSD,
+        mask=causal_mask(queries, slots, q_THD.device) if needs_mask else None,
+        is_causal=is_causal and queries == slots,
+    )
+
+
+def fused_attention(q_THD: Tensor, keys_KSD: Tensor, values_KSD: Tensor, is_causal: bool) -> Tensor:
+    """The same without any mask in memory: causal rows are told by a bias that kernels know.
+
+    On a GPU cuDNN's kernel comes first, then flash; where neither takes the dtype, a mask is made.
+    """
+    queries, slots = q_THD.shape[0], keys_KSD.shape[1]
+    is_partly = is_causal and 1 < queries < slots
+    with sdpa_kernel(_ON_GPU, set_priority=True):
+        return _attended(
+            q_THD,
+            keys_KSD,
+            values_KSD,
+            mask=causal_lower_right(queries, slots) if is_partly else None,
+            is_causal=is_causal and queries == slots and queries > 1,
+        )
+
+
+def plain_attention(q_THD: Tensor, keys_KSD: Tensor, values_KSD: Tensor, is_causal: bool) -> Tensor:
+    """The plain twin: scores, softmax and sum written out in float32."""
+    queries, slots = q_THD.shape[0], keys_KSD.shape[1]
+    group = q_THD.shape[1] // keys_KSD.shape[0]
+    keys_HSD, values_HSD = (
+        rows.float().repeat_interleave(group, dim=0) for rows in (keys_KSD, values_KSD)
+    )
+    scores_HTS = q_THD.float().transpose(0, 1) @ keys_HSD.mT / q_THD.shape[2] ** 0.5
+    if is_causal:
+        hidden = ~causal_mask(queries, slots, q_THD.device)
+        scores_HTS = scores_HTS.masked_fill(hidden, -torch.inf)
+    seen_THD: Tensor = (scores_HTS.softmax(dim=-1) @ values_HSD).transpose(0, 1).to(q_THD.dtype)
+    return seen_THD
+
+
+def causal_mask(queries: int, keys: int, device: torch.device | None = None) -> Tensor:
+    """True where the last `queries` of `keys` tokens may look, [queries, keys]."""
+    full = torch.ones(queries, keys, dtype=torch.bool, device=device)
+    return full.tril(diagonal=keys - queries)
+
+
+def _attended(
+    q_THD: Tensor, keys_KSD: Tensor, values_KSD: Tensor, *, mask: Tensor | None, is_causal: bool
+) -> Tensor:
+    out_HTD = F.scaled_dot_product_attention(
+        q_THD.transpose(0, 1)[None],
+        keys_KSD[None].to(q_THD.dtype),
+        values_KSD[None].to(q_THD.dtype),
+        attn_mask=mask,
+        is_causal=is_causal,
+        enable_gqa=True,
+    )[0]
+    return out_HTD.transpose(0, 1)

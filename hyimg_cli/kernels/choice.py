@@ -1,0 +1,96 @@
+"""Which kernel a layer's experts run on: chosen once, by device and by how the weights are held.
+
+    device          held     few rows              more rows
+    CPU             dense    grouped_experts       grouped_experts
+    CPU             fp8      plain_scaled_experts  plain_scaled_experts
+    CPU             nf4      plain_experts         plain_experts
+    GPU             dense    decode_experts        routed_experts
+    GPU, 9.0 on     fp8      decode_experts        scaled_experts
+    GPU, 8.9        fp8      decode_experts        routed_experts, made dense
+    GPU, before     fp8      routed_experts, made dense
+    GPU             nf4      decode_experts        routed_experts, made dense by bitsandbytes
+
+On a CPU the number of rows decides nothing, so that a row's bits never depend on its company.
+"""
+
+# Legend: T token, M model width, K chosen expert
+import importlib.util
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from hyimg_cli.errors import MachineError
+from hyimg_cli.kernels.experts import grouped_experts, plain_experts, plain_scaled_experts
+from hyimg_cli.kernels.formats import Fp8Rows, Nf4Blocks, Stack
+from hyimg_cli.kernels.routed import Around, Plain, routed_experts, scaled_experts
+
+# Each row reads its experts anew: near here reading them once for all rows is as fast.
+MOST_FEW_ROWS = 10
+Experts = Callable[[Tensor, Tensor, Tensor], Tensor]
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ByRows:
+    """One kernel for few rows, another for more; the count is the call's shape, known on the
+    host.
+    """
+
+    few: Experts
+    many: Experts
+
+    def __call__(self, x_TM: Tensor, weight_TK: Tensor, index_TK: Tensor) -> Tensor:
+        kernel = self.few if x_TM.shape[0] <= MOST_FEW_ROWS else self.many
+        return kernel(x_TM, weight_TK, index_TK)
+
+
+def experts_of(gate_and_up: Stack, down: Stack) -> Experts:
+    """The compute of a layer's experts: (x [T, M], weight [T, K], index [T, K]) to [T, M].
+
+    Raises MachineError where a package that the format needs is missing.
+    """
+    if gate_and_up.device.type != "cuda":
+        return _on_cpu(gate_and_up, down)
+    if isinstance(gate_and_up, Nf4Blocks):
+        require_bitsandbytes()
+    capability = torch.cuda.get_device_capability(gate_and_up.device)
+    around, has_triton = _around()
+    many: Experts = partial(routed_experts, gate_and_up=gate_and_up, down=down, around=around)
+    if isinstance(gate_and_up, Fp8Rows) and isinstance(down, Fp8Rows) and capability >= (9, 0):
+        many = partial(scaled_experts, gate_and_up=gate_and_up, down=down, around=around)
+    # Older GPUs have no instructions for e4m3, and Triton no way around it.
+    if not has_triton or (isinstance(gate_and_up, Fp8Rows) and capability < (8, 9)):
+        return many
+    from hyimg_cli.kernels.decode import decode_experts
+
+    return ByRows(partial(decode_experts, gate_and_up=gate_and_up, down=down), many)
+
+
+def require_bitsandbytes() -> None:
+    """Raises MachineError where NF4 is wanted on a GPU and bitsandbytes is not installed."""
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise MachineError(
+            "nf4 on a GPU needs bitsandbytes, which is not installed",
+            hint="pip install 'bitsandbytes>=0.48', or use --quantization fp8",
+            code="machine.no-bitsandbytes",
+        )
+
+
+def _on_cpu(gate_and_up: Stack, down: Stack) -> Experts:
+    if isinstance(gate_and_up, Tensor) and isinstance(down, Tensor):
+        return partial(grouped_experts, gate_and_up_EIM=gate_and_up, down_EMI=down)
+    plain = plain_scaled_experts if isinstance(gate_and_up, Fp8Rows) else plain_experts
+    return partial(plain, gate_and_up=gate_and_up, down=down)
+
+
+def _around() -> tuple[Around, bool]:
+    if importlib.util.find_spec("triton") is None:
+        _LOG.warning("triton is not installed: experts run unfused, and slower for few rows")
+        return Plain(), False
+    from hyimg_cli.kernels.fused import Fused
+
+    return Fused(), True

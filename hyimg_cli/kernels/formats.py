@@ -1,0 +1,201 @@
+"""How the weights of a layer's experts may be held: as they are, in 8 bits, or in 4.
+
+    dense   [E, O, I] in the model's dtype                        2 bytes a weight in bfloat16
+    fp8     e4m3 values [E, O, I], a float32 scale a row [E, O]   1 byte
+    nf4     two indices a byte, a float32 scale for 64 weights    0.5625 bytes
+
+Each is quantised one expert at a time, so that no more than one is ever held as it was stored.
+NF4: the sixteen quantiles of Dettmers et al., QLoRA (2023), in the layout of bitsandbytes, whose
+kernels can read it.
+"""
+
+# Legend: E expert, O output row, I input column, B block of 64 weights, R row
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+FP8 = torch.float8_e4m3fn
+FP8_MAX = 448.0
+BLOCK = 64
+LEVELS = (
+    -1.0,
+    -0.6961928009986877,
+    -0.5250730514526367,
+    -0.39491748809814453,
+    -0.28444138169288635,
+    -0.18477343022823334,
+    -0.09105003625154495,
+    0.0,
+    0.07958029955625534,
+    0.16093020141124725,
+    0.24611230194568634,
+    0.33791524171829224,
+    0.44070982933044434,
+    0.5626170039176941,
+    0.7229568362236023,
+    1.0,
+)
+Format = Literal["fp8", "nf4"]
+
+
+@dataclass(frozen=True)
+class Fp8Rows:
+    """Every expert's matrix in e4m3; a row's weights share a scale."""
+
+    values_EOI: Tensor
+    scale_EO: Tensor
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.values_EOI.shape
+
+    @property
+    def device(self) -> torch.device:
+        return self.values_EOI.device
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.values_EOI, self.scale_EO
+
+    def of(self, tensors: Iterable[Tensor]) -> "Fp8Rows":
+        """The same layout with other tensors."""
+        values_EOI, scale_EO = tensors
+        return Fp8Rows(values_EOI, scale_EO)
+
+    def put(self, expert: int, weight_OI: Tensor) -> None:
+        values_OI, scale_O = quantize_rows(weight_OI.to(self.device))
+        self.values_EOI[expert] = values_OI
+        self.scale_EO[expert] = scale_O
+
+    def one(self, expert: int, dtype: torch.dtype) -> Tensor:
+        return dequantize_rows(self.values_EOI[expert], self.scale_EO[expert], dtype)
+
+
+@dataclass(frozen=True)
+class Nf4Blocks:
+    """Every expert's matrix as indices into `LEVELS`: the even weight in a byte's upper half.
+
+    `packed` [E, O * I / 2] uint8, `absmax` [E, B]; blocks run on from one row to the next.
+    """
+
+    packed_EH: Tensor
+    absmax_EB: Tensor
+    rows: int
+    width: int
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size((self.packed_EH.shape[0], self.rows, self.width))
+
+    @property
+    def device(self) -> torch.device:
+        return self.packed_EH.device
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.packed_EH, self.absmax_EB
+
+    def of(self, tensors: Iterable[Tensor]) -> "Nf4Blocks":
+        """The same layout with other tensors."""
+        packed_EH, absmax_EB = tensors
+        return Nf4Blocks(packed_EH, absmax_EB, self.rows, self.width)
+
+    def put(self, expert: int, weight_OI: Tensor) -> None:
+        packed_H, absmax_B = quantize_nf4(weight_OI.to(self.device))
+        self.packed_EH[expert] = packed_H
+        self.absmax_EB[expert] = absmax_B
+
+    def one(self, expert: int, dtype: torch.dtype) -> Tensor:
+        flat = dequantize_nf4(self.packed_EH[expert], self.absmax_EB[expert], dtype)
+        return flat.view(self.rows, self.width)
+
+
+Stack = Tensor | Fp8Rows | Nf4Blocks
+
+
+def empty_stack(
+    form: Format, experts: int, rows: int, width: int, device: torch.device
+) -> Fp8Rows | Nf4Blocks:
+    """Room for `experts` matrices [rows, width], to be filled by `put`."""
+    if form == "fp8":
+        values = torch.empty(experts, rows, width, dtype=FP8, device=device)
+        return Fp8Rows(values, torch.empty(experts, rows, device=device))
+    assert rows * width % BLOCK == 0, f"a matrix has whole blocks of {BLOCK} weights"
+    packed = torch.empty(experts, rows * width // 2, dtype=torch.uint8, device=device)
+    absmax = torch.empty(experts, rows * width // BLOCK, device=device)
+    return Nf4Blocks(packed, absmax, rows, width)
+
+
+def one(stack: Stack, expert: int, dtype: torch.dtype) -> Tensor:
+    """One expert's matrix [O, I] in `dtype`."""
+    return stack[expert].to(dtype) if isinstance(stack, Tensor) else stack.one(expert, dtype)
+
+
+def dense(stack: Stack, dtype: torch.dtype) -> Tensor:
+    """All matrices [E, O, I] in `dtype`; those of a quantised stack are made for the occasion."""
+    if isinstance(stack, Tensor):
+        return stack.to(dtype)
+    if isinstance(stack, Nf4Blocks) and stack.device.type == "cuda":
+        return by_bitsandbytes(stack, dtype)
+    all_EOI = torch.empty(stack.shape, dtype=dtype, device=stack.device)
+    for expert in range(stack.shape[0]):
+        all_EOI[expert] = stack.one(expert, dtype)
+    return all_EOI
+
+
+def quantize_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """`rows` [..., I] in e4m3 and a float32 scale for each: its largest value becomes 448.
+
+    Off by at most a sixteenth of each value, or by 2**-10 of the scale where that is more.
+    """
+    wide = rows.float()
+    scale = (wide.abs().amax(dim=-1) / FP8_MAX).clamp_min(torch.finfo(torch.float32).tiny)
+    return (wide / scale[..., None]).clamp(-FP8_MAX, FP8_MAX).to(FP8), scale
+
+
+def dequantize_rows(values: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """What `quantize_rows` was given, as far as e4m3 holds it; multiplied in float32."""
+    return values.float().mul_(scale[..., None]).to(dtype)
+
+
+def quantize_nf4(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Packed indices [n / 2] of the nearest levels, and each block's largest value [n / 64].
+
+    Off by at most 0.1520 of a block's largest value: half the widest gap between levels.
+    """
+    blocks_BW = weight.float().reshape(-1, BLOCK)
+    absmax_B = blocks_BW.abs().amax(dim=1)
+    share_BW = blocks_BW / absmax_B.clamp_min(torch.finfo(torch.float32).tiny)[:, None]
+    levels = torch.tensor(LEVELS, device=weight.device)
+    index = torch.bucketize(share_BW.flatten(), (levels[1:] + levels[:-1]) / 2, out_int32=True)
+    even, odd = index.to(torch.uint8).view(-1, 2).unbind(dim=1)
+    return (even << 4) | odd, absmax_B
+
+
+def dequantize_nf4(packed: Tensor, absmax: Tensor, dtype: torch.dtype) -> Tensor:
+    """What `quantize_nf4` was given, flat, as far as sixteen levels hold it."""
+    levels = torch.tensor(LEVELS, device=packed.device)
+    index = torch.stack([packed >> 4, packed & 15], dim=-1).flatten()
+    blocks = levels[index.int()].view(-1, BLOCK) * absmax[:, None]
+    return blocks.to(dtype).flatten()
+
+
+def by_bitsandbytes(stack: Nf4Blocks, dtype: torch.dtype) -> Tensor:
+    """All matrices [E, O, I], made dense by bitsandbytes' kernel."""
+    # Looked for when the model is built; here it is known to be there.
+    from bitsandbytes import functional
+
+    state = functional.QuantState(
+        absmax=stack.absmax_EB.flatten(),
+        # A block a row: its kernel for CPUs begins a block anew with each.
+        shape=torch.Size((stack.absmax_EB.numel(), BLOCK)),
+        code=torch.tensor(LEVELS, device=stack.device),
+        blocksize=BLOCK,
+        quant_type="nf4",
+        dtype=dtype,
+    )
+    result: Tensor = functional.dequantize_4bit(stack.packed_EH.view(-1, 1), state)
+    return result.view(stack.shape)

@@ -1,0 +1,33 @@
+"""A checkpoint's tensors one after the other, straight from the pages of its files.
+
+Nothing is read before it is asked for, and nothing is kept: who takes a tensor copies what it
+needs, so that of a large checkpoint no more than one tensor is held at a time.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from hyimg_cli.errors import CheckpointError
+from hyimg_cli.loading.checkpoint import weight_files
+
+
+def stored_tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
+    """Name and tensor, file by file in the order in which they lie there; views of the file.
+
+    Raises CheckpointError where a file cannot be read.
+    """
+    for path in weight_files(folder):
+        try:
+            with safe_open(path, framework="pt") as file:
+                for name in file.offset_keys():
+                    yield name, file.get_tensor(name)
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(
+                f"the weights cannot be read: {error}",
+                where=path.name,
+                hint="download or copy the checkpoint again",
+                code="checkpoint.unreadable",
+            ) from None

@@ -1,0 +1,100 @@
+"""Random experts in every format, and a case for each kernel against its plain twin."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hyimg_cli.kernels.formats import Fp8Rows, Nf4Blocks, Stack, empty_stack
+
+FORMATS = ("dense", "fp8", "nf4")
+
+
+@dataclass(frozen=True)
+class Call:
+    """Arguments of an experts' kernel."""
+
+    x_TM: Tensor
+    weight_TK: Tensor
+    index_TK: Tensor
+    gate_and_up: Stack
+    down: Stack
+
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        return self.x_TM, self.weight_TK, self.index_TK, self.gate_and_up, self.down
+
+
+def call(
+    tokens: int,
+    *,
+    form: str = "dense",
+    experts: int = 8,
+    chosen: int = 2,
+    width: int = 64,
+    inner: int = 32,
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+) -> Call:
+    """A case with weights of the size that a trained layer has, so that sums stay near one."""
+    gate_and_up = torch.randn(experts, 2 * inner, width, device=device) / width**0.5
+    down = torch.randn(experts, width, inner, device=device) / inner**0.5
+    weight, index = torch.rand(tokens, experts, device=device).topk(chosen, dim=1)
+    weight = (weight / weight.sum(dim=1, keepdim=True)).to(dtype)
+    x_TM = torch.randn(tokens, width, device=device).to(dtype)
+    return Call(x_TM, weight, index, held(gate_and_up, form, dtype), held(down, form, dtype))
+
+
+def held(weight_EOI: Tensor, form: str, dtype: torch.dtype) -> Stack:
+    """The matrices in a format of `FORMATS`."""
+    if form == "dense":
+        return weight_EOI.to(dtype)
+    assert form in ("fp8", "nf4")
+    stack: Fp8Rows | Nf4Blocks = empty_stack(form, *weight_EOI.shape, weight_EOI.device)  # type: ignore[arg-type]
+    for number, weight_OI in enumerate(weight_EOI):
+        stack.put(number, weight_OI)
+    return stack
+
+
+def relative(ours: Tensor, expected: Tensor) -> float:
+    """Root mean square of the difference over that of what was expected."""
+    ours, expected = ours.float(), expected.float()
+    return float((ours - expected).square().mean().sqrt() / expected.square().mean().sqrt())
+
+
+def around_cases(ours: Any, plain: Any, device: str) -> Iterator[tuple[str, Callable[[], float]]]:
+    """Every method of an `Around` against the plain one: a name, and how far they are apart."""
+    for dtype in (torch.float32, torch.bfloat16):
+        rows = torch.randn(7, 2 * 96, device=device).to(dtype)
+        rows[3] = 0
+        row_TK = torch.randint(0, 7, (5, 3), device=device)
+        weight = torch.rand(5, 3, device=device).to(dtype)
+        yield (
+            f"swiglu {dtype}",
+            lambda rows=rows: relative(ours.swiglu(rows), plain.swiglu(rows)),
+        )
+        yield (
+            f"gather_sum {dtype}",
+            lambda rows=rows, row_TK=row_TK, weight=weight: relative(
+                ours.gather_sum(rows, row_TK, weight), plain.gather_sum(rows, row_TK, weight)
+            ),
+        )
+        for name in ("to_fp8", "swiglu_to_fp8"):
+            yield (
+                f"{name} {dtype}",
+                lambda rows=rows, name=name: relative(
+                    _dense(*getattr(ours, name)(rows)), _dense(*getattr(plain, name)(rows))
+                ),
+            )
+            yield (
+                f"scale of {name} {dtype}",
+                lambda rows=rows, name=name: relative(
+                    getattr(ours, name)(rows)[1], getattr(plain, name)(rows)[1]
+                ),
+            )
+
+
+def _dense(values: Tensor, scale: Tensor) -> Tensor:
+    return values.float() * scale[:, None]

@@ -1,0 +1,50 @@
+"""Attention of one row, by each kernel, against scores and softmax written out."""
+
+import pytest
+import torch
+
+from hyimg_cli.kernels.attention import (
+    fused_attention,
+    masked_attention,
+    plain_attention,
+    row_attention,
+)
+
+
+def _row(queries: int, slots: int, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, ...]:
+    return (
+        torch.randn(queries, 6, 16, dtype=dtype),
+        torch.randn(2, slots, 16, dtype=dtype),
+        torch.randn(2, slots, 16, dtype=dtype),
+    )
+
+
+@pytest.mark.parametrize("is_causal", [True, False])
+@pytest.mark.parametrize(("queries", "slots"), [(1, 1), (1, 9), (5, 5), (5, 23)])
+@pytest.mark.parametrize("attention", [masked_attention, fused_attention])
+def test_equals_the_plain_twin(attention, queries: int, slots: int, is_causal: bool) -> None:
+    row = _row(queries, slots)
+    expected = plain_attention(*row, is_causal)
+    torch.testing.assert_close(attention(*row, is_causal), expected, atol=1e-6, rtol=1e-5)
+
+
+def test_bfloat16() -> None:
+    row = _row(7, 30, torch.bfloat16)
+    expected = plain_attention(*row, True)
+    assert expected.dtype == torch.bfloat16
+    for attention in (masked_attention, fused_attention):
+        torch.testing.assert_close(attention(*row, True), expected, atol=2e-2, rtol=2e-2)
+
+
+def test_a_hidden_key_has_no_influence() -> None:
+    q, keys, values = _row(3, 8)
+    before = plain_attention(q, keys, values, True)
+    values[:, 6:] += 1
+    after = plain_attention(q, keys, values, True)
+    assert torch.equal(before[0], after[0])
+    assert not torch.equal(before[1], after[1])
+
+
+def test_a_cpu_keeps_the_attention_it_had() -> None:
+    assert row_attention(torch.device("cpu")) is masked_attention
+    assert row_attention(torch.device("cuda")) is fused_attention

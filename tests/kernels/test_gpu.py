@@ -1,0 +1,99 @@
+"""Each kernel against its plain twin on a GPU, at shapes that take every way through it."""
+
+import importlib.util
+
+import pytest
+import torch
+from kernels import cases
+
+from hyimg_cli.kernels.attention import fused_attention, plain_attention
+from hyimg_cli.kernels.choice import ByRows, experts_of
+from hyimg_cli.kernels.experts import plain_experts, plain_scaled_experts
+from hyimg_cli.kernels.routed import Plain, routed_experts, scaled_experts
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no GPU"),
+]
+WIDE = {"width": 1024, "inner": 768, "chosen": 4, "experts": 16}
+HAS_BITSANDBYTES = importlib.util.find_spec("bitsandbytes") is not None
+
+
+def _needs(capability: tuple[int, int]) -> None:
+    if torch.cuda.get_device_capability() < capability:
+        pytest.skip(f"needs compute capability {capability[0]}.{capability[1]}")
+
+
+def _case(tokens: int, form: str) -> cases.Call:
+    return cases.call(tokens, form=form, dtype=torch.bfloat16, device="cuda", **WIDE)
+
+
+@pytest.mark.parametrize("form", cases.FORMATS)
+@pytest.mark.parametrize("tokens", [1, 3, 10])
+def test_few_rows(form: str, tokens: int) -> None:
+    from hyimg_cli.kernels.decode import decode_experts
+
+    _needs((8, 9) if form == "fp8" else (8, 0))
+    case = _case(tokens, form)
+    ours = decode_experts(*case.arguments)
+    assert cases.relative(ours, plain_experts(*case.arguments)) < 1e-2
+    assert torch.equal(ours, decode_experts(*case.arguments))
+
+
+@pytest.mark.parametrize("tokens", [11, 300, 4000])
+def test_many_rows(tokens: int) -> None:
+    from hyimg_cli.kernels.fused import Fused
+
+    case = _case(tokens, "dense")
+    expected = plain_experts(*case.arguments)
+    for around in (Plain(), Fused()):
+        assert cases.relative(routed_experts(*case.arguments, around), expected) < 1e-2
+
+
+@pytest.mark.parametrize("tokens", [11, 300, 4000])
+def test_many_rows_in_fp8(tokens: int) -> None:
+    from hyimg_cli.kernels.fused import Fused
+
+    _needs((9, 0))
+    case = _case(tokens, "fp8")
+    expected = plain_scaled_experts(*case.arguments)
+    for around in (Plain(), Fused()):
+        assert cases.relative(scaled_experts(*case.arguments, around), expected) < 2e-2
+
+
+@pytest.mark.skipif(not HAS_BITSANDBYTES, reason="bitsandbytes is not installed")
+def test_many_rows_in_nf4() -> None:
+    case = _case(300, "nf4")
+    expected = plain_experts(*case.arguments)
+    assert cases.relative(routed_experts(*case.arguments), expected) < 1e-2
+
+
+def test_the_parts_around_the_products() -> None:
+    from hyimg_cli.kernels.fused import Fused
+
+    _needs((8, 9))
+    for name, apart in cases.around_cases(Fused(), Plain(), "cuda"):
+        assert apart() < 2e-2, name
+
+
+def test_the_choice_is_by_rows_and_never_waits() -> None:
+    case = _case(300, "dense")
+    compute = experts_of(case.gate_and_up, case.down)
+    assert isinstance(compute, ByRows)
+    compute(*case.arguments[:3])
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        compute(*case.arguments[:3])
+        compute(*(argument[:2] for argument in case.arguments[:3]))
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("is_causal", [True, False])
+@pytest.mark.parametrize(("queries", "slots"), [(1, 700), (300, 300), (300, 1000)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_attention_of_a_row(dtype: torch.dtype, queries: int, slots: int, is_causal: bool) -> None:
+    q = torch.randn(queries, 32, 128, dtype=dtype, device="cuda")
+    keys, values = torch.randn(2, 8, slots, 128, dtype=dtype, device="cuda")
+    expected = plain_attention(q, keys, values, is_causal)
+    assert cases.relative(fused_attention(q, keys, values, is_causal), expected) < 1e-2

@@ -1,0 +1,76 @@
+"""The Triton kernels on the CPU, by Triton's interpreter in a process of its own."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="triton is not installed"
+)
+
+
+@pytest.fixture(scope="module")
+def interpreted() -> dict[str, float]:
+    """How far each kernel is from its plain twin: root mean square over that of the twin."""
+    found: dict[str, float] = _told_by("interpreted.py", TRITON_INTERPRET="1")
+    return found
+
+
+def _told_by(script: str, **environ: str) -> Any:
+    command = [sys.executable, Path(__file__).parent / script]
+    done = subprocess.run(
+        command, env=os.environ | environ, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def _of(interpreted: dict[str, float], name: str) -> dict[str, float]:
+    chosen = {key: value for key, value in interpreted.items() if key.startswith(name)}
+    assert chosen, f"no case called {name}"
+    return chosen
+
+
+@pytest.mark.parametrize("form", ["dense", "fp8", "nf4"])
+def test_few_rows_read_every_format_as_their_plain_twin_does(
+    interpreted: dict[str, float], form: str
+) -> None:
+    apart = _of(interpreted, f"decode {form}")
+    assert len(apart) == 2
+    assert max(apart.values()) < 2e-6
+
+
+def test_few_rows_in_bfloat16(interpreted: dict[str, float]) -> None:
+    # The twin rounds to bfloat16 between its products, the kernel does not.
+    assert _of(interpreted, "decode bfloat16")["decode bfloat16"] < 1e-2
+
+
+def test_many_rows_with_fused_parts(interpreted: dict[str, float]) -> None:
+    assert _of(interpreted, "routed")["routed"] < 1e-6
+
+
+def test_the_parts_around_the_products(interpreted: dict[str, float]) -> None:
+    assert max(_of(interpreted, "swiglu torch.float32").values()) < 1e-6
+    assert max(_of(interpreted, "gather_sum torch.float32").values()) < 1e-6
+    for name in ("swiglu torch.bfloat16", "gather_sum torch.bfloat16"):
+        assert max(_of(interpreted, name).values()) < 1e-2
+
+
+def test_rows_are_rounded_to_e4m3(interpreted: dict[str, float]) -> None:
+    """The interpreter does not round to the nearest e4m3 as a GPU does: one step is 1/8 at most."""
+    for name in ("to_fp8", "swiglu_to_fp8"):
+        assert max(_of(interpreted, name).values()) < 0.1
+    assert max(_of(interpreted, "scale").values()) < 1e-6
+
+
+def test_every_kernel_compiles_for_gpus(tmp_path: Path) -> None:
+    """To machine code, at the released shapes; whether it is fast no CPU can say."""
+    built = _told_by("compiled.py", TRITON_CACHE_DIR=str(tmp_path))
+    assert len(built) == 6 + 4 + 10
+    assert all("cubin" in parts for parts in built.values())
