@@ -29,10 +29,10 @@ def manifest(write_manifest: Write) -> Path:
 def test_pixels_do_not_depend_on_the_ranks(run_cli: Run, manifest: Path, tmp_path: Path) -> None:
     alone = run_cli("generate", manifest, "-o", "alone", "--no-prewarm", "--json")
     assert alone.code == 0, alone.err
-    spread = run_cli("generate", manifest, "-o", "spread", VAE, "3", CFG, "2", "--json")
+    spread = run_cli("generate", manifest, "-o", "spread", VAE, "2", CFG, "2", "--json")
     assert spread.code == 0, spread.err
     assert not dist.is_initialized()
-    assert "3 ranks" in spread.err
+    assert "2 ranks" in spread.err
     plain, found = (
         {line["custom_id"]: line for line in ran.json_lines[:-1]} for ran in (alone, spread)
     )
@@ -42,7 +42,7 @@ def test_pixels_do_not_depend_on_the_ranks(run_cli: Run, manifest: Path, tmp_pat
         assert found[name]["outputs"][0]["pixel_sha256"] == line["outputs"][0]["pixel_sha256"]
     assert [found[name]["parallel"]["branch_ranks"] for name in plain] == [2, 1, 2]
     assert found["one"]["parallel"]["decode"] is None
-    (group, *_) = run_cli("plan", manifest, VAE, "3", "--force", "--json").json_lines[0]["groups"]
+    (group, *_) = run_cli("plan", manifest, VAE, "2", "--force", "--json").json_lines[0]["groups"]
     told, ranks = group["decode"], found["four"]["parallel"]["decode"]["ranks"]
     assert [one["area"] for one in ranks] == [share["area"] for share in told["shares"]]
     assert [one["tiles"] for one in ranks] == [len(share["tiles"]) for share in told["shares"]]
@@ -53,7 +53,7 @@ def test_pixels_do_not_depend_on_the_ranks(run_cli: Run, manifest: Path, tmp_pat
     parts = sum(seconds for phase, seconds in timings.items() if phase != "total")
     assert parts == pytest.approx(timings["total"], abs=1e-4)
     flags = json.loads((tmp_path / "spread" / "run.json").read_text())["flags"]
-    assert flags["vae_patch_parallel_size"] == {"value": 3, "origin": "flag"}
+    assert flags["vae_patch_parallel_size"] == {"value": 2, "origin": "flag"}
     # A folder that was begun with ranks goes on without them.
     again = run_cli("generate", manifest, "-o", "spread", "--json")
     assert again.json_lines[-1]["summary"]["skipped"] == 3

@@ -149,22 +149,19 @@ def test_models_with_ranks_take_turns_and_replace_what_ended(
         for _ in range(2)
     )
     first.load()
-    before = first.member_pids
-    second.load()
-    assert gone_within(before, 1)
-    assert is_alive(second.member_pids[0])
-    first.revive()
-    assert is_alive(first.member_pids[0])
-    assert not second.member_pids
     # One that ends while nobody needs it is replaced.
     (idle,) = first._pool._members
     idle.process.kill()
     idle.process.wait(5)
     first.revive()
-    last = first.member_pids
-    assert last != [idle.process.pid]
+    before = first.member_pids
+    assert before != [idle.process.pid]
+    assert is_alive(before[0])
+    second.load()
+    assert not first.member_pids
+    assert gone_within(before, 1)
+    last = second.member_pids
     assert is_alive(last[0])
-    first.stop()
     second.stop()
     assert gone_within(last, 1)
 
