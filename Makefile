@@ -19,8 +19,9 @@ demo: $(READY)
 	$(BIN)/hyimg generate recipes/quickstart.jsonl -o "$$out" && \
 	echo "The pictures are in $$out/outputs"
 
+# A process a core, each with one thread: two threads of one small model would wait for each other.
 test: $(READY) $(WEIGHTS)
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal
 
 lint: $(READY)
 	$(BIN)/ruff format --check .
