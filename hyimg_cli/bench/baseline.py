@@ -2,14 +2,14 @@
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from hyimg_cli.bench.record import FORMAT
 from hyimg_cli.errors import UsageError
 
-_ORDER = ("identical", "equal", "within floor", "not explained", "differs")
+_RANK = {"identical": 0, "equal": 1, "within floor": 2, "not explained": 3, "differs": 3}
 
 
 def read_share(text: str) -> float:
@@ -25,7 +25,7 @@ def read_baseline(path: Path) -> dict[str, Any]:
     """An earlier bench.json. Raises UsageError where it is none."""
     try:
         entry = json.loads(path.read_text(encoding="utf-8"))
-        if entry["format"] == FORMAT and entry["timings"] and entry["verdict"]["name"] in _ORDER:
+        if entry["format"] == FORMAT and entry["timings"] and entry["verdict"]["name"] in _RANK:
             return dict(entry)
         what = "its format is another"
     except OSError as error:
@@ -39,29 +39,50 @@ def read_baseline(path: Path) -> dict[str, Any]:
 def regressions(now: Mapping[str, Any], before: Mapping[str, Any], most: float) -> Iterator[str]:
     """What has become worse by more than the share `most`, as sentences.
 
-    Seconds are compared on the same hardware only; the speed-up of A over B, which was measured in
-    turns, always. An interval that reaches the limit is no regression.
+    A baseline of other jobs, another model or other settings is itself one. Seconds are compared on
+    the same hardware; the speed-up of A over B, which was measured in turns, always. What the
+    spread of the new runs may explain is no regression.
     """
-    if now["name"] != before["name"]:
-        yield f"the baseline is of {before['name']}, this is {now['name']}"
+    other = [what for what, of in _COMPARED.items() if of(now) != of(before)]
+    if other:
+        yield f"the baseline has another {' and another '.join(other)}: it cannot be held against it"
         return
     verdicts = now["verdict"]["name"], before["verdict"]["name"]
-    if _ORDER.index(verdicts[0]) > _ORDER.index(verdicts[1]):
+    if _RANK[verdicts[0]] > _RANK[verdicts[1]]:
         yield f"the verdict was {verdicts[1]}, now it is {verdicts[0]}"
-    is_same_machine = now["environment"]["hardware"] == before["environment"]["hardware"]
     earlier = {one["steps"]: one for one in before["timings"]}
-    for one in now["timings"]:
-        then = earlier.get(one["steps"])
-        if then is None:
-            yield f"the baseline has no run of {one['steps']} steps"
-            continue
-        limit = then["speedup"]["low"] * (1 - most)
-        if one["speedup"]["high"] < limit:
-            yield _sentence(one["steps"], "speed-up", then["speedup"], one["speedup"], most)
-        # The fastest run is the one that other programs disturbed least.
-        walls = then["a"]["wall_s"], one["a"]["wall_s"]
-        if is_same_machine and walls[1]["min"] > walls[0]["median"] * (1 + most):
-            yield _sentence(one["steps"], "seconds a run", *walls, most)
+    newer = {one["steps"]: one for one in now["timings"]}
+    for steps in earlier.keys() ^ newer.keys():
+        yield f"{steps} steps were timed in one of them only"
+    for steps in earlier.keys() & newer.keys():
+        yield from _slower(
+            newer[steps], earlier[steps], most, seconds_count=is_same_machine(now, before)
+        )
+
+
+def is_same_machine(now: Mapping[str, Any], before: Mapping[str, Any]) -> bool:
+    """Whether seconds of both mean the same."""
+    return bool(now["environment"]["hardware"] == before["environment"]["hardware"])
+
+
+_COMPARED: dict[str, Callable[[Mapping[str, Any]], Any]] = {
+    "comparison": lambda entry: entry["name"],
+    "model": lambda entry: entry["environment"]["model_fingerprint"],
+    "set of jobs": lambda entry: entry["jobs"],
+    "setting": lambda entry: entry["common"],
+}
+
+
+def _slower(
+    now: Mapping[str, Any], then: Mapping[str, Any], most: float, *, seconds_count: bool
+) -> Iterator[str]:
+    up = now["speedup"], then["speedup"]
+    if up[0]["median"] < up[1]["median"] * (1 - most) and up[0]["high"] < up[1]["median"]:
+        yield _sentence(now["steps"], "speed-up", up[1], up[0], most)
+    walls = now["a"]["wall_s"], then["a"]["wall_s"]
+    is_longer = walls[0]["median"] > walls[1]["median"] * (1 + most)
+    if seconds_count and is_longer and walls[0]["min"] > walls[1]["median"]:
+        yield _sentence(now["steps"], "seconds a run", walls[1], walls[0], most)
 
 
 def _sentence(

@@ -37,15 +37,18 @@ class Row:
     @property
     def psnr(self) -> float:
         """That of the job that is furthest apart; 0 where a job has nothing to compare."""
-        return 0.0 if self.missing else min(one.psnr for one in self.distances.values())
+        if self.missing or not self.distances:
+            return 0.0
+        return min(one.psnr for one in self.distances.values())
 
     @property
     def is_identical(self) -> bool:
-        return not self.missing and all(one.max_abs == 0 for one in self.distances.values())
+        return self.is_equal and all(one.max_abs == 0 for one in self.distances.values())
 
     @property
     def is_equal(self) -> bool:
-        return not self.missing and len(self.unchanged) == len(self.distances)
+        is_whole = bool(self.distances) and not self.missing
+        return is_whole and len(self.unchanged) == len(self.distances)
 
     @property
     def unchanged(self) -> list[str]:
@@ -58,7 +61,7 @@ class Row:
 
     def to_json(self) -> dict[str, Any]:
         by_job = {name: one.to_json() for name, one in self.distances.items()}
-        worst = self.worst() if by_job else {"jobs": 0}
+        worst = self.worst() if by_job else {"pictures": 0}
         missing = list(self.missing)
         return {"name": self.name, "note": self.note, **worst, "missing": missing, "by_job": by_job}
 
@@ -68,7 +71,7 @@ class Row:
         ssims = [one.ssim for one in all_of if one.ssim is not None]
         lpips = [one.lpips for one in all_of if one.lpips is not None]
         return {
-            "jobs": len(all_of),
+            "pictures": len(all_of),
             "psnr_min": number_to_json(min(one.psnr for one in all_of)),
             "psnr_median": number_to_json(statistics.median(one.psnr for one in all_of)),
             "ssim_min": min(ssims, default=None),
@@ -85,12 +88,11 @@ class Row:
 def row(name: str, one: RunResult, other: RunResult, measure: Measure, note: str = "") -> Row:
     """The distances of two runs' pictures, for the jobs that both were given."""
     ours, theirs = pictures(one), pictures(other)
-    given = {outcome.custom_id for outcome in other.outcomes}
-    failed = [o.custom_id for o in one.outcomes if o.custom_id in given and not o.outputs]
-    both = [*(name for name in ours if _job_of(name) in given), *failed]
-    shapes = [{n: pixels.shape for n, pixels in side.items()} for side in (ours, theirs)]
-    fit = [n for n in both if n in ours and shapes[0][n] == shapes[1].get(n)]
-    missing = tuple(n for n in both if n not in fit)
+    given = {o.custom_id for o in one.outcomes} & {o.custom_id for o in other.outcomes}
+    drawn = [name for name in dict.fromkeys((*ours, *theirs)) if _job_of(name) in given]
+    empty = given - {_job_of(name) for name in drawn}
+    fit = [n for n in drawn if n in ours and n in theirs and ours[n].shape == theirs[n].shape]
+    missing = (*(name for name in drawn if name not in fit), *sorted(empty))
     return Row(name, {n: measure(ours[n], theirs[n]) for n in fit}, note, missing)
 
 
@@ -119,10 +121,15 @@ def _job_of(name: str) -> str:
 
 
 def measure_with(weights: Path | None) -> tuple[Measure, str]:
-    """Distances with LPIPS where its weights are here; its title, or why there is none."""
+    """Distances with LPIPS where its weights are here; its title, or why there is none.
+
+    Raises HyimgError for `weights` that cannot be used.
+    """
     try:
         lpips = Lpips.load(weights=weights)
     except HyimgError as error:
+        if weights is not None:
+            raise
         return distance, f"LPIPS was not measured: {error.what}. {error.hint}"
     except ImportError as error:
         return distance, f"LPIPS was not measured: {error}"

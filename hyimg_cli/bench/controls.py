@@ -11,7 +11,9 @@ from PIL import Image
 
 from hyimg_cli.bench.divergence import Divergence, divergences
 from hyimg_cli.bench.runs import Texts, observed_run
+from hyimg_cli.bench.verdict import Timed
 from hyimg_cli.media.images import read_image
+from hyimg_cli.spec.events import Outcome
 from hyimg_cli.spec.job import ImageJob
 from hyimg_cli.spec.run import RunConfig
 
@@ -72,6 +74,31 @@ def with_negatives(jobs: Sequence[ImageJob], folder: Path) -> list[ImageJob]:
     """The jobs with every source image turned into its negative, written to `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     return [replace(job, images=tuple(_negatives(job, folder))) for job in jobs]
+
+
+def same_work(timed: Timed) -> tuple[str, ...]:
+    """The jobs for which both variants report the same counts: nothing sets them apart there."""
+    ours, theirs = (
+        {one.custom_id: _counts(one) for one in runs[-1].outcomes} for runs in (timed.a, timed.b)
+    )
+    same = [name for name in ours if ours[name] == theirs.get(name)]
+    # Some jobs may have nothing to share; a variant that shares nowhere is none.
+    return tuple(same) if len(same) == len(ours) else ()
+
+
+def _counts(outcome: Outcome) -> tuple[object, ...]:
+    """What a job's line says of the work behind it, without its seconds."""
+    reuse = outcome.kv_reuse
+    tokens = None if reuse is None else (reuse.ar_shared_tokens, reuse.branches)
+    return tokens, outcome.batch, outcome.cache.get("prompt_embeddings"), _rank_count(outcome)
+
+
+def _rank_count(outcome: Outcome) -> int:
+    """How many processes worked on a video; 0 for a picture."""
+    spread = outcome.parallel
+    if spread is None:
+        return 0
+    return max(spread.branch_ranks, len(spread.decode.ranks) if spread.decode else 1)
 
 
 def _negatives(job: ImageJob, folder: Path) -> list[str]:

@@ -4,8 +4,9 @@ A stage's input comes from the one before, so the first difference is the cause 
 """
 
 # Legend: H kv head, S slot, D head width
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from math import isnan
 
 import torch
 from torch import Tensor
@@ -94,10 +95,11 @@ def _key_values(job: str, place: str, a: BranchSeen, b: BranchSeen) -> Iterator[
         (layer, max(_apart(a.keys[layer], b.keys[layer]), _apart(a.values[layer], b.values[layer])))
         for layer in range(len(a.keys))
     ]
-    different = [(layer, apart) for layer, apart in layers if apart > 0]
+    # Written so that what is not a number counts as different.
+    different = [(layer, apart) for layer, apart in layers if not apart <= 0]
     if not different:
         return
-    first, largest = different[0][0], max(apart for _, apart in different)
+    first, largest = different[0][0], _largest(apart for _, apart in different)
     gross = _gross_tokens(a, b, first)
     where = f"{place}, layer {first}"
     if not gross:
@@ -157,7 +159,7 @@ def _noise(a: JobSeen, b: JobSeen) -> Iterator[Divergence]:
     if a.latents[0].shape != b.latents[0].shape:
         what = f"{list(a.latents[0].shape)} and {list(b.latents[0].shape)}"
         yield Divergence(a.custom_id, "latent size", "before step 1", what, float("inf"), True)
-    elif (apart := _apart(a.latents[0], b.latents[0])) > 0:
+    elif not (apart := _apart(a.latents[0], b.latents[0])) <= 0:
         what = f"{apart:.1e}: another seed, or another generator"
         yield Divergence(a.custom_id, "initial noise", "before step 1", what, float("inf"), True)
 
@@ -186,18 +188,30 @@ def _steps(a: JobSeen, b: JobSeen) -> Iterator[Divergence]:
                 break
             apart = _apart(one, other)
             if not apart <= 0:
-                largest = max(
+                largest = _largest(
                     _apart(x, y) for x, y in zip(ours, theirs, strict=False) if x.shape == y.shape
                 )
-                is_fault = not apart <= _gross(other)
+                is_fault = not apart <= _gross(other, _precision(b))
                 what = f"{apart:.1e}, at most {largest:.1e} in any step"
                 yield Divergence(a.custom_id, stage, f"step {step}", what, largest, is_fault)
                 break
 
 
-def _gross(rows: Tensor) -> float:
-    """What no rounding explains in tensors like this one."""
-    return _GROSS.get(rows.dtype, _GROSS_IN_HALF) * float(rows.float().abs().max())
+def _gross(rows: Tensor, computed_in: torch.dtype | None = None) -> float:
+    """What no rounding explains in a tensor like this one; by default its own dtype counts."""
+    share = _GROSS.get(computed_in or rows.dtype, _GROSS_IN_HALF)
+    return share * float(rows.float().abs().max())
+
+
+def _precision(job: JobSeen) -> torch.dtype | None:
+    """What the network computes in: velocities are float32 whatever that is."""
+    return job.branches[0].keys[0].dtype if job.branches else None
+
+
+def _largest(values: Iterable[float]) -> float:
+    """The largest; not a number where one is none."""
+    found = list(values)
+    return next((value for value in found if isnan(value)), max(found))
 
 
 def _apart(a: Tensor, b: Tensor) -> float:

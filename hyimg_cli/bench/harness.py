@@ -21,12 +21,13 @@ from hyimg_cli.bench.budget import Measure, Row, picture_files, row
 from hyimg_cli.bench.controls import (
     LookedThrough,
     looked_through,
+    same_work,
     texts_of_others,
     with_negatives,
 )
-from hyimg_cli.bench.runs import Runs, SessionRuns, runs_of
+from hyimg_cli.bench.runs import RunResult, Runs, SessionRuns, runs_of
 from hyimg_cli.bench.scenario import Scenario, Variant
-from hyimg_cli.bench.verdict import Compared, Timed, Verdict, judge
+from hyimg_cli.bench.verdict import FEWEST_RUNS, Compared, Timed, Verdict, judge
 from hyimg_cli.engine import runner
 from hyimg_cli.errors import UsageError
 from hyimg_cli.spec.job import ImageJob, Job
@@ -93,6 +94,7 @@ class _Bench:
     measure: Measure
     tell: Tell
     notes: list[str] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
     _count: int = 0
 
     def carry_out(self) -> Comparison:
@@ -106,15 +108,15 @@ class _Bench:
         pairs, floors = self._rows_of(timed)
         own = self._controls(configs[0], jobs, looked)
         swaps = self._swaps(a, b, jobs, timed)
-        failures = [text for t in timed for run in (*t.a, *t.b) for text in run.failures]
         compared = Compared(
             pairs=pairs,
             floors=floors,
             other_seed=own.get("other seed"),
             swaps=swaps,
             divergences=looked.divergences,
-            failures=list(dict.fromkeys([*looked.failures, *failures])),
+            failures=list(dict.fromkeys([*looked.failures, *self.failures])),
             timed=timed,
+            same_work=() if scenario.same_work else same_work(self._main(timed)),
         )
         self._keep(timed)
         return Comparison(
@@ -163,15 +165,21 @@ class _Bench:
         """Warm-up apart, then A and B in turn."""
         of_steps = _with_steps(jobs, steps)
         for runs in (a, b):
-            runs.run(of_steps, self._place())
+            self._run(runs, of_steps)
         ours, theirs = [], []
         for repeat in range(self.scenario.repeats):
             self.tell(f"{steps} steps: run {repeat + 1} of {self.scenario.repeats}")
-            ours.append(a.run(of_steps, self._place()))
-            theirs.append(b.run(of_steps, self._place()))
+            ours.append(self._run(a, of_steps))
+            theirs.append(self._run(b, of_steps))
         return Timed(steps, tuple(ours), tuple(theirs))
 
-    def _rows_of(self, timed: Sequence[Timed]) -> tuple[dict[int, Row], list[Row]]:
+    def _run(self, runs: Runs, jobs: Sequence[Job]) -> RunResult:
+        """One run in a place of its own; what fails in any run is told in the verdict."""
+        result = runs.run(jobs, self._place())
+        self.failures += result.failures
+        return result
+
+    def _rows_of(self, timed: Sequence[Timed]) -> tuple[dict[int, Row], tuple[Row, Row]]:
         """By step count A against B; at the main one each variant against itself."""
         self.tell("measuring distances")
         name = " vs ".join(self._labels)
@@ -187,7 +195,9 @@ class _Bench:
             floors.append(min(rows, key=lambda one: one.psnr))
         if self.scenario.repeats < 2:
             self.notes.append("one run of each variant: their floors are not measured")
-        return pairs, floors
+        if self.scenario.repeats < FEWEST_RUNS:
+            self.notes.append(f"fewer than {FEWEST_RUNS} runs: the clock was not judged")
+        return pairs, (floors[0], floors[1])
 
     def _controls(
         self, config: RunConfig, jobs: Sequence[Job], looked: LookedThrough
@@ -195,20 +205,20 @@ class _Bench:
         """What A does with the same seed in a new session, another seed, and another text."""
         self.tell("controls: same seed, other seed, other text")
         label, texts = self._labels[0], looked.texts
-        base = SessionRuns(config, texts).run(jobs, self._place())
+        base = self._run(SessionRuns(config, texts), jobs)
         again = SessionRuns(config, texts)
         name = f"{label}, same seed twice, new session"
-        rows = {"same seed": row(name, base, again.run(jobs, self._place()), self.measure)}
+        rows = {"same seed": row(name, base, self._run(again, jobs), self.measure)}
         other = [replace(job, seed=(job.seed + 1) % 2**32) for job in jobs]
-        run = again.run(other, self._place())
+        run = self._run(again, other)
         rows["other seed"] = row(f"{label}, other seed", base, run, self.measure)
         swapped = texts_of_others([job for job in jobs if isinstance(job, ImageJob)], texts)
         if swapped:
             those = [job for job in jobs if job.custom_id in swapped]
-            run = SessionRuns(config, {**texts, **swapped}).run(those, self._place())
+            run = self._run(SessionRuns(config, {**texts, **swapped}), those)
             note = "each job with the text of another of its kind"
             rows["other text"] = row(f"{label}, different AR ids", base, run, self.measure, note)
-        elif texts:
+        else:
             self.notes.append("different AR ids: no two jobs of one kind wrote different text")
         return rows
 
@@ -225,7 +235,7 @@ class _Bench:
         changed = _with_steps(with_negatives(edits, self.scratch / "negatives"), main.steps)
         rows = {}
         for label, runs, own in zip(self._labels, (a, b), (main.a[0], main.b[0]), strict=True):
-            run = runs.run(changed, self._place())
+            run = self._run(runs, changed)
             rows[label] = row(f"{label}, other source image", own, run, self.measure)
         return rows
 

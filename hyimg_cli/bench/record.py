@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from math import isfinite
 from pathlib import Path, PurePath
 from statistics import median
 from typing import Any
@@ -27,10 +28,13 @@ JSON_NAME, MARKDOWN_NAME = "bench.json", "bench.md"
 
 @dataclass(frozen=True)
 class Told:
-    """What only the command knows: how it was called, how LPIPS was measured."""
+    """What only the command knows: how it was called, how LPIPS was measured, and the settings of
+    both variants that came from flags or the environment.
+    """
 
     command: str
     lpips: str
+    flags: Mapping[str, Any]
 
 
 def write(found: Comparison, told: Told, folder: Path) -> dict[str, Any]:
@@ -66,7 +70,7 @@ def as_json(found: Comparison, told: Told) -> dict[str, Any]:
             "exit_code": verdict.exit_code,
         },
         "variants": {"a": _variant(scenario.a), "b": _variant(scenario.b)},
-        "common": dict(scenario.common),
+        "common": {**scenario.common, **told.flags},
         "phases_that_may_differ": list(scenario.phases),
         "main_steps": scenario.main_steps,
         "timings": [timing(timed, scenario) for timed in found.timed],
@@ -131,7 +135,7 @@ def _variant(variant: Variant) -> dict[str, Any]:
 
 
 def _divergence(one: Divergence) -> dict[str, Any]:
-    largest = None if one.is_structural else one.max_abs
+    largest = one.max_abs if isfinite(one.max_abs) else None
     return {**asdict(one), "max_abs": largest, "is_structural": one.is_structural}
 
 
@@ -183,11 +187,11 @@ def _lines(entry: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _budget(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    names = ("jobs", "PSNR, dB", "SSIM", "LPIPS", "max abs")
+    names = ("pictures", "PSNR, dB", "SSIM", "LPIPS", "max abs")
     yield f"| pair | {' | '.join(names)} | equal | <= 5 | <= 10 | <= 20 | <= 50 |"
     yield "|---" + "|--:" * 10 + "|"
     for row in rows:
-        if not row["jobs"]:
+        if not row["pictures"]:
             yield (
                 f"| {row['name']} | 0, nothing to compare: {', '.join(row['missing'])} |" + " |" * 9
             )
@@ -198,7 +202,7 @@ def _budget(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             for name in ("equal_share", "within_5", "within_10", "within_20", "within_50")
         )
         yield (
-            f"| {row['name']} | {row['jobs']} | {psnr if psnr == 'inf' else f'{psnr:.1f}'} "
+            f"| {row['name']} | {row['pictures']} | {psnr if psnr == 'inf' else f'{psnr:.1f}'} "
             f"| {_figure(row['ssim_min'])} | {_figure(row['lpips_max'])} | {row['max_abs']} "
             f"| {shares} |"
         )

@@ -10,6 +10,7 @@ import multiprocessing
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol, cast
@@ -21,6 +22,7 @@ from hyimg_cli.bench.observe import Decided, Observed
 from hyimg_cli.bench.scenario import EMBED, LOAD, PREWARM, REST, START, Lifetime
 from hyimg_cli.engine.runner import cards
 from hyimg_cli.engine.session import Session
+from hyimg_cli.errors import MachineError
 from hyimg_cli.models.protocols import MixedModel
 from hyimg_cli.spec.events import (
     PHASES,
@@ -41,13 +43,16 @@ Texts = Mapping[str, Sequence[int]]
 
 @dataclass(frozen=True)
 class RunResult:
-    """One run. `idle_s`: wall time during which no thread of the process had any work."""
+    """One run, of one or several processes one after another. `idle_s`: wall time during which no
+    thread had any work, their starts left out.
+    """
 
     folder: Path
     wall_s: float
     idle_s: float
     phases_s: Mapping[str, float]
     outcomes: tuple[Outcome, ...]
+    processes: int = 1
 
     @property
     def failures(self) -> list[str]:
@@ -105,7 +110,12 @@ class ProcessRuns:
     def _part(self, jobs: Sequence[Job], folder: Path) -> RunResult:
         started = time.perf_counter()
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-            result = pool.submit(_alone, self._config, self._texts, tuple(jobs), folder).result()
+            work = pool.submit(_alone, self._config, self._texts, tuple(jobs), folder)
+            try:
+                result = work.result()
+            except BrokenProcessPool:
+                what, hint = "a process of the bench died", "is there enough memory for its model?"
+                raise MachineError(what, hint=hint, code="bench.process") from None
         wall_s = time.perf_counter() - started
         phases_s = {**result.phases_s, START: wall_s - result.wall_s}
         return replace(result, wall_s=wall_s, phases_s=phases_s)
@@ -171,6 +181,7 @@ def _together(results: Sequence[RunResult], folder: Path) -> RunResult:
         sum(one.idle_s for one in results),
         {phase: sum(one.phases_s[phase] for one in results) for phase in RUN_PHASES},
         tuple(outcome for one in results for outcome in one.outcomes),
+        processes=len(results),
     )
 
 

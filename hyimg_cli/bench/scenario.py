@@ -13,12 +13,14 @@ from typing import Any, Literal, get_args
 from hyimg_cli.batch.kinds import nearest
 from hyimg_cli.batch.knobs import KNOBS
 from hyimg_cli.errors import UsageError
+from hyimg_cli.spec.events import PHASES
 
 SCENARIOS = Path(__file__).parent / "scenarios"
 Lifetime = Literal["session", "process", "process-per-job"]
 # Phases of a run that no single job owns, before those of `spec.events.PHASES`.
 START, LOAD, EMBED, PREWARM, REST = "start", "load", "embed", "prewarm", "unattributed"
 EVERY_PHASE = "*"
+_OPTIONAL = ("common", "steps", "main_steps", "repeats", "same_work")
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,8 @@ class Scenario:
     """A comparison. `a` is the optimised variant, `b` the plain one.
 
     `phases` are those in which `a` may gain (`*`: any); a gain elsewhere is not explained.
-    `steps` are the denoise steps to be timed, `main_steps` the ones at which pictures are compared.
+    `same_work`: the variants do the same, at other times or in another precision, and their lines
+    say so. `steps` are the denoise steps to be timed; at `main_steps` pictures are compared.
     """
 
     name: str
@@ -52,6 +55,7 @@ class Scenario:
     main_steps: int
     repeats: int
     manifest: Path
+    same_work: bool = False
 
     def may_gain_in(self, phase: str) -> bool:
         return EVERY_PHASE in self.phases or phase in self.phases
@@ -81,26 +85,35 @@ def read_scenario(name: str) -> Scenario:
 def _scenario(path: Path, table: dict[str, Any]) -> Scenario:
     required = ("question", "a", "b", "phases", "manifest")
     missing = [name for name in required if name not in table]
-    unknown = sorted(set(table) - {*required, "common", "steps", "main_steps", "repeats"})
+    unknown = sorted(set(table) - {*required, *_OPTIONAL})
     if missing or unknown:
         what = f"missing: {', '.join(missing)}" if missing else f"not known: {', '.join(unknown)}"
         raise _fault(path, what)
     steps = tuple(table.get("steps", (8,)))
+    phases = tuple(table["phases"])
+    if not steps or not all(isinstance(one, int) and one > 0 for one in steps):
+        raise _fault(path, f"steps are {list(steps)}, not whole numbers from 1 on")
+    for phase in phases:
+        if phase not in (EVERY_PHASE, START, LOAD, EMBED, PREWARM, REST, *PHASES):
+            raise _fault(path, f"{phase!r} is no phase")
     return Scenario(
         name=path.stem,
         question=table["question"],
         a=_variant(path, "a", table["a"]),
         b=_variant(path, "b", table["b"]),
         common=_settings(path, "common", table.get("common", {})),
-        phases=tuple(table["phases"]),
+        phases=phases,
         steps=steps,
         main_steps=table.get("main_steps", steps[-1]),
         repeats=table.get("repeats", 5),
         manifest=path.parent / table["manifest"],
+        same_work=bool(table.get("same_work", False)),
     )
 
 
 def _variant(path: Path, side: str, table: dict[str, Any]) -> Variant:
+    if not isinstance(table, dict):
+        raise _fault(path, f"[{side}] is no table")
     settings = dict(table)
     if "label" not in settings:
         raise _fault(path, f"[{side}] has no label")

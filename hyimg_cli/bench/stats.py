@@ -46,11 +46,20 @@ def median_interval(values: Sequence[float], coverage: float = 0.9) -> Interval:
     raise AssertionError("there is at least one value")
 
 
-def gap(a: Sequence[float], b: Sequence[float]) -> float:
-    """By how much every value of one side lies above every value of the other; 0 where they mix.
+def is_steady(a: Sequence[float], b: Sequence[float], least: float) -> bool:
+    """Whether two sides differ by more than `least` and more than they scatter.
 
-    Positive where `b` is above. With five values each chance alone separates 2 of 252 cases.
+    The medians must be apart by three median deviations of either side, and four of five pairs,
+    each measured side by side, by more than `least` in the same direction.
     """
-    if max(a) < min(b):
-        return min(b) - max(a)
-    return max(b) - min(a) if max(b) < min(a) else 0.0
+    apart = statistics.median(b) - statistics.median(a)
+    if abs(apart) <= max(least, 3 * _deviation(a), 3 * _deviation(b)):
+        return False
+    sign = 1 if apart > 0 else -1
+    agreeing = sum(sign * (two - one) > least for one, two in zip(a, b, strict=True))
+    return agreeing >= 0.8 * len(a)
+
+
+def _deviation(values: Sequence[float]) -> float:
+    middle = statistics.median(values)
+    return statistics.median(abs(value - middle) for value in values)

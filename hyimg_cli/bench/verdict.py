@@ -9,6 +9,7 @@ cause, and pictures that are the same do not excuse it.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from statistics import median
 from typing import Literal
 
@@ -16,14 +17,14 @@ from hyimg_cli.bench.budget import Row
 from hyimg_cli.bench.divergence import Divergence
 from hyimg_cli.bench.runs import RUN_PHASES, RunResult
 from hyimg_cli.bench.scenario import Scenario
-from hyimg_cli.bench.stats import gap
+from hyimg_cli.bench.stats import is_steady
 
 VerdictName = Literal["identical", "equal", "within floor", "differs", "not explained"]
 _GOOD = ("identical", "equal", "within floor")
-# A difference in time is worth a word beyond both of these.
-_SHARE_OF_WALL, _SECONDS = 0.05, 0.02
+# A difference in time is worth a word beyond these: see `_noticeable_s`.
+_SHARE_OF_WALL, _LEAST_SHARE, _SHARE_OF_GAIN, _SECONDS = 0.05, 0.01, 0.25, 0.02
 _SHARE_OF_IDLE = 0.25
-_FEWEST_RUNS = 3
+FEWEST_RUNS = 3
 _MOST_REASONS = 12
 
 
@@ -50,28 +51,29 @@ class Timed:
 
 @dataclass(frozen=True)
 class Compared:
-    """All that a verdict rests on. `pairs`: by step count, A against B; `floors`: A against A and B
-    against B; `swaps`: each variant's pictures against those of other source images.
+    """All that a verdict rests on. `pairs`: by step count, A against B; `floors`: A against A, then
+    B against B; `swaps`: each variant's pictures against those of other source images; `same_work`:
+    jobs for which both variants did the very same, where they should not.
     """
 
     pairs: Mapping[int, Row]
-    floors: Sequence[Row]
+    floors: tuple[Row, Row]
     other_seed: Row | None
     swaps: Mapping[str, Row]
     divergences: Sequence[Divergence]
     failures: Sequence[str]
     timed: Sequence[Timed]
+    same_work: Sequence[str] = ()
 
 
 def judge(compared: Compared, scenario: Scenario) -> Verdict:
     """The verdict on everything that was found."""
     faults = [*compared.failures, *_control_faults(compared)]
-    structural = [one for one in compared.divergences if one.is_structural]
+    has_fault = any(one.is_fault for one in compared.divergences)
     clock = [reason for timed in compared.timed for reason in time_faults(timed, scenario)]
     name = _by_pictures(compared)
-    if name == "differs" or structural or compared.failures:
-        reasons = [*_differences(compared), *faults, *clock]
-        return Verdict("differs", _said_once(reasons))
+    if name == "differs" or has_fault or compared.failures:
+        return Verdict("differs", _said_once([*_differences(compared, scenario), *faults, *clock]))
     if faults or clock:
         return Verdict("not explained", _said_once([*faults, *clock]))
     return Verdict(name, (_as_words(name, compared),))
@@ -80,46 +82,50 @@ def judge(compared: Compared, scenario: Scenario) -> Verdict:
 def time_faults(timed: Timed, scenario: Scenario) -> list[str]:
     """What the clock shows that the variants' difference does not explain.
 
-    Every run of one variant must be slower than every run of the other, by more than is worth a
-    word: one disturbed run proves nothing, and fewer than three runs do not either.
+    Medians are compared: a steady difference counts, a disturbed run does not. Fewer than three
+    runs prove nothing.
     """
-    if len(timed.a) < _FEWEST_RUNS:
+    if len(timed.a) < FEWEST_RUNS:
         return []
     return [*_gain_elsewhere(timed, scenario), *_waits(timed, scenario)]
 
 
 def _gain_elsewhere(timed: Timed, scenario: Scenario) -> Iterator[str]:
-    a, b = timed.a, timed.b
-    rest = [[_elsewhere(run, scenario) for run in runs] for runs in (a, b)]
-    if abs(gap(*rest)) <= _noticeable_s(timed):
+    a, b = ([_elsewhere(run, scenario) for run in runs] for runs in (timed.a, timed.b))
+    apart_s = median(b) - median(a)
+    if not is_steady(a, b, _noticeable_s(timed)):
         return
-    apart_s = median(rest[1]) - median(rest[0])
-    gain_s = median(run.wall_s for run in b) - median(run.wall_s for run in a)
     yield (
         f"{timed.steps} steps: {_slower(apart_s, scenario)} is {abs(apart_s):.2f} s a run slower "
         f"in {_largest(timed, scenario, apart_s)}, where the variants do the same; "
-        f"the whole gain is {gain_s:.2f} s"
+        f"the whole gain is {_gain_s(timed):.2f} s"
     )
 
 
 def _waits(timed: Timed, scenario: Scenario) -> Iterator[str]:
-    if {scenario.a.lifetime, scenario.b.lifetime} != {"session"}:
-        return  # the thread that works is in another process
-    idle = [[run.idle_s for run in runs] for runs in (timed.a, timed.b)]
+    # By process: each reads its weights, and waits for the disk.
+    a, b = ([run.idle_s / run.processes for run in runs] for runs in (timed.a, timed.b))
     # Where other programs take the processor both variants wait, now more, now less.
-    disturbed_s = _SHARE_OF_IDLE * min(median(side) for side in idle)
-    if abs(gap(*idle)) <= max(_noticeable_s(timed), disturbed_s):
+    disturbed_s = _SHARE_OF_IDLE * min(median(a), median(b))
+    if not is_steady(a, b, max(_noticeable_s(timed), disturbed_s)):
         return
-    apart_s = median(idle[1]) - median(idle[0])
+    apart_s = median(b) - median(a)
     where = _largest(timed, scenario, apart_s, declared=True)
     yield (
-        f"{timed.steps} steps: {_slower(apart_s, scenario)} waits {abs(apart_s):.2f} s a run "
+        f"{timed.steps} steps: {_slower(apart_s, scenario)} waits {abs(apart_s):.2f} s "
         f"longer without any work, most likely in {where}: a sleep or a timeout, no computation"
     )
 
 
+def _gain_s(timed: Timed) -> float:
+    return median(run.wall_s for run in timed.b) - median(run.wall_s for run in timed.a)
+
+
 def _noticeable_s(timed: Timed) -> float:
-    return max(_SHARE_OF_WALL * median(run.wall_s for run in timed.b), _SECONDS)
+    """Seconds worth a word: a good part of the gain, or of the run where there is hardly a gain."""
+    wall_s = median(run.wall_s for run in timed.b)
+    of_gain = max(_SHARE_OF_GAIN * abs(_gain_s(timed)), _LEAST_SHARE * wall_s)
+    return max(_SECONDS, min(_SHARE_OF_WALL * wall_s, of_gain))
 
 
 def _slower(apart_s: float, scenario: Scenario) -> str:
@@ -148,23 +154,27 @@ def _by_pictures(compared: Compared) -> VerdictName:
         return "identical"
     if all(one.is_equal for one in rows):
         return "equal"
-    floor = min(one.psnr for one in compared.floors)
-    return "within floor" if all(one.psnr >= floor for one in rows) else "differs"
+    worst = min(one.psnr for one in rows)
+    # The plain variant's floor: one that A makes for itself by drawing at random excuses nothing.
+    # Nor does any floor excuse what is as far apart as another seed.
+    seed = -inf if compared.other_seed is None else compared.other_seed.psnr
+    return "within floor" if worst >= compared.floors[1].psnr and worst > seed else "differs"
 
 
-def _differences(compared: Compared) -> list[str]:
-    """The cause first: structural differences, then the first stage that parts by more than
-    rounding, then how far apart the pictures are.
+def _differences(compared: Compared, scenario: Scenario) -> list[str]:
+    """How far apart the pictures are, then each stage that parts by more than rounding, the cause
+    first; else where it begins.
     """
-    first: dict[str, Divergence] = {}
-    for one in compared.divergences:
-        if one.is_fault:
-            first.setdefault(f"{one.stage} {one.where}", one)
-    causes = [str(one) for one in first.values()]
-    distance = _distance(compared)
+    causes = list(dict.fromkeys(str(one) for one in compared.divergences if one.is_fault))
     if not causes and compared.divergences:
         causes = [f"first differs at {compared.divergences[0]}"]
-    return [*([distance] if distance else []), *causes]
+    distance = _distance(compared)
+    restless = [
+        f"{label} does not repeat itself: {floor.psnr:.1f} dB from run to run"
+        for label, floor in zip((scenario.a.label, scenario.b.label), compared.floors, strict=True)
+        if not floor.is_identical
+    ]
+    return [*([distance] if distance else []), *causes, *restless]
 
 
 def _distance(compared: Compared) -> str:
@@ -173,10 +183,11 @@ def _distance(compared: Compared) -> str:
         return ""
     if worst.missing:
         return f"{worst.name}: no pair of pictures of one size for {', '.join(worst.missing)}"
-    floor = min(one.psnr for one in compared.floors)
-    below = "the variants repeat themselves exactly"
+    floor = compared.floors[1].psnr
+    below = "where the plain variant repeats itself exactly"
     if floor != float("inf"):
-        below = f"{floor - worst.psnr:.1f} dB below the floor of {floor:.1f} dB"
+        side = "below" if worst.psnr < floor else "above"
+        below = f"{abs(floor - worst.psnr):.1f} dB {side} the floor of {floor:.1f} dB"
     seed = ""
     if compared.other_seed is not None and worst.psnr <= compared.other_seed.psnr:
         seed = f"; another seed gives {compared.other_seed.psnr:.1f} dB: no nearer than that"
@@ -184,13 +195,20 @@ def _distance(compared: Compared) -> str:
 
 
 def _control_faults(compared: Compared) -> list[str]:
-    """Source images that have no influence."""
-    return [
+    """Inputs without influence, and variants without a difference."""
+    faults = [
         f"other source images leave the pictures of {label} as they are "
         f"({', '.join(swap.unchanged)}): the image does not reach the diffusion stage"
         for label, swap in compared.swaps.items()
         if swap.unchanged
     ]
+    seed = compared.other_seed
+    if seed is not None and seed.unchanged:
+        faults.append(f"another seed leaves {', '.join(seed.unchanged)} as it is")
+    if compared.same_work:
+        jobs = ", ".join(compared.same_work)
+        faults.append(f"both variants did the same work for {jobs}: nothing was compared")
+    return faults
 
 
 def _as_words(name: VerdictName, compared: Compared) -> str:
@@ -202,7 +220,7 @@ def _as_words(name: VerdictName, compared: Compared) -> str:
     share = 1 - min(d.equal_share for one in rows for d in one.distances.values())
     if name == "equal":
         return f"at most {share:.2%} of a picture's values are off, by {most} level"
-    floor, worst = min(one.psnr for one in compared.floors), min(one.psnr for one in rows)
+    floor, worst = compared.floors[1].psnr, min(one.psnr for one in rows)
     return f"{worst:.1f} dB, where a variant reaches {floor:.1f} dB against itself"
 
 

@@ -93,6 +93,8 @@ def _carry_out(given: Mapping[str, Any], arguments: tuple[str, ...]) -> int:
         is_quiet=given["quiet"],
     )
     worse = list(baseline.regressions(entry, earlier, most)) if earlier else []
+    if earlier and not baseline.is_same_machine(entry, earlier):
+        render.note("the baseline is of another machine: seconds were not compared")
     _show(entry, worse, folder, as_json=given["as_json"])
     code: int = entry["verdict"]["exit_code"]
     return 1 if worse else code
@@ -119,7 +121,7 @@ def carried_out(
     measure, lpips = measure_with(weights)
     tell = _silent if is_quiet else render.note
     found = compare(scenario, manifest, flags, folder=folder, measure=measure, tell=tell)
-    entry = record.write(found, record.Told(command, lpips), folder)
+    entry = record.write(found, record.Told(command, lpips, flags), folder)
     page = html(comparison_page(entry, record.kept_pictures(folder)))
     replace_file(folder / REPORT_NAME, page.encode())
     return entry

@@ -158,7 +158,7 @@ def _facts_by_job(entry: Entry) -> dict[str, tuple[Fact, ...]]:
 
 
 def _budget(entry: Entry) -> Table:
-    head = ("pair", "jobs", "PSNR, dB", "SSIM", "LPIPS", "max abs", "equal")
+    head = ("pair", "pictures", "PSNR, dB", "SSIM", "LPIPS", "max abs", "equal")
     within = ("≤ 5", "≤ 10", "≤ 20", "≤ 50")
     rows = tuple(Row(_budget_cells(row)) for row in entry["precision"])
     caption = (
@@ -170,11 +170,11 @@ def _budget(entry: Entry) -> Table:
 
 
 def _budget_cells(row: Entry) -> tuple[str, ...]:
-    if not row["jobs"]:
+    if not row["pictures"]:
         return (row["name"], "0", *("–",) * (4 + len(_SHARES)))
     return (
         row["name"],
-        str(row["jobs"]),
+        str(row["pictures"]),
         _number(row["psnr_min"], ".1f"),
         _number(row["ssim_min"], ".4f"),
         _number(row["lpips_max"], ".4f"),

@@ -115,6 +115,29 @@ def rounded_hand_off(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Buffer, "fork", fork)
 
 
+def broken_hand_off(patch: pytest.MonkeyPatch) -> None:
+    """Some of the K/V that are taken over are no numbers."""
+    original = Buffer.fork
+
+    def fork(self: Buffer, prefix: int, capacity: int) -> Buffer:
+        forked = original(self, prefix, capacity)
+        forked.values_HSD[0][:, prefix - 1] = torch.nan
+        return forked
+
+    patch.setattr(Buffer, "fork", fork)
+
+
+def silent_recompute(patch: pytest.MonkeyPatch) -> None:
+    """The reusing variant computes everything again and tells nobody."""
+    original = BranchBuilder.build
+
+    def build(self: Any, context: Any, *, has_negative: bool) -> Any:
+        self._prefixes = None
+        return original(self, context, has_negative=has_negative)
+
+    patch.setattr(BranchBuilder, "build", build)
+
+
 def _flag_forks(patch: pytest.MonkeyPatch) -> None:
     original = Buffer.fork
 

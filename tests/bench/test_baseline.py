@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hyimg_cli.bench.baseline import read_baseline, read_share, regressions
+from hyimg_cli.bench.baseline import is_same_machine, read_baseline, read_share, regressions
 from hyimg_cli.errors import UsageError
 
 
@@ -18,7 +18,9 @@ def entry(wall_s: float = 1.0, speedup: float = 2.0, verdict: str = "identical")
         "format": 1,
         "name": "kv-reuse",
         "verdict": {"name": verdict},
-        "environment": {"hardware": {"cpu": "one"}},
+        "common": {"batching_max_size": 1},
+        "jobs": [{"custom_id": "one"}],
+        "environment": {"hardware": {"cpu": "one"}, "model_fingerprint": "f"},
         "timings": [{"steps": 8, "a": {"wall_s": wall}, "speedup": up}],
     }
 
@@ -33,18 +35,45 @@ def test_slower_is_named() -> None:
     assert "speed-up went from 2.000 to 1.500" in next(regressions(entry(1, 1.5), entry(), 0.05))
 
 
+def test_what_the_spread_explains_is_not() -> None:
+    wide = entry(1.2, 1.5)
+    wide["timings"][0]["a"]["wall_s"]["min"] = 0.9
+    wide["timings"][0]["speedup"]["high"] = 2.1
+    assert list(regressions(wide, entry(), 0.05)) == []
+
+
 def test_seconds_of_another_machine_do_not_count_but_its_speed_up_does() -> None:
     other = deepcopy(entry(5.0, 1.5))
     other["environment"]["hardware"] = {"cpu": "other"}
-    found = list(regressions(other, entry(), 0.05))
-    assert len(found) == 1
-    assert "speed-up" in found[0]
+    assert not is_same_machine(other, entry())
+    (found,) = regressions(other, entry(), 0.05)
+    assert "speed-up" in found
 
 
-def test_a_worse_verdict_and_another_comparison() -> None:
+def test_a_worse_verdict() -> None:
     worse = entry(verdict="differs")
     assert "the verdict was identical, now it is differs" in next(regressions(worse, entry(), 0.05))
-    assert "the baseline is of" in next(regressions(entry() | {"name": "prewarm"}, entry(), 0.05))
+    assert list(regressions(worse, entry(verdict="not explained"), 0.05)) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("name", "prewarm", "comparison"),
+        ("jobs", [], "set of jobs"),
+        ("common", {"dtype": "bfloat16"}, "setting"),
+        ("environment", {"hardware": {}, "model_fingerprint": "g"}, "model"),
+    ],
+)
+def test_what_cannot_be_held_against_each_other(name: str, value: Any, says: str) -> None:
+    (found,) = regressions(entry() | {name: value}, entry(), 0.05)
+    assert f"the baseline has another {says}" in found
+
+
+def test_step_counts_of_one_side_only() -> None:
+    fewer = entry() | {"timings": []}
+    for now, then in ((fewer, entry()), (entry(), fewer)):
+        assert list(regressions(now, then, 0.05)) == ["8 steps were timed in one of them only"]
 
 
 @pytest.mark.parametrize(("text", "share"), [("5%", 0.05), ("0.1", 0.1), (" 12.5 % ", 0.125)])

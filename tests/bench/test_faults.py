@@ -1,5 +1,6 @@
 """The bench names each planted fault, and flags no clean run."""
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import pytest
 from bench import faults
 
+from hyimg_cli.bench import record
 from hyimg_cli.bench.harness import Comparison
 from hyimg_cli.bench.scenario import Scenario
 
@@ -48,16 +50,41 @@ def test_a_fault_in_the_pictures_is_named(
     ],
 )
 def test_a_gain_that_is_a_sleep_is_not_explained(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, plant: faults.Plant, words: tuple[str, ...]
+    bench: Bench,
+    small: Scenario,
+    monkeypatch: pytest.MonkeyPatch,
+    plant: faults.Plant,
+    words: tuple[str, ...],
 ) -> None:
     plant(monkeypatch)
-    found = bench()
+    found = bench(replace(small, repeats=5))
     assert found.verdict.name == "not explained"
     assert found.verdict.exit_code == 1
     text = " ".join(found.verdict.reasons)
     for word in words:
         assert word in text, text
     assert found.compared.pairs[2].is_identical, "the pictures know nothing of a sleep"
+
+
+def test_values_that_are_no_numbers_are_named_and_written(
+    bench: Bench, small: Scenario, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faults.broken_hand_off(monkeypatch)
+    found = bench(replace(small, repeats=2))
+    assert found.verdict.name == "differs"
+    assert any("prefix K/V" in reason for reason in found.verdict.reasons), found.verdict.reasons
+    assert "reuse fails" in " ".join(found.verdict.reasons)
+    entry = record.write(found, record.Told("", "", {}), found.kept)
+    assert json.loads((found.kept / "bench.json").read_text()) == entry
+
+
+def test_a_variant_that_does_what_the_other_does_compares_nothing(
+    bench: Bench, small: Scenario, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faults.silent_recompute(monkeypatch)
+    found = bench(replace(small, repeats=2))
+    assert found.verdict.name == "not explained"
+    assert "both variants did the same work for edit" in " ".join(found.verdict.reasons)
 
 
 def test_ten_clean_runs_are_not_flagged(bench: Bench, small: Scenario) -> None:

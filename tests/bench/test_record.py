@@ -20,7 +20,9 @@ from hyimg_cli.models import registry
 from hyimg_cli.report.comparison import comparison_page
 from hyimg_cli.report.page import render
 
-TOLD = record.Told("hyimg bench --compare kv-reuse", "LPIPS was not measured: <no weights>")
+TOLD = record.Told(
+    "hyimg bench --compare kv-reuse", "LPIPS was not measured: <no weights>", {"device": "cpu"}
+)
 
 
 @pytest.fixture

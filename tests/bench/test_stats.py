@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hyimg_cli.bench.stats import Spread, gap, median_interval
+from hyimg_cli.bench.stats import Spread, is_steady, median_interval
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 5, 7, 9, 12])
@@ -26,8 +26,13 @@ def test_spread() -> None:
     assert Spread.of([3.0, 1.0, 2.0]) == Spread(3, 2.0, 1.0, 3.0)
 
 
-def test_a_gap_needs_every_value_on_its_side() -> None:
-    assert gap([1.0, 2.0], [3.5, 4.0]) == 1.5
-    assert gap([3.5, 4.0], [1.0, 2.0]) == -1.5
-    assert gap([1.0, 3.0], [2.0, 4.0]) == 0
-    assert gap([1.0], [1.0]) == 0
+def test_steady_is_more_than_a_disturbed_run() -> None:
+    even = [1.0, 1.01, 0.99, 1.02, 1.0]
+    slower = [one + 0.3 for one in even]
+    assert is_steady(even, slower, 0.1)
+    assert is_steady(slower, even, 0.1)
+    assert is_steady(even, [*slower[:4], 1.0], 0.1), "one run in five may be without it"
+    assert not is_steady(even, slower, 0.4), "too little to matter"
+    assert not is_steady(even, [*even[:3], 1.5, 1.6], 0.1), "two disturbed runs"
+    scattered = [1.0, 2.0, 0.5, 1.5, 3.0]
+    assert not is_steady(scattered, [one + 0.3 for one in scattered], 0.1), "noise is larger"

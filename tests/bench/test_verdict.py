@@ -36,7 +36,7 @@ def pair(distance: Distance) -> Row:
 EVEN = timed([run() for _ in range(5)], [run() for _ in range(5)])
 CLEAN = Compared(
     pairs={8: pair(SAME)},
-    floors=[pair(SAME), pair(SAME)],
+    floors=(pair(SAME), pair(SAME)),
     other_seed=pair(replace(APART, psnr=28.0)),
     swaps={"reuse": pair(APART), "recompute": pair(APART)},
     divergences=(),
@@ -59,14 +59,18 @@ CLEAN = Compared(
 def test_pictures_against_their_floor(
     distance: Distance, floor: Distance, name: str, code: int
 ) -> None:
-    found = judge(replace(CLEAN, pairs={8: pair(distance)}, floors=[pair(floor)]), SCENARIO)
+    found = judge(
+        replace(CLEAN, pairs={8: pair(distance)}, floors=(pair(SAME), pair(floor))), SCENARIO
+    )
     assert (found.name, found.exit_code) == (name, code)
     assert found.reasons
 
 
 def test_a_difference_names_its_distance_to_floor_and_seed() -> None:
     compared = replace(
-        CLEAN, pairs={8: pair(replace(APART, psnr=10.2))}, floors=[pair(replace(APART, psnr=26.7))]
+        CLEAN,
+        pairs={8: pair(replace(APART, psnr=10.2))},
+        floors=(pair(SAME), pair(replace(APART, psnr=26.7))),
     )
     reason = judge(compared, SCENARIO).reasons[0]
     assert "10.2 dB apart, 16.5 dB below the floor of 26.7 dB" in reason
@@ -82,6 +86,36 @@ def test_the_first_difference_that_rounding_cannot_make_is_named_first() -> None
     assert judge(compared, SCENARIO).reasons[1] == "job: velocity, step 1: 0.5"
     only_small = judge(replace(compared, divergences=parted[:1]), SCENARIO)
     assert only_small.reasons[1] == "first differs at job: prefix K/V, branch 0, layer 3: 2.0e-07"
+
+
+def test_no_floor_excuses_what_is_as_far_as_another_seed() -> None:
+    """10.2 dB with a floor of 9 dB of A's own making, where another seed gives 12.4 dB."""
+    restless, far = pair(replace(APART, psnr=9.0)), pair(replace(APART, psnr=10.2))
+    seed = pair(replace(APART, psnr=12.4))
+    for floors in ((restless, pair(SAME)), (restless, restless)):
+        found = judge(replace(CLEAN, pairs={8: far}, floors=floors, other_seed=seed), SCENARIO)
+        assert found.name == "differs"
+        assert any("reuse does not repeat itself: 9.0 dB" in one for one in found.reasons)
+
+
+def test_a_fault_that_was_seen_is_no_rounding_whatever_the_floor() -> None:
+    seen = [Divergence("job", "prefix K/V", "branch 0, layer 0", "4.1 at source image", 4.1, True)]
+    floors = pair(SAME), pair(replace(APART, psnr=26.7))
+    compared = replace(CLEAN, pairs={8: pair(APART)}, floors=floors, divergences=seen)
+    found = judge(compared, SCENARIO)
+    assert found.name == "differs"
+    assert any("4.1 at source image" in reason for reason in found.reasons)
+
+
+def test_variants_that_do_the_same_compare_nothing() -> None:
+    found = judge(replace(CLEAN, same_work=("job",)), SCENARIO)
+    assert found.name == "not explained"
+    assert "both variants did the same work for job" in found.reasons[0]
+
+
+def test_another_seed_must_change_the_picture() -> None:
+    found = judge(replace(CLEAN, other_seed=pair(SAME)), SCENARIO)
+    assert found.reasons == ("another seed leaves job as it is",)
 
 
 def test_hidden_tokens_differ_even_where_pictures_agree() -> None:
@@ -108,7 +142,7 @@ def test_a_failed_job_differs() -> None:
     ("slow", "says"),
     [
         ({"decode_latents": 0.4}, "recompute is 0.30 s a run slower in decode_latents"),
-        ({"prefill": 0.4, "idle_s": 0.3}, "recompute waits 0.30 s a run longer"),
+        ({"prefill": 0.4, "idle_s": 0.3}, "recompute waits 0.30 s longer"),
     ],
 )
 def test_a_gain_from_elsewhere(slow: dict[str, float], says: str) -> None:
@@ -116,6 +150,17 @@ def test_a_gain_from_elsewhere(slow: dict[str, float], says: str) -> None:
     found = judge(replace(CLEAN, timed=timed([run() for _ in range(5)], b)), SCENARIO)
     assert found.name == "not explained"
     assert says in found.reasons[0]
+
+
+def test_a_timeout_that_spares_one_run_or_is_small_beside_the_run_is_named() -> None:
+    even = [run() for _ in range(5)]
+    spared = [*(run(denoise_rest=30.1, idle_s=30.0) for _ in range(4)), run()]
+    long = [run(denoise_rest=600.0) for _ in range(5)]
+    longer = [run(denoise_rest=600.0, think=30.1) for _ in range(5)]
+    for a, b in ((even, spared), (long, longer)):
+        found = judge(replace(CLEAN, timed=timed(a, b)), SCENARIO)
+        assert found.name == "not explained"
+        assert "recompute is 30.00 s a run slower" in found.reasons[0]
 
 
 def test_a_gain_where_it_may_be_is_explained() -> None:

@@ -182,7 +182,7 @@ def test_without_paths_the_newest_bench_is_measured(
     bench.mkdir(parents=True)
     for side in two:
         side.rename(bench / side.name)
-    (bench / "bench.json").write_text(json.dumps({}))
+    (bench / "bench.json").write_text(json.dumps({"name": "kv-reuse"}))
     ran = run_cli("eval", "psnr", "--json")
     assert ran.code == 0
     assert "A against B of runs/bench-kv-reuse" in ran.err

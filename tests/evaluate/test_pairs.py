@@ -152,7 +152,7 @@ def test_the_newest_bench_with_pictures_counts(tmp_path: Path) -> None:
         for part in () if "without" in name else ("A", "B"):
             (bench / part).mkdir(parents=True)
         bench.mkdir(exist_ok=True)
-        (bench / "bench.json").write_text("{}")
+        (bench / "bench.json").write_text('{"name": "kv-reuse"}')
         os.utime(bench / "bench.json", (age, age))
     assert newest_bench(tmp_path) == tmp_path / "runs/new"
     assert newest_bench(tmp_path / "old") == tmp_path / "old"
