@@ -45,7 +45,7 @@ def regressions(now: Mapping[str, Any], before: Mapping[str, Any], most: float) 
     """
     other = [what for what, of in _COMPARED.items() if of(now) != of(before)]
     if other:
-        yield f"the baseline has another {' and another '.join(other)}: it cannot be held against it"
+        yield f"the baseline has another {' and another '.join(other)}: nothing to hold it against"
         return
     verdicts = now["verdict"]["name"], before["verdict"]["name"]
     if _RANK[verdicts[0]] > _RANK[verdicts[1]]:
