@@ -15,8 +15,10 @@ from hyimg_cli.kv.segments import Segment
 from hyimg_cli.loading.memory import available_bytes
 from hyimg_cli.media.images import fit_cover, stretch
 from hyimg_cli.models.hunyuan_image3 import stored
+from hyimg_cli.models.hunyuan_image3.graphs import decode_graphs, refuse_without_gpu
 from hyimg_cli.models.hunyuan_image3.model import (
     Branch,
+    Feed,
     HunyuanImage3ForCausalMM,
     Live,
     Noise,
@@ -44,6 +46,8 @@ def load_family(
     device_map = _device_map(choice.device)
     by_default = torch.float32 if device_map is None else torch.bfloat16
     dtype = by_default if choice.dtype == "auto" else getattr(torch, choice.dtype)
+    if choice.decode_graphs:
+        refuse_without_gpu(device_map)
     needed = prompter.card.loaded_bytes(_name(dtype), choice.quantization)
     _refuse_too_large(needed, device_map)
     try:
@@ -52,7 +56,12 @@ def load_family(
         raise _too_large(needed, "the GPU ran out of memory") from None
     if is_batch_invariant and device_map is None:
         network.make_batch_invariant(invariant_multiple())
-    return HunyuanImage3(network, prompter, decode=decoder(network.vae, choice.vae_use_tiling))
+    return HunyuanImage3(
+        network,
+        prompter,
+        decode=decoder(network.vae, choice.vae_use_tiling),
+        feed=decode_graphs(network) if choice.decode_graphs else network.feed,
+    )
 
 
 def _device_map(device: str) -> str | None:
@@ -100,10 +109,12 @@ class HunyuanImage3:
         network: HunyuanImage3ForCausalMM,
         prompter: Prompter,
         decode: Callable[[Tensor], Tensor] | None = None,
+        feed: Feed | None = None,
     ) -> None:
         self.network = network
         self.prompter = prompter
         self._decode = network.vae.decode if decode is None else decode
+        self._feed = network.feed if feed is None else feed
 
     @property
     def card(self) -> ModelCard:
@@ -195,7 +206,7 @@ class HunyuanImage3:
     @torch.no_grad()
     def feed(self, runs: Sequence[tuple[Context, Sequence[int] | Tensor]]) -> None:
         rows = [(ids, _buffer(context)) for context, ids in runs]
-        hidden_RM = self.network.feed(rows)
+        hidden_RM = self._feed(rows)
         for (context, _), hidden_M in zip(runs, hidden_RM, strict=True):
             context.hidden_M = hidden_M
 
