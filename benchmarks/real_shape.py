@@ -115,6 +115,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for form in settings.forms:
             _one_form(form, Path(folder), settings, device, deadline, kept)
+            # Behind the call: nothing of it holds the network any more.
+            _let_go()
     kept.facts["spent_s"] = round(deadline.spent_s, 1)
     kept.keep()
 
@@ -149,8 +151,6 @@ def _one_form(
     else:
         why = "only the last format's network, with all layers, takes whole requests"
         kept.leave_out("requests", form, why)
-    del bench, model
-    _let_go()
 
 
 def _rows(

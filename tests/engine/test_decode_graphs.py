@@ -194,6 +194,17 @@ def test_without_a_gpu_they_are_refused(device: str) -> None:
     assert raised.value.code == "machine.no-graphs"
 
 
+def test_a_recipe_asks_for_them(run_cli: Any, write_manifest: Any, tmp_path: Path) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    recipe = tmp_path / "graphs.toml"
+    recipe.write_text("[model]\ndecode_graphs = true\n")
+    jobs = write_manifest({"custom_id": "a", "prompt": "a red circle"})
+    ran = run_cli("generate", jobs, "--recipe", recipe, "-o", tmp_path / "out")
+    assert ran.code == 3
+    assert "machine.no-graphs" in ran.stderr
+
+
 def test_off_by_default_and_part_of_a_jobs_key(job: ImageJob, tmp_path: Path) -> None:
     config = RunConfig(OutputConfig(tmp_path))
     assert not config.model.decode_graphs
