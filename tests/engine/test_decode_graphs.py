@@ -202,7 +202,7 @@ def test_a_recipe_asks_for_them(run_cli: Any, write_manifest: Any, tmp_path: Pat
     jobs = write_manifest({"custom_id": "a", "prompt": "a red circle"})
     ran = run_cli("generate", jobs, "--recipe", recipe, "-o", tmp_path / "out")
     assert ran.code == 3
-    assert "machine.no-graphs" in ran.stderr
+    assert "machine.no-graphs" in ran.err
 
 
 def test_off_by_default_and_part_of_a_jobs_key(job: ImageJob, tmp_path: Path) -> None:
