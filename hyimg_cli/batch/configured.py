@@ -28,6 +28,7 @@ def configured(settings: Mapping[str, Setting], folder: Path, cache: CacheConfig
             value["device"],
             value["vae_use_tiling"],
             value["quantization"],
+            value["decode_graphs"],
         ),
         reuse=ReuseConfig(value["kv_reuse"], value["require_kv_reuse"], value["prompt_cache"]),
         batch=BatchConfig(

@@ -66,6 +66,8 @@ KNOBS = (
     Knob("model", "device", DeviceName(), "auto"),
     Knob("model", "vae_use_tiling", Truth(), False),
     Knob("model", "quantization", Choice(QUANTIZATIONS), "none"),
+    # A recipe's alone until a GPU has measured it.
+    Knob("model", "decode_graphs", Truth(), False),
     Knob("sampling", "size", BY_NAME["size"].kind, SizeRequest()),
     *(Knob("sampling", name, BY_NAME[name].kind) for name in SAMPLING),
     Knob("sampling", "infer_align_image_size", Truth(), False),

@@ -19,7 +19,8 @@ class ModelChoice:
     `model` is a folder, a hub id or `tiny-image` (embedded). `device` is `auto`, `cpu`, `cuda`,
     `cuda:N`, or `balanced` to spread the layers over every visible GPU. `vae_use_tiling`: latents
     become pixels tile by tile, in bounded memory; other pixels than without. `quantization` holds
-    the routed experts in 8 bits (`fp8`) or 4 (`nf4`); other pixels, too.
+    the routed experts in 8 bits (`fp8`) or 4 (`nf4`); other pixels, too. `decode_graphs`: on one
+    GPU, text is decoded by CUDA graphs; they round differently, so other texts are possible.
     """
 
     model: str = "tiny-image"
@@ -28,6 +29,7 @@ class ModelChoice:
     device: str = "auto"
     vae_use_tiling: bool = False
     quantization: Quantization = "none"
+    decode_graphs: bool = False
 
 
 @dataclass(frozen=True)

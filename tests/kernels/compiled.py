@@ -8,7 +8,9 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from hyimg_cli.kernels import decode, fused
+from hyimg_cli.kernels import addressed, decode, fused
+from hyimg_cli.kernels.decode_attention import BLOCK as SLOTS
+from hyimg_cli.kernels.decode_attention import RUNS
 from hyimg_cli.kernels.formats import BLOCK, FP8_MAX
 
 BF16, FP8, F32, I64, U8 = "*bf16", "*fp8e4nv", "*fp32", "*i64", "*u8"
@@ -36,7 +38,9 @@ def main() -> None:
             )
             target = GPUTarget("cuda", capability, 32)
             built = triton.compile(source, target=target, options={"enable_fp_fusion": True})
-            found[f"{name} {capability}"] = sorted(built.asm)
+            # Sixteen bytes a thread, copied while others are multiplied.
+            is_vector = ["whole vectors"] if "cp.async.cg" in built.asm["ptx"] else []
+            found[f"{name} {capability}"] = sorted(built.asm) + is_vector
     sys.stdout.write(json.dumps(found))
 
 
@@ -63,6 +67,21 @@ def _kernels() -> Any:
         {"rows": BF16, "row_of": I64, "weight": BF16, "out": BF16, "width": "i32"},
         {"CHOSEN": 8, "COLUMNS": 1024},
     )
+    yield from _addressed()
+
+
+def _addressed() -> Any:
+    tables = dict.fromkeys(("keys_at", "values_at", "slots", "length"), I64)
+    yield "put", addressed._put, {"k": BF16, "v": BF16, **tables}, {"KV_HEADS": 8, "WIDTH": 128}
+    sums = dict.fromkeys(("sums", "largest", "weight"), F32)
+    yield (
+        "partial",
+        addressed._partial,
+        {"q": BF16, "k": BF16, **tables, **sums, "scale": "fp32"},
+        {"KV_HEADS": 8, "GROUP": 4, "HELD": 16, "WIDTH": 128, "RUNS": RUNS, "BLOCK": SLOTS},
+    )
+    sizes = {"HEADS": 32, "RUNS": RUNS, "WIDTH": 128}
+    yield "joined", addressed._joined, {**sums, "out": BF16}, sizes
 
 
 main()

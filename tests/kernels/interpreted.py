@@ -2,18 +2,27 @@
 
 import json
 import sys
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from kernels import cases
+from kernels import cases, decode_cases
 
+from hyimg_cli.kernels.addressed import addressed_decode
 from hyimg_cli.kernels.decode import decode_experts
+from hyimg_cli.kernels.decode_attention import Rows, plain_decode
 from hyimg_cli.kernels.experts import plain_experts
 from hyimg_cli.kernels.fused import Fused
 from hyimg_cli.kernels.routed import Plain, routed_experts
+from hyimg_cli.models import registry
+from hyimg_cli.models.hunyuan_image3.graphs import DecodeGraphs
+from hyimg_cli.spec.run import ModelChoice
 
 
 def main() -> None:
@@ -36,7 +45,58 @@ def main() -> None:
     )
     for name, apart in cases.around_cases(Fused(), Plain(), "cpu"):
         found[name] = apart()
+    for name, apart in _addressed():
+        found[name] = apart
+    found["by addresses alone"] = _network_by_addresses()
     sys.stdout.write(json.dumps(found))
+
+
+def _network_by_addresses() -> float:
+    """The embedded network's steps by tables on the device alone, as a captured graph has them."""
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, rows: Rows) -> Tensor:
+        return addressed_decode(q, k, v, replace(rows, keys=(), values=()))
+
+    model: Any = registry.load(ModelChoice(device="cpu", dtype="float32"))
+    graphs = DecodeGraphs(model.network, attend, lambda compute: compute)
+    apart = 0.0
+    with torch.no_grad():
+        buffers = [model.new_buffer(80 + n) for n in range(3)]
+        model.network.feed([(range(5, 75 - 20 * n), b) for n, b in enumerate(buffers)])
+        plain = [buffer.fork(buffer.length, buffer.capacity) for buffer in buffers]
+        for ids in ([9, 8, 7], [20, 30, 40]):
+            ours = graphs([([i], b) for i, b in zip(ids, buffers, strict=True)])
+            twin = model.network.feed([([i], b) for i, b in zip(ids, plain, strict=True)])
+            apart = max(apart, cases.relative(ours, twin))
+    return apart
+
+
+def _addressed() -> Iterator[tuple[str, float]]:
+    """Attention by addresses: what it returns, and what it leaves in memory."""
+    kinds = {"float32": ((6, 2), 32), "float32 one head each": ((2, 2), 16)}
+    for name, (heads, width) in kinds.items():
+        step = decode_cases.step(heads=heads, width=width)
+        twin = step.apart()
+        out, expected = addressed_decode(*step.arguments), plain_decode(*twin.arguments)
+        yield f"addressed {name}", cases.relative(out, expected)
+        sides = ((step.rows.keys, twin.rows.keys), (step.rows.values, twin.rows.values))
+        pairs = [pair for side in sides for pair in zip(*side, strict=True)]
+        differ = [not torch.equal(a.nan_to_num(9.0), b.nan_to_num(9.0)) for a, b in pairs]
+        yield f"memory of {name}", float(sum(differ))
+        yield f"unwritten of {name}", float(sum(not a.isnan().any() for a, _ in pairs[1:8]))
+    # Triton's interpreter multiplies the bits of bfloat16: half precision stands in for it.
+    step = decode_cases.step(dtype=torch.float16)
+    twin = step.apart()
+    yield (
+        "addressed float16",
+        cases.relative(addressed_decode(*step.arguments), plain_decode(*twin.arguments)),
+    )
+    alone = decode_cases.step((65, 300))
+    rows = alone.rows
+    both = addressed_decode(*alone.arguments)
+    second = decode_cases.rows_of([rows.keys[1]], [rows.values[1]], rows.length_R[1:])
+    one = addressed_decode(alone.q_RHD[1:], alone.k_RKD[1:], alone.v_RKD[1:], second)
+    yield "alone", float(not torch.equal(one[0], both[1]))
 
 
 main()

@@ -7,7 +7,7 @@ length.
 
 # Legend: T new token (all branches' rows, one after another), H query head, K kv head, D head
 # width, M model width, S slot
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from hyimg_cli.kernels.attention import RowAttention, causal_mask, masked_attention
+from hyimg_cli.kernels.decode_attention import DecodeAttention, Rows
 from hyimg_cli.kv.buffer import Buffer
 from hyimg_cli.models.hunyuan_image3.config import Architecture
 from hyimg_cli.models.hunyuan_image3.rope import Rope, rotate
@@ -43,6 +44,14 @@ class Stretch:
     @property
     def count(self) -> int:
         return self.stop - self.start
+
+
+@dataclass(frozen=True)
+class StepRows:
+    """One new token of each of several branches, whose places are known on the device alone."""
+
+    of_layer: Callable[[int], Rows]
+    attend: DecodeAttention
 
 
 def pieces(
@@ -117,17 +126,26 @@ class Attention(nn.Module):
         # The kernel of the layer's device is set once the weights are in their places.
         self.by_row: RowAttention = masked_attention
 
-    def forward(self, x_TM: Tensor, rope: Rope, stretches: Sequence[Stretch]) -> Tensor:
-        """Attention output [T, M] of the stretches' tokens, one after another in `x_TM`."""
+    def forward(self, x_TM: Tensor, rope: Rope, new: Sequence[Stretch] | StepRows) -> Tensor:
+        """Attention output [T, M] of the new tokens, one after another in `x_TM`."""
         q_THD, k_TKD, v_TKD = self.project(x_TM, rope)
+        if isinstance(new, StepRows):
+            seen_THD = new.attend(q_THD, k_TKD, v_TKD, new.of_layer(self.layer))
+        else:
+            seen_THD = self._by_stretch(new, q_THD, k_TKD, v_TKD)
+        projected: Tensor = self.o_proj(seen_THD.flatten(1))
+        return projected
+
+    def _by_stretch(
+        self, stretches: Sequence[Stretch], q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor
+    ) -> Tensor:
         seen_THD = torch.zeros_like(q_THD)  # rows of no stretch are padding
         at = 0
         for stretch in stretches:
             rows = slice(at, at + stretch.count)
             seen_THD[rows] = self._attend(stretch, q_THD[rows], k_TKD[rows], v_TKD[rows])
             at += stretch.count
-        projected: Tensor = self.o_proj(seen_THD.flatten(1))
-        return projected
+        return seen_THD
 
     def project(self, x_TM: Tensor, rope: Rope) -> tuple[Tensor, Tensor, Tensor]:
         """Queries [T, H, D], keys and values [T, K, D] as the cache holds them: turned, then

@@ -15,8 +15,10 @@ from hyimg_cli.kv.segments import Segment
 from hyimg_cli.loading.memory import available_bytes
 from hyimg_cli.media.images import fit_cover, stretch
 from hyimg_cli.models.hunyuan_image3 import stored
+from hyimg_cli.models.hunyuan_image3.graphs import decode_graphs, refuse_without_gpu
 from hyimg_cli.models.hunyuan_image3.model import (
     Branch,
+    Feed,
     HunyuanImage3ForCausalMM,
     Live,
     Noise,
@@ -44,6 +46,8 @@ def load_family(
     device_map = _device_map(choice.device)
     by_default = torch.float32 if device_map is None else torch.bfloat16
     dtype = by_default if choice.dtype == "auto" else getattr(torch, choice.dtype)
+    if choice.decode_graphs:
+        refuse_without_gpu(device_map)
     needed = prompter.card.loaded_bytes(_name(dtype), choice.quantization)
     _refuse_too_large(needed, device_map)
     try:
@@ -53,7 +57,8 @@ def load_family(
     if is_batch_invariant and device_map is None:
         network.make_batch_invariant(invariant_multiple())
     tiled = TiledPicture(network.vae) if choice.vae_use_tiling else None
-    return HunyuanImage3(network, prompter, tiled)
+    graphs = decode_graphs(network) if choice.decode_graphs else None
+    return HunyuanImage3(network, prompter, tiled, feed=graphs)
 
 
 def _device_map(device: str) -> str | None:
@@ -101,11 +106,13 @@ class HunyuanImage3:
         network: HunyuanImage3ForCausalMM,
         prompter: Prompter,
         tiled: TiledPicture | None = None,
+        feed: Feed | None = None,
     ) -> None:
-        """`tiled`: latents become pixels tile by tile."""
+        """`tiled`: latents become pixels tile by tile; `feed` stands in for the network's own."""
         self.network = network
         self.prompter = prompter
         self._tiled = tiled
+        self._feed = network.feed if feed is None else feed
 
     @property
     def card(self) -> ModelCard:
@@ -197,7 +204,7 @@ class HunyuanImage3:
     @torch.no_grad()
     def feed(self, runs: Sequence[tuple[Context, Sequence[int] | Tensor]]) -> None:
         rows = [(ids, _buffer(context)) for context, ids in runs]
-        hidden_RM = self.network.feed(rows)
+        hidden_RM = self._feed(rows)
         for (context, _), hidden_M in zip(runs, hidden_RM, strict=True):
             context.hidden_M = hidden_M
 

@@ -9,7 +9,7 @@ business.
 
 # Legend: B batch, C channel, Y X latent rows and columns, G branch, S token in a sequence, T new
 # token, M model width, V vocabulary
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby
 
@@ -35,6 +35,9 @@ from hyimg_cli.models.hunyuan_image3.sequence import Layout, SourceBlock
 from hyimg_cli.models.hunyuan_image3.transformer import Transformer
 from hyimg_cli.models.hunyuan_image3.vae import Vae
 from hyimg_cli.models.hunyuan_image3.vision import VisionInputs, vision_features, vision_model
+
+# New ids of each buffer to the last hidden row of each, [R, M]; see `feed`.
+Feed = Callable[[Sequence[tuple[Sequence[int] | Tensor, Buffer]]], Tensor]
 
 
 class HunyuanImage3Config(PretrainedConfig):

@@ -36,6 +36,10 @@ class Rope:
         """A view of the rows `[start, stop)`."""
         return Rope(self.cos_TD[start:stop], self.sin_TD[start:stop])
 
+    def at(self, place_T: Tensor) -> "Rope":
+        """The rows that `place_T` counts off, on the device: no place is known here."""
+        return Rope(self.cos_TD.index_select(0, place_T), self.sin_TD.index_select(0, place_T))
+
     def to(self, device: torch.device) -> "Rope":
         return Rope(self.cos_TD.to(device), self.sin_TD.to(device))
 
@@ -56,10 +60,14 @@ class RopeTables:
 
     def text(self, spans: Sequence[tuple[int, int]], device: torch.device) -> Rope:
         """Angles of text tokens `[start, stop)`, all spans one after another."""
-        # The next power of two: few tables for however many lengths.
-        size = 1 << max(8, (max(stop for _, stop in spans) - 1).bit_length())
-        table = self._tables.get((size, device), lambda: self._made(positions(size, ()), device))
+        table = self.text_table(max(stop for _, stop in spans), device)
         return joined([table.cut(start, stop) for start, stop in spans])
+
+    def text_table(self, stop: int, device: torch.device) -> Rope:
+        """Angles of the text tokens `[0, stop)`, and of some behind them."""
+        # The next power of two: few tables for however many lengths.
+        size = 1 << max(8, (stop - 1).bit_length())
+        return self._tables.get((size, device), lambda: self._made(positions(size, ()), device))
 
     def rows(
         self, start: int, stop: int, blocks: Sequence[ImageBlock], device: torch.device

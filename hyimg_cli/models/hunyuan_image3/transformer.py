@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hyimg_cli.kernels.rows import padding
-from hyimg_cli.models.hunyuan_image3.attention import Attention, RMSNorm, Stretch
+from hyimg_cli.models.hunyuan_image3.attention import Attention, RMSNorm, StepRows, Stretch
 from hyimg_cli.models.hunyuan_image3.config import Architecture
 from hyimg_cli.models.hunyuan_image3.moe import Moe
 from hyimg_cli.models.hunyuan_image3.rope import Rope
@@ -41,6 +41,14 @@ class Transformer(nn.Module):
             x_TM = layer(x_TM, rope, stretches)
         return x_TM[:rows]
 
+    def decode(self, x_RM: Tensor, rope: Rope, rows: StepRows) -> Tensor:
+        """The same of one new token a row, whose places only the device knows; nothing is counted:
+        a graph that replays this does not come by here.
+        """
+        for layer in self.layers:
+            x_RM = layer(x_RM, rope, rows)
+        return x_RM
+
 
 class DecoderLayer(nn.Module):
     """Pre-norm attention and experts, each added to the residual stream."""
@@ -52,9 +60,9 @@ class DecoderLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(arch.hidden_size, arch.rms_norm_eps)
         self.mlp = Moe(arch, layer)
 
-    def forward(self, x_TM: Tensor, rope: Rope, stretches: Sequence[Stretch]) -> Tensor:
+    def forward(self, x_TM: Tensor, rope: Rope, new: Sequence[Stretch] | StepRows) -> Tensor:
         # A spread model (device_map) hands x over to the next device; angles follow it.
         rope = rope.to(x_TM.device)
-        x_TM = x_TM + self.self_attn(self.input_layernorm(x_TM), rope, stretches)
+        x_TM = x_TM + self.self_attn(self.input_layernorm(x_TM), rope, new)
         out: Tensor = x_TM + self.mlp(self.post_attention_layernorm(x_TM))
         return out

@@ -1,0 +1,112 @@
+"""The product's network with random weights, each drawn on the device that holds it.
+
+Nothing is in host memory first. Experts in FP8 are quantised one at a time, as a checkpoint's are.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from hyimg_cli.kernels.attention import row_attention
+from hyimg_cli.models.hunyuan_image3.config import Architecture
+from hyimg_cli.models.hunyuan_image3.model import HunyuanImage3ForCausalMM, transformers_config
+from hyimg_cli.models.hunyuan_image3.placement import stays_wide
+from hyimg_cli.models.hunyuan_image3.quantized import without_weights
+
+FORMS = ("dense", "fp8")
+# Left free for K/V, activations, embeddings, ViT and VAE where layers are counted by what fits.
+_RESERVE_BYTES = 34_000_000_000
+
+
+def build(
+    arch: Architecture, form: str, device: torch.device, dtype: torch.dtype
+) -> HunyuanImage3ForCausalMM:
+    """A network ready for inference; sums stay near one, as in a trained one."""
+    if form == "fp8":
+        network = without_weights(arch, "fp8")
+    else:
+        with torch.device("meta"):
+            network = HunyuanImage3ForCausalMM(transformers_config(arch))
+    with torch.no_grad():
+        for layer in network.model.layers:
+            if form == "fp8":
+                layer.mlp.make_room(device)
+                _fill_stacks(layer.mlp, arch, device)
+                layer.mlp.choose()
+            _fill(layer, network, device, dtype)
+            if form != "fp8":
+                layer.mlp.stack()
+            layer.self_attn.by_row = row_attention(device)
+        _fill(network, network, device, dtype)
+    left = [n for n, t in (*network.named_parameters(), *network.named_buffers()) if t.is_meta]
+    assert not left, f"without weights: {left[:5]}"
+    network.requires_grad_(False)
+    network.eval()
+    return network
+
+
+def layers_that_fit(arch: Architecture, device: torch.device, most: int) -> int:
+    """How many dense layers in bfloat16 a GPU takes beside what else is needed; on a CPU all."""
+    if device.type != "cuda":
+        return most
+    free = torch.cuda.mem_get_info(device)[0] - _RESERVE_BYTES
+    width, inner = arch.hidden_size, arch.moe_intermediate_size[0]
+    experts = (arch.num_experts + arch.num_shared_expert[0]) * 3 * inner
+    fused = (2 * arch.num_attention_heads + 2 * arch.num_key_value_heads) * arch.head_dim
+    return max(1, min(most, free // (2 * width * (experts + fused))))
+
+
+def routing(network: HunyuanImage3ForCausalMM, call: Callable[[], object]) -> tuple[float, float]:
+    """Of one call: how many experts a layer reads, and what share of the choices the busiest
+    quarter of them gets; means over the layers.
+    """
+    chosen: list[Tensor] = []
+    hooks = [
+        layer.mlp.gate.register_forward_hook(lambda _m, _i, out: chosen.append(out[2]))
+        for layer in network.model.layers
+    ]
+    try:
+        call()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    experts = network.arch.num_experts
+    counts = [index.flatten().bincount(minlength=experts).float() for index in chosen]
+    read = [float((count > 0).sum()) for count in counts]
+    busiest = [float(c.sort(descending=True)[0][: experts // 4].sum() / c.sum()) for c in counts]
+    return sum(read) / len(read), sum(busiest) / len(busiest)
+
+
+def _fill_stacks(moe: nn.Module, arch: Architecture, device: torch.device) -> None:
+    width, inner = arch.hidden_size, arch.moe_intermediate_size[0]
+    for expert in range(arch.num_experts):
+        for matrix, shape in (
+            ("gate_and_up_proj", (2 * inner, width)),
+            ("down_proj", (width, inner)),
+        ):
+            moe.put(expert, matrix, torch.randn(shape, device=device) * shape[1] ** -0.5)
+
+
+def _fill(
+    part: nn.Module, network: HunyuanImage3ForCausalMM, device: torch.device, dtype: torch.dtype
+) -> None:
+    """Give every parameter that has no memory yet its own, and numbers."""
+    names = {id(parameter): name for name, parameter in network.named_parameters()}
+    for module in part.modules():
+        for own, parameter in list(module.named_parameters(recurse=False)):
+            if not parameter.is_meta:
+                continue
+            wide = stays_wide(network, names[id(parameter)])
+            made = torch.empty(
+                parameter.shape, device=device, dtype=torch.float32 if wide else dtype
+            )
+            setattr(module, own, nn.Parameter(_drawn(made, module, own), requires_grad=False))
+
+
+def _drawn(tensor: Tensor, module: nn.Module, own: str) -> Tensor:
+    if isinstance(module, nn.Embedding):
+        return tensor.normal_()
+    if tensor.dim() == 1:
+        return tensor.fill_(0.0 if own.endswith("bias") else 1.0)
+    return tensor.normal_(std=(tensor.numel() // tensor.shape[0]) ** -0.5)

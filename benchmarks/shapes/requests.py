@@ -1,0 +1,164 @@
+"""Whole requests through the engine's own loop: read, encode, prefill, think, denoise, decode.
+
+Sources are pictures of noise that lie in memory; no file is read or written. Nothing is shared
+between requests. Random weights end no text by themselves: each thinks to its limit.
+"""
+
+import statistics
+import time
+from collections import Counter
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from hyimg_cli.engine.clock import PhaseClock
+from hyimg_cli.engine.footprint import footprint
+from hyimg_cli.engine.group import Drawn, GroupRun
+from hyimg_cli.engine.image import Studio, encoded_by
+from hyimg_cli.engine.memory import batch_size, synchronize
+from hyimg_cli.engine.prefixes import Prefixes
+from hyimg_cli.kv.tree import KVTree
+from hyimg_cli.models.hunyuan_image3.family import HunyuanImage3
+from hyimg_cli.spec.job import ImageJob
+from hyimg_cli.spec.run import BatchConfig, ModelChoice, OutputConfig, ReuseConfig, RunConfig
+from shapes.rows import graphs_of
+from shapes.scale import Workload, source
+from shapes.timing import Deadline
+
+
+@dataclass(frozen=True)
+class Requests:
+    """So many requests, with so many denoise steps each, with guidance or without.
+
+    `uses_graphs`: text is decoded by CUDA graphs, which the command does when asked alone.
+    """
+
+    count: int
+    steps: int
+    guidance: float
+    uses_graphs: bool = False
+
+    @property
+    def name(self) -> str:
+        plural = "s" * (self.count > 1)
+        cfg = "CFG" if self.guidance > 1 else "no CFG"
+        graphs = ", graphs" if self.uses_graphs else ""
+        return f"{self.count} request{plural}, {self.steps} steps, {cfg}{graphs}"
+
+
+@dataclass(frozen=True)
+class Served:
+    """What became of them. `is_cut`: time ran out, and seconds are of a part alone.
+
+    `phases_s`: median over the finished requests; a group's time stands in each of them.
+    `planned_bytes` and `peak_bytes` are of one and the same run; None without a GPU.
+    """
+
+    name: str
+    form: str
+    together: int
+    finished: int
+    failed: tuple[str, ...]
+    is_cut: bool
+    seconds: float
+    seconds_each: float | None
+    each_second: float | None
+    events: dict[str, int]
+    phases_s: dict[str, float]
+    prefix: tuple[int, ...]
+    planned_bytes: int
+    peak_bytes: int | None
+
+
+def serve(
+    requests: Requests, model: HunyuanImage3, load: Workload, form: str, deadline: Deadline
+) -> Served:
+    """Run them until they are done, or time is up."""
+    jobs = [
+        load.request(n, steps=requests.steps, guidance=requests.guidance)
+        for n in range(requests.count)
+    ]
+    device = model.layer_devices[0]
+    if requests.uses_graphs:
+        model = HunyuanImage3(model.network, load.prompter, feed=graphs_of(model.network))
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+    together = batch_size(jobs, model, BatchConfig(max_size=requests.count), None)
+    started = time.perf_counter()
+    run = GroupRun(
+        jobs,
+        _studio(model, load),
+        batch_size=together,
+        new_clock=lambda: PhaseClock(started, partial(synchronize, [device])),
+    )
+    events: Counter[str] = Counter()
+    drawn: list[Drawn] = []
+    timings: list[dict[str, float]] = []
+    failed: list[str] = []
+    is_cut = False
+    for event in run.run():
+        events[type(event).__name__] += 1
+        if isinstance(event, Drawn):
+            drawn.append(event)
+            timings.append(event.clock.timings_s())
+        elif (error := getattr(event, "error", None)) is not None:
+            failed.append(f"{type(error).__name__}: {error}"[:300])
+        if deadline.left_s < 0:
+            is_cut = True
+            break
+    synchronize([device])
+    seconds = time.perf_counter() - started
+    is_done = not is_cut and not failed
+    return Served(
+        name=requests.name,
+        form=form,
+        together=together,
+        finished=len(drawn),
+        failed=tuple(failed),
+        is_cut=is_cut,
+        seconds=seconds,
+        seconds_each=seconds / len(drawn) if is_done else None,
+        each_second=len(drawn) / seconds if is_done else None,
+        events=dict(events),
+        phases_s=_phases(timings),
+        prefix=tuple(sorted({_prefix(end) for end in drawn})),
+        planned_bytes=_planned(jobs, model, load, form, together),
+        peak_bytes=torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
+    )
+
+
+def _studio(model: HunyuanImage3, load: Workload) -> Studio:
+    return Studio(
+        model=model,
+        reuse=ReuseConfig(),
+        prefixes=Prefixes(KVTree(0), "benchmark"),
+        read=lambda path: (source(path, load.scale.size), 0.0),
+        encode=lambda image: (encoded_by(model, image), 0.0),
+    )
+
+
+def _phases(timings: list[dict[str, float]]) -> dict[str, float]:
+    names = timings[0] if timings else ()
+    return {name: statistics.median(t[name] for t in timings) for name in names}
+
+
+def _prefix(end: Drawn) -> int:
+    tokens = end.picture.reuse.branches[0]
+    return tokens.reused + tokens.shared + tokens.computed
+
+
+def _planned(
+    jobs: list[ImageJob], model: HunyuanImage3, load: Workload, form: str, together: int
+) -> int:
+    """What `hyimg plan` says of such a run: weights, K/V and activations."""
+    choice = ModelChoice(
+        model=jobs[0].model,
+        dtype="bfloat16" if model.dtype_name == "bfloat16" else "float32",
+        quantization="fp8" if form == "fp8" else "none",
+    )
+    config = RunConfig(
+        OutputConfig(load.prompter.folder), model=choice, batch=BatchConfig(max_size=together)
+    )
+    return footprint(jobs, load.prompter.card, config).total

@@ -1,0 +1,85 @@
+"""AR decode: one new token a row, each row's K/V where they lie and as long as the device says.
+
+    put [R, K]           the new key and value go to slot `length` of their row
+    partial [R, K, N]    one of N runs of a row's slots: softmax sums of one kv head's query heads
+    joined [R, H]        the runs of a row, weighted by their sums
+
+The kernels find a row's K/V by an address and its length in tables on the device, so that a CUDA
+graph of them serves any buffers of any length: only the tables change between replays. The plain
+twin takes the same call and the same lengths, and finds K/V as tensors. No atomics, and a row's
+runs depend on its own length alone. Block sizes are first guesses: no GPU has measured them yet.
+"""
+
+# Legend: R row (a job that writes), H query head, K kv head, D head width, S slot, N run of slots
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+RUNS, BLOCK = 32, 64
+# A matrix product of Triton has at least 16 rows; query heads of one kv head are fewer.
+_LEAST_HEADS = 16
+
+
+@dataclass(frozen=True)
+class Rows:
+    """One layer's K/V of each row, [K, S, D] with S of its own, and where to find them.
+
+    `keys_at`, `values_at` [R]: addresses. `slots` [R]: how many slots a head has. `length` [R]:
+    tokens before the new one. All int64 on the device; the kernels read nothing else, the twin
+    reads `keys`, `values` and `length`.
+    """
+
+    keys: Sequence[Tensor]
+    values: Sequence[Tensor]
+    keys_at_R: Tensor
+    values_at_R: Tensor
+    slots_R: Tensor
+    length_R: Tensor
+
+
+DecodeAttention = Callable[[Tensor, Tensor, Tensor, Rows], Tensor]
+
+
+def decode_attention(device: torch.device) -> DecodeAttention:
+    """The kernels on a GPU, their twin on a CPU; asked once, when the model is built.
+
+    Triton must be installed for a GPU.
+    """
+    if device.type != "cuda":
+        return plain_decode
+    from hyimg_cli.kernels.addressed import addressed_decode
+
+    return addressed_decode
+
+
+def plain_decode(q_RHD: Tensor, k_RKD: Tensor, v_RKD: Tensor, rows: Rows) -> Tensor:
+    """Attention output [R, H, D] of one token a row, whose key and value are put behind the rest.
+
+    Reads no length on the host: all slots of a row are looked at, those behind it hidden.
+    """
+    seen = []
+    for row, (keys_KSD, values_KSD) in enumerate(zip(rows.keys, rows.values, strict=True)):
+        slot_1 = rows.length_R[row : row + 1]
+        keys_KSD.index_copy_(1, slot_1, k_RKD[row][:, None].to(keys_KSD.dtype))
+        values_KSD.index_copy_(1, slot_1, v_RKD[row][:, None].to(values_KSD.dtype))
+        is_hidden_S = torch.arange(keys_KSD.shape[1], device=keys_KSD.device) > slot_1
+        seen.append(_attended(q_RHD[row], keys_KSD, values_KSD, is_hidden_S))
+    return torch.stack(seen).to(q_RHD.dtype)
+
+
+def least_heads(group: int) -> int:
+    """Rows of a product that holds `group` query heads: a power of two that Triton takes."""
+    return max(_LEAST_HEADS, 1 << (group - 1).bit_length())
+
+
+def _attended(q_HD: Tensor, keys_KSD: Tensor, values_KSD: Tensor, is_hidden_S: Tensor) -> Tensor:
+    """In float32, [H, D]. What lies in a hidden slot was never written and may be no number."""
+    hidden_S1 = is_hidden_S[:, None]
+    keys, values = (t.float().masked_fill(hidden_S1, 0) for t in (keys_KSD, values_KSD))
+    q_KGD = q_HD.float().unflatten(0, (keys.shape[0], -1))
+    scores_KGS = (q_KGD @ keys.mT) / q_HD.shape[-1] ** 0.5
+    share_KGS = scores_KGS.masked_fill(is_hidden_S, -torch.inf).softmax(dim=-1)
+    seen_HD: Tensor = (share_KGS @ values).flatten(0, 1)
+    return seen_HD
