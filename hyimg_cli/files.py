@@ -37,17 +37,17 @@ def replacing(path: Path) -> Iterator[Path]:
     A block that raises leaves nothing, and what stood at `path` stays.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    _remove(temporary)
+    remove(temporary)
     try:
         yield temporary
         for file in [temporary, *(temporary.iterdir() if temporary.is_dir() else ())]:
             _sync(file)
         if path.is_dir():
-            _remove(path)
+            remove(path)
         os.replace(temporary, path)
         sync_folder(path.parent)
     except BaseException:
-        _remove(temporary)
+        remove(temporary)
         raise
 
 
@@ -62,7 +62,8 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def _remove(path: Path) -> None:
+def remove(path: Path) -> None:
+    """Removes a file, or a folder with all in it, where there is one."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:

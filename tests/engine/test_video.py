@@ -36,6 +36,7 @@ from hyimg_cli.spec.events import (
     ModelReleased,
     Outcome,
     Prewarmed,
+    PromptEmbedded,
     PromptsReady,
     VideoFile,
 )
@@ -133,6 +134,29 @@ def test_pixels_do_not_depend_on_order_or_company(jobs: list[VideoJob], tmp_path
         _, alone = run([job], tmp_path / job.custom_id)
         name = job.custom_id
         assert pixels(forward[name]) == pixels(backward[name]) == pixels(alone[name])
+
+
+def test_a_load_that_was_cut_short_begins_again(
+    jobs: list[VideoJob], tmp_path: Path, studios: Studios
+) -> None:
+    session = Session(RunConfig(OutputConfig(tmp_path)))
+    events = session.run(make_plan(jobs, registry.model_card))
+    assert isinstance(next(events), PromptEmbedded)
+    events.close()
+    again, outcomes = run(jobs, tmp_path, session=session)
+    assert sum(isinstance(event, ModelLoaded) for event in again) == 1
+    assert {outcome.status for outcome in outcomes.values()} == {"done"}
+    assert [model.log.count("load") for model in studios.models] == [0, 1]
+
+
+def test_nothing_of_an_earlier_film_stays_beside_a_new_one(tmp_path: Path) -> None:
+    run([video_job()], tmp_path, output=OutputConfig(tmp_path, frames="png"))
+    outputs = tmp_path / "outputs"
+    names = {"job.mp4", "job.json", "job.frames"}
+    assert {path.name for path in outputs.iterdir()} == names
+    bare = OutputConfig(tmp_path, metadata=False)
+    run([video_job(seed=9)], tmp_path, output=bare)
+    assert {path.name for path in outputs.iterdir()} == {"job.mp4"}
 
 
 def test_a_failing_neighbour_changes_nothing(jobs: list[VideoJob], tmp_path: Path) -> None:
