@@ -20,8 +20,8 @@ _SOURCE_FORMAT = 1
 def key_of(job: Job, source_digests: Sequence[str], config: RunConfig) -> str:
     """The job's key, from the bytes of its source images and of its checkpoint.
 
-    The device and the batch are not part of it; precision, quantization, KV reuse and VAE tiling
-    are: they change pixels.
+    The device and the size of the batch are not part of it; precision, quantization, KV reuse, VAE
+    tiling and whether pixels may depend on the batch are: they change pixels.
     """
     model_print = registry.fingerprint(job.model, config.model.revision)
     settings = {"dtype": precision(config.model)[1]}
@@ -32,6 +32,8 @@ def key_of(job: Job, source_digests: Sequence[str], config: RunConfig) -> str:
             settings["vae"] = "tiled"
         if config.model.quantization != "none":
             settings["experts"] = config.model.quantization
+        if not config.batch.is_invariant:
+            settings["batch"] = "variant"
     return job_key(job, source_digests, model_print, settings)
 
 
