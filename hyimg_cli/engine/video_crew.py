@@ -14,7 +14,7 @@ from hyimg_cli.engine import outcomes
 from hyimg_cli.engine.clock import PhaseClock
 from hyimg_cli.engine.crew import Lost, Made
 from hyimg_cli.engine.interim import Interim
-from hyimg_cli.engine.keys import key_of, precision
+from hyimg_cli.engine.keys import confirm_dtype, key_of, precision
 from hyimg_cli.engine.memory import peak_memory_mb, synchronize
 from hyimg_cli.engine.prompts import Prompts
 from hyimg_cli.engine.video import Footage, Set, shoot
@@ -152,10 +152,12 @@ class VideoCrew:
         """The checkpoint, none of its weights in memory yet."""
         self.release()
         choice, parallel = replace(self._config.model, model=model), self._config.parallel
-        self._model = registry.load_video(choice)
+        opened = registry.load_video(choice)
+        confirm_dtype(choice, opened.dtype_name)
+        self._model = opened
         if parallel.ranks > 1:
-            self._ranks = VideoRanks(self._model, choice, parallel)
-        return self._model
+            self._ranks = VideoRanks(opened, choice, parallel)
+        return opened
 
     def _set(
         self, embed: Callable[[PromptEncoder, str], PromptEmbedding], folder: RunFolder | None
