@@ -14,6 +14,23 @@ from hyimg_cli.errors import StorageError
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
+_REFUSED = (
+    errno.EIO,
+    errno.ENOENT,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.EEXIST,
+    errno.ENOTEMPTY,
+    errno.EFBIG,
+    errno.EBUSY,
+    errno.ESTALE,
+    errno.EMFILE,
+    errno.ENFILE,
+    errno.ENAMETOOLONG,
+    errno.ELOOP,
+    errno.ENODEV,
+    errno.ENXIO,
+)
 
 
 def replace_file(path: Path, data: bytes) -> None:
@@ -87,6 +104,11 @@ def sync_folder(folder: Path) -> None:
             raise
     finally:
         os.close(descriptor)
+
+
+def is_of_the_disk(number: int | None) -> bool:
+    """Whether an errno tells of the disk; a library that writes has other errors too."""
+    return number in (*_FULL, *_FORBIDDEN, *_REFUSED)
 
 
 def storage_error(error: OSError, folder: Path) -> StorageError:

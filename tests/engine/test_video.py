@@ -20,6 +20,7 @@ from PIL import Image
 from hyimg_cli.batch.journal import RunFolder, outcome_to_json, resume
 from hyimg_cli.batch.planner import make_plan
 from hyimg_cli.engine import session as sessions
+from hyimg_cli.engine import video_crew
 from hyimg_cli.engine.keys import job_keys
 from hyimg_cli.engine.runner import Accepted, ResumePolicy, Selection, prepare
 from hyimg_cli.engine.session import Session
@@ -147,6 +148,29 @@ def test_a_load_that_was_cut_short_begins_again(
     assert sum(isinstance(event, ModelLoaded) for event in again) == 1
     assert {outcome.status for outcome in outcomes.values()} == {"done"}
     assert [model.log.count("load") for model in studios.models] == [0, 1]
+
+
+def test_what_cannot_be_written_is_one_jobs_failure(
+    jobs: list[VideoJob], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inner = video_crew.write_video
+
+    def refuses(path: Path, *arguments: Any, **named: Any) -> Any:
+        if path.stem == "seeded":
+            raise ValueError("the encoder takes no such frame")
+        return inner(path, *arguments, **named)
+
+    monkeypatch.setattr(video_crew, "write_video", refuses)
+    every = OutputConfig(tmp_path, checkpoint_every=1)
+    _, outcomes = run(jobs, tmp_path, output=every)
+    assert {name: one.status for name, one in outcomes.items()} == {
+        "plain": "done", "seeded": "failed", "quoted": "done", "single": "done",
+    }  # fmt: skip
+    error = outcomes["seeded"].error
+    assert error is not None
+    assert error.message == "ValueError: the encoder takes no such frame"
+    # What it was denoised to is kept for the next try.
+    assert [path.stem for path in (tmp_path / "latents").iterdir()] == ["seeded"]
 
 
 def test_nothing_of_an_earlier_film_stays_beside_a_new_one(tmp_path: Path) -> None:
