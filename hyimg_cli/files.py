@@ -14,6 +14,23 @@ from hyimg_cli.errors import StorageError
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
+_REFUSED = (
+    errno.EIO,
+    errno.ENOENT,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.EEXIST,
+    errno.ENOTEMPTY,
+    errno.EFBIG,
+    errno.EBUSY,
+    errno.ESTALE,
+    errno.EMFILE,
+    errno.ENFILE,
+    errno.ENAMETOOLONG,
+    errno.ELOOP,
+    errno.ENODEV,
+    errno.ENXIO,
+)
 
 
 def replace_file(path: Path, data: bytes) -> None:
@@ -37,17 +54,17 @@ def replacing(path: Path) -> Iterator[Path]:
     A block that raises leaves nothing, and what stood at `path` stays.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    _remove(temporary)
+    remove(temporary)
     try:
         yield temporary
         for file in [temporary, *(temporary.iterdir() if temporary.is_dir() else ())]:
             _sync(file)
         if path.is_dir():
-            _remove(path)
+            remove(path)
         os.replace(temporary, path)
         sync_folder(path.parent)
     except BaseException:
-        _remove(temporary)
+        remove(temporary)
         raise
 
 
@@ -62,7 +79,8 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def _remove(path: Path) -> None:
+def remove(path: Path) -> None:
+    """Removes a file, or a folder with all in it, where there is one."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -86,6 +104,11 @@ def sync_folder(folder: Path) -> None:
             raise
     finally:
         os.close(descriptor)
+
+
+def is_of_the_disk(number: int | None) -> bool:
+    """Whether an errno tells of the disk; a library that writes has other errors too."""
+    return number in (*_FULL, *_FORBIDDEN, *_REFUSED)
 
 
 def storage_error(error: OSError, folder: Path) -> StorageError:

@@ -64,7 +64,7 @@ def tile_lengths(rows: int, columns: int, rule: TileRule) -> tuple[list[int], li
     """Lengths of the tiles along rows and along columns of latents; a small grid is one tile.
 
     Source: AutoencoderKLHunyuanVideo15.tiled_decode in diffusers: tiles start a stride apart, those
-    at the end are cut short.
+    at the end are cut short. The same as parallel/tiles.py, which this room may not import.
     """
     if max(rows, columns) <= rule.tile_cells:
         return [rows], [columns]

@@ -32,11 +32,22 @@ class VideoLayers(Layers):
             below = (frames - 1) // stride * stride + 1
             hint = f"the nearest are {below} and {below + stride}"
             yield self._fault("frames", what, "num_frames", hint)
-        if "negative_prompt" in self.line.given and self.value("guidance_scale") == 1:
+        yield from self._guidance_faults()
+
+    def _guidance_faults(self) -> Iterator[HyimgError]:
+        """What would be asked of a guidance that is off, or that this model does not have."""
+        scale = self.value("guidance_scale")
+        if scale < 1 and not self.card.guides_below_one:
+            what = f"guidance_scale {scale:g} would be none: this model guides above 1 only"
+            hint = "give 1 for no guidance, or more"
+            yield self._fault("guidance", what, "guidance_scale", hint)
+        if "negative_prompt" in self.line.given and scale == 1:
             what = "no stage would use it: guidance_scale is 1, so nothing is held against it"
             yield self._fault("unconsumed", what, "negative_prompt", "take the field out")
-        if "guidance_scale_2" in self.line.given and self.card.defaults.guidance_scale_2 is None:
-            what = "no stage would use it: the model has one transformer"
+        has_two = self.card.defaults.guidance_scale_2 is not None
+        if "guidance_scale_2" in self.line.given and (not has_two or scale == 1):
+            off = "guidance_scale is 1, which switches guidance off for both transformers"
+            what = f"no stage would use it: {off if has_two else 'the model has one transformer'}"
             yield self._fault("unconsumed", what, "guidance_scale_2", "take the field out")
 
     def _size_faults(self) -> Iterator[HyimgError]:

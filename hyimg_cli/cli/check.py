@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import typer
 
+from hyimg_cli.batch.consumed import without_effect
 from hyimg_cli.cli import options as o
 from hyimg_cli.cli import packaged, render
 from hyimg_cli.cli.run_options import takes_run_options
@@ -21,6 +22,8 @@ def check(ctx: typer.Context) -> None:
     selection = o.selection_of(ctx.params)
     jobs, in_lines = runner.examine(packaged.read(ctx.params["manifest"]), settings)
     _show(in_lines, style)
+    if not in_lines:  # a faulty line may be of the other kind
+        render.remarks(without_effect(settings, jobs), style)
     # A pattern that matches no job ends here, behind the faults that may be why.
     chosen = selection.of(jobs)
     in_files = runner.source_faults(chosen)

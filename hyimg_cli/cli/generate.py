@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from hyimg_cli.batch.consumed import without_effect
 from hyimg_cli.batch.journal import RunFolder
 from hyimg_cli.cli import options as o
 from hyimg_cli.cli import packaged, render
@@ -43,6 +44,8 @@ def _carry_out(given: Mapping[str, Any], arguments: Sequence[str]) -> int:
     selection, policy = o.selection_of(given), o.resume_policy_of(given)
     manifest = packaged.read(given["manifest"])
     accepted = runner.accept(manifest, settings)
+    if not accepted.invalid:  # a faulty line may be of the other kind
+        render.remarks(without_effect(settings, accepted.jobs), style)
     config = o.run_config(settings, o.output_folder(given, settings, manifest.name))
     with stoppable() as stopper, RunFolder(config.output.folder) as folder:
         run = runner.prepare(folder, accepted, config=config, selection=selection, policy=policy)

@@ -202,7 +202,8 @@ VaeUseTiling = Annotated[
     _option(
         "--vae-use-tiling/--no-vae-use-tiling",
         panel=_MODEL,
-        help="Decode latents tile by tile, in bounded memory. Changes pixels near tile borders.",
+        help="Decode latents of pictures tile by tile, in bounded memory. Changes pixels near "
+        "tile borders.",
     ),
 ]
 
@@ -211,7 +212,7 @@ Quantization = Annotated[
     _option(
         "--quantization",
         panel=_MODEL,
-        help="none, or experts of picture models in 8 or 4 bits: fp8 or nf4.",
+        help="none, or the experts of pictures' models in 8 or 4 bits: fp8 or nf4.",
     ),
 ]
 

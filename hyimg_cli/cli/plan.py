@@ -6,6 +6,7 @@ from typing import Any
 
 import typer
 
+from hyimg_cli.batch.consumed import without_effect
 from hyimg_cli.batch.cost import Cost, PlanCost
 from hyimg_cli.batch.journal import RunFolder
 from hyimg_cli.batch.planner import make_plan
@@ -27,10 +28,12 @@ def plan(ctx: typer.Context) -> None:
 
 def show_plan(given: Mapping[str, Any]) -> None:
     """Prints the plan of what is left of a manifest; only reads."""
-    render.style_of(given)
+    style = render.style_of(given)
     settings = o.settings_of(given)
     manifest = packaged.read(given["manifest"])
     accepted = runner.accept(manifest, settings)
+    if not accepted.invalid:  # a faulty line may be of the other kind
+        render.remarks(without_effect(settings, accepted.jobs), style)
     config = o.run_config(settings, o.output_folder(given, settings, manifest.name))
     jobs = o.selection_of(given).of(accepted.jobs)
     rest = runner.sift(RunFolder(config.output.folder), jobs, config, o.resume_policy_of(given))

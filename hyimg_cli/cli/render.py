@@ -62,6 +62,13 @@ def note(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
+def remarks(texts: Iterable[str], style: "Style") -> None:
+    """What the reader should know, unless only errors are wanted."""
+    for text in texts:
+        if not style.is_quiet:
+            note(f"note: {text}")
+
+
 def json_line(value: Mapping[str, Any]) -> None:
     """One JSON object on a line of stdout."""
     line(json.dumps(value, ensure_ascii=False))

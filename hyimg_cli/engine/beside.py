@@ -38,7 +38,10 @@ class ReadAhead:
 
         Raises SourceImageError as `read_image` does.
         """
-        if self._coming and self._coming[0] == path:
+        if path in self._coming:
+            # What stands before it is not asked for any more: its job failed at an earlier image.
+            while self._coming[0] != path:
+                self._coming.popleft()
             self._start_reading(list(islice(self._coming, self._window)))
             self._coming.popleft()
         if path not in self._reads:

@@ -17,7 +17,7 @@ from hyimg_cli.engine.clock import PhaseClock
 from hyimg_cli.engine.crew import Lost, Made
 from hyimg_cli.engine.group import Drawn, GroupRun
 from hyimg_cli.engine.image import EncodeSource, Picture, ReadSource, Studio
-from hyimg_cli.engine.keys import precision
+from hyimg_cli.engine.keys import confirm_dtype, precision
 from hyimg_cli.engine.memory import batch_size, peak_memory_mb, synchronize
 from hyimg_cli.engine.prefixes import Prefixes
 from hyimg_cli.engine.prewarm import Shape, prewarm
@@ -69,6 +69,7 @@ class ImageCrew:
             replace(self._config.model, model=model),
             is_batch_invariant=self._config.batch.is_invariant,
         )
+        confirm_dtype(self._config.model, loaded.dtype_name)
         self._model = self._observed(loaded) if self._observed else loaded
         self._counted = loaded.memo_counts()
         yield ModelLoaded(

@@ -1,18 +1,20 @@
 """The key of each job in a run: what must be equal for an earlier result to count as this one."""
 
+import os
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 
 from hyimg_cli.batch.journal import job_key
 from hyimg_cli.engine.provenance import versions
+from hyimg_cli.errors import MachineError
 from hyimg_cli.models import registry
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.job import ImageJob, Job
 from hyimg_cli.spec.run import ModelChoice, RunConfig
 
 UNREADABLE = "unreadable"
-_GPU = Path("/dev/nvidia0")
+_DEVICES = Path("/dev")
 # Counts up when the same image, weights and packages lead to other rows.
 _SOURCE_FORMAT = 1
 
@@ -20,8 +22,8 @@ _SOURCE_FORMAT = 1
 def key_of(job: Job, source_digests: Sequence[str], config: RunConfig) -> str:
     """The job's key, from the bytes of its source images and of its checkpoint.
 
-    The device and the batch are not part of it; precision, quantization, KV reuse, VAE tiling
-    and CUDA graphs are: they change pixels.
+    The device and the size of the batch are not part of it; precision, quantization, KV reuse, VAE
+    tiling, CUDA graphs and whether pixels may depend on the batch are: they change pixels.
     """
     model_print = registry.fingerprint(job.model, config.model.revision)
     settings = {"dtype": precision(config.model)[1]}
@@ -34,6 +36,8 @@ def key_of(job: Job, source_digests: Sequence[str], config: RunConfig) -> str:
             settings["experts"] = config.model.quantization
         if config.model.decode_graphs:
             settings["text"] = "graphs"
+        if not config.batch.is_invariant:
+            settings["batch"] = "variant"
     return job_key(job, source_digests, model_print, settings)
 
 
@@ -44,10 +48,30 @@ def job_keys(jobs: Sequence[Job], config: RunConfig) -> dict[str, str]:
 
 
 def precision(choice: ModelChoice) -> tuple[str, str]:
-    """Kind of device and dtype that a run will choose; without torch, so by the driver's file."""
-    device = "cuda" if choice.device != "cpu" and _GPU.exists() else "cpu"
+    """Kind of device and dtype that a run will choose; without torch, so by the driver's files."""
+    is_cpu = choice.device == "cpu" or (choice.device == "auto" and not _has_gpu())
+    device = "cpu" if is_cpu else "cuda"
     by_default = "bfloat16" if device == "cuda" else "float32"
     return device, by_default if choice.dtype == "auto" else choice.dtype
+
+
+def confirm_dtype(choice: ModelChoice, dtype: str) -> None:
+    """Raises MachineError where a model has another dtype than the keys of its jobs say: one
+    folder would mix two precisions.
+    """
+    expected = precision(choice)[1]
+    if dtype != expected:
+        raise MachineError(
+            f"the model is in {dtype}, and by the GPU driver's files it would be in {expected}",
+            hint=f"name both: --device and --dtype {dtype}",
+            code="machine.dtype",
+        )
+
+
+def _has_gpu() -> bool:
+    """Whether the driver shows a GPU, and CUDA_VISIBLE_DEVICES does not hide them all."""
+    first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
+    return first not in ("", "-1") and any(_DEVICES.glob("nvidia[0-9]*"))
 
 
 def source_digests(job: Job, digest_of: Callable[[str], str] | None = None) -> list[str]:

@@ -47,8 +47,11 @@ _DEVICE_FAULTS: tuple[type[Exception], ...] = (
 
 @dataclass(frozen=True)
 class _Written:
+    """A job in the folder, or why it is not."""
+
     made: Made
-    output: OutputFile | None
+    output: OutputFile | None = None
+    error: Exception | None = None
 
 
 class Session:
@@ -184,12 +187,25 @@ class Session:
                 return
 
     def _written(self, made: Made) -> _Written:
-        return _Written(made, None if self._folder is None else made.write(self._folder))
+        """Errors of the machine are raised where the write is collected; others are the job's."""
+        if self._folder is None:
+            return _Written(made)
+        try:
+            return _Written(made, made.write(self._folder))
+        except MachineError:
+            raise
+        except Exception as error:
+            return _Written(made, error=error)
 
-    def _journaled(self, behind: WriteBehind[_Written], *, wait: bool) -> Iterator[JobDone]:
+    def _journaled(
+        self, behind: WriteBehind[_Written], *, wait: bool
+    ) -> Iterator[JobDone | JobFailed]:
         for written, seconds in behind.finished(wait=wait):
             made = written.made
             made.clock.beside("write", seconds)
+            if written.error is not None:
+                yield self._failed(Lost(made.job, made.clock, written.error))
+                continue
             made.clock.enter("write")
             key = key_of(made.job, made.source_digests, self._config)
             outcome = made.outcome(written.output, self._facts(made.job, made.clock, key))

@@ -14,14 +14,14 @@ from hyimg_cli.engine import outcomes
 from hyimg_cli.engine.clock import PhaseClock
 from hyimg_cli.engine.crew import Lost, Made
 from hyimg_cli.engine.interim import Interim
-from hyimg_cli.engine.keys import key_of, precision
+from hyimg_cli.engine.keys import confirm_dtype, key_of, precision
 from hyimg_cli.engine.memory import peak_memory_mb, synchronize
 from hyimg_cli.engine.prompts import Prompts
 from hyimg_cli.engine.video import Footage, Set, shoot
 from hyimg_cli.engine.video_prewarm import VideoShape, prewarm
 from hyimg_cli.engine.video_ranks import VideoRanks
 from hyimg_cli.errors import JobError
-from hyimg_cli.files import replace_file, storage_error
+from hyimg_cli.files import remove, replace_file, storage_error
 from hyimg_cli.media.metadata import video_text
 from hyimg_cli.media.video import write_video
 from hyimg_cli.models import registry
@@ -48,6 +48,7 @@ class VideoCrew:
     def __init__(self, config: RunConfig) -> None:
         self._config = config
         self._model: LatentVideoModel | None = None
+        self._is_loaded = False
         self._ranks: VideoRanks | None = None
         self._prompts = Prompts(config.cache, is_on=config.reuse.prompt_cache)
         self._embedded: set[str] = set()
@@ -80,7 +81,8 @@ class VideoCrew:
         """Every distinct string is embedded before the transformer comes: the text encoders, twice
         its size, never lie beside it.
         """
-        is_new = self.model != model
+        # A load that was cut short, by a signal or a closed generator, begins again.
+        is_new = self.model != model or not self._is_loaded
         started = time.perf_counter()
         resident = self._opened(model) if is_new else self._resident()
         opened_s = time.perf_counter() - started
@@ -93,6 +95,7 @@ class VideoCrew:
             if self._ranks is not None:
                 self._ranks.load()
             resident.load_weights()
+            self._is_loaded = True
             load_s = opened_s + time.perf_counter() - started
             yield _loaded(resident, load_s, self._config.parallel.ranks)
 
@@ -106,6 +109,7 @@ class VideoCrew:
         if self._ranks is not None:
             self._ranks.stop()
         self._ranks = self._model = None
+        self._is_loaded = False
         self.forget()
         self._warmed.clear()
         gc.collect()
@@ -148,10 +152,12 @@ class VideoCrew:
         """The checkpoint, none of its weights in memory yet."""
         self.release()
         choice, parallel = replace(self._config.model, model=model), self._config.parallel
-        self._model = registry.load_video(choice)
+        opened = registry.load_video(choice)
+        confirm_dtype(choice, opened.dtype_name)
+        self._model = opened
         if parallel.ranks > 1:
-            self._ranks = VideoRanks(self._model, choice, parallel)
-        return self._model
+            self._ranks = VideoRanks(opened, choice, parallel)
+        return opened
 
     def _set(
         self, embed: Callable[[PromptEncoder, str], PromptEmbedding], folder: RunFolder | None
@@ -184,6 +190,7 @@ class VideoCrew:
         shots = None
         if self._config.output.frames == "png":
             shots = folder.path_for(job.custom_id, ".frames")
+        _clear(folder, job.custom_id)
         text = None
         if self._config.output.metadata:
             text = self._metadata(job)
@@ -227,6 +234,15 @@ def _loaded(model: LatentVideoModel, load_s: float, ranks: int) -> ModelLoaded:
         parameters=model.parameter_count,
         ranks=ranks,
     )
+
+
+def _clear(folder: RunFolder, custom_id: str) -> None:
+    """Removes what an earlier film of this id has beside it: it would tell of another job."""
+    try:
+        for suffix in (".json", ".frames"):
+            remove(folder.path_for(custom_id, suffix))
+    except OSError as error:
+        raise storage_error(error, folder.folder) from error
 
 
 def _write_sidecar(path: Path, text: str) -> None:

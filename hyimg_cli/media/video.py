@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from hyimg_cli.errors import StorageError
-from hyimg_cli.files import replacing, storage_error
+from hyimg_cli.files import is_of_the_disk, replacing, storage_error
 from hyimg_cli.spec import digest
 
 Frames = NDArray[np.uint8]
@@ -54,7 +54,8 @@ def write_video(
 
     Equal frames give equal bytes with the same libraries. H.264 halves the colours' resolution, so
     an odd side gets its last row or column twice. The PNG files stand before the MP4 does. Raises
-    StorageError, ValueError where there is no frame.
+    StorageError for what the disk refuses, the encoder's own errors as they are, ValueError where
+    there is no frame.
     """
     try:
         with replacing(path) as film_path, _frames_at(frames_folder) as shots:
@@ -62,6 +63,8 @@ def write_video(
     except StorageError:
         raise
     except (OSError, av.FFmpegError) as error:
+        if not is_of_the_disk(error.errno):
+            raise
         refusal = error if isinstance(error, OSError) else OSError(error.errno, error.strerror)
         raise storage_error(refusal, path.parent) from error
 

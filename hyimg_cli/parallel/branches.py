@@ -52,6 +52,7 @@ class ParallelBranches:
     def begin(self, inputs: Sequence[Any]) -> None:
         """Start a job: the inputs of every branch, picklable, tensors on the CPU.
 
+        A rank that has none of them keeps its branch of an earlier job, a few MB, until it has.
         The only large thing that is sent, and only here. Raises what the model raises.
         """
         self._branches = len(inputs)
@@ -78,12 +79,6 @@ class ParallelBranches:
             Task(step_share, (step,)), ranks=self.ranks, own=own
         )[0]
         return velocities
-
-    def end(self) -> None:
-        """Forget the job on every rank; the next `begin` does so too."""
-        if self._branches:
-            self._pool.run(Task(begin_share, (self._part, [()] * self.ranks)), ranks=self.ranks)
-            self._branches = 0
 
     @property
     def ranks(self) -> int:

@@ -61,11 +61,6 @@ class Rank:
     timeout_s: float
     parts: dict[str, Any] = field(default_factory=dict)
 
-    @property
-    def is_writer(self) -> bool:
-        """Rank 0 holds the job: it sends latents out and gets results back."""
-        return self.number == 0
-
 
 Loader = Callable[[Rank], Any]
 
@@ -178,14 +173,6 @@ class RankPool:
             del self._parts[name]
             self.stop()
             raise
-
-    def unload(self, name: str) -> None:
-        """Free a part on every rank."""
-        part = self._parts.pop(name)
-        self.here.parts.pop(name, None)
-        if self._members:
-            self._ask(Task(drop_part, (name,)), part.ranks)
-            self._answers(part.ranks)
 
     def run(
         self, task: Task, *, ranks: int | None = None, own: Callable[[], Any] | None = None
@@ -307,11 +294,6 @@ def load_part(rank: Rank, name: str, loader: Loader) -> None:
     """Task: load a part on this rank."""
     rank.parts.pop(name, None)
     rank.parts[name] = loader(rank)
-
-
-def drop_part(rank: Rank, name: str) -> None:
-    """Task: free a part on this rank."""
-    rank.parts.pop(name, None)
 
 
 def form_group(store: str, rank: Rank) -> None:

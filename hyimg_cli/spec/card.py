@@ -135,6 +135,7 @@ class VideoCard:
     `max_prompt_tokens` is where the main text encoder cuts. `component_bytes` counts weights by
     component as stored; encoders are those that can leave once every prompt is embedded.
     `has_float32_vae`: whatever the dtype asked for, latents are decoded in float32.
+    `guides_below_one`: a guidance scale under 1 runs both branches too; otherwise it means none.
     """
 
     model: str
@@ -150,6 +151,7 @@ class VideoCard:
     component_bytes: tuple[tuple[str, int], ...]
     defaults: VideoDefaults
     has_float32_vae: bool = False
+    guides_below_one: bool = True
 
     def latent_grid(self, size: Size, num_frames: int) -> tuple[int, int, int]:
         """Latent frames, rows and columns of a video."""

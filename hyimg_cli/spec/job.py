@@ -121,7 +121,10 @@ class VideoJob:
 
     @property
     def branch_count(self) -> int:
-        """Forwards in a denoise step: at scale 1 the unconditional branch would not count."""
+        """Forwards in a denoise step: at scale 1 the unconditional branch would not count.
+
+        Scales below 1 that a model takes for none are refused with the line.
+        """
         return 1 if self.guidance_scale == 1 else 2
 
 

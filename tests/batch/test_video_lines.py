@@ -3,6 +3,7 @@
 import io
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -145,11 +146,22 @@ def test_what_nobody_reads_is_refused() -> None:
 
 
 def test_a_second_transformer_has_its_own_scale() -> None:
-    from dataclasses import replace
-
     two = replace(CARD, defaults=replace(CARD.defaults, guidance_scale_2=3.0))
     assert only({}, card=two).guidance_scale_2 == 3.0
     assert only({"guidance_scale_2": 2}, card=two).guidance_scale_2 == 2.0
+    _, (unused,) = resolved({"guidance_scale_2": 2, "guidance_scale": 1}, card=two)
+    assert unused.code == "manifest.unconsumed"
+    assert "both transformers" in unused.what
+
+
+def test_a_scale_below_1_is_refused_where_it_would_be_none() -> None:
+    assert only({"guidance_scale": 0.5}).branch_count == 2
+    above = replace(CARD, guides_below_one=False)
+    assert only({"guidance_scale": 1}, card=above).branch_count == 1
+    _, (in_line,) = resolved({"guidance_scale": 0.5}, card=above)
+    _, (in_flag,) = resolved({}, {"seed": 2}, card=above, guidance_scale=0.0)
+    assert in_line.code == in_flag.code == "manifest.guidance"
+    assert in_flag.where == "flag: guidance_scale"
 
 
 FOUR = {
@@ -164,8 +176,6 @@ FOUR = {
 @pytest.mark.parametrize("first", range(5))
 def test_line_flag_environment_recipe_checkpoint(name: str, first: int, tmp_path: Path) -> None:
     """With the levels from `first` on set, the first of them wins."""
-    from dataclasses import replace
-
     assert FOUR.keys() == set(VIDEO_SAMPLING)
     line, flag, variable, recipe = FOUR[name]
     file = tmp_path / "r.toml"

@@ -14,6 +14,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from hyimg_cli.engine.keys import precision
 from hyimg_cli.errors import JobError
 from hyimg_cli.models import registry
 from hyimg_cli.models.latent_video import PromptEmbedding
@@ -168,4 +169,5 @@ class Studios:
 
     def __call__(self, choice: ModelChoice, **_: Any) -> FakeVideo:
         self.models.append(FakeVideo(choice.model, self.template))
+        self.models[-1].dtype_name = precision(choice)[1]
         return self.models[-1]

@@ -68,6 +68,30 @@ def test_reads_the_next_while_this_one_is_used(
         assert not started[paths[3]].is_set()
 
 
+def test_what_a_failed_job_would_have_read_does_not_stop_reading_ahead(
+    paths: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began: set[str] = set()
+    original = beside.read_image
+
+    def noted(path: Path) -> SourceImage:
+        began.add(str(path))
+        return original(path)
+
+    monkeypatch.setattr(beside, "read_image", noted)
+    bad = str(tmp_path / "missing.png")
+    with ThreadPoolExecutor(1) as pool:
+        ahead = ReadAhead(pool, [bad, *paths], window=2)
+        with pytest.raises(SourceImageError):
+            ahead.read(bad)
+        # The job of the bad one asks for paths[0] no more.
+        for number in range(1, 5):
+            assert ahead.read(paths[number])[0].pixels[0, 0, 0] == 40 * number
+            pool.submit(lambda: None).result()
+            wanted = set(paths[number : number + 2])
+            assert wanted <= began, f"nothing was read beside image {number}"
+
+
 def test_writes_come_back_in_order_and_once() -> None:
     with ThreadPoolExecutor(1) as pool:
         behind: WriteBehind[int] = WriteBehind(pool)

@@ -20,6 +20,7 @@ from PIL import Image
 from hyimg_cli.batch.journal import RunFolder, outcome_to_json, resume
 from hyimg_cli.batch.planner import make_plan
 from hyimg_cli.engine import session as sessions
+from hyimg_cli.engine import video_crew
 from hyimg_cli.engine.keys import job_keys
 from hyimg_cli.engine.runner import Accepted, ResumePolicy, Selection, prepare
 from hyimg_cli.engine.session import Session
@@ -36,6 +37,7 @@ from hyimg_cli.spec.events import (
     ModelReleased,
     Outcome,
     Prewarmed,
+    PromptEmbedded,
     PromptsReady,
     VideoFile,
 )
@@ -133,6 +135,52 @@ def test_pixels_do_not_depend_on_order_or_company(jobs: list[VideoJob], tmp_path
         _, alone = run([job], tmp_path / job.custom_id)
         name = job.custom_id
         assert pixels(forward[name]) == pixels(backward[name]) == pixels(alone[name])
+
+
+def test_a_load_that_was_cut_short_begins_again(
+    jobs: list[VideoJob], tmp_path: Path, studios: Studios
+) -> None:
+    session = Session(RunConfig(OutputConfig(tmp_path)))
+    events = session.run(make_plan(jobs, registry.model_card))
+    assert isinstance(next(events), PromptEmbedded)
+    events.close()
+    again, outcomes = run(jobs, tmp_path, session=session)
+    assert sum(isinstance(event, ModelLoaded) for event in again) == 1
+    assert {outcome.status for outcome in outcomes.values()} == {"done"}
+    assert [model.log.count("load") for model in studios.models] == [0, 1]
+
+
+def test_what_cannot_be_written_is_one_jobs_failure(
+    jobs: list[VideoJob], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inner = video_crew.write_video
+
+    def refuses(path: Path, *arguments: Any, **named: Any) -> Any:
+        if path.stem == "seeded":
+            raise ValueError("the encoder takes no such frame")
+        return inner(path, *arguments, **named)
+
+    monkeypatch.setattr(video_crew, "write_video", refuses)
+    every = OutputConfig(tmp_path, checkpoint_every=1)
+    _, outcomes = run(jobs, tmp_path, output=every)
+    assert {name: one.status for name, one in outcomes.items()} == {
+        "plain": "done", "seeded": "failed", "quoted": "done", "single": "done",
+    }  # fmt: skip
+    error = outcomes["seeded"].error
+    assert error is not None
+    assert error.message == "ValueError: the encoder takes no such frame"
+    # What it was denoised to is kept for the next try.
+    assert [path.stem for path in (tmp_path / "latents").iterdir()] == ["seeded"]
+
+
+def test_nothing_of_an_earlier_film_stays_beside_a_new_one(tmp_path: Path) -> None:
+    run([video_job()], tmp_path, output=OutputConfig(tmp_path, frames="png"))
+    outputs = tmp_path / "outputs"
+    names = {"job.mp4", "job.json", "job.frames"}
+    assert {path.name for path in outputs.iterdir()} == names
+    bare = OutputConfig(tmp_path, metadata=False)
+    run([video_job(seed=9)], tmp_path, output=bare)
+    assert {path.name for path in outputs.iterdir()} == {"job.mp4"}
 
 
 def test_a_failing_neighbour_changes_nothing(jobs: list[VideoJob], tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
-"""SIGKILL at random moments of every phase, then the same command again: the same files.
+"""SIGKILL in every phase, then at random moments, then the same command again: the same files.
 
 The children of one process that has imported everything are killed, so that a kill costs about a
-second. KILLS=40 in the environment kills more often.
+second. The first kills are one in each phase; KILLS=40 in the environment kills more often.
 """
 
 import json
@@ -14,38 +14,62 @@ from typing import Any
 
 import pytest
 
-KILLS = int(os.environ.get("KILLS", "4"))
+PHASES = ("encode", "denoise", "decode", "write")
+KILLS = int(os.environ.get("KILLS", len(PHASES)))
 LINES = [
     {"custom_id": "first", "task": "t2v", "prompt": "a dog", "seed": 1, "steps": 5},
     {"custom_id": "second", "task": "t2v", "prompt": 'a sign "open"', "seed": 2, "steps": 4},
     {"custom_id": "third", "task": "t2v", "prompt": "a dog", "seed": 3, "num_frames": 5},
 ]
-# Runs the command once for each entry of the plan on standard input: [folder, event, delay]. In
-# the child the process kills itself `delay` seconds behind its event-th event; -1: it may end.
+# Runs the command once for each entry of the plan on standard input: [folder, phase, count, delay].
+# In the child the process kills itself `delay` seconds behind the count-th moment of the phase, at
+# 0 in the very moment; without a phase it may end. Moments: a prompt is embedded, a denoise step is
+# done, a piece of a video is decoded, a film is encoded but not in its place.
 DRIVER = """
 import json, os, signal, sys, threading
 import torch, diffusers
 from hyimg_cli.cli import app
 from hyimg_cli.engine.session import Session
-from hyimg_cli.models import registry
+from hyimg_cli.media.video import _Film
+from hyimg_cli.spec.events import DenoiseStep, PromptEmbedded
 import hyimg_cli.models.diffusers_video.loading, hyimg_cli.models.diffusers_video.hunyuan_video15
+from hyimg_cli.models.diffusers_video.model import DiffusersVideo
 
-told = Session.run
+told, decoded, closed = Session.run, DiffusersVideo.decode_latents, _Film.close
+wanted, left, wait = None, 0, 0
 
-def run_to(target, delay):
-    def run(self, plan, folder=None):
-        for count, event in enumerate(told(self, plan, folder)):
-            if count == target:
-                threading.Timer(delay, os.kill, (os.getpid(), signal.SIGKILL)).start()
-            yield event
-    return run
+def reached(phase):
+    global left
+    left -= phase == wanted
+    if phase == wanted and left == 0:
+        if wait:
+            threading.Timer(wait, os.kill, (os.getpid(), signal.SIGKILL)).start()
+        else:
+            os.kill(os.getpid(), signal.SIGKILL)
 
+def run(self, plan, folder=None):
+    for event in told(self, plan, folder):
+        if isinstance(event, DenoiseStep):
+            reached("denoise")
+        if isinstance(event, PromptEmbedded):
+            reached("encode")
+        yield event
+
+def decode_latents(self, latents):
+    for piece in decoded(self, latents):
+        reached("decode")
+        yield piece
+
+def close(self):
+    closed(self)
+    reached("write")
+
+Session.run, DiffusersVideo.decode_latents, _Film.close = run, decode_latents, close
 manifest, options = sys.argv[1], sys.argv[2:]
-for folder, target, delay in json.load(sys.stdin):
+for folder, wanted, left, wait in json.load(sys.stdin):
     child = os.fork()
     if child == 0:
         torch.set_num_threads(1)
-        Session.run = run_to(target, delay)
         code = app.run(["generate", manifest, "-o", folder, "--progress", "none", "-q", *options])
         sys.stderr.flush()
         os._exit(code)
@@ -61,9 +85,16 @@ def test_killed_anywhere_the_same_files(
 
     manifest = write_manifest(*({"size": "48x32", "num_frames": 9} | line for line in LINES))
     chance = random.Random(6)
-    # A whole run tells about thirty events; later ones are only reached by what a kill left to do.
-    kills = [("killed", chance.randrange(26), chance.choice((0, 0.01, 0.05))) for _ in range(KILLS)]
-    plan = [("whole", -1, 0), *kills, ("killed", -1, 0)]
+    # One inside each phase: of what the kill before it left, the next phase is reached.
+    kills: list[tuple[str, str, int, float]] = [
+        ("killed", phase, 2 if phase == "denoise" else 1, 0) for phase in PHASES
+    ]
+    # Later moments are only reached by what a kill left to do.
+    kills += [
+        ("killed", chance.choice(PHASES), chance.randrange(1, 5), chance.choice((0, 0.01, 0.05)))
+        for _ in range(KILLS - len(PHASES))
+    ]
+    plan = [("whole", "", 0, 0.0), *kills, ("killed", "", 0, 0.0)]
     options = ["--checkpoint-every", "1", "--frames", "png", "--no-prewarm"]
     options += ["--cache-dir", str(tmp_path / "cache")]
     ran = subprocess.run(
@@ -76,7 +107,8 @@ def test_killed_anywhere_the_same_files(
     codes = [int(line) for line in ran.stdout.split()]
     assert (codes[0], codes[-1]) == (0, 0), ran.stderr
     assert set(codes) <= {0, 9}, ran.stderr
-    assert 9 in codes
+    in_phase = dict(zip(PHASES, codes[1:], strict=False))
+    assert in_phase == dict.fromkeys(PHASES, 9), "every phase is killed in"
     whole, killed = _files(tmp_path / "whole"), _files(tmp_path / "killed")
     assert whole.keys() == killed.keys()
     assert [name for name in whole if whole[name] != killed[name]] == []

@@ -1,5 +1,6 @@
 """MP4 and PNG frames: what is written comes back, equal frames give equal files, whole or none."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 from PIL import Image
 
 from hyimg_cli.errors import StorageError
+from hyimg_cli.media import video
 from hyimg_cli.media.metadata import video_text
 from hyimg_cli.media.video import Frames, write_video
 from hyimg_cli.spec import digest
@@ -142,3 +144,19 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     with pytest.raises(StorageError):
         write_video(tmp_path / "file" / "a.mp4", [scene(1, 32, 32)], fps=8)
     assert os.listdir(tmp_path) == ["file"]
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"),
+    [(errno.ENOSPC, StorageError), (errno.EIO, StorageError), (errno.EINVAL, av.FFmpegError)],
+)
+def test_only_the_disk_is_blamed_for_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, kind: type[Exception]
+) -> None:
+    def refuses(*_: object) -> None:
+        av.error.err_check(-number)
+
+    monkeypatch.setattr(video._Film, "add", refuses)
+    with pytest.raises(kind):
+        write_video(tmp_path / "a.mp4", [scene(1, 32, 32)], fps=8)
+    assert not list(tmp_path.iterdir())

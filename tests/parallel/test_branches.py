@@ -43,7 +43,6 @@ def test_two_ranks_are_one_process(pool: RankPool, tmp_path: Path, dtype: torch.
         found, seen = denoised(branches.velocity, dtype)
         assert torch.equal(found, expected)
         assert all(torch.equal(a, b) for a, b in zip(seen, expected_seen, strict=True))
-        branches.end()
     # The two branches are not one and the same.
     assert not torch.equal(expected_seen[0], expected_seen[1])
 
@@ -56,7 +55,7 @@ def test_a_job_begins_afresh(pool: RankPool, tmp_path: Path) -> None:
     branches = ParallelBranches(pool, ranks=2)
     branches.begin([first, second])
     expected, _ = denoised(branches.velocity, dtype)
-    # A job of other branches between, one of three, and then the first again without `end`.
+    # A job of other branches between, one of three, and then the first again.
     branches.begin([second, first, second])
     z = torch.zeros(LATENTS)
     a, b, c = branches.velocity(z, torch.tensor([500.0]))

@@ -46,7 +46,6 @@ def test_equal_to_one_process_within_rounding(
     expected: dict[str, Any] = pool.run(Task(forwards, (job,)), ranks=1)[0]
     pool.load("model", LoadSharded(dtype, size), ranks=size)
     found = pool.run(Task(forwards, (job,)), ranks=size)
-    pool.unload("model")
     for name in ("logits", "velocities", "pixels"):
         worst = np.abs(found[0][name] - expected[name]).max() / np.abs(expected[name]).max()
         assert worst < BOUND[dtype], f"{name}: {worst}"

@@ -123,6 +123,8 @@ def _wan(layout: Layout, model: str) -> VideoCard:
         component_bytes=(),
         defaults=_wan_defaults(layout),
         has_float32_vae=True,
+        # WanPipeline.do_classifier_free_guidance: only above 1.
+        guides_below_one=False,
     )
 
 

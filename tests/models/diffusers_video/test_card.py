@@ -100,6 +100,7 @@ def test_wan_cards(tmp_path: Path) -> None:
     assert card.tiles == TileRule(tile_cells=32, stride_cells=24, blend_pixels=64)
     assert (card.size_multiple, card.pixels_per_cell, card.max_prompt_tokens) == (16, 8, 512)
     assert card.defaults.guidance_scale_2 is None
+    assert not card.guides_below_one
     two = video_card(write_wan(tmp_path / "two", boundary_ratio=0.875), "x")
     assert (two.defaults.guidance_scale, two.defaults.guidance_scale_2) == (4.0, 3.0)
     assert "transformer_2" in dict(two.component_bytes)

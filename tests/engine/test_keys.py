@@ -1,0 +1,68 @@
+"""What is part of a job's key, and what a machine without torch is taken to run."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from engine.fake_video import FakeVideo, video_job
+
+from hyimg_cli.batch.planner import make_plan
+from hyimg_cli.engine import keys
+from hyimg_cli.engine.keys import key_of, precision
+from hyimg_cli.engine.session import Session
+from hyimg_cli.errors import MachineError
+from hyimg_cli.models import registry
+from hyimg_cli.spec.job import ImageJob
+from hyimg_cli.spec.run import BatchConfig, ModelChoice, OutputConfig, RunConfig
+
+CONFIG = RunConfig(OutputConfig(Path()), ModelChoice(device="cpu"))
+
+
+def test_pixels_that_depend_on_the_batch_have_keys_of_their_own(job: ImageJob) -> None:
+    small, variant = (
+        replace(CONFIG, batch=BatchConfig(max_size=size, is_invariant=is_invariant))
+        for size, is_invariant in ((2, True), (16, False))
+    )
+    assert key_of(job, [], small) == key_of(job, [], CONFIG)
+    assert key_of(job, [], variant) != key_of(job, [], CONFIG)
+    # Videos are made one at a time.
+    assert key_of(video_job(), [], variant) == key_of(video_job(), [], CONFIG)
+
+
+@pytest.fixture
+def devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Stands in for /dev: a driver without a GPU."""
+    monkeypatch.setattr(keys, "_DEVICES", tmp_path)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    (tmp_path / "nvidiactl").touch()
+    return tmp_path
+
+
+def test_any_gpu_that_is_not_hidden_counts(devices: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    auto, cpu, bare = ModelChoice(), ModelChoice(device="cpu"), ("cpu", "float32")
+    assert precision(auto) == bare
+    (devices / "nvidia3").touch()
+    assert precision(auto) == ("cuda", "bfloat16")
+    assert precision(cpu) == bare
+    for hidden in ("", "-1", "-1,0"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+        assert precision(auto) == bare
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    assert precision(auto) == ("cuda", "bfloat16")
+
+
+@pytest.mark.parametrize("kind", ["picture", "video"])
+def test_a_model_of_another_precision_than_its_keys_is_refused(
+    job: ImageJob, devices: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """A driver that shows a GPU, and a torch that finds none."""
+    (devices / "nvidia0").touch()
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr(registry, "load_video", lambda choice: FakeVideo(choice.model))
+    plan = make_plan([job if kind == "picture" else video_job()], registry.model_card)
+    with (
+        Session(replace(CONFIG, model=ModelChoice())) as session,
+        pytest.raises(MachineError, match=r"is in float32.*would be in bfloat16") as raised,
+    ):
+        list(session.run(plan))
+    assert raised.value.code == "machine.dtype"
