@@ -99,19 +99,17 @@ def _key_values(job: str, place: str, a: BranchSeen, b: BranchSeen) -> Iterator[
     different = [(layer, apart) for layer, apart in layers if not apart <= 0]
     if not different:
         return
-    first, largest = different[0][0], _largest(apart for _, apart in different)
-    gross = _gross_tokens(a, b, first)
-    where = f"{place}, layer {first}"
-    if not gross:
-        later = next((n for n, _ in different if _gross_tokens(a, b, n)), None)
-        what = f"{different[0][1]:.1e}, at most {largest:.1e} in any layer"
-        if later is None:
-            yield Divergence(job, "prefix K/V", where, what, largest, False)
-            return
-        gross = _gross_tokens(a, b, later)
-        where = f"{place}, layer {later}"
-    what = f"{largest:.1e} at {_named(gross, a)}{_cause(a, b, first)}"
-    yield Divergence(job, "prefix K/V", where, what, largest, True)
+    largest = _largest(apart for _, apart in different)
+    tokens_of = {layer: _gross_tokens(a, b, layer) for layer, _ in different}
+    layer = next((layer for layer, tokens in tokens_of.items() if tokens), None)
+    if layer is None:
+        first, apart = different[0]
+        what = f"{apart:.1e}, at most {largest:.1e} in any layer"
+        yield Divergence(job, "prefix K/V", f"{place}, layer {first}", what, largest, False)
+        return
+    tokens = tokens_of[layer]
+    what = f"{largest:.1e} at {_named(tokens, a)}{_cause(a, b, layer, tokens)}"
+    yield Divergence(job, "prefix K/V", f"{place}, layer {layer}", what, largest, True)
 
 
 def _gross_tokens(a: BranchSeen, b: BranchSeen, layer: int) -> list[int]:
@@ -124,8 +122,8 @@ def _gross_tokens(a: BranchSeen, b: BranchSeen, layer: int) -> list[int]:
     return [int(at) for at in is_gross.nonzero()[:, 0]]
 
 
-def _cause(a: BranchSeen, b: BranchSeen, layer: int) -> str:
-    """What kind of fault the rows of the first layer that differs look like."""
+def _cause(a: BranchSeen, b: BranchSeen, layer: int, tokens: Sequence[int]) -> str:
+    """What kind of fault the rows of `tokens` look like, in the first layer that shows it."""
     keys, values = (a.keys[layer], b.keys[layer]), (a.values[layer], b.values[layer])
     if _apart(*values) == 0 < _apart(*keys):
         return "; values agree, keys do not: rotary positions differ"
@@ -133,11 +131,8 @@ def _cause(a: BranchSeen, b: BranchSeen, layer: int) -> str:
         if _agrees_when_moved(*values, shift):
             by = f"{abs(shift)} slot{'s' if abs(shift) > 1 else ''}"
             return f"; the rows stand {by} too {'early' if shift > 0 else 'late'}"
-    if _gross_tokens(a, b, layer) and not any(
-        float(rows[:, at].abs().max()) for at in _gross_tokens(a, b, layer) for rows in (*a.values,)
-    ):
-        return "; the rows are empty"
-    return ""
+    is_empty = not any(bool(rows_HSD[:, tokens].any()) for rows_HSD in a.values)
+    return "; the rows are empty" if is_empty else ""
 
 
 def _agrees_when_moved(a_HSD: Tensor, b_HSD: Tensor, shift: int) -> bool:

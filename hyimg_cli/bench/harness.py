@@ -102,12 +102,15 @@ class _Bench:
         jobs = _with_steps(self._jobs(), scenario.main_steps)
         configs = self._config(scenario.a), self._config(scenario.b)
         looked = self._looked_through(configs, [job for job in jobs if isinstance(job, ImageJob)])
-        a = runs_of(scenario.a.lifetime, configs[0], looked.texts)
-        b = runs_of(scenario.b.lifetime, configs[1], looked.texts)
-        timed = [self._timed(a, b, jobs, steps) for steps in scenario.steps]
-        pairs, floors = self._rows_of(timed)
-        own = self._controls(configs[0], jobs, looked)
-        swaps = self._swaps(a, b, jobs, timed)
+        with (
+            runs_of(scenario.a.lifetime, configs[0], looked.texts) as a,
+            runs_of(scenario.b.lifetime, configs[1], looked.texts) as b,
+        ):
+            timed = [self._timed(a, b, jobs, steps) for steps in scenario.steps]
+            main = self._main(timed)
+            swaps = self._swaps(a, b, jobs, main)
+        pairs, floors = self._rows_of(timed, main)
+        own = self._controls(configs[0], jobs, looked, main.a[0])
         compared = Compared(
             pairs=pairs,
             floors=floors,
@@ -116,9 +119,9 @@ class _Bench:
             divergences=looked.divergences,
             failures=list(dict.fromkeys([*looked.failures, *self.failures])),
             timed=timed,
-            same_work=() if scenario.same_work else same_work(self._main(timed)),
+            same_work=() if scenario.same_work else same_work(main),
         )
-        self._keep(timed)
+        self._keep(main)
         return Comparison(
             scenario=scenario,
             jobs=tuple(jobs),
@@ -179,14 +182,15 @@ class _Bench:
         self.failures += result.failures
         return result
 
-    def _rows_of(self, timed: Sequence[Timed]) -> tuple[dict[int, Row], tuple[Row, Row]]:
+    def _rows_of(
+        self, timed: Sequence[Timed], main: Timed
+    ) -> tuple[dict[int, Row], tuple[Row, Row]]:
         """By step count A against B; at the main one each variant against itself."""
         self.tell("measuring distances")
         name = " vs ".join(self._labels)
         pairs = {
             t.steps: row(f"{name}, {t.steps} steps", t.a[0], t.b[0], self.measure) for t in timed
         }
-        main = self._main(timed)
         floors = []
         for label, runs in zip(self._labels, (main.a, main.b), strict=True):
             # One run has nothing but itself; else the worst of all repetitions against the first.
@@ -200,38 +204,39 @@ class _Bench:
         return pairs, (floors[0], floors[1])
 
     def _controls(
-        self, config: RunConfig, jobs: Sequence[Job], looked: LookedThrough
+        self, config: RunConfig, jobs: Sequence[Job], looked: LookedThrough, base: RunResult
     ) -> dict[str, Row]:
-        """What A does with the same seed in a new session, another seed, and another text."""
+        """What A does with the same seed in a new session, another seed, and another text, against
+        its own timed run `base`.
+        """
         self.tell("controls: same seed, other seed, other text")
         label, texts = self._labels[0], looked.texts
-        base = self._run(SessionRuns(config, texts), jobs)
-        again = SessionRuns(config, texts)
-        name = f"{label}, same seed twice, new session"
-        rows = {"same seed": row(name, base, self._run(again, jobs), self.measure)}
         other = [replace(job, seed=(job.seed + 1) % 2**32) for job in jobs]
-        run = self._run(again, other)
-        rows["other seed"] = row(f"{label}, other seed", base, run, self.measure)
+        with SessionRuns(config, texts) as again:
+            same, differing = self._run(again, jobs), self._run(again, other)
+        name = f"{label}, same seed twice, new session"
+        rows = {
+            "same seed": row(name, base, same, self.measure),
+            "other seed": row(f"{label}, other seed", base, differing, self.measure),
+        }
         swapped = texts_of_others([job for job in jobs if isinstance(job, ImageJob)], texts)
         if swapped:
             those = [job for job in jobs if job.custom_id in swapped]
-            run = self._run(SessionRuns(config, {**texts, **swapped}), those)
+            with SessionRuns(config, {**texts, **swapped}) as runs:
+                run = self._run(runs, those)
             note = "each job with the text of another of its kind"
             rows["other text"] = row(f"{label}, different AR ids", base, run, self.measure, note)
         else:
             self.notes.append("different AR ids: no two jobs of one kind wrote different text")
         return rows
 
-    def _swaps(
-        self, a: Runs, b: Runs, jobs: Sequence[Job], timed: Sequence[Timed]
-    ) -> dict[str, Row]:
+    def _swaps(self, a: Runs, b: Runs, jobs: Sequence[Job], main: Timed) -> dict[str, Row]:
         """Each variant with every source image turned into its negative, same text, same noise."""
         edits = [job for job in jobs if isinstance(job, ImageJob) and job.images]
         if not edits:
             self.notes.append("no job has a source image: nothing to swap")
             return {}
         self.tell("controls: other source images")
-        main = self._main(timed)
         changed = _with_steps(with_negatives(edits, self.scratch / "negatives"), main.steps)
         rows = {}
         for label, runs, own in zip(self._labels, (a, b), (main.a[0], main.b[0]), strict=True):
@@ -242,9 +247,8 @@ class _Bench:
     def _main(self, timed: Sequence[Timed]) -> Timed:
         return next((t for t in timed if t.steps == self.scenario.main_steps), timed[-1])
 
-    def _keep(self, timed: Sequence[Timed]) -> None:
+    def _keep(self, main: Timed) -> None:
         """The first timed pictures of both variants, under equal names in `A` and `B`."""
-        main = self._main(timed)
         for side, run in (("A", main.a[0]), ("B", main.b[0])):
             target = self.scratch.parent / side
             shutil.rmtree(target, ignore_errors=True)

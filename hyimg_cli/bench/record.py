@@ -15,7 +15,7 @@ from hyimg_cli.bench.runs import RUN_PHASES, RunResult
 from hyimg_cli.bench.scenario import Scenario, Variant
 from hyimg_cli.bench.stats import Spread, median_interval
 from hyimg_cli.bench.verdict import Timed
-from hyimg_cli.engine.provenance import hardware, versions
+from hyimg_cli.engine.provenance import hardware, portable, versions
 from hyimg_cli.files import replace_file
 from hyimg_cli.media.images import read_image
 from hyimg_cli.models import registry
@@ -70,7 +70,7 @@ def as_json(found: Comparison, told: Told) -> dict[str, Any]:
             "exit_code": verdict.exit_code,
         },
         "variants": {"a": _variant(scenario.a), "b": _variant(scenario.b)},
-        "common": {**scenario.common, **told.flags},
+        "common": {**scenario.common, **{k: portable(v) for k, v in told.flags.items()}},
         "phases_that_may_differ": list(scenario.phases),
         "main_steps": scenario.main_steps,
         "timings": [timing(timed, scenario) for timed in found.timed],
@@ -83,7 +83,7 @@ def as_json(found: Comparison, told: Told) -> dict[str, Any]:
         "environment": {
             "hardware": hardware(),
             "versions": versions(),
-            "model": _model_name(found.jobs[0].model),
+            "model": portable(found.jobs[0].model),
             "model_fingerprint": registry.fingerprint(found.jobs[0].model),
         },
         "command": told.command,
@@ -96,22 +96,16 @@ def timing(timed: Timed, scenario: Scenario) -> dict[str, Any]:
     `explained_s` is what the phases gain in which the variants may differ.
     """
     ratios = [b.wall_s / a.wall_s for a, b in zip(timed.a, timed.b, strict=True)]
-    gains = {phase: _gain(timed, phase) for phase in RUN_PHASES}
-    walls = [median(run.wall_s for run in runs) for runs in (timed.a, timed.b)]
+    gains = {phase: timed.gain_in_s(phase) for phase in RUN_PHASES}
     return {
         "steps": timed.steps,
         "a": _seconds(timed.a),
         "b": _seconds(timed.b),
         "speedup": asdict(median_interval(ratios)),
-        "gain_s": walls[1] - walls[0],
+        "gain_s": timed.gain_s,
         "explained_s": sum(s for phase, s in gains.items() if scenario.may_gain_in(phase)),
         "gain_by_phase_s": gains,
     }
-
-
-def _gain(timed: Timed, phase: str) -> float:
-    a, b = ([run.phases_s[phase] for run in runs] for runs in (timed.a, timed.b))
-    return median(b) - median(a)
 
 
 def _seconds(runs: Sequence[RunResult]) -> dict[str, Any]:
@@ -151,11 +145,6 @@ def _job(job: Job) -> dict[str, Any]:
         return {**common, "size": str(job.size), "num_frames": job.num_frames}
     images = [PurePath(path).name for path in job.images]
     return {**common, "images": images, "bot_task": job.bot_task}
-
-
-def _model_name(model: str) -> str:
-    """The model without the folders of this machine."""
-    return PurePath(model).name if Path(model).is_absolute() else model
 
 
 def markdown(entry: Mapping[str, Any]) -> str:

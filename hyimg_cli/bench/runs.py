@@ -13,7 +13,7 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Protocol, Self, cast
 
 from hyimg_cli.batch import planner
 from hyimg_cli.batch.journal import RunFolder
@@ -64,9 +64,13 @@ class RunResult:
 
 
 class Runs(Protocol):
-    """How a variant's runs are carried out."""
+    """How a variant's runs are carried out; leaving the context lets its model go."""
 
     def run(self, jobs: Sequence[Job], folder: Path) -> RunResult: ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *_: object) -> None: ...
 
 
 def runs_of(lifetime: Lifetime, config: RunConfig, texts: Texts) -> Runs:
@@ -93,6 +97,12 @@ class SessionRuns:
         self._session.forget()
         return timed_run(self._session, self._config, jobs, folder)
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._session.close()
+
 
 class ProcessRuns:
     """A new process for every run, or for every few jobs: nothing is warm. Starting it counts."""
@@ -106,6 +116,12 @@ class ProcessRuns:
         size = self._jobs_each or len(jobs)
         parts = [jobs[at : at + size] for at in range(0, len(jobs), size)]
         return _together([self._part(part, folder) for part in parts], folder)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing to let go: its processes end with their runs."""
 
     def _part(self, jobs: Sequence[Job], folder: Path) -> RunResult:
         started = time.perf_counter()
@@ -138,7 +154,8 @@ def observed_run(
         seen.append(Observed(_as_model(Decided(model, texts)), tries_tokens=tries_tokens))
         return _as_model(seen[-1])
 
-    result = timed_run(Session(config, through), config, jobs, folder)
+    with Session(config, through) as session:
+        result = timed_run(session, config, jobs, folder)
     assert len(seen) == 1, "the jobs of a comparison are of one model"
     return result, seen[0]
 
@@ -171,7 +188,8 @@ def timed_run(session: Session, config: RunConfig, jobs: Sequence[Job], folder: 
 
 
 def _alone(config: RunConfig, texts: Texts, jobs: Sequence[Job], folder: Path) -> RunResult:
-    return SessionRuns(config, texts).run(jobs, folder)
+    with SessionRuns(config, texts) as runs:
+        return runs.run(jobs, folder)
 
 
 def _together(results: Sequence[RunResult], folder: Path) -> RunResult:

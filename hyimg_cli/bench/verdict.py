@@ -48,6 +48,16 @@ class Timed:
     a: tuple[RunResult, ...]
     b: tuple[RunResult, ...]
 
+    @property
+    def gain_s(self) -> float:
+        """Seconds a run that A takes less than B, by their medians."""
+        return median(run.wall_s for run in self.b) - median(run.wall_s for run in self.a)
+
+    def gain_in_s(self, phase: str) -> float:
+        """The same for one phase."""
+        a, b = ([run.phases_s[phase] for run in runs] for runs in (self.a, self.b))
+        return median(b) - median(a)
+
 
 @dataclass(frozen=True)
 class Compared:
@@ -98,7 +108,7 @@ def _gain_elsewhere(timed: Timed, scenario: Scenario) -> Iterator[str]:
     yield (
         f"{timed.steps} steps: {_slower(apart_s, scenario)} is {abs(apart_s):.2f} s a run slower "
         f"in {_largest(timed, scenario, apart_s)}, where the variants do the same; "
-        f"the whole gain is {_gain_s(timed):.2f} s"
+        f"the whole gain is {timed.gain_s:.2f} s"
     )
 
 
@@ -117,14 +127,10 @@ def _waits(timed: Timed, scenario: Scenario) -> Iterator[str]:
     )
 
 
-def _gain_s(timed: Timed) -> float:
-    return median(run.wall_s for run in timed.b) - median(run.wall_s for run in timed.a)
-
-
 def _noticeable_s(timed: Timed) -> float:
     """Seconds worth a word: a good part of the gain, or of the run where there is hardly a gain."""
     wall_s = median(run.wall_s for run in timed.b)
-    of_gain = max(_SHARE_OF_GAIN * abs(_gain_s(timed)), _LEAST_SHARE * wall_s)
+    of_gain = max(_SHARE_OF_GAIN * abs(timed.gain_s), _LEAST_SHARE * wall_s)
     return max(_SECONDS, min(_SHARE_OF_WALL * wall_s, of_gain))
 
 
@@ -141,11 +147,8 @@ def _largest(timed: Timed, scenario: Scenario, sign: float, *, declared: bool = 
     """The phase that differs most in the direction of `sign`."""
     phases = [p for p in RUN_PHASES if declared or not scenario.may_gain_in(p)]
 
-    def apart(phase: str) -> float:
-        a, b = ([run.phases_s[phase] for run in runs] for runs in (timed.a, timed.b))
-        return median(b) - median(a)
-
-    return max(phases, key=lambda phase: apart(phase) * (1 if sign > 0 else -1))
+    direction = 1 if sign > 0 else -1
+    return max(phases, key=lambda phase: direction * timed.gain_in_s(phase))
 
 
 def _by_pictures(compared: Compared) -> VerdictName:

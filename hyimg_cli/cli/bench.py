@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hyimg_cli.bench.scenario import Scenario, names, read_scenario
 from hyimg_cli.cli import options as o
 from hyimg_cli.cli import packaged, render
 from hyimg_cli.files import replace_file
 
 if TYPE_CHECKING:
     from hyimg_cli.batch.manifest import Manifest
-    from hyimg_cli.bench.scenario import Scenario
 
 REPORT_NAME = "report.html"
 _MODEL_FLAGS = ("model", "revision", "device", "dtype", "quantization")
@@ -24,8 +24,7 @@ Name = Annotated[
     typer.Option(
         "--compare",
         metavar="NAME",
-        help="kv-reuse, prefix-sharing, batching, persistent, prewarm, quantization, or the .toml "
-        "file of a scenario.",
+        help=f"{', '.join(names())}, or the .toml file of a scenario.",
     ),
 ]
 Jobs = Annotated[
@@ -77,7 +76,6 @@ def bench(
 
 def _carry_out(given: Mapping[str, Any], arguments: tuple[str, ...]) -> int:
     from hyimg_cli.bench import baseline
-    from hyimg_cli.bench.scenario import read_scenario
 
     scenario = _as_asked(read_scenario(given["compare"]), given)
     earlier = baseline.read_baseline(given["baseline"]) if given["baseline"] else None
@@ -101,7 +99,7 @@ def _carry_out(given: Mapping[str, Any], arguments: tuple[str, ...]) -> int:
 
 
 def carried_out(
-    scenario: "Scenario",
+    scenario: Scenario,
     manifest: "Manifest",
     flags: Mapping[str, Any],
     *,
@@ -131,7 +129,7 @@ def _silent(text: str) -> None:
     """Says nothing."""
 
 
-def _as_asked(scenario: "Scenario", given: Mapping[str, Any]) -> "Scenario":
+def _as_asked(scenario: Scenario, given: Mapping[str, Any]) -> Scenario:
     """The scenario with the user's steps and repetitions."""
     if given["repeats"]:
         scenario = replace(scenario, repeats=given["repeats"])

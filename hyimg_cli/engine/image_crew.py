@@ -114,7 +114,7 @@ class ImageCrew:
         is_beside = suits_beside(model) if asked is None else asked
         with ExitStack() as pools:
             encoder, reader = _pool(pools), _pool(pools)
-            then = partial(_ahead, encoder, encode, jobs) if is_beside else None
+            then = _ahead(encoder, encode, jobs) if is_beside else None
             ahead = ReadAhead(reader, coming, window=2 * self._batch_size, then=then)
             run = GroupRun(
                 jobs,
@@ -206,15 +206,18 @@ def _pool(pools: ExitStack) -> ThreadPoolExecutor:
 
 
 def _ahead(
-    pool: ThreadPoolExecutor,
-    encode: SourceEncoder,
-    jobs: Sequence[ImageJob],
-    image: SourceImage,
-) -> None:
-    """Have an image encoded as its job will ask for it; in turn where jobs ask differently."""
+    pool: ThreadPoolExecutor, encode: SourceEncoder, jobs: Sequence[ImageJob]
+) -> Callable[[SourceImage], None] | None:
+    """Has an image encoded as its job will ask for it; None where jobs ask differently."""
     kinds = {job.infer_align_image_size for job in jobs if job.images}
-    if len(kinds) == 1:
-        pool.submit(encode.ahead, image.stretched() if kinds.pop() else image)
+    if len(kinds) != 1:
+        return None
+    is_aligned = kinds.pop()
+
+    def ahead(image: SourceImage) -> None:
+        pool.submit(encode.ahead, image.stretched() if is_aligned else image)
+
+    return ahead
 
 
 def _unread(path: str) -> tuple[SourceImage, float]:

@@ -29,11 +29,11 @@ def run_info(manifest: Manifest, settings: Mapping[str, Setting], plan: Plan) ->
         "versions": versions() | {"av": _version("av")},
         "hardware": hardware(),
         "flags": {
-            name: {"value": _portable(setting.value), "origin": setting.origin}
+            name: {"value": portable(setting.value), "origin": setting.origin}
             for name, setting in settings.items()
         },
         "manifest": {"name": manifest.title, "digest": manifest.digest},
-        "models": {_portable(name): registry.fingerprint(name, revision) for name in models},
+        "models": {portable(name): registry.fingerprint(name, revision) for name in models},
     }
 
 
@@ -82,7 +82,7 @@ def _gpu_names() -> list[str]:
     return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
 
 
-def _portable(value: Any) -> Any:
+def portable(value: Any) -> Any:
     """`value` as JSON; an absolute path loses its folders."""
     if value is None or isinstance(value, bool | int | float):
         return value

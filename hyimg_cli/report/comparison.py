@@ -22,7 +22,6 @@ from hyimg_cli.report.blocks import (
 )
 from hyimg_cli.report.pictures import embedded, heat_map
 
-_GOOD = ("identical", "equal", "within floor")
 _SHARES = ("equal_share", "within_5", "within_10", "within_20", "within_50")
 # More pairs than this make a page heavy; the folders A and B hold them all.
 _MOST_PAIRS = 12
@@ -37,7 +36,7 @@ def comparison_page(entry: Entry, pictures: Mapping[str, tuple[Pixels, Pixels]])
         question=entry["question"],
         verdict=Verdict(
             verdict["name"],
-            "good" if verdict["name"] in _GOOD else "bad",
+            "bad" if verdict["exit_code"] else "good",
             tuple(verdict["reasons"]),
         ),
         sections=(
