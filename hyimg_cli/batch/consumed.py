@@ -1,54 +1,22 @@
-"""Settings that concern one kind of job, and which of them no job of a manifest reads."""
+"""Settings that one kind of job alone reads, and a manifest has none of."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from hyimg_cli.batch.knobs import KNOBS, JobKind
 from hyimg_cli.batch.layers import Setting
 from hyimg_cli.spec.job import ImageJob, Job, VideoJob
 
-OF_PICTURES = (
-    "model",
-    "vae_use_tiling",
-    "quantization",
-    "bot_task",
-    "drop_think",
-    "use_system_prompt",
-    "system_prompt",
-    "ar_seed",
-    "temperature",
-    "top_k",
-    "top_p",
-    "max_new_tokens",
-    "infer_align_image_size",
-    "kv_reuse",
-    "require_kv_reuse",
-    "batching_max_size",
-    "batch_invariant",
-    "prefix_cache_mb",
-    "prefix_cache_host_mb",
-)
-OF_VIDEOS = (
-    "video_model",
-    "negative_prompt",
-    "num_frames",
-    "fps",
-    "guidance_scale_2",
-    "prompt_cache",
-    "vae_patch_parallel_size",
-    "cfg_parallel_size",
-    "frames",
-    "checkpoint_every",
-)
-_KINDS = (("pictures", ImageJob, OF_PICTURES), ("videos", VideoJob, OF_VIDEOS))
+_KINDS: tuple[tuple[JobKind, type[Job]], ...] = (("pictures", ImageJob), ("videos", VideoJob))
 # Flags that are not switched off by a `no` in front.
 _OFF = {"require_kv_reuse": "--allow-recompute", "drop_think": "--keep-think"}
 
 
 def without_effect(settings: Mapping[str, Setting], jobs: Sequence[Job]) -> Iterator[str]:
     """A sentence for each kind of job that settings were given for and `jobs` has none of."""
-    for noun, kind, names in _KINDS:
+    for noun, kind in _KINDS:
         if not jobs or any(isinstance(job, kind) for job in jobs):
             continue
-        asked = (settings[name] for name in names)
+        asked = (settings[knob.name] for knob in KNOBS if knob.only == noun)
         found = [_as_given(one) for one in asked if one.origin not in ("default", "model")]
         if found:
             verb = "concerns" if len(found) == 1 else "concern"

@@ -5,15 +5,22 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from hyimg_cli.batch.fields import BY_NAME
+from hyimg_cli.batch.fields import (
+    AR_FIELDS,
+    BY_NAME,
+    NOT_IN_PICTURES,
+    NOT_IN_VIDEOS,
+    VIDEO_FIELDS,
+)
 from hyimg_cli.batch.kinds import BadValue, Choice, Integer, Kind, Text, Truth, nearest, shown
 from hyimg_cli.errors import RecipeError
 from hyimg_cli.spec.job import SizeRequest
 from hyimg_cli.spec.run import DTYPES, FRAMES, QUANTIZATIONS
 
 _DEVICE = re.compile(r"auto|cpu|cuda(:(0|[1-9][0-9]?))?|balanced")
+JobKind = Literal["pictures", "videos"]
 
 
 @dataclass(frozen=True)
@@ -32,64 +39,64 @@ class DeviceName:
 
 @dataclass(frozen=True)
 class Knob:
-    """What may be set outside the manifest, and the recipe table that holds it."""
+    """What may be set outside the manifest, and the recipe table that holds it.
+
+    `only`: the kind of job that reads it, where not both do.
+    """
 
     table: str
     name: str
     kind: Kind
     default: Any = None
+    only: JobKind | None = None
+
+
+def _sampling(name: str, default: Any = None) -> Knob:
+    """A manifest field's setting: for the jobs whose lines may hold it."""
+    only: JobKind | None = None
+    if name in NOT_IN_VIDEOS or name in NOT_IN_PICTURES:
+        only = "pictures" if name in NOT_IN_VIDEOS else "videos"
+    return Knob("sampling", name, BY_NAME[name].kind, default, only)
 
 
 SAMPLING = (
-    "num_inference_steps",
-    "guidance_scale",
-    "flow_shift",
-    "seed",
-    "bot_task",
-    "drop_think",
-    "use_system_prompt",
-    "system_prompt",
-    "ar_seed",
-    "temperature",
-    "top_k",
-    "top_p",
-    "max_new_tokens",
+    *("num_inference_steps", "guidance_scale", "flow_shift", "seed"),
+    *("bot_task", "drop_think", "use_system_prompt", "system_prompt"),
+    *AR_FIELDS,
 )
-VIDEO_SAMPLING = ("negative_prompt", "num_frames", "fps", "guidance_scale_2")
 # Unset, these follow from the job itself; the rest of the sampling comes from the checkpoint.
 OF_THE_JOB = ("seed", "ar_seed", "system_prompt")
 KNOBS = (
-    Knob("model", "model", Text("model"), "tiny-image"),
-    Knob("model", "video_model", Text("model"), "tiny-video"),
+    Knob("model", "model", Text("model"), "tiny-image", only="pictures"),
+    Knob("model", "video_model", Text("model"), "tiny-video", only="videos"),
     Knob("model", "revision", Text("revision")),
     Knob("model", "dtype", Choice(DTYPES), "auto"),
     Knob("model", "device", DeviceName(), "auto"),
-    Knob("model", "vae_use_tiling", Truth(), False),
-    Knob("model", "quantization", Choice(QUANTIZATIONS), "none"),
+    Knob("model", "vae_use_tiling", Truth(), False, only="pictures"),
+    Knob("model", "quantization", Choice(QUANTIZATIONS), "none", only="pictures"),
     # A recipe's alone until a GPU has measured it.
-    Knob("model", "decode_graphs", Truth(), False),
+    Knob("model", "decode_graphs", Truth(), False, only="pictures"),
     Knob("sampling", "size", BY_NAME["size"].kind, SizeRequest()),
-    *(Knob("sampling", name, BY_NAME[name].kind) for name in SAMPLING),
-    Knob("sampling", "infer_align_image_size", Truth(), False),
-    Knob("sampling", "negative_prompt", BY_NAME["negative_prompt"].kind, ""),
-    *(Knob("sampling", name, BY_NAME[name].kind) for name in VIDEO_SAMPLING[1:]),
-    Knob("reuse", "kv_reuse", Truth(), True),
-    Knob("reuse", "require_kv_reuse", Truth(), False),
-    Knob("reuse", "prompt_cache", Truth(), True),
-    Knob("batch", "batching_max_size", Integer(1, 1024), 16),
-    Knob("batch", "batch_invariant", Truth(), True),
-    Knob("batch", "prefix_cache_mb", Integer(0, 10**7), 4096),
-    Knob("batch", "prefix_cache_host_mb", Integer(0, 10**7), 0),
+    *(_sampling(name) for name in SAMPLING),
+    Knob("sampling", "infer_align_image_size", Truth(), False, only="pictures"),
+    *(_sampling(name, "" if name == "negative_prompt" else None) for name in VIDEO_FIELDS),
+    Knob("reuse", "kv_reuse", Truth(), True, only="pictures"),
+    Knob("reuse", "require_kv_reuse", Truth(), False, only="pictures"),
+    Knob("reuse", "prompt_cache", Truth(), True, only="videos"),
+    Knob("batch", "batching_max_size", Integer(1, 1024), 16, only="pictures"),
+    Knob("batch", "batch_invariant", Truth(), True, only="pictures"),
+    Knob("batch", "prefix_cache_mb", Integer(0, 10**7), 4096, only="pictures"),
+    Knob("batch", "prefix_cache_host_mb", Integer(0, 10**7), 0, only="pictures"),
     Knob("batch", "prewarm", Truth(), True),
     Knob("cache", "cache_dir", Text("folder")),
     Knob("cache", "disk_cache", Truth(), True),
     Knob("cache", "disk_cache_mb", Integer(0, 10**9), 10240),
-    Knob("parallel", "vae_patch_parallel_size", Integer(1, 64), 1),
-    Knob("parallel", "cfg_parallel_size", Integer(1, 2), 1),
+    Knob("parallel", "vae_patch_parallel_size", Integer(1, 64), 1, only="videos"),
+    Knob("parallel", "cfg_parallel_size", Integer(1, 2), 1, only="videos"),
     Knob("output", "output_dir", Text("folder")),
     Knob("output", "metadata", Truth(), True),
-    Knob("output", "frames", Choice(FRAMES), "none"),
-    Knob("output", "checkpoint_every", Integer(0, 1000), 0),
+    Knob("output", "frames", Choice(FRAMES), "none", only="videos"),
+    Knob("output", "checkpoint_every", Integer(0, 1000), 0, only="videos"),
     Knob("output", "report", Truth(), True),
     Knob("failure", "fail_fast", Truth(), False),
     Knob("failure", "max_retries", Integer(0, 100), 0),

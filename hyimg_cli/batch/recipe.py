@@ -13,8 +13,6 @@ from hyimg_cli.batch.kinds import BadValue, nearest, shown
 from hyimg_cli.batch.knobs import (
     KNOBS,
     OF_THE_JOB,
-    SAMPLING,
-    VIDEO_SAMPLING,
     Knob,
     read_recipe,
 )
@@ -59,8 +57,8 @@ def _settled(
         return Setting(knob.name, _typed(knob, environ[variable], where=variable), "environment")
     if knob.name in recipe:
         return Setting(knob.name, recipe[knob.name], "recipe")
-    is_sampling = knob.name in (*SAMPLING, *VIDEO_SAMPLING)
-    is_of_model = is_sampling and knob.default is None and knob.name not in OF_THE_JOB
+    is_sampling = knob.table == "sampling" and knob.default is None
+    is_of_model = is_sampling and knob.name not in OF_THE_JOB
     return Setting(knob.name, knob.default, "model" if is_of_model else "default")
 
 

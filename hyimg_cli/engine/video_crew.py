@@ -23,7 +23,6 @@ from hyimg_cli.engine.video_ranks import VideoRanks
 from hyimg_cli.errors import JobError
 from hyimg_cli.files import remove, replace_file, storage_error
 from hyimg_cli.media.metadata import video_text
-from hyimg_cli.media.video import write_video
 from hyimg_cli.models import registry
 from hyimg_cli.models.latent_video import LatentVideoModel, PromptEmbedding, PromptEncoder
 from hyimg_cli.spec.card import VideoCard
@@ -186,6 +185,9 @@ class VideoCrew:
 
     def _written(self, job: VideoJob, footage: Footage, folder: RunFolder) -> VideoFile:
         """The sidecar, the frames, then the film: whoever sees the film sees the others."""
+        # Imported here: a run of pictures needs no PyAV.
+        from hyimg_cli.media.video import write_video
+
         film = folder.path_for(job.custom_id, ".mp4")
         shots = None
         if self._config.output.frames == "png":

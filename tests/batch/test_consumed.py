@@ -1,22 +1,25 @@
 """Settings that no job of the manifest reads are told, each by the name that the user wrote."""
 
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hyimg_cli.batch.consumed import OF_PICTURES, OF_VIDEOS, without_effect
+from hyimg_cli.batch.consumed import without_effect
 from hyimg_cli.batch.knobs import KNOBS
 from hyimg_cli.batch.recipe import settle
+from hyimg_cli.spec.job import ImageJob, VideoJob
 
 FILM = {"task": "t2v", "prompt": "a dog"}
 
 
-def test_the_table_names_settings_once() -> None:
-    names = [*OF_PICTURES, *OF_VIDEOS]
-    assert len(set(names)) == len(names)
-    assert set(names) < {knob.name for knob in KNOBS}
+@pytest.mark.parametrize(("only", "job"), [("pictures", VideoJob), ("videos", ImageJob)])
+def test_what_the_other_kind_of_job_holds_is_not_its_alone(only: str, job: type) -> None:
+    theirs = {knob.name for knob in KNOBS if knob.only == only} - {"model"}
+    assert theirs
+    assert not theirs & {field.name for field in fields(job)}
 
 
 def test_each_setting_is_named_as_it_was_given(make_job: Any) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hyimg_cli.batch.knobs import VIDEO_SAMPLING
+from hyimg_cli.batch.fields import VIDEO_FIELDS
 from hyimg_cli.batch.manifest import Manifest, read_manifest
 from hyimg_cli.batch.planner import make_plan
 from hyimg_cli.batch.recipe import Setting, read_recipe, resolve_jobs, settle
@@ -176,7 +176,7 @@ FOUR = {
 @pytest.mark.parametrize("first", range(5))
 def test_line_flag_environment_recipe_checkpoint(name: str, first: int, tmp_path: Path) -> None:
     """With the levels from `first` on set, the first of them wins."""
-    assert FOUR.keys() == set(VIDEO_SAMPLING)
+    assert FOUR.keys() == set(VIDEO_FIELDS)
     line, flag, variable, recipe = FOUR[name]
     file = tmp_path / "r.toml"
     text = f"'{recipe}'" if name == "negative_prompt" else recipe

@@ -60,3 +60,17 @@ def test_a_stopped_run_resumes(
     assert (last["summary"]["done"], last["summary"]["skipped"]) == (1, 1)
     pictures = sorted(path.name for path in (tmp_path / "out" / "outputs").iterdir())
     assert pictures == ["long.png", "short.png"]
+
+
+def test_pictures_need_nothing_of_films_or_distances(
+    write_manifest: Callable[..., Path], tmp_path: Path
+) -> None:
+    arguments = ["generate", str(write_manifest(LINES[0])), "-o", str(tmp_path / "out")]
+    code = (
+        "import sys\n"
+        "sys.modules |= dict.fromkeys(('av', 'diffusers', 'lpips', 'skimage'))\n"
+        "from hyimg_cli.cli.app import run\n"
+        f"sys.exit(run({arguments!r}))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
