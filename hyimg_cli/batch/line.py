@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from hyimg_cli.batch.envelope import is_envelope, unwrapped
 from hyimg_cli.batch.fields import (
     AR_FIELDS,
     BY_NAME,
@@ -19,8 +20,6 @@ from hyimg_cli.batch.fields import (
 )
 from hyimg_cli.batch.kinds import BadValue, nearest, shown, size_request
 from hyimg_cli.errors import HyimgError, UsageError
-
-_ENVELOPE = {"method", "url", "body"}
 
 
 @dataclass(frozen=True)
@@ -103,10 +102,9 @@ class Line:
         """Takes the line as a JSON object of fields."""
         text = self._decoded(raw)
         entry = None if text is None else self._parsed(text)
+        if entry is not None and is_envelope(entry):
+            entry = self._opened(entry)
         if entry is None:
-            return
-        if len(_ENVELOPE & entry.keys()) > 1:
-            self._refuse_envelope(entry)
             return
         for key, value in entry.items():
             if key.startswith("x_"):
@@ -147,11 +145,15 @@ class Line:
             self.add("not-an-object", f"{shown(entry)} is not a JSON object", hint=hint)
         return None
 
-    def _refuse_envelope(self, entry: Mapping[str, Any]) -> None:
-        what = "the OpenAI batch envelope (method, url, body) is not supported yet"
-        self.add("openai-envelope", what, hint="put the fields of body directly into the line")
-        if "custom_id" in entry:
-            self._take("custom_id", entry["custom_id"])
+    def _opened(self, envelope: Mapping[str, Any]) -> dict[str, Any] | None:
+        """An envelope's fields; of one that is wrong the id is taken, nothing else."""
+        try:
+            return unwrapped(envelope)
+        except BadValue as bad:
+            self.add(bad.slug, bad.what, hint=bad.hint)
+        if "custom_id" in envelope:
+            self._take("custom_id", envelope["custom_id"])
+        return None
 
     def _take_extra(self, key: str, value: Any) -> None:
         try:

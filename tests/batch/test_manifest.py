@@ -287,7 +287,6 @@ def test_a_missing_prompt_is_named() -> None:
         ("null", "not-an-object"),
         ('"text"', "not-an-object"),
         ('{"prompt": "a", "seed": 1, "seed": 2}', "duplicate-field"),
-        ('{"method": "POST", "url": "/v1/images/edits", "body": {}}', "openai-envelope"),
     ],
 )
 def test_lines_that_are_no_jobs(text: str, code: str) -> None:
