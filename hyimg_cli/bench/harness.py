@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hyimg_cli.batch.configured import configured
+from hyimg_cli.batch.consumed import without_effect
 from hyimg_cli.batch.manifest import Manifest
 from hyimg_cli.batch.recipe import Setting, settle
 from hyimg_cli.bench.budget import Measure, Row, picture_files, row
@@ -137,7 +138,9 @@ class _Bench:
         return self.scenario.a.label, self.scenario.b.label
 
     def _jobs(self) -> list[Job]:
-        jobs = list(runner.accept(self.manifest, self._settings(self.scenario.a)).jobs)
+        settings = self._settings(self.scenario.a)
+        jobs = list(runner.accept(self.manifest, settings).jobs)
+        self.notes += without_effect(settings, jobs)
         models = sorted({job.model for job in jobs})
         if len(models) != 1:
             what = f"the manifest's jobs are of {len(models)} models: {', '.join(models)}"

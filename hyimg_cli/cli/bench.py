@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from hyimg_cli.batch.manifest import Manifest
 
 REPORT_NAME = "report.html"
-_MODEL_FLAGS = ("model", "revision", "device", "dtype", "quantization")
+_MODEL_FLAGS = ("model", "video_model", "revision", "device", "dtype", "quantization")
 
 Name = Annotated[
     str,
@@ -60,6 +60,7 @@ def bench(
     max_regress: MaxRegress = "5%",
     lpips_weights: Weights = None,
     model: o.Model = None,
+    video_model: o.VideoModel = None,
     revision: o.Revision = None,
     device: o.Device = None,
     dtype: o.DtypeName = None,

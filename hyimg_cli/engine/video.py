@@ -114,12 +114,12 @@ def checked(job: VideoJob, pieces: Iterator[np.ndarray]) -> Iterator[np.ndarray]
         size = job.size
         if piece.shape[1:] != (size.height, size.width, 3) or piece.dtype != np.uint8:
             what = f"the model gave {piece.dtype} frames of {piece.shape[1:]}, not {size}"
-            raise OutputError(what, code="output-image.shape")
+            raise OutputError(what, code="output-video.shape")
         count += len(piece)
         levels |= {int(piece.min()), int(piece.max())}
         yield piece
     if count != job.num_frames:
         what = f"the model gave {count} frames, not {job.num_frames}"
-        raise OutputError(what, code="output-image.shape")
+        raise OutputError(what, code="output-video.shape")
     if len(levels) == 1:
-        raise OutputError("every pixel of every frame is the same", code="output-image.constant")
+        raise OutputError("every pixel of every frame is the same", code="output-video.constant")

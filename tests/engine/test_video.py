@@ -20,11 +20,11 @@ from PIL import Image
 from hyimg_cli.batch.journal import RunFolder, outcome_to_json, resume
 from hyimg_cli.batch.planner import make_plan
 from hyimg_cli.engine import session as sessions
-from hyimg_cli.engine import video_crew
 from hyimg_cli.engine.keys import job_keys
 from hyimg_cli.engine.runner import Accepted, ResumePolicy, Selection, prepare
 from hyimg_cli.engine.session import Session
 from hyimg_cli.errors import Interrupted, StorageError
+from hyimg_cli.media import video
 from hyimg_cli.models import registry
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.events import (
@@ -153,14 +153,14 @@ def test_a_load_that_was_cut_short_begins_again(
 def test_what_cannot_be_written_is_one_jobs_failure(
     jobs: list[VideoJob], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    inner = video_crew.write_video
+    inner = video.write_video
 
     def refuses(path: Path, *arguments: Any, **named: Any) -> Any:
         if path.stem == "seeded":
             raise ValueError("the encoder takes no such frame")
         return inner(path, *arguments, **named)
 
-    monkeypatch.setattr(video_crew, "write_video", refuses)
+    monkeypatch.setattr(video, "write_video", refuses)
     every = OutputConfig(tmp_path, checkpoint_every=1)
     _, outcomes = run(jobs, tmp_path, output=every)
     assert {name: one.status for name, one in outcomes.items()} == {
@@ -240,7 +240,7 @@ def test_frames_that_are_no_video_fail_the_job(
         _, outcomes = run([video_job()], tmp_path / name, batch=COLD)
         error = outcomes["job"].error
         assert error is not None
-        assert error.code == f"output-image.{'constant' if name == 'constant' else 'shape'}"
+        assert error.code == f"output-video.{'constant' if name == 'constant' else 'shape'}"
         assert not list((tmp_path / name / "outputs").iterdir())
 
 
