@@ -13,6 +13,7 @@ from hyimg_cli.cli.cache import cache
 from hyimg_cli.cli.check import check
 from hyimg_cli.cli.eval import evaluate
 from hyimg_cli.cli.generate import generate
+from hyimg_cli.cli.info import info
 from hyimg_cli.cli.plan import plan
 from hyimg_cli.errors import HyimgError, UsageError
 
@@ -33,6 +34,7 @@ app.command()(check)
 app.command()(plan)
 app.command()(bench)
 app.command("eval")(evaluate)
+app.command()(info)
 app.add_typer(cache, name="cache")
 
 
