@@ -18,7 +18,7 @@ LAYERS = (
     ("kv", "diffusion", "kernels", "loading", "parallel"),
     ("models",),
     ("engine", "evaluate"),
-    ("bench", "serve", "doctor", "report"),
+    ("bench", "serve", "doctor", "replay", "report"),
     ("cli",),
 )
 LAYER_OF = {room: layer for layer, rooms in enumerate(LAYERS) for room in rooms}
@@ -39,6 +39,7 @@ NEVER = {
     "evaluate": TERMINAL | {"torch", "transformers", "diffusers", "PIL"},
     "quality": TERMINAL | {"transformers", "diffusers", "PIL"},
     "report": TERMINAL | {"torch", "transformers", "diffusers"},
+    "replay": TERMINAL | {"torch", "transformers", "diffusers", "numpy", "PIL"},
     "cli": {"torch", "transformers", "diffusers", "numpy", "PIL", "safetensors"},
 }
 WITHOUT_TORCH = (
@@ -49,6 +50,7 @@ WITHOUT_TORCH = (
     "media",
     "quality",
     "evaluate",
+    "replay",
     "report",
     "store",
     "cli",

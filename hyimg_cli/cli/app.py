@@ -15,6 +15,7 @@ from hyimg_cli.cli.eval import evaluate
 from hyimg_cli.cli.generate import generate
 from hyimg_cli.cli.info import info
 from hyimg_cli.cli.plan import plan
+from hyimg_cli.cli.replay import replay
 from hyimg_cli.errors import HyimgError, UsageError
 
 INTERNAL_ERROR = 101
@@ -35,6 +36,7 @@ app.command()(plan)
 app.command()(bench)
 app.command("eval")(evaluate)
 app.command()(info)
+app.command()(replay)
 app.add_typer(cache, name="cache")
 
 

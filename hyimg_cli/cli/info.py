@@ -1,18 +1,18 @@
 """`hyimg info`: what finished files say about themselves."""
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import typer
 
 from hyimg_cli.cli import options as o
 from hyimg_cli.cli import render
+from hyimg_cli.cli.file_options import DescribedFiles
 from hyimg_cli.errors import HyimgError
 from hyimg_cli.media.recorded import Described, Record, read_described
 
 
-def info(files: o.DescribedFiles, as_json: o.AsJson = False) -> None:
+def info(files: DescribedFiles, as_json: o.AsJson = False) -> None:
     """Show the job, model, seed and versions that a PNG, an MP4 or its sidecar was made with.
 
     Every file is looked at; the exit code is that of the first one that says nothing.

@@ -344,12 +344,6 @@ CsvFile = Annotated[
 ]
 
 
-DescribedFiles = Annotated[
-    list[Path],
-    typer.Argument(metavar="FILE", help="PNG and MP4 files, or the .json beside an MP4."),
-]
-
-
 def settings_of(given: Mapping[str, Any]) -> dict[str, Setting]:
     """Every setting with its value and origin, from flags, environment and recipe."""
     recipe = read_recipe(Path(given["recipe"])) if given.get("recipe") else {}
