@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from hyimg_cli.errors import UsageError
 
-COMMANDS = ("doctor", "serve")
+COMMANDS = ("serve",)
 FLAGS = (
     "--replicas",
     "--tensor-parallel-size",

@@ -55,7 +55,7 @@ def replay(
 ) -> None:
     """Run the job of a finished file again, as it was run, and say whether the pixels are equal.
 
-    The file's own record is used: job, seeds, precision, quantization; flags go before it, and
+    The file's own record is used: job, seeds, precision, quantization; flags win over it, and
     variables that set a sampling default are not looked at. Exit code 0: made, equal or not (1 with
     --expect-equal where it is not); 1: the job failed; 2: the file holds no job, or its model or a
     source image is not the recorded one.
