@@ -63,7 +63,8 @@ def processor(subject: Subject) -> Check:
     import torch
 
     threads, found = torch.get_num_threads(), cores()
-    told = f"{cpu_name()}, {torch.backends.cpu.get_cpu_capability()}, threads: {threads} on {found} cores"
+    told = f"{cpu_name()}, {torch.backends.cpu.get_cpu_capability()}"
+    told += f", threads: {threads} on {found} cores"
     if threads > found:
         hint = f"export OMP_NUM_THREADS={found}"
         return Check("processor", "warning", f"{told}: they wait for each other", hint)

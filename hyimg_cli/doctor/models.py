@@ -23,6 +23,7 @@ from hyimg_cli.spec.run import QUANTIZATIONS, ModelChoice
 
 # An edit, as most jobs are; everything else is the checkpoint's own default.
 _JOB = b'{"prompt": "an edit", "images": ["picture.png"]}'
+_UNREAD = "what the model needs is not known: its checkpoint cannot be read"
 # What a folder lacks that has only been looked at: small files without weights.
 _NOT_FETCHED = ("checkpoint.no-weights", "checkpoint.missing-shard")
 
@@ -89,7 +90,10 @@ def _is_trained(model: str, revision: str | None, *, is_video: bool) -> bool:
 def image_memory(subject: Subject) -> Check:
     """Free memory against one edit and a full batch, and which quantizations would fit."""
     choice, free = subject.config.model, free_bytes(subject.config.model)
-    needs = {form: _footprint(subject, form) for form in QUANTIZATIONS}
+    try:
+        needs = {form: _footprint(subject, form) for form in QUANTIZATIONS}
+    except CheckpointError:
+        return Check("memory", "warning", _UNREAD)
     own, full = needs[choice.quantization], _footprint(subject, choice.quantization, is_full=True)
     most = f"{size_text(full.total)} for {full.together} together"
     found = f"{model_name(subject.image_model)}: {size_text(own.weights)} of weights, "
@@ -137,7 +141,10 @@ def video_memory(subject: Subject) -> Check:
     What a video's latents and the decode take is not known before the sizes are.
     """
     choice, free = subject.config.model, free_bytes(subject.config.model)
-    card = registry.video_card(subject.video_model, choice.revision)
+    try:
+        card = registry.video_card(subject.video_model, choice.revision)
+    except CheckpointError:
+        return Check("video memory", "warning", _UNREAD)
     loaded = _loaded_bytes(card, subject.video_model, choice)
     encoders = sum(n for part, n in loaded.items() if part.startswith("text_encoder"))
     rest = sum(loaded.values()) - encoders
@@ -161,7 +168,7 @@ def _loaded_bytes(card: VideoCard, model: str, choice: ModelChoice) -> dict[str,
 
 
 def free_bytes(choice: ModelChoice) -> int:
-    """Memory for a model where `choice` puts it. Raises MachineError where that is no GPU of ours."""
+    """Memory for a model where `choice` puts it. Raises MachineError where there is no GPU."""
     if precision(choice)[0] == "cpu":
         return available_bytes()
     import torch

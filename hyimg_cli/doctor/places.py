@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 from hyimg_cli.doctor.check import Check, Subject, portable_path, size_text
+from hyimg_cli.errors import CheckpointError
 from hyimg_cli.models import registry
 from hyimg_cli.store.disk import DiskStore
 
@@ -19,9 +20,8 @@ def output_folder(subject: Subject) -> Check:
     found = f"{portable_path(folder)}: {size_text(free)} free"
     if not _is_writable(above):
         return Check(name, "failed", f"{found}, but it cannot be written", "choose another with -o")
-    side = registry.model_card(subject.image_model, subject.config.model.revision).base_size
-    needed = PICTURES * side * side * BYTES_PER_PIXEL
-    found += f"; {PICTURES} pictures take at most {size_text(needed)}"
+    needed = _pictures_bytes(subject)
+    found += f"; {PICTURES} pictures take at most {size_text(needed)}" if needed else ""
     if needed > free:
         return Check(name, "warning", found, "free some space, or choose another folder with -o")
     return Check(name, "ok", found)
@@ -44,6 +44,15 @@ def cache_folder(subject: Subject) -> Check:
         hint = f"--disk-cache-mb {max(0, int((used + free) * 0.9 / 1e6))} keeps below what is free"
         return Check(name, "warning", f"{found}: less than it may grow", hint)
     return Check(name, "ok", found)
+
+
+def _pictures_bytes(subject: Subject) -> int:
+    """What a night's pictures take at most; 0 where the checkpoint does not tell their size."""
+    try:
+        card = registry.model_card(subject.image_model, subject.config.model.revision)
+    except CheckpointError:
+        return 0
+    return PICTURES * card.base_size**2 * BYTES_PER_PIXEL
 
 
 def existing(path: Path) -> Path:
