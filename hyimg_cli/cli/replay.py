@@ -75,7 +75,7 @@ def _carry_out(given: Mapping[str, Any], arguments: Sequence[str]) -> int:
     source = restored(described, _wishes(given))
     folder = given["output_dir"] or Path("runs") / f"replay-{source.custom_id}"
     _refuse_original(folder, described, source)
-    refuse_other_runs(folder, source.manifest.title)
+    refuse_other_runs(folder, source.custom_id)
     render.remarks(source.notes, style)
     code = carry_out(_order(given, source, folder, shlex.join(["hyimg", *arguments])), style)
     if code:

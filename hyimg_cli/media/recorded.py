@@ -92,11 +92,11 @@ def _of_film(path: Path) -> Described:
     """By its comment; by the sidecar where another program dropped that."""
     sidecar = path.with_suffix(".json")
     text = _comment(path)
-    if not text.lstrip().startswith("{") and sidecar.is_file():
+    if text.lstrip().startswith("{"):
+        return Described(path, "mp4", _record(text, path))
+    if sidecar.is_file():
         return Described(path, "mp4", _record(_sidecar(sidecar), sidecar))
-    if not text:
-        raise _fault("none", "the video says nothing about itself", path, _NO_RECORD)
-    return Described(path, "mp4", _record(text, path))
+    raise _fault("none", "the video says nothing about itself", path, _NO_RECORD)
 
 
 def _comment(path: Path) -> str:
@@ -104,11 +104,13 @@ def _comment(path: Path) -> str:
 
     try:
         with av.open(str(path)) as container:
-            return str(container.metadata.get("comment", ""))
+            if container.streams.video:
+                return str(container.metadata.get("comment", ""))
+        what = "the video is cut short: it has no pictures in it"
     # A file that lies about what it is ends in errors of many kinds.
     except (av.error.FFmpegError, OSError, ValueError) as error:
         what = f"the video cannot be read: {error}"
-        raise _fault("damaged", what, path, "copy it again, or give the .json beside it") from None
+    raise _fault("damaged", what, path, "copy it again, or give the .json beside it")
 
 
 def _sidecar(path: Path) -> str:

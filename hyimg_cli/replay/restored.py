@@ -16,7 +16,7 @@ from hyimg_cli.engine.keys import precision
 from hyimg_cli.errors import ManifestError, UsageError
 from hyimg_cli.media.recorded import Described, Record
 from hyimg_cli.models import registry
-from hyimg_cli.replay.run_folder import images_there, model_there
+from hyimg_cli.replay.run_folder import images_there, model_there, title_of
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.run import DTYPES, QUANTIZATIONS, ModelChoice
 
@@ -67,11 +67,6 @@ def restored(described: Described, wishes: Wishes) -> Restored:
         job["images"], notes = images, [*notes, *more]
     settings = _settings(record, wishes.device)
     return Restored(_manifest(job, title), custom_id, settings, tuple(notes))
-
-
-def title_of(path: Path) -> str:
-    """What the replay of a file is called, in messages and in its run folder."""
-    return f"replay of {path.name}"
 
 
 def _manifest(job: dict[str, Any], title: str) -> Manifest:

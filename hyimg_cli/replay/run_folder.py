@@ -13,6 +13,8 @@ from hyimg_cli.batch.journal import OUTPUTS, RESOLVED, RUN, RunFolder
 from hyimg_cli.errors import HyimgError, OutputFolderError
 from hyimg_cli.spec import digest
 
+_TITLE = "replay of "
+
 
 def images_there(file: Path, custom_id: str) -> list[Path]:
     """Where the run of `file` found the source images of its job, in order."""
@@ -47,15 +49,21 @@ def frames_digest(film: Path) -> str:
     return ""
 
 
-def refuse_other_runs(folder: Path, title: str) -> None:
-    """Raises OutputFolderError where `folder` holds results of anything but replays of `title`."""
-    if not RunFolder(folder).results():
+def title_of(file: Path) -> str:
+    """What the replay of a file is called, in messages and in its run folder."""
+    return f"{_TITLE}{file.name}"
+
+
+def refuse_other_runs(folder: Path, custom_id: str) -> None:
+    """Raises OutputFolderError where `folder` holds results of anything but replays of this job."""
+    results = RunFolder(folder).results()
+    if not results:
         return
     try:
         name = json.loads((folder / RUN).read_text(encoding="utf-8"))["manifest"]["name"]
     except (OSError, ValueError, KeyError, TypeError):
-        name = None
-    if name != title:
+        name = ""
+    if not str(name).startswith(_TITLE) or results.keys() != {custom_id}:
         raise OutputFolderError(
             "the folder holds results of another run",
             where=str(folder),
