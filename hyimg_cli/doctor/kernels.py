@@ -9,6 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from hyimg_cli.doctor.check import Check, Subject
+from hyimg_cli.doctor.models import FORMS
 from hyimg_cli.engine.keys import precision
 from hyimg_cli.errors import MachineError
 from hyimg_cli.spec.run import Quantization
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     import torch
 
 _EXPERTS, _WIDTH = 1, 64
-_FORMS: tuple[Quantization, ...] = ("none", "fp8", "nf4")
 
 
 def kernels(subject: Subject) -> Check:
@@ -27,7 +27,7 @@ def kernels(subject: Subject) -> Check:
     kind, chosen = precision(subject.config.model)[0], subject.config.model.quantization
     device = torch.device(kind if kind == "cpu" or torch.cuda.is_available() else "cpu")
     found, missing = [], ""
-    for form in _FORMS:
+    for form in FORMS:
         try:
             found.append(f"{form}: {_choice(form, device)}")
         except MachineError as error:

@@ -19,8 +19,10 @@ from hyimg_cli.loading.memory import available_bytes
 from hyimg_cli.models import registry
 from hyimg_cli.spec.card import VideoCard
 from hyimg_cli.spec.job import ImageJob
-from hyimg_cli.spec.run import QUANTIZATIONS, ModelChoice
+from hyimg_cli.spec.run import ModelChoice, Quantization
 
+# In the order of what they change.
+FORMS: tuple[Quantization, ...] = ("none", "fp8", "nf4")
 # An edit, as most jobs are; everything else is the checkpoint's own default.
 _JOB = b'{"prompt": "an edit", "images": ["picture.png"]}'
 _UNREAD = "what the model needs is not known: its checkpoint cannot be read"
@@ -91,48 +93,51 @@ def image_memory(subject: Subject) -> Check:
     """Free memory against one edit and a full batch, and which quantizations would fit."""
     choice, free = subject.config.model, free_bytes(subject.config.model)
     try:
-        needs = {form: _footprint(subject, form) for form in QUANTIZATIONS}
+        needs = {form: _need(subject, replace(choice, quantization=form)) for form in FORMS}
     except CheckpointError:
         return Check("memory", "warning", _UNREAD)
-    own, full = needs[choice.quantization], _footprint(subject, choice.quantization, is_full=True)
+    own = needs[choice.quantization]
+    full = _need(subject, choice, jobs=subject.config.batch.max_size)
     most = f"{size_text(full.total)} for {full.together} together"
     found = f"{model_name(subject.image_model)}: {size_text(own.weights)} of weights, "
     found += f"{size_text(own.total)} with one edit, {most}; {size_text(free)} free"
     found += f" ({'; '.join(_fits(needs, free))})"
     if own.total > free:
-        return Check("memory", "failed", found, _remedy(needs, free))
+        return Check("memory", "failed", found, _remedy(subject, free))
     if full.total > free:
         return Check("memory", "warning", found, "fewer jobs will work together")
     return Check("memory", "ok", found)
 
 
-def _fits(needs: Mapping[str, Footprint], free: int) -> Iterator[str]:
+def _fits(needs: Mapping[Quantization, Footprint], free: int) -> Iterator[str]:
     for form, need in needs.items():
         verb = "fits" if need.total <= free else "does not fit"
         yield f"{form} {verb} with {size_text(need.total)}"
 
 
-def _remedy(needs: Mapping[str, Footprint], free: int) -> str:
-    fitting = [form for form, need in needs.items() if need.total <= free]
-    if fitting:
-        return f"--quantization {fitting[0]} would fit"
-    least = min(needs, key=lambda form: needs[form].total)
-    return f"free some, or use a machine with {size_text(needs[least].total)} for {least}"
+def _remedy(subject: Subject, free: int) -> str:
+    """The flags that make it fit, those first that change least; else how much is wanted."""
+    least = 0
+    for form in FORMS[FORMS.index(subject.config.model.quantization) :]:
+        for is_tiled in (subject.config.model.vae_use_tiling, True):
+            choice = replace(subject.config.model, quantization=form, vae_use_tiling=is_tiled)
+            least = _need(subject, choice).total
+            if least <= free:
+                flags = [f"--quantization {form}"] if form != "none" else []
+                return f"{' '.join([*flags, *['--vae-use-tiling'] * is_tiled])} would fit"
+    return f"free some, or use a machine with {size_text(least)} for {FORMS[-1]}"
 
 
-def _footprint(subject: Subject, form: str, *, is_full: bool = False) -> Footprint:
-    """Of one edit, or of as many as may work together, with the checkpoint's own defaults."""
-    config = subject.config
-    choice = replace(config.model, quantization=form)  # type: ignore[arg-type]
-    flags = {"model": config.model.model, "revision": config.model.revision}
-    jobs, faults = runner.examine(manifest_of(_JOB, "doctor"), settle(flags, {}, {}))
+def _need(subject: Subject, choice: ModelChoice, *, jobs: int = 1) -> Footprint:
+    """Of so many edits together, with the checkpoint's own defaults."""
+    flags = {"model": choice.model, "revision": choice.revision}
+    found, faults = runner.examine(manifest_of(_JOB, "doctor"), settle(flags, {}, {}))
     for fault in faults:
         raise fault
-    job = jobs[0]
+    (job,) = found
     assert isinstance(job, ImageJob), "the sample job is an edit"
-    count = config.batch.max_size if is_full else 1
     card = registry.model_card(job.model, choice.revision)
-    return footprint([job] * count, card, replace(config, model=choice))
+    return footprint([job] * jobs, card, replace(subject.config, model=choice))
 
 
 def video_memory(subject: Subject) -> Check:
