@@ -1,5 +1,6 @@
 """`hyimg replay`: a finished file's job run again, and whether it came out equal."""
 
+import math
 import os
 import shlex
 import signal
@@ -151,4 +152,6 @@ def _show(found: Verdict, original: Path, made: Path, style: render.Style) -> No
 def _apart(found: Verdict) -> str:
     if found.psnr is None:
         return found.not_measured
+    if math.isinf(found.psnr):
+        return "not any more once they are compressed"
     return f"PSNR {found.psnr:.2f} dB, at most {found.max_abs:g} levels"

@@ -3,7 +3,7 @@ are read, no weights.
 """
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path, PurePath
 
@@ -17,10 +17,12 @@ from hyimg_cli.engine.keys import precision
 from hyimg_cli.errors import CheckpointError, MachineError
 from hyimg_cli.loading.memory import available_bytes
 from hyimg_cli.models import registry
-from hyimg_cli.spec.card import VideoCard
+from hyimg_cli.spec.card import ModelCard, VideoCard
 from hyimg_cli.spec.job import ImageJob
 from hyimg_cli.spec.run import ModelChoice, Quantization
 
+Card = ModelCard | VideoCard
+CardOf = Callable[[str, str | None], Card]
 # In the order of what they change.
 FORMS: tuple[Quantization, ...] = ("none", "fp8", "nf4")
 # An edit, as most jobs are; everything else is the checkpoint's own default.
@@ -32,28 +34,29 @@ _NOT_FETCHED = ("checkpoint.no-weights", "checkpoint.missing-shard")
 
 def image_checkpoint(subject: Subject) -> Check:
     """The files of the picture model."""
-    return _checkpoint("checkpoint", subject.image_model, subject.config.model.revision)
+    return _checkpoint("checkpoint", subject.image_model, subject, registry.model_card)
 
 
 def video_checkpoint(subject: Subject) -> Check:
     """The files of the video model."""
-    return _checkpoint("video checkpoint", subject.video_model, subject.config.model.revision)
+    return _checkpoint("video checkpoint", subject.video_model, subject, registry.video_card)
 
 
-def _checkpoint(name: str, model: str, revision: str | None) -> Check:
-    shown = model_name(model)
+def _checkpoint(name: str, model: str, subject: Subject, card_of: CardOf) -> Check:
+    shown, revision = model_name(model), subject.config.model.revision
     try:
         stored = registry.stored_weights(model, revision)
     except CheckpointError as error:
-        return _incomplete(name, model, revision, error)
+        return _incomplete(name, model, error, lambda: card_of(model, revision))
     parts = ", ".join(f"{part} {size_text(one.nbytes)}" for part, one in stored.items())
     count = sum(one.count for one in stored.values())
     found = f"{shown}: complete, {count / 1e6:,.1f} M weights ({parts})"
-    is_trained = _is_trained(model, revision, is_video="video" in name)
+    # Reading the card also reads the configuration.
+    is_trained = card_of(model, revision).is_trained
     return Check(name, "ok", found if is_trained else f"{found}; untrained, for trying out only")
 
 
-def _incomplete(name: str, model: str, revision: str | None, error: CheckpointError) -> Check:
+def _incomplete(name: str, model: str, error: CheckpointError, card: Callable[[], Card]) -> Check:
     """A checkpoint of the hub may still be fetched by the first run; a folder is what it is."""
     shown = model_name(model)
     what = f"{shown}: {error.what}"
@@ -63,30 +66,24 @@ def _incomplete(name: str, model: str, revision: str | None, error: CheckpointEr
     if os.environ.get("HF_HUB_OFFLINE"):
         hint = "unset HF_HUB_OFFLINE for the first run, or copy the checkpoint here"
         return Check(name, "failed", f"{what}, and HF_HUB_OFFLINE is set", hint)
-    needed, free = _bytes_to_fetch(model, revision, is_video="video" in name), _hub_room()
-    found = f"{shown}: the first run fetches up to {size_text(needed)}; {size_text(free)} are free"
+    needed, free = _bytes_to_fetch(card()), _hub_room()
+    found = f"{shown}: the first run fetches about {size_text(needed)}; {size_text(free)} are free"
     if needed > free:
         return Check(name, "failed", found, "set HF_HOME to a larger disk")
     return Check(name, "warning", found, f"fetch it now: hf download {model}")
 
 
-def _bytes_to_fetch(model: str, revision: str | None, *, is_video: bool) -> int:
-    if is_video:
-        return sum(count for _, count in registry.video_card(model, revision).component_bytes)
-    return registry.model_card(model, revision).weight_bytes
+def _bytes_to_fetch(card: Card) -> int:
+    """Bytes of all weights; of a video model those that its indexes tell."""
+    if isinstance(card, VideoCard):
+        return sum(count for _, count in card.component_bytes)
+    return card.weight_bytes
 
 
 def _hub_room() -> int:
     from huggingface_hub import constants
 
     return places.free_bytes(Path(constants.HF_HUB_CACHE))
-
-
-def _is_trained(model: str, revision: str | None, *, is_video: bool) -> bool:
-    """What the checkpoint's card says; its configuration is read for that."""
-    if is_video:
-        return registry.video_card(model, revision).is_trained
-    return registry.model_card(model, revision).is_trained
 
 
 def image_memory(subject: Subject) -> Check:
