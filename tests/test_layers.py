@@ -18,7 +18,7 @@ LAYERS = (
     ("kv", "diffusion", "kernels", "loading", "parallel"),
     ("models",),
     ("engine", "evaluate"),
-    ("bench", "serve", "doctor", "report"),
+    ("bench", "serve", "doctor", "replay", "report"),
     ("cli",),
 )
 LAYER_OF = {room: layer for layer, rooms in enumerate(LAYERS) for room in rooms}
@@ -39,6 +39,8 @@ NEVER = {
     "evaluate": TERMINAL | {"torch", "transformers", "diffusers", "PIL"},
     "quality": TERMINAL | {"transformers", "diffusers", "PIL"},
     "report": TERMINAL | {"torch", "transformers", "diffusers"},
+    "doctor": TERMINAL | {"transformers", "diffusers", "PIL"},
+    "replay": TERMINAL | {"torch", "transformers", "diffusers", "numpy", "PIL"},
     "cli": {"torch", "transformers", "diffusers", "numpy", "PIL", "safetensors"},
 }
 WITHOUT_TORCH = (
@@ -49,6 +51,14 @@ WITHOUT_TORCH = (
     "media",
     "quality",
     "evaluate",
+    "doctor.check",
+    "doctor.environment",
+    "doctor.kernels",
+    "doctor.models",
+    "doctor.places",
+    "doctor.tools",
+    "doctor.trial",
+    "replay",
     "report",
     "store",
     "cli",

@@ -48,6 +48,15 @@ def read_manifest(path: Path | Literal["-"], stdin: TextIO | None = None) -> Man
         data = _bytes_at(path)
         title, stem, folder = path.name, path.stem, path.parent
     reading = _Reading(title, _id_stem(stem), is_text=Path(title).suffix.lower() == ".txt")
+    return _manifest(reading, data, folder)
+
+
+def manifest_of(data: bytes, title: str) -> Manifest:
+    """JSONL that is no file, called `title` in messages; its paths lead from the working folder."""
+    return _manifest(_Reading(title, _id_stem(title), is_text=False), data, Path())
+
+
+def _manifest(reading: "_Reading", data: bytes, folder: Path) -> Manifest:
     reading.read(data.removeprefix(_BOM))
     return Manifest(
         name=reading.name,
@@ -55,7 +64,7 @@ def read_manifest(path: Path | Literal["-"], stdin: TextIO | None = None) -> Man
         digest=digest.of_bytes(data),
         lines=tuple(reading.lines),
         faults=tuple(reading.faults),
-        title=title,
+        title=reading.title,
         bad_ids=reading.bad_ids,
     )
 

@@ -11,9 +11,12 @@ from hyimg_cli.cli import later, render
 from hyimg_cli.cli.bench import bench
 from hyimg_cli.cli.cache import cache
 from hyimg_cli.cli.check import check
+from hyimg_cli.cli.doctor import doctor
 from hyimg_cli.cli.eval import evaluate
 from hyimg_cli.cli.generate import generate
+from hyimg_cli.cli.info import info
 from hyimg_cli.cli.plan import plan
+from hyimg_cli.cli.replay import replay
 from hyimg_cli.errors import HyimgError, UsageError
 
 INTERNAL_ERROR = 101
@@ -33,6 +36,9 @@ app.command()(check)
 app.command()(plan)
 app.command()(bench)
 app.command("eval")(evaluate)
+app.command()(doctor)
+app.command()(info)
+app.command()(replay)
 app.add_typer(cache, name="cache")
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from hyimg_cli.errors import UsageError
 
-COMMANDS = ("doctor", "replay", "info", "serve")
+COMMANDS = ("serve",)
 FLAGS = (
     "--replicas",
     "--tensor-parallel-size",
@@ -18,7 +18,8 @@ def refuse(arguments: Sequence[str]) -> None:
     """Raises UsageError where the command line asks for something this version does not have."""
     if arguments and arguments[0] in COMMANDS:
         raise _not_yet(
-            f"hyimg {arguments[0]}", "this version has: generate, check, plan, cache, bench, eval"
+            f"hyimg {arguments[0]}",
+            "this version has: generate, check, plan, cache, bench, eval, doctor, info, replay",
         )
     options = arguments[: arguments.index("--")] if "--" in arguments else arguments
     for argument in options:

@@ -62,6 +62,11 @@ def note(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
+def printable(text: str) -> str:
+    """`text` of a stranger on one line: what would steer a terminal is written as its escape."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 def remarks(texts: Iterable[str], style: "Style") -> None:
     """What the reader should know, unless only errors are wanted."""
     for text in texts:
@@ -139,17 +144,25 @@ class View(Protocol):
     def show(self, event: Event) -> None: ...
 
 
+@dataclass(frozen=True)
+class After:
+    """Where the results are, and the commands that go on: with what is left, with what failed."""
+
+    place: str
+    again: str
+    retry: str
+
+
 class Report:
     """Shows a run's events in the style asked for, counts them, and closes with a summary.
 
     A run that an error ended before its first job has nothing to sum up.
     """
 
-    def __init__(self, counts: Summary, style: Style, *, place: str, again: str) -> None:
+    def __init__(self, counts: Summary, style: Style, after: After) -> None:
         self._counts = counts
         self._style = style
-        self._place = place
-        self._again = again
+        self._after = after
         self._view = _view(style, counts.left)
         self._has_begun = False
 
@@ -169,11 +182,11 @@ class Report:
 
     def _close(self) -> None:
         if not self._style.is_quiet:
-            note(_summary(self._counts, self._place))
-            for advice in _advice(self._counts, self._again):
+            note(_summary(self._counts, self._after.place))
+            for advice in _advice(self._counts, self._after):
                 note(advice)
         if self._style.as_json:
-            json_line({"summary": _as_json(self._counts), "output_dir": self._place})
+            json_line({"summary": _as_json(self._counts), "output_dir": self._after.place})
 
     def outcomes(self, outcomes: Iterable[Outcome]) -> None:
         """Shows outcomes that no session made: the failures of lines that are no jobs."""
@@ -203,12 +216,12 @@ def _summary(counts: Summary, place: str) -> str:
     return f"{', '.join(parts)}; results in {place}"
 
 
-def _advice(counts: Summary, again: str) -> Iterator[str]:
+def _advice(counts: Summary, after: After) -> Iterator[str]:
     """The commands that go on."""
     if counts.failed:
-        yield f"run the failed jobs again with: {again} --retry-failed"
+        yield f"run the failed jobs again with: {after.retry}"
     if counts.left:
-        yield f"resume with: {again}"
+        yield f"resume with: {after.again}"
 
 
 def _as_json(counts: Summary) -> dict[str, Any]:

@@ -8,7 +8,6 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 
-from hyimg_cli import __version__
 from hyimg_cli.batch.journal import RunFolder
 from hyimg_cli.batch.resolved import job_to_json
 from hyimg_cli.engine import outcomes
@@ -18,6 +17,7 @@ from hyimg_cli.engine.crew import Lost, Made
 from hyimg_cli.engine.group import Drawn, GroupRun
 from hyimg_cli.engine.image import EncodeSource, Picture, ReadSource, Studio
 from hyimg_cli.engine.keys import confirm_dtype, precision
+from hyimg_cli.engine.making import making
 from hyimg_cli.engine.memory import batch_size, peak_memory_mb, synchronize
 from hyimg_cli.engine.prefixes import Prefixes
 from hyimg_cli.engine.prewarm import Shape, prewarm
@@ -181,8 +181,8 @@ class ImageCrew:
         facts = PictureFacts(
             size=Size(*picture.pixels.shape[:2]),
             model_name=self._resident().card.name,
-            model_fingerprint=registry.fingerprint(job.model, self._config.model.revision),
-            version=__version__,
+            making=making(job, self._config),
+            source_sha256=picture.source_digests,
             cot_text=picture.written.text,
             cot_token_ids=picture.written.ids,
             ratio_index=picture.bucket.ratio_index,

@@ -26,6 +26,11 @@ def key_of(job: Job, source_digests: Sequence[str], config: RunConfig) -> str:
     tiling, CUDA graphs and whether pixels may depend on the batch are: they change pixels.
     """
     model_print = registry.fingerprint(job.model, config.model.revision)
+    return job_key(job, source_digests, model_print, pixel_settings(job, config))
+
+
+def pixel_settings(job: Job, config: RunConfig) -> dict[str, str]:
+    """What of the run changes the job's pixels, by name."""
     settings = {"dtype": precision(config.model)[1]}
     if isinstance(job, ImageJob):
         settings["kv_reuse"] = "reuse" if config.reuse.kv_reuse else "recompute"
@@ -38,7 +43,7 @@ def key_of(job: Job, source_digests: Sequence[str], config: RunConfig) -> str:
             settings["text"] = "graphs"
         if not config.batch.is_invariant:
             settings["batch"] = "variant"
-    return job_key(job, source_digests, model_print, settings)
+    return settings
 
 
 def job_keys(jobs: Sequence[Job], config: RunConfig) -> dict[str, str]:

@@ -48,8 +48,8 @@ def hardware() -> dict[str, Any]:
     """The machine in words: processor, cores this process may use, GPUs."""
     return {
         "system": f"{platform.system()} {platform.machine()}",
-        "cpu": _cpu_name(),
-        "cores": _cores(),
+        "cpu": cpu_name(),
+        "cores": cores(),
         "gpus": _gpu_names(),
     }
 
@@ -61,7 +61,7 @@ def _version(package: str) -> str:
         return "not installed"
 
 
-def _cpu_name() -> str:
+def cpu_name() -> str:
     """The processor's marketing name where the system tells it."""
     if CPU_FACTS.is_file():
         for line in CPU_FACTS.read_text(errors="replace").splitlines():
@@ -70,7 +70,8 @@ def _cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
-def _cores() -> int:
+def cores() -> int:
+    """Cores that this process may use."""
     if sys.platform == "linux":
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -7,7 +7,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from hyimg_cli import __version__
 from hyimg_cli.batch.journal import RunFolder
 from hyimg_cli.batch.resolved import job_to_json
 from hyimg_cli.engine import outcomes
@@ -15,6 +14,7 @@ from hyimg_cli.engine.clock import PhaseClock
 from hyimg_cli.engine.crew import Lost, Made
 from hyimg_cli.engine.interim import Interim
 from hyimg_cli.engine.keys import confirm_dtype, key_of, precision
+from hyimg_cli.engine.making import making
 from hyimg_cli.engine.memory import peak_memory_mb, synchronize
 from hyimg_cli.engine.prompts import Prompts
 from hyimg_cli.engine.video import Footage, Set, shoot
@@ -195,7 +195,7 @@ class VideoCrew:
         _clear(folder, job.custom_id)
         text = None
         if self._config.output.metadata:
-            text = self._metadata(job)
+            text = video_text(job_to_json(job), making(job, self._config))
             _write_sidecar(folder.path_for(job.custom_id, ".json"), text)
         written = write_video(film, footage.pieces, fps=job.fps, comment=text, frames_folder=shots)
         return VideoFile(
@@ -209,10 +209,6 @@ class VideoCrew:
             fps=job.fps,
             frames_path=None if shots is None else shots.relative_to(folder.folder).as_posix(),
         )
-
-    def _metadata(self, job: VideoJob) -> str:
-        model_print = registry.fingerprint(job.model, self._config.model.revision)
-        return video_text(job_to_json(job), model_fingerprint=model_print, version=__version__)
 
     def _resident(self) -> LatentVideoModel:
         assert self._model is not None, "a model is loaded before its jobs run"

@@ -81,6 +81,20 @@ def read_image(path: Path) -> SourceImage:
     return SourceImage(np.array(image), digest.of_bytes(data), notes)
 
 
+def png_texts(path: Path) -> dict[str, str]:
+    """Keyword and text of every text chunk of a PNG, those behind its pixels too.
+
+    Raises SourceImageError for another kind of file, or a damaged one.
+    """
+    with _open_file(path) as file, _opened(path, file) as image:
+        if not isinstance(image, PngImagePlugin.PngImageFile):
+            raise _fault("not-an-image", "this is no PNG", path)
+        try:
+            return {str(keyword): str(text) for keyword, text in image.text.items()}
+        except _DECODER_ERRORS as error:
+            raise _truncated(path) from error
+
+
 def fit_cover(pixels: Pixels, size: Size) -> Pixels:
     """`pixels` scaled (Lanczos) until they cover `size`, then cut to it around the centre.
 

@@ -1,30 +1,57 @@
 """What a file says about itself: in a PNG the A1111 `parameters` text, and the whole job as JSON in
-`hyimg`; in an MP4 that JSON as its comment.
+`hyimg`; in an MP4 that JSON as its comment. `recorded.py` reads it back.
 
-Basenames only: a picture that is passed on tells nothing of the machine that made it.
+Basenames only: a picture that is passed on names no folder, user or host. Format 2 added to format
+1 how the file was made, and the digests of its source images.
 """
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
 
 from hyimg_cli.spec.job import ImageJob, Size
 
-FORMAT = 1
+FORMAT = 2
+# The PNG text chunk that holds the record.
+KEYWORD = "hyimg"
 # The user's own data belongs to the result line; it may hold anything.
 _LEFT_OUT = ("metadata",)
 
 
 @dataclass(frozen=True)
+class Making:
+    """What made a file: hyimg's version, the checkpoint, and by name what else decides its bits.
+
+    `settings`: of the run (device, dtype, KV reuse, ...); `packages`: versions.
+    """
+
+    version: str
+    model_fingerprint: str
+    settings: Mapping[str, str] = field(default_factory=dict)
+    packages: Mapping[str, str] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "version": self.version,
+            "model_fingerprint": self.model_fingerprint,
+            "settings": dict(self.settings),
+            "packages": dict(self.packages),
+        }
+
+
+@dataclass(frozen=True)
 class PictureFacts:
-    """What became of a job beyond what was asked: enough to make the same pixels again."""
+    """What became of a job beyond what was asked: enough to make the same pixels again.
+
+    `source_sha256`: of the bytes of each source image, in order.
+    """
 
     size: Size
     model_name: str
-    model_fingerprint: str
-    version: str
+    making: Making
+    source_sha256: tuple[str, ...] = ()
     cot_text: str | None = None
     cot_token_ids: tuple[int, ...] | None = None
     ratio_index: int | None = None
@@ -34,18 +61,13 @@ def png_text(job: ImageJob, resolved: Mapping[str, Any], facts: PictureFacts) ->
     """Keyword and text of each PNG text chunk. `resolved` is the job as a manifest line."""
     return {
         "parameters": _parameters(job, facts),
-        "hyimg": json.dumps(_record(resolved, facts), ensure_ascii=False, sort_keys=True),
+        KEYWORD: json.dumps(_record(job, resolved, facts), ensure_ascii=False, sort_keys=True),
     }
 
 
-def video_text(resolved: Mapping[str, Any], *, model_fingerprint: str, version: str) -> str:
-    """What an MP4's `comment` and its sidecar file hold: the job as JSON, and what ran it."""
-    record = {
-        "format": FORMAT,
-        "version": version,
-        "job": _public(resolved),
-        "model_fingerprint": model_fingerprint,
-    }
+def video_text(resolved: Mapping[str, Any], making: Making) -> str:
+    """What an MP4's `comment` and its sidecar file hold: the job as JSON, and what made it."""
+    record = {"format": FORMAT, "job": _public(resolved), **making.to_json()}
     return json.dumps(record, ensure_ascii=False, sort_keys=True)
 
 
@@ -57,9 +79,9 @@ def _parameters(job: ImageJob, facts: PictureFacts) -> str:
         "CFG scale": f"{job.guidance_scale:g}",
         "Seed": job.seed,
         "Size": facts.size,
-        "Model hash": facts.model_fingerprint[:10],
+        "Model hash": facts.making.model_fingerprint[:10],
         "Model": _quoted(facts.model_name),
-        "Version": f"hyimg {facts.version}",
+        "Version": f"hyimg {facts.making.version}",
     }
     return f"{job.prompt}\n" + ", ".join(f"{name}: {value}" for name, value in settings.items())
 
@@ -70,14 +92,16 @@ def _quoted(text: str) -> str:
     return json.dumps(plain, ensure_ascii=False) if set(plain) & set(',:\n"') else plain
 
 
-def _record(resolved: Mapping[str, Any], facts: PictureFacts) -> dict[str, Any]:
+def _record(job: ImageJob, resolved: Mapping[str, Any], facts: PictureFacts) -> dict[str, Any]:
     return {
         "format": FORMAT,
-        "version": facts.version,
         "job": _public(resolved),
+        **facts.making.to_json(),
+        # Where the text is given the job has no bot_task, but a dynamic system prompt hangs on it.
+        "bot_task": job.bot_task,
+        "source_sha256": list(facts.source_sha256),
         "size": str(facts.size),
         "ratio_index": facts.ratio_index,
-        "model_fingerprint": facts.model_fingerprint,
         "cot_text": facts.cot_text,
         "cot_token_ids": None if facts.cot_token_ids is None else list(facts.cot_token_ids),
     }

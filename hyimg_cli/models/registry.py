@@ -4,8 +4,10 @@ A family is a folder beside this file. Its `Prompter` knows sequences without we
 brings the network.
 """
 
+import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -80,6 +82,31 @@ def fingerprint(model: str, revision: str | None = None) -> str:
     if layout.is_video_checkpoint(folder):
         return layout.read_layout(folder).fingerprint()
     return checkpoint.fingerprint(folder)
+
+
+@dataclass(frozen=True)
+class StoredWeights:
+    """Weights of a component as they lie on disk: how many, and their bytes."""
+
+    count: int
+    nbytes: int
+
+
+def stored_weights(model: str, revision: str | None = None) -> dict[str, StoredWeights]:
+    """The weights of each component by name, counted in their files' headers; none is loaded.
+
+    Raises CheckpointError where a file is missing, cut short, or not what its index says.
+    """
+    folder = resolve_model(model, revision, with_weights=False)
+    if not layout.is_video_checkpoint(folder):
+        return {"model": _counted(checkpoint.tensor_index(folder))}
+    parts = [part for part in layout.read_layout(folder).components.values() if part.has_weights]
+    return {part.name: _counted(checkpoint.tensor_index(part.folder, part.stem)) for part in parts}
+
+
+def _counted(tensors: Mapping[str, checkpoint.TensorInfo]) -> StoredWeights:
+    count = sum(math.prod(tensor.shape) for tensor in tensors.values())
+    return StoredWeights(count, checkpoint.weight_bytes(tensors))
 
 
 def check(job: Job, revision: str | None = None) -> None:

@@ -17,6 +17,8 @@ LIGHT_COMMANDS = (
     ["plan", "quickstart"],
     ["cache", "list"],
     ["cache", "clear"],
+    ["replay", "--help"],
+    ["doctor", "--help"],
 )
 
 
@@ -80,6 +82,13 @@ def test_a_later_flag_is_refused_by_name(
     ran = run_cli("generate", "quickstart", *f"{flag}{value}".split())
     assert ran.code == 2
     assert f"{flag} is not part of this version yet" in ran.err
+
+
+@pytest.mark.parametrize("name", ["doctor", "info", "replay"])
+def test_a_command_of_this_version_is_in_the_help(run_cli: Callable[..., Any], name: str) -> None:
+    assert f" {name} " in run_cli("--help").out
+    assert run_cli(name, "--help").code == 0
+    assert name in run_cli("serve").err
 
 
 def test_later_names_are_not_in_the_help(run_cli: Callable[..., Any]) -> None:

@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from hyimg_cli.media.metadata import PictureFacts, png_text
+from hyimg_cli.media.metadata import Making, PictureFacts, png_text
 from hyimg_cli.spec.job import ImageJob, Size, SizeRequest, TextSampling
 
 JOB = ImageJob(
@@ -33,8 +33,8 @@ RESOLVED: dict[str, Any] = {
 FACTS = PictureFacts(
     size=Size(height=768, width=1024),
     model_name="HunyuanImage-3.0-Instruct",
-    model_fingerprint="0123456789abcdef",
-    version="0.1.0",
+    making=Making("0.1.0", "0123456789abcdef", {"dtype": "float32"}, {"torch": "2.11.0"}),
+    source_sha256=("aa", "bb"),
     cot_text="<think>red</think>",
     cot_token_ids=(1, 2, 3),
     ratio_index=33,
@@ -69,6 +69,10 @@ def test_the_record_has_the_job_and_what_became_of_it() -> None:
     assert record["cot_text"] == "<think>red</think>"
     assert (record["size"], record["ratio_index"]) == ("1024x768", 33)
     assert record["model_fingerprint"] == "0123456789abcdef"
+    assert record["source_sha256"] == ["aa", "bb"]
+    assert record["settings"] == {"dtype": "float32"}
+    assert record["packages"] == {"torch": "2.11.0"}
+    assert (record["bot_task"], record["version"]) == ("think", "0.1.0")
 
 
 def test_nothing_of_the_machine_and_of_the_users_own_data_is_told() -> None:
@@ -85,5 +89,5 @@ def test_a_hub_id_is_no_path() -> None:
 
 
 def test_a_model_name_with_commas_stays_one_setting() -> None:
-    facts = PictureFacts(FACTS.size, "a, b: c", "0123456789abcdef", "0.1.0")
+    facts = PictureFacts(FACTS.size, "a, b: c", FACTS.making)
     assert 'Model: "a, b: c"' in png_text(JOB, RESOLVED, facts)["parameters"]

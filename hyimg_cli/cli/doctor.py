@@ -1,0 +1,84 @@
+"""`hyimg doctor`: whether this machine is ready for a run."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from hyimg_cli import __version__
+from hyimg_cli.cli import options as o
+from hyimg_cli.cli import render
+from hyimg_cli.doctor.check import Check, Subject, examined, is_ready
+from hyimg_cli.doctor.checks import CHECKS, RANKS
+from hyimg_cli.doctor.models import model_name
+
+NOT_READY = 3
+WithRanks = Annotated[
+    bool, typer.Option("--ranks", help="Start a second process and compute with it, too.")
+]
+
+
+def doctor(
+    ctx: typer.Context,
+    model: o.Model = None,
+    video_model: o.VideoModel = None,
+    revision: o.Revision = None,
+    device: o.Device = None,
+    dtype: o.DtypeName = None,
+    quantization: o.Quantization = None,
+    batching_max_size: o.BatchingMaxSize = None,
+    vae_use_tiling: o.VaeUseTiling = None,
+    recipe: o.Recipe = None,
+    output_dir: o.OutputDir = None,
+    cache_dir: o.CacheDir = None,
+    disk_cache: o.DiskCache = None,
+    disk_cache_mb: o.DiskCacheMb = None,
+    ranks: WithRanks = False,
+    as_json: o.AsJson = False,
+) -> None:
+    """Check that this machine can run the chosen models, and draw one small picture to prove it.
+
+    No weights but the embedded ones are loaded. The report names no user, host, token or folder
+    from the root on, so that it can be attached to an issue. Exit code 0: ready; 3: not.
+    """
+    subject = _subject(ctx.params)
+    checks = (*CHECKS, RANKS) if ranks or subject.config.parallel.ranks > 1 else CHECKS
+    answers = []
+    for answer in examined(subject, checks):
+        answers.append(answer)
+        if not as_json:
+            _show(answer)
+    _close(subject, answers, as_json=as_json)
+    raise typer.Exit(0 if is_ready(answers) else NOT_READY)
+
+
+def _subject(given: Mapping[str, Any]) -> Subject:
+    settings = o.settings_of(given)
+    folder = Path(settings["output_dir"].value or "runs")
+    return Subject(o.run_config(settings, folder), settings["video_model"].value)
+
+
+def _show(answer: Check) -> None:
+    render.line(f"{answer.status:<8}{answer.name}: {render.printable(answer.found)}")
+    if answer.status != "ok" and answer.hint:
+        render.line(f"{'':<8}hint: {render.printable(answer.hint)}")
+
+
+def _close(subject: Subject, answers: Sequence[Check], *, as_json: bool) -> None:
+    counts = Counter(answer.status for answer in answers)
+    names = {
+        "model": model_name(subject.image_model),
+        "video_model": model_name(subject.video_model),
+    }
+    if as_json:
+        facts = {"ready": is_ready(answers), "version": __version__} | names
+        checks = [asdict(one) | {"seconds": round(one.seconds, 3)} for one in answers]
+        render.json_line(facts | {"checks": checks})
+        return
+    verdict = "ready" if is_ready(answers) else "not ready"
+    counted = ", ".join(f"{counts[status]} {status}" for status in ("ok", "warning", "failed"))
+    took = sum(one.seconds for one in answers)
+    render.line(f"{verdict} for {' and '.join(names.values())}: {counted}, in {took:.1f} s")

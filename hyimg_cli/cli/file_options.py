@@ -1,0 +1,49 @@
+"""Options of the commands that start from a finished file: `info` and `replay`."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+_REPLAY = "What is replayed"
+
+
+def _option(*names: str, panel: str, help: str) -> Any:
+    return typer.Option(*names, help=help, rich_help_panel=panel, show_default=False)
+
+
+DescribedFiles = Annotated[
+    list[Path],
+    typer.Argument(metavar="FILE", help="PNG and MP4 files, or the .json beside an MP4."),
+]
+ReplayedFile = Annotated[
+    Path,
+    typer.Argument(metavar="FILE", help="A PNG or MP4 that hyimg wrote, or a video's .json."),
+]
+ReplayDir = Annotated[
+    Path | None,
+    _option("-o", "--output-dir", panel="Run", help="Result folder. Default: runs/replay-<id>."),
+]
+ImagesFrom = Annotated[
+    Path | None,
+    _option(
+        "--images-from",
+        panel=_REPLAY,
+        help="Folder of the source images. Default: beside FILE, then where its run found them.",
+    ),
+]
+AllowChanged = Annotated[
+    bool,
+    _option(
+        "--allow-changed",
+        panel=_REPLAY,
+        help="Run although the model or a source image is not the recorded one.",
+    ),
+]
+ExpectEqual = Annotated[
+    bool, _option("--expect-equal", panel=_REPLAY, help="Exit code 1 where pixels are not equal.")
+]
+RecordedModel = Annotated[
+    str | None,
+    _option("--model", panel="Model", help="Folder or hub id of the recorded model."),
+]

@@ -1,0 +1,72 @@
+"""`hyimg info`: what finished files say about themselves."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import typer
+
+from hyimg_cli.cli import options as o
+from hyimg_cli.cli import render
+from hyimg_cli.cli.file_options import DescribedFiles
+from hyimg_cli.errors import HyimgError
+from hyimg_cli.media.recorded import Described, Record, read_described
+
+
+def info(files: DescribedFiles, as_json: o.AsJson = False) -> None:
+    """Show the job, model, seed and versions that a PNG, an MP4 or its sidecar was made with.
+
+    Every file is looked at; the exit code is that of the first one that says nothing.
+    """
+    faults: list[HyimgError] = []
+    for path in files:
+        try:
+            _show(read_described(path), as_json=as_json)
+        except HyimgError as error:
+            faults.append(error)
+            render.error(error)
+    raise typer.Exit(faults[0].exit_code if faults else 0)
+
+
+def _show(described: Described, *, as_json: bool) -> None:
+    if as_json:
+        render.json_line(_as_json(described))
+        return
+    for text in _lines(described):
+        render.line(render.printable(text))
+
+
+def _as_json(described: Described) -> dict[str, Any]:
+    facts: dict[str, Any] = {"file": str(described.path), "kind": described.kind}
+    if described.record is not None:
+        facts["record"] = described.record.raw
+    return facts | ({"parameters": described.parameters} if described.parameters else {})
+
+
+def _lines(described: Described) -> Iterator[str]:
+    if described.record is not None:
+        yield f"{described.path}: made by hyimg {described.record.making.version}"
+        yield from _record_lines(described.record)
+        return
+    yield f"{described.path}: not made by hyimg; its parameters:"
+    for line in described.parameters.splitlines():
+        yield f"  {line}"
+
+
+def _record_lines(record: Record) -> Iterator[str]:
+    yield from _values(record.job)
+    if record.size and record.size != record.job.get("size"):
+        yield f"  made in size: {record.size}"
+    if record.cot_text:
+        yield f"  text before the picture: {record.cot_text}"
+    for number, digest in enumerate(record.source_sha256, 1):
+        yield f"  sha256 of source image {number}: {digest}"
+    yield f"  sha256 of the model: {record.making.model_fingerprint}"
+    for title, values in (("made with", record.making.settings), ("by", record.making.packages)):
+        if values:
+            yield f"  {title}: {', '.join(f'{name} {value}' for name, value in values.items())}"
+
+
+def _values(job: Mapping[str, Any]) -> Iterator[str]:
+    for name, value in job.items():
+        shown = ", ".join(map(str, value)) if isinstance(value, list) else value
+        yield f"  {name}: {shown}"

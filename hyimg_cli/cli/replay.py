@@ -1,0 +1,157 @@
+"""`hyimg replay`: a finished file's job run again, and whether it came out equal."""
+
+import math
+import os
+import shlex
+import signal
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from hyimg_cli.batch.journal import RunFolder
+from hyimg_cli.batch.knobs import KNOBS
+from hyimg_cli.batch.recipe import PREFIX, Setting, settle
+from hyimg_cli.cli import file_options as f
+from hyimg_cli.cli import options as o
+from hyimg_cli.cli import render
+from hyimg_cli.cli.carry_out import Order, carry_out
+from hyimg_cli.engine.runner import ResumePolicy, Selection
+from hyimg_cli.errors import Interrupted, UsageError
+from hyimg_cli.media.recorded import Described, read_described
+from hyimg_cli.replay.restored import Restored, Wishes, restored
+from hyimg_cli.replay.run_folder import refuse_other_runs
+from hyimg_cli.replay.verdict import Verdict, compared_file, verdict
+
+# A replay is one job, asked for now: it is compared by its own record, and nothing is skipped.
+ALWAYS = {"metadata": True, "report": False, "skip_invalid": False, "prewarm": False}
+AGAIN = ResumePolicy(resume=False, retry_failed=True, force=True)
+
+
+def replay(
+    ctx: typer.Context,
+    file: f.ReplayedFile,
+    output_dir: f.ReplayDir = None,
+    images_from: f.ImagesFrom = None,
+    allow_changed: f.AllowChanged = False,
+    expect_equal: f.ExpectEqual = False,
+    model: f.RecordedModel = None,
+    revision: o.Revision = None,
+    device: o.Device = None,
+    dtype: o.DtypeName = None,
+    quantization: o.Quantization = None,
+    vae_use_tiling: o.VaeUseTiling = None,
+    kv_reuse: o.KvReuse = None,
+    batch_invariant: o.BatchInvariant = None,
+    cache_dir: o.CacheDir = None,
+    disk_cache: o.DiskCache = None,
+    vae_patch_parallel_size: o.VaePatchParallelSize = None,
+    cfg_parallel_size: o.CfgParallelSize = None,
+    frames: o.FramesName = None,
+    progress: o.Progress = "auto",
+    as_json: o.AsJson = False,
+    quiet: o.Quiet = False,
+    verbose: o.Verbose = 0,
+) -> None:
+    """Run the job of a finished file again, as it was run, and say whether the pixels are equal.
+
+    The file's own record is used: job, seeds, precision, quantization; flags win over it, and
+    variables that set a sampling default are not looked at. Exit code 0: made, equal or not (1 with
+    --expect-equal where it is not); 1: the job failed; 2: the file holds no job, or its model or a
+    source image is not the recorded one.
+    """
+    render.log_to_stderr(verbose)
+    # NOTE: readers of pictures catch every Exception, so a signal outside the run itself stays a
+    # KeyboardInterrupt until it is out of them.
+    try:
+        raise typer.Exit(_carry_out(ctx.params, ctx.obj or ()))
+    except KeyboardInterrupt:
+        raise Interrupted(signal.SIGINT) from None
+
+
+def _carry_out(given: Mapping[str, Any], arguments: Sequence[str]) -> int:
+    style = render.style_of(given)
+    described = read_described(given["file"])
+    source = restored(described, _wishes(given))
+    folder = given["output_dir"] or Path("runs") / f"replay-{source.custom_id}"
+    _refuse_original(folder, described, source)
+    refuse_other_runs(folder, source.custom_id)
+    render.remarks(source.notes, style)
+    code = carry_out(_order(given, source, folder, shlex.join(["hyimg", *arguments])), style)
+    if code:
+        return code
+    original = compared_file(described)
+    if original is None:
+        render.remarks([f"no video beside {described.path.name}: nothing to compare with"], style)
+        return 1 if given["expect_equal"] else 0
+    output = RunFolder(folder).results()[source.custom_id]["outputs"][0]
+    found = verdict(described, original, folder / output["path"], output["pixel_sha256"])
+    _show(found, original, folder / output["path"], style)
+    return 1 if given["expect_equal"] and not found.is_equal else 0
+
+
+def _wishes(given: Mapping[str, Any]) -> Wishes:
+    return Wishes(
+        given["images_from"],
+        given["model"],
+        given["revision"],
+        given["device"] or "auto",
+        given["allow_changed"],
+    )
+
+
+def _order(given: Mapping[str, Any], source: Restored, folder: Path, again: str) -> Order:
+    settings = _settings(given, source)
+    config = o.run_config(settings, folder)
+    return Order(source.manifest, settings, config, Selection(), AGAIN, again=again, retry=again)
+
+
+def _settings(given: Mapping[str, Any], source: Restored) -> dict[str, Setting]:
+    """What was recorded below what the user says; which model runs stands in the job."""
+    sampling = {PREFIX + knob.name.upper() for knob in KNOBS if knob.table == "sampling"}
+    environ = {name: value for name, value in os.environ.items() if name not in sampling}
+    names = {knob.name for knob in KNOBS} - {"model", "output_dir"}
+    flags = {
+        name: str(value) if isinstance(value, Path) else value
+        for name, value in given.items()
+        if name in names and value is not None
+    }
+    return settle(source.settings | flags | ALWAYS, environ, {})
+
+
+def _refuse_original(folder: Path, described: Described, source: Restored) -> None:
+    """Raises UsageError where the replay would be written over the file, or the film it is of."""
+    files = [described.path, described.path.with_suffix(".mp4")]
+    run = RunFolder(folder)
+    targets = [run.path_for(source.custom_id, suffix) for suffix in (".png", ".mp4", ".json")]
+    for file in files:
+        if any(file.exists() and target.exists() and file.samefile(target) for target in targets):
+            raise UsageError(
+                "the replay would replace the file itself",
+                where=str(file),
+                hint="choose another folder with -o",
+                code="replay.itself",
+            )
+
+
+def _show(found: Verdict, original: Path, made: Path, style: render.Style) -> None:
+    if style.as_json:
+        facts = {"file": str(original), "made": str(made), **found.to_json()}
+        render.json_line({"replay": facts})
+    if style.is_quiet:
+        return
+    if found.is_equal:
+        render.note(f"equal: the {found.compared} of {made} are those of {original}")
+        return
+    render.note(f"not equal: the {found.compared} of {made} and {original} differ: {_apart(found)}")
+    for reason in found.reasons or ("nothing that is recorded differs; please report it",):
+        render.note(f"  may be why: {reason}")
+
+
+def _apart(found: Verdict) -> str:
+    if found.psnr is None:
+        return found.not_measured
+    if math.isinf(found.psnr):
+        return "not any more once they are compressed"
+    return f"PSNR {found.psnr:.2f} dB, at most {found.max_abs:g} levels"

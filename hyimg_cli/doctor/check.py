@@ -1,0 +1,96 @@
+"""What a check is given and what it gives back, and how its words are made fit to be passed on."""
+
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from hyimg_cli.errors import HyimgError
+from hyimg_cli.spec.run import RunConfig
+
+# `failed`: the chosen models cannot run here. `warning`: they can, something else is missing.
+Status = Literal["ok", "warning", "failed"]
+# A path from the root, but not the rest of an address or of a relative path.
+_PATH = re.compile(r"(?<![\w~….:/])/[^\s'\",;:()]+")
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was looked at: what was found, and what to do where that is not enough."""
+
+    name: str
+    status: Status
+    found: str
+    hint: str = ""
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Subject:
+    """The run that the machine is to be ready for. `config.model.model` draws the pictures."""
+
+    config: RunConfig
+    video_model: str
+
+    @property
+    def image_model(self) -> str:
+        return self.config.model.model
+
+
+Examine = Callable[[Subject], Check]
+
+
+def examined(subject: Subject, checks: Iterable[tuple[str, Examine]]) -> Iterator[Check]:
+    """Each check's answer as it comes. One that raises has failed; the others are made all the
+    same.
+    """
+    for name, examine in checks:
+        began = time.perf_counter()
+        check = _answer(name, examine, subject)
+        yield replace(
+            check,
+            found=portable_text(check.found),
+            hint=portable_text(check.hint),
+            seconds=time.perf_counter() - began,
+        )
+
+
+def _answer(name: str, examine: Examine, subject: Subject) -> Check:
+    try:
+        return examine(subject)
+    except HyimgError as error:
+        return Check(name, "failed", error.what, error.hint)
+    # NOTE: a package that is half installed ends in nearly any error, and that is what is sought.
+    except Exception as error:
+        what = f"{type(error).__name__}: {error}".splitlines()[0]
+        return Check(name, "failed", what, "if a fresh installation says the same, report it")
+
+
+def is_ready(checks: Iterable[Check]) -> bool:
+    """Whether nothing that is needed is missing."""
+    return all(check.status != "failed" for check in checks)
+
+
+def portable_text(text: str) -> str:
+    """`text` with every path from the root as `portable_path` writes it."""
+    return _PATH.sub(lambda match: portable_path(Path(match[0])), text)
+
+
+def portable_path(path: Path) -> str:
+    """A path that tells nothing of the user: from their home, or only its last name."""
+    if not path.is_absolute():
+        return str(path)
+    try:
+        return str(Path("~") / path.relative_to(Path.home()))
+    except (ValueError, RuntimeError):  # elsewhere, or a user without a home
+        return f"…/{path.name}"
+
+
+def size_text(count: float) -> str:
+    """Bytes in the unit that keeps the number short."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count:.0f} bytes"

@@ -1,0 +1,74 @@
+"""Which kernels a layer's experts would run on here: the engine's own choice, made on a tiny layer
+of each format.
+"""
+
+import importlib.util
+from collections.abc import Iterator
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+from hyimg_cli.doctor.check import Check, Subject
+from hyimg_cli.doctor.models import FORMS
+from hyimg_cli.engine.keys import precision
+from hyimg_cli.errors import MachineError
+from hyimg_cli.spec.run import Quantization
+
+if TYPE_CHECKING:
+    import torch
+
+_EXPERTS, _WIDTH = 1, 64
+
+
+def kernels(subject: Subject) -> Check:
+    """The choice for each quantization, and which optional packages it rests on."""
+    import torch
+
+    kind, chosen = precision(subject.config.model)[0], subject.config.model.quantization
+    device = torch.device(kind if kind == "cpu" or torch.cuda.is_available() else "cpu")
+    found, missing = [], ""
+    for form in FORMS:
+        try:
+            found.append(f"{form}: {_choice(form, device)}")
+        except MachineError as error:
+            found.append(f"{form}: {error.what}")
+            missing = error.hint if form == chosen else missing
+    told = f"on {device.type}: {'; '.join(found)} ({', '.join(_optional_packages())})"
+    if missing:
+        return Check("kernels", "failed", told, missing)
+    if device.type == "cuda" and importlib.util.find_spec("triton") is None:
+        hint = "install triton: without it experts run unfused, and slower"
+        return Check("kernels", "warning", told, hint)
+    return Check("kernels", "ok", told)
+
+
+def _choice(form: Quantization, device: "torch.device") -> str:
+    import torch
+
+    from hyimg_cli.kernels.choice import experts_of
+    from hyimg_cli.kernels.formats import Stack, empty_stack
+
+    def stack(rows: int) -> Stack:
+        if form == "none":
+            return torch.empty(_EXPERTS, rows, _WIDTH, device=device)
+        return empty_stack(form, _EXPERTS, rows, _WIDTH, device)
+
+    return _named(experts_of(stack(2 * _WIDTH), stack(_WIDTH)))
+
+
+def _named(experts: Any) -> str:
+    """A kernel's name; of two that are taken by the number of rows, both."""
+    from hyimg_cli.kernels.choice import MOST_FEW_ROWS, ByRows
+
+    if isinstance(experts, ByRows):
+        few, many = _named(experts.few), _named(experts.many)
+        return f"{few} up to {MOST_FEW_ROWS} rows, {many} above"
+    return str(experts.func.__name__ if isinstance(experts, partial) else experts.__name__)
+
+
+def _optional_packages() -> Iterator[str]:
+    for name in ("triton", "bitsandbytes"):
+        try:
+            yield f"{name} {version(name)}"
+        except PackageNotFoundError:
+            yield f"no {name}"

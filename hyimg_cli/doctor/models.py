@@ -1,0 +1,192 @@
+"""The chosen checkpoints: whether all of them is there, and whether it fits into memory. Headers
+are read, no weights.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path, PurePath
+
+from hyimg_cli.batch.manifest import manifest_of
+from hyimg_cli.batch.recipe import settle
+from hyimg_cli.doctor import places
+from hyimg_cli.doctor.check import Check, Subject, size_text
+from hyimg_cli.engine import runner
+from hyimg_cli.engine.footprint import Footprint, footprint
+from hyimg_cli.engine.keys import precision
+from hyimg_cli.errors import CheckpointError, MachineError
+from hyimg_cli.loading.memory import available_bytes
+from hyimg_cli.models import registry
+from hyimg_cli.spec.card import ModelCard, VideoCard
+from hyimg_cli.spec.job import ImageJob
+from hyimg_cli.spec.run import ModelChoice, Quantization
+
+Card = ModelCard | VideoCard
+CardOf = Callable[[str, str | None], Card]
+# In the order of what they change.
+FORMS: tuple[Quantization, ...] = ("none", "fp8", "nf4")
+# An edit, as most jobs are; everything else is the checkpoint's own default.
+_JOB = b'{"prompt": "an edit", "images": ["picture.png"]}'
+_UNREAD = "what the model needs is not known: its checkpoint cannot be read"
+# What a folder lacks that has only been looked at: small files without weights.
+_NOT_FETCHED = ("checkpoint.no-weights", "checkpoint.missing-shard")
+
+
+def image_checkpoint(subject: Subject) -> Check:
+    """The files of the picture model."""
+    return _checkpoint("checkpoint", subject.image_model, subject, registry.model_card)
+
+
+def video_checkpoint(subject: Subject) -> Check:
+    """The files of the video model."""
+    return _checkpoint("video checkpoint", subject.video_model, subject, registry.video_card)
+
+
+def _checkpoint(name: str, model: str, subject: Subject, card_of: CardOf) -> Check:
+    shown, revision = model_name(model), subject.config.model.revision
+    try:
+        stored = registry.stored_weights(model, revision)
+    except CheckpointError as error:
+        return _incomplete(name, model, error, lambda: card_of(model, revision))
+    parts = ", ".join(f"{part} {size_text(one.nbytes)}" for part, one in stored.items())
+    count = sum(one.count for one in stored.values())
+    found = f"{shown}: complete, {count / 1e6:,.1f} M weights ({parts})"
+    # Reading the card also reads the configuration.
+    is_trained = card_of(model, revision).is_trained
+    return Check(name, "ok", found if is_trained else f"{found}; untrained, for trying out only")
+
+
+def _incomplete(name: str, model: str, error: CheckpointError, card: Callable[[], Card]) -> Check:
+    """A checkpoint of the hub may still be fetched by the first run; a folder is what it is."""
+    shown = model_name(model)
+    what = f"{shown}: {error.what}"
+    if not _is_hub_id(model) or error.code not in _NOT_FETCHED:
+        gated = "accept its terms on the hub, and log in with: hf auth login"
+        return Check(name, "failed", what, gated if "Gated" in error.what else error.hint)
+    if os.environ.get("HF_HUB_OFFLINE"):
+        hint = "unset HF_HUB_OFFLINE for the first run, or copy the checkpoint here"
+        return Check(name, "failed", f"{what}, and HF_HUB_OFFLINE is set", hint)
+    needed, free = _bytes_to_fetch(card()), _hub_room()
+    found = f"{shown}: the first run fetches about {size_text(needed)}; {size_text(free)} are free"
+    if needed > free:
+        return Check(name, "failed", found, "set HF_HOME to a larger disk")
+    return Check(name, "warning", found, f"fetch it now: hf download {model}")
+
+
+def _bytes_to_fetch(card: Card) -> int:
+    """Bytes of all weights; of a video model those that its indexes tell."""
+    if isinstance(card, VideoCard):
+        return sum(count for _, count in card.component_bytes)
+    return card.weight_bytes
+
+
+def _hub_room() -> int:
+    from huggingface_hub import constants
+
+    return places.free_bytes(Path(constants.HF_HUB_CACHE))
+
+
+def image_memory(subject: Subject) -> Check:
+    """Free memory against one edit and a full batch, and which quantizations would fit."""
+    choice, free = subject.config.model, free_bytes(subject.config.model)
+    try:
+        needs = {form: _need(subject, replace(choice, quantization=form)) for form in FORMS}
+    except CheckpointError:
+        return Check("memory", "warning", _UNREAD)
+    own = needs[choice.quantization]
+    full = _need(subject, choice, jobs=subject.config.batch.max_size)
+    most = f"{size_text(full.total)} for {full.together} together"
+    found = f"{model_name(subject.image_model)}: {size_text(own.weights)} of weights, "
+    found += f"{size_text(own.total)} with one edit, {most}; {size_text(free)} free"
+    found += f" ({'; '.join(_fits(needs, free))})"
+    if own.total > free:
+        return Check("memory", "failed", found, _remedy(subject, free))
+    if full.total > free:
+        return Check("memory", "warning", found, "fewer jobs will work together")
+    return Check("memory", "ok", found)
+
+
+def _fits(needs: Mapping[Quantization, Footprint], free: int) -> Iterator[str]:
+    for form, need in needs.items():
+        verb = "fits" if need.total <= free else "does not fit"
+        yield f"{form} {verb} with {size_text(need.total)}"
+
+
+def _remedy(subject: Subject, free: int) -> str:
+    """The flags that make it fit, those first that change least; else how much is wanted."""
+    least = 0
+    for form in FORMS[FORMS.index(subject.config.model.quantization) :]:
+        for is_tiled in (subject.config.model.vae_use_tiling, True):
+            choice = replace(subject.config.model, quantization=form, vae_use_tiling=is_tiled)
+            least = _need(subject, choice).total
+            if least <= free:
+                flags = [f"--quantization {form}"] if form != "none" else []
+                return f"{' '.join([*flags, *['--vae-use-tiling'] * is_tiled])} would fit"
+    return f"free some, or use a machine with {size_text(least)} for {FORMS[-1]}"
+
+
+def _need(subject: Subject, choice: ModelChoice, *, jobs: int = 1) -> Footprint:
+    """Of so many edits together, with the checkpoint's own defaults."""
+    flags = {"model": choice.model, "revision": choice.revision}
+    found, faults = runner.examine(manifest_of(_JOB, "doctor"), settle(flags, {}, {}))
+    for fault in faults:
+        raise fault
+    (job,) = found
+    assert isinstance(job, ImageJob), "the sample job is an edit"
+    card = registry.model_card(job.model, choice.revision)
+    return footprint([job] * jobs, card, replace(subject.config, model=choice))
+
+
+def video_memory(subject: Subject) -> Check:
+    """Free memory against the video model's weights: first its text encoders, then the rest.
+
+    What a video's latents and the decode take is not known before the sizes are.
+    """
+    choice, free = subject.config.model, free_bytes(subject.config.model)
+    try:
+        card = registry.video_card(subject.video_model, choice.revision)
+    except CheckpointError:
+        return Check("video memory", "warning", _UNREAD)
+    loaded = _loaded_bytes(card, subject.video_model, choice)
+    encoders = sum(n for part, n in loaded.items() if part.startswith("text_encoder"))
+    rest = sum(loaded.values()) - encoders
+    found = f"{model_name(subject.video_model)}: {size_text(encoders)} of text encoders, then "
+    found += f"{size_text(rest)} of weights and the video's own; {size_text(free)} free"
+    if max(encoders, rest) > free:
+        hint = "free some, or use a machine with more; --quantization is for pictures"
+        return Check("video memory", "failed", found, hint)
+    return Check("video memory", "ok", found)
+
+
+def _loaded_bytes(card: VideoCard, model: str, choice: ModelChoice) -> dict[str, int]:
+    """Bytes of each component once loaded; as stored where its files are not there to count."""
+    try:
+        stored = registry.stored_weights(model, choice.revision)
+    except CheckpointError:
+        return dict(card.component_bytes)
+    width = 4 if precision(choice)[1] == "float32" else 2
+    wide = ("vae",) if card.has_float32_vae else ()
+    return {part: one.count * (4 if part in wide else width) for part, one in stored.items()}
+
+
+def free_bytes(choice: ModelChoice) -> int:
+    """Memory for a model where `choice` puts it. Raises MachineError where there is no GPU."""
+    if precision(choice)[0] == "cpu":
+        return available_bytes()
+    import torch
+
+    from hyimg_cli.engine.memory import room_bytes
+
+    if not torch.cuda.is_available():
+        raise MachineError("there is no GPU to put it on", hint="run with --device cpu")
+    return room_bytes(choice)
+
+
+def model_name(model: str) -> str:
+    """A hub id as it is, a folder by its last name."""
+    return model if _is_hub_id(model) else PurePath(model).name
+
+
+def _is_hub_id(model: str) -> bool:
+    is_path = model.startswith((".", "/", "~")) or Path(model).expanduser().is_dir()
+    return not is_path and model.count("/") == 1

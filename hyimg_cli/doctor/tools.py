@@ -1,0 +1,65 @@
+"""What a run works with beside its model: the video encoder, LPIPS, other ranks. Each is used once,
+not only looked for.
+"""
+
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+from hyimg_cli.doctor.check import Check, Subject
+from hyimg_cli.errors import HyimgError
+
+_FRAMES, _SIDE = 3, 32
+
+
+def film(subject: Subject) -> Check:
+    """Encodes a few frames with H.264 and reads them back."""
+    import av
+
+    from hyimg_cli.media.frames import read_frames
+    from hyimg_cli.media.video import write_video
+
+    ramp = np.arange(_SIDE, dtype=np.uint8) * 8
+    frames = np.broadcast_to(ramp[None, None, :, None], (_FRAMES, _SIDE, _SIDE, 3))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "film.mp4"
+        write_video(path, [np.ascontiguousarray(frames)], fps=8)
+        count = sum(1 for _ in read_frames(path))
+    found = f"av {av.__version__}: {count} of {_FRAMES} frames written by libx264 and read back"
+    if count != _FRAMES:
+        return Check("video files", "failed", found, "install av anew")
+    return Check("video files", "ok", found)
+
+
+def lpips(subject: Subject) -> Check:
+    """Whether the AlexNet backbone of LPIPS is here and gives the stored numbers."""
+    from hyimg_cli.quality.lpips import TELLING, Lpips
+
+    try:
+        metric = Lpips.load("alex")
+        pairs = metric.self_test(TELLING)
+    except HyimgError as error:  # only `eval` and `bench` measure: a run needs none
+        return Check("lpips", "warning", error.what, error.hint)
+    wrong = [pair for pair in pairs if not pair.agrees]
+    if wrong:
+        said = ", ".join(f"{p.name} is {p.found:.5f}, stored {p.stored:.5f}" for p in wrong)
+        hint = "hyimg eval lpips --self-test tells more"
+        return Check("lpips", "warning", f"{metric.title}: {said}", hint)
+    return Check("lpips", "ok", f"{metric.title}: {len(pairs)} pairs give the stored numbers")
+
+
+def ranks(subject: Subject) -> Check:
+    """Starts one process beside this one and adds a number over both."""
+    from hyimg_cli.doctor.rank_task import added
+    from hyimg_cli.parallel.ranks import RankPool
+    from hyimg_cli.parallel.wire import Task
+
+    began = time.perf_counter()
+    with RankPool(2, timeout_s=60) as pool:
+        sums = pool.run(Task(added, ()))
+    found = f"2 ranks over gloo added up to {sums} in {time.perf_counter() - began:.1f} s"
+    if sums != [3.0, 3.0]:
+        return Check("ranks", "failed", found, "leave out --vae-patch-parallel-size and its like")
+    return Check("ranks", "ok", found)

@@ -1,0 +1,88 @@
+"""A short real run: the embedded model edits one picture twice, and the pixels must be equal."""
+
+import json
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hyimg_cli.batch.journal import RunFolder
+from hyimg_cli.batch.manifest import manifest_of
+from hyimg_cli.doctor.check import Check, Subject
+from hyimg_cli.engine import runner
+from hyimg_cli.engine.keys import precision
+from hyimg_cli.errors import JobError
+from hyimg_cli.media.images import write_png
+from hyimg_cli.models import registry
+from hyimg_cli.spec.events import JobDone, JobFailed
+from hyimg_cli.spec.plan import Plan
+from hyimg_cli.spec.run import CacheConfig, OutputConfig, RunConfig
+
+if TYPE_CHECKING:
+    from hyimg_cli.engine.session import Session
+
+# The text stage, a source image and the denoise loop: every stage of a run, in few steps.
+_JOB = {
+    "custom_id": "trial",
+    "prompt": "make it blue",
+    "seed": 1,
+    "num_inference_steps": 4,
+    "max_new_tokens": 16,
+}
+_SIDE = 64
+
+
+def trial(subject: Subject) -> Check:
+    """Seconds and pixel digest of the picture; failed where the second is another on a CPU."""
+    from hyimg_cli.engine.session import Session
+
+    with tempfile.TemporaryDirectory() as name:
+        place = Path(name)
+        config = _config(subject.config, place)
+        plan = _plan(place / "source.png")
+        with Session(config) as session:
+            first, first_s = _drawn(session, plan, place / "first")
+            session.forget()
+            second, second_s = _drawn(session, plan, place / "second")
+    found = f"{registry.EMBEDDED} drew an edit in {first_s:.1f} s with loading, again in "
+    if first == second:
+        return Check("trial", "ok", f"{found}{second_s:.1f} s with equal pixels ({first[:12]})")
+    found += f"{second_s:.1f} s with other pixels ({first[:12]}, {second[:12]})"
+    if precision(config.model)[0] == "cpu":
+        return Check("trial", "failed", found, "please report it: on a CPU they should be equal")
+    return Check("trial", "warning", found, "a replay will not be equal on this device")
+
+
+def _config(config: RunConfig, place: Path) -> RunConfig:
+    """The run's own, with the embedded model, and nothing kept."""
+    return replace(
+        config,
+        output=OutputConfig(place),
+        model=replace(config.model, model=registry.EMBEDDED, revision=None),
+        batch=replace(config.batch, prewarm=False),
+        cache=CacheConfig(None),
+    )
+
+
+def _plan(source: Path) -> Plan:
+    """The plan of one edit, its source picture written to `source`: a red square on white."""
+    pixels = np.full((_SIDE, _SIDE, 3), 255, dtype=np.uint8)
+    pixels[16:48, 16:48] = (220, 30, 30)
+    write_png(source, pixels, {})
+    line = json.dumps(_JOB | {"images": [str(source)]}).encode()
+    return runner.make_plan(manifest_of(line, "trial"))
+
+
+def _drawn(session: "Session", plan: Plan, folder: Path) -> tuple[str, float]:
+    """The picture's pixel digest, and the seconds until it was written. Raises JobError."""
+    began = time.perf_counter()
+    with RunFolder(folder) as run_folder:
+        for event in session.run(plan, run_folder):
+            if isinstance(event, JobFailed) and event.outcome.error is not None:
+                raise JobError(event.outcome.error.message, hint=event.outcome.error.hint)
+            if isinstance(event, JobDone):
+                return event.outcome.outputs[0].pixel_sha256, time.perf_counter() - began
+    raise AssertionError("a plan of one job ends with its outcome")

