@@ -97,7 +97,9 @@ class Rows:
         prefill, denoise = self._prefill(), self._denoise()
         yield self._row("denoise step, 2 rows", denoise)
         for count in (1, self._load.scale.together):
-            yield self._row(f"AR decode, {count} row{'s' * (count > 1)}, graph", self._decode(count))
+            yield self._row(
+                f"AR decode, {count} row{'s' * (count > 1)}, graph", self._decode(count)
+            )
         yield self._row("prefill", prefill)
         yield self._row("first step without reuse", [*prefill, *prefill, *denoise])
         with mock.patch.object(DecoderLayer, "forward", lambda _layer, x_TM, *_: x_TM):
@@ -105,7 +107,9 @@ class Rows:
             for count in (1, self._load.scale.together):
                 name = f"around the layers: AR decode, {count} row{'s' * (count > 1)}, graph"
                 yield self._row(name, self._decode(count))
-                yield self._row(f"a token's choice, {count} row{'s' * (count > 1)}", self._choice(count))
+                yield self._row(
+                    f"a token's choice, {count} row{'s' * (count > 1)}", self._choice(count)
+                )
 
     def _row(self, name: str, ops: list[Op]) -> Predicted:
         return predicted(name, self._form, ops, GOALS.get(name, {}).get(self._form))
@@ -143,10 +147,8 @@ class Rows:
         draws = [Draw(0.6, 1024, 0.95, uniform=0.3)] * count
         # Numbers from the host are a copy that nothing waits for.
         given = torch.empty(4 * count, device=CUDA)
-        with mock.patch("hyimg_cli.engine.sampling.to_device", lambda *_: given):
-            return self._counted(
-                lambda: choose(self._network.text_logits(hidden_RM), draws), count
-            )
+        with mock.patch("hyimg_cli.engine.sampling.to_device", return_value=given):
+            return self._counted(lambda: choose(self._network.text_logits(hidden_RM), draws), count)
 
     def _picture(self) -> list[Op]:
         layout = self._load.layout
@@ -171,7 +173,7 @@ def rows_of(scale: Scale, form: str) -> list[Predicted]:
     with tempfile.TemporaryDirectory() as folder:
         load = workload(Path(folder), scale, 1)
     with (
-        mock.patch("torch.cuda.get_device_capability", lambda _=None: (9, 0)),
+        mock.patch("torch.cuda.get_device_capability", return_value=(9, 0)),
         FakeTensorMode(),
     ):
         return list(Rows(load, form).all())

@@ -26,7 +26,15 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 aten = torch.ops.aten
-_FREE = {"_unsafe_view", "detach", "empty", "new_empty", "empty_like", "empty_strided", "lift_fresh"}
+_FREE = {
+    "_unsafe_view",
+    "detach",
+    "empty",
+    "new_empty",
+    "empty_like",
+    "empty_strided",
+    "lift_fresh",
+}
 # Operand that is looked up row by row, or written so: it costs what comes out or goes in.
 _ROWS_OF = {"index": 0, "index_select": 0, "embedding": 0, "gather": 0}
 _ROWS_INTO = {"index_copy_": 3, "index_put_": 2, "index_add_": 3}

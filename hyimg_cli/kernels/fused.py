@@ -11,12 +11,18 @@ import triton.language as tl
 from torch import Tensor
 
 from hyimg_cli.kernels.formats import FP8, FP8_MAX
+from hyimg_cli.kernels.fused_routes import places
+from hyimg_cli.kernels.routed import Routes, sorted_rows
 
 _COLUMNS = 1024
 
 
 class Fused:
     """`Around` in Triton; everything is on one device."""
+
+    def routes(self, index_TK: Tensor, experts: int, group_rows: int = 1) -> Routes:
+        rows = sorted_rows(index_TK.numel(), experts, group_rows)
+        return Routes(*places(index_TK, experts, group_rows, rows))
 
     def swiglu(self, rows_R2I: Tensor) -> Tensor:
         rows, width = rows_R2I.shape[0], rows_R2I.shape[1] // 2

@@ -25,6 +25,12 @@ FP8_GROUP_ROWS = 16
 class Around(Protocol):
     """What happens to rows before, between and behind the products."""
 
+    def routes(self, index_TK: Tensor, experts: int, group_rows: int = 1) -> "Routes":
+        """The choices sorted by expert, each group starting at a multiple of `group_rows`.
+
+        Rows between groups hold token 0; no choice points at them.
+        """
+
     def swiglu(self, rows_R2I: Tensor) -> Tensor:
         """`up * silu(gate)` [R, I] of rows that hold `up` in their first half."""
 
@@ -40,6 +46,9 @@ class Around(Protocol):
 
 class Plain:
     """`Around` in plain torch."""
+
+    def routes(self, index_TK: Tensor, experts: int, group_rows: int = 1) -> "Routes":
+        return routes(index_TK, experts, group_rows=group_rows)
 
     def swiglu(self, rows_R2I: Tensor) -> Tensor:
         up, gate = rows_R2I.float().chunk(2, dim=-1)
@@ -68,11 +77,14 @@ class Routes:
     ends_E: Tensor
 
 
-def routes(index_TK: Tensor, experts: int, *, group_rows: int = 1) -> Routes:
-    """The choices sorted by expert, each group starting at a multiple of `group_rows`.
+def sorted_rows(choices: int, experts: int, group_rows: int) -> int:
+    """Rows that all choices and what lies between groups take at most."""
+    most = choices + experts * (group_rows - 1)
+    return -(-most // group_rows) * group_rows
 
-    Rows between groups hold token 0; no choice points at them.
-    """
+
+def routes(index_TK: Tensor, experts: int, *, group_rows: int = 1) -> Routes:
+    """The choices sorted by expert: see `Around.routes`."""
     tokens, chosen = index_TK.shape
     flat_R = index_TK.flatten()
     order_R = flat_R.argsort(stable=True)
@@ -83,9 +95,8 @@ def routes(index_TK: Tensor, experts: int, *, group_rows: int = 1) -> Routes:
     padded_E = (count_E + group_rows - 1) // group_rows * group_rows
     shift_E = padded_E.cumsum(0) - padded_E - (ends_E - count_E)
     at_R = torch.arange(tokens * chosen, device=flat_R.device) + shift_E[sorted_R]
-    capacity = tokens * chosen + experts * (group_rows - 1)
-    capacity = -(-capacity // group_rows) * group_rows
-    token_R = flat_R.new_zeros(capacity).index_copy_(0, at_R, order_R // chosen)
+    rows = sorted_rows(tokens * chosen, experts, group_rows)
+    token_R = flat_R.new_zeros(rows).index_copy_(0, at_R, order_R // chosen)
     row_TK = torch.empty_like(flat_R).index_copy_(0, order_R, at_R).view(tokens, chosen)
     return Routes(token_R, row_TK, padded_E.cumsum(0).to(torch.int32))
 
@@ -105,7 +116,7 @@ def routed_experts(
 
     A quantised stack is made dense for its product, one of the two at a time.
     """
-    to = routes(index_TK, gate_and_up.shape[0])
+    to = around.routes(index_TK, gate_and_up.shape[0])
     # What a product takes is let go before the next one: rows of all choices are large.
     hidden_RI = around.swiglu(
         F.grouped_mm(x_TM[to.token_R], dense(gate_and_up, x_TM.dtype).mT, offs=to.ends_E)
@@ -126,7 +137,7 @@ def scaled_experts(
 
     Needs bfloat16 rows and a GPU that has FP8 grouped products (compute capability 9.0 or more).
     """
-    to = routes(index_TK, gate_and_up.shape[0], group_rows=FP8_GROUP_ROWS)
+    to = around.routes(index_TK, gate_and_up.shape[0], FP8_GROUP_ROWS)
     values_TM, scale_T = around.to_fp8(x_TM)
     # Bytes are gathered: indexing is not defined for every kind of 8-bit float.
     values_RM = values_TM.view(torch.uint8)[to.token_R].view(FP8)

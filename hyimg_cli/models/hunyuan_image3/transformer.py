@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from hyimg_cli.kernels.attention import row_attention
 from hyimg_cli.kernels.rows import padding
+from hyimg_cli.kernels.rowwise import Rowwise, rowwise
 from hyimg_cli.models.hunyuan_image3.attention import Attention, RMSNorm, StepRows, Stretch
 from hyimg_cli.models.hunyuan_image3.config import Architecture
-from hyimg_cli.models.hunyuan_image3.moe import Moe
+from hyimg_cli.models.hunyuan_image3.moe import Mlp, Moe, Router
 from hyimg_cli.models.hunyuan_image3.rope import Rope
 
 
@@ -35,11 +37,20 @@ class Transformer(nn.Module):
         rows = x_TM.shape[0]
         self.rows_seen += rows
         # Rows of zeros behind the real ones belong to no stretch: only matrix products see them.
-        x_TM = F.pad(x_TM, (0, 0, 0, padding(rows, self.row_multiple)))
+        if missing := padding(rows, self.row_multiple):
+            x_TM = F.pad(x_TM, (0, 0, 0, missing))
         rope = rope.padded(x_TM.shape[0])
         for layer in self.layers:
             x_TM = layer(x_TM, rope, stretches)
         return x_TM[:rows]
+
+    def choose_kernels(self) -> None:
+        """Take the kernels of each layer's device; asked once its weights are in their places."""
+        for layer in self.layers:
+            device = layer.self_attn.qkv_proj.weight.device
+            layer.self_attn.by_row = row_attention(device)
+            _put_kernels(layer, rowwise(device))
+        self.ln_f.rows = rowwise(self.ln_f.weight.device)
 
     def decode(self, x_RM: Tensor, rope: Rope, rows: StepRows) -> Tensor:
         """The same of one new token a row, whose places only the device knows; nothing is counted:
@@ -48,6 +59,12 @@ class Transformer(nn.Module):
         for layer in self.layers:
             x_RM = layer(x_RM, rope, rows)
         return x_RM
+
+
+def _put_kernels(layer: nn.Module, kernels: Rowwise) -> None:
+    for part in layer.modules():
+        if isinstance(part, RMSNorm | Attention | Router | Mlp):
+            part.rows = kernels
 
 
 class DecoderLayer(nn.Module):
@@ -63,6 +80,7 @@ class DecoderLayer(nn.Module):
     def forward(self, x_TM: Tensor, rope: Rope, new: Sequence[Stretch] | StepRows) -> Tensor:
         # A spread model (device_map) hands x over to the next device; angles follow it.
         rope = rope.to(x_TM.device)
-        x_TM = x_TM + self.self_attn(self.input_layernorm(x_TM), rope, new)
-        out: Tensor = x_TM + self.mlp(self.post_attention_layernorm(x_TM))
+        seen_TM = self.self_attn(self.input_layernorm(x_TM), rope, new)
+        x_TM, normed_TM = self.post_attention_layernorm.added(x_TM, seen_TM)
+        out: Tensor = x_TM + self.mlp(normed_TM)
         return out
