@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from transformers import PretrainedConfig, PreTrainedModel
 
 from hyimg_cli.kernels.rows import padding
-from hyimg_cli.kernels.transfer import to_device
+from hyimg_cli.kernels.transfer import current, to_device
 from hyimg_cli.kv.buffer import Buffer
 from hyimg_cli.models.hunyuan_image3.attention import Stretch, pieces
 from hyimg_cli.models.hunyuan_image3.config import Architecture
@@ -195,7 +195,8 @@ class HunyuanImage3ForCausalMM(PreTrainedModel):
 
     def text_logits(self, hidden_RM: Tensor) -> Tensor:
         """Next-token logits [R, V] in float32; only here does the final norm apply."""
-        logits: Tensor = self.lm_head(self.model.ln_f(self._padded(hidden_RM)))
+        with current(hidden_RM.device):
+            logits: Tensor = self.lm_head(self.model.ln_f(self._padded(hidden_RM)))
         return logits[: hidden_RM.shape[0]].float()
 
     def branch(self, layout: Layout, buffer: Buffer) -> Branch:

@@ -8,7 +8,8 @@ from torch.nn import functional as F
 
 from hyimg_cli.kernels.attention import row_attention
 from hyimg_cli.kernels.rows import padding
-from hyimg_cli.kernels.rowwise import Rowwise, rowwise
+from hyimg_cli.kernels.rowwise import rowwise
+from hyimg_cli.kernels.transfer import current
 from hyimg_cli.models.hunyuan_image3.attention import Attention, RMSNorm, StepRows, Stretch
 from hyimg_cli.models.hunyuan_image3.config import Architecture
 from hyimg_cli.models.hunyuan_image3.moe import Mlp, Moe, Router
@@ -47,9 +48,8 @@ class Transformer(nn.Module):
     def choose_kernels(self) -> None:
         """Take the kernels of each layer's device; asked once its weights are in their places."""
         for layer in self.layers:
-            device = layer.self_attn.qkv_proj.weight.device
-            layer.self_attn.by_row = row_attention(device)
-            _put_kernels(layer, rowwise(device))
+            assert isinstance(layer, DecoderLayer), "the backbone is made of decoder layers"
+            layer.choose_kernels()
         self.ln_f.rows = rowwise(self.ln_f.weight.device)
 
     def decode(self, x_RM: Tensor, rope: Rope, rows: StepRows) -> Tensor:
@@ -59,12 +59,6 @@ class Transformer(nn.Module):
         for layer in self.layers:
             x_RM = layer(x_RM, rope, rows)
         return x_RM
-
-
-def _put_kernels(layer: nn.Module, kernels: Rowwise) -> None:
-    for part in layer.modules():
-        if isinstance(part, RMSNorm | Attention | Router | Mlp):
-            part.rows = kernels
 
 
 class DecoderLayer(nn.Module):
@@ -77,10 +71,20 @@ class DecoderLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(arch.hidden_size, arch.rms_norm_eps)
         self.mlp = Moe(arch, layer)
 
+    def choose_kernels(self) -> None:
+        """Take the kernels of the device that the layer's weights lie on."""
+        device = self.self_attn.qkv_proj.weight.device
+        self.self_attn.by_row = row_attention(device)
+        kernels = rowwise(device)
+        for part in self.modules():
+            if isinstance(part, RMSNorm | Attention | Router | Mlp):
+                part.rows = kernels
+
     def forward(self, x_TM: Tensor, rope: Rope, new: Sequence[Stretch] | StepRows) -> Tensor:
         # A spread model (device_map) hands x over to the next device; angles follow it.
         rope = rope.to(x_TM.device)
-        seen_TM = self.self_attn(self.input_layernorm(x_TM), rope, new)
-        x_TM, normed_TM = self.post_attention_layernorm.added(x_TM, seen_TM)
-        out: Tensor = x_TM + self.mlp(normed_TM)
+        with current(x_TM.device):
+            seen_TM = self.self_attn(self.input_layernorm(x_TM), rope, new)
+            x_TM, normed_TM = self.post_attention_layernorm.added(x_TM, seen_TM)
+            out: Tensor = x_TM + self.mlp(normed_TM)
         return out
