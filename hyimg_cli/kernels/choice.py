@@ -58,10 +58,11 @@ def experts_of(gate_and_up: Stack, down: Stack) -> Experts:
     if isinstance(gate_and_up, Nf4Blocks):
         require_bitsandbytes()
     capability = torch.cuda.get_device_capability(gate_and_up.device)
-    around, has_triton = _around()
-    many: Experts = partial(routed_experts, gate_and_up=gate_and_up, down=down, around=around)
+    parts = around(gate_and_up.device)
+    has_triton = not isinstance(parts, Plain)
+    many: Experts = partial(routed_experts, gate_and_up=gate_and_up, down=down, around=parts)
     if isinstance(gate_and_up, Fp8Rows) and isinstance(down, Fp8Rows) and capability >= (9, 0):
-        many = partial(scaled_experts, gate_and_up=gate_and_up, down=down, around=around)
+        many = partial(scaled_experts, gate_and_up=gate_and_up, down=down, around=parts)
     # Older GPUs have no instructions for e4m3, and Triton no way around it.
     if not has_triton or (isinstance(gate_and_up, Fp8Rows) and capability < (8, 9)):
         return many
@@ -87,10 +88,13 @@ def _on_cpu(gate_and_up: Stack, down: Stack) -> Experts:
     return partial(plain, gate_and_up=gate_and_up, down=down)
 
 
-def _around() -> tuple[Around, bool]:
+def around(device: torch.device) -> Around:
+    """What stands around the products of experts on `device`; asked once, with the experts."""
+    if device.type != "cuda":
+        return Plain()
     if importlib.util.find_spec("triton") is None:
         _LOG.warning("triton is not installed: experts run unfused, and slower for few rows")
-        return Plain(), False
+        return Plain()
     from hyimg_cli.kernels.fused import Fused
 
-    return Fused(), True
+    return Fused()

@@ -206,6 +206,8 @@ def _best(  # type: ignore[no-untyped-def]
     for choice in tl.static_range(CHOSEN):
         largest = tl.max(share, axis=1)[:, None]
         place = tl.min(tl.where(share == largest, expert, HELD), axis=1)[:, None]
+        # Rows that are no numbers have no largest: what they choose must still be an expert.
+        place = tl.minimum(place, EXPERTS - 1)
         shares = tl.where(slot == choice, largest, shares)
         places = tl.where(slot == choice, place, places)
         share = tl.where(expert == place, -2.0, share)

@@ -71,6 +71,8 @@ def _rowwise() -> dict[str, float]:
             found[f"choices {dtype} {name}"] = float((pairs[2][0] != pairs[2][1]).sum())
     for name, is_apart in rowwise_cases.is_apart_from_company(torch.float16, "cpu"):
         found[f"company {name}"] = float(not is_apart)
+    chosen = rowwise_cases.chosen_without_numbers("cpu")
+    found["outside"] = float(((chosen < 0) | (chosen >= 6)).sum())
     for name, is_same in rowwise_cases.route_cases("cpu"):
         found[name] = float(not is_same)
     return found

@@ -70,6 +70,13 @@ def router_cases(dtype: torch.dtype, device: str) -> Iterator[tuple[str, Results
         yield f"routed {tokens}x{experts}", OURS.routed(x, weight, best), twin
 
 
+def chosen_without_numbers(device: str) -> Tensor:
+    """What rows choose that are no numbers, few and many; int64."""
+    x = torch.full((12, 96), torch.nan, device=device, dtype=torch.float16)
+    router = torch.randn(6, 96, device=device)
+    return torch.cat([OURS.routed(rows, router, 2)[2] for rows in (x, x[:1])])
+
+
 def is_apart_from_company(dtype: torch.dtype, device: str) -> Iterator[tuple[str, bool]]:
     """Whether each row has the same bits among fewer others."""
     x = torch.randn(40, 96, device=device).to(dtype)

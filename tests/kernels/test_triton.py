@@ -109,6 +109,7 @@ def test_the_router_chooses_what_its_plain_twin_chooses(interpreted: dict[str, f
     assert max(_of(interpreted, "logits").values()) < 1e-6
     assert max(_of(interpreted, "weights torch.float32").values()) < 1e-6
     assert max(_of(interpreted, "weights torch.float16").values()) < 1e-3
+    assert interpreted["outside"] == 0.0, "rows that are no numbers choose experts all the same"
 
 
 def test_a_row_has_its_bits_in_any_company(interpreted: dict[str, float]) -> None:
