@@ -16,13 +16,14 @@ import json
 import tempfile
 from collections import Counter as Tally
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 from unittest import mock
 
 import torch
-from shapes.counting import Facts, Op, Rates, counted
+from shapes.counting import Counter, Facts, Op, Rates, counted
 from shapes.network import build
 from shapes.rows import GOALS
 from shapes.scale import REAL, SCALES, Scale, Workload, workload
@@ -86,7 +87,10 @@ def predicted(name: str, form: str, ops: list[Op], goal: float | None = None) ->
 
 
 class Rows:
-    """A network of one layer without memory, and what is counted on it."""
+    """A network of two layers without memory, and what is counted on it.
+
+    A layer's row is the second's: it adds what the first gave, as all but the first do.
+    """
 
     def __init__(self, load: Workload, form: str) -> None:
         self._load, self._form = load, form
@@ -95,38 +99,55 @@ class Rows:
     def all(self) -> Iterator[Predicted]:
         """Of a layer first, then what stands around the layers, once a call."""
         prefill, denoise = self._prefill(), self._denoise()
+        counts = {n: f"{n} row{'s' * (n > 1)}" for n in (1, self._load.scale.together)}
         yield self._row("denoise step, 2 rows", denoise)
-        for count in (1, self._load.scale.together):
-            yield self._row(
-                f"AR decode, {count} row{'s' * (count > 1)}, graph", self._decode(count)
-            )
+        for count, rows in counts.items():
+            yield self._row(f"AR decode, {rows}, graph", self._decode(count, self._in_layer))
         yield self._row("prefill", prefill)
         yield self._row("first step without reuse", [*prefill, *prefill, *denoise])
-        with mock.patch.object(DecoderLayer, "forward", lambda _layer, x_TM, *_: x_TM):
-            yield self._row("around the layers: denoise step, 2 rows", self._picture())
-            for count in (1, self._load.scale.together):
-                name = f"around the layers: AR decode, {count} row{'s' * (count > 1)}, graph"
-                yield self._row(name, self._decode(count))
-                yield self._row(
-                    f"a token's choice, {count} row{'s' * (count > 1)}", self._choice(count)
-                )
+        yield self._row("around the layers: denoise step, 2 rows", self._picture())
+        for count, rows in counts.items():
+            ops = self._decode(count, self._around)
+            yield self._row(f"around the layers: AR decode, {rows}, graph", ops)
+            yield self._row(f"a token's choice, {rows}", self._choice(count))
 
     def _row(self, name: str, ops: list[Op]) -> Predicted:
         return predicted(name, self._form, ops, GOALS.get(name, {}).get(self._form))
 
-    def _counted(self, call: Callable[[], object], rows: int, slots: int = 0) -> list[Op]:
-        arch = self._load.arch
-        unread = (1 - arch.moe_topk[0] / arch.num_experts) ** rows
-        with counted(Facts(arch.num_experts * (1 - unread), slots)) as counter, torch.no_grad():
+    def _in_layer(self, call: Callable[[], object], rows: int, slots: int = 0) -> list[Op]:
+        """What the second layer does in a call."""
+        layer = self._network.model.layers[1]
+        borders: list[int] = []
+        with self._counting(rows, slots) as counter, torch.no_grad():
+            hooks = [
+                layer.register_forward_pre_hook(lambda *_: borders.append(len(counter.ops))),
+                layer.register_forward_hook(lambda *_: borders.append(len(counter.ops))),
+            ]
+            call()
+        for hook in hooks:
+            hook.remove()
+        start, stop = borders
+        return counter.ops[start:stop]
+
+    def _around(self, call: Callable[[], object], rows: int, slots: int = 0) -> list[Op]:
+        """What a call does outside the layers."""
+        passed = mock.patch.object(DecoderLayer, "forward", lambda _layer, *stream: stream[:2])
+        with passed, self._counting(rows, slots) as counter, torch.no_grad():
             call()
         return counter.ops
+
+    def _counting(self, rows: int, slots: int) -> AbstractContextManager[Counter]:
+        """Even routing: how many experts so many rows choose at least once."""
+        arch = self._load.arch
+        unread = (1 - arch.moe_topk[0] / arch.num_experts) ** rows
+        return counted(Facts(arch.num_experts * (1 - unread), slots))
 
     def _denoise(self) -> list[Op]:
         branches = [self._network.branch(self._load.layout, self._filled()) for _ in range(2)]
         rope = joined([branch.live_rope for branch in branches])
         stretches = [branch.stretch for branch in branches]
         x_TM = self._rows(2 * self._load.live)
-        return self._counted(lambda: self._network.model(x_TM, rope, stretches), len(x_TM))
+        return self._in_layer(lambda: self._network.model(x_TM, rope, stretches), len(x_TM))
 
     def _prefill(self) -> list[Op]:
         layout, stop = self._load.layout, self._load.layout.live_start
@@ -134,13 +155,13 @@ class Rows:
         stretch = Stretch(self._network.new_buffer(layout.live_stop), 0, stop, parts)
         rope = self._network._rope(layout, 0, stop)
         x_TM = self._rows(stop)
-        return self._counted(lambda: self._network.model(x_TM, rope, [stretch]), stop)
+        return self._in_layer(lambda: self._network.model(x_TM, rope, [stretch]), stop)
 
-    def _decode(self, count: int) -> list[Op]:
+    def _decode(self, count: int, counting: Callable[..., list[Op]]) -> list[Op]:
         """The kernels of a CUDA graph, which launches them all at once."""
         step = DecodeStep(self._network, count, self._network.new_buffer(1), addressed_decode)
         slots = count * (self._load.scale.context + 1)
-        return self._counted(step.compute, count, slots)
+        return counting(step.compute, count, slots)
 
     def _choice(self, count: int) -> list[Op]:
         hidden_RM = self._rows(count)
@@ -148,7 +169,7 @@ class Rows:
         # Numbers from the host are a copy that nothing waits for.
         given = torch.empty(4 * count, device=CUDA)
         with mock.patch("hyimg_cli.engine.sampling.to_device", return_value=given):
-            return self._counted(lambda: choose(self._network.text_logits(hidden_RM), draws), count)
+            return self._around(lambda: choose(self._network.text_logits(hidden_RM), draws), count)
 
     def _picture(self) -> list[Op]:
         layout = self._load.layout
@@ -156,7 +177,7 @@ class Rows:
         rows, columns = self._load.prompter.card.latent_grid(self._load.scale.size)
         latents = torch.empty(self._load.arch.vae.latent_channels, rows, columns, device=CUDA)
         live = Live(latents, Noise(500.0, 480.0, 2.5), branches)
-        return self._counted(lambda: self._network.velocity([live]), 2 * self._load.live)
+        return self._around(lambda: self._network.velocity([live]), 2 * self._load.live)
 
     def _filled(self) -> Buffer:
         buffer = self._network.new_buffer(self._load.layout.live_stop)
@@ -171,7 +192,7 @@ class Rows:
 def rows_of(scale: Scale, form: str) -> list[Predicted]:
     """Every row of one format."""
     with tempfile.TemporaryDirectory() as folder:
-        load = workload(Path(folder), scale, 1)
+        load = workload(Path(folder), scale, 2)
     with (
         mock.patch("torch.cuda.get_device_capability", return_value=(9, 0)),
         FakeTensorMode(),

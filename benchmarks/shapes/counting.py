@@ -223,7 +223,7 @@ def _hidden(given: dict[str, Any], facts: Facts) -> float:
 def _mixed(given: dict[str, Any], facts: Facts) -> float:
     inner = given["INNER"]
     own = _few(given, facts, height=inner, width=given["WIDTH"])
-    return own + held(given["out"]) + held(given["weight"])
+    return own + _ends(given)
 
 
 def _partial(given: dict[str, Any], facts: Facts) -> float:
@@ -240,7 +240,13 @@ def _gather_sum(given: dict[str, Any], facts: Facts) -> float:
     """A row for each choice: what lies between groups is never read."""
     rows, choices = given["rows"], given["row_of"].numel()
     own = choices * rows.shape[1] * rows.element_size()
-    return own + sum(held(given[name]) for name in ("row_of", "weight", "out"))
+    return own + held(given["row_of"]) + _ends(given)
+
+
+def _ends(given: dict[str, Any]) -> int:
+    """Each choice's weight, what comes out, and what that is added to."""
+    onto = held(given["onto"]) if given["HAS_ONTO"] else 0
+    return held(given["weight"]) + held(given["out"]) + onto
 
 
 # Kernels that do not read all of every tensor, or read memory that no argument is.

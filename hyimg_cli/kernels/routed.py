@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from hyimg_cli.kernels.experts import on
 from hyimg_cli.kernels.formats import FP8, Fp8Rows, Stack, dense, quantize_rows
 
 # Groups of an FP8 product start at whole tiles of 16 rows, the layout that torch tests.
@@ -40,8 +41,10 @@ class Around(Protocol):
     def swiglu_to_fp8(self, rows_R2I: Tensor) -> tuple[Tensor, Tensor]:
         """Both of the above, one behind the other."""
 
-    def gather_sum(self, rows_RM: Tensor, row_TK: Tensor, weight_TK: Tensor) -> Tensor:
-        """Weighted sum [T, M] of the rows that each token's choices were sorted to."""
+    def gather_sum(
+        self, rows_RM: Tensor, row_TK: Tensor, weight_TK: Tensor, onto_TM: Tensor | None
+    ) -> Tensor:
+        """Weighted sum [T, M] of the rows that each token's choices were sorted to, on `onto`."""
 
 
 class Plain:
@@ -61,9 +64,11 @@ class Plain:
         up, gate = rows_R2I.float().chunk(2, dim=-1)
         return quantize_rows(up * F.silu(gate))
 
-    def gather_sum(self, rows_RM: Tensor, row_TK: Tensor, weight_TK: Tensor) -> Tensor:
+    def gather_sum(
+        self, rows_RM: Tensor, row_TK: Tensor, weight_TK: Tensor, onto_TM: Tensor | None
+    ) -> Tensor:
         chosen_TKM = rows_RM[row_TK].float() * weight_TK.float()[..., None]
-        return chosen_TKM.sum(dim=1).to(rows_RM.dtype)
+        return on(onto_TM, chosen_TKM.sum(dim=1).to(rows_RM.dtype))
 
 
 @dataclass(frozen=True)
@@ -111,6 +116,8 @@ def routed_experts(
     gate_and_up: Stack,
     down: Stack,
     around: Around = _PLAIN,
+    *,
+    onto_TM: Tensor | None = None,
 ) -> Tensor:
     """Weighted sum of each token's chosen experts, [T, M]: see `experts.grouped_experts`.
 
@@ -122,7 +129,7 @@ def routed_experts(
         F.grouped_mm(x_TM[to.token_R], dense(gate_and_up, x_TM.dtype).mT, offs=to.ends_E)
     )
     result_RM = F.grouped_mm(hidden_RI, dense(down, x_TM.dtype).mT, offs=to.ends_E)
-    return around.gather_sum(result_RM, to.row_TK, weight_TK)
+    return around.gather_sum(result_RM, to.row_TK, weight_TK, onto_TM)
 
 
 def scaled_experts(
@@ -132,6 +139,8 @@ def scaled_experts(
     gate_and_up: Fp8Rows,
     down: Fp8Rows,
     around: Around = _PLAIN,
+    *,
+    onto_TM: Tensor | None = None,
 ) -> Tensor:
     """The same with both factors of both products in e4m3, a scale a row.
 
@@ -146,7 +155,7 @@ def scaled_experts(
     hidden = around.swiglu_to_fp8(middle_R2I)
     del middle_R2I
     result_RM = _product(hidden, down, to.ends_E)
-    return around.gather_sum(result_RM, to.row_TK, weight_TK).to(x_TM.dtype)
+    return around.gather_sum(result_RM, to.row_TK, weight_TK, onto_TM).to(x_TM.dtype)
 
 
 def _product(rows: tuple[Tensor, Tensor], stack: Fp8Rows, ends_E: Tensor) -> Tensor:

@@ -50,8 +50,8 @@ def _kernels() -> Any:
         weights = {"values": values, "scale": scale, "levels": scale}
         ends = {"index": I64, **weights, "out": F32}
         yield f"hidden {form}", decode._hidden, {"x": BF16, **ends}, {**REAL, "FORM": form}
-        ends = {"hidden": F32, "index": I64, "weight": BF16, **weights, "out": BF16}
-        yield f"mixed {form}", decode._mixed, ends, {**REAL, "FORM": form}
+        ends = {"hidden": F32, "index": I64, "weight": BF16, **weights, "onto": BF16, "out": BF16}
+        yield f"mixed {form}", decode._mixed, ends, {**REAL, "FORM": form, "HAS_ONTO": True}
     rows = {"rows": BF16, "out": BF16, "width": "i32"}
     yield "swiglu", fused._swiglu, rows, {"COLUMNS": 1024}
     for is_swiglu in (False, True):
@@ -64,8 +64,8 @@ def _kernels() -> Any:
     yield (
         "gather_sum",
         fused._gather_sum,
-        {"rows": BF16, "row_of": I64, "weight": BF16, "out": BF16, "width": "i32"},
-        {"CHOSEN": 8, "COLUMNS": 1024},
+        {"rows": BF16, "row_of": I64, "weight": BF16, "onto": BF16, "out": BF16, "width": "i32"},
+        {"CHOSEN": 8, "HAS_ONTO": True, "COLUMNS": 1024},
     )
     yield from _addressed()
     yield from _around_products()

@@ -46,6 +46,10 @@ def test_few_rows_read_every_format_as_their_plain_twin_does(
     assert max(apart.values()) < 2e-6
 
 
+def test_few_rows_are_added_to_what_is_there(interpreted: dict[str, float]) -> None:
+    assert interpreted["onto"] < 2e-6
+
+
 def test_few_rows_in_bfloat16(interpreted: dict[str, float]) -> None:
     # The twin rounds to bfloat16 between its products, the kernel does not.
     assert _of(interpreted, "decode bfloat16")["decode bfloat16"] < 1e-2

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from hyimg_cli.kernels.choice import Experts, experts_of
+from hyimg_cli.kernels.experts import on
 from hyimg_cli.kernels.formats import Format, Fp8Rows, Nf4Blocks, empty_stack
 from hyimg_cli.kernels.rowwise import PLAIN, Rowwise
 from hyimg_cli.models.hunyuan_image3.config import Architecture
@@ -57,12 +58,12 @@ class Moe(nn.Module):
     def forward(self, x_TM: Tensor) -> Tensor:
         flat_TM = x_TM.reshape(-1, x_TM.shape[-1])
         _, weight_TK, index_TK = self.gate(flat_TM)
+        shared_TM = None if self.shared_mlp is None else self.shared_mlp(flat_TM)
         if self.compute is None:
-            mixed_TM = plain_experts(self.experts, flat_TM, weight_TK, index_TK)
+            mixed_TM = on(shared_TM, plain_experts(self.experts, flat_TM, weight_TK, index_TK))
         else:
-            mixed_TM = self.compute(flat_TM, weight_TK, index_TK)
-        mixed = mixed_TM.view_as(x_TM)
-        return mixed if self.shared_mlp is None else self.shared_mlp(x_TM) + mixed
+            mixed_TM = self.compute(flat_TM, weight_TK, index_TK, onto_TM=shared_TM)
+        return mixed_TM.view_as(x_TM)
 
     @property
     def is_stacked(self) -> bool:

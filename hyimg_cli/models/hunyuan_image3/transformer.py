@@ -40,10 +40,7 @@ class Transformer(nn.Module):
         # Rows of zeros behind the real ones belong to no stretch: only matrix products see them.
         if missing := padding(rows, self.row_multiple):
             x_TM = F.pad(x_TM, (0, 0, 0, missing))
-        rope = rope.padded(x_TM.shape[0])
-        for layer in self.layers:
-            x_TM = layer(x_TM, rope, stretches)
-        return x_TM[:rows]
+        return self._through(x_TM, rope.padded(x_TM.shape[0]), stretches)[:rows]
 
     def choose_kernels(self) -> None:
         """Take the kernels of each layer's device; asked once its weights are in their places."""
@@ -56,13 +53,20 @@ class Transformer(nn.Module):
         """The same of one new token a row, whose places only the device knows; nothing is counted:
         a graph that replays this does not come by here.
         """
+        return self._through(x_RM, rope, rows)
+
+    def _through(self, x_TM: Tensor, rope: Rope, new: Sequence[Stretch] | StepRows) -> Tensor:
+        more_TM: Tensor | None = None
         for layer in self.layers:
-            x_RM = layer(x_RM, rope, rows)
-        return x_RM
+            x_TM, more_TM = layer(x_TM, more_TM, rope, new)
+        return x_TM if more_TM is None else x_TM + more_TM
 
 
 class DecoderLayer(nn.Module):
-    """Pre-norm attention and experts, each added to the residual stream."""
+    """Pre-norm attention and experts, each added to the residual stream.
+
+    What the experts give is handed on beside the stream: the next layer adds it with its norm.
+    """
 
     def __init__(self, arch: Architecture, layer: int) -> None:
         super().__init__()
@@ -80,11 +84,21 @@ class DecoderLayer(nn.Module):
             if isinstance(part, RMSNorm | Attention | Router | Mlp):
                 part.rows = kernels
 
-    def forward(self, x_TM: Tensor, rope: Rope, new: Sequence[Stretch] | StepRows) -> Tensor:
+    def forward(
+        self,
+        x_TM: Tensor,
+        more_TM: Tensor | None,
+        rope: Rope,
+        new: Sequence[Stretch] | StepRows,
+    ) -> tuple[Tensor, Tensor]:
+        """The stream `x`, and what is still to be added to it; `more`: the layer's before."""
         # A spread model (device_map) hands x over to the next device; angles follow it.
         rope = rope.to(x_TM.device)
         with current(x_TM.device):
-            seen_TM = self.self_attn(self.input_layernorm(x_TM), rope, new)
+            if more_TM is None:
+                normed_TM = self.input_layernorm(x_TM)
+            else:
+                x_TM, normed_TM = self.input_layernorm.added(x_TM, more_TM)
+            seen_TM = self.self_attn(normed_TM, rope, new)
             x_TM, normed_TM = self.post_attention_layernorm.added(x_TM, seen_TM)
-            out: Tensor = x_TM + self.mlp(normed_TM)
-        return out
+            return x_TM, self.mlp(normed_TM)
