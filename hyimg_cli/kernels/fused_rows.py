@@ -22,7 +22,7 @@ from hyimg_cli.kernels.choice import MOST_FEW_ROWS
 from hyimg_cli.kernels.fused import Fused
 
 _ROWS, _COLUMNS = 64, 64
-_FEW_EXPERTS, _FEW_COLUMNS = 4, 512
+_FEW_EXPERTS, _FEW_COLUMNS = 1, 2048
 _CHOSEN_ROWS = 16
 
 
