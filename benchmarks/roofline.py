@@ -112,7 +112,8 @@ class Rows:
             yield self._row(f"a token's choice, {rows}", self._choice(count))
 
     def _row(self, name: str, ops: list[Op]) -> Predicted:
-        return predicted(name, self._form, ops, GOALS.get(name, {}).get(self._form))
+        goals = GOALS.get(name, {}) if self._load.scale is REAL else {}
+        return predicted(name, self._form, ops, goals.get(self._form))
 
     def _in_layer(self, call: Callable[[], object], rows: int, slots: int = 0) -> list[Op]:
         """What the second layer does in a call."""
