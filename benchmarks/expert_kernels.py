@@ -1,4 +1,5 @@
-"""One layer's experts and one row's attention at the released shapes: every kernel that may serve.
+"""One layer's parts at the released shapes, with every kernel that may serve: experts, attention of
+one row, and what is done row by row around products.
 
 For each number of rows and each format of the weights: milliseconds of each kernel, and what that
 is in TFLOP/s and GB/s. The first two rows are the floor in the same run: a large product, a large
@@ -26,9 +27,12 @@ from torch import Tensor
 
 from hyimg_cli.engine.provenance import hardware, versions
 from hyimg_cli.kernels.attention import fused_attention, masked_attention
-from hyimg_cli.kernels.choice import ByRows, experts_of
+from hyimg_cli.kernels.choice import ByRows, around, experts_of
 from hyimg_cli.kernels.experts import grouped_experts
 from hyimg_cli.kernels.formats import Stack, empty_stack
+from hyimg_cli.kernels.routed import Around
+from hyimg_cli.kernels.routed import Plain as PlainAround
+from hyimg_cli.kernels.rowwise import Plain, Rowwise, rowwise
 
 FORMATS = ("dense", "fp8", "nf4")
 
@@ -86,7 +90,7 @@ def main() -> None:
         for row in (*_floors(shape, device, dtype), *_experts(shape, device, dtype)):
             rows.append(row)
             _show(row)
-        for row in _attention(shape, device, dtype):
+        for row in (*_attention(shape, device, dtype), *_rowwise(shape, device, dtype)):
             rows.append(row)
             _show(row)
     _write(rows, shape, arguments.out)
@@ -151,6 +155,48 @@ def _attention(shape: Shape, device: torch.device, dtype: torch.dtype) -> Iterat
                 flops=flops,
                 moved=moved,
             )
+
+
+def _rowwise(shape: Shape, device: torch.device, dtype: torch.dtype) -> Iterator[Row]:
+    """What each must move at least is one read and one write of its rows."""
+    chosen, sorting = rowwise(device), around(device)
+    for count in (min(shape.few), max(shape.few), max(shape.many)):
+        for name, kernels, routed in (
+            ("chosen", chosen, sorting),
+            ("plain", Plain(), PlainAround()),
+        ):
+            for what, moved, call in _row_calls(shape, count, kernels, routed, device, dtype):
+                yield _row(what, "dense", count, name, call, moved=moved)
+
+
+def _row_calls(
+    shape: Shape,
+    count: int,
+    kernels: Rowwise,
+    sorting: Around,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> Iterator[tuple[str, int, Callable[[], object]]]:
+    made = partial(torch.randn, device=device, dtype=dtype)
+    x, more = made(2, count, shape.width)
+    weight, head_weight = made(shape.width), made(shape.head_dim)
+    yield "norm", 2 * x.nbytes, lambda: kernels.norm(x, weight, 1e-5)
+    yield "sum and norm", 4 * x.nbytes, lambda: kernels.added_norm(x, more, weight, 1e-5)
+    fused = made(count, shape.kv_heads, shape.heads // shape.kv_heads + 2, shape.head_dim)
+    angle = torch.rand(count, shape.head_dim, device=device)
+    angles = angle.cos(), angle.sin()
+    yield (
+        "heads",
+        2 * fused.nbytes,
+        lambda: kernels.heads(fused, angles, (head_weight, head_weight), 1e-5),
+    )
+    rows = made(count, 2 * shape.inner)
+    yield "SwiGLU", rows.nbytes * 3 // 2, lambda: kernels.swiglu(rows)
+    router = torch.randn(shape.experts, shape.width, device=device)
+    moved = x.nbytes + router.nbytes
+    yield "router", moved, lambda: kernels.routed(x, router, shape.chosen)
+    index = torch.rand(count, shape.experts, device=device).topk(shape.chosen, dim=1)[1]
+    yield "routes", 3 * index.nbytes, lambda: sorting.routes(index, shape.experts, 16)
 
 
 def _stacks(

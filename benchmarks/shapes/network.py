@@ -8,7 +8,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from hyimg_cli.kernels.attention import row_attention
 from hyimg_cli.models.hunyuan_image3.config import Architecture
 from hyimg_cli.models.hunyuan_image3.model import HunyuanImage3ForCausalMM, transformers_config
 from hyimg_cli.models.hunyuan_image3.placement import stays_wide
@@ -37,8 +36,8 @@ def build(
             _fill(layer, network, device, dtype)
             if form != "fp8":
                 layer.mlp.stack()
-            layer.self_attn.by_row = row_attention(device)
         _fill(network, network, device, dtype)
+        network.model.choose_kernels()
     left = [n for n, t in (*network.named_parameters(), *network.named_buffers()) if t.is_meta]
     assert not left, f"without weights: {left[:5]}"
     network.requires_grad_(False)

@@ -19,10 +19,12 @@ def addressed_decode(q_RHD: Tensor, k_RKD: Tensor, v_RKD: Tensor, rows: Rows) ->
     """
     (count, heads, width), kv_heads = q_RHD.shape, k_RKD.shape[1]
     assert width & (width - 1) == 0, "a head's width is a power of two"
-    q_RHD, k_RKD, v_RKD = (t.contiguous() for t in (q_RHD, k_RKD, v_RKD))
+    q_RHD, k_RKD = q_RHD.contiguous(), k_RKD.contiguous()
+    assert v_RKD.stride(2) == 1, "a value's numbers lie side by side"
     _put[(count, kv_heads)](
         k_RKD, v_RKD, rows.keys_at_R, rows.values_at_R, rows.slots_R, rows.length_R,
-        KV_HEADS=kv_heads, WIDTH=width,
+        # Values may still lie among the rows of the fused projection.
+        v_RKD.stride(0), v_RKD.stride(1), KV_HEADS=kv_heads, WIDTH=width, enable_fp_fusion=True,
     )  # fmt: skip
     sums = q_RHD.new_empty(count, heads, RUNS, width, dtype=torch.float32)
     ends = q_RHD.new_empty(2, count, heads, RUNS, dtype=torch.float32)
@@ -31,17 +33,21 @@ def addressed_decode(q_RHD: Tensor, k_RKD: Tensor, v_RKD: Tensor, rows: Rows) ->
         q_RHD, k_RKD, rows.keys_at_R, rows.values_at_R, rows.slots_R, rows.length_R,
         sums, ends[0], ends[1], width**-0.5,
         KV_HEADS=kv_heads, GROUP=group, HELD=least_heads(group), WIDTH=width,
-        RUNS=RUNS, BLOCK=BLOCK,
+        RUNS=RUNS, BLOCK=BLOCK, enable_fp_fusion=True,
     )  # fmt: skip
     out_RHD = torch.empty_like(q_RHD)
-    _joined[(count, heads)](sums, ends[0], ends[1], out_RHD, HEADS=heads, RUNS=RUNS, WIDTH=width)
+    _joined[(count, heads)](
+        sums, ends[0], ends[1], out_RHD,
+        HEADS=heads, RUNS=RUNS, WIDTH=width, enable_fp_fusion=True,
+    )  # fmt: skip
     return out_RHD
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _put(  # type: ignore[no-untyped-def]
-    k, v, keys_at, values_at, slots, length, KV_HEADS: tl.constexpr, WIDTH: tl.constexpr
-):
+    k, v, keys_at, values_at, slots, length, row_step, head_step,
+    KV_HEADS: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
     row, head = tl.program_id(0), tl.program_id(1)
     column = tl.arange(0, WIDTH)
     slot = head * tl.load(slots + row) + tl.load(length + row)
@@ -50,7 +56,8 @@ def _put(  # type: ignore[no-untyped-def]
     keys = tl.multiple_of(tl.load(keys_at + row).to(kind), 16)
     values = tl.multiple_of(tl.load(values_at + row).to(kind), 16)
     tl.store(keys + slot * WIDTH + column, tl.load(k + own))
-    tl.store(values + slot * WIDTH + column, tl.load(v + own))
+    value = tl.load(v + row * row_step + head * head_step + column)
+    tl.store(values + slot * WIDTH + column, value)
 
 
 @triton.jit  # type: ignore[untyped-decorator]

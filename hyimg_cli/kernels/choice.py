@@ -16,9 +16,9 @@ On a CPU the number of rows decides nothing, so that a row's bits never depend o
 # Legend: T token, M model width, K chosen expert
 import importlib.util
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -30,8 +30,23 @@ from hyimg_cli.kernels.routed import Around, Plain, routed_experts, scaled_exper
 
 # Each row reads its experts anew: near here reading them once for all rows is as fast.
 MOST_FEW_ROWS = 10
-Experts = Callable[[Tensor, Tensor, Tensor], Tensor]
 _LOG = logging.getLogger(__name__)
+
+
+class Experts(Protocol):
+    """The compute of a layer's routed experts."""
+
+    def __call__(
+        self,
+        x_TM: Tensor,
+        weight_TK: Tensor,
+        index_TK: Tensor,
+        *,
+        onto_TM: Tensor | None = None,
+    ) -> Tensor:
+        """Weighted sum [T, M] of each token's chosen experts, added to `onto` where there is
+        one.
+        """
 
 
 @dataclass(frozen=True)
@@ -43,13 +58,20 @@ class ByRows:
     few: Experts
     many: Experts
 
-    def __call__(self, x_TM: Tensor, weight_TK: Tensor, index_TK: Tensor) -> Tensor:
+    def __call__(
+        self,
+        x_TM: Tensor,
+        weight_TK: Tensor,
+        index_TK: Tensor,
+        *,
+        onto_TM: Tensor | None = None,
+    ) -> Tensor:
         kernel = self.few if x_TM.shape[0] <= MOST_FEW_ROWS else self.many
-        return kernel(x_TM, weight_TK, index_TK)
+        return kernel(x_TM, weight_TK, index_TK, onto_TM=onto_TM)
 
 
 def experts_of(gate_and_up: Stack, down: Stack) -> Experts:
-    """The compute of a layer's experts: (x [T, M], weight [T, K], index [T, K]) to [T, M].
+    """The compute of a layer's experts.
 
     Raises MachineError where a package that the format needs is missing.
     """
@@ -58,10 +80,11 @@ def experts_of(gate_and_up: Stack, down: Stack) -> Experts:
     if isinstance(gate_and_up, Nf4Blocks):
         require_bitsandbytes()
     capability = torch.cuda.get_device_capability(gate_and_up.device)
-    around, has_triton = _around()
-    many: Experts = partial(routed_experts, gate_and_up=gate_and_up, down=down, around=around)
+    parts = around(gate_and_up.device)
+    has_triton = not isinstance(parts, Plain)
+    many: Experts = partial(routed_experts, gate_and_up=gate_and_up, down=down, around=parts)
     if isinstance(gate_and_up, Fp8Rows) and isinstance(down, Fp8Rows) and capability >= (9, 0):
-        many = partial(scaled_experts, gate_and_up=gate_and_up, down=down, around=around)
+        many = partial(scaled_experts, gate_and_up=gate_and_up, down=down, around=parts)
     # Older GPUs have no instructions for e4m3, and Triton no way around it.
     if not has_triton or (isinstance(gate_and_up, Fp8Rows) and capability < (8, 9)):
         return many
@@ -87,10 +110,13 @@ def _on_cpu(gate_and_up: Stack, down: Stack) -> Experts:
     return partial(plain, gate_and_up=gate_and_up, down=down)
 
 
-def _around() -> tuple[Around, bool]:
+def around(device: torch.device) -> Around:
+    """What stands around the products of experts on `device`; asked once, with the experts."""
+    if device.type != "cuda":
+        return Plain()
     if importlib.util.find_spec("triton") is None:
         _LOG.warning("triton is not installed: experts run unfused, and slower for few rows")
-        return Plain(), False
+        return Plain()
     from hyimg_cli.kernels.fused import Fused
 
-    return Fused(), True
+    return Fused()

@@ -21,7 +21,13 @@ _DENSE, _FP8, _NF4 = 0, 1, 2
 
 
 def decode_experts(
-    x_TM: Tensor, weight_TK: Tensor, index_TK: Tensor, gate_and_up: Stack, down: Stack
+    x_TM: Tensor,
+    weight_TK: Tensor,
+    index_TK: Tensor,
+    gate_and_up: Stack,
+    down: Stack,
+    *,
+    onto_TM: Tensor | None = None,
 ) -> Tensor:
     """Weighted sum of each token's chosen experts, [T, M]: see `experts.plain_experts`, its twin.
 
@@ -40,9 +46,10 @@ def decode_experts(
     out_TM = torch.empty_like(x_TM)
     form, values, scale, levels = _held(down)
     _mixed[(tokens, triton.cdiv(width, _ROWS))](
-        hidden_PI, index_TK, weight_TK, values, scale, levels, out_TM,
+        hidden_PI, index_TK, weight_TK, values, scale, levels,
+        out_TM if onto_TM is None else onto_TM.contiguous(), out_TM,
         CHOSEN=chosen, INNER=inner, WIDTH=width, FORM=form, BLOCK=BLOCK,
-        ROWS=_ROWS, COLUMNS=_COLUMNS, enable_fp_fusion=True,
+        HAS_ONTO=onto_TM is not None, ROWS=_ROWS, COLUMNS=_COLUMNS, enable_fp_fusion=True,
     )  # fmt: skip
     return out_TM
 
@@ -130,9 +137,9 @@ def _hidden(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _mixed(  # type: ignore[no-untyped-def]
-    hidden, index, weight, values, scale, levels, out,
+    hidden, index, weight, values, scale, levels, onto, out,
     CHOSEN: tl.constexpr, INNER: tl.constexpr, WIDTH: tl.constexpr, FORM: tl.constexpr,
-    BLOCK: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    BLOCK: tl.constexpr, HAS_ONTO: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0)
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
@@ -151,4 +158,8 @@ def _mixed(  # type: ignore[no-untyped-def]
         if FORM == 1:
             share *= tl.load(scale + expert * WIDTH + row, mask=is_row, other=0.0)
         total += share
+    if HAS_ONTO:
+        own = tl.load(onto + token * WIDTH + row, mask=is_row, other=0.0).to(tl.float32)
+        # Rounded before it is added, as the twin does.
+        total = own + total.to(out.dtype.element_ty).to(tl.float32)
     tl.store(out + token * WIDTH + row, total, mask=is_row)

@@ -26,11 +26,14 @@ def grouped_experts(
     index_TK: Tensor,
     gate_and_up_EIM: Tensor,
     down_EMI: Tensor,
+    *,
+    onto_TM: Tensor | None = None,
 ) -> Tensor:
     """Weighted sum of each token's chosen experts, [T, M]: `down(up * silu(gate))` each.
 
-    `gate_and_up` holds `up` in its first half. Shapes depend on T and K alone; nothing is read on
-    the host. Needs a dtype that `torch.nn.functional.grouped_mm` knows on the device.
+    `onto`: what the sum is added to, once it is rounded. `gate_and_up` holds `up` in its first
+    half. Shapes depend on T and K alone; nothing is read on the host. Needs a dtype that
+    `torch.nn.functional.grouped_mm` knows on the device.
     """
     tokens, chosen = index_TK.shape
     experts = gate_and_up_EIM.shape[0]
@@ -41,26 +44,43 @@ def grouped_experts(
     up, gate = F.grouped_mm(rows, gate_and_up_EIM.transpose(1, 2), offs=ends_E).chunk(2, dim=-1)
     result = F.grouped_mm(up * F.silu(gate), down_EMI.transpose(1, 2), offs=ends_E)
     chosen_TKM = result[slot].view(tokens, chosen, -1)
-    mixed_TM: Tensor = (chosen_TKM * weight_TK[..., None]).sum(dim=1)
-    return mixed_TM
+    return on(onto_TM, (chosen_TKM * weight_TK[..., None]).sum(dim=1))
 
 
 def plain_experts(
-    x_TM: Tensor, weight_TK: Tensor, index_TK: Tensor, gate_and_up: Stack, down: Stack
+    x_TM: Tensor,
+    weight_TK: Tensor,
+    index_TK: Tensor,
+    gate_and_up: Stack,
+    down: Stack,
+    *,
+    onto_TM: Tensor | None = None,
 ) -> Tensor:
     """The plain twin: each chosen expert's weights once, made dense, over its own tokens.
 
     Keeps a row's bits apart from its company, as `grouped_experts` does. Reads the chosen experts'
     numbers on the host.
     """
-    return _one_by_one(x_TM, weight_TK, index_TK, (gate_and_up, down), lambda rows: rows)
+    stacks = gate_and_up, down
+    return on(onto_TM, _one_by_one(x_TM, weight_TK, index_TK, stacks, lambda rows: rows))
 
 
 def plain_scaled_experts(
-    x_TM: Tensor, weight_TK: Tensor, index_TK: Tensor, gate_and_up: Stack, down: Stack
+    x_TM: Tensor,
+    weight_TK: Tensor,
+    index_TK: Tensor,
+    gate_and_up: Stack,
+    down: Stack,
+    *,
+    onto_TM: Tensor | None = None,
 ) -> Tensor:
     """The plain twin of a product in FP8: the rows that enter one are rounded to e4m3 as well."""
-    return _one_by_one(x_TM, weight_TK, index_TK, (gate_and_up, down), _rounded)
+    return on(onto_TM, _one_by_one(x_TM, weight_TK, index_TK, (gate_and_up, down), _rounded))
+
+
+def on(onto_TM: Tensor | None, mixed_TM: Tensor) -> Tensor:
+    """`onto + mixed`, or what was mixed alone."""
+    return mixed_TM if onto_TM is None else onto_TM + mixed_TM
 
 
 def _one_by_one(

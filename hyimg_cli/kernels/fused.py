@@ -11,12 +11,18 @@ import triton.language as tl
 from torch import Tensor
 
 from hyimg_cli.kernels.formats import FP8, FP8_MAX
+from hyimg_cli.kernels.fused_routes import places
+from hyimg_cli.kernels.routed import Routes, sorted_rows
 
 _COLUMNS = 1024
 
 
 class Fused:
     """`Around` in Triton; everything is on one device."""
+
+    def routes(self, index_TK: Tensor, experts: int, group_rows: int = 1) -> Routes:
+        rows = sorted_rows(index_TK.numel(), experts, group_rows)
+        return Routes(*places(index_TK, experts, group_rows, rows))
 
     def swiglu(self, rows_R2I: Tensor) -> Tensor:
         rows, width = rows_R2I.shape[0], rows_R2I.shape[1] // 2
@@ -31,7 +37,9 @@ class Fused:
     def swiglu_to_fp8(self, rows_R2I: Tensor) -> tuple[Tensor, Tensor]:
         return _to_fp8(rows_R2I, rows_R2I.shape[1] // 2, is_swiglu=True)
 
-    def gather_sum(self, rows_RM: Tensor, row_TK: Tensor, weight_TK: Tensor) -> Tensor:
+    def gather_sum(
+        self, rows_RM: Tensor, row_TK: Tensor, weight_TK: Tensor, onto_TM: Tensor | None
+    ) -> Tensor:
         (tokens, chosen), width = row_TK.shape, rows_RM.shape[1]
         out_TM = rows_RM.new_empty(tokens, width)
         grid = (tokens, triton.cdiv(width, _COLUMNS))
@@ -39,9 +47,11 @@ class Fused:
             rows_RM.contiguous(),
             row_TK.contiguous(),
             weight_TK.contiguous(),
+            out_TM if onto_TM is None else onto_TM.contiguous(),
             out_TM,
             width,
             CHOSEN=chosen,
+            HAS_ONTO=onto_TM is not None,
             COLUMNS=_COLUMNS,
             enable_fp_fusion=True,
         )
@@ -105,8 +115,9 @@ def _quantize(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _gather_sum(  # type: ignore[no-untyped-def]
-    rows, row_of, weight, out, width, CHOSEN: tl.constexpr, COLUMNS: tl.constexpr
-):
+    rows, row_of, weight, onto, out, width,
+    CHOSEN: tl.constexpr, HAS_ONTO: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     is_inside = column < width
@@ -116,4 +127,8 @@ def _gather_sum(  # type: ignore[no-untyped-def]
         share = tl.load(weight + token * CHOSEN + choice).to(tl.float32)
         x = tl.load(rows + row * width + column, mask=is_inside, other=0.0)
         total += share * x.to(tl.float32)
+    if HAS_ONTO:
+        own = tl.load(onto + token * width + column, mask=is_inside, other=0.0)
+        # Rounded before it is added, as the twin does.
+        total = own.to(tl.float32) + total.to(out.dtype.element_ty).to(tl.float32)
     tl.store(out + token * width + column, total, mask=is_inside)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from hyimg_cli.kernels.experts import on
 from hyimg_cli.kernels.formats import FP8, Fp8Rows, Stack, dense, quantize_rows
 
 # Groups of an FP8 product start at whole tiles of 16 rows, the layout that torch tests.
@@ -24,6 +25,12 @@ FP8_GROUP_ROWS = 16
 
 class Around(Protocol):
     """What happens to rows before, between and behind the products."""
+
+    def routes(self, index_TK: Tensor, experts: int, group_rows: int = 1) -> "Routes":
+        """The choices sorted by expert, each group starting at a multiple of `group_rows`.
+
+        Rows between groups hold token 0; no choice points at them.
+        """
 
     def swiglu(self, rows_R2I: Tensor) -> Tensor:
         """`up * silu(gate)` [R, I] of rows that hold `up` in their first half."""
@@ -34,12 +41,17 @@ class Around(Protocol):
     def swiglu_to_fp8(self, rows_R2I: Tensor) -> tuple[Tensor, Tensor]:
         """Both of the above, one behind the other."""
 
-    def gather_sum(self, rows_RM: Tensor, row_TK: Tensor, weight_TK: Tensor) -> Tensor:
-        """Weighted sum [T, M] of the rows that each token's choices were sorted to."""
+    def gather_sum(
+        self, rows_RM: Tensor, row_TK: Tensor, weight_TK: Tensor, onto_TM: Tensor | None
+    ) -> Tensor:
+        """Weighted sum [T, M] of the rows that each token's choices were sorted to, on `onto`."""
 
 
 class Plain:
     """`Around` in plain torch."""
+
+    def routes(self, index_TK: Tensor, experts: int, group_rows: int = 1) -> "Routes":
+        return routes(index_TK, experts, group_rows=group_rows)
 
     def swiglu(self, rows_R2I: Tensor) -> Tensor:
         up, gate = rows_R2I.float().chunk(2, dim=-1)
@@ -52,9 +64,11 @@ class Plain:
         up, gate = rows_R2I.float().chunk(2, dim=-1)
         return quantize_rows(up * F.silu(gate))
 
-    def gather_sum(self, rows_RM: Tensor, row_TK: Tensor, weight_TK: Tensor) -> Tensor:
+    def gather_sum(
+        self, rows_RM: Tensor, row_TK: Tensor, weight_TK: Tensor, onto_TM: Tensor | None
+    ) -> Tensor:
         chosen_TKM = rows_RM[row_TK].float() * weight_TK.float()[..., None]
-        return chosen_TKM.sum(dim=1).to(rows_RM.dtype)
+        return on(onto_TM, chosen_TKM.sum(dim=1).to(rows_RM.dtype))
 
 
 @dataclass(frozen=True)
@@ -68,11 +82,14 @@ class Routes:
     ends_E: Tensor
 
 
-def routes(index_TK: Tensor, experts: int, *, group_rows: int = 1) -> Routes:
-    """The choices sorted by expert, each group starting at a multiple of `group_rows`.
+def sorted_rows(choices: int, experts: int, group_rows: int) -> int:
+    """Rows that all choices and what lies between groups take at most."""
+    most = choices + experts * (group_rows - 1)
+    return -(-most // group_rows) * group_rows
 
-    Rows between groups hold token 0; no choice points at them.
-    """
+
+def routes(index_TK: Tensor, experts: int, *, group_rows: int = 1) -> Routes:
+    """The choices sorted by expert: see `Around.routes`."""
     tokens, chosen = index_TK.shape
     flat_R = index_TK.flatten()
     order_R = flat_R.argsort(stable=True)
@@ -83,9 +100,8 @@ def routes(index_TK: Tensor, experts: int, *, group_rows: int = 1) -> Routes:
     padded_E = (count_E + group_rows - 1) // group_rows * group_rows
     shift_E = padded_E.cumsum(0) - padded_E - (ends_E - count_E)
     at_R = torch.arange(tokens * chosen, device=flat_R.device) + shift_E[sorted_R]
-    capacity = tokens * chosen + experts * (group_rows - 1)
-    capacity = -(-capacity // group_rows) * group_rows
-    token_R = flat_R.new_zeros(capacity).index_copy_(0, at_R, order_R // chosen)
+    rows = sorted_rows(tokens * chosen, experts, group_rows)
+    token_R = flat_R.new_zeros(rows).index_copy_(0, at_R, order_R // chosen)
     row_TK = torch.empty_like(flat_R).index_copy_(0, order_R, at_R).view(tokens, chosen)
     return Routes(token_R, row_TK, padded_E.cumsum(0).to(torch.int32))
 
@@ -100,18 +116,20 @@ def routed_experts(
     gate_and_up: Stack,
     down: Stack,
     around: Around = _PLAIN,
+    *,
+    onto_TM: Tensor | None = None,
 ) -> Tensor:
     """Weighted sum of each token's chosen experts, [T, M]: see `experts.grouped_experts`.
 
     A quantised stack is made dense for its product, one of the two at a time.
     """
-    to = routes(index_TK, gate_and_up.shape[0])
+    to = around.routes(index_TK, gate_and_up.shape[0])
     # What a product takes is let go before the next one: rows of all choices are large.
     hidden_RI = around.swiglu(
         F.grouped_mm(x_TM[to.token_R], dense(gate_and_up, x_TM.dtype).mT, offs=to.ends_E)
     )
     result_RM = F.grouped_mm(hidden_RI, dense(down, x_TM.dtype).mT, offs=to.ends_E)
-    return around.gather_sum(result_RM, to.row_TK, weight_TK)
+    return around.gather_sum(result_RM, to.row_TK, weight_TK, onto_TM)
 
 
 def scaled_experts(
@@ -121,12 +139,14 @@ def scaled_experts(
     gate_and_up: Fp8Rows,
     down: Fp8Rows,
     around: Around = _PLAIN,
+    *,
+    onto_TM: Tensor | None = None,
 ) -> Tensor:
     """The same with both factors of both products in e4m3, a scale a row.
 
     Needs bfloat16 rows and a GPU that has FP8 grouped products (compute capability 9.0 or more).
     """
-    to = routes(index_TK, gate_and_up.shape[0], group_rows=FP8_GROUP_ROWS)
+    to = around.routes(index_TK, gate_and_up.shape[0], FP8_GROUP_ROWS)
     values_TM, scale_T = around.to_fp8(x_TM)
     # Bytes are gathered: indexing is not defined for every kind of 8-bit float.
     values_RM = values_TM.view(torch.uint8)[to.token_R].view(FP8)
@@ -135,7 +155,7 @@ def scaled_experts(
     hidden = around.swiglu_to_fp8(middle_R2I)
     del middle_R2I
     result_RM = _product(hidden, down, to.ends_E)
-    return around.gather_sum(result_RM, to.row_TK, weight_TK).to(x_TM.dtype)
+    return around.gather_sum(result_RM, to.row_TK, weight_TK, onto_TM).to(x_TM.dtype)
 
 
 def _product(rows: tuple[Tensor, Tensor], stack: Fp8Rows, ends_E: Tensor) -> Tensor:

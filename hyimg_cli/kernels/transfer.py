@@ -1,9 +1,11 @@
-"""Small values between the host and a device, without either waiting for the other.
+"""Small values between the host and a device, without either waiting for the other; and which
+device is at work.
 
 On a CPU both ends are one memory: the same calls are plain copies.
 """
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
@@ -16,6 +18,16 @@ def to_device(values: Sequence[int] | Sequence[float], device: torch.device) -> 
         return host.to(device)
     # From pageable memory the host would wait for the device's queue.
     return host.pin_memory().to(device, non_blocking=True)
+
+
+def current(device: torch.device) -> AbstractContextManager[object]:
+    """Inside, Triton's kernels start on `device`: they ask for the current one, not for a tensor's.
+
+    Nothing is done where there is no other.
+    """
+    if device.type != "cuda" or torch.cuda.device_count() < 2:
+        return nullcontext()
+    return torch.cuda.device(device)
 
 
 class Readback:

@@ -14,10 +14,11 @@ from hyimg_cli.engine.branches import BranchBuilder
 from hyimg_cli.engine.clock import PhaseClock
 from hyimg_cli.engine.prefixes import Prefixes
 from hyimg_cli.errors import ReuseError
+from hyimg_cli.kernels import rowwise
 from hyimg_cli.kv.buffer import Buffer
 from hyimg_cli.kv.tree import KVTree
 from hyimg_cli.media.images import read_image
-from hyimg_cli.models.hunyuan_image3 import attention, model, rope
+from hyimg_cli.models.hunyuan_image3 import model, rope
 from hyimg_cli.models.protocols import Context, LivePicture
 from hyimg_cli.spec.job import ImageJob, SizeRequest
 from hyimg_cli.spec.run import ReuseConfig
@@ -232,7 +233,7 @@ def test_without_guidance_there_is_one_branch(drawn: Tell, job: ImageJob) -> Non
         (model, "pieces"),
         (rope, "positions"),
         (rope, "rope"),
-        (attention, "rotate"),
+        (rowwise, "rotate"),
         (model.HunyuanImage3ForCausalMM, "prefill"),
         (model.HunyuanImage3ForCausalMM, "velocity"),
         (model.Vae, "decode"),

@@ -75,12 +75,14 @@ def around_cases(ours: Any, plain: Any, device: str) -> Iterator[tuple[str, Call
             f"swiglu {dtype}",
             lambda rows=rows: relative(ours.swiglu(rows), plain.swiglu(rows)),
         )
-        yield (
-            f"gather_sum {dtype}",
-            lambda rows=rows, row_TK=row_TK, weight=weight: relative(
-                ours.gather_sum(rows, row_TK, weight), plain.gather_sum(rows, row_TK, weight)
-            ),
-        )
+        for onto in (None, torch.randn(5, 2 * 96, device=device).to(dtype)):
+            yield (
+                f"gather_sum {dtype}{'' if onto is None else ', onto'}",
+                lambda rows=rows, row_TK=row_TK, weight=weight, onto=onto: relative(
+                    ours.gather_sum(rows, row_TK, weight, onto),
+                    plain.gather_sum(rows, row_TK, weight, onto),
+                ),
+            )
         for name in ("to_fp8", "swiglu_to_fp8"):
             yield (
                 f"{name} {dtype}",

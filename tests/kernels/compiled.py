@@ -8,12 +8,12 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from hyimg_cli.kernels import addressed, decode, fused
+from hyimg_cli.kernels import addressed, decode, fused, fused_routes, fused_rows
 from hyimg_cli.kernels.decode_attention import BLOCK as SLOTS
 from hyimg_cli.kernels.decode_attention import RUNS
 from hyimg_cli.kernels.formats import BLOCK, FP8_MAX
 
-BF16, FP8, F32, I64, U8 = "*bf16", "*fp8e4nv", "*fp32", "*i64", "*u8"
+BF16, FP8, F32, I32, I64, U8 = "*bf16", "*fp8e4nv", "*fp32", "*i32", "*i64", "*u8"
 REAL = {"CHOSEN": 8, "INNER": 3072, "WIDTH": 4096, "BLOCK": BLOCK, "ROWS": 16, "COLUMNS": 256}
 HELD = ((decode._DENSE, BF16), (decode._FP8, FP8), (decode._NF4, U8))
 
@@ -50,8 +50,8 @@ def _kernels() -> Any:
         weights = {"values": values, "scale": scale, "levels": scale}
         ends = {"index": I64, **weights, "out": F32}
         yield f"hidden {form}", decode._hidden, {"x": BF16, **ends}, {**REAL, "FORM": form}
-        ends = {"hidden": F32, "index": I64, "weight": BF16, **weights, "out": BF16}
-        yield f"mixed {form}", decode._mixed, ends, {**REAL, "FORM": form}
+        ends = {"hidden": F32, "index": I64, "weight": BF16, **weights, "onto": BF16, "out": BF16}
+        yield f"mixed {form}", decode._mixed, ends, {**REAL, "FORM": form, "HAS_ONTO": True}
     rows = {"rows": BF16, "out": BF16, "width": "i32"}
     yield "swiglu", fused._swiglu, rows, {"COLUMNS": 1024}
     for is_swiglu in (False, True):
@@ -64,15 +64,72 @@ def _kernels() -> Any:
     yield (
         "gather_sum",
         fused._gather_sum,
-        {"rows": BF16, "row_of": I64, "weight": BF16, "out": BF16, "width": "i32"},
-        {"CHOSEN": 8, "COLUMNS": 1024},
+        {"rows": BF16, "row_of": I64, "weight": BF16, "onto": BF16, "out": BF16, "width": "i32"},
+        {"CHOSEN": 8, "HAS_ONTO": True, "COLUMNS": 1024},
     )
     yield from _addressed()
+    yield from _around_products()
+    yield from _routes()
+
+
+def _around_products() -> Any:
+    for has_more in (False, True):
+        yield (
+            f"norm {has_more}",
+            fused_rows._norm,
+            {
+                **dict.fromkeys(("x", "more", "weight", "total", "out"), BF16),
+                "width": "i32",
+                "eps": "fp32",
+            },
+            {"HAS_MORE": has_more, "COLUMNS": 4096},
+        )
+    rows = dict.fromkeys(("fused", "query_weight", "key_weight", "q", "k"), BF16)
+    yield (
+        "heads",
+        fused_rows._heads,
+        {**rows, "cos": F32, "sin": F32, "eps": "fp32"},
+        {"GROUP": 4, "HELD": 8, "WIDTH": 128},
+    )
+    best = {"weight": BF16, "index": I64, "count": "i32"}
+    sizes = {"EXPERTS": 64, "HELD": 64, "CHOSEN": 8, "SLOTS": 8}
+    yield (
+        "logits",
+        fused_rows._logits,
+        {"x": BF16, "weight": F32, "out": F32},
+        {"EXPERTS": 64, "WIDTH": 4096, "ROWS": 1, "COLUMNS": 2048},
+    )
+    yield "chosen", fused_rows._chosen, {"logits": F32, **best}, {**sizes, "ROWS": 16}
+    yield (
+        "routed",
+        fused_rows._routed,
+        {"x": BF16, "router": F32, "logits": F32, **best},
+        {**sizes, "WIDTH": 4096, "ROWS": 64, "COLUMNS": 64},
+    )
+
+
+def _routes() -> Any:
+    sizes = {"EXPERTS": 64, "HELD": 64, "BLOCK": 128}
+    numbers = {"choices": "i32", "blocks": "i32"}
+    yield "counted", fused_routes._counted, {"index": I64, "count": I32, **numbers}, sizes
+    counts = {"count": I32, "total": I32, "blocks": "i32"}
+    yield "placed", fused_routes._placed, counts, {"BLOCKS": 1024}
+    spread = {
+        **dict.fromkeys(("index", "token", "row"), I64),
+        **dict.fromkeys(("before", "total", "ends"), I32),
+        **numbers,
+    }
+    yield "spread", fused_routes._spread, spread, {**sizes, "CHOSEN": 8, "GROUP_ROWS": 16}
 
 
 def _addressed() -> Any:
     tables = dict.fromkeys(("keys_at", "values_at", "slots", "length"), I64)
-    yield "put", addressed._put, {"k": BF16, "v": BF16, **tables}, {"KV_HEADS": 8, "WIDTH": 128}
+    yield (
+        "put",
+        addressed._put,
+        {"k": BF16, "v": BF16, **tables, "row_step": "i32", "head_step": "i32"},
+        {"KV_HEADS": 8, "WIDTH": 128},
+    )
     sums = dict.fromkeys(("sums", "largest", "weight"), F32)
     yield (
         "partial",

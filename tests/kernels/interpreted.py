@@ -12,14 +12,16 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from kernels import cases, decode_cases
+from kernels import cases, decode_cases, rowwise_cases
 
 from hyimg_cli.kernels.addressed import addressed_decode
 from hyimg_cli.kernels.decode import decode_experts
 from hyimg_cli.kernels.decode_attention import Rows, plain_decode
 from hyimg_cli.kernels.experts import plain_experts
 from hyimg_cli.kernels.fused import Fused
+from hyimg_cli.kernels.fused_rows import FusedRows
 from hyimg_cli.kernels.routed import Plain, routed_experts
+from hyimg_cli.kernels.rowwise import PLAIN
 from hyimg_cli.models import registry
 from hyimg_cli.models.hunyuan_image3.graphs import DecodeGraphs
 from hyimg_cli.spec.run import ModelChoice
@@ -35,6 +37,8 @@ def main() -> None:
             twin = plain_experts(*case.arguments)
             name = f"decode {form} {tokens}x{width}x{inner}"
             found[name] = cases.relative(decode_experts(*case.arguments), twin)
+    onto = torch.randn_like(case.x_TM)
+    found["onto"] = cases.relative(decode_experts(*case.arguments, onto_TM=onto), onto + twin)
     case = cases.call(3, dtype=torch.bfloat16)
     found["decode bfloat16"] = cases.relative(
         decode_experts(*case.arguments), plain_experts(*case.arguments)
@@ -48,7 +52,46 @@ def main() -> None:
     for name, apart in _addressed():
         found[name] = apart
     found["by addresses alone"] = _network_by_addresses()
+    found |= _rowwise()
+    found["network of fused rows"] = _network_of_fused_rows()
     sys.stdout.write(json.dumps(found))
+
+
+def _rowwise() -> dict[str, float]:
+    found: dict[str, float] = {}
+    for dtype in (torch.float16, torch.float32):
+        for name, ours, twin in rowwise_cases.rounding_cases(dtype, "cpu"):
+            apart = [rowwise_cases.ulps(a, b) for a, b in zip(ours, twin, strict=True)]
+            found[f"ulps {dtype} {name}"] = max(apart)
+            unequal = [float((a != b).float().mean()) for a, b in zip(ours, twin, strict=True)]
+            found[f"unequal {dtype} {name}"] = max(unequal)
+    for dtype in (torch.float16, torch.float32):
+        for name, ours, twin in rowwise_cases.router_cases(dtype, "cpu"):
+            pairs = list(zip(ours, twin, strict=True))
+            found[f"logits {dtype} {name}"] = cases.relative(*pairs[0])
+            found[f"weights {dtype} {name}"] = cases.relative(*pairs[1])
+            found[f"choices {dtype} {name}"] = float((pairs[2][0] != pairs[2][1]).sum())
+    for name, is_apart in rowwise_cases.is_apart_from_company(torch.float16, "cpu"):
+        found[f"company {name}"] = float(not is_apart)
+    chosen = rowwise_cases.chosen_without_numbers("cpu")
+    found["outside"] = float(((chosen < 0) | (chosen >= 6)).sum())
+    for name, is_same in rowwise_cases.route_cases("cpu"):
+        found[name] = float(not is_same)
+    return found
+
+
+def _network_of_fused_rows() -> float:
+    """A prefill of the embedded network with every kernel of a GPU's layers, against the CPU's."""
+    model: Any = registry.load(ModelChoice(device="cpu", dtype="float32"))
+    hidden = []
+    for kernels in (PLAIN, FusedRows()):
+        for part in model.network.modules():
+            if hasattr(part, "rows"):
+                part.rows = kernels
+        with torch.no_grad():
+            hidden.append(model.network.feed([(range(5, 40), model.new_buffer(40))]))
+            hidden[-1] = model.network.text_logits(hidden[-1])
+    return cases.relative(hidden[1], hidden[0])
 
 
 def _network_by_addresses() -> float:

@@ -10,6 +10,7 @@ from hyimg_cli.kernels.attention import fused_attention, plain_attention
 from hyimg_cli.kernels.choice import ByRows, experts_of
 from hyimg_cli.kernels.experts import plain_experts, plain_scaled_experts
 from hyimg_cli.kernels.routed import Plain, routed_experts, scaled_experts
+from hyimg_cli.kernels.transfer import current
 
 pytestmark = [
     pytest.mark.gpu,
@@ -87,6 +88,51 @@ def test_the_choice_is_by_rows_and_never_waits() -> None:
         compute(*(argument[:2] for argument in case.arguments[:3]))
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_norms_and_heads_round_as_their_plain_twin_does(dtype: torch.dtype) -> None:
+    """One step of the dtype where a sum's order tips a rounding; eight in float32."""
+    from kernels.rowwise_cases import rounding_cases, ulps
+
+    for name, ours, twin in rounding_cases(dtype, "cuda"):
+        for one, other in zip(ours, twin, strict=True):
+            assert ulps(one, other) <= (8 if dtype == torch.float32 else 1), name
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_the_router(dtype: torch.dtype) -> None:
+    from kernels.rowwise_cases import router_cases
+
+    for name, ours, twin in router_cases(dtype, "cuda"):
+        assert cases.relative(ours[0], twin[0]) < 1e-5, name
+        assert cases.relative(ours[1], twin[1]) < 1e-2, name
+        # A near tie may be decided the other way.
+        assert (ours[2] != twin[2]).float().mean() < 0.05, name
+
+
+def test_a_row_has_its_bits_in_any_company() -> None:
+    from kernels.rowwise_cases import is_apart_from_company
+
+    assert dict(is_apart_from_company(torch.bfloat16, "cuda")) == dict.fromkeys(
+        ("norm", "norm, few", "heads", "heads, few", "routed", "routed, few"), True
+    )
+
+
+def test_routes_by_counting_are_those_of_a_stable_sort() -> None:
+    from kernels.rowwise_cases import route_cases
+
+    assert all(dict(route_cases("cuda")).values())
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="torch finds no second GPU")
+def test_a_layers_kernels_start_on_its_own_device() -> None:
+    from kernels.rowwise_cases import OURS, TWIN
+
+    x = torch.randn(5, 96, device="cuda:1")
+    with current(x.device):
+        ours = OURS.norm(x, x[0], 1e-5)
+    assert cases.relative(ours, TWIN.norm(x, x[0], 1e-5)) < 1e-5
 
 
 @pytest.mark.parametrize("is_causal", [True, False])

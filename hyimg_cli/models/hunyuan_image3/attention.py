@@ -16,9 +16,10 @@ from torch import Tensor, nn
 
 from hyimg_cli.kernels.attention import RowAttention, causal_mask, masked_attention
 from hyimg_cli.kernels.decode_attention import DecodeAttention, Rows
+from hyimg_cli.kernels.rowwise import PLAIN, Rowwise
 from hyimg_cli.kv.buffer import Buffer
 from hyimg_cli.models.hunyuan_image3.config import Architecture
-from hyimg_cli.models.hunyuan_image3.rope import Rope, rotate
+from hyimg_cli.models.hunyuan_image3.rope import Rope
 
 
 @dataclass(frozen=True)
@@ -103,11 +104,14 @@ class RMSNorm(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(width))
         self.eps = eps
+        self.rows: Rowwise = PLAIN
 
     def forward(self, x: Tensor) -> Tensor:
-        wide = x.float()
-        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
-        return self.weight * wide.to(x.dtype)
+        return self.rows.norm(x, self.weight, self.eps)
+
+    def added(self, x: Tensor, more: Tensor) -> tuple[Tensor, Tensor]:
+        """`x + more`, and the norm of it."""
+        return self.rows.added_norm(x, more, self.weight, self.eps)
 
 
 class Attention(nn.Module):
@@ -123,8 +127,9 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(self.heads * self.head_dim, arch.hidden_size, bias=False)
         self.query_layernorm = RMSNorm(self.head_dim, arch.rms_norm_eps)
         self.key_layernorm = RMSNorm(self.head_dim, arch.rms_norm_eps)
-        # The kernel of the layer's device is set once the weights are in their places.
+        # The kernels of the layer's device are set once the weights are in their places.
         self.by_row: RowAttention = masked_attention
+        self.rows: Rowwise = PLAIN
 
     def forward(self, x_TM: Tensor, rope: Rope, new: Sequence[Stretch] | StepRows) -> Tensor:
         """Attention output [T, M] of the new tokens, one after another in `x_TM`."""
@@ -139,27 +144,33 @@ class Attention(nn.Module):
     def _by_stretch(
         self, stretches: Sequence[Stretch], q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor
     ) -> Tensor:
-        seen_THD = torch.zeros_like(q_THD)  # rows of no stretch are padding
+        seen: list[Tensor] = []
         at = 0
         for stretch in stretches:
             rows = slice(at, at + stretch.count)
-            seen_THD[rows] = self._attend(stretch, q_THD[rows], k_TKD[rows], v_TKD[rows])
+            seen += self._attend(stretch, q_THD[rows], k_TKD[rows], v_TKD[rows])
             at += stretch.count
-        return seen_THD
+        if at < len(q_THD):  # rows of no stretch are padding
+            seen.append(torch.zeros_like(q_THD[at:]))
+        return seen[0] if len(seen) == 1 else torch.cat(seen)
 
     def project(self, x_TM: Tensor, rope: Rope) -> tuple[Tensor, Tensor, Tensor]:
         """Queries [T, H, D], keys and values [T, K, D] as the cache holds them: turned, then
         normed.
         """
         fused = self.qkv_proj(x_TM).unflatten(-1, (self.kv_heads, self.group + 2, self.head_dim))
-        q, k, v_TKD = fused.split([self.group, 1, 1], dim=-2)
-        v_TKD = v_TKD.squeeze(-2)
-        # Rotation first, then the norm; both in float32.
-        q_THD = self.query_layernorm(rotate(q.flatten(-3, -2), rope)).to(v_TKD.dtype)
-        k_TKD = self.key_layernorm(rotate(k.squeeze(-2), rope)).to(v_TKD.dtype)
-        return q_THD, k_TKD, v_TKD
+        norms = self.query_layernorm, self.key_layernorm
+        return self.rows.heads(
+            fused,
+            (rope.cos_TD, rope.sin_TD),
+            (norms[0].weight, norms[1].weight),
+            norms[0].eps,
+        )
 
-    def _attend(self, stretch: Stretch, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor) -> Tensor:
+    def _attend(
+        self, stretch: Stretch, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor
+    ) -> list[Tensor]:
+        """What each piece of the stretch sees, one after another."""
         slots_T = torch.arange(stretch.start, stretch.stop, device=k_TKD.device)
         stretch.buffer.write(self.layer, slots_T, k_TKD, v_TKD)
         seen = []
@@ -167,4 +178,4 @@ class Attention(nn.Module):
             rows = slice(piece.start - stretch.start, piece.stop - stretch.start)
             keys_KSD, values_KSD = stretch.buffer.read(self.layer, piece.stop)
             seen.append(self.by_row(q_THD[rows], keys_KSD, values_KSD, piece.is_causal))
-        return torch.cat(seen)
+        return seen

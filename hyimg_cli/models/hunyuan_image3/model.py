@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from transformers import PretrainedConfig, PreTrainedModel
 
 from hyimg_cli.kernels.rows import padding
-from hyimg_cli.kernels.transfer import to_device
+from hyimg_cli.kernels.transfer import current, to_device
 from hyimg_cli.kv.buffer import Buffer
 from hyimg_cli.models.hunyuan_image3.attention import Stretch, pieces
 from hyimg_cli.models.hunyuan_image3.config import Architecture
@@ -195,10 +195,9 @@ class HunyuanImage3ForCausalMM(PreTrainedModel):
 
     def text_logits(self, hidden_RM: Tensor) -> Tensor:
         """Next-token logits [R, V] in float32; only here does the final norm apply."""
-        rows = hidden_RM.shape[0]
-        padded_RM = F.pad(hidden_RM, (0, 0, 0, padding(rows, self.model.row_multiple)))
-        logits: Tensor = self.lm_head(self.model.ln_f(padded_RM))
-        return logits[:rows].float()
+        with current(hidden_RM.device):
+            logits: Tensor = self.lm_head(self.model.ln_f(self._padded(hidden_RM)))
+        return logits[: hidden_RM.shape[0]].float()
 
     def branch(self, layout: Layout, buffer: Buffer) -> Branch:
         """A branch ready to denoise; its prefix is complete in `buffer`."""
@@ -287,6 +286,8 @@ class HunyuanImage3ForCausalMM(PreTrainedModel):
     def _padded(self, x: Tensor) -> Tensor:
         """`x` with zeros behind its first axis, up to the row multiple."""
         missing = padding(x.shape[0], self.model.row_multiple)
+        if not missing:
+            return x
         return F.pad(x, (0, 0) * (x.dim() - 1) + (0, missing))
 
     def _scalars(self, values: Sequence[float]) -> Tensor:

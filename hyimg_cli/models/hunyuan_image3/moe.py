@@ -3,10 +3,11 @@
 # Legend: T token, M model width, E expert, K chosen expert
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from hyimg_cli.kernels.choice import Experts, experts_of
+from hyimg_cli.kernels.experts import on
 from hyimg_cli.kernels.formats import Format, Fp8Rows, Nf4Blocks, empty_stack
+from hyimg_cli.kernels.rowwise import PLAIN, Rowwise
 from hyimg_cli.models.hunyuan_image3.config import Architecture
 
 
@@ -17,10 +18,10 @@ class Mlp(nn.Module):
         super().__init__()
         self.gate_and_up_proj = nn.Linear(width, 2 * inner, bias=False)
         self.down_proj = nn.Linear(inner, width, bias=False)
+        self.rows: Rowwise = PLAIN
 
     def forward(self, x_TM: Tensor) -> Tensor:
-        up, gate = self.gate_and_up_proj(x_TM).chunk(2, dim=-1)
-        out: Tensor = self.down_proj(up * F.silu(gate))
+        out: Tensor = self.down_proj(self.rows.swiglu(self.gate_and_up_proj(x_TM)))
         return out
 
 
@@ -31,17 +32,14 @@ class Router(nn.Module):
         super().__init__()
         self.wg = nn.Linear(width, experts, bias=False, dtype=torch.float32)
         self.top_k = top_k
+        self.rows: Rowwise = PLAIN
 
     def forward(self, x_TM: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Logits [T, E], and the chosen experts' weights and indices [T, K], all from float32.
+        """Logits [T, E], and the chosen experts' weights (as `x`) and indices [T, K], from float32.
 
         Softmax over all experts, then the best k, then renormalised to one.
         """
-        with torch.autocast(x_TM.device.type, enabled=False):
-            logits_TE = self.wg(x_TM.float())
-        best_TK, index_TK = logits_TE.softmax(dim=-1).topk(self.top_k, dim=-1)
-        weight_TK = best_TK / best_TK.sum(dim=-1, keepdim=True).clamp_min(1e-8)
-        return logits_TE, weight_TK, index_TK
+        return self.rows.routed(x_TM, self.wg.weight, self.top_k)
 
 
 class Moe(nn.Module):
@@ -60,13 +58,12 @@ class Moe(nn.Module):
     def forward(self, x_TM: Tensor) -> Tensor:
         flat_TM = x_TM.reshape(-1, x_TM.shape[-1])
         _, weight_TK, index_TK = self.gate(flat_TM)
-        weight_TK = weight_TK.to(x_TM.dtype)
+        shared_TM = None if self.shared_mlp is None else self.shared_mlp(flat_TM)
         if self.compute is None:
-            mixed_TM = plain_experts(self.experts, flat_TM, weight_TK, index_TK)
+            mixed_TM = on(shared_TM, plain_experts(self.experts, flat_TM, weight_TK, index_TK))
         else:
-            mixed_TM = self.compute(flat_TM, weight_TK, index_TK)
-        mixed = mixed_TM.view_as(x_TM)
-        return mixed if self.shared_mlp is None else self.shared_mlp(x_TM) + mixed
+            mixed_TM = self.compute(flat_TM, weight_TK, index_TK, onto_TM=shared_TM)
+        return mixed_TM.view_as(x_TM)
 
     @property
     def is_stacked(self) -> bool:

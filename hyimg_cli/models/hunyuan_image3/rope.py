@@ -1,10 +1,10 @@
-"""2-D rotary embedding: positions of a layout, their cosines and sines, and the rotation.
+"""2-D rotary embedding: positions of a layout, their cosines and sines; `kernels` rotate by them.
 
 Text at absolute index p stands at (p, p), which is ordinary 1-D RoPE; image tokens stand on a grid
 centred on the index range they occupy. Golden case 2.
 """
 
-# Legend: T token, D head width, H head
+# Legend: T token, D head width
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
@@ -26,6 +26,8 @@ class Rope:
     def padded(self, count: int) -> "Rope":
         """The same with rows of zeros up to `count`."""
         missing = (0, 0, 0, count - self.cos_TD.shape[0])
+        if not any(missing):
+            return self
         return Rope(F.pad(self.cos_TD, missing), F.pad(self.sin_TD, missing))
 
     @property
@@ -134,11 +136,3 @@ def rope(yx_T2: Tensor, *, head_dim: int, theta: float) -> Rope:
     angle = yx_T2.float()[:, axis] * frequency
     angle_TD = torch.cat([angle, angle], dim=-1)
     return Rope(angle_TD.cos(), angle_TD.sin())
-
-
-def rotate(x_THD: Tensor, rope: Rope) -> Tensor:
-    """Heads turned by their tokens' angles, float32; element i pairs with i + D/2."""
-    x_THD = x_THD.float()
-    first, second = x_THD.chunk(2, dim=-1)
-    turned = torch.cat([-second, first], dim=-1)
-    return x_THD * rope.cos_TD[:, None] + turned * rope.sin_TD[:, None]

@@ -6,10 +6,13 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from hyimg_cli.kernels.attention import row_attention
 from hyimg_cli.kernels.rows import padding
+from hyimg_cli.kernels.rowwise import rowwise
+from hyimg_cli.kernels.transfer import current
 from hyimg_cli.models.hunyuan_image3.attention import Attention, RMSNorm, StepRows, Stretch
 from hyimg_cli.models.hunyuan_image3.config import Architecture
-from hyimg_cli.models.hunyuan_image3.moe import Moe
+from hyimg_cli.models.hunyuan_image3.moe import Mlp, Moe, Router
 from hyimg_cli.models.hunyuan_image3.rope import Rope
 
 
@@ -35,23 +38,35 @@ class Transformer(nn.Module):
         rows = x_TM.shape[0]
         self.rows_seen += rows
         # Rows of zeros behind the real ones belong to no stretch: only matrix products see them.
-        x_TM = F.pad(x_TM, (0, 0, 0, padding(rows, self.row_multiple)))
-        rope = rope.padded(x_TM.shape[0])
+        if missing := padding(rows, self.row_multiple):
+            x_TM = F.pad(x_TM, (0, 0, 0, missing))
+        return self._through(x_TM, rope.padded(x_TM.shape[0]), stretches)[:rows]
+
+    def choose_kernels(self) -> None:
+        """Take the kernels of each layer's device; asked once its weights are in their places."""
         for layer in self.layers:
-            x_TM = layer(x_TM, rope, stretches)
-        return x_TM[:rows]
+            assert isinstance(layer, DecoderLayer), "the backbone is made of decoder layers"
+            layer.choose_kernels()
+        self.ln_f.rows = rowwise(self.ln_f.weight.device)
 
     def decode(self, x_RM: Tensor, rope: Rope, rows: StepRows) -> Tensor:
         """The same of one new token a row, whose places only the device knows; nothing is counted:
         a graph that replays this does not come by here.
         """
+        return self._through(x_RM, rope, rows)
+
+    def _through(self, x_TM: Tensor, rope: Rope, new: Sequence[Stretch] | StepRows) -> Tensor:
+        more_TM: Tensor | None = None
         for layer in self.layers:
-            x_RM = layer(x_RM, rope, rows)
-        return x_RM
+            x_TM, more_TM = layer(x_TM, more_TM, rope, new)
+        return x_TM if more_TM is None else x_TM + more_TM
 
 
 class DecoderLayer(nn.Module):
-    """Pre-norm attention and experts, each added to the residual stream."""
+    """Pre-norm attention and experts, each added to the residual stream.
+
+    What the experts give is handed on beside the stream: the next layer adds it with its norm.
+    """
 
     def __init__(self, arch: Architecture, layer: int) -> None:
         super().__init__()
@@ -60,9 +75,30 @@ class DecoderLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(arch.hidden_size, arch.rms_norm_eps)
         self.mlp = Moe(arch, layer)
 
-    def forward(self, x_TM: Tensor, rope: Rope, new: Sequence[Stretch] | StepRows) -> Tensor:
+    def choose_kernels(self) -> None:
+        """Take the kernels of the device that the layer's weights lie on."""
+        device = self.self_attn.qkv_proj.weight.device
+        self.self_attn.by_row = row_attention(device)
+        kernels = rowwise(device)
+        for part in self.modules():
+            if isinstance(part, RMSNorm | Attention | Router | Mlp):
+                part.rows = kernels
+
+    def forward(
+        self,
+        x_TM: Tensor,
+        more_TM: Tensor | None,
+        rope: Rope,
+        new: Sequence[Stretch] | StepRows,
+    ) -> tuple[Tensor, Tensor]:
+        """The stream `x`, and what is still to be added to it; `more`: the layer's before."""
         # A spread model (device_map) hands x over to the next device; angles follow it.
         rope = rope.to(x_TM.device)
-        x_TM = x_TM + self.self_attn(self.input_layernorm(x_TM), rope, new)
-        out: Tensor = x_TM + self.mlp(self.post_attention_layernorm(x_TM))
-        return out
+        with current(x_TM.device):
+            if more_TM is None:
+                normed_TM = self.input_layernorm(x_TM)
+            else:
+                x_TM, normed_TM = self.input_layernorm.added(x_TM, more_TM)
+            seen_TM = self.self_attn(normed_TM, rope, new)
+            x_TM, normed_TM = self.post_attention_layernorm.added(x_TM, seen_TM)
+            return x_TM, self.mlp(normed_TM)

@@ -14,7 +14,6 @@ import torch
 from transformers.utils import logging as transformers_logging
 
 from hyimg_cli.errors import CheckpointError
-from hyimg_cli.kernels.attention import row_attention
 from hyimg_cli.loading.checkpoint import check_against, check_floating, tensor_index
 from hyimg_cli.models.hunyuan_image3.config import Architecture, architecture, read_json
 from hyimg_cli.models.hunyuan_image3.model import HunyuanImage3ForCausalMM, transformers_config
@@ -52,7 +51,7 @@ def load(
             layer.mlp.stack()
         else:
             layer.mlp.choose()
-        layer.self_attn.by_row = row_attention(layer.self_attn.qkv_proj.weight.device)
+    network.model.choose_kernels()
     network.eval()
     return network
 

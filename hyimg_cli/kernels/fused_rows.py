@@ -1,0 +1,261 @@
+"""`Rowwise` in Triton: norms, rotation and the router, each one read and one write of its rows.
+
+    norm     program (token)             sum with what is added, statistics, weight
+    heads    program (token, kv head)    its query heads and its key: turned, normed, put in place
+    logits, chosen    few rows: dot products by (token, experts), then the best of each row
+    routed   program (tokens)    many rows: the router's product and the best of each row at once
+
+The roundings of `rowwise.Plain`, in its order; sums are added in another order. The router's many
+rows are multiplied in their own dtype, the float32 weights split into three parts of it: products
+are exact and sums in float32, without a copy of the rows. A row's bits do not depend on its
+company, on few and many rows alike. Block sizes are first guesses: no GPU has measured them yet.
+"""
+
+# Legend: T token, M model width, H query head, K kv head (or chosen expert), D head width,
+# E expert, I inner width
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from hyimg_cli.kernels.choice import MOST_FEW_ROWS
+from hyimg_cli.kernels.fused import Fused
+
+_ROWS, _COLUMNS = 64, 64
+_FEW_EXPERTS, _FEW_COLUMNS = 1, 2048
+_CHOSEN_ROWS = 16
+
+
+class FusedRows:
+    """`Rowwise` in Triton; everything is on one device."""
+
+    def norm(self, x_TM: Tensor, weight_M: Tensor, eps: float) -> Tensor:
+        out_TM = torch.empty_like(x_TM, memory_format=torch.contiguous_format)
+        _normed(x_TM, x_TM, weight_M, out_TM, out_TM, eps, has_more=False)
+        return out_TM
+
+    def added_norm(
+        self, x_TM: Tensor, more_TM: Tensor, weight_M: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        sum_TM, out_TM = (
+            torch.empty_like(x_TM, memory_format=torch.contiguous_format) for _ in range(2)
+        )
+        _normed(x_TM, more_TM, weight_M, sum_TM, out_TM, eps, has_more=True)
+        return sum_TM, out_TM
+
+    def heads(
+        self,
+        fused_TKGD: Tensor,
+        angles: tuple[Tensor, Tensor],
+        weights: tuple[Tensor, Tensor],
+        eps: float,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        tokens, kv_heads, rows, width = fused_TKGD.shape
+        assert width & (width - 1) == 0, "a head's width is a power of two"
+        group = rows - 2
+        q_THD = fused_TKGD.new_empty(tokens, kv_heads * group, width)
+        k_TKD = fused_TKGD.new_empty(tokens, kv_heads, width)
+        fused_TKGD = fused_TKGD.contiguous()
+        cos_TD, sin_TD = (angle_TD.contiguous() for angle_TD in angles)
+        _heads[(tokens, kv_heads)](
+            fused_TKGD, cos_TD, sin_TD, weights[0], weights[1], q_THD, k_TKD, eps,
+            GROUP=group, HELD=triton.next_power_of_2(group + 1), WIDTH=width,
+            num_warps=2, enable_fp_fusion=False,
+        )  # fmt: skip
+        return q_THD, k_TKD, fused_TKGD[:, :, group + 1]
+
+    def swiglu(self, rows_T2I: Tensor) -> Tensor:
+        return Fused().swiglu(rows_T2I)
+
+    def routed(self, x_TM: Tensor, weight_EM: Tensor, best: int) -> tuple[Tensor, Tensor, Tensor]:
+        (tokens, width), experts = x_TM.shape, weight_EM.shape[0]
+        x_TM = x_TM.contiguous()
+        logits_TE = torch.empty(tokens, experts, device=x_TM.device)
+        weight_TK = x_TM.new_empty(tokens, best)
+        index_TK = torch.empty(tokens, best, dtype=torch.int64, device=x_TM.device)
+        sizes = {
+            "EXPERTS": experts,
+            "HELD": max(16, triton.next_power_of_2(experts)),
+            "CHOSEN": best,
+            "SLOTS": triton.next_power_of_2(best),
+        }
+        # No part of a float32 is exact: its rows are multiplied one by one, however many.
+        if tokens > MOST_FEW_ROWS and x_TM.dtype != torch.float32:
+            _routed[(triton.cdiv(tokens, _ROWS),)](
+                x_TM, weight_EM, logits_TE, weight_TK, index_TK, tokens, **sizes,
+                WIDTH=width, ROWS=_ROWS, COLUMNS=_COLUMNS, enable_fp_fusion=True,
+            )  # fmt: skip
+            return logits_TE, weight_TK, index_TK
+        _logits[(tokens, triton.cdiv(experts, _FEW_EXPERTS))](
+            x_TM, weight_EM, logits_TE,
+            EXPERTS=experts, WIDTH=width, ROWS=_FEW_EXPERTS, COLUMNS=_FEW_COLUMNS,
+            enable_fp_fusion=True,
+        )  # fmt: skip
+        _chosen[(triton.cdiv(tokens, _CHOSEN_ROWS),)](
+            logits_TE, weight_TK, index_TK, tokens, **sizes,
+            ROWS=_CHOSEN_ROWS, enable_fp_fusion=True,
+        )  # fmt: skip
+        return logits_TE, weight_TK, index_TK
+
+
+def _normed(
+    x: Tensor, more: Tensor, weight_M: Tensor, total: Tensor, out: Tensor, eps: float, *,
+    has_more: bool,
+) -> None:  # fmt: skip
+    width = x.shape[-1]
+    _norm[(x.numel() // width,)](
+        x.contiguous(), more.contiguous(), weight_M, total, out, width, eps,
+        HAS_MORE=has_more, COLUMNS=triton.next_power_of_2(width),
+        num_warps=8, enable_fp_fusion=False,
+    )  # fmt: skip
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _norm(  # type: ignore[no-untyped-def]
+    x, more, weight, total, out, width, eps, HAS_MORE: tl.constexpr, COLUMNS: tl.constexpr
+):
+    row = tl.program_id(0).to(tl.int64) * width
+    column = tl.arange(0, COLUMNS)
+    is_inside = column < width
+    own = tl.load(x + row + column, mask=is_inside, other=0.0)
+    if HAS_MORE:
+        added = tl.load(more + row + column, mask=is_inside, other=0.0).to(tl.float32)
+        own = (own.to(tl.float32) + added).to(total.dtype.element_ty)
+        tl.store(total + row + column, own, mask=is_inside)
+    wide = own.to(tl.float32)
+    mean = tl.sum(wide * wide, axis=0) / width
+    # As the twin rounds: to the rows' dtype before the weight, and behind it.
+    narrow = (wide * tl.rsqrt(mean + eps)).to(out.dtype.element_ty).to(tl.float32)
+    scale = tl.load(weight + column, mask=is_inside, other=0.0).to(tl.float32)
+    tl.store(out + row + column, (scale * narrow).to(out.dtype.element_ty), mask=is_inside)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _heads(  # type: ignore[no-untyped-def]
+    fused, cos, sin, query_weight, key_weight, q, k, eps,
+    GROUP: tl.constexpr, HELD: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Query heads of one kv head, and behind them its key, as rows of one tile; by halves, since
+    one half of a head turns with the other.
+    """
+    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    pair = token * tl.num_programs(1) + head
+    row = tl.arange(0, HELD)
+    left = tl.arange(0, WIDTH // 2)
+    right = left + WIDTH // 2
+    is_row = (row <= GROUP)[:, None]
+    start = fused + pair * ((GROUP + 2) * WIDTH) + row[:, None] * WIDTH
+    first = tl.load(start + left[None, :], mask=is_row, other=0.0).to(tl.float32)
+    second = tl.load(start + right[None, :], mask=is_row, other=0.0).to(tl.float32)
+    angle = token * WIDTH
+    turned_first = first * tl.load(cos + angle + left)[None, :]
+    turned_first -= second * tl.load(sin + angle + left)[None, :]
+    turned_second = second * tl.load(cos + angle + right)[None, :]
+    turned_second += first * tl.load(sin + angle + right)[None, :]
+    squares = tl.sum(turned_first * turned_first + turned_second * turned_second, axis=1)
+    scale = tl.rsqrt(squares / WIDTH + eps)[:, None]
+    is_key = (row == GROUP)[:, None]
+    # A query's place among all heads' queries, and the key's among all keys.
+    to_query = q + (pair * GROUP + row[:, None]) * WIDTH
+    to_key = k + pair * WIDTH + 0 * row[:, None]
+    for half in tl.static_range(2):
+        column = (left if half == 0 else right)[None, :]
+        turned = (turned_first if half == 0 else turned_second) * scale
+        of_query = tl.load(query_weight + column).to(tl.float32)
+        of_key = tl.load(key_weight + column).to(tl.float32)
+        out = (tl.where(is_key, of_key, of_query) * turned).to(q.dtype.element_ty)
+        tl.store(to_query + column, out, mask=(row < GROUP)[:, None])
+        tl.store(to_key + column, out, mask=is_key)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _logits(  # type: ignore[no-untyped-def]
+    x, weight, out,
+    EXPERTS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0)
+    expert = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    is_expert = expert < EXPERTS
+    sums = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for start in range(0, WIDTH, COLUMNS):
+        column = start + tl.arange(0, COLUMNS)
+        is_column = column < WIDTH
+        own = tl.load(x + token * WIDTH + column, mask=is_column, other=0.0).to(tl.float32)
+        at = expert[:, None] * WIDTH + column[None, :]
+        tile = tl.load(weight + at, mask=is_expert[:, None] & is_column[None, :], other=0.0)
+        sums += own[None, :] * tile
+    tl.store(out + token * EXPERTS + expert, tl.sum(sums, axis=1), mask=is_expert)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _best(  # type: ignore[no-untyped-def]
+    logits, weight, index, row, count,
+    EXPERTS: tl.constexpr, HELD: tl.constexpr, CHOSEN: tl.constexpr, SLOTS: tl.constexpr,
+    ROWS: tl.constexpr,
+):  # fmt: skip
+    """Softmax of [ROWS, HELD] logits, the best of each row, renormalised; the first of equals."""
+    expert = tl.arange(0, HELD)[None, :]
+    slot = tl.arange(0, SLOTS)[None, :]
+    logits = tl.where(expert < EXPERTS, logits, -float("inf"))
+    share = tl.exp(logits - tl.max(logits, axis=1)[:, None])
+    share = share / tl.sum(share, axis=1)[:, None]
+    shares = tl.zeros((ROWS, SLOTS), tl.float32)
+    places = tl.zeros((ROWS, SLOTS), tl.int32)
+    # What is no expert comes behind experts that have no share at all.
+    share = tl.where(expert < EXPERTS, share, -1.0)
+    for choice in tl.static_range(CHOSEN):
+        largest = tl.max(share, axis=1)[:, None]
+        place = tl.min(tl.where(share == largest, expert, HELD), axis=1)[:, None]
+        # Rows that are no numbers have no largest: what they choose must still be an expert.
+        place = tl.minimum(place, EXPERTS - 1)
+        shares = tl.where(slot == choice, largest, shares)
+        places = tl.where(slot == choice, place, places)
+        share = tl.where(expert == place, -2.0, share)
+    total = tl.maximum(tl.sum(shares, axis=1), 1e-8)[:, None]
+    at = row[:, None] * CHOSEN + slot
+    is_slot = (row < count)[:, None] & (slot < CHOSEN)
+    tl.store(weight + at, (shares / total).to(weight.dtype.element_ty), mask=is_slot)
+    tl.store(index + at, places.to(tl.int64), mask=is_slot)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _chosen(  # type: ignore[no-untyped-def]
+    logits, weight, index, count,
+    EXPERTS: tl.constexpr, HELD: tl.constexpr, CHOSEN: tl.constexpr, SLOTS: tl.constexpr,
+    ROWS: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    expert = tl.arange(0, HELD)
+    is_inside = (row < count)[:, None] & (expert < EXPERTS)[None, :]
+    own = tl.load(logits + row[:, None] * EXPERTS + expert[None, :], mask=is_inside, other=0.0)
+    _best(own, weight, index, row, count, EXPERTS, HELD, CHOSEN, SLOTS, ROWS)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _routed(  # type: ignore[no-untyped-def]
+    x, router, logits, weight, index, count,
+    EXPERTS: tl.constexpr, HELD: tl.constexpr, CHOSEN: tl.constexpr, SLOTS: tl.constexpr,
+    WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    expert = tl.arange(0, HELD)
+    is_row, is_expert = (row < count)[:, None], expert < EXPERTS
+    sums = tl.zeros((ROWS, HELD), tl.float32)
+    for start in range(0, WIDTH, COLUMNS):
+        column = start + tl.arange(0, COLUMNS)
+        is_column = column < WIDTH
+        at = row[:, None].to(tl.int64) * WIDTH + column[None, :]
+        own = tl.load(x + at, mask=is_row & is_column[None, :], other=0.0)
+        at = expert[None, :] * WIDTH + column[:, None]
+        tile = tl.load(router + at, mask=is_expert[None, :] & is_column[:, None], other=0.0)
+        # Three times eight bits of a bfloat16 hold all of a float32; the small parts first.
+        high = tile.to(own.dtype)
+        rest = tile - high.to(tl.float32)
+        middle = rest.to(own.dtype)
+        low = (rest - middle.to(tl.float32)).to(own.dtype)
+        sums = tl.dot(own, low, sums)
+        sums = tl.dot(own, middle, sums)
+        sums = tl.dot(own, high, sums)
+    at = row[:, None] * EXPERTS + expert[None, :]
+    tl.store(logits + at, sums, mask=is_row & is_expert[None, :])
+    _best(sums, weight, index, row, count, EXPERTS, HELD, CHOSEN, SLOTS, ROWS)

@@ -1,0 +1,66 @@
+"""What is done row by row: chosen by device, the plain twin against torch, and two claims."""
+
+import importlib.util
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from hyimg_cli.kernels import transfer
+from hyimg_cli.kernels.choice import around
+from hyimg_cli.kernels.routed import Plain as PlainAround
+from hyimg_cli.kernels.rowwise import PLAIN, Plain, rowwise
+
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+
+
+def test_a_cpu_runs_the_plain_twin() -> None:
+    assert rowwise(torch.device("cpu")) is PLAIN
+    assert isinstance(around(torch.device("cpu")), PlainAround)
+
+
+@pytest.mark.skipif(not HAS_TRITON, reason="triton is not installed")
+def test_a_gpu_runs_triton() -> None:
+    assert type(rowwise(torch.device("cuda:1"))).__name__ == "FusedRows"
+
+
+def test_a_gpu_without_triton_says_that_it_is_slower(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert rowwise(torch.device("cuda:0")) is PLAIN
+    assert isinstance(around(torch.device("cuda:0")), PlainAround)
+    assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"]
+
+
+def test_the_norm_is_torchs_in_float32_and_rounds_twice_in_fewer_bits() -> None:
+    x, weight = torch.randn(8, 256), 1 + 0.1 * torch.randn(256)
+    expected = F.rms_norm(x, (256,), weight, 1e-5)
+    torch.testing.assert_close(Plain().norm(x, weight, 1e-5), expected, atol=1e-6, rtol=1e-6)
+    half, scale = x.bfloat16(), weight.bfloat16()
+    twice = scale * F.rms_norm(half.float(), (256,), None, 1e-5).bfloat16()
+    assert (Plain().norm(half, scale, 1e-5) != twice).float().mean() < 0.01
+    # Why torch's own is not taken on a GPU: it rounds once.
+    assert (F.rms_norm(half, (256,), scale, 1e-5) != twice).float().mean() > 0.1
+
+
+def test_three_parts_in_bfloat16_are_all_of_a_float32() -> None:
+    """What the router's kernel for many rows relies on."""
+    weight = torch.randn(100_000) * torch.logspace(-6, 6, 100_000)
+    high = weight.bfloat16()
+    rest = weight - high.float()
+    middle = rest.bfloat16()
+    low = (rest - middle.float()).bfloat16()
+    assert torch.equal(low.double() + middle.double() + high.double(), weight.double())
+
+
+def test_kernels_start_on_their_device_where_there_are_several(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    entered: list[Any] = []
+    monkeypatch.setattr(torch.cuda, "device", entered.append)
+    for count, device in ((2, "cpu"), (1, "cuda:0"), (2, "cuda:1")):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda count=count: count)
+        transfer.current(torch.device(device))
+    assert entered == [torch.device("cuda:1")]
