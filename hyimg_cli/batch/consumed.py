@@ -25,6 +25,7 @@ OF_PICTURES = (
     "batch_invariant",
     "prefix_cache_mb",
     "prefix_cache_host_mb",
+    "memory_gb",
 )
 OF_VIDEOS = (
     "video_model",

@@ -2,7 +2,9 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
+from weakref import finalize
 
 import numpy as np
 import pytest
@@ -10,23 +12,30 @@ import torch
 from engine.conftest import studio_of
 
 from hyimg_cli.engine.clock import PhaseClock
+from hyimg_cli.engine.footprint import Together, needs
 from hyimg_cli.engine.group import Drawn, GroupRun, Lost
 from hyimg_cli.engine.image import Studio
-from hyimg_cli.kv.buffer import Slice
+from hyimg_cli.kv.buffer import Buffer, Slice
 from hyimg_cli.kv.tree import Host, KVTree
 from hyimg_cli.spec.job import ImageJob, SizeRequest
+from hyimg_cli.spec.run import ModelChoice, OutputConfig, RunConfig
 
 SQUARE = SizeRequest(64, 64)
 Tell = Callable[..., Any]
 
 
 def _run(
-    jobs: list[ImageJob], studio: Studio, size: int, read_lag: int = 0
+    jobs: list[ImageJob],
+    studio: Studio,
+    size: int,
+    read_lag: int = 0,
+    draw_size: int | None = None,
 ) -> dict[str, Drawn | Lost]:
     run = GroupRun(
         jobs,
         studio,
         batch_size=size,
+        draw_size=draw_size,
         new_clock=lambda: PhaseClock(0.0, lambda: None),
         read_lag=read_lag,
     )
@@ -337,3 +346,112 @@ def test_equal_branches_are_one(family: Any, job: ImageJob, drawn: Tell) -> None
         del family.layout
     assert len(report.branches) == 1
     assert np.isfinite(report.branches[0].computed)
+
+
+@pytest.mark.parametrize(("think", "draw"), [(16, 1), (16, 3), (2, 8)])
+def test_same_pixels_whatever_number_thinks_and_draws(
+    family: Any, mixed: list[ImageJob], think: int, draw: int
+) -> None:
+    expected = _alone(mixed, family)
+    ends = _run(mixed, studio_of(family, tree=KVTree(10**9)), think, draw_size=draw)
+    assert _pixels(ends) == expected
+    batches = [end.picture.batch for end in _drawn(ends).values()]
+    assert max(batch["think"] for batch in batches) == min(think, 6)
+    assert max(batch["denoise"] for batch in batches) <= draw
+
+
+class _Buffers:
+    """Buffers of a network that are alive, and the most bytes that ever were."""
+
+    def __init__(self, network: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.alive: dict[int, int] = {}
+        self.most = 0
+        original = Buffer.__init__
+
+        def counted(buffer: Buffer, **shape: Any) -> None:
+            original(buffer, **shape)
+            self.alive[id(buffer)] = buffer.nbytes
+            finalize(buffer, self.alive.pop, id(buffer))
+            self.most = max(self.most, sum(self.alive.values()))
+
+        monkeypatch.setattr(Buffer, "__init__", counted)
+
+
+@pytest.mark.parametrize(("think", "draw"), [(4, 1), (4, 2), (4, 4), (8, 3), (16, 16)])
+def test_no_more_kv_is_held_than_the_plan_counts(
+    family: Any,
+    job: ImageJob,
+    sources: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
+    think: int,
+    draw: int,
+) -> None:
+    """Texts of one length to their limits, so that the count is reached, not only kept."""
+    jobs = [
+        replace(
+            job,
+            custom_id=f"{n}",
+            images=sources[:1],
+            num_inference_steps=1,
+            size=SQUARE,
+            bot_task="recaption",
+            text=replace(job.text, max_new_tokens=4, seed=n, temperature=1.0),
+        )
+        for n in range(10)
+    ]
+    config = RunConfig(OutputConfig(Path()), ModelChoice(device="cpu", dtype="float32"))
+    counted = needs(jobs, family.card, config, prefixes=0).widest(Together(think, draw))
+    buffers = _Buffers(family.network, monkeypatch)
+    ends = _drawn(_run(jobs, studio_of(family), think, draw_size=draw))
+    assert len(ends) == 10
+    drawing = replace(counted, activations=0).kv if counted.moment == "draw" else None
+    assert drawing is not None
+    assert 0.95 * drawing <= buffers.most <= drawing
+    assert not buffers.alive
+
+
+def test_branches_that_do_not_fit_wait_with_their_contexts(
+    family: Any, mixed: list[ImageJob], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory for the branches of two jobs: all are drawn all the same, two at a time."""
+    expected = _alone(mixed, family)
+    buffers = _Buffers(family.network, monkeypatch)
+    new_branch, alive = family.network.branch, [0]
+
+    def branch(layout: Any, buffer: Any) -> Any:
+        made = new_branch(layout, buffer)
+        if alive[0] == 4:
+            raise torch.OutOfMemoryError("no room for another branch")
+        alive[0] += 1
+        finalize(made, lambda: alive.__setitem__(0, alive[0] - 1))
+        return made
+
+    monkeypatch.setattr(family.network, "branch", branch)
+    ends = _drawn(_run(mixed, studio_of(family), 8, draw_size=4))
+    assert _pixels(dict(ends)) == expected
+    assert max(end.picture.batch["denoise"] for end in ends.values()) == 2
+    noted = [note for end in ends.values() for note in end.picture.notes]
+    assert any("no memory to draw more than 2 together" in note for note in noted)
+    assert max(end.picture.batch["think"] for end in ends.values()) == 6
+    assert not buffers.alive
+
+
+def test_memory_for_drawing_says_nothing_of_thinking(
+    family: Any, mixed: list[ImageJob], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    velocity = family.network.velocity
+
+    def small(pictures: Any) -> Any:
+        if len(pictures) > 1:
+            raise torch.OutOfMemoryError("too many rows")
+        return velocity(pictures)
+
+    monkeypatch.setattr(family.network, "velocity", small)
+    ends = _drawn(_run([*mixed, *_again(mixed)], studio_of(family), 4))
+    later = [ends[f"again-{one.custom_id}"].picture.batch for one in mixed[:6]]
+    assert max(batch["think"] for batch in later) == 4
+    assert {batch["denoise"] for batch in later} == {1}
+
+
+def _again(jobs: list[ImageJob]) -> list[ImageJob]:
+    return [replace(one, custom_id=f"again-{one.custom_id}") for one in jobs]
