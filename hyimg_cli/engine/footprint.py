@@ -29,6 +29,8 @@ from hyimg_cli.spec.run import RunConfig
 _BF16_BYTES = 2
 # Behind a context's text: its closing tag and what opens the picture, up to the ratio token.
 _BEHIND_TEXT = 8
+# Around a text that was cut at its limit; they are not of the limit's tokens.
+_TAGS = 2
 # Of the memory that is free: the rest is for what is not counted.
 USABLE = 0.85
 # A graph serves the next larger number of rows; numbers are at most half as large again.
@@ -148,11 +150,13 @@ def share_of(job: ImageJob, card: ModelCard, config: RunConfig) -> Share:
     A job whose sequence cannot be built fails later, for its own reason, and takes nothing.
     """
     square, revision = [Size(1, 1)] * len(job.images), config.model.revision
+    longest = job.text.max_new_tokens + _TAGS
     try:
-        tokens = job_tokens(job, square, assumed_think=job.text.max_new_tokens, revision=revision)
+        tokens = job_tokens(job, square, assumed_think=longest, revision=revision)
     except JobError:
         return Share()
-    context = tokens.ar_prefill and tokens.ar_prefill + tokens.assumed_think + _BEHIND_TEXT
+    room = max(0, tokens.assumed_think - _TAGS) + _BEHIND_TEXT
+    context = tokens.ar_prefill and tokens.ar_prefill + room
     width, row = _width(config), working(card, config).row
     kv = card.kv_bytes_per_token * width // _BF16_BYTES
     return Share(
