@@ -36,7 +36,7 @@ from hyimg_cli.spec.job import ImageJob
 from hyimg_cli.spec.run import BatchConfig, ModelChoice, OutputConfig, ReuseConfig, RunConfig
 from shapes.fake import FakeGpu
 from shapes.network import build
-from shapes.scale import Scale, Workload, workload
+from shapes.scale import Scale, Workload, source, workload
 
 DEVICE = torch.device("cuda:0")
 # Few tokens are written: their number changes nothing in a step; the prefix keeps its length.
@@ -91,7 +91,9 @@ class Bench:
         )
         yield self._peak("prefill", rows.beside + layout.live_start * rows.row, prefill)
         pixels = self.load.scale.size.height * self.load.scale.size.width
-        whole, tile = (n * self.card.vae_bytes_per_pixel for n in (pixels, self.card.tile_pixels**2))
+        whole, tile = (
+            n * self.card.vae_bytes_per_pixel for n in (pixels, self.card.tile_pixels**2)
+        )
         vae, latents_1CYX = self.network.vae, self._latents()[None]
         yield self._peak("VAE decode", whole, partial(vae.decode, latents_1CYX))
         tiled = TiledPicture(vae)
@@ -114,15 +116,20 @@ class Bench:
         choose(self.network.text_logits(feed(runs)), draws)
         return self.gpu.peak - base
 
-    def requests(self, count: int, together: Together) -> Counted:
-        """Whole requests through the engine's own loop, with what shares nothing."""
+    def requests(self, count: int, together: Together, *, has_vae: bool = True) -> Counted:
+        """Whole requests through the engine's own loop, with what shares nothing.
+
+        Without the VAE its moments are left out: what is widest of the others shows.
+        """
         jobs = [self.load.request(n, steps=_STEPS, guidance=2.5) for n in range(count)]
-        found = self.needs(jobs)
+        found = self.needs(jobs) if has_vae else replace(self.needs(jobs), encode=0, decode=0)
+        self.model.has_vae = has_vae
         planned = self.weights().planned + found.widest(together).total
         self.gpu.rebase()
         ends = self._run(jobs, together)
         assert ends == {Drawn: count}, ends
         name = f"{count} requests, {together.thinking} thinking, {together.drawing} drawing"
+        name += "" if has_vae else ", no VAE"
         return Counted(name, planned, self.gpu.peak)
 
     def needs(self, jobs: Sequence[ImageJob]) -> Needs:
@@ -133,7 +140,7 @@ class Bench:
             model=self.model,
             reuse=ReuseConfig(),
             prefixes=Prefixes(KVTree(0), "counted"),
-            read=lambda path: (_Image(path), 0.0),
+            read=lambda path: (source(path, self.load.scale.size), 0.0),
             encode=lambda shown: (self.model.encoded(shown.digest, self.load), 0.0),
         )
         run = GroupRun(
@@ -190,23 +197,22 @@ class Bench:
         return RunConfig(OutputConfig(self.load.prompter.folder), model=choice, batch=batch)
 
 
-@dataclass(frozen=True)
-class _Image:
-    """A source picture, of which only its name is known."""
-
-    digest: str
-    notes: tuple[str, ...] = ()
-
-
 class _Model(HunyuanImage3):
-    """The family, whose source images have no pixels."""
+    """The family, whose source images have no pixels; `has_vae` False leaves out the VAE."""
+
+    has_vae = True
+
+    def decode_latents(self, latents_CYX: Tensor) -> Tensor:
+        return super().decode_latents(latents_CYX) if self.has_vae else torch.zeros(1, 1, 3)
 
     def encoded(self, name: str, load: Workload) -> Encoded:
-        size, vision = load.scale.size, load.arch.vision
-        vae = self.network.vae
-        pixels = torch.zeros(1, 3, size.height, size.width, device=DEVICE)
-        mean, logvar = vae.encode_moments(pixels)
-        latents_1CYX = vae.posterior_sample(mean, logvar, torch.zeros_like(mean))
+        size, vision, vae = load.scale.size, load.arch.vision, self.network.vae
+        rows, columns = load.prompter.card.latent_grid(size)
+        latents_1CYX = torch.zeros(1, load.arch.vae.latent_channels, rows, columns, device=DEVICE)
+        if self.has_vae:
+            pixels = torch.zeros(1, 3, size.height, size.width, device=DEVICE)
+            mean, logvar = vae.encode_moments(pixels)
+            latents_1CYX = vae.posterior_sample(mean, logvar, torch.zeros_like(mean))
         slots = vision.max_num_patches
         width = vision.num_channels * vision.patch_size**2
         inputs = VisionInputs(
@@ -224,4 +230,3 @@ def uncaptured(network: HunyuanImage3ForCausalMM) -> DecodeGraphs:
 
 def _no_pixels(_levels: Tensor) -> np.ndarray[Any, Any]:
     return np.zeros((1, 1, 3), dtype=np.uint8)
-

@@ -22,9 +22,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 from triton.runtime.jit import JITFunction
 
-from hyimg_cli.kernels import attention
+from hyimg_cli.kernels import attention, decode
+from hyimg_cli.parallel import blend
 
 _OPS = torch.ops.aten
+_KEPT = (blend._weights.cache_clear, decode._LEVELS.clear)
 _HOPPER = (9, 0)
 
 
@@ -123,6 +125,10 @@ def fake_gpu(token: int = 1) -> Iterator[FakeGpu]:
             (attention, "causal_lower_right", lambda _queries, _slots: None),
         ):
             stack.enter_context(patch.object(target, name, stand_in))
+        # What the package keeps on a device from call to call is of one mode alone.
+        for kept in _KEPT:
+            stack.callback(kept)
+            kept()
         stack.enter_context(FakeTensorMode())
         stack.enter_context(torch.no_grad())
         yield stack.enter_context(FakeGpu(token))

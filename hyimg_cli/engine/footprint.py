@@ -1,7 +1,8 @@
 """What a run will hold in memory at once, before anything is loaded; no torch.
 
     weights       as held once loaded: by dtype and quantization
-    K/V           contexts of the jobs that think or wait, branches of those that draw; prefixes
+    K/V           contexts of the jobs that think or wait, branches of those that draw; prefixes,
+                  and the rows of encoded source images
     activations   of the widest forward at that moment
 
     moment   K/V                                                   activations
@@ -31,6 +32,8 @@ _BF16_BYTES = 2
 _BEHIND_TEXT = 8
 # Around a text that was cut at its limit; they are not of the limit's tokens.
 _TAGS = 2
+# Of encoded source images, as many as a session keeps in memory.
+ENCODED_BYTES = 2_000_000_000
 # Of the memory that is free: the rest is for what is not counted.
 USABLE = 0.85
 # A graph serves the next larger number of rows; numbers are at most half as large again.
@@ -76,8 +79,8 @@ class Needs:
     common.
 
     `share`: of a job. `encode`, `decode`: of a picture in the VAE; `beside`: of an encode that may
-    go on meanwhile. `forward`: of any forward, whatever its rows. `row`: of each row. `prefixes`:
-    K/V kept for jobs to come.
+    go on meanwhile. `forward`: of any forward. `kept`: of prefixes shared with jobs to come, and of
+    encoded source images.
     """
 
     jobs: int
@@ -86,7 +89,7 @@ class Needs:
     decode: int = 0
     beside: int = 0
     forward: Working = field(default_factory=Working)
-    prefixes: int = 0
+    kept: int = 0
     has_graphs: bool = False
 
     def widest(self, together: Together) -> Held:
@@ -104,8 +107,8 @@ class Needs:
             Held("decode", others * share.context, self.decode),
         )
         most = max(moments, key=lambda held: held.total)
-        kept = self.beside + self.graphs(together)
-        return Held(most.moment, most.kv + self.prefixes, most.activations + kept)
+        always = self.beside + self.graphs(together)
+        return Held(most.moment, most.kv + self.kept, most.activations + always)
 
     def graphs(self, together: Together) -> int:
         """Bytes that graphs of decode steps keep: the widest step's, whose memory all share."""
@@ -196,7 +199,7 @@ def needs(
         decode=max((_decode_bytes(job, card, config) for job in jobs), default=0),
         beside=encode if _encodes_beside(config) else 0,
         forward=working(card, config),
-        prefixes=prefixes,
+        kept=prefixes + _encoded_bytes(jobs, card, config),
         has_graphs=config.model.decode_graphs,
     )
 
@@ -257,6 +260,14 @@ def _encodes_beside(config: RunConfig) -> bool:
     asked, choice = config.batch.encodes_ahead, config.model
     by_itself = precision(choice)[0] == "cuda" and choice.device != "balanced"
     return by_itself if asked is None else asked
+
+
+def _encoded_bytes(jobs: Sequence[ImageJob], card: ModelCard, config: RunConfig) -> int:
+    """Bytes of the source images' rows: they are held by the jobs, and by a bounded memo."""
+    images = {path for job in jobs for path in job.images}
+    cells = _largest(card) // card.pixels_per_cell**2
+    rows = len(images) * (1 + cells + card.source_vit_tokens)
+    return min(ENCODED_BYTES, rows * card.row_bytes * _width(config) // _BF16_BYTES)
 
 
 def _encode_bytes(jobs: Sequence[ImageJob], card: ModelCard) -> int:

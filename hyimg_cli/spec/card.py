@@ -82,9 +82,9 @@ class ModelCard:
     """A checkpoint's facts. `buckets` holds only the sizes that may be asked of it.
 
     `base_size` is the side of the square that all sizes have about the area of.
-    `kv_bytes_per_token` counts keys and values of every layer, in bfloat16. `weight_bytes` is as
-    stored; `vae_bytes_per_pixel` is the VAE's widest moment in either direction, `tile_pixels` the
-    side of the tiles in which it may decode.
+    `kv_bytes_per_token` counts keys and values of every layer, `row_bytes` a token's row in the
+    network, both in bfloat16. `weight_bytes` is as stored; `vae_bytes_per_pixel` is the VAE's
+    widest moment in either direction, `tile_pixels` the side of the tiles in which it may decode.
     """
 
     model: str
@@ -100,6 +100,7 @@ class ModelCard:
     max_positions: int
     vocab_size: int
     defaults: SamplingDefaults
+    row_bytes: int = 0
     activations: Activations = Activations()
     weights: WeightCounts | None = None
     vae_bytes_per_pixel: int = 0

@@ -54,6 +54,7 @@ def model_card(folder: Path, model: str) -> ModelCard:
         max_positions=arch.max_position_embeddings,
         vocab_size=arch.vocab_size,
         defaults=generation.defaults,
+        row_bytes=arch.hidden_size * _BF16_BYTES,
         activations=_activations(arch),
         weights=_weights(folder, arch),
         vae_bytes_per_pixel=_vae_bytes(arch),
