@@ -11,9 +11,9 @@
     decode   the contexts of the others                            one picture in the VAE
 
 Of these the largest counts. Where images are encoded beside the model, that goes on at any moment.
-Weights and K/V are exact; activations are what `benchmarks/memory_count.py` counts without a GPU,
-within 10 %. What libraries take for themselves (a GPU's context, workspaces, an allocator's gaps,
-the nodes of CUDA graphs) is not in it.
+Weights and K/V are exact. Activations are set beside what `benchmarks/memory_count.py` counts
+without a GPU: up to a tenth above it, in the VAE a fifth. What libraries take for themselves (a
+GPU's context, workspaces, an allocator's gaps, the nodes of CUDA graphs) is not in it.
 """
 
 from collections.abc import Callable, Sequence
