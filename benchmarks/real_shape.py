@@ -305,7 +305,7 @@ def _show_served(served: Served) -> None:
     memory = f"planned {served.planned_bytes / 1e9:.2f} GB"
     if served.peak_bytes is not None:
         memory += f", peak {served.peak_bytes / 1e9:.2f} GB"
-    told = f"{served.together} together: {each}, {memory}"
+    told = f"{served.thinking} thinking, {served.drawing} drawing: {each}, {memory}"
     print(f"{served.name:44} {served.form:6} {told}", flush=True)
 
 

@@ -13,10 +13,10 @@ from functools import partial
 import torch
 
 from hyimg_cli.engine.clock import PhaseClock
-from hyimg_cli.engine.footprint import footprint
+from hyimg_cli.engine.footprint import Together, needs
 from hyimg_cli.engine.group import Drawn, GroupRun
 from hyimg_cli.engine.image import Studio, encoded_by
-from hyimg_cli.engine.memory import batch_size, synchronize
+from hyimg_cli.engine.memory import batch_sizes, synchronize
 from hyimg_cli.engine.prefixes import Prefixes
 from hyimg_cli.kv.tree import KVTree
 from hyimg_cli.models.hunyuan_image3.family import HunyuanImage3
@@ -57,7 +57,8 @@ class Served:
 
     name: str
     form: str
-    together: int
+    thinking: int
+    drawing: int
     finished: int
     failed: tuple[str, ...]
     is_cut: bool
@@ -85,12 +86,14 @@ def serve(
     if device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
-    together = batch_size(jobs, model, BatchConfig(max_size=requests.count), None)
+    config = _config(jobs, model, load, form, uses_graphs=requests.uses_graphs)
+    together = batch_sizes(jobs, model, config)
     started = time.perf_counter()
     run = GroupRun(
         jobs,
         _studio(model, load),
-        batch_size=together,
+        batch_size=together.thinking,
+        draw_size=together.drawing,
         new_clock=lambda: PhaseClock(started, partial(synchronize, [device])),
     )
     events: Counter[str] = Counter()
@@ -114,7 +117,8 @@ def serve(
     return Served(
         name=requests.name,
         form=form,
-        together=together,
+        thinking=together.thinking,
+        drawing=together.drawing,
         finished=len(drawn),
         failed=tuple(failed),
         is_cut=is_cut,
@@ -124,7 +128,7 @@ def serve(
         events=dict(events),
         phases_s=_phases(timings),
         prefix=tuple(sorted({_prefix(end) for end in drawn})),
-        planned_bytes=_planned(jobs, model, load, form, together),
+        planned_bytes=_planned(jobs, load, config, together),
         peak_bytes=torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
     )
 
@@ -149,16 +153,23 @@ def _prefix(end: Drawn) -> int:
     return tokens.reused + tokens.shared + tokens.computed
 
 
-def _planned(
-    jobs: list[ImageJob], model: HunyuanImage3, load: Workload, form: str, together: int
-) -> int:
-    """What `hyimg plan` says of such a run: weights, K/V and activations."""
+def _config(
+    jobs: list[ImageJob], model: HunyuanImage3, load: Workload, form: str, *, uses_graphs: bool
+) -> RunConfig:
+    """The run that the command would make of them; images are encoded in turn, none are shared."""
     choice = ModelChoice(
         model=jobs[0].model,
+        device=model.layer_devices[0].type,
         dtype="bfloat16" if model.dtype_name == "bfloat16" else "float32",
         quantization="fp8" if form == "fp8" else "none",
+        decode_graphs=uses_graphs,
     )
-    config = RunConfig(
-        OutputConfig(load.prompter.folder), model=choice, batch=BatchConfig(max_size=together)
-    )
-    return footprint(jobs, load.prompter.card, config).total
+    batch = BatchConfig(max_size=len(jobs), prefix_cache_mb=0, encodes_ahead=False)
+    return RunConfig(OutputConfig(load.prompter.folder), model=choice, batch=batch)
+
+
+def _planned(jobs: list[ImageJob], load: Workload, config: RunConfig, together: Together) -> int:
+    """What `hyimg plan` says of such a run: weights, K/V and activations."""
+    card = load.prompter.card
+    weights = card.loaded_bytes(config.model.dtype, config.model.quantization)
+    return weights + needs(jobs, card, config).widest(together).total

@@ -167,7 +167,7 @@ def _job(folder: Path, scale: Scale, system: str) -> ImageJob:
 def _write(folder: Path, scale: Scale, layers: int) -> dict[str, Any]:
     embedded = registry.resolve_model(registry.EMBEDDED)
     config: dict[str, Any] = json.loads((embedded / "config.json").read_text())
-    if scale is REAL:
+    if scale.name == REAL.name:
         config |= _RELEASED
         config |= {part: config[part] | facts for part, facts in _RELEASED_PARTS.items()}
     config |= {

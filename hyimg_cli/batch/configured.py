@@ -37,6 +37,7 @@ def configured(settings: Mapping[str, Setting], folder: Path, cache: CacheConfig
             value["prefix_cache_mb"],
             value["prefix_cache_host_mb"],
             value["prewarm"],
+            memory_gb=value["memory_gb"],
         ),
         cache=cache,
         parallel=ParallelConfig(value["vae_patch_parallel_size"], value["cfg_parallel_size"]),

@@ -88,6 +88,8 @@ KNOBS = (
     Knob("batch", "prefix_cache_mb", Integer(0, 10**7), 4096, only="pictures"),
     Knob("batch", "prefix_cache_host_mb", Integer(0, 10**7), 0, only="pictures"),
     Knob("batch", "prewarm", Truth(), True),
+    # A recipe's, and for `plan` on a machine that is not the run's.
+    Knob("batch", "memory_gb", Integer(1, 10**5), only="pictures"),
     Knob("cache", "cache_dir", Text("folder")),
     Knob("cache", "disk_cache", Truth(), True),
     Knob("cache", "disk_cache_mb", Integer(0, 10**9), 10240),

@@ -84,7 +84,10 @@ def _memory_lines(
     for model, one in memory.items():
         yield f"  weights of {model}: {_bytes(one.weights)} once loaded"
         parts = f"{_bytes(one.kv)} of KV, about {_bytes(one.activations)} of activations"
-        yield f"  memory with {one.together} jobs together: {parts}; {_bytes(one.total)} in all"
+        counts = f"{one.thinking} thinking and {one.drawing} drawing together"
+        yield f"  memory with {counts}: {parts}; {_bytes(one.total)} in all"
+        if one.drawing > 1:
+            yield f"  where less is free, fewer draw together: {_bytes(one.least)} with one"
     for model, sizes in components.items():
         parts = ", ".join(f"{name} {_bytes(size)}" for name, size in sizes.items())
         yield f"  weights of {model}: {parts}"

@@ -95,7 +95,7 @@ def image_memory(subject: Subject) -> Check:
         return Check("memory", "warning", _UNREAD)
     own = needs[choice.quantization]
     full = _need(subject, choice, jobs=subject.config.batch.max_size)
-    most = f"{size_text(full.total)} for {full.together} together"
+    most = f"{size_text(full.total)} with {full.thinking} together"
     found = f"{model_name(subject.image_model)}: {size_text(own.weights)} of weights, "
     found += f"{size_text(own.total)} with one edit, {most}; {size_text(free)} free"
     found += f" ({'; '.join(_fits(needs, free))})"

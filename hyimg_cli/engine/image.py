@@ -20,7 +20,7 @@ from hyimg_cli.engine.prefixes import Prefixes
 from hyimg_cli.engine.think import Writer, best
 from hyimg_cli.errors import OutputError
 from hyimg_cli.media.images import SourceImage
-from hyimg_cli.models.protocols import Context, Encoded, MixedModel, Written
+from hyimg_cli.models.protocols import BranchLayout, Context, Encoded, MixedModel, Written
 from hyimg_cli.spec.card import Bucket
 from hyimg_cli.spec.events import ReuseReport
 from hyimg_cli.spec.job import ImageJob
@@ -59,7 +59,34 @@ class Prefilled:
 
 @dataclass(eq=False)
 class Ready:
-    """A job whose branches are ready to denoise."""
+    """A job that waits to draw: its text is written, its K/V are the AR stage's alone."""
+
+    opened: Prefilled
+    written: Written
+    bucket: Bucket
+    layout: BranchLayout
+
+    @property
+    def job(self) -> ImageJob:
+        return self.opened.job
+
+    @property
+    def clock(self) -> PhaseClock:
+        return self.opened.clock
+
+    @property
+    def notes(self) -> list[str]:
+        return self.opened.notes
+
+    @property
+    def draws_with(self) -> tuple[Bucket, int]:
+        """Jobs of which this is equal can draw together."""
+        return self.bucket, self.job.num_inference_steps
+
+
+@dataclass(eq=False)
+class Drawing:
+    """A job whose branches stand."""
 
     job: ImageJob
     clock: PhaseClock
@@ -72,6 +99,10 @@ class Ready:
     track: Track
     think_batch: int
     denoise_batch: int = 1
+
+    def let_go(self) -> None:
+        """Give the branches' K/V back: the last step is done."""
+        self.branches = Branches((), self.branches.tokens)
 
 
 @dataclass(frozen=True)
@@ -115,7 +146,7 @@ def opened(job: ImageJob, studio: Studio, clock: PhaseClock) -> Prefilled:
 
 
 def ready(work: Prefilled, studio: Studio) -> Ready:
-    """Build the branches, on the prefix that the AR stage left; draw the noise."""
+    """Lay out the sequence of the diffusion stage; nothing is computed for it yet."""
     job, model = work.job, studio.model
     written = _written(work, model)
     bucket, size_note = model.bucket(job, written.ratio_id)
@@ -123,8 +154,18 @@ def ready(work: Prefilled, studio: Studio) -> Ready:
     if layout.live_stop > model.card.max_positions:
         known = f"{model.card.max_positions} positions are known to the model"
         work.notes.append(f"the picture reaches position {layout.live_stop}; {known}")
+    work.notes.append(size_note)
+    work.clock.enter("queue")
+    return Ready(work, written, bucket, layout)
+
+
+def drawing(waiting: Ready, studio: Studio) -> Drawing:
+    """Build the branches on the prefix that the AR stage left, and let that go; draw the noise."""
+    work, job, model = waiting.opened, waiting.job, studio.model
     prefixes = studio.prefixes if studio.reuse.kv_reuse else None
-    builder = BranchBuilder(model, layout, work.sources, prefixes=prefixes, clock=work.clock)
+    builder = BranchBuilder(
+        model, waiting.layout, work.sources, prefixes=prefixes, clock=work.clock
+    )
     has_negative = job.guidance_scale > 1 and not model.card.is_distilled
     branches = builder.build(work.context, has_negative=has_negative)
     decoded = len(work.context.ids) - work.prefilled - work.shared
@@ -135,18 +176,19 @@ def ready(work: Prefilled, studio: Studio) -> Ready:
         ar_tokens=(work.prefilled, work.shared, decoded, surplus),
         reuse=studio.reuse,
     )
+    work.context.buffer = None
     work.clock.enter("queue")
-    return Ready(
+    return Drawing(
         job=job,
         clock=work.clock,
-        written=written,
-        bucket=bucket,
+        written=waiting.written,
+        bucket=waiting.bucket,
         branches=branches,
         reuse=reuse_report,
         origins=work.origins,
-        notes=[*work.notes, size_note],
+        notes=work.notes,
         track=Track(
-            model.initial_latents(bucket, job.seed),
+            model.initial_latents(waiting.bucket, job.seed),
             Schedule(job.num_inference_steps, job.flow_shift),
             [job.guidance_scale] * (len(branches.items) - 1),
         ),
@@ -154,7 +196,7 @@ def ready(work: Prefilled, studio: Studio) -> Ready:
     )
 
 
-def finished(work: Ready, latents_CYX: Tensor, steps: int, studio: Studio) -> Picture:
+def finished(work: Drawing, latents_CYX: Tensor, steps: int, studio: Studio) -> Picture:
     """Decode the last latents; `steps` denoise steps led to them."""
     work.clock.enter("decode_latents")
     if not torch.isfinite(latents_CYX).all():

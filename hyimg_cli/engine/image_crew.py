@@ -14,11 +14,12 @@ from hyimg_cli.engine import outcomes
 from hyimg_cli.engine.beside import ReadAhead
 from hyimg_cli.engine.clock import PhaseClock
 from hyimg_cli.engine.crew import Lost, Made
+from hyimg_cli.engine.footprint import Together
 from hyimg_cli.engine.group import Drawn, GroupRun
 from hyimg_cli.engine.image import EncodeSource, Picture, ReadSource, Studio
 from hyimg_cli.engine.keys import confirm_dtype, precision
 from hyimg_cli.engine.making import making
-from hyimg_cli.engine.memory import batch_size, peak_memory_mb, synchronize
+from hyimg_cli.engine.memory import batch_sizes, peak_memory_mb, synchronize
 from hyimg_cli.engine.prefixes import Prefixes
 from hyimg_cli.engine.prewarm import Shape, prewarm
 from hyimg_cli.engine.sources import SourceEncoder, Sources, suits_beside
@@ -48,7 +49,7 @@ class ImageCrew:
         self._sources = Sources(config.cache)
         self.tree = self._new_tree()
         self._warmed: set[Shape] = set()
-        self._batch_size = 1
+        self._together = Together(1, 1)
         self._counted: dict[str, dict[str, int]] = {}
 
     @property
@@ -95,13 +96,12 @@ class ImageCrew:
     def prepared(self, jobs: Sequence[ImageJob]) -> Iterator[Prewarmed]:
         """Every job's sequence is counted to see how many fit; then the new shapes are run."""
         config = self._config
-        revision = config.model.revision
-        self._batch_size = batch_size(jobs, self._resident(), config.batch, revision)
+        self._together = batch_sizes(jobs, self._resident(), config)
         if not config.batch.prewarm:
             return
         started = time.perf_counter()
         studio = self._studio(_unread, self._encoder())
-        shapes = prewarm(jobs, studio, batch_size=self._batch_size, warmed=self._warmed)
+        shapes = prewarm(jobs, studio, together=self._together, warmed=self._warmed)
         if shapes:
             yield Prewarmed(shapes, time.perf_counter() - started)
 
@@ -115,11 +115,12 @@ class ImageCrew:
         with ExitStack() as pools:
             encoder, reader = _pool(pools), _pool(pools)
             then = _ahead(encoder, encode, jobs) if is_beside else None
-            ahead = ReadAhead(reader, coming, window=2 * self._batch_size, then=then)
+            ahead = ReadAhead(reader, coming, window=2 * self._together.thinking, then=then)
             run = GroupRun(
                 jobs,
                 self._studio(ahead.read, encode),
-                batch_size=self._batch_size,
+                batch_size=self._together.thinking,
+                draw_size=self._together.drawing,
                 new_clock=lambda: PhaseClock(started, partial(synchronize, model.layer_devices)),
             )
             for event in run.run():

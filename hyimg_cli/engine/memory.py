@@ -6,28 +6,23 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from hyimg_cli.engine.footprint import share_of
+from hyimg_cli.engine.footprint import USABLE, Together, needs
 from hyimg_cli.loading.memory import available_bytes
 from hyimg_cli.models.protocols import MixedModel
 from hyimg_cli.spec.job import ImageJob
-from hyimg_cli.spec.run import BatchConfig, ModelChoice
-
-# Of the memory that is free now: the rest is for the VAE and for what libraries take.
-_USABLE = 0.6
+from hyimg_cli.spec.run import ModelChoice, RunConfig
 
 
-def batch_size(
-    jobs: Sequence[ImageJob], model: MixedModel, config: BatchConfig, revision: str | None
-) -> int:
-    """Jobs of a group that may work together: what was asked for, if they fit; at least one."""
-    largest = max((job_bytes(job, model, revision) for job in jobs), default=1)
-    return max(1, min(config.max_size, int(_USABLE * free_bytes(model) / largest)))
-
-
-def job_bytes(job: ImageJob, model: MixedModel, revision: str | None = None) -> int:
-    """Bytes that one more job takes, K/V and activations: see `footprint.share_of`."""
-    share = share_of(job, model.card, model.dtype_name, revision)
-    return max(1, share.kv + share.activations)
+def batch_sizes(jobs: Sequence[ImageJob], model: MixedModel, config: RunConfig) -> Together:
+    """Jobs of a group that may think and that may draw together: as many as asked for, if they
+    fit; at least one of each.
+    """
+    room = free_bytes(model)
+    if config.batch.memory_bytes is not None:
+        choice = config.model
+        weights = model.card.loaded_bytes(model.dtype_name, choice.quantization)
+        room = min(room, config.batch.memory_bytes - weights)
+    return needs(jobs, model.card, config).fitting(int(USABLE * room), config.batch.max_size)
 
 
 def free_bytes(model: MixedModel) -> int:

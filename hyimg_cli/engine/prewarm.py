@@ -13,6 +13,7 @@ import numpy as np
 
 from hyimg_cli.engine.clock import PhaseClock
 from hyimg_cli.engine.crew import Lost
+from hyimg_cli.engine.footprint import Together
 from hyimg_cli.engine.group import GroupRun
 from hyimg_cli.engine.image import Studio, encoded_by
 from hyimg_cli.engine.prefixes import Prefixes
@@ -46,19 +47,20 @@ def shape_of(job: ImageJob) -> Shape | None:
 
 
 def prewarm(
-    jobs: Sequence[ImageJob], studio: Studio, *, batch_size: int, warmed: set[Shape]
+    jobs: Sequence[ImageJob], studio: Studio, *, together: Together, warmed: set[Shape]
 ) -> int:
     """Run every shape that is not in `warmed` yet, and add it; how many there were.
 
-    As many stand-ins run together as jobs of that shape will, up to the batch size.
+    As many stand-ins run together as jobs of that shape will, up to the batch sizes.
     """
     shapes = {job.custom_id: shape_of(job) for job in jobs}
     counts = Counter(shape for shape in shapes.values() if shape is not None)
     firsts = {shape: job for job in reversed(jobs) if (shape := shapes[job.custom_id])}
     new = [shape for shape in counts if shape not in warmed]
     for shape in new:
-        stand_ins = [_stand_in(firsts[shape], n) for n in range(min(counts[shape], batch_size))]
-        _run(stand_ins, shape, studio, batch_size)
+        count = min(counts[shape], max(together.thinking, together.drawing))
+        stand_ins = [_stand_in(firsts[shape], n) for n in range(count)]
+        _run(stand_ins, shape, studio, together)
         warmed.add(shape)
     return len(new)
 
@@ -69,7 +71,7 @@ def _stand_in(job: ImageJob, number: int) -> ImageJob:
     return replace(job, custom_id=f"prewarm-{number}", num_inference_steps=steps, text=text)
 
 
-def _run(jobs: list[ImageJob], shape: Shape, studio: Studio, batch_size: int) -> None:
+def _run(jobs: list[ImageJob], shape: Shape, studio: Studio, together: Together) -> None:
     images = {path: _blank(size) for path, size in zip(jobs[0].images, shape.sources, strict=True)}
     is_aligned = jobs[0].infer_align_image_size
     shown = [image.stretched() if is_aligned else image for image in images.values()]
@@ -81,7 +83,11 @@ def _run(jobs: list[ImageJob], shape: Shape, studio: Studio, batch_size: int) ->
         encode=lambda image: (encoded[image.digest], 0.0),
     )
     run = GroupRun(
-        jobs, blank, batch_size=batch_size, new_clock=lambda: PhaseClock(0.0, lambda: None)
+        jobs,
+        blank,
+        batch_size=together.thinking,
+        draw_size=together.drawing,
+        new_clock=lambda: PhaseClock(0.0, lambda: None),
     )
     for event in run.run():
         if isinstance(event, Lost):

@@ -16,6 +16,7 @@ from threading import Lock
 
 import torch
 
+from hyimg_cli.engine.footprint import ENCODED_BYTES
 from hyimg_cli.engine.image import encoded_by
 from hyimg_cli.engine.keys import source_key
 from hyimg_cli.media.images import SourceImage
@@ -24,8 +25,6 @@ from hyimg_cli.spec.run import CacheConfig
 from hyimg_cli.store.disk import SOURCE_IMAGES, DiskStore
 from hyimg_cli.store.memo import Memo
 
-_MEMO_BYTES = 2_000_000_000
-
 logger = logging.getLogger(__name__)
 
 
@@ -33,7 +32,7 @@ class Sources:
     """Encodes each source image once; what it encodes, later runs find on disk."""
 
     def __init__(self, cache: CacheConfig) -> None:
-        self._memo: Memo[str, Encoded] = Memo(_MEMO_BYTES, _rows_bytes)
+        self._memo: Memo[str, Encoded] = Memo(ENCODED_BYTES, _rows_bytes)
         self._store = DiskStore(cache.folder, cache.budget_bytes)
         self._disk_hits = self._misses = self._first_asks = 0
         self._held, self._making = Lock(), Lock()

@@ -13,7 +13,11 @@ from torch import Tensor
 
 def to_device(values: Sequence[int] | Sequence[float], device: torch.device) -> Tensor:
     """Numbers as a tensor on `device`: int64, or float32 where they are floats."""
-    host = torch.tensor(values)
+    return sent(torch.tensor(values), device)
+
+
+def sent(host: Tensor, device: torch.device) -> Tensor:
+    """A tensor of main memory on `device`."""
     if device.type != "cuda":
         return host.to(device)
     # From pageable memory the host would wait for the device's queue.

@@ -54,13 +54,37 @@ class WeightCounts:
 
 
 @dataclass(frozen=True)
+class Working:
+    """Bytes at a forward's widest moment, in 16 bits: of each row, and beside the rows."""
+
+    row: int = 0
+    beside: int = 0
+
+
+@dataclass(frozen=True)
+class Activations:
+    """What a forward works with, by how its experts run: `plain` on a CPU, the others on a GPU."""
+
+    plain: Working = Working()
+    dense: Working = Working()
+    fp8: Working = Working()
+    nf4: Working = Working()
+
+    def of(self, device: str, quantization: str) -> Working:
+        """Those of a kind of device, cpu or cuda, and a format of the experts."""
+        if device == "cpu":
+            return self.plain
+        return {"none": self.dense, "fp8": self.fp8, "nf4": self.nf4}[quantization]
+
+
+@dataclass(frozen=True)
 class ModelCard:
     """A checkpoint's facts. `buckets` holds only the sizes that may be asked of it.
 
     `base_size` is the side of the square that all sizes have about the area of.
-    `kv_bytes_per_token` counts keys and values of every layer, `activation_bytes_per_row` one row's
-    widest moment in a forward, both in bfloat16. `weight_bytes` is as stored;
-    `decode_bytes_per_pixel` is the VAE's widest moment, `tile_pixels` the side of its tiles.
+    `kv_bytes_per_token` counts keys and values of every layer, `row_bytes` a token's row in the
+    network, both in bfloat16. `weight_bytes` is as stored; `vae_bytes_per_pixel` is the VAE's
+    widest moment in either direction, `tile_pixels` the side of the tiles in which it may decode.
     """
 
     model: str
@@ -76,9 +100,10 @@ class ModelCard:
     max_positions: int
     vocab_size: int
     defaults: SamplingDefaults
-    activation_bytes_per_row: int = 0
+    row_bytes: int = 0
+    activations: Activations = Activations()
     weights: WeightCounts | None = None
-    decode_bytes_per_pixel: int = 0
+    vae_bytes_per_pixel: int = 0
     tile_pixels: int = 0
 
     def loaded_bytes(self, dtype: str, quantization: str = "none") -> int:

@@ -47,7 +47,9 @@ class ReuseConfig:
 class BatchConfig:
     """How many jobs work together, and what they share.
 
-    `max_size`: jobs that think or denoise together. `is_invariant`: a job's pixels do not depend on
+    `max_size`: jobs that think together, and that draw together, at most; fewer where memory is
+    short. `memory_gb`: of the device's memory, weights and all may fill so much; None: what is
+    free. `is_invariant`: a job's pixels do not depend on
     its batch, to the bit (CPU). `prefix_cache_mb`: K/V of shared prefixes kept between jobs, on the
     device; `prefix_cache_host_mb`: more of them in main memory. 0: none. `prewarm`: each shape is
     run once before it counts. `encodes_ahead`: the next jobs' source images are encoded beside the
@@ -60,6 +62,11 @@ class BatchConfig:
     prefix_cache_host_mb: int = 0
     prewarm: bool = True
     encodes_ahead: bool | None = None
+    memory_gb: int | None = None
+
+    @property
+    def memory_bytes(self) -> int | None:
+        return None if self.memory_gb is None else self.memory_gb * 1_000_000_000
 
 
 @dataclass(frozen=True)

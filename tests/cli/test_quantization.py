@@ -50,6 +50,28 @@ def test_the_plan_says_what_quantization_saves(
     assert "once loaded" in run_cli("plan", manifest).out
 
 
+def test_the_plan_says_how_many_think_and_draw(
+    run_cli: Callable[..., Any], write_manifest: Callable[..., Path], tmp_path: Path
+) -> None:
+    manifest = write_manifest(*({**JOB, "custom_id": f"{n}"} for n in range(6)))
+    device = ("--device", "cpu", "--batching-max-size", "4")
+    free = run_cli("plan", manifest, *device, "--json").json_lines[0]["memory"]["tiny-image"]
+    assert (free["thinking"], free["drawing"]) == (4, 4)
+    assert "4 thinking and 4 drawing together" in run_cli("plan", manifest, *device).out
+    recipe = tmp_path / "small.toml"
+    recipe.write_text("[batch]\nmemory_gb = 1\n")
+    whole = run_cli("plan", manifest, *device, "--recipe", recipe, "--json").json_lines[0]
+    assert whole["memory"]["tiny-image"]["total"] <= 10**9
+    refused = run_cli("plan", manifest, *device, "--recipe", write_bad(recipe))
+    assert refused.code == 2
+
+
+def write_bad(recipe: Path) -> Path:
+    bad = recipe.with_name("bad.toml")
+    bad.write_text('[batch]\nmemory_gb = "many"\n')
+    return bad
+
+
 def test_an_unknown_quantization_is_refused(
     run_cli: Callable[..., Any], write_manifest: Callable[..., Path]
 ) -> None:

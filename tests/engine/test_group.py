@@ -2,7 +2,9 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
+from weakref import finalize
 
 import numpy as np
 import pytest
@@ -10,23 +12,30 @@ import torch
 from engine.conftest import studio_of
 
 from hyimg_cli.engine.clock import PhaseClock
+from hyimg_cli.engine.footprint import Together, needs
 from hyimg_cli.engine.group import Drawn, GroupRun, Lost
 from hyimg_cli.engine.image import Studio
-from hyimg_cli.kv.buffer import Slice
+from hyimg_cli.kv.buffer import Buffer, Slice
 from hyimg_cli.kv.tree import Host, KVTree
 from hyimg_cli.spec.job import ImageJob, SizeRequest
+from hyimg_cli.spec.run import ModelChoice, OutputConfig, RunConfig
 
 SQUARE = SizeRequest(64, 64)
 Tell = Callable[..., Any]
 
 
 def _run(
-    jobs: list[ImageJob], studio: Studio, size: int, read_lag: int = 0
+    jobs: list[ImageJob],
+    studio: Studio,
+    size: int,
+    read_lag: int = 0,
+    draw_size: int | None = None,
 ) -> dict[str, Drawn | Lost]:
     run = GroupRun(
         jobs,
         studio,
         batch_size=size,
+        draw_size=draw_size,
         new_clock=lambda: PhaseClock(0.0, lambda: None),
         read_lag=read_lag,
     )
@@ -337,3 +346,108 @@ def test_equal_branches_are_one(family: Any, job: ImageJob, drawn: Tell) -> None
         del family.layout
     assert len(report.branches) == 1
     assert np.isfinite(report.branches[0].computed)
+
+
+@pytest.mark.parametrize(("think", "draw"), [(4, 1), (2, 3)])
+def test_same_pixels_whatever_number_thinks_and_draws(
+    family: Any, mixed: list[ImageJob], think: int, draw: int
+) -> None:
+    jobs = [*mixed[:3], *mixed[6:9]]
+    expected = _alone(jobs, family)
+    ends = _run(jobs, studio_of(family, tree=KVTree(10**9)), think, draw_size=draw)
+    assert _pixels(ends) == expected
+    batches = [end.picture.batch for end in _drawn(ends).values()]
+    assert max(batch["think"] for batch in batches) == min(think, 3)
+    assert max(batch["denoise"] for batch in batches) == draw
+
+
+def _alike(job: ImageJob, count: int) -> list[ImageJob]:
+    """Jobs whose texts end together, at their limit."""
+    return [
+        replace(
+            job,
+            custom_id=f"{n}",
+            seed=n,
+            num_inference_steps=1,
+            size=SQUARE,
+            bot_task="recaption",
+            text=replace(job.text, max_new_tokens=3, seed=n),
+        )
+        for n in range(count)
+    ]
+
+
+class _Buffers:
+    """K/V buffers that are alive, by their bytes, and the most bytes that ever were."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.alive: dict[int, int] = {}
+        self.most = 0
+        original = Buffer.__init__
+
+        def counted(buffer: Buffer, **shape: Any) -> None:
+            original(buffer, **shape)
+            self.alive[id(buffer)] = buffer.nbytes
+            finalize(buffer, self.alive.pop, id(buffer))
+            self.most = max(self.most, sum(self.alive.values()))
+
+        monkeypatch.setattr(Buffer, "__init__", counted)
+
+
+@pytest.mark.parametrize(("think", "draw"), [(3, 1), (3, 2)])
+def test_no_more_kv_is_held_than_the_plan_counts(
+    family: Any, job: ImageJob, monkeypatch: pytest.MonkeyPatch, think: int, draw: int
+) -> None:
+    """And no less: texts go to their limits, and one that is shorter fills the waiting room."""
+    jobs = _alike(job, 7)
+    jobs[0] = replace(jobs[0], text=replace(job.text, max_new_tokens=1))
+    config = RunConfig(OutputConfig(Path()), ModelChoice(device="cpu", dtype="float32"))
+    card = replace(family.card, vae_bytes_per_pixel=0)
+    counted = needs(jobs, card, config, prefixes=0).widest(Together(think, draw))
+    assert counted.moment == "draw"
+    buffers = _Buffers(monkeypatch)
+    assert len(_drawn(_run(jobs, studio_of(family), think, draw_size=draw))) == 7
+    assert 0.97 * counted.kv <= buffers.most <= counted.kv
+    assert not buffers.alive
+
+
+def test_branches_that_do_not_fit_wait_with_their_contexts(
+    family: Any, job: ImageJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory for the branches of two jobs: all are drawn all the same, two at a time."""
+    jobs = _alike(job, 5)
+    expected = _pixels(_run(jobs, studio_of(family), 5))
+    new_branch, alive = family.network.branch, [0]
+
+    def branch(layout: Any, buffer: Any) -> Any:
+        if alive[0] == 4:
+            raise torch.OutOfMemoryError("no room for another branch")
+        made = new_branch(layout, buffer)
+        alive[0] += 1
+        finalize(made, lambda: alive.__setitem__(0, alive[0] - 1))
+        return made
+
+    monkeypatch.setattr(family.network, "branch", branch)
+    ends = _drawn(_run(jobs, studio_of(family), 5, draw_size=4))
+    assert _pixels(dict(ends)) == expected
+    assert [end.picture.batch["denoise"] for end in ends.values()] == [2, 2, 2, 2, 1]
+    assert [end.picture.batch["think"] for end in ends.values()] == [5] * 5
+    assert "no memory to draw more than 2 together" in ends["0"].picture.notes
+    assert not ends["4"].picture.notes
+
+
+def test_memory_for_drawing_says_nothing_of_thinking(
+    family: Any, job: ImageJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    velocity = family.network.velocity
+
+    def small(pictures: Any) -> Any:
+        if len(pictures) > 1:
+            raise torch.OutOfMemoryError("too many rows")
+        return velocity(pictures)
+
+    monkeypatch.setattr(family.network, "velocity", small)
+    ends = _drawn(_run(_alike(job, 6), studio_of(family), 3))
+    batches = [ends[f"{n}"].picture.batch for n in range(6)]
+    assert [batch["think"] for batch in batches] == [3] * 6
+    assert [batch["denoise"] for batch in batches] == [1] * 6

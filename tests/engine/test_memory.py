@@ -1,41 +1,109 @@
-"""The batch size that memory allows."""
+"""How many jobs think and draw together: what memory allows."""
 
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from hyimg_cli.engine import memory
-from hyimg_cli.engine.memory import batch_size, job_bytes
+from hyimg_cli.engine.footprint import USABLE, Needs, Share, Together, needs, share_of
+from hyimg_cli.engine.memory import batch_sizes
+from hyimg_cli.spec.card import Working
 from hyimg_cli.spec.job import ImageJob, SizeRequest
-from hyimg_cli.spec.run import BatchConfig
+from hyimg_cli.spec.run import BatchConfig, ModelChoice, OutputConfig, RunConfig
+
+CONFIG = RunConfig(OutputConfig(Path()), ModelChoice(device="cpu", dtype="float32"))
+LARGE = Needs(40, Share(context=10, branches=30, step=20, prefill=15), decode=25)
 
 
-def test_counts_the_context_and_both_branches(family: Any, job: ImageJob) -> None:
+def test_counts_the_branches_of_a_job_without_text(family: Any, job: ImageJob) -> None:
     plain = replace(job, bot_task="none", size=SizeRequest(64, 64))
     layout = family.layout(plain, [], None, family.bucket(plain, None)[0])
-    live = 2 * (layout.live_stop - layout.live_start)
-    kv = (3 * layout.live_start + live) * family.card.kv_bytes_per_token
-    expected = kv + live * family.card.activation_bytes_per_row
-    assert job_bytes(plain, family) == 2 * expected  # float32 is twice the stored bfloat16
+    share, row = share_of(plain, family.card, CONFIG), 2 * family.card.activations.plain.row
+    # float32 is twice the stored bfloat16
+    assert share.branches == 2 * layout.live_stop * 2 * family.card.kv_bytes_per_token
+    assert share.step == 2 * (layout.live_stop - layout.live_start) * row
+    assert share.prefill == layout.live_start * row
+    assert share.context == 0
 
 
-def test_text_to_write_needs_room(family: Any, job: ImageJob) -> None:
-    short = replace(job, text=replace(job.text, max_new_tokens=5))
-    long = replace(job, text=replace(job.text, max_new_tokens=105))
-    assert job_bytes(long, family) > job_bytes(short, family)
-
-
-@pytest.mark.parametrize(("fits", "expected"), [(100, 16), (16, 16), (5, 5), (1, 1), (0, 1)])
-def test_a_group_larger_than_memory_splits(
-    family: Any, job: ImageJob, monkeypatch: pytest.MonkeyPatch, fits: int, expected: int
+def test_a_context_is_as_large_as_its_buffer(
+    family: Any, job: ImageJob, sources: tuple[str, ...]
 ) -> None:
-    needed = job_bytes(job, family)
-    monkeypatch.setattr(memory, "free_bytes", lambda _model: int(needed * fits / 0.6) + 2)
-    assert batch_size([job] * 40, family, BatchConfig(max_size=16), None) == expected
+    writes = replace(job, text=replace(job.text, max_new_tokens=30), images=sources[:1])
+    shapes = [family.prompter.source_shape(family.prompter.fit(64, 64)[0], None)]
+    opening = family.prompter.opening(writes, shapes)
+    room = family.prompter.text_budget(writes, opening.stop)
+    buffer = family.new_buffer(opening.stop + room + 8)
+    assert share_of(writes, family.card, CONFIG).context == buffer.nbytes
+
+
+@pytest.mark.parametrize(
+    ("together", "moment", "kv", "activations"),
+    [
+        # One more context than other jobs': that of the branches that were built last.
+        (Together(16, 4), "draw", 16 * 10 + 4 * 30, 4 * 20),
+        (Together(16, 1), "draw", 16 * 10 + 30, 20),
+        (Together(1, 1), "draw", 10 + 30, 20),
+    ],
+)
+def test_the_widest_moment_counts(
+    together: Together, moment: str, kv: int, activations: int
+) -> None:
+    held = LARGE.widest(together)
+    assert (held.moment, held.kv, held.activations) == (moment, kv, activations)
+
+
+def test_other_moments_can_be_the_widest() -> None:
+    in_the_vae = replace(LARGE, decode=10**4).widest(Together(8, 2))
+    assert (in_the_vae.moment, in_the_vae.kv, in_the_vae.activations) == ("decode", 70, 10**4)
+    opening = replace(LARGE, encode=10**4).widest(Together(8, 2))
+    assert (opening.moment, opening.kv, opening.activations) == ("think", 90, 10**4)
+    beside = replace(LARGE, beside=7, kept=3).widest(Together(16, 4))
+    assert (beside.kv, beside.activations) == (16 * 10 + 4 * 30 + 3, 4 * 20 + 7)
+    few = replace(LARGE, jobs=5).widest(Together(16, 4))
+    assert few.kv == 2 * 10 + 4 * 30, "five jobs: one that waits, one whose branches stand"
+
+
+def test_graphs_keep_a_steps_memory() -> None:
+    forward = Working(row=3, beside=11)
+    with_graphs = replace(LARGE, forward=forward, has_graphs=True)
+    plain = replace(LARGE, forward=forward)
+    more = with_graphs.widest(Together(16, 4)).total - plain.widest(Together(16, 4)).total
+    assert more == 24 * 3 + 11, "the graph of up to 24 rows"
+
+
+@pytest.mark.parametrize(
+    ("room", "thinking", "drawing"),
+    [(10**6, 16, 16), (460, 16, 6), (210, 16, 1), (209, 15, 1), (60, 1, 1), (0, 1, 1)],
+)
+def test_drawing_gives_way_before_thinking(room: int, thinking: int, drawing: int) -> None:
+    found = LARGE.fitting(room, 16)
+    assert found == Together(thinking, drawing)
+    assert room < 60 or LARGE.widest(found).total <= room
+
+
+def test_a_session_chooses_by_what_is_free(
+    family: Any, job: ImageJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = [replace(job, custom_id=str(n)) for n in range(40)]
+    card = replace(family.card, vae_bytes_per_pixel=0)
+    model: Any = SimpleNamespace(card=card, dtype_name="float32")
+    found = needs(jobs, card, CONFIG)
+    for expected in (Together(16, 16), Together(16, 3), Together(2, 1)):
+        room = int(found.widest(expected).total / USABLE) + 2
+        monkeypatch.setattr(memory, "free_bytes", lambda _model, room=room: room)
+        assert batch_sizes(jobs, model, CONFIG) == expected
+    monkeypatch.setattr(memory, "free_bytes", lambda _model: 10**15)
+    assert batch_sizes(jobs, model, CONFIG) == Together(16, 16)
+    limit = card.loaded_bytes("float32") + int(found.widest(Together(16, 5)).total / USABLE) + 2
+    monkeypatch.setattr(BatchConfig, "memory_bytes", property(lambda _self: limit))
+    assert batch_sizes(jobs, model, CONFIG) == Together(16, 5)
 
 
 def test_a_job_that_cannot_be_counted_takes_nothing(family: Any, job: ImageJob) -> None:
-    assert job_bytes(replace(job, prompt="<img>"), family) == 1
+    assert share_of(replace(job, prompt="<img>"), family.card, CONFIG) == Share()
     assert memory.free_bytes(family) > 0
     assert memory.peak_memory_mb(family.layer_devices) > 10

@@ -11,6 +11,7 @@ from engine.conftest import studio_of
 
 from hyimg_cli.batch.journal import RunFolder
 from hyimg_cli.batch.planner import make_plan
+from hyimg_cli.engine.footprint import Together
 from hyimg_cli.engine.prewarm import Shape, prewarm, shape_of
 from hyimg_cli.engine.session import Session
 from hyimg_cli.kv.tree import KVTree
@@ -34,9 +35,9 @@ def jobs(job: ImageJob, sources: tuple[str, ...]) -> list[ImageJob]:
 def test_each_shape_is_run_once(family: Any, jobs: list[ImageJob]) -> None:
     warmed: set[Shape] = set()
     studio = studio_of(family)
-    assert prewarm(jobs, studio, batch_size=4, warmed=warmed) == 2
+    assert prewarm(jobs, studio, together=Together(4, 4), warmed=warmed) == 2
     before = family.rows_seen
-    assert prewarm(jobs, studio, batch_size=4, warmed=warmed) == 0
+    assert prewarm(jobs, studio, together=Together(4, 4), warmed=warmed) == 0
     assert family.rows_seen == before
     assert warmed == {shape_of(job) for job in jobs}
 
@@ -44,7 +45,7 @@ def test_each_shape_is_run_once(family: Any, jobs: list[ImageJob]) -> None:
 def test_random_states_and_the_tree_stay_untouched(family: Any, jobs: list[ImageJob]) -> None:
     tree: KVTree[Any] = KVTree(10**9)
     state = torch.get_rng_state()
-    prewarm(jobs, studio_of(family, tree=tree), batch_size=2, warmed=set())
+    prewarm(jobs, studio_of(family, tree=tree), together=Together(2, 2), warmed=set())
     assert torch.equal(torch.get_rng_state(), state)
     assert tree.held_bytes == 0
 
@@ -54,7 +55,7 @@ def test_a_job_that_will_fail_does_not_stop_prewarming(family: Any, jobs: list[I
         replace(jobs[0], custom_id="no-file", images=("missing.png",)),
         replace(jobs[3], custom_id="control", prompt="<img>", guidance_scale=1.0),
     ]
-    assert prewarm([*broken, *jobs], studio_of(family), batch_size=2, warmed=set()) == 3
+    assert prewarm([*broken, *jobs], studio_of(family), together=Together(2, 2), warmed=set()) == 3
 
 
 @pytest.mark.parametrize("batch", [1, 16])

@@ -27,6 +27,7 @@ from hyimg_cli.models.hunyuan_image3 import card as card_module
 from hyimg_cli.models.hunyuan_image3.config import architecture
 from hyimg_cli.models.hunyuan_image3.weights import expected_shapes, load
 from hyimg_cli.quality.metrics import psnr
+from hyimg_cli.spec.card import Activations
 from hyimg_cli.spec.job import ImageJob, SizeRequest
 from hyimg_cli.spec.run import BatchConfig, ModelChoice, OutputConfig, RunConfig
 
@@ -125,14 +126,18 @@ def test_without_its_files_a_checkpoint_is_estimated_by_its_index(
 
 
 def test_memory_counts_the_jobs_that_work_together(job: ImageJob) -> None:
-    card = registry.model_card(registry.EMBEDDED)
+    card = replace(registry.model_card(registry.EMBEDDED), vae_bytes_per_pixel=1)
     jobs = [replace(job, custom_id=str(n)) for n in range(5)]
-    one = share_of(job, card, "float32")
+    one = share_of(job, card, _config("fp8"))
     alone, together = (footprint(jobs, card, _config("fp8", max_size=n)) for n in (1, 4))
-    assert (alone.together, together.together) == (1, 4)
-    assert (alone.kv, together.kv) == (one.kv, 4 * one.kv)
-    assert together.activations == max(4 * one.activations, 64 * 64 * card.decode_bytes_per_pixel)
+    assert (alone.thinking, alone.drawing) == (1, 1)
+    assert (together.thinking, together.drawing) == (4, 4)
+    assert alone.kv == one.context + one.branches
+    # Four draw, one waits; the last one's context is let go when its branches stand.
+    assert together.kv == 2 * one.context + 4 * one.branches
+    assert together.activations == 4 * one.step
     assert together.total == together.weights + together.kv + together.activations
+    assert together.least == together.weights + 4 * one.context + one.branches + one.step
     shared = footprint(jobs, card, _config("fp8", max_size=4), shared_kv_bytes=1000)
     assert shared.kv == together.kv + 1000
 
@@ -141,7 +146,7 @@ def test_tiles_bound_the_memory_of_the_vae(job: ImageJob) -> None:
     card = replace(registry.model_card(registry.EMBEDDED), tile_pixels=32)
     config = _config("none", max_size=1)
     tiled = replace(config, model=replace(config.model, vae_use_tiling=True))
-    rowless = replace(card, activation_bytes_per_row=0)
+    rowless = replace(card, activations=Activations(), kv_bytes_per_token=0)
     whole, pieces = (footprint([job], rowless, each).activations for each in (config, tiled))
     assert pieces * 4 == whole
 

@@ -14,10 +14,12 @@ from hyimg_cli.models.hunyuan_image3.config import (
     generation_config,
     read_json,
 )
-from hyimg_cli.spec.card import Bucket, ModelCard, WeightCounts
+from hyimg_cli.spec.card import Activations, Bucket, ModelCard, WeightCounts, Working
 
 FAMILY = "hunyuan_image3"
 _BF16_BYTES = 2
+# Of a group of 16 rows (`kernels.routed`), at most.
+_FP8_FILLED_ROWS = 15
 
 
 def read_architecture(folder: Path) -> Architecture:
@@ -52,9 +54,10 @@ def model_card(folder: Path, model: str) -> ModelCard:
         max_positions=arch.max_position_embeddings,
         vocab_size=arch.vocab_size,
         defaults=generation.defaults,
-        activation_bytes_per_row=_activation_bytes(arch),
+        row_bytes=arch.hidden_size * _BF16_BYTES,
+        activations=_activations(arch),
         weights=_weights(folder, arch),
-        decode_bytes_per_pixel=_decode_bytes(arch),
+        vae_bytes_per_pixel=_vae_bytes(arch),
         tile_pixels=arch.vae.sample_size,
         base_size=arch.image_base_size,
     )
@@ -110,22 +113,35 @@ def _weights(folder: Path, arch: Architecture) -> WeightCounts:
     return WeightCounts(experts, rows, wide, sum(sizes.values()) - experts - wide)
 
 
-def _decode_bytes(arch: Architecture) -> int:
-    """Bytes of one pixel at the VAE's widest place, in float32: six tensors of its last level
-    (measured with one frame on a CPU).
+def _vae_bytes(arch: Architecture) -> int:
+    """Bytes of one pixel at the VAE's widest place, in float32: six tensors of its finest level.
+
+    Six were measured on a CPU for a decode of one frame; five are alive by count, encoding and
+    decoding alike, and the sixth stands for what a convolution takes to work.
     """
     return 6 * arch.vae.ffactor_temporal * arch.vae.block_out_channels[0] * 4
 
 
-def _activation_bytes(arch: Architecture) -> int:
-    """Bytes of one row at the widest place, in bfloat16: its experts' inputs, middles and
-    outputs.
+def _activations(arch: Architecture) -> Activations:
+    """The widest of all layers, which is within its experts.
+
+    A GPU holds the rows that enter the first product beside what comes out of it, and of the
+    residual stream six copies around it; a CPU the inputs, middles and outputs of all choices.
     """
-    widest = max(
-        chosen * (2 * arch.hidden_size + 3 * inner)
-        for chosen, inner in zip(arch.moe_topk, arch.moe_intermediate_size, strict=True)
+    width, experts = arch.hidden_size, arch.num_experts
+    layers = list(zip(arch.moe_topk, arch.moe_intermediate_size, strict=True))
+    inner = max(arch.moe_intermediate_size)
+    around = 6 * width * _BF16_BYTES
+    dense = around + max(k * (width + 2 * i) for k, i in layers) * _BF16_BYTES
+    fp8 = around + max(k * (width + 2 * i * _BF16_BYTES) for k, i in layers)
+    return Activations(
+        plain=Working(max(k * (2 * width + 3 * i) for k, i in layers) * _BF16_BYTES),
+        dense=Working(dense),
+        # Every expert's rows are filled up to whole groups.
+        fp8=Working(fp8, experts * _FP8_FILLED_ROWS * (width + 2 * inner * _BF16_BYTES)),
+        # One of the two stacks is made dense for its product.
+        nf4=Working(dense, experts * 2 * inner * width * _BF16_BYTES),
     )
-    return widest * _BF16_BYTES
 
 
 def _kv_bytes(arch: Architecture) -> int:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from hyimg_cli.errors import MachineError
 from hyimg_cli.kernels.rows import invariant_multiple
+from hyimg_cli.kernels.transfer import sent
 from hyimg_cli.kv.buffer import Buffer
 from hyimg_cli.kv.segments import Segment
 from hyimg_cli.loading.memory import available_bytes
@@ -260,7 +261,7 @@ class HunyuanImage3:
         shape = (self.network.arch.vae.latent_channels, rows, columns)
         generator = torch.Generator().manual_seed(seed)
         noise = torch.randn(shape, generator=generator, dtype=torch.bfloat16)
-        return noise.float().to(self.network.device)
+        return sent(noise.float(), self.network.device)
 
     @torch.no_grad()
     def velocities(self, pictures: Sequence[LivePicture]) -> list[Tensor]:

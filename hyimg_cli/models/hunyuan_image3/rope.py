@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from hyimg_cli.kernels.transfer import sent
 from hyimg_cli.models.hunyuan_image3.sequence import ImageBlock
 from hyimg_cli.store.memo import Memo
 
@@ -98,7 +99,8 @@ class RopeTables:
         return self._tables.get((block.start, block.grid, device), made)
 
     def _made(self, yx_T2: Tensor, device: torch.device) -> Rope:
-        return rope(yx_T2, head_dim=self._head_dim, theta=self._theta).to(device)
+        made = rope(yx_T2, head_dim=self._head_dim, theta=self._theta)
+        return Rope(sent(made.cos_TD, device), sent(made.sin_TD, device))
 
 
 def joined(parts: Sequence[Rope]) -> Rope:

@@ -1,0 +1,232 @@
+"""What the engine holds on a GPU, counted on a fake one, beside what `hyimg plan` says of it."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hyimg_cli.engine import image as stages
+from hyimg_cli.engine.clock import PhaseClock
+from hyimg_cli.engine.footprint import Needs, Together, needs, working
+from hyimg_cli.engine.group import Drawn, GroupRun
+from hyimg_cli.engine.image import Studio
+from hyimg_cli.engine.prefixes import Prefixes
+from hyimg_cli.engine.sampling import Draw, choose
+from hyimg_cli.kernels.decode_attention import decode_attention
+from hyimg_cli.kv.tree import KVTree
+from hyimg_cli.models.hunyuan_image3.family import HunyuanImage3
+from hyimg_cli.models.hunyuan_image3.graphs import DecodeGraphs
+from hyimg_cli.models.hunyuan_image3.model import (
+    HunyuanImage3ForCausalMM,
+    Live,
+    Noise,
+    SourceRows,
+)
+from hyimg_cli.models.hunyuan_image3.tiled import TiledPicture
+from hyimg_cli.models.hunyuan_image3.vision import VisionInputs
+from hyimg_cli.models.protocols import Encoded
+from hyimg_cli.spec.job import ImageJob
+from hyimg_cli.spec.run import BatchConfig, ModelChoice, OutputConfig, ReuseConfig, RunConfig
+from shapes.fake import FakeGpu
+from shapes.network import build
+from shapes.scale import Scale, Workload, source, workload
+
+DEVICE = torch.device("cuda:0")
+# Few tokens are written: their number changes nothing in a step; the prefix keeps its length.
+_THINK, _STEPS = 5, 2
+
+
+@dataclass(frozen=True)
+class Counted:
+    """Bytes: what the plan says, and the most that tensors took by count."""
+
+    name: str
+    planned: int
+    counted: int
+
+    @property
+    def ratio(self) -> float:
+        return self.planned / self.counted
+
+
+class Bench:
+    """A network on a fake GPU; made and used inside `fake_gpu`."""
+
+    def __init__(self, gpu: FakeGpu, folder: Path, scale: Scale, form: str, layers: int) -> None:
+        self.gpu, self.form = gpu, form
+        self.load = workload(folder, replace(scale, think=_THINK), layers)
+        before = gpu.rebase()
+        network = build(self.load.arch, form, DEVICE, torch.bfloat16)
+        self.model = _Model(network, self.load.prompter)
+        self.network = network
+        self.held = gpu.live - before
+        self.config = self._config()
+        self.card = self.load.prompter.card
+
+    def weights(self) -> Counted:
+        choice = self.config.model
+        planned = self.card.loaded_bytes(choice.dtype, choice.quantization)
+        return Counted("weights", planned, self.held)
+
+    def forwards(self) -> Iterator[Counted]:
+        """Activations of one call each: denoise steps, prefill, decode steps, the VAE."""
+        rows, live = working(self.card, self.config), self.load.live
+        for count in (1, 2, 4):
+            pictures = [self._picture() for _ in range(count)]
+            planned = rows.beside + 2 * count * live * rows.row
+            call = partial(self.network.velocity, pictures)
+            yield self._peak(f"denoise step, {count} drawing", planned, call)
+            del pictures, call
+        layout = self.load.layout
+        buffer = self.network.new_buffer(layout.live_stop)
+        prefill = partial(
+            self.network.prefill, layout, layout.ids, [self._source()], buffer, layout.live_start
+        )
+        yield self._peak("prefill", rows.beside + layout.live_start * rows.row, prefill)
+        pixels = self.load.scale.size.height * self.load.scale.size.width
+        whole, tile = (
+            n * self.card.vae_bytes_per_pixel for n in (pixels, self.card.tile_pixels**2)
+        )
+        vae, latents_1CYX = self.network.vae, self._latents()[None]
+        yield self._peak("VAE decode", whole, partial(vae.decode, latents_1CYX))
+        tiled = TiledPicture(vae)
+        yield self._peak("VAE decode, tiled", tile, partial(tiled.decode, latents_1CYX))
+        size = self.load.scale.size
+        picture = torch.zeros(1, 3, size.height, size.width, device=DEVICE)
+        yield self._peak("VAE encode", whole, partial(vae.encode_moments, picture))
+
+    def decode_step(self, count: int, *, by_graphs: bool = False) -> int:
+        """Bytes that a token of `count` texts takes: forward, logits and choice."""
+        context = self.load.scale.context
+        runs = []
+        for _ in range(count):
+            buffer = self.network.new_buffer(context + 4)
+            buffer.commit(context)
+            runs.append((torch.zeros(1, dtype=torch.int64, device=DEVICE), buffer))
+        feed = uncaptured(self.network) if by_graphs else self.network.feed
+        draws = [Draw(0.6, 1024, 0.95, uniform=0.3)] * count
+        base = self.gpu.rebase()
+        choose(self.network.text_logits(feed(runs)), draws)
+        return self.gpu.peak - base
+
+    def requests(self, count: int, together: Together, *, has_vae: bool = True) -> Counted:
+        """Whole requests through the engine's own loop, with what shares nothing.
+
+        Without the VAE its moments are left out: what is widest of the others shows.
+        """
+        jobs = [self.load.request(n, steps=_STEPS, guidance=2.5) for n in range(count)]
+        found = self.needs(jobs) if has_vae else replace(self.needs(jobs), encode=0, decode=0)
+        self.model.has_vae = has_vae
+        planned = self.weights().planned + found.widest(together).total
+        self.gpu.rebase()
+        ends = self._run(jobs, together)
+        assert ends == {Drawn: count}, ends
+        name = f"{count} requests, {together.thinking} thinking, {together.drawing} drawing"
+        name += "" if has_vae else ", no VAE"
+        return Counted(name, planned, self.gpu.peak)
+
+    def needs(self, jobs: Sequence[ImageJob]) -> Needs:
+        return needs(jobs, self.card, self.config, prefixes=0)
+
+    def _run(self, jobs: list[ImageJob], together: Together) -> Counter[type]:
+        studio = Studio(
+            model=self.model,
+            reuse=ReuseConfig(),
+            prefixes=Prefixes(KVTree(0), "counted"),
+            read=lambda path: (source(path, self.load.scale.size), 0.0),
+            encode=lambda shown: (self.model.encoded(shown.digest, self.load), 0.0),
+        )
+        run = GroupRun(
+            jobs,
+            studio,
+            batch_size=together.thinking,
+            draw_size=together.drawing,
+            new_clock=lambda: PhaseClock(0.0, lambda: None),
+        )
+        ends: Counter[type] = Counter()
+        with patch.object(stages, "_pixels", _no_pixels):
+            for event in run.run():
+                if hasattr(event, "clock"):
+                    if error := getattr(event, "error", None):
+                        raise error
+                    ends[type(event)] += 1
+        return ends
+
+    def _peak(self, name: str, planned: int, call: Callable[[], object]) -> Counted:
+        base = self.gpu.rebase()
+        call()
+        return Counted(name, planned, self.gpu.peak - base)
+
+    def _picture(self) -> Live:
+        layout = self.load.layout
+        branches = []
+        for _ in range(2):
+            buffer = self.network.new_buffer(layout.live_stop)
+            buffer.commit(layout.live_start)
+            branches.append(self.network.branch(layout, buffer))
+        return Live(self._latents(), Noise(500.0, 400.0, 2.5), branches)
+
+    def _latents(self) -> Tensor:
+        rows, columns = self.card.latent_grid(self.load.scale.size)
+        return torch.zeros(self.load.arch.vae.latent_channels, rows, columns, device=DEVICE)
+
+    def _source(self) -> SourceRows:
+        (block,) = self.load.layout.sources
+        counts = (1, block.vae.stop - block.vae.start, block.vit.stop - block.vit.start)
+        width = self.load.arch.hidden_size
+        timestep, vae, vit = (
+            torch.zeros(n, width, device=DEVICE, dtype=torch.bfloat16) for n in counts
+        )
+        return SourceRows(timestep[0], vae, vit)
+
+    def _config(self) -> RunConfig:
+        choice = ModelChoice(
+            model=self.load.job.model,
+            device="cuda",
+            dtype="bfloat16",
+            quantization="fp8" if self.form == "fp8" else "none",
+        )
+        batch = BatchConfig(prefix_cache_mb=0, encodes_ahead=False)
+        return RunConfig(OutputConfig(self.load.prompter.folder), model=choice, batch=batch)
+
+
+class _Model(HunyuanImage3):
+    """The family, whose source images have no pixels; `has_vae` False leaves out the VAE."""
+
+    has_vae = True
+
+    def decode_latents(self, latents_CYX: Tensor) -> Tensor:
+        return super().decode_latents(latents_CYX) if self.has_vae else torch.zeros(1, 1, 3)
+
+    def encoded(self, name: str, load: Workload) -> Encoded:
+        size, vision, vae = load.scale.size, load.arch.vision, self.network.vae
+        rows, columns = load.prompter.card.latent_grid(size)
+        latents_1CYX = torch.zeros(1, load.arch.vae.latent_channels, rows, columns, device=DEVICE)
+        if self.has_vae:
+            pixels = torch.zeros(1, 3, size.height, size.width, device=DEVICE)
+            mean, logvar = vae.encode_moments(pixels)
+            latents_1CYX = vae.posterior_sample(mean, logvar, torch.zeros_like(mean))
+        slots = vision.max_num_patches
+        width = vision.num_channels * vision.patch_size**2
+        inputs = VisionInputs(
+            torch.zeros(1, slots, width),
+            torch.ones(1, slots, dtype=torch.int32),
+            torch.ones(1, 2, dtype=torch.int64),
+        )
+        return Encoded(name, load.shape, self.network.encode_source(latents_1CYX, inputs))
+
+
+def uncaptured(network: HunyuanImage3ForCausalMM) -> DecodeGraphs:
+    """Decode steps as graphs have them, each computed anew."""
+    return DecodeGraphs(network, decode_attention(DEVICE), lambda compute: compute)
+
+
+def _no_pixels(_levels: Tensor) -> np.ndarray[Any, Any]:
+    return np.zeros((1, 1, 3), dtype=np.uint8)

@@ -1,0 +1,174 @@
+"""A GPU that is not there: everything is launched, nothing is computed, memory is counted.
+
+torch's fake tensors have a device, a shape and a dtype, and no memory. The engine's own code runs
+on them at any size. What is counted is what tensors take by their sizes: no allocator's gaps, no
+workspaces, no context. Kernels are not run, so nothing is said about them, nor about numbers.
+"""
+
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from types import FrameType
+from typing import Any
+from unittest.mock import patch
+from weakref import ref
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+from triton.runtime.jit import JITFunction
+
+from hyimg_cli.kernels import attention, decode
+from hyimg_cli.parallel import blend
+
+_OPS = torch.ops.aten
+_KEPT = (blend._weights.cache_clear, decode._LEVELS.clear)
+_HOPPER = (9, 0)
+
+
+class FakeGpu(TorchDispatchMode):
+    """Counts bytes on the device, and notes where the host reads from it or waits for it.
+
+    `reads`: values that the host asked for, by the line of ours that did. `waits`: copies to the
+    device from memory that is not pinned. `token`: the id that a read of integers is told.
+    """
+
+    def __init__(self, token: int = 1) -> None:
+        super().__init__()
+        self.token = token
+        self.live = self.peak = 0
+        self.reads: Counter[str] = Counter()
+        self.waits: Counter[str] = Counter()
+        self._known: dict[int, ref[Any]] = {}
+        self._pinned: set[int] = set()
+
+    def __torch_dispatch__(
+        self, op: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if op is _OPS._local_scalar_dense.default:
+            return self._told(args[0])
+        if op is _OPS.is_pinned.default:
+            return False
+        if op is _OPS._pin_memory.default:
+            out = args[0].clone()
+            self._pinned.add(id(out))
+            return out
+        if op is _OPS._scaled_grouped_mm_v2.default:
+            out = _product(*args[:2])
+        else:
+            self._note_wait(op, args, kwargs)
+            out = op(*args, **kwargs)
+        for tensor in tree_iter(out):
+            if isinstance(tensor, Tensor):
+                self._count(tensor)
+        return out
+
+    def rebase(self) -> int:
+        """What is held now; the peak starts from here."""
+        self.peak = self.live
+        return self.live
+
+    def _count(self, tensor: Tensor) -> None:
+        if tensor.device.type != "cuda":
+            return
+        storage = tensor.untyped_storage()
+        key, size = id(storage), storage.nbytes()
+        if key in self._known and self._known[key]() is storage:
+            return
+
+        def gone(_: Any) -> None:
+            self.live -= size
+            self._known.pop(key, None)
+
+        self._known[key] = ref(storage, gone)
+        self.live += size
+        self.peak = max(self.peak, self.live)
+
+    def _told(self, tensor: Tensor) -> int | float | bool:
+        if tensor.device.type == "cuda":
+            self.reads[_where()] += 1
+        if tensor.dtype == torch.bool:
+            return True
+        return 0.5 if tensor.is_floating_point() else self.token
+
+    def _note_wait(self, op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        if op is _OPS._to_copy.default:
+            source, target = args[0], kwargs.get("device") or args[0].device
+            is_queued = kwargs.get("non_blocking", False)
+        elif op is _OPS.copy_.default:
+            target, source = args[0].device, args[1]
+            is_queued = kwargs.get("non_blocking", len(args) > 2 and args[2])
+        else:
+            return
+        if not isinstance(source, Tensor) or source.device.type == target.type:
+            return
+        if not is_queued and target.type != "meta":
+            self.waits[_where()] += 1
+
+
+@contextmanager
+def fake_gpu(token: int = 1) -> Iterator[FakeGpu]:
+    """Inside, `cuda:0` is a Hopper without memory or time; gradients are off."""
+    with ExitStack() as stack:
+        for target, name, stand_in in (
+            (torch.cuda, "get_device_capability", lambda _device=None: _HOPPER),
+            (torch.cuda, "Event", _Event),
+            (torch.cuda, "current_stream", lambda _device=None: None),
+            (torch.Tensor, "data_ptr", lambda tensor: id(tensor)),
+            (JITFunction, "run", lambda *_arguments, **_options: None),
+            (F, "scaled_dot_product_attention", _attention),
+            (attention, "causal_lower_right", lambda _queries, _slots: None),
+        ):
+            stack.enter_context(patch.object(target, name, stand_in))
+        # What the package keeps on a device from call to call is of one mode alone.
+        for kept in _KEPT:
+            stack.callback(kept)
+            kept()
+        stack.enter_context(FakeTensorMode())
+        stack.enter_context(torch.no_grad())
+        yield stack.enter_context(FakeGpu(token))
+
+
+class _Event:
+    def record(self, _stream: Any) -> None:
+        """Nothing is queued."""
+
+    def synchronize(self) -> None:
+        """Nothing is waited for."""
+
+
+_plain_attention = F.scaled_dot_product_attention
+
+
+def _attention(q: Tensor, k: Tensor, v: Tensor, *args: Any, **options: Any) -> Tensor:
+    """What a fused kernel allocates: its output, and a sum for every query."""
+    if q.device.type != "cuda":
+        return _plain_attention(q, k, v, *args, **options)
+    assert q.dtype == k.dtype == v.dtype, "one dtype"
+    assert q.device == k.device == v.device, "one device"
+    sums = torch.empty(q.shape[:-1], device=q.device, dtype=torch.float32)
+    out = torch.empty_like(q)
+    del sums
+    return out
+
+
+def _product(rows: Tensor, weights: Tensor) -> Tensor:
+    """An FP8 product's output; older versions of torch do not know its shape without a GPU."""
+    assert rows.device == weights.device, "one device"
+    return rows.new_empty(rows.shape[0], weights.shape[-1], dtype=torch.bfloat16)
+
+
+def _where() -> str:
+    """The innermost line of this package that is at work, by file and function."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_globals.get("__name__", "")
+        if name.startswith("hyimg_cli."):
+            return f"{name.removeprefix('hyimg_cli.')}.{frame.f_code.co_name}"
+        frame = frame.f_back
+    return "elsewhere"

@@ -1,0 +1,108 @@
+"""The GPU's path at the released shapes without a GPU: devices, host reads, and bytes by count."""
+
+import gc
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hyimg_cli.engine.footprint import Together
+from hyimg_cli.engine.sampling import Draw, choose
+
+FOLDER = Path(__file__).parents[2] / "benchmarks"
+pytest.importorskip("triton", reason="what runs on a GPU is written in Triton")
+pytestmark = pytest.mark.skipif(
+    not FOLDER.is_dir(), reason="the benchmarks are not part of this copy"
+)
+# Layers are alike: what a forward works with is that of one, weights and K/V grow by each.
+LAYERS = 2
+
+
+@pytest.fixture(scope="module", params=["fp8", "dense"])
+def bench(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    with pytest.MonkeyPatch.context() as patch, ExitStack() as inside:
+        patch.syspath_prepend(str(FOLDER))
+        from shapes.counted import Bench
+        from shapes.fake import fake_gpu
+        from shapes.scale import REAL
+
+        folder = tmp_path_factory.mktemp(request.param)
+        gpu = inside.enter_context(fake_gpu())
+        yield Bench(gpu, folder, REAL, request.param, LAYERS)
+        gc.collect()
+
+
+def test_weights_are_counted_to_the_byte(bench: Any) -> None:
+    weights = bench.weights()
+    assert weights.planned == weights.counted
+
+
+def test_what_a_forward_works_with_is_what_the_plan_says(bench: Any) -> None:
+    """Within a tenth; the VAE within a quarter: one tensor of six is for what is not counted."""
+    rows = {row.name: row for row in bench.forwards()}
+    assert len(rows) == 7
+    for name, row in rows.items():
+        least, most = (1.1, 1.25) if name.startswith("VAE") else (1.0, 1.1)
+        assert least <= row.ratio <= most, row
+
+
+@pytest.mark.parametrize("by_graphs", [False, True])
+def test_a_decode_step_takes_little(bench: Any, by_graphs: bool) -> None:
+    assert bench.decode_step(16, by_graphs=by_graphs) < 10**8
+
+
+@pytest.mark.parametrize(
+    ("together", "has_vae"), [((4, 1), False), ((3, 2), False), ((3, 1), True)]
+)
+def test_a_run_holds_what_the_plan_says(
+    bench: Any, together: tuple[int, int], has_vae: bool
+) -> None:
+    """Whole requests through the engine's own loop: weights, K/V and activations. With so few
+    layers the VAE is the widest moment, so that drawing is looked at without it.
+    """
+    counted = bench.requests(4, Together(*together), has_vae=has_vae)
+    assert 1.0 <= counted.ratio < (1.12 if has_vae else 1.1), counted
+
+
+def test_no_step_reads_from_the_gpu_or_waits_for_it(bench: Any) -> None:
+    """Nothing but what is named, and that once a job; in the loops nothing at all."""
+    gpu = bench.gpu
+    gpu.reads.clear(), gpu.waits.clear()
+    picture = bench._picture()
+    bench.network.velocity([picture, picture])
+    for count in (1, 16):
+        bench.decode_step(count)
+        bench.decode_step(count, by_graphs=True)
+    layout = bench.load.layout
+    buffer = bench.network.new_buffer(layout.live_stop)
+    bench.network.prefill(layout, layout.ids, [bench._source()], buffer, layout.live_start)
+    assert not gpu.reads
+    assert not gpu.waits
+
+
+def test_what_a_whole_run_reads_and_waits_for(bench: Any) -> None:
+    gpu = bench.gpu
+    gpu.reads.clear(), gpu.waits.clear()
+    bench.requests(2, Together(2, 2))
+    # The tower's sizes, by transformers; whether the picture is finite.
+    assert set(gpu.reads) == {
+        "models.hunyuan_image3.vision.vision_features",
+        "engine.image.finished",
+    }
+    assert gpu.reads["engine.image.finished"] == 2
+    # A source's patches, and the finished picture on its way back.
+    assert set(gpu.waits) == {
+        "models.hunyuan_image3.vision.vision_features",
+        "models.hunyuan_image3.family.decode_latents",
+    }
+
+
+def test_mixed_devices_would_be_found(bench: Any) -> None:
+    hidden_RM = torch.zeros(2, bench.load.arch.hidden_size, dtype=torch.bfloat16)
+    with pytest.raises(RuntimeError, match="device"):
+        bench.network.text_logits(hidden_RM)
+    logits_RV = bench.network.text_logits(hidden_RM.to("cuda:0"))
+    assert choose(logits_RV, [Draw(0.6, 1024, 0.95, uniform=0.3)] * 2).device.type == "cuda"
