@@ -1,10 +1,10 @@
 """What one H200 should take for each row of `real_shape.py`: predicted by counting, not measured.
 
 The product's own modules run at the released shapes on tensors without memory, as if on a GPU:
-torch's FakeTensorMode gives the shapes, Triton kernels are counted instead of started. Each
-operation takes the larger of its FLOP and its bytes at rates measured on such a card (float32's is
-an assumption); a row is their sum. What starting a kernel costs is not in it: launches are counted
-beside, as one for each operation. Real kernels reach 70 to 90 % of such rates, so a prediction is a
+`shapes/fake.py` is the GPU, Triton kernels are counted instead of started. Each operation takes the
+larger of its FLOP and its bytes at rates measured on such a card (float32's is an assumption); a
+row is their sum. What starting a kernel costs is not in it: launches are counted beside, as one for
+each operation. Real kernels reach 70 to 90 % of such rates, so a prediction is a
 bound from below for this code, and what it is good for is where the bytes go.
 
     python benchmarks/roofline.py                 any machine, no GPU, about a minute
@@ -24,11 +24,11 @@ from unittest import mock
 
 import torch
 from shapes.counting import Counter, Facts, Op, Rates, counted
+from shapes.fake import fake_gpu
 from shapes.network import build
 from shapes.rows import GOALS
 from shapes.scale import REAL, SCALES, Scale, Workload, workload
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from hyimg_cli.engine.sampling import Draw, choose
 from hyimg_cli.kernels.addressed import addressed_decode
@@ -194,10 +194,7 @@ def rows_of(scale: Scale, form: str) -> list[Predicted]:
     """Every row of one format."""
     with tempfile.TemporaryDirectory() as folder:
         load = workload(Path(folder), scale, 2)
-    with (
-        mock.patch("torch.cuda.get_device_capability", return_value=(9, 0)),
-        FakeTensorMode(),
-    ):
+    with fake_gpu():
         return list(Rows(load, form).all())
 
 

@@ -20,7 +20,6 @@ from unittest import mock
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
@@ -34,6 +33,8 @@ _FREE = {
     "empty_like",
     "empty_strided",
     "lift_fresh",
+    "is_pinned",
+    "_pin_memory",
 }
 # Operand that is looked up row by row, or written so: it costs what comes out or goes in.
 _ROWS_OF = {"index": 0, "index_select": 0, "embedding": 0, "gather": 0}
@@ -130,28 +131,29 @@ class Counter(TorchDispatchMode):
         return Op(name, moved, flops, given[-1].dtype)
 
 
-class Attention(TorchFunctionMode):
+def _attention(counter: Counter) -> Callable[..., Tensor]:
     """Attention as one operation of any kernel that reads each tensor once and holds no mask."""
 
-    def __init__(self, counter: Counter) -> None:
-        super().__init__()
-        self._counter = counter
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func is not F.scaled_dot_product_attention:
-            return func(*args, **kwargs)
-        q, keys, values = args
-        mask = kwargs.get("attn_mask")
-        assert mask is None or mask.numel() == 0, "no mask is held in memory"
+    def counting(
+        q: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        attn_mask: Tensor | None = None,
+        is_causal: bool = False,
+        **_: Any,
+    ) -> Tensor:
+        assert attn_mask is None or attn_mask.numel() == 0, "no mask is held in memory"
         queries, slots = q.shape[-2], keys.shape[-2]
-        unseen = queries * (queries - 1) // 2 if mask is not None or kwargs["is_causal"] else 0
+        is_cut = attn_mask is not None or is_causal
+        unseen = queries * (queries - 1) // 2 if is_cut else 0
         flops = 4.0 * q.shape[1] * q.shape[3] * (queries * slots - unseen)
         moved = 2 * held(q) + held(keys) + held(values)
-        self._counter.ops.append(Op("attention", moved, flops, q.dtype))
+        counter.ops.append(Op("attention", moved, flops, q.dtype))
         # As the kernels return it: heads side by side for each token.
         batch, heads, tokens, width = q.shape
         return q.new_empty(batch, tokens, heads, width).transpose(1, 2)
+
+    return counting
 
 
 @contextmanager
@@ -177,7 +179,8 @@ def counted(facts: Facts) -> Iterator[Counter]:
     counter = Counter(facts)
     # torch's own bias is a tensor subclass that its fake mode cannot make.
     bias = mock.patch("hyimg_cli.kernels.attention.causal_lower_right", _lower_right)
-    with bias, launches(counter), Attention(counter), counter:
+    attention = mock.patch.object(F, "scaled_dot_product_attention", _attention(counter))
+    with bias, launches(counter), attention, counter:
         yield counter
 
 

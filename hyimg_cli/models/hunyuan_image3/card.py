@@ -126,12 +126,12 @@ def _activations(arch: Architecture) -> Activations:
     """The widest of all layers, which is within its experts.
 
     A GPU holds the rows that enter the first product beside what comes out of it, and of the
-    residual stream six copies around it; a CPU the inputs, middles and outputs of all choices.
+    residual stream eight copies around it; a CPU the inputs, middles and outputs of all choices.
     """
     width, experts = arch.hidden_size, arch.num_experts
     layers = list(zip(arch.moe_topk, arch.moe_intermediate_size, strict=True))
     inner = max(arch.moe_intermediate_size)
-    around = 6 * width * _BF16_BYTES
+    around = 8 * width * _BF16_BYTES
     dense = around + max(k * (width + 2 * i) for k, i in layers) * _BF16_BYTES
     fp8 = around + max(k * (width + 2 * i * _BF16_BYTES) for k, i in layers)
     return Activations(

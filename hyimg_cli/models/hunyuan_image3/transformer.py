@@ -99,6 +99,8 @@ class DecoderLayer(nn.Module):
                 normed_TM = self.input_layernorm(x_TM)
             else:
                 x_TM, normed_TM = self.input_layernorm.added(x_TM, more_TM)
-            seen_TM = self.self_attn(normed_TM, rope, new)
-            x_TM, normed_TM = self.post_attention_layernorm.added(x_TM, seen_TM)
+            # What attention gives is let go at once: experts are the widest moment.
+            x_TM, normed_TM = self.post_attention_layernorm.added(
+                x_TM, self.self_attn(normed_TM, rope, new)
+            )
             return x_TM, self.mlp(normed_TM)
