@@ -25,6 +25,7 @@ OF_PICTURES = (
     "batch_invariant",
     "prefix_cache_mb",
     "prefix_cache_host_mb",
+    "tensor_parallel_size",
 )
 OF_VIDEOS = (
     "video_model",

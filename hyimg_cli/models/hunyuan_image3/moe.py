@@ -98,10 +98,15 @@ class Moe(nn.Module):
         """Put empty stacks on `device`, to be filled by `put`."""
         self.experts = nn.ModuleList(Held(held.on(device)) for held in self._held_stacks())
 
-    def put(self, expert: int, matrix: str, weight_OI: Tensor) -> None:
-        """Quantise one expert's `gate_and_up_proj` or `down_proj` into its stack."""
+    def put(
+        self, expert: int, matrix: str, weight_OI: Tensor, columns: Tensor | None = None
+    ) -> None:
+        """Quantise one expert's `gate_and_up_proj` or `down_proj`, or some of its columns, into its
+        stack.
+        """
         gate_and_up, down = self._held_stacks()
-        (gate_and_up if matrix == "gate_and_up_proj" else down).stack.put(expert, weight_OI)
+        held = gate_and_up if matrix == "gate_and_up_proj" else down
+        held.stack.put(expert, weight_OI, columns)
 
     def choose(self) -> None:
         """Choose the kernels of filled stacks."""
