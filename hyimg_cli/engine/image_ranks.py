@@ -1,4 +1,4 @@
-"""A picture's model over several ranks: they live as long as the model, and fail a job, not a run."""
+"""A picture's model over several ranks, which live as long as it does and fail a job, not a run."""
 
 from collections.abc import Callable
 from weakref import finalize

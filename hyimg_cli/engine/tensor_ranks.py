@@ -1,4 +1,4 @@
-"""Layers split over ranks, before anything is loaded: what cannot be, and bytes by rank. No torch."""
+"""Layers split over ranks, before anything is loaded: what cannot be, bytes by rank. No torch."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -32,7 +32,7 @@ class RankFootprint:
 
 
 def refuse_wrong(jobs: Iterable[Job], settings: Mapping[str, Setting]) -> None:
-    """Passes settings under which every picture's model can be split as asked. Raises UsageError."""
+    """Passes settings under which all pictures' models can be split as asked. Raises UsageError."""
     ranks = settings["tensor_parallel_size"].value
     choice = ModelChoice(
         revision=settings["revision"].value,

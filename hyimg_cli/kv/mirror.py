@@ -1,8 +1,8 @@
 """Buffers and slices of which other processes hold their own parts: every change is noted, to be
 made there too.
 
-    leader     a Mirror, and buffers that note what is done to them: new, forked, extended, cut, freed
-    follower   a Replica: the same things by number, changed in the same order (see `drained`)
+    leader     a Mirror, and buffers that note what is done to them: new, forked, cut, let go ..
+    follower   a Replica: the same things by number, changed in the same order
 
 Rows are written by the forwards, on each side its own. Changes may be made later than they were
 noted: what a cut copies, or a fork, only a forward changes, and it comes behind them. When parts

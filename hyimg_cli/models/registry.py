@@ -124,7 +124,9 @@ def load(
 ) -> "MixedModel":
     """The loaded model; `is_batch_invariant` keeps a job's bits equal in any batch, on the CPU.
 
-    With a `pool` its layers are split over the ranks, whose devices they are on. Imports torch. Raises CheckpointError, or MachineError for the device."""
+    With a `pool` its layers are split over the ranks, whose devices they are on. Imports torch.
+    Raises CheckpointError, or MachineError for the device.
+    """
     from hyimg_cli.models.hunyuan_image3.family import load_family
 
     folder = resolve_model(choice.model, choice.revision)

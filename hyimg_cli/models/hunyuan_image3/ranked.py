@@ -55,7 +55,8 @@ class Forward:
 class Follower:
     """A rank above 0: its layers, and its parts of the buffers."""
 
-    def __init__(self, network: HunyuanImage3ForCausalMM) -> None:
+    def __init__(self, network: HunyuanImage3ForCausalMM, ranks: int) -> None:
+        self.ranks = ranks
         self.layers: Transformer = network.model
         self.replica = Replica(network.new_buffer, network.layer_devices)
 
@@ -72,7 +73,7 @@ class LayersPart:
 
     def __call__(self, rank: Rank) -> Follower:
         share = Share.of(rank, self.ranks)
-        return Follower(load_share(self.weights, share, rank.device))
+        return Follower(load_share(self.weights, share, rank.device), self.ranks)
 
 
 @torch.no_grad()
@@ -82,20 +83,20 @@ def follow(rank: Rank, forward: Forward) -> None:
     follower.replica.change(forward.changes)
     x_TM = torch.empty(forward.rows, dtype=forward.dtype, device=rank.device)
     angles_2TD = torch.empty(forward.angles, device=rank.device)
-    spread(x_TM, rank.size)
-    spread(angles_2TD, rank.size)
+    spread(x_TM, follower.ranks)
+    spread(angles_2TD, follower.ranks)
     follower.layers.row_multiple = forward.row_multiple
     follower.layers(x_TM, Rope(*angles_2TD.unbind()), follower.stretches(forward.spans))
 
 
 class Leader:
-    """Rank 0's side: asks the ranks of a pool for each forward, and knows what they hold.
+    """Rank 0's side: asks the first `ranks` of a pool for each forward; notes what they hold.
 
-    When the ranks end, whatever was made before is void.
+    When they end, whatever was made before is void.
     """
 
-    def __init__(self, pool: RankPool) -> None:
-        self._pool = pool
+    def __init__(self, pool: RankPool, ranks: int) -> None:
+        self._pool, self._ranks = pool, ranks
         self.mirror = Mirror()
         pool.stopped.append(self.mirror.lose)
 
@@ -124,12 +125,12 @@ class Leader:
             row_multiple,
         )
         lead = partial(self._led, x_TM, angles_2TD, own)
-        hidden_TM: Tensor = self._pool.run(Task(follow, (forward,)), own=lead)[0]
+        hidden_TM: Tensor = self._pool.run(Task(follow, (forward,)), ranks=self._ranks, own=lead)[0]
         return hidden_TM
 
     def _led(self, x_TM: Tensor, angles_2TD: Tensor, own: Callable[[], Tensor]) -> Tensor:
-        spread(x_TM.contiguous(), self._pool.size)
-        spread(angles_2TD, self._pool.size)
+        spread(x_TM.contiguous(), self._ranks)
+        spread(angles_2TD, self._ranks)
         return own()
 
 
@@ -148,19 +149,22 @@ class LedTransformer(Transformer):
         return self._leader.ask(x_TM, rope, stretches, self.row_multiple, own)
 
 
-def load_ranked(weights: Weights, pool: RankPool) -> HunyuanImage3ForCausalMM:
-    """The network over all ranks of a pool, each reading its own share at the same time.
+def load_ranked(
+    weights: Weights, pool: RankPool, ranks: int | None = None
+) -> HunyuanImage3ForCausalMM:
+    """The network over the first `ranks` of a pool, or all; each reads its own share meanwhile.
 
     Raises what loading raises on any rank.
     """
+    count = pool.size if ranks is None else ranks
     loaded: list[HunyuanImage3ForCausalMM] = []
 
     def own() -> None:
-        loaded.append(load_share(weights, Share(0, pool.size), pool.here.device))
+        loaded.append(load_share(weights, Share(0, count), pool.here.device))
 
-    pool.load(PART, LayersPart(weights, pool.size), own=own)
+    pool.load(PART, LayersPart(weights, count), ranks=count, own=own)
     (network,) = loaded
-    leader = Leader(pool)
+    leader = Leader(pool, count)
     network.model = LedTransformer(network.model, leader)
     network.buffer_kind = partial(MirroredBuffer, leader.mirror)
     return network

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from hyimg_cli.models.hunyuan_image3.attention import Attention
 from hyimg_cli.models.hunyuan_image3.config import Architecture
 from hyimg_cli.models.hunyuan_image3.model import HunyuanImage3ForCausalMM
-from hyimg_cli.models.hunyuan_image3.split import refuse_uneven
 from hyimg_cli.parallel.tensor import Cut, Share, Summed
 
 _MATRIX = re.compile(
@@ -27,8 +26,7 @@ class Cuts:
     """What a rank keeps of each tensor of a checkpoint, by the tensor's name."""
 
     def __init__(self, arch: Architecture, share: Share) -> None:
-        """Raises UsageError where heads or experts cannot be split so."""
-        refuse_uneven(arch, share.count)
+        """Of an architecture that can be split so: see `refuse_uneven`."""
         self._arch, self._share = arch, share
         heads = torch.arange(arch.num_attention_heads).view(
             arch.num_key_value_heads, arch.heads_per_kv_head

@@ -13,6 +13,7 @@ from hyimg_cli.kernels.choice import require_bitsandbytes
 from hyimg_cli.models.hunyuan_image3.filling import fill, hold, without_weights
 from hyimg_cli.models.hunyuan_image3.model import HunyuanImage3ForCausalMM
 from hyimg_cli.models.hunyuan_image3.sharded import Cuts, shard, sum_over
+from hyimg_cli.models.hunyuan_image3.split import refuse_uneven
 from hyimg_cli.models.hunyuan_image3.weights import checked, made_ready
 from hyimg_cli.parallel.tensor import Share
 from hyimg_cli.spec.run import Quantization
@@ -38,6 +39,7 @@ def load_share(weights: Weights, share: Share, device: torch.device) -> HunyuanI
     arch = checked(weights.folder)
     if weights.quantization == "nf4" and device.type == "cuda":
         require_bitsandbytes()
+    refuse_uneven(arch, share.count, weights.quantization)
     cuts = Cuts(arch, share)
     network = without_weights(arch)
     shard(network, cuts)
