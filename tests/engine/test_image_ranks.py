@@ -114,15 +114,12 @@ def test_pictures_are_those_of_one_process_whatever_becomes_of_a_rank(
 
     # Another pool's turn: what the tree holds is of no use without the ranks' parts, and is gone.
     second, tree = _pids(session), session._images.tree
+    assert second
     assert len(tree)
     turns.take(RankPool(1))
     assert not len(tree)
     assert gone_within(second, 1)
-    ran(session, jobs)
-    assert _same(pixels, together)
-    last = _pids(session)
     session.close()
-    assert gone_within(last, 1)
 
 
 def _keep(event: Any, loads: list[ModelLoaded]) -> None:
