@@ -75,6 +75,17 @@ def test_equal_to_one_process_within_rounding(
     assert max(weights for weights, _ in others) == promised.other
 
 
+def test_experts_in_8_bits_are_as_far_from_the_released_ones(pool: RankPool, job: ImageJob) -> None:
+    """Weights are the same numbers; a row that enters `down` has a scale for each rank's part."""
+    dense, alone = (forwards(one_process(torch.float32, form), job) for form in ("none", "fp8"))
+    found = forwards(over_ranks(pool, 2, torch.float32, "fp8"), job)
+    for name, value in dense.items():
+        price, other = ((one[name] - value).norm() / value.norm() for one in (alone, found))
+        between = (found[name] - alone[name]).norm() / alone[name].norm()
+        assert 0 < between < price, "nearer to one process's than those are to the released"
+        assert other < 1.3 * price
+
+
 def test_ranks_let_go_what_rank_0_lets_go(pool: RankPool, job: ImageJob) -> None:
     model = over_ranks(pool, 2, torch.float32)
     tree: KVTree[Slice] = KVTree(10**9)

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from models.hunyuan_image3.test_quantized import _Anonymous, _wide_checkpoint
 from safetensors.torch import load_file, save_file
+from wide_checkpoint import Anonymous, wide_checkpoint
 
 from hyimg_cli.errors import CheckpointError
 from hyimg_cli.models import registry
@@ -119,10 +119,10 @@ def test_no_rank_ever_holds_more_than_its_share_and_a_layer(
     """Of 100 MB of experts in bfloat16 a rank of two takes half, as it reads them."""
     layers, experts = small_config["num_hidden_layers"], 128
     config = small_config | {"num_experts": experts, "moe_intermediate_size": [640] * layers}
-    folder = _wide_checkpoint(tmp_path / "wide", config)
+    folder = wide_checkpoint(tmp_path / "wide", config)
     (folder / "config.json").write_text(json.dumps(config))
     whole = layers * experts * 3 * 640 * config["hidden_size"] * 2
-    with _Anonymous() as memory:
+    with Anonymous() as memory:
         network = load_share(Weights(folder, torch.bfloat16), Share(1, 2), CPU)
     assert whole > 90e6
     a_layer = whole / layers / 2
