@@ -58,8 +58,11 @@ def fill(
     Raises CheckpointError where a tensor of the network is left without values.
     """
     for number, layer in enumerate(network.model.layers):
+        place = place_of(f"model.layers.{number}.mlp.experts")
         if _is_quantised(layer.mlp):
-            layer.mlp.make_room(place_of(f"model.layers.{number}.mlp.experts"))
+            layer.mlp.make_room(place)
+        else:
+            layer.mlp.lay_out(dtype, place)
     with torch.no_grad():
         for name, stored in stored_tensors(folder):
             if is_wanted(name):
@@ -89,6 +92,7 @@ def _fill_one(
         return
     wanted = torch.float32 if stays_wide(network, name) else dtype
     kept = stored if cut is None else cut.of(stored)
+    # What is not cut is a view of its file.
     _put(network, name, kept.to(place, wanted, copy=cut is None))
 
 
@@ -97,6 +101,11 @@ def _is_quantised(moe: Moe) -> bool:
 
 
 def _put(network: nn.Module, name: str, tensor: Tensor) -> None:
+    """Into the room that there is; a tensor without any is its own."""
     path, _, own = name.rpartition(".")
     module = network.get_submodule(path)
-    setattr(module, own, nn.Parameter(tensor, requires_grad=False))
+    room: Tensor = getattr(module, own)
+    if room.is_meta:
+        setattr(module, own, nn.Parameter(tensor, requires_grad=False))
+    else:
+        room.copy_(tensor)

@@ -113,7 +113,7 @@ def _nbytes(network: Any) -> int:
     return sum(t.nbytes for t in tensors if not t.is_meta)
 
 
-def test_no_rank_ever_holds_more_than_its_share_and_a_layer(
+def test_no_rank_ever_holds_more_than_its_share(
     tmp_path: Path, small_config: dict[str, Any]
 ) -> None:
     """Of 100 MB of experts in bfloat16 a rank of two takes half, as it reads them."""
@@ -125,9 +125,8 @@ def test_no_rank_ever_holds_more_than_its_share_and_a_layer(
     with Anonymous() as memory:
         network = load_share(Weights(folder, torch.bfloat16), Share(1, 2), CPU)
     assert whole > 90e6
-    a_layer = whole / layers / 2
     assert 0.5 * whole < _nbytes(network) < 0.53 * whole
-    assert memory.grown < _nbytes(network) + a_layer + 0.05 * whole
+    assert memory.grown < _nbytes(network) + 0.1 * whole
 
 
 def test_a_checkpoint_is_checked_whole_on_every_rank(tmp_path: Path, small_folder: Path) -> None:
