@@ -63,14 +63,14 @@ def fill(
             layer.mlp.make_room(place)
         else:
             layer.mlp.lay_out(dtype, place)
+    missing = {name for name in network.state_dict() if is_wanted(name)}
     with torch.no_grad():
         for name, stored in stored_tensors(folder):
             if is_wanted(name):
+                missing.discard(name)
                 _fill_one(network, name, stored, dtype, place_of(name), cut_of(name))
-    tensors = network.state_dict().items()
-    left = [name for name, tensor in tensors if tensor.is_meta and is_wanted(name)]
-    if left:
-        what = f"loading left missing keys: {', '.join(left[:5])}"
+    if missing:
+        what = f"loading left missing keys: {', '.join(sorted(missing)[:5])}"
         raise CheckpointError(what, code="checkpoint.not-strict")
 
 
