@@ -1,6 +1,5 @@
-"""The embedded image model on every rank of a tensor-parallel group, and one job's forwards."""
+"""One job's forwards through a model, wherever its layers are: what is compared across ranks."""
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -8,62 +7,55 @@ from torch import Tensor
 
 from hyimg_cli.diffusion.guidance import guided
 from hyimg_cli.diffusion.schedule import Schedule
-from hyimg_cli.models import registry
+from hyimg_cli.kv.tree import KVTree
 from hyimg_cli.models.hunyuan_image3.family import HunyuanImage3
-from hyimg_cli.models.hunyuan_image3.sharded import shard
-from hyimg_cli.models.hunyuan_image3.weights import load
+from hyimg_cli.models.hunyuan_image3.ranked import PART, Follower
 from hyimg_cli.models.protocols import Context, LivePicture
 from hyimg_cli.parallel.ranks import Rank
-from hyimg_cli.parallel.tensor import Share
 from hyimg_cli.spec.job import ImageJob
 
 STEPS = 4
+TOKENS = (5, 40, 7, 99)
 
 
-@dataclass(frozen=True)
-class LoadSharded:
-    """Loads the checkpoint on a rank and keeps the rank's share of its layers."""
-
-    dtype: torch.dtype
-    ranks: int
-
-    def __call__(self, rank: Rank) -> HunyuanImage3:
-        network = load(registry.resolve_model(registry.EMBEDDED), dtype=self.dtype)
-        shard(network, Share.of(rank, self.ranks))
-        return HunyuanImage3(network, registry.prompter(registry.EMBEDDED))
+def forwards(model: HunyuanImage3, job: ImageJob) -> dict[str, Tensor]:
+    """Prefill, decode some tokens, denoise with CFG, decode latents: what came out."""
+    found = {"logits": written(model, job), **drawn(model, job)}
+    return {name: value.float() for name, value in found.items()}
 
 
-def forwards(rank: Rank, job: ImageJob) -> dict[str, Any]:
-    """Task: prefill, decode some tokens, denoise with CFG, decode; what came out, as arrays."""
-    model: HunyuanImage3 = rank.parts["model"]
-    found = {"logits": _written(model, job), **_drawn(model, job)}
-    sizes = {name: p.numel() for name, p in model.network.model.layers.named_parameters()}
-    arrays = {name: value.float().numpy() for name, value in found.items()}
-    return arrays | {"layer_parameters": sum(sizes.values())}
-
-
-def _written(model: HunyuanImage3, job: ImageJob) -> Tensor:
+def written(model: HunyuanImage3, job: ImageJob, tree: Any = None) -> Tensor:
+    """Logits behind the prompt and behind each of some tokens; the prompt's K/V in `tree`."""
     opening = model.opening(job, [])
     assert opening is not None
     buffer = model.new_buffer(opening.capacity)
     ids = opening.layout.ids
+    segments = model.segments(opening.layout, ids, [], opening.stop - 1)
+    tree = KVTree(0) if tree is None else tree
+    with tree.pinned(tree.match("", segments)) as prefix:
+        for piece in prefix.pieces:
+            buffer.extend(piece.payload)
     hidden_M = model.prefill(opening.layout, ids, [], buffer, opening.stop)
+    tree.insert("", segments, buffer.cut)
     context = Context(list(ids[: opening.stop]), buffer, hidden_M)
     seen = [model.text_logits([context])]
-    for token in (5, 40, 7, 99):
+    for token in TOKENS:
         model.feed([(context, [token])])
         seen.append(model.text_logits([context]))
     return torch.cat(seen)
 
 
-def _drawn(model: HunyuanImage3, job: ImageJob) -> dict[str, Tensor]:
+def drawn(model: HunyuanImage3, job: ImageJob) -> dict[str, Tensor]:
+    """Velocities of every step and the picture; the second branch begins as a fork of the first."""
     bucket, _ = model.bucket(job, None)
     layout = model.layout(job, [], None, bucket)
-    branches = []
-    for ids in (layout.ids, layout.unconditional_ids):
-        buffer = model.new_buffer(len(ids))
-        model.prefill(layout, ids, [], buffer, layout.live_start)
-        branches.append(model.branch(layout, buffer))
+    rows = (layout.ids, layout.unconditional_ids)
+    common = next(n for n, (a, b) in enumerate(zip(*rows, strict=True)) if a != b)
+    first = model.new_buffer(len(layout.ids))
+    model.prefill(layout, layout.ids, [], first, layout.live_start)
+    second = first.fork(common, len(layout.ids))
+    model.prefill(layout, layout.unconditional_ids, [], second, layout.live_start)
+    branches = [model.branch(layout, buffer) for buffer in (first, second)]
     latents = model.initial_latents(bucket, job.seed)
     velocities = []
     for step in Schedule(STEPS, 3.0).steps():
@@ -71,3 +63,10 @@ def _drawn(model: HunyuanImage3, job: ImageJob) -> dict[str, Tensor]:
         velocities.append(model.velocities([picture])[0])
         latents = step.advance(latents, guided(velocities[-1], [job.guidance_scale]))
     return {"velocities": torch.stack(velocities), "pixels": model.decode_latents(latents)}
+
+
+def held(rank: Rank) -> tuple[int, int]:
+    """Task: bytes of weights on a rank above 0, and how many buffers and slices it has."""
+    follower: Follower = rank.parts[PART]
+    weights = [p for p in follower.layers.parameters() if not p.is_meta]
+    return sum(p.nbytes for p in weights), len(follower.replica.parts)

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from hyimg_cli.models.hunyuan_image3.config import Architecture
+from hyimg_cli.models.hunyuan_image3.filling import without_weights
 from hyimg_cli.models.hunyuan_image3.model import HunyuanImage3ForCausalMM, transformers_config
 from hyimg_cli.models.hunyuan_image3.placement import stays_wide
-from hyimg_cli.models.hunyuan_image3.quantized import without_weights
 
 FORMS = ("dense", "fp8")
 # Left free for K/V, activations, embeddings, ViT and VAE where layers are counted by what fits.

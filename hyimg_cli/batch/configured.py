@@ -40,6 +40,10 @@ def configured(settings: Mapping[str, Setting], folder: Path, cache: CacheConfig
             memory_gb=value["memory_gb"],
         ),
         cache=cache,
-        parallel=ParallelConfig(value["vae_patch_parallel_size"], value["cfg_parallel_size"]),
+        parallel=ParallelConfig(
+            value["vae_patch_parallel_size"],
+            value["cfg_parallel_size"],
+            value["tensor_parallel_size"],
+        ),
         failure=FailurePolicy(value["fail_fast"], value["max_retries"]),
     )

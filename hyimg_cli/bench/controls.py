@@ -94,11 +94,12 @@ def _counts(outcome: Outcome) -> tuple[object, ...]:
 
 
 def _rank_count(outcome: Outcome) -> int:
-    """How many processes worked on a video; 0 for a picture."""
+    """How many processes worked on a job that was spread; 0 for one that was not."""
     spread = outcome.parallel
     if spread is None:
         return 0
-    return max(spread.branch_ranks, len(spread.decode.ranks) if spread.decode else 1)
+    decoding = len(spread.decode.ranks) if spread.decode else 1
+    return max(spread.branch_ranks, spread.tensor_ranks, decoding)
 
 
 def _negatives(job: ImageJob, folder: Path) -> list[str]:

@@ -7,8 +7,6 @@ from hyimg_cli.errors import UsageError
 COMMANDS = ("serve",)
 FLAGS = (
     "--replicas",
-    "--tensor-parallel-size",
-    "--tp-size",
     "--gpu-memory-utilization",
     "--enable-cpu-offload",
 )

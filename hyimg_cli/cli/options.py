@@ -215,6 +215,16 @@ Quantization = Annotated[
         help="none, or the experts of pictures' models in 8 or 4 bits: fp8 or nf4.",
     ),
 ]
+TensorParallelSize = Annotated[
+    int | None,
+    _option(
+        "--tensor-parallel-size",
+        "--tp-size",
+        panel=_MODEL,
+        help="Processes, a GPU each, that share the layers of a picture's model. Equal within "
+        "rounding.",
+    ),
+]
 
 Steps = Annotated[
     int | None,

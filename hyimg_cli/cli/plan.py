@@ -16,6 +16,7 @@ from hyimg_cli.cli.run_options import takes_run_options
 from hyimg_cli.engine import runner
 from hyimg_cli.engine.footprint import Footprint, footprints
 from hyimg_cli.engine.forecast import VideoForecast, forecast, video_forecast
+from hyimg_cli.engine.tensor_ranks import RankFootprint, rank_footprints
 from hyimg_cli.spec.plan import Group, Plan
 
 
@@ -45,15 +46,16 @@ def show_plan(given: Mapping[str, Any]) -> None:
     memory = footprints(
         order, config, runner.cards(revision), shared_kv_bytes=costs.shared_kv_bytes
     )
+    by_rank = rank_footprints(memory, config)
     if given["as_json"]:
-        facts = _as_json(order, costs, videos) | _held(memory, components)
+        facts = _as_json(order, costs, videos) | _held(memory, components, by_rank)
         render.json_line(facts | {"skipped": rest.done})
         return
     for text in _lines(order, costs, videos, think=given["assume_think"]):
         render.line(text)
     before = f", {len(rest.done)} done before" if rest.done else ""
     render.line(f"all: {len(order.groups)} groups{before}")
-    for text in _memory_lines(memory, components):
+    for text in _memory_lines(memory, components, by_rank):
         render.line(text)
 
 
@@ -68,29 +70,47 @@ def _components(order: Plan, revision: str | None) -> dict[str, dict[str, int]]:
 
 
 def _held(
-    memory: Mapping[str, Footprint], components: Mapping[str, dict[str, int]]
+    memory: Mapping[str, Footprint],
+    components: Mapping[str, dict[str, int]],
+    by_rank: Mapping[str, Sequence[RankFootprint]],
 ) -> dict[str, Any]:
-    """What is held in memory at once, by model."""
+    """What is held in memory at once, by model, and where layers are split by rank as well."""
     weights: dict[str, Any] = {model: one.weights for model, one in memory.items()}
+    ranks = {
+        model: [asdict(one) | {"total": one.total} for one in every]
+        for model, every in by_rank.items()
+    }
     return {
         "weight_bytes": weights | dict(components),
         "memory": {model: asdict(one) | {"total": one.total} for model, one in memory.items()},
-    }
+    } | ({"memory_by_rank": ranks} if ranks else {})
 
 
 def _memory_lines(
-    memory: Mapping[str, Footprint], components: Mapping[str, dict[str, int]]
+    memory: Mapping[str, Footprint],
+    components: Mapping[str, dict[str, int]],
+    by_rank: Mapping[str, Sequence[RankFootprint]],
 ) -> Iterator[str]:
     for model, one in memory.items():
         yield f"  weights of {model}: {_bytes(one.weights)} once loaded"
-        parts = f"{_bytes(one.kv)} of KV, about {_bytes(one.activations)} of activations"
         counts = f"{one.thinking} thinking and {one.drawing} drawing together"
+        if model in by_rank:
+            yield f"  memory with {counts}, by rank:"
+            yield from map(_rank_line, by_rank[model])
+            continue
+        parts = f"{_bytes(one.kv)} of KV, about {_bytes(one.activations)} of activations"
         yield f"  memory with {counts}: {parts}; {_bytes(one.total)} in all"
         if one.drawing > 1:
             yield f"  where less is free, fewer draw together: {_bytes(one.least)} with one"
     for model, sizes in components.items():
         parts = ", ".join(f"{name} {_bytes(size)}" for name, size in sizes.items())
         yield f"  weights of {model}: {parts}"
+
+
+def _rank_line(one: RankFootprint) -> str:
+    parts = f"{_bytes(one.weights)} of weights, {_bytes(one.kv)} of KV"
+    at_most = f"at most {_bytes(one.activations)} of activations"
+    return f"    rank {one.rank}: {parts}, {at_most}; {_bytes(one.total)} in all"
 
 
 def _as_json(order: Plan, costs: PlanCost, videos: Sequence[VideoForecast]) -> dict[str, Any]:

@@ -51,6 +51,7 @@ class RunOptions:
     dtype: o.DtypeName = None
     vae_use_tiling: o.VaeUseTiling = None
     quantization: o.Quantization = None
+    tensor_parallel_size: o.TensorParallelSize = None
     num_inference_steps: o.Steps = None
     guidance_scale: o.Guidance = None
     flow_shift: o.FlowShift = None

@@ -17,11 +17,11 @@ GPU's context, workspaces, an allocator's gaps, the nodes of CUDA graphs) is not
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hyimg_cli.engine.keys import precision
 from hyimg_cli.errors import JobError
-from hyimg_cli.models.registry import job_tokens
+from hyimg_cli.models.registry import job_tokens, rank_bytes
 from hyimg_cli.spec.card import ModelCard, Working
 from hyimg_cli.spec.job import ImageJob, Size
 from hyimg_cli.spec.plan import Group, Plan
@@ -204,6 +204,15 @@ def needs(
     )
 
 
+def held_weights(card: ModelCard, config: RunConfig) -> int:
+    """Bytes of a model's weights on the device that has most: all of them, or rank 0's share."""
+    choice, ranks = config.model, config.parallel.tensor_ranks
+    dtype = precision(choice)[1]
+    if ranks == 1:
+        return card.loaded_bytes(dtype, choice.quantization)
+    return rank_bytes(replace(choice, model=card.model), ranks, dtype).first
+
+
 def footprint(
     jobs: Sequence[ImageJob], card: ModelCard, config: RunConfig, *, shared_kv_bytes: int = 0
 ) -> Footprint:
@@ -218,7 +227,7 @@ def footprint(
     memory = config.batch.memory_bytes
     together = Together(most, most)
     if memory is not None:
-        together = found.fitting(int(USABLE * (memory - weights)), most)
+        together = found.fitting(int(USABLE * (memory - held_weights(card, config))), most)
     held = found.widest(together)
     return Footprint(
         thinking=together.thinking,

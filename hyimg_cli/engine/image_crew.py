@@ -17,12 +17,14 @@ from hyimg_cli.engine.crew import Lost, Made
 from hyimg_cli.engine.footprint import Together
 from hyimg_cli.engine.group import Drawn, GroupRun
 from hyimg_cli.engine.image import EncodeSource, Picture, ReadSource, Studio
+from hyimg_cli.engine.image_ranks import ImageRanks
 from hyimg_cli.engine.keys import confirm_dtype, precision
 from hyimg_cli.engine.making import making
 from hyimg_cli.engine.memory import batch_sizes, peak_memory_mb, synchronize
 from hyimg_cli.engine.prefixes import Prefixes
 from hyimg_cli.engine.prewarm import Shape, prewarm
 from hyimg_cli.engine.sources import SourceEncoder, Sources, suits_beside
+from hyimg_cli.engine.tensor_ranks import refuse_unsplit, weights_by_rank
 from hyimg_cli.kv.buffer import Slice
 from hyimg_cli.kv.tree import Host, KVTree
 from hyimg_cli.media.images import SourceImage, write_png
@@ -31,7 +33,7 @@ from hyimg_cli.models import registry
 from hyimg_cli.models.protocols import MixedModel
 from hyimg_cli.spec.events import ModelLoaded, OutputFile, Prewarmed, Progress
 from hyimg_cli.spec.job import ImageJob, Size
-from hyimg_cli.spec.run import RunConfig
+from hyimg_cli.spec.run import ModelChoice, RunConfig
 
 _MB = 1_000_000
 
@@ -46,6 +48,7 @@ class ImageCrew:
         self._config = config
         self._observed = observed
         self._model: MixedModel | None = None
+        self._ranks: ImageRanks | None = None
         self._sources = Sources(config.cache)
         self.tree = self._new_tree()
         self._warmed: set[Shape] = set()
@@ -58,6 +61,10 @@ class ImageCrew:
 
     def weight_bytes(self, model: str) -> int:
         choice = self._config.model
+        if self._tensor_ranks > 1:
+            by_rank = weights_by_rank(replace(choice, model=model), self._tensor_ranks)
+            # In main memory all ranks lie together; on GPUs each has its own.
+            return sum(by_rank) if precision(choice)[0] == "cpu" else by_rank[0]
         card = registry.model_card(model, choice.revision)
         return card.loaded_bytes(precision(choice)[1], choice.quantization)
 
@@ -66,10 +73,7 @@ class ImageCrew:
             return
         self.release()
         started = time.perf_counter()
-        loaded = registry.load(
-            replace(self._config.model, model=model),
-            is_batch_invariant=self._config.batch.is_invariant,
-        )
+        loaded = self._loaded(replace(self._config.model, model=model))
         confirm_dtype(self._config.model, loaded.dtype_name)
         self._model = self._observed(loaded) if self._observed else loaded
         self._counted = loaded.memo_counts()
@@ -79,13 +83,29 @@ class ImageCrew:
             device=loaded.device_name,
             dtype=_precision_said(loaded.dtype_name, self._config.model.quantization),
             parameters=loaded.parameter_count,
+            ranks=self._tensor_ranks,
         )
+
+    def _loaded(self, choice: ModelChoice) -> MixedModel:
+        is_invariant = self._config.batch.is_invariant
+        if self._tensor_ranks == 1:
+            return registry.load(choice, is_batch_invariant=is_invariant)
+        refuse_unsplit(choice, self._tensor_ranks)
+        self._ranks = ImageRanks(choice, self._tensor_ranks, lost=self.tree.clear)
+        return self._ranks.load(is_batch_invariant=is_invariant)
+
+    @property
+    def _tensor_ranks(self) -> int:
+        return self._config.parallel.tensor_ranks
 
     def forget(self) -> None:
         self._sources.clear()
         self.tree.clear()
 
     def release(self) -> None:
+        if self._ranks is not None:
+            self._ranks.stop()
+            self._ranks = None
         if self._model is None:
             return
         self._model = None
@@ -96,6 +116,7 @@ class ImageCrew:
     def prepared(self, jobs: Sequence[ImageJob]) -> Iterator[Prewarmed]:
         """Every job's sequence is counted to see how many fit; then the new shapes are run."""
         config = self._config
+        self._revive()
         self._together = batch_sizes(jobs, self._resident(), config)
         if not config.batch.prewarm:
             return
@@ -109,6 +130,7 @@ class ImageCrew:
         self, jobs: Sequence[ImageJob], folder: RunFolder | None, started: float
     ) -> Iterator[Progress | Made | Lost]:
         model = self._resident()
+        self._revive()
         coming = [path for job in jobs for path in job.images]
         encode, asked = self._encoder(), self._config.batch.encodes_ahead
         is_beside = suits_beside(model) if asked is None else asked
@@ -126,6 +148,10 @@ class ImageCrew:
             for event in run.run():
                 yield self._made(event) if isinstance(event, Drawn) else event
 
+    def _revive(self) -> None:
+        if self._ranks is not None:
+            self._ranks.revive()
+
     def cache_counts(self) -> dict[str, dict[str, int]]:
         """Source images, and the model's own memos from when this crew loaded it."""
         of_model = {
@@ -141,7 +167,7 @@ class ImageCrew:
         batch = self._config.batch
         host = Host(
             batch.prefix_cache_host_mb * _MB,
-            spill=Slice.on_host,
+            spill=lambda rows: rows.on_host(),
             restore=lambda rows: rows.on(self._resident().layer_devices),
         )
         return KVTree(
@@ -162,11 +188,12 @@ class ImageCrew:
 
     def _made(self, drawn: Drawn) -> Made:
         job, picture = drawn.job, drawn.picture
+        spread = None if self._ranks is None else self._ranks.report()
         return Made(
             job,
             drawn.clock,
             write=partial(self._written, job, picture),
-            outcome=partial(outcomes.done, job, picture),
+            outcome=partial(outcomes.done, job, picture, spread),
             source_digests=picture.source_digests,
         )
 

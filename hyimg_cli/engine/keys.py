@@ -23,7 +23,8 @@ def key_of(job: Job, source_digests: Sequence[str], config: RunConfig) -> str:
     """The job's key, from the bytes of its source images and of its checkpoint.
 
     The device and the size of the batch are not part of it; precision, quantization, KV reuse, VAE
-    tiling, CUDA graphs and whether pixels may depend on the batch are: they change pixels.
+    tiling, CUDA graphs, ranks that sum a layer and whether pixels may depend on the batch are: they
+    change pixels, if only by rounding, and so perhaps a text.
     """
     model_print = registry.fingerprint(job.model, config.model.revision)
     return job_key(job, source_digests, model_print, pixel_settings(job, config))
@@ -41,6 +42,8 @@ def pixel_settings(job: Job, config: RunConfig) -> dict[str, str]:
             settings["experts"] = config.model.quantization
         if config.model.decode_graphs:
             settings["text"] = "graphs"
+        if config.parallel.tensor_ranks > 1:
+            settings["layers"] = f"{config.parallel.tensor_ranks} ranks"
         if not config.batch.is_invariant:
             settings["batch"] = "variant"
     return settings

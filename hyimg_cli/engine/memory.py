@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from hyimg_cli.engine.footprint import USABLE, Together, needs
+from hyimg_cli.engine.footprint import USABLE, Together, held_weights, needs
 from hyimg_cli.loading.memory import available_bytes
 from hyimg_cli.models.protocols import MixedModel
 from hyimg_cli.spec.job import ImageJob
@@ -19,9 +19,7 @@ def batch_sizes(jobs: Sequence[ImageJob], model: MixedModel, config: RunConfig) 
     """
     room = free_bytes(model)
     if config.batch.memory_bytes is not None:
-        choice = config.model
-        weights = model.card.loaded_bytes(model.dtype_name, choice.quantization)
-        room = min(room, config.batch.memory_bytes - weights)
+        room = min(room, config.batch.memory_bytes - held_weights(model.card, config))
     return needs(jobs, model.card, config).fitting(int(USABLE * room), config.batch.max_size)
 
 

@@ -30,8 +30,17 @@ class Facts:
     peak_memory_mb: float
 
 
-def done(job: ImageJob, picture: Picture, output: OutputFile | None, facts: Facts) -> Outcome:
-    """The line of a finished picture; whatever was degraded on the way is among its warnings."""
+def done(
+    job: ImageJob,
+    picture: Picture,
+    spread: ParallelReport | None,
+    output: OutputFile | None,
+    facts: Facts,
+) -> Outcome:
+    """The line of a finished picture; whatever was degraded on the way is among its warnings.
+
+    `spread`: over which ranks, None where there was one.
+    """
     written = picture.written
     has_written = written.ids is not None
     return Outcome(
@@ -44,6 +53,7 @@ def done(job: ImageJob, picture: Picture, output: OutputFile | None, facts: Fact
         ratio_index=picture.bucket.ratio_index,
         kv_reuse=picture.reuse,
         batch=picture.batch,
+        parallel=spread,
         warnings=_warnings(picture),
         **_common(job, facts),
     )

@@ -17,6 +17,7 @@ from hyimg_cli.batch.manifest import Manifest, failed_lines, in_line_order
 from hyimg_cli.batch.recipe import Setting, resolve_jobs, settle
 from hyimg_cli.engine.keys import job_keys
 from hyimg_cli.engine.space import refuse_full_disk
+from hyimg_cli.engine.tensor_ranks import refuse_wrong
 from hyimg_cli.errors import HyimgError, JobError, ManifestError, SourceImageError, UsageError
 from hyimg_cli.media.images import probe_image
 from hyimg_cli.models import registry
@@ -173,10 +174,12 @@ def examine(
 ) -> tuple[list[Job], list[HyimgError]]:
     """The jobs without fault, and every fault of the manifest's text in the order of its lines.
 
-    No file is read but those of the checkpoints, and of these no weights.
+    No file is read but those of the checkpoints, and of these no weights. Raises UsageError for
+    settings that no job can run with.
     """
     revision = settings["revision"].value
     jobs, unresolved = resolve_jobs(manifest, settings, cards(revision), video_cards(revision))
+    refuse_wrong(jobs, settings)
     unfit = _unfit(jobs, settings)
     good = [job for job in jobs if job.source_line not in unfit]
     # What a setting caused is the same in every line; it is said once.

@@ -10,10 +10,11 @@ One pool of ranks serves both; it lives as long as the model. Pixels are those o
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
-from weakref import WeakSet, finalize
+from weakref import finalize
 
 from torch import Tensor
 
+from hyimg_cli.engine import turns
 from hyimg_cli.errors import MachineError, RankError
 from hyimg_cli.models import registry
 from hyimg_cli.models.latent_video import LatentDecoder, LatentVideoModel, VideoVae
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
     import torch
 
 VAE, TRANSFORMER = "vae", "transformer"
-# A process is in one group of ranks at a time: sessions that have ranks take turns.
-_POOLS: WeakSet[RankPool] = WeakSet()
 
 
 @dataclass(frozen=True)
@@ -71,8 +70,8 @@ class VideoRanks:
         self._pool = RankPool(config.ranks, device=kind)
         self._branches: ParallelBranches | None = None
         self._decoder: SpreadDecoder | None = None
-        self.stop = finalize(self, _stopped, self._pool)
-        _POOLS.add(self._pool)
+        self.stop = finalize(self, turns.end, self._pool)
+        turns.enter(self._pool)
         self._pool.launch()
 
     @property
@@ -85,7 +84,7 @@ class VideoRanks:
 
         Raises what loading raises on any rank, MachineError where one does not come up, or dies.
         """
-        self._take_turn()
+        turns.take(self._pool)
         try:
             self._load()
         except RankError as error:
@@ -113,13 +112,8 @@ class VideoRanks:
         """Ranks that an earlier job has lost, or that left for another session's, start again, each
         with what it had. Raises MachineError where one does not come up.
         """
-        self._take_turn()
+        turns.take(self._pool)
         self._pool.revive()
-
-    def _take_turn(self) -> None:
-        for pool in list(_POOLS):
-            if pool is not self._pool:
-                pool.stop()
 
     def report(self) -> ParallelReport:
         """How the last video was spread."""
@@ -164,12 +158,6 @@ def _rounded(report: DecodeReport | None) -> DecodeReport | None:
     ranks = tuple(replace(one, busy_s=round(one.busy_s, 6)) for one in report.ranks)
     seconds = {name: round(getattr(report, name), 6) for name in ("gather_s", "merge_s", "total_s")}
     return DecodeReport(ranks, **seconds)
-
-
-def _stopped(pool: RankPool) -> None:
-    """End the ranks, and let rank 0's parts go."""
-    pool.stop()
-    pool.here.parts.clear()
 
 
 def _refuse_other_gpu(device: "torch.device", ranks: int) -> None:

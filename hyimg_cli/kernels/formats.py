@@ -65,8 +65,11 @@ class Fp8Rows:
         values_EOI, scale_EO = tensors
         return Fp8Rows(values_EOI, scale_EO)
 
-    def put(self, expert: int, weight_OI: Tensor) -> None:
+    def put(self, expert: int, weight_OI: Tensor, columns: Tensor | None = None) -> None:
+        """Quantise a matrix; of `columns` alone, with the scales that the whole rows have."""
         values_OI, scale_O = quantize_rows(weight_OI.to(self.device))
+        if columns is not None:
+            values_OI = values_OI.view(torch.uint8)[:, columns.to(self.device)].view(FP8)
         self.values_EOI[expert] = values_OI
         self.scale_EO[expert] = scale_O
 
@@ -103,7 +106,11 @@ class Nf4Blocks:
         packed_EH, absmax_EB = tensors
         return Nf4Blocks(packed_EH, absmax_EB, self.rows, self.width)
 
-    def put(self, expert: int, weight_OI: Tensor) -> None:
+    def put(self, expert: int, weight_OI: Tensor, columns: Tensor | None = None) -> None:
+        """Quantise a matrix; of `columns` alone, whose blocks are those of the whole rows."""
+        if columns is not None:
+            assert len(columns) % BLOCK == 0, "a rank has whole blocks of a row"
+            weight_OI = weight_OI[:, columns]
         packed_H, absmax_B = quantize_nf4(weight_OI.to(self.device))
         self.packed_EH[expert] = packed_H
         self.absmax_EB[expert] = absmax_B

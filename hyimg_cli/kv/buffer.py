@@ -44,10 +44,11 @@ class Slice:
 
     def split(self, at: int) -> "tuple[Slice, Slice]":
         """The first `at` tokens and the rest, each with its own memory."""
-        return (
-            self._mapped(lambda rows_HSD: rows_HSD[:, :at].clone()),
-            self._mapped(lambda rows_HSD: rows_HSD[:, at:].clone()),
-        )
+        return self.cut(0, at), self.cut(at, self.length)
+
+    def cut(self, start: int, stop: int) -> "Slice":
+        """A copy of the tokens `[start, stop)`, which owns its memory."""
+        return self._mapped(lambda rows_HSD: rows_HSD[:, start:stop].clone())
 
     def _mapped(self, change: Callable[[Tensor], Tensor]) -> "Slice":
         return Slice(tuple(map(change, self.keys)), tuple(map(change, self.values)))
@@ -121,18 +122,26 @@ class Buffer:
     def fork(self, prefix: int, capacity: int) -> "Buffer":
         """A buffer of its own with a copy of this one's first `prefix` tokens."""
         assert prefix <= self.length, "only committed tokens can be shared"
+        other = self._empty(capacity)
+        other.take(self, prefix)
+        return other
+
+    def take(self, other: "Buffer", prefix: int) -> None:
+        """Copy another buffer's first `prefix` tokens, and make them the prefix."""
+        for layer, (keys_HSD, values_HSD) in enumerate(
+            zip(other.keys_HSD, other.values_HSD, strict=True)
+        ):
+            self.keys_HSD[layer][:, :prefix] = keys_HSD[:, :prefix]
+            self.values_HSD[layer][:, :prefix] = values_HSD[:, :prefix]
+        self.length = prefix
+
+    def _empty(self, capacity: int) -> "Buffer":
+        """An empty buffer of this one's kind."""
         heads, _, width = self.keys_HSD[0].shape
-        other = Buffer(
+        return Buffer(
             kv_heads=heads,
             head_dim=width,
             capacity=capacity,
             dtype=self.keys_HSD[0].dtype,
             devices=[keys.device for keys in self.keys_HSD],
         )
-        for layer, (keys_HSD, values_HSD) in enumerate(
-            zip(self.keys_HSD, self.values_HSD, strict=True)
-        ):
-            other.keys_HSD[layer][:, :prefix] = keys_HSD[:, :prefix]
-            other.values_HSD[layer][:, :prefix] = values_HSD[:, :prefix]
-        other.length = prefix
-        return other

@@ -18,15 +18,17 @@ from hyimg_cli.loading import checkpoint
 from hyimg_cli.models.diffusers_video import card as video
 from hyimg_cli.models.diffusers_video import layout
 from hyimg_cli.models.diffusers_video.lengths import check_texts
+from hyimg_cli.models.hunyuan_image3 import split
 from hyimg_cli.models.hunyuan_image3.prompter import Prompter
 from hyimg_cli.spec import digest
-from hyimg_cli.spec.card import ModelCard, VideoCard
+from hyimg_cli.spec.card import ModelCard, RankBytes, VideoCard
 from hyimg_cli.spec.job import ImageJob, Job, Size, VideoJob
 from hyimg_cli.spec.run import ModelChoice
 
 if TYPE_CHECKING:
     from hyimg_cli.models.latent_video import LatentVideoModel
     from hyimg_cli.models.protocols import MixedModel
+    from hyimg_cli.parallel.ranks import RankPool
 
 EMBEDDED = "tiny-image"
 EMBEDDED_VIDEO = "tiny-video"
@@ -129,10 +131,29 @@ def job_tokens(
     return prompter(job.model, revision).count(job, source_sizes, assumed_think)
 
 
-def load(choice: ModelChoice, *, is_batch_invariant: bool = True) -> "MixedModel":
+def refuse_uneven(choice: ModelChoice, ranks: int) -> None:
+    """Passes a checkpoint whose layers can be split over so many ranks. Raises UsageError."""
+    arch = prompter(choice.model, choice.revision).arch
+    split.refuse_uneven(arch, ranks, choice.quantization)
+
+
+def rank_bytes(choice: ModelChoice, ranks: int, dtype: str) -> RankBytes:
+    """Bytes of a checkpoint on each of `ranks` ranks that its layers are split over."""
+    known = prompter(choice.model, choice.revision)
+    assert known.card.weights is not None, "a checkpoint's weights are counted by kind"
+    return split.rank_bytes(
+        known.card.weights, known.arch, ranks, dtype=dtype, quantization=choice.quantization
+    )
+
+
+def load(
+    choice: ModelChoice, *, is_batch_invariant: bool = True, pool: "RankPool | None" = None
+) -> "MixedModel":
     """The loaded model; `is_batch_invariant` keeps a job's bits equal in any batch, on the CPU.
 
-    Imports torch. Raises CheckpointError, or MachineError for the device."""
+    With a `pool` its layers are split over the ranks, whose devices they are on. Imports torch.
+    Raises CheckpointError, or MachineError for the device.
+    """
     from hyimg_cli.models.hunyuan_image3.family import load_family
 
     folder = resolve_model(choice.model, choice.revision)
@@ -141,6 +162,7 @@ def load(choice: ModelChoice, *, is_batch_invariant: bool = True) -> "MixedModel
         folder,
         choice,
         is_batch_invariant=is_batch_invariant,
+        pool=pool,
     )
 
 

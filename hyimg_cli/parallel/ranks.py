@@ -77,7 +77,8 @@ class RankPool:
     Members start at the first use. A fault in any rank ends the task with an error and ends the
     members; the next task starts them again and loads their parts again. `threads` is each rank's
     count; by default rank 0's own, because a different count may round differently. `timeout_s` is
-    the longest wait for a rank that neither answers nor dies; a death is noticed at once.
+    the longest wait for a rank that neither answers nor dies; a death is noticed at once. Whoever
+    left something with the members besides their parts is told by `stopped` when they end.
     """
 
     def __init__(
@@ -95,6 +96,7 @@ class RankPool:
         self._kind: DeviceKind = device
         self._threads = threads
         self._parts: dict[str, _Part] = {}
+        self.stopped: list[Callable[[], None]] = []
         self._members: list[Member] = []
         self._has_group = False
         self._scratch = Path()
@@ -210,6 +212,9 @@ class RankPool:
             self._has_group = False
             _forget_group()
         self._forget_scratch()
+        if members:
+            for tell in self.stopped:
+                tell()
 
     def __enter__(self) -> RankPool:
         return self

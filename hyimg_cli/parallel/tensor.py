@@ -9,6 +9,7 @@ than one product does, so results agree within rounding, not to the bit.
 from dataclasses import dataclass
 from functools import lru_cache
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
@@ -34,6 +35,20 @@ class Share:
         return slice(start, start + base + (self.number < longer))
 
 
+@dataclass(frozen=True, eq=False)
+class Cut:
+    """Some rows (`dim` 0) or columns (1) of a matrix: a rank's own outputs, or the inputs of a
+    partial sum.
+    """
+
+    dim: int
+    index: Tensor
+
+    def of(self, weight_OI: Tensor) -> Tensor:
+        """The kept part, which owns its memory; of a matrix in a file no more rows are read."""
+        return weight_OI.index_select(self.dim, self.index.to(weight_OI.device))
+
+
 class Summed(nn.Module):
     """A layer that computes this rank's partial sum of its output; the whole comes out.
 
@@ -47,8 +62,32 @@ class Summed(nn.Module):
 
     def forward(self, x_TM: Tensor) -> Tensor:
         out_TM: Tensor = self.partial(x_TM).contiguous()
-        dist.all_reduce(out_TM, group=_first(self.ranks, dist.group.WORLD))
+        group = _first(self.ranks, dist.group.WORLD)
+        if self.ranks > 2 and out_TM.device.type == "cpu":
+            return _summed_in_order(out_TM, self.ranks, group)
+        dist.all_reduce(out_TM, group=group)
         return out_TM
+
+
+def _summed_in_order(out_TM: Tensor, ranks: int, group: dist.ProcessGroup | None) -> Tensor:
+    """The sum over ranks, every value's in the order of the ranks.
+
+    An `all_reduce` of more than two begins each part of the tensor at another rank, so that a row's
+    bits would depend on how many rows there are. Narrow dtypes are added in float32.
+    """
+    parts = [torch.empty_like(out_TM) for _ in range(ranks)]
+    dist.all_gather(parts, out_TM, group=group)
+    wide = torch.promote_types(out_TM.dtype, torch.float32)
+    total_TM = parts[0].to(wide)
+    for part_TM in parts[1:]:
+        total_TM = total_TM + part_TM.to(wide)
+    return total_TM.to(out_TM.dtype)
+
+
+def spread(tensor: Tensor, ranks: int) -> Tensor:
+    """Rank 0's values in every one of the first `ranks` ranks' tensors of that shape and dtype."""
+    dist.broadcast(tensor, 0, group=_first(ranks, dist.group.WORLD))
+    return tensor
 
 
 @lru_cache(maxsize=2)
@@ -63,20 +102,3 @@ def _first(ranks: int, world: dist.ProcessGroup | None) -> dist.ProcessGroup | N
     group = dist.new_group(list(range(ranks)), use_local_synchronization=True)
     assert isinstance(group, dist.ProcessGroup), "this rank is one of them"
     return group
-
-
-def kept_rows(layer: nn.Linear, rows: Tensor) -> nn.Linear:
-    """The layer with these of its outputs."""
-    return _with_weight(layer, layer.weight[rows.to(layer.weight.device)])
-
-
-def kept_columns(layer: nn.Linear, columns: Tensor) -> nn.Linear:
-    """The layer with these of its inputs: a partial sum."""
-    return _with_weight(layer, layer.weight[:, columns.to(layer.weight.device)])
-
-
-def _with_weight(layer: nn.Linear, weight: Tensor) -> nn.Linear:
-    assert layer.bias is None, "a bias would be added once a rank"
-    kept = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
-    kept.weight = nn.Parameter(weight.detach().clone(), requires_grad=False)
-    return kept

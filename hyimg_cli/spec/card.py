@@ -78,6 +78,15 @@ class Activations:
 
 
 @dataclass(frozen=True)
+class RankBytes:
+    """Bytes of weights on rank 0 and on each other, and which part of all K/V each rank has."""
+
+    first: int
+    other: int
+    kv_share: float
+
+
+@dataclass(frozen=True)
 class ModelCard:
     """A checkpoint's facts. `buckets` holds only the sizes that may be asked of it.
 

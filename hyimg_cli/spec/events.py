@@ -79,12 +79,13 @@ class DecodeReport:
 
 @dataclass(frozen=True)
 class ParallelReport:
-    """How a video was spread over ranks: how many had a guidance branch of it, and its decode;
-    None where there was one tile, which rank 0 decoded alone.
+    """How a job was spread over ranks: how many had a guidance branch of it, and its decode; None
+    where rank 0 decoded alone. `tensor_ranks`: how many had a share of the model's layers.
     """
 
     branch_ranks: int
     decode: DecodeReport | None
+    tensor_ranks: int = 1
 
 
 @dataclass(frozen=True)

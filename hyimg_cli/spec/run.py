@@ -97,18 +97,20 @@ class OutputConfig:
 
 @dataclass(frozen=True)
 class ParallelConfig:
-    """Over how many processes one video is spread; neither changes its pixels.
+    """Over how many processes the work is spread.
 
-    `vae_ranks`: the tiles of its decode. `cfg_ranks`: its guidance branches, of which there are at
-    most two.
+    Of a video: `vae_ranks`, the tiles of its decode; `cfg_ranks`, its guidance branches, of which
+    there are at most two. Neither changes its pixels. `tensor_ranks`: the layers of a picture's
+    model; sums round differently then.
     """
 
     vae_ranks: int = 1
     cfg_ranks: int = 1
+    tensor_ranks: int = 1
 
     @property
     def ranks(self) -> int:
-        """Processes that are needed for both, this one counted."""
+        """Processes that are needed for a video, this one counted."""
         return max(self.vae_ranks, self.cfg_ranks)
 
 

@@ -19,8 +19,9 @@ LINES = (
 )
 
 
-def start(manifest: Path, folder: Path) -> subprocess.Popen[str]:
+def start(manifest: Path, folder: Path, *flags: str) -> subprocess.Popen[str]:
     words = [sys.executable, "-m", "hyimg_cli", "generate", str(manifest), "-o", "out", "--json"]
+    words += flags
     pipe = subprocess.PIPE
     return subprocess.Popen(words, cwd=folder, stdout=pipe, stderr=pipe, text=True)
 

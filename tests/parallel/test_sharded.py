@@ -3,28 +3,35 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from sharded_tasks import LoadSharded, forwards
+from sharded_tasks import forwards, held, written
 
 from hyimg_cli.batch.manifest import read_manifest
 from hyimg_cli.batch.recipe import resolve_jobs, settle
-from hyimg_cli.errors import UsageError
+from hyimg_cli.errors import RankError, UsageError
+from hyimg_cli.kernels.rows import invariant_multiple
+from hyimg_cli.kv.buffer import Slice
+from hyimg_cli.kv.tree import Host, KVTree
 from hyimg_cli.models import registry
 from hyimg_cli.models.hunyuan_image3.config import architecture, read_json
-from hyimg_cli.models.hunyuan_image3.sharded import refuse_uneven
+from hyimg_cli.models.hunyuan_image3.family import HunyuanImage3
+from hyimg_cli.models.hunyuan_image3.ranked import load_ranked
+from hyimg_cli.models.hunyuan_image3.shares import Weights
+from hyimg_cli.models.hunyuan_image3.split import refuse_uneven
+from hyimg_cli.models.hunyuan_image3.weights import load
 from hyimg_cli.parallel.ranks import RankPool
 from hyimg_cli.parallel.tensor import Share
 from hyimg_cli.parallel.wire import Task
 from hyimg_cli.spec.job import ImageJob
+from hyimg_cli.spec.run import ModelChoice, Quantization
 
 # Largest difference over the largest value; sums over ranks round in another order.
 BOUND = {torch.float32: 2e-5, torch.bfloat16: 6e-2}
+FOLDER = registry.resolve_model(registry.EMBEDDED)
 
 
 @pytest.fixture
@@ -36,29 +43,99 @@ def job(write_manifest: Callable[..., Path]) -> ImageJob:
     return jobs[0]
 
 
+def one_process(dtype: torch.dtype, quantization: Quantization = "none") -> HunyuanImage3:
+    network = load(FOLDER, dtype=dtype, quantization=quantization)
+    return HunyuanImage3(network, registry.prompter(registry.EMBEDDED))
+
+
+def over_ranks(
+    pool: RankPool, ranks: int, dtype: torch.dtype, quantization: Quantization = "none"
+) -> HunyuanImage3:
+    network = load_ranked(Weights(FOLDER, dtype, quantization), pool, ranks)
+    return HunyuanImage3(network, registry.prompter(registry.EMBEDDED))
+
+
 @pytest.mark.parametrize(
     ("size", "dtype"), [(2, torch.float32), (2, torch.bfloat16), (4, torch.float32)], ids=str
 )
 def test_equal_to_one_process_within_rounding(
     pool: RankPool, job: ImageJob, size: int, dtype: torch.dtype
 ) -> None:
-    pool.load("model", LoadSharded(dtype, 1), ranks=1)
-    expected: dict[str, Any] = pool.run(Task(forwards, (job,)), ranks=1)[0]
-    pool.load("model", LoadSharded(dtype, size), ranks=size)
-    found = pool.run(Task(forwards, (job,)), ranks=size)
-    for name in ("logits", "velocities", "pixels"):
-        worst = np.abs(found[0][name] - expected[name]).max() / np.abs(expected[name]).max()
+    expected = forwards(one_process(dtype), job)
+    model = over_ranks(pool, size, dtype)
+    found = forwards(model, job)
+    for name, value in expected.items():
+        worst = (found[name] - value).abs().max() / value.abs().max()
         assert worst < BOUND[dtype], f"{name}: {worst}"
-        # Every rank goes the same way: what it would sample from is the same to the bit.
-        assert all(np.array_equal(one[name], found[0][name]) for one in found[1:])
-    share = found[0]["layer_parameters"] / expected["layer_parameters"]
-    assert share < 1 / size + 0.08, "norms and routers are whole, the rest is split"
+    # What `plan` promises, to the byte; rank 0 has embeddings, heads, ViT and VAE besides.
+    name = str(dtype).removeprefix("torch.")
+    promised = registry.rank_bytes(ModelChoice(), size, name)
+    assert sum(p.nbytes for p in model.network.parameters()) <= promised.first
+    others = pool.run(Task(held), ranks=size, own=lambda: (0, 0))[1:]
+    assert max(weights for weights, _ in others) == promised.other
+
+
+def test_experts_in_8_bits_are_as_far_from_the_released_ones(pool: RankPool, job: ImageJob) -> None:
+    """Weights are the same numbers; a row that enters `down` has a scale for each rank's part."""
+    dense, alone = (forwards(one_process(torch.float32, form), job) for form in ("none", "fp8"))
+    found = forwards(over_ranks(pool, 2, torch.float32, "fp8"), job)
+    for name, value in dense.items():
+        price, other = ((one[name] - value).norm() / value.norm() for one in (alone, found))
+        between = (found[name] - alone[name]).norm() / alone[name].norm()
+        assert 0 < between < price, "nearer to one process's than those are to the released"
+        assert other < 1.3 * price
+
+
+def test_ranks_let_go_what_rank_0_lets_go(pool: RankPool, job: ImageJob) -> None:
+    model = over_ranks(pool, 2, torch.float32)
+    tree: KVTree[Slice] = KVTree(10**9)
+    counts = []
+    for _ in range(4):
+        written(model, job, tree)
+        counts.append(pool.run(Task(held), ranks=2, own=lambda: (0, 0))[1][1])
+    # The tree's slices, the buffer of the last job, and that of the one before: told just now.
+    assert counts[2] == counts[3] <= counts[0] + 1
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_shared_prefixes_give_the_bits_of_unshared_ones(
+    pool: RankPool, job: ImageJob, ranks: int
+) -> None:
+    """Cut, split, spilled to main memory and back, extended; and other rows beside it."""
+    model = over_ranks(pool, ranks, torch.float32)
+    model.network.make_batch_invariant(invariant_multiple())
+    devices = model.layer_devices
+    host: Host[Slice] = Host(10**9, lambda rows: rows.on_host(), lambda rows: rows.on(devices))
+    tree: KVTree[Slice] = KVTree(10**9, host=host)
+    expected = written(model, job)
+    assert torch.equal(written(model, job, tree), expected)
+    before = model.rows_seen
+    assert torch.equal(written(model, job, tree), expected)
+    assert model.rows_seen - before < 10, "the prompt came from the tree"
+    other = replace(job, prompt="a red square and a circle")
+    together = written(model, other, tree)
+    assert torch.equal(together, written(model, other))
+    spilling: KVTree[Slice] = KVTree(tree.held_bytes, host=host)
+    for one in (job, other, job):
+        assert torch.equal(written(model, one, spilling), expected if one is job else together)
+
+
+def test_what_lost_ranks_held_is_never_used(pool: RankPool, job: ImageJob) -> None:
+    model = over_ranks(pool, 2, torch.float32)
+    tree: KVTree[Slice] = KVTree(10**9)
+    written(model, job, tree)
+    buffer = model.new_buffer(1)
+    pool.stop()
+    with pytest.raises(RankError, match="were lost with the ranks") as raised:
+        written(model, job, tree)
+    assert (raised.value.code, raised.value.retryable) == ("rank.lost", True)
+    with pytest.raises(RankError):
+        buffer.fork(0, 2)
 
 
 def test_ranks_that_heads_cannot_be_split_over_are_refused() -> None:
-    folder = registry.resolve_model(registry.EMBEDDED)
     arch = replace(
-        architecture(read_json(folder, "config.json")),
+        architecture(read_json(FOLDER, "config.json")),
         num_attention_heads=32,
         num_key_value_heads=8,
         moe_intermediate_size=(3072,),
@@ -70,6 +147,9 @@ def test_ranks_that_heads_cannot_be_split_over_are_refused() -> None:
             refuse_uneven(arch, wrong)
     with pytest.raises(UsageError, match="3000"):
         refuse_uneven(replace(arch, moe_intermediate_size=(3000, 3072)), 16)
+    refuse_uneven(arch, 16, "nf4")
+    with pytest.raises(UsageError, match="nf4 has blocks of 64 weights"):
+        refuse_uneven(arch, 32, "nf4")
 
 
 @given(st.integers(0, 50), st.integers(1, 9))

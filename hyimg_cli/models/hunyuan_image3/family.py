@@ -1,7 +1,9 @@
 """HunyuanImage-3 as the engine's `MixedModel`: the network and its prompter behind one face."""
 
 # Legend: C channel, Y X latent rows and columns, V vocabulary
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +18,7 @@ from hyimg_cli.kv.segments import Segment
 from hyimg_cli.loading.memory import available_bytes
 from hyimg_cli.media.images import fit_cover, stretch
 from hyimg_cli.models.hunyuan_image3 import stored
+from hyimg_cli.models.hunyuan_image3.config import Architecture
 from hyimg_cli.models.hunyuan_image3.graphs import decode_graphs, refuse_without_gpu
 from hyimg_cli.models.hunyuan_image3.model import (
     Branch,
@@ -26,12 +29,16 @@ from hyimg_cli.models.hunyuan_image3.model import (
     SourceRows,
 )
 from hyimg_cli.models.hunyuan_image3.prompter import Prompter
+from hyimg_cli.models.hunyuan_image3.ranked import load_ranked
 from hyimg_cli.models.hunyuan_image3.script import Script, trigger
 from hyimg_cli.models.hunyuan_image3.sequence import Layout, SourceShape, segments
+from hyimg_cli.models.hunyuan_image3.shares import Weights
+from hyimg_cli.models.hunyuan_image3.split import rank_bytes
 from hyimg_cli.models.hunyuan_image3.tiled import TiledPicture
 from hyimg_cli.models.hunyuan_image3.vision import vision_inputs
-from hyimg_cli.models.hunyuan_image3.weights import load
+from hyimg_cli.models.hunyuan_image3.weights import expected_shapes, load
 from hyimg_cli.models.protocols import Context, Encoded, LivePicture, Opening
+from hyimg_cli.parallel.ranks import RankPool
 from hyimg_cli.spec.card import Bucket, ModelCard
 from hyimg_cli.spec.digest import seed_from
 from hyimg_cli.spec.job import ImageJob, Size
@@ -39,14 +46,22 @@ from hyimg_cli.spec.run import ModelChoice
 
 
 def load_family(
-    prompter: Prompter, folder: Path, choice: ModelChoice, *, is_batch_invariant: bool
+    prompter: Prompter,
+    folder: Path,
+    choice: ModelChoice,
+    *,
+    is_batch_invariant: bool,
+    pool: RankPool | None = None,
 ) -> "HunyuanImage3":
     """Load the weights in `folder` on the chosen device: float32 on the CPU, bfloat16 on a GPU by
-    default.
+    default. With a `pool` each of its ranks loads its share of the layers, on its own device.
     """
+    if pool is not None:
+        return _load_ranked(
+            prompter, folder, choice, is_batch_invariant=is_batch_invariant, pool=pool
+        )
     device_map = _device_map(choice.device)
-    by_default = torch.float32 if device_map is None else torch.bfloat16
-    dtype = by_default if choice.dtype == "auto" else getattr(torch, choice.dtype)
+    dtype = _dtype(choice, is_on_cpu=device_map is None)
     if choice.decode_graphs:
         refuse_without_gpu(device_map)
     needed = prompter.card.loaded_bytes(_name(dtype), choice.quantization)
@@ -60,6 +75,46 @@ def load_family(
     tiled = TiledPicture(network.vae) if choice.vae_use_tiling else None
     graphs = decode_graphs(network) if choice.decode_graphs else None
     return HunyuanImage3(network, prompter, tiled, feed=graphs)
+
+
+def _load_ranked(
+    prompter: Prompter,
+    folder: Path,
+    choice: ModelChoice,
+    *,
+    is_batch_invariant: bool,
+    pool: RankPool,
+) -> "HunyuanImage3":
+    is_on_cpu = pool.here.device.type == "cpu"
+    dtype = _dtype(choice, is_on_cpu=is_on_cpu)
+    counts = prompter.card.weights
+    assert counts is not None, "a checkpoint's weights are counted by kind"
+    held = rank_bytes(
+        counts, prompter.arch, pool.size, dtype=_name(dtype), quantization=choice.quantization
+    )
+    # In main memory all ranks lie together; on GPUs each has its own.
+    together = pool.size if is_on_cpu else 1
+    needed = held.first + (together - 1) * held.other
+    _refuse_too_large(needed, None if is_on_cpu else str(pool.here.device))
+    try:
+        network = load_ranked(Weights(folder, dtype, choice.quantization), pool)
+    except torch.OutOfMemoryError:
+        raise _too_large(needed, "the GPU ran out of memory") from None
+    if is_batch_invariant and is_on_cpu:
+        network.make_batch_invariant(invariant_multiple())
+    kv_bytes = round(prompter.card.kv_bytes_per_token * held.kv_share * together)
+    return HunyuanImage3(
+        network,
+        prompter,
+        TiledPicture(network.vae) if choice.vae_use_tiling else None,
+        card=replace(prompter.card, kv_bytes_per_token=kv_bytes),
+    )
+
+
+def _dtype(choice: ModelChoice, *, is_on_cpu: bool) -> torch.dtype:
+    by_default = torch.float32 if is_on_cpu else torch.bfloat16
+    dtype: torch.dtype = by_default if choice.dtype == "auto" else getattr(torch, choice.dtype)
+    return dtype
 
 
 def _device_map(device: str) -> str | None:
@@ -108,16 +163,22 @@ class HunyuanImage3:
         prompter: Prompter,
         tiled: TiledPicture | None = None,
         feed: Feed | None = None,
+        *,
+        card: ModelCard | None = None,
     ) -> None:
-        """`tiled`: latents become pixels tile by tile; `feed` stands in for the network's own."""
+        """`tiled`: latents become pixels tile by tile; `feed` stands in for the network's own.
+
+        `card`: the checkpoint's, with bytes as they are here, where other ranks have a part.
+        """
         self.network = network
         self.prompter = prompter
+        self._card = prompter.card if card is None else card
         self._tiled = tiled
         self._feed = network.feed if feed is None else feed
 
     @property
     def card(self) -> ModelCard:
-        return self.prompter.card
+        return self._card
 
     @property
     def rows_seen(self) -> int:
@@ -142,11 +203,7 @@ class HunyuanImage3:
 
     @property
     def parameter_count(self) -> int:
-        held = sum(p.numel() for p in self.network.parameters())
-        # Quantised experts are no parameters, and two of them may share a byte.
-        layers = self.network.model.layers
-        count: int = held + sum(layer.mlp.quantised_count for layer in layers)
-        return count
+        return _parameters(self.network.arch)
 
     def encode_source(self, pixels: np.ndarray, digest: str) -> Encoded:
         """Both views of a source image: VAE latents of its bucket, ViT features of the whole.
@@ -295,6 +352,11 @@ class HunyuanImage3:
 
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+def _parameters(arch: Architecture) -> int:
+    """Of the whole network: here they may be in fewer bits, or a rank's share."""
+    return sum(math.prod(shape) for shape in expected_shapes(arch).values())
 
 
 def _buffer(context: Context) -> Buffer:

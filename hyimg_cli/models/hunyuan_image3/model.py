@@ -130,6 +130,8 @@ class HunyuanImage3ForCausalMM(PreTrainedModel):
         )
         self.vae = Vae(arch.vae)
         self.angles = RopeTables(head_dim=arch.head_dim, theta=arch.rope_theta)
+        # Another kind where other ranks hold parts of it.
+        self.buffer_kind: Callable[..., Buffer] = Buffer
         self.post_init()
 
     def _init_weights(self, module: nn.Module) -> None:
@@ -241,7 +243,7 @@ class HunyuanImage3ForCausalMM(PreTrainedModel):
 
     def new_buffer(self, capacity: int) -> Buffer:
         """An empty buffer for one branch, each layer's part on that layer's device."""
-        return Buffer(
+        return self.buffer_kind(
             # The layer's own count: a sharded one has some of the heads.
             kv_heads=self.model.layers[0].self_attn.kv_heads,
             head_dim=self.arch.head_dim,

@@ -54,6 +54,7 @@ class Moe(nn.Module):
             Mlp(width, inner * arch.num_shared_expert[layer]) if arch.use_mixed_mlp_moe else None
         )
         self.compute: Experts | None = None
+        self._room: tuple[Tensor, Tensor] | None = None
 
     def forward(self, x_TM: Tensor) -> Tensor:
         flat_TM = x_TM.reshape(-1, x_TM.shape[-1])
@@ -65,20 +66,24 @@ class Moe(nn.Module):
             mixed_TM = self.compute(flat_TM, weight_TK, index_TK, onto_TM=shared_TM)
         return mixed_TM.view_as(x_TM)
 
-    @property
-    def is_stacked(self) -> bool:
-        return self.compute is not None
-
     @torch.no_grad()
     def stack(self) -> None:
         """Lay the experts' weights side by side, and choose the kernels that multiply them.
 
-        Their parameters become views of the stack, so nothing is held twice once this returns.
+        Their parameters become views of the stack, so nothing is held twice once this returns, or
+        at any time where they were laid out before.
         """
-        self.compute = experts_of(
-            _side_by_side([e.gate_and_up_proj for e in self.experts if isinstance(e, Mlp)]),
-            _side_by_side([e.down_proj for e in self.experts if isinstance(e, Mlp)]),
-        )
+        gate_and_up, down = self._room or map(_side_by_side, self._matrices())
+        self.compute = experts_of(gate_and_up, down)
+
+    def lay_out(self, dtype: torch.dtype, device: torch.device) -> None:
+        """Put the experts' matrices side by side before they have values, to be copied in."""
+        gate_and_up, down = (_empty(layers, dtype, device) for layers in self._matrices())
+        self._room = gate_and_up, down
+
+    def _matrices(self) -> tuple[list[nn.Linear], list[nn.Linear]]:
+        experts = [expert for expert in self.experts if isinstance(expert, Mlp)]
+        return [e.gate_and_up_proj for e in experts], [e.down_proj for e in experts]
 
     def hold(self, form: Format) -> None:
         """Give up the experts' own matrices for stacks of `form`, on the device at work."""
@@ -95,10 +100,15 @@ class Moe(nn.Module):
         """Put empty stacks on `device`, to be filled by `put`."""
         self.experts = nn.ModuleList(Held(held.on(device)) for held in self._held_stacks())
 
-    def put(self, expert: int, matrix: str, weight_OI: Tensor) -> None:
-        """Quantise one expert's `gate_and_up_proj` or `down_proj` into its stack."""
+    def put(
+        self, expert: int, matrix: str, weight_OI: Tensor, columns: Tensor | None = None
+    ) -> None:
+        """Quantise one expert's `gate_and_up_proj` or `down_proj`, or some of its columns, into its
+        stack.
+        """
         gate_and_up, down = self._held_stacks()
-        (gate_and_up if matrix == "gate_and_up_proj" else down).stack.put(expert, weight_OI)
+        held = gate_and_up if matrix == "gate_and_up_proj" else down
+        held.stack.put(expert, weight_OI, columns)
 
     def choose(self) -> None:
         """Choose the kernels of filled stacks."""
@@ -144,6 +154,14 @@ def plain_experts(
             weighted = expert(x_TM[token]) * weight_TK[token, choice, None]
             mixed_TM.index_add_(0, token, weighted)
     return mixed_TM
+
+
+def _empty(layers: list[nn.Linear], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Room for the layers' weights, which become views of it."""
+    bank = torch.empty(len(layers), *layers[0].weight.shape, dtype=dtype, device=device)
+    for number, layer in enumerate(layers):
+        layer.weight = nn.Parameter(bank[number], requires_grad=False)
+    return bank
 
 
 def _side_by_side(layers: list[nn.Linear]) -> Tensor:

@@ -1,104 +1,111 @@
 """The decoder layers split over ranks: attention by heads, every expert by its inner width.
 
-    attention   a rank has some kv heads with their query heads; with more ranks than kv heads it
-                has one kv head, which others have too, and some of that head's query heads
-    experts     a rank has its share of the inner width of all experts, the shared one too: the
-                same work on every rank, whichever experts a row chooses
-
-Two sums over ranks a layer. Router, norms, embeddings, heads, ViT and VAE are whole on every rank.
+Two sums over ranks a layer. Router and norms are whole on every rank; embeddings, heads, ViT and
+VAE are rank 0's alone. Which share is whose: `split`.
 """
+
+import re
+from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
 
-from hyimg_cli.errors import UsageError
 from hyimg_cli.models.hunyuan_image3.attention import Attention
 from hyimg_cli.models.hunyuan_image3.config import Architecture
 from hyimg_cli.models.hunyuan_image3.model import HunyuanImage3ForCausalMM
-from hyimg_cli.models.hunyuan_image3.moe import Mlp, Moe
-from hyimg_cli.models.hunyuan_image3.transformer import DecoderLayer
-from hyimg_cli.parallel.tensor import Share, Summed, kept_columns, kept_rows
+from hyimg_cli.parallel.tensor import Cut, Share, Summed
+
+_MATRIX = re.compile(
+    r"model\.layers\.(?P<layer>\d+)\.(self_attn|mlp)\."
+    r"((experts\.\d+|(?P<shared>shared_mlp))\.)?"
+    r"(?P<matrix>qkv_proj|o_proj|gate_and_up_proj|down_proj)\.weight"
+)
 
 
-def shard(network: HunyuanImage3ForCausalMM, share: Share) -> None:
-    """Keep this share of every decoder layer, in place; the rest of the weights is let go.
+class Cuts:
+    """What a rank keeps of each tensor of a checkpoint, by the tensor's name."""
 
-    Afterwards every rank of the group must make the same calls. Raises UsageError where heads or
-    experts cannot be split so, or are quantised.
-    """
-    refuse_uneven(network.arch, share.count)
-    if share.count == 1:
+    def __init__(self, arch: Architecture, share: Share) -> None:
+        """Of an architecture that can be split so: see `refuse_uneven`."""
+        self._arch, self._share = arch, share
+        heads = torch.arange(arch.num_attention_heads).view(
+            arch.num_key_value_heads, arch.heads_per_kv_head
+        )
+        self._kv_heads, self._queries = self._parts()
+        self._kept_KQ = heads[self._kv_heads, self._queries]
+        self._inner = lru_cache(maxsize=None)(self._cut_inner)
+        self._rows, self._columns = self._fused_rows(), self._head_columns()
+
+    def of(self, name: str) -> Cut | None:
+        """The cut of a tensor; None where it is whole on every rank that has it."""
+        found = _MATRIX.fullmatch(name)
+        if found is None:
+            return None
+        if found["matrix"] == "qkv_proj":
+            return self._rows
+        if found["matrix"] == "o_proj":
+            return self._columns
+        layer = int(found["layer"])
+        inner = self._arch.moe_intermediate_size[layer]
+        inner *= self._arch.num_shared_expert[layer] if found["shared"] else 1
+        return self._inner(inner, found["matrix"] == "gate_and_up_proj")
+
+    def set_heads(self, attention: Attention) -> None:
+        """Have a layer count the heads that it was left with."""
+        attention.kv_heads, attention.group = self._kept_KQ.shape
+        attention.heads = self._kept_KQ.numel()
+
+    def _parts(self) -> tuple[slice, slice]:
+        """This rank's kv heads, and which query heads of each."""
+        arch, share = self._arch, self._share
+        if arch.num_key_value_heads % share.count == 0:
+            return share.of_length(arch.num_key_value_heads), slice(0, arch.heads_per_kv_head)
+        sharers = share.count // arch.num_key_value_heads
+        kv_head, place = divmod(share.number, sharers)
+        queries = Share(place, sharers).of_length(arch.heads_per_kv_head)
+        return slice(kv_head, kv_head + 1), queries
+
+    def _fused_rows(self) -> Cut:
+        """Rows of the fused projection lie kv head by kv head: its query heads, then k, then v."""
+        arch = self._arch
+        group, width = arch.heads_per_kv_head, arch.head_dim
+        count = arch.num_key_value_heads * (group + 2) * width
+        rows = torch.arange(count).view(-1, group + 2, width)[self._kv_heads]
+        return Cut(0, torch.cat([rows[:, self._queries], rows[:, group:]], dim=1).flatten())
+
+    def _head_columns(self) -> Cut:
+        columns = torch.arange(self._arch.num_attention_heads * self._arch.head_dim)
+        return Cut(1, columns.view(-1, self._arch.head_dim)[self._kept_KQ.flatten()].flatten())
+
+    def _cut_inner(self, inner: int, is_entry: bool) -> Cut:
+        """This rank's part of an expert's width: rows of `up` and the same of the gate, or the
+        columns that they enter.
+        """
+        kept = torch.arange(inner)[self._share.of_length(inner)]
+        return Cut(0, torch.cat([kept, kept + inner])) if is_entry else Cut(1, kept)
+
+
+def shard(network: HunyuanImage3ForCausalMM, cuts: Cuts) -> None:
+    """Cut every decoder layer in place; the rest of its weights, if there are any, is let go."""
+    for number, layer in enumerate(network.model.layers):
+        for name, module in layer.named_modules():
+            cut = cuts.of(f"model.layers.{number}.{name}.weight")
+            if cut is not None:
+                assert isinstance(module, nn.Linear), "what is cut are matrices"
+                _set_weight(module, cut.of(module.weight.detach()))
+        cuts.set_heads(layer.self_attn)
+
+
+def sum_over(network: HunyuanImage3ForCausalMM, ranks: int) -> None:
+    """Have what each rank computes of a layer be added. From here on all make the same calls."""
+    if ranks == 1:
         return
-    if any(not isinstance(expert, Mlp) for expert in network.model.layers[0].mlp.experts):
-        raise UsageError(
-            "quantised experts cannot be split over ranks",
-            where="--tensor-parallel-size",
-            hint="leave --quantization out, or run on one rank",
-            code="usage.tensor-parallel",
-        )
     for layer in network.model.layers:
-        assert isinstance(layer, DecoderLayer), "the backbone is made of decoder layers"
-        _shard_attention(layer.self_attn, share)
-        _shard_experts(layer.mlp, share)
-        layer.mlp = Summed(layer.mlp, share.count)  # type: ignore[assignment]
+        layer.self_attn.o_proj = Summed(layer.self_attn.o_proj, ranks)
+        layer.mlp = Summed(layer.mlp, ranks)
 
 
-def refuse_uneven(arch: Architecture, ranks: int) -> None:
-    """Passes rank counts over which heads and experts can be split. Raises UsageError."""
-    kv_heads, group = arch.num_key_value_heads, arch.heads_per_kv_head
-    has_heads = kv_heads % ranks == 0 or (ranks % kv_heads == 0 and ranks // kv_heads <= group)
-    widths = {width for width in arch.moe_intermediate_size if width % ranks}
-    if not has_heads or widths:
-        what = f"{kv_heads} kv heads of {group} query heads" if not has_heads else f"{widths}"
-        raise UsageError(
-            f"{what} cannot be split over {ranks} ranks",
-            where="--tensor-parallel-size",
-            hint="take a divisor of the kv heads (8 in released checkpoints)",
-            code="usage.tensor-parallel",
-        )
-
-
-def _shard_attention(attention: Attention, share: Share) -> None:
-    """Rows of the fused projection lie kv head by kv head: its query heads, then k, then v."""
-    heads = torch.arange(attention.heads).view(attention.kv_heads, attention.group)
-    kv_of_rank, queries_of_rank = _heads(attention, share)
-    kept = heads[kv_of_rank, queries_of_rank]
-    kv_heads, group = kept.shape
-    rows = torch.arange(attention.qkv_proj.out_features).view(
-        attention.kv_heads, attention.group + 2, attention.head_dim
-    )[kv_of_rank]
-    fused = torch.cat([rows[:, queries_of_rank], rows[:, attention.group :]], dim=1)
-    columns = torch.arange(attention.o_proj.in_features).view(-1, attention.head_dim)
-    attention.qkv_proj = kept_rows(attention.qkv_proj, fused.flatten())
-    attention.o_proj = Summed(  # type: ignore[assignment]
-        kept_columns(attention.o_proj, columns[kept.flatten()].flatten()), share.count
-    )
-    attention.kv_heads, attention.group, attention.heads = kv_heads, group, kv_heads * group
-
-
-def _heads(attention: Attention, share: Share) -> tuple[slice, slice]:
-    """This rank's kv heads, and which query heads of each."""
-    if attention.kv_heads % share.count == 0:
-        return share.of_length(attention.kv_heads), slice(0, attention.group)
-    sharers = share.count // attention.kv_heads
-    kv_head, place = divmod(share.number, sharers)
-    return slice(kv_head, kv_head + 1), Share(place, sharers).of_length(attention.group)
-
-
-def _shard_experts(moe: Moe, share: Share) -> None:
-    mlps: list[nn.Module] = [*moe.experts]
-    if moe.shared_mlp is not None:
-        mlps.append(moe.shared_mlp)
-    for mlp in mlps:
-        assert isinstance(mlp, Mlp), "experts are small MLPs"
-        inner = mlp.down_proj.in_features
-        kept = torch.arange(inner)[share.of_length(inner)]
-        mlp.gate_and_up_proj = kept_rows(mlp.gate_and_up_proj, _both_halves(kept, inner))
-        mlp.down_proj = kept_columns(mlp.down_proj, kept)
-    if moe.is_stacked:
-        moe.stack()
-
-
-def _both_halves(kept: Tensor, inner: int) -> Tensor:
-    """Rows of `up`, then the same of the gate, `inner` further on."""
-    return torch.cat([kept, kept + inner])
+def _set_weight(layer: nn.Linear, weight_OI: Tensor) -> None:
+    assert layer.bias is None, "a bias would be added once a rank"
+    layer.out_features, layer.in_features = weight_OI.shape
+    layer.weight = nn.Parameter(weight_OI, requires_grad=False)

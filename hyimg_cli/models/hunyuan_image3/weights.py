@@ -35,16 +35,32 @@ def load(
     them. `quantization` holds the routed experts in fewer bits. Raises CheckpointError where files
     are missing, broken, pickled, of another shape, or quantised already.
     """
-    arch = architecture(read_json(folder, "config.json"), where=f"{folder.name}/config.json")
-    found = tensor_index(folder)
-    check_against(found, expected_shapes(arch))
-    check_floating(found)
+    arch = checked(folder)
     if quantization == "none":
         network = _as_stored(folder, arch, dtype, device_map)
     else:
         network = load_quantized(
             folder, arch, dtype=dtype, device_map=device_map, form=quantization
         )
+    return made_ready(network, quantization)
+
+
+def checked(folder: Path) -> Architecture:
+    """The architecture of `folder`, whose files hold every tensor of it and no other.
+
+    Raises CheckpointError.
+    """
+    arch = architecture(read_json(folder, "config.json"), where=f"{folder.name}/config.json")
+    found = tensor_index(folder)
+    check_against(found, expected_shapes(arch))
+    check_floating(found)
+    return arch
+
+
+def made_ready(
+    network: HunyuanImage3ForCausalMM, quantization: Quantization
+) -> HunyuanImage3ForCausalMM:
+    """The network whose layers have their weights, with kernels chosen, for inference."""
     network.requires_grad_(False)
     for layer in network.model.layers:
         if quantization == "none":

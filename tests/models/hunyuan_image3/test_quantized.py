@@ -1,8 +1,6 @@
 """Experts in 8 and 4 bits: the right numbers in the right places, and never all of them at once."""
 
 import json
-import threading
-import time
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -10,12 +8,13 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from wide_checkpoint import Anonymous, wide_checkpoint
 
 from hyimg_cli.errors import CheckpointError, MachineError
 from hyimg_cli.kernels.formats import LEVELS
 from hyimg_cli.models.hunyuan_image3.config import architecture
+from hyimg_cli.models.hunyuan_image3.filling import fill, without_weights
 from hyimg_cli.models.hunyuan_image3.placement import balanced, place_of, refuse_outside
-from hyimg_cli.models.hunyuan_image3.quantized import fill, without_weights
 from hyimg_cli.models.hunyuan_image3.weights import load
 
 FORMS = ("fp8", "nf4")
@@ -154,61 +153,12 @@ def test_loading_never_holds_the_experts_as_stored(tmp_path: Path, small_folder:
     config = json.loads((small_folder / "config.json").read_text())
     layers, experts = config["num_hidden_layers"], 128
     config |= {"num_experts": experts, "moe_intermediate_size": [640] * layers}
-    folder = _wide_checkpoint(tmp_path / "wide", config)
+    folder = wide_checkpoint(tmp_path / "wide", config)
     network = without_weights(architecture(config), "fp8")
     experts_bytes = layers * experts * 3 * 640 * config["hidden_size"] * 2
-    with _Anonymous() as memory:
+    with Anonymous() as memory:
         fill(network, folder, dtype=torch.bfloat16, place_of=lambda _name: torch.device("cpu"))
     kept = sum(t.nbytes for t in (*network.parameters(), *network.buffers()))
     assert experts_bytes > 90e6
     assert kept < 0.65 * experts_bytes
     assert memory.grown < kept + 0.15 * experts_bytes
-
-
-def _wide_checkpoint(folder: Path, config: dict[str, Any]) -> Path:
-    """Random weights of a configuration in several shards."""
-    from hyimg_cli.models.hunyuan_image3.weights import expected_shapes
-
-    folder.mkdir()
-    weight_map: dict[str, str] = {}
-    by_file: dict[str, dict[str, torch.Tensor]] = {}
-    for number, (name, shape) in enumerate(expected_shapes(architecture(config)).items()):
-        weight_map[name] = f"model-{number % 4}.safetensors"
-        shard = by_file.setdefault(weight_map[name], {})
-        shard[name] = torch.full(shape, 0.01, dtype=torch.bfloat16)
-    for file, tensors in by_file.items():
-        save_file(tensors, folder / file)
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
-    return folder
-
-
-class _Anonymous:
-    """Growth of this process's memory that is no file's, at its largest, in bytes."""
-
-    def __enter__(self) -> "_Anonymous":
-        if not Path("/proc/self/status").exists():
-            pytest.skip("needs /proc to tell a file's pages from others")
-        self._before = self._most = _anonymous_bytes()
-        self._is_over = False
-        self._watch = threading.Thread(target=self._look)
-        self._watch.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._is_over = True
-        self._watch.join()
-        self._most = max(self._most, _anonymous_bytes())
-
-    @property
-    def grown(self) -> int:
-        return self._most - self._before
-
-    def _look(self) -> None:
-        while not self._is_over:
-            self._most = max(self._most, _anonymous_bytes())
-            time.sleep(0.001)
-
-
-def _anonymous_bytes() -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon"))

@@ -1,0 +1,170 @@
+"""A network whose layers are spread over ranks: rank 0 leads, the others compute what it asks.
+
+    rank 0   prompts, embeddings, rope, heads, ViT, VAE; its share of the layers and of K/V
+    rank r   its share of the layers and of K/V: a forward at a time, told by a message
+
+    message  what was done to buffers since the last forward; which rows of which are new
+    group    the rows that enter [T, M] and their angles, from rank 0; two sums a layer, among all
+
+Nothing above the network knows of ranks: its transformer is another one, and so are its buffers.
+"""
+
+# Legend: T new token, M model width, D head width
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from hyimg_cli.kv.mirror import Change, Mirror, MirroredBuffer, Replica
+from hyimg_cli.models.hunyuan_image3.attention import Piece, Stretch
+from hyimg_cli.models.hunyuan_image3.model import HunyuanImage3ForCausalMM
+from hyimg_cli.models.hunyuan_image3.rope import Rope
+from hyimg_cli.models.hunyuan_image3.shares import Weights, load_share
+from hyimg_cli.models.hunyuan_image3.transformer import Transformer
+from hyimg_cli.parallel.ranks import Rank, RankPool
+from hyimg_cli.parallel.tensor import Share, spread
+from hyimg_cli.parallel.wire import Task
+
+PART = "layers"
+
+
+@dataclass(frozen=True)
+class Span:
+    """A stretch by its buffer's number."""
+
+    buffer: int
+    start: int
+    stop: int
+    pieces: tuple[Piece, ...]
+
+
+@dataclass(frozen=True)
+class Forward:
+    """One forward as the ranks are told: what comes before it, its rows, and what will arrive."""
+
+    changes: tuple[Change, ...]
+    spans: tuple[Span, ...]
+    rows: tuple[int, ...]
+    dtype: torch.dtype
+    angles: tuple[int, ...]
+    row_multiple: int
+
+
+class Follower:
+    """A rank above 0: its layers, and its parts of the buffers."""
+
+    def __init__(self, network: HunyuanImage3ForCausalMM, ranks: int) -> None:
+        self.ranks = ranks
+        self.layers: Transformer = network.model
+        self.replica = Replica(network.new_buffer, network.layer_devices)
+
+    def stretches(self, spans: Sequence[Span]) -> list[Stretch]:
+        return [Stretch(self.replica.buffer(s.buffer), s.start, s.stop, s.pieces) for s in spans]
+
+
+@dataclass(frozen=True)
+class LayersPart:
+    """Loads a rank's share of the layers."""
+
+    weights: Weights
+    ranks: int
+
+    def __call__(self, rank: Rank) -> Follower:
+        share = Share.of(rank, self.ranks)
+        return Follower(load_share(self.weights, share, rank.device), self.ranks)
+
+
+@torch.no_grad()
+def follow(rank: Rank, forward: Forward) -> None:
+    """Task of ranks 1, 2, ..: one forward beside rank 0's."""
+    follower: Follower = rank.parts[PART]
+    follower.replica.change(forward.changes)
+    x_TM = torch.empty(forward.rows, dtype=forward.dtype, device=rank.device)
+    angles_2TD = torch.empty(forward.angles, device=rank.device)
+    spread(x_TM, follower.ranks)
+    spread(angles_2TD, follower.ranks)
+    follower.layers.row_multiple = forward.row_multiple
+    follower.layers(x_TM, Rope(*angles_2TD.unbind()), follower.stretches(forward.spans))
+
+
+class Leader:
+    """Rank 0's side: asks the first `ranks` of a pool for each forward; notes what they hold.
+
+    When they end, whatever was made before is void.
+    """
+
+    def __init__(self, pool: RankPool, ranks: int) -> None:
+        self._pool, self._ranks = pool, ranks
+        self.mirror = Mirror()
+        pool.stopped.append(self.mirror.lose)
+
+    def ask(
+        self,
+        x_TM: Tensor,
+        rope: Rope,
+        stretches: Sequence[Stretch],
+        row_multiple: int,
+        own: Callable[[], Tensor],
+    ) -> Tensor:
+        """`own()` with the others computing beside it. Raises RankError where one dies or fails,
+        or where a buffer was made before one did.
+        """
+        spans = tuple(
+            Span(self.mirror.require(each.buffer), each.start, each.stop, each.pieces)
+            for each in stretches
+        )
+        angles_2TD = torch.stack([rope.cos_TD, rope.sin_TD])
+        forward = Forward(
+            self.mirror.drained(),
+            spans,
+            tuple(x_TM.shape),
+            x_TM.dtype,
+            tuple(angles_2TD.shape),
+            row_multiple,
+        )
+        lead = partial(self._led, x_TM, angles_2TD, own)
+        hidden_TM: Tensor = self._pool.run(Task(follow, (forward,)), ranks=self._ranks, own=lead)[0]
+        return hidden_TM
+
+    def _led(self, x_TM: Tensor, angles_2TD: Tensor, own: Callable[[], Tensor]) -> Tensor:
+        spread(x_TM.contiguous(), self._ranks)
+        spread(angles_2TD, self._ranks)
+        return own()
+
+
+class LedTransformer(Transformer):
+    """Rank 0's transformer: each forward is one of every rank."""
+
+    def __init__(self, own: Transformer, leader: Leader) -> None:
+        """Takes over the modules of `own`."""
+        nn.Module.__init__(self)
+        self.wte, self.layers, self.ln_f = own.wte, own.layers, own.ln_f
+        self.rows_seen, self.row_multiple = own.rows_seen, own.row_multiple
+        self._leader = leader
+
+    def forward(self, x_TM: Tensor, rope: Rope, stretches: Sequence[Stretch]) -> Tensor:
+        own = partial(super().forward, x_TM, rope, stretches)
+        return self._leader.ask(x_TM, rope, stretches, self.row_multiple, own)
+
+
+def load_ranked(
+    weights: Weights, pool: RankPool, ranks: int | None = None
+) -> HunyuanImage3ForCausalMM:
+    """The network over the first `ranks` of a pool, or all; each reads its own share meanwhile.
+
+    Raises what loading raises on any rank.
+    """
+    count = pool.size if ranks is None else ranks
+    loaded: list[HunyuanImage3ForCausalMM] = []
+
+    def own() -> None:
+        loaded.append(load_share(weights, Share(0, count), pool.here.device))
+
+    pool.load(PART, LayersPart(weights, count), ranks=count, own=own)
+    (network,) = loaded
+    leader = Leader(pool, count)
+    network.model = LedTransformer(network.model, leader)
+    network.buffer_kind = partial(MirroredBuffer, leader.mirror)
+    return network

@@ -1,0 +1,97 @@
+"""What a rank has of the decoder layers, in numbers; no torch.
+
+attention   a rank has some kv heads with their query heads; with more ranks than kv heads it
+            has one kv head, which others have too, and some of that head's query heads
+experts     a rank has its share of the inner width of all experts, the shared one too: the
+            same work on every rank, whichever experts a row chooses
+"""
+
+from dataclasses import dataclass, replace
+
+from hyimg_cli.errors import UsageError
+from hyimg_cli.models.hunyuan_image3.config import Architecture
+from hyimg_cli.spec.card import RankBytes, WeightCounts
+
+FLAG = "--tensor-parallel-size"
+# NF4 has a scale for so many weights in a row: see `kernels.formats`.
+_NF4_BLOCK = 64
+
+
+@dataclass(frozen=True)
+class HeadCounts:
+    """Heads of the rank that has most of them."""
+
+    kv_heads: int
+    query_heads: int
+
+
+def heads_of_rank(arch: Architecture, ranks: int) -> HeadCounts:
+    """The most heads that one of `ranks` ranks has."""
+    kv_heads, group = arch.num_key_value_heads, arch.heads_per_kv_head
+    if kv_heads % ranks == 0:
+        return HeadCounts(kv_heads // ranks, kv_heads // ranks * group)
+    return HeadCounts(1, -(-group // (ranks // kv_heads)))
+
+
+def rank_bytes(
+    counts: WeightCounts, arch: Architecture, ranks: int, *, dtype: str, quantization: str
+) -> RankBytes:
+    """Bytes of weights and of K/V on each rank, once loaded; see `WeightCounts.nbytes`."""
+    inner = [arch.num_experts * width // ranks for width in arch.moe_intermediate_size]
+    experts = WeightCounts(
+        experts=sum(3 * width * arch.hidden_size for width in inner),
+        expert_rows=sum(2 * width + arch.num_experts * arch.hidden_size for width in inner),
+        wide=arch.num_hidden_layers * arch.hidden_size * arch.num_experts,
+        rest=split_weights(arch, ranks) + _norms(arch),
+    )
+    saved = split_weights(arch, 1) - split_weights(arch, ranks)
+    first = replace(experts, wide=counts.wide, rest=counts.rest - saved)
+    return RankBytes(
+        first=first.nbytes(dtype, quantization),
+        other=experts.nbytes(dtype, quantization),
+        kv_share=heads_of_rank(arch, ranks).kv_heads / arch.num_key_value_heads,
+    )
+
+
+def split_weights(arch: Architecture, ranks: int) -> int:
+    """Weights of the layers without their routed experts that a rank has, of those that are split:
+    attention's projections and the shared expert.
+    """
+    heads = heads_of_rank(arch, ranks)
+    fused = heads.query_heads + 2 * heads.kv_heads
+    attention = (fused + heads.query_heads) * arch.head_dim * arch.hidden_size
+    shared = 0
+    if arch.use_mixed_mlp_moe:
+        widths = zip(arch.moe_intermediate_size, arch.num_shared_expert, strict=True)
+        shared = sum(3 * inner * count for inner, count in widths) * arch.hidden_size // ranks
+    return arch.num_hidden_layers * attention + shared
+
+
+def _norms(arch: Architecture) -> int:
+    """Weights of the layers' norms, which every rank has whole."""
+    return arch.num_hidden_layers * 2 * (arch.hidden_size + arch.head_dim)
+
+
+def refuse_uneven(arch: Architecture, ranks: int, quantization: str = "none") -> None:
+    """Passes rank counts over which heads and experts can be split. Raises UsageError."""
+    kv_heads, group = arch.num_key_value_heads, arch.heads_per_kv_head
+    has_heads = kv_heads % ranks == 0 or (ranks % kv_heads == 0 and ranks // kv_heads <= group)
+    widths = {width for width in arch.moe_intermediate_size if width % ranks}
+    if not has_heads or widths:
+        uneven = f"experts of width {', '.join(map(str, sorted(widths)))}"
+        what = f"{kv_heads} kv heads of {group} query heads" if not has_heads else uneven
+        raise UsageError(
+            f"{what} cannot be split over {ranks} ranks",
+            where=FLAG,
+            hint="take a divisor of the kv heads (8 in released checkpoints)",
+            code="usage.tensor-parallel",
+        )
+    blocks = {width // ranks for width in arch.moe_intermediate_size}
+    if quantization == "nf4" and any(width % _NF4_BLOCK for width in blocks):
+        raise UsageError(
+            f"nf4 has blocks of {_NF4_BLOCK} weights, and a rank of {ranks} would have rows of "
+            f"{', '.join(map(str, sorted(blocks)))}",
+            where=FLAG,
+            hint="take fewer ranks, or --quantization fp8",
+            code="usage.tensor-parallel",
+        )

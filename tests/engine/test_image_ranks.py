@@ -1,0 +1,201 @@
+"""Sessions whose model is split over ranks: one process's pictures, whatever a rank does."""
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from parallel.test_when_ranks_fail import gone_within
+
+from hyimg_cli.batch.planner import make_plan
+from hyimg_cli.engine import image_ranks, turns
+from hyimg_cli.engine.image_crew import ImageCrew
+from hyimg_cli.engine.session import Session
+from hyimg_cli.errors import MachineError, RankError, UsageError
+from hyimg_cli.models import registry
+from hyimg_cli.parallel.ranks import RankPool
+from hyimg_cli.spec.events import DenoiseStep, JobDone, JobFailed, ModelLoaded, Outcome
+from hyimg_cli.spec.job import ImageJob
+from hyimg_cli.spec.run import (
+    BatchConfig,
+    FailurePolicy,
+    ModelChoice,
+    OutputConfig,
+    ParallelConfig,
+    RunConfig,
+)
+
+NAMES = ("first", "second", "third")
+
+
+def config(ranks: int, **choice: Any) -> RunConfig:
+    facts = {"device": "cpu", "dtype": "float32"} | choice
+    return RunConfig(
+        OutputConfig(Path("unused")),
+        model=ModelChoice(**facts),
+        batch=BatchConfig(prewarm=False),
+        parallel=ParallelConfig(tensor_ranks=ranks),
+        failure=FailurePolicy(max_retries=1),
+    )
+
+
+@pytest.fixture
+def jobs(job: ImageJob, sources: tuple[str, ...]) -> list[ImageJob]:
+    """Two that share an edited picture and one that is drawn from text; all of them think."""
+    edit = replace(job, task="it2i", images=sources[:1], seed=8)
+    kinds = (edit, replace(edit, prompt="make it green"), job)
+    return [replace(one, custom_id=name) for name, one in zip(NAMES, kinds, strict=True)]
+
+
+@pytest.fixture
+def pixels(monkeypatch: pytest.MonkeyPatch) -> dict[str, np.ndarray]:
+    """By id, the pictures that were made last: without an output folder nothing keeps them."""
+    made: dict[str, np.ndarray] = {}
+    inner = ImageCrew._made
+
+    def seen(self: ImageCrew, drawn: Any) -> Any:
+        made[drawn.job.custom_id] = drawn.picture.pixels
+        return inner(self, drawn)
+
+    monkeypatch.setattr(ImageCrew, "_made", seen)
+    return made
+
+
+def ran(
+    session: Session, jobs: list[ImageJob], at: Callable[[Any], None] = lambda event: None
+) -> dict[str, Outcome]:
+    found: dict[str, Outcome] = {}
+    for event in session.run(make_plan(jobs, registry.model_card)):
+        at(event)
+        if isinstance(event, JobDone | JobFailed):
+            found[event.outcome.custom_id] = event.outcome
+    return found
+
+
+def test_pictures_are_those_of_one_process_whatever_becomes_of_a_rank(
+    jobs: list[ImageJob], pixels: dict[str, np.ndarray]
+) -> None:
+    loads: list[ModelLoaded] = []
+    with Session(config(1)) as alone:
+        expected = ran(alone, jobs, lambda event: _keep(event, loads))
+    plain = dict(pixels)
+    session = Session(config(2))
+    lines = ran(session, jobs, lambda event: _keep(event, loads))
+    assert [one.ranks for one in loads] == [1, 2]
+    assert loads[0].parameters == loads[1].parameters
+    together = dict(pixels)
+    for name, line in lines.items():
+        assert (line.status, line.batch) == ("done", expected[name].batch)
+        assert line.parallel is not None
+        assert line.parallel.tensor_ranks == 2
+        assert line.cot_token_ids == expected[name].cot_token_ids
+        assert line.kv_reuse == expected[name].kv_reuse
+        # Sums of two parts round otherwise than one product: no level moves by more than one.
+        assert np.abs(together[name].astype(int) - plain[name]).max() <= 1
+
+    # Alone and unshared: the bits of batched and shared ones.
+    for one in jobs:
+        session.forget()
+        assert ran(session, [one])[one.custom_id].status == "done"
+    assert _same(pixels, together)
+
+    # A rank that dies takes what works with it: those are tried again, with ranks that are new.
+    first = _pids(session)
+    died = ran(session, jobs, lambda event: _kill_at(event, first[0]))
+    assert {line.status for line in died.values()} == {"done"}
+    assert {line.attempt for line in died.values()} >= {2}
+    assert _same(pixels, together)
+    assert gone_within(first, 1)
+
+    # Another pool's turn: what the tree holds is of no use without the ranks' parts, and is gone.
+    second, tree = _pids(session), session._images.tree
+    assert second
+    assert len(tree)
+    turns.take(RankPool(1))
+    assert not len(tree)
+    assert gone_within(second, 1)
+    session.close()
+
+
+def _keep(event: Any, loads: list[ModelLoaded]) -> None:
+    if isinstance(event, ModelLoaded):
+        loads.append(event)
+
+
+def _kill_at(event: Any, pid: int) -> None:
+    if isinstance(event, DenoiseStep) and event.step == 1 and not gone_within([pid], 0.01):
+        os.kill(pid, signal.SIGKILL)
+
+
+def _pids(session: Session) -> list[int]:
+    ranks = session._images._ranks
+    assert ranks is not None
+    return ranks.member_pids
+
+
+def _same(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> bool:
+    assert found.keys() == expected.keys()
+    return all(np.array_equal(found[name], picture) for name, picture in expected.items())
+
+
+def test_a_rank_that_dies_while_it_loads_ends_the_run(
+    monkeypatch: pytest.MonkeyPatch, jobs: list[ImageJob]
+) -> None:
+    monkeypatch.setattr(image_ranks.registry, "load", _dies)
+    session = Session(config(2))
+    with pytest.raises(MachineError, match="did not load the model: rank 1 failed: killed"):
+        ran(session, jobs)
+    last = _pids(session)
+    session.close()
+    assert gone_within(last, 1)
+
+
+def _dies(*_: Any, **__: Any) -> Any:
+    raise RankError("rank 1 failed: killed by signal 9", retryable=True)
+
+
+def test_each_rank_needs_a_gpu(monkeypatch: pytest.MonkeyPatch, jobs: list[ImageJob]) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(MachineError, match="2 ranks need 2 GPUs; torch finds 1") as raised:
+        ran(Session(config(2, device="cuda")), jobs)
+    assert raised.value.exit_code == 3
+
+
+@pytest.mark.parametrize(
+    ("ranks", "choice", "what"),
+    [
+        (3, {}, "2 kv heads of 3 query heads cannot be split over 3 ranks"),
+        (2, {"device": "balanced"}, "device balanced and 2 ranks exclude each other"),
+        (2, {"device": "cuda:1"}, "counted from the first"),
+        (2, {"decode_graphs": True}, "decode_graphs are one process's"),
+        (2, {"quantization": "nf4"}, "nf4 has blocks of 64 weights"),
+    ],
+)
+def test_what_cannot_be_split_is_refused_before_a_process_starts(
+    monkeypatch: pytest.MonkeyPatch,
+    jobs: list[ImageJob],
+    ranks: int,
+    choice: dict[str, Any],
+    what: str,
+) -> None:
+    def started(*_: Any, **__: Any) -> Iterator[None]:
+        raise AssertionError("refused before")
+
+    monkeypatch.setattr(image_ranks, "RankPool", started)
+    with pytest.raises(UsageError, match=what):
+        ran(Session(config(ranks, **choice)), jobs)
+
+
+def test_weights_of_every_rank_lie_in_main_memory() -> None:
+    alone = ImageCrew(config(1)).weight_bytes(registry.EMBEDDED)
+    held = registry.rank_bytes(ModelChoice(device="cpu"), 2, "float32")
+    first, other = held.first, held.other
+    assert ImageCrew(config(2)).weight_bytes(registry.EMBEDDED) == first + other
+    # Routers and norms are there twice, nothing else.
+    assert alone < first + other < 1.01 * alone
