@@ -11,6 +11,7 @@ from PIL import Image
 
 from hyimg_cli.bench.divergence import Divergence, divergences
 from hyimg_cli.bench.runs import Texts, observed_run
+from hyimg_cli.bench.shared import SharedModels
 from hyimg_cli.bench.verdict import Timed
 from hyimg_cli.media.images import read_image
 from hyimg_cli.spec.events import Outcome
@@ -36,15 +37,16 @@ def looked_through(
     labels: tuple[str, str],
     jobs: Sequence[ImageJob],
     place: Place,
+    models: SharedModels,
 ) -> LookedThrough:
     """A writes freely; then both run with its text, looked through from ids to latents.
 
     Every run is given a folder of its own by `place`.
     """
-    first, seen = observed_run(configs[0], {}, jobs, place(), tries_tokens=False)
+    first, seen = observed_run(configs[0], {}, jobs, place(), models, tries_tokens=False)
     texts = seen.texts()
     runs, seen_by = zip(
-        *(observed_run(config, texts, jobs, place()) for config in configs), strict=True
+        *(observed_run(config, texts, jobs, place(), models) for config in configs), strict=True
     )
     ours, theirs = (one.jobs for one in seen_by)
     parted = [

@@ -28,6 +28,7 @@ from hyimg_cli.bench.controls import (
 )
 from hyimg_cli.bench.runs import RunResult, Runs, SessionRuns, runs_of
 from hyimg_cli.bench.scenario import Scenario, Variant
+from hyimg_cli.bench.shared import SharedModels
 from hyimg_cli.bench.verdict import FEWEST_RUNS, Compared, Timed, Verdict, judge
 from hyimg_cli.engine import runner
 from hyimg_cli.errors import UsageError
@@ -96,6 +97,7 @@ class _Bench:
     tell: Tell
     notes: list[str] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
+    models: SharedModels = field(default_factory=SharedModels)
     _count: int = 0
 
     def carry_out(self) -> Comparison:
@@ -104,8 +106,8 @@ class _Bench:
         configs = self._config(scenario.a), self._config(scenario.b)
         looked = self._looked_through(configs, [job for job in jobs if isinstance(job, ImageJob)])
         with (
-            runs_of(scenario.a.lifetime, configs[0], looked.texts) as a,
-            runs_of(scenario.b.lifetime, configs[1], looked.texts) as b,
+            runs_of(scenario.a.lifetime, configs[0], looked.texts, self.models) as a,
+            runs_of(scenario.b.lifetime, configs[1], looked.texts, self.models) as b,
         ):
             timed = [self._timed(a, b, jobs, steps) for steps in scenario.steps]
             main = self._main(timed)
@@ -165,7 +167,7 @@ class _Bench:
             self.notes.append("videos: compared by frames; what is before them is not looked at")
             return LookedThrough({})
         self.tell(f"{len(pictures)} jobs; {self._labels[0]} writes the text for both")
-        return looked_through(configs, self._labels, pictures, self._place)
+        return looked_through(configs, self._labels, pictures, self._place, self.models)
 
     def _timed(self, a: Runs, b: Runs, jobs: Sequence[Job], steps: int) -> Timed:
         """Warm-up apart, then A and B in turn."""
@@ -215,7 +217,7 @@ class _Bench:
         self.tell("controls: same seed, other seed, other text")
         label, texts = self._labels[0], looked.texts
         other = [replace(job, seed=(job.seed + 1) % 2**32) for job in jobs]
-        with SessionRuns(config, texts) as again:
+        with SessionRuns(config, texts, self.models) as again:
             same, differing = self._run(again, jobs), self._run(again, other)
         name = f"{label}, same seed twice, new session"
         rows = {
@@ -225,7 +227,7 @@ class _Bench:
         swapped = texts_of_others([job for job in jobs if isinstance(job, ImageJob)], texts)
         if swapped:
             those = [job for job in jobs if job.custom_id in swapped]
-            with SessionRuns(config, {**texts, **swapped}) as runs:
+            with SessionRuns(config, {**texts, **swapped}, self.models) as runs:
                 run = self._run(runs, those)
             note = "each job with the text of another of its kind"
             rows["other text"] = row(f"{label}, different AR ids", base, run, self.measure, note)

@@ -20,6 +20,7 @@ from hyimg_cli.batch.journal import RunFolder
 from hyimg_cli.bench.idle import IdleWatch
 from hyimg_cli.bench.observe import Decided, Observed
 from hyimg_cli.bench.scenario import EMBED, LOAD, PREWARM, REST, START, Lifetime
+from hyimg_cli.bench.shared import SharedModels
 from hyimg_cli.engine.runner import cards
 from hyimg_cli.engine.session import Session
 from hyimg_cli.errors import MachineError
@@ -73,13 +74,14 @@ class Runs(Protocol):
     def __exit__(self, *_: object) -> None: ...
 
 
-def runs_of(lifetime: Lifetime, config: RunConfig, texts: Texts) -> Runs:
-    """Runs of a variant, each as long-lived as its scenario says; `texts` decides what is
-    written.
+def runs_of(lifetime: Lifetime, config: RunConfig, texts: Texts, models: SharedModels) -> Runs:
+    """Runs of a variant, each as long-lived as its scenario says; `texts` decides what is written.
+
+    Processes load a model of their own, sessions take it from `models`.
     """
     match lifetime:
         case "session":
-            return SessionRuns(config, texts)
+            return SessionRuns(config, texts, models)
         case "process":
             return ProcessRuns(config, texts)
         case "process-per-job":
@@ -89,9 +91,11 @@ def runs_of(lifetime: Lifetime, config: RunConfig, texts: Texts) -> Runs:
 class SessionRuns:
     """One session for all runs: its model is loaded once, everything else forgotten before each."""
 
-    def __init__(self, config: RunConfig, texts: Texts) -> None:
+    def __init__(self, config: RunConfig, texts: Texts, models: SharedModels) -> None:
         self._config = config
-        self._session = Session(config, lambda model: _as_model(Decided(model, texts)))
+        self._session = Session(
+            config, models.wrapped(lambda model: _as_model(Decided(model, texts)))
+        )
 
     def run(self, jobs: Sequence[Job], folder: Path) -> RunResult:
         self._session.forget()
@@ -142,6 +146,7 @@ def observed_run(
     texts: Texts,
     jobs: Sequence[ImageJob],
     folder: Path,
+    models: SharedModels,
     *,
     tries_tokens: bool = True,
 ) -> tuple[RunResult, Observed]:
@@ -154,7 +159,7 @@ def observed_run(
         seen.append(Observed(_as_model(Decided(model, texts)), tries_tokens=tries_tokens))
         return _as_model(seen[-1])
 
-    with Session(config, through) as session:
+    with Session(config, models.wrapped(through)) as session:
         result = timed_run(session, config, jobs, folder)
     assert len(seen) == 1, "the jobs of a comparison are of one model"
     return result, seen[0]
@@ -188,7 +193,7 @@ def timed_run(session: Session, config: RunConfig, jobs: Sequence[Job], folder: 
 
 
 def _alone(config: RunConfig, texts: Texts, jobs: Sequence[Job], folder: Path) -> RunResult:
-    with SessionRuns(config, texts) as runs:
+    with SessionRuns(config, texts, SharedModels()) as runs:
         return runs.run(jobs, folder)
 
 

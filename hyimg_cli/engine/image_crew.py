@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
+from typing import Protocol
 
 from hyimg_cli.batch.journal import RunFolder
 from hyimg_cli.batch.resolved import job_to_json
@@ -38,15 +39,19 @@ from hyimg_cli.spec.run import ModelChoice, RunConfig
 _MB = 1_000_000
 
 
+class LoadModel(Protocol):
+    """How a session comes by an image model."""
+
+    def __call__(self, choice: ModelChoice, *, is_batch_invariant: bool) -> MixedModel: ...
+
+
 class ImageCrew:
     """Draws pictures, one model at a time."""
 
-    def __init__(
-        self, config: RunConfig, observed: Callable[[MixedModel], MixedModel] | None = None
-    ) -> None:
-        """`observed` wraps every model that is loaded."""
+    def __init__(self, config: RunConfig, load: LoadModel | None = None) -> None:
+        """`load` is asked for every model; by default `registry.load`."""
         self._config = config
-        self._observed = observed
+        self._load = load
         self._model: MixedModel | None = None
         self._ranks: ImageRanks | None = None
         self._sources = Sources(config.cache)
@@ -75,7 +80,7 @@ class ImageCrew:
         started = time.perf_counter()
         loaded = self._loaded(replace(self._config.model, model=model))
         confirm_dtype(self._config.model, loaded.dtype_name)
-        self._model = self._observed(loaded) if self._observed else loaded
+        self._model = loaded
         self._counted = loaded.memo_counts()
         yield ModelLoaded(
             model=model,
@@ -89,7 +94,8 @@ class ImageCrew:
     def _loaded(self, choice: ModelChoice) -> MixedModel:
         is_invariant = self._config.batch.is_invariant
         if self._tensor_ranks == 1:
-            return registry.load(choice, is_batch_invariant=is_invariant)
+            load = self._load or registry.load
+            return load(choice, is_batch_invariant=is_invariant)
         refuse_unsplit(choice, self._tensor_ranks)
         self._ranks = ImageRanks(choice, self._tensor_ranks, lost=self.tree.clear)
         return self._ranks.load(is_batch_invariant=is_invariant)

@@ -5,7 +5,7 @@ without its file.
 """
 
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,13 +17,12 @@ from hyimg_cli.batch.journal import RunFolder
 from hyimg_cli.engine.beside import WriteBehind
 from hyimg_cli.engine.clock import PhaseClock
 from hyimg_cli.engine.crew import Crew, Lost, Made
-from hyimg_cli.engine.image_crew import ImageCrew
+from hyimg_cli.engine.image_crew import ImageCrew, LoadModel
 from hyimg_cli.engine.keys import key_of, source_digests
 from hyimg_cli.engine.memory import room_bytes
 from hyimg_cli.engine.outcomes import Facts, failed
 from hyimg_cli.engine.video_crew import VideoCrew
 from hyimg_cli.errors import Interrupted, MachineError
-from hyimg_cli.models.protocols import MixedModel
 from hyimg_cli.spec.events import (
     Event,
     GroupStarted,
@@ -59,15 +58,13 @@ class Session:
     both fit.
     """
 
-    def __init__(
-        self, config: RunConfig, observed: Callable[[MixedModel], MixedModel] | None = None
-    ) -> None:
-        """`observed` wraps every image model that is loaded: a bench looks through it and
-        decides.
+    def __init__(self, config: RunConfig, load: LoadModel | None = None) -> None:
+        """`load` is asked for every image model, by default `registry.load`: a bench shares models
+        between sessions, looks through them and decides.
         """
         self._config = config
         self._folder: RunFolder | None = None
-        self._images = ImageCrew(config, observed)
+        self._images = ImageCrew(config, load)
         self._videos = VideoCrew(config)
         self._crew: Crew[Any] = self._images
         self._attempts: dict[str, int] = {}

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -11,6 +11,7 @@ from hyimg_cli.batch.manifest import read_manifest
 from hyimg_cli.bench.harness import Comparison, compare
 from hyimg_cli.bench.runs import ProcessRuns, SessionRuns, observed_run
 from hyimg_cli.bench.scenario import SCENARIOS, Scenario, read_scenario
+from hyimg_cli.bench.shared import SharedModels
 from hyimg_cli.engine.runner import make_plan
 from hyimg_cli.models import registry
 from hyimg_cli.quality.metrics import distance
@@ -35,7 +36,7 @@ def _digests(result: Any) -> dict[str, str]:
 
 
 def test_phases_are_disjoint_and_add_up(quick: None, tmp_path: Path) -> None:
-    runs = SessionRuns(CONFIG, {})
+    runs = SessionRuns(CONFIG, {}, SharedModels())
     # The first one digests the checkpoint's files.
     runs.run(JOBS, tmp_path / "first")
     result = runs.run(JOBS, tmp_path / "second")
@@ -47,8 +48,8 @@ def test_phases_are_disjoint_and_add_up(quick: None, tmp_path: Path) -> None:
 
 
 def test_being_looked_through_changes_nothing(quick: None, tmp_path: Path) -> None:
-    plain = SessionRuns(CONFIG, {}).run(JOBS, tmp_path / "plain")
-    result, seen = observed_run(CONFIG, {}, JOBS, tmp_path / "seen")
+    plain = SessionRuns(CONFIG, {}, SharedModels()).run(JOBS, tmp_path / "plain")
+    result, seen = observed_run(CONFIG, {}, JOBS, tmp_path / "seen", SharedModels())
     assert _digests(result) == _digests(plain)
     for job in JOBS:
         one = seen.jobs[job.custom_id]
@@ -59,20 +60,39 @@ def test_being_looked_through_changes_nothing(quick: None, tmp_path: Path) -> No
 
 def test_text_can_be_decided(quick: None, tmp_path: Path) -> None:
     """Forced to its own text a job writes the same; forced to another's, that one's."""
-    result, seen = observed_run(CONFIG, {}, JOBS, tmp_path / "free", tries_tokens=False)
+    result, seen = observed_run(
+        CONFIG, {}, JOBS, tmp_path / "free", SharedModels(), tries_tokens=False
+    )
     texts = seen.texts()
-    again = SessionRuns(CONFIG, texts).run(JOBS, tmp_path / "own")
+    again = SessionRuns(CONFIG, texts, SharedModels()).run(JOBS, tmp_path / "own")
     assert _digests(again) == _digests(result)
     swapped = {JOBS[0].custom_id: texts[JOBS[2].custom_id]}
-    other = SessionRuns(CONFIG, swapped).run(JOBS[:1], tmp_path / "other")
+    other = SessionRuns(CONFIG, swapped, SharedModels()).run(JOBS[:1], tmp_path / "other")
     by_id = {one.custom_id: one for one in result.outcomes}
     assert other.outcomes[0].cot_token_ids == by_id[JOBS[2].custom_id].cot_token_ids
     assert other.outcomes[0].cot_token_ids != by_id[JOBS[0].custom_id].cot_token_ids
 
 
+def test_a_model_is_loaded_once_for_all_that_ask_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def fresh(choice: Any, *, is_batch_invariant: bool) -> Any:
+        asked.append((choice, is_batch_invariant))
+        return object()
+
+    monkeypatch.setattr(registry, "load", fresh)
+    models, rounded = SharedModels(), replace(CONFIG.model, quantization="fp8")
+    first = models.load(CONFIG.model, is_batch_invariant=True)
+    behind = models.wrapped(lambda model: cast(Any, ("behind", model)))
+    assert behind(CONFIG.model, is_batch_invariant=True) == ("behind", first)
+    behind(rounded, is_batch_invariant=True)
+    behind(CONFIG.model, is_batch_invariant=False)
+    assert asked == [(CONFIG.model, True), (rounded, True), (CONFIG.model, False)]
+
+
 @pytest.mark.slow
 def test_a_process_of_its_own_draws_the_same(quick: None, tmp_path: Path) -> None:
-    here = SessionRuns(CONFIG, {}).run(JOBS[:1], tmp_path / "here")
+    here = SessionRuns(CONFIG, {}, SharedModels()).run(JOBS[:1], tmp_path / "here")
     there = ProcessRuns(CONFIG, {}, jobs_each=1).run(JOBS[:1], tmp_path / "there")
     assert _digests(there) == _digests(here)
     assert there.phases_s["start"] > 0
