@@ -39,6 +39,8 @@ def configured(settings: Mapping[str, Setting], folder: Path, cache: CacheConfig
             value["prewarm"],
         ),
         cache=cache,
-        parallel=ParallelConfig(value["vae_patch_parallel_size"], value["cfg_parallel_size"]),
+        parallel=ParallelConfig(
+            value["vae_patch_parallel_size"], value["cfg_parallel_size"], value["replicas"]
+        ),
         failure=FailurePolicy(value["fail_fast"], value["max_retries"]),
     )

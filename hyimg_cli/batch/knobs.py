@@ -93,6 +93,7 @@ KNOBS = (
     Knob("cache", "disk_cache_mb", Integer(0, 10**9), 10240),
     Knob("parallel", "vae_patch_parallel_size", Integer(1, 64), 1, only="videos"),
     Knob("parallel", "cfg_parallel_size", Integer(1, 2), 1, only="videos"),
+    Knob("parallel", "replicas", Integer(1, 64), 1),
     Knob("output", "output_dir", Text("folder")),
     Knob("output", "metadata", Truth(), True),
     Knob("output", "frames", Choice(FRAMES), "none", only="videos"),

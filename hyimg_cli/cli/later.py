@@ -6,7 +6,6 @@ from hyimg_cli.errors import UsageError
 
 COMMANDS = ("doctor", "replay", "info", "serve")
 FLAGS = (
-    "--replicas",
     "--tensor-parallel-size",
     "--tp-size",
     "--gpu-memory-utilization",

@@ -108,6 +108,14 @@ CfgParallelSize = Annotated[
         help="1, or 2: a process, a GPU each, for each of the two guidance branches. Same pixels.",
     ),
 ]
+Replicas = Annotated[
+    int | None,
+    _option(
+        "--replicas",
+        panel=_RUN,
+        help="Processes with a model each, a GPU each, that share the jobs. Same pixels.",
+    ),
+]
 VideoModel = Annotated[
     str | None,
     _option(

@@ -122,7 +122,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Outcome:
-    """One line of `results.jsonl`."""
+    """One line of `results.jsonl`. `replica`: the one of several that did it, counted from 0."""
 
     custom_id: str
     status: Literal["done", "failed"]
@@ -143,6 +143,7 @@ class Outcome:
     peak_memory_mb: float | None = None
     warnings: tuple[str, ...] = ()
     error: Failure | None = None
+    replica: int | None = None
     metadata: Any = None
     extra: dict[str, Any] = field(default_factory=dict)
 
@@ -150,7 +151,8 @@ class Outcome:
 @dataclass(frozen=True)
 class ModelLoaded:
     """A model is ready: seconds it took, where it lives, its parameters; `beside` it others stay
-    loaded. `ranks`: processes that work with it.
+    loaded. `ranks`: processes that work with it. `replica`, here and below: the one of several
+    that tells it, counted from 0.
     """
 
     model: str
@@ -160,6 +162,7 @@ class ModelLoaded:
     parameters: int
     beside: tuple[str, ...] = ()
     ranks: int = 1
+    replica: int | None = None
 
 
 @dataclass(frozen=True)
@@ -171,6 +174,7 @@ class ModelReleased:
     model: str
     needed_bytes: int
     free_bytes: int
+    replica: int | None = None
 
 
 @dataclass(frozen=True)
@@ -190,6 +194,7 @@ class PromptsReady:
     strings: int
     encoded: int
     encode_s: float
+    replica: int | None = None
 
 
 @dataclass(frozen=True)
@@ -198,6 +203,20 @@ class Prewarmed:
 
     shapes: int
     prewarm_s: float
+    replica: int | None = None
+
+
+@dataclass(frozen=True)
+class ReplicaDied:
+    """A replica ended before its work did, and `why`; `jobs` of its own are dealt again.
+
+    `starts_again`: a new process takes its place.
+    """
+
+    replica: int
+    why: str
+    jobs: int
+    starts_again: bool
 
 
 @dataclass(frozen=True)
@@ -264,6 +283,7 @@ Event = (
     | PromptEmbedded
     | PromptsReady
     | Prewarmed
+    | ReplicaDied
     | GroupStarted
     | JobStarted
     | PhaseStarted

@@ -90,14 +90,16 @@ class OutputConfig:
 
 @dataclass(frozen=True)
 class ParallelConfig:
-    """Over how many processes one video is spread; neither changes its pixels.
+    """Over how many processes one video is spread, and over how many the jobs are; none of them
+    changes pixels.
 
-    `vae_ranks`: the tiles of its decode. `cfg_ranks`: its guidance branches, of which there are at
-    most two.
+    `vae_ranks`: the tiles of a decode. `cfg_ranks`: its guidance branches, of which there are at
+    most two. `replicas`: sessions with a model of their own each, on a GPU of their own.
     """
 
     vae_ranks: int = 1
     cfg_ranks: int = 1
+    replicas: int = 1
 
     @property
     def ranks(self) -> int:
