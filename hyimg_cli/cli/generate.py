@@ -5,7 +5,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
@@ -17,12 +17,10 @@ from hyimg_cli.cli.plan import show_plan
 from hyimg_cli.cli.run_options import takes_run_options
 from hyimg_cli.cli.stopping import Stopper, stoppable
 from hyimg_cli.engine import runner
+from hyimg_cli.engine.choice import RunsPlans, session_for
 from hyimg_cli.engine.provenance import run_info
 from hyimg_cli.errors import HyimgError, Interrupted
 from hyimg_cli.spec.run import RunConfig
-
-if TYPE_CHECKING:
-    from hyimg_cli.engine.session import Session
 
 NOT_AGAIN = ("--force", "--no-resume", "--retry-failed")
 
@@ -67,11 +65,9 @@ def _carry_out(given: Mapping[str, Any], arguments: Sequence[str]) -> int:
     return 1 if counts.failed or counts.invalid else 0
 
 
-def _session(config: RunConfig, stopper: Stopper) -> "Session":
-    """A session that a signal stops. Imported here: `--help` must not wait for torch."""
-    from hyimg_cli.engine.session import Session
-
-    session = Session(config)
+def _session(config: RunConfig, stopper: Stopper) -> RunsPlans:
+    """One that a signal stops."""
+    session = session_for(config)
     stopper.session = session
     return session
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from hyimg_cli.batch.configured import configured
+from hyimg_cli.batch.configured import configured, refuse_conflicts
 from hyimg_cli.batch.knobs import KNOBS, read_recipe
 from hyimg_cli.batch.recipe import Setting, settle
 from hyimg_cli.engine.runner import ResumePolicy, Selection
@@ -356,7 +356,9 @@ def settings_of(given: Mapping[str, Any]) -> dict[str, Setting]:
     """Every setting with its value and origin, from flags, environment and recipe."""
     recipe = read_recipe(Path(given["recipe"])) if given.get("recipe") else {}
     flags = {knob.name: _flag(given[knob.name]) for knob in KNOBS if knob.name in given}
-    return settle(flags, os.environ, recipe)
+    settings = settle(flags, os.environ, recipe)
+    refuse_conflicts(settings)
+    return settings
 
 
 def selection_of(given: Mapping[str, Any]) -> Selection:

@@ -35,6 +35,7 @@ from hyimg_cli.spec.events import (
     Outcome,
     Prewarmed,
     PromptsReady,
+    ReplicaDied,
 )
 
 PROGRESS = ("auto", "rich", "plain", "none")
@@ -224,7 +225,7 @@ def _view(style: Style, total: int) -> View:
     return PlainView(total)
 
 
-_READINESS = ModelLoaded | ModelReleased | Prewarmed | PromptsReady
+_READINESS = ModelLoaded | ModelReleased | Prewarmed | PromptsReady | ReplicaDied
 
 
 class FailureView:
@@ -322,8 +323,17 @@ class RichView:
         self._progress.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
-def _ready(event: ModelLoaded | ModelReleased | Prewarmed | PromptsReady) -> str:
+def _ready(event: ModelLoaded | ModelReleased | Prewarmed | PromptsReady | ReplicaDied) -> str:
+    """What a session, or one of several replicas, has to say beside its jobs."""
+    who = "" if event.replica is None else f"replica {event.replica}: "
+    return who + _readiness(event)
+
+
+def _readiness(event: ModelLoaded | ModelReleased | Prewarmed | PromptsReady | ReplicaDied) -> str:
     match event:
+        case ReplicaDied():
+            again = "a new one starts in its place" if event.starts_again else "the others go on"
+            return f"died ({event.why}) with {event.jobs} jobs at work; {again}"
         case Prewarmed():
             return f"prewarmed {event.shapes} shapes in {event.prewarm_s:.2f} s"
         case PromptsReady():
