@@ -14,9 +14,12 @@ from hyimg_cli.cli import options as o
 from hyimg_cli.cli import packaged, render
 from hyimg_cli.cli.run_options import takes_run_options
 from hyimg_cli.engine import runner
+from hyimg_cli.engine.choice import replicas_of
 from hyimg_cli.engine.footprint import Footprint, footprints
 from hyimg_cli.engine.forecast import VideoForecast, forecast, video_forecast
+from hyimg_cli.engine.keys import precision
 from hyimg_cli.spec.plan import Group, Plan
+from hyimg_cli.spec.run import RunConfig
 
 
 @takes_run_options
@@ -45,15 +48,17 @@ def show_plan(given: Mapping[str, Any]) -> None:
     memory = footprints(
         order, config, runner.cards(revision), shared_kv_bytes=costs.shared_kv_bytes
     )
+    replicas = replicas_of(order, config)
     if given["as_json"]:
         facts = _as_json(order, costs, videos) | _held(memory, components)
+        facts |= {"replicas": replicas}
         render.json_line(facts | {"skipped": rest.done})
         return
     for text in _lines(order, costs, videos, think=given["assume_think"]):
         render.line(text)
     before = f", {len(rest.done)} done before" if rest.done else ""
     render.line(f"all: {len(order.groups)} groups{before}")
-    for text in _memory_lines(memory, components):
+    for text in (*_memory_lines(memory, components), *_replica_lines(replicas, config)):
         render.line(text)
 
 
@@ -88,6 +93,14 @@ def _memory_lines(
     for model, sizes in components.items():
         parts = ", ".join(f"{name} {_bytes(size)}" for name, size in sizes.items())
         yield f"  weights of {model}: {parts}"
+
+
+def _replica_lines(count: int, config: RunConfig) -> Iterator[str]:
+    """What several replicas mean for the figures before this."""
+    if count > 1:
+        place = "a GPU each" if precision(config.model)[0] == "cuda" else "in one memory"
+        yield f"  on each of {count} replicas, {place}: such weights and memory, a part of the jobs"
+        yield "  counted as one process would run them: each replica encodes and reads its own"
 
 
 def _as_json(order: Plan, costs: PlanCost, videos: Sequence[VideoForecast]) -> dict[str, Any]:

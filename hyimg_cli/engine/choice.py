@@ -19,13 +19,18 @@ class RunsPlans(Protocol):
     def close(self) -> None: ...
 
 
+def replicas_of(plan: Plan, config: RunConfig) -> int:
+    """How many replicas will start for a plan: no more than it has jobs."""
+    return max(1, min(config.parallel.replicas, len(plan.jobs)))
+
+
 def session_for(config: RunConfig) -> RunsPlans:
     """The one that `config` asks for. Raises MachineError where GPUs are missing."""
     # Imported here: `--help` must not wait for torch, and replicas need none in this process.
     if config.parallel.replicas > 1:
         from hyimg_cli.engine.replicas import Replicas
 
-        return Replicas(config, config.parallel.replicas)
+        return Replicas(config)
     from hyimg_cli.engine.session import Session
 
     return Session(config)

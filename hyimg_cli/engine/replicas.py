@@ -18,6 +18,7 @@ from multiprocessing.connection import wait
 from typing import Self
 
 from hyimg_cli.batch.journal import RunFolder
+from hyimg_cli.engine.choice import replicas_of
 from hyimg_cli.engine.dealing import Deck
 from hyimg_cli.engine.keys import key_of, precision, source_digests
 from hyimg_cli.engine.replica_link import Launch, Link, owing
@@ -46,12 +47,13 @@ _MOST_DEATHS = 2
 
 
 class Replicas:
-    """Runs plans as `Session` does, on `count` replicas at most. Each run starts its own."""
+    """Runs plans as `Session` does, on as many replicas as `config.parallel` says at most. Each run
+    starts its own.
+    """
 
     def __init__(
         self,
         config: RunConfig,
-        count: int,
         *,
         launch: Launch | None = None,
         silence_s: float = _SILENCE_S,
@@ -59,9 +61,8 @@ class Replicas:
         """`launch` starts a replica's process; one that works and says nothing for `silence_s` is
         taken for dead. Raises MachineError where there are fewer GPUs than replicas.
         """
-        _refuse_missing_gpus(config, count)
+        _refuse_missing_gpus(config, config.parallel.replicas)
         self._config = config
-        self._count = count
         self._launch = launch
         self._silence_s = silence_s
         self._stop_signal: int | None = None
@@ -91,7 +92,7 @@ class Replicas:
         A replica that dies costs nobody a job: what it had begun runs once more, alone. Raises
         MachineError where all of them died, and on a CPU whose memory cannot hold a model each.
         """
-        count = min(self._count, len(plan.jobs))
+        count = replicas_of(plan, self._config)
         _refuse_little_memory(self._config, plan, count)
         launch = self._launch or partial(_launched, self._config, count)
         links = [Link(number, launch) for number in range(count)]
