@@ -92,6 +92,8 @@ class Replicas:
         A replica that dies costs nobody a job: what it had begun runs once more, alone. Raises
         MachineError where all of them died, and on a CPU whose memory cannot hold a model each.
         """
+        if not plan.jobs:
+            return
         count = replicas_of(plan, self._config)
         _refuse_little_memory(self._config, plan, count)
         launch = self._launch or partial(_launched, self._config, count)
