@@ -99,8 +99,8 @@ def _replica_lines(count: int, config: RunConfig) -> Iterator[str]:
     """What several replicas mean for the figures before this."""
     if count > 1:
         place = "a GPU each" if precision(config.model)[0] == "cuda" else "in one memory"
-        yield f"  on each of {count} replicas, {place}: such weights and memory, a part of the jobs"
-        yield "  counted as one process would run them: each replica encodes and reads its own"
+        yield f"  {count} replicas, {place}: each holds such weights and memory"
+        yield "  tokens and encodes are one process's; replicas read what they share once each"
 
 
 def _as_json(order: Plan, costs: PlanCost, videos: Sequence[VideoForecast]) -> dict[str, Any]:

@@ -37,7 +37,7 @@ def marked(event: Event, number: int, deaths: Deaths) -> Event:
 def again(outcome: Outcome, number: int, deaths: Deaths) -> Outcome:
     """The outcome as replica `number`'s; that others died at the job is among its warnings."""
     told = tuple(
-        f"{who} died at this job; it began again" for who in deaths.get(outcome.custom_id, ())
+        f"{who} died at this job; it was dealt again" for who in deaths.get(outcome.custom_id, ())
     )
     return replace(outcome, replica=number, warnings=outcome.warnings + told)
 
