@@ -332,8 +332,8 @@ def _ready(event: ModelLoaded | ModelReleased | Prewarmed | PromptsReady | Repli
 def _readiness(event: ModelLoaded | ModelReleased | Prewarmed | PromptsReady | ReplicaDied) -> str:
     match event:
         case ReplicaDied():
-            again = "a new one starts in its place" if event.starts_again else "the others go on"
-            return f"died ({event.why}) with {event.jobs} jobs at work; {again}"
+            again = "a new one starts in its place" if event.starts_again else "it is given up"
+            return f"died ({event.why}), jobs it was at: {event.jobs}; {again}"
         case Prewarmed():
             return f"prewarmed {event.shapes} shapes in {event.prewarm_s:.2f} s"
         case PromptsReady():
