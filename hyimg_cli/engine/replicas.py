@@ -248,7 +248,7 @@ class _Shift:
         error, trace = ended.error, ended.trace
         if error is None and not trace:
             link.finished()
-        elif error is not None and not _is_its_own(error):
+        elif error is not None and not (self._is_over or _is_its_own(error)):
             raise error
         else:
             if trace:
