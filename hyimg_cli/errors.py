@@ -12,7 +12,8 @@
     │   ├── SourceImageError      exit 1     a source image cannot be read
     │   ├── ReuseError            exit 1     KV reuse was required and did not happen
     │   ├── OutputError           exit 1     the result is not a picture (not finite, constant)
-    │   └── RankError             exit 1     a rank that worked on the job died or failed
+    │   ├── RankError             exit 1     a rank that worked on the job died or failed
+    │   └── ReplicaError          exit 1     two replicas died while they worked on the job
     └── Interrupted               exit 130   stopped by a signal; resumable
 
 Each says what was wrong, where, and what to do. `cli/app.py` alone turns them into exit codes.
@@ -132,6 +133,12 @@ class RankError(JobError):
     """
 
     default_code = "rank"
+
+
+class ReplicaError(JobError):
+    """Two replicas died, one after the other, while they worked on the job."""
+
+    default_code = "replica"
 
 
 class Interrupted(HyimgError):

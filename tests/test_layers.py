@@ -66,9 +66,13 @@ WITHOUT_TORCH = (
     "kv.segments",
     "kv.tree",
     "parallel.tiles",
+    "engine.choice",
+    "engine.dealing",
     "engine.footprint",
     "engine.forecast",
+    "engine.replica",
     "engine.runner",
+    "parallel.launch",
 )
 MODULES = sorted(PACKAGE.rglob("*.py"))
 

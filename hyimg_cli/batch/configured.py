@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from hyimg_cli.batch.recipe import Setting
+from hyimg_cli.errors import UsageError
 from hyimg_cli.spec.run import (
     BatchConfig,
     CacheConfig,
@@ -14,6 +15,29 @@ from hyimg_cli.spec.run import (
     ReuseConfig,
     RunConfig,
 )
+
+_LARGE = "replicas do more jobs at once, ranks one job sooner"
+_RANKS = ("tensor_parallel_size", "vae_patch_parallel_size", "cfg_parallel_size")
+
+
+def refuse_conflicts(settings: Mapping[str, Setting]) -> None:
+    """Raises UsageError where replicas are asked for, and a GPU each cannot be what they get."""
+    count = settings["replicas"].value
+    if count == 1:
+        return
+    device = settings["device"].value
+    if device == "balanced" or device.startswith("cuda:"):
+        raise _not_with_replicas(count, f"--device {device}", "--device cuda: a GPU each")
+    for name in _RANKS:
+        ranks = settings[name].value
+        if ranks > 1:
+            flag = f"--{name.replace('_', '-')}"
+            raise _not_with_replicas(count, f"{flag} {ranks}", f"one of the two; {_LARGE}")
+
+
+def _not_with_replicas(count: int, other: str, hint: str) -> UsageError:
+    what = f"--replicas {count} does not go with {other}"
+    return UsageError(what, hint=f"give {hint}", code="usage.replicas")
 
 
 def configured(settings: Mapping[str, Setting], folder: Path, cache: CacheConfig) -> RunConfig:
@@ -44,6 +68,7 @@ def configured(settings: Mapping[str, Setting], folder: Path, cache: CacheConfig
             value["vae_patch_parallel_size"],
             value["cfg_parallel_size"],
             value["tensor_parallel_size"],
+            value["replicas"],
         ),
         failure=FailurePolicy(value["fail_fast"], value["max_retries"]),
     )

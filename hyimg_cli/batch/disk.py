@@ -49,9 +49,9 @@ def make_folders(path: Path) -> None:
         ) from None
 
 
-def remove_temporaries(folder: Path) -> None:
-    """Removes what a killed run had not yet given its final name."""
-    for leftover in folder.glob(".*.[0-9]*.tmp"):
+def remove_temporaries(folder: Path, of: str = "[0-9]*") -> None:
+    """Removes what a killed run had not yet given its final name; `of`: one process's alone."""
+    for leftover in folder.glob(f".*.{of}.tmp"):
         if leftover.is_dir():
             shutil.rmtree(leftover)
         else:

@@ -9,6 +9,7 @@ kill can leave a picture without a line, or half a line at the end, never a line
 
 import json
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -34,11 +35,36 @@ LOCK = ".lock"
 _NOT_IN_KEY = ("custom_id", "images", "model", "metadata")
 
 
-class RunFolder:
-    """An output folder. Reading needs no lock; writing needs `with`, which takes it."""
+class JobFolder(ABC):
+    """Where a session puts its jobs' files, and tells what became of them."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+
+    def path_for(self, custom_id: str, suffix: str = ".png") -> Path:
+        """Where the picture of a job goes, or its video (`.mp4`) with what stands beside it."""
+        assert is_custom_id(custom_id), f"{custom_id!r} never passed the manifest's check"
+        return self.folder / OUTPUTS / f"{custom_id}{suffix}"
+
+    def latents_for(self, custom_id: str) -> Path:
+        """Where an unfinished video's latents wait; their folder is made by who writes them."""
+        assert is_custom_id(custom_id), f"{custom_id!r} never passed the manifest's check"
+        return self.folder / LATENTS / f"{custom_id}.safetensors"
+
+    @abstractmethod
+    def attempts(self) -> dict[str, int]:
+        """How often each job was tried until now, by custom_id."""
+
+    @abstractmethod
+    def append(self, outcome: Outcome) -> None:
+        """Adds a line to the journal; it is on disk when this returns."""
+
+
+class RunFolder(JobFolder):
+    """An output folder. Reading needs no lock; writing needs `with`, which takes it."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
         self._lock: int | None = None
         self._journal: int | None = None
 
@@ -72,16 +98,6 @@ class RunFolder:
             if descriptor is not None:
                 os.close(descriptor)
         self._journal = self._lock = None
-
-    def path_for(self, custom_id: str, suffix: str = ".png") -> Path:
-        """Where the picture of a job goes, or its video (`.mp4`) with what stands beside it."""
-        assert is_custom_id(custom_id), f"{custom_id!r} never passed the manifest's check"
-        return self.folder / OUTPUTS / f"{custom_id}{suffix}"
-
-    def latents_for(self, custom_id: str) -> Path:
-        """Where an unfinished video's latents wait; their folder is made by who writes them."""
-        assert is_custom_id(custom_id), f"{custom_id!r} never passed the manifest's check"
-        return self.folder / LATENTS / f"{custom_id}.safetensors"
 
     def drop_latents(self, jobs: Iterable[str]) -> None:
         """Removes the latents of jobs that are done, or that start afresh."""
@@ -129,6 +145,15 @@ class RunFolder:
                 )
             found[entry["custom_id"]] = entry
         return found
+
+    def attempts(self) -> dict[str, int]:
+        return {name: int(line.get("attempt", 0)) for name, line in self.results().items()}
+
+    def remove_temporaries(self, pid: int) -> None:
+        """Removes what a process that was killed had not yet given its final name."""
+        with disk_errors(self.folder):
+            for place in (self.folder / OUTPUTS, self.folder / LATENTS):
+                remove_temporaries(place, of=str(pid))
 
     def append(self, outcome: Outcome) -> None:
         """Adds one line to results.jsonl; it is on disk when this returns.

@@ -96,6 +96,7 @@ KNOBS = (
     Knob("parallel", "vae_patch_parallel_size", Integer(1, 64), 1, only="videos"),
     Knob("parallel", "cfg_parallel_size", Integer(1, 2), 1, only="videos"),
     Knob("parallel", "tensor_parallel_size", Integer(1, 64), 1, only="pictures"),
+    Knob("parallel", "replicas", Integer(1, 64), 1),
     Knob("output", "output_dir", Text("folder")),
     Knob("output", "metadata", Truth(), True),
     Knob("output", "frames", Choice(FRAMES), "none", only="videos"),

@@ -132,6 +132,8 @@ def _settings(path: Path, table: str, settings: Mapping[str, Any]) -> Mapping[st
             close = nearest(name, known)
             hint = f"did you mean {close}?" if close else "settings are those of a recipe"
             raise _fault(path, f"[{table}] {name} is no setting", hint)
+    if settings.get("replicas", 1) != 1:
+        raise _fault(path, f"[{table}] replicas: a bench measures one session", "take it out")
     return settings
 
 

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hyimg_cli.batch.consumed import without_effect
 from hyimg_cli.batch.journal import RunFolder
@@ -16,12 +15,10 @@ from hyimg_cli.batch.recipe import Setting
 from hyimg_cli.cli import render
 from hyimg_cli.cli.stopping import Stopper, stoppable
 from hyimg_cli.engine import runner
+from hyimg_cli.engine.choice import RunsPlans, session_for
 from hyimg_cli.engine.provenance import run_info
 from hyimg_cli.errors import HyimgError, Interrupted
 from hyimg_cli.spec.run import RunConfig
-
-if TYPE_CHECKING:
-    from hyimg_cli.engine.session import Session
 
 
 @dataclass(frozen=True)
@@ -69,11 +66,9 @@ def carry_out(order: Order, style: render.Style) -> int:
     return 1 if counts.failed or counts.invalid else 0
 
 
-def _session(config: RunConfig, stopper: Stopper) -> "Session":
-    """A session that a signal stops. Imported here: `--help` must not wait for torch."""
-    from hyimg_cli.engine.session import Session
-
-    session = Session(config)
+def _session(config: RunConfig, stopper: Stopper) -> RunsPlans:
+    """One that a signal stops."""
+    session = session_for(config)
     stopper.session = session
     return session
 

@@ -6,7 +6,6 @@ from hyimg_cli.errors import UsageError
 
 COMMANDS = ("serve",)
 FLAGS = (
-    "--replicas",
     "--gpu-memory-utilization",
     "--enable-cpu-offload",
 )

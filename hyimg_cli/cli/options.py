@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from hyimg_cli.batch.configured import configured
+from hyimg_cli.batch.configured import configured, refuse_conflicts
 from hyimg_cli.batch.knobs import KNOBS, read_recipe
 from hyimg_cli.batch.recipe import Setting, settle
 from hyimg_cli.engine.runner import ResumePolicy, Selection
@@ -106,6 +106,14 @@ CfgParallelSize = Annotated[
         "--cfg-parallel-size",
         panel=_VIDEO,
         help="1, or 2: a process, a GPU each, for each of the two guidance branches. Same pixels.",
+    ),
+]
+Replicas = Annotated[
+    int | None,
+    _option(
+        "--replicas",
+        panel=_RUN,
+        help="Processes with a model each, a GPU each, that share the jobs. Same pixels.",
     ),
 ]
 VideoModel = Annotated[
@@ -358,7 +366,9 @@ def settings_of(given: Mapping[str, Any]) -> dict[str, Setting]:
     """Every setting with its value and origin, from flags, environment and recipe."""
     recipe = read_recipe(Path(given["recipe"])) if given.get("recipe") else {}
     flags = {knob.name: _flag(given[knob.name]) for knob in KNOBS if knob.name in given}
-    return settle(flags, os.environ, recipe)
+    settings = settle(flags, os.environ, recipe)
+    refuse_conflicts(settings)
+    return settings
 
 
 def selection_of(given: Mapping[str, Any]) -> Selection:

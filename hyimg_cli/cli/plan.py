@@ -14,10 +14,13 @@ from hyimg_cli.cli import options as o
 from hyimg_cli.cli import packaged, render
 from hyimg_cli.cli.run_options import takes_run_options
 from hyimg_cli.engine import runner
+from hyimg_cli.engine.choice import replicas_of
 from hyimg_cli.engine.footprint import Footprint, footprints
 from hyimg_cli.engine.forecast import VideoForecast, forecast, video_forecast
+from hyimg_cli.engine.keys import precision
 from hyimg_cli.engine.tensor_ranks import RankFootprint, rank_footprints
 from hyimg_cli.spec.plan import Group, Plan
+from hyimg_cli.spec.run import RunConfig
 
 
 @takes_run_options
@@ -47,15 +50,18 @@ def show_plan(given: Mapping[str, Any]) -> None:
         order, config, runner.cards(revision), shared_kv_bytes=costs.shared_kv_bytes
     )
     by_rank = rank_footprints(memory, config)
+    replicas = replicas_of(order, config)
     if given["as_json"]:
         facts = _as_json(order, costs, videos) | _held(memory, components, by_rank)
+        facts |= {"replicas": replicas}
         render.json_line(facts | {"skipped": rest.done})
         return
     for text in _lines(order, costs, videos, think=given["assume_think"]):
         render.line(text)
     before = f", {len(rest.done)} done before" if rest.done else ""
     render.line(f"all: {len(order.groups)} groups{before}")
-    for text in _memory_lines(memory, components, by_rank):
+    held = _memory_lines(memory, components, by_rank)
+    for text in (*held, *_replica_lines(replicas, config)):
         render.line(text)
 
 
@@ -111,6 +117,14 @@ def _rank_line(one: RankFootprint) -> str:
     parts = f"{_bytes(one.weights)} of weights, {_bytes(one.kv)} of KV"
     at_most = f"at most {_bytes(one.activations)} of activations"
     return f"    rank {one.rank}: {parts}, {at_most}; {_bytes(one.total)} in all"
+
+
+def _replica_lines(count: int, config: RunConfig) -> Iterator[str]:
+    """What several replicas mean for the figures before this."""
+    if count > 1:
+        place = "a GPU each" if precision(config.model)[0] == "cuda" else "in one memory"
+        yield f"  {count} replicas, {place}: each holds such weights and memory"
+        yield "  tokens and encodes are one process's; replicas read what they share once each"
 
 
 def _as_json(order: Plan, costs: PlanCost, videos: Sequence[VideoForecast]) -> dict[str, Any]:

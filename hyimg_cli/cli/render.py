@@ -35,6 +35,7 @@ from hyimg_cli.spec.events import (
     Outcome,
     Prewarmed,
     PromptsReady,
+    ReplicaDied,
 )
 
 PROGRESS = ("auto", "rich", "plain", "none")
@@ -237,7 +238,7 @@ def _view(style: Style, total: int) -> View:
     return PlainView(total)
 
 
-_READINESS = ModelLoaded | ModelReleased | Prewarmed | PromptsReady
+_READINESS = ModelLoaded | ModelReleased | Prewarmed | PromptsReady | ReplicaDied
 
 
 class FailureView:
@@ -335,8 +336,17 @@ class RichView:
         self._progress.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
-def _ready(event: ModelLoaded | ModelReleased | Prewarmed | PromptsReady) -> str:
+def _ready(event: ModelLoaded | ModelReleased | Prewarmed | PromptsReady | ReplicaDied) -> str:
+    """What a session, or one of several replicas, has to say beside its jobs."""
+    who = "" if event.replica is None else f"replica {event.replica}: "
+    return who + _readiness(event)
+
+
+def _readiness(event: ModelLoaded | ModelReleased | Prewarmed | PromptsReady | ReplicaDied) -> str:
     match event:
+        case ReplicaDied():
+            again = "a new one starts in its place" if event.starts_again else "it is given up"
+            return f"died ({event.why}), jobs it was at: {event.jobs}; {again}"
         case Prewarmed():
             return f"prewarmed {event.shapes} shapes in {event.prewarm_s:.2f} s"
         case PromptsReady():

@@ -73,6 +73,7 @@ class RunOptions:
     prompt_cache: o.PromptCache = None
     vae_patch_parallel_size: o.VaePatchParallelSize = None
     cfg_parallel_size: o.CfgParallelSize = None
+    replicas: o.Replicas = None
     checkpoint_every: o.CheckpointEvery = None
     frames: o.FramesName = None
     assume_think: o.AssumeThink = 256

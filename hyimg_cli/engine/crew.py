@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from hyimg_cli.batch.journal import RunFolder
+from hyimg_cli.batch.journal import JobFolder
 from hyimg_cli.engine.clock import PhaseClock
 from hyimg_cli.engine.outcomes import Facts
 from hyimg_cli.spec.events import Event, Outcome, OutputFile, Prewarmed, Progress
@@ -36,7 +36,7 @@ class Made:
 
     job: Job
     clock: PhaseClock
-    write: Callable[[RunFolder], OutputFile]
+    write: Callable[[JobFolder], OutputFile]
     outcome: Callable[[OutputFile | None, Facts], Outcome]
     source_digests: tuple[str, ...] = ()
     settle: Callable[[], None] = lambda: None
@@ -65,7 +65,7 @@ class Crew(Protocol[OneJob]):
         """Get ready for a group; its shapes are run once where that was asked for."""
 
     def work(
-        self, jobs: Sequence[OneJob], folder: RunFolder | None, started: float
+        self, jobs: Sequence[OneJob], folder: JobFolder | None, started: float
     ) -> Iterator[Progress | Made | Lost]:
         """A group's jobs on their way; `started` is where their clocks begin."""
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
-from hyimg_cli.batch.journal import RunFolder
+from hyimg_cli.batch.journal import JobFolder
 from hyimg_cli.batch.resolved import job_to_json
 from hyimg_cli.engine import outcomes
 from hyimg_cli.engine.beside import ReadAhead
@@ -133,7 +133,7 @@ class ImageCrew:
             yield Prewarmed(shapes, time.perf_counter() - started)
 
     def work(
-        self, jobs: Sequence[ImageJob], folder: RunFolder | None, started: float
+        self, jobs: Sequence[ImageJob], folder: JobFolder | None, started: float
     ) -> Iterator[Progress | Made | Lost]:
         model = self._resident()
         self._revive()
@@ -203,7 +203,7 @@ class ImageCrew:
             source_digests=picture.source_digests,
         )
 
-    def _written(self, job: ImageJob, picture: Picture, folder: RunFolder) -> OutputFile:
+    def _written(self, job: ImageJob, picture: Picture, folder: JobFolder) -> OutputFile:
         path = folder.path_for(job.custom_id)
         text = self._metadata(job, picture) if self._config.output.metadata else {}
         sha256, pixel_sha256 = write_png(path, picture.pixels, text)

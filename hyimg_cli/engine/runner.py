@@ -27,12 +27,14 @@ from hyimg_cli.spec.events import (
     Failure,
     JobDone,
     JobFailed,
+    JobStarted,
     ModelLoaded,
     ModelReleased,
     Outcome,
     Prewarmed,
     PromptEmbedded,
     PromptsReady,
+    ReplicaDied,
 )
 from hyimg_cli.spec.job import ImageJob, Job, VideoJob
 from hyimg_cli.spec.plan import Plan
@@ -87,11 +89,16 @@ class PreparedRun:
     invalid: tuple[Outcome, ...] = ()
 
 
+# What makes ready for jobs, or tells of something else than jobs.
+_OTHER = ModelLoaded | ModelReleased | PromptEmbedded | PromptsReady | Prewarmed | ReplicaDied
+
+
 @dataclass
 class Summary:
     """Counts and times of a run, gathered from its events. `left` was planned and did not run.
 
-    `failed` counts jobs, in this run and before; `invalid` lines that never became jobs.
+    `failed` counts jobs, in this run and before; `invalid` lines that never became jobs. Of several
+    replicas' seconds of loading, prewarming and embedding, those of the slowest count.
     """
 
     done: int = 0
@@ -105,6 +112,8 @@ class Summary:
     pictures_s: float = 0.0
     noun: str = "picture"
     _clock: float = field(default_factory=time.perf_counter, repr=False)
+    _at_work: set[str] = field(default_factory=set, repr=False)
+    _ready_s: dict[tuple[str, int | None], float] = field(default_factory=dict, repr=False)
 
     @classmethod
     def before(cls, run: PreparedRun) -> "Summary":
@@ -120,27 +129,35 @@ class Summary:
 
     def add(self, event: Event) -> None:
         before, self._clock = self._clock, time.perf_counter()
+        # With replicas one loads while another draws: time with a job at work is the jobs'.
+        if self._at_work or not isinstance(event, _OTHER):
+            self.pictures_s += self._clock - before
         match event:
             case ModelLoaded():
-                self.load_s += event.load_s
-                return
+                self.load_s = self._longest("load", event.replica, event.load_s)
             case Prewarmed():
-                self.prewarm_s += event.prewarm_s
-                return
+                self.prewarm_s = self._longest("prewarm", event.replica, event.prewarm_s)
             case PromptsReady():
-                self.encode_s += event.encode_s
-                return
-            case ModelReleased() | PromptEmbedded():
-                return
+                self.encode_s = self._longest("encode", event.replica, event.encode_s)
+            case JobStarted():
+                self._at_work.add(event.custom_id)
             case JobDone():
+                self._finish(event.outcome)
                 self.done += 1
-                self.left -= 1
             case JobFailed():
+                self._finish(event.outcome)
                 self.failed += 1
-                self.left -= 1
             case _:
                 pass
-        self.pictures_s += self._clock - before
+
+    def _finish(self, outcome: Outcome) -> None:
+        self.left -= 1
+        self._at_work.discard(outcome.custom_id)
+
+    def _longest(self, what: str, replica: int | None, seconds: float) -> float:
+        """All of one session's, in which replicas differ: they get ready at the same time."""
+        self._ready_s[what, replica] = self._ready_s.get((what, replica), 0.0) + seconds
+        return max(total for (kind, _), total in self._ready_s.items() if kind == what)
 
     @property
     def seconds_per_picture(self) -> float | None:

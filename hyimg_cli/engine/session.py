@@ -13,7 +13,7 @@ from typing import Any, Self
 
 import torch
 
-from hyimg_cli.batch.journal import RunFolder
+from hyimg_cli.batch.journal import JobFolder
 from hyimg_cli.engine.beside import WriteBehind
 from hyimg_cli.engine.clock import PhaseClock
 from hyimg_cli.engine.crew import Crew, Lost, Made
@@ -63,7 +63,7 @@ class Session:
         between sessions, looks through them and decides.
         """
         self._config = config
-        self._folder: RunFolder | None = None
+        self._folder: JobFolder | None = None
         self._images = ImageCrew(config, load)
         self._videos = VideoCrew(config)
         self._crew: Crew[Any] = self._images
@@ -91,18 +91,20 @@ class Session:
         self._images.forget()
         self._videos.forget()
 
-    def run(self, plan: Plan, folder: RunFolder | None = None) -> Generator[Event, None, None]:
+    def run(
+        self, plan: Plan, folder: JobFolder | None = None, *, whole: Plan | None = None
+    ) -> Generator[Event, None, None]:
         """Every job of the plan. A job's failure is an event; the session's own is raised.
 
-        Without a `folder` pixels are made and dropped: outcomes name no files.
+        Without a `folder` pixels are made and dropped: outcomes name no files. `whole`: the plan
+        that `plan` is a piece of; what all of its jobs need at once is made ready with the model.
         """
         started = time.perf_counter()
         self._folder = folder
-        lines = folder.results().items() if folder else ()
-        self._attempts = {name: int(line.get("attempt", 0)) for name, line in lines}
+        self._attempts = folder.attempts() if folder else {}
         self._is_over = False
         for group in plan.groups:
-            for event in self._ready(group, plan):
+            for event in self._ready(group, whole or plan):
                 yield event
                 self._stop_if_asked()
             self._stop_if_asked()

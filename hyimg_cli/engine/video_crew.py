@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from hyimg_cli.batch.journal import RunFolder
+from hyimg_cli.batch.journal import JobFolder
 from hyimg_cli.batch.resolved import job_to_json
 from hyimg_cli.engine import outcomes
 from hyimg_cli.engine.clock import PhaseClock
@@ -124,7 +124,7 @@ class VideoCrew:
             yield Prewarmed(shapes, time.perf_counter() - started)
 
     def work(
-        self, jobs: Sequence[VideoJob], folder: RunFolder | None, started: float
+        self, jobs: Sequence[VideoJob], folder: JobFolder | None, started: float
     ) -> Iterator[Progress | Made | Lost]:
         on = self._set(self._prompts.of, folder)
         devices = [on.model.device]
@@ -159,12 +159,12 @@ class VideoCrew:
         return opened
 
     def _set(
-        self, embed: Callable[[PromptEncoder, str], PromptEmbedding], folder: RunFolder | None
+        self, embed: Callable[[PromptEncoder, str], PromptEmbedding], folder: JobFolder | None
     ) -> Set:
         model = self._resident()
         return Set(model, partial(embed, model.prompts), partial(self._interim, folder))
 
-    def _interim(self, folder: RunFolder | None, job: VideoJob) -> Interim | None:
+    def _interim(self, folder: JobFolder | None, job: VideoJob) -> Interim | None:
         if folder is None:
             return None
         path = folder.latents_for(job.custom_id)
@@ -183,7 +183,7 @@ class VideoCrew:
             settle=interim.discard if interim else lambda: None,
         )
 
-    def _written(self, job: VideoJob, footage: Footage, folder: RunFolder) -> VideoFile:
+    def _written(self, job: VideoJob, footage: Footage, folder: JobFolder) -> VideoFile:
         """The sidecar, the frames, then the film: whoever sees the film sees the others."""
         # Imported here: a run of pictures needs no PyAV.
         from hyimg_cli.media.video import write_video
@@ -234,7 +234,7 @@ def _loaded(model: LatentVideoModel, load_s: float, ranks: int) -> ModelLoaded:
     )
 
 
-def _clear(folder: RunFolder, custom_id: str) -> None:
+def _clear(folder: JobFolder, custom_id: str) -> None:
     """Removes what an earlier film of this id has beside it: it would tell of another job."""
     try:
         for suffix in (".json", ".frames"):

@@ -12,16 +12,12 @@ business: tiles, branches and tensor-parallel layers are all tasks.
 from __future__ import annotations
 
 import logging
-import os
 import shutil
-import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
-from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any, Literal
 from weakref import finalize
@@ -30,6 +26,7 @@ import torch
 import torch.distributed as dist
 
 from hyimg_cli.errors import MachineError, RankError
+from hyimg_cli.parallel.launch import launched
 from hyimg_cli.parallel.wire import (
     Failed,
     Join,
@@ -223,18 +220,8 @@ class RankPool:
         self.stop()
 
     def _launched(self, number: int) -> Member:
-        ours, theirs = Pipe()
-        process = subprocess.Popen(
-            [sys.executable, "-m", "hyimg_cli.parallel.member", str(theirs.fileno())],
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            # A terminal's Ctrl-C is for this process, from a member's first moment on.
-            start_new_session=True,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)},
-        )
-        theirs.close()
-        return Member(number, process, ours)
+        started = launched("hyimg_cli.parallel.member")
+        return Member(number, started.process, started.pipe)
 
     def _join(self) -> None:
         """Form the group, once every member has said that it is up."""

@@ -123,7 +123,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Outcome:
-    """One line of `results.jsonl`."""
+    """One line of `results.jsonl`. `replica`: the one of several that did it, counted from 0."""
 
     custom_id: str
     status: Literal["done", "failed"]
@@ -144,6 +144,7 @@ class Outcome:
     peak_memory_mb: float | None = None
     warnings: tuple[str, ...] = ()
     error: Failure | None = None
+    replica: int | None = None
     metadata: Any = None
     extra: dict[str, Any] = field(default_factory=dict)
 
@@ -151,7 +152,8 @@ class Outcome:
 @dataclass(frozen=True)
 class ModelLoaded:
     """A model is ready: seconds it took, where it lives, its parameters; `beside` it others stay
-    loaded. `ranks`: processes that work with it.
+    loaded. `ranks`: processes that work with it. `replica`, here and below: the one of several
+    that tells it, counted from 0.
     """
 
     model: str
@@ -161,6 +163,7 @@ class ModelLoaded:
     parameters: int
     beside: tuple[str, ...] = ()
     ranks: int = 1
+    replica: int | None = None
 
 
 @dataclass(frozen=True)
@@ -172,6 +175,7 @@ class ModelReleased:
     model: str
     needed_bytes: int
     free_bytes: int
+    replica: int | None = None
 
 
 @dataclass(frozen=True)
@@ -191,6 +195,7 @@ class PromptsReady:
     strings: int
     encoded: int
     encode_s: float
+    replica: int | None = None
 
 
 @dataclass(frozen=True)
@@ -199,6 +204,20 @@ class Prewarmed:
 
     shapes: int
     prewarm_s: float
+    replica: int | None = None
+
+
+@dataclass(frozen=True)
+class ReplicaDied:
+    """A replica ended before its work did, and `why`; `jobs` of its own are dealt again.
+
+    `starts_again`: a new process takes its place.
+    """
+
+    replica: int
+    why: str
+    jobs: int
+    starts_again: bool
 
 
 @dataclass(frozen=True)
@@ -265,6 +284,7 @@ Event = (
     | PromptEmbedded
     | PromptsReady
     | Prewarmed
+    | ReplicaDied
     | GroupStarted
     | JobStarted
     | PhaseStarted

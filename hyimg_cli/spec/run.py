@@ -101,12 +101,14 @@ class ParallelConfig:
 
     Of a video: `vae_ranks`, the tiles of its decode; `cfg_ranks`, its guidance branches, of which
     there are at most two. Neither changes its pixels. `tensor_ranks`: the layers of a picture's
-    model; sums round differently then.
+    model; sums round differently then. `replicas`: sessions with a model of their own each, on a
+    GPU of their own, that share the jobs; no pixel changes.
     """
 
     vae_ranks: int = 1
     cfg_ranks: int = 1
     tensor_ranks: int = 1
+    replicas: int = 1
 
     @property
     def ranks(self) -> int:

@@ -174,12 +174,12 @@ def _mark_forks(
 
 
 def _change_tracks(patch: pytest.MonkeyPatch, change: Callable[[Any], Any]) -> None:
-    original = group.ready
+    original = group.drawing
 
-    def ready(work: Any, studio: Any) -> Any:
-        made = original(work, studio)
+    def drawing(waiting: Any, studio: Any) -> Any:
+        made = original(waiting, studio)
         if studio.reuse.kv_reuse:
             made.track = change(made.track)
         return made
 
-    patch.setattr(group, "ready", ready)
+    patch.setattr(group, "drawing", drawing)

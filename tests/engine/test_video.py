@@ -532,6 +532,22 @@ def test_a_session_keeps_its_model_for_the_next_plan(studios: Studios, tmp_path:
     assert not [event for event in events if isinstance(event, ModelLoaded | PromptsReady)]
 
 
+def test_pieces_of_a_plan_embed_all_of_its_prompts_with_the_first(
+    studios: Studios, tmp_path: Path
+) -> None:
+    """A replica gets its plan in pieces; its text encoders never come back beside the model."""
+    whole = make_plan(ten_jobs(), registry.model_card)
+    pieces = [make_plan([job], registry.model_card) for job in whole.jobs]
+    settings = RunConfig(OutputConfig(tmp_path), batch=COLD)
+    with RunFolder(tmp_path) as folder, Session(settings) as session:
+        told = [list(session.run(piece, folder, whole=whole)) for piece in pieces]
+    ready = [[e for e in events if isinstance(e, PromptsReady)] for events in told]
+    assert [one.strings for one in ready[0]] == [4]
+    assert not any(ready[1:])
+    assert studios.models[0].log.count("release") == 1
+    assert sum(isinstance(event, JobDone) for events in told for event in events) == 10
+
+
 def test_latents_of_what_is_done_or_starts_afresh_are_removed(tmp_path: Path) -> None:
     """A kill between a line and the end of its latents leaves both."""
     jobs = [video_job("done"), video_job("begun")]

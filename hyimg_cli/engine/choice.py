@@ -1,0 +1,36 @@
+"""What a run works with: one session here, or replicas of it in processes of their own."""
+
+from collections.abc import Generator
+from typing import Protocol
+
+from hyimg_cli.batch.journal import RunFolder
+from hyimg_cli.spec.events import Event
+from hyimg_cli.spec.plan import Plan
+from hyimg_cli.spec.run import RunConfig
+
+
+class RunsPlans(Protocol):
+    """What `Session` and `Replicas` have in common."""
+
+    def request_stop(self, signal_number: int) -> None: ...
+
+    def run(self, plan: Plan, folder: RunFolder) -> Generator[Event, None, None]: ...
+
+    def close(self) -> None: ...
+
+
+def replicas_of(plan: Plan, config: RunConfig) -> int:
+    """How many replicas will start for a plan: no more than it has jobs."""
+    return max(1, min(config.parallel.replicas, len(plan.jobs)))
+
+
+def session_for(config: RunConfig) -> RunsPlans:
+    """The one that `config` asks for. Raises MachineError where GPUs are missing."""
+    # Imported here: `--help` must not wait for torch, and replicas need none in this process.
+    if config.parallel.replicas > 1:
+        from hyimg_cli.engine.replicas import Replicas
+
+        return Replicas(config)
+    from hyimg_cli.engine.session import Session
+
+    return Session(config)

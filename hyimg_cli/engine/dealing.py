@@ -1,0 +1,124 @@
+"""Which jobs a replica gets next: large pieces while much is left, single jobs at the end.
+
+Pieces shrink with what is left (guided self-scheduling, Polychronopoulos & Kuck 1987), so a slow
+replica takes fewer of them and holds nothing up at the end. No process is known here.
+"""
+
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+
+from hyimg_cli.spec.job import ImageJob, Job, VideoJob
+from hyimg_cli.spec.plan import Group, Plan, VideoGroup
+
+# A replica's share of a piece is this part of what would be even: the rest levels differences.
+_ROUNDS = 2
+# Pictures that write and draw together cost less than one by one: fewer are only dealt where more
+# would leave another replica without work.
+_WORTH_BATCHING = 4
+
+
+@dataclass
+class _Pile:
+    """What is left of a group."""
+
+    group: Group | VideoGroup
+    jobs: deque[Job] = field(default_factory=deque)
+
+
+class Deck:
+    """The jobs of a plan that nobody has yet, for `replicas` of them to take from."""
+
+    def __init__(self, plan: Plan, replicas: int) -> None:
+        self._replicas = replicas
+        self._piles = [_Pile(group, deque(group.jobs)) for group in plan.groups]
+        self._pile_of = {job.custom_id: pile for pile in self._piles for job in pile.jobs}
+        self._alone: deque[Job] = deque()
+
+    def __len__(self) -> int:
+        """Jobs that are left."""
+        return sum(len(pile.jobs) for pile in self._piles) + len(self._alone)
+
+    def deal(self, loaded: str | None, at_work: Sequence[str]) -> Plan | None:
+        """The next piece, of one group; None where nothing is left.
+
+        `loaded`: the model that the replica has already, which it keeps while there are jobs for
+        it. Else it gets the model with most jobs for each replica that is `at_work` on it (their
+        models), so that no model is loaded more often than it must be. Jobs that are to run alone
+        come last.
+        """
+        model = self._model(loaded, at_work)
+        if model is None:
+            return self._single() if self._alone else None
+        pile = next(pile for pile in self._piles if pile.jobs and pile.group.model == model)
+        jobs = [pile.jobs.popleft() for _ in range(self._cut(pile))]
+        return _piece(pile.group, jobs)
+
+    def put_back(self, jobs: Sequence[Job]) -> None:
+        """Jobs that were dealt and not begun are the next ones of their group again."""
+        for job in reversed(jobs):
+            self._pile_of[job.custom_id].jobs.appendleft(job)
+
+    def put_aside(self, job: Job) -> None:
+        """A job that may have been what ended its replica: it runs alone, behind all others."""
+        self._alone.append(job)
+
+    def clear(self) -> None:
+        """Deal nothing more."""
+        self._alone.clear()
+        for pile in self._piles:
+            pile.jobs.clear()
+
+    def _model(self, loaded: str | None, at_work: Sequence[str]) -> str | None:
+        left: Counter[str] = Counter()
+        for pile in self._piles:
+            left[pile.group.model] += len(pile.jobs)
+        if loaded is not None and left[loaded]:
+            return loaded
+        busy = Counter(at_work)
+        waiting = [model for model, count in left.items() if count]
+        return max(waiting, key=lambda model: left[model] / (busy[model] + 1), default=None)
+
+    def _single(self) -> Plan:
+        job = self._alone.popleft()
+        return _piece(self._pile_of[job.custom_id].group, [job])
+
+    def _cut(self, pile: _Pile) -> int:
+        """How many jobs of the pile are dealt: about as many as are due, whole sets of jobs with
+        the same source images unless a set is larger than two pieces.
+        """
+        due, end = self._due(pile), 0
+        for count in _set_sizes(pile.jobs):
+            if end + count > 2 * due:
+                return end or due
+            end += count
+            if end >= due:
+                break
+        return end
+
+    def _due(self, pile: _Pile) -> int:
+        model = pile.group.model
+        left = sum(len(one.jobs) for one in self._piles if one.group.model == model)
+        even = -(-left // self._replicas)
+        due = -(-left // (_ROUNDS * self._replicas))
+        if isinstance(pile.group, Group):
+            due = max(due, min(_WORTH_BATCHING, even))
+        return min(due, len(pile.jobs))
+
+
+def _piece(group: Group | VideoGroup, jobs: Sequence[Job]) -> Plan:
+    """The group with these of its jobs alone."""
+    if isinstance(group, Group):
+        pictures = tuple(job for job in jobs if isinstance(job, ImageJob))
+        return Plan((replace(group, jobs=pictures),))
+    return Plan((replace(group, jobs=tuple(job for job in jobs if isinstance(job, VideoJob))),))
+
+
+def _set_sizes(jobs: Sequence[Job] | deque[Job]) -> Iterator[int]:
+    """How many jobs in a row have the same source images; a job without any stands alone."""
+
+    def shared(job: Job) -> tuple[str, ...] | str:
+        return (job.images or job.custom_id) if isinstance(job, ImageJob) else job.custom_id
+
+    return (sum(1 for _ in same) for _, same in groupby(jobs, key=shared))

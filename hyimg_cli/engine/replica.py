@@ -1,0 +1,150 @@
+"""One replica: `python -m hyimg_cli.engine.replica FD`, started by `replicas.Replicas`.
+
+It runs the pieces of a plan that it is dealt in a session of its own. Its files go into the run's
+folder, its lines through the pipe: the one journal is the parent's. The pipe is read by a thread,
+so that a stop reaches the session at once, and the parent's end ends this process whatever it
+computes. Signals for stopping are the parent's to answer.
+"""
+
+import logging
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Generator
+from contextlib import closing
+from multiprocessing.connection import Connection
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Protocol
+
+from hyimg_cli.batch.journal import JobFolder
+from hyimg_cli.engine.replica_messages import (
+    Deal,
+    Ended,
+    FromReplica,
+    Line,
+    Recorded,
+    Setup,
+    Stop,
+    Told,
+    Up,
+    received,
+    send,
+)
+from hyimg_cli.errors import HyimgError, Interrupted
+from hyimg_cli.spec.events import Event, Outcome
+from hyimg_cli.spec.plan import Plan
+from hyimg_cli.spec.run import RunConfig
+
+
+class RunsPieces(Protocol):
+    """What a replica needs of a session."""
+
+    def request_stop(self, signal_number: int) -> None: ...
+
+    def run(
+        self, plan: Plan, folder: JobFolder, *, whole: Plan
+    ) -> Generator[Event, None, None]: ...
+
+
+class Wire:
+    """The pipe to the parent: its end, in either direction, ends this process."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe = pipe
+        self._work: SimpleQueue[Setup | Deal] = SimpleQueue()
+        self._recorded: SimpleQueue[Recorded] = SimpleQueue()
+        self.session: RunsPieces | None = None
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def work(self) -> Setup | Deal:
+        """The next thing to do; waits for it."""
+        return self._work.get()
+
+    def tell(self, message: FromReplica) -> None:
+        try:
+            send(self._pipe, message)
+        except OSError:
+            os._exit(0)
+
+    def record(self, outcome: Outcome) -> None:
+        """Returns when the outcome's line is on disk."""
+        self.tell(Line(outcome))
+        self._recorded.get()
+
+    def _read(self) -> None:
+        while True:
+            try:
+                message = received(self._pipe)
+            except (EOFError, OSError):
+                os._exit(0)
+            if isinstance(message, Recorded):
+                self._recorded.put(message)
+            elif isinstance(message, Setup | Deal):
+                self._work.put(message)
+            elif isinstance(message, Stop) and self.session is not None:
+                self.session.request_stop(message.signal_number)
+
+
+class RemoteFolder(JobFolder):
+    """The run's folder as a replica sees it: files are written here, lines by the parent."""
+
+    def __init__(self, folder: Path, wire: Wire, attempts: dict[str, int]) -> None:
+        super().__init__(folder)
+        self._wire = wire
+        self._attempts = attempts
+
+    def attempts(self) -> dict[str, int]:
+        return self._attempts
+
+    def append(self, outcome: Outcome) -> None:
+        self._wire.record(outcome)
+
+
+def serve(pipe: Connection, ready: Callable[[], Callable[[RunConfig], RunsPieces]]) -> None:
+    """Work until the pipe ends. `ready` imports what makes a session, and returns that."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    wire = Wire(pipe)
+    make = ready()
+    wire.tell(Up())
+    setup = wire.work()
+    assert isinstance(setup, Setup), "a replica is told first how it works"
+    log_format = f"%(levelname)s replica {setup.number} %(name)s: %(message)s"
+    logging.basicConfig(level=setup.log_level, format=log_format)
+    wire.session = make(setup.config)
+    while True:
+        dealt = wire.work()
+        assert isinstance(dealt, Deal), "a replica is set up once"
+        ended = _done(dealt, setup, wire, wire.session)
+        wire.tell(ended)
+        if ended.error or ended.trace:
+            os._exit(1)
+
+
+def _done(dealt: Deal, setup: Setup, wire: Wire, session: RunsPieces) -> Ended:
+    """How a piece ended. The session's own failure is the parent's to judge."""
+    folder = RemoteFolder(setup.folder, wire, dealt.attempts)
+    try:
+        with closing(session.run(dealt.piece, folder, whole=setup.whole)) as events:
+            for event in events:
+                wire.tell(Told(event))
+    except Interrupted:
+        return Ended()
+    except HyimgError as error:
+        return Ended(error)
+    except Exception:
+        return Ended(trace=traceback.format_exc())
+    return Ended()
+
+
+def _session() -> Callable[[RunConfig], RunsPieces]:
+    from hyimg_cli.engine.session import Session
+
+    return Session
+
+
+if __name__ == "__main__":
+    serve(Connection(int(sys.argv[1])), _session)

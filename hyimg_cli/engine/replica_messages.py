@@ -1,0 +1,92 @@
+"""What goes through the pipe between a run and one of its replicas; no torch.
+
+    to the replica     Setup, then for each piece Deal; Recorded after each Line; Stop
+    from the replica   Up, then for each piece Told events and Lines, and Ended at its end
+
+Pickled by plain `pickle`: frozen dataclasses without tensors.
+"""
+
+import pickle
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from hyimg_cli.errors import HyimgError
+from hyimg_cli.spec.events import Event, Outcome
+from hyimg_cli.spec.plan import Plan
+from hyimg_cli.spec.run import RunConfig
+
+
+@dataclass(frozen=True)
+class Setup:
+    """How the replica works, and the plan of which it will get pieces; `folder` takes its files."""
+
+    number: int
+    config: RunConfig
+    whole: Plan
+    folder: Path
+    log_level: int
+
+
+@dataclass(frozen=True)
+class Deal:
+    """Jobs to do, and how often each of them was tried before."""
+
+    piece: Plan
+    attempts: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """The line is in the journal, on disk."""
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Stop after the current token or denoise step."""
+
+    signal_number: int
+
+
+@dataclass(frozen=True)
+class Up:
+    """The replica has imported what it needs."""
+
+
+@dataclass(frozen=True)
+class Told:
+    """An event of the replica's session."""
+
+    event: Event
+
+
+@dataclass(frozen=True)
+class Line:
+    """An outcome whose file is in its place: to be recorded, and answered with `Recorded`."""
+
+    outcome: Outcome
+
+
+@dataclass(frozen=True)
+class Ended:
+    """No more of the piece. With `error`, or the `trace` of one that is not ours, the replica
+    itself ends too.
+    """
+
+    error: HyimgError | None = None
+    trace: str = ""
+
+
+ToReplica = Setup | Deal | Recorded | Stop
+FromReplica = Up | Told | Line | Ended
+
+
+def send(pipe: Connection, message: ToReplica | FromReplica) -> None:
+    """Raises OSError where nobody is left to read."""
+    pipe.send_bytes(pickle.dumps(message))
+
+
+def received(pipe: Connection) -> ToReplica | FromReplica:
+    """The next message. Raises EOFError or OSError at the pipe's end."""
+    message: ToReplica | FromReplica = pickle.loads(pipe.recv_bytes())
+    return message

@@ -1,0 +1,62 @@
+"""What a run adds to what its replicas tell: who it was, and which died at a job; no torch."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from hyimg_cli.errors import ReplicaError
+from hyimg_cli.spec.events import (
+    Event,
+    Failure,
+    JobDone,
+    JobFailed,
+    ModelLoaded,
+    ModelReleased,
+    Outcome,
+    Prewarmed,
+    PromptsReady,
+)
+from hyimg_cli.spec.job import Job
+
+Deaths = Mapping[str, Sequence[str]]
+
+
+def marked(event: Event, number: int, deaths: Deaths) -> Event:
+    """The event as one of replica `number`."""
+    match event:
+        case ModelLoaded() | ModelReleased() | Prewarmed() | PromptsReady():
+            return replace(event, replica=number)
+        case JobDone():
+            return JobDone(again(event.outcome, number, deaths))
+        case JobFailed():
+            return JobFailed(again(event.outcome, number, deaths))
+        case _:
+            return event
+
+
+def again(outcome: Outcome, number: int, deaths: Deaths) -> Outcome:
+    """The outcome as replica `number`'s; that others died at the job is among its warnings."""
+    told = tuple(
+        f"{who} died at this job; it was dealt again" for who in deaths.get(outcome.custom_id, ())
+    )
+    return replace(outcome, replica=number, warnings=outcome.warnings + told)
+
+
+def died_twice(job: Job, key: str, attempt: int, deaths: Sequence[str]) -> Outcome:
+    """The line of a job that replicas died at until nobody tried any more."""
+    error = ReplicaError(
+        f"the processes that worked on it died: {', then '.join(deaths)}",
+        hint="memory may be short (signal 9): look at the system's log, then --retry-failed with "
+        "fewer --replicas or a smaller --batching-max-size",
+        code="replica.died",
+        retryable=True,
+    )
+    return Outcome(
+        custom_id=job.custom_id,
+        status="failed",
+        key=key,
+        attempt=attempt,
+        error=Failure(error.code, error.what, error.hint, error.retryable),
+        metadata=json.loads(job.metadata_json),
+        extra=json.loads(job.extra_json),
+    )

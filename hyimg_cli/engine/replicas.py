@@ -1,0 +1,362 @@
+"""Several sessions at one plan, each a process with a model of its own; no torch here.
+
+    this process    the folder, its lock and journal; the deck of jobs; one stream of events
+    replica 0 .. N  replica.py: a session on GPU 0 .. N-1, or on its share of the CPU's threads
+
+A replica writes a job's file, then sends its line; the line is on disk before the replica goes on
+and before `JobDone` leaves this process. So a kill anywhere leaves no line without its file.
+"""
+
+import logging
+import os
+import signal
+import time
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import suppress
+from functools import partial
+from multiprocessing.connection import wait
+from typing import Self
+
+from hyimg_cli.batch.journal import RunFolder
+from hyimg_cli.engine.choice import replicas_of
+from hyimg_cli.engine.dealing import Deck
+from hyimg_cli.engine.keys import key_of, precision, source_digests
+from hyimg_cli.engine.replica_link import Launch, Link, owing
+from hyimg_cli.engine.replica_messages import Ended, Line, Recorded, Setup, Stop, Told, Up
+from hyimg_cli.engine.replica_outcomes import again, died_twice, marked
+from hyimg_cli.errors import (
+    CheckpointError,
+    HyimgError,
+    Interrupted,
+    MachineError,
+    StorageError,
+)
+from hyimg_cli.loading.memory import available_bytes
+from hyimg_cli.models import registry
+from hyimg_cli.parallel.launch import Launched, launched
+from hyimg_cli.spec.events import Event, JobDone, JobFailed, Outcome, ReplicaDied
+from hyimg_cli.spec.job import ImageJob, Job
+from hyimg_cli.spec.plan import Plan
+from hyimg_cli.spec.run import RunConfig
+
+logger = logging.getLogger(__name__)
+
+# The longest silence of a replica that has work: loading, a video's step, or its whole decode.
+_SILENCE_S = 3600.0
+_MOST_DEATHS = 2
+
+
+class Replicas:
+    """Runs plans as `Session` does, on as many replicas as `config.parallel` says at most. Each run
+    starts its own.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        *,
+        launch: Launch | None = None,
+        silence_s: float = _SILENCE_S,
+    ) -> None:
+        """`launch` starts a replica's process; one that works and says nothing for `silence_s` is
+        taken for dead. Raises MachineError where there are fewer GPUs than replicas.
+        """
+        _refuse_missing_gpus(config, config.parallel.replicas)
+        self._config = config
+        self._launch = launch
+        self._silence_s = silence_s
+        self._stop_signal: int | None = None
+        self._shift: _Shift | None = None
+
+    def request_stop(self, signal_number: int) -> None:
+        """Every replica stops after its current denoise step; `run` then raises Interrupted."""
+        self._stop_signal = signal_number
+        if self._shift is not None:
+            self._shift.wake()
+
+    def close(self) -> None:
+        """End the replicas that a run has left."""
+        shift, self._shift = self._shift, None
+        if shift is not None:
+            shift.end()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def run(self, plan: Plan, folder: RunFolder) -> Generator[Event, None, None]:
+        """Every job of the plan, as in `Session.run`; only as many replicas as there are jobs.
+
+        A replica that dies costs nobody a job: what it had begun runs once more, alone. Raises
+        MachineError where all of them died, and on a CPU whose memory cannot hold a model each.
+        """
+        if not plan.jobs:
+            return
+        count = replicas_of(plan, self._config)
+        _refuse_little_memory(self._config, plan, count)
+        launch = self._launch or partial(_launched, self._config, count)
+        links = [Link(number, launch) for number in range(count)]
+        shift = self._shift = _Shift(plan, folder, self._config, links)
+        try:
+            yield from self._worked(shift)
+        except GeneratorExit:
+            for _ in shift.wound_down(self._silence_s):
+                pass
+            raise
+        finally:
+            self.close()
+
+    def _worked(self, shift: "_Shift") -> Iterator[Event]:
+        shift.start()
+        try:
+            while shift.is_busy:
+                shift.deal()
+                for event in shift.heard(self._silence_s):
+                    yield event
+                    if isinstance(event, JobFailed) and self._config.failure.fail_fast:
+                        yield from shift.wound_down(self._silence_s)
+                        return
+                self._stop_if_asked()
+        except StorageError:
+            raise  # nothing more can be written
+        except HyimgError as error:
+            number = error.exit_code - 128 if isinstance(error, Interrupted) else signal.SIGTERM
+            yield from shift.wound_down(self._silence_s, number)
+            raise
+
+    def _stop_if_asked(self) -> None:
+        signal_number, self._stop_signal = self._stop_signal, None
+        if signal_number is not None:
+            raise Interrupted(signal_number)
+
+
+class _Shift:
+    """One run: who works on what, and what has become of it."""
+
+    def __init__(self, plan: Plan, folder: RunFolder, config: RunConfig, links: list[Link]) -> None:
+        self._plan, self._folder, self._config, self._links = plan, folder, config, links
+        self._deck = Deck(plan, len(links))
+        self._attempts = folder.attempts()
+        self._deaths: dict[str, list[str]] = {}
+        self._fallen: list[str] = []
+        self._advice = ""
+        self._is_over = False
+        self._woken, self._waker = os.pipe()
+        os.set_blocking(self._waker, False)
+
+    @property
+    def is_busy(self) -> bool:
+        return len(self._deck) > 0 or any(link.is_dealt for link in self._links)
+
+    def start(self) -> None:
+        for link in self._links:
+            link.start()
+
+    def wake(self) -> None:
+        """End the wait in `heard`; a signal's handler may call this."""
+        with suppress(OSError):
+            os.write(self._waker, b"!")
+
+    def end(self) -> None:
+        """End every process, whatever it does."""
+        for link in self._links:
+            link.hang_up()
+        for link in self._links:
+            link.end()
+        for descriptor in (self._woken, self._waker):
+            os.close(descriptor)
+
+    def deal(self) -> None:
+        """Give work to those without. Raises MachineError where nobody is left to do it."""
+        for link in self._links:
+            if link.is_up and not link.is_dealt:
+                at_work = [one.model for one in self._links if one.is_dealt and one.model]
+                piece = self._deck.deal(link.model, at_work)
+                if piece is None:
+                    break
+                tried = {job.custom_id: self._tried(job) for job in piece.jobs}
+                link.deal(piece, tried)
+        if len(self._deck) and not any(link.is_alive for link in self._links):
+            raise MachineError(
+                f"every replica died: {'; '.join(self._fallen)}",
+                hint=self._advice or "run the same command again to resume, with fewer replicas",
+                code="machine.replicas",
+            )
+
+    def heard(self, silence_s: float) -> Iterator[Event]:
+        """What replicas have to say; waits for it."""
+        alive: list[Link] = [link for link in self._links if link.is_alive]
+        first = min((link.heard_at for link in owing(alive)), default=time.monotonic())
+        left_s = max(0.0, first + silence_s - time.monotonic())
+        for one in wait([*alive, self._woken], left_s):  # type: ignore[list-item]
+            if isinstance(one, Link):
+                yield from self._taken(one)
+            else:
+                os.read(self._woken, 64)
+        for link in owing(self._links):
+            if time.monotonic() - link.heard_at >= silence_s:
+                yield from self._lost(link, why=f"no word from it for {silence_s:.0f} s")
+
+    def wound_down(self, silence_s: float, number: int = signal.SIGTERM) -> Iterator[Event]:
+        """Nothing more is begun; what is made is written and told, and all end."""
+        self._is_over = True
+        self._deck.clear()
+        for link in self._links:
+            if link.is_alive and link.is_at_risk:
+                link.tell(Stop(number))
+            else:
+                link.hang_up()
+        for link in self._links:
+            if not link.is_at_risk:
+                link.end()
+        while any(link.is_dealt for link in self._links):
+            yield from self.heard(silence_s)
+
+    def _taken(self, link: Link) -> Iterator[Event]:
+        try:
+            message = link.received()
+        except (EOFError, OSError):
+            yield from self._lost(link)
+            return
+        match message:
+            case Up():
+                link.is_up = True
+                link.tell(self._setup(link.number))
+            case Line():
+                self._record(link, message.outcome)
+            case Told():
+                event = marked(message.event, link.number, self._deaths)
+                link.note(event)
+                yield event
+            case Ended():
+                yield from self._ended(link, message)
+
+    def _setup(self, number: int) -> Setup:
+        level = logging.getLogger().getEffectiveLevel()
+        return Setup(number, self._config, self._plan, self._folder.folder, level)
+
+    def _record(self, link: Link, outcome: Outcome) -> None:
+        written = again(outcome, link.number, self._deaths)
+        self._folder.append(written)
+        self._attempts[written.custom_id] = written.attempt
+        link.recorded(written)
+        link.tell(Recorded())
+
+    def _ended(self, link: Link, ended: Ended) -> Iterator[Event]:
+        error, trace = ended.error, ended.trace
+        if error is None and not trace:
+            link.finished()
+        elif error is not None and not (self._is_over or _is_its_own(error)):
+            raise error
+        else:
+            if trace:
+                logger.error("replica %d ended by a fault of its own:\n%s", link.number, trace)
+            self._advice = error.hint if error else ""
+            why = error.what if error else trace.strip().splitlines()[-1]
+            yield from self._lost(link, why=why)
+
+    def _lost(self, link: Link, why: str = "") -> Iterator[Event]:
+        """A replica is dead, or will be now: its jobs go to others, or to one in its place."""
+        pid = link.pid
+        how, left = link.fallen(why=why)
+        self._folder.remove_temporaries(pid)
+        yield from (JobDone(outcome) for outcome in left.untold)
+        if self._is_over:
+            return
+        self._fallen.append(f"replica {link.number}: {how}")
+        self._deck.put_back(left.waiting)
+        for job in left.begun:
+            self._deaths.setdefault(job.custom_id, []).append(f"replica {link.number} ({how})")
+        given_up = [job for job in left.begun if len(self._of(job)) >= _MOST_DEATHS]
+        for job in left.begun:
+            if job not in given_up:
+                self._deck.put_aside(job)
+        returns = link.may_return and len(self._deck) > 0
+        if returns:
+            link.start()
+        yield ReplicaDied(link.number, how, len(left.begun), returns)
+        for job in given_up:
+            yield self._given_up(job)
+
+    def _given_up(self, job: Job) -> JobFailed:
+        key = key_of(job, source_digests(job), self._config)
+        outcome = died_twice(job, key, self._tried(job) + 1, self._of(job))
+        self._folder.append(outcome)
+        return JobFailed(outcome)
+
+    def _of(self, job: Job) -> list[str]:
+        """The deaths that the job was at."""
+        return self._deaths.get(job.custom_id, [])
+
+    def _tried(self, job: Job) -> int:
+        return self._attempts.get(job.custom_id, 0)
+
+
+def _is_its_own(error: HyimgError) -> bool:
+    """Whether an error is of one replica's GPU; checkpoint and disk are the same for all."""
+    return isinstance(error, MachineError) and not isinstance(error, CheckpointError | StorageError)
+
+
+def _launched(config: RunConfig, count: int, number: int) -> Launched:
+    environment = _environment(config, count, number, os.environ)
+    return launched("hyimg_cli.engine.replica", environment)
+
+
+def _environment(
+    config: RunConfig, count: int, number: int, ours: Mapping[str, str]
+) -> dict[str, str]:
+    """What a replica's process finds: one GPU of those that we see, its share of the cores."""
+    found = {}
+    if "OMP_NUM_THREADS" not in ours:
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        found["OMP_NUM_THREADS"] = str(max(1, (cores or 1) // count))
+    if precision(config.model)[0] == "cuda":
+        visible = ours.get("CUDA_VISIBLE_DEVICES")
+        names = visible.split(",") if visible is not None else [str(n) for n in range(count)]
+        found["CUDA_VISIBLE_DEVICES"] = names[number].strip()
+    return found
+
+
+def _refuse_missing_gpus(config: RunConfig, count: int) -> None:
+    if precision(config.model)[0] != "cuda":
+        return
+    import torch
+
+    found = torch.cuda.device_count()
+    if found < count:
+        raise MachineError(
+            f"{count} replicas need {count} GPUs; torch finds {found}",
+            hint=f"--replicas {found}" if found > 1 else "leave --replicas out, or --device cpu",
+            code="machine.replicas",
+        )
+
+
+def _refuse_little_memory(config: RunConfig, plan: Plan, count: int) -> None:
+    """On a CPU every replica's weights lie in the same memory; each is asked before any loads."""
+    if precision(config.model)[0] != "cpu":
+        return
+    needed, free = max(_weights(job, config) for job in _one_of_each(plan)), available_bytes()
+    if count * needed > free:
+        fit = free // needed
+        raise MachineError(
+            f"{count} replicas hold {needed / 1e9:.1f} GB of weights each; main memory has "
+            f"{free / 1e9:.1f} GB free",
+            hint=f"--replicas {fit}" if fit > 1 else "leave --replicas out",
+            code="machine.memory",
+        )
+
+
+def _one_of_each(plan: Plan) -> list[Job]:
+    """A job of each model."""
+    return list({job.model: job for job in plan.jobs}.values())
+
+
+def _weights(job: Job, config: RunConfig) -> int:
+    choice = config.model
+    if isinstance(job, ImageJob):
+        card = registry.model_card(job.model, choice.revision)
+        return card.loaded_bytes(precision(choice)[1], choice.quantization)
+    components = registry.video_card(job.model, choice.revision).component_bytes
+    return max(1, sum(count for _, count in components))

@@ -1,0 +1,415 @@
+"""Replicas as processes without torch: who does what, and what is left when one is killed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from hyimg_cli.batch.journal import RunFolder
+from hyimg_cli.batch.planner import make_plan
+from hyimg_cli.engine import replicas as module
+from hyimg_cli.engine.replicas import Replicas
+from hyimg_cli.engine.runner import ResumePolicy, sift
+from hyimg_cli.errors import CheckpointError, Interrupted, MachineError
+from hyimg_cli.models import registry
+from hyimg_cli.parallel.launch import Launched, launched
+from hyimg_cli.spec.events import (
+    DenoiseStep,
+    Event,
+    JobDone,
+    JobFailed,
+    ModelLoaded,
+    Outcome,
+    ReplicaDied,
+)
+from hyimg_cli.spec.job import ImageJob
+from hyimg_cli.spec.plan import Plan
+from hyimg_cli.spec.run import FailurePolicy, ModelChoice, OutputConfig, ParallelConfig, RunConfig
+
+WAIT_S = 60
+
+
+@dataclass
+class Floor:
+    """Where replicas without torch are started, and what became of them."""
+
+    out: Path
+    environment: dict[int, dict[str, str]] = field(default_factory=dict)
+    started: list[Launched] = field(default_factory=list)
+
+    def launch(self, number: int) -> Launched:
+        self.started.append(launched("fake_replica", self.environment.get(number, {})))
+        return self.started[-1]
+
+    def config(self, count: int, **failure: Any) -> RunConfig:
+        return RunConfig(
+            OutputConfig(self.out),
+            model=ModelChoice(device="cpu"),
+            parallel=ParallelConfig(replicas=count),
+            failure=FailurePolicy(**failure),
+        )
+
+    def run(
+        self,
+        jobs: list[ImageJob],
+        count: int = 2,
+        *,
+        each: Callable[[Event, Replicas], None] = lambda *_: None,
+        silence_s: float = WAIT_S,
+        **failure: Any,
+    ) -> list[Event]:
+        """The events of what is left to do of the jobs; `each` sees them one by one."""
+        config, events = self.config(count, **failure), []
+        with RunFolder(self.out) as folder:
+            rest = sift(folder, jobs, config, ResumePolicy())
+            several = Replicas(config, launch=self.launch, silence_s=silence_s)
+            with closing(several), closing(several.run(self.plan(rest.to_run), folder)) as told:
+                for event in told:
+                    events.append(event)
+                    each(event, several)
+        return events
+
+    def plan(self, jobs: list[ImageJob]) -> Plan:
+        return make_plan(jobs, registry.model_card)
+
+    @property
+    def lines(self) -> list[dict[str, Any]]:
+        """The journal, every line."""
+        text = (self.out / "results.jsonl").read_text()
+        return [json.loads(line) for line in text.splitlines()]
+
+    @property
+    def pictures(self) -> list[str]:
+        return sorted(path.stem for path in (self.out / "outputs").glob("*.png"))
+
+    @property
+    def leftovers(self) -> list[str]:
+        return [path.name for path in (self.out / "outputs").glob(".*")]
+
+    def assert_all_gone(self) -> None:
+        assert self.started
+        assert all(one.process.poll() is not None for one in self.started)
+
+
+@pytest.fixture
+def floor(tmp_path: Path) -> Floor:
+    return Floor(tmp_path / "out")
+
+
+@pytest.fixture
+def some(job: ImageJob) -> Callable[..., list[ImageJob]]:
+    """Jobs `j0`, `j1`, … with what each is told to do."""
+
+    def make(count: int, **told: str) -> list[ImageJob]:
+        names = [f"j{n}" for n in range(count)]
+        return [replace(job, custom_id=n, prompt=told.get(n, "a dog")) for n in names]
+
+    return make
+
+
+Some = Callable[..., list[ImageJob]]
+
+
+def outcomes(events: list[Event]) -> dict[str, Outcome]:
+    ended = [event.outcome for event in events if isinstance(event, JobDone | JobFailed)]
+    assert len({outcome.custom_id for outcome in ended}) == len(ended), "a job ends once"
+    return {outcome.custom_id: outcome for outcome in ended}
+
+
+def deaths(events: list[Event]) -> list[ReplicaDied]:
+    return [event for event in events if isinstance(event, ReplicaDied)]
+
+
+def test_all_is_done_once_and_the_line_stands_before_it_is_told(floor: Floor, some: Some) -> None:
+    def is_recorded(event: Event, _: Replicas) -> None:
+        if isinstance(event, JobDone):
+            last = floor.lines
+            assert event.outcome.custom_id in [line["custom_id"] for line in last]
+            assert (floor.out / event.outcome.outputs[0].path).is_file()
+
+    found = outcomes(floor.run(some(20), each=is_recorded))
+    assert sorted(found) == sorted(job.custom_id for job in some(20))
+    assert Counter(line["custom_id"] for line in floor.lines) == Counter(list(found))
+    assert {line["replica"] for line in floor.lines} == {0, 1}
+    assert {line["custom_id"]: line["replica"] for line in floor.lines} == {
+        name: outcome.replica for name, outcome in found.items()
+    }
+    assert all(outcome.attempt == 1 for outcome in found.values())
+    assert floor.pictures == sorted(found)
+    floor.assert_all_gone()
+    assert outcomes(floor.run(some(21))).keys() == {"j20"}, "the others are done"
+
+
+def test_no_more_processes_than_jobs(floor: Floor, some: Some) -> None:
+    events = floor.run(some(2), 5)
+    assert len(floor.started) == 2
+    assert sorted(outcomes(events)) == ["j0", "j1"]
+    assert floor.run([], 5) == []
+    assert len(floor.started) == 2
+
+
+def test_the_slow_one_gets_less(floor: Floor, some: Some) -> None:
+    floor.environment = {0: {"PACE_S": "0.1"}}
+    found = outcomes(floor.run(some(40)))
+    done = Counter(outcome.replica for outcome in found.values())
+    assert done[0] + done[1] == 40
+    assert done[0] < 15 < done[1]
+
+
+def test_a_killed_replica_costs_no_job(floor: Floor, some: Some) -> None:
+    events = floor.run(some(30, j3="die once"))
+    found = outcomes(events)
+    assert len(found) == 30
+    assert all(outcome.status == "done" for outcome in found.values())
+    (death,) = deaths(events)
+    assert death.why == "killed by signal 9"
+    assert (death.jobs, death.starts_again) == (1, True)
+    assert len(floor.started) == 3
+    (warning,) = found["j3"].warnings
+    assert "died at this job" in warning
+    assert [name for name, outcome in found.items() if outcome.warnings] == ["j3"]
+    assert floor.leftovers == []
+    assert Counter(line["custom_id"] for line in floor.lines) == Counter(list(found))
+
+
+def test_a_job_that_kills_twice_fails_and_the_rest_is_done(floor: Floor, some: Some) -> None:
+    events = floor.run(some(12, j2="die", j7="fail"))
+    found = outcomes(events)
+    assert len(found) == 12
+    failed = {name: outcome.error for name, outcome in found.items() if outcome.error}
+    assert sorted(failed) == ["j2", "j7"]
+    assert failed["j2"] is not None
+    assert (failed["j2"].code, failed["j2"].retryable) == ("replica.died", True)
+    assert "killed by signal 9" in failed["j2"].message
+    assert len(deaths(events)) == 2
+    assert [line["status"] for line in floor.lines if line["custom_id"] == "j2"] == ["failed"]
+    floor.assert_all_gone()
+
+
+def test_jobs_in_flight_beside_the_guilty_one_are_not_blamed(floor: Floor, some: Some) -> None:
+    """Of the dead replica's piece only what it had begun is suspect."""
+    found = outcomes(floor.run(some(16, j0="die")))
+    assert [name for name, outcome in found.items() if outcome.status == "failed"] == ["j0"]
+    assert not any(outcome.warnings for name, outcome in found.items() if name != "j0")
+
+
+def test_all_dead_is_a_machine_error_and_resumable(floor: Floor, some: Some) -> None:
+    floor.environment = {0: {"DIES": "1"}, 1: {"DIES": "1"}}
+    events: list[Event] = []
+    with pytest.raises(MachineError, match=r"every replica died: .*signal 9.*signal 9") as raised:
+        floor.run(some(6), each=lambda event, _: events.append(event))
+    assert raised.value.code == "machine.replicas"
+    assert len(floor.started) == 2, "what dies without a job dies again"
+    assert [death.starts_again for death in deaths(events)] == [False, False]
+    floor.assert_all_gone()
+    floor.environment = {}
+    assert len(outcomes(floor.run(some(6)))) == 6
+
+
+def test_one_that_never_comes_up_leaves_the_work_to_the_others(floor: Floor, some: Some) -> None:
+    floor.environment = {1: {"DIES": "1"}}
+    events = floor.run(some(10))
+    assert {outcome.replica for outcome in outcomes(events).values()} == {0}
+    assert [death.replica for death in deaths(events)] == [1]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stop_leaves_what_is_made_and_no_process(
+    floor: Floor, some: Some, number: signal.Signals
+) -> None:
+    floor.environment = {0: {"PACE_S": "0.05"}, 1: {"PACE_S": "0.05"}}
+    steps: list[int] = []
+
+    def stop(event: Event, several: Replicas) -> None:
+        if isinstance(event, DenoiseStep):
+            steps.append(event.step)
+            if len(steps) == 8:
+                # As a signal's handler would, while `run` waits for the replicas.
+                threading.Timer(0.01, several.request_stop, [number]).start()
+
+    with pytest.raises(Interrupted) as raised:
+        floor.run(some(40), each=stop)
+    assert raised.value.exit_code == 128 + number
+    assert len(steps) <= 8 + 4, "each stops behind the step it was at"
+    assert floor.pictures == sorted(line["custom_id"] for line in floor.lines)
+    floor.assert_all_gone()
+    before = len(floor.lines)
+    assert 0 < before < 40
+    floor.environment = {}
+    assert len(outcomes(floor.run(some(40)))) == 40 - before
+
+
+def test_a_stop_before_any_replica_is_up_is_answered_at_once(floor: Floor, some: Some) -> None:
+    config = floor.config(2)
+    several = Replicas(config, launch=floor.launch)
+    threading.Timer(0.05, several.request_stop, [signal.SIGINT]).start()
+    began = time.monotonic()
+    with RunFolder(floor.out) as folder, pytest.raises(Interrupted):
+        list(several.run(floor.plan(some(4, j0="hang", j1="hang")), folder))
+    assert time.monotonic() - began < 20
+    floor.assert_all_gone()
+
+
+def test_whoever_stops_listening_leaves_no_process(floor: Floor, some: Some) -> None:
+    several = Replicas(floor.config(2), launch=floor.launch)
+    with RunFolder(floor.out) as folder:
+        told = several.run(floor.plan(some(30)), folder)
+        while not isinstance(next(told), JobDone):
+            pass
+        told.close()
+        assert floor.pictures == sorted(line["custom_id"] for line in floor.lines)
+    floor.assert_all_gone()
+
+
+def test_a_fault_of_the_checkpoint_ends_the_run(floor: Floor, some: Some) -> None:
+    with pytest.raises(CheckpointError, match="there is none") as raised:
+        floor.run(some(20, j1="no checkpoint"))
+    assert raised.value.hint == "copy it"
+    assert floor.pictures == sorted(line["custom_id"] for line in floor.lines)
+    floor.assert_all_gone()
+
+
+@pytest.mark.parametrize("fault", ["gpu", "crash"])
+def test_a_fault_of_one_replica_does_not_end_the_run(
+    floor: Floor, some: Some, fault: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    events = floor.run(some(10, j1=fault))
+    failed = [one for one in outcomes(events).values() if one.status == "failed"]
+    assert [one.custom_id for one in failed] == ["j1"]
+    assert len(outcomes(events)) == 10
+    reason = "the GPU failed" if fault == "gpu" else "RuntimeError: a mistake of ours"
+    assert {death.why for death in deaths(events)} == {reason}
+    assert ("Traceback" in caplog.text) == (fault == "crash")
+
+
+def test_fail_fast_stops_every_replica(floor: Floor, some: Some) -> None:
+    floor.environment = {0: {"PACE_S": "0.05"}, 1: {"PACE_S": "0.05"}}
+    found = outcomes(floor.run(some(40, j0="fail"), fail_fast=True))
+    assert found["j0"].status == "failed"
+    assert len(found) < 20
+    assert floor.pictures == sorted(n for n, one in found.items() if one.status == "done")
+    floor.assert_all_gone()
+
+
+def test_one_that_says_nothing_is_taken_for_dead(floor: Floor, some: Some) -> None:
+    events = floor.run(some(6, j0="hang"), silence_s=3)
+    assert [death.why for death in deaths(events)] == ["no word from it for 3 s"]
+    assert len(outcomes(events)) == 6
+    assert all(one.status == "done" for one in outcomes(events).values())
+    floor.assert_all_gone()
+
+
+def test_attempts_count_on_from_the_journal(floor: Floor, some: Some) -> None:
+    floor.run(some(3, j0="fail"))
+    config = floor.config(2)
+    with RunFolder(floor.out) as folder:
+        jobs = some(3, j0="fail")
+        rest = sift(folder, jobs, config, ResumePolicy(retry_failed=True))
+        assert [job.custom_id for job in rest.to_run] == ["j0"]
+        (event,) = [
+            event
+            for event in Replicas(config, launch=floor.launch).run(floor.plan(rest.to_run), folder)
+            if isinstance(event, JobFailed)
+        ]
+    assert event.outcome.attempt == 2
+
+
+def test_loads_are_told_with_the_replica(floor: Floor, some: Some) -> None:
+    events = floor.run(some(10))
+    assert sorted(e.replica for e in events if isinstance(e, ModelLoaded)) == [0, 1]  # type: ignore[type-var]
+
+
+# The command without what needs torch: neither its replicas nor what run.json says of GPUs.
+PARENT = """
+import sys
+sys.path.append(sys.argv.pop(1))
+from hyimg_cli.cli import generate
+from hyimg_cli.cli.app import run
+from hyimg_cli.engine import replicas
+from hyimg_cli.parallel.launch import launched
+generate.run_info = lambda *_: {}
+replicas._launched = lambda config, count, number: launched("fake_replica", {"PACE_S": "0.05"})
+code = run(sys.argv[1:])
+assert "torch" not in sys.modules
+sys.exit(code)
+"""
+
+
+@pytest.mark.parametrize("kill", [signal.SIGKILL, signal.SIGTERM, "twice"])
+def test_a_command_that_is_killed_leaves_no_process_and_resumes(
+    tmp_path: Path, write_manifest: Callable[..., Path], kill: Any
+) -> None:
+    lines = [{"custom_id": f"j{n}", "prompt": "a dog", "steps": 4} for n in range(24)]
+    lines[0] |= {"prompt": "hang"} if kill == "twice" else {}
+    manifest, out = write_manifest(*lines), tmp_path / "out"
+    tests = str(Path(__file__).parents[1])
+    command = [sys.executable, "-c", PARENT, tests, "generate", str(manifest), "-o", str(out)]
+    command += ["--replicas", "2", "--device", "cpu", "--no-report", "--json"]
+    ran = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    wait_for(lambda: (out / "results.jsonl").exists() and line_count(out) >= 2)
+    children = psutil.Process(ran.pid).children()
+    assert len(children) == 2
+    os.kill(ran.pid, signal.SIGTERM if kill == "twice" else kill)
+    if kill == "twice":
+        time.sleep(0.3)
+        assert ran.poll() is None, "it waits for the step of the job that hangs"
+        os.kill(ran.pid, signal.SIGTERM)
+    _, messages = ran.communicate(timeout=WAIT_S)
+    assert ran.returncode == (-9 if kill == signal.SIGKILL else 143), messages
+    _, alive = psutil.wait_procs(children, timeout=10)
+    assert alive == []
+    done = line_count(out)
+    assert done < 24
+    again = subprocess.run(command, capture_output=True, text=True, check=False, timeout=WAIT_S)
+    assert again.returncode == 0, again.stderr
+    summary = json.loads(again.stdout.splitlines()[-1])["summary"]
+    assert (summary["done"], summary["skipped"]) == (24 - done, done)
+    assert not list((out / "outputs").glob(".*"))
+
+
+def wait_for(is_true: Callable[[], bool]) -> None:
+    end = time.monotonic() + WAIT_S
+    while not is_true():
+        assert time.monotonic() < end, "it never came about"
+        time.sleep(0.02)
+
+
+def line_count(out: Path) -> int:
+    return len((out / "results.jsonl").read_bytes().splitlines())
+
+
+def test_each_replica_sees_one_gpu_and_its_share_of_the_cores(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cpu = RunConfig(OutputConfig(Path("out")), model=ModelChoice(device="cpu"))
+    gpu = RunConfig(OutputConfig(Path("out")), model=ModelChoice(device="cuda"))
+    cores = len(os.sched_getaffinity(0))
+    assert module._environment(cpu, 2, 1, {}) == {"OMP_NUM_THREADS": str(max(1, cores // 2))}
+    assert module._environment(cpu, 2, 1, {"OMP_NUM_THREADS": "3"}) == {}
+    ours = {"OMP_NUM_THREADS": "3", "CUDA_VISIBLE_DEVICES": "4, GPU-55,6"}
+    assert module._environment(gpu, 3, 1, ours) == {"CUDA_VISIBLE_DEVICES": "GPU-55"}
+    del ours["CUDA_VISIBLE_DEVICES"]
+    assert module._environment(gpu, 3, 2, ours) == {"CUDA_VISIBLE_DEVICES": "2"}
+
+
+def test_memory_that_cannot_hold_them_all_is_said_before_any_starts(
+    floor: Floor, some: Some, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "available_bytes", lambda: 100_000_000)  # a tiny model has 39 MB
+    with pytest.raises(MachineError, match=r"5 replicas hold 0\.0 GB of weights each") as raised:
+        floor.run(some(9), 5)
+    assert (raised.value.code, raised.value.hint) == ("machine.memory", "--replicas 2")
+    assert floor.started == []
+    assert len(outcomes(floor.run(some(9), 2))) == 9

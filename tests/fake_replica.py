@@ -1,0 +1,118 @@
+"""A replica without torch: `python -m fake_replica FD`. Its session does what a prompt says.
+
+    die          its process is killed at this job        die once     only the first time
+    hang         it says nothing any more                 fail         the job fails
+    no checkpoint, gpu, crash     the session itself fails
+
+PACE_S in the environment: seconds for each step of a job. DIES in it: as soon as it has work.
+"""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Generator
+from multiprocessing.connection import Connection
+
+from hyimg_cli.batch.journal import JobFolder
+from hyimg_cli.engine.keys import job_keys
+from hyimg_cli.engine.replica import RunsPieces, serve
+from hyimg_cli.errors import CheckpointError, Interrupted, MachineError
+from hyimg_cli.files import replace_file
+from hyimg_cli.spec import digest
+from hyimg_cli.spec.events import (
+    DenoiseStep,
+    Event,
+    Failure,
+    GroupStarted,
+    JobDone,
+    JobFailed,
+    JobStarted,
+    ModelLoaded,
+    Outcome,
+    OutputFile,
+)
+from hyimg_cli.spec.job import Job
+from hyimg_cli.spec.plan import Plan
+from hyimg_cli.spec.run import RunConfig
+
+PACE_S = float(os.environ.get("PACE_S", "0.01"))
+
+
+class FakeSession:
+    def __init__(self, config: RunConfig) -> None:
+        self._config = config
+        self._stopped_by = 0
+        self._model = ""
+
+    def request_stop(self, signal_number: int) -> None:
+        self._stopped_by = signal_number
+
+    def run(self, plan: Plan, folder: JobFolder, *, whole: Plan) -> Generator[Event, None, None]:
+        if "DIES" in os.environ:
+            die()
+        assert {job.custom_id for job in plan.jobs} <= {job.custom_id for job in whole.jobs}
+        for group in plan.groups:
+            if group.model != self._model:
+                self._model = group.model
+                yield ModelLoaded(group.model, 0.5, "cpu", "float32", 1000)
+            yield GroupStarted(group.model, group.size_class, len(group.jobs))
+            for job in group.jobs:
+                yield from self._job(job, folder)
+
+    def _job(self, job: Job, folder: JobFolder) -> Generator[Event, None, None]:
+        yield JobStarted(job.custom_id)
+        obey(job, folder)
+        for step in range(1, job.num_inference_steps + 1):
+            if self._stopped_by:
+                raise Interrupted(self._stopped_by)
+            time.sleep(PACE_S)
+            yield DenoiseStep(job.custom_id, step, job.num_inference_steps)
+        outcome = self._made(job, folder)
+        folder.append(outcome)
+        yield (JobFailed if outcome.error else JobDone)(outcome)
+
+    def _made(self, job: Job, folder: JobFolder) -> Outcome:
+        key = job_keys([job], self._config)[job.custom_id]
+        attempt = folder.attempts().get(job.custom_id, 0) + 1
+        if "fail" in job.prompt:
+            failure = Failure("job.fake", "it was told to fail", "", retryable=False)
+            return Outcome(job.custom_id, "failed", key=key, attempt=attempt, error=failure)
+        replace_file(folder.path_for(job.custom_id), job.prompt.encode())
+        sha256 = digest.of_bytes(job.prompt.encode())
+        file = OutputFile(f"outputs/{job.custom_id}.png", sha256, sha256, 16, 16, job.seed)
+        return Outcome(job.custom_id, "done", key=key, attempt=attempt, outputs=(file,))
+
+
+def obey(job: Job, folder: JobFolder) -> None:
+    if "no checkpoint" in job.prompt:
+        raise CheckpointError("there is none", hint="copy it")
+    if "gpu" in job.prompt:
+        raise MachineError("the GPU failed", code="machine.gpu")
+    if "crash" in job.prompt:
+        raise RuntimeError("a mistake of ours")
+    if "hang" in job.prompt and first_time(job, folder):
+        time.sleep(600)
+    if "die" in job.prompt and ("once" not in job.prompt or first_time(job, folder)):
+        leftover = folder.path_for(job.custom_id).with_name(f".half.{os.getpid()}.tmp")
+        leftover.write_bytes(b"half a picture")
+        die()
+
+
+def first_time(job: Job, folder: JobFolder) -> bool:
+    mark = folder.folder / f"{job.custom_id}.mark"
+    is_first = not mark.exists()
+    mark.touch()
+    return is_first
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def ready() -> type[RunsPieces]:
+    return FakeSession
+
+
+if __name__ == "__main__":
+    serve(Connection(int(sys.argv[1])), ready)
