@@ -113,15 +113,16 @@ def _fits(needs: Mapping[Quantization, Footprint], free: int) -> Iterator[str]:
 
 
 def _remedy(subject: Subject, free: int) -> str:
-    """The flags that make it fit, those first that change least; else how much is wanted."""
-    least = 0
-    for form in FORMS[FORMS.index(subject.config.model.quantization) :]:
-        for is_tiled in (subject.config.model.vae_use_tiling, True):
-            choice = replace(subject.config.model, quantization=form, vae_use_tiling=is_tiled)
-            least = _need(subject, choice).total
-            if least <= free:
-                flags = [f"--quantization {form}"] if form != "none" else []
-                return f"{' '.join([*flags, *['--vae-use-tiling'] * is_tiled])} would fit"
+    """The quantization that makes it fit and changes least; else how much is wanted.
+
+    Tiles do not help: the VAE encodes a source image whole.
+    """
+    choice = subject.config.model
+    least = _need(subject, choice).total
+    for form in FORMS[FORMS.index(choice.quantization) + 1 :]:
+        least = _need(subject, replace(choice, quantization=form)).total
+        if least <= free:
+            return f"--quantization {form} would fit"
     return f"free some, or use a machine with {size_text(least)} for {FORMS[-1]}"
 
 

@@ -230,9 +230,9 @@ def test_what_is_not_fetched_yet(
     [
         (300e9, "ok", ""),
         (190e9, "warning", "fewer jobs"),
-        (180e9, "failed", "--vae-use-tiling would fit"),
+        (175e9, "failed", "--quantization fp8 would fit"),
         (110e9, "failed", "--quantization fp8 would fit"),
-        (100e9, "failed", "--quantization fp8 --vae-use-tiling would fit"),
+        (100e9, "failed", "--quantization nf4 would fit"),
         (75e9, "failed", "--quantization nf4 would fit"),
         (30e9, "failed", "free some, or use a machine with"),
     ],
