@@ -1,4 +1,4 @@
-"""Rates of a checkpoint on films asked for through the product: `hyimg generate`, then the judge."""
+"""Rates of a checkpoint on films asked for by `hyimg generate`, read by the judge."""
 
 import json
 import os

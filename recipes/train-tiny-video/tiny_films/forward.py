@@ -3,7 +3,8 @@
 The library's forward pads every prompt to 1985 tokens. Here they are padded to the longest of the
 batch and masked as keys; what a padded row holds is never seen. A test holds this to the product.
 
-Shapes: B films · C channels · F Y X latent frames, rows, columns · N text tokens · S tokens · M width.
+Shapes: B films · C channels · F Y X latent frames, rows, columns · N text tokens · S all tokens
+· W M widths of the encoder and of the blocks.
 """
 
 import math

@@ -86,9 +86,9 @@ are cut where the released checkpoint cuts them, behind 1000 tokens (987 bytes o
 
 _TRAINING = """## Training
 
-Data: drawn on the fly, never stored; `recipes/train-tiny-video/tiny_films`. Held out: of every shape
-and colour one of the five motions ({held_out} of {scenes} scenes, by a rule), drawn neither for the
-autoencoder nor for the transformer.
+Data: drawn on the fly, never stored; `recipes/train-tiny-video/tiny_films`. Held out: of every
+shape and colour one of the five motions ({held_out} of {scenes} scenes, by a rule), drawn neither
+for the autoencoder nor for the transformer.
 
 Trained are the transformer (but for the glyph and image projections) and the autoencoder with its
 `scaling_factor`. Everything else is byte for byte what `recipes/build-tiny-video/build.py` writes

@@ -45,7 +45,7 @@ class FlowRun:
     warm_up_steps: int = 60
     ema_decay: float = 0.997
     shift: float = 3.0
-    check_every_s: float = 300.0
+    check_every_s: float = 600.0
     seed: int = 2
     max_steps: int | None = None
 
@@ -122,7 +122,7 @@ class FlowTrainer:
 def new_network(seed: int) -> Any:
     """The transformer at the start: blocks that pass everything through, no velocity.
 
-    What no text-to-video film without pictures or quoted text needs stays random and frozen.
+    What only pictures and quoted text need stays random and frozen, and is what its file will hold.
     """
     torch.manual_seed(seed)
     network: Any = HunyuanVideo15Transformer3DModel(
@@ -135,6 +135,9 @@ def new_network(seed: int) -> Any:
         nn.init.zeros_(layer.bias)
     for name, parameter in network.named_parameters():
         parameter.requires_grad_(not name.startswith(_FROZEN))
+        if name.startswith(_FROZEN):
+            stored = parameter.detach().to(hunyuan_video15.transformer_dtype(name))
+            parameter.data.copy_(stored)
     return prepared(network)
 
 
