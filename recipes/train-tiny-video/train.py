@@ -1,7 +1,7 @@
 """Train the embedded video checkpoint from nothing: `python recipes/train-tiny-video/train.py -h`.
 
-Stages, each resumed where an earlier run with the same `--out` stopped: base, vae, flow, export,
-eval. Needs hyimg installed; no data, no network, no GPU.
+Stages, each resumed where an earlier run with the same `--out` stopped: base, vae, decoder, flow,
+export, eval. Needs hyimg installed; no data, no network, no GPU.
 """
 
 import argparse
@@ -21,12 +21,13 @@ from tiny_films.evaluate import answers, questions, rates  # noqa: E402
 from tiny_films.export import digests, export  # noqa: E402
 from tiny_films.model_card import Facts, model_card, stage_of  # noqa: E402
 from tiny_films.pool import read_pool  # noqa: E402
-from tiny_films.stages import WholeRun, base_stage, flow_stage, vae_stage  # noqa: E402
+from tiny_films.stages import WholeRun, base_stage, decoder_stage, flow_stage, vae_stage  # noqa: E402
+from tiny_films.train_decoder import DecoderRun  # noqa: E402
 from tiny_films.train_flow import FlowRun, trained_network  # noqa: E402
 from tiny_films.train_vae import VaeRun, trained_vae  # noqa: E402
 from tiny_world.progress import waiting  # noqa: E402
 
-_VAE_SHARE = 0.45
+_SHARES = {"vae": 0.35, "decoder": 0.25, "flow": 0.4}
 
 
 def arguments() -> argparse.Namespace:
@@ -49,6 +50,8 @@ def main() -> None:
     base_stage(run)
     with waiting(console, "vae", out / "vae_log.jsonl", run.vae.minutes) as tick:
         vae_stage(run, tick)
+    with waiting(console, "decoder", out / "decoder_log.jsonl", run.decoder.minutes) as tick:
+        decoder_stage(run, tick)
     with waiting(console, "flow", out / "flow_log.jsonl", run.flow.minutes) as tick:
         flow_stage(run, tick)
     write_curves(out, out / "curves.png")
@@ -61,7 +64,7 @@ def main() -> None:
     if chosen.eval_count:
         measured = rates(answers(checkpoint, questions(chosen.eval_count), out / "eval"))
         (out / "rates.json").write_text(json.dumps(measured, indent=1) + "\n", encoding="utf-8")
-    stages = {name: stage_of(out / f"{name}_log.jsonl") for name in ("vae", "flow")}
+    stages = {name: stage_of(out / f"{name}_log.jsonl") for name in ("vae", "decoder", "flow")}
     hardware = chosen.hardware or f"{chosen.workers} CPU workers"
     facts = Facts(stages, hardware, digests(checkpoint))
     (checkpoint / "README.md").write_text(model_card(facts, measured), encoding="utf-8")
@@ -69,13 +72,13 @@ def main() -> None:
 
 
 def whole_run(chosen: argparse.Namespace) -> WholeRun:
-    """Both stages' settings from the command line."""
-    vae_minutes = chosen.minutes * _VAE_SHARE
+    """All stages' settings from the command line."""
+    minutes = {stage: chosen.minutes * share for stage, share in _SHARES.items()}
+    folder, steps = chosen.out, chosen.max_steps
     return WholeRun(
-        vae=VaeRun(minutes=vae_minutes, folder=chosen.out, max_steps=chosen.max_steps),
-        flow=FlowRun(
-            minutes=chosen.minutes - vae_minutes, folder=chosen.out, max_steps=chosen.max_steps
-        ),
+        vae=VaeRun(minutes["vae"], folder, max_steps=steps),
+        decoder=DecoderRun(minutes["decoder"], folder, max_steps=steps),
+        flow=FlowRun(minutes["flow"], folder, max_steps=steps),
         workers=chosen.workers,
         films=chosen.films,
     )

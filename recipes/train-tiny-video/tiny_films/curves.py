@@ -4,7 +4,11 @@ import importlib.util
 import json
 from pathlib import Path
 
-_PANELS = {"vae_log.jsonl": ("l1", "square"), "flow_log.jsonl": ("flow",)}
+_PANELS = {
+    "vae_log.jsonl": ("l1", "square"),
+    "decoder_log.jsonl": ("l1", "square"),
+    "flow_log.jsonl": ("flow",),
+}
 
 
 def write_curves(folder: Path, file: Path) -> None:
@@ -13,8 +17,8 @@ def write_curves(folder: Path, file: Path) -> None:
         return
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9, 3.2))
-    for axes, (name, keys) in zip(figure.subplots(1, 2), _PANELS.items(), strict=True):
+    figure = Figure(figsize=(11, 3.2))
+    for axes, (name, keys) in zip(figure.subplots(1, 3), _PANELS.items(), strict=True):
         text = (folder / name).read_text(encoding="utf-8")
         lines = [json.loads(line) for line in text.splitlines()]
         for key in keys:

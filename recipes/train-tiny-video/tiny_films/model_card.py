@@ -105,7 +105,7 @@ Licence: the weights, like the code that made them, are this project's own.
 
 
 def _training(facts: Facts) -> str:
-    names = {"vae": "autoencoder", "flow": "transformer"}
+    names = {"vae": "autoencoder", "decoder": "its decoder alone", "flow": "transformer"}
     stages = [
         f"- {names[name]}: {stage.steps} steps in {stage.minutes:.0f} minutes, "
         f"last losses {_losses(stage.last)}"

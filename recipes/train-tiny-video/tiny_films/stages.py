@@ -11,15 +11,17 @@ from tiny_world.workers import rank, run_workers
 from tiny_films.pool import draw_pool, read_pool
 from tiny_films.prompts import PromptEncoder, drawn_bank
 from tiny_films.sample import QuickRates
+from tiny_films.train_decoder import DecoderRun, train_decoder
 from tiny_films.train_flow import FlowRun, FlowTrainer, new_network
-from tiny_films.train_vae import VaeRun, train_vae, trained_vae
+from tiny_films.train_vae import VaeRun, jointly_trained_vae, train_vae, trained_vae
 
 
 @dataclass(frozen=True)
 class WholeRun:
-    """Both training stages of one run; `films` and `wordings` are per scene."""
+    """All training stages of one run; `films` and `wordings` are per scene."""
 
     vae: VaeRun
+    decoder: DecoderRun
     flow: FlowRun
     workers: int
     films: int = 16
@@ -45,7 +47,14 @@ def vae_stage(run: WholeRun, tick: Callable[[], None]) -> None:
     """Train the autoencoder until its time is up; then draw and encode the films, once."""
     run_workers(run.workers, tick, train_vae, run.vae)
     if not run.pool.exists():
-        draw_pool(trained_vae(run.vae.folder), run.pool, films=run.films, seed=run.flow.seed)
+        draw_pool(
+            jointly_trained_vae(run.vae.folder), run.pool, films=run.films, seed=run.flow.seed
+        )
+
+
+def decoder_stage(run: WholeRun, tick: Callable[[], None]) -> None:
+    """Train the decoder on behind the finished encoder until its time is up."""
+    run_workers(run.workers, tick, train_decoder, run.decoder)
 
 
 def flow_stage(run: WholeRun, tick: Callable[[], None]) -> None:

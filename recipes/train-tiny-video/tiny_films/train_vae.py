@@ -45,7 +45,7 @@ class Phase:
     side_px: int
 
 
-PHASES = (Phase(0.3, 20, 1, 32), Phase(0.7, 6, 5, 32), Phase(1.0, 2, FRAMES, PICTURE_PX))
+PHASES = (Phase(0.25, 20, 1, 32), Phase(0.55, 6, 5, 32), Phase(1.0, 2, FRAMES, PICTURE_PX))
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class VaeTrainer:
         rng = random.Random(f"{self.run.seed}/vae/{rank()}/{self.state.step}")
         generator = torch.Generator().manual_seed(rng.getrandbits(60))
         phase = next(p for p in PHASES if progress < p.until or p is PHASES[-1])
-        film_BCTHW, weight_BCTHW = _cut_films(phase, rng, generator)
+        film_BCTHW, weight_BCTHW = cut_films(phase, rng, generator)
         mean_BCFYX, logvar_BCFYX = moments(self.vae, film_BCTHW)
         noise_BCFYX = torch.randn(mean_BCFYX.shape, generator=generator)
         drawn_BCTHW = self.vae.decoder(mean_BCFYX + torch.exp(0.5 * logvar_BCFYX) * noise_BCFYX)
@@ -149,8 +149,8 @@ def train_vae(run: VaeRun) -> None:
     VaeTrainer(run).train()
 
 
-def trained_vae(folder: Path) -> Any:
-    """The smoothed autoencoder of a first stage."""
+def jointly_trained_vae(folder: Path) -> Any:
+    """The smoothed autoencoder of a first stage; its encoder is finished."""
     vae = new_vae()
     ema = Ema(vae, decay=0.0)
     ema.load_state_dict(torch.load(folder / "vae_state.pt", weights_only=True)["ema"])
@@ -158,7 +158,17 @@ def trained_vae(folder: Path) -> Any:
     return vae.eval().requires_grad_(False)
 
 
-def _cut_films(
+def trained_vae(folder: Path) -> Any:
+    """The same with the decoder as it was trained on behind it."""
+    vae, file = jointly_trained_vae(folder), folder / "decoder_state.pt"
+    if file.exists():
+        ema = Ema(vae.decoder, decay=0.0)
+        ema.load_state_dict(torch.load(file, weights_only=True)["ema"])
+        ema.copy_to(vae.decoder)
+    return vae
+
+
+def cut_films(
     phase: Phase, rng: random.Random, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
     """Films of a step, a function of the generators alone, and how much each pixel counts."""
