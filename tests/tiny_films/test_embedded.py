@@ -85,7 +85,10 @@ def test_it_is_what_the_builder_writes_but_for_what_was_trained(tmp_path: Path) 
     assert changed == {*TRAINED_WEIGHTS, *TRAINED_CONFIGS}
     factor = json.loads(shipped["vae/config.json"].read_text())["scaling_factor"]
     assert json.loads(shipped["vae/config.json"].read_text()) == vae_config(factor)
-    assert json.loads(shipped["card.json"].read_text()) == card(Sampling())
+    assert json.loads(shipped["card.json"].read_text()) == card(Sampling().steps)
+    defaults, sampling = registry.video_card("tiny-video").defaults, Sampling()
+    found = (defaults.num_inference_steps, defaults.guidance_scale, defaults.flow_shift)
+    assert found == (sampling.steps, sampling.guidance, sampling.shift)
     model_card = shipped["README.md"].read_text(encoding="utf-8")
     for name, digest in digests(TINY_VIDEO).items():
         assert f"`{name}`: sha256 `{digest}`" in model_card

@@ -13,8 +13,17 @@ from tiny_films.draw import no_jitter, render
 from tiny_films.forward import texts_of, velocity
 from tiny_films.pool import draw_pool, read_pool
 from tiny_films.prompts import PromptBank, PromptEncoder
+from tiny_films.train_decoder import DecoderRun, DecoderTrainer
 from tiny_films.train_flow import FlowRun, FlowTrainer, is_matrix, new_network, random_sigmas
-from tiny_films.train_vae import PHASES, VaeRun, VaeTrainer, moments, new_vae
+from tiny_films.train_vae import (
+    PHASES,
+    VaeRun,
+    VaeTrainer,
+    jointly_trained_vae,
+    moments,
+    new_vae,
+    trained_vae,
+)
 from tiny_films.world import TRAINABLE, Scene
 
 from hyimg_cli.models.diffusers_video.hunyuan_video15 import HoistedWay
@@ -110,6 +119,15 @@ def test_a_resumed_first_stage_is_an_undisturbed_one(tmp_path: Path) -> None:
         each.folder.mkdir(exist_ok=True)
         VaeTrainer(each).train()
     assert_equal_states(run.folder / "vae_state.pt", part.folder / "vae_state.pt")
+    behind = DecoderRun(minutes=math.inf, folder=run.folder, max_steps=2, batch=1)
+    resumed = replace(behind, folder=part.folder)
+    for decoder in (behind, replace(resumed, max_steps=1), resumed):
+        DecoderTrainer(decoder).train()
+    assert_equal_states(run.folder / "decoder_state.pt", part.folder / "decoder_state.pt")
+    joint, after = jointly_trained_vae(run.folder), trained_vae(run.folder)
+    assert_equal(joint.encoder.state_dict(), after.encoder.state_dict())
+    kernel = "conv_out.conv.weight"
+    assert not torch.equal(joint.decoder.state_dict()[kernel], after.decoder.state_dict()[kernel])
 
 
 def test_a_resumed_second_stage_is_an_undisturbed_one(

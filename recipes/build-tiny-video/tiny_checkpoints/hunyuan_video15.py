@@ -103,12 +103,12 @@ SCHEDULER: dict[str, Any] = {
     "_class_name": "FlowMatchEulerDiscreteScheduler",
     "_diffusers_version": LIBRARY,
     "num_train_timesteps": 1000,
-    "shift": 5.0,
+    "shift": 3.0,
 }
 GUIDER: dict[str, Any] = {
     "_class_name": "ClassifierFreeGuidance",
     "_diffusers_version": LIBRARY,
-    "guidance_scale": 6.0,
+    "guidance_scale": 3.0,
     "guidance_rescale": 0.0,
     "use_original_formulation": False,
     "start": 0.0,

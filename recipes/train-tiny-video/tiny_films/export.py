@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from tiny_checkpoints import hunyuan_video15
+from tiny_checkpoints.writing import DtypeOf
 from torch import nn
 
 from tiny_films.sample import Sampling
@@ -30,7 +31,7 @@ def export(
     """Write the checkpoint into `folder`, which must not exist."""
     shutil.copytree(base, folder)
     _write_json(folder / "vae" / "config.json", vae_config(scaling_factor))
-    _write_json(folder / "card.json", card(Sampling()))
+    _write_json(folder / "card.json", card(Sampling().steps))
     _write(folder / "transformer" / WEIGHTS, network, hunyuan_video15.transformer_dtype)
     _write(folder / "vae" / WEIGHTS, vae, lambda _name: torch.bfloat16)
 
@@ -40,15 +41,13 @@ def vae_config(scaling_factor: float) -> dict[str, Any]:
     return hunyuan_video15.VAE | {"scaling_factor": scaling_factor}
 
 
-def card(sampling: Sampling) -> dict[str, Any]:
+def card(steps: int) -> dict[str, Any]:
     """The untrained card, said to be trained, with the defaults that suit."""
     defaults = {
         "size": [64, 64],
         "num_frames": FRAMES,
         "fps": FPS,
-        "num_inference_steps": sampling.steps,
-        "guidance_scale": sampling.guidance,
-        "flow_shift": sampling.shift,
+        "num_inference_steps": steps,
     }
     return hunyuan_video15.CARD | {"trained": True, "defaults": defaults}
 
@@ -60,7 +59,7 @@ def digests(folder: Path) -> dict[str, str]:
     }
 
 
-def _write(path: Path, module: nn.Module, dtype: hunyuan_video15.DtypeOf) -> None:
+def _write(path: Path, module: nn.Module, dtype: DtypeOf) -> None:
     tensors = {
         name: tensor.detach().to(dtype(name)).contiguous()
         for name, tensor in module.state_dict().items()
