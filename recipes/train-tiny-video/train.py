@@ -17,7 +17,7 @@ sys.path[1:1] = [str(RECIPES / "train-tiny-image"), str(RECIPES / "build-tiny-vi
 
 from rich.console import Console  # noqa: E402
 from tiny_films.curves import write_curves  # noqa: E402
-from tiny_films.evaluate import answers, questions, rates  # noqa: E402
+from tiny_films.evaluate import answers, questions, rates, write_failures  # noqa: E402
 from tiny_films.export import digests, export  # noqa: E402
 from tiny_films.model_card import Facts, model_card, stage_of  # noqa: E402
 from tiny_films.pool import read_pool  # noqa: E402
@@ -62,7 +62,9 @@ def main() -> None:
     console.print(f"checkpoint: {checkpoint}")
     measured = {}
     if chosen.eval_count:
-        measured = rates(answers(checkpoint, questions(chosen.eval_count), out / "eval"))
+        given = answers(checkpoint, questions(chosen.eval_count), out / "eval")
+        measured = rates(given)
+        write_failures(given, out / "failures.png")
         (out / "rates.json").write_text(json.dumps(measured, indent=1) + "\n", encoding="utf-8")
     stages = {name: stage_of(out / f"{name}_log.jsonl") for name in ("vae", "decoder", "flow")}
     hardware = chosen.hardware or f"{chosen.workers} CPU workers"

@@ -38,6 +38,13 @@ def random_prompt(rng: random.Random, scene: Scene) -> str:
     return " ".join(part for part in parts if part)
 
 
+def partial_prompt(rng: random.Random, scene: Scene) -> str:
+    """The colour or the shape left open: what each word means by itself."""
+    subject = rng.choice((f"a {scene.shape}", f"something {scene.colour}"))
+    motion = "stays still" if scene.motion == "still" else f"moves {scene.motion}"
+    return f"{subject} {motion}"
+
+
 def unknown_prompt(rng: random.Random) -> str:
     """A text that says nothing about this world: any film answers it."""
     return rng.choice(_UNKNOWN)

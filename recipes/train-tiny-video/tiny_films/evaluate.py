@@ -17,6 +17,7 @@ from torch import Tensor
 
 from tiny_films.captions import plain_prompt, random_prompt
 from tiny_films.judge import Verdict, judge
+from tiny_films.sample import write_sheet
 from tiny_films.world import FACTS, HELD_OUT, TRAINABLE, Scene
 
 _SEED = 11
@@ -79,6 +80,14 @@ def rates(given: Sequence[Answer]) -> dict[str, dict[str, float]]:
     """By kind: how many, how many right in everything, and how many by fact."""
     kinds = dict.fromkeys(answer.question.kind for answer in given)
     return {kind: _rates([a for a in given if a.question.kind == kind]) for kind in kinds}
+
+
+def write_failures(given: Sequence[Answer], file: Path, *, limit: int = 48) -> None:
+    """A contact sheet of wrong films; no file where there are none."""
+    wrong = [answer.film_TCHW for answer in given if answer.wrong][:limit]
+    file.unlink(missing_ok=True)
+    if wrong:
+        write_sheet(torch.stack(wrong), file)
 
 
 def _rates(group: Sequence[Answer]) -> dict[str, float]:

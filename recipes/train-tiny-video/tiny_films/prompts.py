@@ -24,7 +24,7 @@ from hyimg_cli.models.diffusers_video.prompts_hunyuan import (
 )
 from hyimg_cli.models.diffusers_video.weights import Place
 from hyimg_cli.models.latent_video import PromptEmbedding
-from tiny_films.captions import random_prompt, unknown_prompt
+from tiny_films.captions import partial_prompt, random_prompt, unknown_prompt
 from tiny_films.world import TRAINABLE, Scene
 
 PLACE = Place(torch.device("cpu"), torch.float32)
@@ -78,11 +78,14 @@ class PromptBank:
 
 
 def drawn_bank(encoder: PromptEncoder, *, wordings: int, seed: int) -> PromptBank:
-    """Random wordings of every scene that training may draw."""
+    """Random wordings of every scene that training may draw; a quarter leave something open."""
     rng = random.Random(f"{seed}/prompts")
     encode = encoder.encode
     by_scene = {
-        scene: tuple(encode(random_prompt(rng, scene)) for _ in range(wordings))
+        scene: tuple(
+            encode(partial_prompt(rng, scene) if n % 4 == 3 else random_prompt(rng, scene))
+            for n in range(wordings)
+        )
         for scene in TRAINABLE
     }
     unknown = tuple(encode(unknown_prompt(rng)) for _ in range(40))
