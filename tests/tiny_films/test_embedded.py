@@ -1,5 +1,5 @@
-"""The embedded video checkpoint: which of its files are trained, and that its films follow prompts
-its training never saw.
+"""The embedded video checkpoint: which of its files are trained, and that its films follow their
+prompts.
 """
 
 import json
@@ -23,8 +23,14 @@ from hyimg_cli.models.diffusers_video.model import DiffusersVideo
 from hyimg_cli.spec.job import VideoJob
 from hyimg_cli.spec.run import ModelChoice
 
-# One held-out scene for every motion.
-ASKED = tuple(next(s for s in HELD_OUT if s.motion == motion) for motion in MOTIONS)
+# One scene for every motion, of every shape and five colours.
+SEEN = (
+    Scene("square", "red", "left"),
+    Scene("triangle", "blue", "right"),
+    Scene("triangle", "yellow", "up"),
+    Scene("circle", "green", "down"),
+    Scene("circle", "white", "still"),
+)
 
 
 @pytest.fixture(scope="module")
@@ -61,14 +67,26 @@ def film(model: DiffusersVideo, job: VideoJob) -> torch.Tensor:
     return torch.from_numpy(pieces).permute(0, 3, 1, 2)
 
 
-def test_films_follow_prompts_that_were_never_trained(model: DiffusersVideo) -> None:
-    """The model card has the rates; one miss is left to the rounding of other machines."""
-    wrong = {scene: judge(film(model, asked(scene))).wrong(scene) for scene in ASKED}
-    assert sum(bool(facts) for facts in wrong.values()) <= 1, wrong
+def test_films_follow_prompts(model: DiffusersVideo) -> None:
+    """The model card has 53 of 54. One miss is left to the rounding of other machines."""
+    assert {scene.motion for scene in SEEN} == set(MOTIONS)
+    assert not set(SEEN) & set(HELD_OUT)
+    wrong = wrongs(model, SEEN)
+    assert sum(map(bool, wrong.values())) <= 1, wrong
+
+
+def test_films_of_new_combinations_are_right_more_often_than_not(model: DiffusersVideo) -> None:
+    """Never trained; the model card's rate is 0.59. A guess is right once in ninety films."""
+    wrong = wrongs(model, HELD_OUT[::3])
+    assert sum(map(bool, wrong.values())) <= 3, wrong
+
+
+def wrongs(model: DiffusersVideo, scenes: tuple[Scene, ...]) -> dict[Scene, tuple[str, ...]]:
+    return {scene: judge(film(model, asked(scene))).wrong(scene) for scene in scenes}
 
 
 def test_the_same_job_is_the_same_film_and_another_seed_another(model: DiffusersVideo) -> None:
-    job = asked(ASKED[0])
+    job = asked(SEEN[0])
     first = film(model, job)
     assert torch.equal(film(model, job), first)
     assert not torch.equal(film(model, replace(job, seed=8)), first)

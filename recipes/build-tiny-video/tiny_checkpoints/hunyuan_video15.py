@@ -108,7 +108,7 @@ SCHEDULER: dict[str, Any] = {
 GUIDER: dict[str, Any] = {
     "_class_name": "ClassifierFreeGuidance",
     "_diffusers_version": LIBRARY,
-    "guidance_scale": 3.0,
+    "guidance_scale": 2.0,
     "guidance_rescale": 0.0,
     "use_original_formulation": False,
     "start": 0.0,

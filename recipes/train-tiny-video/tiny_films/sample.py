@@ -29,7 +29,7 @@ class Sampling:
     """The checkpoint's own defaults."""
 
     steps: int = 12
-    guidance: float = 3.0
+    guidance: float = 2.0
     shift: float = 3.0
 
 

@@ -40,7 +40,7 @@ def test_the_embedded_card() -> None:
     assert (card.family, card.name, card.is_trained) == ("hunyuan_video15", "tiny-video", True)
     assert card.tiles == TileRule(tile_cells=16, stride_cells=12, blend_pixels=64)
     assert card.latent_grid(Size(480, 848), 121) == (31, 30, 53)
-    assert card.defaults.guidance_scale == 3.0
+    assert card.defaults.guidance_scale == 2.0
     assert card.defaults.flow_shift == 3.0
     assert [name for name, _ in card.component_bytes] == [
         "transformer", "vae", "text_encoder", "text_encoder_2",
