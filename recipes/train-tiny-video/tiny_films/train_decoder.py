@@ -70,6 +70,8 @@ class DecoderTrainer:
             if state.is_log_due:
                 state.log(self.means.taken())
             state.save_if_due()
+        if facts := self.means.taken():
+            state.log(facts)
         state.save()
 
     def _step(self, progress: float) -> dict[str, float]:

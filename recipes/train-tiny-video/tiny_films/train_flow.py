@@ -83,6 +83,8 @@ class FlowTrainer:
             if state.elapsed_s > next_check_s:
                 next_check_s = state.elapsed_s + self.run.check_every_s
                 self._check()
+        if facts := self.means.taken():
+            state.log(facts)
         state.save()
 
     def _step(self, progress: float) -> dict[str, float]:

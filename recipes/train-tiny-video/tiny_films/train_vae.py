@@ -82,6 +82,8 @@ class VaeTrainer:
             if state.is_log_due:
                 state.log(self.means.taken())
             state.save_if_due()
+        if facts := self.means.taken():
+            state.log(facts)
         state.save()
 
     def _step(self, progress: float) -> dict[str, float]:
