@@ -121,14 +121,14 @@ def test_the_quickstart_runs_and_a_second_run_loads_no_encoder(
     first = run_cli("generate", "quickstart-video", "-o", "first", "--json")
     assert first.code == 0, first.err
     *lines, last = first.json_lines
-    assert (last["summary"]["done"], len(lines)) == (4, 4)
-    assert max(line["cache"]["encoder_runs"]["text_encoder"] for line in lines) == 5
+    assert (last["summary"]["done"], len(lines)) == (6, 6)
+    assert max(line["cache"]["encoder_runs"]["text_encoder"] for line in lines) == 7
     for line in lines:
         with av.open(str(tmp_path / "first" / line["outputs"][0]["path"])) as container:
             count = sum(1 for _ in container.decode(video=0))
         assert count == line["outputs"][0]["num_frames"]
     again = run_cli("generate", "quickstart-video", "-o", "second", "--json", "--no-prewarm")
-    assert [line["cache"]["encoder_runs"] for line in again.json_lines[:-1]] == [{}] * 4
+    assert [line["cache"]["encoder_runs"] for line in again.json_lines[:-1]] == [{}] * 6
     cold = run_cli(
         "generate", "quickstart-video", "-o", "cold", "--json", "--no-prewarm",
         "--no-prompt-cache", "--no-disk-cache",
@@ -145,6 +145,6 @@ def test_the_quickstart_runs_and_a_second_run_loads_no_encoder(
 
 def _nothing_left(last: dict[str, Any]) -> dict[str, Any]:
     """The summary of a run that found everything done."""
-    counts = dict.fromkeys(last["summary"], 0) | {"skipped": 4}
+    counts = dict.fromkeys(last["summary"], 0) | {"skipped": 6}
     times = {name: 0.0 for name in counts if name.endswith("_s")}
     return counts | times | {"seconds_per_picture": None}

@@ -1,4 +1,4 @@
-"""HunyuanVideo-1.5 with small numbers: five autoencoder stages, two dual-stream blocks."""
+"""HunyuanVideo-1.5 with small numbers: five autoencoder stages, four dual-stream blocks."""
 
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,16 @@ from tiny_checkpoints.writing import bfloat16, write_json, write_weights
 
 SEED = "tiny-video-1"
 LIBRARY = "0.42.1"
+# Words of the films that the embedded checkpoint is trained on: one token each, as whole words.
+WORDS = (
+    "circle", "square", "triangle", "red", "yellow", "green", "blue", "purple", "white",
+    "left", "right", "up", "down", "still", "moves", "moving", "goes", "slides", "stays", "stands",
+    "standing", "black", "dark", "background",
+)  # fmt: skip
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 # The released tokenizer spends 108 tokens on everything before the prompt, and the pipeline cuts
-# exactly those off. Here a token is a byte, so the system message is cut to what makes it 108.
+# exactly those off. Here a token is a byte, so the system message, in which none of WORDS occurs,
+# is cut to what makes it 108.
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
     "{% if message['role'] == 'system' %}{{ message['content'][:92] }}"
@@ -25,7 +32,7 @@ CHAT_TEMPLATE = (
 )
 TEXT_ENCODER: dict[str, Any] = {
     "model_type": "qwen2_5_vl_text",
-    "vocab_size": 260,
+    "vocab_size": 288,
     "hidden_size": 32,
     "intermediate_size": 64,
     "num_hidden_layers": 3,
@@ -59,13 +66,13 @@ GLYPH_ENCODER: dict[str, Any] = {
 TRANSFORMER: dict[str, Any] = {
     "_class_name": "HunyuanVideo15Transformer3DModel",
     "_diffusers_version": LIBRARY,
-    "in_channels": 9,
-    "out_channels": 4,
-    "num_attention_heads": 2,
-    "attention_head_dim": 16,
-    "num_layers": 2,
+    "in_channels": 33,
+    "out_channels": 16,
+    "num_attention_heads": 3,
+    "attention_head_dim": 24,
+    "num_layers": 4,
     "num_refiner_layers": 1,
-    "mlp_ratio": 2.0,
+    "mlp_ratio": 3.0,
     "patch_size": 1,
     "patch_size_t": 1,
     "qk_norm": "rms_norm",
@@ -73,7 +80,7 @@ TRANSFORMER: dict[str, Any] = {
     "text_embed_2_dim": 24,
     "image_embed_dim": 16,
     "rope_theta": 256.0,
-    "rope_axes_dim": [4, 6, 6],
+    "rope_axes_dim": [8, 8, 8],
     "target_size": 64,
     "task_type": "t2v",
     "use_meanflow": False,
@@ -83,8 +90,8 @@ VAE: dict[str, Any] = {
     "_diffusers_version": LIBRARY,
     "in_channels": 3,
     "out_channels": 3,
-    "latent_channels": 4,
-    "block_out_channels": [8, 8, 16, 16, 16],
+    "latent_channels": 16,
+    "block_out_channels": [8, 16, 16, 16, 32],
     "layers_per_block": 1,
     "spatial_compression_ratio": 16,
     "temporal_compression_ratio": 4,
@@ -96,12 +103,12 @@ SCHEDULER: dict[str, Any] = {
     "_class_name": "FlowMatchEulerDiscreteScheduler",
     "_diffusers_version": LIBRARY,
     "num_train_timesteps": 1000,
-    "shift": 5.0,
+    "shift": 3.0,
 }
 GUIDER: dict[str, Any] = {
     "_class_name": "ClassifierFreeGuidance",
     "_diffusers_version": LIBRARY,
-    "guidance_scale": 6.0,
+    "guidance_scale": 2.0,
     "guidance_rescale": 0.0,
     "use_original_formulation": False,
     "start": 0.0,
@@ -145,7 +152,7 @@ def _write_text_encoders(folder: Path, seed: str) -> None:
     )
     write_weights(
         folder / "text_encoder" / "model.safetensors",
-        lambda: Qwen2_5_VLTextModel(Qwen2_5_VLTextConfig(**_arguments(TEXT_ENCODER))),
+        lambda: Qwen2_5_VLTextModel(Qwen2_5_VLTextConfig(**arguments(TEXT_ENCODER))),
         f"{seed}/text_encoder",
         bfloat16,
     )
@@ -155,7 +162,7 @@ def _write_text_encoders(folder: Path, seed: str) -> None:
     )
     write_weights(
         folder / "text_encoder_2" / "model.safetensors",
-        lambda: T5EncoderModel(T5Config(**_arguments(GLYPH_ENCODER))),
+        lambda: T5EncoderModel(T5Config(**arguments(GLYPH_ENCODER))),
         f"{seed}/text_encoder_2",
         bfloat16,
     )
@@ -165,28 +172,29 @@ def _write_networks(folder: Path, seed: str) -> None:
     write_json(folder / "transformer" / "config.json", TRANSFORMER)
     write_weights(
         folder / "transformer" / "diffusion_pytorch_model.safetensors",
-        lambda: HunyuanVideo15Transformer3DModel(**_arguments(TRANSFORMER)),
+        lambda: HunyuanVideo15Transformer3DModel(**arguments(TRANSFORMER)),
         f"{seed}/transformer",
-        _transformer_dtype,
+        transformer_dtype,
     )
     write_json(folder / "vae" / "config.json", VAE)
     write_weights(
         folder / "vae" / "diffusion_pytorch_model.safetensors",
-        lambda: AutoencoderKLHunyuanVideo15(**_arguments(VAE)),
+        lambda: AutoencoderKLHunyuanVideo15(**arguments(VAE)),
         f"{seed}/vae",
         bfloat16,
     )
 
 
-def _transformer_dtype(name: str) -> torch.dtype:
-    """The glyph projection's middle matrix is 2048 wide whatever the config says: 95 % of the
-    weights, kept in one byte each.
+def transformer_dtype(name: str) -> torch.dtype:
+    """The glyph projection is 2048 wide whatever the config says: most of the weights, kept in one
+    byte each.
     """
-    is_wide = name == "context_embedder_2.linear_2.weight"
+    is_wide = name.startswith("context_embedder_2.linear_") and name.endswith(".weight")
     return torch.float8_e4m3fn if is_wide else torch.bfloat16
 
 
-def _arguments(config: dict[str, Any]) -> dict[str, Any]:
+def arguments(config: dict[str, Any]) -> dict[str, Any]:
+    """A configuration file's content as its class takes it."""
     return {
         key: value
         for key, value in config.items()
@@ -195,12 +203,13 @@ def _arguments(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _write_tokenizers(folder: Path) -> None:
-    """One token a byte; the special tokens behind them."""
+    """One token a byte; the special tokens and the words behind them."""
     main = folder / "tokenizer"
     characters = [*SPECIAL[:1], *bytes_to_unicode().values(), *SPECIAL[1:]]
     vocabulary = {character: index for index, character in enumerate(characters)}
     tokenizer = Qwen2Tokenizer(vocab=vocabulary, merges=[])
     tokenizer.add_tokens([AddedToken(token, special=True) for token in SPECIAL[1:]])
+    tokenizer.add_tokens([AddedToken(word, single_word=True) for word in WORDS])
     main.mkdir(parents=True, exist_ok=True)
     text = tokenizer.backend_tokenizer.to_str(pretty=True)
     (main / "tokenizer.json").write_text(text + "\n", encoding="utf-8")

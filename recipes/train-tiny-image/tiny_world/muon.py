@@ -32,7 +32,7 @@ class Muon(torch.optim.Optimizer):
             by_shape: dict[torch.Size, list[nn.Parameter]] = defaultdict(list)
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    by_shape[_matrix(parameter).shape].append(parameter)
+                    by_shape[self._matrix(parameter).shape].append(parameter)
             for parameters in by_shape.values():
                 self._update(parameters, group)
 
@@ -43,25 +43,32 @@ class Muon(torch.optim.Optimizer):
         updates = _orthogonal(flat).view_as(torch.stack(ahead))
         scale = max(1.0, flat.shape[1] / flat.shape[2]) ** 0.5
         for parameter, update in zip(parameters, updates, strict=True):
-            weight = _matrix(parameter)
+            weight = self._matrix(parameter)
             weight.mul_(1 - group["lr"] * group["weight_decay"])
             weight.add_(update.to(weight.dtype), alpha=-group["lr"] * scale)
 
     def _ahead(self, parameter: nn.Parameter, momentum: float) -> Tensor:
-        gradient, state = _matrix(parameter.grad), self.state[parameter]
+        gradient, state = self._matrix(parameter.grad), self.state[parameter]
         if not state:
             state["momentum"] = torch.zeros_like(gradient)
         state["momentum"].lerp_(gradient, 1 - momentum)
         return gradient.lerp(state["momentum"], momentum)
 
+    def _matrix(self, tensor: Tensor | None) -> Tensor:
+        """The part of a parameter that a single frame uses."""
+        assert tensor is not None, "only parameters with a gradient are updated"
+        if tensor.ndim != 5:
+            return tensor
+        middle: Tensor = tensor.select(2, tensor.shape[2] // 2)
+        return middle
 
-def _matrix(tensor: Tensor | None) -> Tensor:
-    """The part of a parameter that a single frame uses."""
-    assert tensor is not None, "only parameters with a gradient are updated"
-    if tensor.ndim != 5:
+
+class KernelMuon(Muon):
+    """For films: a cubic kernel is updated in all its taps."""
+
+    def _matrix(self, tensor: Tensor | None) -> Tensor:
+        assert tensor is not None, "only parameters with a gradient are updated"
         return tensor
-    middle: Tensor = tensor.select(2, tensor.shape[2] // 2)
-    return middle
 
 
 def _orthogonal(matrices: Tensor) -> Tensor:

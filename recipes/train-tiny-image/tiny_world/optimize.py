@@ -25,12 +25,14 @@ class Rates:
 class Optimizers:
     """Steps a module's parameters together, averaged over the workers and clipped."""
 
-    def __init__(self, module: nn.Module, rates: Rates, is_matrix: IsMatrix) -> None:
+    def __init__(
+        self, module: nn.Module, rates: Rates, is_matrix: IsMatrix, muon: type[Muon] = Muon
+    ) -> None:
         self.module, self.rates = module, rates
         named = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
         matrices = [p for n, p in named if is_matrix(n, p)]
         others = [p for n, p in named if not is_matrix(n, p)]
-        self.muon = Muon(matrices, rates.muon, momentum=0.95, weight_decay=rates.weight_decay)
+        self.muon = muon(matrices, rates.muon, momentum=0.95, weight_decay=rates.weight_decay)
         self.adam = torch.optim.AdamW(
             others, rates.adam, betas=(0.9, 0.98), weight_decay=rates.weight_decay
         )
