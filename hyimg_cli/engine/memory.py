@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from hyimg_cli.engine.footprint import USABLE, Together, held_weights, needs
-from hyimg_cli.loading.memory import available_bytes
+from hyimg_cli.loading.memory import available_bytes, gpu_free_bytes
 from hyimg_cli.models.protocols import MixedModel
 from hyimg_cli.spec.job import ImageJob
 from hyimg_cli.spec.run import ModelChoice, RunConfig
@@ -27,7 +27,7 @@ def free_bytes(model: MixedModel) -> int:
     """Bytes free for a model's work: on its GPUs, all as full as the fullest, or in main memory."""
     gpus = _gpus(model.layer_devices)
     if gpus:
-        return len(gpus) * min(torch.cuda.mem_get_info(gpu)[0] for gpu in gpus)
+        return len(gpus) * min(map(gpu_free_bytes, gpus))
     return available_bytes()
 
 
@@ -36,9 +36,8 @@ def room_bytes(choice: ModelChoice) -> int:
     if choice.device == "cpu" or not torch.cuda.is_available():
         return available_bytes()
     if choice.device == "balanced":
-        gpus = range(torch.cuda.device_count())
-        return sum(torch.cuda.mem_get_info(gpu)[0] for gpu in gpus)
-    return torch.cuda.mem_get_info(torch.device(choice.device.replace("auto", "cuda")))[0]
+        return sum(map(gpu_free_bytes, range(torch.cuda.device_count())))
+    return gpu_free_bytes(torch.device(choice.device.replace("auto", "cuda")))
 
 
 def peak_memory_mb(devices: Iterable[torch.device]) -> float:

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from hyimg_cli.engine import memory
 from hyimg_cli.engine.footprint import USABLE, Needs, Share, Together, needs, share_of
@@ -107,3 +108,21 @@ def test_a_job_that_cannot_be_counted_takes_nothing(family: Any, job: ImageJob) 
     assert share_of(replace(job, prompt="<img>"), family.card, CONFIG) == Share()
     assert memory.free_bytes(family) > 0
     assert memory.peak_memory_mb(family.layer_devices) > 10
+
+
+def test_what_torch_keeps_of_earlier_tensors_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind a group the allocator has nearly all of a GPU: the next group is not to be cut."""
+    fakes = {
+        "is_available": lambda: True,
+        "device_count": lambda: 2,
+        "mem_get_info": lambda _: (10, 100),
+        "memory_reserved": lambda _: 70,
+        "memory_allocated": lambda _: 50,
+    }
+    for name, fake in fakes.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    model: Any = SimpleNamespace(layer_devices=[torch.device("cuda:0"), torch.device("cpu")])
+    assert memory.free_bytes(model) == 30
+    assert memory.room_bytes(ModelChoice(device="cuda:1")) == 30
+    assert memory.room_bytes(ModelChoice(device="balanced")) == 60
+    assert memory.room_bytes(ModelChoice(device="auto")) == 30
