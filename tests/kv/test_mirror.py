@@ -21,7 +21,7 @@ CAPACITY = 12
 
 
 class Pair:
-    """Mirrored buffers and slices here, and a follower that is told of them like another process."""
+    """Mirrored buffers and slices here, and a follower that is told of them as a process is."""
 
     def __init__(self) -> None:
         self.mirror = Mirror()
