@@ -178,9 +178,16 @@ def working(card: ModelCard, config: RunConfig) -> Working:
 
 
 def needs(
-    jobs: Sequence[ImageJob], card: ModelCard, config: RunConfig, *, prefixes: int | None = None
+    jobs: Sequence[ImageJob],
+    card: ModelCard,
+    config: RunConfig,
+    *,
+    prefixes: int | None = None,
+    held_prefixes: int = 0,
 ) -> Needs:
-    """What a group takes; `prefixes`: bytes of shared K/V, by default as many as may be kept."""
+    """What a group takes; `prefixes`: bytes of shared K/V, by default as many as may be kept beside
+    the `held_prefixes` that are there already.
+    """
     shares = [share_of(job, card, config) for job in jobs]
     share = Share(
         context=max((one.context for one in shares), default=0),
@@ -190,7 +197,8 @@ def needs(
     )
     if prefixes is None:
         most = sum(one.branches for one in shares)
-        prefixes = min(config.batch.prefix_cache_mb * 1_000_000, most)
+        room = max(0, config.batch.prefix_cache_mb * 1_000_000 - held_prefixes)
+        prefixes = min(room, most)
     encode = _encode_bytes(jobs, card)
     return Needs(
         jobs=len(jobs),

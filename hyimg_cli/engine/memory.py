@@ -13,14 +13,18 @@ from hyimg_cli.spec.job import ImageJob
 from hyimg_cli.spec.run import ModelChoice, RunConfig
 
 
-def batch_sizes(jobs: Sequence[ImageJob], model: MixedModel, config: RunConfig) -> Together:
+def batch_sizes(
+    jobs: Sequence[ImageJob], model: MixedModel, config: RunConfig, *, held_prefixes: int = 0
+) -> Together:
     """Jobs of a group that may think and that may draw together: as many as asked for, if they
-    fit; at least one of each.
+    fit; at least one of each. `held_prefixes`: bytes of shared K/V that are no longer free.
     """
     room = free_bytes(model)
     if config.batch.memory_bytes is not None:
-        room = min(room, config.batch.memory_bytes - held_weights(model.card, config))
-    return needs(jobs, model.card, config).fitting(int(USABLE * room), config.batch.max_size)
+        taken = held_weights(model.card, config) + held_prefixes
+        room = min(room, config.batch.memory_bytes - taken)
+    found = needs(jobs, model.card, config, held_prefixes=held_prefixes)
+    return found.fitting(int(USABLE * room), config.batch.max_size)
 
 
 def free_bytes(model: MixedModel) -> int:

@@ -160,3 +160,20 @@ def test_the_plan_and_a_session_of_ranks_agree(
     held = registry.rank_bytes(config.model, 2, "float32")
     expected = held.first + (held.other if device == "cpu" else 0)
     assert held_weights(large, config) == expected
+
+
+def test_prefixes_that_are_held_are_counted_once(
+    family: Any, job: ImageJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full tree grows no more: a later group has what the first one had beside it."""
+    held, config = 10**8, replace(CONFIG, batch=BatchConfig(prefix_cache_mb=100))
+    jobs = [replace(job, custom_id=str(n)) for n in range(40)]
+    card = replace(family.card, vae_bytes_per_pixel=0, kv_bytes_per_token=400_000)
+    model: Any = SimpleNamespace(card=card)
+    first = needs(jobs, card, config)
+    assert first.kept - needs(jobs, card, config, held_prefixes=held).kept == held
+    room = int(first.widest(Together(16, 3)).total / USABLE) + 2
+    monkeypatch.setattr(memory, "free_bytes", lambda _model: room)
+    assert batch_sizes(jobs, model, config) == Together(16, 3)
+    monkeypatch.setattr(memory, "free_bytes", lambda _model: room - held)
+    assert batch_sizes(jobs, model, config, held_prefixes=held) == Together(16, 3)
