@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from hyimg_cli.engine.keys import precision
 from hyimg_cli.errors import JobError
 from hyimg_cli.models.registry import job_tokens, rank_bytes
-from hyimg_cli.spec.card import ModelCard, Working
+from hyimg_cli.spec.card import ModelCard, RankBytes, Working
 from hyimg_cli.spec.job import ImageJob, Size
 from hyimg_cli.spec.plan import Group, Plan
 from hyimg_cli.spec.run import RunConfig
@@ -178,9 +178,16 @@ def working(card: ModelCard, config: RunConfig) -> Working:
 
 
 def needs(
-    jobs: Sequence[ImageJob], card: ModelCard, config: RunConfig, *, prefixes: int | None = None
+    jobs: Sequence[ImageJob],
+    card: ModelCard,
+    config: RunConfig,
+    *,
+    prefixes: int | None = None,
+    held_prefixes: int = 0,
 ) -> Needs:
-    """What a group takes; `prefixes`: bytes of shared K/V, by default as many as may be kept."""
+    """What a group takes; `prefixes`: bytes of shared K/V, by default as many as may be kept beside
+    the `held_prefixes` that are there already.
+    """
     shares = [share_of(job, card, config) for job in jobs]
     share = Share(
         context=max((one.context for one in shares), default=0),
@@ -190,7 +197,8 @@ def needs(
     )
     if prefixes is None:
         most = sum(one.branches for one in shares)
-        prefixes = min(config.batch.prefix_cache_mb * 1_000_000, most)
+        room = max(0, config.batch.prefix_cache_mb * 1_000_000 - held_prefixes)
+        prefixes = min(room, most)
     encode = _encode_bytes(jobs, card)
     return Needs(
         jobs=len(jobs),
@@ -205,12 +213,36 @@ def needs(
 
 
 def held_weights(card: ModelCard, config: RunConfig) -> int:
-    """Bytes of a model's weights on the device that has most: all of them, or rank 0's share."""
+    """Bytes of a model's weights in the memory that has most of them: a GPU's, where ranks have
+    one each; in main memory those of all ranks.
+    """
+    held = _by_rank(card, config)
+    if held is None:
+        return card.loaded_bytes(precision(config.model)[1], config.model.quantization)
+    return held.first + (_in_one_memory(config) - 1) * held.other
+
+
+def _by_rank(card: ModelCard, config: RunConfig) -> RankBytes | None:
+    """What each rank has; None where there is one process."""
     choice, ranks = config.model, config.parallel.tensor_ranks
-    dtype = precision(choice)[1]
     if ranks == 1:
-        return card.loaded_bytes(dtype, choice.quantization)
-    return rank_bytes(replace(choice, model=card.model), ranks, dtype).first
+        return None
+    return rank_bytes(replace(choice, model=card.model), ranks, precision(choice)[1])
+
+
+def _where_fullest(whole: Needs, card: ModelCard, config: RunConfig) -> Needs:
+    """The same with the part of K/V that lies in that memory, as a session of ranks counts it."""
+    held = _by_rank(card, config)
+    if held is None:
+        return whole
+    part, share = held.kv_share * _in_one_memory(config), whole.share
+    context, branches = round(share.context * part), round(share.branches * part)
+    return replace(whole, share=replace(share, context=context, branches=branches))
+
+
+def _in_one_memory(config: RunConfig) -> int:
+    """How many ranks share the memory that is fullest: on GPUs each has its own."""
+    return config.parallel.tensor_ranks if precision(config.model)[0] == "cpu" else 1
 
 
 def footprint(
@@ -227,7 +259,8 @@ def footprint(
     memory = config.batch.memory_bytes
     together = Together(most, most)
     if memory is not None:
-        together = found.fitting(int(USABLE * (memory - held_weights(card, config))), most)
+        room = int(USABLE * (memory - held_weights(card, config)))
+        together = _where_fullest(found, card, config).fitting(room, most)
     held = found.widest(together)
     return Footprint(
         thinking=together.thinking,

@@ -123,7 +123,8 @@ class ImageCrew:
         """Every job's sequence is counted to see how many fit; then the new shapes are run."""
         config = self._config
         self._revive()
-        self._together = batch_sizes(jobs, self._resident(), config)
+        held = self.tree.held_bytes
+        self._together = batch_sizes(jobs, self._resident(), config, held_prefixes=held)
         if not config.batch.prewarm:
             return
         started = time.perf_counter()

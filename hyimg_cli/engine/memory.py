@@ -7,27 +7,31 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from hyimg_cli.engine.footprint import USABLE, Together, held_weights, needs
-from hyimg_cli.loading.memory import available_bytes
+from hyimg_cli.loading.memory import available_bytes, gpu_free_bytes
 from hyimg_cli.models.protocols import MixedModel
 from hyimg_cli.spec.job import ImageJob
 from hyimg_cli.spec.run import ModelChoice, RunConfig
 
 
-def batch_sizes(jobs: Sequence[ImageJob], model: MixedModel, config: RunConfig) -> Together:
+def batch_sizes(
+    jobs: Sequence[ImageJob], model: MixedModel, config: RunConfig, *, held_prefixes: int = 0
+) -> Together:
     """Jobs of a group that may think and that may draw together: as many as asked for, if they
-    fit; at least one of each.
+    fit; at least one of each. `held_prefixes`: bytes of shared K/V that are no longer free.
     """
     room = free_bytes(model)
     if config.batch.memory_bytes is not None:
-        room = min(room, config.batch.memory_bytes - held_weights(model.card, config))
-    return needs(jobs, model.card, config).fitting(int(USABLE * room), config.batch.max_size)
+        taken = held_weights(model.card, config) + held_prefixes
+        room = min(room, config.batch.memory_bytes - taken)
+    found = needs(jobs, model.card, config, held_prefixes=held_prefixes)
+    return found.fitting(int(USABLE * room), config.batch.max_size)
 
 
 def free_bytes(model: MixedModel) -> int:
     """Bytes free for a model's work: on its GPUs, all as full as the fullest, or in main memory."""
     gpus = _gpus(model.layer_devices)
     if gpus:
-        return len(gpus) * min(torch.cuda.mem_get_info(gpu)[0] for gpu in gpus)
+        return len(gpus) * min(map(gpu_free_bytes, gpus))
     return available_bytes()
 
 
@@ -36,9 +40,8 @@ def room_bytes(choice: ModelChoice) -> int:
     if choice.device == "cpu" or not torch.cuda.is_available():
         return available_bytes()
     if choice.device == "balanced":
-        gpus = range(torch.cuda.device_count())
-        return sum(torch.cuda.mem_get_info(gpu)[0] for gpu in gpus)
-    return torch.cuda.mem_get_info(torch.device(choice.device.replace("auto", "cuda")))[0]
+        return sum(map(gpu_free_bytes, range(torch.cuda.device_count())))
+    return gpu_free_bytes(torch.device(choice.device.replace("auto", "cuda")))
 
 
 def peak_memory_mb(devices: Iterable[torch.device]) -> float:

@@ -13,6 +13,7 @@ import signal
 import time
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import wait
 from typing import Self
@@ -96,9 +97,10 @@ class Replicas:
             return
         count = replicas_of(plan, self._config)
         _refuse_little_memory(self._config, plan, count)
-        launch = self._launch or partial(_launched, self._config, count)
+        config = _each(self._config, count)
+        launch = self._launch or partial(_launched, config, count)
         links = [Link(number, launch) for number in range(count)]
-        shift = self._shift = _Shift(plan, folder, self._config, links)
+        shift = self._shift = _Shift(plan, folder, config, links)
         try:
             yield from self._worked(shift)
         except GeneratorExit:
@@ -346,6 +348,17 @@ def _refuse_little_memory(config: RunConfig, plan: Plan, count: int) -> None:
             hint=f"--replicas {fit}" if fit > 1 else "leave --replicas out",
             code="machine.memory",
         )
+
+
+def _each(config: RunConfig, count: int) -> RunConfig:
+    """What every replica is told: on a CPU each may fill its part of the one memory, or all of them
+    would take for theirs what is free.
+    """
+    if count == 1 or precision(config.model)[0] != "cpu":
+        return config
+    free = available_bytes()
+    part = min(free, config.batch.memory_bytes or free) // count
+    return replace(config, batch=replace(config.batch, memory_gb=max(1, part // 1_000_000_000)))
 
 
 def _one_of_each(plan: Plan) -> list[Job]:

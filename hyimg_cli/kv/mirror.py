@@ -2,7 +2,7 @@
 made there too.
 
     leader     a Mirror, and buffers that note what is done to them: new, forked, cut, let go ..
-    follower   a Replica: the same things by number, changed in the same order
+    follower   a FollowerKV: the same things by number, changed in the same order
 
 Rows are written by the forwards, on each side its own. Changes may be made later than they were
 noted: what a cut copies, or a fork, only a forward changes, and it comes behind them. When parts
@@ -28,9 +28,9 @@ Part: TypeAlias = Buffer | Slice
 
 
 class Change(Protocol):
-    """One change to the parts of a replica; pickled."""
+    """One change to the parts of a follower; pickled."""
 
-    def make(self, replica: Replica) -> None: ...
+    def make(self, kv: FollowerKV) -> None: ...
 
 
 class Handle:
@@ -170,7 +170,7 @@ def _mirrored(mirror: Mirror, rows: Slice, made_by: Callable[[int], Change]) -> 
     return MirroredSlice(rows.keys, rows.values, mirror=mirror, handle=handle)
 
 
-class Replica:
+class FollowerKV:
     """A follower's parts, by the leader's numbers."""
 
     def __init__(self, new_buffer: Callable[[int], Buffer], devices: Sequence[torch.device]):
@@ -204,8 +204,8 @@ class New:
     own: int
     capacity: int
 
-    def make(self, replica: Replica) -> None:
-        replica.parts[self.own] = replica.new_buffer(self.capacity)
+    def make(self, kv: FollowerKV) -> None:
+        kv.parts[self.own] = kv.new_buffer(self.capacity)
 
 
 @dataclass(frozen=True)
@@ -216,8 +216,8 @@ class Copy:
     source: int
     prefix: int
 
-    def make(self, replica: Replica) -> None:
-        replica.buffer(self.own).take(replica.buffer(self.source, self.prefix), self.prefix)
+    def make(self, kv: FollowerKV) -> None:
+        kv.buffer(self.own).take(kv.buffer(self.source, self.prefix), self.prefix)
 
 
 @dataclass(frozen=True)
@@ -228,8 +228,8 @@ class Extend:
     source: int
     at: int
 
-    def make(self, replica: Replica) -> None:
-        replica.buffer(self.own, self.at).extend(replica.rows(self.source))
+    def make(self, kv: FollowerKV) -> None:
+        kv.buffer(self.own, self.at).extend(kv.rows(self.source))
 
 
 @dataclass(frozen=True)
@@ -241,11 +241,11 @@ class Cut:
     start: int
     stop: int
 
-    def make(self, replica: Replica) -> None:
-        source = replica.parts[self.source]
+    def make(self, kv: FollowerKV) -> None:
+        source = kv.parts[self.source]
         if isinstance(source, Buffer):
-            source = replica.buffer(self.source, self.stop)
-        replica.parts[self.own] = source.cut(self.start, self.stop)
+            source = kv.buffer(self.source, self.stop)
+        kv.parts[self.own] = source.cut(self.start, self.stop)
 
 
 @dataclass(frozen=True)
@@ -255,8 +255,8 @@ class ToHost:
     own: int
     source: int
 
-    def make(self, replica: Replica) -> None:
-        replica.parts[self.own] = replica.rows(self.source).on_host()
+    def make(self, kv: FollowerKV) -> None:
+        kv.parts[self.own] = kv.rows(self.source).on_host()
 
 
 @dataclass(frozen=True)
@@ -266,8 +266,8 @@ class ToDevice:
     own: int
     source: int
 
-    def make(self, replica: Replica) -> None:
-        replica.parts[self.own] = replica.rows(self.source).on(replica.devices)
+    def make(self, kv: FollowerKV) -> None:
+        kv.parts[self.own] = kv.rows(self.source).on(kv.devices)
 
 
 @dataclass(frozen=True)
@@ -276,6 +276,6 @@ class Free:
 
     own: int
 
-    def make(self, replica: Replica) -> None:
+    def make(self, kv: FollowerKV) -> None:
         # What was made and let go before it was told was made here, too: notes keep their order.
-        del replica.parts[self.own]
+        del kv.parts[self.own]

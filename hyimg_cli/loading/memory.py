@@ -1,6 +1,10 @@
-"""How much main memory is free, on any system that a laptop may run."""
+"""How much memory is free: main memory, on any system that a laptop may run, and a GPU's."""
 
 import os
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
 
 
 def available_bytes() -> int:
@@ -13,3 +17,14 @@ def available_bytes() -> int:
     except ImportError:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return int(psutil.virtual_memory().available)
+
+
+def gpu_free_bytes(device: "torch.device | int") -> int:
+    """Memory of a GPU that new tensors can have: what the driver has, and what this process keeps.
+
+    Of tensors that are gone torch's allocator keeps the memory, for the next ones.
+    """
+    import torch
+
+    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return int(torch.cuda.mem_get_info(device)[0] + kept)

@@ -305,6 +305,9 @@ def form_group(store: str, rank: Rank) -> None:
 
 def _forget_group() -> None:
     try:
+        if dist.get_backend() == "nccl":
+            # The others have ended: what is on its way on the GPU would be waited for without end.
+            torch.distributed.group.WORLD.abort()  # type: ignore[union-attr]
         dist.destroy_process_group()
     except RuntimeError as error:  # a group whose members died
         logger.debug("the group ended with %r", error)

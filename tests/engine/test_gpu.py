@@ -14,6 +14,7 @@ from hyimg_cli.batch.journal import RunFolder
 from hyimg_cli.batch.planner import make_plan
 from hyimg_cli.engine.clock import PhaseClock
 from hyimg_cli.engine.group import Drawn, GroupRun
+from hyimg_cli.engine.memory import free_bytes
 from hyimg_cli.engine.session import Session
 from hyimg_cli.engine.think import TextLoop
 from hyimg_cli.models import registry
@@ -151,3 +152,10 @@ def test_the_weights_take_what_the_plan_says(form: Any) -> None:
     model = registry.load(ModelChoice(device="cuda:0", quantization=form))
     held = torch.cuda.memory_allocated() - before
     assert held == pytest.approx(model.card.loaded_bytes("bfloat16", form), rel=0.1)
+
+
+def test_memory_of_tensors_that_are_gone_is_free(on_gpu: Any) -> None:
+    before = free_bytes(on_gpu)
+    torch.empty(2 * 10**9, dtype=torch.uint8, device="cuda:0")
+    assert torch.cuda.memory_reserved() > 2 * 10**9, "the allocator keeps it"
+    assert free_bytes(on_gpu) == pytest.approx(before, abs=10**8)

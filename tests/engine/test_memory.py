@@ -6,13 +6,24 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from hyimg_cli.engine import memory
-from hyimg_cli.engine.footprint import USABLE, Needs, Share, Together, needs, share_of
+from hyimg_cli.engine.footprint import (
+    USABLE,
+    Needs,
+    Share,
+    Together,
+    footprint,
+    held_weights,
+    needs,
+    share_of,
+)
 from hyimg_cli.engine.memory import batch_sizes
+from hyimg_cli.models import registry
 from hyimg_cli.spec.card import Working
 from hyimg_cli.spec.job import ImageJob, SizeRequest
-from hyimg_cli.spec.run import BatchConfig, ModelChoice, OutputConfig, RunConfig
+from hyimg_cli.spec.run import BatchConfig, ModelChoice, OutputConfig, ParallelConfig, RunConfig
 
 CONFIG = RunConfig(OutputConfig(Path()), ModelChoice(device="cpu", dtype="float32"))
 LARGE = Needs(40, Share(context=10, branches=30, step=20, prefill=15), decode=25)
@@ -107,3 +118,62 @@ def test_a_job_that_cannot_be_counted_takes_nothing(family: Any, job: ImageJob) 
     assert share_of(replace(job, prompt="<img>"), family.card, CONFIG) == Share()
     assert memory.free_bytes(family) > 0
     assert memory.peak_memory_mb(family.layer_devices) > 10
+
+
+def test_what_torch_keeps_of_earlier_tensors_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind a group the allocator has nearly all of a GPU: the next group is not to be cut."""
+    fakes = {
+        "is_available": lambda: True,
+        "device_count": lambda: 2,
+        "mem_get_info": lambda _: (10, 100),
+        "memory_reserved": lambda _: 70,
+        "memory_allocated": lambda _: 50,
+    }
+    for name, fake in fakes.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    model: Any = SimpleNamespace(layer_devices=[torch.device("cuda:0"), torch.device("cpu")])
+    assert memory.free_bytes(model) == 30
+    assert memory.room_bytes(ModelChoice(device="cuda:1")) == 30
+    assert memory.room_bytes(ModelChoice(device="balanced")) == 60
+    assert memory.room_bytes(ModelChoice(device="auto")) == 30
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_the_plan_and_a_session_of_ranks_agree(
+    family: Any, job: ImageJob, monkeypatch: pytest.MonkeyPatch, device: str
+) -> None:
+    """Each rank has half of the K/V, on a GPU of its own or beside the other in main memory."""
+    config = replace(
+        CONFIG,
+        model=ModelChoice(device=device, dtype="float32"),
+        batch=BatchConfig(prefix_cache_mb=0, encodes_ahead=False, memory_gb=1),
+        parallel=ParallelConfig(tensor_ranks=2),
+    )
+    jobs = [replace(job, custom_id=str(n)) for n in range(40)]
+    large = replace(family.card, vae_bytes_per_pixel=0, kv_bytes_per_token=400_000)
+    kv_bytes = large.kv_bytes_per_token // (2 if device == "cuda" else 1)
+    model: Any = SimpleNamespace(card=replace(large, kv_bytes_per_token=kv_bytes))
+    monkeypatch.setattr(memory, "free_bytes", lambda _model: 10**15)
+    planned, chosen = footprint(jobs, large, config), batch_sizes(jobs, model, config)
+    assert 1 < chosen.drawing < 16, "memory decides"
+    assert Together(planned.thinking, planned.drawing) == chosen
+    held = registry.rank_bytes(config.model, 2, "float32")
+    expected = held.first + (held.other if device == "cpu" else 0)
+    assert held_weights(large, config) == expected
+
+
+def test_prefixes_that_are_held_are_counted_once(
+    family: Any, job: ImageJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full tree grows no more: a later group has what the first one had beside it."""
+    held, config = 10**8, replace(CONFIG, batch=BatchConfig(prefix_cache_mb=100))
+    jobs = [replace(job, custom_id=str(n)) for n in range(40)]
+    card = replace(family.card, vae_bytes_per_pixel=0, kv_bytes_per_token=400_000)
+    model: Any = SimpleNamespace(card=card)
+    first = needs(jobs, card, config)
+    assert first.kept - needs(jobs, card, config, held_prefixes=held).kept == held
+    room = int(first.widest(Together(16, 3)).total / USABLE) + 2
+    monkeypatch.setattr(memory, "free_bytes", lambda _model: room)
+    assert batch_sizes(jobs, model, config) == Together(16, 3)
+    monkeypatch.setattr(memory, "free_bytes", lambda _model: room - held)
+    assert batch_sizes(jobs, model, config, held_prefixes=held) == Together(16, 3)

@@ -20,6 +20,7 @@ import pytest
 from hyimg_cli.batch.journal import RunFolder
 from hyimg_cli.batch.planner import make_plan
 from hyimg_cli.engine import replicas as module
+from hyimg_cli.engine.keys import pixel_settings
 from hyimg_cli.engine.replicas import Replicas
 from hyimg_cli.engine.runner import ResumePolicy, sift
 from hyimg_cli.errors import CheckpointError, Interrupted, MachineError
@@ -36,7 +37,14 @@ from hyimg_cli.spec.events import (
 )
 from hyimg_cli.spec.job import ImageJob
 from hyimg_cli.spec.plan import Plan
-from hyimg_cli.spec.run import FailurePolicy, ModelChoice, OutputConfig, ParallelConfig, RunConfig
+from hyimg_cli.spec.run import (
+    BatchConfig,
+    FailurePolicy,
+    ModelChoice,
+    OutputConfig,
+    ParallelConfig,
+    RunConfig,
+)
 
 WAIT_S = 60
 
@@ -413,3 +421,17 @@ def test_memory_that_cannot_hold_them_all_is_said_before_any_starts(
     assert (raised.value.code, raised.value.hint) == ("machine.memory", "--replicas 2")
     assert floor.started == []
     assert len(outcomes(floor.run(some(9), 2))) == 9
+
+
+def test_on_a_cpu_each_plans_for_its_part_of_memory(
+    job: ImageJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "available_bytes", lambda: 64_500_000_000)
+    cpu = RunConfig(OutputConfig(Path("out")), model=ModelChoice(device="cpu"))
+    gpu = replace(cpu, model=ModelChoice(device="cuda"))
+    asked = replace(cpu, batch=BatchConfig(memory_gb=30))
+    parts = [module._each(one, 4).batch.memory_gb for one in (cpu, asked, gpu)]
+    assert parts == [16, 7, None]
+    assert module._each(cpu, 1) == cpu
+    # Which jobs are done is known by the run's own configuration.
+    assert pixel_settings(job, cpu) == pixel_settings(job, module._each(cpu, 4))

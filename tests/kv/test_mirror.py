@@ -1,4 +1,4 @@
-"""A replica that is told what was done to mirrored buffers holds what they hold."""
+"""A follower that is told what was done to mirrored buffers holds what they hold."""
 
 import pickle
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hyimg_cli.errors import RankError
 from hyimg_cli.kv.buffer import Buffer, Slice
-from hyimg_cli.kv.mirror import Mirror, MirroredBuffer, Replica
+from hyimg_cli.kv.mirror import FollowerKV, Mirror, MirroredBuffer
 
 LAYERS = 2
 DEVICES = [torch.device("cpu")] * LAYERS
@@ -21,11 +21,11 @@ CAPACITY = 12
 
 
 class Pair:
-    """Mirrored buffers and slices here, and a replica that is told of them like another process."""
+    """Mirrored buffers and slices here, and a follower that is told of them as a process is."""
 
     def __init__(self) -> None:
         self.mirror = Mirror()
-        self.replica = Replica(lambda capacity: Buffer(capacity=capacity, **SHAPE), DEVICES)
+        self.kv = FollowerKV(lambda capacity: Buffer(capacity=capacity, **SHAPE), DEVICES)
         self.new: Callable[[int], MirroredBuffer] = lambda capacity: MirroredBuffer(
             self.mirror, capacity=capacity, **SHAPE
         )
@@ -34,7 +34,7 @@ class Pair:
         """New rows behind the prefix, on both sides; the changes before them come first."""
         self.told()
         start, stop = buffer.length, min(buffer.length + count, buffer.capacity)
-        theirs = self.replica.buffer(self.mirror.require(buffer))
+        theirs = self.kv.buffer(self.mirror.require(buffer))
         for layer in range(LAYERS):
             rows = torch.randn(stop - start, 2, 3)
             for side in (buffer, theirs):
@@ -42,10 +42,10 @@ class Pair:
         buffer.commit(stop)
 
     def told(self) -> None:
-        self.replica.change(pickle.loads(pickle.dumps(self.mirror.drained())))
+        self.kv.change(pickle.loads(pickle.dumps(self.mirror.drained())))
 
     def assert_same(self, part: Buffer | Slice) -> None:
-        theirs = self.replica.parts[self.mirror.require(part)]
+        theirs = self.kv.parts[self.mirror.require(part)]
         for ours, others in zip(_rows(part), _rows(theirs), strict=True):
             length = part.length
             assert torch.equal(ours[:, :length], others[:, :length])
@@ -62,7 +62,7 @@ ACTIONS = ("new", "forward", "fork", "cut", "split", "extend", "host", "device",
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(ACTIONS), st.integers(0, 99)), max_size=40))
-def test_a_replica_follows_whatever_is_done(actions: list[tuple[str, int]]) -> None:
+def test_a_follower_follows_whatever_is_done(actions: list[tuple[str, int]]) -> None:
     pair = Pair()
     buffers: list[Buffer] = [pair.new(CAPACITY)]
     slices: list[Slice] = []
@@ -71,12 +71,12 @@ def test_a_replica_follows_whatever_is_done(actions: list[tuple[str, int]]) -> N
     pair.told()
     for part in (*buffers, *slices):
         pair.assert_same(part)
-    assert len(pair.replica.parts) == len(buffers) + len(slices)
+    assert len(pair.kv.parts) == len(buffers) + len(slices)
     buffers.clear()
     slices.clear()
     del part
     pair.told()
-    assert not pair.replica.parts
+    assert not pair.kv.parts
 
 
 def _act(pair: Pair, action: str, number: int, buffers: list[Buffer], slices: list[Slice]) -> None:
@@ -134,7 +134,7 @@ def test_what_was_lost_cannot_be_used() -> None:
             use()
         assert raised.value.retryable
     # Nothing is told of what the other side no longer has.
-    pair.replica.parts.clear()
+    pair.kv.parts.clear()
     del buffer, rows, uses, use, raised
     pair.told()
-    assert list(pair.replica.parts) == [fresh.handle.number]
+    assert list(pair.kv.parts) == [fresh.handle.number]

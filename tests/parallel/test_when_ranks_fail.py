@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import rank_tasks
@@ -13,6 +14,7 @@ import torch
 from rank_tasks import DyingVae
 
 from hyimg_cli.errors import CheckpointError, MachineError, RankError
+from hyimg_cli.parallel import ranks
 from hyimg_cli.parallel.decode import PatchParallelDecoder, decode_tiled
 from hyimg_cli.parallel.ranks import RankPool
 from hyimg_cli.parallel.wire import Task
@@ -133,3 +135,16 @@ def test_members_end_with_a_killed_parent() -> None:
         parent.send_signal(signal.SIGKILL)
         parent.wait()
     assert gone_within(pids, 5)
+
+
+def test_on_gpus_a_group_is_aborted_before_it_is_destroyed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """nccl finishes what is on its way when it is destroyed, and the others have ended by then."""
+    done: list[str] = []
+    group = SimpleNamespace(WORLD=SimpleNamespace(abort=lambda: done.append("abort")))
+    monkeypatch.setattr(ranks.dist, "get_backend", lambda: "nccl")
+    monkeypatch.setattr(ranks.dist, "group", group)
+    monkeypatch.setattr(ranks.dist, "destroy_process_group", lambda: done.append("destroy"))
+    ranks._forget_group()
+    assert done == ["abort", "destroy"]

@@ -21,7 +21,7 @@ from transformers.utils import logging as transformers_logging
 
 from hyimg_cli.errors import CheckpointError, MachineError
 from hyimg_cli.loading.checkpoint import TensorInfo, check_against, tensor_index
-from hyimg_cli.loading.memory import available_bytes
+from hyimg_cli.loading.memory import available_bytes, gpu_free_bytes
 from hyimg_cli.models.diffusers_video.layout import Component
 
 
@@ -173,10 +173,8 @@ def _refuse_too_large(component: Component, place: Place) -> None:
     """Say before loading that the weights cannot fit."""
     stored = component.stored_bytes() or 0
     needed = stored * (2 if place.dtype == torch.float32 else 1)
-    if place.device.type == "cuda":
-        free = torch.cuda.mem_get_info(place.device)[0]
-    else:
-        free = available_bytes()
+    is_on_gpu = place.device.type == "cuda"
+    free = gpu_free_bytes(place.device) if is_on_gpu else available_bytes()
     if needed > free:
         raise _too_large(component, f"{place.device} has {free / 1e9:.1f} GB free")
 

@@ -15,7 +15,7 @@ from hyimg_cli.kernels.rows import invariant_multiple
 from hyimg_cli.kernels.transfer import sent
 from hyimg_cli.kv.buffer import Buffer
 from hyimg_cli.kv.segments import Segment
-from hyimg_cli.loading.memory import available_bytes
+from hyimg_cli.loading.memory import available_bytes, gpu_free_bytes
 from hyimg_cli.media.images import fit_cover, stretch
 from hyimg_cli.models.hunyuan_image3 import stored
 from hyimg_cli.models.hunyuan_image3.config import Architecture
@@ -138,7 +138,7 @@ def _refuse_too_large(needed: int, device_map: str | None) -> None:
     if device_map is None:
         free, place = available_bytes(), "main memory"
     elif device_map.startswith("cuda"):
-        free, place = torch.cuda.mem_get_info(torch.device(device_map))[0], device_map
+        free, place = gpu_free_bytes(torch.device(device_map)), device_map
     else:
         return
     if needed > free:

@@ -197,7 +197,8 @@ class HunyuanImage3ForCausalMM(PreTrainedModel):
 
     def text_logits(self, hidden_RM: Tensor) -> Tensor:
         """Next-token logits [R, V] in float32; only here does the final norm apply."""
-        with current(hidden_RM.device):
+        # Of a spread model the norm's device, to which its input is brought.
+        with current(self.model.ln_f.weight.device):
             logits: Tensor = self.lm_head(self.model.ln_f(self._padded(hidden_RM)))
         return logits[: hidden_RM.shape[0]].float()
 

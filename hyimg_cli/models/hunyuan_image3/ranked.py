@@ -17,7 +17,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from hyimg_cli.kv.mirror import Change, Mirror, MirroredBuffer, Replica
+from hyimg_cli.kv.mirror import Change, FollowerKV, Mirror, MirroredBuffer
 from hyimg_cli.models.hunyuan_image3.attention import Piece, Stretch
 from hyimg_cli.models.hunyuan_image3.model import HunyuanImage3ForCausalMM
 from hyimg_cli.models.hunyuan_image3.rope import Rope
@@ -58,10 +58,10 @@ class Follower:
     def __init__(self, network: HunyuanImage3ForCausalMM, ranks: int) -> None:
         self.ranks = ranks
         self.layers: Transformer = network.model
-        self.replica = Replica(network.new_buffer, network.layer_devices)
+        self.kv = FollowerKV(network.new_buffer, network.layer_devices)
 
     def stretches(self, spans: Sequence[Span]) -> list[Stretch]:
-        return [Stretch(self.replica.buffer(s.buffer), s.start, s.stop, s.pieces) for s in spans]
+        return [Stretch(self.kv.buffer(s.buffer), s.start, s.stop, s.pieces) for s in spans]
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class LayersPart:
 def follow(rank: Rank, forward: Forward) -> None:
     """Task of ranks 1, 2, ..: one forward beside rank 0's."""
     follower: Follower = rank.parts[PART]
-    follower.replica.change(forward.changes)
+    follower.kv.change(forward.changes)
     x_TM = torch.empty(forward.rows, dtype=forward.dtype, device=rank.device)
     angles_2TD = torch.empty(forward.angles, device=rank.device)
     spread(x_TM, follower.ranks)
