@@ -21,7 +21,7 @@ WithRanks = Annotated[
 ]
 RunsDir = Annotated[
     Path | None,
-    typer.Option("-o", "--output-dir", help="Folder that runs will write to. Default: runs."),
+    o.option("-o", "--output-dir", panel=o.RUN, help="Folder runs will write to. Default: runs."),
 ]
 
 
