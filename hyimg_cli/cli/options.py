@@ -146,7 +146,12 @@ KvReuse = Annotated[
 ]
 BatchingMaxSize = Annotated[
     int | None,
-    option("--batching-max-size", panel=RUN, min=1, help="Jobs that work together at most."),
+    option(
+        "--batching-max-size",
+        panel=RUN,
+        min=1,
+        help="Jobs that think, and jobs that draw, together at most.",
+    ),
 ]
 BatchInvariant = Annotated[
     bool | None,
