@@ -172,6 +172,11 @@ def test_gpus_by_name_capability_and_room(
     found = environment.gpus(subject(device="cuda"))
     assert found.status == "ok"
     assert "NVIDIA H100, capability 9.0, 40.0 GB of 80.0 GB free" in found.found
+    alone = subject(device="cuda")
+    one = replace(alone, config=replace(alone.config, parallel=ParallelConfig(replicas=2)))
+    several = environment.gpus(one)
+    assert several.status == "failed"
+    assert several.found.startswith("2 processes want a GPU each; torch")
 
 
 def test_the_kernels_are_the_engines_choice(subject: MakeSubject) -> None:

@@ -335,11 +335,11 @@ def test_loads_are_told_with_the_replica(floor: Floor, some: Some) -> None:
 PARENT = """
 import sys
 sys.path.append(sys.argv.pop(1))
-from hyimg_cli.cli import generate
+from hyimg_cli.cli import carry_out
 from hyimg_cli.cli.app import run
 from hyimg_cli.engine import replicas
 from hyimg_cli.parallel.launch import launched
-generate.run_info = lambda *_: {}
+carry_out.run_info = lambda *_: {}
 replicas._launched = lambda config, count, number: launched("fake_replica", {"PACE_S": "0.05"})
 code = run(sys.argv[1:])
 assert "torch" not in sys.modules
