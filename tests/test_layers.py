@@ -71,7 +71,11 @@ WITHOUT_TORCH = (
     "engine.footprint",
     "engine.forecast",
     "engine.replica",
+    "engine.replica_link",
+    "engine.replica_outcomes",
+    "engine.replicas",
     "engine.runner",
+    "engine.tensor_ranks",
     "parallel.launch",
 )
 MODULES = sorted(PACKAGE.rglob("*.py"))

@@ -1,8 +1,9 @@
 """The `hyimg` command: its subcommands, and the one place where errors become exit codes."""
 
+import inspect
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import typer
 
@@ -21,24 +22,37 @@ from hyimg_cli.errors import HyimgError, UsageError
 
 INTERNAL_ERROR = 101
 
+COMMANDS: dict[str, Callable[..., None]] = {
+    "generate": generate,
+    "check": check,
+    "plan": plan,
+    "bench": bench,
+    "eval": evaluate,
+    "doctor": doctor,
+    "info": info,
+    "replay": replay,
+}
+
 app = typer.Typer(
     name="hyimg",
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Make pictures and videos in batches: a manifest of jobs goes in, files come out.",
-    epilog="Exit codes: 0 all done, 1 some job failed or a gate of eval, 2 usage or "
-    "manifest, 3 machine, 101 internal error, 130/143 interrupted (run the same command again to "
-    "resume).",
+    epilog="Exit codes: 0 all done, 1 some job failed or a gate of bench, eval or replay, 2 usage "
+    "or manifest, 3 machine, 101 internal error, 130/143 interrupted (run the same command again "
+    "to resume).",
 )
-app.command()(generate)
-app.command()(check)
-app.command()(plan)
-app.command()(bench)
-app.command("eval")(evaluate)
-app.command()(doctor)
-app.command()(info)
-app.command()(replay)
+
+
+def _prose(docstring: str | None) -> str:
+    """A command's help: a line for each paragraph, for the terminal to break where it ends."""
+    paragraphs = inspect.cleandoc(docstring or "").split("\n\n")
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+
+
+for _name, _command in COMMANDS.items():
+    app.command(_name, help=_prose(_command.__doc__))(_command)
 app.add_typer(cache, name="cache")
 
 

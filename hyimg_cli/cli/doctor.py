@@ -19,6 +19,10 @@ NOT_READY = 3
 WithRanks = Annotated[
     bool, typer.Option("--ranks", help="Start a second process and compute with it, too.")
 ]
+RunsDir = Annotated[
+    Path | None,
+    o.option("-o", "--output-dir", panel=o.RUN, help="Folder runs will write to. Default: runs."),
+]
 
 
 def doctor(
@@ -29,10 +33,12 @@ def doctor(
     device: o.Device = None,
     dtype: o.DtypeName = None,
     quantization: o.Quantization = None,
+    tensor_parallel_size: o.TensorParallelSize = None,
+    replicas: o.Replicas = None,
     batching_max_size: o.BatchingMaxSize = None,
     vae_use_tiling: o.VaeUseTiling = None,
     recipe: o.Recipe = None,
-    output_dir: o.OutputDir = None,
+    output_dir: RunsDir = None,
     cache_dir: o.CacheDir = None,
     disk_cache: o.DiskCache = None,
     disk_cache_mb: o.DiskCacheMb = None,
@@ -45,7 +51,9 @@ def doctor(
     from the root on, so that it can be attached to an issue. Exit code 0: ready; 3: not.
     """
     subject = _subject(ctx.params)
-    checks = (*CHECKS, RANKS) if ranks or subject.config.parallel.ranks > 1 else CHECKS
+    parallel = subject.config.parallel
+    has_ranks = ranks or max(parallel.ranks, parallel.tensor_ranks) > 1
+    checks = (*CHECKS, RANKS) if has_ranks else CHECKS
     answers = []
     for answer in examined(subject, checks):
         answers.append(answer)

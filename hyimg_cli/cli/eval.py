@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from hyimg_cli.cli import eval_options as e
 from hyimg_cli.cli import eval_table, packaged, render
 from hyimg_cli.cli import options as o
 from hyimg_cli.cli.bench import carried_out
@@ -30,19 +31,19 @@ if TYPE_CHECKING:
 
 def evaluate(
     ctx: typer.Context,
-    metric: o.MetricChoice,
-    a: o.SideA = None,
-    b: o.SideB = None,
-    net: o.Net = "alex",
-    weights: o.WeightsFile = None,
-    self_test: o.SelfTest = False,
-    allow_unpaired: o.AllowUnpaired = False,
-    as_video: o.AsVideo = False,
-    min_psnr: o.MinPsnr = None,
-    min_ssim: o.MinSsim = None,
-    max_lpips: o.MaxLpips = None,
-    max_abs: o.MaxAbs = None,
-    csv: o.CsvFile = None,
+    metric: e.MetricChoice,
+    a: e.SideA = None,
+    b: e.SideB = None,
+    net: e.Net = "alex",
+    weights: e.WeightsFile = None,
+    self_test: e.SelfTest = False,
+    allow_unpaired: e.AllowUnpaired = False,
+    as_video: e.AsVideo = False,
+    min_psnr: e.MinPsnr = None,
+    min_ssim: e.MinSsim = None,
+    max_lpips: e.MaxLpips = None,
+    max_abs: e.MaxAbs = None,
+    csv: e.CsvFile = None,
     as_json: o.AsJson = False,
 ) -> None:
     """Measure how far pictures or videos are apart: two files, folders, runs, or a list of pairs.

@@ -1,16 +1,13 @@
 """Options of the commands that start from a finished file: `info` and `replay`."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
+from hyimg_cli.cli.options import MODEL, RUN, option
+
 _REPLAY = "What is replayed"
-
-
-def _option(*names: str, panel: str, help: str) -> Any:
-    return typer.Option(*names, help=help, rich_help_panel=panel, show_default=False)
-
 
 DescribedFiles = Annotated[
     list[Path],
@@ -22,11 +19,11 @@ ReplayedFile = Annotated[
 ]
 ReplayDir = Annotated[
     Path | None,
-    _option("-o", "--output-dir", panel="Run", help="Result folder. Default: runs/replay-<id>."),
+    option("-o", "--output-dir", panel=RUN, help="Result folder. Default: runs/replay-<id>."),
 ]
 ImagesFrom = Annotated[
     Path | None,
-    _option(
+    option(
         "--images-from",
         panel=_REPLAY,
         help="Folder of the source images. Default: beside FILE, then where its run found them.",
@@ -34,16 +31,16 @@ ImagesFrom = Annotated[
 ]
 AllowChanged = Annotated[
     bool,
-    _option(
+    option(
         "--allow-changed",
         panel=_REPLAY,
         help="Run although the model or a source image is not the recorded one.",
     ),
 ]
 ExpectEqual = Annotated[
-    bool, _option("--expect-equal", panel=_REPLAY, help="Exit code 1 where pixels are not equal.")
+    bool, option("--expect-equal", panel=_REPLAY, help="Exit code 1 where pixels are not equal.")
 ]
 RecordedModel = Annotated[
     str | None,
-    _option("--model", panel="Model", help="Folder or hub id of the recorded model."),
+    option("--model", panel=MODEL, help="Folder or hub id of the recorded model."),
 ]

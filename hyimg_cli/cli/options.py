@@ -1,7 +1,9 @@
-"""Every option of every command, once: name, help and what its text may be.
+"""The options that commands share, once each: name, help and what their text may be.
+
+Those of `eval` are in `eval_options`, those of `info` and `replay` in `file_options`.
 
 A command's parameters carry the names of the settings they set; `None` means that the flag was not
-given. The environment is read here and nowhere else.
+given. Here the environment is read; `replay` alone reads it another way.
 """
 
 import os
@@ -20,11 +22,12 @@ from hyimg_cli.errors import UsageError
 from hyimg_cli.spec.run import CacheConfig, RunConfig
 from hyimg_cli.store.disk import KINDS
 
-_RUN, _MODEL, _SAMPLING, _CHOICE, _STYLE = "Run", "Model", "Sampling defaults", "Selection", "Style"
-_VIDEO = "Video (t2v)"
+RUN, MODEL, STYLE = "Run", "Model", "Style"
+_SAMPLING, _CHOICE, _VIDEO = "Sampling defaults", "Selection", "Video (t2v)"
 
 
-def _option(*names: str, panel: str, help: str, **more: Any) -> Any:
+def option(*names: str, panel: str, help: str, **more: Any) -> Any:
+    """An option in its panel of the help, without a default that would have to be shown."""
     return typer.Option(*names, help=help, rich_help_panel=panel, show_default=False, **more)
 
 
@@ -37,43 +40,43 @@ ManifestPath = Annotated[
         "quickstart-video.",
     ),
 ]
-Recipe = Annotated[Path | None, _option("--recipe", panel=_RUN, help="Settings from a TOML file.")]
+Recipe = Annotated[Path | None, option("--recipe", panel=RUN, help="Settings from a TOML file.")]
 OutputDir = Annotated[
     Path | None,
-    _option("-o", "--output-dir", panel=_RUN, help="Folder for results. Default: runs/<manifest>."),
+    option("-o", "--output-dir", panel=RUN, help="Folder for results. Default: runs/<manifest>."),
 ]
 Resume = Annotated[
     bool,
-    _option("--resume/--no-resume", panel=_RUN, help="Leave out what is done already (default)."),
+    option("--resume/--no-resume", panel=RUN, help="Leave out what is done already (default)."),
 ]
 RetryFailed = Annotated[
-    bool, _option("--retry-failed", panel=_RUN, help="Run the jobs again that failed before.")
+    bool, option("--retry-failed", panel=RUN, help="Run the jobs again that failed before.")
 ]
 Force = Annotated[
-    bool, _option("--force", panel=_RUN, help="Replace results of the same id made otherwise.")
+    bool, option("--force", panel=RUN, help="Replace results of the same id made otherwise.")
 ]
 FailFast = Annotated[
     bool | None,
-    _option("--fail-fast/--keep-going", panel=_RUN, help="Stop at the first failed job, or go on."),
+    option("--fail-fast/--keep-going", panel=RUN, help="Stop at the first failed job, or go on."),
 ]
 MaxRetries = Annotated[
     int | None,
-    _option("--max-retries", panel=_RUN, min=0, help="Tries after a failure that may pass."),
+    option("--max-retries", panel=RUN, min=0, help="Tries after a failure that may pass."),
 ]
 SkipInvalid = Annotated[
     bool | None,
-    _option("--skip-invalid", panel=_RUN, help="Run the good lines, record the bad as failed."),
+    option("--skip-invalid", panel=RUN, help="Run the good lines, record the bad as failed."),
 ]
 DryRun = Annotated[
-    bool, _option("--dry-run", panel=_RUN, help="Show the plan (as hyimg plan does) and stop.")
+    bool, option("--dry-run", panel=RUN, help="Show the plan (as hyimg plan does) and stop.")
 ]
 Metadata = Annotated[
     bool | None,
-    _option("--metadata/--no-metadata", panel=_RUN, help="Write the job into its file."),
+    option("--metadata/--no-metadata", panel=RUN, help="Write the job into its file."),
 ]
 PromptCache = Annotated[
     bool | None,
-    _option(
+    option(
         "--prompt-cache/--no-prompt-cache",
         panel=_VIDEO,
         help="Embed each distinct prompt once, before all jobs (default), or for each job.",
@@ -81,7 +84,7 @@ PromptCache = Annotated[
 ]
 CheckpointEvery = Annotated[
     int | None,
-    _option(
+    option(
         "--checkpoint-every",
         panel=_VIDEO,
         min=0,
@@ -90,11 +93,11 @@ CheckpointEvery = Annotated[
 ]
 FramesName = Annotated[
     str | None,
-    _option("--frames", panel=_VIDEO, help="png: write every frame without loss too; or none."),
+    option("--frames", panel=_VIDEO, help="png: write every frame without loss too; or none."),
 ]
 VaePatchParallelSize = Annotated[
     int | None,
-    _option(
+    option(
         "--vae-patch-parallel-size",
         panel=_VIDEO,
         help="Processes, a GPU each, that share the tiles of a video's decode. Same pixels.",
@@ -102,7 +105,7 @@ VaePatchParallelSize = Annotated[
 ]
 CfgParallelSize = Annotated[
     int | None,
-    _option(
+    option(
         "--cfg-parallel-size",
         panel=_VIDEO,
         help="1, or 2: a process, a GPU each, for each of the two guidance branches. Same pixels.",
@@ -110,106 +113,109 @@ CfgParallelSize = Annotated[
 ]
 Replicas = Annotated[
     int | None,
-    _option(
+    option(
         "--replicas",
-        panel=_RUN,
+        panel=RUN,
         help="Processes with a model each, a GPU each, that share the jobs. Same pixels.",
     ),
 ]
 VideoModel = Annotated[
     str | None,
-    _option(
-        "--video-model", panel=_MODEL, help="The same for t2v. Default: the embedded tiny-video."
+    option(
+        "--video-model", panel=MODEL, help="The same for t2v. Default: the embedded tiny-video."
     ),
 ]
 NumFrames = Annotated[
-    int | None, _option("--num-frames", panel=_VIDEO, help="Frames of a video, 4 k + 1.")
+    int | None, option("--num-frames", panel=_VIDEO, help="Frames of a video, 4 k + 1.")
 ]
-Fps = Annotated[int | None, _option("--fps", panel=_VIDEO, help="Frames a second in the file.")]
+Fps = Annotated[int | None, option("--fps", panel=_VIDEO, help="Frames a second in the file.")]
 NegativePrompt = Annotated[
-    str | None, _option("--negative-prompt", panel=_VIDEO, help="What the video should not show.")
+    str | None, option("--negative-prompt", panel=_VIDEO, help="What the video should not show.")
 ]
 ContactSheet = Annotated[
     bool | None,
-    _option("--report/--no-report", panel=_RUN, help="Write report.html, a sheet of all jobs."),
+    option("--report/--no-report", panel=RUN, help="Write report.html, a sheet of all jobs."),
 ]
 KvReuse = Annotated[
     bool | None,
-    _option(
+    option(
         "--kv-reuse/--no-kv-reuse",
-        panel=_RUN,
+        panel=RUN,
         help="Denoise from the keys and values of the text stage, or compute them again.",
     ),
 ]
 BatchingMaxSize = Annotated[
     int | None,
-    _option("--batching-max-size", panel=_RUN, min=1, help="Jobs that work together at most."),
+    option(
+        "--batching-max-size",
+        panel=RUN,
+        min=1,
+        help="Jobs that think, and jobs that draw, together at most.",
+    ),
 ]
 BatchInvariant = Annotated[
     bool | None,
-    _option(
+    option(
         "--batch-invariant/--no-batch-invariant",
-        panel=_RUN,
+        panel=RUN,
         help="Keep a job's pixels equal to the bit in any batch (CPU).",
     ),
 ]
 PrefixCacheMb = Annotated[
     int | None,
-    _option("--prefix-cache-mb", panel=_RUN, min=0, help="K/V kept for prefixes that jobs share."),
+    option("--prefix-cache-mb", panel=RUN, min=0, help="K/V kept for prefixes that jobs share."),
 ]
 PrefixCacheHostMb = Annotated[
     int | None,
-    _option("--prefix-cache-host-mb", panel=_RUN, min=0, help="More of them, kept in main memory."),
+    option("--prefix-cache-host-mb", panel=RUN, min=0, help="More of them, kept in main memory."),
 ]
 CacheDir = Annotated[
     Path | None,
-    _option("--cache-dir", panel=_RUN, help="Folder of the disk cache. Default: ~/.cache/hyimg."),
+    option("--cache-dir", panel=RUN, help="Folder of the disk cache. Default: ~/.cache/hyimg."),
 ]
 DiskCache = Annotated[
     bool | None,
-    _option(
+    option(
         "--disk-cache/--no-disk-cache",
-        panel=_RUN,
+        panel=RUN,
         help="Keep encoded source images and prompts on disk for later runs (default), or not.",
     ),
 ]
 DiskCacheMb = Annotated[
     int | None,
-    _option("--disk-cache-mb", panel=_RUN, min=0, help="Most that the disk cache may hold."),
+    option("--disk-cache-mb", panel=RUN, min=0, help="Most that the disk cache may hold."),
 ]
 CacheKind = Annotated[
-    str | None, _option("--kind", panel=_CHOICE, help=f"Only one kind: {', '.join(KINDS)}.")
+    str | None, option("--kind", panel=_CHOICE, help=f"Only one kind: {', '.join(KINDS)}.")
 ]
 Prewarm = Annotated[
     bool | None,
-    _option("--prewarm/--no-prewarm", panel=_RUN, help="Run each shape once before it counts."),
+    option("--prewarm/--no-prewarm", panel=RUN, help="Run each shape once before it counts."),
 ]
 RequireKvReuse = Annotated[
     bool | None,
-    _option(
+    option(
         "--require-kv-reuse/--allow-recompute",
-        panel=_RUN,
+        panel=RUN,
         help="Fail a job whose reuse is not complete.",
     ),
 ]
 
 Model = Annotated[
     str | None,
-    _option("--model", panel=_MODEL, help="Folder or hub id. Default: the embedded tiny-image."),
+    option("--model", panel=MODEL, help="Folder or hub id. Default: the embedded tiny-image."),
 ]
-Revision = Annotated[str | None, _option("--revision", panel=_MODEL, help="Hub revision.")]
+Revision = Annotated[str | None, option("--revision", panel=MODEL, help="Hub revision.")]
 Device = Annotated[
     str | None,
-    _option("--device", panel=_MODEL, help="auto, cpu, cuda, cuda:N, or balanced over all GPUs."),
+    option("--device", panel=MODEL, help="auto, cpu, cuda, cuda:N, or balanced over all GPUs."),
 ]
-DtypeName = Annotated[
-    str | None, _option("--dtype", panel=_MODEL, help="auto, float32 or bfloat16.")
-]
+DtypeName = Annotated[str | None, option("--dtype", panel=MODEL, help="auto, float32 or bfloat16.")]
 VaeUseTiling = Annotated[
     bool | None,
-    _option(
+    option(
         "--vae-use-tiling/--no-vae-use-tiling",
-        panel=_MODEL,
+        panel=MODEL,
         help="Decode latents of pictures tile by tile, in bounded memory. Changes pixels near "
         "tile borders.",
     ),
@@ -217,18 +223,18 @@ VaeUseTiling = Annotated[
 
 Quantization = Annotated[
     str | None,
-    _option(
+    option(
         "--quantization",
-        panel=_MODEL,
+        panel=MODEL,
         help="none, or the experts of pictures' models in 8 or 4 bits: fp8 or nf4.",
     ),
 ]
 TensorParallelSize = Annotated[
     int | None,
-    _option(
+    option(
         "--tensor-parallel-size",
         "--tp-size",
-        panel=_MODEL,
+        panel=MODEL,
         help="Processes, a GPU each, that share the layers of a picture's model. Equal within "
         "rounding.",
     ),
@@ -236,129 +242,73 @@ TensorParallelSize = Annotated[
 
 Steps = Annotated[
     int | None,
-    _option("--num-inference-steps", "--steps", panel=_SAMPLING, help="Denoise steps."),
+    option("--num-inference-steps", "--steps", panel=_SAMPLING, help="Denoise steps."),
 ]
 Guidance = Annotated[
-    float | None, _option("--guidance-scale", panel=_SAMPLING, help="How hard the prompt pulls.")
+    float | None, option("--guidance-scale", panel=_SAMPLING, help="How hard the prompt pulls.")
 ]
 FlowShift = Annotated[
-    float | None, _option("--flow-shift", panel=_SAMPLING, help="Shift of the noise schedule.")
+    float | None, option("--flow-shift", panel=_SAMPLING, help="Shift of the noise schedule.")
 ]
 Seed = Annotated[
-    int | None, _option("--seed", panel=_SAMPLING, help="Seed of jobs without one of their own.")
+    int | None, option("--seed", panel=_SAMPLING, help="Seed of jobs without one of their own.")
 ]
 SizeText = Annotated[
-    str | None, _option("--size", panel=_SAMPLING, help="auto, WIDTHxHEIGHT or WIDTH:HEIGHT.")
+    str | None, option("--size", panel=_SAMPLING, help="auto, WIDTHxHEIGHT or WIDTH:HEIGHT.")
 ]
 BotTaskName = Annotated[
     str | None,
-    _option("--bot-task", panel=_SAMPLING, help="none, think, recaption or think_recaption."),
+    option("--bot-task", panel=_SAMPLING, help="none, think, recaption or think_recaption."),
 ]
 DropThink = Annotated[
     bool | None,
-    _option("--drop-think/--keep-think", panel=_SAMPLING, help="Denoise without the think text."),
+    option("--drop-think/--keep-think", panel=_SAMPLING, help="Denoise without the think text."),
 ]
 AlignSize = Annotated[
     bool | None,
-    _option(
+    option(
         "--infer-align-image-size/--no-infer-align-image-size",
         panel=_SAMPLING,
         help="Edits get their source's aspect ratio.",
     ),
 ]
 SystemPrompt = Annotated[
-    str | None, _option("--use-system-prompt", panel=_SAMPLING, help="Which system prompt.")
+    str | None, option("--use-system-prompt", panel=_SAMPLING, help="Which system prompt.")
 ]
 SystemPromptText = Annotated[
-    str | None, _option("--system-prompt", panel=_SAMPLING, help="Text for the custom one.")
+    str | None, option("--system-prompt", panel=_SAMPLING, help="Text for the custom one.")
 ]
-ArSeed = Annotated[
-    int | None, _option("--ar-seed", panel=_SAMPLING, help="Seed of the text stage.")
-]
+ArSeed = Annotated[int | None, option("--ar-seed", panel=_SAMPLING, help="Seed of the text stage.")]
 Temperature = Annotated[
-    float | None, _option("--temperature", panel=_SAMPLING, help="Text stage; 0 is greedy.")
+    float | None, option("--temperature", panel=_SAMPLING, help="Text stage; 0 is greedy.")
 ]
-TopK = Annotated[int | None, _option("--top-k", panel=_SAMPLING, help="Text stage; 0 is off.")]
-TopP = Annotated[float | None, _option("--top-p", panel=_SAMPLING, help="Text stage; 1 is off.")]
+TopK = Annotated[int | None, option("--top-k", panel=_SAMPLING, help="Text stage; 0 is off.")]
+TopP = Annotated[float | None, option("--top-p", panel=_SAMPLING, help="Text stage; 1 is off.")]
 MaxNewTokens = Annotated[
-    int | None, _option("--max-new-tokens", panel=_SAMPLING, help="Longest text to write.")
+    int | None, option("--max-new-tokens", panel=_SAMPLING, help="Longest text to write.")
 ]
 
 Select = Annotated[
-    str | None, _option("--select", panel=_CHOICE, help="Only ids that match this pattern.")
+    str | None, option("--select", panel=_CHOICE, help="Only ids that match this pattern.")
 ]
 Limit = Annotated[
-    int | None, _option("--limit", panel=_CHOICE, min=1, help="Only the first N of the jobs.")
+    int | None, option("--limit", panel=_CHOICE, min=1, help="Only the first N of the jobs.")
 ]
 Shard = Annotated[
-    str | None, _option("--shard", panel=_CHOICE, help="I/N: every N-th job, from the I-th on.")
+    str | None, option("--shard", panel=_CHOICE, help="I/N: every N-th job, from the I-th on.")
 ]
 
 AsJson = Annotated[
-    bool, _option("--json", panel=_STYLE, help="Results as JSON lines on standard output.")
+    bool, option("--json", panel=STYLE, help="Results as JSON lines on standard output.")
 ]
-Quiet = Annotated[bool, _option("-q", "--quiet", panel=_STYLE, help="Only errors.")]
-Verbose = Annotated[int, _option("-v", "--verbose", panel=_STYLE, count=True, help="Say more.")]
+Quiet = Annotated[bool, option("-q", "--quiet", panel=STYLE, help="Only errors.")]
+Verbose = Annotated[int, option("-v", "--verbose", panel=STYLE, count=True, help="Say more.")]
 Progress = Annotated[
-    str, _option("--progress", panel=_STYLE, help="auto (default), rich, plain or none.")
+    str, option("--progress", panel=STYLE, help="auto (default), rich, plain or none.")
 ]
 AssumeThink = Annotated[
     int,
-    _option("--assume-think", panel=_STYLE, min=0, help="Tokens a text stage is taken to write."),
-]
-
-_COMPARE, _GATE = "What is compared", "Gates (exit code 1)"
-MetricChoice = Annotated[
-    str, typer.Argument(metavar="lpips|psnr|ssim|all", help="What to measure.")
-]
-SideA = Annotated[
-    Path | None,
-    typer.Argument(
-        metavar="A",
-        show_default=False,
-        help="A picture, a video, a folder of them, a run of hyimg generate, or alone a .jsonl "
-        'file with {"a": …, "b": …} on each line. Without A and B: the newest bench folder here.',
-    ),
-]
-SideB = Annotated[
-    Path | None, typer.Argument(metavar="B", show_default=False, help="The same of the other.")
-]
-Net = Annotated[str, _option("--net", panel=_COMPARE, help="LPIPS: alex (default), squeeze, vgg.")]
-WeightsFile = Annotated[
-    Path | None,
-    _option(
-        "--weights",
-        panel=_COMPARE,
-        help="LPIPS: the backbone, such as torchvision's alexnet-owt-7be5be79.pth.",
-    ),
-]
-AllowUnpaired = Annotated[
-    bool,
-    _option("--allow-unpaired", panel=_COMPARE, help="Leave out what has no counterpart."),
-]
-AsVideo = Annotated[
-    bool, _option("--as-video", panel=_COMPARE, help="A and B are folders of one video's frames.")
-]
-SelfTest = Annotated[
-    bool, _option("--self-test", panel=_COMPARE, help="LPIPS: measure pairs of known distance.")
-]
-MinPsnr = Annotated[
-    float | None,
-    _option("--min-psnr", panel=_GATE, help="dB that every picture and frame must reach."),
-]
-MinSsim = Annotated[
-    float | None,
-    _option("--min-ssim", panel=_GATE, help="SSIM that every picture and frame must reach."),
-]
-MaxLpips = Annotated[
-    float | None,
-    _option("--max-lpips", panel=_GATE, help="LPIPS that no picture or frame may exceed."),
-]
-MaxAbs = Annotated[
-    int | None, _option("--max-abs", panel=_GATE, help="Levels (0-255) that no value may exceed.")
-]
-CsvFile = Annotated[
-    Path | None, _option("--csv", panel=_STYLE, help="Write the distances to this file too.")
+    option("--assume-think", panel=STYLE, min=0, help="Tokens a text stage is taken to write."),
 ]
 
 

@@ -106,7 +106,7 @@ def _memory_lines(
             continue
         parts = f"{_bytes(one.kv)} of KV, about {_bytes(one.activations)} of activations"
         yield f"  memory with {counts}: {parts}; {_bytes(one.total)} in all"
-        if one.drawing > 1:
+        if one.least < one.total:
             yield f"  where less is free, fewer draw together: {_bytes(one.least)} with one"
     for model, sizes in components.items():
         parts = ", ".join(f"{name} {_bytes(size)}" for name, size in sizes.items())

@@ -25,7 +25,13 @@ from hyimg_cli.replay.run_folder import refuse_other_runs
 from hyimg_cli.replay.verdict import Verdict, compared_file, verdict
 
 # A replay is one job, asked for now: it is compared by its own record, and nothing is skipped.
-ALWAYS = {"metadata": True, "report": False, "skip_invalid": False, "prewarm": False}
+ALWAYS = {
+    "metadata": True,
+    "report": False,
+    "skip_invalid": False,
+    "prewarm": False,
+    "replicas": 1,
+}
 AGAIN = ResumePolicy(resume=False, retry_failed=True, force=True)
 
 
@@ -41,6 +47,7 @@ def replay(
     device: o.Device = None,
     dtype: o.DtypeName = None,
     quantization: o.Quantization = None,
+    tensor_parallel_size: o.TensorParallelSize = None,
     vae_use_tiling: o.VaeUseTiling = None,
     kv_reuse: o.KvReuse = None,
     batch_invariant: o.BatchInvariant = None,
@@ -56,10 +63,10 @@ def replay(
 ) -> None:
     """Run the job of a finished file again, as it was run, and say whether the pixels are equal.
 
-    The file's own record is used: job, seeds, precision, quantization; flags win over it, and
-    variables that set a sampling default are not looked at. Exit code 0: made, equal or not (1 with
-    --expect-equal where it is not); 1: the job failed; 2: the file holds no job, or its model or a
-    source image is not the recorded one.
+    The file's own record is used: job, seeds, precision, quantization, ranks that share layers;
+    flags win over it, and variables that set a sampling default are not looked at. Exit code 0:
+    made, equal or not (1 with --expect-equal where it is not); 1: the job failed; 2: the file holds
+    no job, or its model or a source image is not the recorded one; 3: this machine cannot run it.
     """
     render.log_to_stderr(verbose)
     # NOTE: readers of pictures catch every Exception, so a signal outside the run itself stays a

@@ -14,6 +14,7 @@ from hyimg_cli import __version__
 from hyimg_cli.doctor.check import Check, Subject, size_text
 from hyimg_cli.engine.keys import precision
 from hyimg_cli.engine.provenance import cores, cpu_name
+from hyimg_cli.spec.run import ParallelConfig
 
 OURS = "hyimg-cli"
 _UNKNOWN = "hyimg is not installed as a package, so the versions that it needs are not known"
@@ -84,8 +85,18 @@ def gpus(subject: Subject) -> Check:
         return Check("gpus", "failed", f"{found}, and the run wants one{_driver()}", hint)
     if not count:
         return Check("gpus", "ok", f"none{_hidden()}; {build} runs on the CPU")
+    processes = _processes(subject.config.parallel)
+    if wanted == "cuda" and count < processes:
+        hint = "ask for fewer ranks or replicas, or show more GPUs (CUDA_VISIBLE_DEVICES)"
+        found = f"{processes} processes want a GPU each; {build} finds {count}{_hidden()}"
+        return Check("gpus", "failed", found, hint)
     told = "; ".join(_gpu(index) for index in range(count)) + _hidden()
     return Check("gpus", "ok", f"{told}; {build}, CUDA {torch.version.cuda}{_driver()}")
+
+
+def _processes(parallel: ParallelConfig) -> int:
+    """The most at work at once, each on a GPU of its own."""
+    return max(parallel.ranks, parallel.tensor_ranks, parallel.replicas)
 
 
 def _gpu(index: int) -> str:

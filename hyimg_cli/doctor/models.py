@@ -4,7 +4,8 @@ are read, no weights.
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 
 from hyimg_cli.batch.manifest import manifest_of
@@ -12,14 +13,15 @@ from hyimg_cli.batch.recipe import settle
 from hyimg_cli.doctor import places
 from hyimg_cli.doctor.check import Check, Subject, size_text
 from hyimg_cli.engine import runner
-from hyimg_cli.engine.footprint import Footprint, footprint
+from hyimg_cli.engine.footprint import footprint
 from hyimg_cli.engine.keys import precision
-from hyimg_cli.errors import CheckpointError, MachineError
+from hyimg_cli.engine.tensor_ranks import rank_footprints, refuse_unsplit
+from hyimg_cli.errors import CheckpointError, MachineError, UsageError
 from hyimg_cli.loading.memory import available_bytes
 from hyimg_cli.models import registry
 from hyimg_cli.spec.card import ModelCard, VideoCard
 from hyimg_cli.spec.job import ImageJob
-from hyimg_cli.spec.run import ModelChoice, Quantization
+from hyimg_cli.spec.run import ModelChoice, Quantization, RunConfig
 
 Card = ModelCard | VideoCard
 CardOf = Callable[[str, str | None], Card]
@@ -90,15 +92,17 @@ def image_memory(subject: Subject) -> Check:
     """Free memory against one edit and a full batch, and which quantizations would fit."""
     choice, free = subject.config.model, free_bytes(subject.config.model)
     try:
-        needs = {form: _need(subject, replace(choice, quantization=form)) for form in FORMS}
+        refuse_unsplit(choice, subject.config.parallel.tensor_ranks)
+        forms = _forms(subject)
+        needs = {form: _need(subject, replace(choice, quantization=form)) for form in forms}
     except CheckpointError:
         return Check("memory", "warning", _UNREAD)
     own = needs[choice.quantization]
     full = _need(subject, choice, jobs=subject.config.batch.max_size)
     most = f"{size_text(full.total)} with {full.thinking} together"
     found = f"{model_name(subject.image_model)}: {size_text(own.weights)} of weights, "
-    found += f"{size_text(own.total)} with one edit, {most}; {size_text(free)} free"
-    found += f" ({'; '.join(_fits(needs, free))})"
+    found += f"{size_text(own.total)} with one edit, {most}{_place(subject.config)}; "
+    found += f"{size_text(free)} free ({'; '.join(_fits(needs, free))})"
     if own.total > free:
         return Check("memory", "failed", found, _remedy(subject, free))
     if full.total > free:
@@ -106,10 +110,46 @@ def image_memory(subject: Subject) -> Check:
     return Check("memory", "ok", found)
 
 
-def _fits(needs: Mapping[Quantization, Footprint], free: int) -> Iterator[str]:
+@dataclass(frozen=True)
+class _Need:
+    """Bytes in the memory that is looked at: of ranks and replicas, all that share it.
+
+    `weights`, and `thinking` jobs, are the whole model's.
+    """
+
+    weights: int
+    thinking: int
+    total: int
+
+
+def _forms(subject: Subject) -> list[Quantization]:
+    """The quantizations that the run's ranks could share."""
+    found, ranks = [], subject.config.parallel.tensor_ranks
+    for form in FORMS:
+        with suppress(UsageError):
+            refuse_unsplit(replace(subject.config.model, quantization=form), ranks)
+            found.append(form)
+    return found
+
+
+def _fits(needs: Mapping[Quantization, _Need], free: int) -> Iterator[str]:
     for form, need in needs.items():
         verb = "fits" if need.total <= free else "does not fit"
         yield f"{form} {verb} with {size_text(need.total)}"
+
+
+def _place(config: RunConfig) -> str:
+    """Which processes are in the memory that is looked at."""
+    ranks, copies = config.parallel.tensor_ranks, _copies(config)
+    if ranks > 1:
+        is_one = precision(config.model)[0] == "cpu"
+        return f" on all {ranks} ranks" if is_one else f" on rank 0 of {ranks}"
+    return f" in {copies} replicas" if copies > 1 else ""
+
+
+def _copies(config: RunConfig) -> int:
+    """Models in one memory: replicas have a GPU each, and on a CPU one memory."""
+    return config.parallel.replicas if precision(config.model)[0] == "cpu" else 1
 
 
 def _remedy(subject: Subject, free: int) -> str:
@@ -118,15 +158,17 @@ def _remedy(subject: Subject, free: int) -> str:
     Tiles do not help: the VAE encodes a source image whole.
     """
     choice = subject.config.model
-    least = _need(subject, choice).total
-    for form in FORMS[FORMS.index(choice.quantization) + 1 :]:
-        least = _need(subject, replace(choice, quantization=form)).total
+    least, smallest = _need(subject, choice).total, choice.quantization
+    for form in _forms(subject):
+        if FORMS.index(form) <= FORMS.index(choice.quantization):
+            continue
+        least, smallest = _need(subject, replace(choice, quantization=form)).total, form
         if least <= free:
             return f"--quantization {form} would fit"
-    return f"free some, or use a machine with {size_text(least)} for {FORMS[-1]}"
+    return f"free some, or use a machine with {size_text(least)} for {smallest}"
 
 
-def _need(subject: Subject, choice: ModelChoice, *, jobs: int = 1) -> Footprint:
+def _need(subject: Subject, choice: ModelChoice, *, jobs: int = 1) -> _Need:
     """Of so many edits together, with the checkpoint's own defaults."""
     flags = {"model": choice.model, "revision": choice.revision}
     found, faults = runner.examine(manifest_of(_JOB, "doctor"), settle(flags, {}, {}))
@@ -135,7 +177,14 @@ def _need(subject: Subject, choice: ModelChoice, *, jobs: int = 1) -> Footprint:
     (job,) = found
     assert isinstance(job, ImageJob), "the sample job is an edit"
     card = registry.model_card(job.model, choice.revision)
-    return footprint([job] * jobs, card, replace(subject.config, model=choice))
+    config = replace(subject.config, model=choice)
+    whole = footprint([job] * jobs, card, config)
+    by_rank = rank_footprints({choice.model: whole}, config).get(choice.model)
+    total = whole.total * _copies(config)
+    if by_rank:
+        every = [one.total for one in by_rank]
+        total = sum(every) if precision(choice)[0] == "cpu" else max(every)
+    return _Need(whole.weights, whole.thinking, total)
 
 
 def video_memory(subject: Subject) -> Check:
@@ -152,8 +201,10 @@ def video_memory(subject: Subject) -> Check:
     encoders = sum(n for part, n in loaded.items() if part.startswith("text_encoder"))
     rest = sum(loaded.values()) - encoders
     found = f"{model_name(subject.video_model)}: {size_text(encoders)} of text encoders, then "
-    found += f"{size_text(rest)} of weights and the video's own; {size_text(free)} free"
-    if max(encoders, rest) > free:
+    copies = _copies(subject.config)
+    each = f", in {copies} replicas each" if copies > 1 else ""
+    found += f"{size_text(rest)} of weights and the video's own{each}; {size_text(free)} free"
+    if max(encoders, rest) * copies > free:
         hint = "free some, or use a machine with more; --quantization is for pictures"
         return Check("video memory", "failed", found, hint)
     return Check("video memory", "ok", found)

@@ -22,7 +22,7 @@ def output_folder(subject: Subject) -> Check:
         return Check(name, "failed", f"{found}, but it cannot be written", "choose another with -o")
     needed = _pictures_bytes(subject)
     found += f"; {PICTURES} pictures take at most {size_text(needed)}" if needed else ""
-    if needed > free:
+    if needed >= free:
         return Check(name, "warning", found, "free some space, or choose another folder with -o")
     return Check(name, "ok", found)
 

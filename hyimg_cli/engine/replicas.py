@@ -22,6 +22,7 @@ from hyimg_cli.batch.journal import RunFolder
 from hyimg_cli.engine.choice import replicas_of
 from hyimg_cli.engine.dealing import Deck
 from hyimg_cli.engine.keys import key_of, precision, source_digests
+from hyimg_cli.engine.provenance import cores
 from hyimg_cli.engine.replica_link import Launch, Link, owing
 from hyimg_cli.engine.replica_messages import Ended, Line, Recorded, Setup, Stop, Told, Up
 from hyimg_cli.engine.replica_outcomes import again, died_twice, marked
@@ -312,8 +313,7 @@ def _environment(
     """What a replica's process finds: one GPU of those that we see, its share of the cores."""
     found = {}
     if "OMP_NUM_THREADS" not in ours:
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        found["OMP_NUM_THREADS"] = str(max(1, (cores or 1) // count))
+        found["OMP_NUM_THREADS"] = str(max(1, cores() // count))
     if precision(config.model)[0] == "cuda":
         visible = ours.get("CUDA_VISIBLE_DEVICES")
         names = visible.split(",") if visible is not None else [str(n) for n in range(count)]

@@ -15,6 +15,7 @@ Kind = Literal["png", "mp4", "sidecar"]
 _PNG, _FTYP = b"\x89PNG\r\n\x1a\n", b"ftyp"
 # A record of the longest text is a tenth of it.
 MAX_SIDECAR_BYTES = 10_000_000
+_OURS = "give a .png or .mp4 that hyimg wrote, or the .json beside an .mp4"
 _NO_RECORD = "it was written with --no-metadata, by another program, or saved again by one"
 
 
@@ -55,7 +56,7 @@ def read_described(path: Path) -> Described:
         case "mp4":
             return _of_film(path)
         case "sidecar":
-            return Described(path, "sidecar", _record(_sidecar(path), path))
+            return Described(path, "sidecar", _record(_sidecar(path), path, _OURS))
 
 
 def _kind(path: Path) -> Kind:
@@ -63,7 +64,7 @@ def _kind(path: Path) -> Kind:
         with open(path, "rb") as file:
             start = file.read(64)
     except FileNotFoundError:
-        raise _fault("missing", "there is no such file", path) from None
+        raise _fault("missing", "there is no such file", path, _OURS) from None
     except IsADirectoryError:
         hint = "name a file in it, for example outputs/NAME.png"
         raise _fault("is-a-folder", "this is a folder", path, hint) from None
@@ -75,8 +76,7 @@ def _kind(path: Path) -> Kind:
         return "mp4"
     if start.lstrip().startswith(b"{"):
         return "sidecar"
-    hint = "give a .png or .mp4 that hyimg wrote, or the .json beside an .mp4"
-    raise _fault("not-ours", "this is no PNG, MP4 or sidecar", path, hint)
+    raise _fault("not-ours", "this is no PNG, MP4 or sidecar", path, _OURS)
 
 
 def _of_png(path: Path) -> Described:
@@ -122,14 +122,15 @@ def _sidecar(path: Path) -> str:
         raise _fault("unreadable", f"it cannot be read: {error}", path) from None
 
 
-def _record(text: str, path: Path) -> Record:
+def _record(text: str, path: Path, hint: str = _NO_RECORD) -> Record:
+    """`hint`: what to do where the text is no record."""
     try:
         raw = json.loads(text)
     except (ValueError, RecursionError):
-        raise _fault("damaged", "its record is not JSON", path, _NO_RECORD) from None
+        raise _fault("damaged", "its record is not JSON", path, hint) from None
     version = raw.get("format") if isinstance(raw, dict) else None
     if type(version) is not int or not isinstance(raw.get("job"), dict):
-        raise _fault("none", "this is no record of a job", path, _NO_RECORD)
+        raise _fault("none", "this is no record of a job", path, hint)
     if not 1 <= version <= FORMAT:
         what = f"its record is of format {version}; this version reads up to {FORMAT}"
         raise _fault("newer", what, path, "use the hyimg that wrote it, or a newer one")

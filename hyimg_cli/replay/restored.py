@@ -20,6 +20,7 @@ from hyimg_cli.replay.run_folder import images_there, model_there, title_of
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.run import DTYPES, QUANTIZATIONS, ModelChoice
 
+_RANKS = re.compile(r"([1-9][0-9]?) ranks", re.ASCII)
 _HUB_ID = re.compile(r"[\w][\w.-]*/[\w][\w.-]*", re.ASCII)
 _ALLOW = "--allow-changed runs it all the same"
 
@@ -197,7 +198,14 @@ def _picture_settings(recorded: Mapping[str, str], device: str) -> dict[str, Any
         # Graphs need a GPU; that they are missing elsewhere is told with the result.
         "decode_graphs": recorded.get("text") == "graphs" and _is_gpu(device),
         "batch_invariant": recorded.get("batch") != "variant",
+        "tensor_parallel_size": _ranks(recorded.get("layers", "")),
     }
+
+
+def _ranks(layers: str) -> int:
+    """Over how many ranks layers were split: their sums round otherwise over another number."""
+    match = _RANKS.fullmatch(layers)
+    return int(match[1]) if match else 1
 
 
 def _is_gpu(device: str) -> bool:

@@ -91,6 +91,15 @@ def test_a_command_of_this_version_is_in_the_help(run_cli: Callable[..., Any], n
     assert name in run_cli("serve").err
 
 
+def test_a_help_breaks_where_the_terminal_ends(
+    run_cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "1000")
+    shown = run_cli("replay", "--help").out
+    (line,) = [line for line in shown.splitlines() if "record is used" in line]
+    assert line.rstrip().endswith("this machine cannot run it.")
+
+
 def test_later_names_are_not_in_the_help(run_cli: Callable[..., Any]) -> None:
     shown = run_cli("--help").out + run_cli("generate", "--help").out
     words = shown.replace("│", " ").split()

@@ -101,10 +101,13 @@ def test_settings_of_a_default_elsewhere_do_not_reach_a_replay(
 ) -> None:
     settings = {"NUM_INFERENCE_STEPS": "9", "SEED": "9", "SIZE": "1:2", "SYSTEM_PROMPT": "x"}
     settings |= {"DTYPE": "bfloat16", "QUANTIZATION": "nf4", "METADATA": "0"}
-    for name, value in (settings | {"OUTPUT_DIR": "elsewhere"}).items():
+    settings |= {"REPLICAS": "2", "TENSOR_PARALLEL_SIZE": "2", "OUTPUT_DIR": "elsewhere"}
+    for name, value in settings.items():
         monkeypatch.setenv("HYIMG_" + name, value)
-    ran = run_cli("replay", original("thought"), "--expect-equal")
+    ran = run_cli("replay", original("thought"), "--expect-equal", "--json")
     assert ran.code == 0, ran.err
+    outcome = ran.json_lines[0]
+    assert (outcome["replica"], outcome["parallel"]) == (None, None)
     assert not Path("elsewhere").exists()
 
 

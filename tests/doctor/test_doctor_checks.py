@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +19,14 @@ from hyimg_cli.engine import keys
 from hyimg_cli.errors import MachineError
 from hyimg_cli.models import registry
 from hyimg_cli.quality import backbones
-from hyimg_cli.spec.run import BatchConfig, CacheConfig, ModelChoice, OutputConfig, RunConfig
+from hyimg_cli.spec.run import (
+    BatchConfig,
+    CacheConfig,
+    ModelChoice,
+    OutputConfig,
+    ParallelConfig,
+    RunConfig,
+)
 
 SMALL = Path(__file__).parent.parent / "parity" / "tiny" / "checkpoint"
 MakeSubject = Callable[..., Subject]
@@ -164,6 +172,11 @@ def test_gpus_by_name_capability_and_room(
     found = environment.gpus(subject(device="cuda"))
     assert found.status == "ok"
     assert "NVIDIA H100, capability 9.0, 40.0 GB of 80.0 GB free" in found.found
+    alone = subject(device="cuda")
+    one = replace(alone, config=replace(alone.config, parallel=ParallelConfig(replicas=2)))
+    several = environment.gpus(one)
+    assert several.status == "failed"
+    assert several.found.startswith("2 processes want a GPU each; torch")
 
 
 def test_the_kernels_are_the_engines_choice(subject: MakeSubject) -> None:
@@ -252,6 +265,47 @@ def test_memory_against_the_real_model(
     assert "166.0 GB of weights" in found.found
 
 
+@pytest.mark.parametrize(
+    ("parallel", "place"),
+    [
+        (ParallelConfig(replicas=3), " in 3 replicas"),
+        (ParallelConfig(tensor_ranks=2), " on all 2 ranks"),
+    ],
+)
+def test_memory_of_several_processes(
+    subject: MakeSubject, monkeypatch: pytest.MonkeyPatch, parallel: ParallelConfig, place: str
+) -> None:
+    """On a CPU all lie in one memory: what takes one model's bytes and no more is too small."""
+    alone = subject(device="cpu")
+    one = replace(alone, config=replace(alone.config, parallel=parallel))
+    weights = registry.model_card("tiny-image").loaded_bytes("float32", "none")
+    monkeypatch.setattr(models, "available_bytes", lambda: weights + 7_000_000)
+    assert models.image_memory(alone).status == "warning"
+    found = models.image_memory(one)
+    assert (found.status, place in found.found) == ("failed", True)
+    # Two ranks cannot share NF4's blocks of the embedded model.
+    assert ("nf4" in found.found) == (parallel.tensor_ranks == 1)
+
+
+def test_rank_0_is_what_a_gpu_must_hold(
+    subject: MakeSubject, real_size: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(models, "free_bytes", lambda _: int(80e9))
+    alone = subject(real_size, device="cuda", dtype="bfloat16")
+    split = replace(alone, config=replace(alone.config, parallel=ParallelConfig(tensor_ranks=4)))
+    assert models.image_memory(alone).status == "failed"
+    found = models.image_memory(split)
+    assert found.status != "failed", found
+    assert " on rank 0 of 4" in found.found
+
+
+def test_ranks_that_cannot_share_the_model_are_told(subject: MakeSubject) -> None:
+    alone = subject(device="cpu")
+    one = replace(alone, config=replace(alone.config, parallel=ParallelConfig(tensor_ranks=3)))
+    (found,) = examined(one, [("memory", models.image_memory)])
+    assert (found.status, found.hint) == ("failed", "this model can be split over 2, 4, 6")
+
+
 def test_memory_against_a_video_model(
     subject: MakeSubject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -280,6 +334,9 @@ def test_folders_that_are_full_or_files(
 ) -> None:
     one = subject()
     assert (places.output_folder(one).status, places.cache_folder(one).status) == ("ok", "ok")
+    with_free(monkeypatch, 0)
+    nowhere = subject(tmp_path / "no model")
+    assert places.output_folder(nowhere).status == "warning"
     with_free(monkeypatch, 1e6)
     full = places.output_folder(one), places.cache_folder(one)
     assert [check.status for check in full] == ["warning", "warning"]

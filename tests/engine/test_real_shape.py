@@ -98,8 +98,8 @@ def test_requests_run_whole_and_together(measured: dict[str, Any]) -> None:
     ]
     for name, each in served.items():
         count = int(name.split()[0])
-        assert (each["finished"], each["failed"]) == (count, [])
-        assert (each["thinking"], each["drawing"]) == (count, count)
+        sizes = each["thinking"], each["drawing"]
+        assert (each["finished"], sizes, each["failed"]) == (count, (count, count), [])
         assert not each["is_cut"]
         assert each["events"]["ThinkToken"] == 6 * count
         assert each["seconds_each"] == pytest.approx(each["seconds"] / count)

@@ -119,6 +119,10 @@ def test_files_that_say_nothing(png: WritePng, tmp_path: Path) -> None:
     assert code_of(tmp_path / "a.jpg") == "metadata.not-ours"
     assert code_of(tmp_path / "empty") == "metadata.not-ours"
     assert code_of(tmp_path / "gone.png") == "metadata.missing"
+    (tmp_path / "results.jsonl").write_text('{"custom_id": "a"}\n{"custom_id": "b"}\n')
+    with pytest.raises(UsageError) as caught:
+        read_described(tmp_path / "results.jsonl")
+    assert caught.value.hint.startswith("give a .png")
     assert code_of(tmp_path) == "metadata.is-a-folder"
 
 

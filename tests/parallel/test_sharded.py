@@ -143,7 +143,7 @@ def test_ranks_that_heads_cannot_be_split_over_are_refused() -> None:
     for fine in (1, 2, 4, 8, 16, 32):
         refuse_uneven(arch, fine)
     for wrong in (3, 6, 12, 64):
-        with pytest.raises(UsageError, match="8 kv heads of 4 query heads cannot be split"):
+        with pytest.raises(UsageError, match="8 kv heads with 4 query heads each cannot be split"):
             refuse_uneven(arch, wrong)
     with pytest.raises(UsageError, match="3000"):
         refuse_uneven(replace(arch, moe_intermediate_size=(3000, 3072)), 16)

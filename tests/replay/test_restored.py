@@ -198,9 +198,10 @@ def test_recorded_settings_are_set_again(described: Describe) -> None:
         "quantization": "none",
         "decode_graphs": False,
         "batch_invariant": True,
+        "tensor_parallel_size": 1,
     }
     recorded = {"device": "cuda", "dtype": "bfloat16", "kv_reuse": "recompute", "vae": "tiled"}
-    recorded |= {"experts": "fp8", "text": "graphs", "batch": "variant"}
+    recorded |= {"experts": "fp8", "text": "graphs", "batch": "variant", "layers": "4 ranks"}
     file = described(settings=recorded)
     assert restored(file, Wishes(device="cpu")).settings == {
         "dtype": "bfloat16",
@@ -209,13 +210,16 @@ def test_recorded_settings_are_set_again(described: Describe) -> None:
         "quantization": "fp8",
         "decode_graphs": False,
         "batch_invariant": False,
+        "tensor_parallel_size": 4,
     }
     assert restored(file, Wishes(device="cuda")).settings["decode_graphs"]
 
 
 def test_what_is_not_known_is_not_set(described: Describe) -> None:
-    found = restored(described(settings={"dtype": "int3", "experts": "q2"}), Wishes()).settings
+    strange = {"dtype": "int3", "experts": "q2", "layers": "-2 ranks"}
+    found = restored(described(settings=strange), Wishes()).settings
     assert (found["dtype"], found["quantization"]) == (None, "none")
+    assert found["tensor_parallel_size"] == 1
     assert restored(described(settings={}), Wishes()).settings == {}
 
 

@@ -74,16 +74,16 @@ def _norms(arch: Architecture) -> int:
 
 def refuse_uneven(arch: Architecture, ranks: int, quantization: str = "none") -> None:
     """Passes rank counts over which heads and experts can be split. Raises UsageError."""
-    kv_heads, group = arch.num_key_value_heads, arch.heads_per_kv_head
-    has_heads = kv_heads % ranks == 0 or (ranks % kv_heads == 0 and ranks // kv_heads <= group)
-    widths = {width for width in arch.moe_intermediate_size if width % ranks}
+    has_heads, widths = _can_share_heads(arch, ranks), _uneven_widths(arch, ranks)
     if not has_heads or widths:
-        uneven = f"experts of width {', '.join(map(str, sorted(widths)))}"
-        what = f"{kv_heads} kv heads of {group} query heads" if not has_heads else uneven
+        heads = (
+            f"{arch.num_key_value_heads} kv heads with {arch.heads_per_kv_head} query heads each"
+        )
+        experts = f"experts of width {', '.join(map(str, widths))}"
         raise UsageError(
-            f"{what} cannot be split over {ranks} ranks",
+            f"{experts if has_heads else heads} cannot be split over {ranks} ranks",
             where=FLAG,
-            hint="take a divisor of the kv heads (8 in released checkpoints)",
+            hint=_possible(arch),
             code="usage.tensor-parallel",
         )
     blocks = {width // ranks for width in arch.moe_intermediate_size}
@@ -95,3 +95,24 @@ def refuse_uneven(arch: Architecture, ranks: int, quantization: str = "none") ->
             hint="take fewer ranks, or --quantization fp8",
             code="usage.tensor-parallel",
         )
+
+
+def _can_share_heads(arch: Architecture, ranks: int) -> bool:
+    """Whole kv heads for each rank, or each kv head for some ranks, a query head each at least."""
+    kv_heads = arch.num_key_value_heads
+    is_shared = ranks % kv_heads == 0 and ranks // kv_heads <= arch.heads_per_kv_head
+    return kv_heads % ranks == 0 or is_shared
+
+
+def _uneven_widths(arch: Architecture, ranks: int) -> list[int]:
+    return sorted({width for width in arch.moe_intermediate_size if width % ranks})
+
+
+def _possible(arch: Architecture) -> str:
+    most = arch.num_key_value_heads * arch.heads_per_kv_head
+    counts = [
+        str(ranks)
+        for ranks in range(2, most + 1)
+        if _can_share_heads(arch, ranks) and not _uneven_widths(arch, ranks)
+    ]
+    return f"this model can be split over {', '.join(counts)}" if counts else f"leave out {FLAG}"
