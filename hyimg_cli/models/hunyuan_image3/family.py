@@ -343,10 +343,11 @@ class HunyuanImage3:
     def _latents(self, pixels: np.ndarray, seed: int) -> Tensor:
         vae = self.network.vae
         weight = vae.encoder.conv_in.weight
-        levels = torch.from_numpy(pixels).permute(2, 0, 1)[None].to(weight.device, weight.dtype)
+        bytes_HWC = sent(torch.from_numpy(pixels), weight.device)
+        levels = bytes_HWC.permute(2, 0, 1)[None].to(weight.dtype)
         mean, logvar = vae.encode_moments((levels / 255 - 0.5) / 0.5)
         generator = torch.Generator().manual_seed(seed)
-        noise = torch.randn(mean.shape, generator=generator).to(mean)
+        noise = sent(torch.randn(mean.shape, generator=generator), mean.device).to(mean.dtype)
         return vae.posterior_sample(mean, logvar, noise)
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from transformers import Siglip2ImageProcessor, Siglip2VisionConfig, Siglip2VisionModel
 
+from hyimg_cli.kernels.transfer import sent
 from hyimg_cli.models.hunyuan_image3.config import VisionArchitecture
 from hyimg_cli.models.hunyuan_image3.sequence import Grid
 
@@ -67,9 +68,10 @@ def vision_features(tower: Siglip2VisionModel, inputs: VisionInputs) -> Tensor:
     """
     weight = tower.embeddings.patch_embedding.weight
     output = tower(
-        pixel_values=inputs.patches_1SP.to(weight.device, weight.dtype),
-        pixel_attention_mask=inputs.is_real_1S.to(weight.device),
-        spatial_shapes=inputs.shapes_12.to(weight.device),
+        pixel_values=sent(inputs.patches_1SP, weight.device).to(weight.dtype),
+        pixel_attention_mask=sent(inputs.is_real_1S, weight.device),
+        # Left where they are: the tower reads them as numbers.
+        spatial_shapes=inputs.shapes_12,
     )
     features: Tensor = output.last_hidden_state
     return features
