@@ -69,4 +69,4 @@ def held(rank: Rank) -> tuple[int, int]:
     """Task: bytes of weights on a rank above 0, and how many buffers and slices it has."""
     follower: Follower = rank.parts[PART]
     weights = [p for p in follower.layers.parameters() if not p.is_meta]
-    return sum(p.nbytes for p in weights), len(follower.replica.parts)
+    return sum(p.nbytes for p in weights), len(follower.kv.parts)
