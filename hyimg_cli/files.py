@@ -33,6 +33,11 @@ _REFUSED = (
 )
 
 
+def nearest_existing(path: Path) -> Path:
+    """The path, or the nearest above it that is there: what it would be made in."""
+    return next(place for place in (path, *path.absolute().parents) if os.path.lexists(place))
+
+
 def replace_file(path: Path, data: bytes) -> None:
     """Writes `data` to `path`, all of it or nothing."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")

@@ -7,6 +7,7 @@ fit nowhere.
 
 from collections.abc import Callable
 
+from hyimg_cli.engine.image_crew import LoadModel
 from hyimg_cli.models import registry
 from hyimg_cli.models.protocols import MixedModel
 from hyimg_cli.spec.run import ModelChoice
@@ -25,17 +26,10 @@ class SharedModels:
             self._loaded[asked] = registry.load(choice, is_batch_invariant=is_batch_invariant)
         return self._loaded[asked]
 
-    def wrapped(self, wrap: Callable[[MixedModel], MixedModel]) -> "Wrapped":
-        """The same models, each behind `wrap`."""
-        return Wrapped(self, wrap)
+    def wrapped(self, wrap: Callable[[MixedModel], MixedModel]) -> LoadModel:
+        """How one session comes by them: each behind `wrap`."""
 
+        def load(choice: ModelChoice, *, is_batch_invariant: bool) -> MixedModel:
+            return wrap(self.load(choice, is_batch_invariant=is_batch_invariant))
 
-class Wrapped:
-    """Loads for one session: shared models, with something of its own in front."""
-
-    def __init__(self, models: SharedModels, wrap: Callable[[MixedModel], MixedModel]) -> None:
-        self._models = models
-        self._wrap = wrap
-
-    def __call__(self, choice: ModelChoice, *, is_batch_invariant: bool) -> MixedModel:
-        return self._wrap(self._models.load(choice, is_batch_invariant=is_batch_invariant))
+        return load

@@ -21,6 +21,7 @@ from hyimg_cli.engine.keys import precision
 from hyimg_cli.engine.tensor_ranks import RankFootprint, rank_footprints
 from hyimg_cli.spec.plan import Group, Plan
 from hyimg_cli.spec.run import RunConfig
+from hyimg_cli.spec.units import bytes_text
 
 
 @takes_run_options
@@ -98,25 +99,25 @@ def _memory_lines(
     by_rank: Mapping[str, Sequence[RankFootprint]],
 ) -> Iterator[str]:
     for model, one in memory.items():
-        yield f"  weights of {model}: {_bytes(one.weights)} once loaded"
+        yield f"  weights of {model}: {bytes_text(one.weights)} once loaded"
         counts = f"{one.thinking} thinking and {one.drawing} drawing together"
         if model in by_rank:
             yield f"  memory with {counts}, by rank:"
             yield from map(_rank_line, by_rank[model])
             continue
-        parts = f"{_bytes(one.kv)} of KV, about {_bytes(one.activations)} of activations"
-        yield f"  memory with {counts}: {parts}; {_bytes(one.total)} in all"
+        parts = f"{bytes_text(one.kv)} of KV, about {bytes_text(one.activations)} of activations"
+        yield f"  memory with {counts}: {parts}; {bytes_text(one.total)} in all"
         if one.least < one.total:
-            yield f"  where less is free, fewer draw together: {_bytes(one.least)} with one"
+            yield f"  where less is free, fewer draw together: {bytes_text(one.least)} with one"
     for model, sizes in components.items():
-        parts = ", ".join(f"{name} {_bytes(size)}" for name, size in sizes.items())
+        parts = ", ".join(f"{name} {bytes_text(size)}" for name, size in sizes.items())
         yield f"  weights of {model}: {parts}"
 
 
 def _rank_line(one: RankFootprint) -> str:
-    parts = f"{_bytes(one.weights)} of weights, {_bytes(one.kv)} of KV"
-    at_most = f"at most {_bytes(one.activations)} of activations"
-    return f"    rank {one.rank}: {parts}, {at_most}; {_bytes(one.total)} in all"
+    parts = f"{bytes_text(one.weights)} of weights, {bytes_text(one.kv)} of KV"
+    at_most = f"at most {bytes_text(one.activations)} of activations"
+    return f"    rank {one.rank}: {parts}, {at_most}; {bytes_text(one.total)} in all"
 
 
 def _replica_lines(count: int, config: RunConfig) -> Iterator[str]:
@@ -157,7 +158,7 @@ def _lines(
     if costs.groups:
         yield "all pictures:"
         yield from _cost_lines(costs.total)
-        yield f"  shared between jobs: {_bytes(costs.shared_kv_bytes)} of KV"
+        yield f"  shared between jobs: {bytes_text(costs.shared_kv_bytes)} of KV"
         yield f"  estimated: what depends on written text, taken to be {think} tokens a job"
 
 
@@ -171,7 +172,7 @@ def _video_lines(video: VideoForecast) -> Iterator[str]:
     down, across = cost.tiles
     yield f"  decode: {down} x {across} tiles a video, in latents {shapes}"
     yield from _rank_lines(video)
-    yield f"  files: about {_bytes(cost.disk_bytes)}"
+    yield f"  files: about {bytes_text(cost.disk_bytes)}"
 
 
 def _rank_lines(video: VideoForecast) -> Iterator[str]:
@@ -180,7 +181,9 @@ def _rank_lines(video: VideoForecast) -> Iterator[str]:
     areas = " + ".join(str(share.area) for share in decode.shares)
     ranks = _counted(len(decode.shares), "rank")
     limit = f"speed-up limit {decode.speed_up_limit:.2f}"
-    arriving = f", rank 0 receives {_bytes(decode.received_bytes)}" if decode.received_bytes else ""
+    arriving = (
+        f", rank 0 receives {bytes_text(decode.received_bytes)}" if decode.received_bytes else ""
+    )
     yield f"  decode on {ranks}: {areas} latent cells a frame{arriving}; {limit}"
     branches, busy = _counted(video.branches, "branch"), _counted(video.branch_ranks, "rank")
     yield f"  guidance: {branches} on {busy}"
@@ -197,12 +200,5 @@ def _cost_lines(cost: Cost) -> Iterator[str]:
     read = f"{cost.ar_prefill_rows} tokens read, {cost.ar_shared_rows} shared with earlier jobs"
     yield f"  text stage: {read}, {cost.think_rows} estimated to be written"
     yield f"  prefixes: {cost.prefix_rows_unshared} tokens, {saved} of them by KV reuse"
-    yield f"  source images encoded: {cost.image_encodes}; KV at most {_bytes(cost.kv_bytes_peak)}"
-
-
-def _bytes(count: int) -> str:
-    """Bytes in the unit that keeps the number short."""
-    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if count >= size:
-            return f"{count / size:.1f} {unit}"
-    return f"{count} bytes"
+    kv = bytes_text(cost.kv_bytes_peak)
+    yield f"  source images encoded: {cost.image_encodes}; KV at most {kv}"

@@ -86,11 +86,3 @@ def portable_path(path: Path) -> str:
         return str(Path("~") / path.relative_to(Path.home()))
     except (ValueError, RuntimeError):  # elsewhere, or a user without a home
         return f"…/{path.name}"
-
-
-def size_text(count: float) -> str:
-    """Bytes in the unit that keeps the number short."""
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= size:
-            return f"{count / size:.1f} {unit}"
-    return f"{count:.0f} bytes"

@@ -11,10 +11,11 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from hyimg_cli import __version__
-from hyimg_cli.doctor.check import Check, Subject, size_text
+from hyimg_cli.doctor.check import Check, Subject
 from hyimg_cli.engine.keys import precision
 from hyimg_cli.engine.provenance import cores, cpu_name
 from hyimg_cli.spec.run import ParallelConfig
+from hyimg_cli.spec.units import bytes_text
 
 OURS = "hyimg-cli"
 _UNKNOWN = "hyimg is not installed as a package, so the versions that it needs are not known"
@@ -104,7 +105,7 @@ def _gpu(index: int) -> str:
 
     free, total = torch.cuda.mem_get_info(index)
     major, minor = torch.cuda.get_device_capability(index)
-    room = f"{size_text(free)} of {size_text(total)} free"
+    room = f"{bytes_text(free)} of {bytes_text(total)} free"
     return f"{torch.cuda.get_device_name(index)}, capability {major}.{minor}, {room}"
 
 

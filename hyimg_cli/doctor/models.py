@@ -11,7 +11,7 @@ from pathlib import Path, PurePath
 from hyimg_cli.batch.manifest import manifest_of
 from hyimg_cli.batch.recipe import settle
 from hyimg_cli.doctor import places
-from hyimg_cli.doctor.check import Check, Subject, size_text
+from hyimg_cli.doctor.check import Check, Subject
 from hyimg_cli.engine import runner
 from hyimg_cli.engine.footprint import footprint
 from hyimg_cli.engine.keys import precision
@@ -22,6 +22,7 @@ from hyimg_cli.models import registry
 from hyimg_cli.spec.card import ModelCard, VideoCard
 from hyimg_cli.spec.job import ImageJob
 from hyimg_cli.spec.run import ModelChoice, Quantization, RunConfig
+from hyimg_cli.spec.units import bytes_text
 
 Card = ModelCard | VideoCard
 CardOf = Callable[[str, str | None], Card]
@@ -50,7 +51,7 @@ def _checkpoint(name: str, model: str, subject: Subject, card_of: CardOf) -> Che
         stored = registry.stored_weights(model, revision)
     except CheckpointError as error:
         return _incomplete(name, model, error, lambda: card_of(model, revision))
-    parts = ", ".join(f"{part} {size_text(one.nbytes)}" for part, one in stored.items())
+    parts = ", ".join(f"{part} {bytes_text(one.nbytes)}" for part, one in stored.items())
     count = sum(one.count for one in stored.values())
     found = f"{shown}: complete, {count / 1e6:,.1f} M weights ({parts})"
     # Reading the card also reads the configuration.
@@ -69,7 +70,9 @@ def _incomplete(name: str, model: str, error: CheckpointError, card: Callable[[]
         hint = "unset HF_HUB_OFFLINE for the first run, or copy the checkpoint here"
         return Check(name, "failed", f"{what}, and HF_HUB_OFFLINE is set", hint)
     needed, free = _bytes_to_fetch(card()), _hub_room()
-    found = f"{shown}: the first run fetches about {size_text(needed)}; {size_text(free)} are free"
+    found = (
+        f"{shown}: the first run fetches about {bytes_text(needed)}; {bytes_text(free)} are free"
+    )
     if needed > free:
         return Check(name, "failed", found, "set HF_HOME to a larger disk")
     return Check(name, "warning", found, f"fetch it now: hf download {model}")
@@ -99,10 +102,10 @@ def image_memory(subject: Subject) -> Check:
         return Check("memory", "warning", _UNREAD)
     own = needs[choice.quantization]
     full = _need(subject, choice, jobs=subject.config.batch.max_size)
-    most = f"{size_text(full.total)} with {full.thinking} together"
-    found = f"{model_name(subject.image_model)}: {size_text(own.weights)} of weights, "
-    found += f"{size_text(own.total)} with one edit, {most}{_place(subject.config)}; "
-    found += f"{size_text(free)} free ({'; '.join(_fits(needs, free))})"
+    most = f"{bytes_text(full.total)} with {full.thinking} together"
+    found = f"{model_name(subject.image_model)}: {bytes_text(own.weights)} of weights, "
+    found += f"{bytes_text(own.total)} with one edit, {most}{_place(subject.config)}; "
+    found += f"{bytes_text(free)} free ({'; '.join(_fits(needs, free))})"
     if own.total > free:
         return Check("memory", "failed", found, _remedy(subject, free))
     if full.total > free:
@@ -135,7 +138,7 @@ def _forms(subject: Subject) -> list[Quantization]:
 def _fits(needs: Mapping[Quantization, _Need], free: int) -> Iterator[str]:
     for form, need in needs.items():
         verb = "fits" if need.total <= free else "does not fit"
-        yield f"{form} {verb} with {size_text(need.total)}"
+        yield f"{form} {verb} with {bytes_text(need.total)}"
 
 
 def _place(config: RunConfig) -> str:
@@ -165,7 +168,7 @@ def _remedy(subject: Subject, free: int) -> str:
         least, smallest = _need(subject, replace(choice, quantization=form)).total, form
         if least <= free:
             return f"--quantization {form} would fit"
-    return f"free some, or use a machine with {size_text(least)} for {smallest}"
+    return f"free some, or use a machine with {bytes_text(least)} for {smallest}"
 
 
 def _need(subject: Subject, choice: ModelChoice, *, jobs: int = 1) -> _Need:
@@ -200,10 +203,10 @@ def video_memory(subject: Subject) -> Check:
     loaded = _loaded_bytes(card, subject.video_model, choice)
     encoders = sum(n for part, n in loaded.items() if part.startswith("text_encoder"))
     rest = sum(loaded.values()) - encoders
-    found = f"{model_name(subject.video_model)}: {size_text(encoders)} of text encoders, then "
+    found = f"{model_name(subject.video_model)}: {bytes_text(encoders)} of text encoders, then "
     copies = _copies(subject.config)
     each = f", in {copies} replicas each" if copies > 1 else ""
-    found += f"{size_text(rest)} of weights and the video's own{each}; {size_text(free)} free"
+    found += f"{bytes_text(rest)} of weights and the video's own{each}; {bytes_text(free)} free"
     if max(encoders, rest) * copies > free:
         hint = "free some, or use a machine with more; --quantization is for pictures"
         return Check("video memory", "failed", found, hint)

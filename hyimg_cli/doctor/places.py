@@ -4,9 +4,11 @@ import os
 import shutil
 from pathlib import Path
 
-from hyimg_cli.doctor.check import Check, Subject, portable_path, size_text
+from hyimg_cli.doctor.check import Check, Subject, portable_path
 from hyimg_cli.errors import CheckpointError
+from hyimg_cli.files import nearest_existing
 from hyimg_cli.models import registry
+from hyimg_cli.spec.units import bytes_text
 from hyimg_cli.store.disk import DiskStore
 
 # A night's work. A PNG of noise is about as large as its pixels, and no picture is larger.
@@ -16,12 +18,12 @@ PICTURES, BYTES_PER_PIXEL = 500, 3
 def output_folder(subject: Subject) -> Check:
     """Free space for a night's pictures; videos are counted by `hyimg plan`."""
     folder, name = subject.config.output.folder, "output folder"
-    free, above = free_bytes(folder), existing(folder)
-    found = f"{portable_path(folder)}: {size_text(free)} free"
+    free, above = free_bytes(folder), nearest_existing(folder)
+    found = f"{portable_path(folder)}: {bytes_text(free)} free"
     if not _is_writable(above):
         return Check(name, "failed", f"{found}, but it cannot be written", "choose another with -o")
     needed = _pictures_bytes(subject)
-    found += f"; {PICTURES} pictures take at most {size_text(needed)}" if needed else ""
+    found += f"; {PICTURES} pictures take at most {bytes_text(needed)}" if needed else ""
     if needed >= free:
         return Check(name, "warning", found, "free some space, or choose another folder with -o")
     return Check(name, "ok", found)
@@ -33,13 +35,13 @@ def cache_folder(subject: Subject) -> Check:
     if cache.folder is None or not cache.budget_bytes:
         return Check(name, "ok", "no disk cache: source images are encoded again in each run")
     shown = portable_path(cache.folder)
-    if not _is_writable(existing(cache.folder)):
+    if not _is_writable(nearest_existing(cache.folder)):
         hint = "choose another with --cache-dir, or leave it out with --no-disk-cache"
         return Check(name, "failed", f"{shown} cannot be written", hint)
     used = DiskStore(cache.folder, cache.budget_bytes).size_bytes
     free = free_bytes(cache.folder)
-    found = f"{shown}: {size_text(used)} of {size_text(cache.budget_bytes)} used"
-    found += f", {size_text(free)} free"
+    found = f"{shown}: {bytes_text(used)} of {bytes_text(cache.budget_bytes)} used"
+    found += f", {bytes_text(free)} free"
     if cache.budget_bytes - used > free:
         hint = f"--disk-cache-mb {max(0, int((used + free) * 0.9 / 1e6))} keeps below what is free"
         return Check(name, "warning", f"{found}: less than it may grow", hint)
@@ -55,15 +57,9 @@ def _pictures_bytes(subject: Subject) -> int:
     return PICTURES * card.base_size**2 * BYTES_PER_PIXEL
 
 
-def existing(path: Path) -> Path:
-    """The path, or the nearest above it that is there: what it would be made in."""
-    absolute = path.absolute()
-    return next(place for place in (absolute, *absolute.parents) if os.path.lexists(place))
-
-
 def free_bytes(path: Path) -> int:
     """Bytes free on the disk that the path is on, or will be."""
-    return shutil.disk_usage(existing(path)).free
+    return shutil.disk_usage(nearest_existing(path)).free
 
 
 def _is_writable(place: Path) -> bool:

@@ -2,13 +2,13 @@
 before anything is loaded.
 """
 
-import os
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from hyimg_cli.batch.video_cost import disk_bytes, latents_bytes
 from hyimg_cli.errors import StorageError
+from hyimg_cli.files import nearest_existing
 from hyimg_cli.spec.card import VideoCard
 from hyimg_cli.spec.job import VideoJob
 from hyimg_cli.spec.run import RunConfig
@@ -44,9 +44,7 @@ def _refuse_broken_cache(folder: Path | None) -> None:
     """A cache folder that is missing is made later; one that is a file, or below one, never is."""
     if folder is None:
         return
-    existing = next(
-        place for place in (folder, *folder.absolute().parents) if os.path.lexists(place)
-    )
+    existing = nearest_existing(folder)
     if not existing.is_dir():
         raise StorageError(
             "the disk cache's folder is a file",

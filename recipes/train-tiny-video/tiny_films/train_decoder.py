@@ -18,7 +18,7 @@ from tiny_world.scenes import PICTURE_PX
 from tiny_world.schedule import cosine_rate
 from tiny_world.workers import rank
 
-from tiny_films.means import Means
+from tiny_films.loop import train
 from tiny_films.train_vae import Phase, cut_films, is_kernel, jointly_trained_vae, moments, vae_loss
 from tiny_films.world import FRAMES
 
@@ -57,22 +57,12 @@ class DecoderTrainer:
             lambda name, p: is_kernel(f"decoder.{name}", p),
             muon=KernelMuon,
         )
-        self.means = Means()
         parts = {"decoder": self.decoder, "ema": self.ema, "optimizers": self.optimizers}
         self.state = RunState(run.folder, "decoder", parts, device=torch.device("cpu"))
 
     def train(self) -> None:
         """Up to the end of the time or the steps; the result is the state file."""
-        budget_s, state = self.run.minutes * 60, self.state
-        while state.elapsed_s < budget_s and state.step != self.run.max_steps:
-            with state.timed_step():
-                self.means.add(self._step(state.elapsed_s / budget_s))
-            if state.is_log_due:
-                state.log(self.means.taken())
-            state.save_if_due()
-        if facts := self.means.taken():
-            state.log(facts)
-        state.save()
+        train(self.state, self._step, minutes=self.run.minutes, max_steps=self.run.max_steps)
 
     def _step(self, progress: float) -> dict[str, float]:
         rng = random.Random(f"{self.run.seed}/decoder/{rank()}/{self.state.step}")

@@ -21,7 +21,7 @@ from tiny_world.workers import rank
 from torch import Tensor, nn
 
 from tiny_films.forward import prepared, texts_of, velocity
-from tiny_films.means import Means
+from tiny_films.loop import train
 from tiny_films.pool import FilmPool
 from tiny_films.prompts import PromptBank
 
@@ -66,26 +66,19 @@ class FlowTrainer:
         self.glyph_width = int(network.config.text_embed_2_dim)
         self.ema = Ema(network, decay=run.ema_decay)
         self.optimizers = Optimizers(network, run.rates, is_matrix, muon=KernelMuon)
-        self.means = Means()
         parts = {"network": network, "ema": self.ema, "optimizers": self.optimizers}
         self.state = RunState(run.folder, "flow", parts, device=torch.device("cpu"))
+        self.next_check_s = self.state.elapsed_s + run.check_every_s
 
     def train(self) -> None:
         """Up to the end of the time or the steps; the result is the state file."""
-        budget_s, state = self.run.minutes * 60, self.state
-        next_check_s = state.elapsed_s + self.run.check_every_s
-        while state.elapsed_s < budget_s and state.step != self.run.max_steps:
-            with state.timed_step():
-                self.means.add(self._step(state.elapsed_s / budget_s))
-            if state.is_log_due:
-                state.log(self.means.taken())
-            state.save_if_due()
-            if state.elapsed_s > next_check_s:
-                next_check_s = state.elapsed_s + self.run.check_every_s
-                self._check()
-        if facts := self.means.taken():
-            state.log(facts)
-        state.save()
+        train(
+            self.state,
+            self._step,
+            minutes=self.run.minutes,
+            max_steps=self.run.max_steps,
+            behind=self._check_if_due,
+        )
 
     def _step(self, progress: float) -> dict[str, float]:
         rng = random.Random(f"{self.run.seed}/flow/{rank()}/{self.state.step}")
@@ -107,6 +100,11 @@ class FlowTrainer:
         norm = self.optimizers.step(factor)
         self.ema.update(self.network)
         return {"flow": flow.item(), "norm": norm}
+
+    def _check_if_due(self) -> None:
+        if self.state.elapsed_s > self.next_check_s:
+            self.next_check_s = self.state.elapsed_s + self.run.check_every_s
+            self._check()
 
     def _check(self) -> None:
         """Rates of the smoothed weights, by worker 0; the others wait at the next step."""

@@ -25,7 +25,7 @@ from tiny_world.workers import rank
 from torch import Tensor, nn
 
 from tiny_films.draw import jitter, render
-from tiny_films.means import Means
+from tiny_films.loop import train
 from tiny_films.world import FRAMES, trainable_scene
 
 _CROP_SHIFT_PX = 14
@@ -69,22 +69,12 @@ class VaeTrainer:
         self.vae = new_vae()
         self.ema = Ema(self.vae, decay=0.995)
         self.optimizers = Optimizers(self.vae, run.rates, is_kernel, muon=KernelMuon)
-        self.means = Means()
         parts = {"vae": self.vae, "ema": self.ema, "optimizers": self.optimizers}
         self.state = RunState(run.folder, "vae", parts, device=torch.device("cpu"))
 
     def train(self) -> None:
         """Up to the end of the time or the steps; the result is the state file."""
-        budget_s, state = self.run.minutes * 60, self.state
-        while state.elapsed_s < budget_s and state.step != self.run.max_steps:
-            with state.timed_step():
-                self.means.add(self._step(state.elapsed_s / budget_s))
-            if state.is_log_due:
-                state.log(self.means.taken())
-            state.save_if_due()
-        if facts := self.means.taken():
-            state.log(facts)
-        state.save()
+        train(self.state, self._step, minutes=self.run.minutes, max_steps=self.run.max_steps)
 
     def _step(self, progress: float) -> dict[str, float]:
         rng = random.Random(f"{self.run.seed}/vae/{rank()}/{self.state.step}")
