@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hyimg_cli.engine import image as stages
 from hyimg_cli.engine.clock import PhaseClock
 from hyimg_cli.engine.footprint import Needs, Together, needs, working
-from hyimg_cli.engine.group import Drawn, GroupRun
-from hyimg_cli.engine.image import Studio
-from hyimg_cli.engine.prefixes import Prefixes
-from hyimg_cli.engine.sampling import Draw, choose
+from hyimg_cli.engine.image import stages
+from hyimg_cli.engine.image.group import Drawn, GroupRun
+from hyimg_cli.engine.image.prefixes import Prefixes
+from hyimg_cli.engine.image.sampling import Draw, choose
+from hyimg_cli.engine.image.stages import Studio
 from hyimg_cli.kernels.decode_attention import decode_attention
 from hyimg_cli.kv.tree import KVTree
 from hyimg_cli.models.hunyuan_image3.family import HunyuanImage3

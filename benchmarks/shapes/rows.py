@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from hyimg_cli.diffusion.schedule import Schedule
-from hyimg_cli.engine.image import encoded_by
-from hyimg_cli.engine.sampling import Draw, choose
+from hyimg_cli.engine.image.sampling import Draw, choose
+from hyimg_cli.engine.image.stages import encoded_by
 from hyimg_cli.kernels.decode_attention import plain_decode
 from hyimg_cli.kv.buffer import Buffer
 from hyimg_cli.models.hunyuan_image3.attention import Piece, pieces

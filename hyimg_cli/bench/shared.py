@@ -7,7 +7,7 @@ fit nowhere.
 
 from collections.abc import Callable
 
-from hyimg_cli.engine.image_crew import LoadModel
+from hyimg_cli.engine.image.crew import LoadModel
 from hyimg_cli.models import registry
 from hyimg_cli.models.protocols import MixedModel
 from hyimg_cli.spec.run import ModelChoice

@@ -17,8 +17,8 @@ from hyimg_cli.engine import runner
 from hyimg_cli.engine.choice import replicas_of
 from hyimg_cli.engine.footprint import Footprint, footprints
 from hyimg_cli.engine.forecast import VideoForecast, forecast, video_forecast
+from hyimg_cli.engine.image.tensor_ranks import RankFootprint, rank_footprints
 from hyimg_cli.engine.keys import precision
-from hyimg_cli.engine.tensor_ranks import RankFootprint, rank_footprints
 from hyimg_cli.spec.plan import Group, Plan
 from hyimg_cli.spec.run import RunConfig
 from hyimg_cli.spec.units import bytes_text

@@ -14,8 +14,8 @@ from hyimg_cli.doctor import places
 from hyimg_cli.doctor.check import Check, Subject
 from hyimg_cli.engine import runner
 from hyimg_cli.engine.footprint import footprint
+from hyimg_cli.engine.image.tensor_ranks import rank_footprints, refuse_unsplit
 from hyimg_cli.engine.keys import precision
-from hyimg_cli.engine.tensor_ranks import rank_footprints, refuse_unsplit
 from hyimg_cli.errors import CheckpointError, MachineError, UsageError
 from hyimg_cli.loading.memory import available_bytes
 from hyimg_cli.models import registry

@@ -28,7 +28,7 @@ def session_for(config: RunConfig) -> RunsPlans:
     """The one that `config` asks for. Raises MachineError where GPUs are missing."""
     # Imported here: `--help` must not wait for torch, and replicas need none in this process.
     if config.parallel.replicas > 1:
-        from hyimg_cli.engine.replicas import Replicas
+        from hyimg_cli.engine.replicas.run import Replicas
 
         return Replicas(config)
     from hyimg_cli.engine.session import Session

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from hyimg_cli.engine.clock import PhaseClock
-from hyimg_cli.engine.image import Picture
-from hyimg_cli.engine.video import Footage
+from hyimg_cli.engine.image.stages import Picture
+from hyimg_cli.engine.video.stages import Footage
 from hyimg_cli.errors import HyimgError
 from hyimg_cli.spec.events import Failure, Outcome, OutputFile, ParallelReport, ReuseReport
 from hyimg_cli.spec.job import ImageJob, Job, VideoJob

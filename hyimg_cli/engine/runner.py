@@ -15,9 +15,9 @@ from hyimg_cli.batch.journal import Resumption, RunFolder, resume
 from hyimg_cli.batch.line import fault
 from hyimg_cli.batch.manifest import Manifest, failed_lines, in_line_order
 from hyimg_cli.batch.recipe import Setting, resolve_jobs, settle
+from hyimg_cli.engine.image.tensor_ranks import refuse_wrong
 from hyimg_cli.engine.keys import job_keys
 from hyimg_cli.engine.space import refuse_full_disk
-from hyimg_cli.engine.tensor_ranks import refuse_wrong
 from hyimg_cli.errors import HyimgError, JobError, ManifestError, SourceImageError, UsageError
 from hyimg_cli.media.images import probe_image
 from hyimg_cli.models import registry

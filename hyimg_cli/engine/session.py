@@ -17,11 +17,11 @@ from hyimg_cli.batch.journal import JobFolder
 from hyimg_cli.engine.beside import WriteBehind
 from hyimg_cli.engine.clock import PhaseClock
 from hyimg_cli.engine.crew import Crew, Lost, Made
-from hyimg_cli.engine.image_crew import ImageCrew, LoadModel
+from hyimg_cli.engine.image.crew import ImageCrew, LoadModel
 from hyimg_cli.engine.keys import key_of, source_digests
 from hyimg_cli.engine.memory import room_bytes
 from hyimg_cli.engine.outcomes import Facts, failed
-from hyimg_cli.engine.video_crew import VideoCrew
+from hyimg_cli.engine.video.crew import VideoCrew
 from hyimg_cli.errors import Interrupted, MachineError
 from hyimg_cli.spec.events import (
     Event,

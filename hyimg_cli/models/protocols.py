@@ -1,7 +1,8 @@
 """What the engine needs of a model that writes text and draws with the same weights and one KV
 cache.
 
-No base class: a family offers these methods, and `engine/image.py` tells one job's story with them.
+No base class: a family offers these methods, and `engine/image/stages.py` tells one job's story
+with them.
 """
 
 # Legend: C channel, Y X latent rows and columns, V vocabulary, M model width, G branch, R row

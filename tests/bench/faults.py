@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from hyimg_cli.diffusion.schedule import Schedule
-from hyimg_cli.engine import group
-from hyimg_cli.engine.branches import BranchBuilder
+from hyimg_cli.engine.image import group
+from hyimg_cli.engine.image.branches import BranchBuilder
 from hyimg_cli.kv.buffer import Buffer
 from hyimg_cli.models.hunyuan_image3.family import HunyuanImage3
 

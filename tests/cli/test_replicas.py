@@ -48,7 +48,7 @@ def kill_one_after_the_first_line(results: Path, killed: list[int]) -> threading
             (
                 one
                 for one in psutil.Process().children()
-                if "hyimg_cli.engine.replica" in one.cmdline()
+                if "hyimg_cli.engine.replicas.process" in one.cmdline()
             ),
             key=lambda one: one.pid,
         )

@@ -12,11 +12,11 @@ import pytest
 import torch
 from PIL import Image
 
-from hyimg_cli.engine import group
 from hyimg_cli.engine.clock import PhaseClock
-from hyimg_cli.engine.group import GroupRun
-from hyimg_cli.engine.image import Picture, Studio, encoded_by
-from hyimg_cli.engine.prefixes import Prefixes
+from hyimg_cli.engine.image import group
+from hyimg_cli.engine.image.group import GroupRun
+from hyimg_cli.engine.image.prefixes import Prefixes
+from hyimg_cli.engine.image.stages import Picture, Studio, encoded_by
 from hyimg_cli.kv.buffer import Slice
 from hyimg_cli.kv.tree import KVTree
 from hyimg_cli.media.images import read_image

@@ -13,10 +13,10 @@ from PIL import Image
 
 from hyimg_cli.batch.journal import RunFolder
 from hyimg_cli.batch.planner import make_plan
-from hyimg_cli.engine.align import Origin, aligned
 from hyimg_cli.engine.clock import PhaseClock
 from hyimg_cli.engine.forecast import forecast
-from hyimg_cli.engine.group import Drawn, GroupRun
+from hyimg_cli.engine.image.align import Origin, aligned
+from hyimg_cli.engine.image.group import Drawn, GroupRun
 from hyimg_cli.engine.session import Session
 from hyimg_cli.kv.tree import KVTree
 from hyimg_cli.media.images import read_image, stretch

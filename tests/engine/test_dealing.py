@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hyimg_cli.engine.dealing import Deck
+from hyimg_cli.engine.replicas.dealing import Deck
 from hyimg_cli.spec.job import ImageJob, Job, Size, VideoJob
 from hyimg_cli.spec.plan import Group, Plan, VideoGroup
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from hyimg_cli.engine.clock import PhaseClock
-from hyimg_cli.engine.group import Drawn, GroupRun
+from hyimg_cli.engine.image.group import Drawn, GroupRun
 from hyimg_cli.engine.keys import key_of
 from hyimg_cli.errors import MachineError
 from hyimg_cli.kernels.choice import MOST_FEW_ROWS

@@ -13,10 +13,10 @@ from engine.fake_video import video_job
 from hyimg_cli.batch.journal import RunFolder
 from hyimg_cli.batch.planner import make_plan
 from hyimg_cli.engine.clock import PhaseClock
-from hyimg_cli.engine.group import Drawn, GroupRun
+from hyimg_cli.engine.image.group import Drawn, GroupRun
+from hyimg_cli.engine.image.think import TextLoop
 from hyimg_cli.engine.memory import free_bytes
 from hyimg_cli.engine.session import Session
-from hyimg_cli.engine.think import TextLoop
 from hyimg_cli.models import registry
 from hyimg_cli.quality.metrics import psnr
 from hyimg_cli.spec.events import DenoiseStep, JobDone, Outcome

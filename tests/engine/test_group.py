@@ -13,8 +13,8 @@ from engine.conftest import studio_of
 
 from hyimg_cli.engine.clock import PhaseClock
 from hyimg_cli.engine.footprint import Together, needs
-from hyimg_cli.engine.group import Drawn, GroupRun, Lost
-from hyimg_cli.engine.image import Studio
+from hyimg_cli.engine.image.group import Drawn, GroupRun, Lost
+from hyimg_cli.engine.image.stages import Studio
 from hyimg_cli.kv.buffer import Buffer, Slice
 from hyimg_cli.kv.tree import Host, KVTree
 from hyimg_cli.spec.job import ImageJob, SizeRequest

@@ -13,8 +13,9 @@ import torch
 from parallel.test_when_ranks_fail import gone_within
 
 from hyimg_cli.batch.planner import make_plan
-from hyimg_cli.engine import image_ranks, turns
-from hyimg_cli.engine.image_crew import ImageCrew
+from hyimg_cli.engine import turns
+from hyimg_cli.engine.image import ranks as image_ranks
+from hyimg_cli.engine.image.crew import ImageCrew
 from hyimg_cli.engine.session import Session
 from hyimg_cli.errors import MachineError, RankError, UsageError
 from hyimg_cli.models import registry

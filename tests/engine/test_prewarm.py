@@ -12,7 +12,7 @@ from engine.conftest import studio_of
 from hyimg_cli.batch.journal import RunFolder
 from hyimg_cli.batch.planner import make_plan
 from hyimg_cli.engine.footprint import Together
-from hyimg_cli.engine.prewarm import Shape, prewarm, shape_of
+from hyimg_cli.engine.image.prewarm import Shape, prewarm, shape_of
 from hyimg_cli.engine.session import Session
 from hyimg_cli.kv.tree import KVTree
 from hyimg_cli.models import registry

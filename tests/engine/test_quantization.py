@@ -18,7 +18,7 @@ from hyimg_cli.bench.harness import compare
 from hyimg_cli.bench.scenario import read_scenario
 from hyimg_cli.engine.clock import PhaseClock
 from hyimg_cli.engine.footprint import footprint, share_of
-from hyimg_cli.engine.group import Drawn, GroupRun
+from hyimg_cli.engine.image.group import Drawn, GroupRun
 from hyimg_cli.engine.keys import key_of
 from hyimg_cli.errors import UsageError
 from hyimg_cli.loading.checkpoint import TensorInfo

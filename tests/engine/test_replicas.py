@@ -19,9 +19,9 @@ import pytest
 
 from hyimg_cli.batch.journal import RunFolder
 from hyimg_cli.batch.planner import make_plan
-from hyimg_cli.engine import replicas as module
 from hyimg_cli.engine.keys import pixel_settings
-from hyimg_cli.engine.replicas import Replicas
+from hyimg_cli.engine.replicas import run as module
+from hyimg_cli.engine.replicas.run import Replicas
 from hyimg_cli.engine.runner import ResumePolicy, sift
 from hyimg_cli.errors import CheckpointError, Interrupted, MachineError
 from hyimg_cli.models import registry
@@ -345,7 +345,7 @@ import sys
 sys.path.append(sys.argv.pop(1))
 from hyimg_cli.cli import carry_out
 from hyimg_cli.cli.app import run
-from hyimg_cli.engine import replicas
+from hyimg_cli.engine.replicas import run as replicas
 from hyimg_cli.parallel.launch import launched
 carry_out.run_info = lambda *_: {}
 replicas._launched = lambda config, count, number: launched("fake_replica", {"PACE_S": "0.05"})

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from hyimg_cli.diffusion.schedule import Step
-from hyimg_cli.engine.branches import BranchBuilder
 from hyimg_cli.engine.clock import PhaseClock
-from hyimg_cli.engine.prefixes import Prefixes
+from hyimg_cli.engine.image.branches import BranchBuilder
+from hyimg_cli.engine.image.prefixes import Prefixes
 from hyimg_cli.errors import ReuseError
 from hyimg_cli.kernels import rowwise
 from hyimg_cli.kv.buffer import Buffer

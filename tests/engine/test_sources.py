@@ -13,9 +13,9 @@ import torch
 
 from hyimg_cli.batch.journal import RunFolder
 from hyimg_cli.batch.planner import make_plan
+from hyimg_cli.engine.image.sources import Sources
 from hyimg_cli.engine.keys import source_key
 from hyimg_cli.engine.session import Session
-from hyimg_cli.engine.sources import Sources
 from hyimg_cli.media.images import SourceImage, read_image
 from hyimg_cli.models import registry
 from hyimg_cli.models.hunyuan_image3.family import HunyuanImage3

@@ -17,10 +17,10 @@ from rank_tasks import DiesOnMembers, Nothing
 from tiny_video import write_wan
 
 from hyimg_cli.batch.planner import make_plan
-from hyimg_cli.engine import video_ranks
 from hyimg_cli.engine.session import Session
-from hyimg_cli.engine.video_crew import VideoCrew
-from hyimg_cli.engine.video_ranks import VideoRanks
+from hyimg_cli.engine.video import ranks as video_ranks
+from hyimg_cli.engine.video.crew import VideoCrew
+from hyimg_cli.engine.video.ranks import VideoRanks
 from hyimg_cli.errors import Interrupted, MachineError
 from hyimg_cli.models import registry
 from hyimg_cli.spec.card import VideoCard

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from hyimg_cli.engine.replica_messages import (
+from hyimg_cli.engine.replicas.messages import (
     Deal,
     FromReplica,
     Setup,

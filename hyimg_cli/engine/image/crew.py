@@ -16,16 +16,16 @@ from hyimg_cli.engine.beside import ReadAhead
 from hyimg_cli.engine.clock import PhaseClock
 from hyimg_cli.engine.crew import Lost, Made
 from hyimg_cli.engine.footprint import Together
-from hyimg_cli.engine.group import Drawn, GroupRun
-from hyimg_cli.engine.image import EncodeSource, Picture, ReadSource, Studio
-from hyimg_cli.engine.image_ranks import ImageRanks
+from hyimg_cli.engine.image.group import Drawn, GroupRun
+from hyimg_cli.engine.image.prefixes import Prefixes
+from hyimg_cli.engine.image.prewarm import Shape, prewarm
+from hyimg_cli.engine.image.ranks import ImageRanks
+from hyimg_cli.engine.image.sources import SourceEncoder, Sources, suits_beside
+from hyimg_cli.engine.image.stages import EncodeSource, Picture, ReadSource, Studio
+from hyimg_cli.engine.image.tensor_ranks import refuse_unsplit, weights_by_rank
 from hyimg_cli.engine.keys import confirm_dtype, precision
 from hyimg_cli.engine.making import making
 from hyimg_cli.engine.memory import batch_sizes, peak_memory_mb, synchronize
-from hyimg_cli.engine.prefixes import Prefixes
-from hyimg_cli.engine.prewarm import Shape, prewarm
-from hyimg_cli.engine.sources import SourceEncoder, Sources, suits_beside
-from hyimg_cli.engine.tensor_ranks import refuse_unsplit, weights_by_rank
 from hyimg_cli.kv.buffer import Slice
 from hyimg_cli.kv.tree import Host, KVTree
 from hyimg_cli.media.images import SourceImage, write_png

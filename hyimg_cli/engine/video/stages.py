@@ -12,7 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from hyimg_cli.engine.clock import PhaseClock
-from hyimg_cli.engine.interim import Halfway, Interim
+from hyimg_cli.engine.video.interim import Halfway, Interim
 from hyimg_cli.errors import OutputError
 from hyimg_cli.models.latent_video import LatentVideoModel, PromptEmbedding, VideoDenoiser
 from hyimg_cli.spec.events import DenoiseStep, PhaseStarted, Progress

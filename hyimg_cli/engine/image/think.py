@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hyimg_cli.engine.sampling import Draw, Draws, choose
+from hyimg_cli.engine.image.sampling import Draw, Draws, choose
 from hyimg_cli.kernels.transfer import Readback
 from hyimg_cli.models.protocols import Context, MixedModel, Written
 from hyimg_cli.spec.job import ImageJob

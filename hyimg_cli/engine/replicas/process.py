@@ -1,4 +1,4 @@
-"""One replica: `python -m hyimg_cli.engine.replica FD`, started by `replicas.Replicas`.
+"""One replica: `python -m hyimg_cli.engine.replicas.process FD`, started by `run.Replicas`.
 
 It runs the pieces of a plan that it is dealt in a session of its own. Its files go into the run's
 folder, its lines through the pipe: the one journal is the parent's. The pipe is read by a thread,
@@ -20,7 +20,7 @@ from queue import SimpleQueue
 from typing import Protocol
 
 from hyimg_cli.batch.journal import JobFolder
-from hyimg_cli.engine.replica_messages import (
+from hyimg_cli.engine.replicas.messages import (
     Deal,
     Ended,
     FromReplica,

@@ -17,7 +17,7 @@ from threading import Lock
 import torch
 
 from hyimg_cli.engine.footprint import ENCODED_BYTES
-from hyimg_cli.engine.image import encoded_by
+from hyimg_cli.engine.image.stages import encoded_by
 from hyimg_cli.engine.keys import source_key
 from hyimg_cli.media.images import SourceImage
 from hyimg_cli.models.protocols import Encoded, MixedModel

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from hyimg_cli.engine.clock import PhaseClock
-from hyimg_cli.engine.video import Set, shoot
+from hyimg_cli.engine.video.stages import Set, shoot
 from hyimg_cli.spec.job import Size, VideoJob
 
 # The second one meets what the first has left: a step cache, a compiled graph.

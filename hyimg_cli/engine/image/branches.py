@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hyimg_cli.engine.clock import PhaseClock
-from hyimg_cli.engine.prefixes import Prefixes
+from hyimg_cli.engine.image.prefixes import Prefixes
 from hyimg_cli.errors import ReuseError
 from hyimg_cli.kv.buffer import Buffer
 from hyimg_cli.models.protocols import BranchLayout, Context, Encoded, MixedModel

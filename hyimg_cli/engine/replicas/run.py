@@ -20,12 +20,12 @@ from typing import Self
 
 from hyimg_cli.batch.journal import RunFolder
 from hyimg_cli.engine.choice import replicas_of
-from hyimg_cli.engine.dealing import Deck
 from hyimg_cli.engine.keys import key_of, precision, source_digests
 from hyimg_cli.engine.provenance import cores
-from hyimg_cli.engine.replica_link import Launch, Link, owing
-from hyimg_cli.engine.replica_messages import Ended, Line, Recorded, Setup, Stop, Told, Up
-from hyimg_cli.engine.replica_outcomes import again, died_twice, marked
+from hyimg_cli.engine.replicas.dealing import Deck
+from hyimg_cli.engine.replicas.link import Launch, Link, owing
+from hyimg_cli.engine.replicas.messages import Ended, Line, Recorded, Setup, Stop, Told, Up
+from hyimg_cli.engine.replicas.outcomes import again, died_twice, marked
 from hyimg_cli.errors import (
     CheckpointError,
     HyimgError,
@@ -304,7 +304,7 @@ def _is_its_own(error: HyimgError) -> bool:
 
 def _launched(config: RunConfig, count: int, number: int) -> Launched:
     environment = _environment(config, count, number, os.environ)
-    return launched("hyimg_cli.engine.replica", environment)
+    return launched("hyimg_cli.engine.replicas.process", environment)
 
 
 def _environment(

@@ -12,14 +12,14 @@ from hyimg_cli.batch.resolved import job_to_json
 from hyimg_cli.engine import outcomes
 from hyimg_cli.engine.clock import PhaseClock
 from hyimg_cli.engine.crew import Lost, Made
-from hyimg_cli.engine.interim import Interim
 from hyimg_cli.engine.keys import confirm_dtype, key_of, precision
 from hyimg_cli.engine.making import making
 from hyimg_cli.engine.memory import peak_memory_mb, synchronize
-from hyimg_cli.engine.prompts import Prompts
-from hyimg_cli.engine.video import Footage, Set, shoot
-from hyimg_cli.engine.video_prewarm import VideoShape, prewarm
-from hyimg_cli.engine.video_ranks import VideoRanks
+from hyimg_cli.engine.video.interim import Interim
+from hyimg_cli.engine.video.prewarm import VideoShape, prewarm
+from hyimg_cli.engine.video.prompts import Prompts
+from hyimg_cli.engine.video.ranks import VideoRanks
+from hyimg_cli.engine.video.stages import Footage, Set, shoot
 from hyimg_cli.errors import JobError
 from hyimg_cli.files import remove, replace_file, storage_error
 from hyimg_cli.media.metadata import video_text

@@ -14,9 +14,9 @@ import numpy as np
 from hyimg_cli.engine.clock import PhaseClock
 from hyimg_cli.engine.crew import Lost
 from hyimg_cli.engine.footprint import Together
-from hyimg_cli.engine.group import GroupRun
-from hyimg_cli.engine.image import Studio, encoded_by
-from hyimg_cli.engine.prefixes import Prefixes
+from hyimg_cli.engine.image.group import GroupRun
+from hyimg_cli.engine.image.prefixes import Prefixes
+from hyimg_cli.engine.image.stages import Studio, encoded_by
 from hyimg_cli.errors import SourceImageError
 from hyimg_cli.kv.tree import KVTree
 from hyimg_cli.media.images import SourceImage, probe_image

@@ -22,7 +22,7 @@ from hyimg_cli.diffusion.denoise import denoise
 from hyimg_cli.diffusion.schedule import Step
 from hyimg_cli.engine.clock import PhaseClock
 from hyimg_cli.engine.crew import Lost
-from hyimg_cli.engine.image import (
+from hyimg_cli.engine.image.stages import (
     Drawing,
     Picture,
     Prefilled,
@@ -33,7 +33,7 @@ from hyimg_cli.engine.image import (
     opened,
     ready,
 )
-from hyimg_cli.engine.think import TextLoop, Writer, reading_lag
+from hyimg_cli.engine.image.think import TextLoop, Writer, reading_lag
 from hyimg_cli.models.protocols import LivePicture
 from hyimg_cli.spec.events import DenoiseStep, JobStarted, PhaseStarted, Progress, ThinkToken
 from hyimg_cli.spec.job import ImageJob

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from hyimg_cli.diffusion.denoise import Track
 from hyimg_cli.diffusion.schedule import Schedule
-from hyimg_cli.engine.align import Origin, aligned
-from hyimg_cli.engine.branches import BranchBuilder, Branches, report
 from hyimg_cli.engine.clock import PhaseClock
-from hyimg_cli.engine.prefixes import Prefixes
-from hyimg_cli.engine.think import Writer, best
+from hyimg_cli.engine.image.align import Origin, aligned
+from hyimg_cli.engine.image.branches import BranchBuilder, Branches, report
+from hyimg_cli.engine.image.prefixes import Prefixes
+from hyimg_cli.engine.image.think import Writer, best
 from hyimg_cli.errors import OutputError
 from hyimg_cli.media.images import SourceImage
 from hyimg_cli.models.protocols import BranchLayout, Context, Encoded, MixedModel, Written

@@ -1,0 +1,1 @@
+"""Several sessions at one plan, each in a process of its own."""
