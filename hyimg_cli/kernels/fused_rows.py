@@ -218,7 +218,7 @@ def _best(  # type: ignore[no-untyped-def]
     tl.store(index + at, places.to(tl.int64), mask=is_slot)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["count"])  # type: ignore[untyped-decorator]
 def _chosen(  # type: ignore[no-untyped-def]
     logits, weight, index, count,
     EXPERTS: tl.constexpr, HELD: tl.constexpr, CHOSEN: tl.constexpr, SLOTS: tl.constexpr,
@@ -231,7 +231,7 @@ def _chosen(  # type: ignore[no-untyped-def]
     _best(own, weight, index, row, count, EXPERTS, HELD, CHOSEN, SLOTS, ROWS)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["count"])  # type: ignore[untyped-decorator]
 def _routed(  # type: ignore[no-untyped-def]
     x, router, logits, weight, index, count,
     EXPERTS: tl.constexpr, HELD: tl.constexpr, CHOSEN: tl.constexpr, SLOTS: tl.constexpr,
