@@ -164,7 +164,10 @@ class SourceEncoder:
         if not self._model.device_name.startswith("cuda"):
             return self._made(image)
         if self._stream is None:
-            self._stream = torch.cuda.Stream(torch.device(self._model.device_name))
+            device = torch.device(self._model.device_name)
+            self._stream = torch.cuda.Stream(device)
+            # The last of the weights may still be on their way in the stream that loaded them.
+            self._stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(self._stream):
             made = self._made(image)
         # This thread waits; the model's own stream goes on.
