@@ -17,16 +17,15 @@ from weakref import ref
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
-from triton.runtime.jit import JITFunction
 
-from hyimg_cli.kernels import attention, decode
+from hyimg_cli.kernels import formats
 from hyimg_cli.parallel import blend
+from shapes.standins import stand_ins
 
 _OPS = torch.ops.aten
-_KEPT = (blend._weights.cache_clear, decode._LEVELS.clear)
+_KEPT = (blend._weights.cache_clear, formats._ON_DEVICE.clear)
 _HOPPER = (9, 0)
 
 
@@ -118,13 +117,11 @@ def fake_gpu(token: int = 1) -> Iterator[FakeGpu]:
         for target, name, stand_in in (
             (torch.cuda, "get_device_capability", lambda _device=None: _HOPPER),
             (torch.cuda, "Event", _Event),
-            (torch.cuda, "current_stream", lambda _device=None: None),
+            (torch.cuda, "current_stream", lambda _device=None: _Stream()),
             (torch.Tensor, "data_ptr", lambda tensor: id(tensor)),
-            (JITFunction, "run", lambda *_arguments, **_options: None),
-            (F, "scaled_dot_product_attention", _attention),
-            (attention, "causal_lower_right", lambda _queries, _slots: None),
         ):
             stack.enter_context(patch.object(target, name, stand_in))
+        stack.enter_context(stand_ins())
         # What the package keeps on a device from call to call is of one mode alone.
         for kept in _KEPT:
             stack.callback(kept)
@@ -142,19 +139,9 @@ class _Event:
         """Nothing is waited for."""
 
 
-_plain_attention = F.scaled_dot_product_attention
-
-
-def _attention(q: Tensor, k: Tensor, v: Tensor, *args: Any, **options: Any) -> Tensor:
-    """What a fused kernel allocates: its output, and a sum for every query."""
-    if q.device.type != "cuda":
-        return _plain_attention(q, k, v, *args, **options)
-    assert q.dtype == k.dtype == v.dtype, "one dtype"
-    assert q.device == k.device == v.device, "one device"
-    sums = torch.empty(q.shape[:-1], device=q.device, dtype=torch.float32)
-    out = torch.empty_like(q)
-    del sums
-    return out
+class _Stream:
+    def synchronize(self) -> None:
+        """What is queued is done at once."""
 
 
 def _product(rows: Tensor, weights: Tensor) -> Tensor:
