@@ -27,6 +27,9 @@ def _told_by(script: str, **environ: str) -> Any:
     done = subprocess.run(
         command, env=os.environ | environ, capture_output=True, text=True, check=False
     )
+    # Before Triton 3.7 its interpreter counts a loop by what NumPy 2.5 does not do any more.
+    if "only 0-dimensional arrays" in done.stderr:
+        pytest.skip("this version of Triton cannot interpret loops with this version of NumPy")
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -57,6 +60,11 @@ def test_few_rows_in_bfloat16(interpreted: dict[str, float]) -> None:
 
 def test_many_rows_with_fused_parts(interpreted: dict[str, float]) -> None:
     assert _of(interpreted, "routed")["routed"] < 1e-6
+
+
+def test_all_tokens_to_the_same_experts(interpreted: dict[str, float]) -> None:
+    assert interpreted["routed alike"] < 1e-6
+    assert interpreted["decode alike"] < 2e-6
 
 
 def test_the_parts_around_the_products(interpreted: dict[str, float]) -> None:
@@ -122,7 +130,7 @@ def test_a_row_has_its_bits_in_any_company(interpreted: dict[str, float]) -> Non
 
 
 def test_routes_by_counting_are_those_of_a_stable_sort(interpreted: dict[str, float]) -> None:
-    assert len(_of(interpreted, "routes")) == 5
+    assert len(_of(interpreted, "routes")) == 8
     assert set(_of(interpreted, "routes").values()) == {0.0}
 
 
