@@ -27,7 +27,7 @@ def _told_by(script: str, **environ: str) -> Any:
     done = subprocess.run(
         command, env=os.environ | environ, capture_output=True, text=True, check=False
     )
-    # Before Triton 3.7 its interpreter counts a loop by what NumPy 2.5 does not do any more.
+    # Triton 3.6's interpreter counts a loop by what NumPy 2.5 does not do any more.
     if "only 0-dimensional arrays" in done.stderr:
         pytest.skip("this version of Triton cannot interpret loops with this version of NumPy")
     assert done.returncode == 0, done.stderr
