@@ -2,7 +2,7 @@
 
     with torch's FakeTensorMode      shapes and dtypes of device cuda, on any machine
     `Counter`, entered inside it     every operation of torch that reads or writes memory
-    `launches`, around both          Triton kernels: never started, their tensors counted
+    `stand_ins`, around both         Triton kernels and attention: never started, but told about
 
 What an operation reads and writes is what its tensors hold, each once: views cost nothing, an
 expanded dimension is one row, indexed reads and writes are those of the rows. Rules of their own:
@@ -15,14 +15,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
+
+from shapes.standins import stand_ins
 
 aten = torch.ops.aten
 _FREE = {
@@ -86,7 +86,7 @@ class Facts:
 
 @dataclass
 class Counter(TorchDispatchMode):
-    """Counts while it is entered; `launches` and attention report to it, too."""
+    """Counts while it is entered; `stand_ins` tells it of the rest."""
 
     facts: Facts = field(default_factory=Facts)
     ops: list[Op] = field(default_factory=list)
@@ -130,62 +130,33 @@ class Counter(TorchDispatchMode):
         flops = float(count(*args, **kwargs, out_val=out))
         return Op(name, moved, flops, given[-1].dtype)
 
-
-def _attention(counter: Counter) -> Callable[..., Tensor]:
-    """Attention as one operation of any kernel that reads each tensor once and holds no mask."""
-
-    def counting(
-        q: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        attn_mask: Tensor | None = None,
-        is_causal: bool = False,
-        **_: Any,
-    ) -> Tensor:
-        assert attn_mask is None or attn_mask.numel() == 0, "no mask is held in memory"
+    def attended(
+        self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, is_causal: bool
+    ) -> None:
+        """Attention as one operation of any kernel that reads each tensor once and holds no
+        mask.
+        """
+        assert mask is None or mask.numel() == 0, "no mask is held in memory"
         queries, slots = q.shape[-2], keys.shape[-2]
-        is_cut = attn_mask is not None or is_causal
-        unseen = queries * (queries - 1) // 2 if is_cut else 0
+        unseen = queries * (queries - 1) // 2 if is_causal or mask is not None else 0
         flops = 4.0 * q.shape[1] * q.shape[3] * (queries * slots - unseen)
         moved = 2 * held(q) + held(keys) + held(values)
-        counter.ops.append(Op("attention", moved, flops, q.dtype))
-        # As the kernels return it: heads side by side for each token.
-        batch, heads, tokens, width = q.shape
-        return q.new_empty(batch, tokens, heads, width).transpose(1, 2)
+        self.ops.append(Op("attention", moved, flops, q.dtype))
 
-    return counting
-
-
-@contextmanager
-def launches(counter: Counter) -> Iterator[None]:
-    """Inside, a Triton kernel is counted instead of started."""
-    from triton.runtime.jit import JITFunction
-
-    def run(kernel: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
-        given = dict(zip(kernel.arg_names, args, strict=False)) | options
-        own = KERNELS.get(kernel.fn.__name__)
+    def launched(self, name: str, given: dict[str, Any]) -> None:
+        """A Triton kernel as one operation that reads or writes its tensors."""
         tensors = [value for value in given.values() if isinstance(value, Tensor)]
-        moved = sum(held(t) for t in _distinct(tensors))
-        name = f"triton {kernel.fn.__name__.removeprefix('_')}"
-        counter.ops.append(Op(name, own(given, counter.facts) if own else moved))
-
-    with mock.patch.object(JITFunction, "run", run):
-        yield
+        own = KERNELS.get(name)
+        moved = own(given, self.facts) if own else sum(held(t) for t in _distinct(tensors))
+        self.ops.append(Op(f"triton {name}", moved))
 
 
 @contextmanager
 def counted(facts: Facts) -> Iterator[Counter]:
     """A counter for everything inside; torch's FakeTensorMode is on already."""
     counter = Counter(facts)
-    # torch's own bias is a tensor subclass that its fake mode cannot make.
-    bias = mock.patch("hyimg_cli.kernels.attention.causal_lower_right", _lower_right)
-    attention = mock.patch.object(F, "scaled_dot_product_attention", _attention(counter))
-    with bias, launches(counter), attention, counter:
+    with stand_ins(counter.launched, counter.attended), counter:
         yield counter
-
-
-def _lower_right(queries: int, slots: int) -> Tensor:
-    return torch.empty(0, queries, slots)
 
 
 def held(tensor: Tensor) -> int:
@@ -254,9 +225,9 @@ def _ends(given: dict[str, Any]) -> int:
 
 # Kernels that do not read all of every tensor, or read memory that no argument is.
 KERNELS: dict[str, Callable[[dict[str, Any], Facts], float]] = {
-    "_hidden": _hidden,
-    "_mixed": _mixed,
-    "_partial": _partial,
-    "_put": _put,
-    "_gather_sum": _gather_sum,
+    "hidden": _hidden,
+    "mixed": _mixed,
+    "partial": _partial,
+    "put": _put,
+    "gather_sum": _gather_sum,
 }

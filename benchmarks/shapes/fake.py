@@ -17,16 +17,15 @@ from weakref import ref
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
-from triton.runtime.jit import JITFunction
 
-from hyimg_cli.kernels import attention, decode
+from hyimg_cli.kernels import formats
 from hyimg_cli.parallel import blend
+from shapes.standins import stand_ins
 
 _OPS = torch.ops.aten
-_KEPT = (blend._weights.cache_clear, decode._LEVELS.clear)
+_KEPT = (blend._weights.cache_clear, formats._ON_DEVICE.clear)
 _HOPPER = (9, 0)
 
 
@@ -34,7 +33,8 @@ class FakeGpu(TorchDispatchMode):
     """Counts bytes on the device, and notes where the host reads from it or waits for it.
 
     `reads`: values that the host asked for, by the line of ours that did. `waits`: copies to the
-    device from memory that is not pinned. `token`: the id that a read of integers is told.
+    device from memory that is not pinned. `strays`: uses of what another stream allocated and may
+    free at any time. `token`: the id that a read of integers is told.
     """
 
     def __init__(self, token: int = 1) -> None:
@@ -43,6 +43,9 @@ class FakeGpu(TorchDispatchMode):
         self.live = self.peak = 0
         self.reads: Counter[str] = Counter()
         self.waits: Counter[str] = Counter()
+        self.strays: Counter[str] = Counter()
+        self._is_beside = False
+        self._of_others: set[int] = set()
         self._known: dict[int, ref[Any]] = {}
         self._pinned: set[int] = set()
 
@@ -50,6 +53,9 @@ class FakeGpu(TorchDispatchMode):
         self, op: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
+        # What a tensor says of itself (prim) touches no memory.
+        if op.namespace == "aten":
+            self._note_strays(args, kwargs)
         if op is _OPS._local_scalar_dense.default:
             return self._told(args[0])
         if op is _OPS.is_pinned.default:
@@ -73,6 +79,24 @@ class FakeGpu(TorchDispatchMode):
         self.peak = self.live
         return self.live
 
+    @contextmanager
+    def beside(self, _stream: Any) -> Iterator[None]:
+        """Stands in for `torch.cuda.stream`: what is allocated inside is another stream's."""
+        self._is_beside = True
+        yield
+        self._is_beside = False
+
+    def record(self, tensor: Tensor, _stream: Any) -> None:
+        """Stands in for `Tensor.record_stream`."""
+        self._of_others.discard(id(tensor.untyped_storage()))
+
+    def _note_strays(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        if self._is_beside or not self._of_others:
+            return
+        for tensor in tree_iter((args, kwargs)):
+            if isinstance(tensor, Tensor) and id(tensor.untyped_storage()) in self._of_others:
+                self.strays[_where()] += 1
+
     def _count(self, tensor: Tensor) -> None:
         if tensor.device.type != "cuda":
             return
@@ -84,7 +108,10 @@ class FakeGpu(TorchDispatchMode):
         def gone(_: Any) -> None:
             self.live -= size
             self._known.pop(key, None)
+            self._of_others.discard(key)
 
+        if self._is_beside:
+            self._of_others.add(key)
         self._known[key] = ref(storage, gone)
         self.live += size
         self.peak = max(self.peak, self.live)
@@ -114,24 +141,26 @@ class FakeGpu(TorchDispatchMode):
 @contextmanager
 def fake_gpu(token: int = 1) -> Iterator[FakeGpu]:
     """Inside, `cuda:0` is a Hopper without memory or time; gradients are off."""
+    gpu = FakeGpu(token)
     with ExitStack() as stack:
         for target, name, stand_in in (
             (torch.cuda, "get_device_capability", lambda _device=None: _HOPPER),
             (torch.cuda, "Event", _Event),
-            (torch.cuda, "current_stream", lambda _device=None: None),
+            (torch.cuda, "Stream", _Stream),
+            (torch.cuda, "stream", gpu.beside),
+            (torch.cuda, "current_stream", _Stream),
+            (torch.Tensor, "record_stream", lambda tensor, stream: gpu.record(tensor, stream)),
             (torch.Tensor, "data_ptr", lambda tensor: id(tensor)),
-            (JITFunction, "run", lambda *_arguments, **_options: None),
-            (F, "scaled_dot_product_attention", _attention),
-            (attention, "causal_lower_right", lambda _queries, _slots: None),
         ):
             stack.enter_context(patch.object(target, name, stand_in))
+        stack.enter_context(stand_ins())
         # What the package keeps on a device from call to call is of one mode alone.
         for kept in _KEPT:
             stack.callback(kept)
             kept()
         stack.enter_context(FakeTensorMode())
         stack.enter_context(torch.no_grad())
-        yield stack.enter_context(FakeGpu(token))
+        yield stack.enter_context(gpu)
 
 
 class _Event:
@@ -142,19 +171,15 @@ class _Event:
         """Nothing is waited for."""
 
 
-_plain_attention = F.scaled_dot_product_attention
+class _Stream:
+    def __init__(self, device: Any = None) -> None:
+        self.device = device
 
+    def wait_stream(self, _other: Any) -> None:
+        """What is queued is done at once."""
 
-def _attention(q: Tensor, k: Tensor, v: Tensor, *args: Any, **options: Any) -> Tensor:
-    """What a fused kernel allocates: its output, and a sum for every query."""
-    if q.device.type != "cuda":
-        return _plain_attention(q, k, v, *args, **options)
-    assert q.dtype == k.dtype == v.dtype, "one dtype"
-    assert q.device == k.device == v.device, "one device"
-    sums = torch.empty(q.shape[:-1], device=q.device, dtype=torch.float32)
-    out = torch.empty_like(q)
-    del sums
-    return out
+    def synchronize(self) -> None:
+        """What is queued is done at once."""
 
 
 def _product(rows: Tensor, weights: Tensor) -> Tensor:

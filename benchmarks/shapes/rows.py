@@ -4,6 +4,7 @@ per layer    denoise step ▸ AR decode ▸ prefill ▸ first step without reuse
 whole        a step with what stands around the layers, a token's choice, a picture in the VAE
 """
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,6 +15,7 @@ from torch import Tensor
 from hyimg_cli.diffusion.schedule import Schedule
 from hyimg_cli.engine.image.sampling import Draw, choose
 from hyimg_cli.engine.image.stages import encoded_by
+from hyimg_cli.kernels.attention import row_attention
 from hyimg_cli.kernels.decode_attention import plain_decode
 from hyimg_cli.kv.buffer import Buffer
 from hyimg_cli.models.hunyuan_image3.attention import Piece, pieces
@@ -28,6 +30,8 @@ from shapes.network import routing
 from shapes.scale import Workload, source
 from shapes.timing import Timed
 
+# More than a row's runs: each has a length of its own.
+_LENGTHS = 64
 # Of a row's own numbers; at twice their size most tokens like the same few experts.
 _COMMON = 2.0
 # Milliseconds of a layer that are wanted, by row and by how the experts are held.
@@ -99,6 +103,7 @@ class Bench:
         yield self._prefill
         yield self._without_reuse
         yield self._skewed
+        yield self._lengths
         yield self._around
         yield self._pictures
 
@@ -219,6 +224,28 @@ class Bench:
             kv_slots=2 * slots,
             note=f"two prefills of {prefix} and a whole step of 2 x {live} rows",
         )
+
+    def _lengths(self) -> Iterator[Case]:
+        """Attention of one row over keys of a length seen before, and of one never seen: cuDNN
+        makes a plan for each.
+        """
+        arch, slots = self.network.arch, self.load.layout.live_stop
+        shape = (2, arch.num_key_value_heads, slots + _LENGTHS, arch.head_dim)
+        keys, values = torch.randn(shape, device=self.device, dtype=self._dtype)
+        attend = row_attention(self.device)
+        for rows in (1, self.load.live):
+            size = rows, arch.num_attention_heads, arch.head_dim
+            q_THD = torch.randn(size, device=self.device, dtype=self._dtype)
+            for name, step in (("seen", 0), ("new", 1)):
+                lengths = itertools.count(slots, step)
+
+                def call(q: Tensor = q_THD, lengths: Iterator[int] = lengths) -> Tensor:
+                    stop = next(lengths)
+                    with torch.no_grad():
+                        return attend(q, keys[:, :stop], values[:, :stop], False)
+
+                plural = "s" * (rows > 1)
+                yield Case(f"attention, {rows} row{plural}, length {name}", call)
 
     def _around(self) -> Iterator[Case]:
         image = source("source", self.load.scale.size)

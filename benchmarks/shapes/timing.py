@@ -80,7 +80,8 @@ def profiled(call: Call, device: torch.device) -> list[tuple[str, float, int]]:
     """The kernels that take longest in one call: name, milliseconds in all, how often."""
     is_gpu = device.type == "cuda"
     kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if is_gpu else [])]
-    with profile(activities=kinds) as found:
+    # Older versions of torch warn where they are not told.
+    with profile(activities=kinds, acc_events=True) as found:
         call()
         finish(device)
     own = "self_device_time_total" if is_gpu else "self_cpu_time_total"

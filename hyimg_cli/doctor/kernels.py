@@ -3,9 +3,13 @@ of each format.
 """
 
 import importlib.util
+import os
+import shutil
+import sysconfig
 from collections.abc import Iterator
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hyimg_cli.doctor.check import Check, Subject
@@ -39,6 +43,12 @@ def kernels(subject: Subject) -> Check:
     if device.type == "cuda" and importlib.util.find_spec("triton") is None:
         hint = "install triton: without it experts run unfused, and slower"
         return Check("kernels", "warning", told, hint)
+    if device.type == "cuda" and (lacking := _lacking()):
+        hint = (
+            "install gcc and Python's headers (python3-dev), or set CC: Triton builds what starts "
+        )
+        hint += "its kernels when the first one runs"
+        return Check("kernels", "failed", f"{told}; {lacking}", hint)
     return Check("kernels", "ok", told)
 
 
@@ -64,6 +74,14 @@ def _named(experts: Any) -> str:
         few, many = _named(experts.few), _named(experts.many)
         return f"{few} up to {MOST_FEW_ROWS} rows, {many} above"
     return str(experts.func.__name__ if isinstance(experts, partial) else experts.__name__)
+
+
+def _lacking() -> str:
+    """What Triton needs beside itself and this machine has not; empty where nothing is missing."""
+    if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
+        return "no C compiler"
+    headers = Path(sysconfig.get_paths()["include"]) / "Python.h"
+    return "" if headers.is_file() else "no Python.h"
 
 
 def _optional_packages() -> Iterator[str]:

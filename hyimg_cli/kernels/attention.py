@@ -10,16 +10,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
 
 RowAttention = Callable[[Tensor, Tensor, Tensor, bool], Tensor]
-_ON_GPU = [
-    SDPBackend.CUDNN_ATTENTION,
-    SDPBackend.FLASH_ATTENTION,
-    SDPBackend.EFFICIENT_ATTENTION,
-    SDPBackend.MATH,
-]
 
 
 def row_attention(device: torch.device) -> RowAttention:
@@ -45,18 +38,20 @@ def masked_attention(
 def fused_attention(q_THD: Tensor, keys_KSD: Tensor, values_KSD: Tensor, is_causal: bool) -> Tensor:
     """The same without any mask in memory: causal rows are told by a bias that kernels know.
 
-    On a GPU cuDNN's kernel comes first, then flash; where neither takes the dtype, a mask is made.
+    Which kernel is torch's choice: cuDNN's on a Hopper, where its version is sound (before 9.15.1
+    it read past lengths that are no multiple of 128), else flash. A bias goes to flash; so does a
+    single query: cuDNN makes a plan for each length that it has not seen, and every token of a
+    text that is written has a new one.
     """
     queries, slots = q_THD.shape[0], keys_KSD.shape[1]
-    is_partly = is_causal and 1 < queries < slots
-    with sdpa_kernel(_ON_GPU, set_priority=True):
-        return _attended(
-            q_THD,
-            keys_KSD,
-            values_KSD,
-            mask=causal_lower_right(queries, slots) if is_partly else None,
-            is_causal=is_causal and queries == slots and queries > 1,
-        )
+    is_behind = queries < slots and (is_causal or queries == 1)
+    return _attended(
+        q_THD,
+        keys_KSD,
+        values_KSD,
+        mask=causal_lower_right(queries, slots) if is_behind else None,
+        is_causal=is_causal and queries == slots and queries > 1,
+    )
 
 
 def plain_attention(q_THD: Tensor, keys_KSD: Tensor, values_KSD: Tensor, is_causal: bool) -> Tensor:

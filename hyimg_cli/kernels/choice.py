@@ -5,10 +5,13 @@
     CPU             fp8      plain_scaled_experts  plain_scaled_experts
     CPU             nf4      plain_experts         plain_experts
     GPU             dense    decode_experts        routed_experts
-    GPU, 9.0 on     fp8      decode_experts        scaled_experts
-    GPU, 8.9        fp8      decode_experts        routed_experts, made dense
+    GPU, 9.x        fp8      decode_experts        scaled_experts
+    GPU, 8.9, 10 on fp8      decode_experts        routed_experts, made dense
     GPU, before     fp8      routed_experts, made dense
     GPU             nf4      decode_experts        routed_experts, made dense by bitsandbytes
+
+torch multiplies groups of FP8 rows on 9.x alone, and groups of bfloat16 rows without reading their
+sizes on the host on 9.x and 10.x alone.
 
 On a CPU the number of rows decides nothing, so that a row's bits never depend on its company.
 """
@@ -83,7 +86,7 @@ def experts_of(gate_and_up: Stack, down: Stack) -> Experts:
     parts = around(gate_and_up.device)
     has_triton = not isinstance(parts, Plain)
     many: Experts = partial(routed_experts, gate_and_up=gate_and_up, down=down, around=parts)
-    if isinstance(gate_and_up, Fp8Rows) and isinstance(down, Fp8Rows) and capability >= (9, 0):
+    if isinstance(gate_and_up, Fp8Rows) and isinstance(down, Fp8Rows) and capability[0] == 9:
         many = partial(scaled_experts, gate_and_up=gate_and_up, down=down, around=parts)
     # Older GPUs have no instructions for e4m3, and Triton no way around it.
     if not has_triton or (isinstance(gate_and_up, Fp8Rows) and capability < (8, 9)):

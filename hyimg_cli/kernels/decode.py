@@ -5,7 +5,8 @@
 
 A pair is a token with one of its choices. The time is that of reading the weights, so a weight is
 turned into a number where it is used. No atomics: the same bits every time, and a row's do not
-depend on its company. Block sizes are first guesses: no GPU has measured them yet.
+depend on its company. Block sizes are reckoned and not measured: enough bytes on their way to each
+multiprocessor of an H200 to keep its memory busy, and no register spilled (`tests/kernels`).
 """
 
 # Legend: T token, M model width, K chosen expert, I inner width, P pair (token, choice)
@@ -14,10 +15,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hyimg_cli.kernels.formats import BLOCK, LEVELS, Fp8Rows, Nf4Blocks, Stack
+from hyimg_cli.kernels.formats import BLOCK, Fp8Rows, Nf4Blocks, Stack, levels_on
 
-_ROWS, _COLUMNS = 16, 256
 _DENSE, _FP8, _NF4 = 0, 1, 2
+# Rows and columns of a program's tile, by format. One token has 1536 programs in the first kernel
+# and few in the second, whose rows are cut finer for it. NF4's columns are bytes, and looking up
+# two levels for each takes many registers.
+_HIDDEN = {_DENSE: (16, 256), _FP8: (16, 256), _NF4: (8, 128)}
+_MIXED = {_DENSE: (4, 1024), _FP8: (4, 1024), _NF4: (4, 256)}
 
 
 def decode_experts(
@@ -38,18 +43,20 @@ def decode_experts(
     inner = down.shape[2]
     hidden_PI = torch.empty(tokens * chosen, inner, device=x_TM.device)
     form, values, scale, levels = _held(gate_and_up)
-    _hidden[(tokens * chosen, triton.cdiv(inner, _ROWS))](
+    rows, columns = _HIDDEN[form]
+    _hidden[(tokens * chosen, triton.cdiv(inner, rows))](
         x_TM, index_TK, values, scale, levels, hidden_PI,
         CHOSEN=chosen, INNER=inner, WIDTH=width, FORM=form, BLOCK=BLOCK,
-        ROWS=_ROWS, COLUMNS=_COLUMNS, enable_fp_fusion=True,
+        ROWS=rows, COLUMNS=columns, enable_fp_fusion=True,
     )  # fmt: skip
     out_TM = torch.empty_like(x_TM)
     form, values, scale, levels = _held(down)
-    _mixed[(tokens, triton.cdiv(width, _ROWS))](
+    rows, columns = _MIXED[form]
+    _mixed[(tokens, triton.cdiv(width, rows))](
         hidden_PI, index_TK, weight_TK, values, scale, levels,
         out_TM if onto_TM is None else onto_TM.contiguous(), out_TM,
         CHOSEN=chosen, INNER=inner, WIDTH=width, FORM=form, BLOCK=BLOCK,
-        HAS_ONTO=onto_TM is not None, ROWS=_ROWS, COLUMNS=_COLUMNS, enable_fp_fusion=True,
+        HAS_ONTO=onto_TM is not None, ROWS=rows, COLUMNS=columns, enable_fp_fusion=True,
     )  # fmt: skip
     return out_TM
 
@@ -60,19 +67,9 @@ def _held(stack: Stack) -> tuple[int, Tensor, Tensor, Tensor]:
         case Fp8Rows():
             return _FP8, stack.values_EOI, stack.scale_EO, stack.scale_EO
         case Nf4Blocks():
-            return _NF4, stack.packed_EH, stack.absmax_EB, _levels(stack.device)
+            return _NF4, stack.packed_EH, stack.absmax_EB, levels_on(stack.device)
         case _:
             return _DENSE, stack, stack, stack
-
-
-_LEVELS: dict[torch.device, Tensor] = {}
-
-
-def _levels(device: torch.device) -> Tensor:
-    """The sixteen levels on a device, copied there once: a copy would make a decode step wait."""
-    if device not in _LEVELS:
-        _LEVELS[device] = torch.tensor(LEVELS, device=device)
-    return _LEVELS[device]
 
 
 @triton.jit  # type: ignore[untyped-decorator]

@@ -39,6 +39,7 @@ LEVELS = (
     1.0,
 )
 Format = Literal["fp8", "nf4"]
+_ON_DEVICE: dict[torch.device, Tensor] = {}
 
 
 @dataclass(frozen=True)
@@ -153,6 +154,17 @@ def dense(stack: Stack, dtype: torch.dtype) -> Tensor:
     return all_EOI
 
 
+def levels_on(device: torch.device) -> Tensor:
+    """The sixteen levels on a device; on a GPU copied there once: a copy would make each product
+    wait.
+    """
+    if device.type != "cuda":
+        return torch.tensor(LEVELS, device=device)
+    if device not in _ON_DEVICE:
+        _ON_DEVICE[device] = torch.tensor(LEVELS, device=device)
+    return _ON_DEVICE[device]
+
+
 def quantize_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
     """`rows` [..., I] in e4m3 and a float32 scale for each: its largest value becomes 448.
 
@@ -176,7 +188,7 @@ def quantize_nf4(weight: Tensor) -> tuple[Tensor, Tensor]:
     blocks_BW = weight.float().reshape(-1, BLOCK)
     absmax_B = blocks_BW.abs().amax(dim=1)
     share_BW = blocks_BW / absmax_B.clamp_min(torch.finfo(torch.float32).tiny)[:, None]
-    levels = torch.tensor(LEVELS, device=weight.device)
+    levels = levels_on(weight.device)
     index = torch.bucketize(share_BW.flatten(), (levels[1:] + levels[:-1]) / 2, out_int32=True)
     even, odd = index.to(torch.uint8).view(-1, 2).unbind(dim=1)
     return (even << 4) | odd, absmax_B
@@ -184,7 +196,7 @@ def quantize_nf4(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 def dequantize_nf4(packed: Tensor, absmax: Tensor, dtype: torch.dtype) -> Tensor:
     """What `quantize_nf4` was given, flat, as far as sixteen levels hold it."""
-    levels = torch.tensor(LEVELS, device=packed.device)
+    levels = levels_on(packed.device)
     index = torch.stack([packed >> 4, packed & 15], dim=-1).flatten()
     blocks = levels[index.int()].view(-1, BLOCK) * absmax[:, None]
     return blocks.to(dtype).flatten()
@@ -199,7 +211,7 @@ def by_bitsandbytes(stack: Nf4Blocks, dtype: torch.dtype) -> Tensor:
         absmax=stack.absmax_EB.flatten(),
         # A block a row: its kernel for CPUs begins a block anew with each.
         shape=torch.Size((stack.absmax_EB.numel(), BLOCK)),
-        code=torch.tensor(LEVELS, device=stack.device),
+        code=levels_on(stack.device),
         blocksize=BLOCK,
         quant_type="nf4",
         dtype=dtype,

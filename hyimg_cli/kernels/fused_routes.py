@@ -5,7 +5,8 @@
     spread    program (block of choices)   each choice to its row, behind the earlier ones
 
 The result is that of a stable sort, to the last number. Nothing is read on the host. Block sizes
-are first guesses: no GPU has measured them yet.
+are first guesses: no GPU has measured them yet. Counts are never part of what is compiled: another
+number of tokens needs no new kernel.
 """
 
 # Legend: T token, K chosen expert, E expert, R sorted row, B block of choices
@@ -41,7 +42,7 @@ def places(
     return token_R, row_TK, ends_E
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["choices", "blocks"])  # type: ignore[untyped-decorator]
 def _counted(  # type: ignore[no-untyped-def]
     index, count, choices, blocks,
     EXPERTS: tl.constexpr, HELD: tl.constexpr, BLOCK: tl.constexpr,
@@ -54,7 +55,7 @@ def _counted(  # type: ignore[no-untyped-def]
     tl.store(count + expert * blocks + block, total, mask=expert < EXPERTS)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["blocks"])  # type: ignore[untyped-decorator]
 def _placed(count, total, blocks, BLOCKS: tl.constexpr):  # type: ignore[no-untyped-def]
     """Counts of blocks become what stands before each, in place."""
     expert = tl.program_id(0)
@@ -68,7 +69,7 @@ def _placed(count, total, blocks, BLOCKS: tl.constexpr):  # type: ignore[no-unty
     tl.store(total + expert, before)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["choices", "blocks"])  # type: ignore[untyped-decorator]
 def _spread(  # type: ignore[no-untyped-def]
     index, before, total, ends, token, row, choices, blocks,
     CHOSEN: tl.constexpr, GROUP_ROWS: tl.constexpr,

@@ -18,11 +18,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hyimg_cli.kernels.choice import MOST_FEW_ROWS
 from hyimg_cli.kernels.fused import Fused
 
 _ROWS, _COLUMNS = 64, 64
 _FEW_EXPERTS, _FEW_COLUMNS = 1, 2048
+# Up to here one program would take all rows at once, and every other multiprocessor would idle:
+# reckoned, programs by (token, expert) are done sooner.
+FEW_ROWS = _ROWS
 _CHOSEN_ROWS = 16
 
 
@@ -80,7 +82,7 @@ class FusedRows:
             "SLOTS": triton.next_power_of_2(best),
         }
         # No part of a float32 is exact: its rows are multiplied one by one, however many.
-        if tokens > MOST_FEW_ROWS and x_TM.dtype != torch.float32:
+        if tokens > FEW_ROWS and x_TM.dtype != torch.float32:
             _routed[(triton.cdiv(tokens, _ROWS),)](
                 x_TM, weight_EM, logits_TE, weight_TK, index_TK, tokens, **sizes,
                 WIDTH=width, ROWS=_ROWS, COLUMNS=_COLUMNS, enable_fp_fusion=True,
@@ -173,7 +175,7 @@ def _logits(  # type: ignore[no-untyped-def]
     x, weight, out,
     EXPERTS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    token = tl.program_id(0)
+    token = tl.program_id(0).to(tl.int64)
     expert = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     is_expert = expert < EXPERTS
     sums = tl.zeros((ROWS, COLUMNS), tl.float32)
@@ -218,7 +220,7 @@ def _best(  # type: ignore[no-untyped-def]
     tl.store(index + at, places.to(tl.int64), mask=is_slot)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["count"])  # type: ignore[untyped-decorator]
 def _chosen(  # type: ignore[no-untyped-def]
     logits, weight, index, count,
     EXPERTS: tl.constexpr, HELD: tl.constexpr, CHOSEN: tl.constexpr, SLOTS: tl.constexpr,
@@ -231,7 +233,7 @@ def _chosen(  # type: ignore[no-untyped-def]
     _best(own, weight, index, row, count, EXPERTS, HELD, CHOSEN, SLOTS, ROWS)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["count"])  # type: ignore[untyped-decorator]
 def _routed(  # type: ignore[no-untyped-def]
     x, router, logits, weight, index, count,
     EXPERTS: tl.constexpr, HELD: tl.constexpr, CHOSEN: tl.constexpr, SLOTS: tl.constexpr,

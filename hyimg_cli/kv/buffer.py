@@ -32,14 +32,19 @@ class Slice:
         return sum(t.nbytes for t in (*self.keys, *self.values))
 
     def on_host(self) -> "Slice":
-        """A copy in main memory, pinned where a GPU will fetch it back."""
-        return self._mapped(_to_host)
+        """A copy in main memory, pinned where a GPU will fetch it back; waited for once."""
+        copied = self._mapped(_to_host)
+        for device in {rows.device for rows in self.keys if rows.is_cuda}:
+            torch.cuda.current_stream(device).synchronize()
+        return copied
 
     def on(self, devices: Sequence[torch.device]) -> "Slice":
-        """A copy with each layer on its device; there is one entry a layer."""
+        """A copy with each layer on its device; there is one entry a layer. A GPU's is on its way
+        when this returns, ahead of all work that is queued later.
+        """
         return Slice(
-            tuple(k.to(d, copy=True) for k, d in zip(self.keys, devices, strict=True)),
-            tuple(v.to(d, copy=True) for v, d in zip(self.values, devices, strict=True)),
+            tuple(_sent(k, d) for k, d in zip(self.keys, devices, strict=True)),
+            tuple(_sent(v, d) for v, d in zip(self.values, devices, strict=True)),
         )
 
     def split(self, at: int) -> "tuple[Slice, Slice]":
@@ -55,8 +60,14 @@ class Slice:
 
 
 def _to_host(rows: Tensor) -> Tensor:
-    host = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=torch.cuda.is_available())
-    return host.copy_(rows)
+    """Into pinned memory a copy is queued, and not there yet."""
+    host = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=rows.is_cuda)
+    return host.copy_(rows, non_blocking=rows.is_cuda)
+
+
+def _sent(rows: Tensor, device: torch.device) -> Tensor:
+    # Never back to the host without waiting: what is copied there is read at once.
+    return rows.to(device, copy=True, non_blocking=device.type == "cuda")
 
 
 class Buffer:

@@ -33,6 +33,11 @@ WHOLE = {
     "source image encoded",
     "VAE decode, untiled",
     "VAE decode, tiled",
+    *(
+        f"attention, {rows}, length {name}"
+        for rows in ("1 row", "17 rows")
+        for name in ("seen", "new")
+    ),
 }
 
 
@@ -111,7 +116,7 @@ def test_requests_run_whole_and_together(measured: dict[str, Any]) -> None:
 def test_what_time_does_not_allow_is_named(tmp_path: Path) -> None:
     kept = _ran(tmp_path / "cut.json", "--minutes", "0", "--forms", "fp8")
     assert kept["rows"] == kept["requests"] == []
-    assert len(kept["left_out"]) == 8 + 5
+    assert len(kept["left_out"]) == 9 + 5
     assert {each["why"] for each in kept["left_out"]} == {"out of time"}
 
 

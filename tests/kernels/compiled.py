@@ -1,7 +1,13 @@
-"""Run by `test_triton.py`: every Triton kernel compiled for GPUs that are not here, as JSON."""
+"""Run by `test_triton.py`: every Triton kernel compiled for GPUs that are not here, and what a
+program of each takes, as JSON.
+"""
 
 import json
+import re
+import subprocess
 import sys
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import triton
@@ -14,8 +20,16 @@ from hyimg_cli.kernels.decode_attention import RUNS
 from hyimg_cli.kernels.formats import BLOCK, FP8_MAX
 
 BF16, FP8, F32, I32, I64, U8 = "*bf16", "*fp8e4nv", "*fp32", "*i32", "*i64", "*u8"
-REAL = {"CHOSEN": 8, "INNER": 3072, "WIDTH": 4096, "BLOCK": BLOCK, "ROWS": 16, "COLUMNS": 256}
+REAL = {"CHOSEN": 8, "INNER": 3072, "WIDTH": 4096, "BLOCK": BLOCK}
 HELD = ((decode._DENSE, BF16), (decode._FP8, FP8), (decode._NF4, U8))
+# Numbers that are multiples of 16 at the released shapes, which Triton is told at a launch.
+WHOLE = ("width", "row_step", "head_step")
+# As the calls have them; by the first word of a kernel's name.
+LAUNCHED: dict[str, dict[str, Any]] = {
+    "norm": {"num_warps": 8, "enable_fp_fusion": False},
+    "heads": {"num_warps": 2, "enable_fp_fusion": False},
+}
+TOOL = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 
 
 def main() -> None:
@@ -33,15 +47,33 @@ def main() -> None:
                 {
                     (kernel.arg_names.index(key),): [["tt.divisibility", 16]]
                     for key, kind in types.items()
-                    if kind.startswith("*")
+                    if kind.startswith("*") or key in WHOLE
                 },
             )
             target = GPUTarget("cuda", capability, 32)
-            built = triton.compile(source, target=target, options={"enable_fp_fusion": True})
-            # Sixteen bytes a thread, copied while others are multiplied.
-            is_vector = ["whole vectors"] if "cp.async.cg" in built.asm["ptx"] else []
-            found[f"{name} {capability}"] = sorted(built.asm) + is_vector
+            options = {"enable_fp_fusion": True, **LAUNCHED.get(name.split()[0], {})}
+            built = triton.compile(source, target=target, options=options)
+            found[f"{name} {capability}"] = _told(built)
     sys.stdout.write(json.dumps(found))
+
+
+def _told(built: Any) -> dict[str, Any]:
+    """What a program of the kernel takes: registers of a thread, bytes, warps; and how it reads."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(built.asm["cubin"])
+        file.flush()
+        command = [TOOL, "-res-usage", file.name]
+        told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    numbers = dict(re.findall(r"(REG|STACK):(\d+)", told))
+    # Sixteen bytes a thread, into registers or, while others are multiplied, into shared memory.
+    vectors = r"cp\.async\.cg|ld\.global[.\w:]*\.v(4\.b32|2\.b64)"
+    return {
+        "registers": int(numbers["REG"]),
+        "stack": int(numbers["STACK"]),
+        "shared": built.metadata.shared,
+        "warps": built.metadata.num_warps,
+        "vectors": bool(re.search(vectors, built.asm["ptx"])),
+    }
 
 
 def _kernels() -> Any:
@@ -49,9 +81,11 @@ def _kernels() -> Any:
         scale = BF16 if form == decode._DENSE else F32
         weights = {"values": values, "scale": scale, "levels": scale}
         ends = {"index": I64, **weights, "out": F32}
-        yield f"hidden {form}", decode._hidden, {"x": BF16, **ends}, {**REAL, "FORM": form}
+        constants = {**REAL, "FORM": form, **_tile(decode._HIDDEN[form])}
+        yield f"hidden {form}", decode._hidden, {"x": BF16, **ends}, constants
         ends = {"hidden": F32, "index": I64, "weight": BF16, **weights, "onto": BF16, "out": BF16}
-        yield f"mixed {form}", decode._mixed, ends, {**REAL, "FORM": form, "HAS_ONTO": True}
+        constants = {**REAL, "FORM": form, "HAS_ONTO": True, **_tile(decode._MIXED[form])}
+        yield f"mixed {form}", decode._mixed, ends, constants
     rows = {"rows": BF16, "out": BF16, "width": "i32"}
     yield "swiglu", fused._swiglu, rows, {"COLUMNS": 1024}
     for is_swiglu in (False, True):
@@ -70,6 +104,10 @@ def _kernels() -> Any:
     yield from _addressed()
     yield from _around_products()
     yield from _routes()
+
+
+def _tile(rows_and_columns: tuple[int, int]) -> dict[str, int]:
+    return dict(zip(("ROWS", "COLUMNS"), rows_and_columns, strict=True))
 
 
 def _around_products() -> Any:

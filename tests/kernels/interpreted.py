@@ -47,6 +47,11 @@ def main() -> None:
     found["routed"] = cases.relative(
         routed_experts(*case.arguments, Fused()), plain_experts(*case.arguments)
     )
+    # Every token to the same two experts, the last of them: the others have no rows.
+    case.index_TK[:] = torch.tensor([7, 2])
+    twin = plain_experts(*case.arguments)
+    found["routed alike"] = cases.relative(routed_experts(*case.arguments, Fused()), twin)
+    found["decode alike"] = cases.relative(decode_experts(*case.arguments), twin)
     for name, apart in cases.around_cases(Fused(), Plain(), "cpu"):
         found[name] = apart()
     for name, apart in _addressed():

@@ -1,6 +1,8 @@
 """`Rowwise` in Triton against its plain twin, and routes by counting against a sort: by device."""
 
 from collections.abc import Iterator
+from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -74,7 +76,8 @@ def chosen_without_numbers(device: str) -> Tensor:
     """What rows choose that are no numbers, few and many; int64."""
     x = torch.full((12, 96), torch.nan, device=device, dtype=torch.float16)
     router = torch.randn(6, 96, device=device)
-    return torch.cat([OURS.routed(rows, router, 2)[2] for rows in (x, x[:1])])
+    with _few_rows(10):
+        return torch.cat([OURS.routed(rows, router, 2)[2] for rows in (x, x[:1])])
 
 
 def is_apart_from_company(dtype: torch.dtype, device: str) -> Iterator[tuple[str, bool]]:
@@ -91,24 +94,33 @@ def is_apart_from_company(dtype: torch.dtype, device: str) -> Iterator[tuple[str
     for name, call in calls.items():
         # The interpreter's products, numpy's, depend on a row's place in a block; a GPU's do not.
         some = slice(0, 19) if device == "cpu" else slice(21, 40)
-        assert len(x[some]) > fused_rows.MOST_FEW_ROWS, "many rows, as all of them are"
-        whole, part = call(slice(None)), call(some)
+        with _few_rows(10):
+            whole, part = call(slice(None)), call(some)
         yield name, all(torch.equal(a[some], b) for a, b in zip(whole, part, strict=True))
         whole, part = call(slice(0, 5)), call(slice(2, 3))
         yield f"{name}, few", all(torch.equal(a[2:3], b) for a, b in zip(whole, part, strict=True))
 
 
+def _few_rows(most: int) -> Any:
+    """Inside, more rows than these are the router's many."""
+    return patch.object(fused_rows, "FEW_ROWS", most)
+
+
 def route_cases(device: str) -> Iterator[tuple[str, bool]]:
     """Whether routes are those of the sort: one block of choices and many, experts nobody chose."""
     sizes = ((1, 2, 5, 1), (33, 2, 8, 16), (300, 8, 64, 1), (300, 8, 64, 16), (40, 1, 3, 16))
-    for tokens, chosen, experts, group_rows in sizes:
+    # Half the tokens choose alike; of the last sizes all do, one expert alone among them.
+    alike = ((300, 8, 64, 16), (300, 1, 64, 1), (1, 8, 64, 16))
+    shares = [(*size, size[0] // 2) for size in sizes] + [(*size, size[0]) for size in alike]
+    for tokens, chosen, experts, group_rows, same_choice in shares:
         index = torch.rand(tokens, experts, device=device).topk(chosen, dim=1)[1]
-        index[: tokens // 2] = index[0]
+        index[:same_choice] = index[0]
         ours = Fused().routes(index, experts, group_rows)
         twin = PlainAround().routes(index, experts, group_rows)
         pairs = zip(vars(ours).values(), vars(twin).values(), strict=True)
         same = all(torch.equal(a, b) and a.dtype == b.dtype for a, b in pairs)
-        yield f"routes {tokens}x{chosen} of {experts}, by {group_rows}", same
+        name = f"routes {tokens}x{chosen} of {experts}, by {group_rows}"
+        yield f"{name}, {same_choice} alike", same
 
 
 def _weight(width: int, dtype: torch.dtype, device: str) -> Tensor:

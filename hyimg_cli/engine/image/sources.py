@@ -36,6 +36,7 @@ class Sources:
         self._store = DiskStore(cache.folder, cache.budget_bytes)
         self._disk_hits = self._misses = self._first_asks = 0
         self._held, self._making = Lock(), Lock()
+        self._stream: torch.cuda.Stream | None = None
         self._ahead_s: dict[str, float] = {}
         self._notes: dict[str, tuple[str, ...]] = {}
 
@@ -81,6 +82,16 @@ class Sources:
             _belongs_here(encoded)
         noted = replace(encoded, notes=(*encoded.notes, *notes)) if notes else encoded
         return noted, max(0.0, (ahead_s or 0.0) - waited_s)
+
+    def beside(self, device: torch.device) -> torch.cuda.Stream:
+        """The stream of a GPU on which images are encoded ahead: one for good, since memory that a
+        stream let go of is kept for that stream.
+        """
+        if self._stream is None or self._stream.device != device:
+            self._stream = torch.cuda.Stream(device)
+            # The last of the weights may still be on their way in the stream that loaded them.
+            self._stream.wait_stream(torch.cuda.current_stream(device))
+        return self._stream
 
     def stored_or(
         self, key: str, encode: Callable[[], Encoded], *, model: MixedModel, digest: str
@@ -134,7 +145,6 @@ class SourceEncoder:
 
     def __init__(self, sources: Sources, model: MixedModel, model_print: str) -> None:
         self._sources, self._model, self._print = sources, model, model_print
-        self._stream: torch.cuda.Stream | None = None
 
     def __call__(self, image: SourceImage) -> tuple[Encoded, float]:
         return self._sources.ask(self._key(image), lambda: self._made(image))
@@ -163,12 +173,11 @@ class SourceEncoder:
     def _made_beside(self, image: SourceImage) -> Encoded:
         if not self._model.device_name.startswith("cuda"):
             return self._made(image)
-        if self._stream is None:
-            self._stream = torch.cuda.Stream(torch.device(self._model.device_name))
-        with torch.cuda.stream(self._stream):
+        stream = self._sources.beside(torch.device(self._model.device_name))
+        with torch.cuda.stream(stream):
             made = self._made(image)
         # This thread waits; the model's own stream goes on.
-        self._stream.synchronize()
+        stream.synchronize()
         return made
 
 

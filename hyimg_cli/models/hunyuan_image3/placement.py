@@ -3,8 +3,6 @@
 from collections.abc import Mapping
 
 import torch
-from accelerate import infer_auto_device_map
-from accelerate.utils import get_balanced_memory
 from transformers import PreTrainedModel
 
 from hyimg_cli.errors import MachineError
@@ -19,6 +17,9 @@ def balanced(
 
     A module that fits nowhere goes to "cpu" or "disk": see `refuse_outside`.
     """
+    from accelerate import infer_auto_device_map
+    from accelerate.utils import get_balanced_memory
+
     whole = list(network._no_split_modules or ())
     wide = {name: torch.float32 for name in network.state_dict() if stays_wide(network, name)}
     known = {"no_split_module_classes": whole, "dtype": dtype, "special_dtypes": wide}

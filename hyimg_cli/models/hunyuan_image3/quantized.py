@@ -7,7 +7,6 @@ quantization: attention, embeddings, the shared expert; router and VAE in float3
 from pathlib import Path
 
 import torch
-from accelerate import dispatch_model
 
 from hyimg_cli.kernels.choice import require_bitsandbytes
 from hyimg_cli.kernels.formats import Format
@@ -36,6 +35,8 @@ def load_quantized(
     places = _places(network, device_map, dtype)
     fill(network, folder, dtype=dtype, place_of=lambda name: place_of(name, places))
     if len(set(places.values())) > 1:
+        from accelerate import dispatch_model
+
         dispatch_model(network, dict(places))
     return network
 

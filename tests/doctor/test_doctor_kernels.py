@@ -1,0 +1,49 @@
+"""What Triton needs beside itself, said before the first kernel of a run fails for it."""
+
+import shutil
+import sysconfig
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from hyimg_cli.doctor import kernels
+from hyimg_cli.doctor.check import Check, Subject
+from hyimg_cli.spec.run import ModelChoice, OutputConfig, RunConfig
+
+pytest.importorskip("triton", reason="without Triton nothing is built")
+
+
+@pytest.fixture
+def check(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Check]:
+    """Called in a test, once it has set up the machine: a GPU is there."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(kernels, "_choice", lambda form, device: "kernel")
+    monkeypatch.delenv("CC", raising=False)
+    config = RunConfig(OutputConfig(Path()), ModelChoice(device="cuda"))
+    return lambda: kernels.kernels(Subject(config, "video"))
+
+
+def test_a_compiler_and_headers_are_enough(
+    check: Callable[[], Check], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: "gcc" if name == "gcc" else None)
+    monkeypatch.setattr(sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
+    assert check().status == "failed"
+    assert "no Python.h" in check().found
+    (tmp_path / "Python.h").touch()
+    assert check().status == "ok"
+
+
+def test_no_compiler_is_a_fault_of_the_machine(
+    check: Callable[[], Check], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "Python.h").touch()
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    monkeypatch.setattr(sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
+    assert check().status == "failed"
+    assert "no C compiler" in check().found
+    assert "gcc" in check().hint
+    monkeypatch.setenv("CC", "cc")
+    assert check().status == "ok"

@@ -1,0 +1,163 @@
+"""Ways through the engine on a fake GPU that a first run would take: no device is mixed up, nothing
+waits in a loop, and memory of one stream is never another's.
+"""
+
+import gc
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from hyimg_cli.engine.footprint import Together
+from hyimg_cli.engine.image import sources
+from hyimg_cli.engine.image.group import Drawn
+from hyimg_cli.engine.image.sources import Sources
+from hyimg_cli.media.images import SourceImage
+from hyimg_cli.models.hunyuan_image3.tiled import TiledPicture
+from hyimg_cli.spec.job import SizeRequest
+from hyimg_cli.spec.run import CacheConfig
+
+FOLDER = Path(__file__).parents[2] / "benchmarks"
+pytest.importorskip("triton", reason="what runs on a GPU is written in Triton")
+pytestmark = pytest.mark.skipif(
+    not FOLDER.is_dir(), reason="the benchmarks are not part of this copy"
+)
+# Once a job: whether the picture is finite, and the picture on its way back.
+READS = "engine.image.stages.finished"
+WAITS = "models.hunyuan_image3.family.decode_latents"
+
+
+def _made(inside: ExitStack, folder: Path, patch: pytest.MonkeyPatch, **config: Any) -> Any:
+    patch.syspath_prepend(str(FOLDER))
+    from shapes import scale
+    from shapes.counted import Bench
+    from shapes.fake import fake_gpu
+
+    patch.setattr(scale, "_RELEASED", scale._RELEASED | config)
+    return Bench(inside.enter_context(fake_gpu()), folder, scale.REAL, "fp8", layers=1)
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    with pytest.MonkeyPatch.context() as patch, ExitStack() as inside:
+        yield _made(inside, tmp_path_factory.mktemp("bench"), patch)
+        gc.collect()
+
+
+def _noted(gpu: Any) -> None:
+    for found in (gpu.reads, gpu.waits, gpu.strays):
+        found.clear()
+
+
+def _ran(bench: Any, jobs: list[Any], *also: str) -> None:
+    """The jobs through the engine's loop; what is read and waited for is once a job, or `also`."""
+    _noted(bench.gpu)
+    bench.model.has_vae = True
+    assert bench._run(jobs, Together(2, 2)) == {Drawn: len(jobs)}
+    assert bench.gpu.reads == {READS: len(jobs)}
+    assert set(bench.gpu.waits) == {WAITS, *also}
+    assert not bench.gpu.strays
+
+
+def test_a_distilled_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guidance and the next timestep are tokens, and there is no negative branch.
+
+    The first of all: one fake GPU is there at a time.
+    """
+    with ExitStack() as inside:
+        bench = _made(inside, tmp_path, monkeypatch, cfg_distilled=True, use_meanflow=True)
+        assert bench.load.layout.target.special_count == 3
+        _ran(bench, [bench.load.request(n, steps=2, guidance=2.5) for n in range(2)])
+        del bench
+        gc.collect()
+
+
+def test_groups_of_two_sizes_and_one_to_three_sources(bench: Any) -> None:
+    for size, images in ((SizeRequest(1024, 1024), ("a",)), (SizeRequest(768, 1280), ("b", "c"))):
+        jobs = [
+            replace(bench.load.request(n, steps=2, guidance=2.5), size=size, images=images)
+            for n in range(2)
+        ]
+        _ran(bench, jobs)
+    three = replace(bench.load.request(0, steps=2, guidance=1.0), images=("a", "b", "c"))
+    _ran(bench, [three])
+
+
+def test_a_picture_in_tiles(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench.model, "_tiled", TiledPicture(bench.network.vae))
+    # Tiles' fading is sent once for each shape, and kept.
+    _ran(bench, [bench.load.request(0, steps=2, guidance=2.5)], "parallel.blend.<genexpr>")
+
+
+def test_keys_and_values_go_to_main_memory_and_come_back(bench: Any) -> None:
+    """Nothing waits copy by copy, and what comes back is on the layers' devices."""
+    _noted(bench.gpu)
+    buffer = bench.network.new_buffer(100)
+    buffer.commit(80)
+    held = buffer.cut(0, 64)
+    before = bench.gpu.live
+    host = held.on_host()
+    size = held.nbytes
+    assert {rows.device.type for rows in (*host.keys, *host.values)} == {"cpu"}
+    del held
+    assert bench.gpu.live == before - size
+    back = host.on(bench.network.layer_devices)
+    assert bench.gpu.live == before
+    bench.network.new_buffer(100).extend(back)
+    assert not bench.gpu.waits
+    assert not bench.gpu.reads
+
+
+def _encoded_beside(bench: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    def encoded(_pixels: Any, digest: str) -> Any:
+        return bench.model.encoded(digest, bench.load)
+
+    monkeypatch.setattr(bench.model, "encode_source", encoded)
+    encoder = Sources(CacheConfig()).encoder(bench.model, "model")
+    image = SourceImage(np.zeros((8, 8, 3), dtype=np.uint8), digest="image", notes=())
+    _noted(bench.gpu)
+    encoder.ahead(image)
+    found, _ = encoder(image)
+    layout = bench.load.layout
+    buffer = bench.network.new_buffer(layout.live_stop)
+    bench.network.prefill(layout, layout.ids, [found.rows], buffer, layout.live_start)
+    return bench.gpu.strays
+
+
+def test_an_image_encoded_beside_is_kept_for_the_streams_that_read_it(
+    bench: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not _encoded_beside(bench, monkeypatch)
+    assert not bench.gpu.reads
+
+
+def test_memory_of_another_stream_would_be_found(
+    bench: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "_belongs_here", lambda encoded: None)
+    assert _encoded_beside(bench, monkeypatch)
+
+
+def test_one_stream_encodes_for_good() -> None:
+    """Each stream keeps the memory that it let go of."""
+    encoded = Sources(CacheConfig())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cuda, "Stream", _Stream)
+        patch.setattr(torch.cuda, "current_stream", _Stream)
+        first = encoded.beside(torch.device("cuda:0"))
+        encoded.clear()
+        assert encoded.beside(torch.device("cuda:0")) is first
+        assert encoded.beside(torch.device("cuda:1")) is not first
+
+
+class _Stream:
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def wait_stream(self, _other: Any) -> None:
+        """Nothing is queued."""

@@ -1,0 +1,79 @@
+"""Which kernels a GPU's layers get, by its compute capability; the GPU itself is a fake one."""
+
+import importlib.util
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from hyimg_cli.kernels import attention, formats
+from hyimg_cli.kernels.choice import ByRows, Experts, experts_of
+from hyimg_cli.kernels.formats import Format, empty_stack
+
+needs_triton = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="triton is not installed"
+)
+FAKE = torch.device("cuda:0")
+
+
+@pytest.fixture
+def fake() -> Iterator[None]:
+    with FakeTensorMode():
+        yield
+    formats._ON_DEVICE.clear()
+
+
+def _chosen(monkeypatch: pytest.MonkeyPatch, form: Format | None, capability: tuple[int, int]):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: capability)
+    if form is None:
+        return experts_of(*(torch.empty(2, n, 64, device=FAKE) for n in (128, 64)))
+    return experts_of(*(empty_stack(form, 2, n, 64, FAKE) for n in (128, 64)))
+
+
+def _names(chosen: Experts) -> tuple[str, ...]:
+    parts = (chosen.few, chosen.many) if isinstance(chosen, ByRows) else (chosen,)
+    return tuple(part.func.__name__ for part in parts)  # type: ignore[attr-defined]
+
+
+@needs_triton
+@pytest.mark.parametrize("capability", [(8, 0), (8, 9), (9, 0), (10, 0), (12, 0)])
+def test_fp8_rows_are_multiplied_where_torch_can(
+    fake: None, monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int]
+) -> None:
+    """torch has the grouped product of FP8 rows for 9.x alone; Triton reads e4m3 from 8.9 on."""
+    many = "scaled_experts" if capability == (9, 0) else "routed_experts"
+    few = () if capability == (8, 0) else ("decode_experts",)
+    assert _names(_chosen(monkeypatch, "fp8", capability)) == (*few, many)
+
+
+@needs_triton
+def test_dense_rows_take_the_same_way_on_every_gpu(
+    fake: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for capability in ((8, 0), (9, 0), (12, 0)):
+        names = _names(_chosen(monkeypatch, None, capability))
+        assert names == ("decode_experts", "routed_experts")
+
+
+def test_the_levels_of_nf4_are_copied_to_a_gpu_once(fake: None) -> None:
+    """A copy from the host would make every product wait for it."""
+    assert formats.levels_on(FAKE) is formats.levels_on(FAKE)
+    assert formats.levels_on(FAKE).device == FAKE
+
+
+@pytest.mark.parametrize("is_causal", [True, False])
+@pytest.mark.parametrize(("queries", "slots"), [(1, 1), (1, 9), (5, 5), (5, 23)])
+def test_a_single_query_goes_where_no_plan_is_made_for_its_length(
+    monkeypatch: pytest.MonkeyPatch, queries: int, slots: int, is_causal: bool
+) -> None:
+    """torch's lower-right bias is flash's own; what has none may be cuDNN's, a plan a length."""
+    told: list[tuple[int, int]] = []
+    real = attention.causal_lower_right
+    monkeypatch.setattr(
+        attention, "causal_lower_right", lambda *sizes: told.append(sizes) or real(*sizes)
+    )
+    q, keys, values = torch.randn(queries, 4, 8), *torch.randn(2, 2, slots, 8)
+    attention.fused_attention(q, keys, values, is_causal)
+    is_behind = queries < slots and (is_causal or queries == 1)
+    assert told == ([(queries, slots)] if is_behind else [])
