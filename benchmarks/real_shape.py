@@ -12,7 +12,7 @@ the runs below, plus a third of a millisecond a layer for the host where no grap
 
     imports, floors, the first compilation of every kernel     0.5 minutes, imports before the clock
     dense: 23 layers built (10 s) and measured                 1
-    FP8: 32 layers built (10 s; 75 GB drawn as float32)        1
+    FP8: 32 layers built (10 s; 77 GB in 8 bits)               1
     1 request: 50 steps 22 s, 8 steps 8 s, by graphs 7 s       0.6
     16 requests, 8 steps: 33 s of 70 are text, host-bound      1.2
     16 requests, 50 steps with CFG: 18 s each                  4.9, or as many steps as are left
