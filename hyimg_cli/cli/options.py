@@ -301,7 +301,7 @@ Shard = Annotated[
 AsJson = Annotated[
     bool, option("--json", panel=STYLE, help="Results as JSON lines on standard output.")
 ]
-Quiet = Annotated[bool, option("-q", "--quiet", panel=STYLE, help="Only errors.")]
+Quiet = Annotated[bool, option("-q", "--quiet", panel=STYLE, help="Only errors and failed jobs.")]
 Verbose = Annotated[int, option("-v", "--verbose", panel=STYLE, count=True, help="Say more.")]
 Progress = Annotated[
     str, option("--progress", panel=STYLE, help="auto (default), rich, plain or none.")

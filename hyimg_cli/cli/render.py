@@ -3,7 +3,7 @@
 import json
 import logging
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -39,6 +39,8 @@ from hyimg_cli.spec.events import (
 )
 
 PROGRESS = ("auto", "rich", "plain", "none")
+# Of one fault that many lines have, so many are named.
+PLACES = 10
 SUMMARY = (
     "done",
     "failed",
@@ -90,12 +92,28 @@ def table(content: Table) -> None:
 
 def error(fault: HyimgError) -> None:
     """An error as `error[code]: what / --> where / hint: …`; of several faults, each."""
-    for single in fault.faults if isinstance(fault, ManifestError) else ():
-        error(single)
+    if isinstance(fault, ManifestError):
+        errors(fault.faults)
+    _error(fault, (fault.where,))
+
+
+def errors(faults: Iterable[HyimgError]) -> None:
+    """Each fault, in order; one that many lines have is told once, with the first of its places."""
+    places: dict[tuple[str, str, str], list[HyimgError]] = {}
+    for fault in faults:
+        places.setdefault((fault.code, fault.what, fault.hint), []).append(fault)
+    for same in places.values():
+        _error(same[0], [one.where for one in same])
+
+
+def _error(fault: HyimgError, places: Sequence[str]) -> None:
     text = Text(f"error[{fault.code}]", style="bold red") + Text(f": {fault.what}", style="default")
     _stderr().print(text, soft_wrap=True)
-    if fault.where:
-        note(f"  --> {fault.where}")
+    for place in filter(None, places[:PLACES]):
+        note(f"  --> {place}")
+    if len(places) > PLACES:
+        rest = len(places) - PLACES
+        note(f"  --> and {rest} more; hyimg check --json names every one")
     if fault.hint:
         note(f"  hint: {fault.hint}")
 
