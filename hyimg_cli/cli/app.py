@@ -73,7 +73,9 @@ def run(arguments: Sequence[str]) -> int:
         render.error(error)
         return error.exit_code
     except typer.TyperException as error:
-        render.error(UsageError(error.format_message(), hint="hyimg --help lists what there is"))
+        context = getattr(error, "ctx", None)
+        words = context.command_path if context else "hyimg"
+        render.error(UsageError(error.format_message(), hint=f"{words} --help lists what there is"))
         return error.exit_code
     except Exception:
         render.internal_error(traceback.format_exc())

@@ -4,6 +4,7 @@ import json
 import logging
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -24,7 +25,7 @@ from rich.text import Text
 from hyimg_cli.batch.journal import outcome_to_json
 from hyimg_cli.cli.underway import PhaseLine, Underway
 from hyimg_cli.engine.runner import Summary, work_s
-from hyimg_cli.errors import HyimgError, Interrupted, ManifestError, UsageError
+from hyimg_cli.errors import HyimgError, Interrupted, ManifestError, StorageError, UsageError
 from hyimg_cli.spec.events import (
     Event,
     JobDone,
@@ -56,13 +57,22 @@ SUMMARY = (
 
 
 def line(text: str) -> None:
-    """One line of data, on stdout."""
-    print(text, flush=True)
+    """One line of data, on stdout.
+
+    Raises StorageError where it cannot be written; a reader that closed its pipe is typer's.
+    """
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise StorageError(f"standard output cannot be written: {error.strerror}") from error
 
 
 def note(text: str) -> None:
-    """One line for the reader, on stderr."""
-    print(text, file=sys.stderr, flush=True)
+    """One line for the reader, on stderr. A reader who is gone, or a full log, ends no run."""
+    with suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
 
 
 def printable(text: str) -> str:
