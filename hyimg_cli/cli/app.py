@@ -74,8 +74,10 @@ def run(arguments: Sequence[str]) -> int:
         return error.exit_code
     except typer.TyperException as error:
         context = getattr(error, "ctx", None)
-        words = context.command_path if context else "hyimg"
-        render.error(UsageError(error.format_message(), hint=f"{words} --help lists what there is"))
+        command = context.command_path if context else "hyimg"
+        render.error(
+            UsageError(error.format_message(), hint=f"{command} --help lists what there is")
+        )
         return error.exit_code
     except Exception:
         render.internal_error(traceback.format_exc())
