@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, TypeAlias
 
 from rich.console import Console
 from rich.measure import Measurement
@@ -32,6 +32,7 @@ from hyimg_cli.spec.events import (
     JobFailed,
     JobStarted,
     ModelLoaded,
+    ModelLoading,
     ModelReleased,
     Outcome,
     Prewarmed,
@@ -266,7 +267,9 @@ def _view(style: Style, total: int) -> View:
     return PlainView(total)
 
 
-_READINESS = ModelLoaded | ModelReleased | Prewarmed | PromptsReady | ReplicaDied
+Readiness: TypeAlias = (
+    ModelLoading | ModelLoaded | ModelReleased | Prewarmed | PromptsReady | ReplicaDied
+)
 
 
 class FailureView:
@@ -291,7 +294,7 @@ class PlainView(FailureView):
         self._count = 0
 
     def show(self, event: Event) -> None:
-        if isinstance(event, _READINESS):
+        if isinstance(event, Readiness):
             note(_ready(event))
         elif isinstance(event, JobDone | JobFailed):
             self._count += 1
@@ -329,7 +332,7 @@ class RichView:
 
     def show(self, event: Event) -> None:
         self._underway.add(event)
-        if isinstance(event, _READINESS):
+        if isinstance(event, Readiness):
             self._print(_ready(event))
         elif isinstance(event, JobDone | JobFailed):
             self._finished += 1
@@ -364,14 +367,16 @@ class RichView:
         self._progress.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
-def _ready(event: ModelLoaded | ModelReleased | Prewarmed | PromptsReady | ReplicaDied) -> str:
+def _ready(event: Readiness) -> str:
     """What a session, or one of several replicas, has to say beside its jobs."""
     who = "" if event.replica is None else f"replica {event.replica}: "
     return who + _readiness(event)
 
 
-def _readiness(event: ModelLoaded | ModelReleased | Prewarmed | PromptsReady | ReplicaDied) -> str:
+def _readiness(event: Readiness) -> str:
     match event:
+        case ModelLoading():
+            return f"loading {event.model}"
         case ReplicaDied():
             again = "a new one starts in its place" if event.starts_again else "it is given up"
             return f"died ({event.why}), jobs it was at: {event.jobs}; {again}"
