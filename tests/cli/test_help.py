@@ -59,3 +59,17 @@ def test_the_list_of_commands_tells_each_in_a_whole_sentence(run_cli: Callable[.
     listed = run_cli("--help").out.partition("Commands:")[2]
     assert "..." not in listed
     assert "  generate  Make the pictures and videos of a manifest.\n" in listed
+
+
+def test_a_shell_completes_flags(
+    run_cli: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("_HYIMG_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", "hyimg generate --num")
+    monkeypatch.setenv("COMP_CWORD", "2")
+    with pytest.raises(SystemExit) as ended:
+        run_cli()
+    assert not ended.value.code
+    assert capsys.readouterr().out.split() == ["--num-inference-steps", "--num-frames"]
