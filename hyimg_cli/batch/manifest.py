@@ -185,7 +185,10 @@ def _id_stem(stem: str) -> str:
     return clean[:_STEM_LENGTH] or "manifest"
 
 
-def _bytes_of(stream: TextIO) -> bytes:
+def _bytes_of(stream: TextIO | None) -> bytes:
+    if stream is None:  # the process was started without one
+        hint = "send the lines through a pipe, or name a file"
+        raise fault("missing", "there is no standard input", where="stdin", hint=hint)
     buffer = getattr(stream, "buffer", None)
     return bytes(buffer.read()) if buffer else stream.read().encode("utf-8", "surrogatepass")
 

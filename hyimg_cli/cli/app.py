@@ -1,6 +1,5 @@
 """The `hyimg` command: its subcommands, and the one place where errors become exit codes."""
 
-import inspect
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -8,6 +7,7 @@ from collections.abc import Callable, Sequence
 import typer
 
 from hyimg_cli import __version__
+from hyimg_cli.cli import help as pages
 from hyimg_cli.cli import later, render
 from hyimg_cli.cli.bench import bench
 from hyimg_cli.cli.cache import cache
@@ -35,9 +35,10 @@ COMMANDS: dict[str, Callable[..., None]] = {
 
 app = typer.Typer(
     name="hyimg",
-    add_completion=False,
+    add_completion=True,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": pages.WIDEST},
     help="Make pictures and videos in batches: a manifest of jobs goes in, files come out.",
     epilog="Exit codes: 0 all done, 1 some job failed or a gate of bench, eval or replay, 2 usage "
     "or manifest, 3 machine, 101 internal error, 130/143 interrupted (run the same command again "
@@ -45,14 +46,10 @@ app = typer.Typer(
 )
 
 
-def _prose(docstring: str | None) -> str:
-    """A command's help: a line for each paragraph, for the terminal to break where it ends."""
-    paragraphs = inspect.cleandoc(docstring or "").split("\n\n")
-    return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
-
-
 for _name, _command in COMMANDS.items():
-    app.command(_name, help=_prose(_command.__doc__))(_command)
+    _text = pages.prose(_command.__doc__)
+    _short = pages.first_sentence(_text)
+    app.command(_name, cls=pages.Command, help=_text, short_help=_short)(_command)
 app.add_typer(cache, name="cache")
 
 
@@ -76,7 +73,11 @@ def run(arguments: Sequence[str]) -> int:
         render.error(error)
         return error.exit_code
     except typer.TyperException as error:
-        render.error(UsageError(error.format_message(), hint="hyimg --help lists what there is"))
+        context = getattr(error, "ctx", None)
+        command = context.command_path if context else "hyimg"
+        render.error(
+            UsageError(error.format_message(), hint=f"{command} --help lists what there is")
+        )
         return error.exit_code
     except Exception:
         render.internal_error(traceback.format_exc())

@@ -32,7 +32,13 @@ Jobs = Annotated[
 ]
 Out = Annotated[
     Path | None,
-    typer.Option("-o", "--output-dir", help="Where results go. Default: runs/bench-NAME."),
+    typer.Option(
+        "-o",
+        "--output-dir",
+        parser=o.folder,
+        metavar="<path>",
+        help="Where results go. Default: runs/bench-NAME.",
+    ),
 ]
 Steps = Annotated[str | None, typer.Option("--steps", help="Denoise steps to time, as 1,8,50.")]
 Repeats = Annotated[

@@ -34,11 +34,11 @@ def check(ctx: typer.Context) -> None:
 
 def _show(faults: Sequence[HyimgError], style: render.Style) -> None:
     """Each fault: on stdout as JSON, or on stderr as a message."""
+    if not style.as_json:
+        render.errors(faults)
+        return
     for fault in faults:
-        if style.as_json:
-            render.json_line({"fault": render.fault_as_json(fault)})
-        else:
-            render.error(fault)
+        render.json_line({"fault": render.fault_as_json(fault)})
 
 
 def _close(job_count: int, fault_count: int, style: render.Style) -> None:
@@ -46,4 +46,8 @@ def _close(job_count: int, fault_count: int, style: render.Style) -> None:
     if style.as_json:
         render.json_line({"summary": {"jobs": job_count, "faults": fault_count}})
     elif not style.is_quiet:
-        render.note(f"{job_count} good jobs, {fault_count} faults")
+        jobs, faults = (
+            f"{count} {noun}{'' if count == 1 else 's'}"
+            for count, noun in ((job_count, "job"), (fault_count, "fault"))
+        )
+        render.note(f"{jobs}, {faults}")

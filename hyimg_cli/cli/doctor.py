@@ -21,7 +21,14 @@ WithRanks = Annotated[
 ]
 RunsDir = Annotated[
     Path | None,
-    o.option("-o", "--output-dir", panel=o.RUN, help="Folder runs will write to. Default: runs."),
+    o.option(
+        "-o",
+        "--output-dir",
+        panel=o.RUN,
+        parser=o.folder,
+        metavar="<path>",
+        help="Folder runs will write to. Default: runs.",
+    ),
 ]
 
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from hyimg_cli.cli.options import MODEL, RUN, option
+from hyimg_cli.cli.options import MODEL, RUN, folder, option
 
 _REPLAY = "What is replayed"
 
@@ -19,7 +19,14 @@ ReplayedFile = Annotated[
 ]
 ReplayDir = Annotated[
     Path | None,
-    option("-o", "--output-dir", panel=RUN, help="Result folder. Default: runs/replay-<id>."),
+    option(
+        "-o",
+        "--output-dir",
+        panel=RUN,
+        parser=folder,
+        metavar="<path>",
+        help="Result folder. Default: runs/replay-<id>.",
+    ),
 ]
 ImagesFrom = Annotated[
     Path | None,

@@ -31,6 +31,13 @@ def option(*names: str, panel: str, help: str, **more: Any) -> Any:
     return typer.Option(*names, help=help, rich_help_panel=panel, show_default=False, **more)
 
 
+def folder(text: str) -> Path:
+    """The folder that a flag names; an empty name, as of an unset variable, is not this one."""
+    if not text:
+        raise typer.BadParameter("an empty name; for this folder give .")
+    return Path(text)
+
+
 ManifestPath = Annotated[
     str,
     typer.Argument(
@@ -43,7 +50,14 @@ ManifestPath = Annotated[
 Recipe = Annotated[Path | None, option("--recipe", panel=RUN, help="Settings from a TOML file.")]
 OutputDir = Annotated[
     Path | None,
-    option("-o", "--output-dir", panel=RUN, help="Folder for results. Default: runs/<manifest>."),
+    option(
+        "-o",
+        "--output-dir",
+        panel=RUN,
+        parser=folder,
+        metavar="<path>",
+        help="Folder for results. Default: runs/<manifest>.",
+    ),
 ]
 Resume = Annotated[
     bool,
@@ -301,7 +315,7 @@ Shard = Annotated[
 AsJson = Annotated[
     bool, option("--json", panel=STYLE, help="Results as JSON lines on standard output.")
 ]
-Quiet = Annotated[bool, option("-q", "--quiet", panel=STYLE, help="Only errors.")]
+Quiet = Annotated[bool, option("-q", "--quiet", panel=STYLE, help="Only errors and failed jobs.")]
 Verbose = Annotated[int, option("-v", "--verbose", panel=STYLE, count=True, help="Say more.")]
 Progress = Annotated[
     str, option("--progress", panel=STYLE, help="auto (default), rich, plain or none.")

@@ -159,7 +159,8 @@ def _lines(
         yield "all pictures:"
         yield from _cost_lines(costs.total)
         yield f"  shared between jobs: {bytes_text(costs.shared_kv_bytes)} of KV"
-        yield f"  estimated: what depends on written text, taken to be {think} tokens a job"
+        length = f"{think} tokens a job, or its max_new_tokens"
+        yield f"  estimated: what depends on written text, taken to be {length}"
 
 
 def _video_lines(video: VideoForecast) -> Iterator[str]:

@@ -3,10 +3,11 @@
 import json
 import logging
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, TypeAlias
 
 from rich.console import Console
 from rich.measure import Measurement
@@ -24,13 +25,14 @@ from rich.text import Text
 from hyimg_cli.batch.journal import outcome_to_json
 from hyimg_cli.cli.underway import PhaseLine, Underway
 from hyimg_cli.engine.runner import Summary, work_s
-from hyimg_cli.errors import HyimgError, Interrupted, ManifestError, UsageError
+from hyimg_cli.errors import HyimgError, Interrupted, ManifestError, StorageError, UsageError
 from hyimg_cli.spec.events import (
     Event,
     JobDone,
     JobFailed,
     JobStarted,
     ModelLoaded,
+    ModelLoading,
     ModelReleased,
     Outcome,
     Prewarmed,
@@ -39,6 +41,8 @@ from hyimg_cli.spec.events import (
 )
 
 PROGRESS = ("auto", "rich", "plain", "none")
+# Of one fault that many lines have, so many are named.
+PLACES = 10
 SUMMARY = (
     "done",
     "failed",
@@ -54,13 +58,22 @@ SUMMARY = (
 
 
 def line(text: str) -> None:
-    """One line of data, on stdout."""
-    print(text, flush=True)
+    """One line of data, on stdout.
+
+    Raises StorageError where it cannot be written; a reader that closed its pipe is typer's.
+    """
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise StorageError(f"standard output cannot be written: {error.strerror}") from error
 
 
 def note(text: str) -> None:
-    """One line for the reader, on stderr."""
-    print(text, file=sys.stderr, flush=True)
+    """One line for the reader, on stderr. A reader who is gone, or a full log, ends no run."""
+    with suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
 
 
 def printable(text: str) -> str:
@@ -90,12 +103,28 @@ def table(content: Table) -> None:
 
 def error(fault: HyimgError) -> None:
     """An error as `error[code]: what / --> where / hint: …`; of several faults, each."""
-    for single in fault.faults if isinstance(fault, ManifestError) else ():
-        error(single)
+    if isinstance(fault, ManifestError):
+        errors(fault.faults)
+    _error(fault, (fault.where,))
+
+
+def errors(faults: Iterable[HyimgError]) -> None:
+    """Each fault, in order; one that many lines have is told once, with the first of its places."""
+    places: dict[tuple[str, str, str], list[HyimgError]] = {}
+    for fault in faults:
+        places.setdefault((fault.code, fault.what, fault.hint), []).append(fault)
+    for same in places.values():
+        _error(same[0], [one.where for one in same])
+
+
+def _error(fault: HyimgError, places: Sequence[str]) -> None:
     text = Text(f"error[{fault.code}]", style="bold red") + Text(f": {fault.what}", style="default")
     _stderr().print(text, soft_wrap=True)
-    if fault.where:
-        note(f"  --> {fault.where}")
+    for place in filter(None, places[:PLACES]):
+        note(f"  --> {place}")
+    if len(places) > PLACES:
+        rest = len(places) - PLACES
+        note(f"  --> and {rest} more; hyimg check --json names every one")
     if fault.hint:
         note(f"  hint: {fault.hint}")
 
@@ -238,7 +267,9 @@ def _view(style: Style, total: int) -> View:
     return PlainView(total)
 
 
-_READINESS = ModelLoaded | ModelReleased | Prewarmed | PromptsReady | ReplicaDied
+Readiness: TypeAlias = (
+    ModelLoading | ModelLoaded | ModelReleased | Prewarmed | PromptsReady | ReplicaDied
+)
 
 
 class FailureView:
@@ -263,7 +294,7 @@ class PlainView(FailureView):
         self._count = 0
 
     def show(self, event: Event) -> None:
-        if isinstance(event, _READINESS):
+        if isinstance(event, Readiness):
             note(_ready(event))
         elif isinstance(event, JobDone | JobFailed):
             self._count += 1
@@ -301,7 +332,7 @@ class RichView:
 
     def show(self, event: Event) -> None:
         self._underway.add(event)
-        if isinstance(event, _READINESS):
+        if isinstance(event, Readiness):
             self._print(_ready(event))
         elif isinstance(event, JobDone | JobFailed):
             self._finished += 1
@@ -336,14 +367,16 @@ class RichView:
         self._progress.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
-def _ready(event: ModelLoaded | ModelReleased | Prewarmed | PromptsReady | ReplicaDied) -> str:
+def _ready(event: Readiness) -> str:
     """What a session, or one of several replicas, has to say beside its jobs."""
     who = "" if event.replica is None else f"replica {event.replica}: "
     return who + _readiness(event)
 
 
-def _readiness(event: ModelLoaded | ModelReleased | Prewarmed | PromptsReady | ReplicaDied) -> str:
+def _readiness(event: Readiness) -> str:
     match event:
+        case ModelLoading():
+            return f"loading {event.model}"
         case ReplicaDied():
             again = "a new one starts in its place" if event.starts_again else "it is given up"
             return f"died ({event.why}), jobs it was at: {event.jobs}; {again}"

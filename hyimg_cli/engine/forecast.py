@@ -119,8 +119,9 @@ class Forecast:
         digests = [source_digest(path) for path in job.images]
         if job.infer_align_image_size:
             digests = [stretched_digest(name) for name in digests]
+        think = min(self._assumed_think, job.text.max_new_tokens)
         tokens = registry.job_tokens(
-            job, sizes, assumed_think=self._assumed_think, revision=self._config.model.revision
+            job, sizes, assumed_think=think, revision=self._config.model.revision
         )
         tokens = replace(tokens, image_encodes=self._encodes(job.model, digests))
         return self._shared(job, tokens, sizes, digests)

@@ -29,6 +29,7 @@ from hyimg_cli.spec.events import (
     JobFailed,
     JobStarted,
     ModelLoaded,
+    ModelLoading,
     ModelReleased,
     Outcome,
     Prewarmed,
@@ -90,7 +91,15 @@ class PreparedRun:
 
 
 # What makes ready for jobs, or tells of something else than jobs.
-_OTHER = ModelLoaded | ModelReleased | PromptEmbedded | PromptsReady | Prewarmed | ReplicaDied
+_OTHER = (
+    ModelLoading
+    | ModelLoaded
+    | ModelReleased
+    | PromptEmbedded
+    | PromptsReady
+    | Prewarmed
+    | ReplicaDied
+)
 
 
 @dataclass

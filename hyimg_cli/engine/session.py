@@ -29,6 +29,7 @@ from hyimg_cli.spec.events import (
     JobDone,
     JobFailed,
     ModelLoaded,
+    ModelLoading,
     ModelReleased,
     Outcome,
     OutputFile,
@@ -129,6 +130,8 @@ class Session:
         if crew.model != group.model and other.model is not None:
             yield from self._make_room(other, crew.weight_bytes(group.model))
         beside = () if other.model is None else (other.model,)
+        if crew.model != group.model:
+            yield ModelLoading(group.model)
         for event in crew.use(group.model, plan.jobs_of_model(group.model)):
             yield replace(event, beside=beside) if isinstance(event, ModelLoaded) else event
         yield from crew.prepared(group.jobs)

@@ -167,7 +167,7 @@ def _check_file(path: Path, mode: int, size: int) -> None:
     if not stat.S_ISREG(mode):
         raise _fault("not-an-image", "this is not a regular file", path)
     if size == 0:
-        raise _fault("empty", "the file is empty", path)
+        raise _fault("empty", "the file is empty", path, "copy or save it again")
     if size > MAX_SOURCE_BYTES:
         what = f"the file has {size:,} bytes; up to {MAX_SOURCE_BYTES:,} are read"
         raise _fault("too-large", what, path)

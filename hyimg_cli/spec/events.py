@@ -150,6 +150,14 @@ class Outcome:
 
 
 @dataclass(frozen=True)
+class ModelLoading:
+    """A model's weights are about to be read, which may take minutes."""
+
+    model: str
+    replica: int | None = None
+
+
+@dataclass(frozen=True)
 class ModelLoaded:
     """A model is ready: seconds it took, where it lives, its parameters; `beside` it others stay
     loaded. `ranks`: processes that work with it. `replica`, here and below: the one of several
@@ -279,7 +287,8 @@ class JobFailed:
 # What a job tells of itself between its start and its end.
 Progress = JobStarted | PhaseStarted | ThinkToken | DenoiseStep
 Event = (
-    ModelLoaded
+    ModelLoading
+    | ModelLoaded
     | ModelReleased
     | PromptEmbedded
     | PromptsReady

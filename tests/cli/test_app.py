@@ -1,5 +1,8 @@
 """Exit codes, names of later versions, and the one place where errors become messages."""
 
+import errno
+import io
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -55,6 +58,11 @@ def test_the_version_is_the_packages(run_cli: Callable[..., Any]) -> None:
         ["generate", "no-such-manifest"],
         ["generate", "missing.jsonl"],
         ["generate", "quickstart", "--recipe", "missing.toml"],
+        ["generate", "quickstart", "-o", ""],
+        ["plan", "quickstart", "--output-dir="],
+        ["replay", "picture.png", "-o", ""],
+        ["doctor", "-o", ""],
+        ["bench", "--compare", "kv-reuse", "-o", ""],
     ],
 )
 def test_wrong_usage_exits_2_and_writes_nothing(
@@ -151,6 +159,75 @@ def test_light_commands_import_no_torch(arguments: list[str], tmp_path: Any) -> 
     )
     assert done.returncode == 0, done.stderr
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["nope"], "hint: hyimg --help "),
+        (["generate", "quickstart", "--no-such-flag"], "hint: hyimg generate --help "),
+        (["cache", "clear", "--limit", "1"], "hint: hyimg cache clear --help "),
+    ],
+)
+def test_wrong_usage_names_the_help_of_its_command(
+    run_cli: Callable[..., Any], arguments: list[str], hint: str
+) -> None:
+    assert hint in run_cli(*arguments).err
+
+
+class Full(io.StringIO):
+    """A file on a disk that is full."""
+
+    def write(self, text: str) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_full_standard_output_is_no_mistake_of_ours(
+    run_cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdout", Full())
+    ran = run_cli("plan", "quickstart")
+    assert ran.code == 3
+    assert ran.err == "error[storage]: standard output cannot be written: No space left on device\n"
+
+
+def test_a_run_goes_on_without_its_log(
+    run_cli: Callable[..., Any],
+    write_manifest: Callable[..., Any],
+    fake_session: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    manifest = write_manifest({"prompt": "a"}, {"prompt": "fail"}, {"prompt": "c"})
+    monkeypatch.setattr(sys, "stderr", Full())
+    ran = run_cli("generate", manifest, "--json")
+    assert ran.code == 1
+    assert ran.json_lines[-1]["summary"]["done"] == 2
+
+
+def test_a_process_without_standard_input_says_so(
+    run_cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("io.StringIO", lambda _: None)  # what run_cli makes of stdin
+    ran = run_cli("check", "-")
+    assert ran.code == 2
+    assert "error[manifest.missing]: there is no standard input" in ran.err
+
+
+def test_an_interrupt_while_modules_load_leaves_no_traceback() -> None:
+    code = (
+        "import os, signal, sys\n"
+        "class Interrupting:\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        "        if name == 'hyimg_cli.cli.app':\n"
+        "            os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Interrupting())\n"
+        "from hyimg_cli.__main__ import main\n"
+        "main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "--version"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
 
 
 def test_python_m_is_the_same_command(tmp_path: Any) -> None:

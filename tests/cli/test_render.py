@@ -14,6 +14,7 @@ from hyimg_cli.spec.events import (
     JobFailed,
     JobStarted,
     ModelLoaded,
+    ModelLoading,
     Outcome,
     PhaseStarted,
     Prewarmed,
@@ -84,6 +85,8 @@ def test_a_job_that_ends_without_a_start_or_starts_again_leaves_nothing() -> Non
 
 @pytest.mark.parametrize("view", [render.PlainView(2), render.RichView(2)])
 def test_what_was_made_ready_is_told(view: render.View, capsys: pytest.CaptureFixture[str]) -> None:
+    view.show(ModelLoading("tiny"))
+    assert "loading tiny\n" in capsys.readouterr().err
     view.show(ModelLoaded("tiny", 0.5, "cpu", "float32", 1000))
     view.show(Prewarmed(3, 1.25))
     err = capsys.readouterr().err

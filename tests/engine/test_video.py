@@ -34,6 +34,7 @@ from hyimg_cli.spec.events import (
     JobDone,
     JobFailed,
     ModelLoaded,
+    ModelLoading,
     ModelReleased,
     Outcome,
     Prewarmed,
@@ -518,6 +519,9 @@ def test_pictures_and_videos_in_one_run(
         assert (loaded, released) == ({"tiny-video": (), "tiny-image": ("tiny-video",)}, [])
     else:
         assert (loaded, released) == ({"tiny-video": (), "tiny-image": ()}, ["tiny-video"])
+    readiness = [event for event in events if isinstance(event, ModelLoading | ModelLoaded)]
+    assert [type(event) for event in readiness] == [ModelLoading, ModelLoaded] * 2
+    assert [event.model for event in readiness[::2]] == [event.model for event in readiness[1::2]]
     # Each crew's own counters.
     assert "source_images" in outcomes["picture"].cache
     assert "encoder_runs" not in outcomes["picture"].cache
@@ -529,7 +533,9 @@ def test_a_session_keeps_its_model_for_the_next_plan(studios: Studios, tmp_path:
     run([video_job()], tmp_path / "a", session=session)
     events, _ = run([video_job("other", seed=1)], tmp_path / "b", session=session)
     assert len(studios.models) == 1
-    assert not [event for event in events if isinstance(event, ModelLoaded | PromptsReady)]
+    assert not [
+        event for event in events if isinstance(event, ModelLoading | ModelLoaded | PromptsReady)
+    ]
 
 
 def test_pieces_of_a_plan_embed_all_of_its_prompts_with_the_first(

@@ -11,6 +11,7 @@ from hyimg_cli.spec.events import (
     JobDone,
     JobFailed,
     ModelLoaded,
+    ModelLoading,
     ModelReleased,
     Outcome,
     Prewarmed,
@@ -24,7 +25,7 @@ Deaths = Mapping[str, Sequence[str]]
 def marked(event: Event, number: int, deaths: Deaths) -> Event:
     """The event as one of replica `number`."""
     match event:
-        case ModelLoaded() | ModelReleased() | Prewarmed() | PromptsReady():
+        case ModelLoading() | ModelLoaded() | ModelReleased() | Prewarmed() | PromptsReady():
             return replace(event, replica=number)
         case JobDone():
             return JobDone(again(event.outcome, number, deaths))

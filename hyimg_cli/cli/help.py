@@ -1,0 +1,46 @@
+"""How a help page looks: plain lines that break where the terminal ends, options by panel.
+
+Typer's boxes put every option into columns and cut a long name off where these do not fit; here a
+name that is too long for its column has a line of its own.
+"""
+
+import inspect
+from typing import Any, TypeAlias
+
+from typer.core import TyperArgument, TyperCommand, TyperOption
+
+# Lines end where the terminal does, however wide it is.
+WIDEST = 10_000
+_OPTIONS = "Options"
+_Rows: TypeAlias = list[tuple[str, str]]
+
+
+class Command(TyperCommand):
+    """A command whose help lists the options of each panel under its name."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        arguments: _Rows = []
+        panels: dict[str, _Rows] = {}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is None:
+                continue
+            if isinstance(parameter, TyperOption):
+                panels.setdefault(parameter.rich_help_panel or _OPTIONS, []).append(record)
+            elif isinstance(parameter, TyperArgument):
+                arguments.append((parameter.metavar or parameter.name or "", record[1]))
+        for name, rows in {"Arguments": arguments, **panels}.items():
+            if rows:
+                with formatter.section(name):
+                    formatter.write_dl(rows)
+
+
+def prose(docstring: str | None) -> str:
+    """A command's help: a line for each paragraph, for the terminal to break where it ends."""
+    paragraphs = inspect.cleandoc(docstring or "").split("\n\n")
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+
+
+def first_sentence(text: str) -> str:
+    """What a list of commands says of one."""
+    return text.split("\n\n")[0].split(". ")[0].rstrip(".") + "."
