@@ -22,11 +22,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 from triton.runtime.jit import JITFunction
 
-from hyimg_cli.kernels import attention, decode
+from hyimg_cli.kernels import attention, formats
 from hyimg_cli.parallel import blend
 
 _OPS = torch.ops.aten
-_KEPT = (blend._weights.cache_clear, decode._LEVELS.clear)
+_KEPT = (blend._weights.cache_clear, formats._ON.clear)
 _HOPPER = (9, 0)
 
 

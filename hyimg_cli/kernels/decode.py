@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hyimg_cli.kernels.formats import BLOCK, LEVELS, Fp8Rows, Nf4Blocks, Stack
+from hyimg_cli.kernels.formats import BLOCK, Fp8Rows, Nf4Blocks, Stack, levels_on
 
 _ROWS, _COLUMNS = 16, 256
 _DENSE, _FP8, _NF4 = 0, 1, 2
@@ -60,19 +60,9 @@ def _held(stack: Stack) -> tuple[int, Tensor, Tensor, Tensor]:
         case Fp8Rows():
             return _FP8, stack.values_EOI, stack.scale_EO, stack.scale_EO
         case Nf4Blocks():
-            return _NF4, stack.packed_EH, stack.absmax_EB, _levels(stack.device)
+            return _NF4, stack.packed_EH, stack.absmax_EB, levels_on(stack.device)
         case _:
             return _DENSE, stack, stack, stack
-
-
-_LEVELS: dict[torch.device, Tensor] = {}
-
-
-def _levels(device: torch.device) -> Tensor:
-    """The sixteen levels on a device, copied there once: a copy would make a decode step wait."""
-    if device not in _LEVELS:
-        _LEVELS[device] = torch.tensor(LEVELS, device=device)
-    return _LEVELS[device]
 
 
 @triton.jit  # type: ignore[untyped-decorator]

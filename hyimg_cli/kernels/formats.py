@@ -190,6 +190,16 @@ def dequantize_nf4(packed: Tensor, absmax: Tensor, dtype: torch.dtype) -> Tensor
     return blocks.to(dtype).flatten()
 
 
+_ON: dict[torch.device, Tensor] = {}
+
+
+def levels_on(device: torch.device) -> Tensor:
+    """The sixteen levels on a device, copied there once: a copy would make a step wait."""
+    if device not in _ON:
+        _ON[device] = torch.tensor(LEVELS, device=device)
+    return _ON[device]
+
+
 def by_bitsandbytes(stack: Nf4Blocks, dtype: torch.dtype) -> Tensor:
     """All matrices [E, O, I], made dense by bitsandbytes' kernel."""
     # Looked for when the model is built; here it is known to be there.
@@ -199,7 +209,7 @@ def by_bitsandbytes(stack: Nf4Blocks, dtype: torch.dtype) -> Tensor:
         absmax=stack.absmax_EB.flatten(),
         # A block a row: its kernel for CPUs begins a block anew with each.
         shape=torch.Size((stack.absmax_EB.numel(), BLOCK)),
-        code=torch.tensor(LEVELS, device=stack.device),
+        code=levels_on(stack.device),
         blocksize=BLOCK,
         quant_type="nf4",
         dtype=dtype,

@@ -196,7 +196,7 @@ def test_recorded_settings_are_set_again(described: Describe) -> None:
         "kv_reuse": True,
         "vae_use_tiling": False,
         "quantization": "none",
-        "decode_graphs": False,
+        "decode_graphs": "off",
         "batch_invariant": True,
         "tensor_parallel_size": 1,
     }
@@ -208,7 +208,7 @@ def test_recorded_settings_are_set_again(described: Describe) -> None:
         "kv_reuse": False,
         "vae_use_tiling": True,
         "quantization": "fp8",
-        "decode_graphs": False,
+        "decode_graphs": "off",
         "batch_invariant": False,
         "tensor_parallel_size": 4,
     }
