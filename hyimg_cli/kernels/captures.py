@@ -11,6 +11,7 @@ The rules are those of torch 2.11 (`torch.cuda.graph`, "CUDA semantics: CUDA Gra
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from typing import Any
 
 import torch
@@ -31,9 +32,7 @@ class GpuCapture:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._pool: Any = torch.cuda.graph_pool_handle()
-        # torch hands out the same few streams of a priority in turn: another thread's work on this
-        # very stream would be captured. Nobody here asks for this priority.
-        self._stream = torch.cuda.Stream(device, priority=-1)
+        self._stream = _own_stream(device)
 
     def __call__(self, compute: Callable[[], Tensor]) -> Replay:
         with torch.cuda.device(self._device), torch.no_grad():
@@ -77,6 +76,16 @@ class GpuCapture:
             # Raised where all is well: nothing is being allocated to the pool.
             with suppress(RuntimeError):
                 end(torch.cuda.current_device(), self._pool)
+
+
+@cache
+def _own_stream(device: torch.device) -> torch.cuda.Stream:
+    """The stream of all captures on a device: libraries keep a workspace for each stream for ever.
+
+    torch hands out the same few streams of a priority in turn, and another thread's work on this
+    very one would be captured. Nobody here asks for this priority.
+    """
+    return torch.cuda.Stream(device, priority=-1)
 
 
 @contextmanager
