@@ -267,14 +267,14 @@ def _trial(network: HunyuanImage3ForCausalMM, count: int) -> list[Run]:
 def _traces(run: Replay, runs: Sequence[Run]) -> tuple[Tensor, Tensor, Tensor]:
     """Hidden rows of a run over buffers of known contents, and the keys and values it put there."""
     buffers = [buffer for _, buffer in runs]
+    first = buffers[0].keys_HSD[0]
+    known_HSD = torch.linspace(-1, 1, first.numel(), device=first.device).view_as(first)
     for row, buffer in enumerate(buffers, 1):
-        for rows_HSD in (*buffer.keys_HSD, *buffer.values_HSD):
-            # Other numbers in every slot and for every row; none where the new token goes.
-            known = (
-                torch.linspace(-1, 1, rows_HSD.numel(), device=rows_HSD.device) * row / len(runs)
-            )
-            rows_HSD.copy_(known.view_as(rows_HSD))
-            rows_HSD[:, buffer.length :] = torch.nan
+        # Other numbers for every row, slot and layer; none where the new token goes.
+        own_HSD = known_HSD * row / len(runs)
+        own_HSD[:, buffer.length :] = torch.nan
+        for number, rows_HSD in enumerate((*buffer.keys_HSD, *buffer.values_HSD), 1):
+            torch.mul(own_HSD, 1 / number, out=rows_HSD)
     hidden_RM = run().clone()
     keys, values = (
         torch.stack([rows_HSD for buffer in buffers for rows_HSD in side(buffer)])
