@@ -22,7 +22,6 @@ from hyimg_cli.kv.tree import KVTree
 from hyimg_cli.models.hunyuan_image3.family import HunyuanImage3
 from hyimg_cli.spec.job import ImageJob
 from hyimg_cli.spec.run import BatchConfig, ModelChoice, OutputConfig, ReuseConfig, RunConfig
-from shapes.rows import graphs_of
 from shapes.scale import Workload, source
 from shapes.timing import Deadline
 
@@ -31,19 +30,19 @@ from shapes.timing import Deadline
 class Requests:
     """So many requests, with so many denoise steps each, with guidance or without.
 
-    `uses_graphs`: text is decoded by CUDA graphs, which the command does when asked alone.
+    `uses_graphs`: text is decoded by CUDA graphs, as the command does by default.
     """
 
     count: int
     steps: int
     guidance: float
-    uses_graphs: bool = False
+    uses_graphs: bool = True
 
     @property
     def name(self) -> str:
         plural = "s" * (self.count > 1)
         cfg = "CFG" if self.guidance > 1 else "no CFG"
-        graphs = ", graphs" if self.uses_graphs else ""
+        graphs = "" if self.uses_graphs else ", no graphs"
         return f"{self.count} request{plural}, {self.steps} steps, {cfg}{graphs}"
 
 
@@ -52,7 +51,8 @@ class Served:
     """What became of them. `is_cut`: time ran out, and seconds are of a part alone.
 
     `phases_s`: median over the finished requests; a group's time stands in each of them.
-    `planned_bytes` and `peak_bytes` are of one and the same run; None without a GPU.
+    `notes`: what the requests' lines would warn of. `planned_bytes` and `peak_bytes` are of one and
+    the same run; None without a GPU.
     """
 
     name: str
@@ -68,6 +68,7 @@ class Served:
     events: dict[str, int]
     phases_s: dict[str, float]
     prefix: tuple[int, ...]
+    notes: tuple[str, ...]
     planned_bytes: int
     peak_bytes: int | None
 
@@ -75,19 +76,18 @@ class Served:
 def serve(
     requests: Requests, model: HunyuanImage3, load: Workload, form: str, deadline: Deadline
 ) -> Served:
-    """Run them until they are done, or time is up."""
+    """Run them until they are done, or time is up; graphs are captured before that."""
     jobs = [
         load.request(n, steps=requests.steps, guidance=requests.guidance)
         for n in range(requests.count)
     ]
     device = model.layer_devices[0]
-    if requests.uses_graphs:
-        model = HunyuanImage3(model.network, load.prompter, feed=graphs_of(model.network))
     if device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
-    config = _config(jobs, model, load, form, uses_graphs=requests.uses_graphs)
+    config = _config(jobs, model, load, form)
     together = batch_sizes(jobs, model, config)
+    model.prepare_decode(min(together.thinking, len(jobs)))
     started = time.perf_counter()
     run = GroupRun(
         jobs,
@@ -128,6 +128,7 @@ def serve(
         events=dict(events),
         phases_s=_phases(timings),
         prefix=tuple(sorted({_prefix(end) for end in drawn})),
+        notes=tuple(dict.fromkeys(note for end in drawn for note in end.picture.notes)),
         planned_bytes=_planned(jobs, load, config, together),
         peak_bytes=torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
     )
@@ -153,16 +154,14 @@ def _prefix(end: Drawn) -> int:
     return tokens.reused + tokens.shared + tokens.computed
 
 
-def _config(
-    jobs: list[ImageJob], model: HunyuanImage3, load: Workload, form: str, *, uses_graphs: bool
-) -> RunConfig:
+def _config(jobs: list[ImageJob], model: HunyuanImage3, load: Workload, form: str) -> RunConfig:
     """The run that the command would make of them; images are encoded in turn, none are shared."""
     choice = ModelChoice(
         model=jobs[0].model,
         device=model.layer_devices[0].type,
         dtype="bfloat16" if model.dtype_name == "bfloat16" else "float32",
         quantization="fp8" if form == "fp8" else "none",
-        decode_graphs=uses_graphs,
+        decode_graphs="on" if model.has_graphs else "off",
     )
     batch = BatchConfig(max_size=len(jobs), prefix_cache_mb=0, encodes_ahead=False)
     return RunConfig(OutputConfig(load.prompter.folder), model=choice, batch=batch)

@@ -160,6 +160,17 @@ class Choice:
 
 
 @dataclass(frozen=True)
+class Switch(Choice):
+    """One of `values`, of which true and false mean "on" and "off"."""
+
+    def read(self, value: Any) -> str:
+        return super().read(("off", "on")[value] if type(value) is bool else value)
+
+    def parse(self, text: str) -> str:
+        return self.read(_TRUTHS.get(text.lower(), text))
+
+
+@dataclass(frozen=True)
 class Text:
     """Text with something in it; `noun` names it in messages."""
 

@@ -14,10 +14,20 @@ from hyimg_cli.batch.fields import (
     NOT_IN_VIDEOS,
     VIDEO_FIELDS,
 )
-from hyimg_cli.batch.kinds import BadValue, Choice, Integer, Kind, Text, Truth, nearest, shown
+from hyimg_cli.batch.kinds import (
+    BadValue,
+    Choice,
+    Integer,
+    Kind,
+    Switch,
+    Text,
+    Truth,
+    nearest,
+    shown,
+)
 from hyimg_cli.errors import RecipeError
 from hyimg_cli.spec.job import SizeRequest
-from hyimg_cli.spec.run import DTYPES, FRAMES, QUANTIZATIONS
+from hyimg_cli.spec.run import DTYPES, FRAMES, GRAPHS, QUANTIZATIONS
 
 _DEVICE = re.compile(r"auto|cpu|cuda(:(0|[1-9][0-9]?))?|balanced")
 JobKind = Literal["pictures", "videos"]
@@ -74,8 +84,8 @@ KNOBS = (
     Knob("model", "device", DeviceName(), "auto"),
     Knob("model", "vae_use_tiling", Truth(), False, only="pictures"),
     Knob("model", "quantization", Choice(QUANTIZATIONS), "none", only="pictures"),
-    # A recipe's alone until a GPU has measured it.
-    Knob("model", "decode_graphs", Truth(), False, only="pictures"),
+    # A recipe's alone: nobody varies it from run to run.
+    Knob("model", "decode_graphs", Switch(GRAPHS), "auto", only="pictures"),
     Knob("sampling", "size", BY_NAME["size"].kind, SizeRequest()),
     *(_sampling(name) for name in SAMPLING),
     Knob("sampling", "infer_align_image_size", Truth(), False, only="pictures"),

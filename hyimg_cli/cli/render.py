@@ -381,7 +381,8 @@ def _readiness(event: Readiness) -> str:
             again = "a new one starts in its place" if event.starts_again else "it is given up"
             return f"died ({event.why}), jobs it was at: {event.jobs}; {again}"
         case Prewarmed():
-            return f"prewarmed {event.shapes} shapes in {event.prewarm_s:.2f} s"
+            graphs = f" and {event.graphs} CUDA graphs" if event.graphs else ""
+            return f"prewarmed {event.shapes} shapes{graphs} in {event.prewarm_s:.2f} s"
         case PromptsReady():
             made = f"{event.encoded} of {event.strings} distinct prompts embedded"
             kept = ", the others were kept" if event.encoded < event.strings else ""

@@ -19,7 +19,7 @@ GPU's context, workspaces, an allocator's gaps, the nodes of CUDA graphs) is not
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from hyimg_cli.engine.keys import precision
+from hyimg_cli.engine.keys import by_graphs, precision
 from hyimg_cli.errors import JobError
 from hyimg_cli.models.registry import job_tokens, rank_bytes
 from hyimg_cli.spec.card import ModelCard, RankBytes, Working
@@ -208,7 +208,7 @@ def needs(
         beside=encode if _encodes_beside(config) else 0,
         forward=working(card, config),
         kept=prefixes + _encoded_bytes(jobs, card, config),
-        has_graphs=config.model.decode_graphs,
+        has_graphs=by_graphs(config.model, config.parallel.tensor_ranks),
     )
 
 

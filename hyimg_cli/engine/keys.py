@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Sequence
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 from hyimg_cli.batch.journal import job_key
@@ -24,7 +25,8 @@ def key_of(job: Job, source_digests: Sequence[str], config: RunConfig) -> str:
 
     The device and the size of the batch are not part of it; precision, quantization, KV reuse, VAE
     tiling, CUDA graphs, ranks that sum a layer and whether pixels may depend on the batch are: they
-    change pixels, if only by rounding, and so perhaps a text.
+    change pixels, if only by rounding, and so perhaps a text. Whether a graph's capture succeeded
+    is not: the numbers are the same.
     """
     model_print = registry.fingerprint(job.model, config.model.revision)
     return job_key(job, source_digests, model_print, pixel_settings(job, config))
@@ -40,7 +42,7 @@ def pixel_settings(job: Job, config: RunConfig) -> dict[str, str]:
             settings["vae"] = "tiled"
         if config.model.quantization != "none":
             settings["experts"] = config.model.quantization
-        if config.model.decode_graphs:
+        if by_graphs(config.model, config.parallel.tensor_ranks):
             settings["text"] = "graphs"
         if config.parallel.tensor_ranks > 1:
             settings["layers"] = f"{config.parallel.tensor_ranks} ranks"
@@ -73,6 +75,27 @@ def confirm_dtype(choice: ModelChoice, dtype: str) -> None:
             f"the model is in {dtype}, and by the GPU driver's files it would be in {expected}",
             hint=f"name both: --device and --dtype {dtype}",
             code="machine.dtype",
+        )
+
+
+def by_graphs(choice: ModelChoice, ranks: int) -> bool:
+    """Whether a model over so many ranks will decode its text by CUDA graphs; without torch."""
+    is_on_gpu = precision(choice)[0] == "cuda" and choice.device != "balanced"
+    return choice.wants_graphs(
+        on_one_gpu=is_on_gpu and ranks == 1, has_triton=find_spec("triton") is not None
+    )
+
+
+def confirm_graphs(choice: ModelChoice, ranks: int, has_graphs: bool) -> None:
+    """Raises MachineError where a model decodes text otherwise than the keys of its jobs say."""
+    if has_graphs != by_graphs(choice, ranks):
+        found, expected = ("with", "without") if has_graphs else ("without", "with")
+        raise MachineError(
+            f"text is decoded {found} CUDA graphs, and by the GPU driver's files it would be "
+            f"{expected} them",
+            hint=f"name both: --device, and [model] decode_graphs = {str(has_graphs).lower()} "
+            "in a recipe",
+            code="machine.graphs",
         )
 
 

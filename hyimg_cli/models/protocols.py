@@ -170,6 +170,18 @@ class MixedModel(Protocol):
         `context.ids` is the caller's to keep: ids on the device are not known here.
         """
 
+    @property
+    def has_graphs(self) -> bool:
+        """Whether text is decoded by CUDA graphs, or computed as they would."""
+
+    def prepare_decode(self, rows: int) -> int:
+        """Have ready what decode steps of up to so many rows need; how many graphs were captured
+        for it.
+        """
+
+    def decode_note(self, rows: int) -> str:
+        """What was degraded in decode steps of up to so many rows; empty where nothing was."""
+
     def text_logits(self, contexts: Sequence[Context]) -> Tensor:
         """Logits behind each context's last token, float32 on the device, [R, V]; the caller's to
         change.

@@ -12,7 +12,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from hyimg_cli.batch.manifest import Manifest, manifest_of
-from hyimg_cli.engine.keys import precision
+from hyimg_cli.engine.keys import by_graphs
 from hyimg_cli.errors import ManifestError, UsageError
 from hyimg_cli.media.recorded import Described, Record
 from hyimg_cli.models import registry
@@ -195,8 +195,7 @@ def _picture_settings(recorded: Mapping[str, str], device: str) -> dict[str, Any
         "kv_reuse": recorded.get("kv_reuse") != "recompute",
         "vae_use_tiling": recorded.get("vae") == "tiled",
         "quantization": _known(recorded.get("experts"), QUANTIZATIONS) or "none",
-        # Graphs need a GPU; that they are missing elsewhere is told with the result.
-        "decode_graphs": recorded.get("text") == "graphs" and _is_gpu(device),
+        "decode_graphs": _graphs(recorded, device),
         "batch_invariant": recorded.get("batch") != "variant",
         "tensor_parallel_size": _ranks(recorded.get("layers", "")),
     }
@@ -208,8 +207,12 @@ def _ranks(layers: str) -> int:
     return int(match[1]) if match else 1
 
 
-def _is_gpu(device: str) -> bool:
-    return precision(ModelChoice(device=device))[0] == "cuda"
+def _graphs(recorded: Mapping[str, str], device: str) -> str:
+    """As recorded: what says nothing was made without. Where there can be none, they are left out,
+    and the result tells.
+    """
+    can_be = by_graphs(ModelChoice(device=device), _ranks(recorded.get("layers", "")))
+    return "on" if recorded.get("text") == "graphs" and can_be else "off"
 
 
 def _known(value: str | None, allowed: Sequence[str]) -> str | None:

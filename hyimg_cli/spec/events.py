@@ -208,10 +208,13 @@ class PromptsReady:
 
 @dataclass(frozen=True)
 class Prewarmed:
-    """A group's new shapes were run once, beside any job's time."""
+    """A group's new shapes were run once, beside any job's time; `graphs`: decode steps that were
+    captured as CUDA graphs.
+    """
 
     shapes: int
     prewarm_s: float
+    graphs: int = 0
     replica: int | None = None
 
 

@@ -10,6 +10,8 @@ DTYPES = ("auto", "float32", "bfloat16")
 Dtype = Literal["auto", "float32", "bfloat16"]
 QUANTIZATIONS = ("none", "fp8", "nf4")
 Quantization = Literal["none", "fp8", "nf4"]
+GRAPHS = ("auto", "on", "off")
+Graphs = Literal["auto", "on", "off"]
 
 
 @dataclass(frozen=True)
@@ -19,8 +21,9 @@ class ModelChoice:
     `model` is a folder, a hub id or `tiny-image` (embedded). `device` is `auto`, `cpu`, `cuda`,
     `cuda:N`, or `balanced` to spread the layers over every visible GPU. `vae_use_tiling`: latents
     become pixels tile by tile, in bounded memory; other pixels than without. `quantization` holds
-    the routed experts in 8 bits (`fp8`) or 4 (`nf4`); other pixels, too. `decode_graphs`: on one
-    GPU, text is decoded by CUDA graphs; they round differently, so other texts are possible.
+    the routed experts in 8 bits (`fp8`) or 4 (`nf4`); other pixels, too. `decode_graphs`: text
+    is decoded by CUDA graphs, by default where they can be; they round differently, so other texts
+    are possible.
     """
 
     model: str = "tiny-image"
@@ -29,7 +32,15 @@ class ModelChoice:
     device: str = "auto"
     vae_use_tiling: bool = False
     quantization: Quantization = "none"
-    decode_graphs: bool = False
+    decode_graphs: Graphs = "auto"
+
+    def wants_graphs(self, *, on_one_gpu: bool, has_triton: bool) -> bool:
+        """Whether text is decoded by CUDA graphs, in one process. Decided here alone: resume keys
+        say it before anything is loaded.
+        """
+        if self.decode_graphs == "auto":
+            return on_one_gpu and has_triton
+        return self.decode_graphs == "on"
 
 
 @dataclass(frozen=True)

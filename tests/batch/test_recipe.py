@@ -182,6 +182,31 @@ def test_faults_of_a_recipe(tmp_path: Path, text: str, where: str, hint: str) ->
     assert caught.value.exit_code == 2
 
 
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        *(("true", "on"), ("false", "off"), ('"auto"', "auto"), ('"on"', "on"), ('"off"', "off")),
+        *(('"yes"', None), ("1", None), ('"atuo"', None)),
+    ],
+)
+def test_graphs_are_on_off_or_auto(tmp_path: Path, text: str, value: str | None) -> None:
+    """true and false stay what they were."""
+    path = tmp_path / "graphs.toml"
+    path.write_text(f"[model]\ndecode_graphs = {text}\n")
+    if value is None:
+        with pytest.raises(RecipeError, match="allowed: auto, on, off"):
+            read_recipe(path)
+        return
+    settled = settle({}, {}, read_recipe(path))["decode_graphs"]
+    assert (settled.value, settled.origin) == (value, "recipe")
+
+
+@pytest.mark.parametrize(("text", "value"), [("auto", "auto"), ("1", "on"), ("False", "off")])
+def test_graphs_by_the_environment(text: str, value: str) -> None:
+    assert settle({}, {"HYIMG_DECODE_GRAPHS": text}, {})["decode_graphs"].value == value
+    assert settle({}, {}, {})["decode_graphs"].value == "auto"
+
+
 def test_a_recipe_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="cannot be read"):
         read_recipe(tmp_path / "none.toml")

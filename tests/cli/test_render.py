@@ -89,9 +89,11 @@ def test_what_was_made_ready_is_told(view: render.View, capsys: pytest.CaptureFi
     assert "loading tiny\n" in capsys.readouterr().err
     view.show(ModelLoaded("tiny", 0.5, "cpu", "float32", 1000))
     view.show(Prewarmed(3, 1.25))
+    view.show(Prewarmed(0, 0.5, graphs=12))
     err = capsys.readouterr().err
     assert "tiny" in err
     assert "prewarmed 3 shapes in 1.25 s" in err
+    assert "prewarmed 0 shapes and 12 CUDA graphs in 0.50 s" in err
 
 
 def test_a_failure_takes_one_line(capsys: pytest.CaptureFixture[str]) -> None:

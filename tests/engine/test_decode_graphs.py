@@ -15,8 +15,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from hyimg_cli.engine.clock import PhaseClock
 from hyimg_cli.engine.image.group import Drawn, GroupRun
-from hyimg_cli.engine.keys import key_of
 from hyimg_cli.errors import MachineError
+from hyimg_cli.kernels.captures import GpuCapture
 from hyimg_cli.kernels.choice import MOST_FEW_ROWS
 from hyimg_cli.kernels.decode_attention import plain_decode
 from hyimg_cli.kv.buffer import Buffer
@@ -24,7 +24,7 @@ from hyimg_cli.models import registry
 from hyimg_cli.models.hunyuan_image3.family import HunyuanImage3
 from hyimg_cli.models.hunyuan_image3.graphs import BUCKETS, DecodeGraphs, DecodeStep, bucket_of
 from hyimg_cli.spec.job import ImageJob
-from hyimg_cli.spec.run import ModelChoice, OutputConfig, RunConfig
+from hyimg_cli.spec.run import ModelChoice
 
 # Both ways add up in another order, in float32: four layers of it.
 NEAR = {"rtol": 1e-4, "atol": 1e-4}
@@ -176,7 +176,7 @@ def test_a_group_writes_the_same_texts(family: Any, graphs: DecodeGraphs, job: I
         for n in range(6)
     ]
     plain = _ends(jobs, family, 4)
-    ours = _ends(jobs, HunyuanImage3(family.network, family.prompter, feed=graphs), 4)
+    ours = _ends(jobs, HunyuanImage3(family.network, family.prompter, graphs=graphs), 4)
     assert ours.keys() == plain.keys() == {job.custom_id for job in jobs}
     for name, end in plain.items():
         assert ours[name].picture.written == end.picture.written
@@ -190,7 +190,7 @@ def test_without_a_gpu_they_are_refused(device: str) -> None:
     if device == "auto" and torch.cuda.is_available():
         pytest.skip("there is a GPU")
     with pytest.raises(MachineError, match="one GPU") as raised:
-        registry.load(ModelChoice(device=device, decode_graphs=True))
+        registry.load(ModelChoice(device=device, decode_graphs="on"))
     assert raised.value.code == "machine.no-graphs"
 
 
@@ -205,19 +205,13 @@ def test_a_recipe_asks_for_them(run_cli: Any, write_manifest: Any, tmp_path: Pat
     assert "machine.no-graphs" in ran.err
 
 
-def test_off_by_default_and_part_of_a_jobs_key(job: ImageJob, tmp_path: Path) -> None:
-    config = RunConfig(OutputConfig(tmp_path))
-    assert not config.model.decode_graphs
-    on = replace(config, model=replace(config.model, decode_graphs=True))
-    assert key_of(job, [], on) != key_of(job, [], config)
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no GPU")
 def test_captured_steps_on_a_gpu(job: ImageJob) -> None:
     """float32: the plain way's texts, by replays that nothing waits for."""
-    plain = registry.load(ModelChoice(device="cuda:0", dtype="float32"))
-    ours = registry.load(ModelChoice(device="cuda:0", dtype="float32", decode_graphs=True))
+    plain = registry.load(ModelChoice(device="cuda:0", dtype="float32", decode_graphs="off"))
+    ours = registry.load(ModelChoice(device="cuda:0", dtype="float32"))
+    assert (plain.has_graphs, ours.has_graphs) == (False, True)
     jobs = [
         replace(job, custom_id=f"{n}", num_inference_steps=1, text=replace(job.text, seed=n))
         for n in range(5)
@@ -233,7 +227,7 @@ def test_captured_steps_on_a_gpu(job: ImageJob) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no GPU")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_replayed_rows_on_a_gpu(dtype: Any) -> None:
-    model: Any = registry.load(ModelChoice(device="cuda:0", dtype=dtype, decode_graphs=True))
+    model: Any = registry.load(ModelChoice(device="cuda:0", dtype=dtype, decode_graphs="on"))
     bound = NEAR if dtype == "float32" else {"rtol": 5e-2, "atol": 5e-2}
     for lengths in ((40,), (40, 1, 63), (90,) * 11):
         ours = contexts(model, lengths)
@@ -242,5 +236,51 @@ def test_replayed_rows_on_a_gpu(dtype: Any) -> None:
             ids = [torch.tensor([step + row], device="cuda:0") for row in range(len(lengths))]
             with torch.no_grad():
                 expected = model.network.feed(list(zip(ids, plain, strict=True)))
-            got = model._feed(list(zip(ids, ours, strict=True)))
+            got = model._graphs(list(zip(ids, ours, strict=True)))
             torch.testing.assert_close(got, expected, **bound)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no GPU")
+def test_graphs_on_a_gpu_give_the_bits_of_uncaptured_steps() -> None:
+    model: Any = registry.load(ModelChoice(device="cuda:0"))
+    assert model.prepare_decode(MOST_FEW_ROWS) == MOST_FEW_ROWS
+    assert model.decode_note(MOST_FEW_ROWS) == ""
+    uncaptured = DecodeGraphs(model.network, model._graphs._attend, None)
+    for lengths in ((40,), (40, 1, 63), (7,) * MOST_FEW_ROWS):
+        ours = contexts(model, lengths)
+        twins = apart(ours)
+        for step in range(3):
+            ids = [torch.tensor([step + row], device="cuda:0") for row in range(len(lengths))]
+            got = model._graphs(list(zip(ids, ours, strict=True)))
+            assert torch.equal(got, uncaptured(list(zip(ids, twins, strict=True))))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no GPU")
+@pytest.mark.parametrize("breaks", ["read", "inside", "python"])
+def test_a_gpu_goes_on_behind_a_broken_capture(breaks: str) -> None:
+    """By what is found before it, by what breaks it from within, and by an error of ours."""
+    device = torch.device("cuda:0")
+    capture, x = GpuCapture(device), torch.ones(4, device=device)
+    calls = 0
+
+    def compute() -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        if breaks == "read":
+            return x * x.sum().item()
+        if breaks == "inside" and calls == 3:
+            torch.cuda.current_stream().synchronize()
+        if breaks == "python" and calls == 3:
+            raise torch.OutOfMemoryError("none left")
+        return x * 2
+
+    before = torch.cuda.current_stream()
+    with pytest.raises(RuntimeError):
+        capture(compute)
+    assert torch.cuda.current_stream() == before
+    assert torch.cuda.get_sync_debug_mode() == 0
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    assert (x * 3).sum().item() == 12

@@ -32,7 +32,11 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def on_gpu() -> Any:
-    return registry.load(ModelChoice(device="cuda:0", dtype="float32"))
+    """With its graphs captured: a capture waits for the device."""
+    model = registry.load(ModelChoice(device="cuda:0", dtype="float32"))
+    assert model.prepare_decode(3) == 3 * model.has_graphs
+    assert model.decode_note(3) == ""
+    return model
 
 
 def _filmed(out: Path, *, stop: int = 0, cache: CacheConfig = NO_CACHE) -> Outcome | None:

@@ -8,12 +8,20 @@ from engine.fake_video import FakeVideo, video_job
 
 from hyimg_cli.batch.planner import make_plan
 from hyimg_cli.engine import keys
-from hyimg_cli.engine.keys import key_of, precision
+from hyimg_cli.engine.footprint import needs
+from hyimg_cli.engine.keys import by_graphs, confirm_graphs, key_of, precision
 from hyimg_cli.engine.session import Session
 from hyimg_cli.errors import MachineError
 from hyimg_cli.models import registry
 from hyimg_cli.spec.job import ImageJob
-from hyimg_cli.spec.run import BatchConfig, ModelChoice, OutputConfig, RunConfig
+from hyimg_cli.spec.run import (
+    BatchConfig,
+    Graphs,
+    ModelChoice,
+    OutputConfig,
+    ParallelConfig,
+    RunConfig,
+)
 
 CONFIG = RunConfig(OutputConfig(Path()), ModelChoice(device="cpu"))
 
@@ -66,3 +74,61 @@ def test_a_model_of_another_precision_than_its_keys_is_refused(
     ):
         list(session.run(plan))
     assert raised.value.code == "machine.dtype"
+
+
+# Whether text is decoded by graphs with "auto", with Triton installed: without a GPU, with one.
+AUTO = {
+    ("auto", 1): (False, True),
+    ("cpu", 1): (False, False),
+    ("cuda", 1): (True, True),
+    ("cuda:0", 1): (True, True),
+    ("cuda:3", 1): (True, True),
+    ("balanced", 1): (False, False),
+    ("auto", 2): (False, False),
+    ("cuda", 2): (False, False),
+    ("cpu", 2): (False, False),
+}
+
+
+@pytest.mark.parametrize(("device", "ranks"), AUTO)
+@pytest.mark.parametrize("has_gpu", [False, True])
+@pytest.mark.parametrize("has_triton", [False, True])
+@pytest.mark.parametrize("asked", ["auto", "on", "off"])
+def test_graphs_by_device_ranks_triton_and_gpu(
+    job: ImageJob,
+    devices: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    device: str,
+    ranks: int,
+    has_gpu: bool,
+    has_triton: bool,
+    asked: Graphs,
+) -> None:
+    """The decision, and that the key and the plan have the same."""
+    if has_gpu:
+        (devices / "nvidia0").touch()
+    monkeypatch.setattr(keys, "find_spec", lambda _: object() if has_triton else None)
+    choice = ModelChoice(device=device, dtype="float32", decode_graphs=asked)
+    by_itself = has_triton and AUTO[device, ranks][has_gpu]
+    expected = by_itself if asked == "auto" else asked == "on"
+    assert by_graphs(choice, ranks) is expected
+    config = replace(CONFIG, model=choice, parallel=ParallelConfig(tensor_ranks=ranks))
+    assert keys.pixel_settings(job, config).get("text") == ("graphs" if expected else None)
+    card = registry.model_card(registry.EMBEDDED)
+    assert needs([job], card, config).has_graphs is expected
+    confirm_graphs(choice, ranks, expected)
+    with pytest.raises(MachineError) as raised:
+        confirm_graphs(choice, ranks, not expected)
+    assert raised.value.code == "machine.graphs"
+    said = "with" if expected else "without"
+    assert f"it would be {said} them" in str(raised.value)
+
+
+def test_keys_of_a_cpu_name_no_graphs(job: ImageJob, devices: Path) -> None:
+    """As before there were any; a GPU's do."""
+    bare = replace(CONFIG, model=ModelChoice(dtype="float32"))
+    off, on = (
+        replace(bare, model=replace(bare.model, decode_graphs=asked)) for asked in ("off", "on")
+    )
+    assert key_of(job, [], bare) == key_of(job, [], off) != key_of(job, [], on)
+    assert key_of(video_job(), [], bare) == key_of(video_job(), [], on)

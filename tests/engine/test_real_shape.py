@@ -97,7 +97,7 @@ def test_requests_run_whole_and_together(measured: dict[str, Any]) -> None:
     assert list(served) == [
         "1 request, 3 steps, CFG",
         "1 request, 2 steps, no CFG",
-        "1 request, 2 steps, no CFG, graphs",
+        "1 request, 2 steps, no CFG, no graphs",
         "3 requests, 2 steps, no CFG",
         "3 requests, 3 steps, CFG",
     ]
@@ -127,7 +127,7 @@ def test_chosen_rows_alone(tmp_path: Path) -> None:
     assert [row["name"] for row in kept["rows"]] == ["prefill"]
     assert [each["name"] for each in kept["requests"]] == [
         "1 request, 2 steps, no CFG",
-        "1 request, 2 steps, no CFG, graphs",
+        "1 request, 2 steps, no CFG, no graphs",
     ]
     assert len(kept["profiles"]["prefill, fp8"]) == 12
 

@@ -116,6 +116,8 @@ def _network_by_addresses() -> float:
             ours = graphs([([i], b) for i, b in zip(ids, buffers, strict=True)])
             twin = model.network.feed([([i], b) for i, b in zip(ids, plain, strict=True)])
             apart = max(apart, cases.relative(ours, twin))
+    # And the trial of a graph has run: tables alone told it where its rows are.
+    assert graphs.captured == [3]
     return apart
 
 

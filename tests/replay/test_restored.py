@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hyimg_cli.engine import keys
 from hyimg_cli.errors import HyimgError
 from hyimg_cli.media.images import write_png
 from hyimg_cli.media.recorded import Described, read_described
@@ -196,7 +197,7 @@ def test_recorded_settings_are_set_again(described: Describe) -> None:
         "kv_reuse": True,
         "vae_use_tiling": False,
         "quantization": "none",
-        "decode_graphs": False,
+        "decode_graphs": "off",
         "batch_invariant": True,
         "tensor_parallel_size": 1,
     }
@@ -208,11 +209,38 @@ def test_recorded_settings_are_set_again(described: Describe) -> None:
         "kv_reuse": False,
         "vae_use_tiling": True,
         "quantization": "fp8",
-        "decode_graphs": False,
+        "decode_graphs": "off",
         "batch_invariant": False,
         "tensor_parallel_size": 4,
     }
-    assert restored(file, Wishes(device="cuda")).settings["decode_graphs"]
+
+
+@pytest.mark.parametrize(
+    ("recorded", "device", "has_triton", "expected"),
+    [
+        ({"text": "graphs"}, "cuda", True, "on"),
+        ({"text": "graphs"}, "cuda:1", True, "on"),
+        # Where none can be, the file is made without; the verdict tells.
+        ({"text": "graphs"}, "cuda", False, "off"),
+        ({"text": "graphs"}, "cpu", True, "off"),
+        ({"text": "graphs"}, "balanced", True, "off"),
+        ({"text": "graphs", "layers": "4 ranks"}, "cuda", True, "off"),
+        # Written before there were any, or without: not by default either.
+        ({}, "cuda", True, "off"),
+        ({"text": "otherwise"}, "cuda", True, "off"),
+    ],
+)
+def test_graphs_are_as_recorded_where_they_can_be(
+    described: Describe,
+    monkeypatch: pytest.MonkeyPatch,
+    recorded: dict[str, str],
+    device: str,
+    has_triton: bool,
+    expected: str,
+) -> None:
+    monkeypatch.setattr(keys, "find_spec", lambda _: object() if has_triton else None)
+    file = described(settings={"device": "cuda", "dtype": "bfloat16"} | recorded)
+    assert restored(file, Wishes(device=device)).settings["decode_graphs"] == expected
 
 
 def test_what_is_not_known_is_not_set(described: Describe) -> None:

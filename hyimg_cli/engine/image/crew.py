@@ -18,12 +18,12 @@ from hyimg_cli.engine.crew import Lost, Made
 from hyimg_cli.engine.footprint import Together
 from hyimg_cli.engine.image.group import Drawn, GroupRun
 from hyimg_cli.engine.image.prefixes import Prefixes
-from hyimg_cli.engine.image.prewarm import Shape, prewarm
+from hyimg_cli.engine.image.prewarm import Shape, prewarm, writing_rows
 from hyimg_cli.engine.image.ranks import ImageRanks
 from hyimg_cli.engine.image.sources import SourceEncoder, Sources, suits_beside
 from hyimg_cli.engine.image.stages import EncodeSource, Picture, ReadSource, Studio
 from hyimg_cli.engine.image.tensor_ranks import refuse_unsplit, weights_by_rank
-from hyimg_cli.engine.keys import confirm_dtype, precision
+from hyimg_cli.engine.keys import confirm_dtype, confirm_graphs, precision
 from hyimg_cli.engine.making import making
 from hyimg_cli.engine.memory import batch_sizes, peak_memory_mb, synchronize
 from hyimg_cli.kv.buffer import Slice
@@ -80,6 +80,7 @@ class ImageCrew:
         started = time.perf_counter()
         loaded = self._loaded(replace(self._config.model, model=model))
         confirm_dtype(self._config.model, loaded.dtype_name)
+        confirm_graphs(self._config.model, self._tensor_ranks, loaded.has_graphs)
         self._model = loaded
         self._counted = loaded.memo_counts()
         yield ModelLoaded(
@@ -129,9 +130,11 @@ class ImageCrew:
             return
         started = time.perf_counter()
         studio = self._studio(_unread, self._encoder())
+        # First: what is left of memory is the stand-ins' and the jobs'.
+        graphs = self._resident().prepare_decode(writing_rows(jobs, self._together))
         shapes = prewarm(jobs, studio, together=self._together, warmed=self._warmed)
-        if shapes:
-            yield Prewarmed(shapes, time.perf_counter() - started)
+        if shapes or graphs:
+            yield Prewarmed(shapes, time.perf_counter() - started, graphs)
 
     def work(
         self, jobs: Sequence[ImageJob], folder: JobFolder | None, started: float

@@ -65,6 +65,11 @@ def prewarm(
     return len(new)
 
 
+def writing_rows(jobs: Sequence[ImageJob], together: Together) -> int:
+    """The most rows of a decode step that a group will take; it takes fewer at its ends."""
+    return min(together.thinking, sum(job.writes_text for job in jobs))
+
+
 def _stand_in(job: ImageJob, number: int) -> ImageJob:
     text = replace(job.text, max_new_tokens=min(_WORDS, job.text.max_new_tokens))
     steps = min(_STEPS, job.num_inference_steps)

@@ -155,6 +155,8 @@ def ready(work: Prefilled, studio: Studio) -> Ready:
         known = f"{model.card.max_positions} positions are known to the model"
         work.notes.append(f"the picture reaches position {layout.live_stop}; {known}")
     work.notes.append(size_note)
+    if work.writer is not None:
+        work.notes.append(model.decode_note(work.think_batch))
     work.clock.enter("queue")
     return Ready(work, written, bucket, layout)
 

@@ -54,7 +54,7 @@ def refuse_unsplit(choice: ModelChoice, ranks: int) -> None:
             "GPU, counted from the first",
             hint="leave out --device, and choose the GPUs by CUDA_VISIBLE_DEVICES",
         )
-    if choice.decode_graphs:
+    if choice.decode_graphs == "on":
         raise _refused(
             f"decode_graphs are one process's, not {ranks} ranks'",
             hint=f"leave out decode_graphs or {_FLAG}",

@@ -19,10 +19,15 @@ from hyimg_cli.loading.memory import available_bytes, gpu_free_bytes
 from hyimg_cli.media.images import fit_cover, stretch
 from hyimg_cli.models.hunyuan_image3 import stored
 from hyimg_cli.models.hunyuan_image3.config import Architecture
-from hyimg_cli.models.hunyuan_image3.graphs import decode_graphs, refuse_without_gpu
+from hyimg_cli.models.hunyuan_image3.graphs import (
+    DecodeGraphs,
+    decode_graphs,
+    has_triton,
+    is_one_gpu,
+    refuse_without_gpu,
+)
 from hyimg_cli.models.hunyuan_image3.model import (
     Branch,
-    Feed,
     HunyuanImage3ForCausalMM,
     Live,
     Noise,
@@ -62,7 +67,7 @@ def load_family(
         )
     device_map = _device_map(choice.device)
     dtype = _dtype(choice, is_on_cpu=device_map is None)
-    if choice.decode_graphs:
+    if choice.decode_graphs == "on":
         refuse_without_gpu(device_map)
     needed = prompter.card.loaded_bytes(_name(dtype), choice.quantization)
     _refuse_too_large(needed, device_map)
@@ -73,8 +78,9 @@ def load_family(
     if is_batch_invariant and device_map is None:
         network.make_batch_invariant(invariant_multiple())
     tiled = TiledPicture(network.vae) if choice.vae_use_tiling else None
-    graphs = decode_graphs(network) if choice.decode_graphs else None
-    return HunyuanImage3(network, prompter, tiled, feed=graphs)
+    by_graphs = choice.wants_graphs(on_one_gpu=is_one_gpu(device_map), has_triton=has_triton())
+    graphs = decode_graphs(network) if by_graphs else None
+    return HunyuanImage3(network, prompter, tiled, graphs=graphs)
 
 
 def _load_ranked(
@@ -162,11 +168,11 @@ class HunyuanImage3:
         network: HunyuanImage3ForCausalMM,
         prompter: Prompter,
         tiled: TiledPicture | None = None,
-        feed: Feed | None = None,
+        graphs: DecodeGraphs | None = None,
         *,
         card: ModelCard | None = None,
     ) -> None:
-        """`tiled`: latents become pixels tile by tile; `feed` stands in for the network's own.
+        """`tiled`: latents become pixels tile by tile; `graphs`: text is decoded by them.
 
         `card`: the checkpoint's, with bytes as they are here, where other ranks have a part.
         """
@@ -174,7 +180,7 @@ class HunyuanImage3:
         self.prompter = prompter
         self._card = prompter.card if card is None else card
         self._tiled = tiled
-        self._feed = network.feed if feed is None else feed
+        self._graphs = graphs
 
     @property
     def card(self) -> ModelCard:
@@ -262,9 +268,19 @@ class HunyuanImage3:
     @torch.no_grad()
     def feed(self, runs: Sequence[tuple[Context, Sequence[int] | Tensor]]) -> None:
         rows = [(ids, _buffer(context)) for context, ids in runs]
-        hidden_RM = self._feed(rows)
+        hidden_RM = (self._graphs or self.network.feed)(rows)
         for (context, _), hidden_M in zip(runs, hidden_RM, strict=True):
             context.hidden_M = hidden_M
+
+    @property
+    def has_graphs(self) -> bool:
+        return self._graphs is not None
+
+    def prepare_decode(self, rows: int) -> int:
+        return 0 if self._graphs is None else self._graphs.prepare(rows)
+
+    def decode_note(self, rows: int) -> str:
+        return "" if self._graphs is None else self._graphs.degraded(rows)
 
     @torch.no_grad()
     def text_logits(self, contexts: Sequence[Context]) -> Tensor:

@@ -4,23 +4,27 @@
     replay   embed ▸ every layer, attention by addresses ▸ hidden rows
     copy     the hidden rows out, before the next replay writes over them
 
-A graph is captured when its number of rows is first wanted. Rows that a step lacks are filled up:
-they write to a slot of their own and nobody reads them. What no graph serves, a run of several
-tokens, goes the plain way. Written for a GPU and not run on one yet: off unless asked for.
+Rows that a step lacks are filled up: they write to a slot of their own and nobody reads them. What
+no graph serves, a run of several tokens, goes the plain way.
+
+A graph is held against what it was captured from before it is used. Where a capture fails, or its
+replay differs by a bit, that step and all that are wanted later are computed: the same kernels on
+the same memory, and so the same numbers, launched one by one. Nothing else tells the two apart.
 """
 
 # Legend: R row (a job that writes), M model width, L layer
 import importlib.util
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from itertools import chain
-from typing import Any
 from weakref import ref
 
 import torch
 from torch import Tensor
 
 from hyimg_cli.errors import MachineError
+from hyimg_cli.kernels.captures import Capture, GpuCapture, Replay
 from hyimg_cli.kernels.choice import MOST_FEW_ROWS
 from hyimg_cli.kernels.decode_attention import DecodeAttention, Rows, decode_attention
 from hyimg_cli.kernels.transfer import to_device
@@ -28,16 +32,24 @@ from hyimg_cli.kv.buffer import Buffer
 from hyimg_cli.models.hunyuan_image3.attention import StepRows
 from hyimg_cli.models.hunyuan_image3.model import HunyuanImage3ForCausalMM
 
+logger = logging.getLogger(__name__)
 Run = tuple[Sequence[int] | Tensor, Buffer]
-Replay = Callable[[], Tensor]
 # Up to here a row more reads its experts anew, so every number has a graph of its own; above, all
 # experts are read for any number of rows.
 BUCKETS = (*range(1, MOST_FEW_ROWS + 1), 12, 16, 24, 32, 48, 64)
+# Slots of a trial's buffers, and what a reason may take of a line.
+_TRIAL_SLOTS, _MOST_TOLD = 4, 200
 
 
 def bucket_of(rows: int) -> int | None:
     """The rows of the smallest graph that takes so many; None where there is none."""
     return next((bucket for bucket in BUCKETS if rows <= bucket), None)
+
+
+def buckets_up_to(rows: int) -> tuple[int, ...]:
+    """The graphs of all numbers of rows up to this one: rows join and leave one by one."""
+    last = bucket_of(rows) or BUCKETS[-1]
+    return tuple(bucket for bucket in BUCKETS if bucket <= last) if rows > 0 else ()
 
 
 class DecodeStep:
@@ -67,19 +79,24 @@ class DecodeStep:
         """
         buffers = [buffer for _, buffer in runs]
         self._buffers = buffers + [self._spare] * (self.count - len(runs))
-        self._fill(runs)
-        yield
-        self._buffers = []
+        try:
+            self._fill(runs)
+            yield
+        finally:
+            self._buffers = []
 
     def _fill(self, runs: Sequence[Run]) -> None:
         device = self._ids_R.device
         self._point()
+        # Rows without a job have one id: what they write to their one slot is the same.
+        missing = [0] * (self.count - len(runs))
         known = [ids for ids, _ in runs if not isinstance(ids, Tensor)]
         if len(known) == len(runs):
-            self._ids_R[: len(runs)] = to_device(list(chain(*known)), device)
+            self._ids_R.copy_(to_device([*chain(*known), *missing], device), non_blocking=True)
         else:
-            parts = [ids if isinstance(ids, Tensor) else to_device(ids, device) for ids, _ in runs]
-            torch.cat(parts, out=self._ids_R[: len(runs)])
+            told = [ids for ids, _ in runs] + ([missing] if missing else [])
+            parts = [ids if isinstance(ids, Tensor) else to_device(ids, device) for ids in told]
+            torch.cat(parts, out=self._ids_R)
         lengths = [buffer.length for buffer in self._buffers]
         self._length_R.copy_(to_device(lengths, device), non_blocking=True)
 
@@ -117,20 +134,23 @@ class DecodeStep:
 
 
 class DecodeGraphs:
-    """`feed` by graphs: the same call as `HunyuanImage3ForCausalMM.feed`, the same rows."""
+    """`feed` by graphs: the same call as `HunyuanImage3ForCausalMM.feed`, the same rows.
+
+    `captured`: the numbers of rows that are replayed, in the order of their capture; `failure`: why
+    the others are not, empty where nothing failed.
+    """
 
     def __init__(
-        self,
-        network: HunyuanImage3ForCausalMM,
-        attend: DecodeAttention,
-        capture: Callable[[Callable[[], Tensor]], Replay],
+        self, network: HunyuanImage3ForCausalMM, attend: DecodeAttention, capture: Capture | None
     ) -> None:
-        """`capture` turns a step's computation into its replay; see `captured`."""
+        """`capture` turns a step's computation into its replay; None: every step is computed."""
         self._network, self._attend, self._capture = network, attend, capture
         self._spare = network.new_buffer(1)
         for rows in (*self._spare.keys_HSD, *self._spare.values_HSD):
             rows.zero_()
         self._steps: dict[int, tuple[DecodeStep, Replay]] = {}
+        self.captured: list[int] = []
+        self.failure = ""
 
     @torch.no_grad()
     def __call__(self, runs: Sequence[Run]) -> Tensor:
@@ -148,13 +168,125 @@ class DecodeGraphs:
         self._network.model.rows_seen += len(runs)
         return hidden_RM
 
+    @torch.no_grad()
+    def prepare(self, rows: int) -> int:
+        """Have the graphs of every number up to `rows`; how many were captured now.
+
+        At most one for each of `BUCKETS`, each for five steps' time. They share the memory of one
+        step.
+        """
+        before = len(self.captured)
+        for bucket in buckets_up_to(rows):
+            self._step(bucket)
+        return len(self.captured) - before
+
+    def degraded(self, rows: int) -> str:
+        """What to tell of a text that was decoded with up to `rows` rows; empty: nothing."""
+        if set(buckets_up_to(rows)) <= set(self.captured):
+            return ""
+        return self.failure
+
     def _step(self, count: int) -> tuple[DecodeStep, Replay]:
         if count not in self._steps:
             step = DecodeStep(self._network, count, self._spare, self._attend)
-            # Captured with no job in any row: whatever a warm-up writes goes to the spare buffer.
-            with step.filled([]):
-                self._steps[count] = step, self._capture(step.compute)
+            self._steps[count] = step, self._replay(step)
         return self._steps[count]
+
+    def _replay(self, step: DecodeStep) -> Replay:
+        if self._capture is None:
+            return step.compute
+        replay = self._proven(step, self._capture)
+        if replay is None:
+            self._let_go()
+            return step.compute
+        self.captured.append(step.count)
+        return replay
+
+    def _proven(self, step: DecodeStep, capture: Capture) -> Replay | None:
+        """The replay of a step; None where there is none, or a wrong one: none is tried again."""
+        try:
+            # With no job in any row: whatever is written goes to the spare buffer.
+            with step.filled([]):
+                replay = capture(step.compute)
+            _refuse_wrong(replay, step, self._network)
+        except Exception as error:
+            self._give_up(step.count, error)
+            return None
+        return replay
+
+    def _give_up(self, count: int, error: Exception) -> None:
+        self._capture = None
+        rows = f"{count} row{'s' * (count > 1)}"
+        self.failure = (
+            f"no CUDA graph of a decode step of {rows} ({_told(error)}): such steps' kernels are "
+            "launched one by one, with the same numbers, but slower"
+        )
+        logger.warning(self.failure)
+
+    def _let_go(self) -> None:
+        """Wait for what a failed capture had begun, and give back what it had taken."""
+        device = self._network.layer_devices[0]
+        if device.type != "cuda" or not torch.cuda.is_initialized():
+            return
+        # A GPU that was lost with it is no matter of graphs: the next step says so.
+        with suppress(RuntimeError):
+            torch.cuda.synchronize(device)
+            torch.cuda.empty_cache()
+
+
+class _WrongReplay(Exception):
+    """A replay does not do what it was captured from."""
+
+
+def _refuse_wrong(replay: Replay, step: DecodeStep, network: HunyuanImage3ForCausalMM) -> None:
+    """Passes a replay that returns and writes, to the bit, what the step does when it is computed.
+
+    With other ids, lengths and buffers than those it was captured with: what a graph had taken over
+    from its capture would show. The same kernels add up in the same order, in a graph or not: their
+    block sizes, and the workspaces of libraries, which are as large on every stream, are the same.
+    """
+    runs = _trial(network, step.count)
+    with step.filled(runs):
+        expected, found = (_traces(run, runs) for run in (step.compute, replay))
+    for name, one, other in zip(("rows", "keys", "values"), expected, found, strict=True):
+        # As bytes: what is no number is equal to itself there.
+        if not torch.equal(one.view(torch.uint8), other.view(torch.uint8)):
+            raise _WrongReplay(f"its {name} differ from those of the step itself")
+
+
+def _trial(network: HunyuanImage3ForCausalMM, count: int) -> list[Run]:
+    """A row for each of `count` small buffers, of several lengths."""
+    runs: list[Run] = []
+    for row in range(count):
+        buffer = network.new_buffer(_TRIAL_SLOTS)
+        buffer.commit(row % _TRIAL_SLOTS)
+        runs.append(([(7 * row + 1) % network.arch.vocab_size], buffer))
+    return runs
+
+
+def _traces(run: Replay, runs: Sequence[Run]) -> tuple[Tensor, Tensor, Tensor]:
+    """Hidden rows of a run over buffers of known contents, and the keys and values it put there."""
+    buffers = [buffer for _, buffer in runs]
+    first = buffers[0].keys_HSD[0]
+    known_HSD = torch.linspace(-1, 1, first.numel(), device=first.device).view_as(first)
+    for row, buffer in enumerate(buffers, 1):
+        # Other numbers for every row, slot and layer; none where the new token goes.
+        own_HSD = known_HSD * row / len(runs)
+        own_HSD[:, buffer.length :] = torch.nan
+        for number, rows_HSD in enumerate((*buffer.keys_HSD, *buffer.values_HSD), 1):
+            torch.mul(own_HSD, 1 / number, out=rows_HSD)
+    hidden_RM = run().clone()
+    keys, values = (
+        torch.stack([rows_HSD for buffer in buffers for rows_HSD in side(buffer)])
+        for side in (lambda b: b.keys_HSD, lambda b: b.values_HSD)
+    )
+    return hidden_RM, keys, values
+
+
+def _told(error: Exception) -> str:
+    if isinstance(error, torch.OutOfMemoryError):
+        return "out of memory"
+    return " ".join(str(error).split("\n")[0].split())[:_MOST_TOLD] or type(error).__name__
 
 
 def _is_same(before: Buffer | None, now: Buffer) -> bool:
@@ -163,9 +295,9 @@ def _is_same(before: Buffer | None, now: Buffer) -> bool:
 
 def refuse_without_gpu(device_map: str | None) -> None:
     """Passes one GPU's name, with Triton installed. Raises MachineError for any other place."""
-    if device_map is None or not device_map.startswith("cuda"):
+    if not is_one_gpu(device_map):
         what, hint = f"not on {device_map or 'the CPU'}", "set device to cuda:0"
-    elif importlib.util.find_spec("triton") is None:
+    elif not has_triton():
         what, hint = "with Triton, which is not installed", "pip install triton"
     else:
         return
@@ -176,33 +308,18 @@ def refuse_without_gpu(device_map: str | None) -> None:
     )
 
 
+def is_one_gpu(device_map: str | None) -> bool:
+    """Whether a model is on one GPU: not on the CPU, nor spread over several."""
+    return device_map is not None and device_map.startswith("cuda")
+
+
+def has_triton() -> bool:
+    """Whether Triton is installed: a graph's steps find K/V by its kernels."""
+    return importlib.util.find_spec("triton") is not None
+
+
 def decode_graphs(network: HunyuanImage3ForCausalMM) -> DecodeGraphs:
     """Graphs for a network that is on one GPU."""
     device = network.layer_devices[0]
     assert set(network.layer_devices) == {device}, "a graph is one GPU's"
-    pool = torch.cuda.graph_pool_handle()
-    attend = decode_attention(device)
-    return DecodeGraphs(network, attend, lambda compute: captured(compute, device, pool))
-
-
-def captured(compute: Callable[[], Tensor], device: torch.device, pool: Any) -> Replay:
-    """A replay of `compute`, which has been run once; it returns the same tensor each time.
-
-    Other threads may go on using the GPU meanwhile.
-    """
-    with torch.cuda.device(device), torch.no_grad():
-        # Once for real on another stream: kernels are compiled and workspaces made outside a graph.
-        aside = torch.cuda.Stream()
-        aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):
-            compute()
-        torch.cuda.current_stream().wait_stream(aside)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-            out = compute()
-
-    def replay() -> Tensor:
-        graph.replay()
-        return out
-
-    return replay
+    return DecodeGraphs(network, decode_attention(device), GpuCapture(device))

@@ -36,9 +36,6 @@ from hyimg_cli.models.hunyuan_image3.transformer import Transformer
 from hyimg_cli.models.hunyuan_image3.vae import Vae
 from hyimg_cli.models.hunyuan_image3.vision import VisionInputs, vision_features, vision_model
 
-# New ids of each buffer to the last hidden row of each, [R, M]; see `feed`.
-Feed = Callable[[Sequence[tuple[Sequence[int] | Tensor, Buffer]]], Tensor]
-
 
 class HunyuanImage3Config(PretrainedConfig):
     """What transformers needs to load weights; the facts are in `arch`, read by our own code."""

@@ -1,0 +1,266 @@
+"""Captures that fail, or give something else: the same numbers, and not a word too few about it."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from engine.conftest import studio_of
+from torch import Tensor
+
+from hyimg_cli.batch.planner import make_plan
+from hyimg_cli.engine.clock import PhaseClock
+from hyimg_cli.engine.image.group import Drawn, GroupRun
+from hyimg_cli.engine.keys import key_of
+from hyimg_cli.engine.session import Session
+from hyimg_cli.errors import MachineError
+from hyimg_cli.kernels.decode_attention import plain_decode
+from hyimg_cli.models import registry
+from hyimg_cli.models.hunyuan_image3.family import HunyuanImage3
+from hyimg_cli.models.hunyuan_image3.graphs import BUCKETS, DecodeGraphs, buckets_up_to
+from hyimg_cli.spec.events import JobDone, JobStarted, Prewarmed
+from hyimg_cli.spec.job import ImageJob
+from hyimg_cli.spec.run import BatchConfig, ModelChoice, OutputConfig, RunConfig
+
+Compute = Callable[[], Tensor]
+
+
+@dataclass
+class Captures:
+    """Captures that compute anew, but for the one numbered `at`, counted from 1: that raises
+    `error`, or does what `instead` makes of it. `rows`: of each that was asked for.
+    """
+
+    at: int = 0
+    error: Exception | None = None
+    instead: Callable[[Compute], Compute] | None = None
+    rows: list[int] = field(default_factory=list)
+
+    def __call__(self, compute: Compute) -> Compute:
+        self.rows.append(len(compute()))
+        if len(self.rows) != self.at:
+            return compute
+        if self.error is not None:
+            raise self.error
+        assert self.instead is not None
+        return self.instead(compute)
+
+
+def off_by_a_bit(compute: Compute) -> Compute:
+    def replay() -> Tensor:
+        hidden_RM = compute()
+        hidden_RM[-1, -1] = torch.nextafter(hidden_RM[-1, -1], torch.tensor(torch.inf))
+        return hidden_RM
+
+    return replay
+
+
+def stale(compute: Compute) -> Compute:
+    """What a graph over other memory than the step's would give: always the same."""
+    first = compute()
+    return lambda: first.clone()
+
+
+def unwritten(compute: Compute) -> Compute:
+    """The right rows, and keys that go elsewhere: seen in memory alone."""
+    step: Any = compute.__self__  # type: ignore[attr-defined]
+
+    def replay() -> Tensor:
+        hidden_RM = compute()
+        step._buffers[0].keys_HSD[-1].fill_(0)
+        return hidden_RM
+
+    return replay
+
+
+WRONG: list[Any] = [
+    pytest.param({"at": 1, "error": torch.OutOfMemoryError("no room\nmore")}, 1, id="memory"),
+    pytest.param({"at": 1, "error": RuntimeError("stream is capturing")}, 1, id="first"),
+    pytest.param({"at": 3, "error": ValueError("a compiler's own")}, 3, id="third"),
+    pytest.param({"at": 2, "instead": off_by_a_bit}, 2, id="a bit"),
+    pytest.param({"at": 1, "instead": stale}, 1, id="stale"),
+    pytest.param({"at": 1, "instead": unwritten}, 1, id="memory elsewhere"),
+]
+
+
+def with_graphs(family: Any, capture: Any) -> Any:
+    graphs = DecodeGraphs(family.network, plain_decode, capture)
+    return HunyuanImage3(family.network, family.prompter, graphs=graphs)
+
+
+@pytest.fixture
+def jobs(job: ImageJob) -> list[ImageJob]:
+    """Texts of several lengths: rows leave one by one, from three down to one."""
+    return [
+        replace(
+            job,
+            custom_id=f"{n}",
+            num_inference_steps=1,
+            guidance_scale=1.0,
+            text=replace(job.text, seed=n, temperature=1.0, max_new_tokens=3 + 3 * n),
+        )
+        for n in range(3)
+    ]
+
+
+def ends(jobs: list[ImageJob], model: Any) -> list[Any]:
+    run = GroupRun(
+        jobs,
+        studio_of(model),
+        batch_size=len(jobs),
+        new_clock=lambda: PhaseClock(0.0, lambda: None),
+    )
+    found = [event.picture for event in run.run() if isinstance(event, Drawn)]
+    assert len(found) == len(jobs)
+    return found
+
+
+@pytest.fixture(scope="module")
+def computed() -> dict[str, Any]:
+    """What uncaptured steps made of the jobs, made once."""
+    return {}
+
+
+@pytest.mark.parametrize(("wrong", "rows"), WRONG)
+def test_whatever_a_capture_does_the_numbers_are_the_same(
+    family: Any,
+    jobs: list[ImageJob],
+    computed: dict[str, Any],
+    caplog: pytest.LogCaptureFixture,
+    wrong: dict[str, Any],
+    rows: int,
+) -> None:
+    """Bit for bit those of steps that nobody captures, and of captures that succeed."""
+    if not computed:
+        computed["uncaptured"] = ends(jobs, with_graphs(family, None))
+        computed["captured"] = ends(jobs, with_graphs(family, Captures()))
+    captures = Captures(**wrong)
+    model = with_graphs(family, captures)
+    with caplog.at_level(logging.WARNING):
+        captured = model.prepare_decode(3)
+        assert captured == rows - 1
+        pictures = ends(jobs, model)
+    # Behind a failure nothing is tried again.
+    assert captures.rows == list(range(1, rows + 1))
+    told = [record.message for record in caplog.records]
+    assert len(told) == 1
+    assert f"a decode step of {rows} row" in told[0]
+    for picture, *others in zip(
+        pictures, computed["uncaptured"], computed["captured"], strict=True
+    ):
+        for other in others:
+            assert picture.written == other.written
+            assert np.array_equal(picture.pixels, other.pixels)
+            assert not [note for note in other.notes if "graph" in note]
+        assert told[0] in picture.notes
+
+
+def test_only_texts_that_went_without_are_told(family: Any) -> None:
+    graphs = DecodeGraphs(family.network, plain_decode, Captures(3, ValueError("no")))
+    assert graphs.degraded(3) == ""
+    assert graphs.prepare(2) == 2
+    assert graphs.prepare(8) == 0
+    assert graphs.captured == [1, 2]
+    assert graphs.degraded(1) == graphs.degraded(2) == ""
+    assert "3 rows (no)" in graphs.degraded(3)
+    assert graphs.degraded(64) == graphs.degraded(3)
+
+
+def test_rows_walk_through_all_smaller_numbers() -> None:
+    assert buckets_up_to(0) == ()
+    assert buckets_up_to(1) == (1,)
+    assert buckets_up_to(11) == (*range(1, 11), 12)
+    assert buckets_up_to(64) == buckets_up_to(1000) == BUCKETS
+    assert len(BUCKETS) <= 16
+
+
+def test_rows_without_a_job_have_one_id(family: Any) -> None:
+    """What a step gives does not depend on the step before it, not even in rows nobody reads."""
+    seen: list[Tensor] = []
+
+    def capture(compute: Compute) -> Compute:
+        def replay() -> Tensor:
+            seen.append(compute())
+            return seen[-1]
+
+        return replay
+
+    graphs = DecodeGraphs(family.network, plain_decode, capture)
+    for first in (range(11), range(12)):
+        buffers = [family.new_buffer(4) for _ in first]
+        graphs([([20 + row], buffer) for row, buffer in zip(first, buffers, strict=True)])
+    again = [family.new_buffer(4) for _ in range(11)]
+    graphs([(torch.tensor([20 + row]), buffer) for row, buffer in enumerate(again)])
+    assert torch.equal(seen[-1], seen[-3])
+    assert not torch.equal(seen[-1], seen[-2])
+
+
+def config(folder: Path, **batch: Any) -> RunConfig:
+    choice = ModelChoice(device="cpu", dtype="float32", decode_graphs="on")
+    return RunConfig(OutputConfig(folder), choice, batch=BatchConfig(**batch))
+
+
+def ran(model: Any, jobs: list[ImageJob], config: RunConfig) -> list[Any]:
+    with Session(config, load=lambda choice, *, is_batch_invariant: model) as session:
+        return list(session.run(make_plan(jobs, registry.model_card)))
+
+
+def test_prewarming_captures_what_the_run_will_use(
+    family: Any, jobs: list[ImageJob], tmp_path: Path
+) -> None:
+    """Every number of rows up to those that think together, and none of them later."""
+    captures = Captures()
+    plain = [replace(job, custom_id=f"p{n}", bot_task="none") for n, job in enumerate(jobs)]
+    events = ran(with_graphs(family, captures), [*jobs, *plain], config(tmp_path, max_size=5))
+    (ready,) = [event for event in events if isinstance(event, Prewarmed)]
+    # Three of six write.
+    assert ready.graphs == 3
+    assert captures.rows == [1, 2, 3]
+    fewer = Captures()
+    ran(with_graphs(family, fewer), jobs, config(tmp_path, max_size=2))
+    assert fewer.rows == [1, 2]
+
+
+def test_without_prewarming_a_step_is_captured_when_it_is_wanted(
+    family: Any, jobs: list[ImageJob], tmp_path: Path
+) -> None:
+    captures = Captures()
+    events = ran(with_graphs(family, captures), jobs, config(tmp_path, prewarm=False))
+    assert not [event for event in events if isinstance(event, Prewarmed)]
+    assert captures.rows == [3, 2, 1]
+
+
+def test_a_failed_capture_is_in_every_line_and_in_no_key(
+    family: Any, jobs: list[ImageJob], tmp_path: Path
+) -> None:
+    lines = {}
+    for name, captures in {
+        "fails": Captures(1, torch.OutOfMemoryError("no room")),
+        "works": Captures(),
+    }.items():
+        model = with_graphs(family, captures)
+        events = ran(model, jobs, config(tmp_path))
+        lines[name] = {e.outcome.custom_id: e.outcome for e in events if isinstance(e, JobDone)}
+        started = [n for n, event in enumerate(events) if isinstance(event, JobStarted)]
+        assert len(started) == len(lines[name]) == 3
+    for job in jobs:
+        fails, works = lines["fails"][job.custom_id], lines["works"][job.custom_id]
+        assert fails.key == works.key == key_of(job, [], config(tmp_path))
+        assert fails.cot_token_ids == works.cot_token_ids
+        (told,) = set(fails.warnings) - set(works.warnings)
+        assert "no CUDA graph of a decode step of 1 row (out of memory)" in told
+
+
+def test_a_model_that_decodes_otherwise_than_its_keys_say_is_refused(
+    family: Any, jobs: list[ImageJob], tmp_path: Path
+) -> None:
+    on = config(tmp_path)
+    off = replace(on, model=replace(on.model, decode_graphs="off"))
+    for setting, model in ((on, family), (off, with_graphs(family, None))):
+        with pytest.raises(MachineError, match="and by the GPU driver's files") as raised:
+            ran(model, jobs, setting)
+        assert raised.value.code == "machine.graphs"
