@@ -14,7 +14,17 @@ from hyimg_cli.batch.fields import (
     NOT_IN_VIDEOS,
     VIDEO_FIELDS,
 )
-from hyimg_cli.batch.kinds import BadValue, Choice, Integer, Kind, Text, Truth, nearest, shown
+from hyimg_cli.batch.kinds import (
+    BadValue,
+    Choice,
+    Integer,
+    Kind,
+    Number,
+    Text,
+    Truth,
+    nearest,
+    shown,
+)
 from hyimg_cli.errors import RecipeError
 from hyimg_cli.spec.job import SizeRequest
 from hyimg_cli.spec.run import DTYPES, FRAMES, QUANTIZATIONS
@@ -74,6 +84,7 @@ KNOBS = (
     Knob("model", "device", DeviceName(), "auto"),
     Knob("model", "vae_use_tiling", Truth(), False, only="pictures"),
     Knob("model", "quantization", Choice(QUANTIZATIONS), "none", only="pictures"),
+    Knob("model", "enable_cpu_offload", Truth(), False, only="videos"),
     # A recipe's alone until a GPU has measured it.
     Knob("model", "decode_graphs", Truth(), False, only="pictures"),
     Knob("sampling", "size", BY_NAME["size"].kind, SizeRequest()),
@@ -90,6 +101,7 @@ KNOBS = (
     Knob("batch", "prewarm", Truth(), True),
     # A recipe's, and for `plan` on a machine that is not the run's.
     Knob("batch", "memory_gb", Integer(1, 10**5), only="pictures"),
+    Knob("batch", "gpu_memory_utilization", Number(0, 1, above_low=True)),
     Knob("cache", "cache_dir", Text("folder")),
     Knob("cache", "disk_cache", Truth(), True),
     Knob("cache", "disk_cache_mb", Integer(0, 10**9), 10240),

@@ -55,6 +55,8 @@ def show_plan(given: Mapping[str, Any]) -> None:
     if given["as_json"]:
         facts = _as_json(order, costs, videos) | _held(memory, components, by_rank)
         facts |= {"replicas": replicas}
+        if config.model.cpu_offload:
+            facts |= {"on_gpu_bytes": {name: _largest(of) for name, of in components.items()}}
         render.json_line(facts | {"skipped": rest.done})
         return
     for text in _lines(order, costs, videos, think=given["assume_think"]):
@@ -62,7 +64,7 @@ def show_plan(given: Mapping[str, Any]) -> None:
     before = f", {len(rest.done)} done before" if rest.done else ""
     render.line(f"all: {len(order.groups)} groups{before}")
     held = _memory_lines(memory, components, by_rank)
-    for text in (*held, *_replica_lines(replicas, config)):
+    for text in (*held, *_replica_lines(replicas, config), *_limit_lines(components, config)):
         render.line(text)
 
 
@@ -126,6 +128,26 @@ def _replica_lines(count: int, config: RunConfig) -> Iterator[str]:
         place = "a GPU each" if precision(config.model)[0] == "cuda" else "in one memory"
         yield f"  {count} replicas, {place}: each holds such weights and memory"
         yield "  tokens and encodes are one process's; replicas read what they share once each"
+
+
+def _limit_lines(components: Mapping[str, dict[str, int]], config: RunConfig) -> Iterator[str]:
+    """What the GPU's part and the offload mean for the figures before this."""
+    if config.model.cpu_offload:
+        for model, sizes in components.items():
+            yield (
+                f"  of {model} one network at a time is on the GPU: {bytes_text(_largest(sizes))} "
+                f"at most; main memory holds {bytes_text(sum(sizes.values()))} or less"
+            )
+    part = config.batch.gpu_memory_utilization
+    if part is not None:
+        yield (
+            f"  {part:g} of the GPU's memory is not counted here, where its size is not known: the "
+            "run lets fewer work together; [batch] memory_gb of a recipe plans with a size"
+        )
+
+
+def _largest(sizes: Mapping[str, int]) -> int:
+    return max(sizes.values(), default=0)
 
 
 def _as_json(order: Plan, costs: PlanCost, videos: Sequence[VideoForecast]) -> dict[str, Any]:

@@ -290,7 +290,7 @@ def test_memory_of_several_processes(
 def test_rank_0_is_what_a_gpu_must_hold(
     subject: MakeSubject, real_size: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(models, "free_bytes", lambda _: int(80e9))
+    monkeypatch.setattr(models, "free_bytes", lambda *_: int(80e9))
     alone = subject(real_size, device="cuda", dtype="bfloat16")
     split = replace(alone, config=replace(alone.config, parallel=ParallelConfig(tensor_ranks=4)))
     assert models.image_memory(alone).status == "failed"

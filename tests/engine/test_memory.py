@@ -105,9 +105,9 @@ def test_a_session_chooses_by_what_is_free(
     found = needs(jobs, card, CONFIG)
     for expected in (Together(16, 16), Together(16, 3), Together(2, 1)):
         room = int(found.widest(expected).total / USABLE) + 2
-        monkeypatch.setattr(memory, "free_bytes", lambda _model, room=room: room)
+        monkeypatch.setattr(memory, "free_bytes", lambda *_, room=room: room)
         assert batch_sizes(jobs, model, CONFIG) == expected
-    monkeypatch.setattr(memory, "free_bytes", lambda _model: 10**15)
+    monkeypatch.setattr(memory, "free_bytes", lambda *_: 10**15)
     assert batch_sizes(jobs, model, CONFIG) == Together(16, 16)
     limit = card.loaded_bytes("float32") + int(found.widest(Together(16, 5)).total / USABLE) + 2
     monkeypatch.setattr(BatchConfig, "memory_bytes", property(lambda _self: limit))
@@ -153,7 +153,7 @@ def test_the_plan_and_a_session_of_ranks_agree(
     large = replace(family.card, vae_bytes_per_pixel=0, kv_bytes_per_token=400_000)
     kv_bytes = large.kv_bytes_per_token // (2 if device == "cuda" else 1)
     model: Any = SimpleNamespace(card=replace(large, kv_bytes_per_token=kv_bytes))
-    monkeypatch.setattr(memory, "free_bytes", lambda _model: 10**15)
+    monkeypatch.setattr(memory, "free_bytes", lambda *_: 10**15)
     planned, chosen = footprint(jobs, large, config), batch_sizes(jobs, model, config)
     assert 1 < chosen.drawing < 16, "memory decides"
     assert Together(planned.thinking, planned.drawing) == chosen
@@ -173,7 +173,7 @@ def test_prefixes_that_are_held_are_counted_once(
     first = needs(jobs, card, config)
     assert first.kept - needs(jobs, card, config, held_prefixes=held).kept == held
     room = int(first.widest(Together(16, 3)).total / USABLE) + 2
-    monkeypatch.setattr(memory, "free_bytes", lambda _model: room)
+    monkeypatch.setattr(memory, "free_bytes", lambda *_: room)
     assert batch_sizes(jobs, model, config) == Together(16, 3)
-    monkeypatch.setattr(memory, "free_bytes", lambda _model: room - held)
+    monkeypatch.setattr(memory, "free_bytes", lambda *_: room - held)
     assert batch_sizes(jobs, model, config, held_prefixes=held) == Together(16, 3)

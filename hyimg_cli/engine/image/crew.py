@@ -25,7 +25,12 @@ from hyimg_cli.engine.image.stages import EncodeSource, Picture, ReadSource, Stu
 from hyimg_cli.engine.image.tensor_ranks import refuse_unsplit, weights_by_rank
 from hyimg_cli.engine.keys import confirm_dtype, precision
 from hyimg_cli.engine.making import making
-from hyimg_cli.engine.memory import batch_sizes, peak_memory_mb, synchronize
+from hyimg_cli.engine.memory import (
+    batch_sizes,
+    peak_memory_mb,
+    refuse_beyond_part,
+    synchronize,
+)
 from hyimg_cli.kv.buffer import Slice
 from hyimg_cli.kv.tree import Host, KVTree
 from hyimg_cli.media.images import SourceImage, write_png
@@ -78,6 +83,8 @@ class ImageCrew:
             return
         self.release()
         started = time.perf_counter()
+        hint = "or --quantization fp8 or nf4, or --tensor-parallel-size over more GPUs"
+        refuse_beyond_part(self.weight_bytes(model), self._config, hint)
         loaded = self._loaded(replace(self._config.model, model=model))
         confirm_dtype(self._config.model, loaded.dtype_name)
         self._model = loaded
