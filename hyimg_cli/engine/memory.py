@@ -2,7 +2,7 @@
 
 import resource
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
@@ -58,12 +58,12 @@ def confine(config: RunConfig) -> None:
             torch.cuda.set_per_process_memory_fraction(part, gpu)
 
 
-def refuse_beyond_part(needed: int, config: RunConfig, hint: str) -> None:
+def refuse_beyond_part(weights: Callable[[], int], config: RunConfig, hint: str) -> None:
     """Raises MachineError for weights of more bytes than the run may use of its GPUs."""
     part = config.batch.gpu_memory_utilization
     if part is None:
         return
-    gpus = _chosen(config.model)
+    gpus, needed = _chosen(config.model), weights()
     allowed = sum(int(part * torch.cuda.mem_get_info(gpu)[1]) for gpu in gpus)
     if gpus and needed > allowed:
         what = f"the weights take {needed / 1e9:.1f} GB; {UTILIZATION} {part:g} allows "

@@ -101,7 +101,7 @@ class VideoCrew:
         started = time.perf_counter()
         if is_new:
             hint = f"or {OFFLOAD}: one network at a time is on the GPU then"
-            refuse_beyond_part(self._together_bytes(model), self._config, hint)
+            refuse_beyond_part(partial(self._together_bytes, model), self._config, hint)
         resident = self._opened(model) if is_new else self._resident()
         opened_s = time.perf_counter() - started
         texts = dict.fromkeys(text for job in jobs for text in _texts(resident, job))

@@ -39,7 +39,7 @@ class Watched:
                 return module
             tensors = (*module.parameters(), *module.buffers())
             self.homes[component.name] = module, [t.data_ptr() for t in tensors]
-            for part in list(module.modules())[:12]:
+            for part in module.modules():
                 part.register_forward_pre_hook(lambda *_: self._at_work(component.name))
             return module
 
