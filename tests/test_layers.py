@@ -69,6 +69,7 @@ WITHOUT_TORCH = (
     "engine.choice",
     "engine.replicas.dealing",
     "engine.footprint",
+    "engine.gpu_settings",
     "engine.forecast",
     "engine.replicas.process",
     "engine.replicas.link",

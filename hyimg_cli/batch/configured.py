@@ -53,6 +53,7 @@ def configured(settings: Mapping[str, Setting], folder: Path, cache: CacheConfig
             value["vae_use_tiling"],
             value["quantization"],
             value["decode_graphs"],
+            value["enable_cpu_offload"],
         ),
         reuse=ReuseConfig(value["kv_reuse"], value["require_kv_reuse"], value["prompt_cache"]),
         batch=BatchConfig(
@@ -62,6 +63,7 @@ def configured(settings: Mapping[str, Setting], folder: Path, cache: CacheConfig
             value["prefix_cache_host_mb"],
             value["prewarm"],
             memory_gb=value["memory_gb"],
+            gpu_memory_utilization=value["gpu_memory_utilization"],
         ),
         cache=cache,
         parallel=ParallelConfig(

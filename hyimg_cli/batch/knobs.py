@@ -19,6 +19,7 @@ from hyimg_cli.batch.kinds import (
     Choice,
     Integer,
     Kind,
+    Number,
     Switch,
     Text,
     Truth,
@@ -84,6 +85,7 @@ KNOBS = (
     Knob("model", "device", DeviceName(), "auto"),
     Knob("model", "vae_use_tiling", Truth(), False, only="pictures"),
     Knob("model", "quantization", Choice(QUANTIZATIONS), "none", only="pictures"),
+    Knob("model", "enable_cpu_offload", Truth(), False, only="videos"),
     # A recipe's alone: nobody varies it from run to run.
     Knob("model", "decode_graphs", Switch(GRAPHS), "auto", only="pictures"),
     Knob("sampling", "size", BY_NAME["size"].kind, SizeRequest()),
@@ -100,6 +102,7 @@ KNOBS = (
     Knob("batch", "prewarm", Truth(), True),
     # A recipe's, and for `plan` on a machine that is not the run's.
     Knob("batch", "memory_gb", Integer(1, 10**5), only="pictures"),
+    Knob("batch", "gpu_memory_utilization", Number(0, 1, above_low=True)),
     Knob("cache", "cache_dir", Text("folder")),
     Knob("cache", "disk_cache", Truth(), True),
     Knob("cache", "disk_cache_mb", Integer(0, 10**9), 10240),

@@ -41,6 +41,8 @@ def doctor(
     dtype: o.DtypeName = None,
     quantization: o.Quantization = None,
     tensor_parallel_size: o.TensorParallelSize = None,
+    gpu_memory_utilization: o.GpuMemoryUtilization = None,
+    enable_cpu_offload: o.EnableCpuOffload = None,
     replicas: o.Replicas = None,
     batching_max_size: o.BatchingMaxSize = None,
     vae_use_tiling: o.VaeUseTiling = None,

@@ -253,6 +253,23 @@ TensorParallelSize = Annotated[
         "rounding.",
     ),
 ]
+GpuMemoryUtilization = Annotated[
+    float | None,
+    option(
+        "--gpu-memory-utilization",
+        panel=MODEL,
+        help="Part of a GPU's memory, above 0 to 1, that the run may use, weights and all.",
+    ),
+]
+EnableCpuOffload = Annotated[
+    bool | None,
+    option(
+        "--enable-cpu-offload/--no-enable-cpu-offload",
+        panel=_VIDEO,
+        help="Have one of a video model's networks on the GPU at a time, the others in main "
+        "memory. Same pixels.",
+    ),
+]
 
 Steps = Annotated[
     int | None,

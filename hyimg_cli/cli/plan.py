@@ -17,6 +17,7 @@ from hyimg_cli.engine import runner
 from hyimg_cli.engine.choice import replicas_of
 from hyimg_cli.engine.footprint import Footprint, footprints
 from hyimg_cli.engine.forecast import VideoForecast, forecast, video_forecast
+from hyimg_cli.engine.gpu_settings import flag_that_fits
 from hyimg_cli.engine.image.tensor_ranks import RankFootprint, rank_footprints
 from hyimg_cli.engine.keys import precision
 from hyimg_cli.spec.plan import Group, Plan
@@ -55,14 +56,17 @@ def show_plan(given: Mapping[str, Any]) -> None:
     if given["as_json"]:
         facts = _as_json(order, costs, videos) | _held(memory, components, by_rank)
         facts |= {"replicas": replicas}
+        if config.model.cpu_offload:
+            facts |= {"on_gpu_bytes": {name: _largest(of) for name, of in components.items()}}
         render.json_line(facts | {"skipped": rest.done})
         return
     for text in _lines(order, costs, videos, think=given["assume_think"]):
         render.line(text)
     before = f", {len(rest.done)} done before" if rest.done else ""
     render.line(f"all: {len(order.groups)} groups{before}")
-    held = _memory_lines(memory, components, by_rank)
-    for text in (*held, *_replica_lines(replicas, config)):
+    held = tuple(_memory_lines(memory, components, by_rank))
+    held = (*held, *_too_large_lines(memory, config))
+    for text in (*held, *_replica_lines(replicas, config), *_limit_lines(components, config)):
         render.line(text)
 
 
@@ -126,6 +130,34 @@ def _replica_lines(count: int, config: RunConfig) -> Iterator[str]:
         place = "a GPU each" if precision(config.model)[0] == "cuda" else "in one memory"
         yield f"  {count} replicas, {place}: each holds such weights and memory"
         yield "  tokens and encodes are one process's; replicas read what they share once each"
+
+
+def _too_large_lines(memory: Mapping[str, Footprint], config: RunConfig) -> Iterator[str]:
+    """Of models that do not fit into `memory_gb`, the flag with which they would."""
+    card_of = runner.cards(config.model.revision)
+    for model, one in memory.items():
+        if flag := flag_that_fits(one, card_of(model), config):
+            yield f"  {model} does not fit into {config.batch.memory_gb} GB: {flag}"
+
+
+def _limit_lines(components: Mapping[str, dict[str, int]], config: RunConfig) -> Iterator[str]:
+    """What the GPU's part and the offload mean for the figures before this."""
+    if config.model.cpu_offload:
+        for model, sizes in components.items():
+            yield (
+                f"  of {model} one network at a time is on the GPU: {bytes_text(_largest(sizes))} "
+                f"at most; main memory holds {bytes_text(sum(sizes.values()))} or less"
+            )
+    part = config.batch.gpu_memory_utilization
+    if part is not None:
+        yield (
+            f"  {part:g} of the GPU's memory is not counted here, where its size is not known: the "
+            "run lets fewer work together; [batch] memory_gb of a recipe plans with a size"
+        )
+
+
+def _largest(sizes: Mapping[str, int]) -> int:
+    return max(sizes.values(), default=0)
 
 
 def _as_json(order: Plan, costs: PlanCost, videos: Sequence[VideoForecast]) -> dict[str, Any]:

@@ -52,6 +52,7 @@ class RunOptions:
     vae_use_tiling: o.VaeUseTiling = None
     quantization: o.Quantization = None
     tensor_parallel_size: o.TensorParallelSize = None
+    gpu_memory_utilization: o.GpuMemoryUtilization = None
     num_inference_steps: o.Steps = None
     guidance_scale: o.Guidance = None
     flow_shift: o.FlowShift = None
@@ -71,6 +72,7 @@ class RunOptions:
     fps: o.Fps = None
     negative_prompt: o.NegativePrompt = None
     prompt_cache: o.PromptCache = None
+    enable_cpu_offload: o.EnableCpuOffload = None
     vae_patch_parallel_size: o.VaePatchParallelSize = None
     cfg_parallel_size: o.CfgParallelSize = None
     replicas: o.Replicas = None

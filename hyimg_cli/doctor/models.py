@@ -14,6 +14,7 @@ from hyimg_cli.doctor import places
 from hyimg_cli.doctor.check import Check, Subject
 from hyimg_cli.engine import runner
 from hyimg_cli.engine.footprint import footprint
+from hyimg_cli.engine.gpu_settings import refuse_in_session
 from hyimg_cli.engine.image.tensor_ranks import rank_footprints, refuse_unsplit
 from hyimg_cli.engine.keys import precision
 from hyimg_cli.errors import CheckpointError, MachineError, UsageError
@@ -93,7 +94,7 @@ def _hub_room() -> int:
 
 def image_memory(subject: Subject) -> Check:
     """Free memory against one edit and a full batch, and which quantizations would fit."""
-    choice, free = subject.config.model, free_bytes(subject.config.model)
+    choice, free = subject.config.model, _free(subject)
     try:
         refuse_unsplit(choice, subject.config.parallel.tensor_ranks)
         forms = _forms(subject)
@@ -168,7 +169,10 @@ def _remedy(subject: Subject, free: int) -> str:
         least, smallest = _need(subject, replace(choice, quantization=form)).total, form
         if least <= free:
             return f"--quantization {form} would fit"
-    return f"free some, or use a machine with {bytes_text(least)} for {smallest}"
+    more = f"free some, or use a machine with {bytes_text(least)} for {smallest}"
+    if precision(choice)[0] == "cpu":
+        return more
+    return f"{more}; more GPUs share it by --tensor-parallel-size or --device balanced"
 
 
 def _need(subject: Subject, choice: ModelChoice, *, jobs: int = 1) -> _Need:
@@ -195,7 +199,7 @@ def video_memory(subject: Subject) -> Check:
 
     What a video's latents and the decode take is not known before the sizes are.
     """
-    choice, free = subject.config.model, free_bytes(subject.config.model)
+    choice, free = subject.config.model, _free(subject)
     try:
         card = registry.video_card(subject.video_model, choice.revision)
     except CheckpointError:
@@ -203,12 +207,30 @@ def video_memory(subject: Subject) -> Check:
     loaded = _loaded_bytes(card, subject.video_model, choice)
     encoders = sum(n for part, n in loaded.items() if part.startswith("text_encoder"))
     rest = sum(loaded.values()) - encoders
-    found = f"{model_name(subject.video_model)}: {bytes_text(encoders)} of text encoders, then "
+    shown = model_name(subject.video_model)
+    if choice.cpu_offload:
+        return _offloaded(f"{shown}: ", max(loaded.values()), sum(loaded.values()), free)
+    found = f"{shown}: {bytes_text(encoders)} of text encoders, then "
     copies = _copies(subject.config)
     each = f", in {copies} replicas each" if copies > 1 else ""
     found += f"{bytes_text(rest)} of weights and the video's own{each}; {bytes_text(free)} free"
-    if max(encoders, rest) * copies > free:
-        hint = "free some, or use a machine with more; --quantization is for pictures"
+    if max(encoders, rest) * copies <= free:
+        return Check("video memory", "ok", found)
+    hint = "free some, or use a machine with more; --quantization is for pictures"
+    if precision(choice)[0] == "cuda" and max(loaded.values()) <= free:
+        hint = "--enable-cpu-offload would fit: one network at a time is on the GPU then"
+    return Check("video memory", "failed", found, hint)
+
+
+def _offloaded(found: str, largest: int, every: int, free: int) -> Check:
+    """With one network at a time on the GPU, and all of them in main memory."""
+    found += f"{bytes_text(every)} of weights in main memory, {bytes_text(largest)} of them at "
+    found += f"most on the GPU; {bytes_text(free)} free there"
+    if largest > free:
+        hint = "free some, or use a larger GPU: --enable-cpu-offload is on already"
+        return Check("video memory", "failed", found, hint)
+    if every > available_bytes():
+        hint = "main memory is too small for the networks that wait there"
         return Check("video memory", "failed", found, hint)
     return Check("video memory", "ok", found)
 
@@ -224,8 +246,15 @@ def _loaded_bytes(card: VideoCard, model: str, choice: ModelChoice) -> dict[str,
     return {part: one.count * (4 if part in wide else width) for part, one in stored.items()}
 
 
-def free_bytes(choice: ModelChoice) -> int:
-    """Memory for a model where `choice` puts it. Raises MachineError where there is no GPU."""
+def _free(subject: Subject) -> int:
+    refuse_in_session(subject.config)
+    return free_bytes(subject.config.model, subject.config.batch.gpu_memory_utilization)
+
+
+def free_bytes(choice: ModelChoice, part: float | None = None) -> int:
+    """Memory for a model where `choice` puts it, of a GPU no more than `part` of it. Raises
+    MachineError where there is no GPU.
+    """
     if precision(choice)[0] == "cpu":
         return available_bytes()
     import torch
@@ -234,7 +263,7 @@ def free_bytes(choice: ModelChoice) -> int:
 
     if not torch.cuda.is_available():
         raise MachineError("there is no GPU to put it on", hint="run with --device cpu")
-    return room_bytes(choice)
+    return room_bytes(choice, part)
 
 
 def model_name(model: str) -> str:

@@ -15,6 +15,13 @@ from hyimg_cli.spec.events import Failure, Outcome, OutputFile, ParallelReport, 
 from hyimg_cli.spec.job import ImageJob, Job, VideoJob
 
 logger = logging.getLogger(__name__)
+# What one job alone can be given where memory was short.
+_SMALLER: dict[type[Job], str] = {
+    ImageJob: "--quantization fp8 or nf4 leaves more to work with, --vae-use-tiling decodes in "
+    "bounded memory (other pixels near tile borders); or ask for a smaller size",
+    VideoJob: "--enable-cpu-offload leaves the GPU to one network at a time; or ask for a smaller "
+    "size or fewer frames",
+}
 
 
 @dataclass(frozen=True)
@@ -116,7 +123,7 @@ def _failure(job: Job, error: Exception) -> Failure:
         where = f"{error.where}: " if error.where else ""
         return Failure(error.code, where + error.what, error.hint, error.retryable)
     if isinstance(error, torch.OutOfMemoryError):
-        hint = "ask for a smaller size, or free the GPU's memory"
+        hint = _SMALLER[type(job)]
         return Failure("job.out-of-memory", str(error).split("\n")[0], hint, retryable=True)
     logger.error("job %s failed by a fault of hyimg's own", job.custom_id, exc_info=error)
     what = f"{type(error).__name__}: {error}"

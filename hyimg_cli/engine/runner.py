@@ -15,6 +15,7 @@ from hyimg_cli.batch.journal import Resumption, RunFolder, resume
 from hyimg_cli.batch.line import fault
 from hyimg_cli.batch.manifest import Manifest, failed_lines, in_line_order
 from hyimg_cli.batch.recipe import Setting, resolve_jobs, settle
+from hyimg_cli.engine.gpu_settings import refuse_unfollowed
 from hyimg_cli.engine.image.tensor_ranks import refuse_wrong
 from hyimg_cli.engine.keys import job_keys
 from hyimg_cli.engine.space import refuse_full_disk
@@ -206,6 +207,7 @@ def examine(
     revision = settings["revision"].value
     jobs, unresolved = resolve_jobs(manifest, settings, cards(revision), video_cards(revision))
     refuse_wrong(jobs, settings)
+    refuse_unfollowed(jobs, settings)
     unfit = _unfit(jobs, settings)
     good = [job for job in jobs if job.source_line not in unfit]
     # What a setting caused is the same in every line; it is said once.

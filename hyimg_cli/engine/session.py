@@ -19,7 +19,7 @@ from hyimg_cli.engine.clock import PhaseClock
 from hyimg_cli.engine.crew import Crew, Lost, Made
 from hyimg_cli.engine.image.crew import ImageCrew, LoadModel
 from hyimg_cli.engine.keys import key_of, source_digests
-from hyimg_cli.engine.memory import room_bytes
+from hyimg_cli.engine.memory import confine, room_bytes
 from hyimg_cli.engine.outcomes import Facts, failed
 from hyimg_cli.engine.video.crew import VideoCrew
 from hyimg_cli.errors import Interrupted, MachineError
@@ -101,6 +101,7 @@ class Session:
         that `plan` is a piece of; what all of its jobs need at once is made ready with the model.
         """
         started = time.perf_counter()
+        confine(self._config)
         self._folder = folder
         self._attempts = folder.attempts() if folder else {}
         self._is_over = False
@@ -138,7 +139,8 @@ class Session:
 
     def _make_room(self, other: Crew[Any], needed_bytes: int) -> Iterator[ModelReleased]:
         """Lets the other crew's model go, unless as much room again is left for the work."""
-        name, free_bytes = other.model, room_bytes(self._config.model)
+        part = self._config.batch.gpu_memory_utilization
+        name, free_bytes = other.model, room_bytes(self._config.model, part)
         if name is not None and 2 * needed_bytes > free_bytes:
             other.release()
             yield ModelReleased(name, needed_bytes, free_bytes)

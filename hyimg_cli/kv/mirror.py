@@ -28,7 +28,11 @@ Part: TypeAlias = Buffer | Slice
 
 
 class Change(Protocol):
-    """One change to the parts of a follower; pickled."""
+    """One change to the parts of a follower; pickled. Made again where memory was short."""
+
+    @property
+    def parts(self) -> set[int]:
+        """Numbers of what it makes and reads."""
 
     def make(self, kv: FollowerKV) -> None: ...
 
@@ -178,11 +182,31 @@ class FollowerKV:
         self.new_buffer = new_buffer
         self.devices = devices
         self.parts: dict[int, Part] = {}
+        self._due: deque[Change] = deque()
 
     def change(self, changes: Sequence[Change]) -> None:
-        """Make what the leader noted."""
-        for change in changes:
-            change.make(self)
+        """Make what the leader noted, behind what there was no memory for before.
+
+        Raises torch.OutOfMemoryError, after which no forward may run before the next call: what is
+        left is made then, first of all what has been let go meanwhile.
+        """
+        is_behind = bool(self._due)
+        self._due.extend(changes)
+        if is_behind:
+            self._free_early()
+        while self._due:
+            self._due[0].make(self)
+            self._due.popleft()
+
+    def _free_early(self) -> None:
+        """Let go what nothing before its turn still needs: there may be room then for the rest."""
+        needed: set[int] = set()
+        for change in list(self._due):
+            if isinstance(change, Free) and change.own in self.parts.keys() - needed:
+                change.make(self)
+                self._due.remove(change)
+            else:
+                needed |= change.parts
 
     def buffer(self, number: int, length: int = 0) -> Buffer:
         """A buffer; its length is the leader's to know, and is told where it matters."""
@@ -198,10 +222,32 @@ class FollowerKV:
 
 
 @dataclass(frozen=True)
-class New:
-    """An empty buffer."""
+class _OfOne:
+    """A change of one part."""
 
     own: int
+
+    @property
+    def parts(self) -> set[int]:
+        return {self.own}
+
+
+@dataclass(frozen=True)
+class _OfTwo:
+    """A change of one part by another."""
+
+    own: int
+    source: int
+
+    @property
+    def parts(self) -> set[int]:
+        return {self.own, self.source}
+
+
+@dataclass(frozen=True)
+class New(_OfOne):
+    """An empty buffer."""
+
     capacity: int
 
     def make(self, kv: FollowerKV) -> None:
@@ -209,11 +255,9 @@ class New:
 
 
 @dataclass(frozen=True)
-class Copy:
+class Copy(_OfTwo):
     """Another buffer's first `prefix` tokens."""
 
-    own: int
-    source: int
     prefix: int
 
     def make(self, kv: FollowerKV) -> None:
@@ -221,11 +265,9 @@ class Copy:
 
 
 @dataclass(frozen=True)
-class Extend:
+class Extend(_OfTwo):
     """A slice's tokens, behind the first `at` of a buffer."""
 
-    own: int
-    source: int
     at: int
 
     def make(self, kv: FollowerKV) -> None:
@@ -233,11 +275,9 @@ class Extend:
 
 
 @dataclass(frozen=True)
-class Cut:
+class Cut(_OfTwo):
     """Tokens `[start, stop)` of a buffer or of a slice, as a slice of its own."""
 
-    own: int
-    source: int
     start: int
     stop: int
 
@@ -249,32 +289,24 @@ class Cut:
 
 
 @dataclass(frozen=True)
-class ToHost:
+class ToHost(_OfTwo):
     """A copy of a slice in main memory."""
-
-    own: int
-    source: int
 
     def make(self, kv: FollowerKV) -> None:
         kv.parts[self.own] = kv.rows(self.source).on_host()
 
 
 @dataclass(frozen=True)
-class ToDevice:
+class ToDevice(_OfTwo):
     """A copy of a slice where the layers are."""
-
-    own: int
-    source: int
 
     def make(self, kv: FollowerKV) -> None:
         kv.parts[self.own] = kv.rows(self.source).on(kv.devices)
 
 
 @dataclass(frozen=True)
-class Free:
+class Free(_OfOne):
     """A buffer or a slice is let go."""
-
-    own: int
 
     def make(self, kv: FollowerKV) -> None:
         # What was made and let go before it was told was made here, too: notes keep their order.

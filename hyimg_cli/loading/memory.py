@@ -19,12 +19,15 @@ def available_bytes() -> int:
     return int(psutil.virtual_memory().available)
 
 
-def gpu_free_bytes(device: "torch.device | int") -> int:
+def gpu_free_bytes(device: "torch.device | int", part: float | None = None) -> int:
     """Memory of a GPU that new tensors can have: what the driver has, and what this process keeps.
 
-    Of tensors that are gone torch's allocator keeps the memory, for the next ones.
+    Of tensors that are gone torch's allocator keeps the memory, for the next ones. `part`: of all
+    the GPU's memory this process may use no more, what its tensors have counted in.
     """
     import torch
 
-    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return int(torch.cuda.mem_get_info(device)[0] + kept)
+    free, total = torch.cuda.mem_get_info(device)
+    held = torch.cuda.memory_allocated(device)
+    free = int(free + torch.cuda.memory_reserved(device) - held)
+    return free if part is None else max(0, min(free, int(part * total) - held))

@@ -49,24 +49,52 @@ class Cut:
         return weight_OI.index_select(self.dim, self.index.to(weight_OI.device))
 
 
+class Sums:
+    """The sums over the first `ranks` ranks in a network's forward: `count`, always in one order.
+
+    Every rank must take part in each, whatever becomes of it: on a GPU the others would wait for it
+    without end, and could only be killed. One that cannot go on gives zeros to the rest.
+    """
+
+    def __init__(self, ranks: int, count: int) -> None:
+        self.ranks, self._count = ranks, count
+        self._done = 0
+
+    def begin(self) -> None:
+        """A forward begins."""
+        self._done = 0
+
+    def total(self, partial_TM: Tensor) -> Tensor:
+        """The next sum; every rank gives its part of it."""
+        self._done += 1
+        group = _first(self.ranks, dist.group.WORLD)
+        if self.ranks > 2 and partial_TM.device.type == "cpu":
+            return _summed_in_order(partial_TM, self.ranks, group)
+        dist.all_reduce(partial_TM, group=group)
+        return partial_TM
+
+    def give_up(self, rows: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
+        """Take part in what is left of the forward, whose sums have `rows`; its result is void."""
+        nothing_TM = torch.zeros(rows, dtype=dtype, device=device)
+        while self._done < self._count:
+            self.total(nothing_TM)
+
+
 class Summed(nn.Module):
     """A layer that computes this rank's partial sum of its output; the whole comes out.
 
-    The first `ranks` ranks call it with the same rows.
+    The ranks of `sums` call it with the same rows.
     """
 
-    def __init__(self, partial: nn.Module, ranks: int) -> None:
+    def __init__(self, partial: nn.Module, sums: Sums) -> None:
         super().__init__()
         self.partial = partial
-        self.ranks = ranks
+        self.sums = sums
 
     def forward(self, x_TM: Tensor) -> Tensor:
         out_TM: Tensor = self.partial(x_TM).contiguous()
-        group = _first(self.ranks, dist.group.WORLD)
-        if self.ranks > 2 and out_TM.device.type == "cpu":
-            return _summed_in_order(out_TM, self.ranks, group)
-        dist.all_reduce(out_TM, group=group)
-        return out_TM
+        assert out_TM.dtype == x_TM.dtype, "a rank that gives up gives zeros of the rows' dtype"
+        return self.sums.total(out_TM)
 
 
 def _summed_in_order(out_TM: Tensor, ranks: int, group: dist.ProcessGroup | None) -> Tensor:

@@ -23,7 +23,8 @@ class ModelChoice:
     become pixels tile by tile, in bounded memory; other pixels than without. `quantization` holds
     the routed experts in 8 bits (`fp8`) or 4 (`nf4`); other pixels, too. `decode_graphs`: text
     is decoded by CUDA graphs, by default where they can be; they round differently, so other texts
-    are possible.
+    are possible. `cpu_offload`: of a video model one network at a time is on the GPU, the others
+    are in main memory; the same pixels.
     """
 
     model: str = "tiny-image"
@@ -33,6 +34,7 @@ class ModelChoice:
     vae_use_tiling: bool = False
     quantization: Quantization = "none"
     decode_graphs: Graphs = "auto"
+    cpu_offload: bool = False
 
     def wants_graphs(self, *, on_one_gpu: bool, has_triton: bool) -> bool:
         """Whether text is decoded by CUDA graphs, in one process. Decided here alone: resume keys
@@ -60,11 +62,12 @@ class BatchConfig:
 
     `max_size`: jobs that think together, and that draw together, at most; fewer where memory is
     short. `memory_gb`: of the device's memory, weights and all may fill so much; None: what is
-    free. `is_invariant`: a job's pixels do not depend on
-    its batch, to the bit (CPU). `prefix_cache_mb`: K/V of shared prefixes kept between jobs, on the
-    device; `prefix_cache_host_mb`: more of them in main memory. 0: none. `prewarm`: each shape is
-    run once before it counts. `encodes_ahead`: the next jobs' source images are encoded beside the
-    model; None: where that suits the device.
+    free. `gpu_memory_utilization`: the part of each GPU's memory, above 0 to 1, that the run may
+    use, weights and all; where both are given, the smaller counts. `is_invariant`: a job's pixels
+    do not depend on its batch, to the bit (CPU). `prefix_cache_mb`: K/V of shared prefixes kept
+    between jobs, on the device; `prefix_cache_host_mb`: more of them in main memory. 0: none.
+    `prewarm`: each shape is run once before it counts. `encodes_ahead`: the next jobs' source
+    images are encoded beside the model; None: where that suits the device.
     """
 
     max_size: int = 16
@@ -74,6 +77,7 @@ class BatchConfig:
     prewarm: bool = True
     encodes_ahead: bool | None = None
     memory_gb: int | None = None
+    gpu_memory_utilization: float | None = None
 
     @property
     def memory_bytes(self) -> int | None:

@@ -82,16 +82,6 @@ def test_a_later_command_is_refused_by_name(run_cli: Callable[..., Any], name: s
     assert f"hyimg {name} is not part of this version yet" in ran.err
 
 
-@pytest.mark.parametrize("flag", later.FLAGS)
-@pytest.mark.parametrize("value", [" 2", "=2", ""])
-def test_a_later_flag_is_refused_by_name(
-    run_cli: Callable[..., Any], flag: str, value: str
-) -> None:
-    ran = run_cli("generate", "quickstart", *f"{flag}{value}".split())
-    assert ran.code == 2
-    assert f"{flag} is not part of this version yet" in ran.err
-
-
 @pytest.mark.parametrize("name", ["doctor", "info", "replay"])
 def test_a_command_of_this_version_is_in_the_help(run_cli: Callable[..., Any], name: str) -> None:
     assert f" {name} " in run_cli("--help").out
@@ -111,7 +101,7 @@ def test_a_help_breaks_where_the_terminal_ends(
 def test_later_names_are_not_in_the_help(run_cli: Callable[..., Any]) -> None:
     shown = run_cli("--help").out + run_cli("generate", "--help").out
     words = shown.replace("│", " ").split()
-    assert not set(words) & {*later.COMMANDS, *later.FLAGS}
+    assert not set(words) & {*later.COMMANDS}
 
 
 def test_a_mistake_of_ours_exits_101_with_a_traceback(

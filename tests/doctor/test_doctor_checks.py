@@ -290,7 +290,7 @@ def test_memory_of_several_processes(
 def test_rank_0_is_what_a_gpu_must_hold(
     subject: MakeSubject, real_size: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(models, "free_bytes", lambda _: int(80e9))
+    monkeypatch.setattr(models, "free_bytes", lambda *_: int(80e9))
     alone = subject(real_size, device="cuda", dtype="bfloat16")
     split = replace(alone, config=replace(alone.config, parallel=ParallelConfig(tensor_ranks=4)))
     assert models.image_memory(alone).status == "failed"
@@ -318,6 +318,35 @@ def test_memory_against_a_video_model(
         models.video_memory(subject(device="cpu", dtype=d)) for d in ("float32", "bfloat16")
     )
     assert wide.found != narrow.found
+
+
+def test_networks_that_take_turns_need_the_largest_on_the_gpu(
+    subject: MakeSubject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room, main_memory = [10**9], [10**9]
+    monkeypatch.setattr(models, "free_bytes", lambda *_: room[0])
+    monkeypatch.setattr(models, "available_bytes", lambda: main_memory[0])
+    whole = subject(device="cuda", dtype="bfloat16")
+    turns = subject(device="cuda", dtype="bfloat16", cpu_offload=True)
+    sizes = {part: one.count * 2 for part, one in registry.stored_weights("tiny-video").items()}
+    assert models.video_memory(turns).status == "ok"
+    room[0] = max(sizes.values())
+    assert models.video_memory(turns).status == "ok"
+    found = models.video_memory(whole)
+    assert found.status == "failed"
+    assert "--enable-cpu-offload would fit" in found.hint
+    room[0] -= 1
+    assert "is on already" in models.video_memory(turns).hint
+    assert "--enable-cpu-offload" not in models.video_memory(whole).hint
+    room[0], main_memory[0] = 10**9, sum(sizes.values()) - 1
+    assert "main memory is too small" in models.video_memory(turns).hint
+
+
+def test_a_part_of_a_gpu_is_refused_on_a_cpu(subject: MakeSubject) -> None:
+    one = subject(device="cpu")
+    asked = replace(one.config, batch=BatchConfig(gpu_memory_utilization=0.5))
+    (found,) = examined(replace(one, config=asked), [("memory", models.image_memory)])
+    assert (found.status, "memory_gb" in found.hint) == ("failed", True)
 
 
 def test_a_checkpoint_that_cannot_be_read_fails_once(subject: MakeSubject, tmp_path: Path) -> None:

@@ -15,13 +15,13 @@ from hyimg_cli.batch.planner import make_plan
 from hyimg_cli.engine.clock import PhaseClock
 from hyimg_cli.engine.image.group import Drawn, GroupRun
 from hyimg_cli.engine.image.think import TextLoop
-from hyimg_cli.engine.memory import free_bytes
+from hyimg_cli.engine.memory import confine, free_bytes
 from hyimg_cli.engine.session import Session
 from hyimg_cli.models import registry
 from hyimg_cli.quality.metrics import psnr
 from hyimg_cli.spec.events import DenoiseStep, JobDone, Outcome
 from hyimg_cli.spec.job import ImageJob, Size, SizeRequest
-from hyimg_cli.spec.run import CacheConfig, ModelChoice, OutputConfig, RunConfig
+from hyimg_cli.spec.run import BatchConfig, CacheConfig, ModelChoice, OutputConfig, RunConfig
 
 NO_CACHE = CacheConfig()
 pytestmark = [
@@ -64,6 +64,35 @@ def test_a_video_of_kept_prompts_or_kept_latents_is_the_same(tmp_path: Path) -> 
     assert resumed is not None
     assert (again.cache["encoder_runs"], resumed.denoise_steps) == ({}, 3)
     assert len({o.outputs[0].pixel_sha256 for o in (fresh, again, resumed)}) == 1
+
+
+def test_networks_that_take_turns_make_the_same_video_in_less_memory(tmp_path: Path) -> None:
+    job = video_job("film", size=Size(64, 96), num_inference_steps=3)
+    made, held = [], []
+    for offload in (False, True):
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        choice = ModelChoice(device="cuda:0", cpu_offload=offload)
+        config = RunConfig(OutputConfig(tmp_path / str(offload)), model=choice)
+        with RunFolder(config.output.folder) as folder, Session(config) as session:
+            events = list(session.run(make_plan([job], registry.model_card), folder))
+            held.append(torch.cuda.memory_allocated() - before)
+        made += [e.outcome.outputs[0].pixel_sha256 for e in events if isinstance(e, JobDone)]
+    assert len(made) == 2
+    assert made[0] == made[1]
+    sizes = dict(registry.video_card("tiny-video").component_bytes)
+    assert held[1] <= held[0] - sizes["transformer"] // 2, "the VAE alone was left there"
+
+
+def test_a_part_of_the_gpu_is_kept_to() -> None:
+    total = torch.cuda.get_device_properties(0).total_memory
+    try:
+        confine(RunConfig(OutputConfig(Path()), batch=BatchConfig(gpu_memory_utilization=0.05)))
+        with pytest.raises(torch.OutOfMemoryError):
+            torch.empty(total // 10, dtype=torch.uint8, device="cuda:0")
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, 0)
 
 
 def _drawn(job: ImageJob, model: Any, *, forbids_sync: bool = False) -> Drawn:

@@ -20,6 +20,7 @@ from hyimg_cli.engine.footprint import (
     share_of,
 )
 from hyimg_cli.engine.memory import batch_sizes
+from hyimg_cli.errors import MachineError, UsageError
 from hyimg_cli.models import registry
 from hyimg_cli.spec.card import Working
 from hyimg_cli.spec.job import ImageJob, SizeRequest
@@ -105,9 +106,9 @@ def test_a_session_chooses_by_what_is_free(
     found = needs(jobs, card, CONFIG)
     for expected in (Together(16, 16), Together(16, 3), Together(2, 1)):
         room = int(found.widest(expected).total / USABLE) + 2
-        monkeypatch.setattr(memory, "free_bytes", lambda _model, room=room: room)
+        monkeypatch.setattr(memory, "free_bytes", lambda *_, room=room: room)
         assert batch_sizes(jobs, model, CONFIG) == expected
-    monkeypatch.setattr(memory, "free_bytes", lambda _model: 10**15)
+    monkeypatch.setattr(memory, "free_bytes", lambda *_: 10**15)
     assert batch_sizes(jobs, model, CONFIG) == Together(16, 16)
     limit = card.loaded_bytes("float32") + int(found.widest(Together(16, 5)).total / USABLE) + 2
     monkeypatch.setattr(BatchConfig, "memory_bytes", property(lambda _self: limit))
@@ -136,6 +137,74 @@ def test_what_torch_keeps_of_earlier_tensors_is_free(monkeypatch: pytest.MonkeyP
     assert memory.room_bytes(ModelChoice(device="cuda:1")) == 30
     assert memory.room_bytes(ModelChoice(device="balanced")) == 60
     assert memory.room_bytes(ModelChoice(device="auto")) == 30
+    # Of 100 a part, of which 50 are taken; never more than is free.
+    assert [memory.free_bytes(model, part) for part in (0.9, 0.7, 0.4)] == [30, 20, 0]
+    assert memory.room_bytes(ModelChoice(device="balanced"), 0.7) == 40
+
+
+@pytest.fixture
+def large_gpu(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, torch.device]]:
+    """A GPU of 100 GB, of which another process has 10; what torch was told of its part."""
+    told: list[tuple[float, torch.device]] = []
+    fakes = {
+        "is_available": lambda: True,
+        "device_count": lambda: 1,
+        "mem_get_info": lambda _: (90 * 10**9, 100 * 10**9),
+        "memory_reserved": lambda _: 0,
+        "memory_allocated": lambda _: 0,
+        "set_per_process_memory_fraction": lambda part, gpu: told.append((part, gpu)),
+    }
+    for name, fake in fakes.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    return told
+
+
+def _on_gpu(part: float | None, memory_gb: int | None = None) -> RunConfig:
+    batch = BatchConfig(
+        prefix_cache_mb=0, encodes_ahead=False, memory_gb=memory_gb, gpu_memory_utilization=part
+    )
+    return replace(CONFIG, model=ModelChoice(device="cuda", dtype="bfloat16"), batch=batch)
+
+
+@pytest.mark.usefixtures("large_gpu")
+def test_fewer_work_together_on_a_part_of_a_gpu(family: Any, job: ImageJob) -> None:
+    jobs = [replace(job, custom_id=str(n)) for n in range(40)]
+    card = replace(family.card, vae_bytes_per_pixel=0, kv_bytes_per_token=40_000_000)
+    model: Any = SimpleNamespace(card=card, layer_devices=[torch.device("cuda:0")])
+    found = needs(jobs, card, _on_gpu(None))
+
+    def chosen(part: float | None, memory_gb: int | None = None) -> Together:
+        return batch_sizes(jobs, model, _on_gpu(part, memory_gb))
+
+    assert chosen(None) == chosen(1.0) == found.fitting(int(USABLE * 90e9), 16)
+    assert chosen(0.5) == found.fitting(int(USABLE * 50e9), 16)
+    assert 1 <= chosen(0.5).drawing < chosen(None).drawing <= 16
+    # Both: the smaller counts.
+    assert chosen(0.5, 80) == chosen(0.5)
+    assert chosen(0.9, 20) == chosen(None, 20)
+    assert chosen(None, 20).thinking < chosen(0.5).thinking
+
+
+def test_a_part_of_a_gpu_binds_torch_too(large_gpu: list[tuple[float, torch.device]]) -> None:
+    memory.confine(_on_gpu(None))
+    assert large_gpu == []
+    memory.confine(_on_gpu(0.6))
+    assert large_gpu == [(0.6, torch.device("cuda:0"))]
+    for wrong, config in (
+        ("on the CPU", replace(_on_gpu(0.6), model=ModelChoice(device="cpu"))),
+        ("no part of", _on_gpu(1.5)),
+    ):
+        with pytest.raises(UsageError, match=wrong) as raised:
+            memory.confine(config)
+        assert raised.value.where == "--gpu-memory-utilization"
+
+
+@pytest.mark.usefixtures("large_gpu")
+def test_weights_beyond_the_part_are_refused_before_they_are_read() -> None:
+    memory.refuse_beyond_part(lambda: 60 * 10**9, _on_gpu(0.6), "or less")
+    memory.refuse_beyond_part(lambda: 10**15, _on_gpu(None), "or less")
+    with pytest.raises(MachineError, match=r"61.0 GB; --gpu-memory-utilization 0.6 allows 60.0"):
+        memory.refuse_beyond_part(lambda: 61 * 10**9, _on_gpu(0.6), "or less")
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -153,7 +222,7 @@ def test_the_plan_and_a_session_of_ranks_agree(
     large = replace(family.card, vae_bytes_per_pixel=0, kv_bytes_per_token=400_000)
     kv_bytes = large.kv_bytes_per_token // (2 if device == "cuda" else 1)
     model: Any = SimpleNamespace(card=replace(large, kv_bytes_per_token=kv_bytes))
-    monkeypatch.setattr(memory, "free_bytes", lambda _model: 10**15)
+    monkeypatch.setattr(memory, "free_bytes", lambda *_: 10**15)
     planned, chosen = footprint(jobs, large, config), batch_sizes(jobs, model, config)
     assert 1 < chosen.drawing < 16, "memory decides"
     assert Together(planned.thinking, planned.drawing) == chosen
@@ -173,7 +242,7 @@ def test_prefixes_that_are_held_are_counted_once(
     first = needs(jobs, card, config)
     assert first.kept - needs(jobs, card, config, held_prefixes=held).kept == held
     room = int(first.widest(Together(16, 3)).total / USABLE) + 2
-    monkeypatch.setattr(memory, "free_bytes", lambda _model: room)
+    monkeypatch.setattr(memory, "free_bytes", lambda *_: room)
     assert batch_sizes(jobs, model, config) == Together(16, 3)
-    monkeypatch.setattr(memory, "free_bytes", lambda _model: room - held)
+    monkeypatch.setattr(memory, "free_bytes", lambda *_: room - held)
     assert batch_sizes(jobs, model, config, held_prefixes=held) == Together(16, 3)

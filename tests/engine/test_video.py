@@ -506,7 +506,7 @@ def test_a_shape_that_fails_is_not_counted(tmp_path: Path) -> None:
 def test_pictures_and_videos_in_one_run(
     job: ImageJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fits: bool
 ) -> None:
-    monkeypatch.setattr(sessions, "room_bytes", lambda _choice: 10**12 if fits else 10)
+    monkeypatch.setattr(sessions, "room_bytes", lambda *_: 10**12 if fits else 10)
     picture = replace(job, custom_id="picture", bot_task="none", num_inference_steps=2)
     mixed = [video_job("first"), picture, video_job("last", num_frames=1)]
     events, outcomes = run(mixed, tmp_path)

@@ -16,16 +16,23 @@ from hyimg_cli.engine.beside import ReadAhead
 from hyimg_cli.engine.clock import PhaseClock
 from hyimg_cli.engine.crew import Lost, Made
 from hyimg_cli.engine.footprint import Together
+from hyimg_cli.engine.gpu_settings import offload_of_pictures
 from hyimg_cli.engine.image.group import Drawn, GroupRun
 from hyimg_cli.engine.image.prefixes import Prefixes
 from hyimg_cli.engine.image.prewarm import Shape, prewarm, writing_rows
 from hyimg_cli.engine.image.ranks import ImageRanks
+from hyimg_cli.engine.image.shortages import Shortages
 from hyimg_cli.engine.image.sources import SourceEncoder, Sources, suits_beside
 from hyimg_cli.engine.image.stages import EncodeSource, Picture, ReadSource, Studio
 from hyimg_cli.engine.image.tensor_ranks import refuse_unsplit, weights_by_rank
 from hyimg_cli.engine.keys import confirm_dtype, confirm_graphs, precision
 from hyimg_cli.engine.making import making
-from hyimg_cli.engine.memory import batch_sizes, peak_memory_mb, synchronize
+from hyimg_cli.engine.memory import (
+    batch_sizes,
+    peak_memory_mb,
+    refuse_beyond_part,
+    synchronize,
+)
 from hyimg_cli.kv.buffer import Slice
 from hyimg_cli.kv.tree import Host, KVTree
 from hyimg_cli.media.images import SourceImage, write_png
@@ -58,6 +65,7 @@ class ImageCrew:
         self.tree = self._new_tree()
         self._warmed: set[Shape] = set()
         self._together = Together(1, 1)
+        self._shortages = Shortages()
         self._counted: dict[str, dict[str, int]] = {}
 
     @property
@@ -77,7 +85,11 @@ class ImageCrew:
         if self.model == model:
             return
         self.release()
+        if self._config.model.cpu_offload:
+            raise offload_of_pictures()
         started = time.perf_counter()
+        hint = "or --quantization fp8 or nf4, or --tensor-parallel-size over more GPUs"
+        refuse_beyond_part(partial(self.weight_bytes, model), self._config, hint)
         loaded = self._loaded(replace(self._config.model, model=model))
         confirm_dtype(self._config.model, loaded.dtype_name)
         confirm_graphs(self._config.model, self._tensor_ranks, loaded.has_graphs)
@@ -118,6 +130,7 @@ class ImageCrew:
         self._model = None
         self.forget()
         self._warmed.clear()
+        self._shortages.clear()
         gc.collect()
 
     def prepared(self, jobs: Sequence[ImageJob]) -> Iterator[Prewarmed]:
@@ -125,14 +138,16 @@ class ImageCrew:
         config = self._config
         self._revive()
         held = self.tree.held_bytes
-        self._together = batch_sizes(jobs, self._resident(), config, held_prefixes=held)
+        sizes = batch_sizes(jobs, self._resident(), config, held_prefixes=held)
+        self._together = self._shortages.within(jobs, sizes)
         if not config.batch.prewarm:
             return
         started = time.perf_counter()
         studio = self._studio(_unread, self._encoder())
         # First: what is left of memory is the stand-ins' and the jobs'.
         graphs = self._resident().prepare_decode(writing_rows(jobs, self._together))
-        shapes = prewarm(jobs, studio, together=self._together, warmed=self._warmed)
+        learn = self._shortages.learn
+        shapes = prewarm(jobs, studio, together=self._together, warmed=self._warmed, learn=learn)
         if shapes or graphs:
             yield Prewarmed(shapes, time.perf_counter() - started, graphs)
 
@@ -141,6 +156,7 @@ class ImageCrew:
     ) -> Iterator[Progress | Made | Lost]:
         model = self._resident()
         self._revive()
+        self._together = self._shortages.within(jobs, self._together)
         coming = [path for job in jobs for path in job.images]
         encode, asked = self._encoder(), self._config.batch.encodes_ahead
         is_beside = suits_beside(model) if asked is None else asked
@@ -155,8 +171,11 @@ class ImageCrew:
                 draw_size=self._together.drawing,
                 new_clock=lambda: PhaseClock(started, partial(synchronize, model.layer_devices)),
             )
-            for event in run.run():
-                yield self._made(event) if isinstance(event, Drawn) else event
+            try:
+                for event in run.run():
+                    yield self._made(event) if isinstance(event, Drawn) else event
+            finally:
+                self._shortages.learn(run.shortages)
 
     def _revive(self) -> None:
         if self._ranks is not None:

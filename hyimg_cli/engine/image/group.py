@@ -7,13 +7,17 @@
 As many think as one size says and as many draw as another: a decode step gains from every row, a
 denoise step is full with few pictures, and branches take more memory than contexts. A job that
 fails leaves the group; the others go on as if it had never been there.
+
+Out of memory, in this order, none of which changes a pixel: fewer together; the shared prefixes
+dropped; a picture decoded behind all others. Then the job is lost. Tiles are other pixels, and so
+another run: only who asks for them gets them.
 """
 
 import logging
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -40,6 +44,16 @@ from hyimg_cli.spec.job import ImageJob
 
 logger = logging.getLogger(__name__)
 Work = TypeVar("Work", Prefilled, Drawing)
+_FREED = "out of memory; it went on when the prefixes kept for other jobs were dropped"
+
+
+@dataclass(frozen=True)
+class Shortage:
+    """Memory was too small for more than `most` of such jobs to think, or to draw, together."""
+
+    stage: Literal["think", "draw"]
+    most: int
+    jobs: tuple[ImageJob, ...]
 
 
 @dataclass(frozen=True)
@@ -65,8 +79,9 @@ class GroupRun:
         read_lag: int | None = None,
     ) -> None:
         """`draw_size`: by default as many draw as think. `read_lag`: see `TextLoop`; by default
-        what suits the model's device.
+        what suits the model's device. What memory turns out to be too small for is in `shortages`.
         """
+        self.shortages: list[Shortage] = []
         self._waiting = deque(jobs)
         self._thinking: list[Prefilled] = []
         self._ready: deque[Ready] = deque()
@@ -76,27 +91,50 @@ class GroupRun:
         self._new_clock = new_clock
         lag = reading_lag(studio.model.layer_devices) if read_lag is None else read_lag
         self._loop = TextLoop(studio.model, lag=lag)
+        # Of jobs that wait although they have begun: their clocks, and what to tell of them.
+        self._begun: dict[str, tuple[PhaseClock, list[str]]] = {}
+        self._freed_for: set[str] = set()
+        self._undecoded: list[tuple[Drawing, Tensor, int]] = []
+        # No memory to open another job, until some have drawn.
+        self._is_short = False
 
     def run(self) -> Iterator[Progress | Drawn | Lost]:
         """Every job's way, in as few forwards as the batch sizes allow."""
         while self._waiting or self._thinking or self._ready:
+            self._is_short = self._is_short and self._holds_memory
             yield from self._open_more()
             yield from self._write_on()
             is_full = len(self._ready) >= self._draw_size
-            if self._ready and (is_full or not (self._waiting or self._thinking)):
+            has_more = self._thinking or (self._waiting and not self._is_short)
+            if self._ready and (is_full or not has_more):
                 yield from self._draw(self._next_batch())
+                self._is_short = False
+        while self._undecoded:
+            yield from self._finished(*self._undecoded.pop(0))
+
+    @property
+    def _holds_memory(self) -> bool:
+        return bool(self._thinking or self._ready)
 
     def _open_more(self) -> Iterator[Progress | Lost]:
         """Waiting jobs take the free rows."""
         while self._waiting and self._has_room:
-            job, clock = self._waiting.popleft(), self._new_clock()
-            yield JobStarted(job.custom_id)
-            yield PhaseStarted(job.custom_id, "prefill")
+            job = self._waiting.popleft()
+            is_new = job.custom_id not in self._begun
+            clock, notes = self._begun.pop(job.custom_id, (self._new_clock(), []))
+            if is_new:
+                yield JobStarted(job.custom_id)
+                yield PhaseStarted(job.custom_id, "prefill")
+            failure: Exception | None = None
             try:
                 work = opened(job, self._studio, clock)
             except Exception as error:
-                yield Lost(job, clock, error)
+                failure = error
+            if failure is not None:
+                if not self._put_back(job, clock, notes, failure):
+                    yield Lost(job, clock, failure)
                 continue
+            work.notes.extend(notes)
             if work.writer is None:
                 yield from self._make_ready(work)
             else:
@@ -104,8 +142,62 @@ class GroupRun:
                 clock.enter("think")
                 self._thinking.append(work)
 
+    def _put_back(
+        self, job: ImageJob, clock: PhaseClock, notes: list[str], error: Exception
+    ) -> bool:
+        """Whether a job that could not be opened waits once more, for memory."""
+        if self._frees(job, error):
+            self._begins_anew(job, clock, [*notes, _FREED])
+        elif isinstance(error, torch.OutOfMemoryError) and self._holds_memory:
+            _let_go(error, [job, job])
+            self._begins_anew(job, clock, [*notes, "no memory to begin it beside others"])
+            self._is_short = True
+            if self._thinking:
+                self._shorten("think", len(self._thinking), [job])
+        else:
+            return False
+        return True
+
+    def _begins_anew(self, job: ImageJob, clock: PhaseClock, notes: list[str]) -> None:
+        logger.warning("%s: %s", job.custom_id, notes[-1])
+        clock.enter("queue")
+        self._waiting.appendleft(job)
+        self._begun[job.custom_id] = clock, notes
+
+    def _gives_way(self, batch: list[Ready]) -> bool:
+        """Whether a job that waits to draw gave its context back, and so begins anew: its draws
+        are its own, so it writes the same text.
+        """
+        if not batch and not self._ready:
+            return False
+        last = batch.pop() if batch else self._ready.pop()
+        told = [*last.notes, "it began anew: no memory for its context beside another's branches"]
+        self._begins_anew(last.job, last.clock, told)
+        self._is_short = True
+        return True
+
+    def _shorten(self, stage: Literal["think", "draw"], most: int, jobs: list[ImageJob]) -> None:
+        """From here on no more than `most` think, or draw, together."""
+        self.shortages.append(Shortage(stage, most, tuple(jobs)))
+        if stage == "think":
+            self._think_size = most
+        else:
+            self._draw_size = most
+
+    def _frees(self, job: ImageJob, error: Exception) -> bool:
+        """Whether memory was freed that a job alone may lack: once for each job."""
+        if not isinstance(error, torch.OutOfMemoryError) or job.custom_id in self._freed_for:
+            return False
+        self._freed_for.add(job.custom_id)
+        logger.warning("%s: no memory for it; the shared prefixes are dropped", job.custom_id)
+        self._studio.prefixes.let_go()
+        _let_go(error, [job, job])
+        return True
+
     @property
     def _has_room(self) -> bool:
+        if self._is_short:
+            return False
         # A batch that is ready to draw lets go of its contexts first; see `footprint.Needs`.
         return len(self._thinking) < self._think_size and len(self._ready) < self._draw_size
 
@@ -133,7 +225,7 @@ class GroupRun:
         left = [work for work in batch if not _writer(work).is_done]
         if failure is not None and left:
             if _is_short_of_memory(failure, left):
-                self._think_size = len(left) // 2
+                self._shorten("think", len(left) // 2, [work.job for work in left])
             yield from self._halved(left, failure, self._written)
 
     def _make_ready(self, work: Prefilled) -> Iterator[Lost]:
@@ -170,9 +262,18 @@ class GroupRun:
             if standing and isinstance(failure, torch.OutOfMemoryError):
                 _let_go(failure, [work, *standing])
                 self._ready.extendleft(reversed([work, *batch]))
-                self._draw_size = len(standing)
+                short = [work.job, *(one.job for one in standing)]
+                self._shorten("draw", len(standing), short)
                 _note(standing, f"no memory to draw more than {len(standing)} together")
                 break
+            if self._frees(work.job, failure):
+                work.notes.append(_FREED)
+                batch.insert(0, work)
+                continue
+            if isinstance(failure, torch.OutOfMemoryError) and self._gives_way(batch):
+                _let_go(failure, [work, work])
+                batch.insert(0, work)
+                continue
             yield Lost(work.job, work.clock, failure)
         return standing
 
@@ -195,13 +296,13 @@ class GroupRun:
             failure = _let_go(error, batch)
         if failure is not None:
             if _is_short_of_memory(failure, batch):
-                self._draw_size = len(batch) // 2
+                self._shorten("draw", len(batch) // 2, [work.job for work in batch])
             yield from self._halved(batch, failure, self._denoised)
             return
         for work in batch:
             work.let_go()
         for work, latents_CYX in zip(batch, latents, strict=True):
-            yield self._finished(work, latents_CYX, steps)
+            yield from self._finished(work, latents_CYX, steps)
 
     def _velocities(
         self, batch: Sequence[Drawing]
@@ -216,11 +317,25 @@ class GroupRun:
 
         return velocities
 
-    def _finished(self, work: Drawing, latents_CYX: Tensor, steps: int) -> Drawn | Lost:
+    def _finished(self, work: Drawing, latents_CYX: Tensor, steps: int) -> Iterator[Drawn | Lost]:
+        """The picture of the last latents; these wait where memory is short beside other jobs."""
+        failure = None
         try:
-            return Drawn(work.job, work.clock, finished(work, latents_CYX, steps, self._studio))
+            picture = finished(work, latents_CYX, steps, self._studio)
         except Exception as error:
-            return Lost(work.job, work.clock, error)
+            failure = error
+        if failure is None:
+            yield Drawn(work.job, work.clock, picture)
+        elif self._frees(work.job, failure):
+            work.notes.append(_FREED)
+            yield from self._finished(work, latents_CYX, steps)
+        elif isinstance(failure, torch.OutOfMemoryError) and (self._waiting or self._holds_memory):
+            _let_go(failure, [work, work])
+            _note([work], "no memory to decode beside other jobs; it was decoded behind them")
+            work.clock.enter("queue")
+            self._undecoded.append((work, latents_CYX, steps))
+        else:
+            yield Lost(work.job, work.clock, failure)
 
     def _halved(
         self,
@@ -229,6 +344,10 @@ class GroupRun:
         again: Callable[[list[Work]], Iterator[Progress | Drawn | Lost]],
     ) -> Iterator[Progress | Drawn | Lost]:
         """A batch that failed, in halves, down to the job whose fault it is."""
+        if len(batch) == 1 and self._frees(batch[0].job, error):
+            batch[0].notes.append(_FREED)
+            yield from again(batch)
+            return
         if len(batch) == 1:
             self._thinking = [work for work in self._thinking if work is not batch[0]]
             yield Lost(batch[0].job, batch[0].clock, error)

@@ -30,3 +30,7 @@ class Prefixes:
     def keep(self, segments: Sequence[Segment], buffer: Buffer) -> None:
         """Hold the segments' K/V, copied from the buffer they were computed in."""
         self._tree.insert(self._scope, segments, buffer.cut)
+
+    def let_go(self) -> None:
+        """Hold nothing any more: memory is short. Later jobs compute their prefixes again."""
+        self._tree.clear()

@@ -5,7 +5,7 @@ kept. Every random draw in a job has a generator of its own, so no later draw is
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,7 +14,7 @@ import numpy as np
 from hyimg_cli.engine.clock import PhaseClock
 from hyimg_cli.engine.crew import Lost
 from hyimg_cli.engine.footprint import Together
-from hyimg_cli.engine.image.group import GroupRun
+from hyimg_cli.engine.image.group import GroupRun, Shortage
 from hyimg_cli.engine.image.prefixes import Prefixes
 from hyimg_cli.engine.image.stages import Studio, encoded_by
 from hyimg_cli.errors import SourceImageError
@@ -47,11 +47,17 @@ def shape_of(job: ImageJob) -> Shape | None:
 
 
 def prewarm(
-    jobs: Sequence[ImageJob], studio: Studio, *, together: Together, warmed: set[Shape]
+    jobs: Sequence[ImageJob],
+    studio: Studio,
+    *,
+    together: Together,
+    warmed: set[Shape],
+    learn: Callable[[Sequence[Shortage]], None] = lambda _: None,
 ) -> int:
     """Run every shape that is not in `warmed` yet, and add it; how many there were.
 
-    As many stand-ins run together as jobs of that shape will, up to the batch sizes.
+    As many stand-ins run together as jobs of that shape will, up to the batch sizes; what memory is
+    too small for is told to `learn`.
     """
     shapes = {job.custom_id: shape_of(job) for job in jobs}
     counts = Counter(shape for shape in shapes.values() if shape is not None)
@@ -60,7 +66,7 @@ def prewarm(
     for shape in new:
         count = min(counts[shape], max(together.thinking, together.drawing))
         stand_ins = [_stand_in(firsts[shape], n) for n in range(count)]
-        _run(stand_ins, shape, studio, together)
+        learn(_run(stand_ins, shape, studio, together))
         warmed.add(shape)
     return len(new)
 
@@ -76,7 +82,9 @@ def _stand_in(job: ImageJob, number: int) -> ImageJob:
     return replace(job, custom_id=f"prewarm-{number}", num_inference_steps=steps, text=text)
 
 
-def _run(jobs: list[ImageJob], shape: Shape, studio: Studio, together: Together) -> None:
+def _run(
+    jobs: list[ImageJob], shape: Shape, studio: Studio, together: Together
+) -> Sequence[Shortage]:
     images = {path: _blank(size) for path, size in zip(jobs[0].images, shape.sources, strict=True)}
     is_aligned = jobs[0].infer_align_image_size
     shown = [image.stretched() if is_aligned else image for image in images.values()]
@@ -96,7 +104,8 @@ def _run(jobs: list[ImageJob], shape: Shape, studio: Studio, together: Together)
     )
     for event in run.run():
         if isinstance(event, Lost):
-            return  # the job itself will fail, and say why
+            break  # the job itself will fail, and say why
+    return run.shortages
 
 
 def _blank(size: Size) -> SourceImage:

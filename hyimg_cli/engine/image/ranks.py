@@ -52,7 +52,8 @@ class ImageRanks:
         except RankError as error:
             raise MachineError(
                 f"the ranks did not load the model: {error.what}",
-                hint="each needs memory for its share; hyimg plan says how much",
+                hint="each needs memory for its share, hyimg plan says how much; --quantization "
+                "fp8 or nf4 and a larger --tensor-parallel-size make it smaller",
                 code="machine.ranks",
             ) from error
 

@@ -12,9 +12,10 @@ from hyimg_cli.batch.resolved import job_to_json
 from hyimg_cli.engine import outcomes
 from hyimg_cli.engine.clock import PhaseClock
 from hyimg_cli.engine.crew import Lost, Made
+from hyimg_cli.engine.gpu_settings import OFFLOAD
 from hyimg_cli.engine.keys import confirm_dtype, key_of, precision
 from hyimg_cli.engine.making import making
-from hyimg_cli.engine.memory import peak_memory_mb, synchronize
+from hyimg_cli.engine.memory import peak_memory_mb, refuse_beyond_part, synchronize
 from hyimg_cli.engine.video.interim import Interim
 from hyimg_cli.engine.video.prewarm import VideoShape, prewarm
 from hyimg_cli.engine.video.prompts import Prompts
@@ -58,10 +59,25 @@ class VideoCrew:
         return None if self._model is None else self._model.card.model
 
     def weight_bytes(self, model: str) -> int:
-        """On the CPU those of every rank: they lie in the same memory."""
+        """On the CPU those of every rank: they lie in the same memory. On a GPU that networks take
+        turns on, those of the largest.
+        """
         card = registry.video_card(model, self._config.model.revision)
+        if self._config.model.cpu_offload and not self._is_on_cpu:
+            return max((count for _, count in card.component_bytes), default=0)
         own = sum(count for _, count in card.component_bytes)
         return own + (self._bytes_of_others(card) if self._is_on_cpu else 0)
+
+    def _together_bytes(self, model: str) -> int:
+        """Bytes of the networks that are on the GPU together: the encoders go before the others
+        come, or one at a time is there.
+        """
+        card = registry.video_card(model, self._config.model.revision)
+        sizes = dict(card.component_bytes)
+        if self._config.model.cpu_offload:
+            return max(sizes.values(), default=0)
+        encoders = sum(size for name, size in sizes.items() if name not in RANKED)
+        return max(encoders, sum(sizes.values()) - encoders)
 
     def _bytes_of_others(self, card: VideoCard) -> int:
         """Bytes of the weights that ranks beside this one hold."""
@@ -83,6 +99,9 @@ class VideoCrew:
         # A load that was cut short, by a signal or a closed generator, begins again.
         is_new = self.model != model or not self._is_loaded
         started = time.perf_counter()
+        if is_new:
+            hint = f"or {OFFLOAD}: one network at a time is on the GPU then"
+            refuse_beyond_part(partial(self._together_bytes, model), self._config, hint)
         resident = self._opened(model) if is_new else self._resident()
         opened_s = time.perf_counter() - started
         texts = dict.fromkeys(text for job in jobs for text in _texts(resident, job))

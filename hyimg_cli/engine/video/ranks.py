@@ -38,7 +38,8 @@ class VaePart:
     choice: ModelChoice
 
     def __call__(self, rank: Rank) -> VideoVae:
-        return _opened(self.choice, rank).vae
+        # It is all that the rank has, and stays on its GPU.
+        return _opened(replace(self.choice, cpu_offload=False), rank).vae
 
 
 @dataclass(frozen=True)

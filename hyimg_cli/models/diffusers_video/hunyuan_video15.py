@@ -87,6 +87,8 @@ class HunyuanVideo15:
 
     def branch(self, inputs: BranchInputs, noise_like_1CFYX: Tensor) -> Branch:
         step_cache.forget(self.network)
+        # What depends on the job alone is computed now.
+        self.place.residents.bring(self.network)
         way: Way = (HoistedWay if self.is_fast else StockWay)(self.network)
         forward = way.forward_of(inputs.embedding, noise_like_1CFYX)
         # No picture to continue from: its latents and their mask are zeros for every step.
@@ -94,6 +96,7 @@ class HunyuanVideo15:
         condition = noise_like_1CFYX.new_zeros(1, channels, *noise_like_1CFYX.shape[2:])
 
         def velocity(latents_BCFYX: Tensor, timestep_B: Tensor) -> Tensor:
+            self.place.residents.bring(self.network)
             with self.network.cache_context(CONTEXTS[inputs.number]):
                 return forward(torch.cat([latents_BCFYX, condition], dim=1), timestep_B)
 

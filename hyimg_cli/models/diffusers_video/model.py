@@ -140,7 +140,9 @@ class DiffusersVideo:
         # Looked at here too: a VAE that clamps makes an ordinary colour of an infinity.
         if not bool(torch.isfinite(latents_BCFYX).all()):
             raise OutputError("the latents are not finite", code="output-video.not-finite")
-        return frames(self.decoder.decode(self.family.vae.unscaled(latents_BCFYX)))
+        vae = self.family.vae
+        self.family.place.residents.bring(vae.module)
+        return frames(self.decoder.decode(vae.unscaled(latents_BCFYX)))
 
     def _noise(self, job: VideoJob) -> Tensor:
         """Drawn on the CPU in the dtype that the pipeline draws in: another dtype, other noise."""

@@ -38,6 +38,7 @@ class Encoders:
         if name not in self._networks:
             self._networks[name] = load_weights(self.layout.components[name], self.place)
         self.runs[name] += 1
+        self.place.residents.bring(self._networks[name])
         return self._networks[name]
 
     def tokenizer(self, name: str) -> Any:
@@ -54,6 +55,8 @@ class Encoders:
 
     def release(self) -> None:
         """Free the networks' memory; tokenizers stay."""
+        if self._networks:
+            self.place.residents.leave()
         self._networks.clear()
         gc.collect()
         if self.place.device.type == "cuda":

@@ -18,6 +18,7 @@ from hyimg_cli.models.diffusers_video.decode import WanVae
 from hyimg_cli.models.diffusers_video.denoising import Denoiser
 from hyimg_cli.models.diffusers_video.layout import Layout
 from hyimg_cli.models.diffusers_video.prompts_wan import TEXT, WanPrompts
+from hyimg_cli.models.diffusers_video.residents import Residents
 from hyimg_cli.models.diffusers_video.scheduling import Schedule
 from hyimg_cli.models.diffusers_video.weights import Place, load_weights
 from hyimg_cli.models.latent_video import Branch, BranchInputs, PromptEmbedding
@@ -53,8 +54,7 @@ class Wan:
     @cached_property
     def vae(self) -> WanVae:
         """In float32 whatever the transformer's dtype, as the authors' own examples load it."""
-        place = Place(self.place.device, torch.float32)
-        return WanVae(load_weights(self.layout.components["vae"], place))
+        return WanVae(load_weights(self.layout.components["vae"], self.place.in_float32()))
 
     def load_transformer(self) -> None:
         _ = self.networks
@@ -84,6 +84,7 @@ class Wan:
             schedule.sigmas,
             text_1NM,
             self._timestep_rows(noise_like_1CFYX),
+            self.place.residents,
         )
 
     def _schedule(self, job: VideoJob) -> Schedule:
@@ -151,6 +152,7 @@ class CountingBranch:
         sigmas: list[float],
         text_1NM: Tensor,
         timestep_rows: int | None,
+        residents: Residents,
     ) -> None:
         self._step = inputs.first_step
         self._context = CONTEXTS[inputs.number]
@@ -158,10 +160,12 @@ class CountingBranch:
         self._sigmas = sigmas
         self._text = text_1NM
         self._timestep_rows = timestep_rows
+        self._residents = residents
 
     def __call__(self, latents_BCFYX: Tensor, timestep_B: Tensor) -> Tensor:
         step, self._step = self._step, self._step + 1
         network, count = self._stages[step].network, len(self._stages)
+        self._residents.bring(network)
         where = {"step_index": step, "sigma": self._sigmas[step], "num_inference_steps": count}
         if self._timestep_rows is not None:
             timestep_B = timestep_B.float()[:, None].expand(-1, self._timestep_rows)

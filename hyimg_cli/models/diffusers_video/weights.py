@@ -11,7 +11,7 @@ import logging
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -23,18 +23,24 @@ from hyimg_cli.errors import CheckpointError, MachineError
 from hyimg_cli.loading.checkpoint import TensorInfo, check_against, tensor_index
 from hyimg_cli.loading.memory import available_bytes, gpu_free_bytes
 from hyimg_cli.models.diffusers_video.layout import Component
+from hyimg_cli.models.diffusers_video.residents import AllResident, Residents
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where weights go, and in which precision."""
+    """Where networks work, in which precision, and which of them are there at a time."""
 
     device: torch.device
     dtype: torch.dtype
+    residents: Residents = field(default_factory=AllResident)
 
     @property
     def dtype_name(self) -> str:
         return str(self.dtype).removeprefix("torch.")
+
+    def in_float32(self) -> "Place":
+        """The same place for a network that is wide whatever the others are."""
+        return replace(self, dtype=torch.float32)
 
 
 def check_weights(component: Component) -> int:
@@ -63,7 +69,8 @@ def check_weights(component: Component) -> int:
 
 
 def load_weights(component: Component, place: Place) -> Any:
-    """A component ready for inference, its files checked first.
+    """A component ready for inference, its files checked first: on its device, or in main memory
+    where `place` brings it to its device for its work.
 
     What its class keeps in float32 stays so. Raises CheckpointError, or MachineError where the
     memory does not suffice.
@@ -81,9 +88,9 @@ def load_weights(component: Component, place: Place) -> Any:
                 output_loading_info=True,
             )
         _refuse_leftovers(component, report)
-        module = module.to(place.device)
+        module = place.residents.housed(module, place.device)
     except torch.OutOfMemoryError:
-        raise _too_large(component, "the GPU ran out of memory") from None
+        raise _too_large(component, "the GPU ran out of memory", place) from None
     module.requires_grad_(False)
     module.eval()
     return module
@@ -173,17 +180,27 @@ def _refuse_too_large(component: Component, place: Place) -> None:
     """Say before loading that the weights cannot fit."""
     stored = component.stored_bytes() or 0
     needed = stored * (2 if place.dtype == torch.float32 else 1)
+    # Whoever takes turns on the device leaves it to this one.
+    place.residents.leave()
     is_on_gpu = place.device.type == "cuda"
-    free = gpu_free_bytes(place.device) if is_on_gpu else available_bytes()
-    if needed > free:
-        raise _too_large(component, f"{place.device} has {free / 1e9:.1f} GB free")
+    if is_on_gpu and needed > (free := gpu_free_bytes(place.device)):
+        raise _too_large(component, f"{place.device} has {free / 1e9:.1f} GB free", place)
+    waits = place.residents.is_one_at_a_time
+    if (waits or not is_on_gpu) and needed > (free := available_bytes()):
+        raise _too_large(component, f"main memory has {free / 1e9:.1f} GB free", place)
 
 
-def _too_large(component: Component, what: str) -> MachineError:
+def _too_large(component: Component, what: str, place: Place) -> MachineError:
     stored = (component.stored_bytes() or 0) / 1e9
+    if place.device.type == "cpu":
+        hint = "--dtype bfloat16 halves the weights on a CPU; free memory or use a larger machine"
+    elif place.residents.is_one_at_a_time:
+        hint = "free memory, or use a larger device: one network at a time is there already"
+    else:
+        hint = "--enable-cpu-offload has one network at a time on the GPU; or free its memory"
     return MachineError(
         f"the {component.name} takes {stored:.1f} GB as stored; {what}",
-        hint="--dtype bfloat16 halves the weights on a CPU; free memory or use a larger device",
+        hint=hint,
         code="machine.memory",
     )
 

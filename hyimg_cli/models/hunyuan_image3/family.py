@@ -4,6 +4,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from hyimg_cli.kv.buffer import Buffer
 from hyimg_cli.kv.segments import Segment
 from hyimg_cli.loading.memory import available_bytes, gpu_free_bytes
 from hyimg_cli.media.images import fit_cover, stretch
+from hyimg_cli.models.fitting import Attempt, flags_that_fit
 from hyimg_cli.models.hunyuan_image3 import stored
 from hyimg_cli.models.hunyuan_image3.config import Architecture
 from hyimg_cli.models.hunyuan_image3.graphs import (
@@ -47,7 +49,7 @@ from hyimg_cli.parallel.ranks import RankPool
 from hyimg_cli.spec.card import Bucket, ModelCard
 from hyimg_cli.spec.digest import seed_from
 from hyimg_cli.spec.job import ImageJob, Size
-from hyimg_cli.spec.run import ModelChoice
+from hyimg_cli.spec.run import ModelChoice, Quantization
 
 
 def load_family(
@@ -69,12 +71,19 @@ def load_family(
     dtype = _dtype(choice, is_on_cpu=device_map is None)
     if choice.decode_graphs == "on":
         refuse_without_gpu(device_map)
-    needed = prompter.card.loaded_bytes(_name(dtype), choice.quantization)
-    _refuse_too_large(needed, device_map)
+    attempt = Attempt(
+        quantization=choice.quantization,
+        dtype=_name(dtype),
+        nbytes=lambda form: prompter.card.loaded_bytes(_name(dtype), form),
+        free=_free_bytes(device_map),
+        gpus=0 if device_map is None else torch.cuda.device_count(),
+        is_spread=False,
+    )
+    _refuse_too_large(attempt, device_map)
     try:
         network = load(folder, dtype=dtype, device_map=device_map, quantization=choice.quantization)
     except torch.OutOfMemoryError:
-        raise _too_large(needed, "the GPU ran out of memory") from None
+        raise _too_large(attempt, "the GPU ran out of memory") from None
     if is_batch_invariant and device_map is None:
         network.make_batch_invariant(invariant_multiple())
     tiled = TiledPicture(network.vae) if choice.vae_use_tiling else None
@@ -95,17 +104,29 @@ def _load_ranked(
     dtype = _dtype(choice, is_on_cpu=is_on_cpu)
     counts = prompter.card.weights
     assert counts is not None, "a checkpoint's weights are counted by kind"
-    held = rank_bytes(
-        counts, prompter.arch, pool.size, dtype=_name(dtype), quantization=choice.quantization
-    )
+    bytes_of = partial(rank_bytes, counts, prompter.arch, pool.size, dtype=_name(dtype))
+    held = bytes_of(quantization=choice.quantization)
     # In main memory all ranks lie together; on GPUs each has its own.
     together = pool.size if is_on_cpu else 1
-    needed = held.first + (together - 1) * held.other
-    _refuse_too_large(needed, None if is_on_cpu else str(pool.here.device))
+
+    def nbytes(form: Quantization) -> int:
+        each = bytes_of(quantization=form)
+        return each.first + (together - 1) * each.other
+
+    device_map = None if is_on_cpu else str(pool.here.device)
+    attempt = Attempt(
+        quantization=choice.quantization,
+        dtype=_name(dtype),
+        nbytes=nbytes,
+        free=_free_bytes(device_map),
+        gpus=0 if is_on_cpu else torch.cuda.device_count(),
+        is_spread=True,
+    )
+    _refuse_too_large(attempt, device_map)
     try:
         network = load_ranked(Weights(folder, dtype, choice.quantization), pool)
     except torch.OutOfMemoryError:
-        raise _too_large(needed, "the GPU ran out of memory") from None
+        raise _too_large(attempt, "the GPU ran out of memory") from None
     if is_batch_invariant and is_on_cpu:
         network.make_batch_invariant(invariant_multiple())
     kv_bytes = round(prompter.card.kv_bytes_per_token * held.kv_share * together)
@@ -137,25 +158,29 @@ def _device_map(device: str) -> str | None:
     return {"auto": "cuda:0", "cuda": "cuda:0"}.get(device, device)
 
 
-def _refuse_too_large(needed: int, device_map: str | None) -> None:
-    """Say before loading that the weights cannot fit; "balanced" is checked once they are
-    placed.
-    """
+def _free_bytes(device_map: str | None) -> int:
+    """Of main memory, of one GPU, or of all of them."""
     if device_map is None:
-        free, place = available_bytes(), "main memory"
-    elif device_map.startswith("cuda"):
-        free, place = gpu_free_bytes(torch.device(device_map)), device_map
-    else:
-        return
-    if needed > free:
-        raise _too_large(needed, f"{place} has {free / 1e9:.1f} GB free")
+        return available_bytes()
+    if device_map.startswith("cuda"):
+        return gpu_free_bytes(torch.device(device_map))
+    return sum(map(gpu_free_bytes, range(torch.cuda.device_count())))
 
 
-def _too_large(needed: int, what: str) -> MachineError:
+def _refuse_too_large(attempt: Attempt, device_map: str | None) -> None:
+    """Say before loading that the weights cannot fit; whether they fit in pieces is seen once they
+    are placed.
+    """
+    place = {None: "main memory", "balanced": "all GPUs together"}.get(device_map, device_map)
+    if attempt.nbytes(attempt.quantization) > attempt.free:
+        raise _too_large(attempt, f"{place}: {attempt.free / 1e9:.1f} GB free")
+
+
+def _too_large(attempt: Attempt, what: str) -> MachineError:
+    needed = attempt.nbytes(attempt.quantization)
     return MachineError(
         f"the weights take {needed / 1e9:.1f} GB; {what}",
-        hint="--quantization fp8 halves them, nf4 once more; --device balanced spreads them over "
-        "every GPU; --dtype bfloat16 halves them on a CPU",
+        hint=flags_that_fit(attempt),
         code="machine.memory",
     )
 

@@ -51,7 +51,7 @@ def refuse_outside(places: Places) -> None:
     if outside:
         raise MachineError(
             f"the weights do not fit on the GPUs: {len(outside)} modules were left outside",
-            hint="use more GPUs or larger ones, or --quantization fp8; `hyimg plan` says how much "
-            "the weights take",
+            hint="--quantization fp8 halves the weights, nf4 once more; or use more GPUs or larger "
+            "ones; `hyimg plan` says how much the weights take",
             code="machine.gpu-memory",
         )

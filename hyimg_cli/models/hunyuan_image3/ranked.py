@@ -7,27 +7,36 @@
     group    the rows that enter [T, M] and their angles, from rank 0; two sums a layer, among all
 
 Nothing above the network knows of ranks: its transformer is another one, and so are its buffers.
+
+A rank that runs out of memory in a forward takes part in its sums to the end, with zeros: so all
+ranks end it, none waits for another, and each has the buffers and slices that it had. What the
+forward wrote is void on every rank; it lies behind each buffer's length, where rows are written
+before they are read. Rank 0 then raises torch.OutOfMemoryError, as one process would.
 """
 
 # Legend: T new token, M model width, D head width
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
+from hyimg_cli.kernels.rows import padding
 from hyimg_cli.kv.mirror import Change, FollowerKV, Mirror, MirroredBuffer
 from hyimg_cli.models.hunyuan_image3.attention import Piece, Stretch
 from hyimg_cli.models.hunyuan_image3.model import HunyuanImage3ForCausalMM
 from hyimg_cli.models.hunyuan_image3.rope import Rope
+from hyimg_cli.models.hunyuan_image3.sharded import sums_of
 from hyimg_cli.models.hunyuan_image3.shares import Weights, load_share
 from hyimg_cli.models.hunyuan_image3.transformer import Transformer
 from hyimg_cli.parallel.ranks import Rank, RankPool
-from hyimg_cli.parallel.tensor import Share, spread
+from hyimg_cli.parallel.tensor import Share, Sums, spread
 from hyimg_cli.parallel.wire import Task
 
 PART = "layers"
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -58,10 +67,17 @@ class Follower:
     def __init__(self, network: HunyuanImage3ForCausalMM, ranks: int) -> None:
         self.ranks = ranks
         self.layers: Transformer = network.model
+        self.sums = sums_of(self.layers)
         self.kv = FollowerKV(network.new_buffer, network.layer_devices)
 
-    def stretches(self, spans: Sequence[Span]) -> list[Stretch]:
-        return [Stretch(self.kv.buffer(s.buffer), s.start, s.stop, s.pieces) for s in spans]
+    def compute(self, forward: Forward, x_TM: Tensor, angles_2TD: Tensor) -> None:
+        """What rank 0 noted since the last forward, then this rank's part of one."""
+        self.kv.change(forward.changes)
+        stretches = [
+            Stretch(self.kv.buffer(s.buffer), s.start, s.stop, s.pieces) for s in forward.spans
+        ]
+        self.layers.row_multiple = forward.row_multiple
+        self.layers(x_TM, Rope(*angles_2TD.unbind()), stretches)
 
 
 @dataclass(frozen=True)
@@ -77,16 +93,33 @@ class LayersPart:
 
 
 @torch.no_grad()
-def follow(rank: Rank, forward: Forward) -> None:
-    """Task of ranks 1, 2, ..: one forward beside rank 0's."""
+def follow(rank: Rank, forward: Forward) -> str | None:
+    """Task of ranks 1, 2, ..: one forward beside rank 0's. What to tell where memory was short."""
     follower: Follower = rank.parts[PART]
-    follower.kv.change(forward.changes)
+    # Without these a rank cannot take part at all: no memory for them ends it, and the task.
     x_TM = torch.empty(forward.rows, dtype=forward.dtype, device=rank.device)
     angles_2TD = torch.empty(forward.angles, device=rank.device)
     spread(x_TM, follower.ranks)
     spread(angles_2TD, follower.ranks)
-    follower.layers.row_multiple = forward.row_multiple
-    follower.layers(x_TM, Rope(*angles_2TD.unbind()), follower.stretches(forward.spans))
+    compute = partial(follower.compute, forward, x_TM, angles_2TD)
+    return _computed(compute, follower.sums, x_TM, forward.row_multiple)[1]
+
+
+def _computed(
+    compute: Callable[[], T], sums: Sums, x_TM: Tensor, row_multiple: int
+) -> tuple[T | None, str | None]:
+    """What `compute` gave, or why there was no memory for it: all sums are made in either case."""
+    sums.begin()
+    try:
+        return compute(), None
+    except torch.OutOfMemoryError as error:
+        why = str(error).split("\n")[0]
+    # Out here the frames are gone that held what the forward had made.
+    if x_TM.device.type == "cuda":
+        torch.cuda.empty_cache()
+    rows, width = x_TM.shape
+    sums.give_up((rows + padding(rows, row_multiple), width), x_TM.dtype, x_TM.device)
+    return None, why
 
 
 class Leader:
@@ -95,8 +128,8 @@ class Leader:
     When they end, whatever was made before is void.
     """
 
-    def __init__(self, pool: RankPool, ranks: int) -> None:
-        self._pool, self._ranks = pool, ranks
+    def __init__(self, pool: RankPool, ranks: int, sums: Sums) -> None:
+        self._pool, self._ranks, self._sums = pool, ranks, sums
         self.mirror = Mirror()
         pool.stopped.append(self.mirror.lose)
 
@@ -108,8 +141,9 @@ class Leader:
         row_multiple: int,
         own: Callable[[], Tensor],
     ) -> Tensor:
-        """`own()` with the others computing beside it. Raises RankError where one dies or fails,
-        or where a buffer was made before one did.
+        """`own()` with the others computing beside it. Raises torch.OutOfMemoryError where any of
+        them had no memory for it; RankError where one dies or fails, or where a buffer was made
+        before one did.
         """
         spans = tuple(
             Span(self.mirror.require(each.buffer), each.start, each.stop, each.pieces)
@@ -124,14 +158,21 @@ class Leader:
             tuple(angles_2TD.shape),
             row_multiple,
         )
-        lead = partial(self._led, x_TM, angles_2TD, own)
-        hidden_TM: Tensor = self._pool.run(Task(follow, (forward,)), ranks=self._ranks, own=lead)[0]
-        return hidden_TM
+        lead = partial(self._led, x_TM.contiguous(), angles_2TD, row_multiple, own)
+        task = Task(follow, (forward,))
+        (hidden_TM, why), *others = self._pool.run(task, ranks=self._ranks, own=lead)
+        short = [f"rank {n}: {told}" for n, told in enumerate([why, *others]) if told is not None]
+        if short:
+            raise torch.OutOfMemoryError("; ".join(short))
+        assert hidden_TM is not None, "rank 0 had memory for it"
+        return cast(Tensor, hidden_TM)
 
-    def _led(self, x_TM: Tensor, angles_2TD: Tensor, own: Callable[[], Tensor]) -> Tensor:
-        spread(x_TM.contiguous(), self._ranks)
+    def _led(
+        self, x_TM: Tensor, angles_2TD: Tensor, row_multiple: int, own: Callable[[], Tensor]
+    ) -> tuple[Tensor | None, str | None]:
+        spread(x_TM, self._ranks)
         spread(angles_2TD, self._ranks)
-        return own()
+        return _computed(own, self._sums, x_TM, row_multiple)
 
 
 class LedTransformer(Transformer):
@@ -164,7 +205,7 @@ def load_ranked(
 
     pool.load(PART, LayersPart(weights, count), ranks=count, own=own)
     (network,) = loaded
-    leader = Leader(pool, count)
+    leader = Leader(pool, count, sums_of(network.model))
     network.model = LedTransformer(network.model, leader)
     network.buffer_kind = partial(MirroredBuffer, leader.mirror)
     return network

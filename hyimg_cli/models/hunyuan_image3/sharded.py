@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from hyimg_cli.models.hunyuan_image3.attention import Attention
 from hyimg_cli.models.hunyuan_image3.config import Architecture
 from hyimg_cli.models.hunyuan_image3.model import HunyuanImage3ForCausalMM
-from hyimg_cli.parallel.tensor import Cut, Share, Summed
+from hyimg_cli.models.hunyuan_image3.transformer import DecoderLayer, Transformer
+from hyimg_cli.parallel.tensor import Cut, Share, Summed, Sums
 
 _MATRIX = re.compile(
     r"model\.layers\.(?P<layer>\d+)\.(self_attn|mlp)\."
@@ -100,9 +101,18 @@ def sum_over(network: HunyuanImage3ForCausalMM, ranks: int) -> None:
     """Have what each rank computes of a layer be added. From here on all make the same calls."""
     if ranks == 1:
         return
+    sums = Sums(ranks, 2 * len(network.model.layers))
     for layer in network.model.layers:
-        layer.self_attn.o_proj = Summed(layer.self_attn.o_proj, ranks)
-        layer.mlp = Summed(layer.mlp, ranks)
+        layer.self_attn.o_proj = Summed(layer.self_attn.o_proj, sums)
+        layer.mlp = Summed(layer.mlp, sums)
+
+
+def sums_of(layers: Transformer) -> Sums:
+    """The sums of layers that `sum_over` has spread."""
+    last = layers.layers[-1]
+    assert isinstance(last, DecoderLayer), "the backbone is made of decoder layers"
+    assert isinstance(last.mlp, Summed), "its layers are spread over ranks"
+    return last.mlp.sums
 
 
 def _set_weight(layer: nn.Linear, weight_OI: Tensor) -> None:

@@ -1,0 +1,95 @@
+"""--gpu-memory-utilization and --enable-cpu-offload through the commands: told, or refused."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Run = Callable[..., Any]
+Write = Callable[..., Path]
+PICTURE = {"custom_id": "p", "prompt": "a red circle"}
+VIDEO = {"custom_id": "v", "task": "t2v", "prompt": "a dog", "num_frames": 1}
+RANKS = ("--vae-patch-parallel-size", "2", "--cfg-parallel-size", "2")
+PART, OFFLOAD = "--gpu-memory-utilization", "--enable-cpu-offload"
+
+
+def flat(text: str) -> str:
+    """A message may be wrapped."""
+    return " ".join(text.split())
+
+
+@pytest.mark.parametrize("command", ["check", "plan", "generate"])
+@pytest.mark.parametrize(
+    ("lines", "flags", "what", "hint"),
+    [
+        ((PICTURE,), (PART, "0.8", "--device", "cpu"), "is on the CPU", "[batch] memory_gb"),
+        ((PICTURE,), (PART, "1.2"), "out of range", "above 0 to 1"),
+        ((PICTURE,), (PART, "0"), "out of range", "above 0 to 1"),
+        ((PICTURE,), (OFFLOAD,), "one network makes a picture", "--quantization nf4"),
+        ((PICTURE, VIDEO), (OFFLOAD, "--device", "cuda"), "one network makes", "a run of their"),
+        ((VIDEO,), (OFFLOAD, "--device", "cpu"), "in main memory as it is", "--device cuda"),
+        (
+            (VIDEO,),
+            (OFFLOAD, "--device", "cuda", *RANKS),
+            "a rank holds a VAE beside its transformer",
+            "give one of the two",
+        ),
+    ],
+)
+def test_what_cannot_be_followed_is_refused_by_every_command(
+    run_cli: Run,
+    write_manifest: Write,
+    command: str,
+    lines: tuple[dict[str, Any], ...],
+    flags: tuple[str, ...],
+    what: str,
+    hint: str,
+) -> None:
+    ran = run_cli(command, write_manifest(*lines), *flags)
+    assert (ran.code, ran.out) == (2, "")
+    assert what in flat(ran.err)
+    assert hint in flat(ran.err)
+
+
+def test_environment_and_recipe_are_followed_too(
+    run_cli: Run, write_manifest: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = tmp_path / "part.toml"
+    recipe.write_text("[batch]\ngpu_memory_utilization = 0.5\n")
+    manifest = write_manifest(PICTURE)
+    said = run_cli("plan", manifest, "--device", "cuda", "--recipe", recipe).out
+    assert "0.5 of the GPU's memory is not counted here" in said
+    monkeypatch.setenv("HYIMG_GPU_MEMORY_UTILIZATION", "0.25")
+    assert "0.25 of the GPU's" in run_cli("plan", manifest, "--device", "cuda").out
+    assert run_cli("plan", manifest, "--device", "cpu").code == 2
+    assert "0.75 of the GPU's" in run_cli("plan", manifest, "--device", "cuda", PART, "0.75").out
+
+
+def test_the_plan_says_what_is_on_the_gpu_at_a_time(run_cli: Run, write_manifest: Write) -> None:
+    manifest = write_manifest(VIDEO)
+    (plan,) = run_cli("plan", manifest, "--device", "cuda", OFFLOAD, "--json").json_lines
+    sizes = plan["weight_bytes"]["tiny-video"]
+    assert plan["on_gpu_bytes"] == {"tiny-video": max(sizes.values())}
+    assert "one network at a time" in run_cli("plan", manifest, "--device", "cuda", OFFLOAD).out
+    (plain,) = run_cli("plan", manifest, "--device", "cuda", "--json").json_lines
+    assert "on_gpu_bytes" not in plain
+
+
+def test_the_plan_names_the_flag_that_makes_it_fit(
+    run_cli: Run, write_manifest: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hyimg_cli.spec.run import BatchConfig
+
+    recipe = tmp_path / "small.toml"
+    recipe.write_text("[batch]\nmemory_gb = 1\n")
+    flags = ("--device", "cpu", "--recipe", recipe)
+    manifest = write_manifest(PICTURE)
+    facts = run_cli("plan", manifest, *flags, "--json").json_lines[0]["memory"]["tiny-image"]
+    assert "does not fit" not in run_cli("plan", manifest, *flags).out
+    for room, said in (
+        (facts["least"] - 1, "--quantization fp8 would fit with"),
+        (10**6, "more GPUs share it by --tensor-parallel-size"),
+    ):
+        monkeypatch.setattr(BatchConfig, "memory_bytes", property(lambda _self, room=room: room))
+        assert said in flat(run_cli("plan", manifest, *flags).out)

@@ -1,0 +1,191 @@
+"""Out of memory where nothing is shared out anew: what is tried, in which order, to the same bits;
+and what one group learns for the next.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from weakref import finalize
+
+import pytest
+import torch
+from engine.conftest import studio_of
+from engine.test_group import _Buffers, _pixels, _run
+
+from hyimg_cli.batch.journal import RunFolder
+from hyimg_cli.batch.planner import make_plan
+from hyimg_cli.engine.footprint import Together
+from hyimg_cli.engine.image.group import Drawn, Lost, Shortage
+from hyimg_cli.engine.image.shortages import Shortages
+from hyimg_cli.engine.session import Session
+from hyimg_cli.kv.buffer import Buffer
+from hyimg_cli.kv.tree import KVTree
+from hyimg_cli.models import registry
+from hyimg_cli.spec.events import JobDone, JobFailed, Outcome
+from hyimg_cli.spec.job import ImageJob, SizeRequest
+from hyimg_cli.spec.run import BatchConfig, OutputConfig, RunConfig
+
+FULL = torch.OutOfMemoryError("tried to allocate 80 GiB")
+
+
+@pytest.fixture
+def jobs(job: ImageJob) -> list[ImageJob]:
+    """Alike, with texts that end at different times."""
+    return [
+        replace(
+            job,
+            custom_id=f"{n}",
+            seed=n,
+            size=SizeRequest(64, 64),
+            num_inference_steps=2,
+            text=replace(job.text, max_new_tokens=2 + n, seed=n),
+        )
+        for n in range(4)
+    ]
+
+
+def limited(monkeypatch: pytest.MonkeyPatch, model: Any, most: int) -> list[int]:
+    """No more than `most` pictures in a denoise step; sizes of the batches that were refused."""
+    refused: list[int] = []
+    velocity = model.network.velocity
+
+    def small(pictures: Any) -> Any:
+        if len(pictures) > most:
+            refused.append(len(pictures))
+            raise FULL
+        return velocity(pictures)
+
+    monkeypatch.setattr(model.network, "velocity", small)
+    return refused
+
+
+@pytest.mark.parametrize("has_prewarm", [True, False])
+def test_a_size_that_was_too_large_once_is_not_tried_again(
+    family: Any,
+    jobs: list[ImageJob],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    has_prewarm: bool,
+) -> None:
+    """Learnt by prewarming or by jobs, for the run that follows and for later groups."""
+    config = RunConfig(OutputConfig(tmp_path), batch=BatchConfig(prewarm=has_prewarm))
+    expected = _pixel_digests(ran(config, family, jobs, tmp_path / "plain"))
+    refused = limited(monkeypatch, family, 2)
+    session = Session(config, lambda *_, **__: family)
+    first = ran(config, family, jobs, tmp_path / "first", session=session)
+    assert refused == [4], "four together, once"
+    later = [replace(one, custom_id=f"later-{one.custom_id}") for one in jobs]
+    second = ran(config, family, later, tmp_path / "second", session=session)
+    assert refused == [4]
+    for lines in (first, second):
+        assert list(_pixel_digests(lines).values()) == list(expected.values())
+        assert {line.batch["denoise"] for line in lines.values()} == {2}
+    told = any("went on in halves" in note for line in first.values() for note in line.warnings)
+    assert told is not has_prewarm, "a job tells what happened to it, not to a stand-in"
+    session.close()
+    ran(config, family, jobs, tmp_path / "anew", session=session)
+    assert refused == [4, 4], "a model that is loaded anew may have more room"
+
+
+def ran(
+    config: RunConfig,
+    model: Any,
+    jobs: list[ImageJob],
+    out: Path,
+    session: Session | None = None,
+) -> dict[str, Outcome]:
+    own = session or Session(config, lambda *_, **__: model)
+    with RunFolder(out) as folder:
+        events = list(own.run(make_plan(jobs, registry.model_card), folder))
+    return {e.outcome.custom_id: e.outcome for e in events if isinstance(e, JobDone | JobFailed)}
+
+
+def _pixel_digests(lines: dict[str, Outcome]) -> dict[str, str]:
+    return {name: line.outputs[0].pixel_sha256 for name, line in sorted(lines.items())}
+
+
+def test_only_the_shapes_that_were_short_get_smaller(job: ImageJob) -> None:
+    shortages, large = Shortages(), replace(job, size=SizeRequest(1024, 1024))
+    whole = Together(16, 8)
+    shortages.learn([Shortage("draw", 4, (large,)), Shortage("draw", 6, (large,))])
+    assert shortages.within([job], whole) == whole
+    assert shortages.within([job, large], whole) == Together(16, 4)
+    shortages.learn([Shortage("think", 3, (job,))])
+    assert shortages.within([job], whole) == Together(3, 8)
+    assert shortages.within([job], Together(2, 2)) == Together(2, 2)
+    shortages.clear()
+    assert shortages.within([job, large], whole) == whole
+
+
+def test_a_decode_is_tried_again_without_the_shared_prefixes(
+    family: Any, jobs: list[ImageJob], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected, tree = _pixels(_run(jobs, studio_of(family), 4)), KVTree[Any](10**9)
+    decode = family.decode_latents
+
+    def full(latents: Any) -> Any:
+        if tree.held_bytes:
+            raise FULL
+        return decode(latents)
+
+    monkeypatch.setattr(family, "decode_latents", full)
+    ends = _run(jobs, studio_of(family, tree=tree), 4)
+    assert _pixels(ends) == expected
+    assert "prefixes kept for other jobs" in " ".join(ends["0"].picture.notes)  # type: ignore[union-attr]
+
+
+def test_a_decode_waits_for_the_memory_of_others(
+    family: Any, jobs: list[ImageJob], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two that are done first are decoded last, when no other job holds any K/V."""
+    expected = _pixels(_run(jobs, studio_of(family), 4))
+    buffers, decode = _Buffers(monkeypatch), family.decode_latents
+
+    def full(latents: Any) -> Any:
+        if buffers.alive:
+            raise FULL
+        return decode(latents)
+
+    monkeypatch.setattr(family, "decode_latents", full)
+    ends = _run(jobs, studio_of(family), 3, draw_size=2)
+    assert _pixels(ends) == expected
+    noted = [name for name, end in ends.items() if "behind them" in str(end.picture.notes)]  # type: ignore[union-attr]
+    assert noted == ["0", "1"]
+
+
+def test_a_picture_that_never_fits_names_the_flag(
+    family: Any, jobs: list[ImageJob], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_latents: Any) -> Any:
+        raise FULL
+
+    monkeypatch.setattr(family, "decode_latents", full)
+    config = RunConfig(OutputConfig(tmp_path), batch=BatchConfig(prewarm=False))
+    lines = ran(config, family, jobs, tmp_path / "out")
+    errors = [line.error for line in lines.values()]
+    assert [error.code for error in errors if error] == ["job.out-of-memory"] * 4
+    assert all("--vae-use-tiling decodes" in error.hint for error in errors if error)
+
+
+@pytest.mark.parametrize("room", [3, 4, 5, 7])
+def test_jobs_that_cannot_begin_wait_and_those_in_the_way_begin_anew(
+    family: Any, jobs: list[ImageJob], monkeypatch: pytest.MonkeyPatch, room: int
+) -> None:
+    """Room for so many K/V buffers in all; one job alone takes three."""
+    expected = _pixels(_run(jobs, studio_of(family), 4))
+    alive, original = [0], Buffer.__init__
+
+    def counted(buffer: Buffer, **shape: Any) -> None:
+        if alive[0] >= room:
+            raise FULL
+        original(buffer, **shape)
+        alive[0] += 1
+        finalize(buffer, lambda: alive.__setitem__(0, alive[0] - 1))
+
+    monkeypatch.setattr(Buffer, "__init__", counted)
+    ends = _run(jobs, studio_of(family, tree=KVTree(10**9)), 4)
+    assert not [end for end in ends.values() if isinstance(end, Lost)]
+    assert _pixels(ends) == expected
+    notes = str([end.picture.notes for end in ends.values() if isinstance(end, Drawn)])
+    assert ("began anew" in notes) == (room < 7), notes
+    assert "no memory" in notes

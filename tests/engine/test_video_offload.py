@@ -1,0 +1,123 @@
+"""Video sessions whose networks take turns on the device: frames of a session that holds all."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engine.fake_video import video_job
+
+from hyimg_cli.batch.planner import make_plan
+from hyimg_cli.engine.session import Session
+from hyimg_cli.engine.video.crew import VideoCrew
+from hyimg_cli.errors import UsageError
+from hyimg_cli.models import registry
+from hyimg_cli.models.diffusers_video.residents import OneResident
+from hyimg_cli.spec.events import JobDone, JobFailed
+from hyimg_cli.spec.job import ImageJob, Size, VideoJob
+from hyimg_cli.spec.run import (
+    BatchConfig,
+    ModelChoice,
+    OutputConfig,
+    ParallelConfig,
+    ReuseConfig,
+    RunConfig,
+)
+
+PLAIN = RunConfig(
+    OutputConfig(Path("unused")),
+    model=ModelChoice(device="cpu", dtype="float32"),
+    batch=BatchConfig(prewarm=False),
+)
+OFFLOADED = replace(PLAIN, model=replace(PLAIN.model, cpu_offload=True))
+TALL = Size(272, 48)
+Frames = dict[int, list[bytes]]
+
+
+@pytest.fixture
+def frames(monkeypatch: pytest.MonkeyPatch) -> Frames:
+    """By seed, what was made last: without an output folder nothing else keeps it."""
+    made: Frames = {}
+    inner = VideoCrew._made
+
+    def seen(self: VideoCrew, job: VideoJob, clock: Any, footage: Any, interim: Any) -> Any:
+        made[job.seed] = [piece.tobytes() for piece in footage.pieces]
+        return inner(self, job, clock, footage, interim)
+
+    monkeypatch.setattr(VideoCrew, "_made", seen)
+    return made
+
+
+@pytest.fixture
+def brought(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Classes of the networks that this process brought to the device, in order."""
+    seen: list[str] = []
+    inner = OneResident.bring
+
+    def bring(self: OneResident, network: Any) -> None:
+        if network is not self._network:
+            seen.append(type(network).__name__)
+        inner(self, network)
+
+    monkeypatch.setattr(OneResident, "bring", bring)
+    return seen
+
+
+@pytest.fixture
+def jobs() -> list[VideoJob]:
+    """Two videos of two prompts that are cut into two tiles."""
+    facts: dict[str, Any] = {"size": TALL, "num_frames": 1, "num_inference_steps": 2}
+    return [video_job("a", seed=1, **facts), video_job("b", seed=2, prompt="a cat", **facts)]
+
+
+def run(config: RunConfig, jobs: list[VideoJob]) -> None:
+    with Session(config) as session:
+        events = list(session.run(make_plan(jobs, registry.model_card)))
+    assert not [event for event in events if isinstance(event, JobFailed)]
+    assert len([event for event in events if isinstance(event, JobDone)]) == len(jobs)
+
+
+def test_the_same_frames_in_any_arrangement(
+    jobs: list[VideoJob], frames: Frames, brought: list[str]
+) -> None:
+    run(PLAIN, jobs)
+    expected = dict(frames)
+    assert brought == []
+    encoder, network, vae = (
+        "Qwen2_5_VLTextModel",
+        "HunyuanVideo15Transformer3DModel",
+        "AutoencoderKLHunyuanVideo15",
+    )
+    uncached = replace(OFFLOADED, reuse=ReuseConfig(prompt_cache=False))
+    for config, turns in (
+        (OFFLOADED, [encoder, network, vae, network, vae]),
+        (uncached, [encoder, network, vae] * 2),
+        # The other rank has its VAE, or its transformer, to itself.
+        (replace(OFFLOADED, parallel=ParallelConfig(2, 1)), [encoder, *[network, vae] * 2]),
+        (replace(OFFLOADED, parallel=ParallelConfig(1, 2)), [encoder, *[network, vae] * 2]),
+    ):
+        frames.clear()
+        brought.clear()
+        run(config, jobs)
+        assert frames == expected
+        assert brought == turns
+
+
+def test_ranks_that_would_hold_two_networks_are_refused(jobs: list[VideoJob]) -> None:
+    with pytest.raises(UsageError, match="a rank holds a VAE beside its transformer"):
+        run(replace(OFFLOADED, parallel=ParallelConfig(2, 2)), jobs)
+
+
+def test_a_session_refuses_pictures(job: ImageJob) -> None:
+    with pytest.raises(UsageError, match="one network makes a picture") as raised:
+        list(Session(OFFLOADED).run(make_plan([job], registry.model_card)))
+    assert "--quantization nf4" in raised.value.hint
+
+
+def test_the_largest_network_counts_on_a_gpu() -> None:
+    card = registry.video_card(registry.EMBEDDED_VIDEO)
+    sizes = dict(card.component_bytes)
+    on_gpu = replace(OFFLOADED, model=ModelChoice(device="cuda", cpu_offload=True))
+    assert VideoCrew(on_gpu).weight_bytes(registry.EMBEDDED_VIDEO) == max(sizes.values())
+    plain = replace(on_gpu, model=ModelChoice(device="cuda"))
+    assert VideoCrew(plain).weight_bytes(registry.EMBEDDED_VIDEO) == sum(sizes.values())
