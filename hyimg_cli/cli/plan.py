@@ -46,7 +46,7 @@ def show_plan(given: Mapping[str, Any]) -> None:
     costs = forecast(order, config, assumed_think=given["assume_think"])
     revision = config.model.revision
     videos = video_forecast(order, config)
-    components = _components(order, revision)
+    components = _components(order, config)
     memory = footprints(
         order, config, runner.cards(revision), shared_kv_bytes=costs.shared_kv_bytes
     )
@@ -66,11 +66,11 @@ def show_plan(given: Mapping[str, Any]) -> None:
         render.line(text)
 
 
-def _components(order: Plan, revision: str | None) -> dict[str, dict[str, int]]:
-    """Bytes of each video model's weights, by component."""
-    card_of = runner.video_cards(revision)
+def _components(order: Plan, config: RunConfig) -> dict[str, dict[str, int]]:
+    """Bytes of each video model's weights once loaded, by component."""
+    card_of, dtype = runner.video_cards(config.model.revision), precision(config.model)[1]
     return {
-        group.model: dict(card_of(group.model).component_bytes)
+        group.model: card_of(group.model).loaded_bytes(dtype)
         for group in order.groups
         if not isinstance(group, Group)
     }
@@ -111,7 +111,7 @@ def _memory_lines(
             yield f"  where less is free, fewer draw together: {bytes_text(one.least)} with one"
     for model, sizes in components.items():
         parts = ", ".join(f"{name} {bytes_text(size)}" for name, size in sizes.items())
-        yield f"  weights of {model}: {parts}"
+        yield f"  weights of {model} once loaded: {parts}"
 
 
 def _rank_line(one: RankFootprint) -> str:

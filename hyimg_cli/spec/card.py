@@ -167,7 +167,8 @@ class VideoCard:
 
     Sizes must be multiples of `size_multiple` pixels; frames are `frame_stride * k + 1`.
     `max_prompt_tokens` is where the main text encoder cuts. `component_bytes` counts weights by
-    component as stored; encoders are those that can leave once every prompt is embedded.
+    component as stored, `component_parameters` their numbers, where the files are there to count;
+    encoders are those that can leave once every prompt is embedded.
     `has_float32_vae`: whatever the dtype asked for, latents are decoded in float32.
     `guides_below_one`: a guidance scale under 1 runs both branches too; otherwise it means none.
     """
@@ -186,6 +187,20 @@ class VideoCard:
     defaults: VideoDefaults
     has_float32_vae: bool = False
     guides_below_one: bool = True
+    component_parameters: tuple[tuple[str, int], ...] = ()
+
+    def loaded_bytes(self, dtype: str) -> dict[str, int]:
+        """Bytes of each component once loaded in `dtype`; as stored where nothing is counted.
+
+        Released transformers are stored in float32, and take half of that in bfloat16. The few
+        tensors that a class keeps in float32 count like the others.
+        """
+        counts, width = dict(self.component_parameters), 4 if dtype == "float32" else 2
+        wide = ("vae",) if self.has_float32_vae else ()
+        return {
+            name: counts[name] * (4 if name in wide else width) if name in counts else stored
+            for name, stored in self.component_bytes
+        }
 
     def latent_grid(self, size: Size, num_frames: int) -> tuple[int, int, int]:
         """Latent frames, rows and columns of a video."""

@@ -60,7 +60,7 @@ class VideoCrew:
     def weight_bytes(self, model: str) -> int:
         """On the CPU those of every rank: they lie in the same memory."""
         card = registry.video_card(model, self._config.model.revision)
-        own = sum(count for _, count in card.component_bytes)
+        own = sum(self._loaded(card).values())
         return own + (self._bytes_of_others(card) if self._is_on_cpu else 0)
 
     def _bytes_of_others(self, card: VideoCard) -> int:
@@ -68,9 +68,12 @@ class VideoCrew:
         parallel = self._config.parallel
         return sum(
             count * ((parallel.vae_ranks if name == "vae" else parallel.cfg_ranks) - 1)
-            for name, count in card.component_bytes
+            for name, count in self._loaded(card).items()
             if name in RANKED
         )
+
+    def _loaded(self, card: VideoCard) -> dict[str, int]:
+        return card.loaded_bytes(precision(self._config.model)[1])
 
     @property
     def _is_on_cpu(self) -> bool:
