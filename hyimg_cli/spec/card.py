@@ -2,6 +2,7 @@
 defaults.
 """
 
+import math
 from dataclasses import dataclass
 
 from hyimg_cli.spec.job import Size, SizeRequest
@@ -162,6 +163,23 @@ class TileRule:
 
 
 @dataclass(frozen=True)
+class ForwardWork:
+    """What one forward of a video's transformer computes, in floating-point operations (two for a
+    multiplication and its addition): so many for each token of `cells_per_token` latent cells, and
+    so many for each pair of them. Text is not in it.
+    """
+
+    cells_per_token: int = 1
+    per_token: int = 0
+    per_pair: int = 0
+
+    def flops(self, grid: tuple[int, int, int]) -> int:
+        """Of latents with so many frames, rows and columns."""
+        tokens = math.prod(grid) // self.cells_per_token
+        return tokens * self.per_token + tokens**2 * self.per_pair
+
+
+@dataclass(frozen=True)
 class VideoCard:
     """A text-to-video checkpoint's facts, read from its JSON files alone.
 
@@ -188,6 +206,7 @@ class VideoCard:
     has_float32_vae: bool = False
     guides_below_one: bool = True
     component_parameters: tuple[tuple[str, int], ...] = ()
+    forward: ForwardWork = ForwardWork()
 
     def loaded_bytes(self, dtype: str) -> dict[str, int]:
         """Bytes of each component once loaded in `dtype`; as stored where nothing is counted.

@@ -7,3 +7,11 @@ def bytes_text(count: float) -> str:
         if count >= size:
             return f"{count / size:.1f} {unit}"
     return f"{count:.0f} bytes"
+
+
+def duration_text(seconds: float) -> str:
+    """Seconds in the unit that keeps the number short."""
+    for unit, size in (("h", 3600.0), ("min", 60.0)):
+        if seconds >= size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.1f} s"

@@ -17,6 +17,7 @@ from hyimg_cli.models.diffusers_video.layout import (
     read_layout,
 )
 from hyimg_cli.models.diffusers_video.unsupported import refuse_unsupported
+from hyimg_cli.models.diffusers_video.work import hunyuan_forward, wan_forward
 from hyimg_cli.spec.card import TileRule, VideoCard, VideoDefaults
 from hyimg_cli.spec.job import Size
 
@@ -89,6 +90,7 @@ def _hunyuan(layout: Layout, model: str) -> VideoCard:
         max_prompt_tokens=HUNYUAN_MAX_TOKENS,
         tiles=TileRule(tile, tile - tile // 4, _TILE_PIXELS // 4),
         component_bytes=(),
+        forward=hunyuan_forward(network),
         defaults=VideoDefaults(
             size=default_size(target, cell),
             num_frames=121,
@@ -117,6 +119,7 @@ def _wan(layout: Layout, model: str) -> VideoCard:
         max_prompt_tokens=WAN_MAX_TOKENS,
         tiles=TileRule(tile, stride, (tile - stride) * cell),
         component_bytes=(),
+        forward=wan_forward(network),
         defaults=_wan_defaults(layout),
         has_float32_vae=True,
         # WanPipeline.do_classifier_free_guidance: only above 1.
