@@ -21,7 +21,7 @@ from hyimg_cli.engine.image.tensor_ranks import RankFootprint, rank_footprints
 from hyimg_cli.engine.keys import precision
 from hyimg_cli.spec.plan import Group, Plan
 from hyimg_cli.spec.run import RunConfig
-from hyimg_cli.spec.units import bytes_text, duration_text
+from hyimg_cli.spec.units import bytes_text, duration_text, flops_text
 
 # Dense bfloat16, by NVIDIA's data sheets of H100 SXM and H200.
 _H100_FLOPS = 989e12
@@ -186,9 +186,7 @@ def _video_lines(video: VideoForecast) -> Iterator[str]:
 def _floor_text(flops: int) -> str:
     """Floating-point operations, and the time that no run can go below on a fast GPU."""
     least = duration_text(flops / _H100_FLOPS)
-    return (
-        f"{flops / 1e15:,.1f} PFLOP, {least} at the peak of one H100 or H200; real runs take more"
-    )
+    return f"{flops_text(flops)}, {least} at the peak of one H100 or H200; real runs take more"
 
 
 def _rank_lines(video: VideoForecast) -> Iterator[str]:
