@@ -21,7 +21,8 @@ class VideoCost:
     `latent_grid`: latent frames, rows, columns. `denoise_forwards`: the transformer's, every branch
     counted. `tiles`: rows and columns of tiles in the VAE's decode, 1 and 1 where it cuts nothing;
     `tile_shapes`: the distinct ones, rows and columns of latents. `prompts`: distinct strings
-    to embed if none is on disk. `disk_bytes`: a rough size of the files.
+    to embed if none is on disk. `denoise_flops`: of those forwards, the least that they compute.
+    `disk_bytes`: a rough size of the files.
     """
 
     model: str
@@ -30,6 +31,7 @@ class VideoCost:
     latent_grid: tuple[int, int, int]
     denoise_steps: int
     denoise_forwards: int
+    denoise_flops: int
     tiles: tuple[int, int]
     tile_shapes: tuple[tuple[int, int], ...]
     prompts: int
@@ -41,13 +43,15 @@ def video_cost(group: VideoGroup, card: VideoCard, *, with_frames: bool = False)
     grid = card.latent_grid(group.size, group.num_frames)
     rows, columns = tile_lengths(grid[1], grid[2], card.tiles)
     shapes = dict.fromkeys((row, column) for row in rows for column in columns)
+    forwards = sum(job.num_inference_steps * job.branch_count for job in group.jobs)
     return VideoCost(
         model=group.model,
         size_class=group.size_class,
         jobs=len(group.jobs),
         latent_grid=grid,
         denoise_steps=sum(job.num_inference_steps for job in group.jobs),
-        denoise_forwards=sum(job.num_inference_steps * job.branch_count for job in group.jobs),
+        denoise_forwards=forwards,
+        denoise_flops=forwards * card.forward.flops(grid),
         tiles=(len(rows), len(columns)),
         tile_shapes=tuple(shapes),
         prompts=len({text for job in group.jobs for text in strings(job)}),

@@ -22,7 +22,10 @@ from hyimg_cli.engine.image.tensor_ranks import RankFootprint, rank_footprints
 from hyimg_cli.engine.keys import precision
 from hyimg_cli.spec.plan import Group, Plan
 from hyimg_cli.spec.run import RunConfig
-from hyimg_cli.spec.units import bytes_text
+from hyimg_cli.spec.units import bytes_text, duration_text, flops_text
+
+# Dense bfloat16, by NVIDIA's data sheets of H100 SXM and H200.
+_H100_FLOPS = 989e12
 
 
 @takes_run_options
@@ -47,7 +50,7 @@ def show_plan(given: Mapping[str, Any]) -> None:
     costs = forecast(order, config, assumed_think=given["assume_think"])
     revision = config.model.revision
     videos = video_forecast(order, config)
-    components = _components(order, revision)
+    components = _components(order, config)
     memory = footprints(
         order, config, runner.cards(revision), shared_kv_bytes=costs.shared_kv_bytes
     )
@@ -70,11 +73,11 @@ def show_plan(given: Mapping[str, Any]) -> None:
         render.line(text)
 
 
-def _components(order: Plan, revision: str | None) -> dict[str, dict[str, int]]:
-    """Bytes of each video model's weights, by component."""
-    card_of = runner.video_cards(revision)
+def _components(order: Plan, config: RunConfig) -> dict[str, dict[str, int]]:
+    """Bytes of each video model's weights once loaded, by component."""
+    card_of, dtype = runner.video_cards(config.model.revision), precision(config.model)[1]
     return {
-        group.model: dict(card_of(group.model).component_bytes)
+        group.model: card_of(group.model).loaded_bytes(dtype)
         for group in order.groups
         if not isinstance(group, Group)
     }
@@ -115,7 +118,7 @@ def _memory_lines(
             yield f"  where less is free, fewer draw together: {bytes_text(one.least)} with one"
     for model, sizes in components.items():
         parts = ", ".join(f"{name} {bytes_text(size)}" for name, size in sizes.items())
-        yield f"  weights of {model}: {parts}"
+        yield f"  weights of {model} once loaded: {parts}"
 
 
 def _rank_line(one: RankFootprint) -> str:
@@ -187,6 +190,10 @@ def _lines(
         yield f"group {number}: {group.model}, size {group.size_class}"
         is_image = isinstance(group, Group)
         yield from _cost_lines(next(pictures).cost) if is_image else _video_lines(next(films))
+    if len(videos) > 1:
+        flops = sum(video.cost.denoise_flops for video in videos)
+        yield f"all videos: {sum(video.cost.jobs for video in videos)} jobs"
+        yield f"  denoise: {_floor_text(flops)}"
     if costs.groups:
         yield "all pictures:"
         yield from _cost_lines(costs.total)
@@ -200,12 +207,19 @@ def _video_lines(video: VideoForecast) -> Iterator[str]:
     frames, rows, columns = cost.latent_grid
     forwards = f"{cost.denoise_steps} denoise steps, {cost.denoise_forwards} forwards"
     yield f"  {cost.jobs} jobs, {forwards} over {frames} x {rows} x {columns} latents"
+    yield f"  denoise: {_floor_text(cost.denoise_flops)}"
     yield f"  text: {cost.prompts} distinct prompts to embed, once"
     shapes = " ".join(f"{height}x{width}" for height, width in cost.tile_shapes)
     down, across = cost.tiles
     yield f"  decode: {down} x {across} tiles a video, in latents {shapes}"
     yield from _rank_lines(video)
     yield f"  files: about {bytes_text(cost.disk_bytes)}"
+
+
+def _floor_text(flops: int) -> str:
+    """Floating-point operations, and the time that no run can go below on a fast GPU."""
+    least = duration_text(flops / _H100_FLOPS)
+    return f"{flops_text(flops)}, {least} at the peak of one H100 or H200; real runs take more"
 
 
 def _rank_lines(video: VideoForecast) -> Iterator[str]:

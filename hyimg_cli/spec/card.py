@@ -2,6 +2,7 @@
 defaults.
 """
 
+import math
 from dataclasses import dataclass
 
 from hyimg_cli.spec.job import Size, SizeRequest
@@ -162,12 +163,30 @@ class TileRule:
 
 
 @dataclass(frozen=True)
+class ForwardWork:
+    """What one forward of a video's transformer computes, in floating-point operations (two for a
+    multiplication and its addition): so many for each token of `cells_per_token` latent cells, and
+    so many for each pair of them. Text is not in it.
+    """
+
+    cells_per_token: int = 1
+    per_token: int = 0
+    per_pair: int = 0
+
+    def flops(self, grid: tuple[int, int, int]) -> int:
+        """Of latents with so many frames, rows and columns."""
+        tokens = math.prod(grid) // self.cells_per_token
+        return tokens * self.per_token + tokens**2 * self.per_pair
+
+
+@dataclass(frozen=True)
 class VideoCard:
     """A text-to-video checkpoint's facts, read from its JSON files alone.
 
     Sizes must be multiples of `size_multiple` pixels; frames are `frame_stride * k + 1`.
     `max_prompt_tokens` is where the main text encoder cuts. `component_bytes` counts weights by
-    component as stored; encoders are those that can leave once every prompt is embedded.
+    component as stored, `component_parameters` their numbers, where the files are there to count;
+    encoders are those that can leave once every prompt is embedded.
     `has_float32_vae`: whatever the dtype asked for, latents are decoded in float32.
     `guides_below_one`: a guidance scale under 1 runs both branches too; otherwise it means none.
     """
@@ -186,6 +205,21 @@ class VideoCard:
     defaults: VideoDefaults
     has_float32_vae: bool = False
     guides_below_one: bool = True
+    component_parameters: tuple[tuple[str, int], ...] = ()
+    forward: ForwardWork = ForwardWork()
+
+    def loaded_bytes(self, dtype: str) -> dict[str, int]:
+        """Bytes of each component once loaded in `dtype`; as stored where nothing is counted.
+
+        Released transformers are stored in float32, and take half of that in bfloat16. The few
+        tensors that a class keeps in float32 count like the others.
+        """
+        counts, width = dict(self.component_parameters), 4 if dtype == "float32" else 2
+        wide = ("vae",) if self.has_float32_vae else ()
+        return {
+            name: counts[name] * (4 if name in wide else width) if name in counts else stored
+            for name, stored in self.component_bytes
+        }
 
     def latent_grid(self, size: Size, num_frames: int) -> tuple[int, int, int]:
         """Latent frames, rows and columns of a video."""

@@ -7,3 +7,19 @@ def bytes_text(count: float) -> str:
         if count >= size:
             return f"{count / size:.1f} {unit}"
     return f"{count:.0f} bytes"
+
+
+def duration_text(seconds: float) -> str:
+    """Seconds in the unit that keeps the number short."""
+    for unit, size in (("h", 3600.0), ("min", 60.0), ("s", 1.0)):
+        if seconds >= size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds * 1000:.1f} ms"
+
+
+def flops_text(count: float) -> str:
+    """Floating-point operations in the unit that keeps the number short."""
+    for unit, size in (("PFLOP", 1e15), ("TFLOP", 1e12)):
+        if count >= size:
+            return f"{count / size:,.1f} {unit}"
+    return f"{count / 1e9:.1f} GFLOP"

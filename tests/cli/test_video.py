@@ -82,10 +82,15 @@ def test_the_plan_shows_videos_beside_pictures(run_cli: Run, write_manifest: Wri
     assert (tall["tiles"], len(tall["tile_shapes"])) == ([2, 2], 4)
     assert pictures["custom_ids"] == ["picture"]
     assert plan["total"]["jobs"] == 1
-    assert {"transformer", "vae", "text_encoder"} <= plan["weight_bytes"]["tiny-video"].keys()
+    assert tall["denoise_flops"] > 40 * 2 * (2 * 18 * 20) ** 2
+    held = plan["weight_bytes"]["tiny-video"]
+    assert {"transformer", "vae", "text_encoder"} <= held.keys()
+    narrow = run_cli("plan", manifest, "--num-frames", "5", "--dtype", "bfloat16", "--json")
+    assert held["vae"] == 2 * narrow.json_lines[0]["weight_bytes"]["tiny-video"]["vae"]
     text = run_cli("plan", manifest, "--num-frames", "5").out
     assert "320x288, 5 frames" in text
     assert "2 x 2 tiles" in text
+    assert "real runs take more" in text
 
 
 def test_no_room_is_said_before_anything_loads(

@@ -188,7 +188,8 @@ def test_rank_0_is_on_the_first_gpu() -> None:
 def test_weights_of_every_rank_lie_in_main_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     card = registry.video_card(registry.EMBEDDED_VIDEO)
     sizes = (("transformer", 100), ("vae", 10), ("text_encoder", 1000))
-    found: Callable[..., VideoCard] = lambda *_: replace(card, component_bytes=sizes)  # noqa: E731
+    card = replace(card, component_bytes=sizes, component_parameters=())
+    found: Callable[..., VideoCard] = lambda *_: card  # noqa: E731
     monkeypatch.setattr(registry, "video_card", found)
     assert VideoCrew(config()).weight_bytes("m") == 1110
     assert VideoCrew(config(vae=4, cfg=2)).weight_bytes("m") == 1110 + 3 * 10 + 100

@@ -371,5 +371,5 @@ def _weights(job: Job, config: RunConfig) -> int:
     if isinstance(job, ImageJob):
         card = registry.model_card(job.model, choice.revision)
         return card.loaded_bytes(precision(choice)[1], choice.quantization)
-    components = registry.video_card(job.model, choice.revision).component_bytes
-    return max(1, sum(count for _, count in components))
+    components = registry.video_card(job.model, choice.revision).loaded_bytes(precision(choice)[1])
+    return max(1, sum(components.values()))

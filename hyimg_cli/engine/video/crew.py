@@ -63,9 +63,10 @@ class VideoCrew:
         turns on, those of the largest.
         """
         card = registry.video_card(model, self._config.model.revision)
+        sizes = self._loaded(card).values()
         if self._config.model.cpu_offload and not self._is_on_cpu:
-            return max((count for _, count in card.component_bytes), default=0)
-        own = sum(count for _, count in card.component_bytes)
+            return max(sizes, default=0)
+        own = sum(sizes)
         return own + (self._bytes_of_others(card) if self._is_on_cpu else 0)
 
     def _together_bytes(self, model: str) -> int:
@@ -73,7 +74,7 @@ class VideoCrew:
         come, or one at a time is there.
         """
         card = registry.video_card(model, self._config.model.revision)
-        sizes = dict(card.component_bytes)
+        sizes = self._loaded(card)
         if self._config.model.cpu_offload:
             return max(sizes.values(), default=0)
         encoders = sum(size for name, size in sizes.items() if name not in RANKED)
@@ -84,9 +85,12 @@ class VideoCrew:
         parallel = self._config.parallel
         return sum(
             count * ((parallel.vae_ranks if name == "vae" else parallel.cfg_ranks) - 1)
-            for name, count in card.component_bytes
+            for name, count in self._loaded(card).items()
             if name in RANKED
         )
+
+    def _loaded(self, card: VideoCard) -> dict[str, int]:
+        return card.loaded_bytes(precision(self._config.model)[1])
 
     @property
     def _is_on_cpu(self) -> bool:

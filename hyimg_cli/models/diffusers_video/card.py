@@ -16,6 +16,8 @@ from hyimg_cli.models.diffusers_video.layout import (
     read_json,
     read_layout,
 )
+from hyimg_cli.models.diffusers_video.unsupported import refuse_unsupported
+from hyimg_cli.models.diffusers_video.work import hunyuan_forward, wan_forward
 from hyimg_cli.spec.card import TileRule, VideoCard, VideoDefaults
 from hyimg_cli.spec.job import Size
 
@@ -35,6 +37,7 @@ def video_card(folder: Path, model: str) -> VideoCard:
     replace defaults by name. Weights that are not there yet are missing from `component_bytes`.
     """
     layout = read_layout(folder)
+    refuse_unsupported(layout)
     extra = read_json(folder / "card.json") if (folder / "card.json").is_file() else {}
     card = (_hunyuan if layout.family == HUNYUAN_VIDEO15 else _wan)(layout, model)
     return replace(
@@ -42,6 +45,7 @@ def video_card(folder: Path, model: str) -> VideoCard:
         name=str(extra.get("name", folder.name)),
         is_trained=bool(extra.get("trained", True)),
         component_bytes=_component_bytes(layout),
+        component_parameters=_component_parameters(layout),
         defaults=_overridden(card.defaults, extra.get("defaults", {}), folder),
     )
 
@@ -71,13 +75,6 @@ def _crop_sizes(target_size: int, cell: int) -> Iterator[Size]:
 
 def _hunyuan(layout: Layout, model: str) -> VideoCard:
     network, vae = layout.components["transformer"].config(), layout.components["vae"].config()
-    if network.get("task_type", "t2v") != "t2v":
-        raise CheckpointError(
-            f"the transformer is for {network['task_type']!r}, not for text-to-video",
-            where=str(layout.folder),
-            hint="use the t2v checkpoint of the same size",
-            code="checkpoint.family",
-        )
     cell = int(vae.get("spatial_compression_ratio", 16))
     target = int(network.get("target_size", 640))
     tile = _TILE_PIXELS // cell
@@ -93,6 +90,7 @@ def _hunyuan(layout: Layout, model: str) -> VideoCard:
         max_prompt_tokens=HUNYUAN_MAX_TOKENS,
         tiles=TileRule(tile, tile - tile // 4, _TILE_PIXELS // 4),
         component_bytes=(),
+        forward=hunyuan_forward(network),
         defaults=VideoDefaults(
             size=default_size(target, cell),
             num_frames=121,
@@ -121,6 +119,7 @@ def _wan(layout: Layout, model: str) -> VideoCard:
         max_prompt_tokens=WAN_MAX_TOKENS,
         tiles=TileRule(tile, stride, (tile - stride) * cell),
         component_bytes=(),
+        forward=wan_forward(network),
         defaults=_wan_defaults(layout),
         has_float32_vae=True,
         # WanPipeline.do_classifier_free_guidance: only above 1.
@@ -165,6 +164,11 @@ def _shift(layout: Layout, key: str, otherwise: float) -> float:
 
 def _component_bytes(layout: Layout) -> tuple[tuple[str, int], ...]:
     found = [(c.name, c.stored_bytes()) for c in layout.components.values() if c.has_weights]
+    return tuple((name, count) for name, count in found if count is not None)
+
+
+def _component_parameters(layout: Layout) -> tuple[tuple[str, int], ...]:
+    found = [(c.name, c.parameters()) for c in layout.components.values() if c.has_weights]
     return tuple((name, count) for name, count in found if count is not None)
 
 

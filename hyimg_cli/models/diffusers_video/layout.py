@@ -10,6 +10,7 @@ Only components of the libraries named below are ever loaded: code that a checkp
 """
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,16 @@ class Component:
         files = sorted(f for f in self.folder.glob("*") if f.suffix in _TOKENIZER_SUFFIXES)
         return digest.of_json([[file.name, digest.of_file(file)] for file in files])
 
+    def parameters(self) -> int | None:
+        """How many numbers its weights are, by the files' headers; None where they are not all
+        there yet.
+        """
+        try:
+            tensors = checkpoint.tensor_index(self.folder, self.stem)
+        except CheckpointError:
+            return None
+        return sum(math.prod(tensor.shape) for tensor in tensors.values())
+
     def stored_bytes(self) -> int | None:
         """Bytes of its weights, by the index's own sum where it has one; None where they are not
         there yet.
@@ -120,6 +131,15 @@ def is_video_checkpoint(folder: Path) -> bool:
 
 def read_layout(folder: Path) -> Layout:
     """The checkpoint in `folder`. Raises CheckpointError for another pipeline or foreign code."""
+    if not (folder / INDEX).is_file():
+        raise CheckpointError(
+            f"there is no {INDEX}: this is not a checkpoint in diffusers' layout",
+            where=str(folder),
+            hint="releases in a layout of their own have an edition for diffusers beside them: "
+            "Wan-AI/Wan2.1-T2V-1.3B-Diffusers, hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-"
+            "480p_t2v",
+            code="checkpoint.missing",
+        )
     index = read_json(folder / INDEX)
     pipeline = index.get("_class_name")
     if pipeline not in _FAMILIES:
@@ -174,6 +194,13 @@ def _component(folder: Path, name: str, entry: Any, classes: frozenset[str]) -> 
             where=str(folder),
             hint=f"known is {known}; code that a checkpoint brings along is never run",
             code="checkpoint.component",
+        )
+    if not (folder / name).is_dir():
+        raise CheckpointError(
+            f"{INDEX} names a {name}, and the folder {name}/ is missing",
+            where=str(folder),
+            hint="download the checkpoint again, with its folders, or copy the missing one",
+            code="checkpoint.missing",
         )
     return Component(folder / name, library, class_name)
 

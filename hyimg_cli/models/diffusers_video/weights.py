@@ -178,8 +178,7 @@ def _refuse_leftovers(component: Component, report: dict[str, Any]) -> None:
 
 def _refuse_too_large(component: Component, place: Place) -> None:
     """Say before loading that the weights cannot fit."""
-    stored = component.stored_bytes() or 0
-    needed = stored * (2 if place.dtype == torch.float32 else 1)
+    needed = (component.parameters() or 0) * place.dtype.itemsize
     # Whoever takes turns on the device leaves it to this one.
     place.residents.leave()
     is_on_gpu = place.device.type == "cuda"
@@ -205,21 +204,28 @@ def _too_large(component: Component, what: str, place: Place) -> MachineError:
     )
 
 
-class _NotExperimental(logging.Filter):
-    """Lets everything pass but the notice that guiders are experimental, printed for each one."""
+class _NotExpected(logging.Filter):
+    """Lets everything pass but what would be said of every released checkpoint, at each load: that
+    guiders are experimental, and that the VAE of Wan 2.2 5B has a setting (`clip_output`) that the
+    library does not read.
+    """
 
     def filter(self, record: logging.LogRecord) -> bool:
-        return not record.getMessage().startswith("Guiders are currently an experimental feature")
+        text = record.getMessage()
+        is_known = text.startswith("Guiders are currently an experimental feature")
+        return not (is_known or "{'clip_output': False} were passed to AutoencoderKLWan" in text)
 
 
-_NOT_EXPERIMENTAL = _NotExperimental()
+_NOT_EXPECTED = _NotExpected()
+_CHATTY = ("diffusers.guiders.guider_utils", "diffusers.configuration_utils")
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
     """No progress bars of the libraries' own: stderr belongs to the caller's progress."""
-    logger = logging.getLogger("diffusers.guiders.guider_utils")
-    logger.addFilter(_NOT_EXPERIMENTAL)
+    loggers = [logging.getLogger(name) for name in _CHATTY]
+    for logger in loggers:
+        logger.addFilter(_NOT_EXPECTED)
     bars = [
         library for library in (transformers_logging, diffusers_logging) if _shows_bars(library)
     ]
@@ -230,7 +236,8 @@ def _quiet() -> Iterator[None]:
     finally:
         for library in bars:
             library.enable_progress_bar()
-        logger.removeFilter(_NOT_EXPERIMENTAL)
+        for logger in loggers:
+            logger.removeFilter(_NOT_EXPECTED)
 
 
 def _shows_bars(library: Any) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from huggingface_hub.utils import filter_repo_objects
+from safetensors.torch import load_file, save_file
 from tiny_video import TINY_VIDEO, write_wan
 
 from hyimg_cli.errors import CheckpointError
@@ -146,6 +147,56 @@ def test_an_image_to_video_transformer_is_refused(copied: Path) -> None:
     assert fault_of(lambda: video_card(copied, "x")).code == "checkpoint.family"
 
 
+def test_a_step_distilled_transformer_is_refused(copied: Path) -> None:
+    """The library's text-to-video pipeline would run it without its second timestep."""
+    change(copied / "transformer" / "config.json", use_meanflow=True)
+    error = fault_of(lambda: video_card(copied, "x"))
+    assert (error.code, "use_meanflow" in error.what) == ("checkpoint.family", True)
+
+
+@pytest.mark.parametrize(
+    ("config", "values", "word"),
+    [
+        ("transformer/config.json", {"in_channels": 36}, "36 channels"),
+        ("transformer/config.json", {"image_dim": 1280}, "picture"),
+        ("model_index.json", {"boundary_ratio": 0.9}, "no transformer_2"),
+    ],
+)
+def test_wan_checkpoints_of_another_kind_are_refused(
+    tmp_path: Path, config: str, values: dict[str, Any], word: str
+) -> None:
+    folder = write_wan(tmp_path / "wan")
+    change(folder / config, **values)
+    error = fault_of(lambda: video_card(folder, "x"))
+    assert (error.code, word in error.what) == ("checkpoint.family", True)
+
+
+def test_two_networks_without_a_boundary_are_refused(wan22_folder: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(wan22_folder, tmp_path / "two"))
+    change(folder / "model_index.json", boundary_ratio=None)
+    assert "no boundary_ratio" in fault_of(lambda: video_card(folder, "x")).what
+
+
+@pytest.mark.parametrize("name", ["transformer", "text_encoder"])
+def test_a_quantized_component_is_refused(copied: Path, name: str) -> None:
+    change(copied / name / "config.json", quantization_config={"quant_method": "bitsandbytes"})
+    error = fault_of(lambda: video_card(copied, "x"))
+    assert (error.code, "bitsandbytes" in error.what) == ("checkpoint.quantized", True)
+    assert name in error.what
+
+
+def test_a_release_in_its_own_layout_is_told_from_a_broken_one(tmp_path: Path) -> None:
+    (tmp_path / "transformer" / "480p_t2v").mkdir(parents=True)
+    error = fault_of(lambda: video_card(tmp_path, "x"))
+    assert (error.code, "-Diffusers" in error.hint) == ("checkpoint.missing", True)
+
+
+@pytest.mark.parametrize("name", ["text_encoder", "tokenizer_2"])
+def test_a_missing_folder_is_named(copied: Path, name: str) -> None:
+    shutil.rmtree(copied / name)
+    assert f"{name}/" in fault_of(lambda: video_card(copied, "x")).what
+
+
 @pytest.mark.parametrize("text", ["", "[]", "{"])
 def test_a_broken_index_is_a_fault(copied: Path, text: str) -> None:
     (copied / "model_index.json").write_text(text)
@@ -155,6 +206,29 @@ def test_a_broken_index_is_a_fault(copied: Path, text: str) -> None:
 def test_weights_that_are_not_there_yet_are_left_out(copied: Path) -> None:
     (copied / "vae" / "diffusion_pytorch_model.safetensors").unlink()
     assert "vae" not in dict(video_card(copied, "x").component_bytes)
+
+
+def test_weights_count_as_they_are_loaded_not_as_they_are_stored(
+    copied: Path, wan_folder: Path
+) -> None:
+    """Released transformers are stored in float32, and loaded in bfloat16 on a GPU."""
+    file = copied / "transformer" / "diffusion_pytorch_model.safetensors"
+    save_file({name: tensor.float() for name, tensor in load_file(file).items()}, file)
+    card = video_card(copied, "x")
+    stored, loaded = dict(card.component_bytes), card.loaded_bytes("bfloat16")
+    assert loaded["transformer"] * 2 == stored["transformer"]
+    assert card.loaded_bytes("float32")["transformer"] == stored["transformer"]
+    assert loaded["text_encoder"] == stored["text_encoder"]
+    wan = video_card(wan_folder, "x")
+    assert wan.loaded_bytes("bfloat16")["vae"] == wan.loaded_bytes("float32")["vae"]
+
+
+def test_weights_that_are_not_there_to_count_are_given_as_stored(copied: Path) -> None:
+    folder = copied / "transformer"
+    (folder / "diffusion_pytorch_model.safetensors").unlink()
+    index = {"metadata": {"total_size": 1000}, "weight_map": {"a": "b.safetensors"}}
+    (folder / "diffusion_pytorch_model.safetensors.index.json").write_text(json.dumps(index))
+    assert video_card(copied, "x").loaded_bytes("bfloat16")["transformer"] == 1000
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """A component loads exactly what its configuration describes, and runs nothing of its own."""
 
 import json
+import logging
 import pickle
 import shutil
 from collections.abc import Callable
@@ -193,6 +194,35 @@ def test_weights_that_cannot_fit_are_refused_before_they_are_read(
     with pytest.raises(MachineError) as caught:
         load_weights(read_layout(TINY_VIDEO).components["vae"], PLACE)
     assert caught.value.code == "machine.memory"
+
+
+def test_weights_stored_wide_fit_where_they_fit_once_loaded(
+    copied: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Either transformer of Wan 2.2: 57 GB as stored, 29 GB in bfloat16, beside the other."""
+    rewrite(
+        copied, "vae", lambda tensors: tensors.update({k: t.float() for k, t in tensors.items()})
+    )
+    component = read_layout(copied).components["vae"]
+    free = (component.stored_bytes() or 0) * 6 // 10
+    monkeypatch.setattr("hyimg_cli.models.diffusers_video.weights.available_bytes", lambda: free)
+    place = Place(torch.device("cpu"), torch.bfloat16)
+    assert load_weights(component, place).dtype == torch.bfloat16
+    with pytest.raises(MachineError):
+        load_weights(component, PLACE)
+
+
+def test_what_every_released_checkpoint_would_be_told_at_each_load_is_left_out(
+    copied: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_wan(copied.parent / "wan") / "vae"
+    config = json.loads((folder / "config.json").read_text())
+    monkeypatch.setattr(logging.getLogger("diffusers"), "propagate", True)
+    for values, is_said in (({"clip_output": False}, False), ({"clip_input": False}, True)):
+        caplog.clear()
+        (folder / "config.json").write_text(json.dumps(config | values))
+        check_weights(read_layout(folder.parent).components["vae"])
+        assert any("are not expected" in text for text in caplog.messages) == is_said
 
 
 @pytest.mark.parametrize("device", ["balanced", "cuda:3"])

@@ -1,0 +1,67 @@
+"""Checkpoints that their JSON files tell apart from text-to-video as it is run here; no torch.
+
+All of these name a pipeline that is known, and would load or even run: into an error in the middle
+of a job, or into films that are quietly wrong.
+"""
+
+from collections.abc import Iterator
+
+from hyimg_cli.errors import CheckpointError
+from hyimg_cli.models.diffusers_video.layout import HUNYUAN_VIDEO15, Component, Layout
+
+_USE_T2V = "use the t2v checkpoint of the same size"
+
+
+def refuse_unsupported(layout: Layout) -> None:
+    """Passes a checkpoint that can be run. Raises CheckpointError, which says why another cannot
+    be.
+    """
+    for component in layout.components.values():
+        if component.has_weights:
+            _refuse_quantized(component)
+    faults = _hunyuan(layout) if layout.family == HUNYUAN_VIDEO15 else _wan(layout)
+    for what, hint in faults:
+        raise CheckpointError(what, where=str(layout.folder), hint=hint, code="checkpoint.family")
+
+
+def _refuse_quantized(component: Component) -> None:
+    """A library would load it by a quantizer of its own, which nothing here was tested with."""
+    method = component.config().get("quantization_config")
+    if method is not None:
+        name = method.get("quant_method") if isinstance(method, dict) else None
+        raise CheckpointError(
+            f"the {component.name} is stored quantized ({name or 'by an unnamed method'})",
+            where=str(component.folder),
+            hint="use the checkpoint as it was released",
+            code="checkpoint.quantized",
+        )
+
+
+def _hunyuan(layout: Layout) -> Iterator[tuple[str, str]]:
+    network = layout.components["transformer"].config()
+    task = network.get("task_type", "t2v")
+    if task != "t2v":
+        yield f"the transformer is for {task!r}, not for text-to-video", _USE_T2V
+    if network.get("use_meanflow"):
+        # Its pipeline for text-to-video leaves the second timestep out, without a word.
+        what = (
+            "the transformer is distilled to few steps (use_meanflow): it wants a second timestep"
+        )
+        yield what, "use the t2v checkpoint that is not step-distilled"
+
+
+def _wan(layout: Layout) -> Iterator[tuple[str, str]]:
+    network, vae = layout.components["transformer"].config(), layout.components["vae"].config()
+    taken, made = network.get("in_channels", 16), vae.get("z_dim", 16)
+    if taken != made:
+        what = (
+            f"the transformer takes {taken} channels, the VAE has {made}: it wants more than text"
+        )
+        yield what, _USE_T2V
+    if network.get("image_dim") is not None or network.get("added_kv_proj_dim") is not None:
+        yield "the transformer wants a picture beside the text", _USE_T2V
+    has_boundary = layout.index.get("boundary_ratio") is not None
+    if has_boundary != ("transformer_2" in layout.components):
+        is_there, is_not = ("boundary_ratio", "transformer_2")[:: 1 if has_boundary else -1]
+        what = f"model_index.json has a {is_there} and no {is_not}: which network takes which step?"
+        yield what, "download the checkpoint again: Wan 2.2 of two transformers has both"
