@@ -66,7 +66,8 @@ def _incomplete(name: str, model: str, error: CheckpointError, card: Callable[[]
     what = f"{shown}: {error.what}"
     if not _is_hub_id(model) or error.code not in _NOT_FETCHED:
         gated = "accept its terms on the hub, and log in with: hf auth login"
-        found = "; ".join((what, *_also_wrong(error, card)))
+        more = () if _is_hub_id(model) else _also_wrong(error, card)
+        found = "; ".join((what, *more))
         return Check(name, "failed", found, gated if "Gated" in error.what else error.hint)
     if os.environ.get("HF_HUB_OFFLINE"):
         hint = "unset HF_HUB_OFFLINE for the first run, or copy the checkpoint here"

@@ -11,6 +11,9 @@ from hyimg_cli.store.memo import Memo
 # Ids of the sections that were encoded last: system prompts, role strings, users' prompts.
 _TOKEN_BYTES = 64_000_000
 
+_BASE_HINT = (
+    'it knows the base model\'s alone, whose config.json says "model_version": "HunyuanImage-3.0"'
+)
 RATIO_COUNT_BASE = 33
 RATIO_COUNT_INSTRUCT = 37
 
@@ -110,7 +113,10 @@ class Vocabulary:
     def _id(self, token: str) -> int:
         id_ = self._tokenizer.token_to_id(token)
         if id_ is None:
+            is_ratio = token.startswith("<img_ratio_")
             raise CheckpointError(
-                f"the tokenizer has no token {token}", code="checkpoint.tokenizer"
+                f"the tokenizer has no token {token}",
+                hint=_BASE_HINT if is_ratio else "use the files of one checkpoint together",
+                code="checkpoint.tokenizer",
             )
         return int(id_)

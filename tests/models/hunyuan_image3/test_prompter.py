@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from hyimg_cli.errors import JobError
+from hyimg_cli.errors import CheckpointError, JobError
 from hyimg_cli.models import registry
 from hyimg_cli.models.hunyuan_image3 import system_prompt
 from hyimg_cli.models.hunyuan_image3.prompter import Prompter
 from hyimg_cli.models.hunyuan_image3.sequence import Grid, SourceShape
+from hyimg_cli.models.hunyuan_image3.vocabulary import Vocabulary
 from hyimg_cli.spec.job import ImageJob, SizeRequest, TextSampling
 
 _BOTH = "<think>a</think><recaption>b</recaption>"
@@ -243,6 +244,13 @@ def test_what_a_tokenizer_file_carries_along_changes_no_ids(tmp_path: Path) -> N
     for tag in ("<think>", "<img>", "<img_ratio_3>", "<|endoftext|>"):
         with pytest.raises(JobError, match="control token"):
             other.check(a_job(prompt=f"a {tag} b"))
+
+
+def test_a_ratio_token_that_is_not_there_names_the_configs_key() -> None:
+    folder = registry.resolve_model(registry.EMBEDDED)
+    with pytest.raises(CheckpointError, match="<img_ratio_37>") as caught:
+        Vocabulary.from_folder(folder, base_size=64, ratio_count=38)
+    assert '"model_version": "HunyuanImage-3.0"' in caught.value.hint
 
 
 def _digest(text: str) -> str:
