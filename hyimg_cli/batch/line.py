@@ -21,7 +21,6 @@ from hyimg_cli.batch.fields import (
 from hyimg_cli.batch.kinds import BadValue, nearest, shown, size_request
 from hyimg_cli.errors import HyimgError, UsageError
 
-
 # How chat endpoints spell a conversation; the released models draw from a single turn.
 _TURNS = ("messages", "message_list", "conversation", "history")
 
