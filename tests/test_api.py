@@ -26,7 +26,7 @@ UNFIT = (
     {"prompt": "word " * 5000, "n": 3},
     {"prompt": "a", "use_system_prompt": "en_unified"},
     {"prompt": "a", "cot_token_ids": [10**6]},
-    {"prompt": "a", "system_prompt": "b", "drop_think": True, "bot_task": "think"},
+    {"prompt": "a", "system_prompt": "b", "drop_think": True, "bot_task": "think_recaption"},
 )
 CODES = (
     ("manifest.control-token", "prompt"),

@@ -21,6 +21,9 @@ from hyimg_cli.batch.fields import (
 from hyimg_cli.batch.kinds import BadValue, nearest, shown, size_request
 from hyimg_cli.errors import HyimgError, UsageError
 
+# How chat endpoints spell a conversation; the released models draw from a single turn.
+_TURNS = ("messages", "message_list", "conversation", "history")
+
 
 @dataclass(frozen=True)
 class ManifestLine:
@@ -182,6 +185,10 @@ class Line:
             self.add(bad.slug, bad.what, field=key, hint=hint)
 
     def _refuse_unknown(self, key: str) -> None:
+        if key in _TURNS:
+            hint = "write the one turn as prompt and images; earlier turns are not read"
+            self.add("unknown-field", "a job has no turns before it", field=key, hint=hint)
+            return
         close = nearest(key, BY_NAME)
         hint = f'did you mean "{close}"?' if close else "begin it with x_ to have it copied through"
         self.add("unknown-field", f"{shown(key)} is not a field", field=_plain(key), hint=hint)

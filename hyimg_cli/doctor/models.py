@@ -50,6 +50,7 @@ def _checkpoint(name: str, model: str, subject: Subject, card_of: CardOf) -> Che
     shown, revision = model_name(model), subject.config.model.revision
     try:
         stored = registry.stored_weights(model, revision)
+        registry.refuse_other_weights(model, revision)
     except CheckpointError as error:
         return _incomplete(name, model, error, lambda: card_of(model, revision))
     parts = ", ".join(f"{part} {bytes_text(one.nbytes)}" for part, one in stored.items())
@@ -66,7 +67,9 @@ def _incomplete(name: str, model: str, error: CheckpointError, card: Callable[[]
     what = f"{shown}: {error.what}"
     if not _is_hub_id(model) or error.code not in _NOT_FETCHED:
         gated = "accept its terms on the hub, and log in with: hf auth login"
-        return Check(name, "failed", what, gated if "Gated" in error.what else error.hint)
+        more = () if _is_hub_id(model) else _also_wrong(error, card)
+        found = "; ".join((what, *more))
+        return Check(name, "failed", found, gated if "Gated" in error.what else error.hint)
     if os.environ.get("HF_HUB_OFFLINE"):
         hint = "unset HF_HUB_OFFLINE for the first run, or copy the checkpoint here"
         return Check(name, "failed", f"{what}, and HF_HUB_OFFLINE is set", hint)
@@ -77,6 +80,15 @@ def _incomplete(name: str, model: str, error: CheckpointError, card: Callable[[]
     if needed > free:
         return Check(name, "failed", found, "set HF_HOME to a larger disk")
     return Check(name, "warning", found, f"fetch it now: hf download {model}")
+
+
+def _also_wrong(known: CheckpointError, card: Callable[[], Card]) -> Iterator[str]:
+    """What the small files lack beside what is known of the weights."""
+    try:
+        card()
+    except CheckpointError as error:
+        if error.what != known.what:
+            yield error.what
 
 
 def _bytes_to_fetch(card: Card) -> int:

@@ -14,7 +14,7 @@ from pathlib import Path
 from hyimg_cli.batch.cost import JobTokens, PlanCost, cost
 from hyimg_cli.batch.video_cost import VideoCost, video_cost
 from hyimg_cli.engine.keys import precision, source_digest, source_key
-from hyimg_cli.errors import HyimgError, SourceImageError
+from hyimg_cli.errors import CheckpointError, HyimgError, SourceImageError
 from hyimg_cli.kv.tree import KVTree
 from hyimg_cli.media.images import probe_image, stretched_digest
 from hyimg_cli.models import registry
@@ -136,7 +136,10 @@ class Forecast:
         if not self._store.takes_more:
             return False
         device, dtype = precision(self._config.model)
-        model_print = registry.fingerprint(model, self._config.model.revision)
+        try:
+            model_print = registry.fingerprint(model, self._config.model.revision)
+        except CheckpointError:  # weights that are not here have encoded nothing here
+            return False
         key = source_key(digest, model_print, device=device, dtype=dtype)
         return self._store.has(SOURCE_IMAGES, key)
 

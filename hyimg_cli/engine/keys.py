@@ -17,7 +17,7 @@ from hyimg_cli.spec.run import ModelChoice, RunConfig
 UNREADABLE = "unreadable"
 _DEVICES = Path("/dev")
 # Counts up when the same image, weights and packages lead to other rows.
-_SOURCE_FORMAT = 1
+_SOURCE_FORMAT = 2
 
 
 def key_of(job: Job, source_digests: Sequence[str], config: RunConfig) -> str:

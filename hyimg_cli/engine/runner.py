@@ -265,11 +265,15 @@ def video_cards(revision: str | None) -> Callable[[str], VideoCard]:
 def sift(
     folder: RunFolder, jobs: Sequence[Job], config: RunConfig, policy: ResumePolicy
 ) -> Resumption:
-    """What an earlier run in `folder` leaves to do. Raises OutputFolderError on a clash."""
+    """What an earlier run in `folder` leaves to do. Raises OutputFolderError on a clash.
+
+    Weights are looked at only where the folder has results to compare with.
+    """
+    made = folder.results()
     return resume(
         folder,
         jobs,
-        job_keys(jobs, config),
+        job_keys([job for job in jobs if job.custom_id in made], config),
         resume=policy.resume,
         retry_failed=policy.retry_failed,
         force=policy.force,
@@ -289,7 +293,11 @@ def prepare(
 
     Raises StorageError where the disk cannot hold what is left, before anything is loaded.
     """
-    rest = sift(folder, selection.of(accepted.jobs), config, policy)
+    jobs = selection.of(accepted.jobs)
+    for model in sorted({job.model for job in jobs}):
+        # A checkpoint that is not all there is told of before anything is written.
+        registry.fingerprint(model, config.model.revision)
+    rest = sift(folder, jobs, config, policy)
     videos = [job for job in rest.to_run if isinstance(job, VideoJob)]
     refuse_full_disk(folder.folder, videos, config, video_cards(config.model.revision))
     # Whoever runs all again wants none of what an earlier run left.

@@ -278,7 +278,7 @@ def _sampled(path: Path) -> str:
 
 def _truncated(path: Path, what: str) -> CheckpointError:
     hint = "the file was cut short or overwritten: download or copy it again"
-    return _fault("truncated", f"the file is damaged: {what}", path, hint)
+    return _fault("truncated", f"{path.name} is damaged: {what}", path, hint)
 
 
 def _fault(name: str, what: str, where: Path, hint: str = "") -> CheckpointError:

@@ -106,6 +106,18 @@ def stored_weights(model: str, revision: str | None = None) -> dict[str, StoredW
     return {part.name: _counted(checkpoint.tensor_index(part.folder, part.stem)) for part in parts}
 
 
+def refuse_other_weights(model: str, revision: str | None = None) -> None:
+    """Passes a picture checkpoint that holds every tensor of its configuration, and no other.
+
+    Videos' are diffusers' own to check. Imports torch. Raises CheckpointError.
+    """
+    from hyimg_cli.models.hunyuan_image3.weights import checked
+
+    folder = resolve_model(model, revision, with_weights=False)
+    if not layout.is_video_checkpoint(folder):
+        checked(folder)
+
+
 def _counted(tensors: Mapping[str, checkpoint.TensorInfo]) -> StoredWeights:
     count = sum(math.prod(tensor.shape) for tensor in tensors.values())
     return StoredWeights(count, checkpoint.weight_bytes(tensors))

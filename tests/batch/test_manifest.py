@@ -157,6 +157,7 @@ def test_bad_sizes(size: str) -> None:
     ("fields", "code", "place"),
     [
         ({"sede": 1}, "unknown-field", "sede"),
+        ({"messages": [{"role": "user", "content": "a"}]}, "unknown-field", "messages"),
         ({"prompt": "  "}, "empty-text", "prompt"),
         ({"prompt": "a\0b"}, "bad-value", "prompt"),
         ({"prompt": 5}, "wrong-type", "prompt"),
@@ -532,3 +533,10 @@ print(time.process_time() - start)
         [sys.executable, "-c", program, str(path)], capture_output=True, text=True, check=True
     )
     assert float(done.stdout) < 2.0
+
+
+def test_a_conversation_is_told_apart_from_a_slip_of_the_pen() -> None:
+    for name in ("messages", "history"):
+        fault = only_fault(**{name: []})
+        assert "no turns before it" in fault.what
+        assert "prompt and images" in fault.hint

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from released import released_folder
 from typer.main import get_command
 
 from hyimg_cli.cli.app import app
@@ -181,3 +182,24 @@ def test_a_plan_takes_no_text_to_be_longer_than_it_may_be(
     lines = [{"prompt": "x", "bot_task": "think", "max_new_tokens": n} for n in (7, 4000)]
     (plan,) = run_cli("plan", write_manifest(*lines), "--assume-think", "50", "--json").json_lines
     assert plan["total"]["think_rows"] == 7 + 50
+
+
+def test_a_checkpoint_without_its_weights_can_be_planned(
+    run_cli: Run, write_manifest: Write, write_picture: Write, tmp_path: Path
+) -> None:
+    """The small files of the released model on a laptop; making pictures names what is missing."""
+    write_picture("in.png")
+    folder, out = released_folder(tmp_path / "released"), tmp_path / "out"
+    manifest = write_manifest(
+        {"prompt": "\u4e00\u53ea\u732b \U0001f431", "bot_task": "think_recaption"},
+        {"prompt": "warmer", "images": ["in.png"] * 3, "size": "16:9"},
+    )
+    given = (manifest, "--model", folder, "-o", out)
+    assert run_cli("check", manifest, "--model", folder).code == 0
+    ran = run_cli("plan", *given, "--json")
+    assert ran.code == 0, ran.err
+    (plan,) = ran.json_lines
+    assert plan["memory"][str(folder)]["weights"] > 160e9
+    ran = run_cli("generate", *given)
+    assert (ran.code, "32 of 32 shards missing: model-0.safetensors" in ran.err) == (3, True)
+    assert not out.exists() or not list(out.glob("outputs/*"))

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from released import released
+from released import released_folder
 
 from hyimg_cli.doctor import environment, kernels, models, places, tools, trial
 from hyimg_cli.doctor.check import Check, Subject, examined, is_ready, portable_text
@@ -54,14 +54,7 @@ def subject(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeSubject:
 @pytest.fixture
 def real_size(tmp_path: Path) -> Path:
     """The released model's small files, with an index of shards that are not there."""
-    folder = tmp_path / "HunyuanImage-3.0-Instruct"
-    shutil.copytree(SMALL, folder, ignore=shutil.ignore_patterns("*.safetensors"))
-    config = released(json.loads((SMALL / "config.json").read_text()))
-    (folder / "config.json").write_text(json.dumps(config))
-    shards = {f"layer {n}": f"model-{n}.safetensors" for n in range(32)}
-    index = {"metadata": {"total_size": 166_000_000_000}, "weight_map": shards}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    return folder
+    return released_folder(tmp_path / "HunyuanImage-3.0-Instruct")
 
 
 def with_free(monkeypatch: pytest.MonkeyPatch, count: float) -> None:
@@ -208,6 +201,25 @@ def test_a_shard_that_is_missing(subject: MakeSubject, real_size: Path) -> None:
     assert "download the checkpoint again" in found.hint
 
 
+def test_every_file_that_is_missing_is_named_at_once(subject: MakeSubject, real_size: Path) -> None:
+    (real_size / "tokenizer.json").unlink()
+    found = models.image_checkpoint(subject(real_size))
+    assert "32 of 32 shards missing" in found.found
+    assert "tokenizer.json is missing" in found.found
+
+
+def test_weights_of_another_configuration(subject: MakeSubject, tmp_path: Path) -> None:
+    """All files are there, but a distilled model's embedders have no weights."""
+    folder = tmp_path / "mixed"
+    shutil.copytree(SMALL, folder)
+    config = json.loads((folder / "config.json").read_text()) | {"cfg_distilled": True}
+    (folder / "config.json").write_text(json.dumps(config))
+    found = models.image_checkpoint(subject(folder))
+    assert found.status == "failed"
+    assert "4 missing: guidance_emb.mlp.0.weight" in found.found
+    assert "same checkpoint" in found.hint
+
+
 def test_a_file_that_was_cut_short(subject: MakeSubject, tmp_path: Path) -> None:
     for name, check in (
         ("tiny-image", models.image_checkpoint),
@@ -218,7 +230,7 @@ def test_a_file_that_was_cut_short(subject: MakeSubject, tmp_path: Path) -> None
         (weights,) = sorted(folder.rglob("*.safetensors"))[:1]
         weights.write_bytes(weights.read_bytes()[:-100])
         (found,) = examined(subject(folder, folder), [("x", check)])
-        assert (found.status, "the file is damaged" in found.found) == ("failed", True)
+        assert (found.status, f"{weights.name} is damaged" in found.found) == ("failed", True)
 
 
 def test_what_is_not_fetched_yet(

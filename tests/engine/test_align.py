@@ -60,6 +60,7 @@ def _card(*buckets: tuple[int, int]) -> ModelCard:
         (0, [Size(768, 1024)], None),  # its bucket, its ratio
         (0, [Size(768, 1030)], None),  # less than 0.01 apart
         (0, [Size(900, 900), Size(1000, 1300)], Size(898, 1168)),  # the second shares it
+        (0, [Size(768, 1024), Size(1000, 1300)], None),  # the first shares it, and decides
         (0, [], None),
     ],
 )

@@ -30,15 +30,15 @@ class Origin:
 
 
 def aligned(pixels: Pixels, bucket: Bucket, origins: Sequence[Origin], card: ModelCard) -> Pixels:
-    """`pixels`, drawn in `bucket`, in the shape of the first source that shares the bucket and has
-    another ratio; the area is that of the model's square. Else as they are.
+    """`pixels`, drawn in `bucket`, in the shape of the first source that shares the bucket; the
+    area is that of the model's square. As they are where none does, or that one's ratio is theirs.
     """
     drawn = bucket.size.height / bucket.size.width
     for origin in origins:
-        ratio = origin.size.height / origin.size.width
-        shares = card.nearest_bucket(origin.size.height, origin.size.width) == bucket
-        if shares and abs(ratio - drawn) >= _SAME_RATIO:
-            return stretch(pixels, _of_area(ratio, card.base_size))
+        if card.nearest_bucket(origin.size.height, origin.size.width) == bucket:
+            ratio = origin.size.height / origin.size.width
+            is_same = abs(ratio - drawn) < _SAME_RATIO
+            return pixels if is_same else stretch(pixels, _of_area(ratio, card.base_size))
     return pixels
 
 

@@ -35,7 +35,39 @@ _ONLY_RELEASED: dict[str, Any] = {
     "patch_size": 1,
     "img_proj_type": "unet",
     "cond_image_type": "vae_vit",
+    "use_rotary_pos_emb": True,
+    "vit_type": "siglip2-so400m-patch16-naflex",
 }
+# Which tokens of a source image see each other: separately, or all of its VAE's and its ViT's.
+_SOURCE_SPANS = {"full": False, "joint_full": True}
+# Options of transformers' generation that change which token is next, at the values that do not.
+_NO_EFFECT: dict[str, Any] = {
+    "begin_suppress_tokens": None,
+    "bad_words_ids": None,
+    "diversity_penalty": 0.0,
+    "encoder_repetition_penalty": 1.0,
+    "epsilon_cutoff": 0.0,
+    "eta_cutoff": 0.0,
+    "exponential_decay_length_penalty": None,
+    "forced_bos_token_id": None,
+    "forced_eos_token_id": None,
+    "guidance_scale": 1.0,
+    "min_length": 0,
+    "min_new_tokens": 0,
+    "min_p": 0.0,
+    "no_repeat_ngram_size": 0,
+    "num_beams": 1,
+    "penalty_alpha": None,
+    "repetition_penalty": 1.0,
+    "sequence_bias": None,
+    "stop_strings": None,
+    "suppress_tokens": None,
+    "top_h": None,
+    "typical_p": 1.0,
+    "watermarking_config": None,
+}
+# What null says of the sampling: that nothing is left out, or changed.
+_OFF = {"temperature": 1.0, "top_k": 0, "top_p": 1.0}
 
 
 @dataclass(frozen=True)
@@ -159,11 +191,22 @@ def architecture(config: Mapping[str, Any], *, where: str = "config.json") -> Ar
 
 
 def generation_config(config: Mapping[str, Any]) -> GenerationConfig:
-    """Sampling defaults; a key that the file omits, or leaves null, takes the released Instruct
-    value. Raises CheckpointError for a value of the wrong kind.
+    """Sampling defaults; a key that the file omits takes the released Instruct value, but the
+    template is upstream's own, "pretrain".
+
+    Raises CheckpointError for a value of the wrong kind, and for what we would sample wrongly.
     """
+    for key, neutral in _NO_EFFECT.items():
+        if config.get(key) not in (None, neutral):
+            raise CheckpointError(
+                f"{key} is {config[key]!r}, which is not implemented",
+                where="generation_config.json",
+                hint="take the key out: no released checkpoint has it",
+                code="checkpoint.config",
+            )
+    off = {key: value for key, value in _OFF.items() if config.get(key, value) is None}
     try:
-        return _generation_config({k: v for k, v in config.items() if v is not None})
+        return _generation_config({k: v for k, v in config.items() if v is not None} | off)
     except (TypeError, ValueError) as error:
         raise CheckpointError(
             f"a value is of the wrong kind: {error}",
@@ -173,7 +216,9 @@ def generation_config(config: Mapping[str, Any]) -> GenerationConfig:
 
 
 def _generation_config(config: Mapping[str, Any]) -> GenerationConfig:
-    template: Template = "pretrain" if config.get("sequence_template") == "pretrain" else "instruct"
+    template = config.get("sequence_template", "pretrain")
+    if template not in ("instruct", "pretrain"):
+        raise ValueError(f"sequence_template {template!r} is not one of instruct, pretrain")
     does_sample = config.get("do_sample", True)
     return GenerationConfig(
         template=template,
@@ -201,14 +246,23 @@ def _bot_task(name: str) -> str:
 
 
 def _refuse_unreleased(config: Mapping[str, Any], where: str) -> None:
-    for key, released in _ONLY_RELEASED.items():
-        value = config.get(key, released)
+    scaling = config.get("rope_scaling") or {}
+    flat = {**config, "rope_scaling type": scaling.get("type", scaling.get("rope_type"))}
+    for key, released in (*_ONLY_RELEASED.items(), ("rope_scaling type", "custom")):
+        value = flat.get(key, released)
         if value is not None and value != released:
             raise CheckpointError(
                 f"{key} is {value!r}; only {released!r} exists in released checkpoints",
                 where=where,
                 code="checkpoint.config",
             )
+
+
+def _has_joint_source_span(kind: Any) -> bool:
+    if kind not in _SOURCE_SPANS:
+        known = ", ".join(_SOURCE_SPANS)
+        raise ValueError(f"cond_token_attn_type {kind!r} is not one of {known}")
+    return _SOURCE_SPANS[kind]
 
 
 def _architecture(config: Mapping[str, Any]) -> Architecture:
@@ -241,7 +295,7 @@ def _architecture(config: Mapping[str, Any]) -> Architecture:
         vae_downsample_factor=int(down[0]),
         patch_embed_hidden_dim=int(config.get("patch_embed_hidden_dim", 1024)),
         image_base_size=int(config.get("image_base_size", 1024)),
-        has_joint_source_span=config.get("cond_token_attn_type", "full") == "joint_full",
+        has_joint_source_span=_has_joint_source_span(config.get("cond_token_attn_type", "full")),
         cfg_distilled=bool(config.get("cfg_distilled", False)),
         use_meanflow=bool(config.get("use_meanflow", False)),
         is_base=config.get("model_version", "HunyuanImage-3.0-Instruct") == "HunyuanImage-3.0",

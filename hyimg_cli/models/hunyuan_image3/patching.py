@@ -48,6 +48,7 @@ class RowConv2d(nn.Conv2d):
         self.by_rows = False
 
     def forward(self, x_BCYX: Tensor) -> Tensor:
+        x_BCYX = x_BCYX.to(self.weight.dtype)
         if not self.by_rows:
             return super().forward(x_BCYX)
         kernel, padding = self.kernel_size[0], self.kernel_size[0] // 2
@@ -57,20 +58,31 @@ class RowConv2d(nn.Conv2d):
         return out_BCYX
 
 
+class WideGroupNorm(nn.GroupNorm):
+    """A group norm that gives float32 in any dtype, as under upstream's bfloat16 autocast.
+
+    What follows, up to the next convolution, is then rounded to 16 bits once.
+    """
+
+    def forward(self, x_BCYX: Tensor) -> Tensor:
+        weight, bias = self.weight.float(), self.bias.float()
+        return F.group_norm(x_BCYX.float(), self.num_groups, weight, bias, self.eps)
+
+
 class ResBlock(nn.Module):
     """Two 3x3 convolutions, the second scaled and shifted by the timestep."""
 
     def __init__(self, channels_in: int, channels_out: int, embedding: int) -> None:
         super().__init__()
         self.in_layers = nn.Sequential(
-            nn.GroupNorm(_NORM_GROUPS, channels_in),
+            WideGroupNorm(_NORM_GROUPS, channels_in),
             nn.SiLU(),
             RowConv2d(channels_in, channels_out, 3),
         )
         self.emb_layers = nn.Sequential(nn.SiLU(), nn.Linear(embedding, 2 * channels_out))
         # Index 2 is upstream's dropout: it gives the convolution its stored name, out_layers.3.
         self.out_layers = nn.Sequential(
-            nn.GroupNorm(_NORM_GROUPS, channels_out),
+            WideGroupNorm(_NORM_GROUPS, channels_out),
             nn.SiLU(),
             nn.Identity(),
             RowConv2d(channels_out, channels_out, 3),
@@ -117,7 +129,7 @@ class FinalLayer(nn.Module):
         super().__init__()
         inner = arch.patch_embed_hidden_dim
         head = nn.Sequential(
-            nn.GroupNorm(_NORM_GROUPS, inner),
+            WideGroupNorm(_NORM_GROUPS, inner),
             nn.SiLU(),
             RowConv2d(inner, arch.vae.latent_channels, 3),
         )

@@ -91,10 +91,10 @@ class Prompter:
         prompt_length, names = self._measured(job.prompt)
         self._refuse_names("prompt", names)
         system = self._system(job)
-        has_think = job.cot_text is not None
+        is_rewritten = self._thinks_and_rewrites(self._given_ids(job))
         if job.writes_text:
-            has_think = job.bot_task in ("think", "think_recaption")
-        picture_system = self._picture_system(job, has_think)
+            is_rewritten = job.bot_task == "think_recaption"
+        picture_system = self._picture_system(job, is_rewritten)
         cot_length = sum(len(section.ids) for section in self._given_cot(job))
         text = system if job.writes_text else picture_system
         system_length = self._measured(text)[0] if text else 0
@@ -152,11 +152,11 @@ class Prompter:
     ) -> Layout:
         """The diffusion stage's sequence, with the text that the AR stage wrote or the job gave."""
         if written is None:
-            cot, has_think = self._given_cot(job), job.cot_text is not None
+            cot, ids = self._given_cot(job), self._given_ids(job)
         else:
-            cot = self.builder.cot_from_ids(written, drop_think=job.drop_think)
-            has_think = self.vocabulary.think in written
-        prompt = self._prompt(job, shapes, self._picture_system(job, has_think))
+            cot, ids = self.builder.cot_from_ids(written, drop_think=job.drop_think), written
+        system = self._picture_system(job, self._thinks_and_rewrites(ids))
+        prompt = self._prompt(job, shapes, system)
         layout = self._image(prompt, cot, self.target(bucket))
         self._refuse_too_long(layout.live_start)
         return layout
@@ -274,14 +274,25 @@ class Prompter:
             folder=self.folder,
         )
 
-    def _picture_system(self, job: ImageJob, has_think: bool) -> str | None:
-        """Without its reasoning, a text is the work of the recaption prompt: upstream says so
-        too.
+    def _picture_system(self, job: ImageJob, is_rewritten: bool) -> str | None:
+        """Without the reasoning before it, a rewritten text is the work of the recaption prompt.
+
+        As upstream, which does not strip that one text: its line breaks are tokens.
         """
         system = self._system(job)
-        if system and job.drop_think and has_think:
+        if system and job.drop_think and is_rewritten:
             return shipped_text(self.folder, "en_recaption", field="drop_think")
         return system
+
+    def _thinks_and_rewrites(self, ids: Sequence[int]) -> bool:
+        words = self.vocabulary
+        return words.think in ids and words.recaption in ids
+
+    def _given_ids(self, job: ImageJob) -> Sequence[int]:
+        """Of the text that the job gives, its reasoning included."""
+        if job.cot_token_ids is not None:
+            return job.cot_token_ids
+        return self.vocabulary.encode(job.cot_text) if job.cot_text is not None else ()
 
     def _given_cot(self, job: ImageJob) -> list[Section]:
         if job.cot_token_ids is not None:

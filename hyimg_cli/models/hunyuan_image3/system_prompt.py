@@ -17,9 +17,10 @@ DIGESTS = {
     "en_unified": "78b97adc8e7c851e",
 }
 KINDS = ("None", "dynamic", "custom", *DIGESTS)
+# NOTE: upstream knows no such text for think_recaption: there "dynamic" leaves the system prompt to
+# the user, which is none.
 _DYNAMIC = {
     "think": "en_think_recaption",
-    "think_recaption": "en_think_recaption",
     "recaption": "en_recaption",
     "none": "en_vanilla",
 }
@@ -46,15 +47,12 @@ def system_prompt(kind: str, *, custom: str | None, bot_task: str, folder: Path)
         )
     if kind in ("None", "custom"):
         return None
-    if kind == "dynamic":
-        name = _DYNAMIC[bot_task]
-        text = shipped_text(folder, name)
-        return text.replace("\n", "") if name == "en_vanilla" else text
-    return shipped_text(folder, kind)
+    name = _DYNAMIC.get(bot_task) if kind == "dynamic" else kind
+    return None if name is None else shipped_text(folder, name).strip()
 
 
 def shipped_text(folder: Path, name: str, *, field: str = "use_system_prompt") -> str:
-    """The stripped text whose digest belongs to `name`, found among the file's string literals.
+    """The text whose digest, stripped, belongs to `name`, as it stands among the file's literals.
 
     Raises JobError where there is none: `field` of the job is what asked for it.
     """
@@ -79,7 +77,9 @@ def shipped_text(folder: Path, name: str, *, field: str = "use_system_prompt") -
 
 @lru_cache(maxsize=8)
 def _texts(path: Path, modified_ns: int, field: str) -> dict[str, str]:
-    """The file's string literals by sha256; read again when `modified_ns` changes."""
+    """The file's string literals by sha256 of what is in them but the white space around it; read
+    again when `modified_ns` changes.
+    """
     try:
         tree = ast.parse(path.read_text(encoding="utf-8"))
     except (OSError, SyntaxError, ValueError) as error:
@@ -90,5 +90,5 @@ def _texts(path: Path, modified_ns: int, field: str) -> dict[str, str]:
             code="job.system-prompt",
         ) from None
     nodes = (node for node in ast.walk(tree) if isinstance(node, ast.Constant))
-    texts = (node.value.strip() for node in nodes if isinstance(node.value, str))
-    return {hashlib.sha256(text.encode()).hexdigest(): text for text in texts}
+    texts = (node.value for node in nodes if isinstance(node.value, str))
+    return {hashlib.sha256(text.strip().encode()).hexdigest(): text for text in texts}

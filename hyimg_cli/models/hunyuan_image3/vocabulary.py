@@ -11,6 +11,9 @@ from hyimg_cli.store.memo import Memo
 # Ids of the sections that were encoded last: system prompts, role strings, users' prompts.
 _TOKEN_BYTES = 64_000_000
 
+_BASE_HINT = (
+    'it knows the base model\'s alone, whose config.json says "model_version": "HunyuanImage-3.0"'
+)
 RATIO_COUNT_BASE = 33
 RATIO_COUNT_INSTRUCT = 37
 
@@ -24,6 +27,9 @@ class Vocabulary:
 
     def __init__(self, tokenizer: Tokenizer, *, base_size: int, ratio_count: int) -> None:
         self._tokenizer = tokenizer
+        # A tokenizer.json may hold both from how it was made; transformers turns them off as well.
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
         self._encoded: Memo[str, tuple[int, ...]] = Memo(
             _TOKEN_BYTES, lambda ids: 256 + 8 * len(ids)
         )
@@ -47,9 +53,8 @@ class Vocabulary:
         self.guidance = tokenizer.token_to_id("<guidance>")
         self.timestep_r = tokenizer.token_to_id("<timestep_r>")
         self.tags = frozenset((self.think, self.end_think, self.recaption, self.end_recaption))
-        self.control = frozenset(
-            id_ for id_, token in tokenizer.get_added_tokens_decoder().items() if token.special
-        )
+        special = tokenizer.get_added_tokens_decoder().items()
+        self.control = self._own() | {id_ for id_, token in special if token.special}
 
     @classmethod
     def from_folder(cls, folder: Path, *, base_size: int, ratio_count: int) -> "Vocabulary":
@@ -57,7 +62,10 @@ class Vocabulary:
         path = folder / "tokenizer.json"
         if not path.is_file():
             raise CheckpointError(
-                "tokenizer.json is missing", where=str(folder), code="checkpoint.missing-file"
+                "tokenizer.json is missing",
+                where=str(folder),
+                hint="download it again from where the checkpoint is from",
+                code="checkpoint.missing-file",
             )
         try:
             tokenizer = Tokenizer.from_file(str(path))
@@ -95,10 +103,20 @@ class Vocabulary:
         permitted = frozenset(allowed)
         return sorted({self.name(i) for i in ids if i in self.control and i not in permitted})
 
+    def _own(self) -> frozenset[int]:
+        """The ids that give a sequence its structure, whether the file marks them or not."""
+        images = (self.boi, self.eoi, self.img, self.timestep, self.joint_img_sep, self.img_size)
+        texts = (self.bos, self.eos, self.cfg, self.answer, self.end_answer)
+        distilled = (id_ for id_ in (self.guidance, self.timestep_r) if id_ is not None)
+        return frozenset((*images, *texts, *distilled, *self.tags, *self.ratios))
+
     def _id(self, token: str) -> int:
         id_ = self._tokenizer.token_to_id(token)
         if id_ is None:
+            is_ratio = token.startswith("<img_ratio_")
             raise CheckpointError(
-                f"the tokenizer has no token {token}", code="checkpoint.tokenizer"
+                f"the tokenizer has no token {token}",
+                hint=_BASE_HINT if is_ratio else "use the files of one checkpoint together",
+                code="checkpoint.tokenizer",
             )
         return int(id_)

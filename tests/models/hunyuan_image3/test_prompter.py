@@ -1,6 +1,7 @@
 """What `check` passes can be built, and what it refuses names the field."""
 
 import hashlib
+import json
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -8,12 +9,15 @@ from typing import Any
 
 import pytest
 
-from hyimg_cli.errors import JobError
+from hyimg_cli.errors import CheckpointError, JobError
 from hyimg_cli.models import registry
 from hyimg_cli.models.hunyuan_image3 import system_prompt
 from hyimg_cli.models.hunyuan_image3.prompter import Prompter
 from hyimg_cli.models.hunyuan_image3.sequence import Grid, SourceShape
+from hyimg_cli.models.hunyuan_image3.vocabulary import Vocabulary
 from hyimg_cli.spec.job import ImageJob, SizeRequest, TextSampling
+
+_BOTH = "<think>a</think><recaption>b</recaption>"
 
 
 @pytest.fixture(scope="module")
@@ -58,12 +62,12 @@ def a_job(**changes: Any) -> ImageJob:
         ({"use_system_prompt": "en_unified"}, "use_system_prompt", "system-prompt"),
         ({"use_system_prompt": "dynamic"}, "use_system_prompt", "system-prompt"),
         (
-            {"system_prompt": "Be.", "drop_think": True, "bot_task": "think"},
+            {"system_prompt": "Be.", "drop_think": True, "bot_task": "think_recaption"},
             "drop_think",
             "system-prompt",
         ),
         (
-            {"system_prompt": "Be.", "drop_think": True, "cot_text": "<think>a</think>b"},
+            {"system_prompt": "Be.", "drop_think": True, "cot_text": _BOTH},
             "drop_think",
             "system-prompt",
         ),
@@ -87,6 +91,8 @@ def test_what_the_checkpoint_cannot_take_names_its_field(
         {"cot_token_ids": (1, 2, 3)},
         {"system_prompt": "Be brief."},
         {"system_prompt": "Be.", "drop_think": True, "bot_task": "recaption"},
+        {"system_prompt": "Be.", "drop_think": True, "bot_task": "think"},
+        {"use_system_prompt": "dynamic", "bot_task": "think_recaption"},
         {"bot_task": "think_recaption", "size": SizeRequest()},
         {"size": SizeRequest()},
     ],
@@ -154,6 +160,97 @@ def test_a_shipped_system_prompt_is_read_and_a_broken_file_is_the_jobs_fault(
     script.write_text("this is not Python, and it is longer")
     with pytest.raises(JobError, match="cannot be read"):
         own.check(a_job(use_system_prompt="en_unified"))
+
+
+@pytest.fixture
+def with_prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Prompter:
+    """The embedded checkpoint, with texts of its own for two kinds of system prompt."""
+    folder = tmp_path / "checkpoint"
+    shutil.copytree(registry.resolve_model(registry.EMBEDDED), folder)
+    for kind, text in (("en_think_recaption", "Think."), ("en_recaption", "Rewrite.")):
+        monkeypatch.setitem(system_prompt.DIGESTS, kind, _digest(text))
+    (folder / "system_prompt.py").write_text("a = '\\nThink.\\n'\nb = '\\nRewrite.\\n'\n")
+    return Prompter(folder, str(folder))
+
+
+def _start(prompter: Prompter, job: ImageJob, written: str | None) -> str:
+    """What the picture's sequence begins with, up to the user's text."""
+    ids = None if written is None else prompter.vocabulary.encode(written)
+    layout = prompter.picture(job, [], ids, prompter.card.buckets[0])
+    return prompter.vocabulary.decode(layout.ids).split("User: ")[0]
+
+
+@pytest.mark.parametrize(
+    ("bot_task", "written", "expected"),
+    [
+        # Upstream strips the system prompt, but not the one that it takes in its place.
+        ("think_recaption", _BOTH, "\nRewrite.\n\n\n"),
+        ("think", "<think>a</think>", "Be.\n\n"),
+        ("recaption", "<recaption>b</recaption>", "Be.\n\n"),
+    ],
+)
+def test_a_text_without_its_reasoning_has_the_recaption_prompt(
+    with_prompts: Prompter, bot_task: str, written: str, expected: str
+) -> None:
+    """However the text came about: written now, or given as text or as ids."""
+    fields = {"system_prompt": "Be.", "drop_think": True}
+    ids = tuple(with_prompts.vocabulary.encode(written))
+    now = _start(with_prompts, a_job(**fields, bot_task=bot_task), written)
+    as_text = _start(with_prompts, a_job(**fields, cot_text=written), None)
+    as_ids = _start(with_prompts, a_job(**fields, cot_token_ids=ids), None)
+    assert {now, as_text, as_ids} == {"<|startoftext|>" + expected}
+    assert _start(with_prompts, a_job(drop_think=True, bot_task=bot_task), written) == (
+        "<|startoftext|>"
+    )
+
+
+@pytest.mark.parametrize(
+    ("bot_task", "expected"),
+    [("think", "Think.\n\n"), ("recaption", "Rewrite.\n\n"), ("think_recaption", "")],
+)
+def test_a_dynamic_system_prompt_is_upstreams(
+    with_prompts: Prompter, bot_task: str, expected: str
+) -> None:
+    job = a_job(use_system_prompt="dynamic", bot_task=bot_task)
+    assert _start(with_prompts, job, "x") == "<|startoftext|>" + expected
+
+
+def test_what_a_tokenizer_file_carries_along_changes_no_ids(tmp_path: Path) -> None:
+    """Truncation, padding, and control tokens that are not marked as such."""
+    folder = tmp_path / "checkpoint"
+    shutil.copytree(registry.resolve_model(registry.EMBEDDED), folder)
+    plain = Prompter(folder, "plain")
+    stored = json.loads((folder / "tokenizer.json").read_text())
+    stored["truncation"] = {
+        "direction": "Right",
+        "max_length": 4,
+        "strategy": "LongestFirst",
+        "stride": 0,
+    }
+    stored["padding"] = {
+        "strategy": {"Fixed": 64},
+        "direction": "Right",
+        "pad_to_multiple_of": None,
+        "pad_id": 0,
+        "pad_type_id": 0,
+        "pad_token": "<pad>",
+    }
+    for token in stored["added_tokens"]:
+        token["special"] = False
+    (folder / "tokenizer.json").write_text(json.dumps(stored))
+    other = Prompter(folder, "other")
+    text = "a red circle beside a blue square, seen from far above"
+    assert other.vocabulary.encode(text) == plain.vocabulary.encode(text)
+    for tag in ("<think>", "<img>", "<img_ratio_3>", "<|endoftext|>"):
+        with pytest.raises(JobError, match="control token"):
+            other.check(a_job(prompt=f"a {tag} b"))
+
+
+def test_a_ratio_token_that_is_not_there_names_the_configs_key() -> None:
+    folder = registry.resolve_model(registry.EMBEDDED)
+    with pytest.raises(CheckpointError, match="<img_ratio_37>") as caught:
+        Vocabulary.from_folder(folder, base_size=64, ratio_count=38)
+    assert '"model_version": "HunyuanImage-3.0"' in caught.value.hint
 
 
 def _digest(text: str) -> str:

@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from released import LEFTOVERS
 from safetensors.torch import load_file, save_file
 
 from hyimg_cli.errors import CheckpointError
-from hyimg_cli.models.hunyuan_image3.config import architecture
+from hyimg_cli.models.hunyuan_image3.config import architecture, generation_config
 from hyimg_cli.models.hunyuan_image3.weights import expected_shapes, load
+from hyimg_cli.spec.card import SamplingDefaults
 
 
 @pytest.fixture
@@ -32,6 +34,8 @@ def test_the_released_config_has_the_released_parameters(released_config: dict[s
     device.
     """
     shapes = expected_shapes(architecture(released_config | _DISTILLED))
+    # As many names as the index of the released Instruct-Distil has.
+    assert len(shapes) == 5169
     assert round(sum(map(math.prod, shapes.values())) / 1e9, 2) == 83.04
     for name, shape in _RELEASED_SHAPES.items():
         assert shapes[name] == shape, name
@@ -139,13 +143,98 @@ def test_pickles_and_auto_map_are_never_executed(checkpoint: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("key", "value"), [("use_mla", True), ("norm_type", "layer"), ("patch_size", 2)]
+    ("key", "value"),
+    [
+        ("use_mla", True),
+        ("norm_type", "layer"),
+        ("patch_size", 2),
+        ("use_rotary_pos_emb", False),
+        ("vit_type", "siglip-so400m"),
+        ("cond_token_attn_type", "causal"),
+        ("cond_token_attn_type", "full_causal"),
+        ("rope_scaling", {"type": "linear", "factor": 2.0}),
+        ("rope_scaling", {"rope_type": "yarn"}),
+    ],
 )
 def test_unreleased_options_are_refused(
     small_config: dict[str, Any], key: str, value: object
 ) -> None:
     with pytest.raises(CheckpointError, match=key):
         architecture(small_config | {key: value})
+
+
+def test_what_no_code_reads_changes_nothing(released_config: dict[str, Any]) -> None:
+    """Every key that the released files have is read, refused, or one of these."""
+    read = {key: value for key, value in released_config.items() if key not in LEFTOVERS}
+    assert len(read) < len(released_config)
+    assert architecture(read) == architecture(released_config)
+    for kind, joint in (("full", False), ("joint_full", True)):
+        found = architecture(released_config | {"cond_token_attn_type": kind})
+        assert found.has_joint_source_span == joint
+
+
+_RELEASED_GENERATION = {
+    "bot_task": "image",
+    "diff_guidance_scale": 5.0,
+    "diff_infer_steps": 50,
+    "disable_compile": True,
+    "do_sample": True,
+    "drop_think": False,
+    "eos_token_id": [127957],
+    "flow_shift": 3.0,
+    "max_length": 12800,
+    "moe_impl": "eager",
+    "pad_token_id": 128009,
+    "sequence_template": "pretrain",
+    "temperature": 0.6,
+    "top_k": 1024,
+    "top_p": 0.95,
+    "use_system_prompt": "None",
+}
+
+
+def test_the_released_defaults_are_read() -> None:
+    """The base checkpoint's file, key by key."""
+    found = generation_config(_RELEASED_GENERATION)
+    assert found.template == "pretrain"
+    assert found.defaults == SamplingDefaults(
+        num_inference_steps=50,
+        guidance_scale=5.0,
+        flow_shift=3.0,
+        bot_task="none",
+        drop_think=False,
+        use_system_prompt="None",
+        temperature=0.6,
+        top_k=1024,
+        top_p=0.95,
+        max_new_tokens=2048,
+    )
+
+
+def test_a_template_is_one_that_we_know() -> None:
+    """Upstream's default is the base model's; a sequence of another kind would be well-formed."""
+    without = {k: v for k, v in _RELEASED_GENERATION.items() if k != "sequence_template"}
+    assert generation_config(without).template == "pretrain"
+    assert generation_config(without | {"sequence_template": "instruct"}).template == "instruct"
+    with pytest.raises(CheckpointError, match="sequence_template 'chat'"):
+        generation_config(without | {"sequence_template": "chat"})
+
+
+def test_null_leaves_nothing_of_the_sampling() -> None:
+    nothing = dict.fromkeys(("temperature", "top_k", "top_p"))
+    found = generation_config(_RELEASED_GENERATION | nothing).defaults
+    assert (found.temperature, found.top_k, found.top_p) == (1.0, 0, 1.0)
+    assert generation_config(_RELEASED_GENERATION | {"do_sample": False}).defaults.temperature == 0
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "neutral"),
+    [("repetition_penalty", 1.1, 1.0), ("min_p", 0.05, None), ("num_beams", 4, 1)],
+)
+def test_sampling_that_we_would_leave_out_is_refused(key: str, value: Any, neutral: Any) -> None:
+    assert generation_config(_RELEASED_GENERATION | {key: neutral})
+    with pytest.raises(CheckpointError, match=key):
+        generation_config(_RELEASED_GENERATION | {key: value})
 
 
 def test_capacity_dropping_is_ignored(small_config: dict[str, Any]) -> None:
