@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from engine.conftest import studio_of
+from PIL import Image
 
 from hyimg_cli.batch.journal import RunFolder
 from hyimg_cli.batch.planner import make_plan
@@ -39,7 +40,19 @@ def test_each_shape_is_run_once(family: Any, jobs: list[ImageJob]) -> None:
     before = family.rows_seen
     assert prewarm(jobs, studio, together=Together(4, 4), warmed=warmed) == 0
     assert family.rows_seen == before
-    assert warmed == {shape_of(job) for job in jobs}
+    assert warmed == {shape_of(job, family.card) for job in jobs}
+
+
+def test_sources_of_many_sizes_are_one_shape(
+    family: Any, jobs: list[ImageJob], tmp_path: Path
+) -> None:
+    edits = []
+    for side in range(40, 52):
+        Image.new("RGB", (side, side + 3), "white").save(tmp_path / f"{side}.png")
+        edits.append(
+            replace(jobs[0], custom_id=f"s{side}", images=(str(tmp_path / f"{side}.png"),))
+        )
+    assert prewarm(edits, studio_of(family), together=Together(4, 4), warmed=set()) == 1
 
 
 def test_random_states_and_the_tree_stay_untouched(family: Any, jobs: list[ImageJob]) -> None:

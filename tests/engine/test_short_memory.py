@@ -104,17 +104,17 @@ def _pixel_digests(lines: dict[str, Outcome]) -> dict[str, str]:
     return {name: line.outputs[0].pixel_sha256 for name, line in sorted(lines.items())}
 
 
-def test_only_the_shapes_that_were_short_get_smaller(job: ImageJob) -> None:
+def test_only_the_shapes_that_were_short_get_smaller(family: Any, job: ImageJob) -> None:
     shortages, large = Shortages(), replace(job, size=SizeRequest(1024, 1024))
     whole = Together(16, 8)
-    shortages.learn([Shortage("draw", 4, (large,)), Shortage("draw", 6, (large,))])
-    assert shortages.within([job], whole) == whole
-    assert shortages.within([job, large], whole) == Together(16, 4)
-    shortages.learn([Shortage("think", 3, (job,))])
-    assert shortages.within([job], whole) == Together(3, 8)
-    assert shortages.within([job], Together(2, 2)) == Together(2, 2)
+    shortages.learn([Shortage("draw", 4, (large,)), Shortage("draw", 6, (large,))], family.card)
+    assert shortages.within([job], whole, family.card) == whole
+    assert shortages.within([job, large], whole, family.card) == Together(16, 4)
+    shortages.learn([Shortage("think", 3, (job,))], family.card)
+    assert shortages.within([job], whole, family.card) == Together(3, 8)
+    assert shortages.within([job], Together(2, 2), family.card) == Together(2, 2)
     shortages.clear()
-    assert shortages.within([job, large], whole) == whole
+    assert shortages.within([job, large], whole, family.card) == whole
 
 
 def test_a_decode_is_tried_again_without_the_shared_prefixes(

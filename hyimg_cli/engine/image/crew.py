@@ -139,14 +139,14 @@ class ImageCrew:
         self._revive()
         held = self.tree.held_bytes
         sizes = batch_sizes(jobs, self._resident(), config, held_prefixes=held)
-        self._together = self._shortages.within(jobs, sizes)
+        self._together = self._shortages.within(jobs, sizes, self._resident().card)
         if not config.batch.prewarm:
             return
         started = time.perf_counter()
         studio = self._studio(_unread, self._encoder())
         # First: what is left of memory is the stand-ins' and the jobs'.
         graphs = self._resident().prepare_decode(writing_rows(jobs, self._together))
-        learn = self._shortages.learn
+        learn = partial(self._shortages.learn, card=studio.model.card)
         shapes = prewarm(jobs, studio, together=self._together, warmed=self._warmed, learn=learn)
         if shapes or graphs:
             yield Prewarmed(shapes, time.perf_counter() - started, graphs)
@@ -156,7 +156,7 @@ class ImageCrew:
     ) -> Iterator[Progress | Made | Lost]:
         model = self._resident()
         self._revive()
-        self._together = self._shortages.within(jobs, self._together)
+        self._together = self._shortages.within(jobs, self._together, model.card)
         coming = [path for job in jobs for path in job.images]
         encode, asked = self._encoder(), self._config.batch.encodes_ahead
         is_beside = suits_beside(model) if asked is None else asked
@@ -175,7 +175,7 @@ class ImageCrew:
                 for event in run.run():
                     yield self._made(event) if isinstance(event, Drawn) else event
             finally:
-                self._shortages.learn(run.shortages)
+                self._shortages.learn(run.shortages, model.card)
 
     def _revive(self) -> None:
         if self._ranks is not None:

@@ -20,6 +20,7 @@ from hyimg_cli.engine.image.stages import Studio, encoded_by
 from hyimg_cli.errors import SourceImageError
 from hyimg_cli.kv.tree import KVTree
 from hyimg_cli.media.images import SourceImage, probe_image
+from hyimg_cli.spec.card import ModelCard
 from hyimg_cli.spec.job import ImageJob, Size
 
 _STEPS = 2
@@ -28,7 +29,9 @@ _WORDS = 2
 
 @dataclass(frozen=True)
 class Shape:
-    """What decides the shapes of a job's forwards: source sizes, picture size, text, branches."""
+    """What decides the shapes of a job's forwards: the sizes that its sources are fitted to,
+    picture size, text, branches.
+    """
 
     model: str
     sources: tuple[Size, ...]
@@ -37,10 +40,16 @@ class Shape:
     has_guidance: bool
 
 
-def shape_of(job: ImageJob) -> Shape | None:
-    """The job's shape; None where a source cannot be read, and the job will fail."""
+def shape_of(job: ImageJob, card: ModelCard) -> Shape | None:
+    """The job's shape; None where a source cannot be read, and the job will fail.
+
+    A model sees a source in the nearest of its sizes: photographs of any number of sizes have few
+    shapes.
+    """
     try:
-        sizes = tuple(probe_image(Path(path), decode=False)[0] for path in job.images)
+        sizes = tuple(
+            card.nearest_bucket(size.height, size.width).size for size in _source_sizes(job)
+        )
     except SourceImageError:
         return None
     return Shape(job.model, sizes, str(job.size), job.writes_text, job.guidance_scale > 1)
@@ -59,14 +68,14 @@ def prewarm(
     As many stand-ins run together as jobs of that shape will, up to the batch sizes; what memory is
     too small for is told to `learn`.
     """
-    shapes = {job.custom_id: shape_of(job) for job in jobs}
+    shapes = {job.custom_id: shape_of(job, studio.model.card) for job in jobs}
     counts = Counter(shape for shape in shapes.values() if shape is not None)
     firsts = {shape: job for job in reversed(jobs) if (shape := shapes[job.custom_id])}
     new = [shape for shape in counts if shape not in warmed]
     for shape in new:
         count = min(counts[shape], max(together.thinking, together.drawing))
         stand_ins = [_stand_in(firsts[shape], n) for n in range(count)]
-        learn(_run(stand_ins, shape, studio, together))
+        learn(_run(stand_ins, studio, together))
         warmed.add(shape)
     return len(new)
 
@@ -82,10 +91,13 @@ def _stand_in(job: ImageJob, number: int) -> ImageJob:
     return replace(job, custom_id=f"prewarm-{number}", num_inference_steps=steps, text=text)
 
 
-def _run(
-    jobs: list[ImageJob], shape: Shape, studio: Studio, together: Together
-) -> Sequence[Shortage]:
-    images = {path: _blank(size) for path, size in zip(jobs[0].images, shape.sources, strict=True)}
+def _source_sizes(job: ImageJob) -> list[Size]:
+    return [probe_image(Path(path), decode=False)[0] for path in job.images]
+
+
+def _run(jobs: list[ImageJob], studio: Studio, together: Together) -> Sequence[Shortage]:
+    sizes = _source_sizes(jobs[0])
+    images = {path: _blank(size) for path, size in zip(jobs[0].images, sizes, strict=True)}
     is_aligned = jobs[0].infer_align_image_size
     shown = [image.stretched() if is_aligned else image for image in images.values()]
     encoded = {image.digest: encoded_by(studio.model, image) for image in shown}

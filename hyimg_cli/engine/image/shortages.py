@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from hyimg_cli.engine.footprint import Together
 from hyimg_cli.engine.image.group import Shortage
 from hyimg_cli.engine.image.prewarm import Shape, shape_of
+from hyimg_cli.spec.card import ModelCard
 from hyimg_cli.spec.job import ImageJob
 
 logger = logging.getLogger(__name__)
@@ -19,18 +20,18 @@ class Shortages:
     def __init__(self) -> None:
         self._most: dict[tuple[str, Shape], int] = {}
 
-    def learn(self, found: Iterable[Shortage]) -> None:
+    def learn(self, found: Iterable[Shortage], card: ModelCard) -> None:
         """Keep what a run has met, prewarming or not."""
         for shortage in found:
-            for shape in _shapes(shortage.jobs):
+            for shape in _shapes(shortage.jobs, card):
                 key = shortage.stage, shape
                 self._most[key] = min(shortage.most, self._most.get(key, shortage.most))
 
-    def within(self, jobs: Sequence[ImageJob], together: Together) -> Together:
+    def within(self, jobs: Sequence[ImageJob], together: Together, card: ModelCard) -> Together:
         """Sizes for a group: no more than any of its shapes may."""
         if not self._most:
             return together
-        shapes = _shapes(jobs)
+        shapes = _shapes(jobs, card)
         found = Together(
             self._least("think", shapes, together.thinking),
             self._least("draw", shapes, together.drawing),
@@ -51,5 +52,5 @@ class Shortages:
         return min([size, *(self._most.get((stage, shape), size) for shape in shapes)])
 
 
-def _shapes(jobs: Iterable[ImageJob]) -> set[Shape]:
-    return {shape for job in jobs if (shape := shape_of(job)) is not None}
+def _shapes(jobs: Iterable[ImageJob], card: ModelCard) -> set[Shape]:
+    return {shape for job in jobs if (shape := shape_of(job, card)) is not None}
