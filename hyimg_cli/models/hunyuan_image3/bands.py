@@ -14,6 +14,7 @@ wanted, for which every middle must be kept anyway.
 """
 
 # Legend: B batch · C channels · G groups of them · T frames · Y X rows, columns · N all of a group
+import math
 from collections.abc import Callable
 
 import torch
@@ -40,7 +41,7 @@ class Bands:
         row_bytes = channels * batch * frames * columns * x_BCTYX.element_size()
         most = VAE_BAND_BYTES // row_bytes
         self._is_one = most >= self._rows or torch.is_grad_enabled()
-        self._height = max(1, most // halo - 2) * halo
+        self._height = _even(self._rows, max(1, most // halo - 2) * halo, halo)
 
     def swished(self, norm: nn.GroupNorm) -> Compute:
         """Norm and swish of a band, by the statistics of all rows."""
@@ -92,6 +93,16 @@ class Bands:
             (row - first) * made_BCTYX.shape[3] // (last - first) for row in (start, stop)
         )
         return made_BCTYX[:, :, :, top:bottom]
+
+
+def _even(rows: int, most: int, halo: int) -> int:
+    """The height of bands of at most `most` rows: about even ones, where there are three or more.
+
+    torch convolves a band of few rows on a CPU by another, slower way, whose memory is 27 times as
+    much.
+    """
+    count = math.ceil(rows / most)
+    return most if count < 3 else math.ceil(rows / count / halo) * halo
 
 
 def plus(given: Tensor, more: Tensor) -> Tensor:
