@@ -92,7 +92,7 @@ class Bench:
         yield self._peak("prefill", rows.beside + layout.live_start * rows.row, prefill)
         pixels = self.load.scale.size.height * self.load.scale.size.width
         whole, tile = (
-            n * self.card.vae_bytes_per_pixel for n in (pixels, self.card.tile_pixels**2)
+            self.card.vae_bytes(pixels, "cuda", in_tiles=in_tiles) for in_tiles in (False, True)
         )
         vae, latents_1CYX = self.network.vae, self._latents()[None]
         yield self._peak("VAE decode", whole, partial(vae.decode, latents_1CYX))

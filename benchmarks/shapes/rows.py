@@ -265,9 +265,7 @@ class Bench:
 
             card = self.load.prompter.card
             pixels = self.load.scale.size.height * self.load.scale.size.width
-            if uses_tiles:
-                pixels = min(pixels, card.tile_pixels**2)
-            planned = pixels * card.vae_bytes_per_pixel / 1e9
+            planned = card.vae_bytes(pixels, latents_1CYX.device.type, in_tiles=uses_tiles) / 1e9
             name = f"VAE decode, {'tiled' if uses_tiles else 'untiled'}"
             yield Case(name, call, note=f"the plan says {planned:.2f} GB of activations")
 

@@ -12,7 +12,7 @@
 
 Of these the largest counts. Where images are encoded beside the model, that goes on at any moment.
 Weights and K/V are exact. Activations are set beside what `benchmarks/memory_count.py` counts
-without a GPU: up to a tenth above it, in the VAE a fifth. What libraries take for themselves (a
+without a GPU: up to a tenth above it. What libraries take for themselves (a
 GPU's context, workspaces, an allocator's gaps, the nodes of CUDA graphs) is not in it.
 """
 
@@ -199,7 +199,7 @@ def needs(
         most = sum(one.branches for one in shares)
         room = max(0, config.batch.prefix_cache_mb * 1_000_000 - held_prefixes)
         prefixes = min(room, most)
-    encode = _encode_bytes(jobs, card)
+    encode = _encode_bytes(jobs, card, config)
     return Needs(
         jobs=len(jobs),
         share=share,
@@ -312,20 +312,19 @@ def _encoded_bytes(jobs: Sequence[ImageJob], card: ModelCard, config: RunConfig)
     return min(ENCODED_BYTES, rows * card.row_bytes * _width(config) // _BF16_BYTES)
 
 
-def _encode_bytes(jobs: Sequence[ImageJob], card: ModelCard) -> int:
+def _encode_bytes(jobs: Sequence[ImageJob], card: ModelCard, config: RunConfig) -> int:
     """Bytes of one source image in the VAE, which takes any of the model's sizes."""
     if not any(job.images for job in jobs):
         return 0
-    return _largest(card) * card.vae_bytes_per_pixel
+    return card.vae_bytes(_largest(card), precision(config.model)[0])
 
 
 def _decode_bytes(job: ImageJob, card: ModelCard, config: RunConfig) -> int:
     """Bytes of one picture in the VAE; one whose size is still open is taken to be the largest."""
     bucket = card.bucket_of(job.size)
     pixels = bucket.size.height * bucket.size.width if bucket else _largest(card)
-    if config.model.vae_use_tiling and card.tile_pixels:
-        pixels = min(pixels, card.tile_pixels**2)
-    return pixels * card.vae_bytes_per_pixel
+    choice = config.model
+    return card.vae_bytes(pixels, precision(choice)[0], in_tiles=choice.vae_use_tiling)
 
 
 def _largest(card: ModelCard) -> int:

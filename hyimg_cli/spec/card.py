@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from hyimg_cli.spec.job import Size, SizeRequest
 
+# Of a pixel in float32.
+PICTURE_BYTES = 3 * 4
+
 
 @dataclass(frozen=True)
 class SamplingDefaults:
@@ -93,8 +96,9 @@ class ModelCard:
 
     `base_size` is the side of the square that all sizes have about the area of.
     `kv_bytes_per_token` counts keys and values of every layer, `row_bytes` a token's row in the
-    network, both in bfloat16. `weight_bytes` is as stored; `vae_bytes_per_pixel` is the VAE's
-    widest moment in either direction, `tile_pixels` the side of the tiles in which it may decode.
+    network, both in bfloat16. `weight_bytes` is as stored. `vae_bytes_per_pixel` is what the VAE
+    holds of a whole picture at its widest level in either direction, `vae_band_bytes` the most of a
+    band that it works on; `tile_pixels` is the side of the tiles in which it may decode.
     """
 
     model: str
@@ -114,6 +118,7 @@ class ModelCard:
     activations: Activations = Activations()
     weights: WeightCounts | None = None
     vae_bytes_per_pixel: int = 0
+    vae_band_bytes: int = 0
     tile_pixels: int = 0
 
     def loaded_bytes(self, dtype: str, quantization: str = "none") -> int:
@@ -123,6 +128,18 @@ class ModelCard:
         return self.weights.nbytes(dtype, quantization)
 
     base_size: int = 1024
+
+    def vae_bytes(self, pixels: int, device: str, *, in_tiles: bool = False) -> int:
+        """Bytes of a picture in the VAE, on a kind of device, cpu or cuda.
+
+        A band's tensors are at most as large as what is held of the whole. A CPU's library has a
+        second one of each, in an order of its own. In tiles this is so of a tile; beside it are the
+        picture and the tiles that wait, which are two rows of them at most.
+        """
+        at_once = min(pixels, self.tile_pixels**2) if in_tiles and self.tile_pixels else pixels
+        held = at_once * self.vae_bytes_per_pixel
+        band = min(held, self.vae_band_bytes) * (2 if device == "cpu" else 1)
+        return held + band + (2 * pixels * PICTURE_BYTES if in_tiles else 0)
 
     def nearest_bucket(self, height: int, width: int) -> Bucket:
         """The bucket whose height/width ratio is closest; the first of equals (official rule)."""

@@ -255,9 +255,9 @@ def test_what_is_not_fetched_yet(
     [
         (300e9, "ok", ""),
         (190e9, "warning", "fewer jobs"),
-        (175e9, "failed", "--quantization fp8 would fit"),
+        (168e9, "failed", "--quantization fp8 would fit"),
         (110e9, "failed", "--quantization fp8 would fit"),
-        (100e9, "failed", "--quantization nf4 would fit"),
+        (90e9, "failed", "--quantization nf4 would fit"),
         (75e9, "failed", "--quantization nf4 would fit"),
         (30e9, "failed", "free some, or use a machine with"),
     ],

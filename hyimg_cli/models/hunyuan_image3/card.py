@@ -8,13 +8,22 @@ from hyimg_cli.errors import CheckpointError
 from hyimg_cli.loading.checkpoint import INDEX_FILE, tensor_index, weight_bytes
 from hyimg_cli.models.hunyuan_image3.buckets import buckets
 from hyimg_cli.models.hunyuan_image3.config import (
+    VAE_BAND_BYTES,
     Architecture,
     GenerationConfig,
+    VaeArchitecture,
     architecture,
     generation_config,
     read_json,
 )
-from hyimg_cli.spec.card import Activations, Bucket, ModelCard, WeightCounts, Working
+from hyimg_cli.spec.card import (
+    PICTURE_BYTES,
+    Activations,
+    Bucket,
+    ModelCard,
+    WeightCounts,
+    Working,
+)
 
 FAMILY = "hunyuan_image3"
 _BF16_BYTES = 2
@@ -57,7 +66,8 @@ def model_card(folder: Path, model: str) -> ModelCard:
         row_bytes=arch.hidden_size * _BF16_BYTES,
         activations=_activations(arch),
         weights=_weights(folder, arch),
-        vae_bytes_per_pixel=_vae_bytes(arch),
+        vae_bytes_per_pixel=_vae_bytes(arch.vae),
+        vae_band_bytes=VAE_BAND_BYTES,
         tile_pixels=arch.vae.sample_size,
         base_size=arch.image_base_size,
     )
@@ -113,13 +123,24 @@ def _weights(folder: Path, arch: Architecture) -> WeightCounts:
     return WeightCounts(experts, rows, wide, sum(sizes.values()) - experts - wide)
 
 
-def _vae_bytes(arch: Architecture) -> int:
-    """Bytes of one pixel at the VAE's widest place, in float32: six tensors of its finest level.
+def _vae_bytes(vae: VaeArchitecture) -> int:
+    """Bytes of one pixel that the VAE holds whole, in float32.
 
-    Six were measured on a CPU for a decode of one frame; five are alive by count, encoding and
-    decoding alike, and the sixth stands for what a convolution takes to work.
+    A residual block has what enters and what its first convolution makes; what its second one makes
+    is added to what entered, band by band. So there are two tensors of the widest level, and where
+    blocks change the width a third, of a neighbour's. Beside them: the picture as it is given, and
+    as it is made.
     """
-    return 6 * arch.vae.ffactor_temporal * arch.vae.block_out_channels[0] * 4
+    widths, steps = vae.block_out_channels, int(math.log2(vae.ffactor_spatial))
+    # Levels from the finest on that keep all frames.
+    in_full = steps - int(math.log2(vae.ffactor_temporal))
+    changes = not (vae.downsample_match_channel and vae.upsample_match_channel)
+    widest = 0.0
+    for level, width in enumerate(widths):
+        channels = 2 * width + (max(widths[max(0, level - 1) : level + 2]) if changes else 0)
+        frames = vae.ffactor_temporal / 2 ** max(0, level - in_full)
+        widest = max(widest, channels * frames / 4 ** min(level, steps))
+    return math.ceil(widest * 4) + 2 * PICTURE_BYTES
 
 
 def _activations(arch: Architecture) -> Activations:

@@ -14,6 +14,9 @@ from hyimg_cli.errors import CheckpointError
 from hyimg_cli.spec.card import SamplingDefaults
 from hyimg_cli.spec.job import BOT_TASKS
 
+# What a part of a picture that the VAE has at work at once may take; see `bands`.
+VAE_BAND_BYTES = 1 << 29
+
 Template = Literal["instruct", "pretrain"]
 
 # Options with a single released value; anything else is another network.

@@ -33,9 +33,9 @@ class TiledPicture:
         return 1
 
     def decode_tile(self, latents_BCFYX: Tensor) -> Tensor:
-        """One tile, [B, C, 1, H, W], in memory of its own: its other frames are let go."""
-        frames_BCTHW: Tensor = self.vae.decoder(latents_BCFYX)
-        return frames_BCTHW[:, :, -1:].clone()
+        """One tile, [B, C, 1, H, W]: the last of its frames."""
+        picture_BCTHW: Tensor = self.vae.decoder(latents_BCFYX)
+        return picture_BCTHW
 
     def finish(self, merged_BCTHW: Tensor) -> Tensor:
         """The picture of the merged tiles: as it is."""

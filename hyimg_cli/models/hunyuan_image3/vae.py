@@ -1,7 +1,9 @@
 """The picture VAE: pixels in [-1, 1] to scaled latents and back, under the official key names.
 
 It knows convolutions only. Fitting pictures to a size, drawing noise and cutting tiles is the
-caller's.
+caller's. Without gradients its memory is bounded: two tensors of a level, in one of which the other
+is worked out band by band (`bands`). For that, levels and blocks take the memory of what they are
+given: their callers read it no more.
 
 Shapes: B batch · C channels · T frames · Y X rows, columns (pixels or latent cells).
 """
@@ -14,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from hyimg_cli.models.hunyuan_image3.bands import Bands, plus
 from hyimg_cli.models.hunyuan_image3.config import VaeArchitecture
 
 _NORM_GROUPS = 32
@@ -33,7 +36,7 @@ class Vae(nn.Module):
     def encode_moments(self, pixels_BCYX: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and clamped log-variance of the posterior, each [B, C, Y, X], unscaled."""
         frames = self.architecture.ffactor_temporal
-        moments_BCTYX = self.encoder(pixels_BCYX.unsqueeze(2).repeat(1, 1, frames, 1, 1))
+        moments_BCTYX = self.encoder(pixels_BCYX.unsqueeze(2).expand(-1, -1, frames, -1, -1))
         mean_BCYX, logvar_BCYX = moments_BCTYX.squeeze(2).chunk(2, dim=1)
         return mean_BCYX, logvar_BCYX.clamp(*_LOGVAR_RANGE)
 
@@ -47,8 +50,8 @@ class Vae(nn.Module):
 
     def decode(self, latents_BCYX: Tensor) -> Tensor:
         """Pixels [B, 3, Y, X] of scaled latents, about [-1, 1], not clamped; the last frame."""
-        frames_BCTYX: Tensor = self.decoder(self.unscaled(latents_BCYX))
-        return frames_BCTYX[:, :, -1]
+        picture_BC1YX: Tensor = self.decoder(self.unscaled(latents_BCYX))
+        return picture_BC1YX.squeeze(2)
 
     def unscaled(self, latents_BCYX: Tensor) -> Tensor:
         """What the decoder takes, [B, C, 1, Y, X]."""
@@ -70,17 +73,17 @@ class Encoder(nn.Module):
         self.conv_out = FrameConv3d(widths[-1], self.moments_width, 3)
 
     def forward(self, frames_BCTYX: Tensor) -> Tensor:
-        h_BCTYX = self.conv_in(frames_BCTYX)
+        bands = Bands(frames_BCTYX, self.conv_in.in_channels + self.conv_in.out_channels)
+        h_BCTYX = bands.joined(self.conv_in)
         for level in self.down:
             h_BCTYX = level(h_BCTYX)
         h_BCTYX = self.mid(h_BCTYX)
         shortcut_BCTYX = _mean_of_groups(h_BCTYX, self.moments_width)
-        moments_BCTYX: Tensor = self.conv_out(functional.silu(self.norm_out(h_BCTYX)))
-        return moments_BCTYX + shortcut_BCTYX
+        return _convolved(h_BCTYX, self.norm_out, self.conv_out, onto_BCTYX=shortcut_BCTYX)
 
 
 class Decoder(nn.Module):
-    """Unscaled latents [B, C, 1, Y, X] to frames [B, 3, T, Y, X]."""
+    """Unscaled latents [B, C, 1, Y, X] to a picture [B, 3, 1, Y, X], the last of T frames."""
 
     def __init__(self, architecture: VaeArchitecture) -> None:
         super().__init__()
@@ -97,8 +100,9 @@ class Decoder(nn.Module):
         h_BCTYX = self.mid(self.conv_in(latents_BCTYX) + shortcut_BCTYX)
         for level in self.up:
             h_BCTYX = level(h_BCTYX)
-        frames_BCTYX: Tensor = self.conv_out(functional.silu(self.norm_out(h_BCTYX)))
-        return frames_BCTYX
+        bands = Bands(h_BCTYX, 2 * self.conv_out.in_channels)
+        swished = bands.swished(self.norm_out)
+        return bands.joined(lambda band_BCTYX: self.conv_out.last_frame(swished(band_BCTYX)))
 
 
 class DownLevel(nn.Module):
@@ -160,11 +164,15 @@ class ResnetBlock(nn.Module):
             self.nin_shortcut = FrameConv3d(width_in, width, 1)
 
     def forward(self, x_BCTYX: Tensor) -> Tensor:
-        h_BCTYX = self.conv1(functional.silu(self.norm1(x_BCTYX)))
-        h_BCTYX = self.conv2(functional.silu(self.norm2(h_BCTYX)))
-        shortcut = self.nin_shortcut(x_BCTYX) if hasattr(self, "nin_shortcut") else x_BCTYX
-        out_BCTYX: Tensor = shortcut + h_BCTYX
-        return out_BCTYX
+        h_BCTYX = _convolved(x_BCTYX, self.norm1, self.conv1)
+        return _convolved(h_BCTYX, self.norm2, self.conv2, onto_BCTYX=self._shortcut(x_BCTYX))
+
+    def _shortcut(self, x_BCTYX: Tensor) -> Tensor:
+        if not hasattr(self, "nin_shortcut"):
+            return x_BCTYX
+        convolution = self.nin_shortcut
+        bands = Bands(x_BCTYX, convolution.in_channels + convolution.out_channels)
+        return bands.joined(convolution)
 
 
 class SpatialAttention(nn.Module):
@@ -198,8 +206,13 @@ class Downsample(nn.Module):
         self.conv = FrameConv3d(width_in, width // (4 * frames), 3)
 
     def forward(self, x_BCTYX: Tensor) -> Tensor:
+        # The band in the shortcut's order, and four tensors of what is made of it.
+        bands = Bands(x_BCTYX, self.conv.in_channels + 4 * self.conv.out_channels, halo=2)
+        return bands.joined(self._band)
+
+    def _band(self, x_BCTYX: Tensor) -> Tensor:
         shortcut_BCTYX = _mean_of_groups(_space_to_depth(x_BCTYX, self.frames), self.width)
-        return _space_to_depth(self.conv(x_BCTYX), self.frames) + shortcut_BCTYX
+        return plus(shortcut_BCTYX, _space_to_depth(self.conv(x_BCTYX), self.frames))
 
 
 class Upsample(nn.Module):
@@ -212,9 +225,14 @@ class Upsample(nn.Module):
         self.repeats = width * 4 * frames // width_in
 
     def forward(self, x_BCTYX: Tensor) -> Tensor:
-        repeated_BCTYX = x_BCTYX.repeat_interleave(self.repeats, dim=1)
-        shortcut_BCTYX = _depth_to_space(repeated_BCTYX, self.frames)
-        return _depth_to_space(self.conv(x_BCTYX), self.frames) + shortcut_BCTYX
+        # What is convolved, and what is made of it in two orders.
+        bands = Bands(x_BCTYX, self.conv.in_channels + 2 * self.conv.out_channels)
+        return bands.joined(self._band)
+
+    def _band(self, x_BCTYX: Tensor) -> Tensor:
+        deep_BCRTYX = self.conv(x_BCTYX).unflatten(1, (-1, self.repeats))
+        deep_BCRTYX = plus(deep_BCRTYX, x_BCTYX.unsqueeze(2))
+        return _depth_to_space(deep_BCRTYX.flatten(1, 2), self.frames)
 
 
 class FrameConv3d(nn.Conv3d):
@@ -235,6 +253,32 @@ class FrameConv3d(nn.Conv3d):
         return functional.conv2d(x_BCTYX.squeeze(2), centre, self.bias, padding=padding).unsqueeze(
             2
         )
+
+    def last_frame(self, x_BCTYX: Tensor) -> Tensor:
+        """The last frame of what `forward` returns: there the last taps meet padding alone."""
+        if x_BCTYX.shape[2] == 1:
+            return self.forward(x_BCTYX)
+        past = self.kernel_size[0] // 2 + 1
+        sides = (0, *(size // 2 for size in self.kernel_size[1:]))
+        last_BCTYX = x_BCTYX[:, :, -past:]
+        return functional.conv3d(last_BCTYX, self.weight[:, :, :past], self.bias, padding=sides)
+
+
+def _convolved(
+    x_BCTYX: Tensor,
+    norm: nn.GroupNorm,
+    convolution: FrameConv3d,
+    onto_BCTYX: Tensor | None = None,
+) -> Tensor:
+    """Norm, swish and convolution of `x`; added in place to `onto` where that is given."""
+    bands = Bands(x_BCTYX, convolution.in_channels + convolution.out_channels)
+    swished = bands.swished(norm)
+
+    def compute(band_BCTYX: Tensor) -> Tensor:
+        made_BCTYX: Tensor = convolution(swished(band_BCTYX))
+        return made_BCTYX
+
+    return bands.joined(compute) if onto_BCTYX is None else bands.added(compute, onto_BCTYX)
 
 
 def _down_levels(architecture: VaeArchitecture) -> list[DownLevel]:
