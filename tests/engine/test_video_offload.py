@@ -116,7 +116,7 @@ def test_a_session_refuses_pictures(job: ImageJob) -> None:
 
 def test_the_largest_network_counts_on_a_gpu() -> None:
     card = registry.video_card(registry.EMBEDDED_VIDEO)
-    sizes = dict(card.component_bytes)
+    sizes = card.loaded_bytes("bfloat16")
     on_gpu = replace(OFFLOADED, model=ModelChoice(device="cuda", cpu_offload=True))
     assert VideoCrew(on_gpu).weight_bytes(registry.EMBEDDED_VIDEO) == max(sizes.values())
     plain = replace(on_gpu, model=ModelChoice(device="cuda"))
