@@ -35,7 +35,7 @@ from hyimg_cli.models.protocols import Encoded
 from hyimg_cli.spec.job import ImageJob
 from hyimg_cli.spec.run import BatchConfig, ModelChoice, OutputConfig, ReuseConfig, RunConfig
 from shapes.fake import FakeGpu
-from shapes.network import build
+from shapes.network import build, quantization_of
 from shapes.scale import Scale, Workload, source, workload
 
 DEVICE = torch.device("cuda:0")
@@ -191,7 +191,7 @@ class Bench:
             model=self.load.job.model,
             device="cuda",
             dtype="bfloat16",
-            quantization="fp8" if self.form == "fp8" else "none",
+            quantization=quantization_of(self.form),
             # What graphs keep is not counted here: see `decode_step`.
             decode_graphs="off",
         )

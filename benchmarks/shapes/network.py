@@ -12,10 +12,16 @@ from hyimg_cli.models.hunyuan_image3.config import Architecture
 from hyimg_cli.models.hunyuan_image3.filling import without_weights
 from hyimg_cli.models.hunyuan_image3.model import HunyuanImage3ForCausalMM, transformers_config
 from hyimg_cli.models.hunyuan_image3.placement import stays_wide
+from hyimg_cli.spec.run import Quantization
 
 FORMS = ("dense", "fp8")
 # Left free for K/V, activations, embeddings, ViT and VAE where layers are counted by what fits.
 _RESERVE_BYTES = 34_000_000_000
+
+
+def quantization_of(form: str) -> Quantization:
+    """What the command calls a format."""
+    return "fp8" if form == "fp8" else "none"
 
 
 def build(

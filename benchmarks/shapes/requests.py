@@ -22,6 +22,7 @@ from hyimg_cli.kv.tree import KVTree
 from hyimg_cli.models.hunyuan_image3.family import HunyuanImage3
 from hyimg_cli.spec.job import ImageJob
 from hyimg_cli.spec.run import BatchConfig, ModelChoice, OutputConfig, ReuseConfig, RunConfig
+from shapes.network import quantization_of
 from shapes.scale import Workload, source
 from shapes.timing import Deadline
 
@@ -160,7 +161,7 @@ def _config(jobs: list[ImageJob], model: HunyuanImage3, load: Workload, form: st
         model=jobs[0].model,
         device=model.layer_devices[0].type,
         dtype="bfloat16" if model.dtype_name == "bfloat16" else "float32",
-        quantization="fp8" if form == "fp8" else "none",
+        quantization=quantization_of(form),
         decode_graphs="on" if model.has_graphs else "off",
     )
     batch = BatchConfig(max_size=len(jobs), prefix_cache_mb=0, encodes_ahead=False)

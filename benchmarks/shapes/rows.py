@@ -20,13 +20,13 @@ from hyimg_cli.kernels.decode_attention import plain_decode
 from hyimg_cli.kv.buffer import Buffer
 from hyimg_cli.models.hunyuan_image3.attention import Piece, pieces
 from hyimg_cli.models.hunyuan_image3.family import HunyuanImage3
-from hyimg_cli.models.hunyuan_image3.graphs import DecodeGraphs, decode_graphs
+from hyimg_cli.models.hunyuan_image3.graphs import DecodeGraphs, bucket_of, decode_graphs
 from hyimg_cli.models.hunyuan_image3.model import Branch, HunyuanImage3ForCausalMM, SourceRows
 from hyimg_cli.models.hunyuan_image3.rope import joined
 from hyimg_cli.models.hunyuan_image3.tiled import TiledPicture
 from hyimg_cli.models.protocols import LivePicture
 from shapes.floors import Floors, Work, work
-from shapes.network import routing
+from shapes.network import quantization_of, routing
 from shapes.scale import Workload, source
 from shapes.timing import Timed
 
@@ -181,10 +181,12 @@ class Bench:
         plain = partial(step, self.network.feed)
         counted = self._counted(name, plain, rows=count, pairs=slots, kv_slots=slots)
         yield counted
-        graphs = graphs_of(self.network)
+        graphs = graphs_of(self.network, self.form)
         step(graphs)
-        note = graphs.failure or "CUDA graph: what the CLI does by default"
-        yield Case(f"{name}, graph", partial(step, graphs), counted.work, note)
+        is_replayed = bucket_of(count) in graphs.captured
+        note = "CUDA graph: what the CLI does by default" if is_replayed else "no CUDA graph here"
+        told = "; ".join(filter(None, (note, graphs.failure)))
+        yield Case(f"{name}, graph", partial(step, graphs), counted.work, told)
         hidden_RM = torch.randn(
             count, self.network.arch.hidden_size, device=self.device, dtype=self._dtype
         )
@@ -339,8 +341,8 @@ def _pairs(parts: Sequence[Piece]) -> int:
     return full - sum(count * (count - 1) // 2 for count in unseen)
 
 
-def graphs_of(network: HunyuanImage3ForCausalMM) -> DecodeGraphs:
+def graphs_of(network: HunyuanImage3ForCausalMM, form: str) -> DecodeGraphs:
     """Decode steps by graphs; on a CPU in their shape alone, computed each time."""
     if network.layer_devices[0].type == "cuda":
-        return decode_graphs(network)
+        return decode_graphs(network, quantization_of(form))
     return DecodeGraphs(network, plain_decode, None)

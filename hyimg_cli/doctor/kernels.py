@@ -28,12 +28,12 @@ def kernels(subject: Subject) -> Check:
     """The choice for each quantization, and which optional packages it rests on."""
     import torch
 
-    kind, chosen = precision(subject.config.model)[0], subject.config.model.quantization
+    (kind, dtype), chosen = precision(subject.config.model), subject.config.model.quantization
     device = torch.device(kind if kind == "cpu" or torch.cuda.is_available() else "cpu")
     found, missing = [], ""
     for form in FORMS:
         try:
-            found.append(f"{form}: {_choice(form, device)}")
+            found.append(f"{form}: {_choice(form, device, dtype)}")
         except MachineError as error:
             found.append(f"{form}: {error.what}")
             missing = error.hint if form == chosen else missing
@@ -52,7 +52,7 @@ def kernels(subject: Subject) -> Check:
     return Check("kernels", "ok", told)
 
 
-def _choice(form: Quantization, device: "torch.device") -> str:
+def _choice(form: Quantization, device: "torch.device", dtype: str) -> str:
     import torch
 
     from hyimg_cli.kernels.choice import experts_of
@@ -63,7 +63,21 @@ def _choice(form: Quantization, device: "torch.device") -> str:
             return torch.empty(_EXPERTS, rows, _WIDTH, device=device)
         return empty_stack(form, _EXPERTS, rows, _WIDTH, device)
 
-    return _named(experts_of(stack(2 * _WIDTH), stack(_WIDTH)))
+    return _named(experts_of(stack(2 * _WIDTH), stack(_WIDTH))) + _bound(form, device, dtype)
+
+
+def _bound(form: Quantization, device: "torch.device", dtype: str) -> str:
+    """What keeps decode steps from being CUDA graphs; empty: nothing does, or there are none."""
+    import torch
+
+    from hyimg_cli.kernels.choice import ANY_ROWS, rows_unread
+
+    if device.type != "cuda" or importlib.util.find_spec("triton") is None:
+        return ""
+    rows = rows_unread(torch.cuda.get_device_capability(device), getattr(torch, dtype), form)
+    if rows == ANY_ROWS:
+        return ""
+    return f", CUDA graphs up to {rows} rows" if rows else ", no CUDA graphs"
 
 
 def _named(experts: Any) -> str:

@@ -24,9 +24,13 @@ Capture = Callable[[Callable[[], Tensor]], Replay]
 class GpuCapture:
     """Turns a computation on a GPU into its replay, which returns the same tensor each time.
 
-    Replays run on the caller's stream, one after another: they share memory. Other threads may go
-    on using the GPU during a capture. One that fails raises whatever was wrong and leaves the
-    caller's stream as it was; the memory that it took stays with the pool.
+    Replays run on the caller's stream, one after another: they share memory. One that fails to be
+    captured raises whatever was wrong and leaves the caller's stream as it was; the memory that it
+    took stays with the pool.
+
+    Other threads may go on using the GPU during a capture, but beside the second run a wait of
+    theirs raises as well: what makes it an error is the process's. So whoever waits beside must be
+    ready to try again, as the encoding of source images ahead is.
     """
 
     def __init__(self, device: torch.device) -> None:

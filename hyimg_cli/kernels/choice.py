@@ -19,6 +19,7 @@ On a CPU the number of rows decides nothing, so that a row's bits never depend o
 # Legend: T token, M model width, K chosen expert
 import importlib.util
 import logging
+import sys
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -30,9 +31,12 @@ from hyimg_cli.errors import MachineError
 from hyimg_cli.kernels.experts import grouped_experts, plain_experts, plain_scaled_experts
 from hyimg_cli.kernels.formats import Fp8Rows, Nf4Blocks, Stack
 from hyimg_cli.kernels.routed import Around, Plain, routed_experts, scaled_experts
+from hyimg_cli.spec.run import Quantization
 
 # Each row reads its experts anew: near here reading them once for all rows is as fast.
 MOST_FEW_ROWS = 10
+ANY_ROWS = sys.maxsize
+Capability = tuple[int, int]
 _LOG = logging.getLogger(__name__)
 
 
@@ -86,14 +90,34 @@ def experts_of(gate_and_up: Stack, down: Stack) -> Experts:
     parts = around(gate_and_up.device)
     has_triton = not isinstance(parts, Plain)
     many: Experts = partial(routed_experts, gate_and_up=gate_and_up, down=down, around=parts)
-    if isinstance(gate_and_up, Fp8Rows) and isinstance(down, Fp8Rows) and capability[0] == 9:
+    if isinstance(gate_and_up, Fp8Rows) and isinstance(down, Fp8Rows) and _groups_fp8(capability):
         many = partial(scaled_experts, gate_and_up=gate_and_up, down=down, around=parts)
-    # Older GPUs have no instructions for e4m3, and Triton no way around it.
-    if not has_triton or (isinstance(gate_and_up, Fp8Rows) and capability < (8, 9)):
+    if not has_triton or (isinstance(gate_and_up, Fp8Rows) and not _reads_e4m3(capability)):
         return many
     from hyimg_cli.kernels.decode import decode_experts
 
     return ByRows(partial(decode_experts, gate_and_up=gate_and_up, down=down), many)
+
+
+def rows_unread(capability: Capability, dtype: torch.dtype, form: Quantization) -> int:
+    """Up to how many rows of `dtype` no kernel for the experts on such a GPU has a size read on the
+    host, Triton provided: a CUDA graph can hold no more. 0: none; `ANY_ROWS`: there is no bound.
+    """
+    if form == "fp8" and _groups_fp8(capability):
+        return ANY_ROWS
+    if dtype == torch.bfloat16 and capability[0] in (9, 10):
+        return ANY_ROWS
+    return 0 if form == "fp8" and not _reads_e4m3(capability) else MOST_FEW_ROWS
+
+
+def _groups_fp8(capability: Capability) -> bool:
+    """Whether torch multiplies groups of FP8 rows."""
+    return capability[0] == 9
+
+
+def _reads_e4m3(capability: Capability) -> bool:
+    """Older GPUs have no instructions for e4m3, and Triton no way around it."""
+    return capability >= (8, 9)
 
 
 def require_bitsandbytes() -> None:

@@ -144,7 +144,7 @@ def scaled_experts(
 ) -> Tensor:
     """The same with both factors of both products in e4m3, a scale a row.
 
-    Needs bfloat16 rows and a GPU that has FP8 grouped products (compute capability 9.0 or more).
+    Needs bfloat16 rows and a GPU that has FP8 grouped products (compute capability 9.x).
     """
     to = around.routes(index_TK, gate_and_up.shape[0], FP8_GROUP_ROWS)
     values_TM, scale_T = around.to_fp8(x_TM)

@@ -120,14 +120,13 @@ class ModelCard:
     vae_bytes_per_pixel: int = 0
     vae_band_bytes: int = 0
     tile_pixels: int = 0
+    base_size: int = 1024
 
     def loaded_bytes(self, dtype: str, quantization: str = "none") -> int:
         """Bytes of all weights once loaded; where nothing is counted, as if stored in bfloat16."""
         if self.weights is None:
             return self.weight_bytes * (2 if dtype == "float32" else 1)
         return self.weights.nbytes(dtype, quantization)
-
-    base_size: int = 1024
 
     def vae_bytes(self, pixels: int, device: str, *, in_tiles: bool = False) -> int:
         """Bytes of a picture in the VAE, on a kind of device, cpu or cuda.

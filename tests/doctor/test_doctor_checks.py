@@ -183,7 +183,7 @@ def test_the_kernels_are_the_engines_choice(subject: MakeSubject) -> None:
 def test_a_format_whose_package_is_missing(
     subject: MakeSubject, monkeypatch: pytest.MonkeyPatch, chosen: str, status: str
 ) -> None:
-    def choice(form: str, _: Any) -> str:
+    def choice(form: str, *_: Any) -> str:
         if form == "nf4":
             raise MachineError("nf4 needs a package", hint="install it")
         return "experts"

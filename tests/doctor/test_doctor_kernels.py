@@ -10,7 +10,7 @@ import torch
 
 from hyimg_cli.doctor import kernels
 from hyimg_cli.doctor.check import Check, Subject
-from hyimg_cli.spec.run import ModelChoice, OutputConfig, RunConfig
+from hyimg_cli.spec.run import ModelChoice, OutputConfig, Quantization, RunConfig
 
 pytest.importorskip("triton", reason="without Triton nothing is built")
 
@@ -19,7 +19,7 @@ pytest.importorskip("triton", reason="without Triton nothing is built")
 def check(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Check]:
     """Called in a test, once it has set up the machine: a GPU is there."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(kernels, "_choice", lambda form, device: "kernel")
+    monkeypatch.setattr(kernels, "_choice", lambda *_: "kernel")
     monkeypatch.delenv("CC", raising=False)
     config = RunConfig(OutputConfig(Path()), ModelChoice(device="cuda"))
     return lambda: kernels.kernels(Subject(config, "video"))
@@ -34,6 +34,26 @@ def test_a_compiler_and_headers_are_enough(
     assert "no Python.h" in check().found
     (tmp_path / "Python.h").touch()
     assert check().status == "ok"
+
+
+@pytest.mark.parametrize(
+    ("capability", "form", "dtype", "told"),
+    [
+        ((9, 0), "none", "bfloat16", ""),
+        ((8, 0), "none", "bfloat16", ", CUDA graphs up to 10 rows"),
+        ((8, 0), "fp8", "bfloat16", ", no CUDA graphs"),
+    ],
+)
+def test_what_no_graph_can_hold_is_said(
+    monkeypatch: pytest.MonkeyPatch,
+    capability: tuple[int, int],
+    form: Quantization,
+    dtype: str,
+    told: str,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    assert kernels._bound(form, torch.device("cuda"), dtype) == told
+    assert kernels._bound(form, torch.device("cpu"), dtype) == ""
 
 
 def test_no_compiler_is_a_fault_of_the_machine(

@@ -170,6 +170,48 @@ def test_only_texts_that_went_without_are_told(family: Any) -> None:
     assert graphs.degraded(64) == graphs.degraded(3)
 
 
+def test_steps_that_no_graph_can_hold_are_computed_and_told_once(
+    family: Any, jobs: list[ImageJob], caplog: pytest.LogCaptureFixture
+) -> None:
+    """On such a GPU it is no fault: nothing is tried, and no line warns of it."""
+    captures = Captures()
+    graphs = DecodeGraphs(family.network, plain_decode, captures, most_rows=2)
+    model = HunyuanImage3(family.network, family.prompter, graphs=graphs)
+    with caplog.at_level(logging.WARNING):
+        assert model.prepare_decode(2) == 2
+        assert not caplog.records
+        assert model.prepare_decode(12) == 0
+        pictures = ends(jobs, model)
+    assert captures.rows == graphs.captured == [1, 2]
+    (told,) = [record.message for record in caplog.records]
+    assert "decode steps of more than 2 rows have no CUDA graph" in told
+    for picture, other in zip(pictures, ends(jobs, with_graphs(family, None)), strict=True):
+        assert picture.written == other.written
+        assert np.array_equal(picture.pixels, other.pixels)
+        assert not [note for note in picture.notes if "graph" in note]
+
+
+def test_where_no_step_can_be_captured_nothing_is_tried(
+    family: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    captures = Captures()
+    graphs = DecodeGraphs(family.network, plain_decode, captures, most_rows=0)
+    with caplog.at_level(logging.WARNING):
+        assert graphs.prepare(3) == 0
+    assert captures.rows == []
+    assert [r.message.split(" on this GPU")[0] for r in caplog.records] == [
+        "decode steps have no CUDA graph"
+    ]
+
+
+def test_what_fails_below_the_bound_is_told_in_lines_as_ever(family: Any) -> None:
+    wrong = Captures(2, ValueError("no"))
+    graphs = DecodeGraphs(family.network, plain_decode, wrong, most_rows=2)
+    assert graphs.prepare(5) == 1
+    assert graphs.degraded(1) == ""
+    assert "2 rows (no)" in graphs.degraded(2) == graphs.degraded(5)
+
+
 def test_rows_walk_through_all_smaller_numbers() -> None:
     assert buckets_up_to(0) == ()
     assert buckets_up_to(1) == (1,)

@@ -7,9 +7,17 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from hyimg_cli.kernels import attention, formats
-from hyimg_cli.kernels.choice import ByRows, Experts, experts_of
+from hyimg_cli.kernels import attention, choice, formats
+from hyimg_cli.kernels.choice import (
+    ANY_ROWS,
+    MOST_FEW_ROWS,
+    ByRows,
+    Experts,
+    experts_of,
+    rows_unread,
+)
 from hyimg_cli.kernels.formats import Format, empty_stack
+from hyimg_cli.spec.run import Quantization
 
 needs_triton = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="triton is not installed"
@@ -54,6 +62,48 @@ def test_dense_rows_take_the_same_way_on_every_gpu(
     for capability in ((8, 0), (9, 0), (12, 0)):
         names = _names(_chosen(monkeypatch, None, capability))
         assert names == ("decode_experts", "routed_experts")
+
+
+A100, RTX_4090, H200, B200, RTX_5090 = (8, 0), (8, 9), (9, 0), (10, 0), (12, 0)
+BF16, FP32 = torch.bfloat16, torch.float32
+FEW, ANY = MOST_FEW_ROWS, ANY_ROWS
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype", "none", "fp8", "nf4"),
+    [
+        (A100, BF16, FEW, 0, FEW),
+        (RTX_4090, BF16, FEW, FEW, FEW),
+        (H200, BF16, ANY, ANY, ANY),
+        (B200, BF16, ANY, ANY, ANY),
+        (RTX_5090, BF16, FEW, FEW, FEW),
+        (A100, FP32, FEW, 0, FEW),
+        (RTX_4090, FP32, FEW, FEW, FEW),
+        (H200, FP32, FEW, ANY, FEW),
+        (B200, FP32, FEW, FEW, FEW),
+        (RTX_5090, FP32, FEW, FEW, FEW),
+    ],
+)
+def test_rows_up_to_which_nothing_is_read_on_the_host(
+    capability: tuple[int, int], dtype: torch.dtype, none: int, fp8: int, nf4: int
+) -> None:
+    """torch's grouped product reads no sizes for bfloat16 on 9.x and 10.x, nor for FP8 on 9.x."""
+    forms: tuple[Quantization, ...] = ("none", "fp8", "nf4")
+    assert [rows_unread(capability, dtype, form) for form in forms] == [none, fp8, nf4]
+
+
+@needs_triton
+@pytest.mark.parametrize("capability", [A100, RTX_4090, H200, B200, RTX_5090])
+@pytest.mark.parametrize("form", [None, "fp8", "nf4"])
+def test_rows_that_a_graph_can_hold_are_those_of_the_kernels_that_are_chosen(
+    fake: None, monkeypatch: pytest.MonkeyPatch, form: Format | None, capability: tuple[int, int]
+) -> None:
+    """In float32, where the dense product reads sizes everywhere: by the kernels alone."""
+    monkeypatch.setattr(choice, "require_bitsandbytes", lambda: None)
+    names = _names(_chosen(monkeypatch, form, capability))
+    few = MOST_FEW_ROWS if names[0] == "decode_experts" else 0
+    expected = ANY_ROWS if names[-1] == "scaled_experts" else few
+    assert rows_unread(capability, FP32, form or "none") == expected
 
 
 def test_the_levels_of_nf4_are_copied_to_a_gpu_once(fake: None) -> None:

@@ -183,8 +183,8 @@ def architecture(config: Mapping[str, Any], *, where: str = "config.json") -> Ar
     """The network that `config` describes. Raises CheckpointError for a key missing or
     unreleased.
     """
-    _refuse_unreleased(config, where)
     try:
+        _refuse_unreleased(config, where)
         return _architecture(config)
     except KeyError as error:
         what = f"config key {error} is missing"

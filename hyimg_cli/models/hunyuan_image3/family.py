@@ -88,7 +88,7 @@ def load_family(
         network.make_batch_invariant(invariant_multiple())
     tiled = TiledPicture(network.vae) if choice.vae_use_tiling else None
     by_graphs = choice.wants_graphs(on_one_gpu=is_one_gpu(device_map), has_triton=has_triton())
-    graphs = decode_graphs(network) if by_graphs else None
+    graphs = decode_graphs(network, choice.quantization) if by_graphs else None
     return HunyuanImage3(network, prompter, tiled, graphs=graphs)
 
 

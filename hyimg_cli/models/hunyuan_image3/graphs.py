@@ -10,11 +10,14 @@ no graph serves, a run of several tokens, goes the plain way.
 A graph is held against what it was captured from before it is used. Where a capture fails, or its
 replay differs by a bit, that step and all that are wanted later are computed: the same kernels on
 the same memory, and so the same numbers, launched one by one. Nothing else tells the two apart.
+Steps of more rows than a graph can hold on a GPU (`kernels.choice.rows_unread`) are computed so
+from the start: no fault, and told once.
 """
 
 # Legend: R row (a job that writes), M model width, L layer
 import importlib.util
 import logging
+import operator
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import chain
@@ -25,12 +28,13 @@ from torch import Tensor
 
 from hyimg_cli.errors import MachineError
 from hyimg_cli.kernels.captures import Capture, GpuCapture, Replay
-from hyimg_cli.kernels.choice import MOST_FEW_ROWS
+from hyimg_cli.kernels.choice import ANY_ROWS, MOST_FEW_ROWS, rows_unread
 from hyimg_cli.kernels.decode_attention import DecodeAttention, Rows, decode_attention
 from hyimg_cli.kernels.transfer import to_device
 from hyimg_cli.kv.buffer import Buffer
 from hyimg_cli.models.hunyuan_image3.attention import StepRows
 from hyimg_cli.models.hunyuan_image3.model import HunyuanImage3ForCausalMM
+from hyimg_cli.spec.run import Quantization
 
 logger = logging.getLogger(__name__)
 Run = tuple[Sequence[int] | Tensor, Buffer]
@@ -123,7 +127,7 @@ class DecodeStep:
         """Rows without a job share the spare buffer's one slot: what it holds is of no account."""
         buffers = self._buffers
         before = [pointed() for pointed in self._pointed_to]
-        if len(before) == len(buffers) and all(map(_is_same, before, buffers)):
+        if len(before) == len(buffers) and all(map(operator.is_, before, buffers)):
             return
         sides = [b.keys_HSD for b in buffers], [b.values_HSD for b in buffers]
         layers = range(len(self._spare.keys_HSD))
@@ -137,14 +141,22 @@ class DecodeGraphs:
     """`feed` by graphs: the same call as `HunyuanImage3ForCausalMM.feed`, the same rows.
 
     `captured`: the numbers of rows that are replayed, in the order of their capture; `failure`: why
-    the others are not, empty where nothing failed.
+    others are not that could have been, empty where nothing failed.
     """
 
     def __init__(
-        self, network: HunyuanImage3ForCausalMM, attend: DecodeAttention, capture: Capture | None
+        self,
+        network: HunyuanImage3ForCausalMM,
+        attend: DecodeAttention,
+        capture: Capture | None,
+        *,
+        most_rows: int = ANY_ROWS,
     ) -> None:
-        """`capture` turns a step's computation into its replay; None: every step is computed."""
+        """`capture` turns a step's computation into its replay; None: every step is computed, as
+        those of more than `most_rows` are in any case.
+        """
         self._network, self._attend, self._capture = network, attend, capture
+        self._most_rows, self._is_bound_told = most_rows, False
         self._spare = network.new_buffer(1)
         for rows in (*self._spare.keys_HSD, *self._spare.values_HSD):
             rows.zero_()
@@ -182,9 +194,8 @@ class DecodeGraphs:
 
     def degraded(self, rows: int) -> str:
         """What to tell of a text that was decoded with up to `rows` rows; empty: nothing."""
-        if set(buckets_up_to(rows)) <= set(self.captured):
-            return ""
-        return self.failure
+        wanted = {bucket for bucket in buckets_up_to(rows) if bucket <= self._most_rows}
+        return "" if wanted <= set(self.captured) else self.failure
 
     def _step(self, count: int) -> tuple[DecodeStep, Replay]:
         if count not in self._steps:
@@ -193,6 +204,9 @@ class DecodeGraphs:
         return self._steps[count]
 
     def _replay(self, step: DecodeStep) -> Replay:
+        if step.count > self._most_rows:
+            self._tell_bound()
+            return step.compute
         if self._capture is None:
             return step.compute
         replay = self._proven(step, self._capture)
@@ -201,6 +215,17 @@ class DecodeGraphs:
             return step.compute
         self.captured.append(step.count)
         return replay
+
+    def _tell_bound(self) -> None:
+        if not self._is_bound_told:
+            self._is_bound_told = True
+            more = f" of more than {self._most_rows} rows" if self._most_rows else ""
+            logger.warning(
+                "decode steps%s have no CUDA graph on this GPU: with these weights torch reads the "
+                "sizes of the experts' groups on the host. They have the same numbers, but are "
+                "slower",
+                more,
+            )
 
     def _proven(self, step: DecodeStep, capture: Capture) -> Replay | None:
         """The replay of a step; None where there is none, or a wrong one: none is tried again."""
@@ -289,10 +314,6 @@ def _told(error: Exception) -> str:
     return " ".join(str(error).split("\n")[0].split())[:_MOST_TOLD] or type(error).__name__
 
 
-def _is_same(before: Buffer | None, now: Buffer) -> bool:
-    return before is now
-
-
 def refuse_without_gpu(device_map: str | None) -> None:
     """Passes one GPU's name, with Triton installed. Raises MachineError for any other place."""
     if not is_one_gpu(device_map):
@@ -318,8 +339,10 @@ def has_triton() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
-def decode_graphs(network: HunyuanImage3ForCausalMM) -> DecodeGraphs:
-    """Graphs for a network that is on one GPU."""
+def decode_graphs(network: HunyuanImage3ForCausalMM, form: Quantization) -> DecodeGraphs:
+    """Graphs for a network that is on one GPU, its experts held in `form`."""
     device = network.layer_devices[0]
     assert set(network.layer_devices) == {device}, "a graph is one GPU's"
-    return DecodeGraphs(network, decode_attention(device), GpuCapture(device))
+    capability = torch.cuda.get_device_capability(device)
+    most_rows = rows_unread(capability, network.lm_head.weight.dtype, form)
+    return DecodeGraphs(network, decode_attention(device), GpuCapture(device), most_rows=most_rows)

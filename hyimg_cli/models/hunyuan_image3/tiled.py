@@ -8,6 +8,7 @@ the released code. Source: `spatial_tiled_decode` of HunyuanImage-3's autoencode
 
 # Legend: B batch, C channel, F latent frame, Y X latent rows and columns, H W pixels
 
+import torch
 from torch import Tensor
 
 from hyimg_cli.models.hunyuan_image3.vae import Vae
@@ -32,8 +33,11 @@ class TiledPicture:
         """Always the one frame that a picture is."""
         return 1
 
+    @torch.no_grad()
     def decode_tile(self, latents_BCFYX: Tensor) -> Tensor:
-        """One tile, [B, C, 1, H, W]: the last of its frames."""
+        """One tile, [B, C, 1, H, W]: the last of its frames. Without gradients wherever it runs, a
+        rank included: with them the VAE takes other bands, and more memory.
+        """
         picture_BCTHW: Tensor = self.vae.decoder(latents_BCFYX)
         return picture_BCTHW
 

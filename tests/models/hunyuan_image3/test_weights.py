@@ -163,6 +163,13 @@ def test_unreleased_options_are_refused(
         architecture(small_config | {key: value})
 
 
+def test_an_option_of_another_kind_is_a_fault_of_the_checkpoint(
+    small_config: dict[str, Any],
+) -> None:
+    with pytest.raises(CheckpointError, match="of the wrong kind"):
+        architecture(small_config | {"rope_scaling": "custom"})
+
+
 def test_what_no_code_reads_changes_nothing(released_config: dict[str, Any]) -> None:
     """Every key that the released files have is read, refused, or one of these."""
     read = {key: value for key, value in released_config.items() if key not in LEFTOVERS}
