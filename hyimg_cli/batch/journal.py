@@ -218,7 +218,8 @@ def resume(
     force: bool = False,
     with_frames: bool = False,
 ) -> Resumption:
-    """Sorts `jobs` by what `folder` says of them; `keys` has the `job_key` of each custom_id.
+    """Sorts `jobs` by what `folder` says of them; `keys` has the `job_key` of each custom_id with a
+    result there.
 
     Done: same key, and every file there with its sha256, `with_frames` a video's PNG files too.
     Raises OutputFolderError, unless

@@ -69,7 +69,11 @@ def show_plan(given: Mapping[str, Any]) -> None:
     render.line(f"all: {len(order.groups)} groups{before}")
     held = tuple(_memory_lines(memory, components, by_rank))
     held = (*held, *_too_large_lines(memory, config))
-    for text in (*held, *_replica_lines(replicas, config), *_limit_lines(components, config)):
+    for text in (
+        *held,
+        *_replica_lines(replicas, config),
+        *_limit_lines(components, config, bool(memory)),
+    ):
         render.line(text)
 
 
@@ -143,7 +147,9 @@ def _too_large_lines(memory: Mapping[str, Footprint], config: RunConfig) -> Iter
             yield f"  {model} does not fit into {config.batch.memory_gb} GB: {flag}"
 
 
-def _limit_lines(components: Mapping[str, dict[str, int]], config: RunConfig) -> Iterator[str]:
+def _limit_lines(
+    components: Mapping[str, dict[str, int]], config: RunConfig, has_pictures: bool
+) -> Iterator[str]:
     """What the GPU's part and the offload mean for the figures before this."""
     if config.model.cpu_offload:
         for model, sizes in components.items():
@@ -155,8 +161,10 @@ def _limit_lines(components: Mapping[str, dict[str, int]], config: RunConfig) ->
     if part is not None:
         yield (
             f"  {part:g} of the GPU's memory is not counted here, where its size is not known: the "
-            "run lets fewer work together; [batch] memory_gb of a recipe plans with a size"
+            "run refuses a model that takes more"
         )
+        if has_pictures:
+            yield "  and lets fewer work together; [batch] memory_gb of a recipe plans with a size"
 
 
 def _largest(sizes: Mapping[str, int]) -> int:

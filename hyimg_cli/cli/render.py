@@ -287,7 +287,7 @@ class FailureView:
 
 
 class PlainView(FailureView):
-    """One line when a model is ready or warm, and one for each finished job."""
+    """One line when a model is on its way, ready or warm, and one for each finished job."""
 
     def __init__(self, total: int) -> None:
         self._total = total

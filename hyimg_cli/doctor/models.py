@@ -14,7 +14,7 @@ from hyimg_cli.doctor import places
 from hyimg_cli.doctor.check import Check, Subject
 from hyimg_cli.engine import runner
 from hyimg_cli.engine.footprint import footprint
-from hyimg_cli.engine.gpu_settings import refuse_in_session
+from hyimg_cli.engine.gpu_settings import refuse_in_session, refuse_offload_on_cpu
 from hyimg_cli.engine.image.tensor_ranks import rank_footprints, refuse_unsplit
 from hyimg_cli.engine.keys import precision
 from hyimg_cli.errors import CheckpointError, MachineError, UsageError
@@ -32,6 +32,7 @@ FORMS: tuple[Quantization, ...] = ("none", "fp8", "nf4")
 # An edit, as most jobs are; everything else is the checkpoint's own default.
 _JOB = b'{"prompt": "an edit", "images": ["picture.png"]}'
 _UNREAD = "what the model needs is not known: its checkpoint cannot be read"
+_UNCOUNTED = "what the model needs is not known: neither its weights nor their indexes are here"
 # What a folder lacks that has only been looked at: small files without weights.
 _NOT_FETCHED = ("checkpoint.no-weights", "checkpoint.missing-shard")
 
@@ -212,11 +213,15 @@ def video_memory(subject: Subject) -> Check:
     What a video's latents and the decode take is not known before the sizes are.
     """
     choice, free = subject.config.model, _free(subject)
+    if choice.cpu_offload:
+        refuse_offload_on_cpu(choice)
     try:
         card = registry.video_card(subject.video_model, choice.revision)
     except CheckpointError:
         return Check("video memory", "warning", _UNREAD)
-    loaded = _loaded_bytes(card, subject.video_model, choice)
+    loaded = card.loaded_bytes(precision(choice)[1])
+    if not loaded:
+        return Check("video memory", "warning", _UNCOUNTED)
     encoders = sum(n for part, n in loaded.items() if part.startswith("text_encoder"))
     rest = sum(loaded.values()) - encoders
     shown = model_name(subject.video_model)
@@ -245,17 +250,6 @@ def _offloaded(found: str, largest: int, every: int, free: int) -> Check:
         hint = "main memory is too small for the networks that wait there"
         return Check("video memory", "failed", found, hint)
     return Check("video memory", "ok", found)
-
-
-def _loaded_bytes(card: VideoCard, model: str, choice: ModelChoice) -> dict[str, int]:
-    """Bytes of each component once loaded; as stored where its files are not there to count."""
-    try:
-        stored = registry.stored_weights(model, choice.revision)
-    except CheckpointError:
-        return dict(card.component_bytes)
-    width = 4 if precision(choice)[1] == "float32" else 2
-    wide = ("vae",) if card.has_float32_vae else ()
-    return {part: one.count * (4 if part in wide else width) for part, one in stored.items()}
 
 
 def _free(subject: Subject) -> int:

@@ -57,11 +57,11 @@ def trial(subject: Subject) -> Check:
 
 
 def _config(config: RunConfig, place: Path) -> RunConfig:
-    """The run's own, with the embedded model, and nothing kept."""
+    """The run's own, with the embedded model, and nothing kept; offload is for videos alone."""
     return replace(
         config,
         output=OutputConfig(place),
-        model=replace(config.model, model=registry.EMBEDDED, revision=None),
+        model=replace(config.model, model=registry.EMBEDDED, revision=None, cpu_offload=False),
         batch=replace(config.batch, prewarm=False),
         cache=CacheConfig(None),
     )

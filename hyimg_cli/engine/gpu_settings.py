@@ -27,11 +27,7 @@ def refuse_unfollowed(jobs: Iterable[Job], settings: Mapping[str, Setting]) -> N
         return
     if any(isinstance(job, ImageJob) for job in jobs):
         raise offload_of_pictures()
-    if kind == "cpu":
-        raise _refused(
-            "this run is on the CPU: everything is in main memory as it is",
-            hint="leave it out, or name a GPU by --device cuda",
-        )
+    refuse_offload_on_cpu(ModelChoice(device=settings["device"].value))
     ranks = settings["vae_patch_parallel_size"].value, settings["cfg_parallel_size"].value
     refuse_offload_on_ranks(*ranks)
 
@@ -44,6 +40,15 @@ def offload_of_pictures() -> UsageError:
         hint="--quantization nf4 (or fp8) holds it in less; videos of the same manifest have a run "
         "of their own",
     )
+
+
+def refuse_offload_on_cpu(choice: ModelChoice) -> None:
+    """Passes a GPU, which networks can take turns on. Raises UsageError."""
+    if precision(choice)[0] == "cpu":
+        raise _refused(
+            "this run is on the CPU: everything is in main memory as it is",
+            hint="leave it out, or name a GPU by --device cuda",
+        )
 
 
 def refuse_offload_on_ranks(vae_ranks: int, cfg_ranks: int) -> None:

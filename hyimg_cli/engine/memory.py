@@ -58,6 +58,13 @@ def confine(config: RunConfig) -> None:
             torch.cuda.set_per_process_memory_fraction(part, gpu)
 
 
+def end_confinement(config: RunConfig) -> None:
+    """Let this process have all of its GPUs again: what comes after a session may have no part."""
+    if config.batch.gpu_memory_utilization is not None:
+        for gpu in _chosen(config.model):
+            torch.cuda.set_per_process_memory_fraction(1.0, gpu)
+
+
 def refuse_beyond_part(weights: Callable[[], int], config: RunConfig, hint: str) -> None:
     """Raises MachineError for weights of more bytes than the run may use of its GPUs."""
     part = config.batch.gpu_memory_utilization

@@ -19,7 +19,7 @@ from hyimg_cli.engine.clock import PhaseClock
 from hyimg_cli.engine.crew import Crew, Lost, Made
 from hyimg_cli.engine.image.crew import ImageCrew, LoadModel
 from hyimg_cli.engine.keys import key_of, source_digests
-from hyimg_cli.engine.memory import confine, room_bytes
+from hyimg_cli.engine.memory import confine, end_confinement, room_bytes
 from hyimg_cli.engine.outcomes import Facts, failed
 from hyimg_cli.engine.video.crew import VideoCrew
 from hyimg_cli.errors import Interrupted, MachineError
@@ -80,6 +80,7 @@ class Session:
         """Let the models go, and end the processes that work with them; `run` loads anew."""
         self._images.release()
         self._videos.release()
+        end_confinement(self._config)
 
     def __enter__(self) -> Self:
         return self

@@ -57,9 +57,13 @@ def test_environment_and_recipe_are_followed_too(
 ) -> None:
     recipe = tmp_path / "part.toml"
     recipe.write_text("[batch]\ngpu_memory_utilization = 0.5\n")
+    said = run_cli("plan", write_manifest(VIDEO), "--device", "cuda", "--recipe", recipe).out
+    assert "refuses a model" in said
+    assert "work together" not in said
     manifest = write_manifest(PICTURE)
     said = run_cli("plan", manifest, "--device", "cuda", "--recipe", recipe).out
     assert "0.5 of the GPU's memory is not counted here" in said
+    assert "lets fewer work together" in said
     monkeypatch.setenv("HYIMG_GPU_MEMORY_UTILIZATION", "0.25")
     assert "0.25 of the GPU's" in run_cli("plan", manifest, "--device", "cuda").out
     assert run_cli("plan", manifest, "--device", "cpu").code == 2

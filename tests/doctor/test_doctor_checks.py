@@ -354,6 +354,27 @@ def test_networks_that_take_turns_need_the_largest_on_the_gpu(
     assert "main memory is too small" in models.video_memory(turns).hint
 
 
+def test_turns_are_of_videos_on_a_gpu(subject: MakeSubject) -> None:
+    """Refused on a CPU as by a run, and no matter of the picture that is drawn on trial."""
+    turns = subject(device="cpu", cpu_offload=True)
+    checks = (("video memory", models.video_memory), ("trial", trial.trial))
+    memory, drawn = examined(turns, checks)
+    assert (memory.status, "--device cuda" in memory.hint) == ("failed", True)
+    assert drawn.status == "ok"
+
+
+@pytest.mark.parametrize("cpu_offload", [False, True])
+def test_a_video_model_without_weights_is_not_counted_as_nothing(
+    subject: MakeSubject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cpu_offload: bool
+) -> None:
+    bare, weights = tmp_path / "bare", shutil.ignore_patterns("*.safetensors")
+    shutil.copytree(registry.resolve_model("tiny-video"), bare, ignore=weights)
+    monkeypatch.setattr(models, "free_bytes", lambda *_: 10**9)
+    one = subject(video=bare, device="cuda", dtype="bfloat16", cpu_offload=cpu_offload)
+    found = models.video_memory(one)
+    assert (found.status, "not known" in found.found) == ("warning", True)
+
+
 def test_a_part_of_a_gpu_is_refused_on_a_cpu(subject: MakeSubject) -> None:
     one = subject(device="cpu")
     asked = replace(one.config, batch=BatchConfig(gpu_memory_utilization=0.5))

@@ -20,6 +20,7 @@ from hyimg_cli.engine.footprint import (
     share_of,
 )
 from hyimg_cli.engine.memory import batch_sizes
+from hyimg_cli.engine.session import Session
 from hyimg_cli.errors import MachineError, UsageError
 from hyimg_cli.models import registry
 from hyimg_cli.spec.card import Working
@@ -197,6 +198,14 @@ def test_a_part_of_a_gpu_binds_torch_too(large_gpu: list[tuple[float, torch.devi
         with pytest.raises(UsageError, match=wrong) as raised:
             memory.confine(config)
         assert raised.value.where == "--gpu-memory-utilization"
+
+
+def test_a_session_that_ends_leaves_the_gpu_to_the_next(
+    large_gpu: list[tuple[float, torch.device]],
+) -> None:
+    for part in (None, 0.6):
+        Session(_on_gpu(part)).close()
+    assert large_gpu == [(1.0, torch.device("cuda:0"))]
 
 
 @pytest.mark.usefixtures("large_gpu")

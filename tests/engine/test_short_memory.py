@@ -153,6 +153,28 @@ def test_a_decode_waits_for_the_memory_of_others(
     assert noted == ["0", "1"]
 
 
+def test_a_decode_that_waited_is_tried_without_what_others_left(
+    family: Any, jobs: list[ImageJob], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One picture needs the memory of other jobs, and of the prefixes that they kept meanwhile."""
+    jobs += [replace(one, custom_id=f"{one.seed + 4}", seed=one.seed + 4) for one in jobs]
+    expected = _pixels(_run(jobs, studio_of(family), 4))
+    tree, buffers, decode = KVTree[Any](10**9), _Buffers(monkeypatch), family.decode_latents
+    first, held = [], []
+
+    def full(latents: Any) -> Any:
+        first.append(float(latents.sum()))
+        if first[-1] == first[0] and (buffers.alive or tree.held_bytes):
+            held.append((bool(buffers.alive), bool(tree.held_bytes)))
+            raise FULL
+        return decode(latents)
+
+    monkeypatch.setattr(family, "decode_latents", full)
+    ends = _run(jobs, studio_of(family, tree=tree), 3, draw_size=2)
+    assert held == [(True, True), (True, False), (False, True)]
+    assert _pixels(ends) == expected
+
+
 def test_a_picture_that_never_fits_names_the_flag(
     family: Any, jobs: list[ImageJob], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -150,8 +150,7 @@ class GroupRun:
             self._begins_anew(job, clock, [*notes, _FREED])
         elif isinstance(error, torch.OutOfMemoryError) and self._holds_memory:
             _let_go(error, [job, job])
-            self._begins_anew(job, clock, [*notes, "no memory to begin it beside others"])
-            self._is_short = True
+            self._begins_behind(job, clock, [*notes, "no memory to begin it beside others"])
             if self._thinking:
                 self._shorten("think", len(self._thinking), [job])
         else:
@@ -164,6 +163,12 @@ class GroupRun:
         self._waiting.appendleft(job)
         self._begun[job.custom_id] = clock, notes
 
+    def _begins_behind(self, job: ImageJob, clock: PhaseClock, notes: list[str]) -> None:
+        """The same, when some have drawn: the prefixes that they leave may be in its way again."""
+        self._begins_anew(job, clock, notes)
+        self._freed_for.discard(job.custom_id)
+        self._is_short = True
+
     def _gives_way(self, batch: list[Ready]) -> bool:
         """Whether a job that waits to draw gave its context back, and so begins anew: its draws
         are its own, so it writes the same text.
@@ -172,8 +177,7 @@ class GroupRun:
             return False
         last = batch.pop() if batch else self._ready.pop()
         told = [*last.notes, "it began anew: no memory for its context beside another's branches"]
-        self._begins_anew(last.job, last.clock, told)
-        self._is_short = True
+        self._begins_behind(last.job, last.clock, told)
         return True
 
     def _shorten(self, stage: Literal["think", "draw"], most: int, jobs: list[ImageJob]) -> None:
@@ -185,7 +189,9 @@ class GroupRun:
             self._draw_size = most
 
     def _frees(self, job: ImageJob, error: Exception) -> bool:
-        """Whether memory was freed that a job alone may lack: once for each job."""
+        """Whether memory was freed that a job alone may lack: once, and once more where it waited
+        for others.
+        """
         if not isinstance(error, torch.OutOfMemoryError) or job.custom_id in self._freed_for:
             return False
         self._freed_for.add(job.custom_id)
@@ -333,6 +339,7 @@ class GroupRun:
             _let_go(failure, [work, work])
             _note([work], "no memory to decode beside other jobs; it was decoded behind them")
             work.clock.enter("queue")
+            self._freed_for.discard(work.job.custom_id)
             self._undecoded.append((work, latents_CYX, steps))
         else:
             yield Lost(work.job, work.clock, failure)

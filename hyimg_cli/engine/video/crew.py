@@ -105,6 +105,8 @@ class VideoCrew:
         started = time.perf_counter()
         if is_new:
             hint = f"or {OFFLOAD}: one network at a time is on the GPU then"
+            if self._config.model.cpu_offload:
+                hint = "one network at a time is on the GPU already"
             refuse_beyond_part(partial(self._together_bytes, model), self._config, hint)
         resident = self._opened(model) if is_new else self._resident()
         opened_s = time.perf_counter() - started
