@@ -66,7 +66,7 @@ def show_plan(given: Mapping[str, Any]) -> None:
     for text in _lines(order, costs, videos, think=given["assume_think"]):
         render.line(text)
     before = f", {len(rest.done)} done before" if rest.done else ""
-    render.line(f"all: {len(order.groups)} groups{before}")
+    render.line(f"all: {_counted(len(order.groups), 'group')}{before}")
     held = tuple(_memory_lines(memory, components, by_rank))
     held = (*held, *_too_large_lines(memory, config))
     for text in (
