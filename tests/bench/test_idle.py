@@ -3,8 +3,6 @@
 import threading
 import time
 
-import pytest
-
 from hyimg_cli.bench.idle import IdleWatch
 
 
@@ -20,10 +18,9 @@ def test_sleeping_is_idle() -> None:
     with IdleWatch() as idle:
         _work(0.1)
         time.sleep(0.3)
-    # All that the process did not work: the sleep, and what other programs took of the core.
-    idle_s = (time.perf_counter() - before) - (time.process_time() - busy)
-    assert idle_s >= 0.3
-    assert idle.idle_s == pytest.approx(idle_s, abs=0.15)
+    # Besides the sleep, what other programs took of the core.
+    unworked_s = (time.perf_counter() - before) - (time.process_time() - busy)
+    assert 0.15 <= idle.idle_s <= unworked_s + 0.05
 
 
 def test_waiting_for_a_thread_that_works_is_not() -> None:
