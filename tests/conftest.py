@@ -1,5 +1,6 @@
 """What tests in every room need: manifests, command lines run in this process, fixed seeds."""
 
+import gc
 import io
 import json
 import os
@@ -8,7 +9,7 @@ import secrets
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,29 @@ def pytest_configure() -> None:
     os.environ["HYIMG_CACHE_DIR"] = str(CACHE)
 
 
+def pytest_collection_finish() -> None:
+    _look_through_no_more()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None]:
+    yield
+    if nextitem is not None and nextitem.path != item.path:
+        _look_through_no_more()
+
+
+def _look_through_no_more() -> None:
+    """Leaves what outlives a module (libraries, all tests) out of the garbage collector's rounds.
+
+    A session collects when it ends: looking at each of those objects took most of a small one's
+    time. What later tests make is collected as ever.
+    """
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_unconfigure() -> None:
+    gc.unfreeze()
     shutil.rmtree(CACHE, ignore_errors=True)
 
 

@@ -3,9 +3,9 @@
 `Buffer.fork` is only called where a branch starts from K/V that are there already: the reuse path.
 """
 
-import time
 from collections.abc import Callable
 from dataclasses import replace
+from time import sleep
 from typing import Any
 
 import pytest
@@ -65,7 +65,7 @@ def sleep_in_recompute(patch: pytest.MonkeyPatch) -> None:
 
     def started(self: Any, ids: Any) -> Any:
         if self._prefixes is None:
-            time.sleep(0.15)
+            sleep(0.15)
         return original(self, ids)
 
     patch.setattr(BranchBuilder, "_started", started)
@@ -78,7 +78,7 @@ def sleep_in_decoding(patch: pytest.MonkeyPatch) -> None:
     def finished(work: Any, latents: Any, steps: int, studio: Any) -> Any:
         if not studio.reuse.kv_reuse:
             work.clock.enter("decode_latents")
-            time.sleep(0.3)
+            sleep(0.3)
         return original(work, latents, steps, studio)
 
     patch.setattr(group, "finished", finished)

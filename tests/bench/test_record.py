@@ -2,17 +2,15 @@
 
 import json
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from bench.conftest import ONE_EDIT
+from bench.conftest import ONE_EDIT, bench_in
 from report.browser import needs_browser, seen_in
 
 from hyimg_cli.bench import record
-from hyimg_cli.bench.harness import Comparison
 from hyimg_cli.bench.runs import RUN_PHASES
 from hyimg_cli.bench.scenario import Scenario
 from hyimg_cli.cli import app
@@ -25,9 +23,13 @@ TOLD = record.Told(
 )
 
 
-@pytest.fixture
-def written(bench: Callable[..., Comparison], small: Scenario) -> tuple[dict[str, Any], Path]:
-    found = bench(replace(small, repeats=2))
+@pytest.fixture(scope="module")
+def written(
+    loaded: Any, small: Scenario, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[dict[str, Any], Path]:
+    with pytest.MonkeyPatch.context() as patch:
+        bench = bench_in(tmp_path_factory.mktemp("written"), loaded, small, patch)
+        found = bench(replace(small, repeats=2))
     return record.write(found, TOLD, found.kept), found.kept
 
 

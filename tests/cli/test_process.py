@@ -1,6 +1,5 @@
 """The command as a process with the embedded checkpoint: killed by a signal, resumed, complete."""
 
-import json
 import os
 import signal
 import subprocess
@@ -38,6 +37,7 @@ def wait_for_lines(path: Path, count: int) -> None:
 def test_a_stopped_run_resumes(
     write_manifest: Callable[..., Path],
     read_lines: Callable[[Path], list[dict[str, Any]]],
+    run_cli: Callable[..., Any],
     tmp_path: Path,
     number: signal.Signals,
 ) -> None:
@@ -53,10 +53,9 @@ def test_a_stopped_run_resumes(
         assert "resume with: hyimg generate" in messages
     assert [line["custom_id"] for line in read_lines(results)] == ["short"]
 
-    resumed = start(manifest, tmp_path)
-    data, messages = resumed.communicate(timeout=WAIT_S)
-    assert resumed.returncode == 0, messages
-    long, last = (json.loads(line) for line in data.splitlines())
+    resumed = run_cli("generate", manifest, "-o", "out", "--json")
+    assert resumed.code == 0, resumed.err
+    long, last = resumed.json_lines
     assert (long["custom_id"], long["denoise_steps"]) == ("long", 60)
     assert (last["summary"]["done"], last["summary"]["skipped"]) == (1, 1)
     pictures = sorted(path.name for path in (tmp_path / "out" / "outputs").iterdir())

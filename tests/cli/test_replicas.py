@@ -5,7 +5,7 @@ where one of two is killed; what is refused, and what the plan says.
 import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +60,20 @@ def kill_one_after_the_first_line(results: Path, killed: list[int]) -> threading
     return thread
 
 
+@pytest.fixture
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Here and in every replica: sums of several threads round otherwise than those of one."""
+    import torch
+
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("one_thread")
 def test_two_replicas_one_of_them_killed_make_the_pixels_of_one_process(
     run_cli: Run, manifest: Path, tmp_path: Path
 ) -> None:

@@ -42,7 +42,7 @@ def several_ratios(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return registry.load(ModelChoice(model=str(folder), device="cpu", dtype="float32"))
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def job() -> ImageJob:
     return ImageJob(
         custom_id="job",

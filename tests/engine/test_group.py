@@ -82,28 +82,39 @@ def _alone(jobs: list[ImageJob], model: Any) -> dict[str, bytes]:
     return {name: px for job in jobs for name, px in _pixels(_run([job], studio, 1)).items()}
 
 
+@pytest.fixture(scope="module")
+def _made_alone() -> dict[str, bytes]:
+    return {}
+
+
+@pytest.fixture
+def alone(family: Any, mixed: list[ImageJob], _made_alone: dict[str, bytes]) -> dict[str, bytes]:
+    """Pixels of each of `mixed` in a run of its own, made once."""
+    if not _made_alone:
+        _made_alone |= _alone(mixed, family)
+    return dict(_made_alone)
+
+
 @pytest.mark.parametrize("size", [2, 5, 16])
 @pytest.mark.parametrize("budget", [0, 300_000, 10**9], ids=["no tree", "evicting", "whole tree"])
 def test_same_pixels_in_any_batch_order_and_tree(
-    family: Any, mixed: list[ImageJob], size: int, budget: int
+    family: Any, mixed: list[ImageJob], alone: dict[str, bytes], size: int, budget: int
 ) -> None:
     """To the bit: alone, together, backwards, with prefixes shared, evicted, or never kept."""
-    expected = _alone(mixed, family)
     studio = studio_of(family, tree=KVTree(budget))
-    assert _pixels(_run(mixed, studio, size)) == expected
-    assert _pixels(_run(mixed[::-1], studio, size)) == expected
+    assert _pixels(_run(mixed, studio, size)) == alone
+    assert _pixels(_run(mixed[::-1], studio, size)) == alone
 
 
 def test_same_pixels_with_prefixes_spilled_to_main_memory(
-    family: Any, mixed: list[ImageJob]
+    family: Any, mixed: list[ImageJob], alone: dict[str, bytes]
 ) -> None:
-    expected = _alone(mixed, family)
     host = Host(10**9, spill=Slice.on_host, restore=lambda rows: rows.on(family.layer_devices))
     tree = KVTree(200_000, host=host)
     studio = studio_of(family, tree=tree)
-    assert _pixels(_run(mixed, studio, 4)) == expected
+    assert _pixels(_run(mixed, studio, 4)) == alone
     assert tree.host_bytes > 0
-    assert _pixels(_run(mixed, studio, 4)) == expected
+    assert _pixels(_run(mixed, studio, 4)) == alone
 
 
 def _drawn(ends: dict[str, Drawn | Lost]) -> dict[str, Drawn]:
@@ -149,16 +160,15 @@ def test_what_is_taken_back_uses_up_no_draw(family: Any, job: ImageJob) -> None:
 
 
 def test_failing_neighbours_change_nothing(
-    family: Any, mixed: list[ImageJob], tmp_path: Any
+    family: Any, mixed: list[ImageJob], alone: dict[str, bytes], tmp_path: Any
 ) -> None:
-    expected = _alone(mixed, family)
     broken = [
         replace(mixed[2], custom_id="no-file", images=(str(tmp_path / "missing.png"),)),
         replace(mixed[0], custom_id="control", prompt="<img>"),
     ]
     ends = _run([broken[0], *mixed[:5], broken[1], *mixed[5:]], studio_of(family), 4)
     assert {name for name, end in ends.items() if isinstance(end, Lost)} == {"no-file", "control"}
-    assert _pixels(ends) == expected
+    assert _pixels(ends) == alone
 
 
 def test_shared_prefixes_are_computed_once(
@@ -242,9 +252,12 @@ def test_rows_counted_by_a_hook_are_those_of_the_lines(
 
 @pytest.mark.parametrize("read_lag", [0, 1])
 def test_a_batch_that_does_not_fit_goes_on_in_halves(
-    family: Any, mixed: list[ImageJob], monkeypatch: pytest.MonkeyPatch, read_lag: int
+    family: Any,
+    mixed: list[ImageJob],
+    alone: dict[str, bytes],
+    monkeypatch: pytest.MonkeyPatch,
+    read_lag: int,
 ) -> None:
-    expected = _alone(mixed, family)
     velocity, feed = family.network.velocity, family.network.feed
 
     def small(limit: int, original: Any) -> Any:
@@ -258,13 +271,16 @@ def test_a_batch_that_does_not_fit_goes_on_in_halves(
     monkeypatch.setattr(family.network, "velocity", small(2, velocity))
     monkeypatch.setattr(family.network, "feed", small(3, feed))
     ends = _run(mixed, studio_of(family), 8, read_lag)
-    assert _pixels(ends) == expected
+    assert _pixels(ends) == alone
     noted = [e for e in ends.values() if isinstance(e, Drawn) and e.picture.notes]
     assert any("out of memory" in note for end in noted for note in end.picture.notes)
 
 
 def test_a_fault_in_a_batch_fails_its_own_job_alone(
-    family: Any, mixed: list[ImageJob], monkeypatch: pytest.MonkeyPatch
+    family: Any,
+    mixed: list[ImageJob],
+    alone: dict[str, bytes],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     velocity = family.network.velocity
 
@@ -273,20 +289,23 @@ def test_a_fault_in_a_batch_fails_its_own_job_alone(
             raise RuntimeError("cannot draw this one")
         return velocity(pictures)
 
-    expected = _alone(mixed, family)
     monkeypatch.setattr(family.network, "velocity", faulty)
     ends = _run(mixed, studio_of(family), 16)
     assert [name for name, end in ends.items() if isinstance(end, Lost)] == ["no-guidance"]
-    del expected["no-guidance"]
-    assert _pixels(ends) == expected
+    del alone["no-guidance"]
+    assert _pixels(ends) == alone
 
 
 @pytest.mark.parametrize("read_lag", [0, 1])
 def test_a_failed_choice_is_made_again(
-    family: Any, mixed: list[ImageJob], monkeypatch: pytest.MonkeyPatch, read_lag: int
+    family: Any,
+    mixed: list[ImageJob],
+    alone: dict[str, bytes],
+    monkeypatch: pytest.MonkeyPatch,
+    read_lag: int,
 ) -> None:
     """Tokens were fed, their successors were not chosen: nothing is fed twice, none is lost."""
-    expected = _alone(mixed[:6], family)
+    expected = {job.custom_id: alone[job.custom_id] for job in mixed[:6]}
     logits, calls = family.network.text_logits, iter(range(10**6))
 
     def failing(hidden: Any) -> Any:

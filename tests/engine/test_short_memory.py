@@ -28,7 +28,7 @@ from hyimg_cli.spec.run import BatchConfig, OutputConfig, RunConfig
 FULL = torch.OutOfMemoryError("tried to allocate 80 GiB")
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def jobs(job: ImageJob) -> list[ImageJob]:
     """Alike, with texts that end at different times."""
     return [
@@ -42,6 +42,12 @@ def jobs(job: ImageJob) -> list[ImageJob]:
         )
         for n in range(4)
     ]
+
+
+@pytest.fixture(scope="module")
+def expected(family: Any, jobs: list[ImageJob]) -> dict[str, bytes]:
+    """Pixels of all jobs together, with room for everything."""
+    return _pixels(_run(jobs, studio_of(family), 4))
 
 
 def limited(monkeypatch: pytest.MonkeyPatch, model: Any, most: int) -> list[int]:
@@ -118,9 +124,12 @@ def test_only_the_shapes_that_were_short_get_smaller(family: Any, job: ImageJob)
 
 
 def test_a_decode_is_tried_again_without_the_shared_prefixes(
-    family: Any, jobs: list[ImageJob], monkeypatch: pytest.MonkeyPatch
+    family: Any,
+    jobs: list[ImageJob],
+    expected: dict[str, bytes],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    expected, tree = _pixels(_run(jobs, studio_of(family), 4)), KVTree[Any](10**9)
+    tree = KVTree[Any](10**9)
     decode = family.decode_latents
 
     def full(latents: Any) -> Any:
@@ -135,10 +144,12 @@ def test_a_decode_is_tried_again_without_the_shared_prefixes(
 
 
 def test_a_decode_waits_for_the_memory_of_others(
-    family: Any, jobs: list[ImageJob], monkeypatch: pytest.MonkeyPatch
+    family: Any,
+    jobs: list[ImageJob],
+    expected: dict[str, bytes],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Two that are done first are decoded last, when no other job holds any K/V."""
-    expected = _pixels(_run(jobs, studio_of(family), 4))
     buffers, decode = _Buffers(monkeypatch), family.decode_latents
 
     def full(latents: Any) -> Any:
@@ -191,10 +202,13 @@ def test_a_picture_that_never_fits_names_the_flag(
 
 @pytest.mark.parametrize("room", [3, 4, 5, 7])
 def test_jobs_that_cannot_begin_wait_and_those_in_the_way_begin_anew(
-    family: Any, jobs: list[ImageJob], monkeypatch: pytest.MonkeyPatch, room: int
+    family: Any,
+    jobs: list[ImageJob],
+    expected: dict[str, bytes],
+    monkeypatch: pytest.MonkeyPatch,
+    room: int,
 ) -> None:
     """Room for so many K/V buffers in all; one job alone takes three."""
-    expected = _pixels(_run(jobs, studio_of(family), 4))
     alive, original = [0], Buffer.__init__
 
     def counted(buffer: Buffer, **shape: Any) -> None:

@@ -34,17 +34,22 @@ def spread(pool: RankPool) -> Any:
     return registry.load(ModelChoice(device="cpu", dtype="float32"), pool=pool)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def jobs(job: ImageJob) -> list[ImageJob]:
     text = replace(job.text, max_new_tokens=4)
     size = SizeRequest(64, 64)
     return [replace(job, custom_id=f"{n}", seed=n, text=text, size=size) for n in range(4)]
 
 
-@pytest.fixture
-def expected(spread: Any, jobs: list[ImageJob], pool: RankPool) -> dict[str, bytes]:
-    on_member(pool, "mlp")
+@pytest.fixture(scope="module")
+def expected(spread: Any, jobs: list[ImageJob]) -> dict[str, bytes]:
     return _pixels(_run(jobs, studio_of(spread), 4))
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_short(pool: RankPool, expected: dict[str, bytes]) -> None:
+    """What the test before asked of the other rank is taken back."""
+    on_member(pool, "mlp")
 
 
 def on_member(pool: RankPool, where: str, **when: Any) -> None:

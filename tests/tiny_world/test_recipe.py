@@ -3,7 +3,9 @@
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,7 +13,9 @@ RECIPE = Path(__file__).parents[2] / "recipes" / "train-tiny-image" / "train.py"
 
 
 @pytest.mark.slow
-def test_the_recipe_makes_a_checkpoint_that_the_product_runs(tmp_path: Path) -> None:
+def test_the_recipe_makes_a_checkpoint_that_the_product_runs(
+    run_cli: Callable[..., Any], tmp_path: Path
+) -> None:
     options = {"minutes": 1, "max-steps": 2, "pairs": 32, "workers": 1, "eval-count": 0}
     given = [text for name, value in options.items() for text in (f"--{name}", str(value))]
     command = [sys.executable, str(RECIPE), "--out", str(tmp_path), *given]
@@ -23,8 +27,6 @@ def test_the_recipe_makes_a_checkpoint_that_the_product_runs(tmp_path: Path) -> 
     manifest = tmp_path / "jobs.jsonl"
     job = {"custom_id": "one", "task": "t2i", "prompt": "a red circle", "bot_task": "none"}
     manifest.write_text(json.dumps(job | {"num_inference_steps": 2}) + "\n", encoding="utf-8")
-    generate = [sys.executable, "-m", "hyimg_cli", "generate", str(manifest)]
-    generate += ["-o", str(tmp_path / "out"), "--model", str(checkpoint)]
-    made = subprocess.run(generate, capture_output=True, text=True, check=False)
-    assert made.returncode == 0, made.stderr
+    made = run_cli("generate", manifest, "-o", "out", "--model", checkpoint)
+    assert made.code == 0, made.err
     assert list((tmp_path / "out" / "outputs").glob("*.png"))
