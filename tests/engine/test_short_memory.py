@@ -168,8 +168,9 @@ def test_a_decode_that_waited_is_tried_without_what_others_left(
     family: Any, jobs: list[ImageJob], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One picture needs the memory of other jobs, and of the prefixes that they kept meanwhile."""
-    jobs += [replace(one, custom_id=f"{one.seed + 4}", seed=one.seed + 4) for one in jobs]
-    expected = _pixels(_run(jobs, studio_of(family), 4))
+    more = [replace(one, custom_id=f"{one.seed + 4}", seed=one.seed + 4) for one in jobs]
+    eight = [*jobs, *more]
+    expected = _pixels(_run(eight, studio_of(family), 4))
     tree, buffers, decode = KVTree[Any](10**9), _Buffers(monkeypatch), family.decode_latents
     first, held = [], []
 
@@ -181,7 +182,7 @@ def test_a_decode_that_waited_is_tried_without_what_others_left(
         return decode(latents)
 
     monkeypatch.setattr(family, "decode_latents", full)
-    ends = _run(jobs, studio_of(family, tree=tree), 3, draw_size=2)
+    ends = _run(eight, studio_of(family, tree=tree), 3, draw_size=2)
     assert held == [(True, True), (True, False), (False, True)]
     assert _pixels(ends) == expected
 
