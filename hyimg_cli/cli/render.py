@@ -382,7 +382,8 @@ def _readiness(event: Readiness) -> str:
             return f"died ({event.why}), jobs it was at: {event.jobs}; {again}"
         case Prewarmed():
             graphs = f" and {event.graphs} CUDA graphs" if event.graphs else ""
-            return f"prewarmed {event.shapes} shapes{graphs} in {event.prewarm_s:.2f} s"
+            shapes = f"{event.shapes} shape{'' if event.shapes == 1 else 's'}"
+            return f"prewarmed {shapes}{graphs} in {event.prewarm_s:.2f} s"
         case PromptsReady():
             made = f"{event.encoded} of {event.strings} distinct prompts embedded"
             kept = ", the others were kept" if event.encoded < event.strings else ""
