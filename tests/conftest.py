@@ -16,10 +16,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import settings
 from PIL import Image
 
 WriteManifest = Callable[..., Path]
 CACHE = Path(tempfile.gettempdir()) / f"hyimg-tests-{os.getpid()}"
+
+
+# A busy disk makes an example slow, not wrong.
+settings.register_profile("no deadline", deadline=None)
+settings.load_profile("no deadline")
 
 
 def pytest_configure() -> None:
