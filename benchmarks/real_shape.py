@@ -50,7 +50,7 @@ from shapes.rows import Bench, Case, Row, graphs_of
 from shapes.scale import SCALES, Scale, Workload, workload
 from shapes.timing import Deadline, profiled, timed
 
-from hyimg_cli.engine.provenance import hardware, versions
+from hyimg_cli.journal.provenance import hardware, versions
 from hyimg_cli.models.hunyuan_image3.family import HunyuanImage3
 
 RESULTS = Path(__file__).parent / "results"

@@ -13,8 +13,6 @@ import torch
 from torch import Tensor
 
 from hyimg_cli.diffusion.schedule import Schedule
-from hyimg_cli.engine.image.sampling import Draw, choose
-from hyimg_cli.engine.image.stages import encoded_by
 from hyimg_cli.kernels.attention import row_attention
 from hyimg_cli.kernels.decode_attention import plain_decode
 from hyimg_cli.kv.buffer import Buffer
@@ -25,6 +23,8 @@ from hyimg_cli.models.hunyuan_image3.model import Branch, HunyuanImage3ForCausal
 from hyimg_cli.models.hunyuan_image3.rope import joined
 from hyimg_cli.models.hunyuan_image3.tiled import TiledPicture
 from hyimg_cli.models.protocols import LivePicture
+from hyimg_cli.pipelines.image.sampling import Draw, choose
+from hyimg_cli.pipelines.image.stages import encoded_by
 from shapes.floors import Floors, Work, work
 from shapes.network import quantization_of, routing
 from shapes.scale import Workload, source

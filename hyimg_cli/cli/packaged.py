@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Literal
 
 import hyimg_cli
-from hyimg_cli.batch.manifest import Manifest, read_manifest
 from hyimg_cli.errors import UsageError
+from hyimg_cli.manifest.manifest import Manifest, read_manifest
 
 
 def read(name: str) -> Manifest:

@@ -1,7 +1,7 @@
 """What the engine needs of a model that writes text and draws with the same weights and one KV
 cache.
 
-No base class: a family offers these methods, and `engine/image/stages.py` tells one job's story
+No base class: a family offers these methods, and `pipelines/image/stages.py` tells one job's story
 with them.
 """
 

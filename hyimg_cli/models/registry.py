@@ -12,9 +12,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hyimg_cli.batch.cost import JobTokens
 from hyimg_cli.errors import CheckpointError
 from hyimg_cli.loading import checkpoint
+from hyimg_cli.manifest.cost import JobTokens
 from hyimg_cli.models.diffusers_video import card as video
 from hyimg_cli.models.diffusers_video import layout
 from hyimg_cli.models.diffusers_video.lengths import check_texts

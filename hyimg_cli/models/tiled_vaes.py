@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from hyimg_cli.errors import CheckpointError
-from hyimg_cli.parallel.tiles import Tiling
+from hyimg_cli.tiling.tiles import Tiling
 
 if TYPE_CHECKING:
     from hyimg_cli.parallel.ranks import Rank

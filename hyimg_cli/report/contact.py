@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from hyimg_cli.batch.journal import RESOLVED, RESULTS, RUN, RunFolder
 from hyimg_cli.errors import HyimgError
 from hyimg_cli.files import replace_file, storage_error
+from hyimg_cli.journal.journal import RESOLVED, RESULTS, RUN, RunFolder
 from hyimg_cli.media.frames import VIDEO_SUFFIXES, read_frames
 from hyimg_cli.media.images import read_image
 from hyimg_cli.report.blocks import Card, Cards, Fact, Facts, Page, Section, Text, Tone, Verdict

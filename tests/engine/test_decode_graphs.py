@@ -13,8 +13,6 @@ from engine.conftest import studio_of
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from hyimg_cli.engine.clock import PhaseClock
-from hyimg_cli.engine.image.group import Drawn, GroupRun
 from hyimg_cli.errors import MachineError
 from hyimg_cli.kernels.captures import GpuCapture
 from hyimg_cli.kernels.choice import MOST_FEW_ROWS
@@ -23,6 +21,8 @@ from hyimg_cli.kv.buffer import Buffer
 from hyimg_cli.models import registry
 from hyimg_cli.models.hunyuan_image3.family import HunyuanImage3
 from hyimg_cli.models.hunyuan_image3.graphs import BUCKETS, DecodeGraphs, DecodeStep, bucket_of
+from hyimg_cli.pipelines.clock import PhaseClock
+from hyimg_cli.pipelines.image.group import Drawn, GroupRun
 from hyimg_cli.spec.job import ImageJob
 from hyimg_cli.spec.run import ModelChoice
 

@@ -10,14 +10,14 @@ import torch
 from engine.conftest import studio_of
 from engine.fake_video import video_job
 
-from hyimg_cli.batch.journal import RunFolder
-from hyimg_cli.batch.planner import make_plan
-from hyimg_cli.engine.clock import PhaseClock
-from hyimg_cli.engine.image.group import Drawn, GroupRun
-from hyimg_cli.engine.image.think import TextLoop
-from hyimg_cli.engine.memory import confine, free_bytes
 from hyimg_cli.engine.session import Session
+from hyimg_cli.journal.journal import RunFolder
+from hyimg_cli.manifest.planner import make_plan
+from hyimg_cli.memory.room import confine, free_bytes
 from hyimg_cli.models import registry
+from hyimg_cli.pipelines.clock import PhaseClock
+from hyimg_cli.pipelines.image.group import Drawn, GroupRun
+from hyimg_cli.pipelines.image.think import TextLoop
 from hyimg_cli.quality.metrics import psnr
 from hyimg_cli.spec.events import DenoiseStep, JobDone, Outcome
 from hyimg_cli.spec.job import ImageJob, Size, SizeRequest

@@ -10,9 +10,9 @@ import torch
 
 from hyimg_cli.errors import CheckpointError, UsageError
 from hyimg_cli.models.tiled_vaes import TiledVaeLoader, causal_mask, load_tiled_vae, tiled_vae
-from hyimg_cli.parallel.decode import PatchParallelDecoder, decode_tiled
 from hyimg_cli.parallel.ranks import RankPool
-from hyimg_cli.parallel.tiles import forecast
+from hyimg_cli.tiling.decode import PatchParallelDecoder, decode_tiled
+from hyimg_cli.tiling.tiles import forecast
 
 CPU = torch.device("cpu")
 CHANNELS = {"hunyuan-video": 4, "wan": 16, "wan-patches": 4}

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from hyimg_cli.batch.video_cost import strings
 from hyimg_cli.errors import JobError
+from hyimg_cli.manifest.video_cost import strings
 from hyimg_cli.spec.card import VideoCard
 from hyimg_cli.spec.job import VideoJob
 

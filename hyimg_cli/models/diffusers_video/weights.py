@@ -21,7 +21,7 @@ from transformers.utils import logging as transformers_logging
 
 from hyimg_cli.errors import CheckpointError, MachineError
 from hyimg_cli.loading.checkpoint import TensorInfo, check_against, tensor_index
-from hyimg_cli.loading.memory import available_bytes, gpu_free_bytes
+from hyimg_cli.memory.present import available_bytes, gpu_free_bytes
 from hyimg_cli.models.diffusers_video.layout import Component
 from hyimg_cli.models.diffusers_video.residents import AllResident, Residents
 

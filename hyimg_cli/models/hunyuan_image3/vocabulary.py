@@ -5,8 +5,8 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from hyimg_cli.cache.memo import Memo
 from hyimg_cli.errors import CheckpointError
-from hyimg_cli.store.memo import Memo
 
 # Ids of the sections that were encoded last: system prompts, role strings, users' prompts.
 _TOKEN_BYTES = 64_000_000
