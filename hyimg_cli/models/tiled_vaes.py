@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 
 from hyimg_cli.errors import CheckpointError
+from hyimg_cli.files import TABLE_BYTES, text_of
+from hyimg_cli.loading.checkpoint import refuse_special
 from hyimg_cli.tiling.tiles import Tiling
 
 if TYPE_CHECKING:
@@ -158,7 +160,7 @@ def load_tiled_vae(folder: Path, dtype: torch.dtype, device: torch.device) -> Ti
     import diffusers
 
     try:
-        name = json.loads((folder / "config.json").read_text(encoding="utf-8"))["_class_name"]
+        name = json.loads(text_of(folder / "config.json", TABLE_BYTES))["_class_name"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(
             f"config.json names no autoencoder: {error!r}",
@@ -170,6 +172,7 @@ def load_tiled_vae(folder: Path, dtype: torch.dtype, device: torch.device) -> Ti
         raise CheckpointError(
             f"{name} has no tiled decode here", where=str(folder), code="checkpoint.vae-class"
         )
+    refuse_special(folder)
     vae = getattr(diffusers, name).from_pretrained(folder, dtype=dtype, local_files_only=True)
     vae.requires_grad_(False).eval()
     return tiled_vae(vae.to(device))

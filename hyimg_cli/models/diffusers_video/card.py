@@ -38,7 +38,7 @@ def video_card(folder: Path, model: str) -> VideoCard:
     """
     layout = read_layout(folder)
     refuse_unsupported(layout)
-    extra = read_json(folder / "card.json") if (folder / "card.json").is_file() else {}
+    extra = read_json(folder / "card.json") if (folder / "card.json").exists() else {}
     card = (_hunyuan if layout.family == HUNYUAN_VIDEO15 else _wan)(layout, model)
     return replace(
         card,

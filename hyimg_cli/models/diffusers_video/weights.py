@@ -20,7 +20,7 @@ from torch import nn
 from transformers.utils import logging as transformers_logging
 
 from hyimg_cli.errors import CheckpointError, MachineError
-from hyimg_cli.loading.checkpoint import TensorInfo, check_against, tensor_index
+from hyimg_cli.loading.checkpoint import TensorInfo, check_against, refuse_special, tensor_index
 from hyimg_cli.memory.present import available_bytes, gpu_free_bytes
 from hyimg_cli.models.diffusers_video.layout import Component
 from hyimg_cli.models.diffusers_video.residents import AllResident, Residents
@@ -77,6 +77,7 @@ def load_weights(component: Component, place: Place) -> Any:
     """
     check_weights(component)
     _refuse_too_large(component, place)
+    refuse_special(component.folder)
     cls: Any = component_class(component)
     try:
         with _quiet():
@@ -98,6 +99,7 @@ def load_weights(component: Component, place: Place) -> Any:
 
 def load_tokenizer(component: Component) -> Any:
     """A tokenizer from its own files."""
+    refuse_special(component.folder)
     cls: Any = component_class(component)
     try:
         with _quiet():
@@ -134,6 +136,7 @@ def component_class(component: Component) -> type[Any]:
 
 def _empty(cls: Any, component: Component) -> nn.Module:
     """The module without memory for its weights."""
+    refuse_special(component.folder)
     try:
         if component.library == "diffusers":
             module: nn.Module = cls.from_config(component.config())

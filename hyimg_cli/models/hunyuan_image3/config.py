@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hyimg_cli.errors import CheckpointError
+from hyimg_cli.files import TABLE_BYTES, text_of
 from hyimg_cli.spec.card import SamplingDefaults
 from hyimg_cli.spec.job import BOT_TASKS
 
@@ -160,7 +161,7 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
     """The object in `folder/name`. Raises CheckpointError where it is missing or not an object."""
     path = folder / name
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(text_of(path, TABLE_BYTES))
     except FileNotFoundError:
         raise CheckpointError(
             f"{name} is missing",
