@@ -18,7 +18,6 @@ from hyimg_cli.models.diffusers_video import step_cache
 from hyimg_cli.models.diffusers_video.attention import MaskFreeAttention
 from hyimg_cli.models.diffusers_video.branches import RunningBranches
 from hyimg_cli.models.diffusers_video.card import HUNYUAN_MAX_TOKENS
-from hyimg_cli.models.diffusers_video.decode import HunyuanVae
 from hyimg_cli.models.diffusers_video.denoising import Denoiser
 from hyimg_cli.models.diffusers_video.layout import Layout
 from hyimg_cli.models.diffusers_video.prompts_hunyuan import (
@@ -28,6 +27,7 @@ from hyimg_cli.models.diffusers_video.prompts_hunyuan import (
     HunyuanPrompts,
 )
 from hyimg_cli.models.diffusers_video.scheduling import Schedule
+from hyimg_cli.models.diffusers_video.vaes import HunyuanVae
 from hyimg_cli.models.diffusers_video.weights import Place, configured, load_weights
 from hyimg_cli.models.latent_video import Branch, BranchInputs, PromptEmbedding
 from hyimg_cli.spec.job import VideoJob

@@ -14,12 +14,12 @@ from torch import Tensor
 from hyimg_cli.models.diffusers_video import step_cache
 from hyimg_cli.models.diffusers_video.branches import RunningBranches
 from hyimg_cli.models.diffusers_video.card import WAN_MAX_TOKENS
-from hyimg_cli.models.diffusers_video.decode import WanVae
 from hyimg_cli.models.diffusers_video.denoising import Denoiser
 from hyimg_cli.models.diffusers_video.layout import Layout
 from hyimg_cli.models.diffusers_video.prompts_wan import TEXT, WanPrompts
 from hyimg_cli.models.diffusers_video.residents import Residents
 from hyimg_cli.models.diffusers_video.scheduling import Schedule
+from hyimg_cli.models.diffusers_video.vaes import WanVae
 from hyimg_cli.models.diffusers_video.weights import Place, load_weights
 from hyimg_cli.models.latent_video import Branch, BranchInputs, PromptEmbedding
 from hyimg_cli.spec.job import VideoJob
