@@ -215,10 +215,11 @@ def test_a_prompt_that_is_cut_says_so(folders: dict[str, Path], count: int, note
 
 
 def test_the_template_is_cropped_exactly(folders: dict[str, Path]) -> None:
-    from hyimg_cli.models.diffusers_video.prompts_hunyuan import _template_length, system_message
+    from hyimg_cli.models.diffusers_video.prompts_hunyuan import _template_length
 
-    tokenizer = encoder(folders["hunyuan"]).tokenizer("tokenizer")
-    assert _template_length(tokenizer, "", system_message()) == 108 + 1 + 13
+    own = encoder(folders["hunyuan"])
+    tokenizer = own.tokenizer("tokenizer")
+    assert _template_length(tokenizer, "", own.system_message) == 108 + 1 + 13
 
 
 def test_quoted_text_that_is_cut_says_so(folders: dict[str, Path]) -> None:
