@@ -109,7 +109,7 @@ class Component:
 
 
 @dataclass(frozen=True)
-class Layout:
+class CheckpointLayout:
     """A checkpoint's family and components, each checked to be one that we know how to load."""
 
     folder: Path
@@ -130,7 +130,7 @@ def is_video_checkpoint(folder: Path) -> bool:
     return (folder / INDEX).exists()
 
 
-def read_layout(folder: Path) -> Layout:
+def read_layout(folder: Path) -> CheckpointLayout:
     """The checkpoint in `folder`. Raises CheckpointError for another pipeline or foreign code."""
     if not is_video_checkpoint(folder):
         raise CheckpointError(
@@ -156,7 +156,7 @@ def read_layout(folder: Path) -> Layout:
         for name, classes in _KNOWN[family].items()
         if not (name in _OPTIONAL and _is_absent(index.get(name)))
     }
-    return Layout(folder, family, components, index)
+    return CheckpointLayout(folder, family, components, index)
 
 
 def read_json(path: Path) -> dict[str, Any]:
