@@ -209,7 +209,7 @@ def _texts(job: _Job) -> Iterator[Fact]:
     for name in written.keys() - {"think"}:
         yield name, written[name]
     if job.result.get("think_truncated"):
-        yield "note", "the text was cut off at its longest length"
+        yield "note", "the text was cut off before its closing tag"
 
 
 def _details(job: _Job) -> Iterator[Fact]:

@@ -54,8 +54,11 @@ class Vocabulary:
         self.guidance = tokenizer.token_to_id("<guidance>")
         self.timestep_r = tokenizer.token_to_id("<timestep_r>")
         self.tags = frozenset((self.think, self.end_think, self.recaption, self.end_recaption))
-        special = tokenizer.get_added_tokens_decoder().items()
-        self.control = self._own() | {id_ for id_, token in special if token.special}
+        added = tokenizer.get_added_tokens_decoder().items()
+        self.control = self._own() | {id_ for id_, token in added if token.special}
+        sizes = (id_ for id_, token in added if token.content.startswith("<img_size_"))
+        # What stands before a picture alone.
+        self.openers = frozenset((self.answer, self.boi, self.img_size, *sizes, *self.ratios))
 
     @classmethod
     def from_folder(cls, folder: Path, *, base_size: int, ratio_count: int) -> "Vocabulary":
