@@ -1,13 +1,19 @@
 """A machine with torch and a GPU, and none of the libraries for videos and LPIPS: its GPU tests are
-found, and pictures are made.
+found, pictures are made, and whatever else is asked for says what is missing.
 """
 
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import MAY_LACK
+
+from hyimg_cli import errors
+from hyimg_cli.doctor.check import Subject, examined
+from hyimg_cli.doctor.tools import film, lpips
+from hyimg_cli.spec.run import OutputConfig, RunConfig
 
 TESTS = Path(__file__).parent
 # Where nothing is found a library is missing as it is on such a machine; then both in one process,
@@ -57,3 +63,35 @@ def test_what_is_skipped_says_why(bare: subprocess.CompletedProcess[str], skippe
 
 def test_a_picture_is_made(bare: subprocess.CompletedProcess[str]) -> None:
     assert "1 done, 0 failed" in bare.stderr
+
+
+@pytest.fixture
+def _nothing_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(errors, "find_spec", lambda name: None)
+
+
+@pytest.mark.usefixtures("_nothing_is_installed")
+def test_a_video_is_refused_before_it_is_drawn(run_cli: Any) -> None:
+    ran = run_cli("generate", "quickstart-video")
+    assert ran.code == 3
+    assert "error[machine.no-package]: diffusers and av are not installed" in ran.err
+    assert "pip install" in ran.err
+
+
+@pytest.mark.usefixtures("_nothing_is_installed")
+@pytest.mark.parametrize(("command", "code"), [(("info",), 3), (("eval", "psnr", "film.mp4"), 2)])
+def test_a_videos_file_cannot_be_read_without_av(
+    run_cli: Any, tmp_path: Path, command: tuple[str, ...], code: int
+) -> None:
+    (tmp_path / "film.mp4").write_bytes(b"\0\0\0\x20ftypisom" + bytes(64))
+    ran = run_cli(*command, "film.mp4")
+    assert ran.code == code
+    assert "error[machine.no-package]: av is not installed" in ran.err
+
+
+@pytest.mark.usefixtures("_nothing_is_installed")
+def test_the_doctor_names_what_is_missing() -> None:
+    subject = Subject(RunConfig(OutputConfig(Path())), video_model="tiny-video")
+    films, distances = examined(subject, [("video files", film), ("lpips", lpips)])
+    assert (films.status, films.found) == ("failed", "diffusers and av are not installed")
+    assert distances.status == "warning", "no run needs it"

@@ -9,13 +9,16 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from hyimg_cli.errors import SourceImageError
+from hyimg_cli.errors import SourceImageError, require
 
 VIDEO_SUFFIXES = (".mp4", ".mov", ".mkv", ".webm", ".avi", ".m4v")
 
 
 def read_frames(path: Path) -> Iterator[NDArray[np.uint8]]:
-    """Every frame of the first video stream. Raises SourceImageError, at the frame it happens."""
+    """Every frame of the first video stream. Raises SourceImageError, at the frame it happens;
+    MachineError without av.
+    """
+    require("av")
     import av
 
     try:

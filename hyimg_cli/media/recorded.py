@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from hyimg_cli.errors import UsageError
+from hyimg_cli.errors import UsageError, require
 from hyimg_cli.media.images import png_texts
 from hyimg_cli.media.metadata import FORMAT, KEYWORD, Making
 
@@ -100,6 +100,7 @@ def _of_film(path: Path) -> Described:
 
 
 def _comment(path: Path) -> str:
+    require("av")
     import av
 
     try:

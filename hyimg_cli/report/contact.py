@@ -174,7 +174,7 @@ def _thumbnail(path: Path) -> Picture:
     is_video = path.suffix.lower() in VIDEO_SUFFIXES
     try:
         pixels = next(read_frames(path)) if is_video else read_image(path).pixels
-    except (HyimgError, StopIteration, ImportError) as error:
+    except (HyimgError, StopIteration) as error:
         return missing(f"{path.name} cannot be shown: {getattr(error, 'what', 'no frames')}")
     return embedded(pixels, path.name, max_side=THUMBNAIL_SIDE, coding="jpeg")
 
