@@ -66,20 +66,24 @@ class GpuCapture:
             with inside:
                 out = compute()
         except BaseException:
-            self._end_allocating()
+            self._end()
             raise
         return graph, out
 
-    def _end_allocating(self) -> None:
+    def _end(self) -> None:
         """Up to torch 2.11 a broken capture is never over for the allocator: it frees no memory any
-        more, and fails when it is asked to (pytorch/pytorch#180395). Nor is it for torch's own
-        random numbers on the device, which nothing here draws.
+        more, and fails when it is asked to (pytorch/pytorch#180395). Nor is it for random numbers
+        on the device, which nothing here draws: torch refuses to draw any.
         """
+        device = torch.cuda.current_device()
         end = getattr(torch._C, "_cuda_endAllocateToPool", None)
         if end is not None:
             # Raised where all is well: nothing is being allocated to the pool.
             with suppress(RuntimeError):
-                end(torch.cuda.current_device(), self._pool)
+                end(device, self._pool)
+        generator = torch.cuda.default_generators[device]
+        # A copy of its state is part of no capture.
+        generator.graphsafe_set_state(generator.clone_state())
 
 
 @cache
