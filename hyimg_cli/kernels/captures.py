@@ -45,7 +45,7 @@ class GpuCapture:
             # Around torch's own context, which does not come back from a capture that was broken.
             with torch.cuda.stream(self._stream):
                 compute()
-                with _waits_are_errors():
+                with waits_are_errors():
                     compute()
                 graph, out = self._captured(compute)
             before.wait_stream(self._stream)
@@ -97,7 +97,7 @@ def _own_stream(device: torch.device) -> torch.cuda.Stream:
 
 
 @contextmanager
-def _waits_are_errors() -> Iterator[None]:
+def waits_are_errors() -> Iterator[None]:
     """Inside, what makes the host wait for the device raises RuntimeError: a value that is read,
     a copy from memory that is not pinned.
     """

@@ -7,6 +7,7 @@ import torch
 from kernels import cases
 
 from hyimg_cli.kernels.attention import fused_attention, plain_attention
+from hyimg_cli.kernels.captures import waits_are_errors
 from hyimg_cli.kernels.choice import ByRows, experts_of
 from hyimg_cli.kernels.experts import plain_experts, plain_scaled_experts
 from hyimg_cli.kernels.routed import Plain, routed_experts, scaled_experts
@@ -81,13 +82,11 @@ def test_the_choice_is_by_rows_and_never_waits() -> None:
     case = _case(300, "dense")
     compute = experts_of(case.gate_and_up, case.down)
     assert isinstance(compute, ByRows)
+    _needs((9, 0))
     compute(*case.arguments[:3])
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with waits_are_errors():
         compute(*case.arguments[:3])
         compute(*(argument[:2] for argument in case.arguments[:3]))
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
