@@ -6,11 +6,13 @@ fit nowhere.
 """
 
 from collections.abc import Callable
+from pathlib import Path
 
+from hyimg_cli.memory.fit import room_for
 from hyimg_cli.models import registry
 from hyimg_cli.models.protocols import MixedModel
 from hyimg_cli.pipelines.image.crew import LoadModel
-from hyimg_cli.spec.run import ModelChoice
+from hyimg_cli.spec.run import ModelChoice, OutputConfig, RunConfig
 
 
 class SharedModels:
@@ -23,7 +25,8 @@ class SharedModels:
         """As `registry.load`; the second time it is there."""
         asked = choice, is_batch_invariant
         if asked not in self._loaded:
-            self._loaded[asked] = registry.load(choice, is_batch_invariant=is_batch_invariant)
+            with room_for(choice.model, (), RunConfig(output=OutputConfig(Path()), model=choice)):
+                self._loaded[asked] = registry.load(choice, is_batch_invariant=is_batch_invariant)
         return self._loaded[asked]
 
     def wrapped(self, wrap: Callable[[MixedModel], MixedModel]) -> LoadModel:
