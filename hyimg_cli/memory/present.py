@@ -30,11 +30,9 @@ class Present:
     gpus: int = 0
     limit: str = ""
 
-    def at_most(self, nbytes: int | None, limit: str) -> "Present":
+    def at_most(self, nbytes: int, limit: str) -> "Present":
         """The same where a setting allows no more than `nbytes`."""
-        if nbytes is None or nbytes >= self.free:
-            return self
-        return replace(self, free=nbytes, limit=limit)
+        return replace(self, free=nbytes, limit=limit) if nbytes < self.free else self
 
 
 def present(config: RunConfig, *, replicas: int = 1) -> Present:
@@ -42,20 +40,18 @@ def present(config: RunConfig, *, replicas: int = 1) -> Present:
 
     Raises MachineError where a GPU was asked for and there is none.
     """
-    main = available_bytes()
-    found = Present(main // copies_of(config, replicas), main=main)
+    main, copies = available_bytes(), copies_of(config, replicas)
+    found = Present(_part(main, copies), main=main)
     if precision(config.model)[0] == "cuda":
         found = _on_gpus(config, main) or found
-    return found.at_most(of_each(config, replicas).batch.memory_bytes, _MEMORY_GB)
+    limit = config.batch.memory_bytes
+    return found if limit is None else found.at_most(_part(limit, copies), _MEMORY_GB)
 
 
 def told(config: RunConfig, *, replicas: int = 1) -> Present | None:
     """What `config` says that there is, for a plan that may be another machine's; None: nothing."""
     nbytes = config.batch.memory_bytes
-    if nbytes is None:
-        return None
-    copies = copies_of(config, replicas)
-    return Present(nbytes if copies == 1 else _part_gb(nbytes, copies) * _GB)
+    return None if nbytes is None else Present(_part(nbytes, copies_of(config, replicas)))
 
 
 def copies_of(config: RunConfig, replicas: int) -> int:
@@ -71,12 +67,14 @@ def of_each(config: RunConfig, replicas: int) -> RunConfig:
     if copies == 1:
         return config
     free = available_bytes()
-    part = _part_gb(min(free, config.batch.memory_bytes or free), copies)
-    return replace(config, batch=replace(config.batch, memory_gb=part))
+    part = _part(min(free, config.batch.memory_bytes or free), copies)
+    return replace(config, batch=replace(config.batch, memory_gb=max(1, part // _GB)))
 
 
-def _part_gb(nbytes: int, copies: int) -> int:
-    return max(1, nbytes // copies // _GB)
+def _part(nbytes: int, copies: int) -> int:
+    """One of several equal parts, in whole GB as each is told."""
+    part = nbytes // copies
+    return part if copies == 1 or part < _GB else part // _GB * _GB
 
 
 def _on_gpus(config: RunConfig, main: int) -> Present | None:
