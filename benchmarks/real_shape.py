@@ -24,21 +24,25 @@ the GPU itself (an illegal address) ends all that comes behind it in the same pr
 `--forms fp8` and `--forms dense` in two runs one form outlives the other.
 
     python benchmarks/real_shape.py --forms fp8 --minutes 9
-    python benchmarks/real_shape.py --only 'VAE*'                         some rows
+    python benchmarks/real_shape.py --only 'VAE*' --compare OLD.json      some rows, against before
+    python benchmarks/real_shape.py --compare OLD.json NEW.json           measures nothing
     python benchmarks/real_shape.py --scale tiny --layers 2 --minutes 1   the same code anywhere
 """
 
 import argparse
+import json
 import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from shapes import serving
 from shapes.cases import ANY_FORM, Group, Subject
+from shapes.compare import compared
 from shapes.floors import Floors, floors
 from shapes.kept import Kept, facts_of_run, place_of
 from shapes.network import FORMS, build, layers_that_fit, quantization_of
@@ -54,6 +58,14 @@ from hyimg_cli.models.hunyuan_image3.family import HunyuanImage3
 def main() -> None:
     """Measure; a table on stdout, everything as JSON in the result."""
     arguments = _arguments()
+    old, new = _given(arguments.compare)
+    if new is None:
+        new = _measured(arguments)
+    if old is not None:
+        print("\n".join(compared(old, new)))
+
+
+def _measured(arguments: argparse.Namespace) -> dict[str, Any]:
     settings, deadline = _settings(arguments), Deadline(60 * arguments.minutes)
     has_gpu = torch.cuda.is_available()
     if settings.scale.name == "real" and not has_gpu:
@@ -74,6 +86,7 @@ def main() -> None:
     kept.write()
     if kept.out is not None:
         print(f"kept in {kept.out}")
+    return kept.result()
 
 
 def _one_form(form: str, folder: Path, run: Run) -> None:
@@ -180,6 +193,16 @@ def _dtype(run: Run) -> torch.dtype:
     return torch.bfloat16 if run.device.type == "cuda" else torch.float32
 
 
+def _given(paths: list[Path] | None) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+    """The results to compare: none, an old one, or an old and a new one."""
+    if paths is None:
+        return None, None
+    if len(paths) > 2:
+        raise SystemExit("--compare takes an old result, or an old and a new one")
+    old, *new = (json.loads(path.read_text()) for path in paths)
+    return old, new[0] if new else None
+
+
 def _settings(arguments: argparse.Namespace) -> Settings:
     return Settings(
         scale=SCALES[arguments.scale],
@@ -211,6 +234,12 @@ def _arguments() -> argparse.Namespace:
     add("--profile", action="store_true", help="of every row, not of misses alone")
     add("--memory-gb", type=float, help="count layers by so much memory, not by what is free")
     add("--out", type=Path, help="by default real-shape.json in the folder that OUT names, if set")
+    add(
+        "--compare",
+        type=Path,
+        nargs="+",
+        help="an old result to hold against; with a new one too, nothing is measured",
+    )
     return parser.parse_args()
 
 

@@ -171,12 +171,27 @@ def test_what_time_does_not_allow_is_named(tmp_path: Path) -> None:
     assert {each["why"] for each in kept["left_out"]} == {"out of time"}
 
 
-def test_chosen_rows_alone(tmp_path: Path) -> None:
+def test_chosen_rows_alone_and_against_a_result_before(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old, new = tmp_path / "some.json", tmp_path / "again.json"
     chosen = ("--forms", "fp8", "--only", "prefill", "1 request, 2*")
-    kept = _ran(tmp_path / "some.json", *chosen, "--profile")
+    kept = _ran(old, *chosen, "--profile")
     assert [row["name"] for row in kept["rows"]] == ["prefill"]
     assert [each["name"] for each in kept["requests"]] == REQUESTS[1:3]
     assert len(kept["profiles"]["prefill, fp8"]) == 12
+    capsys.readouterr()
+    _ran(new, *chosen, "--compare", str(old))
+    lines = capsys.readouterr().out.splitlines()
+    told = lines[next(n for n, line in enumerate(lines) if line.startswith("before: ")) :]
+    assert [" ".join(line.split()[:3]) for line in told[3:]] == [
+        "prefill fp8 " + f"{kept['rows'][0]['per_layer']:.3f}",
+        "1 request, 2",
+        "1 request, 2",
+    ]
+    # Two results: nothing is measured, so no GPU is asked for.
+    _run("--compare", str(old), str(new))
+    assert capsys.readouterr().out.splitlines() == told
 
 
 def test_without_out_the_environment_says_where(
@@ -394,3 +409,42 @@ def test_a_row_that_fails_leaves_the_others(parts: None, tmp_path: Path) -> None
     why = "RuntimeError: no such kernel"
     assert kept.left_out == [{"name": n, "form": "fp8", "why": why} for n in ("first", "third")]
     assert json.loads(kept.out.read_text())["rows"] == [asdict(kept.rows[0])]
+
+
+def test_results_of_other_machines_and_layers_are_held_against_each_other(parts: None) -> None:
+    from shapes.compare import compared
+
+    def result(gpu: str, layers: int, took: float, *more: dict[str, Any]) -> dict[str, Any]:
+        timed = {"median": took, "least": 0.9 * took, "most": 1.1 * took, "first_ms": 60.0}
+        row = {"form": "fp8", "layers": layers, "timed": timed, "per_layer": None}
+        return {
+            "date": "2026-01-01",
+            "hardware": {"gpus": [gpu]},
+            "versions": {"torch": "2.11.0"},
+            "building": [{"form": "fp8", "layers": layers}],
+            "requests": [],
+            "rows": [
+                row | {"name": "denoise", "per_layer": took / layers},
+                row | {"name": "whole", "shows_first": True},
+                *more,
+            ],
+        }
+
+    alone = {"name": "new", "form": "any", "layers": None, "per_layer": None}
+    alone["timed"] = {"median": 1.0, "least": 1.0, "most": 1.0, "first_ms": 1.0}
+    lines = compared(result("H100", 18, 180.0), result("H200", 32, 256.0, alone))
+    assert lines == [
+        "before: H100; torch 2.11.0; fp8 18 layers; 2026-01-01",
+        "now:    H200; torch 2.11.0; fp8 32 layers; 2026-01-01",
+        "    ! hardware differ: gpus ['H100'] and ['H200']",
+        f"{'':48} {'':6} {'before':>12} {'now':>12}  now / before",
+        f"{'denoise':48} fp8    {'10.000':>12} {'8.000':>12}     0.800"
+        " (a layer's time, of 18 and 32)",
+        f"{'whole':48} fp8    {'180.000':>12} {'256.000':>12}     1.422"
+        " (NOT of as many layers: 18 and 32)",
+        f"{'whole, first call':48} fp8    {'60.000':>12} {'60.000':>12}     1.000"
+        " (NOT of as many layers: 18 and 32; within the spread)",
+        "now alone: new (any)",
+    ]
+    (within,) = compared(result("H200", 32, 256.0), result("H200", 32, 250.0))[3:4]
+    assert within.endswith("0.977 (within the spread)")
