@@ -1,6 +1,7 @@
 """HunyuanImage-3 at its real size with random weights on one GPU, every part against its floor.
 
     floors ▸ each format of the experts: as many layers as fit, part by part, then whole requests
+    checkpoint, where asked for: a few layers written, read, loaded, run with and without prewarm
 
 Weights are drawn on the GPU; no checkpoint is read. The floors, a product and a copy, are measured
 in the same run. Rows come in the order of what matters, each is written to the result as soon as it
@@ -18,6 +19,7 @@ the runs below. Text is 450 tokens, by CUDA graphs as the command decodes it: 5 
     16 requests, 8 steps: 12 s of 49 are text                  0.8
     16 requests, 50 steps with CFG: 17 s each                  4.6, or as many steps as are left
     dense: 22 layers built (10 s) and measured                 1.5, 2 in a run of their own
+    checkpoint: 4 layers, 29 GB                                4
 
 Two formats in one run have equal shares of the time, and the first takes the requests. A fault of
 the GPU itself (an illegal address) ends all that comes behind it in the same process: with
@@ -26,6 +28,7 @@ the GPU itself (an illegal address) ends all that comes behind it in the same pr
     python benchmarks/real_shape.py --forms fp8 --minutes 9
     python benchmarks/real_shape.py --only 'VAE*' --compare OLD.json      some rows, against before
     python benchmarks/real_shape.py --compare OLD.json NEW.json           measures nothing
+    python benchmarks/real_shape.py --parts checkpoint --minutes 5
     python benchmarks/real_shape.py --scale tiny --layers 2 --minutes 1   the same code anywhere
 """
 
@@ -40,7 +43,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from shapes import serving
+from shapes import checkpoint, serving
 from shapes.cases import ANY_FORM, Group, Subject
 from shapes.compare import compared
 from shapes.floors import Floors, floors
@@ -77,6 +80,7 @@ def _measured(arguments: argparse.Namespace) -> dict[str, Any]:
     whole = Run(settings, device, deadline, kept)
     forms = settings.forms if {"rows", "requests"} & set(settings.parts) else ()
     parts = [partial(_one_form, form) for form in forms]
+    parts += [_checkpoint] if "checkpoint" in settings.parts else []
     with tempfile.TemporaryDirectory() as folder:
         for number, part in enumerate(parts):
             part(Path(folder), whole.share(len(parts) - number))
@@ -193,6 +197,15 @@ def _dtype(run: Run) -> torch.dtype:
     return torch.bfloat16 if run.device.type == "cuda" else torch.float32
 
 
+def _checkpoint(folder: Path, run: Run) -> None:
+    place = run.settings.checkpoint or folder / "checkpoint"
+    place.mkdir(parents=True, exist_ok=True)
+    try:
+        checkpoint.measure(place, run)
+    except Exception as error:
+        run.kept.leave_out("checkpoint", ANY_FORM, said(error))
+
+
 def _given(paths: list[Path] | None) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
     """The results to compare: none, an old one, or an old and a new one."""
     if paths is None:
@@ -212,6 +225,7 @@ def _settings(arguments: argparse.Namespace) -> Settings:
         only=tuple(arguments.only or ["*"]),
         profiles_all=arguments.profile,
         memory_bytes=None if arguments.memory_gb is None else 1e9 * arguments.memory_gb,
+        checkpoint=arguments.checkpoint,
     )
 
 
@@ -229,10 +243,11 @@ def _arguments() -> argparse.Namespace:
     add("--layers", type=int, help="fewer layers than the network has, or than fit")
     add("--minutes", type=float, default=9.0, help="for everything, building too")
     add("--forms", default="fp8,dense", help="fp8, dense, or both, in that order")
-    add("--parts", default="rows,requests", help="rows, requests, or both")
+    add("--parts", default="rows,requests", help="of rows, requests, checkpoint")
     add("--only", nargs="+", help="names of rows, with * for any letters")
     add("--profile", action="store_true", help="of every row, not of misses alone")
     add("--memory-gb", type=float, help="count layers by so much memory, not by what is free")
+    add("--checkpoint", type=Path, help="folder where the checkpoint is written, and stays")
     add("--out", type=Path, help="by default real-shape.json in the folder that OUT names, if set")
     add(
         "--compare",

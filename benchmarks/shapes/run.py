@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
+from pathlib import Path
 
 import torch
 
@@ -11,14 +12,16 @@ from shapes.kept import Kept
 from shapes.scale import Scale
 from shapes.timing import Deadline, let_go, profiled, timed
 
-PARTS = ("rows", "requests")
+PARTS = ("rows", "requests", "checkpoint")
 # Seconds that the steps around a case, and writing, may take.
 _LEAST_LEFT_S = 5.0
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What the command line asks for. `memory_bytes`: to count layers by, instead of the GPU's."""
+    """What the command line asks for. `memory_bytes`: to count layers by, instead of the GPU's;
+    `checkpoint`: the folder where one is written and left.
+    """
 
     scale: Scale
     layers: int | None
@@ -27,6 +30,7 @@ class Settings:
     only: tuple[str, ...]
     profiles_all: bool
     memory_bytes: float | None
+    checkpoint: Path | None
 
     def wanted(self, names: Sequence[str]) -> tuple[str, ...]:
         """Those of the names that were asked for."""

@@ -224,6 +224,34 @@ def test_as_many_layers_as_memory_has_room_for(
     assert "dense: 2 of 4 layers" in told
 
 
+def test_a_checkpoint_is_written_loaded_and_run(tmp_path: Path) -> None:
+    wanted = ("--parts", "checkpoint", "--only", "checkpoint *", "3 jobs, prewarmed*")
+    folder = tmp_path / "checkpoint"
+    kept = _ran(tmp_path / "loading.json", *wanted, "--checkpoint", str(folder))
+    assert kept["left_out"] == []
+    rows = {row["name"]: row for row in kept["rows"]}
+    assert list(rows) == [
+        "checkpoint written",
+        "checkpoint loaded, fp8",
+        "checkpoint loaded, dense",
+        *(f"3 jobs, prewarmed: {part}" for part in ("load", "prewarm", "pictures")),
+        "checkpoint read from disk",
+    ]
+    shards = {path.name: path.stat().st_size for path in folder.glob("*.safetensors")}
+    assert len(shards) == 3
+    for name in ("checkpoint written", "checkpoint loaded, fp8", "3 jobs, prewarmed: load"):
+        moved = 1e6 * rows[name]["gb_s"] * rows[name]["timed"]["median"]
+        # Headers are in the files alone.
+        assert moved == pytest.approx(sum(shards.values()), rel=0.01)
+    assert not any(row["fault"] for row in rows.values())
+    late = _ran(tmp_path / "late.json", *wanted, "--minutes", "0")
+    assert [each["name"] for each in late["left_out"]] == list(rows)
+    # A folder that holds one already is left as it is.
+    again = _ran(tmp_path / "again.json", *wanted, "--checkpoint", str(folder))
+    assert "holds a checkpoint already" in again["left_out"][0]["why"]
+    assert {path.name: path.stat().st_size for path in folder.glob("*.safetensors")} == shards
+
+
 def test_the_real_scale_measures_nothing_without_a_gpu(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="no GPU"):
         _ran(tmp_path / "none.json", "--scale", "real")
@@ -401,7 +429,7 @@ def test_a_row_that_fails_leaves_the_others(parts: None, tmp_path: Path) -> None
         yield Case("second", lambda: None)
         broken()
 
-    settings = Settings(TINY, None, ("fp8",), ("rows",), ("*",), False, None)
+    settings = Settings(TINY, None, ("fp8",), ("rows",), ("*",), False, None, None)
     kept = Kept(tmp_path / "kept.json", {})
     run = Run(settings, torch.device("cpu"), Deadline(60), kept)
     run.rows(("first", "second", "third"), cases, Subject("fp8", 1))
