@@ -1,10 +1,13 @@
 """The benchmark at real shapes: its whole way at a small scale, and what it counts at the real."""
 
 import json
+import re
 import runpy
+import shlex
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
+from fnmatch import fnmatch
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -298,6 +301,29 @@ def test_pairs_are_those_of_the_mask(parts: None) -> None:
     for spans in ((), ((3, 9),), ((2, 5), (7, 12))):
         parts_of = pieces(0, 14, spans)
         assert _pairs(parts_of) == int(visibility(parts_of, 14).sum())
+
+
+def test_the_hours_commands_name_what_there_is(
+    parts: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import real_shape
+    from shapes import checkpoint, serving
+    from shapes.rows import groups
+    from shapes.scale import REAL, workload
+
+    page = (FOLDER.parent / "docs" / "gpu.md").read_text()
+    commands = re.findall(r"python benchmarks/real_shape\.py ([^\n`]+)", page)
+    assert len(commands) >= 6
+    names = {name for group in groups(workload(tmp_path, REAL, 1)) for name in group.names}
+    names |= {*serving.names(REAL), *checkpoint.names(REAL, torch.device("cuda:0"))}
+    for command in commands:
+        monkeypatch.setattr(sys, "argv", ["real_shape.py", *shlex.split(command)])
+        settings = real_shape._settings(real_shape._arguments())
+        for pattern in settings.only:
+            assert any(fnmatch(name, pattern) for name in names), pattern
+    for named in re.findall(r"^\| `([^|]+)` \|", page, re.MULTILINE):
+        for start in named.split("`, `"):
+            assert any(name.startswith(start.split(",")[0]) for name in names), start
 
 
 def test_layers_that_fit_by_what_is_free(parts: None, tmp_path: Path) -> None:
