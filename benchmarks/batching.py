@@ -21,12 +21,12 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from hyimg_cli.batch.journal import RunFolder
-from hyimg_cli.batch.manifest import read_manifest
-from hyimg_cli.batch.planner import make_plan
-from hyimg_cli.batch.recipe import resolve_jobs, settle
-from hyimg_cli.engine.provenance import hardware, versions
 from hyimg_cli.engine.session import Session
+from hyimg_cli.journal.journal import RunFolder
+from hyimg_cli.journal.provenance import hardware, versions
+from hyimg_cli.manifest.manifest import read_manifest
+from hyimg_cli.manifest.planner import make_plan
+from hyimg_cli.manifest.recipe import resolve_jobs, settle
 from hyimg_cli.models import registry
 from hyimg_cli.spec.events import Event, JobDone, ModelLoaded, Prewarmed
 from hyimg_cli.spec.run import BatchConfig, OutputConfig, RunConfig

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hyimg_cli.engine.provenance import hardware, versions
+from hyimg_cli.journal.provenance import hardware, versions
 from hyimg_cli.kernels.attention import fused_attention, masked_attention
 from hyimg_cli.kernels.choice import ByRows, around, experts_of
 from hyimg_cli.kernels.experts import grouped_experts

@@ -21,7 +21,7 @@ from shapes.fake import fake_gpu
 from shapes.network import FORMS
 from shapes.scale import REAL
 
-from hyimg_cli.engine.footprint import USABLE, Together
+from hyimg_cli.memory.footprint import USABLE, Together
 
 
 def main() -> None:

@@ -21,9 +21,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from hyimg_cli.batch.planner import make_plan
-from hyimg_cli.engine.provenance import hardware, versions
 from hyimg_cli.engine.session import Session
+from hyimg_cli.journal.provenance import hardware, versions
+from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.models import registry
 from hyimg_cli.spec.events import DenoiseStep, PhaseStarted, Prewarmed
 from hyimg_cli.spec.job import ImageJob, SizeRequest, TextSampling

@@ -30,7 +30,6 @@ from shapes.network import build
 from shapes.scale import REAL, SCALES, Scale, Workload, workload
 from torch import Tensor
 
-from hyimg_cli.engine.image.sampling import Draw, choose
 from hyimg_cli.kernels.addressed import addressed_decode
 from hyimg_cli.kv.buffer import Buffer
 from hyimg_cli.models.hunyuan_image3.attention import Stretch, pieces
@@ -38,6 +37,7 @@ from hyimg_cli.models.hunyuan_image3.graphs import DecodeStep
 from hyimg_cli.models.hunyuan_image3.model import Live, Noise
 from hyimg_cli.models.hunyuan_image3.rope import joined
 from hyimg_cli.models.hunyuan_image3.transformer import DecoderLayer
+from hyimg_cli.pipelines.image.sampling import Draw, choose
 
 SAID = "predicted by counting, not measured"
 CUDA = torch.device("cuda:0")
@@ -169,7 +169,7 @@ class Rows:
         draws = [Draw(0.6, 1024, 0.95, uniform=0.3)] * count
         # Numbers from the host are a copy that nothing waits for.
         given = torch.empty(4 * count, device=CUDA)
-        with mock.patch("hyimg_cli.engine.image.sampling.to_device", return_value=given):
+        with mock.patch("hyimg_cli.pipelines.image.sampling.to_device", return_value=given):
             return self._around(lambda: choose(self._network.text_logits(hidden_RM), draws), count)
 
     def _picture(self) -> list[Op]:

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hyimg_cli.engine.provenance import hardware, versions
+from hyimg_cli.journal.provenance import hardware, versions
 from hyimg_cli.models import registry
 from hyimg_cli.models.latent_video import LatentVideoModel
 from hyimg_cli.spec.job import Size, VideoJob

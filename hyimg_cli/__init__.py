@@ -8,10 +8,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hyimg_cli.batch.journal import RunFolder
-    from hyimg_cli.batch.manifest import read_manifest
     from hyimg_cli.engine.runner import make_plan
     from hyimg_cli.engine.session import Session
+    from hyimg_cli.journal.journal import RunFolder
+    from hyimg_cli.manifest.manifest import read_manifest
     from hyimg_cli.spec.run import OutputConfig, RunConfig
 
 __version__ = "0.1.0"
@@ -20,10 +20,10 @@ __all__ = ["OutputConfig", "RunConfig", "RunFolder", "Session", "make_plan", "re
 _HOME = {
     "OutputConfig": "hyimg_cli.spec.run",
     "RunConfig": "hyimg_cli.spec.run",
-    "RunFolder": "hyimg_cli.batch.journal",
+    "RunFolder": "hyimg_cli.journal.journal",
     "Session": "hyimg_cli.engine.session",
     "make_plan": "hyimg_cli.engine.runner",
-    "read_manifest": "hyimg_cli.batch.manifest",
+    "read_manifest": "hyimg_cli.manifest.manifest",
 }
 
 

@@ -14,11 +14,11 @@ import time
 from collections.abc import Generator
 from multiprocessing.connection import Connection
 
-from hyimg_cli.batch.journal import JobFolder
-from hyimg_cli.engine.keys import job_keys
 from hyimg_cli.engine.replicas.process import RunsPieces, serve
 from hyimg_cli.errors import CheckpointError, Interrupted, MachineError
 from hyimg_cli.files import replace_file
+from hyimg_cli.journal.journal import JobFolder
+from hyimg_cli.journal.keys import job_keys
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.events import (
     DenoiseStep,

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from hyimg_cli.errors import CheckpointError
 from hyimg_cli.parallel.ranks import Rank
-from hyimg_cli.parallel.tiles import Tiling
+from hyimg_cli.tiling.tiles import Tiling
 
 
 def number(rank: Rank) -> int:

@@ -26,8 +26,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 import hyimg_cli
-from hyimg_cli.batch.resolved import lines_beside
 from hyimg_cli.loading.checkpoint import INDEX_FILE, weight_files
+from hyimg_cli.manifest.resolved import lines_beside
 from hyimg_cli.media.images import write_png
 from hyimg_cli.models import registry
 from hyimg_cli.spec.run import ModelChoice

@@ -12,15 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hyimg_cli.engine.clock import PhaseClock
-from hyimg_cli.engine.footprint import Needs, Together, needs, working
-from hyimg_cli.engine.image import stages
-from hyimg_cli.engine.image.group import Drawn, GroupRun
-from hyimg_cli.engine.image.prefixes import Prefixes
-from hyimg_cli.engine.image.sampling import Draw, choose
-from hyimg_cli.engine.image.stages import Studio
 from hyimg_cli.kernels.decode_attention import decode_attention
 from hyimg_cli.kv.tree import KVTree
+from hyimg_cli.memory.footprint import Needs, Together, needs, working
 from hyimg_cli.models.hunyuan_image3.family import HunyuanImage3
 from hyimg_cli.models.hunyuan_image3.graphs import DecodeGraphs
 from hyimg_cli.models.hunyuan_image3.model import (
@@ -32,6 +26,12 @@ from hyimg_cli.models.hunyuan_image3.model import (
 from hyimg_cli.models.hunyuan_image3.tiled import TiledPicture
 from hyimg_cli.models.hunyuan_image3.vision import VisionInputs
 from hyimg_cli.models.protocols import Encoded
+from hyimg_cli.pipelines.clock import PhaseClock
+from hyimg_cli.pipelines.image import stages
+from hyimg_cli.pipelines.image.group import Drawn, GroupRun
+from hyimg_cli.pipelines.image.prefixes import Prefixes
+from hyimg_cli.pipelines.image.sampling import Draw, choose
+from hyimg_cli.pipelines.image.stages import Studio
 from hyimg_cli.spec.job import ImageJob
 from hyimg_cli.spec.run import BatchConfig, ModelChoice, OutputConfig, ReuseConfig, RunConfig
 from shapes.fake import FakeGpu

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from hyimg_cli.kernels import formats
-from hyimg_cli.parallel import blend
+from hyimg_cli.tiling import blend
 from shapes.standins import stand_ins
 
 _OPS = torch.ops.aten

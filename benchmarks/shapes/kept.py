@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from hyimg_cli.engine.provenance import hardware, versions
+from hyimg_cli.journal.provenance import hardware, versions
 from shapes.cases import Row
 from shapes.requests import Served
 

@@ -15,16 +15,16 @@ from pathlib import Path
 
 import torch
 
-from hyimg_cli.engine.clock import PhaseClock
-from hyimg_cli.engine.footprint import Together, needs
-from hyimg_cli.engine.image.group import Drawn, GroupRun
-from hyimg_cli.engine.image.prefixes import Prefixes
-from hyimg_cli.engine.image.prewarm import prewarm, writing_rows
-from hyimg_cli.engine.image.stages import Studio, encoded_by
-from hyimg_cli.engine.memory import batch_sizes, synchronize
 from hyimg_cli.kv.tree import KVTree
 from hyimg_cli.media.images import write_png
+from hyimg_cli.memory.footprint import Together, needs
+from hyimg_cli.memory.room import batch_sizes, synchronize
 from hyimg_cli.models.hunyuan_image3.family import HunyuanImage3
+from hyimg_cli.pipelines.clock import PhaseClock
+from hyimg_cli.pipelines.image.group import Drawn, GroupRun
+from hyimg_cli.pipelines.image.prefixes import Prefixes
+from hyimg_cli.pipelines.image.prewarm import prewarm, writing_rows
+from hyimg_cli.pipelines.image.stages import Studio, encoded_by
 from hyimg_cli.spec.job import ImageJob
 from hyimg_cli.spec.run import BatchConfig, ModelChoice, OutputConfig, ReuseConfig, RunConfig
 from shapes.network import quantization_of

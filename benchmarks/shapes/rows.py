@@ -13,8 +13,6 @@ import torch
 from torch import Tensor
 
 from hyimg_cli.diffusion.schedule import Schedule
-from hyimg_cli.engine.image.sampling import Draw, choose
-from hyimg_cli.engine.image.stages import encoded_by
 from hyimg_cli.kernels.decode_attention import plain_decode
 from hyimg_cli.kv.buffer import Buffer
 from hyimg_cli.models.hunyuan_image3.attention import Piece, pieces
@@ -23,6 +21,8 @@ from hyimg_cli.models.hunyuan_image3.graphs import DecodeGraphs, bucket_of, deco
 from hyimg_cli.models.hunyuan_image3.model import Branch, HunyuanImage3ForCausalMM, SourceRows
 from hyimg_cli.models.hunyuan_image3.rope import joined
 from hyimg_cli.models.protocols import LivePicture
+from hyimg_cli.pipelines.image.sampling import Draw, choose
+from hyimg_cli.pipelines.image.stages import encoded_by
 from shapes import lengths, pictures
 from shapes.cases import Case, Group, Subject
 from shapes.floors import work

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hyimg_cli.bench.scenario import Scenario, names, read_scenario
 from hyimg_cli.cli import options as o
 from hyimg_cli.cli import packaged, render
 from hyimg_cli.files import replace_file
+from hyimg_cli.measure.bench.scenario import Scenario, names, read_scenario
 
 if TYPE_CHECKING:
-    from hyimg_cli.batch.manifest import Manifest
+    from hyimg_cli.manifest.manifest import Manifest
 
 REPORT_NAME = "report.html"
 _MODEL_FLAGS = ("model", "video_model", "revision", "device", "dtype", "quantization")
@@ -82,7 +82,7 @@ def bench(
 
 
 def _carry_out(given: Mapping[str, Any], arguments: tuple[str, ...]) -> int:
-    from hyimg_cli.bench import baseline
+    from hyimg_cli.measure.bench import baseline
 
     scenario = _as_asked(read_scenario(given["compare"]), given)
     earlier = baseline.read_baseline(given["baseline"]) if given["baseline"] else None
@@ -116,9 +116,9 @@ def carried_out(
     is_quiet: bool,
 ) -> Mapping[str, Any]:
     """Runs a comparison and writes its three files; what `bench.json` holds."""
-    from hyimg_cli.bench import record
-    from hyimg_cli.bench.budget import measure_with
-    from hyimg_cli.bench.harness import compare
+    from hyimg_cli.measure.bench import record
+    from hyimg_cli.measure.bench.budget import measure_with
+    from hyimg_cli.measure.bench.harness import compare
     from hyimg_cli.report.comparison import comparison_page
     from hyimg_cli.report.page import render as html
 
@@ -158,7 +158,7 @@ def _model_flags(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _show(entry: Mapping[str, Any], worse: list[str], folder: Path, *, as_json: bool) -> None:
-    from hyimg_cli.bench.record import markdown
+    from hyimg_cli.measure.bench.record import markdown
 
     if as_json:
         render.json_line({**entry, "regressions": worse})

@@ -5,10 +5,10 @@ from typing import Any
 
 import typer
 
+from hyimg_cli.cache.disk import KINDS, DiskStore, Entry
 from hyimg_cli.cli import options as o
 from hyimg_cli.cli import render
 from hyimg_cli.errors import UsageError
-from hyimg_cli.store.disk import KINDS, DiskStore, Entry
 
 cache = typer.Typer(help="Show or clear what is kept on disk between runs.")
 

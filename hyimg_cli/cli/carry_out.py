@@ -8,16 +8,16 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from hyimg_cli.batch.consumed import without_effect
-from hyimg_cli.batch.journal import RunFolder
-from hyimg_cli.batch.manifest import Manifest
-from hyimg_cli.batch.recipe import Setting
 from hyimg_cli.cli import render
 from hyimg_cli.cli.stopping import Stopper, stoppable
 from hyimg_cli.engine import runner
 from hyimg_cli.engine.choice import RunsPlans, session_for
-from hyimg_cli.engine.provenance import run_info
 from hyimg_cli.errors import HyimgError, Interrupted
+from hyimg_cli.journal.journal import RunFolder
+from hyimg_cli.journal.provenance import run_info
+from hyimg_cli.manifest.consumed import without_effect
+from hyimg_cli.manifest.manifest import Manifest
+from hyimg_cli.manifest.recipe import Setting
 from hyimg_cli.spec.run import RunConfig
 
 

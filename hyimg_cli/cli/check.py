@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 import typer
 
-from hyimg_cli.batch.consumed import without_effect
 from hyimg_cli.cli import options as o
 from hyimg_cli.cli import packaged, render
 from hyimg_cli.cli.run_options import takes_run_options
 from hyimg_cli.engine import runner
 from hyimg_cli.errors import HyimgError
+from hyimg_cli.manifest.consumed import without_effect
 
 FAULTY_MANIFEST, FAULTY_FILES = 2, 1
 

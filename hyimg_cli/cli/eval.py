@@ -1,4 +1,4 @@
-"""`hyimg eval`: distances between pictures or videos. Translates; `hyimg_cli.evaluate` measures."""
+"""`hyimg eval`: distances between pictures or videos; `measure.eval` measures."""
 
 import signal
 from collections.abc import Mapping, Sequence
@@ -12,17 +12,17 @@ from hyimg_cli.cli import eval_table, packaged, render
 from hyimg_cli.cli import options as o
 from hyimg_cli.cli.bench import carried_out
 from hyimg_cli.errors import Interrupted, UsageError
-from hyimg_cli.evaluate.benches import VARIANTS, newest_bench
-from hyimg_cli.evaluate.gates import breaches, given_gates
-from hyimg_cli.evaluate.measure import (
+from hyimg_cli.measure.eval.benches import VARIANTS, newest_bench
+from hyimg_cli.measure.eval.gates import breaches, given_gates
+from hyimg_cli.measure.eval.measure import (
     MEASURED_BY,
     Measured,
     Metric,
     chosen_metrics,
     measured,
 )
-from hyimg_cli.evaluate.pairs import Pairing, PairingRule, find_pairs, unpaired_text
-from hyimg_cli.evaluate.records import summary, to_record, write_csv
+from hyimg_cli.measure.eval.pairs import Pairing, PairingRule, find_pairs, unpaired_text
+from hyimg_cli.measure.eval.records import summary, to_record, write_csv
 from hyimg_cli.quality.backbones import NETS
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def _pairing(a: Path | None, b: Path | None, rule: PairingRule) -> Pairing:
 
 def _bench_now() -> Path:
     """Runs the packaged kv-reuse scenario and gives its folder."""
-    from hyimg_cli.bench.scenario import read_scenario
+    from hyimg_cli.measure.bench.scenario import read_scenario
 
     scenario, folder = read_scenario("kv-reuse"), Path("runs") / "bench-kv-reuse"
     render.note("no bench folder here: comparing KV reuse with recompute")

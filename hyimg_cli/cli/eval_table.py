@@ -6,7 +6,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from hyimg_cli.evaluate.measure import Measured, Metric, Spread
+from hyimg_cli.measure.eval.measure import Measured, Metric, Spread
 from hyimg_cli.quality.lpips import StoredPair
 
 TITLES = {

@@ -14,13 +14,13 @@ from typing import Annotated, Any
 
 import typer
 
-from hyimg_cli.batch.configured import configured, refuse_conflicts
-from hyimg_cli.batch.knobs import KNOBS, read_recipe
-from hyimg_cli.batch.recipe import Setting, settle
+from hyimg_cli.cache.disk import KINDS
 from hyimg_cli.engine.runner import ResumePolicy, Selection
 from hyimg_cli.errors import UsageError
+from hyimg_cli.manifest.recipe import Setting, settle
+from hyimg_cli.settings.config import configured, refuse_conflicts
+from hyimg_cli.settings.table import KNOBS, read_recipe
 from hyimg_cli.spec.run import CacheConfig, RunConfig
-from hyimg_cli.store.disk import KINDS
 
 RUN, MODEL, STYLE = "Run", "Model", "Style"
 _SAMPLING, _CHOICE, _VIDEO = "Sampling defaults", "Selection", "Video (t2v)"

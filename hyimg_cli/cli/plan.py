@@ -6,20 +6,20 @@ from typing import Any
 
 import typer
 
-from hyimg_cli.batch.consumed import without_effect
-from hyimg_cli.batch.cost import Cost, PlanCost
-from hyimg_cli.batch.journal import RunFolder
-from hyimg_cli.batch.planner import make_plan
 from hyimg_cli.cli import options as o
 from hyimg_cli.cli import packaged, render
 from hyimg_cli.cli.run_options import takes_run_options
 from hyimg_cli.engine import runner
 from hyimg_cli.engine.choice import replicas_of
-from hyimg_cli.engine.footprint import Footprint, footprints
 from hyimg_cli.engine.forecast import VideoForecast, forecast, video_forecast
-from hyimg_cli.engine.gpu_settings import flag_that_fits
-from hyimg_cli.engine.image.tensor_ranks import RankFootprint, rank_footprints
-from hyimg_cli.engine.keys import precision
+from hyimg_cli.journal.journal import RunFolder
+from hyimg_cli.journal.keys import precision
+from hyimg_cli.manifest.consumed import without_effect
+from hyimg_cli.manifest.cost import Cost, PlanCost
+from hyimg_cli.manifest.planner import make_plan
+from hyimg_cli.memory.footprint import Footprint, footprints
+from hyimg_cli.memory.gpu_settings import flag_that_fits
+from hyimg_cli.memory.tensor_ranks import RankFootprint, rank_footprints
 from hyimg_cli.spec.plan import Group, Plan
 from hyimg_cli.spec.run import RunConfig
 from hyimg_cli.spec.units import bytes_text, duration_text, flops_text

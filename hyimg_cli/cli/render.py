@@ -22,10 +22,10 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-from hyimg_cli.batch.journal import outcome_to_json
 from hyimg_cli.cli.underway import PhaseLine, Underway
 from hyimg_cli.engine.runner import Summary, work_s
 from hyimg_cli.errors import HyimgError, Interrupted, ManifestError, StorageError, UsageError
+from hyimg_cli.journal.journal import outcome_to_json
 from hyimg_cli.spec.events import (
     Event,
     JobDone,

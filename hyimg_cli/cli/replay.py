@@ -10,19 +10,19 @@ from typing import Any
 
 import typer
 
-from hyimg_cli.batch.journal import RunFolder
-from hyimg_cli.batch.knobs import KNOBS
-from hyimg_cli.batch.recipe import PREFIX, Setting, settle
 from hyimg_cli.cli import file_options as f
 from hyimg_cli.cli import options as o
 from hyimg_cli.cli import render
 from hyimg_cli.cli.carry_out import Order, carry_out
 from hyimg_cli.engine.runner import ResumePolicy, Selection
 from hyimg_cli.errors import Interrupted, UsageError
+from hyimg_cli.journal.journal import RunFolder
+from hyimg_cli.manifest.recipe import PREFIX, Setting, settle
+from hyimg_cli.measure.replay.restored import Restored, Wishes, restored
+from hyimg_cli.measure.replay.run_folder import refuse_other_runs
+from hyimg_cli.measure.replay.verdict import Verdict, compared_file, verdict
 from hyimg_cli.media.recorded import Described, read_described
-from hyimg_cli.replay.restored import Restored, Wishes, restored
-from hyimg_cli.replay.run_folder import refuse_other_runs
-from hyimg_cli.replay.verdict import Verdict, compared_file, verdict
+from hyimg_cli.settings.table import KNOBS
 
 # A replay is one job, asked for now: it is compared by its own record, and nothing is skipped.
 ALWAYS = {

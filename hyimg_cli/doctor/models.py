@@ -8,17 +8,17 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 
-from hyimg_cli.batch.manifest import manifest_of
-from hyimg_cli.batch.recipe import settle
 from hyimg_cli.doctor import places
 from hyimg_cli.doctor.check import Check, Subject
 from hyimg_cli.engine import runner
-from hyimg_cli.engine.footprint import footprint
-from hyimg_cli.engine.gpu_settings import refuse_in_session, refuse_offload_on_cpu
-from hyimg_cli.engine.image.tensor_ranks import rank_footprints, refuse_unsplit
-from hyimg_cli.engine.keys import precision
 from hyimg_cli.errors import CheckpointError, MachineError, UsageError
-from hyimg_cli.loading.memory import available_bytes
+from hyimg_cli.journal.keys import precision
+from hyimg_cli.manifest.manifest import manifest_of
+from hyimg_cli.manifest.recipe import settle
+from hyimg_cli.memory.footprint import footprint
+from hyimg_cli.memory.gpu_settings import refuse_in_session, refuse_offload_on_cpu
+from hyimg_cli.memory.present import available_bytes
+from hyimg_cli.memory.tensor_ranks import rank_footprints, refuse_unsplit
 from hyimg_cli.models import registry
 from hyimg_cli.spec.card import ModelCard, VideoCard
 from hyimg_cli.spec.job import ImageJob
@@ -265,7 +265,7 @@ def free_bytes(choice: ModelChoice, part: float | None = None) -> int:
         return available_bytes()
     import torch
 
-    from hyimg_cli.engine.memory import room_bytes
+    from hyimg_cli.memory.room import room_bytes
 
     if not torch.cuda.is_available():
         raise MachineError("there is no GPU to put it on", hint="run with --device cpu")

@@ -4,12 +4,12 @@ import os
 import shutil
 from pathlib import Path
 
+from hyimg_cli.cache.disk import DiskStore
 from hyimg_cli.doctor.check import Check, Subject, portable_path
 from hyimg_cli.errors import CheckpointError
 from hyimg_cli.files import nearest_existing
 from hyimg_cli.models import registry
 from hyimg_cli.spec.units import bytes_text
-from hyimg_cli.store.disk import DiskStore
 
 # A night's work. A PNG of noise is about as large as its pixels, and no picture is larger.
 PICTURES, BYTES_PER_PIXEL = 500, 3

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hyimg_cli.batch.journal import RunFolder
-from hyimg_cli.batch.manifest import manifest_of
 from hyimg_cli.doctor.check import Check, Subject
 from hyimg_cli.engine import runner
-from hyimg_cli.engine.keys import precision
 from hyimg_cli.errors import JobError
+from hyimg_cli.journal.journal import RunFolder
+from hyimg_cli.journal.keys import precision
+from hyimg_cli.manifest.manifest import manifest_of
 from hyimg_cli.media.images import write_png
 from hyimg_cli.models import registry
 from hyimg_cli.spec.events import JobDone, JobFailed

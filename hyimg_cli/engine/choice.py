@@ -3,7 +3,7 @@
 from collections.abc import Generator
 from typing import Protocol
 
-from hyimg_cli.batch.journal import RunFolder
+from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.spec.events import Event
 from hyimg_cli.spec.plan import Plan
 from hyimg_cli.spec.run import RunConfig

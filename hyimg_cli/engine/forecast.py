@@ -11,21 +11,21 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from hyimg_cli.batch.cost import JobTokens, PlanCost, cost
-from hyimg_cli.batch.video_cost import VideoCost, video_cost
-from hyimg_cli.engine.keys import precision, source_digest, source_key
+from hyimg_cli.cache.disk import SOURCE_IMAGES, DiskStore
 from hyimg_cli.errors import CheckpointError, HyimgError, SourceImageError
+from hyimg_cli.journal.keys import precision, source_digest, source_key
 from hyimg_cli.kv.tree import KVTree
+from hyimg_cli.manifest.cost import JobTokens, PlanCost, cost
+from hyimg_cli.manifest.video_cost import VideoCost, video_cost
 from hyimg_cli.media.images import probe_image, stretched_digest
 from hyimg_cli.models import registry
 from hyimg_cli.models.hunyuan_image3.prompter import Prompter
 from hyimg_cli.models.hunyuan_image3.sequence import Grid, Layout, SourceShape, segments
-from hyimg_cli.parallel.tiles import DecodeForecast
-from hyimg_cli.parallel.tiles import video_forecast as decode_forecast
 from hyimg_cli.spec.job import ImageJob, Size
 from hyimg_cli.spec.plan import Plan, VideoGroup
 from hyimg_cli.spec.run import RunConfig
-from hyimg_cli.store.disk import SOURCE_IMAGES, DiskStore
+from hyimg_cli.tiling.tiles import DecodeForecast
+from hyimg_cli.tiling.tiles import video_forecast as decode_forecast
 
 _NOTHING = JobTokens(
     ar_prefill=0,

@@ -10,17 +10,17 @@ from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 
-from hyimg_cli.batch import planner
-from hyimg_cli.batch.journal import Resumption, RunFolder, resume
-from hyimg_cli.batch.line import fault
-from hyimg_cli.batch.manifest import Manifest, failed_lines, in_line_order
-from hyimg_cli.batch.recipe import Setting, resolve_jobs, settle
-from hyimg_cli.engine.gpu_settings import refuse_unfollowed
-from hyimg_cli.engine.image.tensor_ranks import refuse_wrong
-from hyimg_cli.engine.keys import job_keys
-from hyimg_cli.engine.space import refuse_full_disk
 from hyimg_cli.errors import HyimgError, JobError, ManifestError, SourceImageError, UsageError
+from hyimg_cli.journal.journal import Resumption, RunFolder, resume
+from hyimg_cli.journal.keys import job_keys
+from hyimg_cli.manifest import planner
+from hyimg_cli.manifest.line import fault
+from hyimg_cli.manifest.manifest import Manifest, failed_lines, in_line_order
+from hyimg_cli.manifest.recipe import Setting, resolve_jobs, settle
 from hyimg_cli.media.images import probe_image
+from hyimg_cli.memory.disk_space import refuse_full_disk
+from hyimg_cli.memory.gpu_settings import refuse_unfollowed
+from hyimg_cli.memory.tensor_ranks import refuse_wrong
 from hyimg_cli.models import registry
 from hyimg_cli.spec.card import ModelCard, VideoCard
 from hyimg_cli.spec.events import (

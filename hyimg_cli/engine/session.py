@@ -13,16 +13,16 @@ from typing import Any, Self
 
 import torch
 
-from hyimg_cli.batch.journal import JobFolder
-from hyimg_cli.engine.beside import WriteBehind
-from hyimg_cli.engine.clock import PhaseClock
-from hyimg_cli.engine.crew import Crew, Lost, Made
-from hyimg_cli.engine.image.crew import ImageCrew, LoadModel
-from hyimg_cli.engine.keys import key_of, source_digests
-from hyimg_cli.engine.memory import confine, end_confinement, room_bytes
-from hyimg_cli.engine.outcomes import Facts, failed
-from hyimg_cli.engine.video.crew import VideoCrew
 from hyimg_cli.errors import Interrupted, MachineError
+from hyimg_cli.journal.journal import JobFolder
+from hyimg_cli.journal.keys import key_of, source_digests
+from hyimg_cli.memory.room import confine, end_confinement, room_bytes
+from hyimg_cli.pipelines.clock import PhaseClock
+from hyimg_cli.pipelines.image.crew import ImageCrew, LoadModel
+from hyimg_cli.pipelines.outcomes import Facts, failed
+from hyimg_cli.pipelines.pipeline import Crew, Lost, Made
+from hyimg_cli.pipelines.prefetch import WriteBehind
+from hyimg_cli.pipelines.video.crew import VideoCrew
 from hyimg_cli.spec.events import (
     Event,
     GroupStarted,

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hyimg_cli.parallel.tiles import Tiling
 from hyimg_cli.spec.card import VideoCard
 from hyimg_cli.spec.job import VideoJob
+from hyimg_cli.tiling.tiles import Tiling
 
 # One guidance branch of one job: latents [1, C, F, Y, X] and timestep [1] to its velocity.
 Branch = Callable[[Tensor, Tensor], Tensor]

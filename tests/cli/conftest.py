@@ -9,9 +9,9 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from hyimg_cli.batch.journal import RunFolder
-from hyimg_cli.engine.keys import job_keys
 from hyimg_cli.errors import CheckpointError, Interrupted
+from hyimg_cli.journal.journal import RunFolder
+from hyimg_cli.journal.keys import job_keys
 from hyimg_cli.media.images import write_png
 from hyimg_cli.spec.events import (
     DenoiseStep,

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from hyimg_cli.cache.disk import PROMPT_EMBEDDINGS, SOURCE_IMAGES, DiskStore
 from hyimg_cli.cli import options
 from hyimg_cli.spec.run import CacheConfig
-from hyimg_cli.store.disk import PROMPT_EMBEDDINGS, SOURCE_IMAGES, DiskStore
 
 Run = Callable[..., Any]
 

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from hyimg_cli.cli import eval_table
-from hyimg_cli.evaluate.measure import lpips_metric, pixel_metrics
+from hyimg_cli.measure.eval.measure import lpips_metric, pixel_metrics
 from hyimg_cli.quality.backbones import packaged_file
 
 Run = Callable[..., Any]

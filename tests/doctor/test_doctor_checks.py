@@ -15,8 +15,8 @@ from released import released_folder
 
 from hyimg_cli.doctor import environment, kernels, models, places, tools, trial
 from hyimg_cli.doctor.check import Check, Subject, examined, is_ready, portable_text
-from hyimg_cli.engine import keys
 from hyimg_cli.errors import MachineError
+from hyimg_cli.journal import keys
 from hyimg_cli.models import registry
 from hyimg_cli.quality import backbones
 from hyimg_cli.spec.run import (

@@ -12,15 +12,15 @@ import pytest
 import torch
 from PIL import Image
 
-from hyimg_cli.engine.clock import PhaseClock
-from hyimg_cli.engine.image import group
-from hyimg_cli.engine.image.group import GroupRun
-from hyimg_cli.engine.image.prefixes import Prefixes
-from hyimg_cli.engine.image.stages import Picture, Studio, encoded_by
 from hyimg_cli.kv.buffer import Slice
 from hyimg_cli.kv.tree import KVTree
 from hyimg_cli.media.images import read_image
 from hyimg_cli.models import registry
+from hyimg_cli.pipelines.clock import PhaseClock
+from hyimg_cli.pipelines.image import group
+from hyimg_cli.pipelines.image.group import GroupRun
+from hyimg_cli.pipelines.image.prefixes import Prefixes
+from hyimg_cli.pipelines.image.stages import Picture, Studio, encoded_by
 from hyimg_cli.spec.job import ImageJob, SizeRequest, TextSampling
 from hyimg_cli.spec.run import ModelChoice, ReuseConfig
 

@@ -14,8 +14,8 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from hyimg_cli.engine.keys import precision
 from hyimg_cli.errors import JobError
+from hyimg_cli.journal.keys import precision
 from hyimg_cli.models import registry
 from hyimg_cli.models.latent_video import PromptEmbedding
 from hyimg_cli.spec import digest

@@ -11,16 +11,16 @@ import pytest
 from engine.conftest import studio_of
 from PIL import Image
 
-from hyimg_cli.batch.journal import RunFolder
-from hyimg_cli.batch.planner import make_plan
-from hyimg_cli.engine.clock import PhaseClock
 from hyimg_cli.engine.forecast import forecast
-from hyimg_cli.engine.image.align import Origin, aligned
-from hyimg_cli.engine.image.group import Drawn, GroupRun
 from hyimg_cli.engine.session import Session
+from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.kv.tree import KVTree
+from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.media.images import read_image, stretch
 from hyimg_cli.models import registry
+from hyimg_cli.pipelines.clock import PhaseClock
+from hyimg_cli.pipelines.image.align import Origin, aligned
+from hyimg_cli.pipelines.image.group import Drawn, GroupRun
 from hyimg_cli.spec.card import Bucket, ModelCard
 from hyimg_cli.spec.events import JobDone
 from hyimg_cli.spec.job import ImageJob, Size, SizeRequest

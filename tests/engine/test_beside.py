@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hyimg_cli.engine import beside
-from hyimg_cli.engine.beside import ReadAhead, WriteBehind
 from hyimg_cli.errors import SourceImageError
 from hyimg_cli.media.images import SourceImage
+from hyimg_cli.pipelines import prefetch as beside
+from hyimg_cli.pipelines.prefetch import ReadAhead, WriteBehind
 
 
 @pytest.fixture

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from hyimg_cli.batch.planner import make_plan
-from hyimg_cli.engine.image.sources import Sources, suits_beside
 from hyimg_cli.engine.session import Session
+from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.media.images import read_image
 from hyimg_cli.models import registry
 from hyimg_cli.models.hunyuan_image3.family import HunyuanImage3
+from hyimg_cli.pipelines.image.sources import Sources, suits_beside
 from hyimg_cli.spec.events import JobDone, JobFailed, Outcome
 from hyimg_cli.spec.job import ImageJob, SizeRequest
 from hyimg_cli.spec.run import BatchConfig, CacheConfig, ModelChoice, OutputConfig, RunConfig

@@ -11,10 +11,10 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from hyimg_cli.engine.footprint import Together
-from hyimg_cli.engine.image.sampling import Draw, choose
+from hyimg_cli.memory.footprint import Together
 from hyimg_cli.models.hunyuan_image3 import bands, card
 from hyimg_cli.models.hunyuan_image3.vae import Vae
+from hyimg_cli.pipelines.image.sampling import Draw, choose
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 pytest.importorskip("triton", reason="what runs on a GPU is written in Triton")
@@ -120,7 +120,7 @@ def test_what_a_whole_run_reads_and_waits_for(bench: Any) -> None:
     gpu.reads.clear(), gpu.waits.clear()
     bench.requests(2, Together(2, 2))
     # Whether the picture is finite.
-    assert gpu.reads == {"engine.image.stages.finished": 2}
+    assert gpu.reads == {"pipelines.image.stages.finished": 2}
     # The finished picture on its way back.
     assert set(gpu.waits) == {"models.hunyuan_image3.family.decode_latents"}
 

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 import torch
 
-from hyimg_cli.engine.footprint import Together
-from hyimg_cli.engine.image import sources
-from hyimg_cli.engine.image.group import Drawn
-from hyimg_cli.engine.image.sources import Sources
 from hyimg_cli.media.images import SourceImage
+from hyimg_cli.memory.footprint import Together
 from hyimg_cli.models.hunyuan_image3.tiled import TiledPicture
+from hyimg_cli.pipelines.image import sources
+from hyimg_cli.pipelines.image.group import Drawn
+from hyimg_cli.pipelines.image.sources import Sources
 from hyimg_cli.spec.job import SizeRequest
 from hyimg_cli.spec.run import CacheConfig
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.skipif(
     not FOLDER.is_dir(), reason="the benchmarks are not part of this copy"
 )
 # Once a job: whether the picture is finite, and the picture on its way back.
-READS = "engine.image.stages.finished"
+READS = "pipelines.image.stages.finished"
 WAITS = "models.hunyuan_image3.family.decode_latents"
 
 

@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 from released import released
 
-from hyimg_cli.batch.journal import RunFolder
-from hyimg_cli.batch.planner import make_plan
+from hyimg_cli.cache.disk import SOURCE_IMAGES
 from hyimg_cli.engine.forecast import forecast
 from hyimg_cli.engine.session import Session
+from hyimg_cli.journal.journal import RunFolder
+from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.models import registry
 from hyimg_cli.models.hunyuan_image3.family import HunyuanImage3
 from hyimg_cli.spec.events import JobDone
 from hyimg_cli.spec.job import ImageJob, SizeRequest
 from hyimg_cli.spec.run import BatchConfig, CacheConfig, ModelChoice, OutputConfig, RunConfig
-from hyimg_cli.store.disk import SOURCE_IMAGES
 
 
 def _config(out: Path, **batch: Any) -> RunConfig:

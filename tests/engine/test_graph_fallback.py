@@ -12,16 +12,16 @@ import torch
 from engine.conftest import studio_of
 from torch import Tensor
 
-from hyimg_cli.batch.planner import make_plan
-from hyimg_cli.engine.clock import PhaseClock
-from hyimg_cli.engine.image.group import Drawn, GroupRun
-from hyimg_cli.engine.keys import key_of
 from hyimg_cli.engine.session import Session
 from hyimg_cli.errors import MachineError
+from hyimg_cli.journal.keys import key_of
 from hyimg_cli.kernels.decode_attention import plain_decode
+from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.models import registry
 from hyimg_cli.models.hunyuan_image3.family import HunyuanImage3
 from hyimg_cli.models.hunyuan_image3.graphs import BUCKETS, DecodeGraphs, buckets_up_to
+from hyimg_cli.pipelines.clock import PhaseClock
+from hyimg_cli.pipelines.image.group import Drawn, GroupRun
 from hyimg_cli.spec.events import JobDone, JobStarted, Prewarmed
 from hyimg_cli.spec.job import ImageJob
 from hyimg_cli.spec.run import BatchConfig, ModelChoice, OutputConfig, RunConfig

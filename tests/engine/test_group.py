@@ -11,12 +11,12 @@ import pytest
 import torch
 from engine.conftest import studio_of
 
-from hyimg_cli.engine.clock import PhaseClock
-from hyimg_cli.engine.footprint import Together, needs
-from hyimg_cli.engine.image.group import Drawn, GroupRun, Lost
-from hyimg_cli.engine.image.stages import Studio
 from hyimg_cli.kv.buffer import Buffer, Slice
 from hyimg_cli.kv.tree import Host, KVTree
+from hyimg_cli.memory.footprint import Together, needs
+from hyimg_cli.pipelines.clock import PhaseClock
+from hyimg_cli.pipelines.image.group import Drawn, GroupRun, Lost
+from hyimg_cli.pipelines.image.stages import Studio
 from hyimg_cli.spec.job import ImageJob, SizeRequest
 from hyimg_cli.spec.run import ModelChoice, OutputConfig, RunConfig
 

@@ -10,9 +10,9 @@ import torch
 from engine.conftest import studio_of
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hyimg_cli.engine.clock import PhaseClock
-from hyimg_cli.engine.image.group import Drawn, GroupRun
-from hyimg_cli.engine.image.think import TextLoop
+from hyimg_cli.pipelines.clock import PhaseClock
+from hyimg_cli.pipelines.image.group import Drawn, GroupRun
+from hyimg_cli.pipelines.image.think import TextLoop
 from hyimg_cli.spec.events import DenoiseStep
 from hyimg_cli.spec.job import ImageJob, SizeRequest
 

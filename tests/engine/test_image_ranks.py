@@ -12,14 +12,14 @@ import pytest
 import torch
 from parallel.test_when_ranks_fail import gone_within
 
-from hyimg_cli.batch.planner import make_plan
-from hyimg_cli.engine import turns
-from hyimg_cli.engine.image import ranks as image_ranks
-from hyimg_cli.engine.image.crew import ImageCrew
 from hyimg_cli.engine.session import Session
 from hyimg_cli.errors import MachineError, RankError, UsageError
+from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.models import registry
 from hyimg_cli.parallel.ranks import RankPool
+from hyimg_cli.pipelines import turns
+from hyimg_cli.pipelines.image import ranks as image_ranks
+from hyimg_cli.pipelines.image.crew import ImageCrew
 from hyimg_cli.spec.events import DenoiseStep, JobDone, JobFailed, ModelLoaded, Outcome
 from hyimg_cli.spec.job import ImageJob
 from hyimg_cli.spec.run import (

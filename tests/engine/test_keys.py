@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from engine.fake_video import FakeVideo, video_job
 
-from hyimg_cli.batch.planner import make_plan
-from hyimg_cli.engine import keys
-from hyimg_cli.engine.footprint import needs
-from hyimg_cli.engine.keys import by_graphs, confirm_graphs, key_of, precision
 from hyimg_cli.engine.session import Session
 from hyimg_cli.errors import MachineError
+from hyimg_cli.journal import keys
+from hyimg_cli.journal.keys import by_graphs, confirm_graphs, key_of, precision
+from hyimg_cli.manifest.planner import make_plan
+from hyimg_cli.memory.footprint import needs
 from hyimg_cli.models import registry
 from hyimg_cli.spec.job import ImageJob
 from hyimg_cli.spec.run import (

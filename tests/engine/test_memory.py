@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from hyimg_cli.engine import memory
-from hyimg_cli.engine.footprint import (
+from hyimg_cli.engine.session import Session
+from hyimg_cli.errors import MachineError, UsageError
+from hyimg_cli.memory import room as memory
+from hyimg_cli.memory.footprint import (
     USABLE,
     Needs,
     Share,
@@ -19,9 +21,7 @@ from hyimg_cli.engine.footprint import (
     needs,
     share_of,
 )
-from hyimg_cli.engine.memory import batch_sizes
-from hyimg_cli.engine.session import Session
-from hyimg_cli.errors import MachineError, UsageError
+from hyimg_cli.memory.room import batch_sizes
 from hyimg_cli.models import registry
 from hyimg_cli.spec.card import Working
 from hyimg_cli.spec.job import ImageJob, SizeRequest

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from hyimg_cli.batch.planner import make_plan
 from hyimg_cli.engine.session import Session
+from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.models import registry
 from hyimg_cli.models.hunyuan_image3 import prompter as prompter_room
 from hyimg_cli.models.hunyuan_image3.prompter import Prompter

@@ -10,13 +10,13 @@ import torch
 from engine.conftest import studio_of
 from PIL import Image
 
-from hyimg_cli.batch.journal import RunFolder
-from hyimg_cli.batch.planner import make_plan
-from hyimg_cli.engine.footprint import Together
-from hyimg_cli.engine.image.prewarm import Shape, prewarm, shape_of
 from hyimg_cli.engine.session import Session
+from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.kv.tree import KVTree
+from hyimg_cli.manifest.planner import make_plan
+from hyimg_cli.memory.footprint import Together
 from hyimg_cli.models import registry
+from hyimg_cli.pipelines.image.prewarm import Shape, prewarm, shape_of
 from hyimg_cli.spec.events import JobDone, Prewarmed
 from hyimg_cli.spec.job import ImageJob
 from hyimg_cli.spec.run import BatchConfig, OutputConfig, RunConfig

@@ -14,18 +14,18 @@ import torch
 from engine.conftest import studio_of
 from released import released
 
-from hyimg_cli.bench.harness import compare
-from hyimg_cli.bench.scenario import read_scenario
-from hyimg_cli.engine.clock import PhaseClock
-from hyimg_cli.engine.footprint import footprint, share_of
-from hyimg_cli.engine.image.group import Drawn, GroupRun
-from hyimg_cli.engine.keys import key_of
 from hyimg_cli.errors import UsageError
+from hyimg_cli.journal.keys import key_of
 from hyimg_cli.loading.checkpoint import TensorInfo
+from hyimg_cli.measure.bench.harness import compare
+from hyimg_cli.measure.bench.scenario import read_scenario
+from hyimg_cli.memory.footprint import footprint, share_of
 from hyimg_cli.models import registry
 from hyimg_cli.models.hunyuan_image3 import card as card_module
 from hyimg_cli.models.hunyuan_image3.config import architecture
 from hyimg_cli.models.hunyuan_image3.weights import expected_shapes, load
+from hyimg_cli.pipelines.clock import PhaseClock
+from hyimg_cli.pipelines.image.group import Drawn, GroupRun
 from hyimg_cli.quality.metrics import psnr
 from hyimg_cli.spec.card import PICTURE_BYTES, Activations
 from hyimg_cli.spec.job import ImageJob, SizeRequest

@@ -17,13 +17,13 @@ from typing import Any
 import psutil
 import pytest
 
-from hyimg_cli.batch.journal import RunFolder
-from hyimg_cli.batch.planner import make_plan
-from hyimg_cli.engine.keys import pixel_settings
 from hyimg_cli.engine.replicas import run as module
 from hyimg_cli.engine.replicas.run import Replicas
 from hyimg_cli.engine.runner import ResumePolicy, sift
 from hyimg_cli.errors import CheckpointError, Interrupted, MachineError
+from hyimg_cli.journal.journal import RunFolder
+from hyimg_cli.journal.keys import pixel_settings
+from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.models import registry
 from hyimg_cli.parallel.launch import Launched, launched
 from hyimg_cli.spec.events import (

@@ -10,9 +10,6 @@ import pytest
 import torch
 
 from hyimg_cli.diffusion.schedule import Step
-from hyimg_cli.engine.clock import PhaseClock
-from hyimg_cli.engine.image.branches import BranchBuilder
-from hyimg_cli.engine.image.prefixes import Prefixes
 from hyimg_cli.errors import ReuseError
 from hyimg_cli.kernels import rowwise
 from hyimg_cli.kv.buffer import Buffer
@@ -20,6 +17,9 @@ from hyimg_cli.kv.tree import KVTree
 from hyimg_cli.media.images import read_image
 from hyimg_cli.models.hunyuan_image3 import model, rope
 from hyimg_cli.models.protocols import Context, LivePicture
+from hyimg_cli.pipelines.clock import PhaseClock
+from hyimg_cli.pipelines.image.branches import BranchBuilder
+from hyimg_cli.pipelines.image.prefixes import Prefixes
 from hyimg_cli.spec.job import ImageJob, SizeRequest
 from hyimg_cli.spec.run import ReuseConfig
 

@@ -14,7 +14,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from hyimg_cli.engine.image.sampling import Draw, Draws, choose
+from hyimg_cli.pipelines.image.sampling import Draw, Draws, choose
 from hyimg_cli.spec.job import TextSampling
 
 WORDS = 64

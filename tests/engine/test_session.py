@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 import torch
 
-from hyimg_cli.batch.journal import RunFolder, outcome_to_json
-from hyimg_cli.batch.planner import make_plan
 from hyimg_cli.engine.session import Session
 from hyimg_cli.errors import Interrupted, StorageError
+from hyimg_cli.journal.journal import RunFolder, outcome_to_json
+from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.models import registry
 from hyimg_cli.models.hunyuan_image3.family import HunyuanImage3
 from hyimg_cli.spec.events import PHASES, DenoiseStep, JobDone, JobFailed, Outcome

@@ -12,15 +12,15 @@ import torch
 from engine.conftest import studio_of
 from engine.test_group import _Buffers, _pixels, _run
 
-from hyimg_cli.batch.journal import RunFolder
-from hyimg_cli.batch.planner import make_plan
-from hyimg_cli.engine.footprint import Together
-from hyimg_cli.engine.image.group import Drawn, Lost, Shortage
-from hyimg_cli.engine.image.shortages import Shortages
 from hyimg_cli.engine.session import Session
+from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.kv.buffer import Buffer
 from hyimg_cli.kv.tree import KVTree
+from hyimg_cli.manifest.planner import make_plan
+from hyimg_cli.memory.footprint import Together
 from hyimg_cli.models import registry
+from hyimg_cli.pipelines.image.group import Drawn, Lost, Shortage
+from hyimg_cli.pipelines.image.shortages import Shortages
 from hyimg_cli.spec.events import JobDone, JobFailed, Outcome
 from hyimg_cli.spec.job import ImageJob, SizeRequest
 from hyimg_cli.spec.run import BatchConfig, OutputConfig, RunConfig

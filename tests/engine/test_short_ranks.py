@@ -10,11 +10,11 @@ from engine.conftest import studio_of
 from engine.test_group import _pixels, _run
 from short_tasks import held_parts, refuse_buffers, short, short_here
 
-from hyimg_cli.engine.image.group import Drawn, Lost
 from hyimg_cli.kv.tree import KVTree
 from hyimg_cli.models import registry
 from hyimg_cli.parallel.ranks import RankPool
 from hyimg_cli.parallel.wire import Task
+from hyimg_cli.pipelines.image.group import Drawn, Lost
 from hyimg_cli.spec.job import ImageJob, SizeRequest
 from hyimg_cli.spec.run import ModelChoice
 

@@ -11,18 +11,18 @@ import numpy as np
 import pytest
 import torch
 
-from hyimg_cli.batch.journal import RunFolder
-from hyimg_cli.batch.planner import make_plan
-from hyimg_cli.engine.image.sources import Sources
-from hyimg_cli.engine.keys import source_key
+from hyimg_cli.cache import disk
 from hyimg_cli.engine.session import Session
+from hyimg_cli.journal.journal import RunFolder
+from hyimg_cli.journal.keys import source_key
+from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.media.images import SourceImage, read_image
 from hyimg_cli.models import registry
 from hyimg_cli.models.hunyuan_image3.family import HunyuanImage3
+from hyimg_cli.pipelines.image.sources import Sources
 from hyimg_cli.spec.events import JobDone, JobFailed, Outcome
 from hyimg_cli.spec.job import ImageJob
 from hyimg_cli.spec.run import BatchConfig, CacheConfig, ModelChoice, OutputConfig, RunConfig
-from hyimg_cli.store import disk
 
 
 @pytest.fixture
@@ -165,7 +165,7 @@ def test_whole_bytes_that_are_no_source_are_encoded_again(
 
 
 def test_the_key_holds_all_that_shapes_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    from hyimg_cli.engine import keys
+    from hyimg_cli.journal import keys
 
     plain = {"device": "cpu", "dtype": "float32"}
     found = {

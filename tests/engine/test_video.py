@@ -17,13 +17,13 @@ import torch
 from engine.fake_video import FakeDenoiser, FakeVideo, Studios, video_job
 from PIL import Image
 
-from hyimg_cli.batch.journal import RunFolder, outcome_to_json, resume
-from hyimg_cli.batch.planner import make_plan
 from hyimg_cli.engine import session as sessions
-from hyimg_cli.engine.keys import job_keys
 from hyimg_cli.engine.runner import Accepted, ResumePolicy, Selection, prepare
 from hyimg_cli.engine.session import Session
 from hyimg_cli.errors import Interrupted, StorageError
+from hyimg_cli.journal.journal import RunFolder, outcome_to_json, resume
+from hyimg_cli.journal.keys import job_keys
+from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.media import video
 from hyimg_cli.models import registry
 from hyimg_cli.spec import digest
@@ -455,7 +455,7 @@ def test_a_cache_that_is_too_small_costs_time_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, roomy = run(ten_jobs(), tmp_path / "roomy")
-    monkeypatch.setattr("hyimg_cli.engine.video.prompts._MEMO_BYTES", 1)
+    monkeypatch.setattr("hyimg_cli.pipelines.video.prompts._MEMO_BYTES", 1)
     _, narrow = run(ten_jobs(), tmp_path / "narrow")
     assert runs_of(narrow)["text"] > 4
     assert all(pixels(narrow[name]) == pixels(roomy[name]) for name in roomy)

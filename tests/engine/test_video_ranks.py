@@ -16,13 +16,13 @@ from parallel.test_when_ranks_fail import gone_within, is_alive
 from rank_tasks import DiesOnMembers, Nothing
 from tiny_video import write_wan
 
-from hyimg_cli.batch.planner import make_plan
 from hyimg_cli.engine.session import Session
-from hyimg_cli.engine.video import ranks as video_ranks
-from hyimg_cli.engine.video.crew import VideoCrew
-from hyimg_cli.engine.video.ranks import VideoRanks
 from hyimg_cli.errors import Interrupted, MachineError
+from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.models import registry
+from hyimg_cli.pipelines.video import ranks as video_ranks
+from hyimg_cli.pipelines.video.crew import VideoCrew
+from hyimg_cli.pipelines.video.ranks import VideoRanks
 from hyimg_cli.spec.card import VideoCard
 from hyimg_cli.spec.events import DenoiseStep, Event, JobDone, JobFailed, ModelLoaded, Outcome
 from hyimg_cli.spec.job import Size, VideoJob

@@ -13,9 +13,9 @@ import torch
 from engine.fake_video import video_job
 from tiny_video import TINY_VIDEO, write_wan
 
-from hyimg_cli.batch.journal import RunFolder
-from hyimg_cli.batch.planner import make_plan
 from hyimg_cli.engine.session import Session
+from hyimg_cli.journal.journal import RunFolder
+from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.models import registry
 from hyimg_cli.models.diffusers_video.model import DiffusersVideo
 from hyimg_cli.spec.events import DenoiseStep, JobDone, JobFailed, Outcome

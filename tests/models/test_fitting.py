@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from hyimg_cli.models.fitting import Attempt, flags_that_fit
+from hyimg_cli.memory.fitting import Attempt, flags_that_fit
 
 SIZES = {"none": 168 * 10**9, "fp8": 91 * 10**9, "nf4": 57 * 10**9}
 

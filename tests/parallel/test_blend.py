@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hyimg_cli.parallel.blend import blend_, merge, pixel_shape
-from hyimg_cli.parallel.tiles import Axis, Tile, TilePlan, Tiling, tile_plan
+from hyimg_cli.tiling.blend import blend_, merge, pixel_shape
+from hyimg_cli.tiling.tiles import Axis, Tile, TilePlan, Tiling, tile_plan
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 TILINGS = st.builds(

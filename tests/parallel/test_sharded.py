@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sharded_tasks import forwards, held, written
 
-from hyimg_cli.batch.manifest import read_manifest
-from hyimg_cli.batch.recipe import resolve_jobs, settle
 from hyimg_cli.errors import RankError, UsageError
 from hyimg_cli.kernels.rows import invariant_multiple
 from hyimg_cli.kv.buffer import Slice
 from hyimg_cli.kv.tree import Host, KVTree
+from hyimg_cli.manifest.manifest import read_manifest
+from hyimg_cli.manifest.recipe import resolve_jobs, settle
 from hyimg_cli.models import registry
 from hyimg_cli.models.hunyuan_image3.config import architecture, read_json
 from hyimg_cli.models.hunyuan_image3.family import HunyuanImage3

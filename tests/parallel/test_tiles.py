@@ -7,7 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hyimg_cli.errors import UsageError
-from hyimg_cli.parallel.tiles import (
+from hyimg_cli.spec.card import TileRule, VideoCard, VideoDefaults
+from hyimg_cli.spec.job import Size
+from hyimg_cli.tiling.tiles import (
     Axis,
     Tiling,
     assigned,
@@ -16,8 +18,6 @@ from hyimg_cli.parallel.tiles import (
     tile_plan,
     video_forecast,
 )
-from hyimg_cli.spec.card import TileRule, VideoCard, VideoDefaults
-from hyimg_cli.spec.job import Size
 
 HUNYUAN = Tiling.by_overlap((256, 256), (16, 16), 0.25, 16)
 WAN = Tiling.by_stride((256, 256), (192, 192), 8)

@@ -15,9 +15,9 @@ from rank_tasks import DyingVae
 
 from hyimg_cli.errors import CheckpointError, MachineError, RankError
 from hyimg_cli.parallel import ranks
-from hyimg_cli.parallel.decode import PatchParallelDecoder, decode_tiled
 from hyimg_cli.parallel.ranks import RankPool
 from hyimg_cli.parallel.wire import Task
+from hyimg_cli.tiling.decode import PatchParallelDecoder, decode_tiled
 
 PARENT = """
 import sys, time

@@ -19,7 +19,6 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Protocol
 
-from hyimg_cli.batch.journal import JobFolder
 from hyimg_cli.engine.replicas.messages import (
     Deal,
     Ended,
@@ -34,6 +33,7 @@ from hyimg_cli.engine.replicas.messages import (
     send,
 )
 from hyimg_cli.errors import HyimgError, Interrupted
+from hyimg_cli.journal.journal import JobFolder
 from hyimg_cli.spec.events import Event, Outcome
 from hyimg_cli.spec.plan import Plan
 from hyimg_cli.spec.run import RunConfig

@@ -18,10 +18,7 @@ from functools import partial
 from multiprocessing.connection import wait
 from typing import Self
 
-from hyimg_cli.batch.journal import RunFolder
 from hyimg_cli.engine.choice import replicas_of
-from hyimg_cli.engine.keys import key_of, precision, source_digests
-from hyimg_cli.engine.provenance import cores
 from hyimg_cli.engine.replicas.dealing import Deck
 from hyimg_cli.engine.replicas.link import Launch, Link, owing
 from hyimg_cli.engine.replicas.messages import Ended, Line, Recorded, Setup, Stop, Told, Up
@@ -33,7 +30,10 @@ from hyimg_cli.errors import (
     MachineError,
     StorageError,
 )
-from hyimg_cli.loading.memory import available_bytes
+from hyimg_cli.journal.journal import RunFolder
+from hyimg_cli.journal.keys import key_of, precision, source_digests
+from hyimg_cli.journal.provenance import cores
+from hyimg_cli.memory.present import available_bytes
 from hyimg_cli.models import registry
 from hyimg_cli.parallel.launch import Launched, launched
 from hyimg_cli.spec.events import Event, JobDone, JobFailed, Outcome, ReplicaDied

@@ -16,9 +16,9 @@ from hyimg_cli.kernels.rows import invariant_multiple
 from hyimg_cli.kernels.transfer import sent
 from hyimg_cli.kv.buffer import Buffer
 from hyimg_cli.kv.segments import Segment
-from hyimg_cli.loading.memory import available_bytes, gpu_free_bytes
 from hyimg_cli.media.images import fit_cover, stretch
-from hyimg_cli.models.fitting import Attempt, flags_that_fit
+from hyimg_cli.memory.fitting import Attempt, flags_that_fit
+from hyimg_cli.memory.present import available_bytes, gpu_free_bytes
 from hyimg_cli.models.hunyuan_image3 import stored
 from hyimg_cli.models.hunyuan_image3.config import Architecture
 from hyimg_cli.models.hunyuan_image3.graphs import (

@@ -6,8 +6,9 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hyimg_cli.batch.cost import JobTokens
+from hyimg_cli.cache.memo import Memo
 from hyimg_cli.errors import JobError
+from hyimg_cli.manifest.cost import JobTokens
 from hyimg_cli.models.hunyuan_image3.card import (
     model_card,
     official_buckets,
@@ -32,7 +33,6 @@ from hyimg_cli.models.hunyuan_image3.vocabulary import (
 )
 from hyimg_cli.spec.card import Bucket, ModelCard
 from hyimg_cli.spec.job import ImageJob, Size
-from hyimg_cli.store.memo import Memo
 
 # Tokens around the picture: tags, <boi>, size, ratio, timestep, the distilled pair, and the end.
 _FRAME_TOKENS = 16

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from hyimg_cli.cache.memo import Memo
 from hyimg_cli.kernels.transfer import sent
 from hyimg_cli.models.hunyuan_image3.sequence import ImageBlock
-from hyimg_cli.store.memo import Memo
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from hyimg_cli.models.hunyuan_image3.vae import Vae
-from hyimg_cli.parallel.decode import decode_tiled
-from hyimg_cli.parallel.tiles import Tiling
+from hyimg_cli.tiling.decode import decode_tiled
+from hyimg_cli.tiling.tiles import Tiling
 
 _OVERLAP = 0.25
 

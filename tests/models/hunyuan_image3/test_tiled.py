@@ -16,10 +16,10 @@ from hyimg_cli.models.hunyuan_image3 import bands
 from hyimg_cli.models.hunyuan_image3.config import VaeArchitecture
 from hyimg_cli.models.hunyuan_image3.tiled import TiledPicture
 from hyimg_cli.models.hunyuan_image3.vae import Vae
-from hyimg_cli.parallel.tiles import forecast
 from hyimg_cli.spec.card import Bucket
 from hyimg_cli.spec.job import Size
 from hyimg_cli.spec.run import ModelChoice
+from hyimg_cli.tiling.tiles import forecast
 
 SMALL = VaeArchitecture(
     block_out_channels=(32, 32, 64),

@@ -1,0 +1,251 @@
+"""A bounded cache of bytes on disk, named by content; several processes may share a folder.
+
+    folder/kind/key          an entry: a line with checksum and length, then the bytes
+    folder/kind/.key.….tmp   an entry on its way; it gets its name when it is whole
+
+Nothing here fails a job: what the disk refuses is a miss, and a note.
+"""
+
+import contextlib
+import hashlib
+import io
+import os
+import re
+import secrets
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from hyimg_cli.errors import StorageError
+from hyimg_cli.files import UnfitFile, opened
+
+SOURCE_IMAGES = "source-images"
+PROMPT_EMBEDDINGS = "prompt-embeddings"
+KINDS = (SOURCE_IMAGES, PROMPT_EMBEDDINGS)
+_KIND = re.compile(r"[a-z]+(-[a-z]+)*", re.ASCII)
+_KEY = re.compile(r"[0-9a-f]{64}", re.ASCII)
+_HEADER = re.compile(rb"hyimg-store 1 ([0-9a-f]{64}) ([0-9]{1,18})\n")
+_HEADER_BYTES = 128
+# Younger ones may belong to a process that is still writing.
+_ABANDONED_AFTER_S = 3600
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A file of the cache: its bytes on disk, and when it was last read or written."""
+
+    kind: str
+    key: str
+    nbytes: int
+    used_ns: int
+
+
+class DiskStore:
+    """Bytes by kind and key (a hex sha256), least recently used first out.
+
+    No `folder`, or a budget of 0: nothing is found or kept. `hits` and `misses` count reads.
+    """
+
+    def __init__(self, folder: Path | None, budget_bytes: int) -> None:
+        self._folder = folder if budget_bytes > 0 else None
+        self._budget = budget_bytes
+        self._notes: list[str] = []
+        self.takes_more = self._folder is not None
+        self.hits = self.misses = 0
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all entries on disk."""
+        return sum(entry.nbytes for entry in self.entries())
+
+    def read(self, kind: str, key: str) -> bytes | None:
+        """The bytes of an entry, or None; a damaged one is removed, and noted."""
+        path = self._path(kind, key)
+        data = self._data(path, kind, key) if path else None
+        self.hits += data is not None
+        self.misses += data is None
+        return data
+
+    def has(self, kind: str, key: str) -> bool:
+        """Whether an entry is there in full length; damage inside it shows only when it is read."""
+        path = self._path(kind, key)
+        if path is None:
+            return False
+        try:
+            with opened(path) as file:
+                return _promised(file) is not None
+        except OSError:
+            return False
+
+    def write(self, kind: str, key: str, data: bytes) -> None:
+        """Keep `data`, then drop what the budget has no room for. More than all of it: not kept.
+
+        After the first refusal of the disk nothing more is written; what is there is still read.
+        """
+        path = self._path(kind, key)
+        header = b"hyimg-store 1 %s %d\n" % (_checksum(kind, key, data), len(data))
+        if path is None or not self.takes_more or len(header) + len(data) > self._budget:
+            return
+        try:
+            _write_whole(path, header, data)
+            self._evict()
+        except OSError as error:
+            self._refused(error)
+
+    def discard(self, kind: str, key: str) -> None:
+        """Remove an entry that turned out to be damaged, and note it."""
+        path = self._path(kind, key)
+        if path is not None:
+            self._notes.append(f"a damaged entry of the disk cache ({kind}) was removed")
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
+
+    def take_notes(self) -> tuple[str, ...]:
+        """What went wrong since the last call, in words for a result line."""
+        notes, self._notes = tuple(self._notes), []
+        return notes
+
+    def entries(self) -> list[Entry]:
+        """Every entry, least recently used first. Raises StorageError."""
+        with _refusals():
+            return self._entries()
+
+    def clear(self, kind: str | None = None) -> list[Entry]:
+        """Remove the entries of a kind, or all; what was removed. Raises StorageError."""
+        with _refusals():
+            gone = [entry for entry in self._entries() if kind in (None, entry.kind)]
+            for entry in gone:
+                self._remove(entry)
+            self._remove_abandoned()
+        return gone
+
+    def _path(self, kind: str, key: str) -> Path | None:
+        if not (_KIND.fullmatch(kind) and _KEY.fullmatch(key)):
+            raise ValueError(f"{kind}/{key} cannot name an entry")
+        return self._folder / kind / key if self._folder else None
+
+    def _data(self, path: Path, kind: str, key: str) -> bytes | None:
+        try:
+            with opened(path) as file:
+                promised = _promised(file)
+                data = file.read(promised[1]) if promised else b""
+        except FileNotFoundError:
+            return None
+        except UnfitFile:
+            self.discard(kind, key)
+            return None
+        except OSError as error:
+            self._refused(error)
+            return None
+        if promised is None or promised[0] != _checksum(kind, key, data):
+            self.discard(kind, key)
+            return None
+        # Another process may have evicted it meanwhile, or another user may own it.
+        with contextlib.suppress(OSError):
+            _touch(path)
+        return data
+
+    def _evict(self) -> None:
+        self._remove_abandoned()
+        entries = self._entries()
+        excess = sum(entry.nbytes for entry in entries) - self._budget
+        for entry in entries:
+            if excess <= 0:
+                return
+            self._remove(entry)
+            excess -= entry.nbytes
+
+    def _remove(self, entry: Entry) -> None:
+        path = self._path(entry.kind, entry.key)
+        assert path is not None, "a listed entry lies in a folder"
+        path.unlink(missing_ok=True)
+
+    def _entries(self) -> list[Entry]:
+        found = [
+            Entry(kind, name, status.st_size, status.st_mtime_ns)
+            for kind, name, status in self._files()
+            if _KEY.fullmatch(name)
+        ]
+        return sorted(found, key=lambda entry: (entry.used_ns, entry.key))
+
+    def _remove_abandoned(self) -> None:
+        """Remove what killed processes were writing."""
+        oldest_ns = time.time_ns() - _ABANDONED_AFTER_S * 10**9
+        for kind, name, status in self._files():
+            is_temporary = _KEY.fullmatch(name[1:65]) and name.endswith(".tmp")
+            if self._folder and is_temporary and status.st_mtime_ns < oldest_ns:
+                (self._folder / kind / name).unlink(missing_ok=True)
+
+    def _files(self) -> Iterator[tuple[str, str, os.stat_result]]:
+        """Kind, name and status of the regular files that stand where entries do."""
+        for kind in _listed(self._folder) if self._folder else []:
+            if _KIND.fullmatch(kind.name) and kind.is_dir(follow_symlinks=False):
+                for file in _listed(Path(kind.path)):
+                    with contextlib.suppress(FileNotFoundError):
+                        if file.is_file(follow_symlinks=False):
+                            yield kind.name, file.name, file.stat()
+
+    def _refused(self, error: OSError) -> None:
+        if self.takes_more:
+            reason = error.strerror or type(error).__name__
+            self._notes.append(f"the disk cache takes nothing more in this run: {reason}")
+        self.takes_more = False
+
+
+def _promised(file: io.BufferedReader) -> tuple[bytes, int] | None:
+    """The checksum and the length that an entry begins with; None where it is not so long."""
+    header = file.readline(_HEADER_BYTES)
+    parts = _HEADER.fullmatch(header)
+    if parts is None or os.fstat(file.fileno()).st_size != len(header) + int(parts[2]):
+        return None
+    return parts[1], int(parts[2])
+
+
+def _checksum(kind: str, key: str, data: bytes) -> bytes:
+    """Hex digest of the bytes and of their name: an entry under another's name is damaged too."""
+    checksum = hashlib.sha256(f"{kind}/{key}\n".encode())
+    checksum.update(data)
+    return checksum.hexdigest().encode()
+
+
+def _write_whole(path: Path, *parts: bytes) -> None:
+    """All of `parts` under the name `path`, or nothing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
+    try:
+        with open(temporary, "xb") as file:
+            file.writelines(parts)
+            file.flush()
+            os.fsync(file.fileno())
+        _touch(temporary)
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+
+
+def _touch(path: Path) -> None:
+    """Mark `path` as used now. Both times are set: disks keep the time of access as they like."""
+    now = time.time_ns()
+    os.utime(path, ns=(now, now))
+
+
+def _listed(folder: Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as found:
+            return list(found)
+    except FileNotFoundError:
+        return []
+
+
+@contextlib.contextmanager
+def _refusals() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        what = f"the disk cache cannot be used: {error.strerror}"
+        hint = "choose another folder with --cache-dir"
+        where = str(error.filename or "")
+        raise StorageError(what, where=where, hint=hint, code="storage.cache") from error

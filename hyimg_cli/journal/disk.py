@@ -1,0 +1,67 @@
+"""The output folder on its disk: its lock, its folders, what a kill left, errors as our own."""
+
+import contextlib
+import fcntl
+import os
+import shutil
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from hyimg_cli.errors import OutputFolderError
+from hyimg_cli.files import descriptor_of, storage_error, write_all
+
+
+def locked(path: Path) -> int:
+    """A descriptor that holds the lock until it is closed, by us or by the end of the process."""
+    lock = descriptor_of(path, os.O_RDWR | os.O_CREAT)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.ftruncate(lock, 0)
+        started = time.strftime("%Y-%m-%d %H:%M:%S")
+        write_all(lock, f"process {os.getpid()} on {socket.gethostname()} since {started}".encode())
+    except BlockingIOError:
+        holder = os.pread(lock, 200, 0).decode(errors="replace") or "another process"
+        os.close(lock)
+        raise OutputFolderError(
+            f"another run is writing to this folder: {holder}",
+            where=str(path.parent),
+            hint="wait for it, stop it, or choose another folder",
+            code="output.in-use",
+        ) from None
+    except BaseException:
+        os.close(lock)
+        raise
+    return lock
+
+
+def make_folders(path: Path) -> None:
+    """Makes `path`, a folder in the output folder, and what is missing above it."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise OutputFolderError(
+            "a file stands where the output folder should be",
+            where=str(path.parent),
+            hint="choose another folder with -o",
+            code="output.not-a-folder",
+        ) from None
+
+
+def remove_temporaries(folder: Path, of: str = "[0-9]*") -> None:
+    """Removes what a killed run had not yet given its final name; `of`: one process's alone."""
+    for leftover in folder.glob(f".*.{of}.tmp"):
+        if leftover.is_dir():
+            shutil.rmtree(leftover)
+        else:
+            leftover.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def disk_errors(folder: Path) -> Iterator[None]:
+    """Turns the disk's refusals into StorageError."""
+    try:
+        yield
+    except OSError as error:
+        raise storage_error(error, folder) from error

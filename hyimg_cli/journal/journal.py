@@ -1,0 +1,341 @@
+"""The output folder: one run at a time in it, one line per outcome, and what a resumed run skips.
+
+    OUT/  .lock   run.json   manifest.resolved.jsonl   results.jsonl   outputs/<custom_id>.png, .mp4
+          outputs/<custom_id>.frames/0000.png   latents/<custom_id>.safetensors (unfinished videos)
+
+A line is appended only after its file is in place, and is on disk when `append` returns. So a
+kill can leave a picture without a line, or half a line at the end, never a line without its file.
+"""
+
+import json
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from hyimg_cli.errors import OutputFolderError
+from hyimg_cli.files import (
+    JOURNAL_BYTES,
+    bytes_of,
+    descriptor_of,
+    replace_file,
+    sync_folder,
+    write_all,
+)
+from hyimg_cli.journal.disk import disk_errors, locked, make_folders, remove_temporaries
+from hyimg_cli.manifest.resolved import job_to_json, lines_beside
+from hyimg_cli.settings.kinds import is_custom_id
+from hyimg_cli.spec import digest
+from hyimg_cli.spec.events import Outcome
+from hyimg_cli.spec.job import ImageJob, Job
+
+RESULTS = "results.jsonl"
+RESOLVED = "manifest.resolved.jsonl"
+RUN = "run.json"
+OUTPUTS = "outputs"
+LATENTS = "latents"
+LOCK = ".lock"
+# Of a resolved job, what never changes its pixels.
+_NOT_IN_KEY = ("custom_id", "images", "model", "metadata")
+
+
+class JobFolder(ABC):
+    """Where a session puts its jobs' files, and tells what became of them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def path_for(self, custom_id: str, suffix: str = ".png") -> Path:
+        """Where the picture of a job goes, or its video (`.mp4`) with what stands beside it."""
+        assert is_custom_id(custom_id), f"{custom_id!r} never passed the manifest's check"
+        return self.folder / OUTPUTS / f"{custom_id}{suffix}"
+
+    def latents_for(self, custom_id: str) -> Path:
+        """Where an unfinished video's latents wait; their folder is made by who writes them."""
+        assert is_custom_id(custom_id), f"{custom_id!r} never passed the manifest's check"
+        return self.folder / LATENTS / f"{custom_id}.safetensors"
+
+    @abstractmethod
+    def attempts(self) -> dict[str, int]:
+        """How often each job was tried until now, by custom_id."""
+
+    @abstractmethod
+    def append(self, outcome: Outcome) -> None:
+        """Adds a line to the journal; it is on disk when this returns."""
+
+
+class RunFolder(JobFolder):
+    """An output folder. Reading needs no lock; writing needs `with`, which takes it."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._lock: int | None = None
+        self._journal: int | None = None
+
+    def __enter__(self) -> Self:
+        """Makes the folder, takes its lock, and repairs what a kill left behind.
+
+        Raises OutputFolderError where another run holds it, StorageError where it is read-only.
+        """
+        with disk_errors(self.folder):
+            make_folders(self.folder / OUTPUTS)
+            self._lock = locked(self.folder / LOCK)
+            try:
+                self._journal = _open_journal(self.folder / RESULTS)
+                for place in (self.folder, self.folder / OUTPUTS, self.folder / LATENTS):
+                    remove_temporaries(place)
+            except BaseException:
+                self._release()
+                raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._release()
+
+    def _release(self) -> None:
+        for descriptor in (self._journal, self._lock):
+            if descriptor is not None:
+                os.close(descriptor)
+        self._journal = self._lock = None
+
+    def drop_latents(self, jobs: Iterable[str]) -> None:
+        """Removes the latents of jobs that are done, or that start afresh."""
+        with disk_errors(self.folder):
+            for custom_id in jobs:
+                self.latents_for(custom_id).unlink(missing_ok=True)
+
+    def write_run(self, info: Mapping[str, Any]) -> None:
+        """Replaces run.json."""
+        text = json.dumps(info, indent=2, ensure_ascii=False, default=str) + "\n"
+        self._replace(RUN, text.encode("utf-8", "backslashreplace"))
+
+    def write_resolved(self, jobs: Iterable[Job]) -> None:
+        """Replaces manifest.resolved.jsonl with one line per job, nothing left to a default.
+
+        Its paths lead from the folder: read there as a manifest, it gives the same jobs.
+        """
+        lines = lines_beside(jobs, self.folder)
+        self._replace(RESOLVED, b"".join(_json_line(line) for line in lines))
+
+    def _replace(self, name: str, data: bytes) -> None:
+        assert self._lock is not None, "the folder is written without its lock"
+        with disk_errors(self.folder):
+            replace_file(self.folder / name, data)
+
+    def results(self) -> dict[str, dict[str, Any]]:
+        """The last outcome of each job, by custom_id, in the order of first appearance.
+
+        A last line that a kill cut off is passed over. Raises OutputFolderError for any other line
+        that is no outcome.
+        """
+        with disk_errors(self.folder):
+            data = _bytes_if_any(self.folder / RESULTS)
+        found: dict[str, dict[str, Any]] = {}
+        for number, line in enumerate(_whole_lines(data).split(b"\n"), 1):
+            if not line.strip():
+                continue
+            entry = _entry(line)
+            if entry is None:
+                raise OutputFolderError(
+                    "this line is no outcome of a job",
+                    where=f"{RESULTS}:{number}",
+                    hint="take the line out: its job runs again",
+                    code="output.damaged-journal",
+                )
+            found[entry["custom_id"]] = entry
+        return found
+
+    def attempts(self) -> dict[str, int]:
+        return {name: int(line.get("attempt", 0)) for name, line in self.results().items()}
+
+    def remove_temporaries(self, pid: int) -> None:
+        """Removes what a process that was killed had not yet given its final name."""
+        with disk_errors(self.folder):
+            for place in (self.folder / OUTPUTS, self.folder / LATENTS):
+                remove_temporaries(place, of=str(pid))
+
+    def append(self, outcome: Outcome) -> None:
+        """Adds one line to results.jsonl; it is on disk when this returns.
+
+        Raises StorageError where it cannot be: then nothing of the line is left in the file.
+        """
+        assert self._journal is not None, "the journal is written without the folder's lock"
+        with disk_errors(self.folder):
+            length = os.fstat(self._journal).st_size
+            try:
+                write_all(self._journal, _json_line(outcome_to_json(outcome)))
+                os.fsync(self._journal)
+            except OSError:
+                os.ftruncate(self._journal, length)
+                raise
+
+
+def outcome_to_json(outcome: Outcome) -> dict[str, Any]:
+    """The outcome as a result line; the user's `x_` keys stand beside the other names."""
+    entry = asdict(outcome)
+    extra: dict[str, Any] = entry.pop("extra")
+    return entry | extra
+
+
+def job_key(
+    job: Job,
+    source_digests: Sequence[str],
+    model_fingerprint: str,
+    pixel_settings: Mapping[str, str],
+) -> str:
+    """Hex sha256 over all that changes the job's pixels: not its id, paths, batch or metadata.
+
+    `source_digests`: sha256 of each source image's bytes, in order. `pixel_settings`: what of the
+    run changes pixels, such as the dtype.
+    """
+    line = job_to_json(job)
+    shaping = {k: v for k, v in line.items() if k not in _NOT_IN_KEY and not k.startswith("x_")}
+    facts: dict[str, Any] = {"job": shaping, "model": model_fingerprint}
+    facts["settings"] = dict(pixel_settings)
+    if isinstance(job, ImageJob):
+        # Where the text is given the line has no bot_task, but a dynamic system prompt hangs on it.
+        facts |= {"bot_task": job.bot_task, "sources": list(source_digests)}
+    return digest.of_json(facts)
+
+
+@dataclass(frozen=True)
+class Resumption:
+    """What a run still has to do, what is there already, and what failed and is left alone."""
+
+    to_run: list[Job]
+    done: list[str]
+    failed_before: list[str]
+
+
+def resume(
+    folder: RunFolder,
+    jobs: Sequence[Job],
+    keys: Mapping[str, str],
+    *,
+    resume: bool = True,
+    retry_failed: bool = False,
+    force: bool = False,
+    with_frames: bool = False,
+) -> Resumption:
+    """Sorts `jobs` by what `folder` says of them; `keys` has the `job_key` of each custom_id with a
+    result there.
+
+    Done: same key, and every file there with its sha256, `with_frames` a video's PNG files too.
+    Raises OutputFolderError, unless
+    `force`, where a picture would be replaced by one of another key, and, with `resume` off, where
+    the folder holds results at all. A job that failed under another key is a new job: it runs.
+    """
+    results = folder.results()
+    if not resume:
+        if results and not force:
+            raise _occupied(folder, len(results))
+        return Resumption(list(jobs), [], [])
+    resumption = Resumption([], [], [])
+    for job in jobs:
+        entry = results.get(job.custom_id)
+        if entry is None:
+            resumption.to_run.append(job)
+        elif entry.get("key") != keys.get(job.custom_id, ""):
+            if entry.get("status") == "done" and not force:
+                raise _other_job(job)
+            resumption.to_run.append(job)
+        elif entry.get("status") == "done" and _is_intact(folder.folder, entry, with_frames):
+            resumption.done.append(job.custom_id)
+        elif entry.get("status") == "failed" and not retry_failed:
+            resumption.failed_before.append(job.custom_id)
+        else:
+            resumption.to_run.append(job)
+    return resumption
+
+
+def _occupied(folder: RunFolder, count: int) -> OutputFolderError:
+    return OutputFolderError(
+        f"the folder holds {count} results already",
+        where=str(folder.folder),
+        hint="choose another folder, leave out --no-resume, or run all again with --force",
+        code="output.not-empty",
+    )
+
+
+def _other_job(job: Job) -> OutputFolderError:
+    return OutputFolderError(
+        f'"{job.custom_id}" is done in this folder, made otherwise: another line, source image, '
+        "model or setting that changes pixels",
+        where=job.source_line,
+        hint="give the flags that run.json names, choose another folder or custom_id, or replace "
+        "the result with --force",
+        code="output.other-job",
+    )
+
+
+def _is_intact(folder: Path, entry: Mapping[str, Any], with_frames: bool) -> bool:
+    """Whether every file of a done job is there as it was written."""
+    outputs = entry.get("outputs") or []
+    try:
+        return bool(outputs) and all(
+            digest.of_file(folder / output["path"]) == output["sha256"]
+            and (not with_frames or _has_frames(folder, output))
+            for output in outputs
+        )
+    except (OSError, KeyError, TypeError):
+        return False
+
+
+def _has_frames(folder: Path, output: Mapping[str, Any]) -> bool:
+    """Whether a video's PNG files are there; a picture needs none. They are not read again."""
+    if "num_frames" not in output:
+        return True
+    shots = output["frames_path"]
+    return shots is not None and len(os.listdir(folder / shots)) == output["num_frames"]
+
+
+def _json_line(entry: Mapping[str, Any]) -> bytes:
+    # Half a surrogate pair (a file name that is not UTF-8) becomes a JSON escape, and so survives.
+    text = json.dumps(entry, ensure_ascii=False, allow_nan=False) + "\n"
+    return text.encode("utf-8", "backslashreplace")
+
+
+def _bytes_if_any(path: Path) -> bytes:
+    try:
+        return bytes_of(path, JOURNAL_BYTES)
+    except (FileNotFoundError, NotADirectoryError):
+        return b""
+
+
+def _entry(line: bytes) -> dict[str, Any] | None:
+    """The outcome in a line, or None where it holds none."""
+    try:
+        entry = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return entry if isinstance(entry, dict) and isinstance(entry.get("custom_id"), str) else None
+
+
+def _whole_lines(data: bytes) -> bytes:
+    """`data` without a last line that was cut off; a whole last line may lack its newline."""
+    end = data.rfind(b"\n") + 1
+    return data if _entry(data[end:]) is not None else data[:end]
+
+
+def _open_journal(path: Path) -> int:
+    """The journal opened for appending, ending in a whole line."""
+    journal = descriptor_of(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
+    try:
+        data = bytes_of(path, JOURNAL_BYTES)
+        whole = _whole_lines(data)
+        os.ftruncate(journal, len(whole))
+        if whole and not whole.endswith(b"\n"):
+            write_all(journal, b"\n")
+        sync_folder(path.parent)
+    except BaseException:
+        os.close(journal)
+        raise
+    return journal

@@ -1,0 +1,141 @@
+"""The key of each job in a run: what must be equal for an earlier result to count as this one."""
+
+import os
+from collections.abc import Callable, Sequence
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+from hyimg_cli.errors import MachineError
+from hyimg_cli.journal.journal import job_key
+from hyimg_cli.journal.provenance import versions
+from hyimg_cli.media.images import MAX_SOURCE_BYTES
+from hyimg_cli.models import registry
+from hyimg_cli.spec import digest
+from hyimg_cli.spec.job import ImageJob, Job
+from hyimg_cli.spec.run import ModelChoice, RunConfig
+
+UNREADABLE = "unreadable"
+_DEVICES = Path("/dev")
+# Counts up when the same image, weights and packages lead to other rows.
+_SOURCE_FORMAT = 2
+
+
+def key_of(job: Job, source_digests: Sequence[str], config: RunConfig) -> str:
+    """The job's key, from the bytes of its source images and of its checkpoint.
+
+    The device and the size of the batch are not part of it; precision, quantization, KV reuse, VAE
+    tiling, CUDA graphs, ranks that sum a layer and whether pixels may depend on the batch are: they
+    change pixels, if only by rounding, and so perhaps a text. Whether a graph's capture succeeded
+    is not: the numbers are the same.
+    """
+    model_print = registry.fingerprint(job.model, config.model.revision)
+    return job_key(job, source_digests, model_print, pixel_settings(job, config))
+
+
+def pixel_settings(job: Job, config: RunConfig) -> dict[str, str]:
+    """What of the run changes the job's pixels, by name."""
+    settings = {"dtype": precision(config.model)[1]}
+    if isinstance(job, ImageJob):
+        settings["kv_reuse"] = "reuse" if config.reuse.kv_reuse else "recompute"
+        # Named only where it is not the default: keys of runs before there were tiles stay.
+        if config.model.vae_use_tiling:
+            settings["vae"] = "tiled"
+        if config.model.quantization != "none":
+            settings["experts"] = config.model.quantization
+        if by_graphs(config.model, config.parallel.tensor_ranks):
+            settings["text"] = "graphs"
+        if config.parallel.tensor_ranks > 1:
+            settings["layers"] = f"{config.parallel.tensor_ranks} ranks"
+        if not config.batch.is_invariant:
+            settings["batch"] = "variant"
+    return settings
+
+
+def job_keys(jobs: Sequence[Job], config: RunConfig) -> dict[str, str]:
+    """Key by custom id. Each source image is digested once."""
+    digest_of = cache(source_digest)
+    return {job.custom_id: key_of(job, source_digests(job, digest_of), config) for job in jobs}
+
+
+def precision(choice: ModelChoice) -> tuple[str, str]:
+    """Kind of device and dtype that a run will choose; without torch, so by the driver's files."""
+    is_cpu = choice.device == "cpu" or (choice.device == "auto" and not _has_gpu())
+    device = "cpu" if is_cpu else "cuda"
+    by_default = "bfloat16" if device == "cuda" else "float32"
+    return device, by_default if choice.dtype == "auto" else choice.dtype
+
+
+def confirm_dtype(choice: ModelChoice, dtype: str) -> None:
+    """Raises MachineError where a model has another dtype than the keys of its jobs say: one
+    folder would mix two precisions.
+    """
+    expected = precision(choice)[1]
+    if dtype != expected:
+        raise MachineError(
+            f"the model is in {dtype}, and by the GPU driver's files it would be in {expected}",
+            hint=f"name both: --device and --dtype {dtype}",
+            code="machine.dtype",
+        )
+
+
+def by_graphs(choice: ModelChoice, ranks: int) -> bool:
+    """Whether a model over so many ranks will decode its text by CUDA graphs; without torch."""
+    is_on_gpu = precision(choice)[0] == "cuda" and choice.device != "balanced"
+    return choice.wants_graphs(
+        on_one_gpu=is_on_gpu and ranks == 1, has_triton=find_spec("triton") is not None
+    )
+
+
+def confirm_graphs(choice: ModelChoice, ranks: int, has_graphs: bool) -> None:
+    """Raises MachineError where a model decodes text otherwise than the keys of its jobs say."""
+    if has_graphs != by_graphs(choice, ranks):
+        found, expected = ("with", "without") if has_graphs else ("without", "with")
+        raise MachineError(
+            f"text is decoded {found} CUDA graphs, and by the GPU driver's files it would be "
+            f"{expected} them",
+            hint=f"name both: --device, and [model] decode_graphs = {str(has_graphs).lower()} "
+            "in a recipe",
+            code="machine.graphs",
+        )
+
+
+def _has_gpu() -> bool:
+    """Whether the driver shows a GPU, and CUDA_VISIBLE_DEVICES does not hide them all."""
+    first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
+    return first not in ("", "-1") and any(_DEVICES.glob("nvidia[0-9]*"))
+
+
+def source_digests(job: Job, digest_of: Callable[[str], str] | None = None) -> list[str]:
+    """Digests of the pictures that a job reads, in order."""
+    images = job.images if isinstance(job, ImageJob) else ()
+    return [(digest_of or source_digest)(path) for path in images]
+
+
+def source_digest(path: str) -> str:
+    """Digest of a picture's bytes; a file that cannot be read fails its job later, not the run."""
+    try:
+        return digest.of_file(Path(path), MAX_SOURCE_BYTES)
+    except OSError:
+        return UNREADABLE
+
+
+def source_key(image_digest: str, model_print: str, *, device: str, dtype: str) -> str:
+    """The key of an encoded source image: everything that decides its bits.
+
+    `device` is `cpu` or `cuda`. Packages count too: another version may round otherwise.
+    """
+    facts = {
+        "format": _SOURCE_FORMAT,
+        "image": image_digest,
+        "model": model_print,
+        "device": device,
+        "dtype": dtype,
+        "versions": _versions(),
+    }
+    return digest.of_json(facts)
+
+
+@cache
+def _versions() -> dict[str, str]:
+    return versions()

@@ -1,0 +1,41 @@
+"""How a file came about, as its metadata tells: what a replay sets again, and what it cannot."""
+
+from functools import cache
+
+import torch
+
+from hyimg_cli import __version__
+from hyimg_cli.journal.keys import pixel_settings, precision
+from hyimg_cli.journal.provenance import versions
+from hyimg_cli.media.metadata import Making
+from hyimg_cli.models import registry
+from hyimg_cli.spec.job import Job
+from hyimg_cli.spec.run import RunConfig
+
+
+def making(job: Job, config: RunConfig) -> Making:
+    """What makes the job's file in this process: everything known that decides its bits."""
+    choice = config.model
+    kind = precision(choice)[0]
+    return Making(
+        version=__version__,
+        model_fingerprint=registry.fingerprint(job.model, choice.revision),
+        settings=pixel_settings(job, config) | {"device": kind} | _processor(kind),
+        packages=_packages(),
+    )
+
+
+def _processor(kind: str) -> dict[str, str]:
+    """What of a device changes how sums are rounded: no names, they would tell of the machine."""
+    if kind == "cuda":
+        major, minor = torch.cuda.get_device_capability()
+        return {"capability": f"{major}.{minor}"}
+    return {
+        "capability": torch.backends.cpu.get_cpu_capability(),
+        "threads": str(torch.get_num_threads()),
+    }
+
+
+@cache
+def _packages() -> dict[str, str]:
+    return {name: found for name, found in versions().items() if name != "hyimg"}

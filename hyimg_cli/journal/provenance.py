@@ -1,0 +1,91 @@
+"""What `run.json` says: versions, hardware in words, flags with their origin, digests."""
+
+import os
+import platform
+import sys
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path, PurePath
+from typing import Any
+
+from hyimg_cli import __version__
+from hyimg_cli.manifest.manifest import Manifest
+from hyimg_cli.manifest.recipe import Setting
+from hyimg_cli.models import registry
+from hyimg_cli.spec.plan import Plan
+
+PACKAGES = ("torch", "transformers", "diffusers", "safetensors", "tokenizers", "numpy", "pillow")
+CPU_FACTS = Path("/proc/cpuinfo")
+
+
+def run_info(manifest: Manifest, settings: Mapping[str, Setting], plan: Plan) -> dict[str, Any]:
+    """The contents of `run.json`.
+
+    Paths are cut to their last part, so that a result folder can be handed on as it is.
+    """
+    revision = settings["revision"].value
+    models = dict.fromkeys(group.model for group in plan.groups)
+    return {
+        "versions": versions() | {"av": _version("av")},
+        "hardware": hardware(),
+        "flags": {
+            name: {"value": portable(setting.value), "origin": setting.origin}
+            for name, setting in settings.items()
+        },
+        "manifest": {"name": manifest.title, "digest": manifest.digest},
+        "models": {portable(name): registry.fingerprint(name, revision) for name in models},
+    }
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python, hyimg and the packages that can change a picture."""
+    return {"python": platform.python_version(), "hyimg": __version__} | {
+        name: _version(name) for name in PACKAGES
+    }
+
+
+def hardware() -> dict[str, Any]:
+    """The machine in words: processor, cores this process may use, GPUs."""
+    return {
+        "system": f"{platform.system()} {platform.machine()}",
+        "cpu": cpu_name(),
+        "cores": cores(),
+        "gpus": _gpu_names(),
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def cpu_name() -> str:
+    """The processor's marketing name where the system tells it."""
+    if CPU_FACTS.is_file():
+        for line in CPU_FACTS.read_text(errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    if sys.platform == "linux":
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _gpu_names() -> list[str]:
+    import torch
+
+    return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+
+
+def portable(value: Any) -> Any:
+    """`value` as JSON; an absolute path loses its folders."""
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    text = str(value)
+    return PurePath(text).name if PurePath(text).is_absolute() else text

@@ -1,0 +1,109 @@
+"""The OpenAI batch envelope: a line whose fields are the body of a request to an images or videos
+endpoint.
+
+    {"custom_id": "a", "method": "POST", "url": "/v1/images/edits", "body": {"prompt": …, …}}
+
+The endpoint tells the task. What a server would do with a body beyond our own fields is either kept
+in the results as it was (`x_user`), of no effect at the one value that hyimg can give (`quality`:
+auto), or a fault of the line.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from hyimg_cli.settings.kinds import BadValue, nearest, shown
+
+KEYS = ("method", "url", "body")
+_TASKS = {
+    "/v1/images/edits": "it2i",
+    "/v1/images/generations": "t2i",
+    "/v1/videos": "t2v",
+}
+# Words for the server alone: they reach the result line, and change no pixel.
+_KEPT = ("user", "response_format")
+# What a server could be asked for, and the values that ask for what hyimg does anyway.
+_FIXED: Mapping[str, tuple[Any, ...]] = {
+    "background": ("auto", "opaque"),
+    "input_fidelity": ("high",),
+    "moderation": ("auto", "low"),
+    "output_format": ("png",),
+    "partial_images": (0,),
+    "quality": ("auto",),
+    "stream": (False,),
+}
+_INSTEAD = {
+    "extra_body": "put its fields into body itself",
+    "input_reference": "t2v makes a video from its prompt alone",
+    "mask": "say in the prompt what to change",
+    "seconds": "give num_frames and fps",
+}
+
+
+def is_envelope(entry: Mapping[str, Any]) -> bool:
+    """Whether a line means to be one: it has a body, or a url."""
+    return "body" in entry or "url" in entry
+
+
+def unwrapped(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """The line's own fields: those of the body, the task, and what stands beside the three keys.
+
+    Raises BadValue, with the slug `openai-envelope`, where the envelope itself is wrong.
+    """
+    task, body = _task(entry), entry.get("body")
+    if not isinstance(body, dict):
+        raise _wrong(f"body is {shown(body)}", "give the request's fields as an object")
+    if body.get("task", task) != task:
+        what = f"the endpoint is for {task}, the body says {shown(body['task'])}"
+        raise _wrong(what, "take task out of the body")
+    beside = {key: value for key, value in entry.items() if key not in KEYS}
+    if twice := sorted(beside.keys() & body.keys()):
+        raise _wrong(f"{twice[0]} is there twice", "keep one of them")
+    return beside | {"task": task} | dict(_own(body))
+
+
+def _task(entry: Mapping[str, Any]) -> str:
+    url, method = entry.get("url"), entry.get("method", "POST")
+    if method != "POST":
+        raise _wrong(f"method is {shown(method)}", 'a job is "POST"')
+    if not isinstance(url, str) or url not in _TASKS:
+        close = nearest(url, _TASKS) if isinstance(url, str) else None
+        hint = f"did you mean {close}?" if close else f"known: {', '.join(_TASKS)}"
+        raise _wrong(f"{shown(url)} is not an endpoint of pictures or videos", hint)
+    return _TASKS[url]
+
+
+def _own(body: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The body's fields by our names."""
+    for key, value in body.items():
+        # A client's way to leave a field out.
+        if value is None:
+            continue
+        if key in _INSTEAD:
+            raise _wrong(f"{key} is not read", _INSTEAD[key])
+        if key in _FIXED:
+            _require(key, value, _FIXED[key])
+        elif key in _KEPT:
+            yield f"x_{key}", value
+        elif key in ("image", "images"):
+            yield key, [_path(one) for one in value] if isinstance(value, list) else _path(value)
+        else:
+            yield key, value
+
+
+def _require(key: str, value: Any, allowed: tuple[Any, ...]) -> None:
+    # By type too: JSON's false is not its 0.
+    if not any(type(value) is type(one) and value == one for one in allowed):
+        what = f"{key} is {shown(value)}, which hyimg cannot give"
+        raise _wrong(what, f"allowed: {', '.join(shown(one) for one in allowed)}")
+
+
+def _path(image: Any) -> Any:
+    """The path in {"image_url": path} or {"image_url": {"url": path}}; others as they are."""
+    if not isinstance(image, dict) or image.keys() != {"image_url"}:
+        return image
+    inner = image["image_url"]
+    return inner["url"] if isinstance(inner, dict) and inner.keys() == {"url"} else inner
+
+
+def _wrong(what: str, hint: str) -> BadValue:
+    return BadValue(what, hint, "openai-envelope")

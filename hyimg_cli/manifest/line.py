@@ -1,0 +1,303 @@
+"""One manifest line: from bytes to checked fields, and every fault on the way.
+
+Types and ranges of single fields are in `fields.py`; what only several of them together can tell is
+here. Defaults of settings and model are not known yet.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from hyimg_cli.errors import HyimgError, UsageError
+from hyimg_cli.manifest.envelope import is_envelope, unwrapped
+from hyimg_cli.manifest.fields import (
+    AR_FIELDS,
+    BY_NAME,
+    COT_FIELDS,
+    NOT_IN_PICTURES,
+    NOT_IN_VIDEOS,
+    SAMPLED_FIELDS,
+)
+from hyimg_cli.settings.kinds import BadValue, nearest, shown, size_request
+
+# How chat endpoints spell a conversation; the released models draw from a single turn.
+_TURNS = ("messages", "message_list", "conversation", "history")
+
+
+@dataclass(frozen=True)
+class ManifestLine:
+    """A line without faults. `fields` has canonical names and typed values; `given` names those set
+    by the user (custom_id and task may be filled in here); `extra` holds the `x_` keys.
+    """
+
+    line_number: int
+    where: str
+    fields: dict[str, Any]
+    extra: dict[str, Any] = field(default_factory=dict)
+    given: frozenset[str] = frozenset()
+
+
+def fault(slug: str, what: str, *, where: str, hint: str = "") -> UsageError:
+    """A fault of the manifest's text, with the code `manifest.<slug>`."""
+    return UsageError(what, where=where, hint=hint, code=f"manifest.{slug}")
+
+
+def unconsumed(
+    fields: Mapping[str, Any], given: Iterable[str], bot_task: str | None
+) -> dict[str, str]:
+    """Fields among `given` that no stage would consume, each with the reason.
+
+    The AR stage writes text only for a bot_task other than none, and only where none is given; the
+    most likely token needs no sampling; only thinking can be dropped. `fields` has the values;
+    `bot_task` is None where it is not known yet.
+    """
+    names = set(given)
+    idle: dict[str, str] = {}
+    if not names.isdisjoint(COT_FIELDS):
+        reason = "the text is given, so none is written"
+        idle = dict.fromkeys((*AR_FIELDS, "bot_task"), reason)
+    elif bot_task == "none":
+        reason = "bot_task is none, so no text is written"
+        idle = dict.fromkeys((*AR_FIELDS, "drop_think"), reason)
+    else:
+        if fields.get("temperature") == 0:
+            reason = "temperature is 0, so the most likely token is taken"
+            idle = dict.fromkeys(SAMPLED_FIELDS, reason)
+        if bot_task == "recaption" and fields.get("drop_think"):
+            idle["drop_think"] = "bot_task is recaption, so there is no thinking to drop"
+    if not fields.get("images"):
+        idle["infer_align_image_size"] = "there is no source image to align with"
+    return {name: idle[name] for name in sorted(names & idle.keys())}
+
+
+def child_ids(fields: Mapping[str, Any]) -> list[str]:
+    """The ids of the pictures a line asks for: its own, or one per child for `n` or `seeds`."""
+    custom_id = fields["custom_id"]
+    count = len(fields["seeds"]) if "seeds" in fields else fields.get("n", 1)
+    return [f"{custom_id}-{index}" for index in range(count)] if count > 1 else [custom_id]
+
+
+class Line:
+    """A line while it is read. `refused` names the fields whose value is of no use."""
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+        self.fields: dict[str, Any] = {}
+        self.extra: dict[str, Any] = {}
+        self.given: set[str] = set()
+        self.refused: set[str] = set()
+        self.faults: list[HyimgError] = []
+
+    def add(self, slug: str, what: str, *, field: str = "", hint: str = "") -> None:
+        """Adds a fault of the line, or of a field in it."""
+        where = f"{self.where}: {field}" if field else self.where
+        self.faults.append(fault(slug, what, where=where, hint=hint))
+
+    def read_prompt(self, raw: bytes) -> None:
+        """Takes the line as a prompt."""
+        text = self._decoded(raw)
+        if text is not None:
+            self._take("prompt", text)
+            self._check_together()
+
+    def read_object(self, raw: bytes) -> None:
+        """Takes the line as a JSON object of fields."""
+        text = self._decoded(raw)
+        entry = None if text is None else self._parsed(text)
+        if entry is not None and is_envelope(entry):
+            entry = self._opened(entry)
+        if entry is None:
+            return
+        for key, value in entry.items():
+            if key.startswith("x_"):
+                self._take_extra(key, value)
+            else:
+                self._take(key, value)
+        self._check_together()
+
+    def _decoded(self, raw: bytes) -> str | None:
+        try:
+            return raw.decode()
+        except UnicodeDecodeError as error:
+            what = f"byte {error.start + 1} of the line is not UTF-8"
+            self.add("not-utf8", what, hint="save the file as UTF-8")
+            return None
+
+    def _parsed(self, text: str) -> dict[str, Any] | None:
+        try:
+            entry = json.loads(text, object_pairs_hook=_object, parse_constant=_refuse_constant)
+            if "\\u" in text:
+                # JSON can spell half of a surrogate pair, which no file can hold.
+                json.dumps(entry, ensure_ascii=False).encode()
+        except _TwiceError as error:
+            self.add(
+                "duplicate-field", f"{shown(error.key)} is there twice", hint="keep one of them"
+            )
+        except UnicodeEncodeError:
+            self.add("bad-json", "a text holds half of a surrogate pair", hint="write it as UTF-8")
+        except RecursionError:
+            self.add("bad-json", "nested too deeply")
+        except ValueError as error:
+            what = f"not valid JSON: {_reason(error)}"
+            self.add("bad-json", what, hint="write one JSON object per line")
+        else:
+            if isinstance(entry, dict):
+                return entry
+            hint = 'write an object: {"prompt": "…"}'
+            self.add("not-an-object", f"{shown(entry)} is not a JSON object", hint=hint)
+        return None
+
+    def _opened(self, envelope: Mapping[str, Any]) -> dict[str, Any] | None:
+        """An envelope's fields; of one that is wrong the id is taken, nothing else."""
+        try:
+            return unwrapped(envelope)
+        except BadValue as bad:
+            self.add(bad.slug, bad.what, hint=bad.hint)
+        if "custom_id" in envelope:
+            self._take("custom_id", envelope["custom_id"])
+        return None
+
+    def _take_extra(self, key: str, value: Any) -> None:
+        try:
+            self.extra[key] = BY_NAME["metadata"].kind.read(value)
+        except BadValue as bad:
+            self.add(bad.slug, bad.what, field=_plain(key), hint=bad.hint)
+
+    def _take(self, key: str, value: Any) -> None:
+        known = BY_NAME.get(key)
+        if known is None:
+            self._refuse_unknown(key)
+        elif known.name in self.given:
+            self.refused.add(known.name)
+            hint = f"give one of {', '.join((known.name, *known.aliases))}"
+            self.add("duplicate-field", f"{known.name} is there by two names", field=key, hint=hint)
+        else:
+            self.given.add(known.name)
+            self._take_value(key, known.name, value)
+
+    def _take_value(self, key: str, name: str, value: Any) -> None:
+        try:
+            self.fields[name] = BY_NAME[name].kind.read(value)
+        except BadValue as bad:
+            self.refused.add(name)
+            hint = "leave the field out for its default" if value is None else bad.hint
+            self.add(bad.slug, bad.what, field=key, hint=hint)
+
+    def _refuse_unknown(self, key: str) -> None:
+        if key in _TURNS:
+            hint = "write the one turn as prompt and images; earlier turns are not read"
+            self.add("unknown-field", "a job has no turns before it", field=key, hint=hint)
+            return
+        close = nearest(key, BY_NAME)
+        hint = f'did you mean "{close}"?' if close else "begin it with x_ to have it copied through"
+        self.add("unknown-field", f"{shown(key)} is not a field", field=_plain(key), hint=hint)
+
+    def _check_together(self) -> None:
+        """Checks what only several fields together can tell."""
+        self._merge_size()
+        self._check_task()
+        self._check_foreign()
+        self._check_counts()
+        if self.fields.get("task") != "t2v":
+            self._check_text()
+
+    def _merge_size(self) -> None:
+        """Turns width and height into size."""
+        sides = {"width", "height"} & self.given
+        if not sides:
+            return
+        if "size" in self.given:
+            hint = "give size, or width and height"
+            self.add("conflict", "the size is there twice", field="size", hint=hint)
+        elif len(sides) == 1:
+            (side,) = sides
+            (other,) = {"width", "height"} - sides
+            self.add("conflict", f"{side} without {other}", field=side, hint=f"give {other} too")
+        elif not sides & self.refused:
+            self.given = self.given - sides | {"size"}
+            self._set_size(height=self.fields.pop("height"), width=self.fields.pop("width"))
+
+    def _set_size(self, *, height: int, width: int) -> None:
+        try:
+            self.fields["size"] = size_request(height=height, width=width)
+        except BadValue as bad:
+            self.add(bad.slug, bad.what, field="width", hint=bad.hint)
+
+    def _check_task(self) -> None:
+        """Checks that there is a prompt and that images fit the task; fills in the task."""
+        if "prompt" not in self.given:
+            hint = "say what it should show"
+            self.add("missing-field", "the line has no prompt", field="prompt", hint=hint)
+        if {"task", "images"} & self.refused or self.fields.get("task") == "t2v":
+            return
+        images = self.fields.get("images", ())
+        task = self.fields.setdefault("task", "it2i" if images else "t2i")
+        if task == "it2i" and not images:
+            hint = "name the picture to edit, or use task t2i"
+            self.add("missing-field", "it2i without images", field="images", hint=hint)
+        if task == "t2i" and images:
+            hint = "use task it2i, or take the images out"
+            self.add("conflict", "t2i does not look at images", field="images", hint=hint)
+
+    def _check_foreign(self) -> None:
+        """Checks that no field belongs to the other kind of task."""
+        if "task" in self.refused:
+            return
+        is_video = self.fields.get("task") == "t2v"
+        hint = "take the field out"
+        if not (is_video or "task" in self.given):
+            hint += ', or set "task": "t2v"'
+        foreign = NOT_IN_VIDEOS if is_video else NOT_IN_PICTURES
+        for name in sorted(self.given & foreign.keys()):
+            self.add("foreign-field", foreign[name], field=name, hint=hint)
+
+    def _check_counts(self) -> None:
+        for other in ("n", "seed"):
+            if {"seeds", other} <= self.given:
+                hint = f"give {other} or seeds"
+                self.add("conflict", f"{other} beside seeds", field=other, hint=hint)
+
+    def _check_text(self) -> None:
+        """Checks the fields about the text that the AR stage writes or is given."""
+        if self.given.issuperset(COT_FIELDS):
+            hint = "give one of the two"
+            self.add("conflict", "cot_text beside cot_token_ids", field="cot_text", hint=hint)
+        idle = unconsumed(self.fields, self.given, self.fields.get("bot_task"))
+        kind = self.fields.get("use_system_prompt", "custom")
+        if "system_prompt" in self.given and kind != "custom":
+            idle["system_prompt"] = f"use_system_prompt is {kind}"
+        for name, reason in idle.items():
+            what = f"no stage would use it: {reason}"
+            self.add("unconsumed", what, field=name, hint="take the field out")
+
+
+class _TwiceError(Exception):
+    """A JSON object holds a key twice."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(key)
+        self.key = key
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    entry = dict(pairs)
+    if len(entry) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise _TwiceError(next(key for key in keys if keys.count(key) > 1))
+    return entry
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def _reason(error: ValueError) -> str:
+    if isinstance(error, json.JSONDecodeError):
+        return f"{error.msg[:1].lower()}{error.msg[1:]} at column {error.colno}"
+    return "a number has too many digits" if "digits" in str(error) else str(error)
+
+
+def _plain(key: str) -> str:
+    """A key as it may stand in a place: as it is where it is a word, else quoted and cut."""
+    return key if key.isidentifier() and len(key) <= 40 else shown(key, 40)

@@ -1,0 +1,217 @@
+"""A manifest as a whole: its lines, its ids, all of its faults at once. One line is `line.py`'s.
+
+A line with a fault is not in `Manifest.lines`; its faults are in `Manifest.faults`, each with its
+place ("jobs.jsonl:17: seed") and what to do.
+"""
+
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, TextIO
+
+from hyimg_cli.errors import HyimgError, UsageError
+from hyimg_cli.files import MANIFEST_BYTES, bounded, bytes_of
+from hyimg_cli.manifest.line import Line, ManifestLine, child_ids, fault
+from hyimg_cli.settings.kinds import is_custom_id
+from hyimg_cli.spec import digest
+
+_STEM_LENGTH = 100
+_BOM = b"\xef\xbb\xbf"
+_HINT = "give a .jsonl or .txt file, or - for standard input"
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A manifest as read. `title` is the file's name in messages, `name` the same fit for ids and
+    folders; `bad_ids` gives each faulty line's number the id under which it can be recorded.
+    """
+
+    name: str
+    folder: Path
+    digest: str
+    lines: tuple[ManifestLine, ...]
+    faults: tuple[HyimgError, ...]
+    title: str = ""
+    bad_ids: Mapping[int, str] = field(default_factory=dict)
+
+
+def read_manifest(path: Path | Literal["-"], stdin: TextIO | None = None) -> Manifest:
+    """The lines and faults of a JSONL file, of a `.txt` with a prompt per line, or of `-` (JSONL).
+
+    Raises UsageError only where the file cannot be read; what it holds never raises.
+    """
+    if path == "-":
+        data = _bytes_of(stdin or sys.stdin)
+        title, stem, folder = "stdin", "stdin", Path()
+    else:
+        path = Path(path)
+        data = _bytes_at(path)
+        title, stem, folder = path.name, path.stem, path.parent
+    reading = _Reading(title, _id_stem(stem), is_text=Path(title).suffix.lower() == ".txt")
+    return _manifest(reading, data, folder)
+
+
+def manifest_of(data: bytes, title: str) -> Manifest:
+    """JSONL that is no file, called `title` in messages; its paths lead from the working folder."""
+    return _manifest(_Reading(title, _id_stem(title), is_text=False), data, Path())
+
+
+def _manifest(reading: "_Reading", data: bytes, folder: Path) -> Manifest:
+    reading.read(data.removeprefix(_BOM))
+    return Manifest(
+        name=reading.name,
+        folder=folder,
+        digest=digest.of_bytes(data),
+        lines=tuple(reading.lines),
+        faults=tuple(reading.faults),
+        title=reading.title,
+        bad_ids=reading.bad_ids,
+    )
+
+
+def failed_lines(manifest: Manifest, faults: Iterable[HyimgError]) -> dict[str, list[HyimgError]]:
+    """The id under which each faulty line is recorded, with its faults; whole-file faults stay out.
+
+    Takes the faults of `manifest` and those found while its lines were resolved.
+    """
+    ids = {line.line_number: str(line.fields["custom_id"]) for line in manifest.lines}
+    ids.update(manifest.bad_ids)
+    by_id: dict[str, list[HyimgError]] = {}
+    for one in faults:
+        if number := _line_number(manifest, one):
+            by_id.setdefault(ids[number], []).append(one)
+    return by_id
+
+
+def in_line_order(manifest: Manifest, faults: Iterable[HyimgError]) -> list[HyimgError]:
+    """The faults as they stand in the file; those of the whole file come first."""
+    return sorted(faults, key=lambda one: _line_number(manifest, one))
+
+
+def _line_number(manifest: Manifest, one: HyimgError) -> int:
+    """The line that a fault is in, from 1; 0 for one of the whole file."""
+    match = re.match(re.escape(manifest.title) + r":([0-9]+)(?::|$)", one.where)
+    return int(match[1]) if match else 0
+
+
+class _Reading:
+    """One pass over a manifest: collects lines, faults and the ids already claimed."""
+
+    def __init__(self, title: str, name: str, *, is_text: bool) -> None:
+        self.title = title
+        self.name = name
+        self.is_text = is_text
+        self.lines: list[ManifestLine] = []
+        self.faults: list[HyimgError] = []
+        self.bad_ids: dict[int, str] = {}
+        # An id with its case folded, and the id and line number that claimed it.
+        self._claimed: dict[str, tuple[str, int]] = {}
+
+    def read(self, data: bytes) -> None:
+        lines = data.split(b"\n")
+        first = next((line.strip() for line in lines if line.strip()), b"")
+        if not first:
+            self._refuse_file("empty", "it holds no jobs", "write one job per line")
+        elif first in (b"[", b"{") and not self.is_text:
+            hint = "write one JSON object per line, and no list around them"
+            self._refuse_file("not-json-lines", "its JSON is spread over lines", hint)
+        else:
+            for number, raw in enumerate(lines, 1):
+                if raw.strip():
+                    self._read_line(number, raw.strip())
+            self._name_the_nameless()
+
+    def _refuse_file(self, slug: str, what: str, hint: str) -> None:
+        self.faults.append(fault(slug, what, where=self.title, hint=hint))
+
+    def _read_line(self, number: int, raw: bytes) -> None:
+        line = Line(f"{self.title}:{number}")
+        if self.is_text:
+            line.read_prompt(raw)
+        else:
+            line.read_object(raw)
+        is_named = self._claim_ids(line, number)
+        if not line.faults:
+            given = frozenset(line.given)
+            self.lines.append(ManifestLine(number, line.where, line.fields, line.extra, given))
+            return
+        self.faults += line.faults
+        self.bad_ids[number] = str(line.fields["custom_id"]) if is_named else ""
+
+    def _name_the_nameless(self) -> None:
+        """Gives faulty lines without an id of their own one that no line has."""
+        for number, name in self.bad_ids.items():
+            if not name:
+                free = f"{self.name}-line-{number}"
+                while free.casefold() in self._claimed:
+                    free += "-again"
+                self._claimed[free.casefold()] = (free, number)
+                self.bad_ids[number] = free
+
+    def _claim_ids(self, line: Line, number: int) -> bool:
+        """Claims the line's ids, its children's included; False where one is unfit or taken.
+
+        A line with taken ids must not be recorded under them, for they are another line's.
+        """
+        if "custom_id" in line.refused:
+            return False
+        own_id = line.fields.setdefault("custom_id", f"{self.name}-{number:04d}")
+        names = dict.fromkeys((own_id, *child_ids(line.fields)))
+        for name in names:
+            if not is_custom_id(name):
+                line.add("bad-id", f'"{name}" has more than 128 characters', field="custom_id")
+                return False
+            # NOTE: some disks give "Cat.png" and "cat.png" one and the same file.
+            if name.casefold() in self._claimed:
+                _refuse_twin(line, name, self._claimed[name.casefold()])
+                return False
+        self._claimed |= {name.casefold(): (name, number) for name in names}
+        return True
+
+
+def _refuse_twin(line: Line, name: str, claim: tuple[str, int]) -> None:
+    twin, number = claim
+    what = f'"{name}" appears twice'
+    if twin != name:
+        what = f'"{name}" and "{twin}" differ in case only'
+    line.add(
+        "duplicate-id", what, hint=f"give each line its own custom_id; line {number} has this one"
+    )
+
+
+def _id_stem(stem: str) -> str:
+    """`stem` with what no id may hold replaced by dashes, and room left for a number behind it."""
+    clean = re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip(".-")
+    return clean[:_STEM_LENGTH] or "manifest"
+
+
+def _bytes_of(stream: TextIO | None) -> bytes:
+    if stream is None:  # the process was started without one
+        hint = "send the lines through a pipe, or name a file"
+        raise fault("missing", "there is no standard input", where="stdin", hint=hint)
+    buffer = getattr(stream, "buffer", None)
+    if buffer is None:
+        return stream.read().encode("utf-8", "surrogatepass")
+    try:
+        return bounded(buffer, MANIFEST_BYTES, "stdin")
+    except OSError as error:
+        raise _unreadable(error, "stdin") from None
+
+
+def _bytes_at(path: Path) -> bytes:
+    try:
+        return bytes_of(path, MANIFEST_BYTES, or_stream=True)
+    except (FileNotFoundError, NotADirectoryError):
+        slug, what = "missing", "there is no such manifest"
+    except IsADirectoryError:
+        slug, what = "is-a-folder", "this is a folder, not a manifest"
+    except (OSError, ValueError) as error:
+        raise _unreadable(error, str(path)) from None
+    raise fault(slug, what, where=str(path), hint=_HINT)
+
+
+def _unreadable(error: Exception, where: str) -> UsageError:
+    what = f"the manifest cannot be read: {error}"
+    return fault("unreadable", what, where=where, hint=_HINT)

@@ -1,0 +1,1 @@
+"""Runs and files compared: bench, eval and replay."""

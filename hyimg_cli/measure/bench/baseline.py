@@ -1,0 +1,93 @@
+"""An earlier `bench.json` as a gate: no slower than it was, and no worse a verdict."""
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from hyimg_cli.errors import UsageError
+from hyimg_cli.files import TABLE_BYTES, text_of
+from hyimg_cli.measure.bench.record import FORMAT
+
+_RANK = {"identical": 0, "equal": 1, "within floor": 2, "not explained": 3, "differs": 3}
+
+
+def read_share(text: str) -> float:
+    """`5%` or `0.05` as 0.05. Raises UsageError."""
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(%?)\s*", text)
+    if match is None:
+        what = f"--max-regress {text!r} is no share"
+        raise UsageError(what, hint="for example --max-regress 5%", code="bench.share")
+    return float(match[1]) / (100 if match[2] else 1)
+
+
+def read_baseline(path: Path) -> dict[str, Any]:
+    """An earlier bench.json. Raises UsageError where it is none."""
+    try:
+        entry = json.loads(text_of(path, TABLE_BYTES, or_stream=True))
+        if entry["format"] == FORMAT and entry["timings"] and entry["verdict"]["name"] in _RANK:
+            return dict(entry)
+        what = "its format is another"
+    except OSError as error:
+        what = f"it cannot be read: {error.strerror}"
+    except (ValueError, KeyError, TypeError):
+        what = "it is no bench.json"
+    hint = "give the bench.json of an earlier run"
+    raise UsageError(what, where=str(path), hint=hint, code="bench.baseline")
+
+
+def regressions(now: Mapping[str, Any], before: Mapping[str, Any], most: float) -> Iterator[str]:
+    """What has become worse by more than the share `most`, as sentences.
+
+    A baseline of other jobs, another model or other settings is itself one. Seconds are compared on
+    the same hardware; the speed-up of A over B, which was measured in turns, always. What the
+    spread of the new runs may explain is no regression.
+    """
+    other = [what for what, of in _COMPARED.items() if of(now) != of(before)]
+    if other:
+        yield f"the baseline has another {' and another '.join(other)}: nothing to hold it against"
+        return
+    verdicts = now["verdict"]["name"], before["verdict"]["name"]
+    if _RANK[verdicts[0]] > _RANK[verdicts[1]]:
+        yield f"the verdict was {verdicts[1]}, now it is {verdicts[0]}"
+    earlier = {one["steps"]: one for one in before["timings"]}
+    newer = {one["steps"]: one for one in now["timings"]}
+    for steps in earlier.keys() ^ newer.keys():
+        yield f"{steps} steps were timed in one of them only"
+    for steps in earlier.keys() & newer.keys():
+        yield from _slower(
+            newer[steps], earlier[steps], most, seconds_count=is_same_machine(now, before)
+        )
+
+
+def is_same_machine(now: Mapping[str, Any], before: Mapping[str, Any]) -> bool:
+    """Whether seconds of both mean the same."""
+    return bool(now["environment"]["hardware"] == before["environment"]["hardware"])
+
+
+_COMPARED: dict[str, Callable[[Mapping[str, Any]], Any]] = {
+    "comparison": lambda entry: entry["name"],
+    "model": lambda entry: entry["environment"]["model_fingerprint"],
+    "set of jobs": lambda entry: entry["jobs"],
+    "setting": lambda entry: entry["common"],
+}
+
+
+def _slower(
+    now: Mapping[str, Any], then: Mapping[str, Any], most: float, *, seconds_count: bool
+) -> Iterator[str]:
+    up = now["speedup"], then["speedup"]
+    if up[0]["median"] < up[1]["median"] * (1 - most) and up[0]["high"] < up[1]["median"]:
+        yield _sentence(now["steps"], "speed-up", up[1], up[0], most)
+    walls = now["a"]["wall_s"], then["a"]["wall_s"]
+    is_longer = walls[0]["median"] > walls[1]["median"] * (1 + most)
+    if seconds_count and is_longer and walls[0]["min"] > walls[1]["median"]:
+        yield _sentence(now["steps"], "seconds a run", walls[1], walls[0], most)
+
+
+def _sentence(
+    steps: int, what: str, then: Mapping[str, float], now: Mapping[str, float], most: float
+) -> str:
+    change = f"from {then['median']:.3f} to {now['median']:.3f}"
+    return f"{steps} steps: {what} went {change}, more than {most:.0%}"

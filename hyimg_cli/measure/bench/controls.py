@@ -1,0 +1,117 @@
+"""What keeps a comparison of pictures honest: the same text for both, eyes on every stage, and
+inputs that must or must not matter.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from hyimg_cli.measure.bench.divergence import Divergence, divergences
+from hyimg_cli.measure.bench.runs import Texts, observed_run
+from hyimg_cli.measure.bench.shared import SharedModels
+from hyimg_cli.measure.bench.verdict import Timed
+from hyimg_cli.media.images import read_image
+from hyimg_cli.spec.events import Outcome
+from hyimg_cli.spec.job import ImageJob
+from hyimg_cli.spec.run import RunConfig
+
+Place = Callable[[], Path]
+
+
+@dataclass(frozen=True)
+class LookedThrough:
+    """The text that A wrote, by job; where the variants part when it is forced into both; what
+    failed on the way.
+    """
+
+    texts: Texts
+    divergences: tuple[Divergence, ...] = ()
+    failures: tuple[str, ...] = ()
+
+
+def looked_through(
+    configs: tuple[RunConfig, RunConfig],
+    labels: tuple[str, str],
+    jobs: Sequence[ImageJob],
+    place: Place,
+    models: SharedModels,
+) -> LookedThrough:
+    """A writes freely; then both run with its text, looked through from ids to latents.
+
+    Every run is given a folder of its own by `place`.
+    """
+    first, seen = observed_run(configs[0], {}, jobs, place(), models, tries_tokens=False)
+    texts = seen.texts()
+    runs, seen_by = zip(
+        *(observed_run(config, texts, jobs, place(), models) for config in configs), strict=True
+    )
+    ours, theirs = (one.jobs for one in seen_by)
+    parted = [
+        found
+        for name in ours
+        if name in theirs
+        for found in divergences(ours[name], theirs[name], labels)
+    ]
+    by_label = zip((labels[0], *labels), (first, *runs), strict=True)
+    failures = [f"{label} fails: {text}" for label, run in by_label for text in run.failures]
+    return LookedThrough(texts, tuple(parted), tuple(dict.fromkeys(failures)))
+
+
+def texts_of_others(jobs: Sequence[ImageJob], texts: Texts) -> dict[str, Sequence[int]]:
+    """For each job the text of another of its kind that wrote something else."""
+    found: dict[str, Sequence[int]] = {}
+    for job in jobs:
+        own = texts.get(job.custom_id)
+        kin = (texts.get(one.custom_id) for one in jobs if _kind(one) == _kind(job))
+        other = next((text for text in kin if own and text and text != own), None)
+        if other is not None:
+            found[job.custom_id] = other
+    return found
+
+
+def with_negatives(jobs: Sequence[ImageJob], folder: Path) -> list[ImageJob]:
+    """The jobs with every source image turned into its negative, written to `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return [replace(job, images=tuple(_negatives(job, folder))) for job in jobs]
+
+
+def same_work(timed: Timed) -> tuple[str, ...]:
+    """The jobs for which both variants report the same counts: nothing sets them apart there."""
+    ours, theirs = (
+        {one.custom_id: _counts(one) for one in runs[-1].outcomes} for runs in (timed.a, timed.b)
+    )
+    same = [name for name in ours if ours[name] == theirs.get(name)]
+    # Some jobs may have nothing to share; a variant that shares nowhere is none.
+    return tuple(same) if len(same) == len(ours) else ()
+
+
+def _counts(outcome: Outcome) -> tuple[object, ...]:
+    """What a job's line says of the work behind it, without its seconds."""
+    reuse = outcome.kv_reuse
+    tokens = None if reuse is None else (reuse.ar_shared_tokens, reuse.branches)
+    return tokens, outcome.batch, outcome.cache.get("prompt_embeddings"), _rank_count(outcome)
+
+
+def _rank_count(outcome: Outcome) -> int:
+    """How many processes worked on a job that was spread; 0 for one that was not."""
+    spread = outcome.parallel
+    if spread is None:
+        return 0
+    decoding = len(spread.decode.ranks) if spread.decode else 1
+    return max(spread.branch_ranks, spread.tensor_ranks, decoding)
+
+
+def _negatives(job: ImageJob, folder: Path) -> list[str]:
+    targets = []
+    for number, path in enumerate(job.images):
+        target = folder / f"{job.custom_id}-{number}.png"
+        Image.fromarray(np.ascontiguousarray(255 - read_image(Path(path)).pixels)).save(target)
+        targets.append(str(target))
+    return targets
+
+
+def _kind(job: ImageJob) -> tuple[object, ...]:
+    return job.task, job.bot_task, job.size

@@ -1,0 +1,218 @@
+"""One run of one variant: its seconds, by phase, and its pictures.
+
+    wall  start ▸ load ▸ embed ▸ prewarm ▸ [read encode .. write] of each job ▸ unattributed
+
+The segments are disjoint and add up to the wall time. Jobs that work as a batch share their
+batch's time in equal parts. Waiting in a queue is no work of a job and no part of the sum.
+"""
+
+import multiprocessing
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol, Self, cast
+
+from hyimg_cli.engine.runner import cards
+from hyimg_cli.engine.session import Session
+from hyimg_cli.errors import MachineError
+from hyimg_cli.journal.journal import RunFolder
+from hyimg_cli.manifest import planner
+from hyimg_cli.measure.bench.idle import IdleWatch
+from hyimg_cli.measure.bench.observe import Decided, Observed
+from hyimg_cli.measure.bench.scenario import EMBED, LOAD, PREWARM, REST, START, Lifetime
+from hyimg_cli.measure.bench.shared import SharedModels
+from hyimg_cli.models.protocols import MixedModel
+from hyimg_cli.spec.events import (
+    PHASES,
+    JobDone,
+    JobFailed,
+    ModelLoaded,
+    Outcome,
+    Prewarmed,
+    PromptsReady,
+)
+from hyimg_cli.spec.job import ImageJob, Job
+from hyimg_cli.spec.run import RunConfig
+
+WORK = tuple(phase for phase in PHASES if phase != "queue")
+RUN_PHASES = (START, LOAD, EMBED, PREWARM, *WORK, REST)
+Texts = Mapping[str, Sequence[int]]
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """One run, of one or several processes one after another. `idle_s`: wall time during which no
+    thread had any work, their starts left out.
+    """
+
+    folder: Path
+    wall_s: float
+    idle_s: float
+    phases_s: Mapping[str, float]
+    outcomes: tuple[Outcome, ...]
+    processes: int = 1
+
+    @property
+    def failures(self) -> list[str]:
+        return [
+            f"{one.custom_id}: {one.error.message}"
+            for one in self.outcomes
+            if one.error is not None
+        ]
+
+
+class Runs(Protocol):
+    """How a variant's runs are carried out; leaving the context lets its model go."""
+
+    def run(self, jobs: Sequence[Job], folder: Path) -> RunResult: ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+def runs_of(lifetime: Lifetime, config: RunConfig, texts: Texts, models: SharedModels) -> Runs:
+    """Runs of a variant, each as long-lived as its scenario says; `texts` decides what is written.
+
+    Processes load a model of their own, sessions take it from `models`.
+    """
+    match lifetime:
+        case "session":
+            return SessionRuns(config, texts, models)
+        case "process":
+            return ProcessRuns(config, texts)
+        case "process-per-job":
+            return ProcessRuns(config, texts, jobs_each=1)
+
+
+class SessionRuns:
+    """One session for all runs: its model is loaded once, everything else forgotten before each."""
+
+    def __init__(self, config: RunConfig, texts: Texts, models: SharedModels) -> None:
+        self._config = config
+        self._session = Session(
+            config, models.wrapped(lambda model: _as_model(Decided(model, texts)))
+        )
+
+    def run(self, jobs: Sequence[Job], folder: Path) -> RunResult:
+        self._session.forget()
+        return timed_run(self._session, self._config, jobs, folder)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._session.close()
+
+
+class ProcessRuns:
+    """A new process for every run, or for every few jobs: nothing is warm. Starting it counts."""
+
+    def __init__(self, config: RunConfig, texts: Texts, *, jobs_each: int | None = None) -> None:
+        self._config = config
+        self._texts = {name: tuple(ids) for name, ids in texts.items()}
+        self._jobs_each = jobs_each
+
+    def run(self, jobs: Sequence[Job], folder: Path) -> RunResult:
+        size = self._jobs_each or len(jobs)
+        parts = [jobs[at : at + size] for at in range(0, len(jobs), size)]
+        return _together([self._part(part, folder) for part in parts], folder)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing to let go: its processes end with their runs."""
+
+    def _part(self, jobs: Sequence[Job], folder: Path) -> RunResult:
+        started = time.perf_counter()
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+            work = pool.submit(_alone, self._config, self._texts, tuple(jobs), folder)
+            try:
+                result = work.result()
+            except BrokenProcessPool:
+                what, hint = "a process of the bench died", "is there enough memory for its model?"
+                raise MachineError(what, hint=hint, code="bench.process") from None
+        wall_s = time.perf_counter() - started
+        phases_s = {**result.phases_s, START: wall_s - result.wall_s}
+        return replace(result, wall_s=wall_s, phases_s=phases_s)
+
+
+def observed_run(
+    config: RunConfig,
+    texts: Texts,
+    jobs: Sequence[ImageJob],
+    folder: Path,
+    models: SharedModels,
+    *,
+    tries_tokens: bool = True,
+) -> tuple[RunResult, Observed]:
+    """A run that is looked through, in a session of its own; its seconds mean nothing."""
+    seen: list[Observed] = []
+    # A prewarmed shape would be looked through like a job.
+    config = replace(config, batch=replace(config.batch, prewarm=False))
+
+    def through(model: MixedModel) -> MixedModel:
+        seen.append(Observed(_as_model(Decided(model, texts)), tries_tokens=tries_tokens))
+        return _as_model(seen[-1])
+
+    with Session(config, models.wrapped(through)) as session:
+        result = timed_run(session, config, jobs, folder)
+    assert len(seen) == 1, "the jobs of a comparison are of one model"
+    return result, seen[0]
+
+
+def timed_run(session: Session, config: RunConfig, jobs: Sequence[Job], folder: Path) -> RunResult:
+    """Every job once, in the order of a plan, pictures written to `folder`."""
+    plan = planner.make_plan(jobs, cards(config.model.revision))
+    outcomes: list[Outcome] = []
+    phases_s = dict.fromkeys(RUN_PHASES, 0.0)
+    with RunFolder(folder) as run_folder, IdleWatch() as idle:
+        started = time.perf_counter()
+        for event in session.run(plan, run_folder):
+            match event:
+                case ModelLoaded():
+                    phases_s[LOAD] += event.load_s
+                case PromptsReady():
+                    phases_s[EMBED] += event.encode_s
+                case Prewarmed():
+                    phases_s[PREWARM] += event.prewarm_s
+                case JobDone() | JobFailed():
+                    outcomes.append(event.outcome)
+                case _:
+                    pass
+        wall_s = time.perf_counter() - started
+    for outcome in outcomes:
+        for phase in WORK:
+            phases_s[phase] += outcome.timings_s.get(phase, 0.0) / _sharers(outcome, phase)
+    phases_s[REST] = wall_s - sum(phases_s.values())
+    return RunResult(folder, wall_s, idle.idle_s, phases_s, tuple(outcomes))
+
+
+def _alone(config: RunConfig, texts: Texts, jobs: Sequence[Job], folder: Path) -> RunResult:
+    with SessionRuns(config, texts, SharedModels()) as runs:
+        return runs.run(jobs, folder)
+
+
+def _together(results: Sequence[RunResult], folder: Path) -> RunResult:
+    return RunResult(
+        folder,
+        sum(one.wall_s for one in results),
+        sum(one.idle_s for one in results),
+        {phase: sum(one.phases_s[phase] for one in results) for phase in RUN_PHASES},
+        tuple(outcome for one in results for outcome in one.outcomes),
+        processes=len(results),
+    )
+
+
+def _sharers(outcome: Outcome, phase: str) -> int:
+    """How many jobs a phase's time stands in."""
+    batch = "think" if phase == "think" else "denoise" if phase.startswith("denoise") else ""
+    return outcome.batch.get(batch, 1)
+
+
+def _as_model(model: Decided | Observed) -> MixedModel:
+    return cast(MixedModel, model)

@@ -1,0 +1,225 @@
+"""From what a file says about itself to a manifest of one job, and the settings it was made with.
+
+The model and the source images must be the recorded ones: another digest is an error, unless the
+user allows it.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+from typing import Any
+
+from hyimg_cli.errors import ManifestError, UsageError
+from hyimg_cli.journal.keys import by_graphs
+from hyimg_cli.manifest.manifest import Manifest, manifest_of
+from hyimg_cli.measure.replay.run_folder import images_there, model_there, title_of
+from hyimg_cli.media.images import MAX_SOURCE_BYTES
+from hyimg_cli.media.recorded import Described, Record
+from hyimg_cli.models import registry
+from hyimg_cli.spec import digest
+from hyimg_cli.spec.run import DTYPES, QUANTIZATIONS, ModelChoice
+
+_RANKS = re.compile(r"([1-9][0-9]?) ranks", re.ASCII)
+_HUB_ID = re.compile(r"[\w][\w.-]*/[\w][\w.-]*", re.ASCII)
+_ALLOW = "--allow-changed runs it all the same"
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What the user says beside the file: where its images are, which model and device, and whether
+    other bytes than the recorded ones will do.
+    """
+
+    images_from: Path | None = None
+    model: str | None = None
+    revision: str | None = None
+    device: str = "auto"
+    allow_changed: bool = False
+
+
+@dataclass(frozen=True)
+class Restored:
+    """A manifest of one job, the settings that it was made with, by name, and what to tell."""
+
+    manifest: Manifest
+    custom_id: str
+    settings: dict[str, Any]
+    notes: tuple[str, ...]
+
+
+def restored(described: Described, wishes: Wishes) -> Restored:
+    """The job of a file, ready to be run again.
+
+    Raises UsageError where the file holds no job of hyimg, where its model or a source image is not
+    found or is not the recorded one; ManifestError where the job is none that this version runs.
+    """
+    record = described.record
+    if record is None:
+        raise _fault("foreign", "the picture is not hyimg's: it holds no job", described.path)
+    title = title_of(described.path)
+    # What stands in the record goes first: files are looked for under names that were checked.
+    as_recorded = _manifest(record.job, title)
+    custom_id = str(as_recorded.lines[0].fields["custom_id"])
+    model, notes = _model(described.path, record, custom_id, wishes)
+    job = record.job | {"custom_id": custom_id, "model": model}
+    if "images" in job:
+        images, more = _images(described.path, record, custom_id, wishes)
+        job["images"], notes = images, [*notes, *more]
+    settings = _settings(record, wishes.device)
+    return Restored(_manifest(job, title), custom_id, settings, tuple(notes))
+
+
+def _manifest(job: dict[str, Any], title: str) -> Manifest:
+    manifest = manifest_of(json.dumps(job).encode(), title)
+    if manifest.faults:
+        raise ManifestError(manifest.faults, where=title)
+    fields = manifest.lines[0].fields
+    if "seeds" in fields or fields.get("n", 1) != 1:
+        raise UsageError("the record asks for several", where=title, code="metadata.damaged")
+    return manifest
+
+
+def _model(path: Path, record: Record, custom_id: str, wishes: Wishes) -> tuple[str, list[str]]:
+    """Which model runs, checked against the recorded digest."""
+    recorded = str(record.job.get("model", ""))
+    model = wishes.model or _located_model(path, recorded, custom_id)
+    found, expected = registry.fingerprint(model, wishes.revision), record.making.model_fingerprint
+    if found == expected:
+        return model, []
+    what = f"the model {PurePath(model).name} is not the one recorded"
+    if not wishes.allow_changed:
+        hint = f"name the folder or --revision of {recorded} with {expected[:10]}…; or {_ALLOW}"
+        raise _fault("other-model", what, path, hint)
+    return model, [what]
+
+
+def _located_model(path: Path, recorded: str, custom_id: str) -> str:
+    """The recorded model: embedded, where the run folder says, or a hub id. A file from elsewhere
+    must not choose a folder of this machine.
+    """
+    if recorded in (registry.EMBEDDED, registry.EMBEDDED_VIDEO):
+        return recorded
+    there = model_there(path, custom_id)
+    if there is not None and there.name == PurePath(recorded).name:
+        return str(there)
+    if _HUB_ID.fullmatch(recorded):
+        return recorded
+    what = f"only the name of the model's folder is recorded: {PurePath(recorded).name!r}"
+    raise _fault("model", what, path, "give the folder with --model")
+
+
+def _images(
+    path: Path, record: Record, custom_id: str, wishes: Wishes
+) -> tuple[list[str], list[str]]:
+    """Where each source image is now, checked against its recorded digest, and notes."""
+    images = record.job["images"]
+    names = [str(name) for name in (images if isinstance(images, list) else [images])]
+    digests: Sequence[str] = record.source_sha256
+    if digests and len(digests) != len(names):
+        raise _fault("damaged", "the record names other images than digests", path)
+    notes = [] if digests else ["digests of source images are not recorded: not checked"]
+    there = images_there(path, custom_id)
+    found = []
+    for number, name in enumerate(names):
+        if PurePath(name).name != name or name in ("", ".", ".."):
+            raise _fault("damaged", f"{name!r} is no name of an image", path)
+        places = _places(path, name, there[number : number + 1], wishes)
+        image, is_recorded = _found(name, list(places), digests[number : number + 1], path)
+        if not is_recorded:
+            what = f"{image.name} is not the recorded image: its bytes are others"
+            if not wishes.allow_changed:
+                hint = f"--images-from names the folder of the original; or {_ALLOW}"
+                raise _fault("changed-image", what, path, hint)
+            notes.append(what)
+        found.append(str(image.absolute()))
+    return found, notes
+
+
+def _places(path: Path, name: str, there: Sequence[Path], wishes: Wishes) -> Iterator[Path]:
+    """Where an image may be, in the order of looking."""
+    if wishes.images_from is not None:
+        yield wishes.images_from / name
+    else:
+        yield from (path.parent / name, *there)
+
+
+def _found(
+    name: str, places: Sequence[Path], expected: Sequence[str], path: Path
+) -> tuple[Path, bool]:
+    """The image with the recorded digest, else the first that is there; whether it is recorded."""
+    present = [place for place in places if place.is_file()]
+    if not present:
+        what = f"the source image {name} is not in {_listed(places)}"
+        raise _fault("missing-image", what, path, "give its folder with --images-from")
+    if not expected:
+        return present[0], True
+    for place in present:
+        if _digest(place) == expected[0]:
+            return place, True
+    return present[0], False
+
+
+def _listed(places: Sequence[Path]) -> str:
+    return " nor in ".join(dict.fromkeys(str(place.parent) for place in places))
+
+
+def _digest(path: Path) -> str:
+    try:
+        return digest.of_file(path, MAX_SOURCE_BYTES)
+    except OSError as error:
+        what = f"it cannot be read: {error.strerror}"
+        raise _fault("unreadable-image", what, path) from None
+
+
+def _settings(record: Record, device: str) -> dict[str, Any]:
+    """The recorded settings that shape pixels, as flags; what is not recorded stays unset.
+
+    A CPU's picture is made on the CPU again; which GPU, and whether there is one, is the machine's.
+    """
+    recorded = record.making.settings
+    if not recorded:
+        return {}
+    found: dict[str, Any] = {"dtype": _known(recorded.get("dtype"), DTYPES)}
+    if recorded.get("device") == "cpu" and device == "auto":
+        found["device"] = device = "cpu"
+    if record.job.get("task") != "t2v":
+        found |= _picture_settings(recorded, device)
+        if {"cot_text", "cot_token_ids"} & record.job.keys():
+            found["bot_task"] = record.bot_task or None
+    return found
+
+
+def _picture_settings(recorded: Mapping[str, str], device: str) -> dict[str, Any]:
+    return {
+        "kv_reuse": recorded.get("kv_reuse") != "recompute",
+        "vae_use_tiling": recorded.get("vae") == "tiled",
+        "quantization": _known(recorded.get("experts"), QUANTIZATIONS) or "none",
+        "decode_graphs": _graphs(recorded, device),
+        "batch_invariant": recorded.get("batch") != "variant",
+        "tensor_parallel_size": _ranks(recorded.get("layers", "")),
+    }
+
+
+def _ranks(layers: str) -> int:
+    """Over how many ranks layers were split: their sums round otherwise over another number."""
+    match = _RANKS.fullmatch(layers)
+    return int(match[1]) if match else 1
+
+
+def _graphs(recorded: Mapping[str, str], device: str) -> str:
+    """As recorded: what says nothing was made without. Where there can be none, they are left out,
+    and the result tells.
+    """
+    can_be = by_graphs(ModelChoice(device=device), _ranks(recorded.get("layers", "")))
+    return "on" if recorded.get("text") == "graphs" and can_be else "off"
+
+
+def _known(value: str | None, allowed: Sequence[str]) -> str | None:
+    return value if value in allowed else None
+
+
+def _fault(slug: str, what: str, path: Path, hint: str = "") -> UsageError:
+    code = f"metadata.{slug}" if slug == "damaged" else f"replay.{slug}"
+    return UsageError(what, where=str(path), hint=hint, code=code)

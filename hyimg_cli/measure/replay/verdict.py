@@ -1,0 +1,111 @@
+"""Whether a replay came out equal, how far apart it is otherwise, and what may be why."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from hyimg_cli.errors import HyimgError
+from hyimg_cli.measure.eval.measure import chosen_metrics, measured
+from hyimg_cli.measure.eval.pairs import Pair
+from hyimg_cli.measure.replay.run_folder import frames_digest
+from hyimg_cli.media.frames import read_frames
+from hyimg_cli.media.images import pixel_digest, read_image
+from hyimg_cli.media.recorded import Described, Record, read_described
+from hyimg_cli.quality.metrics import number_to_json
+
+Compared = Literal["pixels", "frames before compression", "frames as decoded"]
+_METRICS = ("psnr", "max_abs")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`psnr` in dB and `max_abs` in levels are None where the two are equal, or cannot be measured:
+    `not_measured` says why. `reasons`: what is recorded differently, or may differ by nature.
+    """
+
+    compared: Compared
+    is_equal: bool
+    psnr: float | None = None
+    max_abs: float | None = None
+    not_measured: str = ""
+    reasons: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "compared": self.compared,
+            "equal": self.is_equal,
+            "psnr": number_to_json(self.psnr),
+            "max_abs": self.max_abs,
+            "not_measured": self.not_measured,
+            "reasons": list(self.reasons),
+        }
+
+
+def compared_file(described: Described) -> Path | None:
+    """The pixels that a replay is held against; None for a sidecar whose film is gone."""
+    if described.kind != "sidecar":
+        return described.path
+    film = described.path.with_suffix(".mp4")
+    return film if film.is_file() else None
+
+
+def verdict(described: Described, original: Path, made: Path, pixel_sha256: str) -> Verdict:
+    """The replay `made`, whose result line says `pixel_sha256`, against the original.
+
+    Raises SourceImageError where the original cannot be decoded.
+    """
+    compared, is_equal = _equality(original, made, pixel_sha256)
+    if is_equal:
+        return Verdict(compared, True)
+    record = read_described(made).record
+    assert described.record is not None, "the original was replayed from its record"
+    assert record is not None, "a replay writes its record"
+    reasons = tuple(_reasons(described.record, record))
+    try:
+        (found,) = measured([Pair(original.name, original, made)], chosen_metrics(_METRICS, None))
+    except HyimgError as error:  # other sizes, other numbers of frames
+        return Verdict(compared, False, not_measured=error.what, reasons=reasons)
+    psnr, max_abs = found.values["psnr"].mean, found.values["max_abs"].max
+    return Verdict(compared, False, psnr, max_abs, reasons=reasons)
+
+
+def _equality(original: Path, made: Path, pixel_sha256: str) -> tuple[Compared, bool]:
+    if made.suffix == ".png":
+        return "pixels", pixel_digest(read_image(original).pixels) == pixel_sha256
+    recorded = frames_digest(original)
+    if recorded:
+        return "frames before compression", recorded == pixel_sha256
+    return "frames as decoded", _decoded(original) == _decoded(made)
+
+
+def _decoded(film: Path) -> list[str]:
+    return [pixel_digest(frame) for frame in read_frames(film)]
+
+
+def _reasons(original: Record, made: Record) -> Iterator[str]:
+    """What the two files say differently of how they were made."""
+    if original.cot_text != made.cot_text:
+        yield "the text before the picture came out otherwise"
+    if original.size and original.size != made.size:
+        yield f"size {original.size}, now {made.size}"
+    if original.making.model_fingerprint != made.making.model_fingerprint:
+        yield "the model is another"
+    if original.source_sha256 and original.source_sha256 != made.source_sha256:
+        yield "a source image is another"
+    yield from _changed({"hyimg": original.making.version}, {"hyimg": made.making.version})
+    yield from _changed(original.making.settings, made.making.settings)
+    yield from _changed(original.making.packages, made.making.packages)
+    if not original.making.settings:
+        yield "device, dtype and packages of the original are not recorded"
+    elif original.making.settings.get("device") == "cuda":
+        yield "on a GPU sums may be rounded otherwise by another batch or another kernel"
+
+
+def _changed(before: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str]:
+    if not before:
+        return
+    for name in dict.fromkeys((*before, *now)):
+        was, is_now = before.get(name, "by default"), now.get(name, "by default")
+        if was != is_now:
+            yield f"{name} {was}, now {is_now}"

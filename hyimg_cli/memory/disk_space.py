@@ -1,0 +1,54 @@
+"""Whether the disk can hold what a run will write, and the cache folder what it will keep: said
+before anything is loaded.
+"""
+
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from hyimg_cli.errors import StorageError
+from hyimg_cli.files import nearest_existing
+from hyimg_cli.manifest.video_cost import disk_bytes, latents_bytes
+from hyimg_cli.spec.card import VideoCard
+from hyimg_cli.spec.job import VideoJob
+from hyimg_cli.spec.run import RunConfig
+
+
+def refuse_full_disk(
+    folder: Path,
+    jobs: Sequence[VideoJob],
+    config: RunConfig,
+    card_of: Callable[[str], VideoCard],
+) -> None:
+    """Raises StorageError where `folder` surely has no room for the videos of `jobs`, or where the
+    disk cache's folder can be none. Pictures are too small to be counted.
+    """
+    if not jobs:
+        return
+    _refuse_broken_cache(config.cache.folder)
+    needed = disk_bytes(jobs, with_frames=config.output.frames != "none")
+    if config.output.checkpoint_every:
+        # Of the one that is under way, beside the copy that replaces it.
+        needed += 2 * max(latents_bytes(job, card_of(job.model)) for job in jobs)
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise StorageError(
+            f"the videos will take about {needed / 1e9:.1f} GB; {free / 1e9:.1f} GB are free",
+            where=str(folder),
+            hint="free some space, choose another folder with -o, or run a part with --limit",
+            code="storage.full",
+        )
+
+
+def _refuse_broken_cache(folder: Path | None) -> None:
+    """A cache folder that is missing is made later; one that is a file, or below one, never is."""
+    if folder is None:
+        return
+    existing = nearest_existing(folder)
+    if not existing.is_dir():
+        raise StorageError(
+            "the disk cache's folder is a file",
+            where=str(existing),
+            hint="choose another folder with --cache-dir, or leave it out with --no-disk-cache",
+            code="storage.cache",
+        )

@@ -1,0 +1,331 @@
+"""What a run will hold in memory at once, before anything is loaded; no torch.
+
+    weights       as held once loaded: by dtype and quantization
+    K/V           contexts of the jobs that think or wait, branches of those that draw; prefixes,
+                  and the rows of encoded source images
+    activations   of the widest forward at that moment
+
+    moment   K/V                                                   activations
+    think    every job's context                                   one job's prefill or its encode
+    draw     the branches that draw, the contexts of the others    one denoise step, or a prefill
+    decode   the contexts of the others                            one picture in the VAE
+
+Of these the largest counts. Where images are encoded beside the model, that goes on at any moment.
+Weights and K/V are exact. Activations are set beside what `benchmarks/memory_count.py` counts
+without a GPU: up to a tenth above it. What libraries take for themselves (a
+GPU's context, workspaces, an allocator's gaps, the nodes of CUDA graphs) is not in it.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from hyimg_cli.errors import JobError
+from hyimg_cli.journal.keys import by_graphs, precision
+from hyimg_cli.models.registry import job_tokens, rank_bytes
+from hyimg_cli.spec.card import ModelCard, RankBytes, Working
+from hyimg_cli.spec.job import ImageJob, Size
+from hyimg_cli.spec.plan import Group, Plan
+from hyimg_cli.spec.run import RunConfig
+
+_BF16_BYTES = 2
+# Behind a context's text: its closing tag and what opens the picture, up to the ratio token.
+_BEHIND_TEXT = 8
+# Around a text that was cut at its limit; they are not of the limit's tokens.
+_TAGS = 2
+# Of encoded source images, as many as a session keeps in memory.
+ENCODED_BYTES = 2_000_000_000
+# Of the memory that is free: the rest is for what is not counted.
+USABLE = 0.85
+# A graph serves the next larger number of rows; numbers are at most half as large again.
+_GRAPH_ROWS = 1.5
+
+
+@dataclass(frozen=True)
+class Share:
+    """Bytes that one job takes: K/V of its `context` while it thinks, of its `branches` while it
+    draws; activations of its rows in a denoise `step`, and of its longest `prefill`.
+    """
+
+    context: int = 0
+    branches: int = 0
+    step: int = 0
+    prefill: int = 0
+
+
+@dataclass(frozen=True)
+class Together:
+    """How many jobs think together at most, and how many draw."""
+
+    thinking: int
+    drawing: int
+
+
+@dataclass(frozen=True)
+class Held:
+    """Bytes of K/V and of activations at one moment of a run."""
+
+    moment: str
+    kv: int
+    activations: int
+
+    @property
+    def total(self) -> int:
+        return self.kv + self.activations
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a group's jobs take beside the weights: the largest of each, and what all have in
+    common.
+
+    `share`: of a job. `encode`, `decode`: of a picture in the VAE; `beside`: of an encode that may
+    go on meanwhile. `forward`: of any forward. `kept`: of prefixes shared with jobs to come, and of
+    encoded source images.
+    """
+
+    jobs: int
+    share: Share
+    encode: int = 0
+    decode: int = 0
+    beside: int = 0
+    forward: Working = field(default_factory=Working)
+    kept: int = 0
+    has_graphs: bool = False
+
+    def widest(self, together: Together) -> Held:
+        """The moment that takes most, with as many at work as `together` says."""
+        share, drawing = self.share, min(together.drawing, self.jobs)
+        # Jobs that wait to draw are fewer than draw together when another one begins to think.
+        alive = min(self.jobs, together.thinking + drawing - 1)
+        # A job's context goes when its branches stand, one job after another.
+        others = alive - drawing
+        at_work = max(drawing * share.step, share.prefill) + self.forward.beside
+        opening = max(share.prefill + self.forward.beside, self.encode)
+        moments = (
+            Held("think", alive * share.context, opening),
+            Held("draw", (others + 1) * share.context + drawing * share.branches, at_work),
+            Held("decode", others * share.context, self.decode),
+        )
+        most = max(moments, key=lambda held: held.total)
+        always = self.beside + self.graphs(together)
+        return Held(most.moment, most.kv + self.kept, most.activations + always)
+
+    def graphs(self, together: Together) -> int:
+        """Bytes that graphs of decode steps keep: the widest step's, whose memory all share."""
+        if not self.has_graphs:
+            return 0
+        rows = int(_GRAPH_ROWS * min(together.thinking, self.jobs))
+        return rows * self.forward.row + self.forward.beside
+
+    def fitting(self, room: int, most: int) -> Together:
+        """As many as `room` bytes take, `most` of each: thinking first, then drawing; at least
+        one.
+
+        A decode step gains from every row that joins it, a denoise step is full with few pictures.
+        """
+        thinking = _most(most, lambda count: self.widest(Together(count, 1)).total <= room)
+        drawing = _most(most, lambda count: self.widest(Together(thinking, count)).total <= room)
+        return Together(thinking, drawing)
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Bytes held at once while so many jobs think and so many draw, at the `moment` that takes
+    most. `least` is the total with one drawing at a time.
+    """
+
+    thinking: int
+    drawing: int
+    moment: str
+    weights: int
+    kv: int
+    activations: int
+    least: int
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.kv + self.activations
+
+
+def share_of(job: ImageJob, card: ModelCard, config: RunConfig) -> Share:
+    """What a job takes on the device and in the dtype of `config`.
+
+    A job whose sequence cannot be built fails later, for its own reason, and takes nothing.
+    """
+    square, revision = [Size(1, 1)] * len(job.images), config.model.revision
+    longest = job.text.max_new_tokens + _TAGS
+    try:
+        tokens = job_tokens(job, square, assumed_think=longest, revision=revision)
+    except JobError:
+        return Share()
+    room = max(0, tokens.assumed_think - _TAGS) + _BEHIND_TEXT
+    context = tokens.ar_prefill and tokens.ar_prefill + room
+    width, row = _width(config), working(card, config).row
+    kv = card.kv_bytes_per_token * width // _BF16_BYTES
+    return Share(
+        context=context * kv,
+        branches=tokens.branches * (tokens.positive + tokens.step_rows) * kv,
+        step=tokens.branches * tokens.step_rows * row,
+        prefill=tokens.positive * row,
+    )
+
+
+def working(card: ModelCard, config: RunConfig) -> Working:
+    """Activations of a forward on the device and in the dtype of `config`."""
+    found = card.activations.of(precision(config.model)[0], config.model.quantization)
+    width = _width(config)
+    return Working(found.row * width // _BF16_BYTES, found.beside * width // _BF16_BYTES)
+
+
+def needs(
+    jobs: Sequence[ImageJob],
+    card: ModelCard,
+    config: RunConfig,
+    *,
+    prefixes: int | None = None,
+    held_prefixes: int = 0,
+) -> Needs:
+    """What a group takes; `prefixes`: bytes of shared K/V, by default as many as may be kept beside
+    the `held_prefixes` that are there already.
+    """
+    shares = [share_of(job, card, config) for job in jobs]
+    share = Share(
+        context=max((one.context for one in shares), default=0),
+        branches=max((one.branches for one in shares), default=0),
+        step=max((one.step for one in shares), default=0),
+        prefill=max((one.prefill for one in shares), default=0),
+    )
+    if prefixes is None:
+        most = sum(one.branches for one in shares)
+        room = max(0, config.batch.prefix_cache_mb * 1_000_000 - held_prefixes)
+        prefixes = min(room, most)
+    encode = _encode_bytes(jobs, card, config)
+    return Needs(
+        jobs=len(jobs),
+        share=share,
+        encode=encode,
+        decode=max((_decode_bytes(job, card, config) for job in jobs), default=0),
+        beside=encode if _encodes_beside(config) else 0,
+        forward=working(card, config),
+        kept=prefixes + _encoded_bytes(jobs, card, config),
+        has_graphs=by_graphs(config.model, config.parallel.tensor_ranks),
+    )
+
+
+def held_weights(card: ModelCard, config: RunConfig) -> int:
+    """Bytes of a model's weights in the memory that has most of them: a GPU's, where ranks have
+    one each; in main memory those of all ranks.
+    """
+    held = _by_rank(card, config)
+    if held is None:
+        return card.loaded_bytes(precision(config.model)[1], config.model.quantization)
+    return held.first + (_in_one_memory(config) - 1) * held.other
+
+
+def _by_rank(card: ModelCard, config: RunConfig) -> RankBytes | None:
+    """What each rank has; None where there is one process."""
+    choice, ranks = config.model, config.parallel.tensor_ranks
+    if ranks == 1:
+        return None
+    return rank_bytes(replace(choice, model=card.model), ranks, precision(choice)[1])
+
+
+def _where_fullest(whole: Needs, card: ModelCard, config: RunConfig) -> Needs:
+    """The same with the part of K/V that lies in that memory, as a session of ranks counts it."""
+    held = _by_rank(card, config)
+    if held is None:
+        return whole
+    part, share = held.kv_share * _in_one_memory(config), whole.share
+    context, branches = round(share.context * part), round(share.branches * part)
+    return replace(whole, share=replace(share, context=context, branches=branches))
+
+
+def _in_one_memory(config: RunConfig) -> int:
+    """How many ranks share the memory that is fullest: on GPUs each has its own."""
+    return config.parallel.tensor_ranks if precision(config.model)[0] == "cpu" else 1
+
+
+def footprint(
+    jobs: Sequence[ImageJob], card: ModelCard, config: RunConfig, *, shared_kv_bytes: int = 0
+) -> Footprint:
+    """The most that one model's jobs take.
+
+    As many work together as fit into `config.batch.memory_gb`; where that is not said, as many as
+    may: a session that finds less free than that lets fewer work together.
+    """
+    weights = card.loaded_bytes(precision(config.model)[1], config.model.quantization)
+    found = needs(jobs, card, config, prefixes=shared_kv_bytes)
+    most = min(config.batch.max_size, len(jobs))
+    memory = config.batch.memory_bytes
+    together = Together(most, most)
+    if memory is not None:
+        room = int(USABLE * (memory - held_weights(card, config)))
+        together = _where_fullest(found, card, config).fitting(room, most)
+    held = found.widest(together)
+    return Footprint(
+        thinking=together.thinking,
+        drawing=together.drawing,
+        moment=held.moment,
+        weights=weights,
+        kv=held.kv,
+        activations=held.activations,
+        least=weights + found.widest(Together(together.thinking, 1)).total,
+    )
+
+
+def footprints(
+    plan: Plan, config: RunConfig, card_of: Callable[[str], ModelCard], *, shared_kv_bytes: int
+) -> dict[str, Footprint]:
+    """By picture model, the group that takes most. One model is resident at a time."""
+    largest: dict[str, Footprint] = {}
+    for group in plan.groups:
+        if not isinstance(group, Group):
+            continue
+        card = card_of(group.model)
+        found = footprint(group.jobs, card, config, shared_kv_bytes=shared_kv_bytes)
+        if group.model not in largest or found.total > largest[group.model].total:
+            largest[group.model] = found
+    return largest
+
+
+def _most(most: int, fits: Callable[[int], bool]) -> int:
+    """The largest of 1 to `most` that fits, or one."""
+    return next((count for count in range(most, 1, -1) if fits(count)), 1)
+
+
+def _width(config: RunConfig) -> int:
+    return 4 if precision(config.model)[1] == "float32" else _BF16_BYTES
+
+
+def _encodes_beside(config: RunConfig) -> bool:
+    """Whether source images are encoded while the model is at work; see `sources.suits_beside`."""
+    asked, choice = config.batch.encodes_ahead, config.model
+    by_itself = precision(choice)[0] == "cuda" and choice.device != "balanced"
+    return by_itself if asked is None else asked
+
+
+def _encoded_bytes(jobs: Sequence[ImageJob], card: ModelCard, config: RunConfig) -> int:
+    """Bytes of the source images' rows: they are held by the jobs, and by a bounded memo."""
+    images = {path for job in jobs for path in job.images}
+    cells = _largest(card) // card.pixels_per_cell**2
+    rows = len(images) * (1 + cells + card.source_vit_tokens)
+    return min(ENCODED_BYTES, rows * card.row_bytes * _width(config) // _BF16_BYTES)
+
+
+def _encode_bytes(jobs: Sequence[ImageJob], card: ModelCard, config: RunConfig) -> int:
+    """Bytes of one source image in the VAE, which takes any of the model's sizes."""
+    if not any(job.images for job in jobs):
+        return 0
+    return card.vae_bytes(_largest(card), precision(config.model)[0])
+
+
+def _decode_bytes(job: ImageJob, card: ModelCard, config: RunConfig) -> int:
+    """Bytes of one picture in the VAE; one whose size is still open is taken to be the largest."""
+    bucket = card.bucket_of(job.size)
+    pixels = bucket.size.height * bucket.size.width if bucket else _largest(card)
+    choice = config.model
+    return card.vae_bytes(pixels, precision(choice)[0], in_tiles=choice.vae_use_tiling)
+
+
+def _largest(card: ModelCard) -> int:
+    return max(bucket.size.height * bucket.size.width for bucket in card.buckets)

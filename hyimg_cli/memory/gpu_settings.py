@@ -1,0 +1,104 @@
+"""Settings about a GPU's memory: where they cannot be followed they are refused, never ignored. No
+torch.
+"""
+
+from collections.abc import Iterable, Mapping
+
+from hyimg_cli.errors import UsageError
+from hyimg_cli.journal.keys import precision
+from hyimg_cli.manifest.recipe import Setting
+from hyimg_cli.memory.footprint import Footprint
+from hyimg_cli.spec.card import ModelCard
+from hyimg_cli.spec.job import ImageJob, Job
+from hyimg_cli.spec.run import ModelChoice, Quantization, RunConfig
+from hyimg_cli.spec.units import bytes_text
+
+UTILIZATION = "--gpu-memory-utilization"
+OFFLOAD = "--enable-cpu-offload"
+
+
+def refuse_unfollowed(jobs: Iterable[Job], settings: Mapping[str, Setting]) -> None:
+    """Passes settings of a GPU's memory that the jobs' run can follow. Raises UsageError."""
+    kind = precision(ModelChoice(device=settings["device"].value))[0]
+    part = settings["gpu_memory_utilization"].value
+    if part is not None and kind == "cpu":
+        raise _without_gpu(part)
+    if not settings["enable_cpu_offload"].value:
+        return
+    if any(isinstance(job, ImageJob) for job in jobs):
+        raise offload_of_pictures()
+    refuse_offload_on_cpu(ModelChoice(device=settings["device"].value))
+    ranks = settings["vae_patch_parallel_size"].value, settings["cfg_parallel_size"].value
+    refuse_offload_on_ranks(*ranks)
+
+
+def offload_of_pictures() -> UsageError:
+    """What to say where a picture model's networks are to take turns."""
+    return _refused(
+        "one network makes a picture from its first token to its last step: none of it can wait in "
+        "main memory",
+        hint="--quantization nf4 (or fp8) holds it in less; videos of the same manifest have a run "
+        "of their own",
+    )
+
+
+def refuse_offload_on_cpu(choice: ModelChoice) -> None:
+    """Passes a GPU, which networks can take turns on. Raises UsageError."""
+    if precision(choice)[0] == "cpu":
+        raise _refused(
+            "this run is on the CPU: everything is in main memory as it is",
+            hint="leave it out, or name a GPU by --device cuda",
+        )
+
+
+def refuse_offload_on_ranks(vae_ranks: int, cfg_ranks: int) -> None:
+    """Passes ranks of which each has one kind of network. Raises UsageError."""
+    if vae_ranks > 1 and cfg_ranks > 1:
+        raise _refused(
+            "with --vae-patch-parallel-size and --cfg-parallel-size together a rank holds a VAE "
+            "beside its transformer",
+            hint="give one of the two",
+        )
+
+
+def refuse_in_session(config: RunConfig) -> None:
+    """The same for a configuration that no command line was read for. Raises UsageError."""
+    part = config.batch.gpu_memory_utilization
+    if part is not None and precision(config.model)[0] == "cpu":
+        raise _without_gpu(part)
+    if part is not None and not 0 < part <= 1:
+        what = f"{part:g} is no part of a GPU's memory"
+        raise UsageError(what, where=UTILIZATION, hint="above 0 to 1", code="usage.gpu-memory")
+    if config.model.cpu_offload:
+        refuse_offload_on_ranks(config.parallel.vae_ranks, config.parallel.cfg_ranks)
+
+
+def flag_that_fits(one: Footprint, card: ModelCard, config: RunConfig) -> str:
+    """What to say where a model does not fit into the memory that a plan was told, else nothing."""
+    memory = config.batch.memory_bytes
+    if memory is None or config.parallel.tensor_ranks > 1 or one.least <= memory:
+        return ""
+    dtype, choice = precision(config.model)[1], config.model
+    smaller: tuple[Quantization, ...] = ("fp8", "nf4")
+    for form in smaller:
+        least = one.least - one.weights + card.loaded_bytes(dtype, form)
+        if least < one.least and least <= memory:
+            return f"--quantization {form} would fit with {bytes_text(least)}"
+    return (
+        f"{choice.quantization} does not fit, nor does a smaller quantization; more GPUs share it "
+        "by --tensor-parallel-size or --device balanced"
+    )
+
+
+def _without_gpu(part: float) -> UsageError:
+    return UsageError(
+        f"{part:g} of a GPU's memory, and this run is on the CPU",
+        where=UTILIZATION,
+        hint="main memory is limited by a recipe: [batch] memory_gb = 32; a GPU is named by "
+        "--device cuda",
+        code="usage.gpu-memory",
+    )
+
+
+def _refused(what: str, hint: str) -> UsageError:
+    return UsageError(what, where=OFFLOAD, hint=hint, code="usage.cpu-offload")

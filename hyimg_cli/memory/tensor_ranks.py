@@ -1,0 +1,92 @@
+"""Layers split over ranks, before anything is loaded: what cannot be, bytes by rank. No torch."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from hyimg_cli.errors import UsageError
+from hyimg_cli.journal.keys import precision
+from hyimg_cli.manifest.recipe import Setting
+from hyimg_cli.memory.footprint import Footprint
+from hyimg_cli.models import registry
+from hyimg_cli.spec.job import ImageJob, Job
+from hyimg_cli.spec.run import ModelChoice, RunConfig
+
+_FLAG = "--tensor-parallel-size"
+_DEVICES = ("auto", "cpu", "cuda", "cuda:0")
+
+
+@dataclass(frozen=True)
+class RankFootprint:
+    """The bytes of one rank. Weights and K/V are exact; activations are those of one process, of
+    which a rank has less.
+    """
+
+    rank: int
+    weights: int
+    kv: int
+    activations: int
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.kv + self.activations
+
+
+def refuse_wrong(jobs: Iterable[Job], settings: Mapping[str, Setting]) -> None:
+    """Passes settings under which all pictures' models can be split as asked. Raises UsageError."""
+    ranks = settings["tensor_parallel_size"].value
+    choice = ModelChoice(
+        revision=settings["revision"].value,
+        device=settings["device"].value,
+        quantization=settings["quantization"].value,
+        decode_graphs=settings["decode_graphs"].value,
+    )
+    for model in dict.fromkeys(job.model for job in jobs if isinstance(job, ImageJob)):
+        refuse_unsplit(replace(choice, model=model), ranks)
+
+
+def refuse_unsplit(choice: ModelChoice, ranks: int) -> None:
+    """Passes a model that can be split over so many ranks. Raises UsageError."""
+    if ranks == 1:
+        return
+    if choice.device not in _DEVICES:
+        raise _refused(
+            f"device {choice.device} and {ranks} ranks exclude each other: each rank has its own "
+            "GPU, counted from the first",
+            hint="leave out --device, and choose the GPUs by CUDA_VISIBLE_DEVICES",
+        )
+    if choice.decode_graphs == "on":
+        raise _refused(
+            f"decode_graphs are one process's, not {ranks} ranks'",
+            hint=f"leave out decode_graphs or {_FLAG}",
+        )
+    registry.refuse_uneven(choice, ranks)
+
+
+def weights_by_rank(choice: ModelChoice, ranks: int) -> list[int]:
+    """Bytes of a model's weights on each rank."""
+    held = registry.rank_bytes(choice, ranks, precision(choice)[1])
+    return [held.first, *[held.other] * (ranks - 1)]
+
+
+def rank_footprints(
+    memory: Mapping[str, Footprint], config: RunConfig
+) -> dict[str, list[RankFootprint]]:
+    """By model, what each rank holds at once of a whole footprint; empty for one process."""
+    ranks = config.parallel.tensor_ranks
+    if ranks == 1:
+        return {}
+    return {model: _ranks(model, one, config) for model, one in memory.items()}
+
+
+def _ranks(model: str, whole: Footprint, config: RunConfig) -> list[RankFootprint]:
+    choice, ranks = replace(config.model, model=model), config.parallel.tensor_ranks
+    kv_share = registry.rank_bytes(choice, ranks, precision(choice)[1]).kv_share
+    kv = round(whole.kv * kv_share)
+    return [
+        RankFootprint(rank, weights, kv, whole.activations)
+        for rank, weights in enumerate(weights_by_rank(choice, ranks))
+    ]
+
+
+def _refused(what: str, hint: str) -> UsageError:
+    return UsageError(what, where=_FLAG, hint=hint, code="usage.tensor-parallel")

@@ -1,0 +1,146 @@
+"""The two autoencoders as `VideoVae`: their scale, where they cut, one tile, the last touch.
+
+What is the same for both (cutting, ranks, merging) is in `tiling`; what a class does to a tile is
+here. `layout` refuses any other class: leaving out a layer that it has would give a wrong picture
+without an error.
+"""
+
+# Legend: B batch, C channel, F latent frame, Y X latent rows and columns, T frame, H W pixels
+from functools import lru_cache
+from typing import Any
+
+import torch
+from diffusers.models.autoencoders.autoencoder_kl_wan import unpatchify
+from torch import Tensor
+
+from hyimg_cli.tiling.tiles import Tiling
+
+
+class HunyuanVae:
+    """AutoencoderKLHunyuanVideo15: one factor, all frames of a tile decoded at once.
+
+    Its mid block's mask is made by `causal_mask`: the same values, without the library's loop of
+    one launch per row for every tile.
+    """
+
+    def __init__(self, module: Any) -> None:
+        self.module = vae = module
+        for attention in vae.decoder.mid_block.attentions:
+            if attention is not None:
+                attention.prepare_causal_attention_mask = causal_mask
+        self.tiling = Tiling.by_overlap(
+            (vae.tile_sample_min_height, vae.tile_sample_min_width),
+            (vae.tile_latent_min_height, vae.tile_latent_min_width),
+            vae.tile_overlap_factor,
+            vae.spatial_compression_ratio,
+        )
+
+    def unscaled(self, latents_BCFYX: Tensor) -> Tensor:
+        latents = latents_BCFYX.to(self.module.device, self.module.dtype)
+        factor: float = self.module.config.scaling_factor
+        return latents / factor
+
+    def tile_frames(self, latent_frames: int) -> int:
+        """Frames decoded from `latent_frames`: the first latent frame gives one, others more."""
+        return _causal_frames(latent_frames, self.module.temporal_compression_ratio)
+
+    @property
+    def tile_channels(self) -> int:
+        """Channels of what `decode_tile` returns."""
+        return int(self.module.config.out_channels)
+
+    @torch.no_grad()
+    def decode_tile(self, latents_BCFYX: Tensor) -> Tensor:
+        """One tile decoded, [B, C, T, H, W]."""
+        pixels_BCTHW: Tensor = self.module.decoder(latents_BCFYX)
+        return pixels_BCTHW
+
+    def finish(self, merged_BCTHW: Tensor) -> Tensor:
+        """The picture of the merged tiles: as it is."""
+        return merged_BCTHW
+
+
+class WanVae:
+    """AutoencoderKLWan: mean and deviation by channel, frame by frame through a feature cache,
+    patches put together at the end.
+    """
+
+    def __init__(self, module: Any) -> None:
+        self.module = vae = module
+        self.patch = int(vae.config.patch_size or 1)
+        self.tiling = Tiling.by_stride(
+            (vae.tile_sample_min_height, vae.tile_sample_min_width),
+            (vae.tile_sample_stride_height, vae.tile_sample_stride_width),
+            vae.spatial_compression_ratio,
+            self.patch,
+        )
+
+    def unscaled(self, latents_BCFYX: Tensor) -> Tensor:
+        latents = latents_BCFYX.to(self.module.device, self.module.dtype)
+        # The reciprocal is rounded before it divides, as in WanPipeline.
+        inverse = 1.0 / self._by_channel(self.module.config.latents_std, torch.float32)
+        return latents / inverse.to(latents) + self._by_channel(
+            self.module.config.latents_mean, latents.dtype
+        )
+
+    def _by_channel(self, values: list[float], dtype: torch.dtype) -> Tensor:
+        return torch.tensor(values).view(1, -1, 1, 1, 1).to(self.module.device, dtype)
+
+    def tile_frames(self, latent_frames: int) -> int:
+        """Frames decoded from `latent_frames`."""
+        return _causal_frames(latent_frames, 2 ** sum(self.module.temperal_upsample))
+
+    @property
+    def tile_channels(self) -> int:
+        """Channels of what `decode_tile` returns: a patch's pixels are still channels."""
+        return int(self.module.config.out_channels)
+
+    @torch.no_grad()
+    def decode_tile(self, latents_BCFYX: Tensor) -> Tensor:
+        """One tile decoded, [B, C, T, H, W]. Not re-entrant: the cache lies on the module."""
+        vae = self.module
+        vae.clear_cache()
+        frames = []
+        for number in range(latents_BCFYX.shape[2]):
+            vae._conv_idx = [0]
+            latent_BC1YX = vae.post_quant_conv(latents_BCFYX[:, :, number : number + 1])
+            frames.append(
+                vae.decoder(
+                    latent_BC1YX,
+                    feat_cache=vae._feat_map,
+                    feat_idx=vae._conv_idx,
+                    first_chunk=number == 0,
+                )
+            )
+        vae.clear_cache()
+        return torch.cat(frames, dim=2)
+
+    def finish(self, merged_BCTHW: Tensor) -> Tensor:
+        """The picture of the merged tiles: patches unfolded, values clamped to [-1, 1]."""
+        if self.patch > 1:
+            merged_BCTHW = unpatchify(merged_BCTHW, self.patch)
+        return merged_BCTHW.clamp(-1.0, 1.0)
+
+
+def causal_mask(
+    n_frame: int, n_hw: int, dtype: torch.dtype, device: torch.device, batch_size: int | None = None
+) -> Tensor:
+    """0 where a position may look, its own and earlier frames; -inf elsewhere: [(B,) S, S].
+
+    Source: `prepare_causal_attention_mask` beside AutoencoderKLHunyuanVideo15. Read-only.
+    """
+    mask_SS = _causal_mask(n_frame, n_hw, dtype, device)
+    return mask_SS if batch_size is None else mask_SS.expand(batch_size, -1, -1)
+
+
+# Largest first, so a rank's tiles of one shape follow each other; 126 MB for a whole tile of 121
+# frames in bfloat16.
+@lru_cache(maxsize=2)
+def _causal_mask(n_frame: int, n_hw: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    frame_S = torch.arange(n_frame, device=device).repeat_interleave(n_hw)
+    mask_SS = torch.zeros(len(frame_S), len(frame_S), dtype=dtype, device=device)
+    return mask_SS.masked_fill_(frame_S[:, None] < frame_S, float("-inf"))
+
+
+def _causal_frames(latent_frames: int, stride: int) -> int:
+    return (latent_frames - 1) * stride + 1

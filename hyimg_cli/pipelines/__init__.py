@@ -1,0 +1,1 @@
+"""A loaded model at work on one kind of job, from line to pixels."""

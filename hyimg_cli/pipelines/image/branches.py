@@ -1,0 +1,154 @@
+"""Guidance branches, each on the longest prefix that is there already.
+
+    AR stage's context   s0 s1 .. [image] .. text .. tag        fed, committed
+    positive branch      \\_______ forked ________/ rest computed
+    negative branch      \\__ forked __/ <cfg> .. computed      (shares the system prompt and
+    images)
+
+What is forked is what the ids agree on, counted from the front; reuse is exact because a token's
+K/V depend on nothing behind it. Without an AR stage the tree of other jobs' prefixes stands in for
+it. Recomputing starts every branch from an empty buffer.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hyimg_cli.errors import ReuseError
+from hyimg_cli.kv.buffer import Buffer
+from hyimg_cli.models.protocols import BranchLayout, Context, Encoded, MixedModel
+from hyimg_cli.pipelines.clock import PhaseClock
+from hyimg_cli.pipelines.image.prefixes import Prefixes
+from hyimg_cli.spec.events import BranchTokens, ReuseReport, ReuseStatus
+from hyimg_cli.spec.run import ReuseConfig
+
+
+@dataclass(frozen=True)
+class Donor:
+    """A committed prefix that a branch may start from."""
+
+    ids: Sequence[int]
+    buffer: Buffer
+    is_ar_stage: bool
+
+    def shared_with(self, ids: Sequence[int], limit: int) -> int:
+        """Leading tokens in common, within what is committed and `limit`."""
+        most = min(len(self.ids), len(ids), self.buffer.length, limit)
+        pairs = zip(self.ids[:most], ids, strict=False)
+        return next((index for index, (a, b) in enumerate(pairs) if a != b), most)
+
+
+@dataclass(frozen=True)
+class Branches:
+    """Branches ready to denoise, the conditional one first, and what they were built from."""
+
+    items: tuple[Any, ...]
+    tokens: tuple[BranchTokens, ...]
+
+
+class BranchBuilder:
+    """Builds one job's branches; each finished one may give its prefix to the next."""
+
+    def __init__(
+        self,
+        model: MixedModel,
+        layout: BranchLayout,
+        sources: Sequence[Encoded],
+        *,
+        prefixes: Prefixes | None,
+        clock: PhaseClock,
+    ) -> None:
+        """`prefixes` None: nothing is taken over from anywhere (recompute)."""
+        self._model, self._layout, self._sources = model, layout, sources
+        self._prefixes, self._clock = prefixes, clock
+        self._donors: list[Donor] = []
+
+    def build(self, context: Context, *, has_negative: bool) -> Branches:
+        """The branches, their prefixes complete up to the live rows.
+
+        Branches with equal ids are one: guidance between equals changes nothing.
+        """
+        layout = self._layout
+        if self._prefixes is not None and context.buffer is not None:
+            self._donors.append(Donor(context.ids, context.buffer, is_ar_stage=True))
+        rows = [layout.ids, layout.unconditional_ids][: 1 + has_negative]
+        built = [self._branch(ids) for ids in dict.fromkeys(rows)]
+        return Branches(tuple(b for b, _ in built), tuple(t for _, t in built))
+
+    def _branch(self, ids: tuple[int, ...]) -> tuple[Any, BranchTokens]:
+        model, layout = self._model, self._layout
+        self._clock.enter("kv_handoff")
+        buffer, reused, shared = self._started(ids)
+        self._clock.enter("prefill")
+        before = model.rows_seen
+        if buffer.length < layout.live_start:
+            model.prefill(layout, ids, self._sources, buffer, layout.live_start)
+        tokens = BranchTokens(
+            reused=reused,
+            shared=shared,
+            computed=model.rows_seen - before,
+            per_step=layout.live_stop - layout.live_start,
+        )
+        if self._prefixes is not None:
+            self._donors.append(Donor(ids[: layout.live_start], buffer, is_ar_stage=False))
+            if reused == 0:
+                self._prefixes.keep(self._shareable(ids), buffer)
+        return model.branch(layout, buffer), tokens
+
+    def _started(self, ids: Sequence[int]) -> tuple[Buffer, int, int]:
+        """A buffer with the longest prefix there is; its tokens from the AR stage, and from
+        elsewhere.
+        """
+        limit, capacity = self._layout.live_start, self._layout.live_stop
+        lengths = [donor.shared_with(ids, limit) for donor in self._donors]
+        longest = max(lengths, default=0)
+        if self._prefixes is not None:
+            shareable = self._shareable(ids)
+            if self._prefixes.held(shareable) > longest:
+                buffer = self._model.new_buffer(capacity)
+                return buffer, 0, self._prefixes.start(shareable, buffer)
+        if longest == 0:
+            return self._model.new_buffer(capacity), 0, 0
+        donor = self._donors[lengths.index(longest)]
+        buffer = donor.buffer.fork(longest, capacity)
+        return (buffer, longest, 0) if donor.is_ar_stage else (buffer, 0, longest)
+
+    def _shareable(self, ids: Sequence[int]) -> list[Any]:
+        """The prefix but its last token, as segments."""
+        stop = self._layout.live_start - 1
+        return self._model.segments(self._layout, ids, self._sources, stop)
+
+
+def report(
+    branches: Branches,
+    context: Context,
+    *,
+    ar_tokens: tuple[int, int, int, int],
+    reuse: ReuseConfig,
+) -> ReuseReport:
+    """What the diffusion stage took over, in counted rows.
+
+    `ar_tokens`: the AR prompt's rows that were computed, those shared with other jobs, the rows of
+    the decode steps, and those that were thrown away. Raises ReuseError where reuse is required and
+    the status is not `hit`.
+    """
+    status, reason = _status(branches, context, reuse)
+    if reuse.required and status != "hit":
+        raise ReuseError(
+            f"KV reuse is {status}: {reason}",
+            hint="leave out --require-kv-reuse, or change what the reason names",
+            code="reuse.not-hit",
+        )
+    prefilled, shared, decoded, surplus = ar_tokens
+    return ReuseReport(status, prefilled, shared, decoded, branches.tokens, reason, surplus)
+
+
+def _status(branches: Branches, context: Context, reuse: ReuseConfig) -> tuple[ReuseStatus, str]:
+    if not reuse.kv_reuse:
+        return "recompute", "asked for"
+    if context.buffer is None:
+        return "none", "the job has no AR stage"
+    reused, fed = branches.tokens[0].reused, len(context.ids)
+    if reused == fed:
+        return "hit", ""
+    return "partial", f"the sequences differ from token {reused} of {fed} on"

@@ -1,0 +1,281 @@
+"""Pictures at work: a model, the tree of shared prefixes and the encoded source images."""
+
+import gc
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from typing import Protocol
+
+from hyimg_cli.journal.journal import JobFolder
+from hyimg_cli.journal.keys import confirm_dtype, confirm_graphs, precision
+from hyimg_cli.journal.making import making
+from hyimg_cli.kv.buffer import Slice
+from hyimg_cli.kv.tree import Host, KVTree
+from hyimg_cli.manifest.resolved import job_to_json
+from hyimg_cli.media.images import SourceImage, write_png
+from hyimg_cli.media.metadata import PictureFacts, png_text
+from hyimg_cli.memory.footprint import Together
+from hyimg_cli.memory.gpu_settings import offload_of_pictures
+from hyimg_cli.memory.room import (
+    batch_sizes,
+    peak_memory_mb,
+    refuse_beyond_part,
+    synchronize,
+)
+from hyimg_cli.memory.tensor_ranks import refuse_unsplit, weights_by_rank
+from hyimg_cli.models import registry
+from hyimg_cli.models.protocols import MixedModel
+from hyimg_cli.pipelines import outcomes
+from hyimg_cli.pipelines.clock import PhaseClock
+from hyimg_cli.pipelines.image.group import Drawn, GroupRun
+from hyimg_cli.pipelines.image.prefixes import Prefixes
+from hyimg_cli.pipelines.image.prewarm import Shape, prewarm, writing_rows
+from hyimg_cli.pipelines.image.ranks import ImageRanks
+from hyimg_cli.pipelines.image.shortages import Shortages
+from hyimg_cli.pipelines.image.sources import SourceEncoder, Sources, suits_beside
+from hyimg_cli.pipelines.image.stages import EncodeSource, Picture, ReadSource, Studio
+from hyimg_cli.pipelines.pipeline import Lost, Made
+from hyimg_cli.pipelines.prefetch import ReadAhead
+from hyimg_cli.spec.events import ModelLoaded, OutputFile, Prewarmed, Progress
+from hyimg_cli.spec.job import ImageJob, Size
+from hyimg_cli.spec.run import ModelChoice, RunConfig
+
+_MB = 1_000_000
+
+
+class LoadModel(Protocol):
+    """How a session comes by an image model."""
+
+    def __call__(self, choice: ModelChoice, *, is_batch_invariant: bool) -> MixedModel: ...
+
+
+class ImageCrew:
+    """Draws pictures, one model at a time."""
+
+    def __init__(self, config: RunConfig, load: LoadModel | None = None) -> None:
+        """`load` is asked for every model; by default `registry.load`."""
+        self._config = config
+        self._load = load
+        self._model: MixedModel | None = None
+        self._ranks: ImageRanks | None = None
+        self._sources = Sources(config.cache)
+        self.tree = self._new_tree()
+        self._warmed: set[Shape] = set()
+        self._together = Together(1, 1)
+        self._shortages = Shortages()
+        self._counted: dict[str, dict[str, int]] = {}
+
+    @property
+    def model(self) -> str | None:
+        return None if self._model is None else self._model.card.model
+
+    def weight_bytes(self, model: str) -> int:
+        choice = self._config.model
+        if self._tensor_ranks > 1:
+            by_rank = weights_by_rank(replace(choice, model=model), self._tensor_ranks)
+            # In main memory all ranks lie together; on GPUs each has its own.
+            return sum(by_rank) if precision(choice)[0] == "cpu" else by_rank[0]
+        card = registry.model_card(model, choice.revision)
+        return card.loaded_bytes(precision(choice)[1], choice.quantization)
+
+    def use(self, model: str, jobs: Sequence[ImageJob]) -> Iterator[ModelLoaded]:
+        if self.model == model:
+            return
+        self.release()
+        if self._config.model.cpu_offload:
+            raise offload_of_pictures()
+        started = time.perf_counter()
+        hint = "or --quantization fp8 or nf4, or --tensor-parallel-size over more GPUs"
+        refuse_beyond_part(partial(self.weight_bytes, model), self._config, hint)
+        loaded = self._loaded(replace(self._config.model, model=model))
+        confirm_dtype(self._config.model, loaded.dtype_name)
+        confirm_graphs(self._config.model, self._tensor_ranks, loaded.has_graphs)
+        self._model = loaded
+        self._counted = loaded.memo_counts()
+        yield ModelLoaded(
+            model=model,
+            load_s=time.perf_counter() - started,
+            device=loaded.device_name,
+            dtype=_precision_said(loaded.dtype_name, self._config.model.quantization),
+            parameters=loaded.parameter_count,
+            ranks=self._tensor_ranks,
+        )
+
+    def _loaded(self, choice: ModelChoice) -> MixedModel:
+        is_invariant = self._config.batch.is_invariant
+        if self._tensor_ranks == 1:
+            load = self._load or registry.load
+            return load(choice, is_batch_invariant=is_invariant)
+        refuse_unsplit(choice, self._tensor_ranks)
+        self._ranks = ImageRanks(choice, self._tensor_ranks, lost=self.tree.clear)
+        return self._ranks.load(is_batch_invariant=is_invariant)
+
+    @property
+    def _tensor_ranks(self) -> int:
+        return self._config.parallel.tensor_ranks
+
+    def forget(self) -> None:
+        self._sources.clear()
+        self.tree.clear()
+
+    def release(self) -> None:
+        if self._ranks is not None:
+            self._ranks.stop()
+            self._ranks = None
+        if self._model is None:
+            return
+        self._model = None
+        self.forget()
+        self._warmed.clear()
+        self._shortages.clear()
+        gc.collect()
+
+    def prepared(self, jobs: Sequence[ImageJob]) -> Iterator[Prewarmed]:
+        """Every job's sequence is counted to see how many fit; then the new shapes are run."""
+        config = self._config
+        self._revive()
+        held = self.tree.held_bytes
+        sizes = batch_sizes(jobs, self._resident(), config, held_prefixes=held)
+        self._together = self._shortages.within(jobs, sizes, self._resident().card)
+        if not config.batch.prewarm:
+            return
+        started = time.perf_counter()
+        studio = self._studio(_unread, self._encoder())
+        # First: what is left of memory is the stand-ins' and the jobs'.
+        graphs = self._resident().prepare_decode(writing_rows(jobs, self._together))
+        learn = partial(self._shortages.learn, card=studio.model.card)
+        shapes = prewarm(jobs, studio, together=self._together, warmed=self._warmed, learn=learn)
+        if shapes or graphs:
+            yield Prewarmed(shapes, time.perf_counter() - started, graphs)
+
+    def work(
+        self, jobs: Sequence[ImageJob], folder: JobFolder | None, started: float
+    ) -> Iterator[Progress | Made | Lost]:
+        model = self._resident()
+        self._revive()
+        self._together = self._shortages.within(jobs, self._together, model.card)
+        coming = [path for job in jobs for path in job.images]
+        encode, asked = self._encoder(), self._config.batch.encodes_ahead
+        is_beside = suits_beside(model) if asked is None else asked
+        with ExitStack() as pools:
+            encoder, reader = _pool(pools), _pool(pools)
+            then = _ahead(encoder, encode, jobs) if is_beside else None
+            ahead = ReadAhead(reader, coming, window=2 * self._together.thinking, then=then)
+            run = GroupRun(
+                jobs,
+                self._studio(ahead.read, encode),
+                batch_size=self._together.thinking,
+                draw_size=self._together.drawing,
+                new_clock=lambda: PhaseClock(started, partial(synchronize, model.layer_devices)),
+            )
+            try:
+                for event in run.run():
+                    yield self._made(event) if isinstance(event, Drawn) else event
+            finally:
+                self._shortages.learn(run.shortages, model.card)
+
+    def _revive(self) -> None:
+        if self._ranks is not None:
+            self._ranks.revive()
+
+    def cache_counts(self) -> dict[str, dict[str, int]]:
+        """Source images, and the model's own memos from when this crew loaded it."""
+        of_model = {
+            kind: {name: count - self._counted[kind][name] for name, count in counts.items()}
+            for kind, counts in self._resident().memo_counts().items()
+        }
+        return {"source_images": self._sources.counts(), **of_model}
+
+    def peak_memory_mb(self) -> float:
+        return peak_memory_mb(self._resident().layer_devices)
+
+    def _new_tree(self) -> KVTree[Slice]:
+        batch = self._config.batch
+        host = Host(
+            batch.prefix_cache_host_mb * _MB,
+            spill=lambda rows: rows.on_host(),
+            restore=lambda rows: rows.on(self._resident().layer_devices),
+        )
+        return KVTree(
+            batch.prefix_cache_mb * _MB,
+            splits_text=not batch.is_invariant,
+            host=host if batch.prefix_cache_host_mb else None,
+        )
+
+    def _encoder(self) -> SourceEncoder:
+        model = self._resident()
+        model_print = registry.fingerprint(model.card.model, self._config.model.revision)
+        return self._sources.encoder(model, model_print)
+
+    def _studio(self, read: ReadSource, encode: EncodeSource) -> Studio:
+        model = self._resident()
+        scope = f"{model.card.model} {model.dtype_name}"
+        return Studio(model, self._config.reuse, Prefixes(self.tree, scope), read, encode)
+
+    def _made(self, drawn: Drawn) -> Made:
+        job, picture = drawn.job, drawn.picture
+        spread = None if self._ranks is None else self._ranks.report()
+        return Made(
+            job,
+            drawn.clock,
+            write=partial(self._written, job, picture),
+            outcome=partial(outcomes.done, job, picture, spread),
+            source_digests=picture.source_digests,
+        )
+
+    def _written(self, job: ImageJob, picture: Picture, folder: JobFolder) -> OutputFile:
+        path = folder.path_for(job.custom_id)
+        text = self._metadata(job, picture) if self._config.output.metadata else {}
+        sha256, pixel_sha256 = write_png(path, picture.pixels, text)
+        height, width = picture.pixels.shape[:2]
+        relative = path.relative_to(folder.folder).as_posix()
+        return OutputFile(relative, sha256, pixel_sha256, width, height, job.seed)
+
+    def _metadata(self, job: ImageJob, picture: Picture) -> dict[str, str]:
+        facts = PictureFacts(
+            size=Size(*picture.pixels.shape[:2]),
+            model_name=self._resident().card.name,
+            making=making(job, self._config),
+            source_sha256=picture.source_digests,
+            cot_text=picture.written.text,
+            cot_token_ids=picture.written.ids,
+            ratio_index=picture.bucket.ratio_index,
+        )
+        return png_text(job, job_to_json(job), facts)
+
+    def _resident(self) -> MixedModel:
+        assert self._model is not None, "a model is loaded before its jobs run"
+        return self._model
+
+
+def _precision_said(dtype: str, quantization: str) -> str:
+    return dtype if quantization == "none" else f"{dtype}, experts in {quantization}"
+
+
+def _pool(pools: ExitStack) -> ThreadPoolExecutor:
+    """One thread; what it has not begun when the group ends is not begun any more."""
+    pool = ThreadPoolExecutor(1)
+    pools.callback(pool.shutdown, cancel_futures=True)
+    return pool
+
+
+def _ahead(
+    pool: ThreadPoolExecutor, encode: SourceEncoder, jobs: Sequence[ImageJob]
+) -> Callable[[SourceImage], None] | None:
+    """Has an image encoded as its job will ask for it; None where jobs ask differently."""
+    kinds = {job.infer_align_image_size for job in jobs if job.images}
+    if len(kinds) != 1:
+        return None
+    is_aligned = kinds.pop()
+
+    def ahead(image: SourceImage) -> None:
+        pool.submit(encode.ahead, image.stretched() if is_aligned else image)
+
+    return ahead
+
+
+def _unread(path: str) -> tuple[SourceImage, float]:
+    raise AssertionError(f"prewarming reads no file, not even {path}")

@@ -1,0 +1,126 @@
+"""Running the plan's shapes once before they count: kernels are chosen and memory is laid out.
+
+Stand-in jobs of the same shapes with blank pictures go through the same stages; nothing of them is
+kept. Every random draw in a job has a generator of its own, so no later draw is shifted.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from hyimg_cli.errors import SourceImageError
+from hyimg_cli.kv.tree import KVTree
+from hyimg_cli.media.images import SourceImage, probe_image
+from hyimg_cli.memory.footprint import Together
+from hyimg_cli.pipelines.clock import PhaseClock
+from hyimg_cli.pipelines.image.group import GroupRun, Shortage
+from hyimg_cli.pipelines.image.prefixes import Prefixes
+from hyimg_cli.pipelines.image.stages import Studio, encoded_by
+from hyimg_cli.pipelines.pipeline import Lost
+from hyimg_cli.spec.card import ModelCard
+from hyimg_cli.spec.job import ImageJob, Size
+
+_STEPS = 2
+_WORDS = 2
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What decides the shapes of a job's forwards: the sizes that its sources are fitted to,
+    picture size, text, branches.
+    """
+
+    model: str
+    sources: tuple[Size, ...]
+    size: str
+    writes_text: bool
+    has_guidance: bool
+
+
+def shape_of(job: ImageJob, card: ModelCard) -> Shape | None:
+    """The job's shape; None where a source cannot be read, and the job will fail.
+
+    A model sees a source in the nearest of its sizes: photographs of any number of sizes have few
+    shapes.
+    """
+    try:
+        sizes = tuple(
+            card.nearest_bucket(size.height, size.width).size for size in _source_sizes(job)
+        )
+    except SourceImageError:
+        return None
+    return Shape(job.model, sizes, str(job.size), job.writes_text, job.guidance_scale > 1)
+
+
+def prewarm(
+    jobs: Sequence[ImageJob],
+    studio: Studio,
+    *,
+    together: Together,
+    warmed: set[Shape],
+    learn: Callable[[Sequence[Shortage]], None] = lambda _: None,
+) -> int:
+    """Run every shape that is not in `warmed` yet, and add it; how many there were.
+
+    As many stand-ins run together as jobs of that shape will, up to the batch sizes; what memory is
+    too small for is told to `learn`.
+    """
+    shapes = {job.custom_id: shape_of(job, studio.model.card) for job in jobs}
+    counts = Counter(shape for shape in shapes.values() if shape is not None)
+    firsts = {shape: job for job in reversed(jobs) if (shape := shapes[job.custom_id])}
+    new = [shape for shape in counts if shape not in warmed]
+    for shape in new:
+        count = min(counts[shape], max(together.thinking, together.drawing))
+        stand_ins = [_stand_in(firsts[shape], n) for n in range(count)]
+        learn(_run(stand_ins, studio, together))
+        warmed.add(shape)
+    return len(new)
+
+
+def writing_rows(jobs: Sequence[ImageJob], together: Together) -> int:
+    """The most rows of a decode step that a group will take; it takes fewer at its ends."""
+    return min(together.thinking, sum(job.writes_text for job in jobs))
+
+
+def _stand_in(job: ImageJob, number: int) -> ImageJob:
+    text = replace(job.text, max_new_tokens=min(_WORDS, job.text.max_new_tokens))
+    steps = min(_STEPS, job.num_inference_steps)
+    return replace(job, custom_id=f"prewarm-{number}", num_inference_steps=steps, text=text)
+
+
+def _source_sizes(job: ImageJob) -> list[Size]:
+    return [probe_image(Path(path), decode=False)[0] for path in job.images]
+
+
+def _run(jobs: list[ImageJob], studio: Studio, together: Together) -> Sequence[Shortage]:
+    sizes = _source_sizes(jobs[0])
+    images = {path: _blank(size) for path, size in zip(jobs[0].images, sizes, strict=True)}
+    is_aligned = jobs[0].infer_align_image_size
+    shown = [image.stretched() if is_aligned else image for image in images.values()]
+    encoded = {image.digest: encoded_by(studio.model, image) for image in shown}
+    blank = replace(
+        studio,
+        prefixes=Prefixes(KVTree(0), "prewarm"),
+        read=lambda path: (images[path], 0.0),
+        encode=lambda image: (encoded[image.digest], 0.0),
+    )
+    run = GroupRun(
+        jobs,
+        blank,
+        batch_size=together.thinking,
+        draw_size=together.drawing,
+        new_clock=lambda: PhaseClock(0.0, lambda: None),
+    )
+    for event in run.run():
+        if isinstance(event, Lost):
+            break  # the job itself will fail, and say why
+    return run.shortages
+
+
+def _blank(size: Size) -> SourceImage:
+    pixels = np.full((size.height, size.width, 3), 127, dtype=np.uint8)
+    pixels[: size.height // 2] = 200
+    return SourceImage(pixels, f"blank {size}", ())

@@ -1,0 +1,204 @@
+"""Source images as the network sees them: from memory, else from disk, else encoded now.
+
+    reader thread    reads the next image ─▶ `ahead`
+    encoder thread                             └▶ encodes it beside the model
+    the run itself   `encode`: there already, or encoded now
+
+One image is encoded at a time, whoever asks. What goes wrong ahead is tried again in its turn,
+where it is its own job's fault alone.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from threading import Lock
+
+import torch
+
+from hyimg_cli.cache.disk import SOURCE_IMAGES, DiskStore
+from hyimg_cli.cache.memo import Memo
+from hyimg_cli.journal.keys import source_key
+from hyimg_cli.media.images import SourceImage
+from hyimg_cli.memory.footprint import ENCODED_BYTES
+from hyimg_cli.models.protocols import Encoded, MixedModel
+from hyimg_cli.pipelines.image.stages import encoded_by
+from hyimg_cli.spec.run import CacheConfig
+
+logger = logging.getLogger(__name__)
+
+
+class Sources:
+    """Encodes each source image once; what it encodes, later runs find on disk."""
+
+    def __init__(self, cache: CacheConfig) -> None:
+        self._memo: Memo[str, Encoded] = Memo(ENCODED_BYTES, _rows_bytes)
+        self._store = DiskStore(cache.folder, cache.budget_bytes)
+        self._disk_hits = self._misses = self._first_asks = 0
+        self._held, self._making = Lock(), Lock()
+        self._stream: torch.cuda.Stream | None = None
+        self._ahead_s: dict[str, float] = {}
+        self._notes: dict[str, tuple[str, ...]] = {}
+
+    def encoder(self, model: MixedModel, model_print: str) -> "SourceEncoder":
+        """What encodes an image for `model`, whose checkpoint has the fingerprint `model_print`."""
+        return SourceEncoder(self, model, model_print)
+
+    def counts(self) -> dict[str, int]:
+        """How often an image was in memory, was on disk, had to be encoded."""
+        return {
+            "memory_hits": self._memo.hits - self._first_asks,
+            "disk_hits": self._disk_hits,
+            "misses": self._misses,
+        }
+
+    def clear(self) -> None:
+        """Forget what is in memory."""
+        self._memo.clear()
+        self._ahead_s.clear()
+
+    def prepare(self, key: str, make: Callable[[], Encoded]) -> None:
+        """Have an image's rows ready before they are asked for."""
+        with self._making:
+            with self._held:
+                if key in self._memo:
+                    return
+            started = time.perf_counter()
+            made = self._made(key, make)
+            with self._held:
+                self._memo.get(key, lambda: made)
+                self._ahead_s[key] = time.perf_counter() - started
+
+    def ask(self, key: str, make: Callable[[], Encoded]) -> tuple[Encoded, float]:
+        """An image's rows, and the seconds that others spent on them beside the asking thread."""
+        started = time.perf_counter()
+        encoded = self._known(key) or self._waited(key, make)
+        waited_s = time.perf_counter() - started
+        with self._held:
+            ahead_s = self._ahead_s.pop(key, None)
+            self._first_asks += ahead_s is not None
+            notes = self._notes.pop(key, ())
+        if ahead_s is not None:
+            _belongs_here(encoded)
+        noted = replace(encoded, notes=(*encoded.notes, *notes)) if notes else encoded
+        return noted, max(0.0, (ahead_s or 0.0) - waited_s)
+
+    def beside(self, device: torch.device) -> torch.cuda.Stream:
+        """The stream of a GPU on which images are encoded ahead: one for good, since memory that a
+        stream let go of is kept for that stream.
+        """
+        if self._stream is None or self._stream.device != device:
+            self._stream = torch.cuda.Stream(device)
+            # The last of the weights may still be on their way in the stream that loaded them.
+            self._stream.wait_stream(torch.cuda.current_stream(device))
+        return self._stream
+
+    def stored_or(
+        self, key: str, encode: Callable[[], Encoded], *, model: MixedModel, digest: str
+    ) -> Encoded:
+        """The rows from disk, else encoded and put there."""
+        stored = self._stored(key, model, digest)
+        if stored is not None:
+            self._disk_hits += 1
+            return stored
+        encoded = encode()
+        self._misses += 1
+        if self._store.takes_more:
+            self._store.write(SOURCE_IMAGES, key, model.pack_source(encoded))
+        return encoded
+
+    def _known(self, key: str) -> Encoded | None:
+        with self._held:
+            # A look-up of what is there is a hit; one of what is not counts when it is made.
+            return self._memo.get(key, _never) if key in self._memo else None
+
+    def _waited(self, key: str, make: Callable[[], Encoded]) -> Encoded:
+        """What the encoder thread has made by the time it lets go, else made here."""
+        with self._making:
+            known = self._known(key)
+            if known is not None:
+                return known
+            self._ahead_s.pop(key, None)  # made ahead, and evicted since
+            made = self._made(key, make)
+            with self._held:
+                return self._memo.get(key, lambda: made)
+
+    def _made(self, key: str, make: Callable[[], Encoded]) -> Encoded:
+        made = make()
+        if notes := self._store.take_notes():
+            self._notes[key] = notes
+        return made
+
+    def _stored(self, key: str, model: MixedModel, digest: str) -> Encoded | None:
+        data = self._store.read(SOURCE_IMAGES, key)
+        if data is None:
+            return None
+        try:
+            return model.unpack_source(data, digest)
+        except ValueError:
+            self._store.discard(SOURCE_IMAGES, key)
+            return None
+
+
+class SourceEncoder:
+    """Encodes images for one model; called with an image, it gives rows and seconds beside."""
+
+    def __init__(self, sources: Sources, model: MixedModel, model_print: str) -> None:
+        self._sources, self._model, self._print = sources, model, model_print
+
+    def __call__(self, image: SourceImage) -> tuple[Encoded, float]:
+        return self._sources.ask(self._key(image), lambda: self._made(image))
+
+    def ahead(self, image: SourceImage) -> None:
+        """Encode in the calling thread; on a GPU on a stream of its own."""
+        try:
+            self._sources.prepare(self._key(image), lambda: self._made_beside(image))
+        except Exception as error:
+            # Not lost: the job that asks for the image tries again, and fails for its own reason.
+            logger.info("encoding %s ahead failed: %r", image.digest, error)
+
+    def _key(self, image: SourceImage) -> str:
+        # A model spread over GPUs may keep a layer on the CPU; its encoders are on the GPUs.
+        device = "cuda" if "cuda" in self._model.device_name else "cpu"
+        return source_key(image.digest, self._print, device=device, dtype=self._model.dtype_name)
+
+    def _made(self, image: SourceImage) -> Encoded:
+        return self._sources.stored_or(
+            self._key(image),
+            lambda: encoded_by(self._model, image),
+            model=self._model,
+            digest=image.digest,
+        )
+
+    def _made_beside(self, image: SourceImage) -> Encoded:
+        if not self._model.device_name.startswith("cuda"):
+            return self._made(image)
+        stream = self._sources.beside(torch.device(self._model.device_name))
+        with torch.cuda.stream(stream):
+            made = self._made(image)
+        # This thread waits; the model's own stream goes on.
+        stream.synchronize()
+        return made
+
+
+def suits_beside(model: MixedModel) -> bool:
+    """Whether images are best encoded beside the model: where that leaves the CPU to it, on a GPU.
+
+    A model spread over several devices encodes in turn: its encoders may be on any of them.
+    """
+    return model.device_name.startswith("cuda") and "," not in model.device_name
+
+
+def _belongs_here(encoded: Encoded) -> None:
+    """Keep rows of another stream from being freed while this thread's stream works with them."""
+    for rows in vars(encoded.rows).values():
+        if rows.is_cuda:
+            rows.record_stream(torch.cuda.current_stream(rows.device))
+
+
+def _never() -> Encoded:
+    raise AssertionError("what is in the memo is not made again")
+
+
+def _rows_bytes(encoded: Encoded) -> int:
+    return sum(rows.nbytes for rows in vars(encoded.rows).values())

@@ -1,0 +1,235 @@
+"""The AR stage: text, token by token, for any number of jobs at once.
+
+    step k      feed what step k-1 chose ─▶ logits ─▶ choose ─▶ ids, on the device all the way
+    meanwhile   the ids of step k-1 reach the host, which checks them against the script
+
+On a GPU a step's ids are read once the next step is on its way. A text that turns out to have
+ended, or to go on with forced tokens, has then decoded one row too many: that row is taken back out
+of the buffer, its draw is drawn again, and it is counted apart. On a CPU ids are there at once and
+nothing is decoded in vain; ids and draws are the same either way.
+"""
+
+# Legend: V vocabulary, R row (a job that writes)
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hyimg_cli.kernels.transfer import Readback
+from hyimg_cli.models.protocols import Context, MixedModel, Written
+from hyimg_cli.pipelines.image.sampling import Draw, Draws, choose
+from hyimg_cli.spec.job import ImageJob
+
+
+@dataclass(eq=False)
+class Choice:
+    """A token that is chosen on the device and not known here yet; `is_void`: nor wanted."""
+
+    writer: "Writer"
+    ids_R: Tensor
+    row: int
+    is_free: bool
+    is_void: bool = False
+
+    @property
+    def id_1(self) -> Tensor:
+        """The token's id, [1], on the device."""
+        return self.ids_R[self.row : self.row + 1]
+
+
+class Writer:
+    """One job's text while it is being written: what is chosen, what was fed, what may follow."""
+
+    def __init__(self, job: ImageJob, model: MixedModel, context: Context) -> None:
+        self.context = context
+        self.steps = self.surplus = 0
+        self.is_done = False
+        self._needs_ratio = job.size.is_auto
+        self._script = model.script(job)
+        self._written = model.opening_ids(job)
+        self._unwritten = len(context.ids) - len(self._written)
+        budget = model.text_budget(job, context)
+        self._limit = len(self._written) + budget
+        self._draws, self._drawn = Draws(job.text, budget), 0
+        self._cut = ""
+        self._allowed: tuple[int, ...] | None = None
+        self._choice: Choice | None = None
+        self._is_fed_ahead = False
+        self._go_on()
+
+    @property
+    def count(self) -> int:
+        """Tokens of the text that are known."""
+        return len(self._written)
+
+    @property
+    def can_step(self) -> bool:
+        """Whether another token can be chosen now; behind an unread one only a free choice may
+        stand, and only where the limit leaves room for it.
+        """
+        if self._choice is None:
+            return not self.is_done
+        return self._choice.is_free and len(self._written) + 1 < self._limit
+
+    def unfed(self) -> list[int] | Tensor:
+        """Chosen tokens that the context does not have yet; on the device where it is not read."""
+        return self._unfed_ids() if self._choice is None else self._choice.id_1
+
+    def fed(self) -> None:
+        """Note that the context has them now."""
+        if self._choice is None:
+            self.context.ids.extend(self._unfed_ids())
+        else:
+            self._is_fed_ahead = True
+
+    def draw(self) -> Draw:
+        """How the next token is to be chosen."""
+        if self._is_free:
+            return self._draws.at(self._drawn)
+        return Draw(0.0, 0, 1.0, allowed=self._allowed)
+
+    def chosen(self, ids_R: Tensor, row: int) -> Choice:
+        """Note that the next token is chosen: it stands in `row` of the device's ids."""
+        self._choice = Choice(self, ids_R, row, self._is_free)
+        self._drawn += self._is_free
+        return self._choice
+
+    def accept(self, choice: Choice, id_: int) -> None:
+        """Write a token that is known now, and what must follow it; or end the text before it."""
+        self.steps += 1
+        if choice.is_free and (why := self._script.early_end(id_)):
+            self._end(why, before=id_)
+        else:
+            self._written.append(id_)
+        is_latest = choice is self._choice
+        if is_latest:
+            self._choice = None
+        self._go_on()
+        if not self._is_fed_ahead:
+            return
+        self._is_fed_ahead = False
+        if not self.is_done and self._allowed is None and self._unfed_ids() == [id_]:
+            self.context.ids.append(id_)
+        else:
+            self._take_back(is_latest)
+
+    def written(self, model: MixedModel) -> Written:
+        """The finished text and the ratio token behind it."""
+        ids = self._script.text_of(self._written)
+        ratio_id = self._written[-1] if self._needs_ratio else None
+        text = model.decode_text(ids)
+        return Written(tuple(ids), text, self._cut, ratio_id, self.steps)
+
+    @property
+    def _is_free(self) -> bool:
+        # Behind an unread choice the next one is free as well, or it will be taken back.
+        return self._choice is not None or self._allowed is None
+
+    def _unfed_ids(self) -> list[int]:
+        return self._written[len(self.context.ids) - self._unwritten :]
+
+    def _go_on(self) -> None:
+        """Write whatever needs no choice, up to where one is needed or all is done."""
+        while not self._script.is_done(self._written[-1]):
+            self._end_at_the_limit()
+            if self.is_done:
+                return
+            self._allowed = self._script.allowed(self._written[-1])
+            if self._allowed is None or len(self._allowed) > 1:
+                return
+            self._written.append(self._allowed[0])
+        self.is_done = True
+
+    def _take_back(self, is_latest: bool) -> None:
+        """Undo the row that was fed, and drop what was chosen behind it."""
+        self._withdraw()
+        if not is_latest and self._choice is not None:
+            self._choice.is_void = True
+            self._choice = None
+            self._drawn -= 1
+
+    def _withdraw(self) -> None:
+        """Take the rows back out of the buffer that are no part of the context."""
+        buffer = self.context.buffer
+        assert buffer is not None, "a job that writes has a context"
+        self.surplus += buffer.length - len(self.context.ids)
+        buffer.withdraw(len(self.context.ids))
+
+    def _end_at_the_limit(self) -> None:
+        has_room = len(self._written) < self._limit
+        if not (has_room or self._cut) and self._script.is_open(self._written):
+            self._end("the text reached its token limit; its open tag was closed")
+
+    def _end(self, why: str, before: int | None = None) -> None:
+        """Close the text here, which lacks its closing tag."""
+        self._cut = why
+        self._written = self._script.forced_ending(self._written, before)
+        self.is_done = not self._needs_ratio
+        # A tag that opened nothing is left out, and may have been fed.
+        fed = self._unwritten + len(self._written)
+        if fed < len(self.context.ids):
+            del self.context.ids[fed:]
+            self._withdraw()
+
+
+@dataclass(frozen=True)
+class _Launched:
+    choices: list[Choice]
+    readback: Readback
+
+
+class TextLoop:
+    """Decode steps of many writers: one forward, one choice each, one copy of all ids a step."""
+
+    def __init__(self, model: MixedModel, *, lag: int) -> None:
+        """`lag`: how many steps stay unread behind the newest: 0, or 1 to keep a device busy."""
+        assert lag in (0, 1), "a row is taken back one step deep"
+        self._model, self._lag = model, lag
+        self._unread: deque[_Launched] = deque()
+
+    def step(self, writers: Sequence[Writer]) -> list[Writer]:
+        """Launch a step of every writer that can go on, then read the one before; the writers
+        whose token is known now.
+        """
+        going = [writer for writer in writers if writer.can_step]
+        if going:
+            self._launch(going)
+        return self._read(keep=self._lag if going else 0)
+
+    def settle(self) -> list[Writer]:
+        """Read whatever is on its way: no writer has an unknown token then."""
+        return self._read(keep=0)
+
+    def _launch(self, writers: list[Writer]) -> None:
+        behind = [(writer, unfed) for writer in writers if len(unfed := writer.unfed())]
+        if behind:
+            self._model.feed([(writer.context, unfed) for writer, unfed in behind])
+        for writer, _ in behind:
+            writer.fed()
+        draws = [writer.draw() for writer in writers]
+        logits_RV = self._model.text_logits([writer.context for writer in writers])
+        ids_R = choose(logits_RV, draws)
+        choices = [writer.chosen(ids_R, row) for row, writer in enumerate(writers)]
+        self._unread.append(_Launched(choices, Readback(ids_R)))
+
+    def _read(self, *, keep: int) -> list[Writer]:
+        told = []
+        while len(self._unread) > keep:
+            launched = self._unread.popleft()
+            for choice, id_ in zip(launched.choices, launched.readback.values(), strict=True):
+                if not choice.is_void:
+                    choice.writer.accept(choice, id_)
+                    told.append(choice.writer)
+        return told
+
+
+def reading_lag(devices: Sequence[torch.device]) -> int:
+    """A GPU works on while the host reads; on a CPU ids are there when the step is done."""
+    return int(any(device.type == "cuda" for device in devices))
+
+
+def best(logits_V: Tensor, ids: Sequence[int]) -> int:
+    """The id with the largest logit; the first of equals. Waits for the device."""
+    return int(choose(logits_V[None], [Draw(0.0, 0, 1.0, allowed=tuple(ids))]))

@@ -1,0 +1,275 @@
+"""Videos at work: a model, the embedded prompts, and the latents of what is not done yet."""
+
+import gc
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from hyimg_cli.errors import JobError
+from hyimg_cli.files import remove, replace_file, storage_error
+from hyimg_cli.journal.journal import JobFolder
+from hyimg_cli.journal.keys import confirm_dtype, key_of, precision
+from hyimg_cli.journal.making import making
+from hyimg_cli.manifest.resolved import job_to_json
+from hyimg_cli.media.metadata import video_text
+from hyimg_cli.memory.gpu_settings import OFFLOAD
+from hyimg_cli.memory.room import peak_memory_mb, refuse_beyond_part, synchronize
+from hyimg_cli.models import registry
+from hyimg_cli.models.latent_video import LatentVideoModel, PromptEmbedding, PromptEncoder
+from hyimg_cli.pipelines import outcomes
+from hyimg_cli.pipelines.clock import PhaseClock
+from hyimg_cli.pipelines.pipeline import Lost, Made
+from hyimg_cli.pipelines.video.interim import Interim
+from hyimg_cli.pipelines.video.prewarm import VideoShape, prewarm
+from hyimg_cli.pipelines.video.prompts import Prompts
+from hyimg_cli.pipelines.video.ranks import VideoRanks
+from hyimg_cli.pipelines.video.stages import Footage, Set, shoot
+from hyimg_cli.spec.card import VideoCard
+from hyimg_cli.spec.events import (
+    Event,
+    JobStarted,
+    ModelLoaded,
+    Prewarmed,
+    Progress,
+    VideoFile,
+)
+from hyimg_cli.spec.job import VideoJob
+from hyimg_cli.spec.run import RunConfig
+
+# Components that other ranks may hold too.
+RANKED = ("vae", "transformer", "transformer_2")
+
+
+class VideoCrew:
+    """Makes videos one at a time, one model at a time."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self._config = config
+        self._model: LatentVideoModel | None = None
+        self._is_loaded = False
+        self._ranks: VideoRanks | None = None
+        self._prompts = Prompts(config.cache, is_on=config.reuse.prompt_cache)
+        self._embedded: set[str] = set()
+        self._warmed: set[VideoShape] = set()
+
+    @property
+    def model(self) -> str | None:
+        return None if self._model is None else self._model.card.model
+
+    def weight_bytes(self, model: str) -> int:
+        """On the CPU those of every rank: they lie in the same memory. On a GPU that networks take
+        turns on, those of the largest.
+        """
+        card = registry.video_card(model, self._config.model.revision)
+        sizes = self._loaded(card).values()
+        if self._config.model.cpu_offload and not self._is_on_cpu:
+            return max(sizes, default=0)
+        own = sum(sizes)
+        return own + (self._bytes_of_others(card) if self._is_on_cpu else 0)
+
+    def _together_bytes(self, model: str) -> int:
+        """Bytes of the networks that are on the GPU together: the encoders go before the others
+        come, or one at a time is there.
+        """
+        card = registry.video_card(model, self._config.model.revision)
+        sizes = self._loaded(card)
+        if self._config.model.cpu_offload:
+            return max(sizes.values(), default=0)
+        encoders = sum(size for name, size in sizes.items() if name not in RANKED)
+        return max(encoders, sum(sizes.values()) - encoders)
+
+    def _bytes_of_others(self, card: VideoCard) -> int:
+        """Bytes of the weights that ranks beside this one hold."""
+        parallel = self._config.parallel
+        return sum(
+            count * ((parallel.vae_ranks if name == "vae" else parallel.cfg_ranks) - 1)
+            for name, count in self._loaded(card).items()
+            if name in RANKED
+        )
+
+    def _loaded(self, card: VideoCard) -> dict[str, int]:
+        return card.loaded_bytes(precision(self._config.model)[1])
+
+    @property
+    def _is_on_cpu(self) -> bool:
+        return precision(self._config.model)[0] == "cpu"
+
+    def use(self, model: str, jobs: Sequence[VideoJob]) -> Iterator[Event]:
+        """Every distinct string is embedded before the transformer comes: the text encoders, twice
+        its size, never lie beside it.
+        """
+        # A load that was cut short, by a signal or a closed generator, begins again.
+        is_new = self.model != model or not self._is_loaded
+        started = time.perf_counter()
+        if is_new:
+            hint = f"or {OFFLOAD}: one network at a time is on the GPU then"
+            if self._config.model.cpu_offload:
+                hint = "one network at a time is on the GPU already"
+            refuse_beyond_part(partial(self._together_bytes, model), self._config, hint)
+        resident = self._opened(model) if is_new else self._resident()
+        opened_s = time.perf_counter() - started
+        texts = dict.fromkeys(text for job in jobs for text in _texts(resident, job))
+        new = [text for text in texts if text not in self._embedded]
+        yield from self._prompts.ready(resident.prompts, new)
+        self._embedded.update(new)
+        if is_new:
+            started = time.perf_counter()
+            if self._ranks is not None:
+                self._ranks.load()
+            resident.load_weights()
+            self._is_loaded = True
+            load_s = opened_s + time.perf_counter() - started
+            yield _loaded(resident, load_s, self._config.parallel.ranks)
+
+    def forget(self) -> None:
+        self._prompts.clear()
+        self._embedded.clear()
+
+    def release(self) -> None:
+        if self._model is None:
+            return
+        if self._ranks is not None:
+            self._ranks.stop()
+        self._ranks = self._model = None
+        self._is_loaded = False
+        self.forget()
+        self._warmed.clear()
+        gc.collect()
+
+    def prepared(self, jobs: Sequence[VideoJob]) -> Iterator[Prewarmed]:
+        if not self._config.batch.prewarm:
+            return
+        if self._ranks is not None:
+            self._ranks.revive()
+        started = time.perf_counter()
+        shapes = prewarm(jobs, self._set(self._prompts.look, None), warmed=self._warmed)
+        if shapes:
+            yield Prewarmed(shapes, time.perf_counter() - started)
+
+    def work(
+        self, jobs: Sequence[VideoJob], folder: JobFolder | None, started: float
+    ) -> Iterator[Progress | Made | Lost]:
+        on = self._set(self._prompts.of, folder)
+        devices = [on.model.device]
+        for job in jobs:
+            if self._ranks is not None:
+                self._ranks.revive()
+            clock = PhaseClock(started, partial(synchronize, devices))
+            yield JobStarted(job.custom_id)
+            try:
+                footage = yield from shoot(job, on, clock)
+            except Exception as error:
+                yield Lost(job, clock, error)
+            else:
+                yield self._made(job, clock, footage, on.interim_of(job))
+
+    def cache_counts(self) -> dict[str, dict[str, int]]:
+        runs = dict(self._resident().prompts.encoder_runs)
+        return {"prompt_embeddings": self._prompts.counts(), "encoder_runs": runs}
+
+    def peak_memory_mb(self) -> float:
+        return peak_memory_mb([self._resident().device])
+
+    def _opened(self, model: str) -> LatentVideoModel:
+        """The checkpoint, none of its weights in memory yet."""
+        self.release()
+        choice, parallel = replace(self._config.model, model=model), self._config.parallel
+        opened = registry.load_video(choice)
+        confirm_dtype(choice, opened.dtype_name)
+        self._model = opened
+        if parallel.ranks > 1:
+            self._ranks = VideoRanks(opened, choice, parallel)
+        return opened
+
+    def _set(
+        self, embed: Callable[[PromptEncoder, str], PromptEmbedding], folder: JobFolder | None
+    ) -> Set:
+        model = self._resident()
+        return Set(model, partial(embed, model.prompts), partial(self._interim, folder))
+
+    def _interim(self, folder: JobFolder | None, job: VideoJob) -> Interim | None:
+        if folder is None:
+            return None
+        path = folder.latents_for(job.custom_id)
+        every = self._config.output.checkpoint_every
+        return Interim(path, key_of(job, (), self._config), every)
+
+    def _made(
+        self, job: VideoJob, clock: PhaseClock, footage: Footage, interim: Interim | None
+    ) -> Made:
+        spread = None if self._ranks is None else self._ranks.report()
+        return Made(
+            job,
+            clock,
+            write=partial(self._written, job, footage),
+            outcome=partial(outcomes.filmed, job, footage, spread),
+            settle=interim.discard if interim else lambda: None,
+        )
+
+    def _written(self, job: VideoJob, footage: Footage, folder: JobFolder) -> VideoFile:
+        """The sidecar, the frames, then the film: whoever sees the film sees the others."""
+        # Imported here: a run of pictures needs no PyAV.
+        from hyimg_cli.media.video import write_video
+
+        film = folder.path_for(job.custom_id, ".mp4")
+        shots = None
+        if self._config.output.frames == "png":
+            shots = folder.path_for(job.custom_id, ".frames")
+        _clear(folder, job.custom_id)
+        text = None
+        if self._config.output.metadata:
+            text = video_text(job_to_json(job), making(job, self._config))
+            _write_sidecar(folder.path_for(job.custom_id, ".json"), text)
+        written = write_video(film, footage.pieces, fps=job.fps, comment=text, frames_folder=shots)
+        return VideoFile(
+            path=film.relative_to(folder.folder).as_posix(),
+            sha256=written.sha256,
+            pixel_sha256=written.pixel_sha256,
+            width=written.width,
+            height=written.height,
+            seed=job.seed,
+            num_frames=written.num_frames,
+            fps=job.fps,
+            frames_path=None if shots is None else shots.relative_to(folder.folder).as_posix(),
+        )
+
+    def _resident(self) -> LatentVideoModel:
+        assert self._model is not None, "a model is loaded before its jobs run"
+        return self._model
+
+
+def _texts(model: LatentVideoModel, job: VideoJob) -> tuple[str, ...]:
+    """What the job embeds; nothing where it will fail."""
+    try:
+        return model.texts(job)
+    except JobError:
+        return ()
+
+
+def _loaded(model: LatentVideoModel, load_s: float, ranks: int) -> ModelLoaded:
+    return ModelLoaded(
+        model=model.card.model,
+        load_s=load_s,
+        device=model.device_name,
+        dtype=model.dtype_name,
+        parameters=model.parameter_count,
+        ranks=ranks,
+    )
+
+
+def _clear(folder: JobFolder, custom_id: str) -> None:
+    """Removes what an earlier film of this id has beside it: it would tell of another job."""
+    try:
+        for suffix in (".json", ".frames"):
+            remove(folder.path_for(custom_id, suffix))
+    except OSError as error:
+        raise storage_error(error, folder.folder) from error
+
+
+def _write_sidecar(path: Path, text: str) -> None:
+    try:
+        replace_file(path, f"{text}\n".encode())
+    except OSError as error:
+        raise storage_error(error, path.parent) from error

@@ -1,0 +1,56 @@
+"""Running the plan's video shapes once before they count: both branches, every tile shape.
+
+A stand-in of the same size, frames and prompts goes through the same stages with two steps; its
+latents are kept nowhere, its frames dropped. Every random draw has a generator of its own.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from hyimg_cli.pipelines.clock import PhaseClock
+from hyimg_cli.pipelines.video.stages import Set, shoot
+from hyimg_cli.spec.job import Size, VideoJob
+
+# The second one meets what the first has left: a step cache, a compiled graph.
+_STEPS = 2
+
+
+@dataclass(frozen=True)
+class VideoShape:
+    """What decides the shapes of a job's forwards but for the length of its text, which is trimmed
+    to each prompt.
+    """
+
+    model: str
+    size: Size
+    num_frames: int
+    branch_count: int
+
+
+def shape_of(job: VideoJob) -> VideoShape:
+    """The shape that a job will run in."""
+    return VideoShape(job.model, job.size, job.num_frames, job.branch_count)
+
+
+def prewarm(jobs: Sequence[VideoJob], on: Set, *, warmed: set[VideoShape]) -> int:
+    """Run every shape that is not in `warmed` yet, and add it; how many ran to their end.
+
+    A shape whose stand-in fails is not counted: the job itself will fail, and say why.
+    """
+    new = {shape: job for job in reversed(jobs) if (shape := shape_of(job)) not in warmed}
+    count = 0
+    for shape, job in new.items():
+        warmed.add(shape)
+        count += _runs(job, on)
+    return count
+
+
+def _runs(job: VideoJob, on: Set) -> bool:
+    steps = min(_STEPS, job.num_inference_steps)
+    stand_in = replace(job, custom_id="prewarm", num_inference_steps=steps)
+    try:
+        for _ in shoot(stand_in, on, PhaseClock(0.0, lambda: None)):
+            pass
+    except Exception:
+        return False
+    return True

@@ -1,0 +1,128 @@
+"""Prompts as a video model reads them: from memory, else from disk, else embedded now.
+
+What a key holds is the encoder's own affair; seeds, sizes and steps are no part of it. Embeddings
+are read, never written: a job gets the very tensors that another one had.
+"""
+
+import logging
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from hyimg_cli.cache.disk import PROMPT_EMBEDDINGS, DiskStore
+from hyimg_cli.cache.memo import Memo
+from hyimg_cli.errors import MachineError
+from hyimg_cli.models.latent_video import PromptEmbedding, PromptEncoder
+from hyimg_cli.spec.events import PromptEmbedded, PromptsReady
+from hyimg_cli.spec.run import CacheConfig
+
+logger = logging.getLogger(__name__)
+_MEMO_BYTES = 2_000_000_000
+
+
+class Prompts:
+    """Embeds each distinct string once; what it embeds, later runs find on disk.
+
+    Switched off, every job embeds its own strings, and the encoders stay where they are.
+    """
+
+    def __init__(self, cache: CacheConfig, *, is_on: bool) -> None:
+        self._is_on = is_on
+        self._memo: Memo[str, PromptEmbedding] = Memo(_MEMO_BYTES, _tensor_bytes)
+        self._store = DiskStore(cache.folder, cache.budget_bytes)
+        self._counts = {"memory_hits": 0, "disk_hits": 0, "misses": 0}
+        # By key, what the disk had to say before the first job asked.
+        self._notes: dict[str, tuple[str, ...]] = {}
+
+    def ready(
+        self, encoder: PromptEncoder, texts: Iterable[str]
+    ) -> Iterator[PromptEmbedded | PromptsReady]:
+        """Have every one of `texts` in memory, then let the text encoders go.
+
+        A string that cannot be embedded fails its own jobs later. Raises MachineError.
+        """
+        distinct = list(dict.fromkeys(texts)) if self._is_on else []
+        if not distinct:
+            return
+        started, before = time.perf_counter(), self._counts["misses"]
+        for count, text in enumerate(distinct, 1):
+            try:
+                _, place = self._found(encoder, text)
+                self._count(place, but="memory_hits")
+            except MachineError:
+                raise
+            except Exception:
+                logger.info("a prompt was not embedded ahead of its job", exc_info=True)
+            yield PromptEmbedded(count, len(distinct))
+        encoder.release()
+        encoded = self._counts["misses"] - before
+        yield PromptsReady(len(distinct), encoded, time.perf_counter() - started)
+
+    def of(self, encoder: PromptEncoder, text: str) -> PromptEmbedding:
+        """The embedding of a job's string, with what went wrong on the way to it."""
+        if not self._is_on:
+            self._counts["misses"] += 1
+            return encoder.encode(text)
+        place = "misses"
+        try:
+            embedding, place = self._found(encoder, text)
+        finally:
+            self._counts[place] += 1
+            if place == "misses":
+                # Memory was too small for the plan, or the string fails once more.
+                encoder.release()
+        notes = self._notes.pop(embedding.key, ())
+        return replace(embedding, notes=(*embedding.notes, *notes)) if notes else embedding
+
+    def look(self, encoder: PromptEncoder, text: str) -> PromptEmbedding:
+        """The same for what is no job: neither counted nor told."""
+        return self._found(encoder, text)[0] if self._is_on else encoder.encode(text)
+
+    def counts(self) -> dict[str, int]:
+        """How often a string was in memory for a job, was on disk, had to be embedded."""
+        return dict(self._counts)
+
+    def clear(self) -> None:
+        """Forget what is in memory."""
+        self._memo.clear()
+
+    def _count(self, place: str, *, but: str) -> None:
+        if place != but:
+            self._counts[place] += 1
+
+    def _found(self, encoder: PromptEncoder, text: str) -> tuple[PromptEmbedding, str]:
+        """An embedding, and which count its place belongs to."""
+        place = "memory_hits"
+        key = encoder.key(text)
+
+        def stored_or_made() -> PromptEmbedding:
+            nonlocal place
+            stored = self._stored(encoder, key)
+            place = "misses" if stored is None else "disk_hits"
+            return self._made(encoder, key, text) if stored is None else stored
+
+        embedding = self._memo.get(key, stored_or_made)
+        notes = self._store.take_notes()
+        if notes:
+            self._notes[key] = (*self._notes.get(key, ()), *notes)
+        return embedding, place
+
+    def _made(self, encoder: PromptEncoder, key: str, text: str) -> PromptEmbedding:
+        embedding = encoder.encode(text)
+        if self._store.takes_more:
+            self._store.write(PROMPT_EMBEDDINGS, key, encoder.pack(embedding))
+        return embedding
+
+    def _stored(self, encoder: PromptEncoder, key: str) -> PromptEmbedding | None:
+        data = self._store.read(PROMPT_EMBEDDINGS, key)
+        if data is None:
+            return None
+        try:
+            return encoder.unpack(data, key)
+        except ValueError:
+            self._store.discard(PROMPT_EMBEDDINGS, key)
+            return None
+
+
+def _tensor_bytes(embedding: PromptEmbedding) -> int:
+    return sum(tensor.nbytes for tensor in embedding.tensors.values())

@@ -1,0 +1,170 @@
+"""A video model at work on several ranks: tiles of its decode, branches of its guidance.
+
+    rank 0   the model itself: prompts, noise, scheduler, merging, files
+    rank r   its own VAE (tiles), its own transformer (a branch), read from the same checkpoint
+
+One pool of ranks serves both; it lives as long as the model. Pixels are those of one process.
+"""
+
+# Legend: B batch, C channel, F latent frames, Y X latent rows and columns
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+from weakref import finalize
+
+from torch import Tensor
+
+from hyimg_cli.errors import MachineError, RankError
+from hyimg_cli.models import registry
+from hyimg_cli.models.latent_video import LatentDecoder, LatentVideoModel, VideoVae
+from hyimg_cli.parallel.branches import ParallelBranches
+from hyimg_cli.parallel.ranks import DeviceKind, Rank, RankPool
+from hyimg_cli.pipelines import turns
+from hyimg_cli.spec.events import DecodeReport, ParallelReport
+from hyimg_cli.spec.run import ModelChoice, ParallelConfig
+from hyimg_cli.tiling.decode import PatchParallelDecoder
+from hyimg_cli.tiling.tiles import tile_plan
+
+if TYPE_CHECKING:
+    import torch
+
+VAE, TRANSFORMER = "vae", "transformer"
+
+
+@dataclass(frozen=True)
+class VaePart:
+    """Loads the autoencoder of a checkpoint on a rank, as rank 0 loads its own."""
+
+    choice: ModelChoice
+
+    def __call__(self, rank: Rank) -> VideoVae:
+        # It is all that the rank has, and stays on its GPU.
+        return _opened(replace(self.choice, cpu_offload=False), rank).vae
+
+
+@dataclass(frozen=True)
+class TransformerPart:
+    """Opens a checkpoint on a rank and reads its transformer, nothing else."""
+
+    choice: ModelChoice
+
+    def __call__(self, rank: Rank) -> LatentVideoModel:
+        return _ready(_opened(self.choice, rank))
+
+
+class VideoRanks:
+    """The ranks that work with one loaded model. They end with `stop`, at the latest when this
+    object is let go or the process ends.
+    """
+
+    def __init__(
+        self, model: LatentVideoModel, choice: ModelChoice, config: ParallelConfig
+    ) -> None:
+        """`choice` names the model; the processes start up beside what comes before `load`.
+
+        Raises MachineError where there are fewer GPUs than ranks, or rank 0 would be on another one
+        than the first.
+        """
+        _refuse_other_gpu(model.device, config.ranks)
+        self._model, self._choice, self._config = model, choice, config
+        kind: DeviceKind = "cuda" if model.device.type == "cuda" else "cpu"
+        self._pool = RankPool(config.ranks, device=kind)
+        self._branches: ParallelBranches | None = None
+        self._decoder: SpreadDecoder | None = None
+        self.stop = finalize(self, turns.end, self._pool)
+        turns.enter(self._pool)
+        self._pool.launch()
+
+    @property
+    def member_pids(self) -> list[int]:
+        """Process ids of ranks 1, 2, ..; empty where none runs."""
+        return self._pool.member_pids
+
+    def load(self) -> None:
+        """Have each rank read what it works with, all at once, and put them to work for the model.
+
+        Raises what loading raises on any rank, MachineError where one does not come up, or dies.
+        """
+        turns.take(self._pool)
+        try:
+            self._load()
+        except RankError as error:
+            raise MachineError(
+                f"the ranks did not load the model: {error.what}",
+                hint="ask for fewer ranks; each needs memory for what it loads",
+                code="machine.ranks",
+            ) from error
+
+    def _load(self) -> None:
+        model, config, pool = self._model, self._config, self._pool
+        if config.vae_ranks > 1:
+            part = VaePart(self._choice)
+            pool.load(VAE, part, ranks=config.vae_ranks, own=lambda: model.vae)
+            tiles = PatchParallelDecoder(pool, ranks=config.vae_ranks, part=VAE)
+            self._decoder = SpreadDecoder(model.vae, tiles, alone=model.decoder)
+            model.decoder = self._decoder
+        if config.cfg_ranks > 1:
+            branch = TransformerPart(self._choice)
+            pool.load(TRANSFORMER, branch, ranks=config.cfg_ranks, own=partial(_ready, model))
+            branches = ParallelBranches(pool, ranks=config.cfg_ranks, part=TRANSFORMER)
+            self._branches, model.branch_runner = branches, lambda: branches
+
+    def revive(self) -> None:
+        """Ranks that an earlier job has lost, or that left for another session's, start again, each
+        with what it had. Raises MachineError where one does not come up.
+        """
+        turns.take(self._pool)
+        self._pool.revive()
+
+    def report(self) -> ParallelReport:
+        """How the last video was spread."""
+        return ParallelReport(
+            branch_ranks=1 if self._branches is None else self._branches.ranks,
+            decode=None if self._decoder is None else _rounded(self._decoder.report),
+        )
+
+
+class SpreadDecoder:
+    """The `LatentDecoder` of several ranks: tiles where the library would cut, otherwise rank 0's
+    own decode, whose bits are then the one process's in any case.
+    """
+
+    def __init__(self, vae: VideoVae, tiles: PatchParallelDecoder, *, alone: LatentDecoder) -> None:
+        self._vae, self._tiles, self._alone = vae, tiles, alone
+        self.report: DecodeReport | None = None
+
+    def decode(self, latents_BCFYX: Tensor) -> Tensor:
+        """Pixels in about -1..1, [B, 3, T, H, W]. Raises RankError where a rank dies or fails."""
+        self.report = None
+        if len(tile_plan(self._vae.tiling, *latents_BCFYX.shape[-2:]).tiles) == 1:
+            return self._alone.decode(latents_BCFYX)
+        pixels_BCTHW = self._tiles.decode(latents_BCFYX)
+        self.report = self._tiles.report
+        return pixels_BCTHW
+
+
+def _ready(model: LatentVideoModel) -> LatentVideoModel:
+    model.load_transformer()
+    return model
+
+
+def _opened(choice: ModelChoice, rank: Rank) -> LatentVideoModel:
+    return registry.load_video(replace(choice, device=str(rank.device)))
+
+
+def _rounded(report: DecodeReport | None) -> DecodeReport | None:
+    """Seconds as a line's other times have them."""
+    if report is None:
+        return None
+    ranks = tuple(replace(one, busy_s=round(one.busy_s, 6)) for one in report.ranks)
+    seconds = {name: round(getattr(report, name), 6) for name in ("gather_s", "merge_s", "total_s")}
+    return DecodeReport(ranks, **seconds)
+
+
+def _refuse_other_gpu(device: "torch.device", ranks: int) -> None:
+    if device.type == "cuda" and ranks > 1 and device.index not in (None, 0):
+        raise MachineError(
+            f"rank 0 would be on {device}; {ranks} ranks take the GPUs 0 to {ranks - 1}",
+            hint="leave out --device, and choose the GPUs by CUDA_VISIBLE_DEVICES",
+            code="machine.ranks",
+        )

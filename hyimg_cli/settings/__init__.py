@@ -1,0 +1,1 @@
+"""What may be set outside the manifest: declared once, read everywhere."""

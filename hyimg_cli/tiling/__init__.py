@@ -1,0 +1,1 @@
+"""Latents decoded tile by tile, alone or over ranks."""

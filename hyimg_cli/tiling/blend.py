@@ -1,0 +1,95 @@
+"""Decoded tiles into one picture, to the bit what the library's own `tiled_decode` makes of them.
+
+The library fades row by row in Python, in place: a tile meets its neighbours as they are after
+their own blending, not as they left the decoder. Here each border is two products and a sum over
+the whole strip, which rounds the same way: products in float32 (or wider), each rounded to the
+tiles' dtype, then added in that dtype.
+"""
+
+# Legend: B batch, C channel, T frame, H W pixel rows and columns
+from collections.abc import Callable
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from hyimg_cli.tiling.tiles import Axis, Tile, TilePlan
+
+TileOf = Callable[[Tile], Tensor]
+
+
+def merge(plan: TilePlan, tile_of: TileOf) -> Tensor:
+    """The picture [B, C, T, H, W] of a plan's decoded tiles [B, C, T, h, w], which are overwritten.
+
+    `tile_of` is asked for each tile once, in raster order, and no tile is held for longer than one
+    row of tiles: a caller that decodes on demand needs two rows of tiles and the picture. Source:
+    `tiled_decode`, `blend_v`, `blend_h` of diffusers' AutoencoderKLHunyuanVideo15.
+    """
+    row_axis, column_axis = plan.tiling.rows, plan.tiling.columns
+    held: dict[int, Tensor] = {}
+    picture: Tensor | None = None
+    for tile in plan.tiles:
+        own = tile_of(tile)
+        assert own.shape[-2:] == pixel_shape(plan, tile), "a tile is decoded at its exact size"
+        above, beside = plan.above(tile), plan.beside(tile)
+        if above is not None:
+            blend_(held.pop(above), own, row_axis.blend, dim=-2)
+        if beside is not None:
+            blend_(held[beside], own, column_axis.blend, dim=-1)
+        held[tile.index] = own
+        if len(plan.tiles) == 1:
+            return own
+        if picture is None:
+            picture = own.new_empty(*own.shape[:-2], *_picture_shape(plan))
+        _kept(picture, plan, tile).copy_(own[..., : row_axis.keep, : column_axis.keep])
+    assert picture is not None, "a plan has at least one tile"
+    return picture
+
+
+def blend_(before: Tensor, tile: Tensor, extent: int, dim: int) -> Tensor:
+    """`tile`, its first `extent` rows (dim -2) or columns (-1) faded in from the last of `before`.
+
+    In place. The extent is cut to what both have.
+    """
+    extent = min(before.shape[dim], tile.shape[dim], extent)
+    if not extent:
+        return tile
+    wide = torch.promote_types(tile.dtype, torch.float32)
+    fade_in, fade_out = _weights(extent, dim, wide, tile.device)
+    old = before.narrow(dim, before.shape[dim] - extent, extent)
+    new = tile.narrow(dim, 0, extent)
+    new.copy_((old * fade_out).to(tile.dtype) + (new * fade_in).to(tile.dtype))
+    return tile
+
+
+def pixel_shape(plan: TilePlan, tile: Tile) -> tuple[int, int]:
+    """Rows and columns of pixels that decoding a tile gives."""
+    rows, columns = tile.bottom - tile.top, tile.right - tile.left
+    return rows * plan.tiling.rows.pixels, columns * plan.tiling.columns.pixels
+
+
+@lru_cache(maxsize=32)
+def _weights(extent: int, dim: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:
+    """The new tile's share, y / extent, and the old one's, 1 - y / extent; they sum to one.
+
+    Divided in float64 and then rounded, as a Python number is when it meets a tensor.
+    """
+    shape = (extent, 1) if dim == -2 else (extent,)
+    fade = torch.arange(extent, dtype=torch.float64) / extent
+    return tuple(side.to(dtype).view(shape).to(device) for side in (fade, 1 - fade))
+
+
+def _picture_shape(plan: TilePlan) -> tuple[int, int]:
+    return plan.rows * plan.tiling.rows.pixels, plan.columns * plan.tiling.columns.pixels
+
+
+def _kept(picture: Tensor, plan: TilePlan, tile: Tile) -> Tensor:
+    """Where a tile's kept part lies in the picture."""
+    rows = _span(plan.tiling.rows, tile.top, picture.shape[-2])
+    columns = _span(plan.tiling.columns, tile.left, picture.shape[-1])
+    return picture[..., rows, columns]
+
+
+def _span(axis: Axis, cell: int, pixels: int) -> slice:
+    start = cell * axis.pixels
+    return slice(start, min(start + axis.keep, pixels))

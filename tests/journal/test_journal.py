@@ -1,0 +1,518 @@
+"""A killed, full, shared or foreign output folder loses nothing and mixes nothing up."""
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from hyimg_cli.errors import OutputFolderError, StorageError
+from hyimg_cli.journal.journal import Resumption, RunFolder, job_key, outcome_to_json, resume
+from hyimg_cli.spec import digest
+from hyimg_cli.spec.events import BranchTokens, Failure, Outcome, OutputFile, ReuseReport
+from hyimg_cli.spec.job import ImageJob, SizeRequest, TextSampling
+
+MakeJob = Callable[..., ImageJob]
+PIXELS = b"not really a PNG"
+
+
+def done(folder: RunFolder, custom_id: str, key: str = "key") -> Outcome:
+    """An outcome with its picture in place."""
+    path = folder.path_for(custom_id)
+    path.write_bytes(PIXELS)
+    picture = OutputFile(f"outputs/{path.name}", digest.of_bytes(PIXELS), "0" * 64, 64, 48, 7)
+    return Outcome(custom_id, "done", key, outputs=(picture,))
+
+
+def failed(custom_id: str, key: str = "key") -> Outcome:
+    return Outcome(custom_id, "failed", key, error=Failure("source.missing", "no", "look", False))
+
+
+def results_file(folder: Path) -> Path:
+    return folder / "results.jsonl"
+
+
+def journal_of(folder: Path, *outcomes: str) -> None:
+    with RunFolder(folder) as run:
+        for custom_id in outcomes:
+            run.append(done(run, custom_id))
+
+
+# --- what a line says ---------------------------------------------------------------------------
+
+
+def test_a_result_line_has_the_names_of_the_conventions() -> None:
+    outcome = Outcome(
+        "cat",
+        "done",
+        "k",
+        outputs=(OutputFile("outputs/cat.png", "a", "b", 64, 48, 7),),
+        denoise_steps=7,
+        cot_token_ids=(1, 2),
+        kv_reuse=ReuseReport(
+            "hit", 10, 0, 5, (BranchTokens(reused=14, shared=0, computed=6, per_step=65),)
+        ),
+        warnings=("16-bit reduced to 8",),
+        error=Failure("code", "message", "hint", True),
+        metadata={"sku": "A17"},
+        extra={"x_shelf": 3},
+    )
+    entry = json.loads(json.dumps(outcome_to_json(outcome)))
+    assert entry["outputs"] == [
+        {
+            "path": "outputs/cat.png",
+            "sha256": "a",
+            "pixel_sha256": "b",
+            "width": 64,
+            "height": 48,
+            "seed": 7,
+        }
+    ]
+    assert entry["kv_reuse"] == {
+        "status": "hit",
+        "ar_prefill_tokens": 10,
+        "ar_shared_tokens": 0,
+        "ar_decode_tokens": 5,
+        "branches": [{"reused": 14, "shared": 0, "computed": 6, "per_step": 65}],
+        "reason": "",
+        "ar_surplus_tokens": 0,
+    }
+    assert entry["error"] == {
+        "code": "code",
+        "message": "message",
+        "hint": "hint",
+        "retryable": True,
+    }
+    assert entry["x_shelf"] == 3
+    assert entry["metadata"] == {"sku": "A17"}
+    assert {"custom_id", "status", "cot_text", "think_truncated", "timings_s", "attempt"} <= set(
+        entry
+    )
+    assert "extra" not in entry
+
+
+# --- append and read back -----------------------------------------------------------------------
+
+
+def test_the_last_line_of_an_id_counts(tmp_path: Path) -> None:
+    with RunFolder(tmp_path / "out") as run:
+        run.append(failed("cat"))
+        run.append(failed("dog"))
+        run.append(done(run, "cat"))
+    results = RunFolder(tmp_path / "out").results()
+    assert {name: entry["status"] for name, entry in results.items()} == {
+        "cat": "done",
+        "dog": "failed",
+    }
+    assert len(results_file(tmp_path / "out").read_text().splitlines()) == 3
+
+
+def test_a_folder_without_results_has_none(tmp_path: Path) -> None:
+    assert RunFolder(tmp_path / "none").results() == {}
+
+
+@settings(max_examples=40)
+@given(share=st.floats(0, 1))
+def test_wherever_a_kill_cuts_the_journal_the_lines_before_it_stand(
+    share: float, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("out")
+    journal_of(folder, "a", "b", "c")
+    whole = results_file(folder).read_bytes()
+    kept = whole[: round(share * len(whole))]
+    results_file(folder).write_bytes(kept)
+
+    # A line counts once all of its JSON is there, be it without its newline.
+    ends = [whole.index(line) + len(line) for line in whole.splitlines()]
+    expected = [name for name, end in zip("abc", ends, strict=True) if end <= len(kept)]
+    assert list(RunFolder(folder).results()) == expected
+    journal_of(folder, "after")
+    assert list(RunFolder(folder).results()) == [*expected, "after"]
+
+
+@settings(max_examples=40)
+@given(tail=st.binary(max_size=30).filter(lambda tail: b"\n" not in tail))
+@example(tail=b'{"custom_id": 1}')
+@example(tail=b"\0" * 30)
+@example(tail=b"[" * 30)
+def test_whatever_stands_behind_the_last_line_is_cut_off(
+    tail: bytes, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("out")
+    journal_of(folder, "a", "b")
+    with open(results_file(folder), "ab") as file:
+        file.write(tail)
+    assert list(RunFolder(folder).results()) == ["a", "b"]
+    journal_of(folder, "c")
+    assert list(RunFolder(folder).results()) == ["a", "b", "c"]
+
+
+def test_a_whole_last_line_without_newline_is_kept(tmp_path: Path) -> None:
+    journal_of(tmp_path, "a", "b")
+    path = results_file(tmp_path)
+    path.write_bytes(path.read_bytes().removesuffix(b"\n"))
+    journal_of(tmp_path, "c")
+    assert list(RunFolder(tmp_path).results()) == ["a", "b", "c"]
+
+
+def test_a_torn_line_is_read_over_without_the_lock_and_cut_off_with_it(tmp_path: Path) -> None:
+    journal_of(tmp_path, "a")
+    path = results_file(tmp_path)
+    whole = path.read_bytes()
+    path.write_bytes(whole + b'{"custom_id": "b", "sta')
+    assert list(RunFolder(tmp_path).results()) == ["a"]
+    assert path.read_bytes() != whole
+    with RunFolder(tmp_path):
+        assert path.read_bytes() == whole
+
+
+def test_a_damaged_line_before_the_end_is_named(tmp_path: Path) -> None:
+    journal_of(tmp_path, "a", "b")
+    path = results_file(tmp_path)
+    path.write_bytes(b"{oops\n" + path.read_bytes())
+    with pytest.raises(OutputFolderError) as caught:
+        RunFolder(tmp_path).results()
+    assert caught.value.where == "results.jsonl:1"
+    assert caught.value.hint
+
+
+def test_odd_characters_survive(tmp_path: Path) -> None:
+    text = "line\u2028end \N{GRINNING FACE} \0 half \ud800"
+    with RunFolder(tmp_path) as run:
+        run.append(replace(failed("a"), cot_text=text))
+    assert RunFolder(tmp_path).results()["a"]["cot_text"] == text
+
+
+def test_a_line_is_on_disk_when_append_returns(tmp_path: Path) -> None:
+    """A process that kills itself right after it has appended loses nothing."""
+    program = """
+import os, signal, sys
+from pathlib import Path
+from hyimg_cli.journal.journal import RunFolder
+from hyimg_cli.spec.events import Outcome
+run = RunFolder(Path(sys.argv[1])).__enter__()
+run.append(Outcome("a", "failed", "key"))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    killed = subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert list(RunFolder(tmp_path).results()) == ["a"]
+    journal_of(tmp_path, "b")  # the lock went with the process
+
+
+# --- the folder ---------------------------------------------------------------------------------
+
+
+def test_run_and_resolved_jobs_are_written_whole(tmp_path: Path, make_job: MakeJob) -> None:
+    with RunFolder(tmp_path / "a" / "b") as run:
+        run.write_run({"versions": {"python": "3"}})
+        run.write_resolved([make_job("cat"), make_job("dog", images=("in/a.png",))])
+        run.write_run({"versions": {"python": "4"}})
+    folder = tmp_path / "a" / "b"
+    assert json.loads((folder / "run.json").read_text()) == {"versions": {"python": "4"}}
+    lines = (folder / "manifest.resolved.jsonl").read_text().splitlines()
+    assert [json.loads(line)["custom_id"] for line in lines] == ["cat", "dog"]
+    names = {path.name for path in folder.iterdir()}
+    assert names == {"run.json", "manifest.resolved.jsonl", "results.jsonl", "outputs", ".lock"}
+
+
+def test_the_second_run_in_a_folder_is_told_of_the_first(tmp_path: Path) -> None:
+    with RunFolder(tmp_path) as first:
+        with (
+            pytest.raises(OutputFolderError, match=f"process {os.getpid()}") as caught,
+            RunFolder(tmp_path),
+        ):
+            raise AssertionError("two runs in one folder")
+        assert caught.value.code == "output.in-use"
+        first.append(failed("a"))
+        assert list(RunFolder(tmp_path).results()) == ["a"], "reading needs no lock"
+    with RunFolder(tmp_path):
+        pass
+
+
+def test_what_a_killed_run_had_not_named_yet_is_swept_away(tmp_path: Path) -> None:
+    (tmp_path / "outputs").mkdir()
+    leftovers = [tmp_path / "outputs" / ".cat.png.123.tmp", tmp_path / ".run.json.123.tmp"]
+    others = [tmp_path / "outputs" / "dog.png", tmp_path / "notes.tmp", tmp_path / ".mine.tmp"]
+    for path in leftovers + others:
+        path.touch()
+    with RunFolder(tmp_path):
+        pass
+    assert not any(path.exists() for path in leftovers)
+    assert all(path.exists() for path in others)
+
+
+def test_a_file_in_the_place_of_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "out").touch()
+    for folder in (tmp_path / "out", tmp_path / "out" / "deeper"):
+        with pytest.raises(OutputFolderError) as caught, RunFolder(folder):
+            raise AssertionError("a file was taken for a folder")
+        assert caught.value.code == "output.not-a-folder"
+
+
+@pytest.mark.parametrize("custom_id", ["../x", "a/b", "", ".hidden", "a\0b"])
+def test_no_unchecked_id_becomes_a_path(tmp_path: Path, custom_id: str) -> None:
+    with pytest.raises(AssertionError):
+        RunFolder(tmp_path).path_for(custom_id)
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS, errno.EPERM])
+@pytest.mark.parametrize("call", ["mkdir", "open"])
+def test_a_read_only_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, call: str
+) -> None:
+    """Simulated, for the superuser may write anywhere."""
+
+    def refuse(*args: Any, **more: Any) -> Any:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, call, refuse)
+    with pytest.raises(StorageError) as caught, RunFolder(tmp_path / "out"):
+        raise AssertionError("nothing could be written")
+    assert caught.value.code == "storage.read-only"
+    assert caught.value.exit_code == 3
+    assert caught.value.where == str(tmp_path / "out")
+
+
+class FullDisk:
+    """`os.write` that puts down `room` bytes more and then says that the disk is full."""
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+        self._write = os.write
+
+    def __call__(self, descriptor: int, data: Any) -> int:
+        if self.room == 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        part = bytes(data)[: self.room]
+        self.room -= len(part)
+        return self._write(descriptor, part)
+
+
+@pytest.mark.parametrize("room", [0, 1, 50])
+def test_a_full_disk_leaves_no_half_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int
+) -> None:
+    with RunFolder(tmp_path) as run:
+        run.append(failed("a"))
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "write", FullDisk(room))
+            with pytest.raises(StorageError) as caught:
+                run.append(failed("b"))
+        assert caught.value.code == "storage.full"
+        run.append(failed("c"))
+    assert list(RunFolder(tmp_path).results()) == ["a", "c"]
+
+
+def test_a_disk_that_is_found_full_at_fsync_leaves_no_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with RunFolder(tmp_path) as run:
+        monkeypatch.setattr(os, "fsync", refuse)
+        with pytest.raises(StorageError, match="full"):
+            run.append(failed("a"))
+        assert run.results() == {}
+        with pytest.raises(StorageError, match="full"):
+            run.write_run({"a": 1})
+        monkeypatch.undo()
+        assert not list(tmp_path.glob(".*.tmp"))
+        assert not (tmp_path / "run.json").exists()
+
+
+def test_a_full_disk_keeps_the_older_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with RunFolder(tmp_path) as run:
+        run.write_run({"run": 1})
+        monkeypatch.setattr(os, "write", FullDisk(3))
+        with pytest.raises(StorageError):
+            run.write_run({"run": 2})
+    assert json.loads((tmp_path / "run.json").read_text()) == {"run": 1}
+    assert not list(tmp_path.glob(".*.tmp"))
+
+
+# --- keys ---------------------------------------------------------------------------------------
+
+
+def key_of(job: ImageJob, **changes: Any) -> str:
+    inputs: dict[str, Any] = {
+        "source_digests": ["d1", "d2"],
+        "model_fingerprint": "m",
+        "pixel_settings": {"dtype": "float32"},
+    }
+    return job_key(job, **(inputs | changes))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"prompt": "a dog"},
+        {"seed": 2},
+        {"size": SizeRequest(64, 64)},
+        {"num_inference_steps": 5},
+        {"guidance_scale": 4.0},
+        {"flow_shift": 2.0},
+        {"bot_task": "none"},
+        {"bot_task": "recaption"},
+        {"text": TextSampling(2, 0.6, 1024, 0.95, 64)},
+        {"text": TextSampling(1, 0.0, 1024, 0.95, 64)},
+        {"cot_text": "a"},
+        {"cot_token_ids": (1,)},
+        {"drop_think": True},
+        {"use_system_prompt": "en_unified"},
+        {"use_system_prompt": "custom", "system_prompt": "Be bold."},
+    ],
+)
+def test_what_changes_pixels_changes_the_key(make_job: MakeJob, changes: dict[str, Any]) -> None:
+    assert key_of(make_job(**changes)) != key_of(make_job())
+
+
+def test_a_dynamic_system_prompt_hangs_on_the_bot_task(make_job: MakeJob) -> None:
+    told = {"cot_text": "a", "use_system_prompt": "dynamic"}
+    assert key_of(make_job(**told, bot_task="think")) != key_of(make_job(**told, bot_task="none"))
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        {"source_digests": ["d2", "d1"]},
+        {"source_digests": ["d1"]},
+        {"model_fingerprint": "n"},
+        {"pixel_settings": {"dtype": "bfloat16"}},
+    ],
+)
+def test_sources_model_and_precision_change_the_key(make_job: MakeJob, inputs: Any) -> None:
+    assert key_of(make_job(), **inputs) != key_of(make_job())
+
+
+def test_names_places_and_metadata_do_not_change_the_key(make_job: MakeJob) -> None:
+    job = make_job(images=("in/a.png",))
+    same = replace(
+        job,
+        custom_id="other",
+        images=("elsewhere/b.png",),
+        model="/copy/of/it",
+        metadata_json='{"a": 1}',
+        extra_json='{"x_a": 1}',
+        source_line="other.jsonl:9",
+        user_fields=frozenset({"seed"}),
+    )
+    assert key_of(same) == key_of(job)
+
+
+def test_settings_that_the_job_does_not_use_do_not_change_the_key(make_job: MakeJob) -> None:
+    greedy = TextSampling(9, 0.0, 1, 1.0, 5)
+    for changes in ({"bot_task": "none"}, {"cot_text": "a"}, {"cot_token_ids": (1,)}):
+        assert key_of(make_job(**changes, text=greedy)) == key_of(make_job(**changes))
+
+
+# --- resume -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def sorted_out(tmp_path: Path, make_job: MakeJob) -> Callable[..., Resumption]:
+    """A folder where a, b are done and c, d failed; then a resume over a to e."""
+    with RunFolder(tmp_path) as run:
+        for name in "ab":
+            run.append(done(run, name))
+        for name in "cd":
+            run.append(failed(name))
+
+    def sort(**options: Any) -> Resumption:
+        keys = dict.fromkeys("abcde", "key") | options.pop("keys", {})
+        return resume(RunFolder(tmp_path), [make_job(name) for name in "abcde"], keys, **options)
+
+    return sort
+
+
+def ids(resumption: Resumption) -> tuple[str, str, str]:
+    running = "".join(job.custom_id for job in resumption.to_run)
+    return running, "".join(resumption.done), "".join(resumption.failed_before)
+
+
+def test_done_is_skipped_and_failed_is_left_alone(sorted_out: Callable[..., Resumption]) -> None:
+    assert ids(sorted_out()) == ("e", "ab", "cd")
+
+
+def test_failed_runs_again_when_asked(sorted_out: Callable[..., Resumption]) -> None:
+    assert ids(sorted_out(retry_failed=True)) == ("cde", "ab", "")
+
+
+def test_another_key_is_refused_unless_forced(sorted_out: Callable[..., Resumption]) -> None:
+    with pytest.raises(OutputFolderError) as caught:
+        sorted_out(keys={"b": "other"})
+    assert caught.value.code == "output.other-job"
+    assert '"b"' in caught.value.what
+    assert caught.value.exit_code == 2
+    assert ids(sorted_out(keys={"b": "other"}, force=True)) == ("be", "a", "cd")
+
+
+def test_a_failed_job_that_was_mended_is_a_new_job(sorted_out: Callable[..., Resumption]) -> None:
+    assert ids(sorted_out(keys={"c": "mended"})) == ("ce", "ab", "d")
+
+
+@pytest.mark.parametrize("damage", ["removed", "changed", "no outputs"])
+def test_a_picture_that_is_not_as_written_is_made_again(
+    sorted_out: Callable[..., Resumption], tmp_path: Path, damage: str
+) -> None:
+    picture = tmp_path / "outputs" / "a.png"
+    if damage == "removed":
+        picture.unlink()
+    elif damage == "changed":
+        picture.write_bytes(b"other")
+    else:
+        path = results_file(tmp_path)
+        path.write_text(path.read_text() + '{"custom_id": "a", "status": "done", "key": "key"}\n')
+    assert ids(sorted_out()) == ("ae", "b", "cd")
+
+
+def test_without_resume_a_folder_with_results_is_refused_unless_forced(
+    sorted_out: Callable[..., Resumption], tmp_path: Path, make_job: MakeJob
+) -> None:
+    with pytest.raises(OutputFolderError) as caught:
+        sorted_out(resume=False)
+    assert caught.value.code == "output.not-empty"
+    assert ids(sorted_out(resume=False, force=True)) == ("abcde", "", "")
+    fresh = resume(RunFolder(tmp_path / "new"), [make_job("a")], {"a": "key"}, resume=False)
+    assert ids(fresh) == ("a", "", "")
+
+
+STATES = st.sampled_from(["new", "done", "failed", "torn"])
+
+
+@settings(max_examples=40)
+@given(states=st.lists(STATES, max_size=6), retry=st.booleans())
+def test_every_job_is_sorted_exactly_once(
+    states: list[str],
+    retry: bool,
+    tmp_path_factory: pytest.TempPathFactory,
+    make_job: MakeJob,
+) -> None:
+    folder = tmp_path_factory.mktemp("out")
+    jobs = [make_job(f"job-{index}") for index in range(len(states))]
+    with RunFolder(folder) as run:
+        for job, state in zip(jobs, states, strict=True):
+            if state in ("done", "torn"):
+                run.append(done(run, job.custom_id))
+            if state == "torn":
+                run.path_for(job.custom_id).write_bytes(b"half a pict")
+            if state == "failed":
+                run.append(failed(job.custom_id))
+    found = resume(run, jobs, {job.custom_id: "key" for job in jobs}, retry_failed=retry)
+    names = [*(job.custom_id for job in found.to_run), *found.done, *found.failed_before]
+    assert sorted(names) == sorted(job.custom_id for job in jobs)
+    by_state = dict(zip((job.custom_id for job in jobs), states, strict=True))
+    assert all(by_state[name] == "done" for name in found.done)
+    assert all(by_state[name] == "failed" for name in found.failed_before)
+    assert not (retry and found.failed_before)
+    assert {"done"}.isdisjoint(by_state[job.custom_id] for job in found.to_run)

@@ -1,0 +1,55 @@
+"""Settings that no job of the manifest reads are told, each by the name that the user wrote."""
+
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hyimg_cli.manifest.consumed import without_effect
+from hyimg_cli.manifest.recipe import settle
+from hyimg_cli.settings.table import KNOBS
+from hyimg_cli.spec.job import ImageJob, VideoJob
+
+FILM = {"task": "t2v", "prompt": "a dog"}
+
+
+@pytest.mark.parametrize(("only", "job"), [("pictures", VideoJob), ("videos", ImageJob)])
+def test_what_the_other_kind_of_job_holds_is_not_its_alone(only: str, job: type) -> None:
+    theirs = {knob.name for knob in KNOBS if knob.only == only} - {"model"}
+    assert theirs
+    assert not theirs & {field.name for field in fields(job)}
+
+
+def test_each_setting_is_named_as_it_was_given(make_job: Any) -> None:
+    environ = {"HYIMG_CHECKPOINT_EVERY": "2"}
+    settings = settle({"cfg_parallel_size": 2, "quantization": "fp8"}, environ, {"frames": "png"})
+    (sentence,) = without_effect(settings, [make_job()])
+    names = "--cfg-parallel-size, frames of the recipe, HYIMG_CHECKPOINT_EVERY"
+    assert sentence == f"{names} concern videos only; this manifest has none"
+    assert list(without_effect(settings, [])) == []
+
+
+@pytest.mark.parametrize("command", ["check", "plan"])
+def test_commands_tell_it_on_stderr(
+    run_cli: Callable[..., Any], write_manifest: Callable[..., Path], command: str
+) -> None:
+    off = ["--no-kv-reuse", "--require-kv-reuse", "--vae-use-tiling"]
+    films, both = write_manifest(FILM, name="films.jsonl"), write_manifest(FILM, {"prompt": "x"})
+    ran = run_cli(command, films, *off)
+    names = "--vae-use-tiling, --no-kv-reuse, --require-kv-reuse"
+    assert f"note: {names} concern pictures only; this manifest has none\n" in ran.err
+    assert "concern" not in ran.out
+    alone = run_cli(command, films, "--quantization", "fp8").err
+    assert "note: --quantization concerns pictures only; this manifest has none\n" in alone
+    assert "concern" not in run_cli(command, films, *off, "-q").err
+    assert "concern" not in run_cli(command, both, *off, "--frames", "png").err
+    assert "concern" not in run_cli(command, films).err
+
+
+def test_generate_tells_it_too(
+    run_cli: Callable[..., Any], write_manifest: Callable[..., Path]
+) -> None:
+    ran = run_cli("generate", write_manifest({"prompt": "x"}), "--dry-run", "--frames", "png")
+    assert "note: --frames concerns videos only" in ran.err

@@ -1,0 +1,185 @@
+"""Faults planted below the bench, in the engine of one variant alone. The bench is told nothing.
+
+`Buffer.fork` is only called where a branch starts from K/V that are there already: the reuse path.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from time import sleep
+from typing import Any
+
+import pytest
+import torch
+
+from hyimg_cli.diffusion.schedule import Schedule
+from hyimg_cli.kv.buffer import Buffer
+from hyimg_cli.models.hunyuan_image3.family import HunyuanImage3
+from hyimg_cli.pipelines.image import group
+from hyimg_cli.pipelines.image.branches import BranchBuilder
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+def hide_three_specials(patch: pytest.MonkeyPatch) -> None:
+    """A denoise step of a forked branch passes over the last three tokens of its prefix."""
+    _mark_forks(patch, lambda branch, layout: [(layout.live_start - 3, layout.live_start)])
+
+
+def drop_source_image(patch: pytest.MonkeyPatch) -> None:
+    """A denoise step of a forked branch passes over the source images."""
+    _mark_forks(patch, lambda branch, layout: [(one.start, one.stop) for one in layout.sources])
+
+
+def empty_source_image(patch: pytest.MonkeyPatch) -> None:
+    """The hand-off leaves a source image's rows empty."""
+    original = HunyuanImage3.branch
+
+    def branch(self: Any, layout: Any, buffer: Any) -> Any:
+        if getattr(buffer, "is_forked", False):
+            for rows in (*buffer.keys_HSD, *buffer.values_HSD):
+                for one in layout.sources:
+                    rows[:, one.start : one.stop] = 0
+        return original(self, layout, buffer)
+
+    _flag_forks(patch)
+    patch.setattr(HunyuanImage3, "branch", branch)
+
+
+def shift_negative_branch(patch: pytest.MonkeyPatch) -> None:
+    """The negative branch takes over rows that stand one slot too late."""
+    original = Buffer.fork
+
+    def fork(self: Buffer, prefix: int, capacity: int) -> Buffer:
+        forked = original(self, prefix, capacity)
+        if prefix < self.length:
+            for rows in (*forked.keys_HSD, *forked.values_HSD):
+                rows[:, 1:prefix] = rows[:, : prefix - 1].clone()
+        return forked
+
+    patch.setattr(Buffer, "fork", fork)
+
+
+def sleep_in_recompute(patch: pytest.MonkeyPatch) -> None:
+    """The baseline waits where K/V would be received: a phase in which a gain is expected."""
+    original = BranchBuilder._started
+
+    def started(self: Any, ids: Any) -> Any:
+        if self._prefixes is None:
+            sleep(0.15)
+        return original(self, ids)
+
+    patch.setattr(BranchBuilder, "_started", started)
+
+
+def sleep_in_decoding(patch: pytest.MonkeyPatch) -> None:
+    """The reusing variant waits before it decodes: a phase that is the same in both."""
+    original = group.finished
+
+    def finished(work: Any, latents: Any, steps: int, studio: Any) -> Any:
+        if not studio.reuse.kv_reuse:
+            work.clock.enter("decode_latents")
+            sleep(0.3)
+        return original(work, latents, steps, studio)
+
+    patch.setattr(group, "finished", finished)
+
+
+def one_step_less(patch: pytest.MonkeyPatch) -> None:
+    """The reusing variant saves time by taking a step less."""
+
+    def shorter(track: Any) -> Any:
+        return replace(track, schedule=Schedule(track.schedule.count - 1, track.schedule.shift))
+
+    _change_tracks(patch, shorter)
+
+
+def other_noise(patch: pytest.MonkeyPatch) -> None:
+    """The reusing variant starts from other noise."""
+
+    def moved(track: Any) -> Any:
+        return replace(track, noise_CYX=track.noise_CYX.roll(1, dims=-1))
+
+    _change_tracks(patch, moved)
+
+
+def rounded_hand_off(patch: pytest.MonkeyPatch) -> None:
+    """K/V pass through bfloat16 on their way from the AR stage."""
+    original = Buffer.fork
+
+    def fork(self: Buffer, prefix: int, capacity: int) -> Buffer:
+        forked = original(self, prefix, capacity)
+        for rows in (*forked.keys_HSD, *forked.values_HSD):
+            rows[:, :prefix] = rows[:, :prefix].to(torch.bfloat16).to(rows.dtype)
+        return forked
+
+    patch.setattr(Buffer, "fork", fork)
+
+
+def broken_hand_off(patch: pytest.MonkeyPatch) -> None:
+    """Some of the K/V that are taken over are no numbers."""
+    original = Buffer.fork
+
+    def fork(self: Buffer, prefix: int, capacity: int) -> Buffer:
+        forked = original(self, prefix, capacity)
+        forked.values_HSD[0][:, prefix - 1] = torch.nan
+        return forked
+
+    patch.setattr(Buffer, "fork", fork)
+
+
+def silent_recompute(patch: pytest.MonkeyPatch) -> None:
+    """The reusing variant computes everything again and tells nobody."""
+    original = BranchBuilder.build
+
+    def build(self: Any, context: Any, *, has_negative: bool) -> Any:
+        self._prefixes = None
+        return original(self, context, has_negative=has_negative)
+
+    patch.setattr(BranchBuilder, "build", build)
+
+
+def _flag_forks(patch: pytest.MonkeyPatch) -> None:
+    original = Buffer.fork
+
+    def fork(self: Buffer, prefix: int, capacity: int) -> Buffer:
+        forked: Any = original(self, prefix, capacity)
+        forked.is_forked = True
+        return forked
+
+    patch.setattr(Buffer, "fork", fork)
+
+
+def _mark_forks(
+    patch: pytest.MonkeyPatch, spans_of: Callable[[Any, Any], list[tuple[int, int]]]
+) -> None:
+    """Forked buffers hide some slots from every denoise step, and from nothing else."""
+    branch_of, read_of = HunyuanImage3.branch, Buffer.read
+
+    def branch(self: Any, layout: Any, buffer: Any) -> Any:
+        made = branch_of(self, layout, buffer)
+        if getattr(buffer, "is_forked", False):
+            buffer.hidden = spans_of(made, layout)
+        return made
+
+    def read(self: Any, layer: int, stop: int) -> Any:
+        keys, values = read_of(self, layer, stop)
+        kept = torch.ones(stop, dtype=torch.bool)
+        for start, end in getattr(self, "hidden", ()):
+            kept[start:end] = False
+        return keys[:, kept], values[:, kept]
+
+    _flag_forks(patch)
+    patch.setattr(HunyuanImage3, "branch", branch)
+    patch.setattr(Buffer, "read", read)
+
+
+def _change_tracks(patch: pytest.MonkeyPatch, change: Callable[[Any], Any]) -> None:
+    original = group.drawing
+
+    def drawing(waiting: Any, studio: Any) -> Any:
+        made = original(waiting, studio)
+        if studio.reuse.kv_reuse:
+            made.track = change(made.track)
+        return made
+
+    patch.setattr(group, "drawing", drawing)

@@ -1,0 +1,152 @@
+"""Runs: phases add up, text is decided, a process of its own gives the same pictures."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from hyimg_cli.engine.runner import make_plan
+from hyimg_cli.manifest.manifest import read_manifest
+from hyimg_cli.measure.bench.harness import Comparison, compare
+from hyimg_cli.measure.bench.runs import ProcessRuns, SessionRuns, observed_run
+from hyimg_cli.measure.bench.scenario import SCENARIOS, Scenario, read_scenario
+from hyimg_cli.measure.bench.shared import SharedModels
+from hyimg_cli.models import registry
+from hyimg_cli.quality.metrics import distance
+from hyimg_cli.spec.run import BatchConfig, ModelChoice, OutputConfig, RunConfig
+
+JOBS = [
+    replace(job, num_inference_steps=2)
+    for job in make_plan(read_manifest(SCENARIOS / "edits.jsonl")).jobs
+]
+CONFIG = RunConfig(
+    OutputConfig(Path()), ModelChoice(device="cpu"), batch=BatchConfig(max_size=1, prewarm=False)
+)
+
+
+@pytest.fixture
+def quick(loaded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "load", lambda choice, **_: loaded)
+
+
+def _digests(result: Any) -> dict[str, str]:
+    return {one.custom_id: one.outputs[0].pixel_sha256 for one in result.outcomes}
+
+
+def test_phases_are_disjoint_and_add_up(quick: None, tmp_path: Path) -> None:
+    runs = SessionRuns(CONFIG, {}, SharedModels())
+    # The first one digests the checkpoint's files.
+    runs.run(JOBS, tmp_path / "first")
+    result = runs.run(JOBS, tmp_path / "second")
+    assert sum(result.phases_s.values()) == pytest.approx(result.wall_s)
+    assert min(result.phases_s.values()) >= 0
+    assert result.phases_s["unattributed"] < 0.1 * result.wall_s
+    assert len(result.outcomes) == len(JOBS)
+    assert not result.failures
+
+
+def test_being_looked_through_changes_nothing(quick: None, tmp_path: Path) -> None:
+    plain = SessionRuns(CONFIG, {}, SharedModels()).run(JOBS, tmp_path / "plain")
+    result, seen = observed_run(CONFIG, {}, JOBS, tmp_path / "seen", SharedModels())
+    assert _digests(result) == _digests(plain)
+    for job in JOBS:
+        one = seen.jobs[job.custom_id]
+        assert len(one.steps) == len(one.velocities) == 2
+        assert all(all(branch.is_seen) for branch in one.branches), "nothing is hidden"
+        assert len(one.branches) == 2
+
+
+def test_text_can_be_decided(quick: None, tmp_path: Path) -> None:
+    """Forced to its own text a job writes the same; forced to another's, that one's."""
+    result, seen = observed_run(
+        CONFIG, {}, JOBS, tmp_path / "free", SharedModels(), tries_tokens=False
+    )
+    texts = seen.texts()
+    again = SessionRuns(CONFIG, texts, SharedModels()).run(JOBS, tmp_path / "own")
+    assert _digests(again) == _digests(result)
+    swapped = {JOBS[0].custom_id: texts[JOBS[2].custom_id]}
+    other = SessionRuns(CONFIG, swapped, SharedModels()).run(JOBS[:1], tmp_path / "other")
+    by_id = {one.custom_id: one for one in result.outcomes}
+    assert other.outcomes[0].cot_token_ids == by_id[JOBS[2].custom_id].cot_token_ids
+    assert other.outcomes[0].cot_token_ids != by_id[JOBS[0].custom_id].cot_token_ids
+
+
+def test_a_model_is_loaded_once_for_all_that_ask_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def fresh(choice: Any, *, is_batch_invariant: bool) -> Any:
+        asked.append((choice, is_batch_invariant))
+        return object()
+
+    monkeypatch.setattr(registry, "load", fresh)
+    models, rounded = SharedModels(), replace(CONFIG.model, quantization="fp8")
+    first = models.load(CONFIG.model, is_batch_invariant=True)
+    behind = models.wrapped(lambda model: cast(Any, ("behind", model)))
+    assert behind(CONFIG.model, is_batch_invariant=True) == ("behind", first)
+    behind(rounded, is_batch_invariant=True)
+    behind(CONFIG.model, is_batch_invariant=False)
+    assert asked == [(CONFIG.model, True), (rounded, True), (CONFIG.model, False)]
+
+
+@pytest.mark.slow
+def test_a_process_of_its_own_draws_the_same(quick: None, tmp_path: Path) -> None:
+    here = SessionRuns(CONFIG, {}, SharedModels()).run(JOBS[:1], tmp_path / "here")
+    there = ProcessRuns(CONFIG, {}, jobs_each=1).run(JOBS[:1], tmp_path / "there")
+    assert _digests(there) == _digests(here)
+    assert there.phases_s["start"] > 0
+    assert there.phases_s["load"] > 0
+    assert sum(there.phases_s.values()) == pytest.approx(there.wall_s)
+
+
+def test_every_row_of_the_review_is_there(
+    bench: Callable[..., Comparison], small: Scenario
+) -> None:
+    two = "".join((SCENARIOS / "edits.jsonl").read_text().splitlines(keepends=True)[:2])
+    lines = two.replace("images/", f"{SCENARIOS}/images/")
+    found = bench(replace(small, repeats=2), lines)
+    rows = {row.name: row for row in found.rows}
+    assert set(rows) == {
+        "reuse twice",
+        "recompute twice",
+        "reuse vs recompute, 2 steps",
+        "reuse, same seed twice, new session",
+        "reuse, other seed",
+        "reuse, different AR ids",
+        "reuse, other source image",
+        "recompute, other source image",
+    }
+    for name in ("reuse twice", "recompute twice", "reuse, same seed twice, new session"):
+        assert rows[name].is_identical
+    for name in ("reuse, other seed", "reuse, different AR ids", "reuse, other source image"):
+        assert not rows[name].unchanged, name
+    assert found.verdict.name in ("identical", "equal")
+    assert len(list((found.kept / "A").iterdir())) == len(list((found.kept / "B").iterdir())) == 2
+
+
+def test_videos_are_compared_frame_by_frame(tmp_path: Path) -> None:
+    """Without being looked through: a note says so. The prompt cache changes no frame."""
+    scenario = read_scenario("prompt-cache")
+    (tmp_path / "jobs.jsonl").write_text(
+        '{"task": "t2v", "prompt": "a dog", "size": "32x32", "num_frames": 5, "seed": 1, "n": 2}\n'
+    )
+    found = compare(
+        replace(scenario, steps=(2,), main_steps=2, repeats=2),
+        read_manifest(tmp_path / "jobs.jsonl"),
+        {"device": "cpu", "video_model": "tiny-video", "quantization": "fp8"},
+        folder=tmp_path / "out",
+        measure=distance,
+        tell=lambda text: None,
+    )
+    assert found.verdict.name == "identical"
+    rows = {row.name: row for row in found.rows}
+    pair = rows["cached vs embedded each time, 2 steps"]
+    assert len(pair.distances) == 2 * 5
+    assert len(list((found.kept / "A").iterdir())) == 10
+    assert not rows["cached, other seed"].unchanged
+    ignored, by_frames = found.notes[:2]
+    assert ignored == "--quantization concerns pictures only; this manifest has none"
+    assert "videos: compared by frames" in by_frames
+    embedded = [run.phases_s["embed"] for run in (found.timed[0].a[0], found.timed[0].b[0])]
+    assert embedded[0] > 0

@@ -1,0 +1,73 @@
+"""Scenarios: every one of the package is whole, and a faulty one says what is wrong."""
+
+from pathlib import Path
+
+import pytest
+
+from hyimg_cli.errors import UsageError
+from hyimg_cli.manifest.manifest import read_manifest
+from hyimg_cli.measure.bench import scenario
+
+GOOD = """
+question = "Which?"
+manifest = "jobs.jsonl"
+phases = ["prefill"]
+steps = [4, 2]
+[common]
+batching_max_size = 1
+[a]
+label = "one"
+[b]
+label = "other"
+kv_reuse = false
+lifetime = "process"
+"""
+
+
+@pytest.mark.parametrize("name", scenario.names())
+def test_every_scenario_of_the_package_is_whole(name: str) -> None:
+    found = scenario.read_scenario(name)
+    manifest = read_manifest(found.manifest)
+    assert manifest.lines
+    assert not manifest.faults
+    assert found.main_steps in found.steps
+    assert found.a.label != found.b.label
+    assert (found.a.settings, found.a.lifetime) != (found.b.settings, found.b.lifetime)
+
+
+def test_a_scenario_of_ones_own(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(GOOD)
+    found = scenario.read_scenario(str(path))
+    assert (found.name, found.main_steps, found.repeats) == ("mine", 2, 5)
+    assert found.manifest == tmp_path / "jobs.jsonl"
+    assert found.b == scenario.Variant("other", {"kv_reuse": False}, "process")
+    assert found.may_gain_in("prefill")
+    assert not found.may_gain_in("think")
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("question = ", "not valid TOML"),
+        ("question = 'x'", "missing: a, b, phases, manifest"),
+        (GOOD.replace("steps", "stepps"), "not known: stepps"),
+        (GOOD.replace("kv_reuse", "kv_reus"), "[b] kv_reus is no setting"),
+        (GOOD.replace('"process"', '"day"'), "[b] lifetime is 'day'"),
+        (GOOD.replace('label = "one"', ""), "[a] has no label"),
+        (GOOD.replace("batching_max_size = 1", "replicas = 2"), "[common] replicas"),
+    ],
+)
+def test_faults_of_a_scenario(tmp_path: Path, text: str, what: str) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(text)
+    with pytest.raises(UsageError) as caught:
+        scenario.read_scenario(str(path))
+    assert what in caught.value.what
+    assert caught.value.where == "mine.toml"
+
+
+def test_an_unknown_name_is_answered_with_the_nearest() -> None:
+    with pytest.raises(UsageError) as caught:
+        scenario.read_scenario("kv-resue")
+    assert caught.value.hint == "did you mean kv-reuse?"

@@ -1,0 +1,158 @@
+"""What is compared with what, and what is said where that is not clear."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hyimg_cli.errors import ManifestError, UsageError
+from hyimg_cli.measure.eval.benches import newest_bench
+from hyimg_cli.measure.eval.pairs import Pair, PairingRule, find_pairs, unpaired_text
+
+RULE = PairingRule()
+WritePicture = Callable[..., Path]
+
+
+@pytest.fixture
+def folders(tmp_path: Path, write_picture: WritePicture) -> tuple[Path, Path]:
+    """Two folders: one name in both, one in a subfolder of both, one on each side alone."""
+    names = {
+        "a": ("both.png", "in/both.png", "left.png"),
+        "b": ("both.png", "in/both.png", "r.png"),
+    }
+    for side in ("a", "b"):
+        (tmp_path / side / "in").mkdir(parents=True)
+        for name in names[side]:
+            write_picture(f"{side}/{name}")
+        (tmp_path / side / "notes.txt").write_text("passed over")
+        write_picture(f"{side}/.hidden.png")
+    return tmp_path / "a", tmp_path / "b"
+
+
+def test_folders_are_paired_by_name(folders: tuple[Path, Path]) -> None:
+    a, b = folders
+    found = find_pairs(a, b, PairingRule(allow_unpaired=True))
+    names = [pair.name for pair in found.pairs]
+    assert names == ["both.png", "in/both.png"]
+    assert found.pairs[1] == Pair("in/both.png", a / "in/both.png", b / "in/both.png")
+    assert unpaired_text(found) == "1 only in A: left.png; 1 only in B: r.png"
+
+
+def test_names_without_counterpart_are_an_error(folders: tuple[Path, Path]) -> None:
+    with pytest.raises(UsageError, match=r"1 only in A: left\.png; 1 only in B: r\.png"):
+        find_pairs(*folders, RULE)
+
+
+def test_two_files_are_one_pair(write_picture: WritePicture) -> None:
+    a, b = write_picture("a.png"), write_picture("b.png")
+    assert find_pairs(a, b, RULE).pairs == (Pair("a.png, b.png", a, b),)
+
+
+def test_two_folders_are_a_video_only_if_asked(folders: tuple[Path, Path]) -> None:
+    (pair,) = find_pairs(*folders, PairingRule(as_video=True)).pairs
+    assert (pair.a, pair.b, pair.kind) == (*folders, "video")
+
+
+def run_folder(folder: Path, write_picture: WritePicture, **status: str) -> Path:
+    (folder / "outputs").mkdir(parents=True)
+    lines = []
+    for name, state in status.items():
+        outputs = [{"path": f"outputs/{name}.png"}] if state == "done" else []
+        lines.append({"custom_id": name, "status": state, "outputs": outputs})
+        if outputs:
+            write_picture(str(folder / "outputs" / f"{name}.png"))
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (folder / "results.jsonl").write_text(text)
+    return folder
+
+
+def test_runs_are_paired_by_custom_id(tmp_path: Path, write_picture: WritePicture) -> None:
+    one = run_folder(tmp_path / "1", write_picture, x="done", y="done", z="failed")
+    two = run_folder(tmp_path / "2", write_picture, y="done", z="done", x="done")
+    found = find_pairs(one, two, PairingRule(allow_unpaired=True))
+    assert [pair.name for pair in found.pairs] == ["x", "y"]
+    assert found.pairs[0].b == two / "outputs/x.png"
+    assert (found.only_a, found.only_b) == ((), ("z",))
+
+
+def test_a_run_goes_with_a_run(
+    tmp_path: Path, write_picture: WritePicture, folders: tuple[Path, Path]
+) -> None:
+    run = run_folder(tmp_path / "1", write_picture, x="done")
+    with pytest.raises(UsageError, match="the other is not") as caught:
+        find_pairs(folders[0], run, RULE)
+    assert str(run / "outputs") in caught.value.hint
+
+
+def test_a_manifest_lists_pairs(write_manifest: Callable[..., Path], tmp_path: Path) -> None:
+    for name in ("a.png", "b.png"):
+        (tmp_path / name).touch()
+    lines = {"a": "a.png", "b": "b.png"}, {"a": "b.png", "b": "a.png", "name": "back"}
+    found = find_pairs(write_manifest(*lines), None, RULE)
+    assert [(pair.name, pair.a.name) for pair in found.pairs] == [
+        ("b.png", "a.png"),
+        ("back", "b.png"),
+    ]
+
+
+def test_every_fault_of_a_manifest_is_told(
+    write_manifest: Callable[..., Path], write_picture: WritePicture
+) -> None:
+    write_picture("a.png")
+    manifest = write_manifest(
+        "{",
+        "[]",
+        {"a": "a.png"},
+        {"a": "a.png", "b": "a.png", "c": "a.png"},
+        {"a": "a.png", "b": "missing.png"},
+        {"a": "a.png", "b": "clip.mp4"},
+        {"a": "a.png", "b": "a.png"},
+    )
+    (manifest.parent / "clip.mp4").touch()
+    with pytest.raises(ManifestError) as caught:
+        find_pairs(manifest, None, RULE)
+    assert [fault.where for fault in caught.value.faults] == [
+        f"jobs.jsonl:{number}" for number in range(1, 7)
+    ]
+    texts = [fault.what for fault in caught.value.faults]
+    for text, part in zip(
+        texts, ("not JSON", "object", "missing: b", "unknown: c", "no ", "a video"), strict=True
+    ):
+        assert part in text
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "text"),
+    [
+        ("missing.png", "x.png", "no such file"),
+        ("x.png", None, "one file alone"),
+        ("folder", None, "one folder alone"),
+        ("folder", "x.png", "one is a folder"),
+        ("folder", "folder", "nothing to compare"),
+        ("x.png", "clip.mp4", "one is a video"),
+    ],
+)
+def test_what_cannot_be_paired(
+    tmp_path: Path, write_picture: WritePicture, a: str, b: str | None, text: str
+) -> None:
+    write_picture("x.png")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "clip.mp4").touch()
+    with pytest.raises(UsageError, match=text):
+        find_pairs(tmp_path / a, None if b is None else tmp_path / b, RULE)
+
+
+def test_the_newest_bench_with_pictures_counts(tmp_path: Path) -> None:
+    import os
+
+    assert newest_bench(tmp_path) is None
+    for age, name in enumerate(("old", "runs/new", "runs/newest-without-pictures")):
+        bench = tmp_path / name
+        for part in () if "without" in name else ("A", "B"):
+            (bench / part).mkdir(parents=True)
+        bench.mkdir(exist_ok=True)
+        (bench / "bench.json").write_text('{"name": "kv-reuse"}')
+        os.utime(bench / "bench.json", (age, age))
+    assert newest_bench(tmp_path) == tmp_path / "runs/new"
+    assert newest_bench(tmp_path / "old") == tmp_path / "old"

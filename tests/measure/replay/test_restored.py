@@ -1,0 +1,260 @@
+"""From a record to a manifest: found images, checked digests, settings, hostile records."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hyimg_cli.errors import HyimgError
+from hyimg_cli.journal import keys
+from hyimg_cli.measure.replay.restored import Restored, Wishes, restored
+from hyimg_cli.media.images import write_png
+from hyimg_cli.media.recorded import Described, read_described
+from hyimg_cli.models import registry
+from hyimg_cli.spec import digest
+
+CPU = {"device": "cpu", "dtype": "float32", "kv_reuse": "reuse"}
+JOB = {"custom_id": "cat", "prompt": "a red cat", "model": "tiny-image", "seed": 3}
+Describe = Callable[..., Described]
+
+
+@pytest.fixture
+def described(tmp_path: Path) -> Describe:
+    """A picture in a run folder whose record is a job with changes."""
+
+    def describe(job: dict[str, Any] = JOB, **changed: Any) -> Described:
+        record = {
+            "format": 2,
+            "version": "0.1.0",
+            "job": job,
+            "model_fingerprint": registry.fingerprint("tiny-image"),
+            "source_sha256": [],
+            "settings": CPU,
+            "packages": {},
+        } | changed
+        path = tmp_path / "run" / "outputs" / "cat.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_png(path, np.zeros((8, 8, 3), dtype=np.uint8), {"hyimg": json.dumps(record)})
+        return read_described(path)
+
+    return describe
+
+
+@pytest.fixture
+def source(tmp_path: Path, write_picture: Callable[..., Path]) -> Path:
+    (tmp_path / "in").mkdir()
+    return write_picture("in/a.png")
+
+
+def edit(source: Path) -> dict[str, Any]:
+    """A record's job and digests of an edit of `source`."""
+    return {"job": JOB | {"images": [source.name]}, "source_sha256": [digest.of_file(source)]}
+
+
+def code_of(described: Described, wishes: Wishes | None = None) -> str:
+    with pytest.raises(HyimgError) as caught:
+        restored(described, wishes or Wishes())
+    assert caught.value.exit_code == 2
+    return caught.value.code
+
+
+def fields(found: Restored) -> dict[str, Any]:
+    (line,) = found.manifest.lines
+    return line.fields
+
+
+def test_the_job_is_the_recorded_one(described: Describe) -> None:
+    found = restored(described(), Wishes())
+    assert fields(found) == JOB | {"task": "t2i"}
+    assert (found.custom_id, found.notes) == ("cat", ())
+    assert found.manifest.title == "replay of cat.png"
+
+
+@pytest.mark.parametrize("place", ["beside", "in its run", "given"])
+def test_a_source_image_is_found(
+    described: Describe, source: Path, tmp_path: Path, place: str
+) -> None:
+    file = described(**edit(source))
+    wishes = Wishes()
+    match place:
+        case "beside":
+            source = source.rename(file.path.with_name("a.png"))
+        case "in its run":
+            line = {"custom_id": "cat", "images": ["../in/a.png"]}
+            lines = '{"custom_id": "other"}\n' + json.dumps(line) + "\n"
+            (tmp_path / "run" / "manifest.resolved.jsonl").write_text(lines)
+        case "given":
+            wishes = Wishes(images_from=source.parent)
+    (image,) = fields(restored(file, wishes))["images"]
+    assert Path(image).is_absolute()
+    assert Path(image).samefile(source)
+
+
+def test_a_moved_source_image_is_missed_by_name(described: Describe, source: Path) -> None:
+    file = described(**edit(source))
+    assert code_of(file) == "replay.missing-image"
+    source.rename(source.with_name("b.png"))
+    assert code_of(file, Wishes(images_from=source.parent)) == "replay.missing-image"
+
+
+def test_a_changed_source_image_is_refused_or_told(described: Describe, source: Path) -> None:
+    file = described(**edit(source))
+    source.write_bytes(source.read_bytes() + b"\n")
+    assert code_of(file, Wishes(source.parent)) == "replay.changed-image"
+    found = restored(file, Wishes(source.parent, allow_changed=True))
+    assert found.notes == ("a.png is not the recorded image: its bytes are others",)
+
+
+def test_the_recorded_one_of_two_of_a_name_is_taken(
+    described: Describe, source: Path, tmp_path: Path
+) -> None:
+    file = described(**edit(source))
+    file.path.with_name("a.png").write_bytes(b"another")
+    line = json.dumps({"custom_id": "cat", "images": ["../in/a.png"]})
+    (tmp_path / "run" / "manifest.resolved.jsonl").write_text(line)
+    found = restored(file, Wishes())
+    assert Path(fields(found)["images"][0]).samefile(source)
+    assert found.notes == ()
+
+
+def test_without_digests_images_are_not_checked_and_that_is_told(
+    described: Describe, source: Path
+) -> None:
+    found = restored(described(job=JOB | {"images": ["a.png"]}), Wishes(source.parent))
+    assert found.notes == ("digests of source images are not recorded: not checked",)
+
+
+@pytest.mark.parametrize("name", ["../in/a.png", "/etc/passwd", "..", "", "a/b.png"])
+def test_a_record_cannot_name_a_path(described: Describe, tmp_path: Path, name: str) -> None:
+    job = JOB | {"images": [name]}
+    assert code_of(described(job=job), Wishes(tmp_path)) in ("metadata.damaged", "manifest")
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"n": 3},
+        {"seeds": [1, 2]},
+        {"custom_id": "../x"},
+        {"seed": float("nan")},
+        {"seed": -1},
+        {"prompt": ""},
+        {"prompt": "\ud800"},
+        {"no such field": 1},
+        {"images": {"a": 1}},
+    ],
+)
+def test_a_job_that_no_manifest_may_hold(described: Describe, changed: dict[str, Any]) -> None:
+    assert code_of(described(job=JOB | changed)).partition(".")[0] in ("manifest", "metadata")
+
+
+def test_more_digests_than_images_is_damage(described: Describe, source: Path) -> None:
+    facts = edit(source)
+    file = described(job=facts["job"], source_sha256=facts["source_sha256"] * 2)
+    assert code_of(file, Wishes(source.parent)) == "metadata.damaged"
+
+
+def test_a_picture_of_another_program_has_no_job(tmp_path: Path) -> None:
+    write_png(tmp_path / "a.png", np.zeros((8, 8, 3), dtype=np.uint8), {"parameters": "a cat"})
+    assert code_of(read_described(tmp_path / "a.png")) == "replay.foreign"
+
+
+def test_another_model_is_refused_or_told(described: Describe) -> None:
+    file = described(model_fingerprint="0" * 64)
+    assert code_of(file) == "replay.other-model"
+    assert code_of(file, Wishes(model="tiny-image")) == "replay.other-model"
+    found = restored(file, Wishes(allow_changed=True))
+    assert found.notes == ("the model tiny-image is not the one recorded",)
+
+
+@pytest.mark.parametrize("model", ["my-model", "../my-model", "/my-model", "", "~/m", "./a/b"])
+def test_a_folder_by_its_name_alone_is_asked_for(described: Describe, model: str) -> None:
+    assert code_of(described(job=JOB | {"model": model})) in ("replay.model", "manifest")
+
+
+def test_a_models_folder_is_found_through_its_run(described: Describe, tmp_path: Path) -> None:
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "my-model").symlink_to(registry.resolve_model("tiny-image"))
+    file = described(job=JOB | {"model": "my-model"})
+    line = {"custom_id": "cat", "model": "../models/my-model"}
+    (tmp_path / "run" / "manifest.resolved.jsonl").write_text(json.dumps(line))
+    assert Path(fields(restored(file, Wishes()))["model"]).samefile(
+        registry.resolve_model("tiny-image")
+    )
+    line["model"] = "../models/another"
+    (tmp_path / "run" / "manifest.resolved.jsonl").write_text(json.dumps(line))
+    assert code_of(file) == "replay.model"
+
+
+def test_recorded_settings_are_set_again(described: Describe) -> None:
+    plain = restored(described(), Wishes()).settings
+    assert plain == {
+        "dtype": "float32",
+        "device": "cpu",
+        "kv_reuse": True,
+        "vae_use_tiling": False,
+        "quantization": "none",
+        "decode_graphs": "off",
+        "batch_invariant": True,
+        "tensor_parallel_size": 1,
+    }
+    recorded = {"device": "cuda", "dtype": "bfloat16", "kv_reuse": "recompute", "vae": "tiled"}
+    recorded |= {"experts": "fp8", "text": "graphs", "batch": "variant", "layers": "4 ranks"}
+    file = described(settings=recorded)
+    assert restored(file, Wishes(device="cpu")).settings == {
+        "dtype": "bfloat16",
+        "kv_reuse": False,
+        "vae_use_tiling": True,
+        "quantization": "fp8",
+        "decode_graphs": "off",
+        "batch_invariant": False,
+        "tensor_parallel_size": 4,
+    }
+
+
+@pytest.mark.parametrize(
+    ("recorded", "device", "has_triton", "expected"),
+    [
+        ({"text": "graphs"}, "cuda", True, "on"),
+        ({"text": "graphs"}, "cuda:1", True, "on"),
+        # Where none can be, the file is made without; the verdict tells.
+        ({"text": "graphs"}, "cuda", False, "off"),
+        ({"text": "graphs"}, "cpu", True, "off"),
+        ({"text": "graphs"}, "balanced", True, "off"),
+        ({"text": "graphs", "layers": "4 ranks"}, "cuda", True, "off"),
+        # Written before there were any, or without: not by default either.
+        ({}, "cuda", True, "off"),
+        ({"text": "otherwise"}, "cuda", True, "off"),
+    ],
+)
+def test_graphs_are_as_recorded_where_they_can_be(
+    described: Describe,
+    monkeypatch: pytest.MonkeyPatch,
+    recorded: dict[str, str],
+    device: str,
+    has_triton: bool,
+    expected: str,
+) -> None:
+    monkeypatch.setattr(keys, "find_spec", lambda _: object() if has_triton else None)
+    file = described(settings={"device": "cuda", "dtype": "bfloat16"} | recorded)
+    assert restored(file, Wishes(device=device)).settings["decode_graphs"] == expected
+
+
+def test_what_is_not_known_is_not_set(described: Describe) -> None:
+    strange = {"dtype": "int3", "experts": "q2", "layers": "-2 ranks"}
+    found = restored(described(settings=strange), Wishes()).settings
+    assert (found["dtype"], found["quantization"]) == (None, "none")
+    assert found["tensor_parallel_size"] == 1
+    assert restored(described(settings={}), Wishes()).settings == {}
+
+
+def test_given_text_keeps_the_bot_task_that_its_system_prompt_hangs_on(
+    described: Describe,
+) -> None:
+    job = JOB | {"cot_text": "<think>x</think>", "use_system_prompt": "dynamic"}
+    found = restored(described(job=job, bot_task="think_recaption"), Wishes())
+    assert found.settings["bot_task"] == "think_recaption"
+    assert "bot_task" not in restored(described(bot_task="think"), Wishes()).settings
