@@ -2,6 +2,7 @@
 said.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -73,5 +74,5 @@ def _line(key: Key, old: dict[str, Any], new: dict[str, Any]) -> str:
     if old["least"] <= new["most"] and new["least"] <= old["most"]:
         remarks.append("within the spread")
     said = f" ({'; '.join(remarks)})" if remarks else ""
-    times = f"{old['time']:12.3f} {new['time']:12.3f}"
-    return f"{name:{WIDTH}} {form:6} {times} {new['time'] / old['time']:9.3f}{said}"
+    ratio = new["time"] / old["time"] if old["time"] else math.inf
+    return f"{name:{WIDTH}} {form:6} {old['time']:12.3f} {new['time']:12.3f} {ratio:9.3f}{said}"
