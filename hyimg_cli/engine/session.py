@@ -209,7 +209,7 @@ class Session:
             made = written.made
             made.clock.beside("write", seconds)
             if written.error is not None:
-                yield self._failed(Lost(made.job, made.clock, written.error))
+                yield self._failed(Lost(made.job, made.clock, written.error, made.notes_if_lost))
                 continue
             made.clock.enter("write")
             key = key_of(made.job, made.source_digests, self._config)
@@ -226,7 +226,7 @@ class Session:
             raise MachineError(what, hint="run the same command again", code="machine.gpu")
         key = key_of(lost.job, source_digests(lost.job), self._config)
         facts = self._facts(lost.job, lost.clock, key)
-        return JobFailed(self._recorded(failed(lost.job, lost.error, facts)))
+        return JobFailed(self._recorded(failed(lost.job, lost.error, facts, lost.notes)))
 
     def _facts(self, job: Job, clock: PhaseClock, key: str) -> Facts:
         self._attempts[job.custom_id] = self._attempts.get(job.custom_id, 0) + 1

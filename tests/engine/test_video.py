@@ -306,6 +306,32 @@ def test_latents_that_are_not_the_jobs_are_left_aside(tmp_path: Path, damage: st
     assert noted == (damage in changed)
 
 
+def test_what_the_prompt_lost_is_told_by_a_job_that_is_only_decoded(tmp_path: Path) -> None:
+    job = video_job(prompt="a dog " * 40)
+    stopped_behind(job.num_inference_steps, job, tmp_path, every=0)
+    _, outcomes = run([job], tmp_path, batch=COLD)
+    assert outcomes["job"].denoise_steps == 0
+    assert "the prompt was cut" in outcomes["job"].warnings
+
+
+def test_latents_that_are_not_finite_are_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every later attempt would fail by them; those before them stay."""
+    job = video_job(num_inference_steps=6)
+    step = FakeDenoiser.step
+
+    def breaks(self: Any, index: int, latents: Any) -> Any:
+        return step(self, index, latents) / (index != 4)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FakeDenoiser, "step", breaks)
+        stopped_behind(6, job, tmp_path, every=2)
+    _, outcomes = run([job], tmp_path, batch=COLD)
+    assert any("behind denoise step 4" in note for note in outcomes["job"].warnings)
+    assert outcomes["job"].denoise_steps == 2
+
+
 def test_latents_that_cannot_be_kept_cost_a_note(tmp_path: Path) -> None:
     (tmp_path / "latents").write_text("in the way")
     config = OutputConfig(tmp_path, checkpoint_every=1)
@@ -559,7 +585,7 @@ def test_latents_of_what_is_done_or_starts_afresh_are_removed(tmp_path: Path) ->
     jobs = [video_job("done"), video_job("begun")]
     run(jobs[:1], tmp_path)
     with RunFolder(tmp_path) as folder:
-        (tmp_path / "latents").mkdir()
+        folder.latents_for("done").parent.mkdir()
         for name in ("done", "begun"):
             folder.latents_for(name).write_text("left")
         prepared = partial(

@@ -144,26 +144,27 @@ class VideoCrew:
         if self._ranks is not None:
             self._ranks.revive()
         started = time.perf_counter()
-        shapes = prewarm(jobs, self._set(self._prompts.look, None), warmed=self._warmed)
+        shapes = prewarm(jobs, self._set(self._prompts.look), warmed=self._warmed)
         if shapes:
             yield Prewarmed(shapes, time.perf_counter() - started)
 
     def work(
         self, jobs: Sequence[VideoJob], folder: JobFolder | None, started: float
     ) -> Iterator[Progress | Made | Lost]:
-        on = self._set(self._prompts.of, folder)
+        on = self._set(self._prompts.of)
         devices = [on.model.device]
         for job in jobs:
             if self._ranks is not None:
                 self._ranks.revive()
             clock = PhaseClock(started, partial(synchronize, devices))
+            interim = self._interim(job, folder)
             yield JobStarted(job.custom_id)
             try:
-                footage = yield from shoot(job, on, clock)
+                footage = yield from shoot(job, on, clock, interim)
             except Exception as error:
-                yield Lost(job, clock, error)
+                yield Lost(job, clock, error, _notes_if_lost(interim))
             else:
-                yield self._made(job, clock, footage, on.interim_of(job))
+                yield self._made(job, clock, footage, interim)
 
     def cache_counts(self) -> dict[str, dict[str, int]]:
         runs = dict(self._resident().prompts.encoder_runs)
@@ -183,13 +184,11 @@ class VideoCrew:
             self._ranks = VideoRanks(opened, choice, parallel)
         return opened
 
-    def _set(
-        self, embed: Callable[[PromptEncoder, str], PromptEmbedding], folder: JobFolder | None
-    ) -> Set:
+    def _set(self, embed: Callable[[PromptEncoder, str], PromptEmbedding]) -> Set:
         model = self._resident()
-        return Set(model, partial(embed, model.prompts), partial(self._interim, folder))
+        return Set(model, partial(embed, model.prompts))
 
-    def _interim(self, folder: JobFolder | None, job: VideoJob) -> Interim | None:
+    def _interim(self, job: VideoJob, folder: JobFolder | None) -> Interim | None:
         if folder is None:
             return None
         path = folder.latents_for(job.custom_id)
@@ -206,6 +205,7 @@ class VideoCrew:
             write=partial(self._written, job, footage),
             outcome=partial(outcomes.filmed, job, footage, spread),
             settle=interim.discard if interim else lambda: None,
+            notes_if_lost=_notes_if_lost(interim),
         )
 
     def _written(self, job: VideoJob, footage: Footage, folder: JobFolder) -> VideoFile:
@@ -238,6 +238,10 @@ class VideoCrew:
     def _resident(self) -> LatentVideoModel:
         assert self._model is not None, "a model is loaded before its jobs run"
         return self._model
+
+
+def _notes_if_lost(interim: Interim | None) -> tuple[str, ...]:
+    return () if interim is None else interim.notes_if_lost
 
 
 def _texts(model: LatentVideoModel, job: VideoJob) -> tuple[str, ...]:
