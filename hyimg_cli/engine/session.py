@@ -134,9 +134,9 @@ class Session:
         beside = () if other.model is None else (other.model,)
         if crew.model != group.model:
             yield ModelLoading(group.model)
-        for event in crew.use(group.model, plan.jobs_of_model(group.model)):
+        for event in crew.use(group.model, plan.jobs_of_model(group.model), self._folder):
             yield replace(event, beside=beside) if isinstance(event, ModelLoaded) else event
-        yield from crew.prepared(group.jobs)
+        yield from crew.prepared(group.jobs, self._folder)
 
     def _make_room(self, other: Crew[Any], needed_bytes: int) -> Iterator[ModelReleased]:
         """Lets the other crew's model go, unless as much room again is left for the work."""

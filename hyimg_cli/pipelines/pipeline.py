@@ -55,8 +55,10 @@ class Crew(Protocol[OneJob]):
     def weight_bytes(self, model: str) -> int:
         """Bytes that a model's weights will take, as far as its files tell."""
 
-    def use(self, model: str, jobs: Sequence[OneJob]) -> Iterator[Event]:
-        """Have `model` loaded, and what all of the plan's `jobs` for it need at once."""
+    def use(self, model: str, jobs: Sequence[OneJob], folder: JobFolder | None) -> Iterator[Event]:
+        """Have `model` loaded, and what all of the plan's `jobs` for it need at once; `folder` may
+        hold a part of them.
+        """
 
     def forget(self) -> None:
         """Drop what earlier jobs left in memory for later ones; the model stays."""
@@ -64,7 +66,7 @@ class Crew(Protocol[OneJob]):
     def release(self) -> None:
         """Let the model and all that hangs on it go."""
 
-    def prepared(self, jobs: Sequence[OneJob]) -> Iterator[Prewarmed]:
+    def prepared(self, jobs: Sequence[OneJob], folder: JobFolder | None) -> Iterator[Prewarmed]:
         """Get ready for a group; its shapes are run once where that was asked for."""
 
     def work(

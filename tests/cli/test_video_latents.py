@@ -13,9 +13,10 @@ import torch
 
 from hyimg_cli.engine.session import Session
 from hyimg_cli.media.video import _Film
+from hyimg_cli.models.diffusers_video import hunyuan_video15, prompts
 from hyimg_cli.models.diffusers_video.model import DiffusersVideo
 from hyimg_cli.pipelines.video import interim
-from hyimg_cli.spec.events import DenoiseStep
+from hyimg_cli.spec.events import DenoiseStep, PromptEmbedded
 
 LINE = {
     "custom_id": "film", "task": "t2v", "prompt": "a dog", "seed": 1, "steps": 5,
@@ -66,6 +67,21 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return told
 
 
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the networks whose weights are read."""
+    names: list[str] = []
+    for module in (hunyuan_video15, prompts):
+        inner = module.load_weights
+
+        def load(component: Any, place: Any, inner: Any = inner) -> Any:
+            names.append(component.name)
+            return inner(component, place)
+
+        monkeypatch.setattr(module, "load_weights", load)
+    return names
+
+
 def fail_once(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, error: Exception) -> None:
     """The first call of a method raises."""
     inner, calls = getattr(owner, name), []
@@ -93,6 +109,7 @@ def test_behind_a_failed_decode_the_next_attempt_only_decodes(
     generate: Generate,
     undisturbed: dict[str, Any],
     steps: list[int],
+    read: list[str],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     every: str,
@@ -109,10 +126,11 @@ def test_behind_a_failed_decode_the_next_attempt_only_decodes(
     # Failed jobs are left alone, and so is what is kept of them.
     assert generate("out", *flags).code == 1
     steps.clear()
+    read.clear()
     again = generate("out", *flags, "--retry-failed")
     assert again.code == 0, again.err
     decoded_only(again.json_lines[0], undisturbed)
-    assert not steps
+    assert (steps, read) == ([], ["vae"]), "neither encoders nor transformer are needed"
     assert not (tmp_path / "out/latents").exists()
 
 
@@ -121,6 +139,7 @@ def test_behind_a_full_disk_the_same_command_only_decodes(
     generate: Generate,
     undisturbed: dict[str, Any],
     steps: list[int],
+    read: list[str],
     monkeypatch: pytest.MonkeyPatch,
     every: str,
 ) -> None:
@@ -129,10 +148,11 @@ def test_behind_a_full_disk_the_same_command_only_decodes(
     failed = generate("out", "--checkpoint-every", every)
     assert (failed.code, "the disk is full" in failed.err, len(steps)) == (3, True, 5)
     steps.clear()
+    read.clear()
     again = generate("out", "--checkpoint-every", every)
     assert again.code == 0, again.err
     decoded_only(again.json_lines[0], undisturbed)
-    assert not steps
+    assert (steps, read) == ([], ["vae"])
 
 
 def test_a_film_that_cannot_be_encoded_is_told_to_be_denoised(
@@ -210,3 +230,29 @@ def test_last_latents_that_are_not_the_jobs_are_left_aside_with_a_word(
     word = "damaged latents" if damage == "cut" else "latents of another job"
     assert [note for note in line["warnings"] if note.startswith(word)]
     assert not kept.exists()
+
+
+def test_what_is_left_to_denoise_beside_a_denoised_job_is_embedded_and_denoised(
+    run_cli: Callable[..., Any],
+    write_manifest: Callable[..., Path],
+    undisturbed: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    other = LINE | {"custom_id": "other", "prompt": "clouds", "seed": 2}
+    command = ("generate", write_manifest(LINE, other), "-o", "out", *PLAIN, "--no-prewarm")
+    fail_once(monkeypatch, DiffusersVideo, "decode_latents", RuntimeError("out of memory"))
+    assert run_cli(*command, "--limit", "1").code == 1
+    embedded: list[PromptEmbedded] = []
+    inner = Session.run
+
+    def run(self: Session, *arguments: Any) -> Iterator[Any]:
+        for event in inner(self, *arguments):
+            if isinstance(event, PromptEmbedded):
+                embedded.append(event)
+            yield event
+
+    monkeypatch.setattr(Session, "run", run)
+    *lines, _ = run_cli(*command, "--retry-failed").json_lines
+    assert [line["denoise_steps"] for line in lines] == [0, 5]
+    decoded_only(lines[0], undisturbed)
+    assert len(embedded) == 2, "the other's prompt, and the negative one"

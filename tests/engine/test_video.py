@@ -306,6 +306,28 @@ def test_latents_that_are_not_the_jobs_are_left_aside(tmp_path: Path, damage: st
     assert noted == (damage in changed)
 
 
+def test_a_plan_that_only_decodes_loads_no_more_until_another_needs_it(
+    studios: Studios, tmp_path: Path
+) -> None:
+    """Of two sizes: the second is still known to be denoised when the first's latents are gone."""
+    jobs = [video_job("small"), video_job("large", size=Size(48, 64))]
+    for job in jobs:
+        stopped_behind(job.num_inference_steps, job, tmp_path, every=0)
+    studios.models.clear()
+    with Session(RunConfig(OutputConfig(tmp_path))) as session:
+        events, outcomes = run(jobs, tmp_path, session=session)
+        log = studios.models[0].log
+        assert [entry for entry in log if not entry.startswith("decode")] == ["vae"]
+        assert [outcome.denoise_steps for outcome in outcomes.values()] == [0, 0]
+        assert not [event for event in events if isinstance(event, PromptsReady | Prewarmed)]
+        log.clear()
+        events, outcomes = run([video_job("new")], tmp_path, session=session)
+        assert log[:4] == ["encode a dog on a beach", "encode ", "release", "load"]
+        assert sum(isinstance(event, ModelLoaded) for event in events) == 1
+        assert outcomes["new"].denoise_steps == 4
+    assert len(studios.models) == 1
+
+
 def test_what_the_prompt_lost_is_told_by_a_job_that_is_only_decoded(tmp_path: Path) -> None:
     job = video_job(prompt="a dog " * 40)
     stopped_behind(job.num_inference_steps, job, tmp_path, every=0)

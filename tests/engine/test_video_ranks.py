@@ -76,8 +76,8 @@ def pids(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     found: list[list[int]] = []
     inner = VideoRanks.load
 
-    def seen(self: VideoRanks) -> None:
-        inner(self)
+    def seen(self: VideoRanks, **what: bool) -> None:
+        inner(self, **what)
         found.append(self.member_pids)
 
     monkeypatch.setattr(VideoRanks, "load", seen)
