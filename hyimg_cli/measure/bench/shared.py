@@ -27,7 +27,7 @@ class SharedModels:
         return self._loaded[asked]
 
     def wrapped(self, wrap: Callable[[MixedModel], MixedModel]) -> LoadModel:
-        """How one session comes by them: each behind `wrap`."""
+        """A loader for one session: each model is behind `wrap`."""
 
         def load(choice: ModelChoice, *, is_batch_invariant: bool) -> MixedModel:
             return wrap(self.load(choice, is_batch_invariant=is_batch_invariant))

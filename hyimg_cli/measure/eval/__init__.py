@@ -1,1 +1,1 @@
-"""What `hyimg eval` does: pairs are found, measured, and held against gates. No model runs."""
+"""`hyimg eval`: distances held against gates and written as records. No model runs."""

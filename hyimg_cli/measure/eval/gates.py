@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from hyimg_cli.measure.eval.measure import Measured
+from hyimg_cli.measure.distances import Measured
 
 
 @dataclass(frozen=True)
@@ -14,14 +14,14 @@ class Gate:
     limit: float
     is_floor: bool
 
-    def worst(self, measured: Measured) -> float:
-        """The value that counts."""
-        spread = measured.values[self.metric]
-        return spread.min if self.is_floor else spread.max
-
-    def holds(self, value: float) -> bool:
-        """Whether a value keeps the limit; one that is no number does not."""
-        return value >= self.limit if self.is_floor else value <= self.limit
+    def breach(self, measured: Measured) -> str:
+        """The broken limit of a pair in words; empty where it is kept. NaN keeps none."""
+        values = measured.values[self.metric]
+        value = min(values) if self.is_floor else max(values)
+        if value >= self.limit if self.is_floor else value <= self.limit:
+            return ""
+        side = "below" if self.is_floor else "above"
+        return f"{measured.pair.name}: {self.metric} {value:.4g} is {side} {self.limit:g}"
 
 
 def given_gates(
@@ -41,23 +41,7 @@ def given_gates(
     return tuple(Gate(name, limit, floor) for limit, name, floor in limits if limit is not None)
 
 
-@dataclass(frozen=True)
-class Breach:
-    """A pair that does not keep a limit."""
-
-    name: str
-    gate: Gate
-    value: float
-
-    def __str__(self) -> str:
-        sign = "below" if self.gate.is_floor else "above"
-        return f"{self.name}: {self.gate.metric} {self.value:.4g} is {sign} {self.gate.limit:g}"
-
-
-def breaches(results: Iterable[Measured], gates: Sequence[Gate]) -> Iterator[Breach]:
+def breaches(results: Iterable[Measured], gates: Sequence[Gate]) -> Iterator[str]:
     """Every pair and limit that do not go together, in the order of the pairs."""
-    for measured in results:
-        for gate in gates:
-            value = gate.worst(measured)
-            if not gate.holds(value):
-                yield Breach(measured.pair.name, gate, value)
+    found = (gate.breach(measured) for measured in results for gate in gates)
+    yield from filter(None, found)

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from hyimg_cli.files import replace_file, storage_error
-from hyimg_cli.measure.eval.measure import Measured, Metric
-from hyimg_cli.quality.metrics import number_to_json
+from hyimg_cli.measure.distances import Measured
+from hyimg_cli.quality.metrics import Metric, number_to_json
 
 
-def to_record(measured: Measured) -> dict[str, Any]:
-    """A pair with its distances by name; of a video also the largest and smallest of a frame."""
+def to_record(measured: Measured, metrics: Sequence[Metric]) -> dict[str, Any]:
+    """A pair with its distances by name; of a video the mean, and the extremes of its frames."""
     pair = measured.pair
     record: dict[str, Any] = {
         "name": pair.name,
@@ -21,32 +21,28 @@ def to_record(measured: Measured) -> dict[str, Any]:
         "kind": pair.kind,
         "frames": measured.frames,
     }
-    for name, spread in measured.values.items():
-        record[name] = number_to_json(spread.mean)
+    for metric in metrics:
+        values = measured.values[metric.name]
+        record[metric.name] = number_to_json(metric.mean(values))
         if pair.kind == "video":
-            record[f"{name}_max"] = number_to_json(spread.max)
-            record[f"{name}_min"] = number_to_json(spread.min)
+            record[f"{metric.name}_max"] = number_to_json(max(values))
+            record[f"{metric.name}_min"] = number_to_json(min(values))
     return record | ({"notes": list(measured.notes)} if measured.notes else {})
 
 
-def summary(results: Sequence[Measured], chosen: Sequence[Metric]) -> dict[str, Any]:
+def summary(results: Sequence[Measured], metrics: Sequence[Metric]) -> dict[str, Any]:
     """Pairs, and for each metric its mean over them and the worst picture or frame of all."""
     entry: dict[str, Any] = {"pairs": len(results)}
-    for metric in chosen:
-        spreads = [measured.values[metric.name] for measured in results]
-        worst = (
-            min(spread.min for spread in spreads)
-            if metric.higher_is_nearer
-            else max(spread.max for spread in spreads)
-        )
-        mean = metric.mean([spread.mean for spread in spreads])
+    for metric in metrics:
+        of_pairs = [measured.values[metric.name] for measured in results]
+        mean = metric.mean(metric.mean(values) for values in of_pairs)
+        worst = metric.worst(value for values in of_pairs for value in values)
         entry[metric.name] = {"mean": number_to_json(mean), "worst": number_to_json(worst)}
     return entry
 
 
-def write_csv(path: Path, results: Sequence[Measured]) -> None:
-    """One row for each pair, whole or not at all. Raises StorageError."""
-    records = [to_record(measured) for measured in results]
+def write_csv(path: Path, records: Sequence[dict[str, Any]]) -> None:
+    """One row for each record, whole or not at all; notes are left out. Raises StorageError."""
     columns = dict.fromkeys(name for record in records for name in record if name != "notes")
     text = io.StringIO()
     writer = csv.DictWriter(text, columns, extrasaction="ignore", lineterminator="\n")
