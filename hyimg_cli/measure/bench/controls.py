@@ -8,9 +8,9 @@ from pathlib import Path
 
 from hyimg_cli.measure.bench.divergence import Divergence, divergences
 from hyimg_cli.measure.bench.runs import Texts, observed_run
-from hyimg_cli.measure.bench.shared import SharedModels
 from hyimg_cli.measure.bench.verdict import Timed
 from hyimg_cli.media.images import read_image, write_png
+from hyimg_cli.pipelines.image.crew import LoadModel
 from hyimg_cli.spec.events import Outcome
 from hyimg_cli.spec.job import ImageJob
 from hyimg_cli.spec.run import RunConfig
@@ -34,16 +34,16 @@ def looked_through(
     labels: tuple[str, str],
     jobs: Sequence[ImageJob],
     place: Place,
-    models: SharedModels,
+    load: LoadModel,
 ) -> LookedThrough:
     """A writes freely; then both run with its text, looked through from ids to latents.
 
     Every run is given a folder of its own by `place`.
     """
-    first, seen = observed_run(configs[0], {}, jobs, place(), models, tries_tokens=False)
+    first, seen = observed_run(configs[0], {}, jobs, place(), load, tries_tokens=False)
     texts = seen.texts()
     runs, seen_by = zip(
-        *(observed_run(config, texts, jobs, place(), models) for config in configs), strict=True
+        *(observed_run(config, texts, jobs, place(), load) for config in configs), strict=True
     )
     ours, theirs = (one.jobs for one in seen_by)
     parted = [

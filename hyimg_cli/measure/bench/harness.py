@@ -28,11 +28,11 @@ from hyimg_cli.measure.bench.controls import (
     texts_of_others,
     with_negatives,
 )
-from hyimg_cli.measure.bench.runs import Run, RunResult, runs_of
+from hyimg_cli.measure.bench.runs import Run, RunResult, runs_of, shared_models
 from hyimg_cli.measure.bench.scenario import Scenario, Variant
-from hyimg_cli.measure.bench.shared import SharedModels
 from hyimg_cli.measure.bench.verdict import FEWEST_RUNS, Comparison, Timed
 from hyimg_cli.measure.pairs import VARIANTS
+from hyimg_cli.pipelines.image.crew import LoadModel
 from hyimg_cli.settings.config import configured
 from hyimg_cli.spec.job import ImageJob, Job
 from hyimg_cli.spec.run import CacheConfig, RunConfig
@@ -78,7 +78,7 @@ class _Bench:
     tell: Tell
     notes: list[str] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
-    models: SharedModels = field(default_factory=SharedModels)
+    load: LoadModel = field(default_factory=shared_models)
     _count: int = 0
 
     def carry_out(self) -> Comparison:
@@ -87,8 +87,8 @@ class _Bench:
         configs = self._config(scenario.a), self._config(scenario.b)
         looked = self._looked_through(configs, _pictures(jobs))
         with (
-            runs_of(scenario.a.lifetime, configs[0], looked.texts, self.models) as a,
-            runs_of(scenario.b.lifetime, configs[1], looked.texts, self.models) as b,
+            runs_of(scenario.a.lifetime, configs[0], looked.texts, self.load) as a,
+            runs_of(scenario.b.lifetime, configs[1], looked.texts, self.load) as b,
         ):
             timed = [self._timed(a, b, jobs, steps) for steps in scenario.steps]
             main = next((t for t in timed if t.steps == scenario.main_steps), timed[-1])
@@ -143,7 +143,7 @@ class _Bench:
             self.notes.append("videos: compared by frames; what is before them is not looked at")
             return LookedThrough({})
         self.tell(f"{len(pictures)} jobs; {self._labels[0]} writes the text for both")
-        return looked_through(configs, self._labels, pictures, self._place, self.models)
+        return looked_through(configs, self._labels, pictures, self._place, self.load)
 
     def _timed(self, a: Run, b: Run, jobs: Sequence[Job], steps: int) -> Timed:
         """Warm-up apart, then A and B in turn."""
@@ -192,7 +192,7 @@ class _Bench:
         self.tell("controls: same seed, other seed, other text")
         label, texts = self._labels[0], looked.texts
         reseeded = [replace(job, seed=(job.seed + 1) % 2**32) for job in jobs]
-        with runs_of("session", config, texts, self.models) as again:
+        with runs_of("session", config, texts, self.load) as again:
             same, differing = self._run(again, jobs), self._run(again, reseeded)
         rows = {
             "same seed": self._row(f"{label}, same seed twice, new session", base, same),
@@ -202,7 +202,7 @@ class _Bench:
         if not swapped:
             self.notes.append("different AR ids: no two jobs of one kind wrote different text")
             return rows
-        with runs_of("session", config, {**texts, **swapped}, self.models) as swapping:
+        with runs_of("session", config, {**texts, **swapped}, self.load) as swapping:
             other = self._run(swapping, [job for job in jobs if job.custom_id in swapped])
         note = "each job with the text of another of its kind"
         return {**rows, "other text": self._row(f"{label}, different AR ids", base, other, note)}

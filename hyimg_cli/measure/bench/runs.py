@@ -13,7 +13,7 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import cast
 
@@ -23,10 +23,11 @@ from hyimg_cli.errors import MachineError
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.manifest import planner
 from hyimg_cli.measure.bench.idle import IdleWatch
-from hyimg_cli.measure.bench.observe import Decided, Observed
+from hyimg_cli.measure.bench.observe import Decided, Observed, Passing
 from hyimg_cli.measure.bench.scenario import EMBED, LOAD, PREWARM, REST, START, Lifetime
-from hyimg_cli.measure.bench.shared import SharedModels
+from hyimg_cli.models import registry
 from hyimg_cli.models.protocols import MixedModel
+from hyimg_cli.pipelines.image.crew import LoadModel
 from hyimg_cli.spec.events import (
     PHASES,
     JobDone,
@@ -37,7 +38,7 @@ from hyimg_cli.spec.events import (
     PromptsReady,
 )
 from hyimg_cli.spec.job import ImageJob, Job
-from hyimg_cli.spec.run import RunConfig
+from hyimg_cli.spec.run import ModelChoice, RunConfig
 
 WORK = tuple(phase for phase in PHASES if phase != "queue")
 RUN_PHASES = (START, LOAD, EMBED, PREWARM, *WORK, REST)
@@ -70,20 +71,17 @@ Run = Callable[[Sequence[Job], Path], RunResult]
 
 
 @contextmanager
-def runs_of(
-    lifetime: Lifetime, config: RunConfig, texts: Texts, models: SharedModels
-) -> Iterator[Run]:
+def runs_of(lifetime: Lifetime, config: RunConfig, texts: Texts, load: LoadModel) -> Iterator[Run]:
     """Carry out a variant's runs; `texts` decides what is written.
 
     Processes load a model of their own and start with nothing warm; starting them counts. A session
-    takes its model from `models` and forgets all else before each run; it is closed at the end.
+    takes its model from `load` and forgets all else before each run; it is closed at the end.
     """
     if lifetime != "session":
         given = {name: tuple(ids) for name, ids in texts.items()}
         yield partial(_in_processes, config, given, 1 if lifetime == "process-per-job" else None)
         return
-    load = models.wrapped(lambda model: _as_model(Decided(model, texts)))
-    with Session(config, load) as session:
+    with Session(config, _behind(load, lambda model: Decided(model, texts))) as session:
 
         def run(jobs: Sequence[Job], folder: Path) -> RunResult:
             session.forget()
@@ -124,8 +122,16 @@ def _in_a_process(config: RunConfig, texts: Texts, jobs: Sequence[Job], folder: 
 
 def _alone(config: RunConfig, texts: Texts, jobs: Sequence[Job], folder: Path) -> RunResult:
     """All that such a process does."""
-    with runs_of("session", config, texts, SharedModels()) as run:
+    with runs_of("session", config, texts, registry.load) as run:
         return run(jobs, folder)
+
+
+def shared_models() -> LoadModel:
+    """A loader of each model once, for all sessions of a comparison; one of them works at a time.
+
+    At the real size loading takes minutes, and two copies fit nowhere.
+    """
+    return cache(registry.load)
 
 
 def observed_run(
@@ -133,7 +139,7 @@ def observed_run(
     texts: Texts,
     jobs: Sequence[ImageJob],
     folder: Path,
-    models: SharedModels,
+    load: LoadModel,
     *,
     tries_tokens: bool = True,
 ) -> tuple[RunResult, Observed]:
@@ -142,11 +148,12 @@ def observed_run(
     # A prewarmed shape would be looked through like a job.
     config = replace(config, batch=replace(config.batch, prewarm=False))
 
-    def through(model: MixedModel) -> MixedModel:
-        seen.append(Observed(_as_model(Decided(model, texts)), tries_tokens=tries_tokens))
-        return _as_model(seen[-1])
+    def through(model: MixedModel) -> Observed:
+        decided = cast(MixedModel, Decided(model, texts))
+        seen.append(Observed(decided, tries_tokens=tries_tokens))
+        return seen[-1]
 
-    with Session(config, models.wrapped(through)) as session:
+    with Session(config, _behind(load, through)) as session:
         result = timed_run(session, config, jobs, folder)
     assert len(seen) == 1, "the jobs of a comparison are of one model"
     return result, seen[0]
@@ -182,5 +189,10 @@ def timed_run(session: Session, config: RunConfig, jobs: Sequence[Job], folder: 
     return RunResult(folder, wall_s, idle.idle_s, phases_s, tuple(outcomes))
 
 
-def _as_model(model: Decided | Observed) -> MixedModel:
-    return cast(MixedModel, model)
+def _behind(load: LoadModel, wrap: Callable[[MixedModel], Passing]) -> LoadModel:
+    """A loader whose models are behind `wrap`."""
+
+    def wrapped(choice: ModelChoice, *, is_batch_invariant: bool) -> MixedModel:
+        return cast(MixedModel, wrap(load(choice, is_batch_invariant=is_batch_invariant)))
+
+    return wrapped

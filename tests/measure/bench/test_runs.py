@@ -3,16 +3,15 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from hyimg_cli.engine.runner import make_plan
 from hyimg_cli.manifest.manifest import read_manifest
 from hyimg_cli.measure.bench.harness import compare
-from hyimg_cli.measure.bench.runs import Lifetime, RunResult, observed_run, runs_of
+from hyimg_cli.measure.bench.runs import Lifetime, RunResult, observed_run, runs_of, shared_models
 from hyimg_cli.measure.bench.scenario import SCENARIOS, Scenario, read_scenario
-from hyimg_cli.measure.bench.shared import SharedModels
 from hyimg_cli.measure.bench.verdict import Comparison
 from hyimg_cli.models import registry
 from hyimg_cli.quality.metrics import PIXEL_METRICS
@@ -39,7 +38,7 @@ def run_once(
     texts: Mapping[str, Sequence[int]] | None = None,
     lifetime: Lifetime = "session",
 ) -> RunResult:
-    with runs_of(lifetime, CONFIG, texts or {}, SharedModels()) as run:
+    with runs_of(lifetime, CONFIG, texts or {}, registry.load) as run:
         return run(jobs, folder)
 
 
@@ -48,7 +47,7 @@ def _digests(result: Any) -> dict[str, str]:
 
 
 def test_phases_are_disjoint_and_add_up(quick: None, tmp_path: Path) -> None:
-    with runs_of("session", CONFIG, {}, SharedModels()) as run:
+    with runs_of("session", CONFIG, {}, registry.load) as run:
         # The first one digests the checkpoint's files.
         run(JOBS, tmp_path / "first")
         result = run(JOBS, tmp_path / "second")
@@ -61,7 +60,7 @@ def test_phases_are_disjoint_and_add_up(quick: None, tmp_path: Path) -> None:
 
 def test_being_looked_through_changes_nothing(quick: None, tmp_path: Path) -> None:
     plain = run_once(JOBS, tmp_path / "plain")
-    result, seen = observed_run(CONFIG, {}, JOBS, tmp_path / "seen", SharedModels())
+    result, seen = observed_run(CONFIG, {}, JOBS, tmp_path / "seen", registry.load)
     assert _digests(result) == _digests(plain)
     for job in JOBS:
         one = seen.jobs[job.custom_id]
@@ -73,7 +72,7 @@ def test_being_looked_through_changes_nothing(quick: None, tmp_path: Path) -> No
 def test_text_can_be_decided(quick: None, tmp_path: Path) -> None:
     """Forced to its own text a job writes the same; forced to another's, that one's."""
     result, seen = observed_run(
-        CONFIG, {}, JOBS, tmp_path / "free", SharedModels(), tries_tokens=False
+        CONFIG, {}, JOBS, tmp_path / "free", registry.load, tries_tokens=False
     )
     texts = seen.texts()
     again = run_once(JOBS, tmp_path / "own", texts)
@@ -93,12 +92,11 @@ def test_a_model_is_loaded_once_for_all_that_ask_alike(monkeypatch: pytest.Monke
         return object()
 
     monkeypatch.setattr(registry, "load", fresh)
-    models, rounded = SharedModels(), replace(CONFIG.model, quantization="fp8")
-    first = models.load(CONFIG.model, is_batch_invariant=True)
-    behind = models.wrapped(lambda model: cast(Any, ("behind", model)))
-    assert behind(CONFIG.model, is_batch_invariant=True) == ("behind", first)
-    behind(rounded, is_batch_invariant=True)
-    behind(CONFIG.model, is_batch_invariant=False)
+    load, rounded = shared_models(), replace(CONFIG.model, quantization="fp8")
+    first = load(CONFIG.model, is_batch_invariant=True)
+    assert load(CONFIG.model, is_batch_invariant=True) is first
+    load(rounded, is_batch_invariant=True)
+    load(CONFIG.model, is_batch_invariant=False)
     assert asked == [(CONFIG.model, True), (rounded, True), (CONFIG.model, False)]
 
 
