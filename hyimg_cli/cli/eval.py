@@ -13,8 +13,7 @@ from hyimg_cli.cli import options as o
 from hyimg_cli.cli.bench import carried_out
 from hyimg_cli.errors import Interrupted, UsageError
 from hyimg_cli.measure.distances import measured
-from hyimg_cli.measure.eval.gates import breaches, given_gates
-from hyimg_cli.measure.eval.records import summary, to_record, write_csv
+from hyimg_cli.measure.eval import breaches, given_gates, summary, to_record, write_csv
 from hyimg_cli.measure.pairs import VARIANTS, Pairing, find_pairs, newest_bench
 from hyimg_cli.quality.backbones import NETS
 from hyimg_cli.quality.metrics import PIXEL_METRICS, SHARES
@@ -29,7 +28,6 @@ MEASURED_BY: Mapping[str, tuple[str, ...]] = {
     "ssim": ("ssim",),
     "all": ("psnr", "ssim", "lpips", "max_abs", *SHARES),
 }
-_LIMITS = ("min_psnr", "min_ssim", "max_lpips", "max_abs")
 # What is measured without paths.
 _COMPARISON = "kv-reuse"
 
@@ -68,7 +66,7 @@ def evaluate(
 
 def _carry_out(given: Mapping[str, Any]) -> int:
     """Measure and show every pair; the exit code."""
-    gates = given_gates(**{name: given[name] for name in _LIMITS})
+    gates = given_gates(given)
     pairing = _pairing(given)
     names = dict.fromkeys((*MEASURED_BY[given["metric"]], *(gate.metric for gate in gates)))
     loaded = _lpips(given) if "lpips" in names else None

@@ -10,8 +10,7 @@ from PIL import Image
 
 from hyimg_cli.errors import UsageError
 from hyimg_cli.measure.distances import Measured, measured
-from hyimg_cli.measure.eval.gates import Gate, breaches
-from hyimg_cli.measure.eval.records import summary, to_record, write_csv
+from hyimg_cli.measure.eval import Gate, breaches, summary, to_record, write_csv
 from hyimg_cli.measure.pairs import Pair
 from hyimg_cli.media.frames import read_frames
 from hyimg_cli.quality.metrics import PIXEL_METRICS

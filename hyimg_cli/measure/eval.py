@@ -1,14 +1,56 @@
-"""Distances as plain records: a JSON object or a CSV row for each pair, and a summary."""
+"""Distances held against limits, and as plain records. No model runs."""
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hyimg_cli.files import replace_file, storage_error
 from hyimg_cli.measure.distances import Measured
 from hyimg_cli.quality.metrics import Metric, number_to_json
+
+
+@dataclass(frozen=True)
+class Gate:
+    """A limit of one metric, kept by the worst frame of a video too: the least where `is_floor`,
+    else the most that is allowed.
+    """
+
+    metric: str
+    limit: float
+    is_floor: bool
+
+    def breach(self, measured: Measured) -> str:
+        """The broken limit of a pair in words; empty where it is kept. NaN keeps none."""
+        values = measured.values[self.metric]
+        value = min(values) if self.is_floor else max(values)
+        if value >= self.limit if self.is_floor else value <= self.limit:
+            return ""
+        side = "below" if self.is_floor else "above"
+        return f"{measured.pair.name}: {self.metric} {value:.4g} is {side} {self.limit:g}"
+
+
+# By option: the metric that it limits, and whether from below.
+_LIMITS = {
+    "min_psnr": ("psnr", True),
+    "min_ssim": ("ssim", True),
+    "max_lpips": ("lpips", False),
+    "max_abs": ("max_abs", False),
+}
+
+
+def given_gates(given: Mapping[str, Any]) -> list[Gate]:
+    """A gate for each limit among the options given: dB, at most 1, at least 0, levels."""
+    gates = [Gate(metric, given[name], floor) for name, (metric, floor) in _LIMITS.items()]
+    return [gate for gate in gates if gate.limit is not None]
+
+
+def breaches(results: Iterable[Measured], gates: Sequence[Gate]) -> Iterator[str]:
+    """Every pair and limit that do not go together, in the order of the pairs."""
+    found = (gate.breach(measured) for measured in results for gate in gates)
+    yield from filter(None, found)
 
 
 def to_record(measured: Measured, metrics: Sequence[Metric]) -> dict[str, Any]:

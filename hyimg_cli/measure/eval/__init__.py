@@ -1,1 +1,0 @@
-"""`hyimg eval`: distances held against gates and written as records. No model runs."""
