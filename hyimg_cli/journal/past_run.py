@@ -26,13 +26,13 @@ def resolved_jobs(folder: Path) -> dict[str, dict[str, Any]]:
 def output_files(folder: Path, *, by_frame: bool = False) -> dict[str, Path]:
     """The files of all finished jobs by custom_id; a second one of a job is `id[1]`.
 
-    `by_frame`: a video's PNG files in its place, as `id frame 0000`; it must have them.
+    `by_frame`: in place of a video its PNG files, where it has some, as `id frame 0000`.
     """
     found: dict[str, Path] = {}
     for name, entry in RunFolder(folder).results().items():
         outputs = entry.get("outputs") or () if entry.get("status") == "done" else ()
         for number, output in enumerate(outputs):
-            if by_frame and "frames_path" in output:
+            if by_frame and output.get("frames_path"):
                 frames = sorted((folder / output["frames_path"]).glob("*.png"))
                 found |= {f"{name}{_FRAME}{n:04}": path for n, path in enumerate(frames)}
             else:
