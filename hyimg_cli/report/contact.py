@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import quote
 
 from hyimg_cli.errors import HyimgError
-from hyimg_cli.files import replace_file, storage_error
+from hyimg_cli.files import opened, replace_file, storage_error
 from hyimg_cli.journal.journal import RESOLVED, RESULTS, RUN, RunFolder
 from hyimg_cli.journal.past_run import read_run_info, resolved_jobs
 from hyimg_cli.media.frames import VIDEO_SUFFIXES, read_frames
@@ -67,8 +67,8 @@ def write_contact_sheet(folder: Path) -> Path:
 def is_current(folder: Path) -> bool:
     """True where the page is there and was made of the results that are."""
     try:
-        with open(folder / NAME, encoding="utf-8") as page:
-            return _stamp(folder) in page.read(_STAMP_WITHIN)
+        with opened(folder / NAME) as page:
+            return _stamp(folder).encode() in page.read(_STAMP_WITHIN)
     except OSError:
         return False
 
@@ -151,7 +151,7 @@ def _thumbnail(path: Path) -> EmbeddedPicture:
     is_video = path.suffix.lower() in VIDEO_SUFFIXES
     try:
         pixels = next(read_frames(path)) if is_video else read_image(path).pixels
-    except (HyimgError, StopIteration, ImportError) as error:
+    except (HyimgError, StopIteration) as error:
         why = getattr(error, "what", "no frames")
         return EmbeddedPicture("", f"{path.name} cannot be shown: {why}")
     return embedded(pixels, path.name, is_thumbnail=True)

@@ -114,6 +114,4 @@ def bench_metrics(weights: Path | None) -> tuple[Metrics, str]:
         if weights is not None:
             raise
         return metrics, f"LPIPS was not measured: {error.what}. {error.hint}"
-    except ImportError as error:
-        return metrics, f"LPIPS was not measured: {error}"
     return (*metrics, lpips.metric), lpips.title
