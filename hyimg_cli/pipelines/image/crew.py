@@ -68,7 +68,9 @@ class ImageCrew:
     def model(self) -> str | None:
         return None if self._model is None else self._model.card.model
 
-    def use(self, model: str, jobs: Sequence[ImageJob]) -> Iterator[ModelLoaded]:
+    def use(
+        self, model: str, jobs: Sequence[ImageJob], folder: JobFolder | None
+    ) -> Iterator[ModelLoaded]:
         if self.model == model:
             return
         self.release()
@@ -120,7 +122,7 @@ class ImageCrew:
         self._shortages.clear()
         gc.collect()
 
-    def prepared(self, jobs: Sequence[ImageJob]) -> Iterator[Prewarmed]:
+    def prepared(self, jobs: Sequence[ImageJob], folder: JobFolder | None) -> Iterator[Prewarmed]:
         """Every job's sequence is counted to see how many fit; then the new shapes are run."""
         config = self._config
         self._revive()
