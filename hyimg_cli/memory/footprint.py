@@ -17,7 +17,7 @@ GPU's context, workspaces, an allocator's gaps, the nodes of CUDA graphs) is not
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 
 from hyimg_cli.errors import JobError
 from hyimg_cli.journal.keys import by_graphs, precision
@@ -242,12 +242,7 @@ def needs(
     the `held_prefixes` that are there already.
     """
     shares = [share_of(job, card, config) for job in jobs]
-    share = JobBytes(
-        context=max((one.context for one in shares), default=0),
-        branches=max((one.branches for one in shares), default=0),
-        step=max((one.step for one in shares), default=0),
-        prefill=max((one.prefill for one in shares), default=0),
-    )
+    share = JobBytes(*map(max, zip(*map(astuple, shares), strict=True))) if shares else JobBytes()
     if prefixes is None:
         most = sum(one.branches for one in shares)
         room = max(0, config.batch.prefix_cache_mb * 1_000_000 - held_prefixes)
