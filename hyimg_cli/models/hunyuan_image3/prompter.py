@@ -44,7 +44,7 @@ _LAYOUT_BYTES = 64_000_000
 
 
 @dataclass(frozen=True)
-class Opening:
+class ArPrompt:
     """What the AR stage is fed before it chooses anything: the layout's tokens `[0, stop)`."""
 
     layout: Layout
@@ -124,7 +124,7 @@ class Prompter:
         vae_grid = Grid(*self.card.latent_grid(bucket.size))
         return SourceShape(bucket.ratio_index, vae_grid, vit_grid, self.card.source_vit_tokens)
 
-    def opening(self, job: ImageJob, shapes: Sequence[SourceShape]) -> Opening | None:
+    def opening(self, job: ImageJob, shapes: Sequence[SourceShape]) -> ArPrompt | None:
         """What the AR stage starts from; None where it has nothing to write or to decide.
 
         A job that writes text opens with its trigger tag; one that only needs a ratio is fed all
@@ -133,15 +133,15 @@ class Prompter:
         prompt = self._prompt(job, shapes, self._system(job))
         if job.writes_text:
             layout = self._text(prompt, trigger(job.bot_task))
-            return Opening(layout, len(layout.ids))
+            return ArPrompt(layout, len(layout.ids))
         if not job.size.is_auto:
             return None
         if job.cot_text is None and job.cot_token_ids is None:
             layout = self._text(prompt, self.builder.ratio_trigger(self.template))
-            return Opening(layout, len(layout.ids))
+            return ArPrompt(layout, len(layout.ids))
         layout = self.picture(job, shapes, None, self.card.buckets[0])
         assert layout.target is not None, "a picture's layout has a target"
-        return Opening(layout, layout.target.ratio)
+        return ArPrompt(layout, layout.target.ratio)
 
     def picture(
         self,
