@@ -126,7 +126,7 @@ def workload(folder: Path, scale: Scale, layers: int) -> Workload:
     """Write a checkpoint's small files into `folder`, and build what is run with them."""
     config = _write(folder, scale, layers)
     arch = architecture(config)
-    prompter = registry.prompter(str(folder))
+    prompter = registry.sequences(str(folder))
     prompter.card = replace(prompter.card, weights=_counts(arch))
     pixels = np.zeros((scale.size.height, scale.size.width, 3), dtype=np.uint8)
     bucket, _ = prompter.fit(scale.size.height, scale.size.width)

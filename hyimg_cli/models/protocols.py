@@ -1,9 +1,9 @@
 """A model that writes text and draws with the same weights and one KV cache, in parts.
 
-    Sequences      before weights: what a job's sequences are, how long, what they share
+    LoadedModel    facts                         Pixels         source images in, pictures out
     TextStage      prompt and decode steps       PictureStage   branches and denoise steps
-    Pixels         source images in, pictures out
 
+What is known before weights are loaded is in `family.py`.
 No base class: a family offers these methods, and `pipelines/image/stages.py` tells one job's story
 with them.
 """
@@ -21,9 +21,8 @@ from hyimg_cli.diffusion.denoise import Track
 from hyimg_cli.diffusion.schedule import Step
 from hyimg_cli.kv.buffer import Buffer
 from hyimg_cli.kv.segments import Segment
-from hyimg_cli.manifest.cost import JobTokens
 from hyimg_cli.spec.card import Bucket, ModelCard
-from hyimg_cli.spec.job import ImageJob, Size
+from hyimg_cli.spec.job import ImageJob
 
 
 @dataclass(frozen=True)
@@ -122,31 +121,6 @@ class TextScript(Protocol):
     def forced_ending(self, written: list[int], before: int | None = None) -> list[int]: ...
 
     def text_of(self, written: list[int]) -> list[int]: ...
-
-
-class Sequences(Protocol):
-    """A checkpoint's sequences and facts, without weights and without torch."""
-
-    @property
-    def card(self) -> ModelCard: ...
-
-    def check(self, job: ImageJob) -> None:
-        """Passes a job whose text fits. Raises JobError with the manifest's field in `where`."""
-
-    def count(self, job: ImageJob, source_sizes: Sequence[Size], assumed_think: int) -> JobTokens:
-        """Tokens that the job will take; text not yet written counts as `assumed_think` tokens."""
-
-    def text_prefix(
-        self, job: ImageJob, source_sizes: Sequence[Size], digests: Sequence[str]
-    ) -> list[Segment] | None:
-        """What other jobs may share of the AR stage's prompt; None where the job has no such
-        stage.
-        """
-
-    def branch_prefixes(
-        self, job: ImageJob, source_sizes: Sequence[Size], digests: Sequence[str]
-    ) -> list[list[Segment]]:
-        """What other jobs may share of each guidance branch of a job without AR stage."""
 
 
 class LoadedModel(Protocol):

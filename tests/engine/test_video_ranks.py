@@ -21,7 +21,7 @@ from hyimg_cli.errors import Interrupted, MachineError
 from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.models import registry
 from hyimg_cli.pipelines.video import ranks as video_ranks
-from hyimg_cli.pipelines.video.crew import VideoCrew
+from hyimg_cli.pipelines.video.pipeline import VideoPipeline
 from hyimg_cli.pipelines.video.ranks import VideoRanks
 from hyimg_cli.spec.card import VideoCard
 from hyimg_cli.spec.events import DenoiseStep, Event, JobDone, JobFailed, ModelLoaded, Outcome
@@ -52,13 +52,13 @@ def events_of(session: Session, jobs: list[VideoJob]) -> Iterator[Event]:
 def latents(monkeypatch: pytest.MonkeyPatch) -> dict[int, Any]:
     """By seed, the frames that were made last: without an output folder nothing else keeps them."""
     made: dict[int, Any] = {}
-    inner = VideoCrew._made
+    inner = VideoPipeline._made
 
-    def seen(self: VideoCrew, job: VideoJob, clock: Any, footage: Any, interim: Any) -> Any:
+    def seen(self: VideoPipeline, job: VideoJob, clock: Any, footage: Any, interim: Any) -> Any:
         made[job.seed] = [piece.tobytes() for piece in footage.pieces]
         return inner(self, job, clock, footage, interim)
 
-    monkeypatch.setattr(VideoCrew, "_made", seen)
+    monkeypatch.setattr(VideoPipeline, "_made", seen)
     return made
 
 
@@ -191,5 +191,5 @@ def test_weights_of_every_rank_lie_in_main_memory(monkeypatch: pytest.MonkeyPatc
     card = replace(card, component_bytes=sizes, component_parameters=())
     found: Callable[..., VideoCard] = lambda *_: card  # noqa: E731
     monkeypatch.setattr(registry, "video_card", found)
-    assert VideoCrew(config()).weight_bytes("m") == 1110
-    assert VideoCrew(config(vae=4, cfg=2)).weight_bytes("m") == 1110 + 3 * 10 + 100
+    assert VideoPipeline(config()).weight_bytes("m") == 1110
+    assert VideoPipeline(config(vae=4, cfg=2)).weight_bytes("m") == 1110 + 3 * 10 + 100

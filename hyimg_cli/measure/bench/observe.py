@@ -17,8 +17,14 @@ from torch import Tensor
 
 from hyimg_cli.kv.buffer import Buffer
 from hyimg_cli.kv.segments import ImageSegment
-from hyimg_cli.models.protocols import Context, Encoded, LivePicture, MixedModel
-from hyimg_cli.spec.card import Bucket
+from hyimg_cli.models.protocols import (
+    Canvas,
+    Context,
+    Encoded,
+    GeneratedText,
+    LivePicture,
+    MixedModel,
+)
 from hyimg_cli.spec.job import ImageJob
 
 _MOST_GROUPS = 96
@@ -77,6 +83,7 @@ class _Opened:
 
     job: ImageJob
     sources: Sequence[Encoded]
+    canvas: Canvas
     buffers: list[Buffer] = field(default_factory=list)
 
 
@@ -149,18 +156,11 @@ class Observed(Passing):
         self._contexts[job.custom_id] = context, len(context.ids)
         return self._inner.text_budget(job, context)
 
-    def layout(
-        self,
-        job: ImageJob,
-        sources: Sequence[Encoded],
-        written: Sequence[int] | None,
-        bucket: Bucket,
-    ) -> Any:
-        layout = self._inner.layout(job, sources, written, bucket)
-        ids = None if written is None else tuple(written)
-        self.jobs[job.custom_id] = JobSeen(job.custom_id, ids)
-        self._layouts[id(layout)] = layout, _Opened(job, sources)
-        return layout
+    def canvas(self, job: ImageJob, sources: Sequence[Encoded], text: GeneratedText) -> Canvas:
+        canvas = self._inner.canvas(job, sources, text)
+        self.jobs[job.custom_id] = JobSeen(job.custom_id, text.ids)
+        self._layouts[id(canvas.layout)] = canvas.layout, _Opened(job, sources, canvas)
+        return canvas
 
     def branch(self, layout: Any, buffer: Buffer) -> Any:
         branch = self._inner.branch(layout, buffer)
@@ -192,8 +192,9 @@ class Observed(Passing):
     def _branch_seen(self, picture: LivePicture, index: int) -> BranchSeen:
         _, layout, number = self._branches[id(picture.branches[index])]
         _, opened = self._layouts[id(layout)]
-        buffer, stop = opened.buffers[number], layout.live_start
-        ids = tuple((layout.ids, layout.unconditional_ids)[number][:stop])
+        own = opened.canvas.branches[number]
+        buffer, stop = opened.buffers[number], own.live_start
+        ids = own.ids[:stop]
         names = tuple(self._inner.decode_text([id_]) for id_ in ids)
         groups = self._groups(layout, ids, names, opened)
         prefix = buffer.cut(0, stop).on([torch.device("cpu")] * len(buffer.keys_HSD))

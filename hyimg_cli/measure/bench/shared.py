@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from hyimg_cli.models import registry
 from hyimg_cli.models.protocols import MixedModel
-from hyimg_cli.pipelines.image.crew import LoadModel
+from hyimg_cli.pipelines.image.pipeline import LoadModel
 from hyimg_cli.spec.run import ModelChoice
 
 

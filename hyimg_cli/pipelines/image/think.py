@@ -227,8 +227,3 @@ class DecodeLoop:
 def reading_lag(devices: Sequence[torch.device]) -> int:
     """A GPU works on while the host reads; on a CPU ids are there when the step is done."""
     return int(any(device.type == "cuda" for device in devices))
-
-
-def best(logits_V: Tensor, ids: Sequence[int]) -> int:
-    """The id with the largest logit; the first of equals. Waits for the device."""
-    return int(choose(logits_V[None], [Draw(0.0, 0, 1.0, allowed=tuple(ids))]))

@@ -42,7 +42,7 @@ from hyimg_cli.spec.run import RunConfig
 RANKED = ("vae", "transformer", "transformer_2")
 
 
-class VideoCrew:
+class VideoPipeline:
     """Makes videos one at a time, one model at a time."""
 
     def __init__(self, config: RunConfig) -> None:
