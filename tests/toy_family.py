@@ -43,24 +43,37 @@ class Sequence:
 
 class ToyScript:
     def allowed(self, last: int) -> None: ...
-    def is_done(self, last: int) -> bool: return last == END
-    def early_end(self, id_: int) -> str: return ""
-    def is_open(self, written: list[int]) -> bool: return END not in written
-    def forced_ending(self, written: list[int], before: int | None = None) -> list[int]: return [*written, END]
-    def text_of(self, written: list[int]) -> list[int]: return written
+    def is_done(self, last: int) -> bool:
+        return last == END
+
+    def early_end(self, id_: int) -> str:
+        return ""
+
+    def is_open(self, written: list[int]) -> bool:
+        return END not in written
+
+    def forced_ending(self, written: list[int], before: int | None = None) -> list[int]:
+        return [*written, END]
+
+    def text_of(self, written: list[int]) -> list[int]:
+        return written
 
 
 class ToyCheckpoint:
     def __init__(self, folder: Path, model: str) -> None:
         self.folder = folder
-        self.card = ModelCard(model, "toy", "toy", True, False, (SQUARE,), 8, 0, 64, 8000, 4096, END + 1, DEFAULTS)
+        self.card = ModelCard(
+            model, "toy", "toy", True, False, (SQUARE,), 8, 0, 64, 8000, 4096, END + 1, DEFAULTS
+        )
 
     def check(self, job: Any) -> None: ...
 
     def count(self, job: Any, source_sizes: Any, assumed_think: int) -> JobTokens:
         text, prompt = assumed_think * job.writes_text, len(prompt_ids(job))
         branches = 1 + (job.guidance_scale > 1)
-        return JobTokens(prompt * job.writes_text, 0, prompt + text, branches - 1, CELLS**2, branches, 0, text)
+        return JobTokens(
+            prompt * job.writes_text, 0, prompt + text, branches - 1, CELLS**2, branches, 0, text
+        )
 
     def text_prefix(self, job: Any, sizes: Any, digests: Any) -> Any:
         return segments(prompt_ids(job), len(prompt_ids(job)) - 1) if job.writes_text else None
@@ -92,13 +105,26 @@ class ToyModel:
         self.card, self.table_VD, self.parameter_count = card, table_VD, table_VD.numel()
         self.layer_devices = [torch.device("cpu")]
 
-    def memo_counts(self) -> dict[str, dict[str, int]]: return {}
-    def script(self, job: Any) -> ToyScript: return ToyScript()
-    def text_budget(self, job: Any, context: Any) -> int: return job.text.max_new_tokens
-    def opening_ids(self, job: Any) -> list[int]: return [THINK]
-    def prepare_decode(self, rows: int) -> int: return 0
-    def decode_note(self, rows: int) -> str: return ""
-    def decode_text(self, ids: Any) -> str: return "".join({THINK: "<think>", END: "</think>"}.get(i) or chr(i) for i in ids)
+    def memo_counts(self) -> dict[str, dict[str, int]]:
+        return {}
+
+    def script(self, job: Any) -> ToyScript:
+        return ToyScript()
+
+    def text_budget(self, job: Any, context: Any) -> int:
+        return job.text.max_new_tokens
+
+    def opening_ids(self, job: Any) -> list[int]:
+        return [THINK]
+
+    def prepare_decode(self, rows: int) -> int:
+        return 0
+
+    def decode_note(self, rows: int) -> str:
+        return ""
+
+    def decode_text(self, ids: Any) -> str:
+        return "".join({THINK: "<think>", END: "</think>"}.get(i) or chr(i) for i in ids)
 
     def opening(self, job: Any, sources: Any) -> TextPrompt | None:
         ids = prompt_ids(job)
@@ -108,9 +134,17 @@ class ToyModel:
         return segments(ids, stop)
 
     def new_buffer(self, capacity: int) -> Buffer:
-        return Buffer(kv_heads=1, head_dim=WIDTH, capacity=capacity, dtype=torch.float32, devices=self.layer_devices)
+        return Buffer(
+            kv_heads=1,
+            head_dim=WIDTH,
+            capacity=capacity,
+            dtype=torch.float32,
+            devices=self.layer_devices,
+        )
 
-    def prefill(self, layout: Any, ids: Any, sources: Any, buffer: Buffer, stop: int) -> torch.Tensor:
+    def prefill(
+        self, layout: Any, ids: Any, sources: Any, buffer: Buffer, stop: int
+    ) -> torch.Tensor:
         for id_ in ids[buffer.length : stop]:
             slot, row_T1D = torch.tensor([buffer.length]), self.table_VD[id_][None, None]
             buffer.write(0, slot, row_T1D * (1 + buffer.length / 7), row_T1D)
@@ -144,11 +178,25 @@ class ToyModel:
 
     def velocities(self, pictures: Any) -> list[torch.Tensor]:
         ramp_YX = torch.linspace(-1, 1, CELLS**2).view(CELLS, CELLS)
-        return [torch.stack([(one.latents_CYX - torch.tanh(mean_D[:3, None, None] + ramp_YX)) / one.step.sigma
-                             for mean_D in one.branches]) for one in pictures]
+        return [
+            torch.stack(
+                [
+                    (one.latents_CYX - torch.tanh(mean_D[:3, None, None] + ramp_YX))
+                    / one.step.sigma
+                    for mean_D in one.branches
+                ]
+            )
+            for one in pictures
+        ]
 
     def decode_latents(self, latents_CYX: torch.Tensor) -> torch.Tensor:
-        return (latents_CYX / 2 + 0.5).clamp(0, 1).permute(1, 2, 0).repeat_interleave(8, 0).repeat_interleave(8, 1)
+        return (
+            (latents_CYX / 2 + 0.5)
+            .clamp(0, 1)
+            .permute(1, 2, 0)
+            .repeat_interleave(8, 0)
+            .repeat_interleave(8, 1)
+        )
 
 
 def is_toy(folder: Path) -> bool:
@@ -156,4 +204,11 @@ def is_toy(folder: Path) -> bool:
     return file.is_file() and json.loads(file.read_text()).get("model_type") == "toy"
 
 
-TOY = Family("toy", "pictures", is_toy, ToyCheckpoint, checkpoint.fingerprint, lambda f: {"model": checkpoint.tensor_index(f)})
+TOY = Family(
+    "toy",
+    "pictures",
+    is_toy,
+    ToyCheckpoint,
+    checkpoint.fingerprint,
+    lambda f: {"model": checkpoint.tensor_index(f)},
+)

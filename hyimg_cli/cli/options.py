@@ -102,7 +102,8 @@ CheckpointEvery = Annotated[
         "--checkpoint-every",
         panel=_VIDEO,
         min=0,
-        help="Keep a video's latents every K denoise steps, so that a killed job goes on.",
+        help="Keep a video's latents every K denoise steps, so that a killed job goes on. Those "
+        "behind the last step are always kept until the video is written.",
     ),
 ]
 FramesName = Annotated[

@@ -352,15 +352,15 @@ def test_memory_returns_to_its_start(family: Any, mixed: list[ImageJob]) -> None
 def test_equal_branches_are_one(family: Any, job: ImageJob, drawn: Tell) -> None:
     """A prompt that is all `<cfg>` has one context, and guidance between equals changes nothing."""
     job = replace(job, bot_task="none", size=SQUARE)
-    layout_of = family.layout
-    family.layout = lambda *a: (
-        layout := layout_of(*a),
-        replace(layout, ids=layout.unconditional_ids, shared_length=len(layout.ids)),
+    canvas_of = family.canvas
+    family.canvas = lambda *a: (
+        canvas := canvas_of(*a),
+        replace(canvas, branches=(canvas.branches[1],) * 2),
     )[1]
     try:
         report = drawn(job).picture.reuse
     finally:
-        del family.layout
+        del family.canvas
     assert len(report.branches) == 1
     assert np.isfinite(report.branches[0].computed)
 

@@ -113,12 +113,12 @@ def test_rows_whose_reusable_lengths_differ_by_any_count(
     for context in (Context(list(layout.ids[:stop]), buffer, None), Context([], None, None)):
         builder = BranchBuilder(
             family,
-            layout,
+            canvas,
             encoded,
             prefixes=Prefixes(KVTree(0), "test") if context.buffer else None,
             clock=PhaseClock(0.0, lambda: None),
         )
-        branches = builder.build(context, has_negative=True)
+        branches = builder.build(context)
         noise = family.initial_latents(bucket, 7)
         live = LivePicture(noise, FIRST, 3.0, branches.items)
         velocities += family.velocities([live])

@@ -215,14 +215,14 @@ def test_a_fault_of_our_own_is_one_failed_job(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    layout = HunyuanImage3.layout
+    canvas = HunyuanImage3.canvas
 
     def faulty(self: Any, job: ImageJob, *rest: Any) -> Any:
         if job.custom_id == "plain":
             raise KeyError("a bug")
-        return layout(self, job, *rest)
+        return canvas(self, job, *rest)
 
-    monkeypatch.setattr(HunyuanImage3, "layout", faulty)
+    monkeypatch.setattr(HunyuanImage3, "canvas", faulty)
     outcomes = _run(jobs[:2], tmp_path / "out")
     assert (outcomes["writes"].status, outcomes["plain"].status) == ("done", "failed")
     assert outcomes["plain"].error is not None
