@@ -35,7 +35,7 @@ def _results(folder: Path) -> dict[str, Any]:
 
 
 def test_check_and_plan(run_cli: Any, manifest: str, toy: str) -> None:
-    assert run_cli("check", manifest, "--model", toy).exit_code == 0
+    assert run_cli("check", manifest, "--model", toy).code == 0
     planned = run_cli("plan", manifest, "--model", toy, "--json").json_lines[0]
     assert planned["total"]["jobs"] == 4
 
@@ -44,9 +44,9 @@ def test_pictures_are_made_resumed_and_equal_alone(
     run_cli: Any, manifest: str, toy: str, tmp_path: Path
 ) -> None:
     first = run_cli("generate", manifest, "--model", toy, "-o", str(tmp_path / "o"), "--limit", "2")
-    assert "2 done, 0 failed" in first.stderr
+    assert "2 done, 0 failed" in first.err
     rest = run_cli("generate", manifest, "--model", toy, "-o", str(tmp_path / "o"))
-    assert "2 done, 0 failed, 2 skipped" in rest.stderr
+    assert "2 done, 0 failed, 2 skipped" in rest.err
     alone = ("--batching-max-size", "1", "--no-prewarm", "--prefix-cache-mb", "0")
     run_cli("generate", manifest, "--model", toy, "-o", str(tmp_path / "alone"), *alone)
     together, apart = _results(tmp_path / "o"), _results(tmp_path / "alone")
@@ -63,4 +63,4 @@ def test_bench(run_cli: Any, manifest: str, toy: str, tmp_path: Path) -> None:
         *("bench", "--compare", "kv-reuse", "--manifest", manifest, "--model", toy),
         *("--repeats", "1", "-o", str(tmp_path / "bench")),
     )
-    assert ran.exit_code == 0, ran.stderr
+    assert ran.code == 0, ran.err
