@@ -79,11 +79,11 @@ class JobSeen:
 
 @dataclass(eq=False)
 class _Opened:
-    """A layout on its way to branches."""
+    """A canvas on its way to branches, and what is seen of them."""
 
-    job: ImageJob
-    sources: Sequence[Encoded]
     canvas: Canvas
+    sources: Sequence[Encoded]
+    seen: JobSeen
     buffers: list[Buffer] = field(default_factory=list)
 
 
@@ -138,8 +138,8 @@ class Observed(Passing):
         self._tries_tokens = tries_tokens
         self.jobs: dict[str, JobSeen] = {}
         self._contexts: dict[str, tuple[Context, int]] = {}
-        self._layouts: dict[int, tuple[Any, _Opened]] = {}
-        self._branches: dict[int, tuple[Any, Any, int]] = {}
+        self._layouts: dict[int, _Opened] = {}
+        self._branches: dict[int, tuple[Any, _Opened, int]] = {}
 
     def texts(self) -> dict[str, tuple[int, ...]]:
         """By job, what follows its AR prompt: what was fed, and the choice that came last.
@@ -147,10 +147,12 @@ class Observed(Passing):
         For `Decided`. The last choice is never fed; it stands in the picture's sequence wherever
         that goes on from the fed one.
         """
-        return {
-            name: self._sequence(name, context)[start:]
-            for name, (context, start) in self._contexts.items()
-        }
+        found = {}
+        for name, (context, start) in self._contexts.items():
+            fed, seen = tuple(context.ids), self.jobs.get(name)
+            drawn = seen.branches[0].ids if seen and seen.branches else ()
+            found[name] = (drawn if drawn[: len(fed)] == fed else fed)[start:]
+        return found
 
     def text_budget(self, job: ImageJob, context: Context) -> int:
         self._contexts[job.custom_id] = context, len(context.ids)
@@ -158,14 +160,14 @@ class Observed(Passing):
 
     def canvas(self, job: ImageJob, sources: Sequence[Encoded], text: GeneratedText) -> Canvas:
         canvas = self._inner.canvas(job, sources, text)
-        self.jobs[job.custom_id] = JobSeen(job.custom_id, text.ids)
-        self._layouts[id(canvas.layout)] = canvas.layout, _Opened(job, sources, canvas)
+        seen = self.jobs[job.custom_id] = JobSeen(job.custom_id, text.ids)
+        self._layouts[id(canvas.layout)] = _Opened(canvas, sources, seen)
         return canvas
 
     def branch(self, layout: Any, buffer: Buffer) -> Any:
         branch = self._inner.branch(layout, buffer)
-        _, opened = self._layouts[id(layout)]
-        self._branches[id(branch)] = branch, layout, len(opened.buffers)
+        opened = self._layouts[id(layout)]
+        self._branches[id(branch)] = branch, opened, len(opened.buffers)
         opened.buffers.append(buffer)
         return branch
 
@@ -176,27 +178,23 @@ class Observed(Passing):
         return answers
 
     def _see(self, picture: LivePicture, velocity_GCYX: Tensor) -> None:
-        _, layout, _ = self._branches[id(picture.branches[0])]
-        _, opened = self._layouts[id(layout)]
-        seen = self.jobs[opened.job.custom_id]
+        _, opened, _ = self._branches[id(picture.branches[0])]
+        seen = opened.seen
         if not seen.branches:
             seen.guidance = picture.guidance
-            seen.branches = [
-                self._branch_seen(picture, index) for index in range(len(picture.branches))
-            ]
+            count = len(picture.branches)
+            seen.branches = [self._branch_seen(picture, index) for index in range(count)]
         step = picture.step
         seen.steps.append((step.sigma, step.next_sigma, step.timestep))
         seen.latents.append(picture.latents_CYX.cpu().clone())
         seen.velocities.append(velocity_GCYX.cpu().clone())
 
     def _branch_seen(self, picture: LivePicture, index: int) -> BranchSeen:
-        _, layout, number = self._branches[id(picture.branches[index])]
-        _, opened = self._layouts[id(layout)]
-        own = opened.canvas.branches[number]
-        buffer, stop = opened.buffers[number], own.live_start
-        ids = own.ids[:stop]
+        _, opened, number = self._branches[id(picture.branches[index])]
+        own, buffer = opened.canvas.branches[number], opened.buffers[number]
+        stop, ids = own.live_start, own.ids[: own.live_start]
         names = tuple(self._inner.decode_text([id_]) for id_ in ids)
-        groups = self._groups(layout, ids, names, opened)
+        groups = self._groups(opened, ids, names)
         prefix = buffer.cut(0, stop).on([torch.device("cpu")] * len(buffer.keys_HSD))
         is_seen: tuple[bool, ...] = ()
         if self._tries_tokens:
@@ -205,11 +203,11 @@ class Observed(Passing):
         return BranchSeen(ids, names, groups, is_seen, prefix.keys, prefix.values)
 
     def _groups(
-        self, layout: Any, ids: Sequence[int], names: Sequence[str], opened: _Opened
+        self, opened: _Opened, ids: Sequence[int], names: Sequence[str]
     ) -> tuple[TokenGroup, ...]:
         groups: list[TokenGroup] = []
         start = image = 0
-        for segment in self._inner.segments(layout, ids, opened.sources, len(ids)):
+        for segment in self._inner.segments(opened.canvas.layout, ids, opened.sources, len(ids)):
             stop = start + segment.length
             if isinstance(segment, ImageSegment):
                 image += 1
@@ -222,7 +220,7 @@ class Observed(Passing):
     def _is_seen(
         self, picture: LivePicture, index: int, buffer: Buffer, group: TokenGroup, before: Tensor
     ) -> bool:
-        """Whether a denoise step answers other than `before` once the group's values are others.
+        """True where a denoise step answers other than `before` once the group's values are others.
 
         Attention gives every visible token a weight, so only a hidden group leaves no trace.
         """
@@ -235,11 +233,6 @@ class Observed(Passing):
         for rows_HSD, own_HSD in zip(buffer.values_HSD, kept, strict=True):
             rows_HSD[:, group.start : group.stop] = own_HSD
         return not torch.equal(before, after)
-
-    def _sequence(self, name: str, context: Context) -> tuple[int, ...]:
-        fed, seen = tuple(context.ids), self.jobs.get(name)
-        drawn = seen.branches[0].ids if seen and seen.branches else ()
-        return drawn if drawn[: len(fed)] == fed else fed
 
 
 def _text_groups(names: Sequence[str], start: int, stop: int) -> list[TokenGroup]:
