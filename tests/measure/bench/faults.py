@@ -131,9 +131,9 @@ def silent_recompute(patch: pytest.MonkeyPatch) -> None:
     """The reusing variant computes everything again and tells nobody."""
     original = BranchBuilder.build
 
-    def build(self: Any, context: Any, *, has_negative: bool) -> Any:
+    def build(self: Any, context: Any) -> Any:
         self._prefixes = None
-        return original(self, context, has_negative=has_negative)
+        return original(self, context)
 
     patch.setattr(BranchBuilder, "build", build)
 
