@@ -3,7 +3,8 @@
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import ModuleType
 
 import numpy as np
@@ -33,9 +34,13 @@ from hyimg_cli.spec.run import RunConfig
 
 
 class FakeSession:
-    """Does what a prompt says: no checkpoint, fail, crash, no weights, SIGINT; else a picture."""
+    """Does what a prompt says: no checkpoint, fail, crash, no weights, SIGINT; else a picture.
+
+    `meanwhile`: what somebody does in the run's folder while a job of that name is at work.
+    """
 
     ran: list[str]
+    meanwhile: dict[str, Callable[[Path], object]]
 
     folder: RunFolder
 
@@ -67,6 +72,7 @@ class FakeSession:
         yield PhaseStarted(job.custom_id, "think")
         yield ThinkToken(job.custom_id, 1)
         self._obey(job.prompt)
+        self.meanwhile.get(job.custom_id, str)(self.folder.folder)
         yield PhaseStarted(job.custom_id, "denoise_rest", total=job.num_inference_steps)
         for step in range(1, job.num_inference_steps + 1):
             if self._stopped_by:
@@ -113,6 +119,7 @@ def fake_session(monkeypatch: pytest.MonkeyPatch) -> type[FakeSession]:
 
     class Session(FakeSession):
         ran: list[str] = []
+        meanwhile: dict[str, Callable[[Path], object]] = {}
 
     module = ModuleType("hyimg_cli.engine.session")
     module.Session = Session  # type: ignore[attr-defined]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -240,6 +241,77 @@ def test_the_second_signal_ends_at_once(
     monkeypatch.setattr(os, "_exit", leave)
     run_cli("generate", write_manifest({"prompt": "SIGTERM then SIGINT"}))
     assert codes == [143]
+
+
+def sed(out: Path, pattern: bytes) -> None:
+    """`sed -i '/pattern/d'`."""
+    lines = (out / "results.jsonl").read_bytes().splitlines(keepends=True)
+    (out / "sed").write_bytes(b"".join(line for line in lines if pattern not in line))
+    (out / "sed").replace(out / "results.jsonl")
+
+
+# What somebody does in a run's folder, and how many of its four jobs the next run has to draw.
+MEANWHILE: dict[str, tuple[Callable[[Path], object], int]] = {
+    "unlinked": (lambda out: (out / "results.jsonl").unlink(), 1),
+    "renamed": (lambda out: (out / "results.jsonl").rename(out / "saved.jsonl"), 1),
+    "edited": (lambda out: sed(out, b"nothing"), 1),
+    "a line less": (lambda out: sed(out, b"job-1"), 1),
+    "replaced": (lambda out: (out / "run.json").rename(out / "results.jsonl"), 1),
+    "truncated": (lambda out: os.truncate(out / "results.jsonl", 0), 1),
+    "no outputs": (lambda out: shutil.rmtree(out / "outputs"), 4),
+    "moved": (lambda out: out.rename(out.with_name("elsewhere")), 4),
+    "removed": (shutil.rmtree, 4),
+}
+
+
+@pytest.mark.parametrize("what", MEANWHILE)
+def test_a_run_whose_files_are_touched_stops_clearly_and_resumes(
+    run_cli: Run,
+    write_manifest: Write,
+    read_lines: ReadLines,
+    fake_session: Any,
+    tmp_path: Path,
+    what: str,
+) -> None:
+    manifest, out = write_manifest(*GOOD), tmp_path / "runs/jobs"
+    touch, left = MEANWHILE[what]
+    fake_session.meanwhile["job-2"] = touch
+    stopped = run_cli("generate", manifest)
+    assert stopped.code == 3
+    assert stopped.err.count("error[storage.") == 1
+    assert "hint: " in stopped.err
+    assert "resume with: hyimg generate" in stopped.err
+    assert not (out / "report.html").exists()
+    assert fake_session.ran == ["job-0", "job-1", "job-2"]
+
+    fake_session.meanwhile.clear()
+    fake_session.ran.clear()
+    resumed = run_cli("generate", manifest, "--json")
+    assert (resumed.code, summary_of(resumed)["left"]) == (0, 0)
+    assert fake_session.ran == ids(GOOD)[-left:], "nothing that has its line is drawn twice"
+    assert set(ids(read_lines(out / "results.jsonl"))) == set(ids(GOOD))
+    assert run_cli("generate", manifest, "--json").json_lines[-1]["summary"]["skipped"] == 4
+
+
+def test_a_moved_folder_goes_on_where_it_is(
+    run_cli: Run, write_manifest: Write, fake_session: Any, tmp_path: Path
+) -> None:
+    manifest, moved = write_manifest(*GOOD), tmp_path / "moved"
+    fake_session.meanwhile["job-2"] = lambda out: out.rename(moved)
+    stopped = run_cli("generate", manifest)
+    assert (stopped.code, "the folder is not there" in stopped.err) == (3, True)
+    assert not (tmp_path / "runs/jobs").exists()
+    fake_session.ran.clear()
+    assert run_cli("generate", manifest, "-o", moved).code == 0
+    assert fake_session.ran == ["job-2", "job-3"]
+
+
+def test_a_lock_that_is_removed_stops_nothing(
+    run_cli: Run, write_manifest: Write, fake_session: Any
+) -> None:
+    fake_session.meanwhile["job-1"] = lambda out: (out / ".lock").unlink()
+    ran = run_cli("generate", write_manifest(*GOOD), "--json")
+    assert (ran.code, summary_of(ran)["done"]) == (0, 4)
 
 
 def test_the_manifest_may_come_from_stdin(run_cli: Run, fake_session: Any, tmp_path: Path) -> None:
