@@ -36,7 +36,8 @@ from hyimg_cli.spec.run import RunConfig
 class FakeSession:
     """Does what a prompt says: no checkpoint, fail, crash, no weights, SIGINT; else a picture.
 
-    `meanwhile`: what somebody does in the run's folder while a job of that name is at work.
+    `meanwhile`: what somebody does in the run's folder while a job of that name is at work, or,
+    by the name `close`, when the last one has ended.
     """
 
     ran: list[str]
@@ -64,7 +65,7 @@ class FakeSession:
                     return
 
     def close(self) -> None:
-        """Nothing is loaded."""
+        self.meanwhile.get("close", str)(self.folder.folder)
 
     def _job(self, job: ImageJob) -> Iterator[Event]:
         type(self).ran.append(job.custom_id)

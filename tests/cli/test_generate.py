@@ -1,13 +1,17 @@
 """`generate` with a session that needs no model: files, journal, JSON and exit codes."""
 
+import errno
+import io
 import json
 import os
 import shutil
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import pytest
 
 GOOD = [{"custom_id": f"job-{n}", "prompt": "a circle", "seed": n} for n in range(4)]
@@ -415,11 +419,112 @@ def test_the_contact_sheet_can_be_left_out(
     assert not (tmp_path / "runs/jobs/report.html").exists()
 
 
-def test_a_contact_sheet_that_cannot_be_written_is_told_and_fails_no_run(
-    run_cli: Run, write_manifest: Write, tmp_path: Path
+def raising(error: Exception) -> Callable[..., Any]:
+    def fail(*_: Any, **__: Any) -> Any:
+        raise error
+
+    return fail
+
+
+def scribble(name: str) -> Callable[[Path], object]:
+    return lambda out: (out / name).write_bytes(b"\xff not what was written")
+
+
+CONTACT = "hyimg_cli.report.contact"
+# What goes wrong behind the last job: an attribute that is replaced, or a deed in the folder.
+FAULTS: dict[str, tuple[str, Any]] = {
+    "a template's fault": (f"{CONTACT}.render", raising(jinja2.UndefinedError("'x' is undefined"))),
+    "a fault of ours": (f"{CONTACT}._cards", raising(KeyError("path\nand more"))),
+    "no memory": (f"{CONTACT}.read_image", raising(MemoryError())),
+    "a full disk": (f"{CONTACT}.replace_file", raising(OSError(errno.ENOSPC, "no space"))),
+    "no right to": (f"{CONTACT}.replace_file", raising(PermissionError(errno.EACCES, "no"))),
+    "no results": (f"{CONTACT}.RunFolder", raising(OSError(errno.EIO, "bad sector"))),
+    "no module": (f"{CONTACT}.write_contact_sheet", None),
+    "another's page": ("", scribble("report.html")),
+    "a folder": ("", lambda out: (out / "report.html").mkdir()),
+    "damaged jobs": ("", scribble("manifest.resolved.jsonl")),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("code", [0, 1])
+def test_a_contact_sheet_that_cannot_be_made_is_told_and_changes_no_exit_code(
+    run_cli: Run,
+    write_manifest: Write,
+    fake_session: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    fault: str,
+    code: int,
 ) -> None:
-    (tmp_path / "runs/jobs/report.html").mkdir(parents=True)
-    os.utime(tmp_path / "runs/jobs/report.html", (0, 0))
+    manifest, out = write_manifest(*GOOD, *[{"prompt": "fail"}] * code), tmp_path / "runs/jobs"
+    name, deed = FAULTS[fault]
+    if name:
+        monkeypatch.setattr(name, deed)
+    else:
+        fake_session.meanwhile["close"] = deed
+    ran = run_cli("generate", manifest)
+    assert ran.code == code
+    assert f"4 done, {code} failed" in ran.err
+    if fault == "another's page":
+        assert "contact sheet: runs/jobs/report.html" in ran.err
+    else:
+        (told,) = (line for line in ran.err.splitlines() if line.startswith("no contact sheet: "))
+        assert ran.err.endswith(f"{told}\n")
+        again = told.split("; to have one: hyimg ")[1]
+        monkeypatch.undo()
+        monkeypatch.chdir(tmp_path)
+        fake_session.meanwhile.clear()
+        if fault == "a folder":
+            (out / "report.html").rmdir()
+        assert run_cli(*again.split()).code == code
+    assert len(fake_session.ran) == 4 + code
+    assert "4 done" in (out / "report.html").read_text()
+
+
+def test_a_journal_that_goes_after_the_last_line_is_put_back_and_the_run_is_done(
+    run_cli: Run, write_manifest: Write, read_lines: ReadLines, fake_session: Any, tmp_path: Path
+) -> None:
+    manifest, out = write_manifest(*GOOD), tmp_path / "runs/jobs"
+    fake_session.meanwhile["close"] = lambda out: (out / "results.jsonl").unlink()
+    ran = run_cli("generate", manifest)
+    assert ran.code == 0
+    assert "after the last job: runs/jobs/results.jsonl: results.jsonl was removed" in ran.err
+    assert ids(read_lines(out / "results.jsonl")) == ids(GOOD)
+    assert "4 done, 0 failed" in (out / "report.html").read_text()
+
+
+def test_a_picture_that_is_gone_by_then_fails_no_sheet(
+    run_cli: Run, write_manifest: Write, fake_session: Any, tmp_path: Path
+) -> None:
+    fake_session.meanwhile["close"] = lambda out: (out / "outputs/job-1.png").unlink()
+    ran = run_cli("generate", write_manifest(*GOOD))
+    assert (ran.code, "no contact sheet" in ran.err) == (0, False)
+    assert "job-1.png cannot be shown" in (tmp_path / "runs/jobs/report.html").read_text()
+
+
+def test_a_session_that_does_not_close_fails_no_run(
+    run_cli: Run, write_manifest: Write, fake_session: Any
+) -> None:
+    fake_session.meanwhile["close"] = raising(RuntimeError("a rank is stuck"))
     ran = run_cli("generate", write_manifest(*GOOD))
     assert ran.code == 0
-    assert "no contact sheet: runs/jobs: the disk refused" in ran.err
+    assert "the session did not close in order: RuntimeError: a rank is stuck\n" in ran.err
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EPIPE])
+def test_a_summary_that_nobody_takes_fails_no_run(
+    run_cli: Run, write_manifest: Write, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    class Full(io.StringIO):
+        def write(self, text: str) -> int:
+            if "summary" in text:
+                raise OSError(number, os.strerror(number))
+            return super().write(text)
+
+    monkeypatch.setattr(sys, "stdout", Full())
+    ran = run_cli("generate", write_manifest(*GOOD), "--json")
+    assert ran.code == 0
+    (told,) = (line for line in ran.err.splitlines() if line.startswith("no summary: "))
+    assert os.strerror(number) in told
+    assert told.endswith("; runs/jobs/results.jsonl says what was done")
