@@ -1,5 +1,6 @@
 """A session that behaves without a model: it writes pictures and the journal, and yields events."""
 
+import json
 import os
 import signal
 import sys
@@ -107,6 +108,7 @@ class FakeSession:
             outputs=(file,),
             denoise_steps=job.num_inference_steps,
             timings_s={"queue": 4.0, "total": 4.25},
+            metadata=json.loads(job.metadata_json),
         )
 
     def _failed(self, job: ImageJob) -> Outcome:

@@ -202,6 +202,28 @@ def test_faults_stop_everything_and_are_all_named(
     assert not (tmp_path / "runs").exists()
 
 
+def test_metadata_too_deep_for_a_result_line_is_a_fault_of_its_line(
+    run_cli: Run, write_manifest: Write, read_lines: ReadLines, fake_session: Any, tmp_path: Path
+) -> None:
+    """It was found when the picture's line was written: that ended the run, at each try again."""
+
+    def nested(levels: int) -> dict[str, Any]:
+        value: Any = "inmost"
+        for level in range(levels):
+            value = [value] if level % 2 else {"in": value}
+        return {"prompt": "a circle", "metadata": value, "x_a": value}
+
+    deepest = nested(100)
+    ran = run_cli("generate", write_manifest(deepest, nested(101), nested(900)), "--skip-invalid")
+    assert (ran.code, len(fake_session.ran)) == (1, 1)
+    lines = read_lines(tmp_path / "runs/jobs/results.jsonl")
+    codes = [line["error"] and line["error"]["code"] for line in lines]
+    assert codes == ["manifest.out-of-range", "manifest.out-of-range", None]
+    assert lines[-1]["metadata"] == deepest["metadata"]
+    assert "metadata: it is nested too deeply" in ran.err
+    assert "x_a: it is nested too deeply" in ran.err
+
+
 def test_skip_invalid_runs_the_good_and_records_the_bad(
     run_cli: Run, write_manifest: Write, read_lines: ReadLines, fake_session: Any, tmp_path: Path
 ) -> None:
