@@ -216,7 +216,10 @@ class Report:
             for advice in _advice(self._counts, self._after):
                 note(advice)
         if self._style.as_json:
-            json_line({"summary": _as_json(self._counts), "output_dir": self._after.place})
+            try:
+                json_line({"summary": _as_json(self._counts), "output_dir": self._after.place})
+            except (StorageError, BrokenPipeError) as error:  # the jobs have their lines
+                note(f"no summary: {error}; {self._after.place}/results.jsonl says what was done")
 
     def outcomes(self, outcomes: Iterable[Outcome]) -> None:
         """Shows outcomes that no session made: the failures of lines that are no jobs."""

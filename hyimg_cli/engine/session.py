@@ -166,13 +166,13 @@ class Session:
             # What is made is written and told, whatever stops the run.
             try:
                 yield from self._shown(self._pipeline.work(jobs, self._folder, started), behind)
+                yield from self._journaled(behind, wait=True)
             except GeneratorExit:
                 list(self._journaled(behind, wait=True))
                 raise
             except Exception:
                 yield from self._journaled(behind, wait=True)
                 raise
-            yield from self._journaled(behind, wait=True)
 
     def _shown(
         self, events: Iterator[Progress | Made | Lost], behind: WriteBehind[_Written]

@@ -16,6 +16,8 @@ from hyimg_cli.spec.job import MAX_SOURCE_IMAGES, SizeRequest
 
 MIN_SIDE, MAX_SIDE, MAX_RATIO = 16, 8192, 16
 MAX_SEED = 2**63 - 1
+# Far below what Python can copy, compare or write as JSON.
+MAX_DEPTH = 100
 _ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}", re.ASCII)
 _SIZE = re.compile(r"([0-9]{1,5})([xX:])([0-9]{1,5})", re.ASCII)
 _INTEGER = re.compile(r"[+-]?[0-9]{1,20}", re.ASCII)
@@ -303,9 +305,12 @@ def size_request(*, height: int, width: int, low: int = MIN_SIDE) -> SizeRequest
 
 @dataclass(frozen=True)
 class Anything:
-    """Any JSON value; opaque."""
+    """Any JSON value of at most `MAX_DEPTH` levels; opaque."""
 
     def read(self, value: Any) -> Any:
+        if _is_deeper(value, MAX_DEPTH):
+            hint = f"{MAX_DEPTH} levels are kept; write it as text"
+            raise BadValue("it is nested too deeply", hint, "out-of-range")
         try:
             json.dumps(value, allow_nan=False)
         except ValueError:
@@ -316,3 +321,15 @@ class Anything:
 
     def parse(self, text: str) -> Any:
         return text
+
+
+def _is_deeper(value: Any, levels: int) -> bool:
+    """Whether lists and objects stand in one another on more than so many levels."""
+    layer = [value]
+    for _ in range(levels):
+        layer = [part for one in layer for part in _parts(one)]
+    return any(isinstance(one, list | dict) for one in layer)
+
+
+def _parts(value: Any) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
