@@ -16,7 +16,9 @@ import torch
 from hyimg_cli.errors import Interrupted, MachineError
 from hyimg_cli.journal.journal import JobFolder
 from hyimg_cli.journal.keys import key_of, source_digests
-from hyimg_cli.memory.room import confine, end_confinement, room_bytes
+from hyimg_cli.memory.fit import fits, need_beside
+from hyimg_cli.memory.present import present
+from hyimg_cli.memory.room import confine, end_confinement
 from hyimg_cli.pipelines.clock import PhaseClock
 from hyimg_cli.pipelines.image.pipeline import ImagePipeline, LoadModel
 from hyimg_cli.pipelines.outcomes import Facts, failed
@@ -130,7 +132,7 @@ class Session:
         other: Pipeline[Any] = self._videos if isinstance(group, Group) else self._images
         self._pipeline = pipeline
         if pipeline.model != group.model and other.model is not None:
-            yield from self._make_room(other, pipeline.weight_bytes(group.model))
+            yield from self._make_room(other, group)
         beside = () if other.model is None else (other.model,)
         if pipeline.model != group.model:
             yield ModelLoading(group.model)
@@ -138,13 +140,15 @@ class Session:
             yield replace(event, beside=beside) if isinstance(event, ModelLoaded) else event
         yield from pipeline.prepared(group.jobs, self._folder)
 
-    def _make_room(self, other: Pipeline[Any], needed_bytes: int) -> Iterator[ModelReleased]:
-        """Lets the other pipeline's model go, unless as much room again is left for the work."""
-        part = self._config.batch.gpu_memory_utilization
-        name, free_bytes = other.model, room_bytes(self._config.model, part)
-        if name is not None and 2 * needed_bytes > free_bytes:
+    def _make_room(
+        self, other: Pipeline[Any], group: Group | VideoGroup
+    ) -> Iterator[ModelReleased]:
+        """Release the other model, unless the group's fits beside it with a full batch."""
+        needed = need_beside(group.model, group.jobs, self._config)
+        name, there = other.model, present(self._config)
+        if name is not None and not fits(needed, there):
             other.release()
-            yield ModelReleased(name, needed_bytes, free_bytes)
+            yield ModelReleased(name, needed.total, there.free)
 
     def _tried(self, jobs: Sequence[Job], started: float) -> Iterator[Event]:
         """A group's events; failures that may pass are tried again behind the others."""

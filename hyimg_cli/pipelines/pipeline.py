@@ -52,9 +52,6 @@ class Pipeline(Protocol[OneJob]):
     def model(self) -> str | None:
         """The model that is loaded."""
 
-    def weight_bytes(self, model: str) -> int:
-        """Bytes that a model's weights will take, as far as its files tell."""
-
     def use(self, model: str, jobs: Sequence[OneJob], folder: JobFolder | None) -> Iterator[Event]:
         """Have `model` loaded, and what all of the plan's `jobs` for it need at once; `folder` may
         hold a part of them.

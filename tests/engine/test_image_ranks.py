@@ -15,6 +15,7 @@ from parallel.test_when_ranks_fail import gone_within
 from hyimg_cli.engine.session import Session
 from hyimg_cli.errors import MachineError, RankError, UsageError
 from hyimg_cli.manifest.planner import make_plan
+from hyimg_cli.memory.footprint import held_weights
 from hyimg_cli.models import registry
 from hyimg_cli.parallel.ranks import RankPool
 from hyimg_cli.pipelines import turns
@@ -194,9 +195,10 @@ def test_what_cannot_be_split_is_refused_before_a_process_starts(
 
 
 def test_weights_of_every_rank_lie_in_main_memory() -> None:
-    alone = ImagePipeline(config(1)).weight_bytes(registry.EMBEDDED)
+    card = registry.model_card(registry.EMBEDDED)
+    alone = held_weights(card, config(1))
     held = registry.rank_bytes(ModelChoice(device="cpu"), 2, "float32")
     first, other = held.first, held.other
-    assert ImagePipeline(config(2)).weight_bytes(registry.EMBEDDED) == first + other
+    assert held_weights(card, config(2)) == first + other
     # Routers and norms are there twice, nothing else.
     assert alone < first + other < 1.01 * alone

@@ -17,6 +17,7 @@ from typing import Any
 
 import psutil
 import pytest
+from machines import with_main_memory
 
 from hyimg_cli.engine.replicas import run as module
 from hyimg_cli.engine.replicas.run import Replicas
@@ -31,6 +32,7 @@ from hyimg_cli.errors import (
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.journal.keys import pixel_settings
 from hyimg_cli.manifest.planner import make_plan
+from hyimg_cli.memory.present import of_each
 from hyimg_cli.models import registry
 from hyimg_cli.parallel.launch import Launched, launched
 from hyimg_cli.spec.events import (
@@ -459,7 +461,7 @@ def test_each_replica_sees_one_gpu_and_its_share_of_the_cores(
 def test_memory_that_cannot_hold_them_all_is_said_before_any_starts(
     floor: Floor, some: Some, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "available_bytes", lambda: 100_000_000)  # a tiny model has 39 MB
+    with_main_memory(monkeypatch, 100_000_000)  # a tiny model has 39 MB
     with pytest.raises(MachineError, match=r"5 replicas hold 0\.0 GB of weights each") as raised:
         floor.run(some(9), 5)
     assert (raised.value.code, raised.value.hint) == ("machine.memory", "--replicas 2")
@@ -470,12 +472,12 @@ def test_memory_that_cannot_hold_them_all_is_said_before_any_starts(
 def test_on_a_cpu_each_plans_for_its_part_of_memory(
     job: ImageJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "available_bytes", lambda: 64_500_000_000)
+    with_main_memory(monkeypatch, 64_500_000_000)
     cpu = RunConfig(OutputConfig(Path("out")), model=ModelChoice(device="cpu"))
     gpu = replace(cpu, model=ModelChoice(device="cuda"))
     asked = replace(cpu, batch=BatchConfig(memory_gb=30))
-    parts = [module._each(one, 4).batch.memory_gb for one in (cpu, asked, gpu)]
+    parts = [of_each(one, 4).batch.memory_gb for one in (cpu, asked, gpu)]
     assert parts == [16, 7, None]
-    assert module._each(cpu, 1) == cpu
+    assert of_each(cpu, 1) == cpu
     # Which jobs are done is known by the run's own configuration.
-    assert pixel_settings(job, cpu) == pixel_settings(job, module._each(cpu, 4))
+    assert pixel_settings(job, cpu) == pixel_settings(job, of_each(cpu, 4))

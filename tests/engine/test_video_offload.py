@@ -10,6 +10,7 @@ from engine.fake_video import video_job
 from hyimg_cli.engine.session import Session
 from hyimg_cli.errors import UsageError
 from hyimg_cli.manifest.planner import make_plan
+from hyimg_cli.memory.footprint import video_need
 from hyimg_cli.models import registry
 from hyimg_cli.models.diffusers_video.offload import OneAtATime
 from hyimg_cli.pipelines.video.pipeline import VideoPipeline
@@ -118,6 +119,8 @@ def test_the_largest_network_counts_on_a_gpu() -> None:
     card = registry.video_card(registry.EMBEDDED_VIDEO)
     sizes = card.loaded_bytes("bfloat16")
     on_gpu = replace(OFFLOADED, model=ModelChoice(device="cuda", cpu_offload=True))
-    assert VideoPipeline(on_gpu).weight_bytes(registry.EMBEDDED_VIDEO) == max(sizes.values())
-    plain = replace(on_gpu, model=ModelChoice(device="cuda"))
-    assert VideoPipeline(plain).weight_bytes(registry.EMBEDDED_VIDEO) == sum(sizes.values())
+    found = video_need(card, on_gpu)
+    assert (found.total, found.waiting) == (max(sizes.values()), sum(sizes.values()))
+    plain = video_need(card, replace(on_gpu, model=ModelChoice(device="cuda")))
+    assert plain.total > found.total
+    assert plain.waiting == 0

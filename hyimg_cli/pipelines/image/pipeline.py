@@ -10,22 +10,18 @@ from functools import partial
 from typing import Protocol
 
 from hyimg_cli.journal.journal import JobFolder
-from hyimg_cli.journal.keys import confirm_dtype, confirm_graphs, precision
+from hyimg_cli.journal.keys import confirm_dtype, confirm_graphs
 from hyimg_cli.journal.making import making
 from hyimg_cli.kv.buffer import Slice
 from hyimg_cli.kv.tree import Host, KVTree
 from hyimg_cli.manifest.resolved import job_to_json
 from hyimg_cli.media.images import SourceImage, write_png
 from hyimg_cli.media.metadata import PictureFacts, png_text
+from hyimg_cli.memory.fit import room_for
 from hyimg_cli.memory.footprint import Together
 from hyimg_cli.memory.gpu_settings import offload_of_pictures
-from hyimg_cli.memory.room import (
-    batch_sizes,
-    peak_memory_mb,
-    refuse_beyond_part,
-    synchronize,
-)
-from hyimg_cli.memory.tensor_ranks import refuse_unsplit, weights_by_rank
+from hyimg_cli.memory.room import batch_sizes, peak_memory_mb, synchronize
+from hyimg_cli.memory.tensor_ranks import refuse_unsplit
 from hyimg_cli.models import registry
 from hyimg_cli.models.protocols import MixedModel
 from hyimg_cli.pipelines import outcomes
@@ -72,15 +68,6 @@ class ImagePipeline:
     def model(self) -> str | None:
         return None if self._model is None else self._model.card.model
 
-    def weight_bytes(self, model: str) -> int:
-        choice = self._config.model
-        if self._tensor_ranks > 1:
-            by_rank = weights_by_rank(replace(choice, model=model), self._tensor_ranks)
-            # In main memory all ranks lie together; on GPUs each has its own.
-            return sum(by_rank) if precision(choice)[0] == "cpu" else by_rank[0]
-        card = registry.model_card(model, choice.revision)
-        return card.loaded_bytes(precision(choice)[1], choice.quantization)
-
     def use(
         self, model: str, jobs: Sequence[ImageJob], folder: JobFolder | None
     ) -> Iterator[ModelLoaded]:
@@ -90,9 +77,7 @@ class ImagePipeline:
         if self._config.model.cpu_offload:
             raise offload_of_pictures()
         started = time.perf_counter()
-        hint = "or --quantization fp8 or nf4, or --tensor-parallel-size over more GPUs"
-        refuse_beyond_part(partial(self.weight_bytes, model), self._config, hint)
-        loaded = self._loaded(replace(self._config.model, model=model))
+        loaded = self._loaded(replace(self._config.model, model=model), jobs)
         confirm_dtype(self._config.model, loaded.dtype_name)
         confirm_graphs(self._config.model, self._tensor_ranks, loaded.has_graphs)
         self._model = loaded
@@ -106,14 +91,16 @@ class ImagePipeline:
             ranks=self._tensor_ranks,
         )
 
-    def _loaded(self, choice: ModelChoice) -> MixedModel:
+    def _loaded(self, choice: ModelChoice, jobs: Sequence[ImageJob]) -> MixedModel:
         is_invariant = self._config.batch.is_invariant
-        if self._tensor_ranks == 1:
-            load = self._load or registry.load
+        if self._tensor_ranks == 1 and self._load is not None:
+            return self._load(choice, is_batch_invariant=is_invariant)
+        if self._tensor_ranks > 1:
+            refuse_unsplit(choice, self._tensor_ranks)
+            self._ranks = ImageRanks(choice, self._tensor_ranks, lost=self.tree.clear)
+        load = registry.load if self._ranks is None else self._ranks.load
+        with room_for(choice.model, jobs, self._config):
             return load(choice, is_batch_invariant=is_invariant)
-        refuse_unsplit(choice, self._tensor_ranks)
-        self._ranks = ImageRanks(choice, self._tensor_ranks, lost=self.tree.clear)
-        return self._ranks.load(is_batch_invariant=is_invariant)
 
     @property
     def _tensor_ranks(self) -> int:
