@@ -91,7 +91,7 @@ def _show(
             render.json_line(entry)
         render.json_line({"summary": totals, "lpips": title})
     else:
-        render.table(eval_table.distances(results, chosen, totals))
+        eval_table.show(eval_table.distances(results, chosen, totals))
         if title is not None:
             render.note(title)
     for result in results:
@@ -151,6 +151,6 @@ def _self_test(given: Mapping[str, Any]) -> int:
             entry = {"name": pair.name, "stored": pair.stored, "found": pair.found}
             render.json_line(entry | {"agrees": pair.agrees})
     else:
-        render.table(eval_table.self_test(pairs))
+        eval_table.show(eval_table.self_test(pairs))
     render.note(loaded.title)
     return 0 if all(pair.agrees for pair in pairs) else 1

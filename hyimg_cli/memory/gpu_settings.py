@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 
 from hyimg_cli.errors import UsageError
 from hyimg_cli.journal.keys import precision
-from hyimg_cli.manifest.recipe import Setting
 from hyimg_cli.memory.footprint import Footprint
+from hyimg_cli.settings.precedence import Setting
 from hyimg_cli.spec.card import ModelCard
 from hyimg_cli.spec.job import ImageJob, Job
 from hyimg_cli.spec.run import ModelChoice, Quantization, RunConfig

@@ -18,7 +18,6 @@ from hyimg_cli.engine import runner
 from hyimg_cli.errors import UsageError
 from hyimg_cli.manifest.consumed import without_effect
 from hyimg_cli.manifest.manifest import Manifest
-from hyimg_cli.manifest.recipe import Setting, settle
 from hyimg_cli.measure.bench.budget import Measure, Row, picture_files, row
 from hyimg_cli.measure.bench.controls import (
     LookedThrough,
@@ -32,8 +31,9 @@ from hyimg_cli.measure.bench.scenario import Scenario, Variant
 from hyimg_cli.measure.bench.shared import SharedModels
 from hyimg_cli.measure.bench.verdict import FEWEST_RUNS, Compared, Timed, Verdict, judge
 from hyimg_cli.settings.config import configured
+from hyimg_cli.settings.precedence import Setting, settle
 from hyimg_cli.spec.job import ImageJob, Job
-from hyimg_cli.spec.run import CacheConfig, RunConfig
+from hyimg_cli.spec.run import RunConfig
 
 Tell = Callable[[str], None]
 
@@ -156,7 +156,7 @@ class _Bench:
 
     def _config(self, variant: Variant) -> RunConfig:
         # Without a disk cache: what an earlier bench left there would be a third variant.
-        config = configured(self._settings(variant), self.scratch, CacheConfig())
+        config = configured(self._settings(variant), self.scratch, None)
         # A film loses what a comparison is about.
         return replace(config, output=replace(config.output, frames="png"))
 
