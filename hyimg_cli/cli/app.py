@@ -10,8 +10,8 @@ from typer.main import get_command
 
 from hyimg_cli import __version__
 from hyimg_cli.cli import help as pages
-from hyimg_cli.cli import later, render
-from hyimg_cli.cli.commands import COMMANDS, LazyCommand
+from hyimg_cli.cli import render
+from hyimg_cli.cli.commands import COMMANDS, LazyCommand, refuse_later
 from hyimg_cli.errors import HyimgError, UsageError
 
 INTERNAL_ERROR = 101
@@ -50,7 +50,7 @@ def command_line() -> TyperGroup:
 def run(arguments: Sequence[str]) -> int:
     """The exit code of one command line; errors are printed on stderr."""
     try:
-        later.refuse(arguments)
+        refuse_later(arguments)
         words = list(arguments) or ["--help"]
         code = command_line().main(
             args=words, prog_name="hyimg", standalone_mode=False, obj=tuple(words)

@@ -3,7 +3,7 @@
 A command is imported when it is run or its own page is shown; nothing of it is for the list.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -13,6 +13,7 @@ from typer.main import get_command
 
 from hyimg_cli.cli import help as pages
 from hyimg_cli.cli.run_options import run_command
+from hyimg_cli.errors import UsageError
 
 # Of those that take the options of a run not even the help page needs the module.
 OF_A_RUN = {
@@ -37,6 +38,16 @@ OTHERS = {
     "schema": "Print the JSON Schema of a manifest line or of a recipe.",
 }
 COMMANDS = OF_A_RUN | OTHERS
+# Of versions to come: refused by name, never taken for a misspelling.
+LATER = ("serve",)
+
+
+def refuse_later(arguments: Sequence[str]) -> None:
+    """Raises UsageError where the command line asks for something this version does not have."""
+    if arguments and arguments[0] in LATER:
+        what = f"hyimg {arguments[0]} is not part of this version yet"
+        hint = f"this version has: {', '.join(COMMANDS)}"
+        raise UsageError(what, hint=hint, code="usage.not-yet")
 
 
 class LazyCommand(TyperCommand):

@@ -18,7 +18,7 @@ from hyimg_cli.settings.table import SETTINGS, Declaration, JobKind
 from hyimg_cli.spec.job import MAX_SOURCE_IMAGES, TASKS, VIDEO_TASKS
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
-_WRITTEN = r"[^\x00]*\S[^\x00]*"
+_WRITTEN = r"[^\x00]*[^\s\x00][^\x00]*"
 _PATTERNS: dict[type[k.Kind], str] = {
     k.CustomId: k.ID_PATTERN,
     k.DeviceName: k.DEVICE_PATTERN,

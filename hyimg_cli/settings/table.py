@@ -131,7 +131,7 @@ _ROWS = (
             "tiny-image",
             "Folder or hub id; tiny-image is embedded.",
             only=_PICTURES,
-            pixels="job",
+            pixels="checkpoint",
         ),
         _model(
             "video_model",
@@ -139,7 +139,7 @@ _ROWS = (
             "tiny-video",
             "The same for t2v; tiny-video is embedded.",
             only=_VIDEOS,
-            pixels="job",
+            pixels="checkpoint",
         ),
         _model("revision", Text("revision"), None, "Hub revision.", pixels="checkpoint"),
         _model(
