@@ -20,8 +20,9 @@ demo: $(READY)
 	echo "The pictures are in $$out/outputs"
 
 # A process a core, each with one thread: two threads of one small model would wait for each other.
+# A test that hangs is ended after five minutes and named.
 test: $(READY) $(WEIGHTS)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal --timeout 300
 
 lint: $(READY)
 	$(BIN)/ruff format --check .

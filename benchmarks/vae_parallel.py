@@ -27,10 +27,9 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
-from tiny_vaes import write_hunyuan_video, write_wan, write_wan_patches
+from tiny_vaes import VaeLoader, write_hunyuan_video, write_wan, write_wan_patches
 
 from hyimg_cli.journal.provenance import hardware, versions
-from hyimg_cli.models.tiled_vaes import TiledVaeLoader
 from hyimg_cli.parallel.ranks import RankPool
 from hyimg_cli.tiling.decode import PatchParallelDecoder, cut, decode_tiled
 from hyimg_cli.tiling.tiles import assigned, tile_plan
@@ -87,7 +86,7 @@ def main() -> None:
         for kind in KINDS:
             for dtype in DTYPES:
                 folder = Path(name) / f"{kind.write.__name__}-{dtype}"
-                pool.load("vae", TiledVaeLoader(kind.write(folder, dtype), dtype))
+                pool.load("vae", VaeLoader(kind.write(folder, dtype), dtype))
                 library = getattr(diffusers, kind.library).from_pretrained(folder, dtype=dtype)
                 library.enable_tiling()
                 for title, grid in kind.grids.items():

@@ -20,6 +20,7 @@ Each says what was wrong, where, and what to do. `cli/app.py` alone turns them i
 """
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 
 
 class HyimgError(Exception):
@@ -150,3 +151,17 @@ class Interrupted(HyimgError):
     def __init__(self, signal_number: int) -> None:
         super().__init__("interrupted", hint="run the same command again to resume")
         self.exit_code = 128 + signal_number
+
+
+def require(*packages: str) -> None:
+    """Pass where all of these are installed. Raises MachineError.
+
+    For packages that most commands do without, where one begins that does not.
+    """
+    missing = [name for name in packages if find_spec(name) is None]
+    if missing:
+        raise MachineError(
+            f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed",
+            hint="pip install hyimg-cli brings all that it needs",
+            code="machine.no-package",
+        )

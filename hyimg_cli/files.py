@@ -1,14 +1,21 @@
-"""Files that stand whole or not at all, and the disk's refusals in plain words.
+"""Files that are read within bounds, files that stand whole or not at all, and the disk's refusals
+in plain words.
 
-Below every room that writes files: rooms of one layer may not import each other.
+Below every room that reads or writes files: rooms of one layer may not import each other. Whatever
+a user names, or has in a folder that they name, is opened by `opened` alone: a pipe, a device or a
+socket would let a run wait for ever.
 """
 
 import contextlib
 import errno
+import io
 import os
+import re
 import shutil
+import stat
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from hyimg_cli.errors import StorageError
 
@@ -31,6 +38,118 @@ _REFUSED = (
     errno.ENODEV,
     errno.ENXIO,
 )
+
+# Most bytes that are read of a kind of file: many times what an honest one has.
+SETTINGS_BYTES = 10_000_000  # a recipe, a scenario, the record of a run
+TABLE_BYTES = 200_000_000  # a checkpoint's JSON, a tokenizer
+MANIFEST_BYTES = 1_000_000_000
+JOURNAL_BYTES = 4_000_000_000  # 200,000 jobs with texts of the greatest length
+_PIECE_BYTES = 1 << 20
+_KINDS = {
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+# A shell's `<(…)`, and standard input by its name: open already, so that no other end is awaited.
+_OWN_STREAM = re.compile(r"/dev/stdin|/(dev|proc/self)/fd/[0-9]+")
+
+
+class UnfitFile(OSError):
+    """A name that stands for no regular file, or for one of more bytes than are read of its kind.
+
+    `strerror` says so in plain words; `errno` is EINVAL or EFBIG.
+    """
+
+    strerror: str
+
+    def __str__(self) -> str:
+        return self.strerror
+
+
+def opened(path: Path, most: int | None = None) -> io.BufferedReader:
+    """A regular file, behind links too, open for reading; `most`: the bytes it may have.
+
+    Never waits for another process, and touches no device. Raises OSError as `open` does, UnfitFile
+    for what is no regular file or too large.
+    """
+    return _opened(path, most, may_stream=False)
+
+
+def bytes_of(path: Path, most: int, *, or_stream: bool = False) -> bytes:
+    """All of a regular file that has no more than `most` bytes, however it grows meanwhile.
+
+    `or_stream`: of a pipe or a terminal as well, where `path` names one that this process was
+    given: `/dev/stdin`, `/dev/fd/N`. Raises as `opened` does.
+    """
+    with _opened(path, most, may_stream=or_stream) as file:
+        return bounded(file, most, str(path), expected=os.fstat(file.fileno()).st_size)
+
+
+def text_of(path: Path, most: int, *, encoding: str = "utf-8", or_stream: bool = False) -> str:
+    """The same as text, its lines ending in a line feed alone. Raises UnicodeDecodeError too."""
+    data = bytes_of(path, most, or_stream=or_stream)
+    return io.TextIOWrapper(io.BytesIO(data), encoding=encoding).read()
+
+
+def bounded(stream: BinaryIO, most: int, name: str, *, expected: int = 0) -> bytes:
+    """What is left of a buffered stream, in one piece where it is as long as `expected`.
+
+    Raises UnfitFile where that is more than `most` bytes.
+    """
+    pieces, left, is_over = [], most + 1, False
+    at_once = max(expected + 1, _PIECE_BYTES)
+    while left and not is_over:
+        asked = min(left, at_once)
+        piece = stream.read(asked) or b""
+        # At a terminal, to ask again is to wait again.
+        is_over = len(piece) < asked
+        pieces.append(piece)
+        left -= len(piece)
+    if not left:
+        raise UnfitFile(errno.EFBIG, f"it has more than {most:,} bytes", name)
+    return b"".join(pieces)
+
+
+def _opened(path: Path, most: int | None, *, may_stream: bool) -> io.BufferedReader:
+    is_stream = may_stream and _OWN_STREAM.fullmatch(str(path)) is not None
+
+    def opener(_name: str, flags: int) -> int:
+        if not is_stream:
+            return descriptor_of(path, flags, most)
+        # Whoever wrote into the pipe may be gone already: then it is at its end.
+        descriptor = os.open(path, flags | os.O_NONBLOCK)
+        os.set_blocking(descriptor, True)
+        return descriptor
+
+    # Libraries that are given the file want its name to be a text.
+    return open(str(path), "rb", opener=opener)
+
+
+def descriptor_of(path: Path, flags: int, most: int | None = None) -> int:
+    """A descriptor of a regular file, opened with `flags`. Raises as `opened` does."""
+    # It is looked at first, since opening alone rewinds a tape; what counts is what was opened.
+    if os.path.exists(path) or not flags & os.O_CREAT:
+        refuse_unfit(path, os.stat(path), most)
+    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, 0o666)
+    try:
+        refuse_unfit(path, os.fstat(descriptor), most)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def refuse_unfit(path: Path, status: os.stat_result, most: int | None = None) -> None:
+    """Passes the status of a regular file of at most `most` bytes. Raises as `opened` does."""
+    if stat.S_ISDIR(status.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not stat.S_ISREG(status.st_mode):
+        kind = _KINDS.get(stat.S_IFMT(status.st_mode), "something else")
+        raise UnfitFile(errno.EINVAL, f"this is {kind}, not a regular file", str(path))
+    if most is not None and status.st_size > most:
+        what = f"the file has {status.st_size:,} bytes; up to {most:,} are read"
+        raise UnfitFile(errno.EFBIG, what, str(path))
 
 
 def nearest_existing(path: Path) -> Path:
@@ -119,6 +238,11 @@ def is_of_the_disk(number: int | None) -> bool:
 def storage_error(error: OSError, folder: Path) -> StorageError:
     """What an error of the disk means for `folder`, in plain words."""
     where = str(folder)
+    if isinstance(error, UnfitFile):
+        hint = "take it away, or choose another folder with -o"
+        return StorageError(
+            error.strerror, where=error.filename, hint=hint, code="storage.not-a-file"
+        )
     if error.errno in _FULL:
         hint = "free some space and run the same command again: it resumes"
         return StorageError("the disk is full", where=where, hint=hint, code="storage.full")

@@ -21,6 +21,8 @@ from PIL import Image
 
 WriteManifest = Callable[..., Path]
 CACHE = Path(tempfile.gettempdir()) / f"hyimg-tests-{os.getpid()}"
+# What a machine that was set up for torch alone may lack: no picture is made with them.
+MAY_LACK = ("av", "diffusers", "lpips")
 
 
 # A busy disk makes an example slow, not wrong.
@@ -28,9 +30,26 @@ settings.register_profile("no deadline", deadline=None)
 settings.load_profile("no deadline")
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """No test touches the developer's own cache, nor one that a test started as a process."""
     os.environ["HYIMG_CACHE_DIR"] = str(CACHE)
+    # As a plugin: of a conftest's hooks none is asked about a folder whose own conftest fails.
+    config.pluginmanager.register(_Lacking())
+
+
+class _Lacking:
+    """Skips what cannot be imported here: a module, or a folder by its conftest."""
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_make_collect_report(
+        self, collector: pytest.Collector
+    ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+        report = yield
+        error = report.call.excinfo and report.call.excinfo.value.__cause__
+        if isinstance(error, ModuleNotFoundError) and error.name in MAY_LACK:
+            report.outcome = "skipped"
+            report.longrepr = (str(collector.path), None, f"Skipped: {error.name} is not installed")
+        return report
 
 
 def pytest_collection_finish() -> None:

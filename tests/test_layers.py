@@ -12,8 +12,9 @@ import hyimg_cli
 
 PACKAGE = Path(hyimg_cli.__file__).parent
 LAYERS = (
-    ("spec", "errors"),
+    ("errors",),
     ("files",),
+    ("spec",),
     ("settings", "media", "quality", "cache"),
     ("manifest",),
     ("kv", "diffusion", "kernels", "loading", "parallel"),

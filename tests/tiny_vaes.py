@@ -1,8 +1,42 @@
 """Autoencoders of the official classes with few channels, written to a folder as released ones."""
 
+import json
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
+
+from hyimg_cli.models.diffusers_video.vaes import HunyuanVae, WanVae
+from hyimg_cli.parallel.ranks import Rank
+
+OURS: dict[str, Any] = {"AutoencoderKLHunyuanVideo15": HunyuanVae, "AutoencoderKLWan": WanVae}
+
+
+@dataclass(frozen=True)
+class VaeLoader:
+    """Loads the autoencoder in `folder` on a rank: what every rank of a decode is given.
+
+    All ranks, the writing one too, load from disk: weights built in memory lie elsewhere and may
+    round otherwise.
+    """
+
+    folder: Path
+    dtype: torch.dtype
+
+    def __call__(self, rank: Rank) -> HunyuanVae | WanVae:
+        return OURS[self.class_name](self.library().to(rank.device))
+
+    @property
+    def class_name(self) -> str:
+        return str(json.loads((self.folder / "config.json").read_text())["_class_name"])
+
+    def library(self) -> Any:
+        """The official class with its weights."""
+        import diffusers
+
+        cls = getattr(diffusers, self.class_name)
+        return cls.from_pretrained(self.folder, dtype=self.dtype).requires_grad_(False).eval()
 
 
 def write_hunyuan_video(folder: Path, dtype: torch.dtype = torch.float32) -> Path:

@@ -8,6 +8,7 @@ Nothing here fails a job: what the disk refuses is a miss, and a note.
 
 import contextlib
 import hashlib
+import io
 import os
 import re
 import secrets
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hyimg_cli.errors import StorageError
+from hyimg_cli.files import UnfitFile, opened
 
 SOURCE_IMAGES = "source-images"
 PROMPT_EMBEDDINGS = "prompt-embeddings"
@@ -71,13 +73,10 @@ class DiskStore:
         if path is None:
             return False
         try:
-            with open(path, "rb") as file:
-                header = file.readline(_HEADER_BYTES)
-                parts = _HEADER.fullmatch(header)
-                size = os.fstat(file.fileno()).st_size
+            with opened(path) as file:
+                return _promised(file) is not None
         except OSError:
             return False
-        return parts is not None and size == len(header) + int(parts[2])
 
     def write(self, kind: str, key: str, data: bytes) -> None:
         """Keep `data`, then drop what the budget has no room for. More than all of it: not kept.
@@ -128,15 +127,18 @@ class DiskStore:
 
     def _data(self, path: Path, kind: str, key: str) -> bytes | None:
         try:
-            with open(path, "rb") as file:
-                parts = _HEADER.fullmatch(file.readline(_HEADER_BYTES))
-                data = file.read()
+            with opened(path) as file:
+                promised = _promised(file)
+                data = file.read(promised[1]) if promised else b""
         except FileNotFoundError:
+            return None
+        except UnfitFile:
+            self.discard(kind, key)
             return None
         except OSError as error:
             self._refused(error)
             return None
-        if parts is None or parts[1] != _checksum(kind, key, data):
+        if promised is None or promised[0] != _checksum(kind, key, data):
             self.discard(kind, key)
             return None
         # Another process may have evicted it meanwhile, or another user may own it.
@@ -189,6 +191,15 @@ class DiskStore:
             reason = error.strerror or type(error).__name__
             self._notes.append(f"the disk cache takes nothing more in this run: {reason}")
         self.takes_more = False
+
+
+def _promised(file: io.BufferedReader) -> tuple[bytes, int] | None:
+    """The checksum and the length that an entry begins with; None where it is not so long."""
+    header = file.readline(_HEADER_BYTES)
+    parts = _HEADER.fullmatch(header)
+    if parts is None or os.fstat(file.fileno()).st_size != len(header) + int(parts[2]):
+        return None
+    return parts[1], int(parts[2])
 
 
 def _checksum(kind: str, key: str, data: bytes) -> bytes:

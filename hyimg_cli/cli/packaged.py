@@ -24,7 +24,7 @@ def _located(name: str) -> Path | Literal["-"]:
     if name == "-":
         return "-"
     path = Path(name)
-    if path.is_file() or path.suffix or path.name != name:
+    if (path.exists() and not path.is_dir()) or path.suffix or path.name != name:
         return path
     packaged = recipes_folder() / f"{name}.jsonl"
     if not packaged.is_file():

@@ -9,13 +9,14 @@ from pathlib import Path
 import numpy as np
 
 from hyimg_cli.doctor.check import Check, Subject
-from hyimg_cli.errors import HyimgError
+from hyimg_cli.errors import HyimgError, require
 
 _FRAMES, _SIDE = 3, 32
 
 
 def film(subject: Subject) -> Check:
     """Encodes a few frames with H.264 and reads them back."""
+    require("diffusers", "av")
     import av
 
     from hyimg_cli.media.frames import read_frames

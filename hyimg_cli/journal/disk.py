@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hyimg_cli.errors import OutputFolderError
-from hyimg_cli.files import storage_error, write_all
+from hyimg_cli.files import descriptor_of, storage_error, write_all
 
 
 def locked(path: Path) -> int:
     """A descriptor that holds the lock until it is closed, by us or by the end of the process."""
-    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    lock = descriptor_of(path, os.O_RDWR | os.O_CREAT)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.ftruncate(lock, 0)

@@ -17,7 +17,14 @@ from types import TracebackType
 from typing import Any, Self
 
 from hyimg_cli.errors import OutputFolderError
-from hyimg_cli.files import replace_file, sync_folder, write_all
+from hyimg_cli.files import (
+    JOURNAL_BYTES,
+    bytes_of,
+    descriptor_of,
+    replace_file,
+    sync_folder,
+    write_all,
+)
 from hyimg_cli.journal.disk import disk_errors, locked, make_folders, remove_temporaries
 from hyimg_cli.manifest.resolved import job_to_json, lines_beside
 from hyimg_cli.settings.kinds import is_custom_id
@@ -298,7 +305,7 @@ def _json_line(entry: Mapping[str, Any]) -> bytes:
 
 def _bytes_if_any(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return bytes_of(path, JOURNAL_BYTES)
     except (FileNotFoundError, NotADirectoryError):
         return b""
 
@@ -320,9 +327,9 @@ def _whole_lines(data: bytes) -> bytes:
 
 def _open_journal(path: Path) -> int:
     """The journal opened for appending, ending in a whole line."""
-    journal = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+    journal = descriptor_of(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
     try:
-        data = path.read_bytes()
+        data = bytes_of(path, JOURNAL_BYTES)
         whole = _whole_lines(data)
         os.ftruncate(journal, len(whole))
         if whole and not whole.endswith(b"\n"):

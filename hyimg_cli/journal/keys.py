@@ -9,6 +9,7 @@ from pathlib import Path
 from hyimg_cli.errors import MachineError
 from hyimg_cli.journal.journal import job_key
 from hyimg_cli.journal.provenance import versions
+from hyimg_cli.media.images import MAX_SOURCE_BYTES
 from hyimg_cli.models import registry
 from hyimg_cli.settings.config import in_config
 from hyimg_cli.settings.table import SETTINGS, InKey
@@ -110,7 +111,7 @@ def source_digests(job: Job, digest_of: Callable[[str], str] | None = None) -> l
 def source_digest(path: str) -> str:
     """Digest of a picture's bytes; a file that cannot be read fails its job later, not the run."""
     try:
-        return digest.of_file(Path(path))
+        return digest.of_file(Path(path), MAX_SOURCE_BYTES)
     except OSError:
         return UNREADABLE
 

@@ -45,7 +45,7 @@ class GpuCapture:
             # Around torch's own context, which does not come back from a capture that was broken.
             with torch.cuda.stream(self._stream):
                 compute()
-                with _waits_are_errors():
+                with waits_are_errors():
                     compute()
                 graph, out = self._captured(compute)
             before.wait_stream(self._stream)
@@ -66,20 +66,24 @@ class GpuCapture:
             with inside:
                 out = compute()
         except BaseException:
-            self._end_allocating()
+            self._end()
             raise
         return graph, out
 
-    def _end_allocating(self) -> None:
+    def _end(self) -> None:
         """Up to torch 2.11 a broken capture is never over for the allocator: it frees no memory any
-        more, and fails when it is asked to (pytorch/pytorch#180395). Nor is it for torch's own
-        random numbers on the device, which nothing here draws.
+        more, and fails when it is asked to (pytorch/pytorch#180395). Nor is it for random numbers
+        on the device, which nothing here draws: torch refuses to draw any.
         """
+        device = torch.cuda.current_device()
         end = getattr(torch._C, "_cuda_endAllocateToPool", None)
         if end is not None:
             # Raised where all is well: nothing is being allocated to the pool.
             with suppress(RuntimeError):
-                end(torch.cuda.current_device(), self._pool)
+                end(device, self._pool)
+        generator = torch.cuda.default_generators[device]
+        # A copy of its state is part of no capture.
+        generator.graphsafe_set_state(generator.clone_state())
 
 
 @cache
@@ -93,7 +97,7 @@ def _own_stream(device: torch.device) -> torch.cuda.Stream:
 
 
 @contextmanager
-def _waits_are_errors() -> Iterator[None]:
+def waits_are_errors() -> Iterator[None]:
     """Inside, what makes the host wait for the device raises RuntimeError: a value that is read,
     a copy from memory that is not pinned.
     """

@@ -7,13 +7,16 @@ expects is the caller's knowledge.
 import hashlib
 import json
 import math
+import os
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hyimg_cli.errors import CheckpointError
+from hyimg_cli.files import TABLE_BYTES, opened, refuse_unfit, text_of
 from hyimg_cli.spec import digest
 
 STEM = "model"  # transformers' name for weights; diffusers says diffusion_pytorch_model
@@ -26,6 +29,9 @@ DTYPE_BYTES = {
     **dict.fromkeys(("U64", "I64", "F64"), 8),
 }
 FLOATS = ("F16", "BF16", "F32", "F64")
+# Of the files that transformers, diffusers and safetensors open by themselves.
+_OPENED_SUFFIXES = (".json", ".jinja", ".txt", ".model", ".safetensors")
+MAX_SMALL_BYTES = 1_000_000_000  # of a file that holds no weights
 MAX_HEADER_BYTES = 100_000_000
 FULL_DIGEST_BELOW_BYTES = 1_000_000_000
 SAMPLE_BYTES = 1 << 20
@@ -59,9 +65,9 @@ def weight_files(folder: Path, stem: str = STEM) -> tuple[Path, ...]:
             "give the path of a folder with config.json and safetensors weights",
         )
     single, index = folder / f"{stem}.safetensors", _index_path(folder, stem)
-    if single.is_file():
+    if single.exists():
         return (single,)
-    if index.is_file():
+    if index.exists():
         return _shards(index, sorted(set(_weight_map(index).values())))
     raise _no_weights(folder, stem)
 
@@ -133,9 +139,35 @@ def fingerprint(folder: Path, stem: str = STEM) -> str:
     """
     files = weight_files(folder, stem)
     in_full = sum(file.stat().st_size for file in files) < FULL_DIGEST_BELOW_BYTES
-    texts = [[file.name, digest.of_file(file)] for file in sorted(folder.glob("*.json"))]
-    weights = [[file.name, digest.of_file(file) if in_full else _sampled(file)] for file in files]
+    texts = [[file.name, file_digest(file)] for file in sorted(folder.glob("*.json"))]
+    weights = [[file.name, _weights_digest(file, in_full=in_full)] for file in files]
     return digest.of_json([texts, weights])
+
+
+def file_digest(path: Path) -> str:
+    """Hex sha256 of one of a checkpoint's small files. Raises CheckpointError."""
+    with readable(path):
+        return digest.of_file(path, MAX_SMALL_BYTES)
+
+
+def refuse_special(folder: Path) -> None:
+    """Passes a folder in which a library opens files by their names. Raises CheckpointError."""
+    for path in sorted(folder.rglob("*")):
+        if path.suffix in _OPENED_SUFFIXES and path.exists() and not path.is_dir():
+            most = None if path.suffix == ".safetensors" else MAX_SMALL_BYTES
+            with readable(path):
+                refuse_unfit(path, os.stat(path), most)
+
+
+@contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """Raises CheckpointError where `path`, of a checkpoint, cannot be opened and read."""
+    try:
+        yield
+    except OSError as error:
+        what = f"{path.name} cannot be read: {error.strerror}"
+        hint = "download or copy the checkpoint again"
+        raise _fault("unreadable", what, path.parent, hint) from None
 
 
 def _index_path(folder: Path, stem: str) -> Path:
@@ -152,7 +184,7 @@ def _shards(index: Path, names: Sequence[str]) -> tuple[Path, ...]:
             f"the index names a file outside the folder: {strays[0]!r}",
             index,
         )
-    missing = [name for name in names if not (folder / name).is_file()]
+    missing = [name for name in names if not (folder / name).exists()]
     if missing:
         raise _fault(
             "missing-shard",
@@ -166,7 +198,8 @@ def _shards(index: Path, names: Sequence[str]) -> tuple[Path, ...]:
 def _weight_map(path: Path) -> dict[str, str]:
     """Tensor name to shard name, from the index file."""
     try:
-        table = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
+        with readable(path):
+            table = json.loads(text_of(path, TABLE_BYTES))["weight_map"]
     except (ValueError, KeyError, TypeError) as error:
         raise _fault("index", "the index is not JSON with a weight_map", path) from error
     if not (isinstance(table, dict) and table and all(isinstance(v, str) for v in table.values())):
@@ -212,8 +245,8 @@ def _no_weights(folder: Path, stem: str) -> CheckpointError:
 
 def _read_header(path: Path) -> dict[str, TensorInfo]:
     """The tensors of one safetensors file. Layout: u64 length, JSON header, data."""
-    size = path.stat().st_size
-    with open(path, "rb") as file:
+    with readable(path), opened(path) as file:
+        size = os.fstat(file.fileno()).st_size
         start = file.read(8)
         length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
         if not 2 <= length <= MAX_HEADER_BYTES or 8 + length > size:
@@ -264,10 +297,15 @@ def _tensor_info(path: Path, name: str, entry: Any) -> TensorInfo:
     return info
 
 
+def _weights_digest(path: Path, *, in_full: bool) -> str:
+    with readable(path):
+        return digest.of_file(path) if in_full else _sampled(path)
+
+
 def _sampled(path: Path) -> str:
     """Digest of a file's size, header and first and last MiB."""
-    size = path.stat().st_size
-    with open(path, "rb") as file:
+    with opened(path) as file:
+        size = os.fstat(file.fileno()).st_size
         start = file.read(8)
         length = min(struct.unpack("<Q", start)[0], MAX_HEADER_BYTES) if len(start) == 8 else 0
         state = hashlib.sha256(b"%d:" % size + start + file.read(length + SAMPLE_BYTES))

@@ -4,6 +4,7 @@ Nothing is read before it is asked for, and nothing is kept: who takes a tensor 
 needs, so that of a large checkpoint no more than one tensor is held at a time.
 """
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from hyimg_cli.errors import CheckpointError
+from hyimg_cli.files import refuse_unfit
 from hyimg_cli.loading.checkpoint import weight_files
 
 
@@ -21,6 +23,7 @@ def stored_tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
     """
     for path in weight_files(folder):
         try:
+            refuse_unfit(path, os.stat(path))
             with safe_open(path, framework="pt") as file:
                 for name in file.offset_keys():
                     yield name, file.get_tensor(name)

@@ -11,13 +11,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TextIO
 
-from hyimg_cli.errors import HyimgError
+from hyimg_cli.errors import HyimgError, UsageError
+from hyimg_cli.files import MANIFEST_BYTES, bounded, bytes_of
 from hyimg_cli.manifest.line import Line, ManifestLine, child_ids, fault
 from hyimg_cli.settings.kinds import is_custom_id
 from hyimg_cli.spec import digest
 
 _STEM_LENGTH = 100
 _BOM = b"\xef\xbb\xbf"
+_HINT = "give a .jsonl or .txt file, or - for standard input"
 
 
 @dataclass(frozen=True)
@@ -190,17 +192,26 @@ def _bytes_of(stream: TextIO | None) -> bytes:
         hint = "send the lines through a pipe, or name a file"
         raise fault("missing", "there is no standard input", where="stdin", hint=hint)
     buffer = getattr(stream, "buffer", None)
-    return bytes(buffer.read()) if buffer else stream.read().encode("utf-8", "surrogatepass")
+    if buffer is None:
+        return stream.read().encode("utf-8", "surrogatepass")
+    try:
+        return bounded(buffer, MANIFEST_BYTES, "stdin")
+    except OSError as error:
+        raise _unreadable(error, "stdin") from None
 
 
 def _bytes_at(path: Path) -> bytes:
-    hint = "give a .jsonl or .txt file, or - for standard input"
     try:
-        return path.read_bytes()
+        return bytes_of(path, MANIFEST_BYTES, or_stream=True)
     except (FileNotFoundError, NotADirectoryError):
         slug, what = "missing", "there is no such manifest"
     except IsADirectoryError:
         slug, what = "is-a-folder", "this is a folder, not a manifest"
     except (OSError, ValueError) as error:
-        slug, what = "unreadable", f"the manifest cannot be read: {error}"
-    raise fault(slug, what, where=str(path), hint=hint)
+        raise _unreadable(error, str(path)) from None
+    raise fault(slug, what, where=str(path), hint=_HINT)
+
+
+def _unreadable(error: Exception, where: str) -> UsageError:
+    what = f"the manifest cannot be read: {error}"
+    return fault("unreadable", what, where=where, hint=_HINT)

@@ -9,17 +9,23 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from hyimg_cli.errors import SourceImageError
+from hyimg_cli.errors import SourceImageError, require
+from hyimg_cli.files import opened
 
+# NOTE: a file may be a list of other files to play (ffconcat, HLS); none of them is opened.
+ALONE = {"protocol_whitelist": ""}
 VIDEO_SUFFIXES = (".mp4", ".mov", ".mkv", ".webm", ".avi", ".m4v")
 
 
 def read_frames(path: Path) -> Iterator[NDArray[np.uint8]]:
-    """Every frame of the first video stream. Raises SourceImageError, at the frame it happens."""
+    """Every frame of the first video stream. Raises SourceImageError, at the frame it happens;
+    MachineError without av.
+    """
+    require("av")
     import av
 
     try:
-        with av.open(str(path)) as container:
+        with opened(path) as file, av.open(file, "r", options=ALONE) as container:
             if not container.streams.video:
                 raise _fault("it has no pictures in it", path)
             for frame in container.decode(video=0):

@@ -5,9 +5,9 @@ decoding, and formats that start other programs (EPS) are not opened.
 """
 
 import contextlib
+import errno
 import io
 import re
-import stat
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageFile, ImageOps, PngImagePlugin
 
 from hyimg_cli.errors import SourceImageError
-from hyimg_cli.files import replace_file, storage_error
+from hyimg_cli.files import UnfitFile, bytes_of, opened, replace_file, storage_error
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.job import Size
 
@@ -143,40 +143,38 @@ def write_png(path: Path, pixels: Pixels, text: Mapping[str, str]) -> tuple[str,
 
 
 def _file_bytes(path: Path) -> bytes:
-    with _open_file(path) as file:
-        return file.read()
+    with _file_faults(path):
+        return bytes_of(path, MAX_SOURCE_BYTES)
 
 
 def _open_file(path: Path) -> io.BufferedReader:
-    """A source file, open for reading. Raises SourceImageError where it cannot be one."""
+    with _file_faults(path):
+        return opened(path, MAX_SOURCE_BYTES)
+
+
+@contextlib.contextmanager
+def _file_faults(path: Path) -> Iterator[None]:
+    """Raises SourceImageError for a file that cannot be read as one."""
     try:
-        # NOTE: opening a pipe waits for its other end, perhaps for ever; so its kind goes first.
-        status = path.stat()
-        _check_file(path, status.st_mode, status.st_size)
-        return open(path, "rb")
+        yield
     except (FileNotFoundError, NotADirectoryError, ValueError) as error:
         hint = "paths in a manifest are relative to it"
         raise _fault("missing", "there is no such file", path, hint) from error
+    except IsADirectoryError as error:
+        raise _fault("is-a-folder", "this is a folder", path, "name a picture in it") from error
+    except UnfitFile as error:
+        slug = "too-large" if error.errno == errno.EFBIG else "not-an-image"
+        raise _fault(slug, error.strerror, path) from error
     except OSError as error:
         raise _fault("unreadable", f"it cannot be read: {error.strerror}", path) from error
-
-
-def _check_file(path: Path, mode: int, size: int) -> None:
-    if stat.S_ISDIR(mode):
-        raise _fault("is-a-folder", "this is a folder", path, "name a picture in it")
-    if not stat.S_ISREG(mode):
-        raise _fault("not-an-image", "this is not a regular file", path)
-    if size == 0:
-        raise _fault("empty", "the file is empty", path, "copy or save it again")
-    if size > MAX_SOURCE_BYTES:
-        what = f"the file has {size:,} bytes; up to {MAX_SOURCE_BYTES:,} are read"
-        raise _fault("too-large", what, path)
 
 
 @contextlib.contextmanager
 def _opened(path: Path, file: IO[bytes]) -> Iterator[ImageFile.ImageFile]:
     """The picture in `file`, not decoded yet, its size and kind checked."""
     start = file.read(16)
+    if not start:
+        raise _fault("empty", "the file is empty", path, "copy or save it again")
     file.seek(0)
     with warnings.catch_warnings():
         # Sizes are checked below; what else Pillow warns of is repaired by it or fails later on.

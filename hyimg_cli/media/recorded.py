@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from hyimg_cli.errors import UsageError
+from hyimg_cli.errors import UsageError, require
+from hyimg_cli.files import UnfitFile, opened, text_of
+from hyimg_cli.media.frames import ALONE
 from hyimg_cli.media.images import png_texts
 from hyimg_cli.media.metadata import FORMAT, KEYWORD, Making
 
@@ -61,7 +63,7 @@ def read_described(path: Path) -> Described:
 
 def _kind(path: Path) -> Kind:
     try:
-        with open(path, "rb") as file:
+        with opened(path) as file:
             start = file.read(64)
     except FileNotFoundError:
         raise _fault("missing", "there is no such file", path, _OURS) from None
@@ -100,10 +102,11 @@ def _of_film(path: Path) -> Described:
 
 
 def _comment(path: Path) -> str:
+    require("av")
     import av
 
     try:
-        with av.open(str(path)) as container:
+        with opened(path) as file, av.open(file, "r", options=ALONE) as container:
             if container.streams.video:
                 return str(container.metadata.get("comment", ""))
         what = "the video is cut short: it has no pictures in it"
@@ -115,9 +118,9 @@ def _comment(path: Path) -> str:
 
 def _sidecar(path: Path) -> str:
     try:
-        if path.stat().st_size > MAX_SIDECAR_BYTES:
-            raise _fault("damaged", "this is no sidecar: it is too large", path)
-        return path.read_text(encoding="utf-8")
+        return text_of(path, MAX_SIDECAR_BYTES)
+    except UnfitFile as error:
+        raise _fault("damaged", f"this is no sidecar: {error}", path) from None
     except (OSError, UnicodeDecodeError) as error:
         raise _fault("unreadable", f"it cannot be read: {error}", path) from None
 

@@ -65,13 +65,19 @@ class LivePicture:
 @dataclass(frozen=True)
 class Written:
     """What the AR stage decided: the text's ids with their tags (None: nothing to write), its text,
-    and the ratio token's id where the size was the model's to choose."""
+    and the ratio token's id where the size was the model's to choose. `cut`: why the text ended
+    before its closing tag; empty where it did not.
+    """
 
     ids: tuple[int, ...] | None = None
     text: str | None = None
-    is_truncated: bool = False
+    cut: str = ""
     ratio_id: int | None = None
     decode_steps: int = 0
+
+    @property
+    def is_truncated(self) -> bool:
+        return bool(self.cut)
 
 
 class TextScript(Protocol):
@@ -81,9 +87,11 @@ class TextScript(Protocol):
 
     def is_done(self, last: int) -> bool: ...
 
+    def early_end(self, id_: int) -> str: ...
+
     def is_open(self, written: list[int]) -> bool: ...
 
-    def forced_ending(self, written: list[int]) -> list[int]: ...
+    def forced_ending(self, written: list[int], before: int | None = None) -> list[int]: ...
 
     def text_of(self, written: list[int]) -> list[int]: ...
 

@@ -12,7 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hyimg_cli.errors import CheckpointError
+from hyimg_cli.errors import CheckpointError, require
 from hyimg_cli.loading import checkpoint
 from hyimg_cli.manifest.cost import JobTokens
 from hyimg_cli.models.diffusers_video import card as video
@@ -184,7 +184,9 @@ def load_video(
     """The loaded video model; its text encoders stay on disk until a prompt needs them.
 
     `is_fast` off takes the library's own transformer forward, `is_tiled` off decodes latents whole.
-    Imports torch. Raises CheckpointError, or MachineError for the device."""
+    Imports torch. Raises CheckpointError, or MachineError for the device or a missing package."""
+    # What writes videos too: nothing is drawn that could not be kept.
+    require("diffusers", "av")
     from hyimg_cli.models.diffusers_video.loading import load_video as load_folder
 
     folder = resolve_model(choice.model, choice.revision)

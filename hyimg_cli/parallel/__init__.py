@@ -1,7 +1,7 @@
 """One job spread over processes: tiles of a VAE, branches of guidance, layers of a transformer.
 
     with RankPool(4) as pool:                                  # ranks.py; starts at first use
-        pool.load("vae", TiledVaeLoader(folder, dtype))        # every rank loads it from disk
+        pool.load("vae", VaeOf(folder))                        # every rank loads it from disk
         decoder = PatchParallelDecoder(pool)                   # decode.py; decode, report
         pool.load("transformer", loader, ranks=2, own=mine)    # what rank 0 calls instead
         branches = ParallelBranches(pool, ranks=2)             # branches.py; begin, velocity, end

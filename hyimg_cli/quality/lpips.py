@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hyimg_cli.errors import UsageError
+from hyimg_cli.errors import UsageError, require
 from hyimg_cli.quality.backbones import HUB_FILES, Backbone, Net, find_backbone
 from hyimg_cli.quality.metrics import Pixels, require_same_size
 
@@ -133,6 +133,7 @@ class Lpips:
 
 def _module(backbone: Backbone) -> "nn.Module":
     """The lpips package's network with every convolution of `backbone` written into it."""
+    require("lpips")
     import lpips
     import torch
 

@@ -16,7 +16,14 @@ from typing import Any
 from urllib.parse import quote
 
 from hyimg_cli.errors import HyimgError
-from hyimg_cli.files import replace_file, storage_error
+from hyimg_cli.files import (
+    JOURNAL_BYTES,
+    SETTINGS_BYTES,
+    opened,
+    replace_file,
+    storage_error,
+    text_of,
+)
 from hyimg_cli.journal.journal import RESOLVED, RESULTS, RUN, RunFolder
 from hyimg_cli.media.frames import VIDEO_SUFFIXES, read_frames
 from hyimg_cli.media.images import read_image
@@ -64,8 +71,8 @@ def write_contact_sheet(folder: Path, *, most: int = MOST_CARDS) -> Path:
 def is_current(folder: Path) -> bool:
     """Whether the page is there and was made of the results that are."""
     try:
-        with open(folder / NAME, encoding="utf-8") as page:
-            return _stamp(folder) in page.read(_STAMP_WITHIN)
+        with opened(folder / NAME) as page:
+            return _stamp(folder).encode() in page.read(_STAMP_WITHIN)
     except OSError:
         return False
 
@@ -174,7 +181,7 @@ def _thumbnail(path: Path) -> Picture:
     is_video = path.suffix.lower() in VIDEO_SUFFIXES
     try:
         pixels = next(read_frames(path)) if is_video else read_image(path).pixels
-    except (HyimgError, StopIteration, ImportError) as error:
+    except (HyimgError, StopIteration) as error:
         return missing(f"{path.name} cannot be shown: {getattr(error, 'what', 'no frames')}")
     return embedded(pixels, path.name, max_side=THUMBNAIL_SIDE, coding="jpeg")
 
@@ -202,7 +209,7 @@ def _texts(job: _Job) -> Iterator[Fact]:
     for name in written.keys() - {"think"}:
         yield name, written[name]
     if job.result.get("think_truncated"):
-        yield "note", "the text was cut off at its longest length"
+        yield "note", "the text was cut off before its closing tag"
 
 
 def _details(job: _Job) -> Iterator[Fact]:
@@ -252,7 +259,7 @@ def _error(job: _Job) -> Mapping[str, Any]:
 def _object(path: Path) -> dict[str, Any]:
     """A JSON object from a file; empty where there is none."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(text_of(path, SETTINGS_BYTES))
     except (OSError, ValueError):
         return {}
     return value if isinstance(value, dict) else {}
@@ -261,7 +268,7 @@ def _object(path: Path) -> dict[str, Any]:
 def _objects(path: Path) -> list[dict[str, Any]]:
     """The objects of a JSONL file that was written by a run; none where it is not there."""
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
+        lines = text_of(path, JOURNAL_BYTES).split("\n")
     except OSError:
         return []
     return [json.loads(line) for line in lines if line.strip()]

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from hyimg_cli.errors import RecipeError
+from hyimg_cli.files import SETTINGS_BYTES, text_of
 from hyimg_cli.settings.kinds import BadValue, nearest
 from hyimg_cli.settings.table import SETTINGS
 
@@ -15,7 +16,8 @@ TABLES = tuple(dict.fromkeys(row.table for row in SETTINGS.values()))
 def read_recipe(path: Path) -> dict[str, Any]:
     """The settings of a recipe file by name, typed. Raises RecipeError at the first fault."""
     try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+        text = text_of(path, SETTINGS_BYTES, encoding="utf-8-sig", or_stream=True)
+        tables = tomllib.loads(text)
     except OSError as error:
         what = f"the recipe cannot be read: {error.strerror}"
         raise RecipeError(what, where=str(path), code="recipe.unreadable") from None

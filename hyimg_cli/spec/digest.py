@@ -4,8 +4,13 @@ names.
 
 import hashlib
 import json
+import os
 from pathlib import Path
 from typing import Any
+
+from hyimg_cli.files import opened
+
+_PIECE_BYTES = 1 << 20
 
 
 def of_bytes(data: bytes) -> str:
@@ -19,10 +24,18 @@ def of_json(value: Any) -> str:
     return of_bytes(text.encode())
 
 
-def of_file(path: Path) -> str:
-    """Hex sha256 of a file's bytes. Raises OSError as `open` does."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def of_file(path: Path, most: int | None = None) -> str:
+    """Hex sha256 of the bytes that a regular file has when it is opened, `most` at most.
+
+    Raises OSError as `files.opened` does.
+    """
+    state = hashlib.sha256()
+    with opened(path, most) as file:
+        left = os.fstat(file.fileno()).st_size
+        while left and (piece := file.read(min(left, _PIECE_BYTES))):
+            state.update(piece)
+            left -= len(piece)
+    return state.hexdigest()
 
 
 def seed_from(name: str) -> int:

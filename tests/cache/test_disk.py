@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from special import MAKE, put, within
 
 from hyimg_cli.cache import disk
 from hyimg_cli.cache.disk import SOURCE_IMAGES as KIND
@@ -98,6 +99,26 @@ def test_a_damaged_entry_is_a_miss_noted_and_removed(tmp_path: Path, damage: str
     assert store.take_notes() == ()
     store.write(KIND, key("a"), b"new")
     assert store.read(KIND, key("a")) == b"new"
+
+
+@pytest.mark.parametrize("kind", MAKE)
+def test_what_is_no_regular_file_is_a_damaged_entry(tmp_path: Path, kind: str) -> None:
+    store = DiskStore(tmp_path, 10**6)
+    path = put(tmp_path / KIND / key("a"), kind)
+    with within(20):
+        assert (store.has(KIND, key("a")), store.read(KIND, key("a"))) == (False, None)
+    (note,) = store.take_notes()
+    assert "damaged" in note
+    assert not path.exists()
+
+
+def test_a_length_that_is_not_there_is_not_read(tmp_path: Path) -> None:
+    store = DiskStore(tmp_path, 10**6)
+    path = tmp_path / KIND / key("a")
+    path.parent.mkdir()
+    path.write_bytes(b"hyimg-store 1 %s %d\n" % (b"0" * 64, 10**17))
+    assert store.read(KIND, key("a")) is None
+    assert len(store.take_notes()) == 1
 
 
 @pytest.mark.parametrize(

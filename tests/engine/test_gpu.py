@@ -1,6 +1,10 @@
 """What only a GPU can show: no synchronisation inside the two loops, and the CPU's picture."""
 
+import gc
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +16,15 @@ from engine.fake_video import video_job
 
 from hyimg_cli.engine.session import Session
 from hyimg_cli.journal.journal import RunFolder
+from hyimg_cli.kernels.captures import waits_are_errors
+from hyimg_cli.kernels.choice import ANY_ROWS, rows_unread
 from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.memory.room import confine, free_bytes
 from hyimg_cli.models import registry
 from hyimg_cli.pipelines.clock import PhaseClock
 from hyimg_cli.pipelines.image.group import Drawn, GroupRun
 from hyimg_cli.pipelines.image.think import TextLoop
+from hyimg_cli.pipelines.pipeline import Lost
 from hyimg_cli.quality.metrics import psnr
 from hyimg_cli.spec.events import DenoiseStep, JobDone, Outcome
 from hyimg_cli.spec.job import ImageJob, Size, SizeRequest
@@ -32,11 +39,25 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def on_gpu() -> Any:
-    """With its graphs captured: a capture waits for the device."""
-    model = registry.load(ModelChoice(device="cuda:0", dtype="float32"))
+    """As it runs by default, its graphs captured: a capture waits for the device."""
+    model = registry.load(ModelChoice(device="cuda:0"))
     assert model.prepare_decode(3) == 3 * model.has_graphs
     assert model.decode_note(3) == ""
     return model
+
+
+@pytest.fixture
+def _never_waits() -> None:
+    """torch reads the sizes of experts' groups on the host in float32, and on most GPUs."""
+    capability = torch.cuda.get_device_capability()
+    if rows_unread(capability, torch.bfloat16, "none") != ANY_ROWS:
+        pytest.skip("this GPU's grouped products wait")
+
+
+@pytest.fixture
+def _has_video() -> None:
+    for library in ("diffusers", "av"):
+        pytest.importorskip(library, reason=f"{library} is not installed")
 
 
 def _filmed(out: Path, *, stop: int = 0, cache: CacheConfig = NO_CACHE) -> Outcome | None:
@@ -53,6 +74,7 @@ def _filmed(out: Path, *, stop: int = 0, cache: CacheConfig = NO_CACHE) -> Outco
     raise AssertionError("the job failed")
 
 
+@pytest.mark.usefixtures("_has_video")
 def test_a_video_of_kept_prompts_or_kept_latents_is_the_same(tmp_path: Path) -> None:
     cache = CacheConfig(tmp_path / "cache")
     fresh = _filmed(tmp_path / "fresh", cache=cache)
@@ -66,6 +88,7 @@ def test_a_video_of_kept_prompts_or_kept_latents_is_the_same(tmp_path: Path) -> 
     assert len({o.outputs[0].pixel_sha256 for o in (fresh, again, resumed)}) == 1
 
 
+@pytest.mark.usefixtures("_has_video")
 def test_networks_that_take_turns_make_the_same_video_in_less_memory(tmp_path: Path) -> None:
     job = video_job("film", size=Size(64, 96), num_inference_steps=3)
     made, held = [], []
@@ -95,27 +118,35 @@ def test_a_part_of_the_gpu_is_kept_to() -> None:
         torch.cuda.set_per_process_memory_fraction(1.0, 0)
 
 
-def _drawn(job: ImageJob, model: Any, *, forbids_sync: bool = False) -> Drawn:
-    run = GroupRun(
-        [job], studio_of(model), batch_size=1, new_clock=lambda: PhaseClock(0.0, lambda: None)
-    )
-    last: Any = None
-    try:
-        for last in run.run():
-            is_looping = isinstance(last, DenoiseStep) and last.step < last.total
-            torch.cuda.set_sync_debug_mode("error" if forbids_sync and is_looping else "default")
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    assert isinstance(last, Drawn)
-    return last
+def _events(jobs: list[ImageJob], model: Any, **options: Any) -> Iterator[Any]:
+    """What a group tells on its way; the error that a job is lost by is raised."""
+    clock = partial(PhaseClock, 0.0, lambda: None)
+    run = GroupRun(jobs, studio_of(model), batch_size=len(jobs), new_clock=clock, **options)
+    for event in run.run():
+        if isinstance(event, Lost):
+            raise event.error
+        yield event
 
 
+def _drawn(job: ImageJob, model: Any, looping: AbstractContextManager[None] | None = None) -> Drawn:
+    """The job's end; all denoise steps but the first are done inside `looping`."""
+    events = _events([job], model)
+    step = next(event for event in events if isinstance(event, DenoiseStep))
+    with looping or nullcontext():
+        while step.step < step.total:
+            step = next(events)
+    (end,) = (event for event in events if isinstance(event, Drawn))
+    return end
+
+
+@pytest.mark.usefixtures("_never_waits")
 def test_the_denoise_loop_never_waits_for_the_device(on_gpu: Any, job: ImageJob) -> None:
     job = replace(job, bot_task="none", size=SizeRequest(64, 64), num_inference_steps=4)
     _drawn(job, on_gpu)
-    _drawn(job, on_gpu, forbids_sync=True)
+    _drawn(job, on_gpu, waits_are_errors())
 
 
+@pytest.mark.usefixtures("_never_waits")
 def test_the_think_loop_waits_for_nothing_but_its_own_copy(
     on_gpu: Any, job: ImageJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,17 +159,11 @@ def test_the_think_loop_waits_for_nothing_but_its_own_copy(
 
     def watched(self: TextLoop, writers: Any) -> Any:
         steps.append(len(writers))
-        torch.cuda.set_sync_debug_mode("error" if len(steps) > 2 else "default")
-        try:
+        with waits_are_errors() if len(steps) > 2 else nullcontext():
             return step(self, writers)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
 
     monkeypatch.setattr(TextLoop, "step", watched)
-    run = GroupRun(
-        jobs, studio_of(on_gpu), batch_size=3, new_clock=lambda: PhaseClock(0.0, lambda: None)
-    )
-    ends = [event for event in run.run() if isinstance(event, Drawn)]
+    ends = [event for event in _events(jobs, on_gpu) if isinstance(event, Drawn)]
     assert len(ends) == 3
     assert len(steps) > 5
 
@@ -146,22 +171,17 @@ def test_the_think_loop_waits_for_nothing_but_its_own_copy(
 def test_the_same_text_whether_read_at_once_or_late(on_gpu: Any, job: ImageJob) -> None:
     written = []
     for lag in (0, 1):
-        run = GroupRun(
-            [replace(job, num_inference_steps=1)],
-            studio_of(on_gpu),
-            batch_size=1,
-            new_clock=lambda: PhaseClock(0.0, lambda: None),
-            read_lag=lag,
-        )
-        (end,) = [event for event in run.run() if isinstance(event, Drawn)]
+        events = _events([replace(job, num_inference_steps=1)], on_gpu, read_lag=lag)
+        (end,) = (event for event in events if isinstance(event, Drawn))
         written.append(end.picture.written)
     assert written[0] == written[1]
 
 
-def test_the_same_picture_as_on_the_cpu(on_gpu: Any, family: Any, job: ImageJob) -> None:
-    """float32 on both: rounding alone, a few levels at most."""
+def test_the_same_picture_as_on_the_cpu(family: Any, job: ImageJob) -> None:
+    """float32 on both: rounding alone, convolutions in TF32 included, a few levels at most."""
+    model = registry.load(ModelChoice(device="cuda:0", dtype="float32"))
     job = replace(job, bot_task="none", size=SizeRequest(64, 64), num_inference_steps=8)
-    pictures = [_drawn(job, model).picture.pixels.astype(int) for model in (on_gpu, family)]
+    pictures = [_drawn(job, each).picture.pixels.astype(int) for each in (model, family)]
     assert np.abs(pictures[0] - pictures[1]).max() <= 8
 
 
@@ -175,12 +195,13 @@ def test_quantised_experts_draw_the_same_picture(family: Any, job: ImageJob, for
     model = registry.load(ModelChoice(device="cuda:0", quantization=form))
     job = replace(job, bot_task="none", size=SizeRequest(64, 64), num_inference_steps=8)
     ours, released = (_drawn(job, each).picture.pixels for each in (model, family))
-    assert psnr(ours, released) > 15
+    assert psnr(ours, released) > 30
 
 
 @pytest.mark.parametrize("form", ["none", "fp8"])
 def test_the_weights_take_what_the_plan_says(form: Any) -> None:
-    torch.cuda.empty_cache()
+    # What models before this one left in cycles must not be let go meanwhile.
+    gc.collect()
     before = torch.cuda.memory_allocated()
     model = registry.load(ModelChoice(device="cuda:0", quantization=form))
     held = torch.cuda.memory_allocated() - before

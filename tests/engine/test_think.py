@@ -10,6 +10,7 @@ import torch
 from hyimg_cli.errors import JobError
 from hyimg_cli.spec.events import ThinkToken
 from hyimg_cli.spec.job import ImageJob, SizeRequest
+from hyimg_cli.spec.run import ReuseConfig
 
 Tell = Callable[..., Any]
 
@@ -58,6 +59,29 @@ def test_given_ids_draw_what_the_written_ones_drew(drawn: Tell, job: ImageJob) -
     again = drawn(replace(job, cot_token_ids=ids))
     for a, b in zip(first.velocities, again.velocities, strict=True):
         torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("size", [SizeRequest(), SizeRequest(64, 64)], ids=str)
+def test_a_text_that_ends_early_is_closed_and_reused(
+    drawn: Tell, family: Any, job: ImageJob, size: SizeRequest
+) -> None:
+    """No token of a picture is in it; reuse equals recompute, and so does the text, given."""
+    job = replace(job, size=size, num_inference_steps=1)
+    # As hot as this, one token in twenty opens a picture.
+    hot = replace(job.text, temperature=9.0, top_k=0, top_p=1.0, max_new_tokens=60)
+    jobs = (replace(job, text=replace(hot, seed=seed)) for seed in range(9))
+    cut, first = next((one, d) for one in jobs if "early" in (d := drawn(one)).picture.written.cut)
+    written, report = first.picture.written, first.picture.reuse
+    assert written.is_truncated
+    assert written.text.endswith(("</think>", "</recaption>"))
+    assert not family.prompter.vocabulary.openers & set(written.ids)
+    assert (report.status, report.ar_surplus_tokens) == ("hit", 0)
+    assert report.branches[0].reused == report.ar_prefill_tokens + report.ar_decode_tokens
+    recomputed = drawn(cut, ReuseConfig(kv_reuse=False))
+    given = drawn(replace(cut, cot_token_ids=written.ids))
+    for a, b, c in zip(first.velocities, recomputed.velocities, given.velocities, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(a, c, atol=1e-5, rtol=1e-5)
 
 
 def test_a_given_text_changes_the_picture(drawn: Tell, job: ImageJob) -> None:

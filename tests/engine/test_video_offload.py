@@ -11,7 +11,7 @@ from hyimg_cli.engine.session import Session
 from hyimg_cli.errors import UsageError
 from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.models import registry
-from hyimg_cli.models.diffusers_video.residents import OneResident
+from hyimg_cli.models.diffusers_video.offload import OneAtATime
 from hyimg_cli.pipelines.video.crew import VideoCrew
 from hyimg_cli.spec.events import JobDone, JobFailed
 from hyimg_cli.spec.job import ImageJob, Size, VideoJob
@@ -52,14 +52,14 @@ def frames(monkeypatch: pytest.MonkeyPatch) -> Frames:
 def brought(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Classes of the networks that this process brought to the device, in order."""
     seen: list[str] = []
-    inner = OneResident.bring
+    inner = OneAtATime.bring
 
-    def bring(self: OneResident, network: Any) -> None:
+    def bring(self: OneAtATime, network: Any) -> None:
         if network is not self._network:
             seen.append(type(network).__name__)
         inner(self, network)
 
-    monkeypatch.setattr(OneResident, "bring", bring)
+    monkeypatch.setattr(OneAtATime, "bring", bring)
     return seen
 
 

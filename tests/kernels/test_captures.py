@@ -24,7 +24,7 @@ class Gpu:
     def __init__(self) -> None:
         self.calls: list[str] = []
         self.ends_badly = False
-        self.is_allocating = False
+        self.is_allocating = self.is_drawing = False
         self.current = "main"
         self.sync = 0
 
@@ -49,15 +49,15 @@ class Gpu:
     ) -> Iterator[None]:
         assert (pool, stream.name, capture_error_mode) == (POOL, "own", "thread_local")
         self.calls.append("capture")
-        self.is_allocating = True
+        self.is_allocating = self.is_drawing = True
         try:
             yield
         finally:
             if self.ends_badly:
-                # As torch 2.11: neither its stream nor its allocator comes back.
+                # As torch 2.11: its stream, its allocator and its random numbers do not come back.
                 self.current = "lost"
                 raise RuntimeError("operation not permitted when stream is capturing")
-            self.is_allocating = False
+            self.is_allocating = self.is_drawing = False
             self.calls.append("captured")
 
     def end(self, device: int, pool: Any) -> None:
@@ -66,6 +66,10 @@ class Gpu:
             raise RuntimeError("not currently recording to the pool")
         self.is_allocating = False
         self.calls.append("end allocating")
+
+    def draw_anew(self, state: str) -> None:
+        assert state == "a copy"
+        self.is_drawing = False
 
     def set_sync(self, mode: Any) -> None:
         self.sync = mode
@@ -85,6 +89,9 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
         "device": lambda _: found.on(SimpleNamespace(name=found.current)),
         "CUDAGraph": lambda: SimpleNamespace(replay=lambda: found.calls.append("replay")),
         "graph": found.graph,
+        "default_generators": (
+            SimpleNamespace(clone_state=lambda: "a copy", graphsafe_set_state=found.draw_anew),
+        ),
         "get_sync_debug_mode": lambda: found.sync,
         "set_sync_debug_mode": found.set_sync,
     }.items():
@@ -129,9 +136,10 @@ def test_an_error_leaves_streams_and_modes_as_they_were(gpu: Gpu, fails: str) ->
     assert ("capture" in gpu.calls) == (fails == "captured")
 
 
-def test_a_capture_that_cannot_even_end_is_over_for_the_allocator(gpu: Gpu) -> None:
+def test_a_capture_that_cannot_even_end_is_over_for_torch(gpu: Gpu) -> None:
     gpu.ends_badly = True
     with pytest.raises(RuntimeError, match="not permitted"):
         GpuCapture(torch.device("cuda:0"))(computing(gpu))
     assert (gpu.current, gpu.sync, gpu.is_allocating) == ("main", 0, False)
+    assert not gpu.is_drawing
     assert gpu.calls[-1] == "end allocating"

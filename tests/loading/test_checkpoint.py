@@ -8,10 +8,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
+from special import MAKE, NAMES, put, within
 
 from hyimg_cli.errors import CheckpointError
 from hyimg_cli.loading import checkpoint
-from hyimg_cli.loading.checkpoint import TensorInfo, check_against, fingerprint, tensor_index
+from hyimg_cli.loading.checkpoint import (
+    TensorInfo,
+    check_against,
+    fingerprint,
+    refuse_special,
+    tensor_index,
+)
 
 INDEX = "model.safetensors.index.json"
 A = "model-00001-of-00002.safetensors"
@@ -229,3 +236,37 @@ def test_the_fingerprint_follows_weights(
     before = fingerprint(single)
     save_file({"w": tensor(2, 3, seed=1), "b": tensor(3)}, single / "model.safetensors")
     assert fingerprint(single) != before
+
+
+@pytest.mark.parametrize("kind", MAKE)
+@pytest.mark.parametrize("name", [A, INDEX])
+def test_a_part_that_is_no_regular_file_is_named(sharded: Path, name: str, kind: str) -> None:
+    put(sharded / name, kind)
+    with within(20):
+        error = fault_of(sharded)
+        with pytest.raises(CheckpointError):
+            fingerprint(sharded)
+    assert error.what == f"{name} cannot be read: this is {NAMES[kind]}, not a regular file"
+    assert (error.where, error.code) == (str(sharded), "checkpoint.unreadable")
+
+
+@pytest.mark.parametrize("kind", MAKE)
+@pytest.mark.parametrize("name", ["a.json", "a.txt", "vocab.model", "templates/a.jinja", A])
+def test_a_folder_in_which_libraries_open_files_has_regular_ones(
+    single: Path, name: str, kind: str
+) -> None:
+    (single / "gone.json").symlink_to("nowhere")
+    put(single / "editor.sock", kind)
+    (single / "folder.json").mkdir()
+    refuse_special(single)
+    path = put(single / name, kind)
+    with pytest.raises(CheckpointError, match=f"{path.name} cannot be read: this is"):
+        refuse_special(single)
+
+
+def test_a_small_file_that_is_huge_is_refused_unread(single: Path) -> None:
+    with open(single / "huge.json", "wb") as file:
+        file.truncate(1 << 40)
+    for refuse in (refuse_special, fingerprint):
+        with pytest.raises(CheckpointError, match="the file has 1,099,511,627,776"):
+            refuse(single)

@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageCms
 
+from hyimg_cli import files
 from hyimg_cli.errors import SourceImageError, StorageError
 from hyimg_cli.media import images
 from hyimg_cli.media.images import (
@@ -331,7 +332,7 @@ def test_a_file_that_may_not_be_read(save: Save, monkeypatch: pytest.MonkeyPatch
     def refuse(*args: Any, **more: Any) -> Any:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
-    monkeypatch.setattr(images, "open", refuse, raising=False)
+    monkeypatch.setattr(files, "open", refuse, raising=False)
     error = refusal(path)
     assert error.code == "source.unreadable"
     assert "Permission denied" in error.what

@@ -8,7 +8,6 @@ import pytest
 import tiny_vaes
 import torch
 
-from hyimg_cli.models.tiled_vaes import TiledVaeLoader
 from hyimg_cli.parallel.ranks import RankPool
 
 WRITERS = {
@@ -25,11 +24,11 @@ def pool() -> Iterator[RankPool]:
 
 
 @pytest.fixture(scope="session")
-def vae_loader(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., TiledVaeLoader]:
+def vae_loader(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tiny_vaes.VaeLoader]:
     """Loader of a tiny autoencoder on disk, by kind and dtype."""
 
     @cache
     def write(kind: str, dtype: torch.dtype) -> Path:
         return WRITERS[kind](tmp_path_factory.mktemp("vae") / "vae", dtype)
 
-    return lambda kind, dtype=torch.float32: TiledVaeLoader(write(kind, dtype), dtype)
+    return lambda kind, dtype=torch.float32: tiny_vaes.VaeLoader(write(kind, dtype), dtype)

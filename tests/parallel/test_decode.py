@@ -1,22 +1,20 @@
 """Tiles over ranks against the library's own tiled decode: the same bits, whatever the grid."""
 
-import json
 from collections.abc import Callable
-from pathlib import Path
 
-import diffusers
 import pytest
 import torch
+from tiny_vaes import VaeLoader
 
-from hyimg_cli.errors import CheckpointError, UsageError
-from hyimg_cli.models.tiled_vaes import TiledVaeLoader, causal_mask, load_tiled_vae, tiled_vae
+from hyimg_cli.errors import UsageError
+from hyimg_cli.models.diffusers_video.vaes import HunyuanVae, causal_mask
 from hyimg_cli.parallel.ranks import RankPool
 from hyimg_cli.tiling.decode import PatchParallelDecoder, decode_tiled
 from hyimg_cli.tiling.tiles import forecast
 
 CPU = torch.device("cpu")
 CHANNELS = {"hunyuan-video": 4, "wan": 16, "wan-patches": 4}
-Write = Callable[..., TiledVaeLoader]
+Write = Callable[..., VaeLoader]
 
 
 def latents(kind: str, frames: int, grid: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
@@ -25,10 +23,9 @@ def latents(kind: str, frames: int, grid: tuple[int, int], dtype: torch.dtype) -
     return torch.randn(shape, generator=generator).to(dtype)
 
 
-def of_library(loader: TiledVaeLoader, z: torch.Tensor) -> torch.Tensor:
+def of_library(loader: VaeLoader, z: torch.Tensor) -> torch.Tensor:
     """One process, the official class, its own tiled decode; loaded from disk like every rank."""
-    name = json.loads((loader.folder / "config.json").read_text())["_class_name"]
-    vae = getattr(diffusers, name).from_pretrained(loader.folder, dtype=loader.dtype)
+    vae = loader.library()
     vae.enable_tiling()
     with torch.no_grad():
         return vae.decode(z).sample
@@ -105,10 +102,10 @@ def test_a_batch_is_decoded_item_by_item(pool: RankPool, vae_loader: Write) -> N
 
 
 def test_knobs_that_the_library_mishandles_are_refused(vae_loader: Write) -> None:
-    vae = load_tiled_vae(vae_loader("hunyuan-video").folder, torch.float32, CPU).vae
+    vae = vae_loader("hunyuan-video").library()
     vae.enable_tiling(tile_overlap_factor=0.3)
     with pytest.raises(UsageError, match=r"overlap of 0\.3"):
-        tiled_vae(vae)
+        HunyuanVae(vae)
     # The refusal is right: the library's picture has another size.
     with torch.no_grad():
         wrong = vae.decode(torch.zeros(1, 4, 1, 17, 19)).sample
@@ -122,13 +119,3 @@ def test_the_mask_is_the_library_s_own(dtype: torch.dtype, batch: int | None) ->
 
     theirs = library.HunyuanVideo15AttnBlock.prepare_causal_attention_mask
     assert torch.equal(causal_mask(3, 5, dtype, CPU, batch), theirs(3, 5, dtype, CPU, batch))
-
-
-def test_classes_that_are_not_known_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="no tiled decode"):
-        tiled_vae(torch.nn.Linear(1, 1))
-    with pytest.raises(CheckpointError, match="names no autoencoder"):
-        load_tiled_vae(tmp_path, torch.float32, CPU)
-    (tmp_path / "config.json").write_text('{"_class_name": "AutoencoderKL"}')
-    with pytest.raises(CheckpointError, match="AutoencoderKL has no tiled decode"):
-        load_tiled_vae(tmp_path, torch.float32, CPU)

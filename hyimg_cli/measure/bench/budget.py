@@ -131,8 +131,6 @@ def measure_with(weights: Path | None) -> tuple[Measure, str]:
         if weights is not None:
             raise
         return distance, f"LPIPS was not measured: {error.what}. {error.hint}"
-    except ImportError as error:
-        return distance, f"LPIPS was not measured: {error}"
 
     def measured(a: Pixels, b: Pixels) -> Distance:
         return replace(distance(a, b), lpips=lpips.distance(a, b))

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from hyimg_cli.errors import UsageError
+from hyimg_cli.files import SETTINGS_BYTES, text_of
 from hyimg_cli.settings.kinds import nearest
 from hyimg_cli.settings.table import SETTINGS
 from hyimg_cli.spec.events import PHASES
@@ -72,12 +73,14 @@ def read_scenario(name: str) -> Scenario:
     Raises UsageError for a name or a field that is not known.
     """
     path = Path(name) if name.endswith(".toml") else SCENARIOS / f"{name}.toml"
-    if not path.is_file():
+    if not path.exists():
         close = nearest(name, names())
         hint = f"did you mean {close}?" if close else f"there are: {', '.join(names())}"
         raise UsageError(f"there is no comparison {name!r}", hint=hint, code="bench.unknown")
     try:
-        return _scenario(path, tomllib.loads(path.read_text(encoding="utf-8")))
+        return _scenario(path, tomllib.loads(text_of(path, SETTINGS_BYTES)))
+    except OSError as error:
+        raise _fault(path, f"it cannot be read: {error.strerror}") from None
     except tomllib.TOMLDecodeError as error:
         raise _fault(path, f"not valid TOML: {error}") from None
 

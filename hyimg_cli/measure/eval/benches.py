@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+from hyimg_cli.files import TABLE_BYTES, text_of
+
 BENCH = "bench.json"
 VARIANTS = ("A", "B")
 COMPARISON = "kv-reuse"
@@ -26,7 +28,7 @@ def newest_bench(folder: Path) -> Path | None:
 def _name(path: Path) -> str | None:
     """What a bench.json compares; None where it is none."""
     try:
-        entry = json.loads(path.read_text(encoding="utf-8"))
+        entry = json.loads(text_of(path, TABLE_BYTES))
     except (OSError, ValueError):
         return None
     return entry.get("name") if isinstance(entry, dict) else None

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hyimg_cli.errors import HyimgError, ManifestError, UsageError
+from hyimg_cli.files import MANIFEST_BYTES, text_of
 from hyimg_cli.journal.journal import RESULTS, RunFolder
 from hyimg_cli.media.frames import VIDEO_SUFFIXES
 
@@ -98,7 +99,7 @@ def _two_sided(a: Path, b: Path, rule: PairingRule) -> Pairing:
 
 def is_run(folder: Path) -> bool:
     """Whether a folder holds a run of `hyimg generate`."""
-    return (folder / RESULTS).is_file()
+    return (folder / RESULTS).exists()
 
 
 def _of_one_kind(pair: Pair) -> Pair:
@@ -115,7 +116,9 @@ def _folder_pairs(a: Path, b: Path) -> Pairing:
 def _media_in(folder: Path) -> dict[str, Path]:
     known = (*IMAGE_SUFFIXES, *VIDEO_SUFFIXES)
     files = (path for path in sorted(folder.rglob("*")) if path.suffix.lower() in known)
-    found = {path.relative_to(folder).as_posix(): path for path in files if path.is_file()}
+    # A pipe or a device is told of when it is opened, not passed over.
+    present = (path for path in files if path.exists() and not path.is_dir())
+    found = {path.relative_to(folder).as_posix(): path for path in present}
     return {name: path for name, path in found.items() if not _is_hidden(name)}
 
 
@@ -170,7 +173,7 @@ def _manifest_pairs(path: Path) -> Pairing:
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = text_of(path, MANIFEST_BYTES, encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise _usage("the manifest cannot be read", path, str(error)) from None
     yield from ((n, line) for n, line in enumerate(text.split("\n"), 1) if line.strip())

@@ -15,6 +15,7 @@ from hyimg_cli.errors import ManifestError, UsageError
 from hyimg_cli.journal.keys import by_graphs
 from hyimg_cli.manifest.manifest import Manifest, manifest_of
 from hyimg_cli.measure.replay.run_folder import images_there, model_there, title_of
+from hyimg_cli.media.images import MAX_SOURCE_BYTES
 from hyimg_cli.media.recorded import Described, Record
 from hyimg_cli.models import registry
 from hyimg_cli.spec import digest
@@ -166,7 +167,7 @@ def _listed(places: Sequence[Path]) -> str:
 
 def _digest(path: Path) -> str:
     try:
-        return digest.of_file(path)
+        return digest.of_file(path, MAX_SOURCE_BYTES)
     except OSError as error:
         what = f"it cannot be read: {error.strerror}"
         raise _fault("unreadable-image", what, path) from None

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hyimg_cli.errors import HyimgError, OutputFolderError
+from hyimg_cli.files import JOURNAL_BYTES, SETTINGS_BYTES, text_of
 from hyimg_cli.journal.journal import OUTPUTS, RESOLVED, RUN, RunFolder
 from hyimg_cli.spec import digest
 
@@ -60,7 +61,7 @@ def refuse_other_runs(folder: Path, custom_id: str) -> None:
     if not results:
         return
     try:
-        name = json.loads((folder / RUN).read_text(encoding="utf-8"))["manifest"]["name"]
+        name = json.loads(text_of(folder / RUN, SETTINGS_BYTES))["manifest"]["name"]
     except (OSError, ValueError, KeyError, TypeError):
         name = ""
     if not str(name).startswith(_TITLE) or results.keys() != {custom_id}:
@@ -82,7 +83,7 @@ def _resolved(file: Path, custom_id: str) -> dict[str, Any]:
 
 def _objects(path: Path) -> Iterator[dict[str, Any]]:
     try:
-        for line in path.read_text(encoding="utf-8").splitlines():
+        for line in text_of(path, JOURNAL_BYTES).splitlines():
             entry = json.loads(line)
             if isinstance(entry, dict):
                 yield entry

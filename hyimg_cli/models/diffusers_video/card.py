@@ -12,7 +12,7 @@ from typing import Any
 from hyimg_cli.errors import CheckpointError
 from hyimg_cli.models.diffusers_video.layout import (
     HUNYUAN_VIDEO15,
-    Layout,
+    CheckpointLayout,
     read_json,
     read_layout,
 )
@@ -38,7 +38,7 @@ def video_card(folder: Path, model: str) -> VideoCard:
     """
     layout = read_layout(folder)
     refuse_unsupported(layout)
-    extra = read_json(folder / "card.json") if (folder / "card.json").is_file() else {}
+    extra = read_json(folder / "card.json") if (folder / "card.json").exists() else {}
     card = (_hunyuan if layout.family == HUNYUAN_VIDEO15 else _wan)(layout, model)
     return replace(
         card,
@@ -73,7 +73,7 @@ def _crop_sizes(target_size: int, cell: int) -> Iterator[Size]:
             height -= 1
 
 
-def _hunyuan(layout: Layout, model: str) -> VideoCard:
+def _hunyuan(layout: CheckpointLayout, model: str) -> VideoCard:
     network, vae = layout.components["transformer"].config(), layout.components["vae"].config()
     cell = int(vae.get("spatial_compression_ratio", 16))
     target = int(network.get("target_size", 640))
@@ -102,7 +102,7 @@ def _hunyuan(layout: Layout, model: str) -> VideoCard:
     )
 
 
-def _wan(layout: Layout, model: str) -> VideoCard:
+def _wan(layout: CheckpointLayout, model: str) -> VideoCard:
     network, vae = layout.components["transformer"].config(), layout.components["vae"].config()
     cell = int(vae.get("scale_factor_spatial", 8))
     tile, stride = _TILE_PIXELS // cell, _STRIDE_PIXELS // cell
@@ -127,7 +127,7 @@ def _wan(layout: Layout, model: str) -> VideoCard:
     )
 
 
-def _wan_defaults(layout: Layout) -> VideoDefaults:
+def _wan_defaults(layout: CheckpointLayout) -> VideoDefaults:
     """Wan 2.1's, those of the 2.2 pair (720p, two scales), or of the 2.2 5B (24 fps)."""
     scheduler = layout.components["scheduler"]
     key = "flow_shift" if scheduler.class_name == "UniPCMultistepScheduler" else "shift"
@@ -152,22 +152,22 @@ def _wan_defaults(layout: Layout) -> VideoDefaults:
     return plain
 
 
-def _guidance(layout: Layout) -> float:
+def _guidance(layout: CheckpointLayout) -> float:
     """The guider's scale; 1, which is none, where it is switched off (a distilled checkpoint)."""
     guider = layout.components["guider"].config()
     return float(guider.get("guidance_scale", 6.0)) if guider.get("enabled", True) else 1.0
 
 
-def _shift(layout: Layout, key: str, otherwise: float) -> float:
+def _shift(layout: CheckpointLayout, key: str, otherwise: float) -> float:
     return float(layout.components["scheduler"].config().get(key, otherwise))
 
 
-def _component_bytes(layout: Layout) -> tuple[tuple[str, int], ...]:
+def _component_bytes(layout: CheckpointLayout) -> tuple[tuple[str, int], ...]:
     found = [(c.name, c.stored_bytes()) for c in layout.components.values() if c.has_weights]
     return tuple((name, count) for name, count in found if count is not None)
 
 
-def _component_parameters(layout: Layout) -> tuple[tuple[str, int], ...]:
+def _component_parameters(layout: CheckpointLayout) -> tuple[tuple[str, int], ...]:
     found = [(c.name, c.parameters()) for c in layout.components.values() if c.has_weights]
     return tuple((name, count) for name, count in found if count is not None)
 

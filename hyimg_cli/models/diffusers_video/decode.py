@@ -2,7 +2,6 @@
 
 # Legend: B batch, C channel, F latent frames, Y X latent rows and columns, T H W pixels
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import numpy as np
 import torch
@@ -10,7 +9,6 @@ from torch import Tensor
 
 from hyimg_cli.errors import OutputError
 from hyimg_cli.models.latent_video import VideoVae
-from hyimg_cli.models.tiled_vaes import OverlapTiled, StrideTiled
 
 PIECE_FRAMES = 8
 
@@ -30,38 +28,6 @@ class LibraryDecoder:
             module.disable_tiling()
         pixels: Tensor = module.decode(latents_BCFYX, return_dict=False)[0]
         return pixels
-
-
-class HunyuanVae(OverlapTiled):
-    """AutoencoderKLHunyuanVideo15: one factor, no layer beside its decoder."""
-
-    @property
-    def module(self) -> Any:
-        return self.vae
-
-    def unscaled(self, latents_BCFYX: Tensor) -> Tensor:
-        latents = latents_BCFYX.to(self.module.device, self.module.dtype)
-        factor: float = self.module.config.scaling_factor
-        return latents / factor
-
-
-class WanVae(StrideTiled):
-    """AutoencoderKLWan: mean and deviation by channel, frame by frame with kept features."""
-
-    @property
-    def module(self) -> Any:
-        return self.vae
-
-    def unscaled(self, latents_BCFYX: Tensor) -> Tensor:
-        latents = latents_BCFYX.to(self.module.device, self.module.dtype)
-        # The reciprocal is rounded before it divides, as in WanPipeline.
-        inverse = 1.0 / self._by_channel(self.module.config.latents_std, torch.float32)
-        return latents / inverse.to(latents) + self._by_channel(
-            self.module.config.latents_mean, latents.dtype
-        )
-
-    def _by_channel(self, values: list[float], dtype: torch.dtype) -> Tensor:
-        return torch.tensor(values).view(1, -1, 1, 1, 1).to(self.module.device, dtype)
 
 
 def frames(pixels_BCTHW: Tensor) -> Iterator[np.ndarray]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hyimg_cli.models.diffusers_video import step_cache
-from hyimg_cli.models.diffusers_video.scheduling import Schedule
+from hyimg_cli.models.diffusers_video.scheduling import JobScheduler
 
 Velocity = Callable[[int, Tensor], Tensor]
 
@@ -18,7 +18,7 @@ class Denoiser:
 
     def __init__(
         self,
-        schedule: Schedule,
+        schedule: JobScheduler,
         velocity: Velocity,
         noise_1CFYX: Tensor,
         networks: Sequence[Any],

@@ -18,16 +18,16 @@ from hyimg_cli.models.diffusers_video import step_cache
 from hyimg_cli.models.diffusers_video.attention import MaskFreeAttention
 from hyimg_cli.models.diffusers_video.branches import RunningBranches
 from hyimg_cli.models.diffusers_video.card import HUNYUAN_MAX_TOKENS
-from hyimg_cli.models.diffusers_video.decode import HunyuanVae
 from hyimg_cli.models.diffusers_video.denoising import Denoiser
-from hyimg_cli.models.diffusers_video.layout import Layout
+from hyimg_cli.models.diffusers_video.layout import CheckpointLayout
 from hyimg_cli.models.diffusers_video.prompts_hunyuan import (
     GLYPH,
     MAX_GLYPH_TOKENS,
     TEXT,
     HunyuanPrompts,
 )
-from hyimg_cli.models.diffusers_video.scheduling import Schedule
+from hyimg_cli.models.diffusers_video.scheduling import JobScheduler
+from hyimg_cli.models.diffusers_video.vaes import HunyuanVae
 from hyimg_cli.models.diffusers_video.weights import Place, configured, load_weights
 from hyimg_cli.models.latent_video import Branch, BranchInputs, PromptEmbedding
 from hyimg_cli.spec.job import VideoJob
@@ -46,7 +46,7 @@ class Way(Protocol):
 class HunyuanVideo15:
     """The family: components of one checkpoint, each loaded at its first use."""
 
-    def __init__(self, layout: Layout, place: Place, *, is_fast: bool) -> None:
+    def __init__(self, layout: CheckpointLayout, place: Place, *, is_fast: bool) -> None:
         self.layout = layout
         self.place = place
         self.is_fast = is_fast
@@ -75,20 +75,20 @@ class HunyuanVideo15:
         return dtype
 
     def denoiser(self, job: VideoJob, noise_1CFYX: Tensor, branches: RunningBranches) -> Denoiser:
-        schedule = Schedule(
+        schedule = JobScheduler(
             self.layout.components["scheduler"],
             steps=job.num_inference_steps,
             flow_shift=job.flow_shift,
             device=self.place.device,
             is_linear=True,
         )
-        velocity = GuidedVelocity(self._guider(job), schedule.timesteps, branches)
+        velocity = HunyuanVelocity(self._guider(job), schedule.timesteps, branches)
         return Denoiser(schedule, velocity, noise_1CFYX, [self.network])
 
     def branch(self, inputs: BranchInputs, noise_like_1CFYX: Tensor) -> Branch:
         step_cache.forget(self.network)
         # What depends on the job alone is computed now.
-        self.place.residents.bring(self.network)
+        self.place.offload.bring(self.network)
         way: Way = (HoistedWay if self.is_fast else StockWay)(self.network)
         forward = way.forward_of(inputs.embedding, noise_like_1CFYX)
         # No picture to continue from: its latents and their mask are zeros for every step.
@@ -96,7 +96,7 @@ class HunyuanVideo15:
         condition = noise_like_1CFYX.new_zeros(1, channels, *noise_like_1CFYX.shape[2:])
 
         def velocity(latents_BCFYX: Tensor, timestep_B: Tensor) -> Tensor:
-            self.place.residents.bring(self.network)
+            self.place.offload.bring(self.network)
             with self.network.cache_context(CONTEXTS[inputs.number]):
                 return forward(torch.cat([latents_BCFYX, condition], dim=1), timestep_B)
 
@@ -109,7 +109,7 @@ class HunyuanVideo15:
         )
 
 
-class GuidedVelocity:
+class HunyuanVelocity:
     """The velocity at a step: what the job's own guider makes of its branches'.
 
     A guider that is switched off at some steps has both branches evaluated there all the same.

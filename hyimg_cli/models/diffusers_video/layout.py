@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from hyimg_cli.errors import CheckpointError
+from hyimg_cli.files import TABLE_BYTES, text_of
 from hyimg_cli.loading import checkpoint
 from hyimg_cli.spec import digest
 
@@ -81,7 +82,7 @@ class Component:
         if self.has_weights:
             return checkpoint.fingerprint(self.folder, self.stem)
         files = sorted(f for f in self.folder.glob("*") if f.suffix in _TOKENIZER_SUFFIXES)
-        return digest.of_json([[file.name, digest.of_file(file)] for file in files])
+        return digest.of_json([[file.name, checkpoint.file_digest(file)] for file in files])
 
     def parameters(self) -> int | None:
         """How many numbers its weights are, by the files' headers; None where they are not all
@@ -98,7 +99,7 @@ class Component:
         there yet.
         """
         index = self.folder / f"{self.stem}.safetensors.index.json"
-        if index.is_file():
+        if index.exists():
             total = read_json(index).get("metadata", {}).get("total_size")
             if isinstance(total, int):
                 return total
@@ -108,7 +109,7 @@ class Component:
 
 
 @dataclass(frozen=True)
-class Layout:
+class CheckpointLayout:
     """A checkpoint's family and components, each checked to be one that we know how to load."""
 
     folder: Path
@@ -120,18 +121,18 @@ class Layout:
         """Changes when any file that matters does."""
         parts = [[c.name, c.identity()] for c in sorted(self.components.values(), key=_name)]
         extra = self.folder / "card.json"
-        card = digest.of_file(extra) if extra.is_file() else None
-        return digest.of_json([digest.of_file(self.folder / INDEX), card, parts])
+        card = checkpoint.file_digest(extra) if extra.exists() else None
+        return digest.of_json([checkpoint.file_digest(self.folder / INDEX), card, parts])
 
 
 def is_video_checkpoint(folder: Path) -> bool:
     """Whether the folder is in diffusers' layout."""
-    return (folder / INDEX).is_file()
+    return (folder / INDEX).exists()
 
 
-def read_layout(folder: Path) -> Layout:
+def read_layout(folder: Path) -> CheckpointLayout:
     """The checkpoint in `folder`. Raises CheckpointError for another pipeline or foreign code."""
-    if not (folder / INDEX).is_file():
+    if not is_video_checkpoint(folder):
         raise CheckpointError(
             f"there is no {INDEX}: this is not a checkpoint in diffusers' layout",
             where=str(folder),
@@ -155,13 +156,13 @@ def read_layout(folder: Path) -> Layout:
         for name, classes in _KNOWN[family].items()
         if not (name in _OPTIONAL and _is_absent(index.get(name)))
     }
-    return Layout(folder, family, components, index)
+    return CheckpointLayout(folder, family, components, index)
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object. Raises CheckpointError where the file is missing or something else."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(text_of(path, TABLE_BYTES))
     except FileNotFoundError:
         raise CheckpointError(
             f"{path.parent.name}/{path.name} is missing",

@@ -10,6 +10,8 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from hyimg_cli.errors import JobError
+from hyimg_cli.files import TABLE_BYTES, bytes_of
+from hyimg_cli.loading.checkpoint import readable
 from hyimg_cli.manifest.video_cost import strings
 from hyimg_cli.spec.card import VideoCard
 from hyimg_cli.spec.job import VideoJob
@@ -35,4 +37,7 @@ def check_texts(job: VideoJob, folder: Path, card: VideoCard) -> None:
 def _tokenizer(folder: Path) -> Tokenizer | None:
     """The main text encoder's; None where the checkpoint keeps it in another form."""
     file = folder / "tokenizer" / "tokenizer.json"
-    return Tokenizer.from_file(str(file)) if file.is_file() else None
+    if not file.exists():
+        return None
+    with readable(file):
+        return Tokenizer.from_buffer(bytes_of(file, TABLE_BYTES))

@@ -5,9 +5,9 @@ from pathlib import Path
 import torch
 
 from hyimg_cli.errors import MachineError
-from hyimg_cli.models.diffusers_video.layout import HUNYUAN_VIDEO15, Layout, read_layout
-from hyimg_cli.models.diffusers_video.model import DiffusersVideo, Family
-from hyimg_cli.models.diffusers_video.residents import AllResident, OneResident
+from hyimg_cli.models.diffusers_video.layout import HUNYUAN_VIDEO15, CheckpointLayout, read_layout
+from hyimg_cli.models.diffusers_video.model import DiffusersVideo, VideoNetworks
+from hyimg_cli.models.diffusers_video.offload import NoOffload, OneAtATime
 from hyimg_cli.models.diffusers_video.weights import Place, check_weights
 from hyimg_cli.spec.card import VideoCard
 from hyimg_cli.spec.run import ModelChoice
@@ -29,7 +29,7 @@ def load_video(
     )
 
 
-def _family(layout: Layout, place: Place, *, is_fast: bool) -> Family:
+def _family(layout: CheckpointLayout, place: Place, *, is_fast: bool) -> VideoNetworks:
     if layout.family == HUNYUAN_VIDEO15:
         from hyimg_cli.models.diffusers_video.hunyuan_video15 import HunyuanVideo15
 
@@ -59,4 +59,4 @@ def _place(choice: ModelChoice) -> Place:
     device = torch.device("cpu" if is_cpu else name)
     by_default = torch.float32 if is_cpu else torch.bfloat16
     dtype = by_default if choice.dtype == "auto" else getattr(torch, choice.dtype)
-    return Place(device, dtype, OneResident(device) if choice.cpu_offload else AllResident())
+    return Place(device, dtype, OneAtATime(device) if choice.cpu_offload else NoOffload())

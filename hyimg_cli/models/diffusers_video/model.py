@@ -1,4 +1,4 @@
-"""A loaded video checkpoint behind the engine's face; what differs by family is a `Family`."""
+"""A loaded video checkpoint as the engine knows it; families differ in their `VideoNetworks`."""
 
 # Legend: B batch, C channel, F latent frames, Y X latent rows and columns, T H W pixels
 from collections.abc import Callable, Iterator, Mapping
@@ -31,7 +31,7 @@ from hyimg_cli.spec.card import VideoCard
 from hyimg_cli.spec.job import VideoJob
 
 
-class Family(Protocol):
+class VideoNetworks(Protocol):
     """What a family brings; its networks are loaded at their first use, or when it is asked."""
 
     @property
@@ -66,7 +66,7 @@ class DiffusersVideo:
     """
 
     def __init__(
-        self, card: VideoCard, family: Family, *, parameter_count: int, is_tiled: bool
+        self, card: VideoCard, family: VideoNetworks, *, parameter_count: int, is_tiled: bool
     ) -> None:
         self._card = card
         self.family = family
@@ -141,7 +141,7 @@ class DiffusersVideo:
         if not bool(torch.isfinite(latents_BCFYX).all()):
             raise OutputError("the latents are not finite", code="output-video.not-finite")
         vae = self.family.vae
-        self.family.place.residents.bring(vae.module)
+        self.family.place.offload.bring(vae.module)
         return frames(self.decoder.decode(vae.unscaled(latents_BCFYX)))
 
     def _noise(self, job: VideoJob) -> Tensor:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from safetensors.torch import load, save
 
-from hyimg_cli.models.diffusers_video.layout import Layout
+from hyimg_cli.models.diffusers_video.layout import CheckpointLayout
 from hyimg_cli.models.diffusers_video.weights import Place, load_tokenizer, load_weights
 from hyimg_cli.models.latent_video import PromptEmbedding
 from hyimg_cli.spec import digest
@@ -22,10 +22,16 @@ _LIBRARIES = ("torch", "transformers", "diffusers", "tokenizers")
 _KEY, _NOTES = "key", "notes"
 
 
-class Encoders:
-    """The text encoders and tokenizers of a checkpoint, loaded one by one at their first use."""
+class CheckpointPrompts:
+    """The text encoders and tokenizers of a checkpoint, loaded one by one at their first use: a
+    `PromptEncoder` once a family adds `key` and `encode`.
 
-    def __init__(self, layout: Layout, place: Place) -> None:
+    `tensors` names an embedding's tensors, and says of each whether it must be there.
+    """
+
+    tensors: Mapping[str, bool]
+
+    def __init__(self, layout: CheckpointLayout, place: Place) -> None:
         self.layout = layout
         self.place = place
         self.runs: Counter[str] = Counter()
@@ -38,7 +44,7 @@ class Encoders:
         if name not in self._networks:
             self._networks[name] = load_weights(self.layout.components[name], self.place)
         self.runs[name] += 1
-        self.place.residents.bring(self._networks[name])
+        self.place.offload.bring(self._networks[name])
         return self._networks[name]
 
     def tokenizer(self, name: str) -> Any:
@@ -56,13 +62,26 @@ class Encoders:
     def release(self) -> None:
         """Free the networks' memory; tokenizers stay."""
         if self._networks:
-            self.place.residents.leave()
+            self.place.offload.release()
         self._networks.clear()
         gc.collect()
         if self.place.device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def key(self, **parts: Any) -> str:
+    @property
+    def encoder_runs(self) -> Mapping[str, int]:
+        return dict(self.runs)
+
+    def pack(self, embedding: PromptEmbedding) -> bytes:
+        """safetensors: the tensors to the bit, key and notes in the header."""
+        notes = json.dumps(list(embedding.notes))
+        tensors = {name: tensor.contiguous() for name, tensor in embedding.tensors.items()}
+        return save(tensors, metadata={_KEY: embedding.key, _NOTES: notes})
+
+    def unpack(self, data: bytes, key: str) -> PromptEmbedding:
+        return unpack(data, key, self.tensors)
+
+    def digest_of(self, **parts: Any) -> str:
         """A digest of `parts` and of what shapes every embedding: dtype, device, libraries."""
         return digest.of_json(
             {
@@ -100,13 +119,6 @@ def cut_note(count: int, limit: int, what: str) -> tuple[str, ...]:
     if count <= limit:
         return ()
     return (f"{what} is {count} tokens long and was cut: its encoder reads {limit}",)
-
-
-def pack(embedding: PromptEmbedding) -> bytes:
-    """safetensors: the tensors to the bit, key and notes in the header."""
-    notes = json.dumps(list(embedding.notes))
-    tensors = {name: tensor.contiguous() for name, tensor in embedding.tensors.items()}
-    return save(tensors, metadata={_KEY: embedding.key, _NOTES: notes})
 
 
 def unpack(data: bytes, key: str, names: Mapping[str, bool]) -> PromptEmbedding:

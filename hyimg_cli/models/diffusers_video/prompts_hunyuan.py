@@ -6,8 +6,7 @@ under no_grad: with gradients another attention kernel is picked, and other bits
 
 # Legend: N tokens of the main stream, M glyph tokens, W width
 import inspect
-from collections.abc import Mapping
-from functools import cache
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -18,11 +17,8 @@ from diffusers.pipelines.hunyuan_video1_5.pipeline_hunyuan_video1_5 import (
 )
 from torch import Tensor
 
-from hyimg_cli.models.diffusers_video import prompts
 from hyimg_cli.models.diffusers_video.card import HUNYUAN_MAX_TOKENS
-from hyimg_cli.models.diffusers_video.layout import Layout
-from hyimg_cli.models.diffusers_video.prompts import Encoders, cut_note
-from hyimg_cli.models.diffusers_video.weights import Place
+from hyimg_cli.models.diffusers_video.prompts import CheckpointPrompts, cut_note
 from hyimg_cli.models.latent_video import PromptEmbedding
 
 TEXT, GLYPH = "text", "glyph"
@@ -32,24 +28,24 @@ SKIPPED_LAYERS = 2
 _TENSORS = {TEXT: True, GLYPH: False}
 
 
-class HunyuanPrompts:
+class HunyuanPrompts(CheckpointPrompts):
     """The checkpoint's `PromptEncoder`: `text` [N, W] always, `glyph` [M, W] for quoted text."""
 
-    def __init__(self, layout: Layout, place: Place) -> None:
-        self.encoders = Encoders(layout, place)
-        self.max_tokens = HUNYUAN_MAX_TOKENS
-        self.system_message = system_message()
+    tensors = _TENSORS
+    max_tokens = HUNYUAN_MAX_TOKENS
 
-    @property
-    def encoder_runs(self) -> Mapping[str, int]:
-        return dict(self.encoders.runs)
+    @cached_property
+    def system_message(self) -> str:
+        """The library's own, spaces and all: the template's 108 tokens count on it."""
+        signature = inspect.signature(HunyuanVideo15Pipeline._get_mllm_prompt_embeds)
+        return str(signature.parameters["system_message"].default)
 
     def key(self, text: str) -> str:
         """By the exact string: nothing of it is stripped."""
-        glyph = [*self.encoders.identity("text_encoder_2", "tokenizer_2"), MAX_GLYPH_TOKENS]
-        return self.encoders.key(
+        glyph = [*self.identity("text_encoder_2", "tokenizer_2"), MAX_GLYPH_TOKENS]
+        return self.digest_of(
             text=text,
-            files=self.encoders.identity("text_encoder", "tokenizer"),
+            files=self.identity("text_encoder", "tokenizer"),
             template=[self.system_message, TEMPLATE_TOKENS, self.max_tokens, SKIPPED_LAYERS],
             # A prompt that quotes nothing never meets the glyph encoder.
             glyph=glyph if extract_glyph_texts(text) is not None else None,
@@ -64,19 +60,10 @@ class HunyuanPrompts:
             notes += glyph_notes
         return PromptEmbedding(self.key(text), tensors, notes)
 
-    def pack(self, embedding: PromptEmbedding) -> bytes:
-        return prompts.pack(embedding)
-
-    def unpack(self, data: bytes, key: str) -> PromptEmbedding:
-        return prompts.unpack(data, key, _TENSORS)
-
-    def release(self) -> None:
-        self.encoders.release()
-
     def _main(self, text: str) -> tuple[Tensor, tuple[str, ...]]:
-        tokenizer, place = self.encoders.tokenizer("tokenizer"), self.encoders.place
+        tokenizer, place = self.tokenizer("tokenizer"), self.place
         states, mask = HunyuanVideo15Pipeline._get_mllm_prompt_embeds(
-            text_encoder=self.encoders.network("text_encoder"),
+            text_encoder=self.network("text_encoder"),
             tokenizer=tokenizer,
             prompt=text,
             device=place.device,
@@ -89,10 +76,10 @@ class HunyuanPrompts:
         return _valid(states, mask, place.dtype), cut_note(count, self.max_tokens, "the prompt")
 
     def _glyph(self, text: str) -> tuple[Tensor, tuple[str, ...]]:
-        tokenizer, place = self.encoders.tokenizer("tokenizer_2"), self.encoders.place
+        tokenizer, place = self.tokenizer("tokenizer_2"), self.place
         states, mask = HunyuanVideo15Pipeline._get_byt5_prompt_embeds(
             tokenizer=tokenizer,
-            text_encoder=self.encoders.network("text_encoder_2"),
+            text_encoder=self.network("text_encoder_2"),
             prompt=text,
             device=place.device,
             tokenizer_max_length=MAX_GLYPH_TOKENS,
@@ -100,13 +87,6 @@ class HunyuanPrompts:
         count = len(tokenizer(extract_glyph_texts(text)).input_ids)
         notes = cut_note(count, MAX_GLYPH_TOKENS, "the quoted text")
         return _valid(states, mask, place.dtype), notes
-
-
-@cache
-def system_message() -> str:
-    """The library's own, spaces and all: the template's 108 tokens count on it."""
-    signature = inspect.signature(HunyuanVideo15Pipeline._get_mllm_prompt_embeds)
-    return str(signature.parameters["system_message"].default)
 
 
 def _template_length(tokenizer: Any, text: str, system: str) -> int:

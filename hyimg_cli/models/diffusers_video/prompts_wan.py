@@ -5,51 +5,42 @@ no_grad. Called directly it would cut at 226 tokens; its pipeline asks for 512.
 """
 
 # Legend: N tokens, W width
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 from diffusers import WanPipeline
 from diffusers.pipelines.wan.pipeline_wan import prompt_clean
 
-from hyimg_cli.models.diffusers_video import prompts
 from hyimg_cli.models.diffusers_video.card import WAN_MAX_TOKENS
-from hyimg_cli.models.diffusers_video.layout import Layout
-from hyimg_cli.models.diffusers_video.prompts import Encoders, cut_note, installed
-from hyimg_cli.models.diffusers_video.weights import Place
+from hyimg_cli.models.diffusers_video.prompts import CheckpointPrompts, cut_note, installed
 from hyimg_cli.models.latent_video import PromptEmbedding
 
 TEXT = "text"
 _TENSORS = {TEXT: True}
 
 
-class WanPrompts:
+class WanPrompts(CheckpointPrompts):
     """The checkpoint's `PromptEncoder`: `text` [N, W]."""
 
-    def __init__(self, layout: Layout, place: Place) -> None:
-        self.encoders = Encoders(layout, place)
-        self.max_tokens = WAN_MAX_TOKENS
-
-    @property
-    def encoder_runs(self) -> Mapping[str, int]:
-        return dict(self.encoders.runs)
+    tensors = _TENSORS
+    max_tokens = WAN_MAX_TOKENS
 
     def key(self, text: str) -> str:
         """By the cleaned string, which another ftfy, or none, would clean differently."""
-        return self.encoders.key(
+        return self.digest_of(
             text=prompt_clean(text),
-            files=self.encoders.identity("text_encoder", "tokenizer"),
+            files=self.identity("text_encoder", "tokenizer"),
             max_tokens=self.max_tokens,
             ftfy=installed("ftfy"),
         )
 
     @torch.no_grad()
     def encode(self, text: str) -> PromptEmbedding:
-        tokenizer, place = self.encoders.tokenizer("tokenizer"), self.encoders.place
+        tokenizer, place = self.tokenizer("tokenizer"), self.place
         count = len(tokenizer(prompt_clean(text)).input_ids)
         pipeline: Any = WanPipeline(
             tokenizer=tokenizer,
-            text_encoder=self.encoders.network("text_encoder"),
+            text_encoder=self.network("text_encoder"),
             vae=None,
             scheduler=None,
         )
@@ -63,12 +54,3 @@ class WanPrompts:
         valid_NW = states_1NW[0, : min(count, self.max_tokens)].cpu().clone()
         notes = cut_note(count, self.max_tokens, "the prompt")
         return PromptEmbedding(self.key(text), {TEXT: valid_NW}, notes)
-
-    def pack(self, embedding: PromptEmbedding) -> bytes:
-        return prompts.pack(embedding)
-
-    def unpack(self, data: bytes, key: str) -> PromptEmbedding:
-        return prompts.unpack(data, key, _TENSORS)
-
-    def release(self) -> None:
-        self.encoders.release()

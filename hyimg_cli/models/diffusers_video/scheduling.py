@@ -30,7 +30,7 @@ _REMEMBERED = {
 _SHIFT_NAMES = {"FlowMatchEulerDiscreteScheduler": "shift", "UniPCMultistepScheduler": "flow_shift"}
 
 
-class Schedule:
+class JobScheduler:
     """The denoise steps of one job: `timesteps` on the device, `levels` the same on the host."""
 
     def __init__(

@@ -7,12 +7,12 @@ of a job, or into films that are quietly wrong.
 from collections.abc import Iterator
 
 from hyimg_cli.errors import CheckpointError
-from hyimg_cli.models.diffusers_video.layout import HUNYUAN_VIDEO15, Component, Layout
+from hyimg_cli.models.diffusers_video.layout import HUNYUAN_VIDEO15, CheckpointLayout, Component
 
 _USE_T2V = "use the t2v checkpoint of the same size"
 
 
-def refuse_unsupported(layout: Layout) -> None:
+def refuse_unsupported(layout: CheckpointLayout) -> None:
     """Passes a checkpoint that can be run. Raises CheckpointError, which says why another cannot
     be.
     """
@@ -37,7 +37,7 @@ def _refuse_quantized(component: Component) -> None:
         )
 
 
-def _hunyuan(layout: Layout) -> Iterator[tuple[str, str]]:
+def _hunyuan(layout: CheckpointLayout) -> Iterator[tuple[str, str]]:
     network = layout.components["transformer"].config()
     task = network.get("task_type", "t2v")
     if task != "t2v":
@@ -50,7 +50,7 @@ def _hunyuan(layout: Layout) -> Iterator[tuple[str, str]]:
         yield what, "use the t2v checkpoint that is not step-distilled"
 
 
-def _wan(layout: Layout) -> Iterator[tuple[str, str]]:
+def _wan(layout: CheckpointLayout) -> Iterator[tuple[str, str]]:
     network, vae = layout.components["transformer"].config(), layout.components["vae"].config()
     taken, made = network.get("in_channels", 16), vae.get("z_dim", 16)
     if taken != made:

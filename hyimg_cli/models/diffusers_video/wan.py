@@ -14,12 +14,12 @@ from torch import Tensor
 from hyimg_cli.models.diffusers_video import step_cache
 from hyimg_cli.models.diffusers_video.branches import RunningBranches
 from hyimg_cli.models.diffusers_video.card import WAN_MAX_TOKENS
-from hyimg_cli.models.diffusers_video.decode import WanVae
 from hyimg_cli.models.diffusers_video.denoising import Denoiser
-from hyimg_cli.models.diffusers_video.layout import Layout
+from hyimg_cli.models.diffusers_video.layout import CheckpointLayout
+from hyimg_cli.models.diffusers_video.offload import Offload
 from hyimg_cli.models.diffusers_video.prompts_wan import TEXT, WanPrompts
-from hyimg_cli.models.diffusers_video.residents import Residents
-from hyimg_cli.models.diffusers_video.scheduling import Schedule
+from hyimg_cli.models.diffusers_video.scheduling import JobScheduler
+from hyimg_cli.models.diffusers_video.vaes import WanVae
 from hyimg_cli.models.diffusers_video.weights import Place, load_weights
 from hyimg_cli.models.latent_video import Branch, BranchInputs, PromptEmbedding
 from hyimg_cli.spec.job import VideoJob
@@ -38,7 +38,7 @@ class Stage:
 class Wan:
     """The family: components of one checkpoint, each loaded at its first use."""
 
-    def __init__(self, layout: Layout, place: Place) -> None:
+    def __init__(self, layout: CheckpointLayout, place: Place) -> None:
         self.layout = layout
         self.place = place
         self.prompts = WanPrompts(layout, place)
@@ -70,7 +70,7 @@ class Wan:
     def denoiser(self, job: VideoJob, noise_1CFYX: Tensor, branches: RunningBranches) -> Denoiser:
         schedule = self._schedule(job)
         scales = [stage.guidance_scale for stage in self._stages(job, schedule)]
-        velocity = GuidedVelocity(scales, schedule.timesteps, branches, self.networks[0].dtype)
+        velocity = WanVelocity(scales, schedule.timesteps, branches, self.networks[0].dtype)
         return Denoiser(schedule, velocity, noise_1CFYX, self.networks)
 
     def branch(self, inputs: BranchInputs, noise_like_1CFYX: Tensor) -> Branch:
@@ -84,11 +84,11 @@ class Wan:
             schedule.sigmas,
             text_1NM,
             self._timestep_rows(noise_like_1CFYX),
-            self.place.residents,
+            self.place.offload,
         )
 
-    def _schedule(self, job: VideoJob) -> Schedule:
-        return Schedule(
+    def _schedule(self, job: VideoJob) -> JobScheduler:
+        return JobScheduler(
             self.layout.components["scheduler"],
             steps=job.num_inference_steps,
             flow_shift=job.flow_shift,
@@ -96,7 +96,7 @@ class Wan:
             is_linear=False,
         )
 
-    def _stages(self, job: VideoJob, schedule: Schedule) -> list[Stage]:
+    def _stages(self, job: VideoJob, schedule: JobScheduler) -> list[Stage]:
         """Of each step, decided before the loop: at `boundary_ratio` the second network takes
         over.
         """
@@ -117,7 +117,7 @@ class Wan:
         return int(frames * len(range(0, height, 2)) * len(range(0, width, 2)))
 
 
-class GuidedVelocity:
+class WanVelocity:
     """The velocity at a step: u + g (c - u), in the transformer's dtype."""
 
     def __init__(
@@ -152,7 +152,7 @@ class CountingBranch:
         sigmas: list[float],
         text_1NM: Tensor,
         timestep_rows: int | None,
-        residents: Residents,
+        offload: Offload,
     ) -> None:
         self._step = inputs.first_step
         self._context = CONTEXTS[inputs.number]
@@ -160,12 +160,12 @@ class CountingBranch:
         self._sigmas = sigmas
         self._text = text_1NM
         self._timestep_rows = timestep_rows
-        self._residents = residents
+        self._offload = offload
 
     def __call__(self, latents_BCFYX: Tensor, timestep_B: Tensor) -> Tensor:
         step, self._step = self._step, self._step + 1
         network, count = self._stages[step].network, len(self._stages)
-        self._residents.bring(network)
+        self._offload.bring(network)
         where = {"step_index": step, "sigma": self._sigmas[step], "num_inference_steps": count}
         if self._timestep_rows is not None:
             timestep_B = timestep_B.float()[:, None].expand(-1, self._timestep_rows)

@@ -20,10 +20,10 @@ from torch import nn
 from transformers.utils import logging as transformers_logging
 
 from hyimg_cli.errors import CheckpointError, MachineError
-from hyimg_cli.loading.checkpoint import TensorInfo, check_against, tensor_index
+from hyimg_cli.loading.checkpoint import TensorInfo, check_against, refuse_special, tensor_index
 from hyimg_cli.memory.present import available_bytes, gpu_free_bytes
 from hyimg_cli.models.diffusers_video.layout import Component
-from hyimg_cli.models.diffusers_video.residents import AllResident, Residents
+from hyimg_cli.models.diffusers_video.offload import NoOffload, Offload
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Place:
 
     device: torch.device
     dtype: torch.dtype
-    residents: Residents = field(default_factory=AllResident)
+    offload: Offload = field(default_factory=NoOffload)
 
     @property
     def dtype_name(self) -> str:
@@ -77,6 +77,7 @@ def load_weights(component: Component, place: Place) -> Any:
     """
     check_weights(component)
     _refuse_too_large(component, place)
+    refuse_special(component.folder)
     cls: Any = component_class(component)
     try:
         with _quiet():
@@ -88,7 +89,7 @@ def load_weights(component: Component, place: Place) -> Any:
                 output_loading_info=True,
             )
         _refuse_leftovers(component, report)
-        module = place.residents.housed(module, place.device)
+        module = place.offload.placed(module, place.device)
     except torch.OutOfMemoryError:
         raise _too_large(component, "the GPU ran out of memory", place) from None
     module.requires_grad_(False)
@@ -98,6 +99,7 @@ def load_weights(component: Component, place: Place) -> Any:
 
 def load_tokenizer(component: Component) -> Any:
     """A tokenizer from its own files."""
+    refuse_special(component.folder)
     cls: Any = component_class(component)
     try:
         with _quiet():
@@ -134,6 +136,7 @@ def component_class(component: Component) -> type[Any]:
 
 def _empty(cls: Any, component: Component) -> nn.Module:
     """The module without memory for its weights."""
+    refuse_special(component.folder)
     try:
         if component.library == "diffusers":
             module: nn.Module = cls.from_config(component.config())
@@ -180,11 +183,11 @@ def _refuse_too_large(component: Component, place: Place) -> None:
     """Say before loading that the weights cannot fit."""
     needed = (component.parameters() or 0) * place.dtype.itemsize
     # Whoever takes turns on the device leaves it to this one.
-    place.residents.leave()
+    place.offload.release()
     is_on_gpu = place.device.type == "cuda"
     if is_on_gpu and needed > (free := gpu_free_bytes(place.device)):
         raise _too_large(component, f"{place.device} has {free / 1e9:.1f} GB free", place)
-    waits = place.residents.is_one_at_a_time
+    waits = place.offload.is_one_at_a_time
     if (waits or not is_on_gpu) and needed > (free := available_bytes()):
         raise _too_large(component, f"main memory has {free / 1e9:.1f} GB free", place)
 
@@ -193,7 +196,7 @@ def _too_large(component: Component, what: str, place: Place) -> MachineError:
     stored = (component.stored_bytes() or 0) / 1e9
     if place.device.type == "cpu":
         hint = "--dtype bfloat16 halves the weights on a CPU; free memory or use a larger machine"
-    elif place.residents.is_one_at_a_time:
+    elif place.offload.is_one_at_a_time:
         hint = "free memory, or use a larger device: one network at a time is there already"
     else:
         hint = "--enable-cpu-offload has one network at a time on the GPU; or free its memory"

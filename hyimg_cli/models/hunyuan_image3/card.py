@@ -48,7 +48,7 @@ def model_card(folder: Path, model: str) -> ModelCard:
     the sizes to the ratio indices that it was trained on.
     """
     arch, generation = read_architecture(folder), read_generation(folder)
-    extra = read_json(folder, "card.json") if (folder / "card.json").is_file() else {}
+    extra = read_json(folder, "card.json") if (folder / "card.json").exists() else {}
     return ModelCard(
         model=model,
         family=FAMILY,
@@ -98,7 +98,7 @@ def _weight_bytes(folder: Path) -> int:
     """Bytes of all tensors; by the index's own sum where it has one: shards may not be there
     yet.
     """
-    if (folder / INDEX_FILE).is_file():
+    if (folder / INDEX_FILE).exists():
         total = read_json(folder, INDEX_FILE).get("metadata", {}).get("total_size")
         if isinstance(total, int):
             return total

@@ -6,11 +6,12 @@ unreleased code is refused, so that a checkpoint we would compute wrongly does n
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_origin, get_type_hints
 
 from hyimg_cli.errors import CheckpointError
+from hyimg_cli.files import TABLE_BYTES, text_of
 from hyimg_cli.spec.card import SamplingDefaults
 from hyimg_cli.spec.job import BOT_TASKS
 
@@ -18,6 +19,10 @@ from hyimg_cli.spec.job import BOT_TASKS
 VAE_BAND_BYTES = 1 << 29
 
 Template = Literal["instruct", "pretrain"]
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Facts = TypeVar("Facts", bound="DataclassInstance")
 
 # Options with a single released value; anything else is another network.
 _ONLY_RELEASED: dict[str, Any] = {
@@ -88,10 +93,10 @@ class VaeArchitecture:
     ffactor_spatial: int
     ffactor_temporal: int
     sample_size: int
-    downsample_match_channel: bool
-    upsample_match_channel: bool
     scaling_factor: float
-    shift_factor: float | None
+    shift_factor: float | None = None
+    downsample_match_channel: bool = True
+    upsample_match_channel: bool = True
 
 
 @dataclass(frozen=True)
@@ -105,13 +110,13 @@ class VisionArchitecture:
     num_channels: int
     patch_size: int
     num_patches: int
-    hidden_act: str
-    layer_norm_eps: float
-    attention_dropout: float
-    vision_use_head: bool
     max_num_patches: int
-    aligner_depth: int
     processor: tuple[tuple[str, Any], ...]
+    hidden_act: str = "gelu_pytorch_tanh"
+    layer_norm_eps: float = 1e-6
+    attention_dropout: float = 0.0
+    vision_use_head: bool = True
+    aligner_depth: int = 2
 
 
 @dataclass(frozen=True)
@@ -127,21 +132,21 @@ class Architecture:
     moe_topk: tuple[int, ...]
     num_shared_expert: tuple[int, ...]
     moe_intermediate_size: tuple[int, ...]
-    use_mixed_mlp_moe: bool
-    rms_norm_eps: float
-    rope_theta: float
     max_position_embeddings: int
     vocab_size: int
     pad_token_id: int
     vae_downsample_factor: int
-    patch_embed_hidden_dim: int
-    image_base_size: int
     has_joint_source_span: bool
-    cfg_distilled: bool
-    use_meanflow: bool
     is_base: bool
     vae: VaeArchitecture
     vision: VisionArchitecture
+    use_mixed_mlp_moe: bool = False
+    rms_norm_eps: float = 1e-5
+    rope_theta: float = 10000.0
+    patch_embed_hidden_dim: int = 1024
+    image_base_size: int = 1024
+    cfg_distilled: bool = False
+    use_meanflow: bool = False
 
     @property
     def heads_per_kv_head(self) -> int:
@@ -160,7 +165,7 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
     """The object in `folder/name`. Raises CheckpointError where it is missing or not an object."""
     path = folder / name
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(text_of(path, TABLE_BYTES))
     except FileNotFoundError:
         raise CheckpointError(
             f"{name} is missing",
@@ -277,34 +282,43 @@ def _architecture(config: Mapping[str, Any]) -> Architecture:
         raise CheckpointError(
             f"vae_downsample_factor {down} is not square", code="checkpoint.config"
         )
-    return Architecture(
-        hidden_size=int(config["hidden_size"]),
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
+    inner = config.get("moe_intermediate_size") or config["intermediate_size"]
+    return _typed(
+        Architecture,
+        config,
         num_key_value_heads=int(config.get("num_key_value_heads") or heads),
         head_dim=int(head_dim or config["hidden_size"] // heads),
-        num_experts=int(config["num_experts"]),
         moe_topk=_per_layer(config["moe_topk"], layers),
         num_shared_expert=_per_layer(config.get("num_shared_expert", 1), layers),
-        moe_intermediate_size=_per_layer(
-            config.get("moe_intermediate_size") or config["intermediate_size"], layers
-        ),
-        use_mixed_mlp_moe=bool(config.get("use_mixed_mlp_moe", False)),
-        rms_norm_eps=float(config.get("rms_norm_eps", 1e-5)),
-        rope_theta=float(config.get("rope_theta", 10000.0)),
-        max_position_embeddings=int(config["max_position_embeddings"]),
-        vocab_size=int(config["vocab_size"]),
+        moe_intermediate_size=_per_layer(inner, layers),
         pad_token_id=int(config.get("pad_token_id", config.get("pad_id", 0))),
         vae_downsample_factor=int(down[0]),
-        patch_embed_hidden_dim=int(config.get("patch_embed_hidden_dim", 1024)),
-        image_base_size=int(config.get("image_base_size", 1024)),
         has_joint_source_span=_has_joint_source_span(config.get("cond_token_attn_type", "full")),
-        cfg_distilled=bool(config.get("cfg_distilled", False)),
-        use_meanflow=bool(config.get("use_meanflow", False)),
         is_base=config.get("model_version", "HunyuanImage-3.0-Instruct") == "HunyuanImage-3.0",
-        vae=_vae(config["vae"]),
+        vae=_typed(VaeArchitecture, config["vae"]),
         vision=_vision(config["vit"], config["vit_processor"], config["vit_aligner"]),
     )
+
+
+def _typed(cls: type[Facts], values: Mapping[str, Any], **known: Any) -> Facts:
+    """A dataclass of facts: those `known`, and the others from `values`, by name and as their type.
+
+    Raises KeyError for one without a default that is not there, TypeError or ValueError for a value
+    of another kind.
+    """
+    kinds = get_type_hints(cls)
+    read = {
+        field.name: _of_kind(kinds[field.name], values[field.name])
+        for field in fields(cls)
+        if field.name not in known and (field.name in values or field.default is MISSING)
+    }
+    return cls(**read, **known)
+
+
+def _of_kind(kind: Any, value: Any) -> Any:
+    if kind == float | None:
+        return None if value is None else float(value)
+    return tuple(value) if get_origin(kind) is tuple else kind(value)
 
 
 def _per_layer(value: int | Sequence[int], layers: int) -> tuple[int, ...]:
@@ -318,24 +332,6 @@ def _per_layer(value: int | Sequence[int], layers: int) -> tuple[int, ...]:
     return tuple(int(v) for v in value)
 
 
-def _vae(vae: Mapping[str, Any]) -> VaeArchitecture:
-    shift = vae.get("shift_factor")
-    return VaeArchitecture(
-        block_out_channels=tuple(vae["block_out_channels"]),
-        in_channels=int(vae["in_channels"]),
-        out_channels=int(vae["out_channels"]),
-        latent_channels=int(vae["latent_channels"]),
-        layers_per_block=int(vae["layers_per_block"]),
-        ffactor_spatial=int(vae["ffactor_spatial"]),
-        ffactor_temporal=int(vae["ffactor_temporal"]),
-        sample_size=int(vae["sample_size"]),
-        downsample_match_channel=bool(vae.get("downsample_match_channel", True)),
-        upsample_match_channel=bool(vae.get("upsample_match_channel", True)),
-        scaling_factor=float(vae["scaling_factor"]),
-        shift_factor=None if shift is None else float(shift),
-    )
-
-
 def _vision(
     vit: Mapping[str, Any], processor: Mapping[str, Any], aligner: Mapping[str, Any]
 ) -> VisionArchitecture:
@@ -344,18 +340,9 @@ def _vision(
             f"vit_aligner projector_type {aligner['projector_type']!r} is not released",
             code="checkpoint.config",
         )
-    return VisionArchitecture(
-        hidden_size=int(vit["hidden_size"]),
-        intermediate_size=int(vit["intermediate_size"]),
-        num_hidden_layers=int(vit["num_hidden_layers"]),
-        num_attention_heads=int(vit["num_attention_heads"]),
-        num_channels=int(vit["num_channels"]),
-        patch_size=int(vit["patch_size"]),
-        num_patches=int(vit["num_patches"]),
-        hidden_act=str(vit.get("hidden_act", "gelu_pytorch_tanh")),
-        layer_norm_eps=float(vit.get("layer_norm_eps", 1e-6)),
-        attention_dropout=float(vit.get("attention_dropout", 0.0)),
-        vision_use_head=bool(vit.get("vision_use_head", True)),
+    return _typed(
+        VisionArchitecture,
+        vit,
         max_num_patches=int(processor["max_num_patches"]),
         aligner_depth=int(aligner.get("depth", 2)),
         processor=tuple(

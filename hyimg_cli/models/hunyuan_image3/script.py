@@ -2,6 +2,20 @@
 
 The official code does this with two logits processors in one decode; here it is one small state
 machine that either leaves the choice free or names the allowed ids. Golden case 13 holds a trace.
+
+A text also ends where `<answer>`, `<boi>`, `<img_size_*>` or a ratio token is sampled freely: what
+is written behind one of them belongs to a picture. Where the size is `auto`, the official loop ends
+at a ratio token, which is the size, and behind the base size's token, where only a ratio may
+follow. Ours differs from it in this:
+- it ends before any of the four; the official one writes on behind `<answer>` and `<boi>`, and with
+  a given size behind all of them, up to the closing tag or the limit;
+- the token and what follows are no part of the text; officially the text is all there is up to the
+  closing tag, or, without one, simply all;
+- the open tag is closed, as at the token limit; officially it stays open;
+- only a ratio token is the size by itself; behind the others the closed text is followed by all
+  that opens a picture, and by the best ratio there. So it is behind a ratio token whose size the
+  checkpoint's card leaves out.
+Other control tokens, `<|endoftext|>` among them, end a text in neither.
 """
 
 from dataclasses import dataclass, field
@@ -73,6 +87,13 @@ class Script:
         self._is_ending = True
         return self.ending
 
+    def early_end(self, id_: int) -> str:
+        """Why the text ends before `id_`, which was sampled freely; empty where it goes on."""
+        if id_ not in self.vocabulary.openers:
+            return ""
+        name = self.vocabulary.name
+        return f"the text ended early at {name(id_)}, before {name(self.closing_tag)}"
+
     def is_open(self, written: list[int]) -> bool:
         """Whether the text still lacks its last closing tag."""
         return self.closing_tag not in written
@@ -81,19 +102,22 @@ class Script:
         """The text's own ids, tags included: without what opens the picture."""
         return written[: len(written) - len(self.ending)]
 
-    def forced_ending(self, written: list[int]) -> list[int]:
-        """`written`, ended at the token limit; its first item is the trigger tag.
+    def forced_ending(self, written: list[int], before: int | None = None) -> list[int]:
+        """`written`, ended at the token limit or `before` a sampled token; its first item is the
+        trigger tag.
 
         The open tag is closed; a recaption that has not begun is left out with its tag. Where a
-        ratio is needed, its opening follows.
+        ratio is needed, its opening follows, and the ratio: the sampled token if it is one.
         """
         words = self.vocabulary
         kept = list(written)
         if kept[-1] == words.recaption and words.end_think in kept:
             kept.pop()
         closing = {words.think: words.end_think, words.recaption: words.end_recaption}
-        opened = next((id_ for id_ in reversed(kept) if id_ in words.tags), None)
-        if opened in closing:
-            kept.append(closing[opened])
+        places = (place for place, id_ in enumerate(kept) if id_ in closing)
+        opened = [kept[place] for place in places if closing[kept[place]] not in kept[place:]]
+        kept += [closing[tag] for tag in opened[-1:]]
         self._queue = self._ended()
+        if self._queue and before in self.ratios:
+            self._queue[-1] = (before,)
         return kept

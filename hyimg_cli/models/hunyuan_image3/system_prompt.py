@@ -8,6 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from hyimg_cli.errors import JobError, UsageError
+from hyimg_cli.files import SETTINGS_BYTES, text_of
 
 # First 16 hex digits of sha256 over the stripped text.
 DIGESTS = {
@@ -57,7 +58,7 @@ def shipped_text(folder: Path, name: str, *, field: str = "use_system_prompt") -
     Raises JobError where there is none: `field` of the job is what asked for it.
     """
     path = folder / "system_prompt.py"
-    if not path.is_file():
+    if not path.exists():
         raise JobError(
             f'system prompt "{name}" needs system_prompt.py, which {folder.name} does not have',
             where=field,
@@ -81,7 +82,7 @@ def _texts(path: Path, modified_ns: int, field: str) -> dict[str, str]:
     again when `modified_ns` changes.
     """
     try:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
+        tree = ast.parse(text_of(path, SETTINGS_BYTES))
     except (OSError, SyntaxError, ValueError) as error:
         raise JobError(
             f"system_prompt.py of {path.parent.name} cannot be read: {error}",

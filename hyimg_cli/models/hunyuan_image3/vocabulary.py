@@ -7,6 +7,7 @@ from tokenizers import Tokenizer
 
 from hyimg_cli.cache.memo import Memo
 from hyimg_cli.errors import CheckpointError
+from hyimg_cli.files import TABLE_BYTES, bytes_of
 
 # Ids of the sections that were encoded last: system prompts, role strings, users' prompts.
 _TOKEN_BYTES = 64_000_000
@@ -53,14 +54,17 @@ class Vocabulary:
         self.guidance = tokenizer.token_to_id("<guidance>")
         self.timestep_r = tokenizer.token_to_id("<timestep_r>")
         self.tags = frozenset((self.think, self.end_think, self.recaption, self.end_recaption))
-        special = tokenizer.get_added_tokens_decoder().items()
-        self.control = self._own() | {id_ for id_, token in special if token.special}
+        added = tokenizer.get_added_tokens_decoder().items()
+        self.control = self._own() | {id_ for id_, token in added if token.special}
+        sizes = (id_ for id_, token in added if token.content.startswith("<img_size_"))
+        # What stands before a picture alone.
+        self.openers = frozenset((self.answer, self.boi, self.img_size, *sizes, *self.ratios))
 
     @classmethod
     def from_folder(cls, folder: Path, *, base_size: int, ratio_count: int) -> "Vocabulary":
         """Read `folder/tokenizer.json`. Raises CheckpointError where it is missing or broken."""
         path = folder / "tokenizer.json"
-        if not path.is_file():
+        if not path.exists():
             raise CheckpointError(
                 "tokenizer.json is missing",
                 where=str(folder),
@@ -68,7 +72,7 @@ class Vocabulary:
                 code="checkpoint.missing-file",
             )
         try:
-            tokenizer = Tokenizer.from_file(str(path))
+            tokenizer = Tokenizer.from_buffer(bytes_of(path, TABLE_BYTES))
         except Exception as error:  # the library raises bare Exception
             raise CheckpointError(
                 f"tokenizer.json cannot be read: {error}",

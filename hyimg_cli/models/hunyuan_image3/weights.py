@@ -14,7 +14,12 @@ import torch
 from transformers.utils import logging as transformers_logging
 
 from hyimg_cli.errors import CheckpointError
-from hyimg_cli.loading.checkpoint import check_against, check_floating, tensor_index
+from hyimg_cli.loading.checkpoint import (
+    check_against,
+    check_floating,
+    refuse_special,
+    tensor_index,
+)
 from hyimg_cli.models.hunyuan_image3.config import Architecture, architecture, read_json
 from hyimg_cli.models.hunyuan_image3.model import HunyuanImage3ForCausalMM, transformers_config
 from hyimg_cli.models.hunyuan_image3.placement import refuse_outside
@@ -75,6 +80,7 @@ def made_ready(
 def _as_stored(
     folder: Path, arch: Architecture, dtype: torch.dtype, device_map: str | None
 ) -> HunyuanImage3ForCausalMM:
+    refuse_special(folder)
     with _quiet_transformers():
         loaded: Any = HunyuanImage3ForCausalMM.from_pretrained(
             folder,

@@ -53,7 +53,7 @@ class Writer:
         budget = model.text_budget(job, context)
         self._limit = len(self._written) + budget
         self._draws, self._drawn = Draws(job.text, budget), 0
-        self._is_truncated = False
+        self._cut = ""
         self._allowed: tuple[int, ...] | None = None
         self._choice: Choice | None = None
         self._is_fed_ahead = False
@@ -97,9 +97,12 @@ class Writer:
         return self._choice
 
     def accept(self, choice: Choice, id_: int) -> None:
-        """Write a token that is known now, and what must follow it."""
-        self._written.append(id_)
+        """Write a token that is known now, and what must follow it; or end the text before it."""
         self.steps += 1
+        if choice.is_free and (why := self._script.early_end(id_)):
+            self._end(why, before=id_)
+        else:
+            self._written.append(id_)
         is_latest = choice is self._choice
         if is_latest:
             self._choice = None
@@ -117,7 +120,7 @@ class Writer:
         ids = self._script.text_of(self._written)
         ratio_id = self._written[-1] if self._needs_ratio else None
         text = model.decode_text(ids)
-        return Written(tuple(ids), text, self._is_truncated, ratio_id, self.steps)
+        return Written(tuple(ids), text, self._cut, ratio_id, self.steps)
 
     @property
     def _is_free(self) -> bool:
@@ -141,22 +144,34 @@ class Writer:
 
     def _take_back(self, is_latest: bool) -> None:
         """Undo the row that was fed, and drop what was chosen behind it."""
-        buffer = self.context.buffer
-        assert buffer is not None, "a job that writes has a context"
-        buffer.withdraw(len(self.context.ids))
-        self.surplus += 1
+        self._withdraw()
         if not is_latest and self._choice is not None:
             self._choice.is_void = True
             self._choice = None
             self._drawn -= 1
 
+    def _withdraw(self) -> None:
+        """Take the rows back out of the buffer that are no part of the context."""
+        buffer = self.context.buffer
+        assert buffer is not None, "a job that writes has a context"
+        self.surplus += buffer.length - len(self.context.ids)
+        buffer.withdraw(len(self.context.ids))
+
     def _end_at_the_limit(self) -> None:
         has_room = len(self._written) < self._limit
-        if has_room or self._is_truncated or not self._script.is_open(self._written):
-            return
-        self._is_truncated = True
-        self._written = self._script.forced_ending(self._written)
+        if not (has_room or self._cut) and self._script.is_open(self._written):
+            self._end("the text reached its token limit; its open tag was closed")
+
+    def _end(self, why: str, before: int | None = None) -> None:
+        """Close the text here, which lacks its closing tag."""
+        self._cut = why
+        self._written = self._script.forced_ending(self._written, before)
         self.is_done = not self._needs_ratio
+        # A tag that opened nothing is left out, and may have been fed.
+        fed = self._unwritten + len(self._written)
+        if fed < len(self.context.ids):
+            del self.context.ids[fed:]
+            self._withdraw()
 
 
 @dataclass(frozen=True)

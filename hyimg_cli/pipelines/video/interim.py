@@ -16,9 +16,11 @@ import safetensors
 import safetensors.torch
 from torch import Tensor
 
-from hyimg_cli.files import replace_file, storage_error
+from hyimg_cli.files import bytes_of, replace_file, storage_error
 
 _FORMAT = b"hyimg-latents 1"
+# The latents of a film of minutes, several times over.
+_MAX_BYTES = 10_000_000_000
 _LATENTS, _STATE = "latents", "state."
 
 
@@ -69,7 +71,7 @@ class Interim:
     def found(self, steps: int) -> Halfway | None:
         """What an earlier run kept of a job of `steps` steps, or None."""
         try:
-            data = self.path.read_bytes()
+            data = bytes_of(self.path, _MAX_BYTES)
         except FileNotFoundError:
             return None
         except OSError as error:

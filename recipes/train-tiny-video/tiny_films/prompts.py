@@ -43,7 +43,7 @@ class PromptEncoder:
         """What the product's encoder returns, its key left empty."""
         if extract_glyph_texts(text) is not None:
             return self._prompts.encode(text)
-        encoders = self._prompts.encoders
+        encoders = self._prompts
         ids = encoders.tokenizer("tokenizer").apply_chat_template(
             format_text_input([text], self._prompts.system_message),
             add_generation_prompt=True,

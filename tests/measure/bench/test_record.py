@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bench.conftest import ONE_EDIT, bench_in
+from measure.bench.conftest import ONE_EDIT, bench_in
 from report.browser import needs_browser, seen_in
 
 from hyimg_cli.cli import app

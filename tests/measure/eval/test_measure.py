@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hyimg_cli.errors import UsageError
+from hyimg_cli.errors import SourceImageError, UsageError
 from hyimg_cli.measure.eval.gates import Gate, breaches
 from hyimg_cli.measure.eval.measure import Measured, Spread, measured, pixel_metrics
 from hyimg_cli.measure.eval.pairs import Pair
@@ -79,6 +79,13 @@ def test_what_is_no_video_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.mp4").write_bytes(b"not a video")
     with pytest.raises(UsageError, match=r"clip .*a\.mp4.*cannot be read"):
         list(measured([Pair("clip", tmp_path / "a.mp4", tmp_path / "a.mp4")], CHOSEN))
+
+
+def test_a_list_of_other_files_is_no_video(clips: tuple[Path, Path], tmp_path: Path) -> None:
+    """A list would have the decoder open what it names: a pipe, a device, an address."""
+    (tmp_path / "list.mp4").write_text(f"ffconcat version 1.0\nfile {clips[0].name}\n")
+    with pytest.raises(SourceImageError, match="the video cannot be read"):
+        list(read_frames(tmp_path / "list.mp4"))
 
 
 def test_all_pictures_of_two_sizes_are_named_before_any_is_measured(tmp_path: Path) -> None:

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from hyimg_cli.errors import JobError, OutputError
 from hyimg_cli.models import registry
-from hyimg_cli.models.diffusers_video.decode import WanVae, frames
+from hyimg_cli.models.diffusers_video.decode import frames
 from hyimg_cli.models.diffusers_video.model import DiffusersVideo
+from hyimg_cli.models.diffusers_video.vaes import WanVae
 from hyimg_cli.spec.job import Size, VideoJob
 from hyimg_cli.spec.run import ModelChoice
 

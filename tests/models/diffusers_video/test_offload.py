@@ -14,7 +14,7 @@ from hyimg_cli.models import registry
 from hyimg_cli.models.diffusers_video import weights
 from hyimg_cli.models.diffusers_video.layout import Component, read_layout
 from hyimg_cli.models.diffusers_video.model import DiffusersVideo
-from hyimg_cli.models.diffusers_video.residents import OneResident
+from hyimg_cli.models.diffusers_video.offload import OneAtATime
 from hyimg_cli.models.diffusers_video.weights import Place, load_weights
 from hyimg_cli.spec.job import VideoJob
 from hyimg_cli.spec.run import ModelChoice
@@ -35,7 +35,7 @@ class Watched:
 
         def watched(component: Component, place: Place) -> Any:
             module = original(component, place)
-            if not place.residents.is_one_at_a_time:
+            if not place.offload.is_one_at_a_time:
                 return module
             tensors = (*module.parameters(), *module.buffers())
             self.homes[component.name] = module, [t.data_ptr() for t in tensors]
@@ -113,7 +113,7 @@ def test_a_network_that_does_not_fit_is_left_whole(
 ) -> None:
     network = load_weights(read_layout(folders["wan"]).components["transformer"], _place())
     before = {name: t.data_ptr() for name, t in network.state_dict().items()}
-    residents, copies = OneResident(CPU), iter(range(5))
+    offload, copies = OneAtATime(CPU), iter(range(5))
     original = Tensor.to
 
     def short(tensor: Tensor, *args: Any, **options: Any) -> Tensor:
@@ -124,14 +124,14 @@ def test_a_network_that_does_not_fit_is_left_whole(
     with monkeypatch.context() as patch:
         patch.setattr(Tensor, "to", short)
         with pytest.raises(torch.OutOfMemoryError):
-            residents.bring(network)
+            offload.bring(network)
     assert {name: t.data_ptr() for name, t in network.state_dict().items()} == before
-    residents.bring(network)
+    offload.bring(network)
     assert all(t.data_ptr() != before[name] for name, t in network.state_dict().items())
 
 
 def _place() -> Place:
-    return Place(CPU, torch.float32, OneResident(CPU))
+    return Place(CPU, torch.float32, OneAtATime(CPU))
 
 
 @pytest.mark.parametrize(("offload", "flag"), [(False, "--enable-cpu-offload has"), (True, "")])
@@ -139,7 +139,7 @@ def test_what_does_not_fit_on_a_gpu_names_the_flag(
     folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch, offload: bool, flag: str
 ) -> None:
     gpu = torch.device("cuda:0")
-    place = Place(gpu, torch.bfloat16, OneResident(gpu)) if offload else Place(gpu, torch.bfloat16)
+    place = Place(gpu, torch.bfloat16, OneAtATime(gpu)) if offload else Place(gpu, torch.bfloat16)
     monkeypatch.setattr(weights, "gpu_free_bytes", lambda _gpu: 1000)
     with pytest.raises(MachineError, match=r"takes 0.0 GB as stored; cuda:0 has 0.0 GB") as raised:
         load_weights(read_layout(folders["wan"]).components["transformer"], place)

@@ -80,7 +80,7 @@ def test_the_library_runs_its_networks_once_a_string(folders: dict[str, Path]) -
     own = encoder(folders["hunyuan"])
     own.encode(QUOTED)
     calls: list[str] = []
-    for name, network in own.encoders._networks.items():
+    for name, network in own._networks.items():
         network.register_forward_hook(lambda *_, name=name: calls.append(name))
     own.encode(QUOTED)
     own.encode("a ball")
@@ -93,7 +93,7 @@ def test_released_encoders_come_back_the_same(folders: dict[str, Path], name: st
     own = encoder(folders[name])
     before = own.encode(QUOTED)
     own.release()
-    assert own.encoders._networks == {}
+    assert own._networks == {}
     after = own.encode(QUOTED)
     assert after.key == before.key
     assert all(torch.equal(after.tensors[k], v) for k, v in before.tensors.items())
@@ -215,10 +215,11 @@ def test_a_prompt_that_is_cut_says_so(folders: dict[str, Path], count: int, note
 
 
 def test_the_template_is_cropped_exactly(folders: dict[str, Path]) -> None:
-    from hyimg_cli.models.diffusers_video.prompts_hunyuan import _template_length, system_message
+    from hyimg_cli.models.diffusers_video.prompts_hunyuan import _template_length
 
-    tokenizer = encoder(folders["hunyuan"]).encoders.tokenizer("tokenizer")
-    assert _template_length(tokenizer, "", system_message()) == 108 + 1 + 13
+    own = encoder(folders["hunyuan"])
+    tokenizer = own.tokenizer("tokenizer")
+    assert _template_length(tokenizer, "", own.system_message) == 108 + 1 + 13
 
 
 def test_quoted_text_that_is_cut_says_so(folders: dict[str, Path]) -> None:

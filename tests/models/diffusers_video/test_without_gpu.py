@@ -19,7 +19,7 @@ from hyimg_cli.models import registry
 from hyimg_cli.models.diffusers_video.attention import MaskFreeAttention
 from hyimg_cli.models.diffusers_video.layout import Component
 from hyimg_cli.models.diffusers_video.model import DiffusersVideo
-from hyimg_cli.models.diffusers_video.scheduling import Schedule
+from hyimg_cli.models.diffusers_video.scheduling import JobScheduler
 from hyimg_cli.models.diffusers_video.weights import Place, component_class
 from hyimg_cli.spec.job import VideoJob
 from hyimg_cli.spec.run import ModelChoice
@@ -59,7 +59,7 @@ def prepared_schedule(model: DiffusersVideo, monkeypatch: pytest.MonkeyPatch) ->
     that only then moves to the device.
     """
     family: Any = model.family
-    schedule = Schedule(
+    schedule = JobScheduler(
         family.layout.components["scheduler"],
         steps=6,
         flow_shift=3.0,
@@ -67,11 +67,11 @@ def prepared_schedule(model: DiffusersVideo, monkeypatch: pytest.MonkeyPatch) ->
         is_linear=model.card.family == "hunyuan_video15",
     )
 
-    def moved(_component: Component, **options: Any) -> Schedule:
+    def moved(_component: Component, **options: Any) -> JobScheduler:
         schedule.move_to(options["device"])
         return schedule
 
-    monkeypatch.setattr(f"{type(family).__module__}.Schedule", moved)
+    monkeypatch.setattr(f"{type(family).__module__}.JobScheduler", moved)
 
 
 @pytest.mark.parametrize("name", ["hunyuan", "wan", "wan22"])

@@ -51,11 +51,36 @@ def test_a_given_size_stops_at_the_closing_tag(words: Vocabulary, bot_task: Any)
     assert script.is_done(words.end_recaption)
 
 
-def test_a_stray_ratio_token_in_the_text_ends_nothing(words: Vocabulary) -> None:
+@pytest.mark.parametrize(
+    ("name", "ratio"),
+    [
+        ("<answer>", None),
+        ("<boi>", None),
+        ("<img_size_256>", None),
+        ("<img_size_1024>", None),
+        ("<img_ratio_7>", 7),
+        ("<img_ratio_35>", 35),
+        ("<img_ratio_2>", None),
+    ],
+)
+def test_what_opens_a_picture_ends_the_text(words: Vocabulary, name: str, ratio: int) -> None:
+    """A ratio token is the size, unless the checkpoint's card leaves it out."""
+    script = Script(words, "recaption", True, "instruct", words.ratios[3:])
+    (id_,) = words.encode(name)
+    assert script.early_end(id_) == f"the text ended early at {name}, before </recaption>"
+    written = script.forced_ending([words.recaption, 70], before=id_)
+    assert written == [words.recaption, 70, words.end_recaption]
+    last = words.ratios[3:] if ratio is None else (words.ratios[ratio],)
+    behind = [script.allowed(written[-1]) for _ in range(4)]
+    assert behind == [(words.answer,), (words.boi,), (words.img_size,), last]
+
+
+@pytest.mark.parametrize(
+    "name", ["</answer>", "<|endoftext|>", "<img>", "<think>", "</think>", "<recaption>"]
+)
+def test_other_control_tokens_end_nothing(words: Vocabulary, name: str) -> None:
     script = Script(words, "recaption", True, "instruct", words.ratios)
-    assert script.allowed(words.ratios[7]) is None
-    assert not script.is_done(words.ratios[7])
-    assert script.allowed(words.img_size) is None
+    assert script.early_end(*words.encode(name)) == ""
 
 
 @pytest.mark.parametrize("needs_ratio", [True, False])
@@ -67,7 +92,12 @@ def test_endings_at_the_token_limit(words: Vocabulary, needs_ratio: bool) -> Non
         (think, 70, end_think): [think, 70, end_think],
         (think, 70, end_think, recaption): [think, 70, end_think],
         (think, 70, end_think, recaption, 71): [think, 70, end_think, recaption, 71, end_recaption],
-    }
+        # A tag that closes nothing leaves the last open one open.
+        (think, end_think, recaption, 71, end_think): [
+            think, end_think, recaption, 71, end_think, end_recaption,
+        ],
+        (think, 70, recaption, end_think): [think, 70, recaption, end_think, end_recaption],
+    }  # fmt: skip
     for written, ended in cases.items():
         script = Script(words, "think_recaption", needs_ratio, "instruct", words.ratios)
         assert script.forced_ending(list(written)) == ended

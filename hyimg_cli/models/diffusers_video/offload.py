@@ -1,4 +1,4 @@
-"""Which of a checkpoint's networks are on the device: all of them, or the one that is at work.
+"""CPU offload: all of a checkpoint's networks on the device, or the one that is at work.
 
     main memory   text encoders, transformers, VAE: every weight, for as long as it is loaded
     device        a copy of the weights of one network; the next one's takes its place
@@ -13,13 +13,13 @@ import torch
 from torch import Tensor, nn
 
 
-class Residents(Protocol):
+class Offload(Protocol):
     """Brings networks to the device at the borders of stages."""
 
     @property
     def is_one_at_a_time(self) -> bool: ...
 
-    def housed(self, network: nn.Module, device: torch.device) -> nn.Module:
+    def placed(self, network: nn.Module, device: torch.device) -> nn.Module:
         """A network that was just read, where it stays while others work."""
 
     def bring(self, network: nn.Module) -> None:
@@ -27,26 +27,26 @@ class Residents(Protocol):
         torch.OutOfMemoryError where it does not fit, and leaves it in main memory then.
         """
 
-    def leave(self) -> None:
+    def release(self) -> None:
         """Free what on the device can be brought again."""
 
 
-class AllResident:
+class NoOffload:
     """Every network goes to the device when it is read, and stays."""
 
     is_one_at_a_time = False
 
-    def housed(self, network: nn.Module, device: torch.device) -> nn.Module:
+    def placed(self, network: nn.Module, device: torch.device) -> nn.Module:
         return network.to(device)
 
     def bring(self, network: nn.Module) -> None:
         """It is there."""
 
-    def leave(self) -> None:
+    def release(self) -> None:
         """All are to stay."""
 
 
-class OneResident:
+class OneAtATime:
     """One network at a time is on the device."""
 
     is_one_at_a_time = True
@@ -57,13 +57,13 @@ class OneResident:
         # Its tensors, and what they held in main memory.
         self._at_home: list[tuple[Tensor, Tensor]] = []
 
-    def housed(self, network: nn.Module, device: torch.device) -> nn.Module:
+    def placed(self, network: nn.Module, device: torch.device) -> nn.Module:
         return network
 
     def bring(self, network: nn.Module) -> None:
         if network is self._network:
             return
-        self.leave()
+        self.release()
         self._network = network
         try:
             for tensor in (*network.parameters(), *network.buffers()):
@@ -71,10 +71,10 @@ class OneResident:
                 self._at_home.append((tensor, tensor.data))
                 tensor.data = away
         except BaseException:
-            self.leave()
+            self.release()
             raise
 
-    def leave(self) -> None:
+    def release(self) -> None:
         for tensor, at_home in self._at_home:
             tensor.data = at_home
         self._at_home.clear()

@@ -1,0 +1,97 @@
+"""A machine with torch and a GPU, and none of the libraries for videos and LPIPS: its GPU tests are
+found, pictures are made, and whatever else is asked for says what is missing.
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import MAY_LACK
+
+from hyimg_cli import errors
+from hyimg_cli.doctor.check import Subject, examined
+from hyimg_cli.doctor.tools import film, lpips
+from hyimg_cli.spec.run import OutputConfig, RunConfig
+
+TESTS = Path(__file__).parent
+# Where nothing is found a library is missing as it is on such a machine; then both in one process,
+# since importing torch and transformers takes most of the time of either.
+BARE = f"""
+import sys
+from importlib.machinery import PathFinder
+
+find = PathFinder.find_spec
+PathFinder.find_spec = lambda name, *rest: None if name in {MAY_LACK} else find(name, *rest)
+
+import pytest
+from hyimg_cli.cli import app
+
+assert app.run(["generate", "quickstart", "--limit", "1", "-o", sys.argv[1]]) == 0
+options = ["-p", "no:cacheprovider", "--assert=plain", "-q"]
+sys.exit(pytest.main([*options, "--collect-only", "-m", "gpu", {str(TESTS)!r}]))
+"""
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", BARE, tmp_path_factory.mktemp("bare") / "out"]
+    return subprocess.run(command, cwd=TESTS.parent, capture_output=True, text=True, check=False)
+
+
+def test_every_gpu_test_is_collected(bare: subprocess.CompletedProcess[str]) -> None:
+    """Without an error; no module that has one is skipped for what another of its tests needs."""
+    assert bare.returncode == 0, bare.stdout + bare.stderr
+    found = {line.partition("::")[0] for line in bare.stdout.splitlines() if "::" in line}
+    marked = {path for path in TESTS.rglob("test_*.py") if "pytest.mark.gpu" in path.read_text()}
+    marked.remove(Path(__file__))
+    assert found == {str(path.relative_to(TESTS.parent)) for path in marked}
+
+
+@pytest.mark.parametrize(
+    "skipped",
+    [
+        "tests/cli/test_video.py: av is not installed",
+        "tests/models/diffusers_video: diffusers is not installed",
+        "tests/engine/test_video_tiny.py: diffusers is not installed",
+    ],
+)
+def test_what_is_skipped_says_why(bare: subprocess.CompletedProcess[str], skipped: str) -> None:
+    assert f"SKIPPED [1] {skipped}" in bare.stdout
+
+
+def test_a_picture_is_made(bare: subprocess.CompletedProcess[str]) -> None:
+    assert "1 done, 0 failed" in bare.stderr
+
+
+@pytest.fixture
+def _nothing_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(errors, "find_spec", lambda name: None)
+
+
+@pytest.mark.usefixtures("_nothing_is_installed")
+def test_a_video_is_refused_before_it_is_drawn(run_cli: Any) -> None:
+    ran = run_cli("generate", "quickstart-video")
+    assert ran.code == 3
+    assert "error[machine.no-package]: diffusers and av are not installed" in ran.err
+    assert "pip install" in ran.err
+
+
+@pytest.mark.usefixtures("_nothing_is_installed")
+@pytest.mark.parametrize(("command", "code"), [(("info",), 3), (("eval", "psnr", "film.mp4"), 2)])
+def test_a_videos_file_cannot_be_read_without_av(
+    run_cli: Any, tmp_path: Path, command: tuple[str, ...], code: int
+) -> None:
+    (tmp_path / "film.mp4").write_bytes(b"\0\0\0\x20ftypisom" + bytes(64))
+    ran = run_cli(*command, "film.mp4")
+    assert ran.code == code
+    assert "error[machine.no-package]: av is not installed" in ran.err
+
+
+@pytest.mark.usefixtures("_nothing_is_installed")
+def test_the_doctor_names_what_is_missing() -> None:
+    subject = Subject(RunConfig(OutputConfig(Path())), video_model="tiny-video")
+    films, distances = examined(subject, [("video files", film), ("lpips", lpips)])
+    assert (films.status, films.found) == ("failed", "diffusers and av are not installed")
+    assert distances.status == "warning", "no run needs it"
