@@ -22,7 +22,7 @@ from hyimg_cli.measure.replay.run_folder import refuse_other_runs
 from hyimg_cli.measure.replay.verdict import Verdict, compared_file, verdict
 from hyimg_cli.media.recorded import Described, read_described
 from hyimg_cli.settings.precedence import Setting, settle
-from hyimg_cli.settings.table import SETTINGS
+from hyimg_cli.settings.table import TABLES
 
 # A replay is one job, asked for now: it is compared by its own record, and nothing is skipped.
 ALWAYS = {
@@ -109,7 +109,7 @@ def _order(given: Mapping[str, Any], source: Restored, folder: Path, again: str)
 
 def _settings(given: Mapping[str, Any], source: Restored) -> dict[str, Setting]:
     """What was recorded below what the user says; which model runs stands in the job."""
-    sampling = {row.variable for row in SETTINGS.values() if row.table == "sampling"}
+    sampling = {row.variable for row in TABLES["sampling"].values()}
     environ = {name: value for name, value in os.environ.items() if name not in sampling}
     flags = {name: given[name] for name in _SETTINGS if given[name] is not None}
     return settle(source.settings | flags | ALWAYS, environ, {})

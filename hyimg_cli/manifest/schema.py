@@ -5,7 +5,6 @@ read by `line` and `settings.recipe`, whose messages name the place and the way 
 what several fields together do wrong, so they refuse more than a schema can.
 """
 
-from collections import defaultdict
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, RootModel, create_model
@@ -14,7 +13,7 @@ from pydantic.json_schema import GenerateJsonSchema
 from hyimg_cli.manifest.envelope import TASK_OF_URL
 from hyimg_cli.manifest.fields import FIELDS
 from hyimg_cli.settings import kinds as k
-from hyimg_cli.settings.table import SETTINGS, Declaration, JobKind
+from hyimg_cli.settings.table import TABLES, Declaration, JobKind
 from hyimg_cli.spec.job import MAX_SOURCE_IMAGES, TASKS, VIDEO_TASKS
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -58,19 +57,20 @@ def line_model() -> type[BaseModel]:
         url=(Literal[tuple(TASK_OF_URL)], ...),
         body=(dict[str, Any], ...),
     )
-    return _named("A line of an hyimg manifest", RootModel[pictures | videos | request])  # type: ignore[valid-type]
+    union = RootModel[pictures | videos | request]  # type: ignore[valid-type]
+    return create_model("A line of an hyimg manifest", __base__=union)
 
 
 def recipe_model() -> type[BaseModel]:
     """A recipe: its tables of settings."""
-    tables: dict[str, dict[str, Any]] = defaultdict(dict)
-    for row in SETTINGS.values():
-        tables[row.table][row.name] = (_annotation(row.kind), _unset(row.help, **_default(row)))
-    found = {
-        table: create_model(table, __base__=_Closed, **fields) for table, fields in tables.items()
-    }
-    parts: dict[str, Any] = {table: (model, _unset("")) for table, model in found.items()}
-    return create_model("An hyimg recipe", __base__=_Closed, **parts)
+    tables: dict[str, Any] = {}
+    for table, rows in TABLES.items():
+        fields: dict[str, Any] = {
+            name: (_annotation(row.kind), _unset(row.help, **_default(row)))
+            for name, row in rows.items()
+        }
+        tables[table] = (create_model(table, __base__=_Closed, **fields), _unset(""))
+    return create_model("An hyimg recipe", __base__=_Closed, **tables)
 
 
 class _WithoutTitles(GenerateJsonSchema):
@@ -95,10 +95,6 @@ def _line(title: str, kind: JobKind | None, **own: Any) -> type[BaseModel]:
                 fields[name] = (_annotation(field.kind), _unset(field.help, **more))
     fields["prompt"] = (_annotation(k.Text()), Field(description="What to show, or to change."))
     return create_model(title, __base__=_Line, **(fields | own))
-
-
-def _named(title: str, model: Any) -> type[BaseModel]:
-    return create_model(title, __base__=model)
 
 
 def _unset(help: str, **more: Any) -> Any:

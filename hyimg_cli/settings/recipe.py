@@ -1,16 +1,14 @@
 """Recipe files: settings in TOML tables, read into values by name."""
 
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from hyimg_cli.errors import RecipeError
 from hyimg_cli.files import SETTINGS_BYTES, text_of
 from hyimg_cli.settings.kinds import BadValue, nearest
-from hyimg_cli.settings.table import SETTINGS
-
-TABLES = tuple(dict.fromkeys(row.table for row in SETTINGS.values()))
+from hyimg_cli.settings.table import TABLES
 
 
 def read_recipe(path: Path) -> dict[str, Any]:
@@ -33,11 +31,11 @@ def _recipe_settings(tables: Mapping[str, Any], title: str) -> Iterator[tuple[st
     for table, entries in tables.items():
         if table not in TABLES or not isinstance(entries, dict):
             raise _unknown(f"[{table}]", table, TABLES, where=title)
-        known = {row.name: row for row in SETTINGS.values() if row.table == table}
+        known = TABLES[table]
         for name, value in entries.items():
             where = f"{title}: {table}.{name}"
             if name not in known:
-                raise _unknown(name, name, tuple(known), where=where)
+                raise _unknown(name, name, known, where=where)
             try:
                 yield name, known[name].kind.read(value)
             except BadValue as bad:
@@ -45,7 +43,7 @@ def _recipe_settings(tables: Mapping[str, Any], title: str) -> Iterator[tuple[st
                 raise RecipeError(bad.what, where=where, hint=bad.hint, code=code) from None
 
 
-def _unknown(shown_name: str, name: str, known: tuple[str, ...], *, where: str) -> RecipeError:
+def _unknown(shown_name: str, name: str, known: Iterable[str], *, where: str) -> RecipeError:
     close = nearest(name, known)
     hint = f"did you mean {close}?" if close else f"known here: {', '.join(known)}"
     return RecipeError(f"{shown_name} is not known", where=where, hint=hint, code="recipe.unknown")

@@ -4,7 +4,7 @@ Flags, environment variables, recipes, fields of a manifest line, `RunConfig`, t
 the resume key and `hyimg schema` are derived from these rows. A new setting is a new row.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -101,330 +101,270 @@ class Declaration:
         """Its environment variable."""
         return PREFIX + self.name.upper()
 
-    @property
-    def in_line(self) -> bool:
-        """Tell if a manifest line may say it for its own job."""
-        return self.table == "sampling" or self.name == "model"
-
-
-def _table(name: str, *rows: Declaration) -> Iterator[Declaration]:
-    """The settings of one table; those of the sampling are part of each job."""
-    for row in rows:
-        yield replace(row, table=name, pixels="job" if name == "sampling" else row.pixels)
-
 
 def _words(*values: str) -> dict[str, str]:
     return {value: value for value in values}
 
 
-_PICTURES: JobKind = "pictures"
-_VIDEOS: JobKind = "videos"
 _run, _model = partial(Declaration, panel=RUN), partial(Declaration, panel=MODEL)
+_run_of_pictures = partial(Declaration, panel=RUN, only="pictures")
+_model_of_pictures = partial(Declaration, panel=MODEL, only="pictures")
 _sampling = partial(Declaration, panel=SAMPLING)
-_video = partial(Declaration, panel=VIDEO, only=_VIDEOS)
-_ROWS = (
-    *_table(
+_text = partial(Declaration, panel=SAMPLING, only="pictures")
+_video = partial(Declaration, panel=VIDEO, only="videos")
+_MODEL = (
+    _model_of_pictures(
         "model",
-        _model(
-            "model",
-            Text("model"),
-            "tiny-image",
-            "Folder or hub id; tiny-image is embedded.",
-            only=_PICTURES,
-            pixels="checkpoint",
-        ),
-        _model(
-            "video_model",
-            Text("model"),
-            "tiny-video",
-            "The same for t2v; tiny-video is embedded.",
-            only=_VIDEOS,
-            pixels="checkpoint",
-        ),
-        _model("revision", Text("revision"), None, "Hub revision.", pixels="checkpoint"),
-        _model(
-            "dtype",
-            OneOf(DTYPES),
-            "auto",
-            "Precision of weights and sums.",
-            pixels=InKey("dtype", _words(*DTYPES[1:])),
-        ),
-        _model("device", DeviceName(), "auto", "Where models run; balanced: over all GPUs."),
-        _model(
-            "vae_use_tiling",
-            Truth(),
-            False,
-            "Decode latents of pictures tile by tile, in bounded memory. Other pixels at borders.",
-            only=_PICTURES,
-            pixels=InKey("vae", {True: "tiled"}),
-        ),
-        _model(
-            "quantization",
-            OneOf(QUANTIZATIONS),
-            "none",
-            "The experts of pictures' models in 8 or 4 bits.",
-            only=_PICTURES,
-            pixels=InKey("experts", _words(*QUANTIZATIONS[1:])),
-        ),
-        _video(
-            "enable_cpu_offload",
-            Truth(),
-            False,
-            "One of a video model's networks on the GPU at a time, the others in main memory.",
-            fills="cpu_offload",
-        ),
-        Declaration(
-            "decode_graphs",
-            Switch(GRAPHS),
-            "auto",
-            "Decode text by CUDA graphs, by default where they can be. They round differently.",
-            only=_PICTURES,
-            pixels=InKey("text", {"on": "graphs"}),
-        ),
+        Text("model"),
+        "tiny-image",
+        "Folder or hub id; tiny-image is embedded.",
+        pixels="checkpoint",
     ),
-    *_table(
-        "sampling",
-        _sampling("size", SizeText(), SizeRequest(), "Pixels of the result, or their ratio."),
-        _sampling(
-            "num_inference_steps",
-            Integer(1, 1000),
-            CHECKPOINT,
-            "Denoise steps.",
-            flags=("--num-inference-steps", "--steps"),
-            aliases=("steps",),
-        ),
-        _sampling("guidance_scale", Number(0, 100), CHECKPOINT, "How hard the prompt pulls."),
-        _sampling(
-            "flow_shift", Number(0, 100, above_low=True), CHECKPOINT, "Shift of the noise schedule."
-        ),
-        _sampling("seed", Integer(0, MAX_SEED), None, "Seed of jobs without one of their own."),
-        _sampling(
-            "bot_task",
-            OneOf(BOT_TASKS, (("image", "none"),)),
-            CHECKPOINT,
-            "Text before the picture.",
-            only=_PICTURES,
-        ),
-        _sampling(
-            "drop_think",
-            Truth(),
-            CHECKPOINT,
-            "Denoise without the think text.",
-            only=_PICTURES,
-            flags=("--drop-think/--keep-think",),
-        ),
-        _sampling(
-            "use_system_prompt",
-            OneOf(SYSTEM_PROMPTS),
-            CHECKPOINT,
-            "Which system prompt.",
-            only=_PICTURES,
-        ),
-        _sampling(
-            "system_prompt", Text("system prompt"), None, "Text for the custom one.", only=_PICTURES
-        ),
-        _sampling("ar_seed", Integer(0, MAX_SEED), None, "Seed of the text stage.", only=_PICTURES),
-        _sampling(
-            "temperature", Number(0, 100), CHECKPOINT, "Text stage; 0 is greedy.", only=_PICTURES
-        ),
-        _sampling(
-            "top_k", Integer(0, 2**31 - 1), CHECKPOINT, "Text stage; 0 is off.", only=_PICTURES
-        ),
-        _sampling(
-            "top_p",
-            Number(0, 1, above_low=True),
-            CHECKPOINT,
-            "Text stage; 1 is off.",
-            only=_PICTURES,
-        ),
-        _sampling(
-            "max_new_tokens",
-            Integer(1, 65536),
-            CHECKPOINT,
-            "Longest text to write.",
-            only=_PICTURES,
-        ),
-        _sampling(
-            "infer_align_image_size",
-            Truth(),
-            False,
-            "Edits get their source's aspect ratio.",
-            only=_PICTURES,
-        ),
-        _video(
-            "negative_prompt", AnyText("negative prompt"), "", "What the video should not show."
-        ),
-        _video("num_frames", Integer(1, MAX_FRAMES), CHECKPOINT, "Frames of a video, 4 k + 1."),
-        _video("fps", Integer(1, MAX_FPS), CHECKPOINT, "Frames a second in the file."),
-        _video(
-            "guidance_scale_2",
-            Number(0, 100),
-            CHECKPOINT,
-            "Guidance of the second of two transformers.",
-            only=_VIDEOS,
-            panel="",
-        ),
+    _model(
+        "video_model",
+        Text("model"),
+        "tiny-video",
+        "The same for t2v; tiny-video is embedded.",
+        only="videos",
+        pixels="checkpoint",
     ),
-    *_table(
-        "reuse",
-        _run(
-            "kv_reuse",
-            Truth(),
-            True,
-            "Denoise from the keys and values of the text stage, or compute them again.",
-            only=_PICTURES,
-            pixels=InKey("kv_reuse", {True: "reuse", False: "recompute"}),
-        ),
-        _run(
-            "require_kv_reuse",
-            Truth(),
-            False,
-            "Fail a job whose reuse is not complete.",
-            only=_PICTURES,
-            flags=("--require-kv-reuse/--allow-recompute",),
-            fills="required",
-        ),
-        _video(
-            "prompt_cache",
-            Truth(),
-            True,
-            "Embed each distinct prompt once, before all jobs, or for each job.",
-        ),
+    _model("revision", Text("revision"), None, "Hub revision.", pixels="checkpoint"),
+    _model(
+        "dtype",
+        OneOf(DTYPES),
+        "auto",
+        "Precision of weights and sums.",
+        pixels=InKey("dtype", _words(*DTYPES[1:])),
     ),
-    *_table(
-        "batch",
-        _run(
-            "batching_max_size",
-            Integer(1, 1024),
-            16,
-            "Jobs that think, and jobs that draw, together at most.",
-            only=_PICTURES,
-            fills="max_size",
-        ),
-        _run(
-            "batch_invariant",
-            Truth(),
-            True,
-            "Keep a job's pixels equal to the bit in any batch (CPU).",
-            only=_PICTURES,
-            fills="is_invariant",
-            pixels=InKey("batch", {False: "variant"}),
-        ),
-        _run(
-            "prefix_cache_mb",
-            Integer(0, 10**7),
-            4096,
-            "K/V kept for prefixes that jobs share.",
-            only=_PICTURES,
-        ),
-        _run(
-            "prefix_cache_host_mb",
-            Integer(0, 10**7),
-            0,
-            "More of them, kept in main memory.",
-            only=_PICTURES,
-        ),
-        _run("prewarm", Truth(), True, "Run each shape once before it counts."),
-        Declaration(
-            "memory_gb",
-            Integer(1, 10**5),
-            None,
-            "Memory of the machine to plan for, if not this one.",
-            only=_PICTURES,
-        ),
-        _model(
-            "gpu_memory_utilization",
-            Number(0, 1, above_low=True),
-            None,
-            "Part of a GPU's memory that the run may use, weights and all.",
-        ),
+    _model("device", DeviceName(), "auto", "Where models run; balanced: over all GPUs."),
+    _model_of_pictures(
+        "vae_use_tiling",
+        Truth(),
+        False,
+        "Decode latents of pictures tile by tile, in bounded memory. Other pixels at borders.",
+        pixels=InKey("vae", {True: "tiled"}),
     ),
-    *_table(
-        "cache",
-        _run("cache_dir", Folder(), None, "Folder of the disk cache. Default: ~/.cache/hyimg."),
-        _run(
-            "disk_cache",
-            Truth(),
-            True,
-            "Keep encoded source images and prompts on disk for later runs.",
-        ),
-        _run(
-            "disk_cache_mb",
-            Integer(0, 10**9),
-            10240,
-            "Most that the disk cache may hold.",
-            fills="budget_mb",
-        ),
+    _model_of_pictures(
+        "quantization",
+        OneOf(QUANTIZATIONS),
+        "none",
+        "The experts of pictures' models in 8 or 4 bits.",
+        pixels=InKey("experts", _words(*QUANTIZATIONS[1:])),
     ),
-    *_table(
-        "parallel",
-        _video(
-            "vae_patch_parallel_size",
-            Integer(1, MAX_RANKS),
-            1,
-            "Processes, a GPU each, that share the tiles of a video's decode. Same pixels.",
-            fills="vae_ranks",
-        ),
-        _video(
-            "cfg_parallel_size",
-            Integer(1, 2),
-            1,
-            "2: a process, a GPU each, for each of the two guidance branches. Same pixels.",
-            fills="cfg_ranks",
-        ),
-        _model(
-            "tensor_parallel_size",
-            Integer(1, MAX_RANKS),
-            1,
-            "Processes, a GPU each, that share a picture model's layers. Equal within rounding.",
-            only=_PICTURES,
-            flags=("--tensor-parallel-size", "--tp-size"),
-            fills="tensor_ranks",
-            pixels=InKey("layers", {n: f"{n} ranks" for n in range(2, MAX_RANKS + 1)}),
-        ),
-        _run(
-            "replicas",
-            Integer(1, 64),
-            1,
-            "Processes with a model each, a GPU each, that share the jobs. Same pixels.",
-        ),
+    _video(
+        "enable_cpu_offload",
+        Truth(),
+        False,
+        "One of a video model's networks on the GPU at a time, the others in main memory.",
+        fills="cpu_offload",
     ),
-    *_table(
-        "output",
-        _run(
-            "output_dir",
-            Folder(),
-            None,
-            "Folder for results. Default: runs/<manifest>.",
-            flags=("-o", "--output-dir"),
-        ),
-        _run("metadata", Truth(), True, "Write the job into its file."),
-        _video("frames", OneOf(FRAMES), "none", "png: write every frame without loss too."),
-        _video(
-            "checkpoint_every",
-            Integer(0, 1000),
-            0,
-            "Keep a video's latents every K denoise steps, so that a killed job goes on.",
-        ),
-        _run("report", Truth(), True, "Write report.html, a sheet of all jobs."),
-    ),
-    *_table(
-        "failure",
-        _run(
-            "fail_fast",
-            Truth(),
-            False,
-            "Stop at the first failed job, or go on.",
-            flags=("--fail-fast/--keep-going",),
-        ),
-        _run("max_retries", Integer(0, 100), 0, "Tries after a failure that may pass."),
-        _run(
-            "skip_invalid",
-            Truth(),
-            False,
-            "Run the good lines, record the bad as failed.",
-            flags=("--skip-invalid",),
-        ),
+    Declaration(
+        "decode_graphs",
+        Switch(GRAPHS),
+        "auto",
+        "Decode text by CUDA graphs, by default where they can be. They round differently.",
+        only="pictures",
+        pixels=InKey("text", {"on": "graphs"}),
     ),
 )
-SETTINGS = {row.name: row for row in _ROWS}
+_SAMPLING = (
+    _sampling("size", SizeText(), SizeRequest(), "Pixels of the result, or their ratio."),
+    _sampling(
+        "num_inference_steps",
+        Integer(1, 1000),
+        CHECKPOINT,
+        "Denoise steps.",
+        flags=("--num-inference-steps", "--steps"),
+        aliases=("steps",),
+    ),
+    _sampling("guidance_scale", Number(0, 100), CHECKPOINT, "How hard the prompt pulls."),
+    _sampling(
+        "flow_shift", Number(0, 100, above_low=True), CHECKPOINT, "Shift of the noise schedule."
+    ),
+    _sampling("seed", Integer(0, MAX_SEED), None, "Seed of jobs without one of their own."),
+    _text(
+        "bot_task", OneOf(BOT_TASKS, (("image", "none"),)), CHECKPOINT, "Text before the picture."
+    ),
+    _text(
+        "drop_think",
+        Truth(),
+        CHECKPOINT,
+        "Denoise without the think text.",
+        flags=("--drop-think/--keep-think",),
+    ),
+    _text("use_system_prompt", OneOf(SYSTEM_PROMPTS), CHECKPOINT, "Which system prompt."),
+    _text("system_prompt", Text("system prompt"), None, "Text for the custom one."),
+    _text("ar_seed", Integer(0, MAX_SEED), None, "Seed of the text stage."),
+    _text("temperature", Number(0, 100), CHECKPOINT, "Text stage; 0 is greedy."),
+    _text("top_k", Integer(0, 2**31 - 1), CHECKPOINT, "Text stage; 0 is off."),
+    _text("top_p", Number(0, 1, above_low=True), CHECKPOINT, "Text stage; 1 is off."),
+    _text("max_new_tokens", Integer(1, 65536), CHECKPOINT, "Longest text to write."),
+    _text("infer_align_image_size", Truth(), False, "Edits get their source's aspect ratio."),
+    _video("negative_prompt", AnyText("negative prompt"), "", "What the video should not show."),
+    _video("num_frames", Integer(1, MAX_FRAMES), CHECKPOINT, "Frames of a video, 4 k + 1."),
+    _video("fps", Integer(1, MAX_FPS), CHECKPOINT, "Frames a second in the file."),
+    _video(
+        "guidance_scale_2",
+        Number(0, 100),
+        CHECKPOINT,
+        "Guidance of the second of two transformers.",
+        panel="",
+    ),
+)
+_REUSE = (
+    _run_of_pictures(
+        "kv_reuse",
+        Truth(),
+        True,
+        "Denoise from the keys and values of the text stage, or compute them again.",
+        pixels=InKey("kv_reuse", {True: "reuse", False: "recompute"}),
+    ),
+    _run_of_pictures(
+        "require_kv_reuse",
+        Truth(),
+        False,
+        "Fail a job whose reuse is not complete.",
+        flags=("--require-kv-reuse/--allow-recompute",),
+        fills="required",
+    ),
+    _video(
+        "prompt_cache",
+        Truth(),
+        True,
+        "Embed each distinct prompt once, before all jobs, or for each job.",
+    ),
+)
+_BATCH = (
+    _run_of_pictures(
+        "batching_max_size",
+        Integer(1, 1024),
+        16,
+        "Jobs that think, and jobs that draw, together at most.",
+        fills="max_size",
+    ),
+    _run_of_pictures(
+        "batch_invariant",
+        Truth(),
+        True,
+        "Keep a job's pixels equal to the bit in any batch (CPU).",
+        fills="is_invariant",
+        pixels=InKey("batch", {False: "variant"}),
+    ),
+    _run_of_pictures(
+        "prefix_cache_mb", Integer(0, 10**7), 4096, "K/V kept for prefixes that jobs share."
+    ),
+    _run_of_pictures(
+        "prefix_cache_host_mb", Integer(0, 10**7), 0, "More of them, kept in main memory."
+    ),
+    _run("prewarm", Truth(), True, "Run each shape once before it counts."),
+    Declaration(
+        "memory_gb",
+        Integer(1, 10**5),
+        None,
+        "Memory of the machine to plan for, if not this one.",
+        only="pictures",
+    ),
+    _model(
+        "gpu_memory_utilization",
+        Number(0, 1, above_low=True),
+        None,
+        "Part of a GPU's memory that the run may use, weights and all.",
+    ),
+)
+_CACHE = (
+    _run("cache_dir", Folder(), None, "Folder of the disk cache. Default: ~/.cache/hyimg."),
+    _run(
+        "disk_cache",
+        Truth(),
+        True,
+        "Keep encoded source images and prompts on disk for later runs.",
+    ),
+    _run(
+        "disk_cache_mb",
+        Integer(0, 10**9),
+        10240,
+        "Most that the disk cache may hold.",
+        fills="budget_mb",
+    ),
+)
+_PARALLEL = (
+    _video(
+        "vae_patch_parallel_size",
+        Integer(1, MAX_RANKS),
+        1,
+        "Processes, a GPU each, that share the tiles of a video's decode. Same pixels.",
+        fills="vae_ranks",
+    ),
+    _video(
+        "cfg_parallel_size",
+        Integer(1, 2),
+        1,
+        "2: a process, a GPU each, for each of the two guidance branches. Same pixels.",
+        fills="cfg_ranks",
+    ),
+    _model_of_pictures(
+        "tensor_parallel_size",
+        Integer(1, MAX_RANKS),
+        1,
+        "Processes, a GPU each, that share a picture model's layers. Equal within rounding.",
+        flags=("--tensor-parallel-size", "--tp-size"),
+        fills="tensor_ranks",
+        pixels=InKey("layers", {n: f"{n} ranks" for n in range(2, MAX_RANKS + 1)}),
+    ),
+    _run(
+        "replicas",
+        Integer(1, 64),
+        1,
+        "Processes with a model each, a GPU each, that share the jobs. Same pixels.",
+    ),
+)
+_OUTPUT = (
+    _run(
+        "output_dir",
+        Folder(),
+        None,
+        "Folder for results. Default: runs/<manifest>.",
+        flags=("-o", "--output-dir"),
+    ),
+    _run("metadata", Truth(), True, "Write the job into its file."),
+    _video("frames", OneOf(FRAMES), "none", "png: write every frame without loss too."),
+    _video(
+        "checkpoint_every",
+        Integer(0, 1000),
+        0,
+        "Keep a video's latents every K denoise steps, so that a killed job goes on.",
+    ),
+    _run("report", Truth(), True, "Write report.html, a sheet of all jobs."),
+)
+_FAILURE = (
+    _run(
+        "fail_fast",
+        Truth(),
+        False,
+        "Stop at the first failed job, or go on.",
+        flags=("--fail-fast/--keep-going",),
+    ),
+    _run("max_retries", Integer(0, 100), 0, "Tries after a failure that may pass."),
+    _run(
+        "skip_invalid",
+        Truth(),
+        False,
+        "Run the good lines, record the bad as failed.",
+        flags=("--skip-invalid",),
+    ),
+)
+_ROWS = {
+    "model": _MODEL,
+    "sampling": tuple(replace(row, pixels="job") for row in _SAMPLING),
+    "reuse": _REUSE,
+    "batch": _BATCH,
+    "cache": _CACHE,
+    "parallel": _PARALLEL,
+    "output": _OUTPUT,
+    "failure": _FAILURE,
+}
+# By table of a recipe, and all by name.
+TABLES = {
+    name: {row.name: replace(row, table=name) for row in rows} for name, rows in _ROWS.items()
+}
+SETTINGS = {name: row for rows in TABLES.values() for name, row in rows.items()}
