@@ -1,11 +1,12 @@
 """A manifest's lines over the settings: the jobs that they become, `n` and `seeds` expanded."""
 
 from collections.abc import Callable, Mapping
+from functools import cache, partial
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any
 
 from hyimg_cli.errors import HyimgError
-from hyimg_cli.manifest.line import ManifestLine, fault
+from hyimg_cli.manifest.line import fault
 from hyimg_cli.manifest.manifest import Manifest
 from hyimg_cli.manifest.pictures import PictureLine
 from hyimg_cli.manifest.resolved_line import ResolvedLine
@@ -13,8 +14,6 @@ from hyimg_cli.manifest.videos import VideoLine
 from hyimg_cli.settings.precedence import Setting
 from hyimg_cli.spec.card import ModelCard, VideoCard
 from hyimg_cli.spec.job import Job
-
-Card = TypeVar("Card", bound=ModelCard | VideoCard)
 
 
 def resolve_jobs(
@@ -29,75 +28,50 @@ def resolve_jobs(
     Raises what they raise for the models of the settings; for a model that a line names, that
     becomes a fault of the line.
     """
-    images = _Cards(card_of, manifest.folder, default=settings["model"].value)
-    videos = None
-    if video_card_of is not None:
-        videos = _Cards(video_card_of, manifest.folder, default=settings["video_model"].value)
+    pictures, videos = _looked_up_once(card_of), _looked_up_once(video_card_of)
+    located = cache(partial(_located, manifest.folder))
     jobs: list[Job] = []
     faults: list[HyimgError] = []
     for line in manifest.lines:
-        try:
-            resolved = _resolved(line, settings, images, videos)
-            found = list(resolved.faults())
-        except HyimgError as error:
-            if "model" not in line.fields:
-                raise
-            where = f"{line.where}: model"
-            found = [fault("model", error.what, where=where, hint=error.hint)]
-        if found:
+        is_video, named = line.fields["task"] == "t2v", line.fields.get("model")
+        own = settings["video_model" if is_video else "model"].value
+        model = located(named) if named else own
+        card = (videos if is_video else pictures)(model)
+        if isinstance(card, HyimgError):
+            if not named:
+                raise card
+            place = f"{line.where}: model"
+            faults.append(fault("model", card.what, where=place, hint=card.hint))
+            continue
+        kind: type[ResolvedLine] = VideoLine if is_video else PictureLine
+        resolved = kind(line, settings, model, card)
+        if found := list(resolved.faults()):
             faults += found
         else:
             jobs += resolved.jobs(manifest.folder)
     # What a setting caused is the same in every line; it is said once.
-    once = {(fault.where, fault.what): fault for fault in faults}
+    once = {(one.where, one.what): one for one in faults}
     return jobs, list(once.values())
 
 
-def _resolved(
-    line: ManifestLine,
-    settings: Mapping[str, Setting],
-    images: "_Cards[ModelCard]",
-    videos: "_Cards[VideoCard] | None",
-) -> ResolvedLine:
-    if line.fields["task"] == "t2v":
-        assert videos is not None, "nobody told how video models are looked up"
-        model = videos.model_of(line)
-        return VideoLine(line, settings, model, videos.of_model(model))
-    model = images.model_of(line)
-    return PictureLine(line, settings, model, images.of_model(model))
+def _looked_up_once(card_of: Callable[[str], Any] | None) -> Callable[[str], Any]:
+    """Cards by model; of a model that has none, the error."""
+
+    @cache
+    def looked_up(model: str) -> Any:
+        assert card_of is not None, "nobody told how video models are looked up"
+        try:
+            return card_of(model)
+        except HyimgError as error:
+            return error
+
+    return looked_up
 
 
-class _Cards(Generic[Card]):
-    """Cards by model; a model that has none is asked for once, too."""
+def _located(folder: Path, name: str) -> str:
+    """A line's model; a path, like those of images, begins at the manifest's folder.
 
-    def __init__(self, card_of: Callable[[str], Card], folder: Path, *, default: str) -> None:
-        self._card_of = card_of
-        self._folder = folder
-        self._default = default
-        self._located: dict[str, str] = {}
-        self._known: dict[str, Card | HyimgError] = {}
-
-    def model_of(self, line: ManifestLine) -> str:
-        """The line's model; a path, like those of images, begins at the manifest's folder.
-
-        One that leads nowhere from there is left as it is: a name, or a path from here.
-        """
-        if "model" not in line.fields:
-            return self._default
-        name: str = line.fields["model"]
-        if name not in self._located:
-            beside = self._folder / name
-            is_path = name.split("/")[0] in (".", "..") and beside.is_dir()
-            self._located[name] = str(beside) if is_path else name
-        return self._located[name]
-
-    def of_model(self, model: str) -> Card:
-        if model not in self._known:
-            try:
-                self._known[model] = self._card_of(model)
-            except HyimgError as error:
-                self._known[model] = error
-        card = self._known[model]
-        if isinstance(card, HyimgError):
-            raise card
-        return card
+    One that leads nowhere from there is left as it is: a name, or a path from here.
+    """
+    beside = folder / name
+    return str(beside) if name.split("/")[0] in (".", "..") and beside.is_dir() else name

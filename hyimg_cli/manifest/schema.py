@@ -22,7 +22,6 @@ _PATTERNS: dict[type[k.Kind], str] = {
     k.CustomId: k.ID_PATTERN,
     k.DeviceName: k.DEVICE_PATTERN,
     k.SizeText: k.SIZE_PATTERN,
-    k.AnyText: f"|{_WRITTEN}",
     k.Text: _WRITTEN,
     k.Folder: _WRITTEN,
 }
@@ -133,6 +132,8 @@ def _annotation(kind: k.Kind) -> Any:
             number = Annotated[int, Field(strict=True, ge=0, le=high)]
             numbers = Annotated[list[number], Field(min_length=1, max_length=most)]
             return Annotated[numbers, AfterValidator(_distinct)] if is_distinct else numbers
+        case k.Text(_, may_be_empty=True):
+            return Annotated[str, Field(pattern=_whole(f"|{_WRITTEN}"))]
         case k.Anything():
             return Any
     return Annotated[str, Field(pattern=_whole(_PATTERNS[type(kind)]))]

@@ -185,27 +185,20 @@ class Switch(OneOf):
 
 @dataclass(frozen=True)
 class Text(Kind):
-    """Text with something in it; `noun` names it in messages."""
+    """Text with something in it, unless `may_be_empty`; `noun` names it in messages."""
 
     noun: str = "text"
+    may_be_empty: bool = False
 
     def read(self, value: Any) -> str:
         if type(value) is not str:
             what, hint = f"{shown(value)} is not text", f"give the {self.noun} as text"
             raise BadValue(what, hint, "wrong-type")
-        if not value.strip():
+        if not value.strip() and not (self.may_be_empty and value == ""):
             raise BadValue(f"the {self.noun} is empty", f"write the {self.noun}", "empty-text")
         if "\0" in value:
             raise BadValue(f"the {self.noun} holds a NUL character", "take it out")
         return value
-
-
-@dataclass(frozen=True)
-class AnyText(Text):
-    """Text that may be empty."""
-
-    def read(self, value: Any) -> str:
-        return "" if value == "" else super().read(value)
 
 
 @dataclass(frozen=True)

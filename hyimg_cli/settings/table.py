@@ -11,7 +11,6 @@ from typing import Any, Literal
 
 from hyimg_cli.settings.kinds import (
     MAX_SEED,
-    AnyText,
     DeviceName,
     Folder,
     Integer,
@@ -200,7 +199,12 @@ _SAMPLING = (
     _text("top_p", Number(0, 1, above_low=True), CHECKPOINT, "Text stage; 1 is off."),
     _text("max_new_tokens", Integer(1, 65536), CHECKPOINT, "Longest text to write."),
     _text("infer_align_image_size", Truth(), False, "Edits get their source's aspect ratio."),
-    _video("negative_prompt", AnyText("negative prompt"), "", "What the video should not show."),
+    _video(
+        "negative_prompt",
+        Text("negative prompt", may_be_empty=True),
+        "",
+        "What the video should not show.",
+    ),
     _video("num_frames", Integer(1, MAX_FRAMES), CHECKPOINT, "Frames of a video, 4 k + 1."),
     _video("fps", Integer(1, MAX_FPS), CHECKPOINT, "Frames a second in the file."),
     _video(
