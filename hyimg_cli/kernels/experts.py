@@ -3,8 +3,8 @@
     rows of x, sorted by expert      e0 e0 e0 .  e1 .. .. .  e2 e2 e2 e2  e3 ...
     padded to whole groups           |-- 4 --|  |-- 4 --|   |---- 4 ----| ...
 
-A group starts at a multiple of `GROUP_ROWS`, so that how a row is multiplied does not depend on how
-many others chose its expert: the same bits in every batch (measured on CPU, see `rows.py`).
+A group starts at a multiple of `group_multiple`, so that how a row is multiplied does not depend on
+how many others chose its expert: the same bits in every batch (measured on CPU, see `rows.py`).
 The plain twins below take one expert after the other, in any format of its weights.
 """
 
@@ -16,8 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hyimg_cli.kernels.formats import Stack, dequantize_rows, one, quantize_rows
-
-GROUP_ROWS = 4
+from hyimg_cli.kernels.rows import group_multiple, padding
 
 
 def grouped_experts(
@@ -37,9 +36,10 @@ def grouped_experts(
     """
     tokens, chosen = index_TK.shape
     experts = gate_and_up_EIM.shape[0]
-    slot, ends_E = _slots(index_TK.flatten(), experts)
-    capacity = tokens * chosen + experts * (GROUP_ROWS - 1)
-    rows = x_TM.new_zeros(-(-capacity // GROUP_ROWS) * GROUP_ROWS, x_TM.shape[1])
+    multiple = group_multiple(x_TM.device)
+    slot, ends_E = _slots(index_TK.flatten(), experts, multiple)
+    capacity = tokens * chosen + experts * (multiple - 1)
+    rows = x_TM.new_zeros(capacity + padding(capacity, multiple), x_TM.shape[1])
     rows.index_copy_(0, slot, x_TM.repeat_interleave(chosen, dim=0))
     up, gate = F.grouped_mm(rows, gate_and_up_EIM.transpose(1, 2), offs=ends_E).chunk(2, dim=-1)
     result = F.grouped_mm(up * F.silu(gate), down_EMI.transpose(1, 2), offs=ends_E)
@@ -91,10 +91,11 @@ def _one_by_one(
     entering: Callable[[Tensor], Tensor],
 ) -> Tensor:
     chosen, flat_R = index_TK.shape[1], index_TK.flatten()
+    multiple = group_multiple(x_TM.device)
     result_RM = x_TM.new_empty(flat_R.shape[0], x_TM.shape[1])
     for expert in flat_R.unique().tolist():
         row = (flat_R == expert).nonzero()[:, 0]
-        x_RM = F.pad(x_TM[row // chosen], (0, 0, 0, -len(row) % GROUP_ROWS))
+        x_RM = F.pad(x_TM[row // chosen], (0, 0, 0, padding(len(row), multiple)))
         gate_and_up_OM, down_MI = (one(stack, expert, x_TM.dtype) for stack in stacks)
         up, gate = F.linear(entering(x_RM), gate_and_up_OM).chunk(2, dim=-1)
         result_RM[row] = F.linear(entering(up * F.silu(gate)), down_MI)[: len(row)]
@@ -107,11 +108,11 @@ def _rounded(rows: Tensor) -> Tensor:
     return dequantize_rows(*quantize_rows(rows), rows.dtype)
 
 
-def _slots(expert_R: Tensor, experts: int) -> tuple[Tensor, Tensor]:
+def _slots(expert_R: Tensor, experts: int, multiple: int) -> tuple[Tensor, Tensor]:
     """Where each row goes, and where each expert's padded group ends (int32)."""
     is_member_RE = expert_R[:, None] == torch.arange(experts, device=expert_R.device)
     count_E = is_member_RE.sum(dim=0)
-    padded_E = (count_E + GROUP_ROWS - 1) // GROUP_ROWS * GROUP_ROWS
+    padded_E = (count_E + multiple - 1) // multiple * multiple
     ends_E = padded_E.cumsum(0)
     rank_R = (is_member_RE.cumsum(0) - 1).gather(1, expert_R[:, None])[:, 0]
     return (ends_E - padded_E)[expert_R] + rank_R, ends_E.to(torch.int32)

@@ -33,6 +33,16 @@ def invariant_multiple() -> int:
     )
 
 
+def group_multiple(device: torch.device) -> int:
+    """Rows that a group of a grouped product is filled up to, so that a row's bits do not depend
+    on how many others are in its group; on a GPU they may.
+    """
+    try:
+        return invariant_multiple() if device.type == "cpu" else CANDIDATES[0]
+    except MachineError:
+        return CANDIDATES[0]
+
+
 def padding(rows: int, multiple: int) -> int:
     """Rows to add to reach the next multiple."""
     return -rows % multiple
