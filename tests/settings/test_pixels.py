@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from torch.nn import functional
 
 from hyimg_cli.cli import app
 from hyimg_cli.settings.table import SETTINGS
@@ -98,26 +96,11 @@ def found(out: Path) -> Iterator[tuple[str, str]]:
         yield line["custom_id"], line["outputs"][0]["pixel_sha256"]
 
 
-def attention_is_by_rows() -> bool:
-    """Tell if on this CPU a row of torch's attention has the same bits among others and alone."""
-    q, k, v = (torch.randn(1, 4, 51, 24) for _ in range(3))
-    whole = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-    alone = functional.scaled_dot_product_attention(q[:, :, -1:], k, v)
-    return torch.equal(whole[:, :, -1:], alone)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OTHER)
 def test_two_values_same_pixels(
-    plain: dict[str, str],
-    name: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    request: pytest.FixtureRequest,
+    plain: dict[str, str], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if name.startswith("prefix_cache") and not attention_is_by_rows():
-        reason = "what is shared decides how many rows attention sees, and here that decides bits"
-        request.node.add_marker(pytest.mark.xfail(reason=reason, strict=True))
     lines = MANIFESTS[SETTINGS[name].only]
     other = pixels(tmp_path, lines, OTHER[name], monkeypatch)
     assert other
