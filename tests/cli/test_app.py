@@ -151,6 +151,20 @@ def test_light_commands_import_no_torch(arguments: list[str], tmp_path: Any) -> 
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["generate", "--help"]])
+def test_help_imports_no_command(arguments: list[str]) -> None:
+    """Typer and the declarations are enough for it."""
+    code = (
+        "import sys\n"
+        "from hyimg_cli.cli.app import run\n"
+        f"assert run({arguments!r}) == 0\n"
+        "heavy = {'numpy', 'PIL', 'rich', 'hyimg_cli.engine', 'hyimg_cli.models'}\n"
+        "sys.exit(', '.join(heavy & set(sys.modules)) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "hint"),
     [

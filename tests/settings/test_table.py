@@ -99,6 +99,8 @@ OFF_DEFAULT = (
     | BEFORE
     | {name: values[name] for name, values in (OF_THE_JOB | NOT_OF_TINY).items()}
 )
+# The device decides the precision, which is in the key.
+WITHOUT_PIXELS = [n for n, row in SETTINGS.items() if row.pixels is None and n != "device"]
 
 
 def test_every_setting_has_an_answer_here() -> None:
@@ -147,10 +149,8 @@ def test_what_changes_pixels_is_in_the_key(
     assert keys.pixel_settings(video, config) == dtype
 
 
-@pytest.mark.parametrize("name", [name for name, row in SETTINGS.items() if row.pixels is None])
+@pytest.mark.parametrize("name", WITHOUT_PIXELS)
 def test_what_changes_none_is_not(under: Callable[..., Any], name: str) -> None:
-    if name == "device":
-        pytest.skip("it decides the precision, which is in the key")
     settings, (edit, video) = under({name: OFF_DEFAULT[name]})
     config = configured(settings, Path("out"), None)
     assert keys.pixel_settings(edit, config) == PLAIN
