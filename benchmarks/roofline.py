@@ -23,10 +23,10 @@ from pathlib import Path
 from unittest import mock
 
 import torch
+from shapes.cases import GOALS
 from shapes.counting import Counter, Facts, Op, Rates, counted
 from shapes.fake import fake_gpu
 from shapes.network import build
-from shapes.rows import GOALS
 from shapes.scale import REAL, SCALES, Scale, Workload, workload
 from torch import Tensor
 

@@ -10,9 +10,10 @@ import torch
 
 from hyimg_cli.models.hunyuan_image3.config import Architecture
 from shapes.scale import Scale
-from shapes.timing import timed
+from shapes.timing import Pace, timed
 
 _FP8 = torch.float8_e4m3fn
+_PACE = Pace(most=30)
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ def floors(arch: Architecture, scale: Scale, device: torch.device, dtype: torch.
         )
         for a, b in shapes
     ]
-    plain = timed(lambda: [x @ w.mT for x, w in pairs], device, seconds=1, most_runs=30)
+    plain = timed(lambda: [x @ w.mT for x, w in pairs], device, seconds=1, pace=_PACE)
     fp8 = None
     if device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9):
         one = torch.ones((), device=device)
@@ -66,12 +67,12 @@ def floors(arch: Architecture, scale: Scale, device: torch.device, dtype: torch.
             ],
             device,
             seconds=1,
-            most_runs=30,
+            pace=_PACE,
         )
         fp8 = flops / took.median / 1e9
     large = torch.empty(scale.copy_bytes, device=device, dtype=torch.uint8)
     target = torch.empty_like(large)
-    copied = timed(lambda: target.copy_(large), device, seconds=1, most_runs=30)
+    copied = timed(lambda: target.copy_(large), device, seconds=1, pace=_PACE)
     return Floors(flops / plain.median / 1e9, fp8, 2 * large.nbytes / copied.median / 1e9)
 
 

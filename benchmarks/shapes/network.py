@@ -13,10 +13,9 @@ from hyimg_cli.models.hunyuan_image3.filling import without_weights
 from hyimg_cli.models.hunyuan_image3.model import HunyuanImage3ForCausalMM, transformers_config
 from hyimg_cli.models.hunyuan_image3.placement import stays_wide
 from hyimg_cli.spec.run import Quantization
+from shapes.scale import Workload
 
-FORMS = ("dense", "fp8")
-# Left free for K/V, activations, embeddings, ViT and VAE where layers are counted by what fits.
-_RESERVE_BYTES = 34_000_000_000
+FORMS = ("fp8", "dense")
 
 
 def quantization_of(form: str) -> Quantization:
@@ -51,15 +50,22 @@ def build(
     return network
 
 
-def layers_that_fit(arch: Architecture, device: torch.device, most: int) -> int:
-    """How many dense layers in bfloat16 a GPU takes beside what else is needed; on a CPU all."""
-    if device.type != "cuda":
-        return most
-    free = torch.cuda.mem_get_info(device)[0] - _RESERVE_BYTES
-    width, inner = arch.hidden_size, arch.moe_intermediate_size[0]
-    experts = (arch.num_experts + arch.num_shared_expert[0]) * 3 * inner
-    fused = (2 * arch.num_attention_heads + 2 * arch.num_key_value_heads) * arch.head_dim
-    return max(1, min(most, free // (2 * width * (experts + fused))))
+def layers_that_fit(load: Workload, form: str, free_bytes: float) -> int:
+    """How many of the workload's layers a GPU takes with all that is run on them; one at least.
+
+    Each has its weights and its K/V of all requests together. Beside them are what stands around
+    the layers, and three times what the plan says of a picture in the VAE: that, another copy of
+    its weights, and the libraries' workspaces.
+    """
+    card, arch, scale = load.prompter.card, load.arch, load.scale
+    dtype, quantization = "bfloat16", quantization_of(form)
+    layer = load.layer.nbytes(dtype, quantization)
+    around = card.loaded_bytes(dtype, quantization) - arch.num_hidden_layers * layer
+    kv = scale.together * load.layout.live_stop * card.kv_bytes_per_token
+    pixels = scale.size.height * scale.size.width
+    room = free_bytes - around - 3 * card.vae_bytes(pixels, "cuda")
+    fits = int(room // (layer + kv / arch.num_hidden_layers))
+    return max(1, min(arch.num_hidden_layers, fits))
 
 
 def routing(network: HunyuanImage3ForCausalMM, call: Callable[[], object]) -> tuple[float, float]:

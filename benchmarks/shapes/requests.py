@@ -4,26 +4,31 @@ Sources are pictures of noise that lie in memory; no file is read or written. No
 between requests. Random weights end no text by themselves: each thinks to its limit.
 """
 
+import math
 import statistics
 import time
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 import torch
 
 from hyimg_cli.kv.tree import KVTree
+from hyimg_cli.media.images import write_png
 from hyimg_cli.memory.footprint import Together, needs
 from hyimg_cli.memory.room import batch_sizes, synchronize
 from hyimg_cli.models.hunyuan_image3.family import HunyuanImage3
 from hyimg_cli.pipelines.clock import PhaseClock
 from hyimg_cli.pipelines.image.group import Drawn, GroupRun
 from hyimg_cli.pipelines.image.prefixes import Prefixes
+from hyimg_cli.pipelines.image.prewarm import prewarm, writing_rows
 from hyimg_cli.pipelines.image.stages import Studio, encoded_by
 from hyimg_cli.spec.job import ImageJob
 from hyimg_cli.spec.run import BatchConfig, ModelChoice, OutputConfig, ReuseConfig, RunConfig
 from shapes.network import quantization_of
-from shapes.scale import Workload, source
+from shapes.scale import Scale, Workload, source
 from shapes.timing import Deadline
 
 
@@ -49,7 +54,8 @@ class Requests:
 
 @dataclass(frozen=True)
 class Served:
-    """What became of them. `is_cut`: time ran out, and seconds are of a part alone.
+    """What became of them. `is_cut`: time ran out, and seconds are of a part alone. `is_whole`: the
+    network has all its layers.
 
     `phases_s`: median over the finished requests; a group's time stands in each of them.
     `notes`: what the requests' lines would warn of. `planned_bytes` and `peak_bytes` are of one and
@@ -58,6 +64,8 @@ class Served:
 
     name: str
     form: str
+    layers: int
+    is_whole: bool
     thinking: int
     drawing: int
     finished: int
@@ -72,6 +80,69 @@ class Served:
     notes: tuple[str, ...]
     planned_bytes: int
     peak_bytes: int | None
+
+
+def plan_of(scale: Scale) -> tuple[tuple[Requests, ...], tuple[Requests, ...]]:
+    """One request, then several together; the last with as many steps as the time allows."""
+    alone = (
+        Requests(1, scale.steps, 2.5),
+        Requests(1, scale.fast_steps, 1.0),
+        Requests(1, scale.fast_steps, 1.0, uses_graphs=False),
+    )
+    count = scale.together
+    return alone, (Requests(count, scale.fast_steps, 1.0), Requests(count, scale.steps, 2.5))
+
+
+def affordable(requests: Requests, done: Sequence[Served], left_s: float) -> int:
+    """Denoise steps for which time is left, judged by what one request and many have taken."""
+    alone = [s for s in done if s.name.startswith("1 request,") and s.seconds_each]
+    many = [s for s in done if not s.name.startswith("1 request,") and s.seconds_each]
+    if requests.count == 1 or not alone or not many:
+        return requests.steps
+    denoise = sum(alone[0].phases_s.get(name, 0.0) for name in ("denoise_first", "denoise_rest"))
+    steps = alone[0].events["DenoiseStep"]
+    per_step = requests.count * denoise / max(1, steps)
+    return min(requests.steps, math.floor((0.9 * left_s - many[0].seconds) / per_step))
+
+
+def prewarm_names(scale: Scale) -> tuple[str, str]:
+    """Of the two rows of `prewarmed`."""
+    of = f"{scale.together} requests"
+    return f"prewarm, graphs, {of}", f"prewarm, stand-ins, {of}"
+
+
+def prewarm_seconds(scale: Scale, done: Sequence[Served]) -> float:
+    """What `prewarmed` will take, judged by the first request."""
+    if not done:
+        return 0.0
+    phases, steps = done[0].phases_s, done[0].events["DenoiseStep"]
+    denoise = phases["denoise_first"] + phases["denoise_rest"]
+    each = phases["prefill"] + phases["decode_latents"] + 2 * denoise / max(1, steps)
+    return scale.together * each
+
+
+def prewarmed(
+    model: HunyuanImage3, load: Workload, form: str, folder: Path
+) -> Iterator[tuple[float, str]]:
+    """Seconds of what a run does before its first picture, and what that was: graphs for as many
+    rows as will think, then the stand-ins. Kernels that other rows have run are compiled already.
+    """
+    path = folder / "source.png"
+    write_png(path, source("source", load.scale.size).pixels, {})
+    jobs = [
+        replace(load.request(n, steps=load.scale.fast_steps, guidance=1.0), images=(str(path),))
+        for n in range(load.scale.together)
+    ]
+    together = batch_sizes(jobs, model, _config(jobs, model, load, form))
+    started = time.perf_counter()
+    captured = model.prepare_decode(writing_rows(jobs, together))
+    synchronize(model.layer_devices)
+    yield time.perf_counter() - started, f"{captured} captured"
+    started = time.perf_counter()
+    shapes = prewarm(jobs, _studio(model, load), together=together, warmed=set())
+    synchronize(model.layer_devices)
+    said = f"{shapes} shape, {together.thinking} thinking, {together.drawing} drawing"
+    yield time.perf_counter() - started, said
 
 
 def serve(
@@ -118,6 +189,8 @@ def serve(
     return Served(
         name=requests.name,
         form=form,
+        layers=len(model.layer_devices),
+        is_whole=len(model.layer_devices) == load.scale.layers,
         thinking=together.thinking,
         drawing=together.drawing,
         finished=len(drawn),

@@ -7,6 +7,7 @@ same code runs anywhere in seconds. No weights are read in either.
 import json
 import math
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -87,7 +88,7 @@ SCALES = {scale.name: scale for scale in (REAL, TINY)}
 @dataclass(frozen=True)
 class Workload:
     """The requests, and one request's sequence with exactly `prefix` tokens before the live
-    rows.
+    rows. `layer`: the weights of one layer.
     """
 
     scale: Scale
@@ -96,6 +97,7 @@ class Workload:
     job: ImageJob
     shape: SourceShape
     layout: Layout
+    layer: WeightCounts
 
     @property
     def live(self) -> int:
@@ -124,10 +126,13 @@ def source(path: str, size: Size) -> SourceImage:
 
 def workload(folder: Path, scale: Scale, layers: int) -> Workload:
     """Write a checkpoint's small files into `folder`, and build what is run with them."""
-    config = _write(folder, scale, layers)
+    config = _config(scale, layers)
     arch = architecture(config)
+    shapes = expected_shapes(arch)
+    _write(folder, config, 2 * sum(map(math.prod, shapes.values())))
     prompter = registry.prompter(str(folder))
-    prompter.card = replace(prompter.card, weights=_counts(arch))
+    prompter.card = replace(prompter.card, weights=_counts(shapes))
+    first = {n: shape for n, shape in shapes.items() if n.startswith("model.layers.0.")}
     pixels = np.zeros((scale.size.height, scale.size.width, 3), dtype=np.uint8)
     bucket, _ = prompter.fit(scale.size.height, scale.size.width)
     assert bucket.size == scale.size, f"{scale.size} is no size of the model's"
@@ -141,7 +146,7 @@ def workload(folder: Path, scale: Scale, layers: int) -> Workload:
         layout = prompter.picture(job, [shape], written, bucket)
         missing = scale.prefix - layout.live_start
         if missing == 0:
-            return Workload(scale, arch, prompter, job, shape, layout)
+            return Workload(scale, arch, prompter, job, shape, layout, _counts(first))
         assert missing > 0 or count > 1, f"a request takes {-missing} tokens more than the prefix"
         count += missing
 
@@ -160,36 +165,38 @@ def _job(folder: Path, scale: Scale, system: str) -> ImageJob:
         flow_shift=3.0,
         bot_task="think_recaption",
         text=TextSampling(0, temperature=0.6, top_k=1024, top_p=0.95, max_new_tokens=scale.think),
+        use_system_prompt="custom",
         system_prompt=" ".join(system),
     )
 
 
-def _write(folder: Path, scale: Scale, layers: int) -> dict[str, Any]:
+def _config(scale: Scale, layers: int) -> dict[str, Any]:
     embedded = registry.resolve_model(registry.EMBEDDED)
     config: dict[str, Any] = json.loads((embedded / "config.json").read_text())
     if scale.name == REAL.name:
         config |= _RELEASED
         config |= {part: config[part] | facts for part, facts in _RELEASED_PARTS.items()}
-    config |= {
+    return config | {
         "num_hidden_layers": layers,
         "moe_topk": [scale.top_k] * layers,
         "num_shared_expert": [1] * layers,
         "moe_intermediate_size": [scale.inner] * layers,
     }
+
+
+def _write(folder: Path, config: dict[str, Any], total_bytes: int) -> None:
+    embedded = registry.resolve_model(registry.EMBEDDED)
     for name in ("tokenizer.json", "generation_config.json"):
         shutil.copy(embedded / name, folder / name)
     (folder / "config.json").write_text(json.dumps(config))
-    total = sum(map(math.prod, expected_shapes(architecture(config)).values())) * 2
-    index = {"metadata": {"total_size": total}, "weight_map": {}}
+    index = {"metadata": {"total_size": total_bytes}, "weight_map": {}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    return config
 
 
-def _counts(arch: Architecture) -> WeightCounts:
-    """What a card counts in a real checkpoint's headers."""
-    sizes = {name: math.prod(shape) for name, shape in expected_shapes(arch).items()}
+def _counts(shapes: Mapping[str, tuple[int, ...]]) -> WeightCounts:
+    """What a card counts in a real checkpoint's headers, of these tensors alone."""
+    sizes = {name: math.prod(shape) for name, shape in shapes.items()}
     experts = sum(n for name, n in sizes.items() if ".experts." in name)
-    per_layer = (arch.num_experts * (2 * inner) for inner in arch.moe_intermediate_size)
-    rows = sum(per_layer) + arch.num_hidden_layers * arch.num_experts * arch.hidden_size
+    rows = sum(shape[0] for name, shape in shapes.items() if ".experts." in name)
     wide = sum(n for name, n in sizes.items() if name.startswith("vae.") or ".gate.wg." in name)
     return WeightCounts(experts, rows, wide, sum(sizes.values()) - experts - wide)

@@ -1,20 +1,34 @@
 """Medians with their spread: CUDA events on a GPU, the clock on a CPU; warm-up apart."""
 
+import gc
 import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 Call = Callable[[], object]
-_WARMUPS, _LEAST_RUNS, _SHOWN = 2, 3, 12
+_SHOWN = 12
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How often a call is run: `warmups` before it counts, then `least` to `most` times."""
+
+    warmups: int = 2
+    least: int = 3
+    most: int = 20
+
+
+EVERY = Pace()
 
 
 @dataclass(frozen=True)
 class Timed:
-    """Milliseconds of one call. `warmup_ms`: the first call's, kernels compiled and all.
+    """Milliseconds of one call. `first_ms`: the very first call's, kernels compiled and all.
 
     `peak_bytes`: the most that was allocated during the runs; `base_bytes`: before them. None
     without a GPU.
@@ -25,9 +39,9 @@ class Timed:
     most: float
     runs: int
     warmups: int
-    warmup_ms: float
-    base_bytes: int | None
-    peak_bytes: int | None
+    first_ms: float
+    base_bytes: int | None = None
+    peak_bytes: int | None = None
 
 
 class Deadline:
@@ -44,30 +58,34 @@ class Deadline:
     def left_s(self) -> float:
         return self._seconds - self.spent_s
 
+    def share(self, parts: int) -> "Deadline":
+        """An equal share of what is left, for the first of so many parts."""
+        return Deadline(self.left_s / parts)
 
-def timed(call: Call, device: torch.device, *, seconds: float, most_runs: int) -> Timed:
-    """As many runs as `seconds` allow: three at least, `most_runs` at most."""
+
+def timed(call: Call, device: torch.device, *, seconds: float, pace: Pace) -> Timed:
+    """As many runs as `seconds` and `pace` allow."""
     is_gpu = device.type == "cuda"
-    started = time.perf_counter()
-    call()
-    finish(device)
-    warmup_ms = (time.perf_counter() - started) * 1e3
-    for _ in range(_WARMUPS - 1):
-        call()
-    finish(device)
+    warm = [_by_clock(call, device) for _ in range(pace.warmups)]
     base = torch.cuda.memory_allocated(device) if is_gpu else None
     if is_gpu:
         torch.cuda.reset_peak_memory_stats(device)
     took: list[float] = []
     started = time.perf_counter()
-    while len(took) < most_runs and (
-        len(took) < _LEAST_RUNS or time.perf_counter() - started < seconds
+    while len(took) < pace.most and (
+        len(took) < pace.least or time.perf_counter() - started < seconds
     ):
         took.append(_once(call, device))
     peak = torch.cuda.max_memory_allocated(device) if is_gpu else None
-    return Timed(
-        statistics.median(took), min(took), max(took), len(took), _WARMUPS, warmup_ms, base, peak
-    )
+    first = (warm or took)[0]
+    median = statistics.median(took)
+    return Timed(median, min(took), max(took), len(took), pace.warmups, first, base, peak)
+
+
+def taken(seconds: float) -> Timed:
+    """What was done once, and timed by whoever did it."""
+    took = 1e3 * seconds
+    return Timed(took, took, took, runs=1, warmups=0, first_ms=took)
 
 
 def finish(device: torch.device) -> None:
@@ -76,24 +94,41 @@ def finish(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+def let_go() -> None:
+    """Give back the memory of what nothing holds any more."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
 def profiled(call: Call, device: torch.device) -> list[tuple[str, float, int]]:
-    """The kernels that take longest in one call: name, milliseconds in all, how often."""
+    """The kernels that take longest in one call, on a CPU operations: name, milliseconds in all,
+    how often.
+    """
     is_gpu = device.type == "cuda"
-    kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if is_gpu else [])]
+    seen = ProfilerActivity.CUDA if is_gpu else ProfilerActivity.CPU
     # Older versions of torch warn where they are not told.
-    with profile(activities=kinds, acc_events=True) as found:
+    with profile(activities=[seen], acc_events=True) as found:
         call()
         finish(device)
     own = "self_device_time_total" if is_gpu else "self_cpu_time_total"
-    events = sorted(found.key_averages(), key=lambda event: -getattr(event, own))
+    # What starts a kernel is an event of the CPU's.
+    kind = DeviceType.CUDA if is_gpu else DeviceType.CPU
+    events = [event for event in found.key_averages() if event.device_type == kind]
+    events.sort(key=lambda event: -getattr(event, own))
     return [(e.key[:120], getattr(e, own) / 1e3, e.count) for e in events[:_SHOWN]]
+
+
+def _by_clock(call: Call, device: torch.device) -> float:
+    started = time.perf_counter()
+    call()
+    finish(device)
+    return (time.perf_counter() - started) * 1e3
 
 
 def _once(call: Call, device: torch.device) -> float:
     if device.type != "cuda":
-        started = time.perf_counter()
-        call()
-        return (time.perf_counter() - started) * 1e3
+        return _by_clock(call, device)
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()
     call()

@@ -10,13 +10,11 @@ import typer
 
 from hyimg_cli.cli import options as o
 from hyimg_cli.cli import packaged, render
-from hyimg_cli.files import replace_file
 from hyimg_cli.measure.bench.scenario import Scenario, names, read_scenario
 
 if TYPE_CHECKING:
     from hyimg_cli.manifest.manifest import Manifest
 
-REPORT_NAME = "report.html"
 _MODEL_FLAGS = ("model", "video_model", "revision", "device", "dtype", "quantization")
 
 Name = Annotated[
@@ -110,25 +108,20 @@ def carried_out(
     command: str,
     is_quiet: bool,
 ) -> Mapping[str, Any]:
-    """Runs a comparison and writes its three files; what `bench.json` holds."""
+    """Run a comparison and write its three files; what `bench.json` holds."""
     from hyimg_cli.measure.bench import record
-    from hyimg_cli.measure.bench.budget import measure_with
+    from hyimg_cli.measure.bench.budget import bench_metrics
     from hyimg_cli.measure.bench.harness import compare
-    from hyimg_cli.report.comparison import comparison_page
-    from hyimg_cli.report.page import render as html
 
     folder.mkdir(parents=True, exist_ok=True)
-    measure, lpips = measure_with(weights)
+    metrics, lpips = bench_metrics(weights)
     tell = _silent if is_quiet else render.note
-    found = compare(scenario, manifest, flags, folder=folder, measure=measure, tell=tell)
-    entry = record.write(found, record.Told(command, lpips, flags), folder)
-    page = html(comparison_page(entry, record.kept_pictures(folder)))
-    replace_file(folder / REPORT_NAME, page.encode())
-    return entry
+    found = compare(scenario, manifest, flags, folder=folder, metrics=metrics, tell=tell)
+    return record.write(found, command=command, lpips=lpips, flags=flags)
 
 
 def _silent(text: str) -> None:
-    """Says nothing."""
+    """Say nothing."""
 
 
 def _as_asked(scenario: Scenario, given: Mapping[str, Any]) -> Scenario:
@@ -153,7 +146,7 @@ def _model_flags(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _show(entry: Mapping[str, Any], worse: list[str], folder: Path, *, as_json: bool) -> None:
-    from hyimg_cli.measure.bench.record import markdown
+    from hyimg_cli.report.comparison import markdown
 
     if as_json:
         render.json_line({**entry, "regressions": worse})

@@ -1,7 +1,7 @@
 """`hyimg eval`: distances between pictures or videos; `measure.eval` measures."""
 
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,21 +12,24 @@ from hyimg_cli.cli import eval_table, packaged, render
 from hyimg_cli.cli import options as o
 from hyimg_cli.cli.bench import carried_out
 from hyimg_cli.errors import Interrupted, UsageError
-from hyimg_cli.measure.eval.benches import VARIANTS, newest_bench
-from hyimg_cli.measure.eval.gates import breaches, given_gates
-from hyimg_cli.measure.eval.measure import (
-    MEASURED_BY,
-    Measured,
-    Metric,
-    chosen_metrics,
-    measured,
-)
-from hyimg_cli.measure.eval.pairs import Pairing, PairingRule, find_pairs, unpaired_text
-from hyimg_cli.measure.eval.records import summary, to_record, write_csv
+from hyimg_cli.measure.distances import measured
+from hyimg_cli.measure.eval import breaches, given_gates, summary, to_record, write_csv
+from hyimg_cli.measure.pairs import VARIANTS, Pairing, find_pairs, newest_bench
 from hyimg_cli.quality.backbones import NETS
+from hyimg_cli.quality.metrics import PIXEL_METRICS, SHARES
 
 if TYPE_CHECKING:
     from hyimg_cli.quality.lpips import Lpips
+
+# What each word of the command line measures.
+MEASURED_BY: Mapping[str, tuple[str, ...]] = {
+    "lpips": ("lpips",),
+    "psnr": ("psnr",),
+    "ssim": ("ssim",),
+    "all": ("psnr", "ssim", "lpips", "max_abs", *SHARES),
+}
+# What is measured without paths.
+_COMPARISON = "kv-reuse"
 
 
 def evaluate(
@@ -62,62 +65,52 @@ def evaluate(
 
 
 def _carry_out(given: Mapping[str, Any]) -> int:
-    """Measures and shows every pair; the exit code."""
-    limits = ("min_psnr", "min_ssim", "max_lpips", "max_abs")
-    gates = given_gates(**{name: given[name] for name in limits})
-    pairing = _pairing(given["a"], given["b"], _rule(given))
-    names = (*MEASURED_BY[given["metric"]], *(gate.metric for gate in gates))
+    """Measure and show every pair; the exit code."""
+    gates = given_gates(given)
+    pairing = _pairing(given)
+    names = dict.fromkeys((*MEASURED_BY[given["metric"]], *(gate.metric for gate in gates)))
     loaded = _lpips(given) if "lpips" in names else None
-    chosen = chosen_metrics(names, loaded.distance if loaded else None)
-    if text := unpaired_text(pairing):
-        render.note(f"left out: {text}")
-    results = list(measured(pairing.pairs, chosen))
+    known = {**PIXEL_METRICS, **({"lpips": loaded.metric} if loaded else {})}
+    metrics = [known[name] for name in names]
+    if pairing.unpaired:
+        render.note(f"left out: {pairing.unpaired}")
+    results = list(measured(pairing.pairs, metrics))
+    records = [to_record(result, metrics) for result in results]
     if given["csv"] is not None:
-        write_csv(given["csv"], results)
-    _show(results, chosen, title=loaded.title if loaded else None, as_json=given["as_json"])
+        write_csv(given["csv"], records)
+    totals, title = summary(results, metrics), loaded.title if loaded else None
+    if given["as_json"]:
+        for entry in (*records, {"summary": totals, "lpips": title}):
+            render.json_line(entry)
+    else:
+        eval_table.show(eval_table.distances(results, metrics, totals))
+        if title is not None:
+            render.note(title)
+    for result in results:
+        for text in result.notes:
+            render.note(f"{result.pair.name}: {text}")
     failed = list(breaches(results, gates))
     for breach in failed:
         render.note(f"gate: {breach}")
     return 1 if failed else 0
 
 
-def _show(
-    results: Sequence[Measured], chosen: Sequence[Metric], *, title: str | None, as_json: bool
-) -> None:
-    """Every pair and the summary, then how LPIPS was measured and what reading changed."""
-    totals = summary(results, chosen)
-    if as_json:
-        for entry in map(to_record, results):
-            render.json_line(entry)
-        render.json_line({"summary": totals, "lpips": title})
-    else:
-        eval_table.show(eval_table.distances(results, chosen, totals))
-        if title is not None:
-            render.note(title)
-    for result in results:
-        for text in result.notes:
-            render.note(f"{result.pair.name}: {text}")
-
-
-def _rule(given: Mapping[str, Any]) -> PairingRule:
-    return PairingRule(given["allow_unpaired"], given["as_video"])
-
-
-def _pairing(a: Path | None, b: Path | None, rule: PairingRule) -> Pairing:
+def _pairing(given: Mapping[str, Any]) -> Pairing:
     """The pairs asked for, or those of the newest bench."""
-    if a is not None:
-        return find_pairs(a, b, rule)
-    bench = newest_bench(Path()) or _bench_now()
-    render.note(f"A against B of {bench}")
-    a, b = (bench / name for name in VARIANTS)
-    return find_pairs(a, b, rule)
+    a, b = given["a"], given["b"]
+    if a is None:
+        bench = newest_bench(Path(), _COMPARISON) or _bench_now()
+        render.note(f"A against B of {bench}")
+        a, b = (bench / name for name in VARIANTS)
+    rule = {name: given[name] for name in ("allow_unpaired", "as_video")}
+    return find_pairs(a, b, **rule)
 
 
 def _bench_now() -> Path:
-    """Runs the packaged kv-reuse scenario and gives its folder."""
+    """Run the packaged scenario and give its folder."""
     from hyimg_cli.measure.bench.scenario import read_scenario
 
-    scenario, folder = read_scenario("kv-reuse"), Path("runs") / "bench-kv-reuse"
+    scenario, folder = read_scenario(_COMPARISON), Path("runs") / f"bench-{_COMPARISON}"
     render.note("no bench folder here: comparing KV reuse with recompute")
     carried_out(
         scenario,
@@ -125,7 +118,7 @@ def _bench_now() -> Path:
         {},
         folder=folder,
         weights=None,
-        command="hyimg bench --compare kv-reuse",
+        command=f"hyimg bench --compare {_COMPARISON}",
         is_quiet=False,
     )
     return folder
@@ -141,7 +134,7 @@ def _lpips(given: Mapping[str, Any]) -> "Lpips":
 
 
 def _self_test(given: Mapping[str, Any]) -> int:
-    """Measures the stored pairs; 1 where one is not at its stored distance."""
+    """Measure the stored pairs; 1 where one is not at its stored distance."""
     if given["metric"] not in ("lpips", "all"):
         raise UsageError("--self-test is of lpips", hint="hyimg eval lpips --self-test")
     loaded = _lpips(given)

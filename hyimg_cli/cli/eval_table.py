@@ -1,6 +1,6 @@
 """Distances as a table for the terminal."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -8,8 +8,9 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from hyimg_cli.measure.eval.measure import Measured, Metric, Spread
+from hyimg_cli.measure.distances import Measured
 from hyimg_cli.quality.lpips import StoredPair
+from hyimg_cli.quality.metrics import Metric
 
 TITLES = {
     "psnr": "PSNR dB ↑",
@@ -33,20 +34,19 @@ def show(table: Table) -> None:
 
 
 def distances(
-    results: Sequence[Measured], chosen: Sequence[Metric], summary: Mapping[str, Any]
+    results: Sequence[Measured], metrics: Sequence[Metric], summary: Mapping[str, Any]
 ) -> Table:
     """A row for each pair, then mean and worst of all; of a video the mean (min to max)."""
-    table = _table("pair", *(TITLES[metric.name] for metric in chosen))
+    table = _table("pair", *(TITLES[metric.name] for metric in metrics))
     for measured in results:
         is_video = measured.pair.kind == "video"
         name = measured.pair.name + (f" ({measured.frames} frames)" if is_video else "")
-        spreads = [measured.values[metric.name] for metric in chosen]
-        cells = [_spread(m, s) if is_video else _cell(m, s.mean) for m, s in _zip(chosen, spreads)]
+        cells = [_cells(m, measured.values[m.name], is_video) for m in metrics]
         table.add_row(Text(name), *cells)
     if len(results) > 1:
         table.add_section()
         for row in ("mean", "worst"):
-            cells = [_cell(metric, summary[metric.name][row]) for metric in chosen]
+            cells = [_cell(metric, summary[metric.name][row]) for metric in metrics]
             table.add_row(Text(f"{row} of {len(results)}"), *cells)
     return table
 
@@ -68,13 +68,11 @@ def _table(first: str, *others: str) -> Table:
     return table
 
 
-def _zip(chosen: Sequence[Metric], spreads: Sequence[Spread]) -> Iterator[tuple[Metric, Spread]]:
-    return zip(chosen, spreads, strict=True)
-
-
-def _spread(metric: Metric, spread: Spread) -> str:
-    low, high = _cell(metric, spread.min), _cell(metric, spread.max)
-    return f"{_cell(metric, spread.mean)} ({low} to {high})"
+def _cells(metric: Metric, values: Sequence[float], is_video: bool) -> str:
+    mean = _cell(metric, metric.mean(values))
+    if not is_video:
+        return mean
+    return f"{mean} ({_cell(metric, min(values))} to {_cell(metric, max(values))})"
 
 
 def _cell(metric: Metric, value: float | str) -> str:

@@ -220,7 +220,8 @@ def _video_lines(video: VideoForecast) -> Iterator[str]:
     down, across = cost.tiles
     yield f"  decode: {down} x {across} tiles a video, in latents {shapes}"
     yield from _rank_lines(video)
-    yield f"  files: about {bytes_text(cost.disk_bytes)}"
+    latents = f"up to {bytes_text(cost.latents_bytes)} of latents until a video's file is written"
+    yield f"  files: about {bytes_text(cost.disk_bytes)}, and {latents}"
 
 
 def _floor_text(flops: int) -> str:

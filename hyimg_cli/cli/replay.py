@@ -19,7 +19,7 @@ from hyimg_cli.errors import Interrupted, UsageError
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.measure.replay.restored import Restored, Wishes, restored
 from hyimg_cli.measure.replay.run_folder import refuse_other_runs
-from hyimg_cli.measure.replay.verdict import Verdict, compared_file, verdict
+from hyimg_cli.measure.replay.verdict import ReplayVerdict, compared_file, verdict
 from hyimg_cli.media.recorded import Described, read_described
 from hyimg_cli.settings.precedence import Setting, settle
 from hyimg_cli.settings.table import TABLES
@@ -73,12 +73,22 @@ def replay(
 def _carry_out(given: Mapping[str, Any], arguments: Sequence[str]) -> int:
     style = render.style_of(given)
     described = read_described(given["file"])
-    source = restored(described, _wishes(given))
+    wishes = Wishes(
+        images_from=given["images_from"],
+        model=given["model"],
+        revision=given["revision"],
+        device=given["device"] or "auto",
+        allow_changed=given["allow_changed"],
+    )
+    source = restored(described, wishes)
     folder = given["output_dir"] or Path("runs") / f"replay-{source.custom_id}"
     _refuse_original(folder, described, source)
     refuse_other_runs(folder, source.custom_id)
     render.remarks(source.notes, style)
-    code = carry_out(_order(given, source, folder, shlex.join(["hyimg", *arguments])), style)
+    settings, again = _settings(given, source), shlex.join(["hyimg", *arguments])
+    config = o.run_config(settings, folder)
+    order = Order(source.manifest, settings, config, Selection(), AGAIN, again=again, retry=again)
+    code = carry_out(order, style)
     if code:
         return code
     original = compared_file(described)
@@ -88,27 +98,11 @@ def _carry_out(given: Mapping[str, Any], arguments: Sequence[str]) -> int:
     output = RunFolder(folder).results()[source.custom_id]["outputs"][0]
     found = verdict(described, original, folder / output["path"], output["pixel_sha256"])
     _show(found, original, folder / output["path"], style)
-    return 1 if given["expect_equal"] and not found.is_equal else 0
-
-
-def _wishes(given: Mapping[str, Any]) -> Wishes:
-    return Wishes(
-        given["images_from"],
-        given["model"],
-        given["revision"],
-        given["device"] or "auto",
-        given["allow_changed"],
-    )
-
-
-def _order(given: Mapping[str, Any], source: Restored, folder: Path, again: str) -> Order:
-    settings = _settings(given, source)
-    config = o.run_config(settings, folder)
-    return Order(source.manifest, settings, config, Selection(), AGAIN, again=again, retry=again)
+    return 1 if given["expect_equal"] and not found.is_good else 0
 
 
 def _settings(given: Mapping[str, Any], source: Restored) -> dict[str, Setting]:
-    """What was recorded below what the user says; which model runs stands in the job."""
+    """Recorded settings below those of the user; which model runs stands in the job."""
     sampling = {row.variable for row in TABLES["sampling"].values()}
     environ = {name: value for name, value in os.environ.items() if name not in sampling}
     flags = {name: given[name] for name in _SETTINGS if given[name] is not None}
@@ -116,7 +110,7 @@ def _settings(given: Mapping[str, Any], source: Restored) -> dict[str, Setting]:
 
 
 def _refuse_original(folder: Path, described: Described, source: Restored) -> None:
-    """Raises UsageError where the replay would be written over the file, or the film it is of."""
+    """Raise UsageError where the replay would be written over the file, or the video it is of."""
     files = [described.path, described.path.with_suffix(".mp4")]
     run = RunFolder(folder)
     targets = [run.path_for(source.custom_id, suffix) for suffix in (".png", ".mp4", ".json")]
@@ -130,13 +124,13 @@ def _refuse_original(folder: Path, described: Described, source: Restored) -> No
             )
 
 
-def _show(found: Verdict, original: Path, made: Path, style: render.Style) -> None:
+def _show(found: ReplayVerdict, original: Path, made: Path, style: render.Style) -> None:
     if style.as_json:
         facts = {"file": str(original), "made": str(made), **found.to_json()}
         render.json_line({"replay": facts})
     if style.is_quiet:
         return
-    if found.is_equal:
+    if found.is_good:
         render.note(f"equal: the {found.compared} of {made} are those of {original}")
         return
     render.note(f"not equal: the {found.compared} of {made} and {original} differ: {_apart(found)}")
@@ -144,7 +138,7 @@ def _show(found: Verdict, original: Path, made: Path, style: render.Style) -> No
         render.note(f"  may be why: {reason}")
 
 
-def _apart(found: Verdict) -> str:
+def _apart(found: ReplayVerdict) -> str:
     if found.psnr is None:
         return found.not_measured
     if math.isinf(found.psnr):

@@ -134,9 +134,9 @@ class Session:
         beside = () if other.model is None else (other.model,)
         if crew.model != group.model:
             yield ModelLoading(group.model)
-        for event in crew.use(group.model, plan.jobs_of_model(group.model)):
+        for event in crew.use(group.model, plan.jobs_of_model(group.model), self._folder):
             yield replace(event, beside=beside) if isinstance(event, ModelLoaded) else event
-        yield from crew.prepared(group.jobs)
+        yield from crew.prepared(group.jobs, self._folder)
 
     def _make_room(self, other: Crew[Any], needed_bytes: int) -> Iterator[ModelReleased]:
         """Lets the other crew's model go, unless as much room again is left for the work."""
@@ -209,7 +209,7 @@ class Session:
             made = written.made
             made.clock.beside("write", seconds)
             if written.error is not None:
-                yield self._failed(Lost(made.job, made.clock, written.error))
+                yield self._failed(Lost(made.job, made.clock, written.error, made.notes_if_lost))
                 continue
             made.clock.enter("write")
             key = key_of(made.job, made.source_digests, self._config)
@@ -226,7 +226,7 @@ class Session:
             raise MachineError(what, hint="run the same command again", code="machine.gpu")
         key = key_of(lost.job, source_digests(lost.job), self._config)
         facts = self._facts(lost.job, lost.clock, key)
-        return JobFailed(self._recorded(failed(lost.job, lost.error, facts)))
+        return JobFailed(self._recorded(failed(lost.job, lost.error, facts, lost.notes)))
 
     def _facts(self, job: Job, clock: PhaseClock, key: str) -> Facts:
         self._attempts[job.custom_id] = self._attempts.get(job.custom_id, 0) + 1

@@ -7,6 +7,7 @@ A line is appended only after its file is in place, and is on disk when `append`
 kill can leave a picture without a line, or half a line at the end, never a line without its file.
 """
 
+import contextlib
 import json
 import os
 from abc import ABC, abstractmethod
@@ -98,6 +99,8 @@ class RunFolder(JobFolder):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        with contextlib.suppress(OSError):
+            (self.folder / LATENTS).rmdir()  # unless some wait for the next run
         self._release()
 
     def _release(self) -> None:

@@ -22,7 +22,8 @@ class VideoCost:
     counted. `tiles`: rows and columns of tiles in the VAE's decode, 1 and 1 where it cuts nothing;
     `tile_shapes`: the distinct ones, rows and columns of latents. `prompts`: distinct strings
     to embed if none is on disk. `denoise_flops`: of those forwards, the least that they compute.
-    `disk_bytes`: a rough size of the files.
+    `disk_bytes`: a rough size of the files; `latents_bytes`: of what is kept of one video until
+    its file is written, as wide as any dtype makes it.
     """
 
     model: str
@@ -36,6 +37,7 @@ class VideoCost:
     tile_shapes: tuple[tuple[int, int], ...]
     prompts: int
     disk_bytes: int
+    latents_bytes: int
 
 
 def video_cost(group: VideoGroup, card: VideoCard, *, with_frames: bool = False) -> VideoCost:
@@ -56,6 +58,7 @@ def video_cost(group: VideoGroup, card: VideoCard, *, with_frames: bool = False)
         tile_shapes=tuple(shapes),
         prompts=len({text for job in group.jobs for text in strings(job)}),
         disk_bytes=disk_bytes(group.jobs, with_frames=with_frames),
+        latents_bytes=latents_bytes(group.jobs[0], card),
     )
 
 

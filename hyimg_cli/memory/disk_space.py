@@ -27,9 +27,8 @@ def refuse_full_disk(
         return
     _refuse_broken_cache(config.cache.folder)
     needed = disk_bytes(jobs, with_frames=config.output.frames != "none")
-    if config.output.checkpoint_every:
-        # Of the one that is under way, beside the copy that replaces it.
-        needed += 2 * max(latents_bytes(job, card_of(job.model)) for job in jobs)
+    # Latents of the one that is under way, beside the copy that replaces them.
+    needed += 2 * max(latents_bytes(job, card_of(job.model)) for job in jobs)
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise StorageError(

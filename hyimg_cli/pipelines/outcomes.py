@@ -86,9 +86,10 @@ def filmed(
     )
 
 
-def failed(job: Job, error: Exception, facts: Facts) -> Outcome:
+def failed(job: Job, error: Exception, facts: Facts, notes: tuple[str, ...]) -> Outcome:
     """The line of a failed job. An error that is not ours is a bug: its traceback is logged."""
-    return Outcome(status="failed", error=_failure(job, error), **_common(job, facts))
+    failure = _failure(job, error)
+    return Outcome(status="failed", error=failure, warnings=notes, **_common(job, facts))
 
 
 def _common(job: Job, facts: Facts) -> dict[str, Any]:

@@ -19,11 +19,12 @@ OneJob = TypeVar("OneJob", bound=Job, contravariant=True)
 
 @dataclass(frozen=True)
 class Lost:
-    """A job failed."""
+    """A job failed; `notes` stand in its line beside the error."""
 
     job: Job
     clock: PhaseClock
     error: Exception
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,8 @@ class Made:
     """A job's pixels are there, not written yet.
 
     `write` puts them into the folder, in a thread of its own, and `settle` follows the job's line;
-    `outcome` is that line. `source_digests` are those of the images that were read.
+    `outcome` is that line. `source_digests` are those of the images that were read, `notes_if_lost`
+    for the line of a job that cannot be written.
     """
 
     job: Job
@@ -40,6 +42,7 @@ class Made:
     outcome: Callable[[OutputFile | None, Facts], Outcome]
     source_digests: tuple[str, ...] = ()
     settle: Callable[[], None] = lambda: None
+    notes_if_lost: tuple[str, ...] = ()
 
 
 class Crew(Protocol[OneJob]):
@@ -52,8 +55,10 @@ class Crew(Protocol[OneJob]):
     def weight_bytes(self, model: str) -> int:
         """Bytes that a model's weights will take, as far as its files tell."""
 
-    def use(self, model: str, jobs: Sequence[OneJob]) -> Iterator[Event]:
-        """Have `model` loaded, and what all of the plan's `jobs` for it need at once."""
+    def use(self, model: str, jobs: Sequence[OneJob], folder: JobFolder | None) -> Iterator[Event]:
+        """Have `model` loaded, and what all of the plan's `jobs` for it need at once; `folder` may
+        hold a part of them.
+        """
 
     def forget(self) -> None:
         """Drop what earlier jobs left in memory for later ones; the model stays."""
@@ -61,7 +66,7 @@ class Crew(Protocol[OneJob]):
     def release(self) -> None:
         """Let the model and all that hangs on it go."""
 
-    def prepared(self, jobs: Sequence[OneJob]) -> Iterator[Prewarmed]:
+    def prepared(self, jobs: Sequence[OneJob], folder: JobFolder | None) -> Iterator[Prewarmed]:
         """Get ready for a group; its shapes are run once where that was asked for."""
 
     def work(

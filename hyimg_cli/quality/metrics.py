@@ -5,8 +5,9 @@ fraction (0 to 1) of the H * W * 3 values.
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,55 +16,10 @@ from numpy.typing import NDArray
 from hyimg_cli.errors import UsageError
 
 Pixels = NDArray[np.uint8]
+# Values by the names of their metrics; no value where a picture is too small for a metric.
+Distance = Mapping[str, float | None]
 # A window of SSIM: 3.5 sigma to each side of its centre.
 SSIM_WINDOW = 11
-
-
-@dataclass(frozen=True)
-class Distance:
-    """Everything that is measured between two pictures.
-
-    `psnr` in dB, higher is nearer, infinite where they are equal; `ssim` at most 1, None where a
-    side is shorter than its window; `lpips` 0 or more, lower is nearer, None where it was not
-    asked for; `max_abs` in levels; `within_N`: share of the values that differ by N levels or less.
-    """
-
-    psnr: float
-    ssim: float | None
-    max_abs: int
-    equal_share: float
-    within_5: float
-    within_10: float
-    within_20: float
-    within_50: float
-    lpips: float | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """The fields by name; an infinite PSNR is the text "inf", which JSON has no number for."""
-        return {name: number_to_json(value) for name, value in asdict(self).items()}
-
-    @classmethod
-    def from_json(cls, entry: Mapping[str, Any]) -> "Distance":
-        """What `to_json` was made of; keys of others beside it are passed over."""
-        known = {field.name for field in fields(cls)} & entry.keys()
-        return cls(**{name: number_from_json(entry[name]) for name in known})
-
-
-def distance(a: Pixels, b: Pixels) -> Distance:
-    """Everything but LPIPS, which needs weights. Raises UsageError where the sizes differ."""
-    require_same_size(a, b)
-    levels = _levels(a, b)
-    is_wide_enough = min(a.shape[:2]) >= SSIM_WINDOW
-    return Distance(
-        psnr=psnr(a, b),
-        ssim=ssim(a, b) if is_wide_enough else None,
-        max_abs=int(levels.max()),
-        equal_share=_share(levels, 0),
-        within_5=_share(levels, 5),
-        within_10=_share(levels, 10),
-        within_20=_share(levels, 20),
-        within_50=_share(levels, 50),
-    )
 
 
 def psnr(a: Pixels, b: Pixels) -> float:
@@ -94,9 +50,7 @@ def ssim(a: Pixels, b: Pixels) -> float:
     from skimage.metrics import structural_similarity
 
     require_same_size(a, b)
-    if min(a.shape[:2]) < SSIM_WINDOW:
-        what = f"SSIM needs {SSIM_WINDOW} pixels on each side; this is {_size(a)}"
-        raise UsageError(what, hint="measure psnr", code="quality.too-small")
+    require_side("SSIM", SSIM_WINDOW, a, hint="measure psnr")
     value = structural_similarity(
         a,
         b,
@@ -111,24 +65,72 @@ def ssim(a: Pixels, b: Pixels) -> float:
 
 def max_abs(a: Pixels, b: Pixels) -> int:
     """The largest difference of a value, in levels."""
-    require_same_size(a, b)
-    return int(_levels(a, b).max())
+    return int(level_differences(a, b).max())
 
 
 def share_within(a: Pixels, b: Pixels, levels: int) -> float:
     """Share of the values that differ by `levels` or less; 0 asks for exact equality."""
-    require_same_size(a, b)
-    return _share(_levels(a, b), levels)
+    return float(np.mean(level_differences(a, b) <= levels))
 
 
 def level_differences(a: Pixels, b: Pixels) -> Pixels:
     """|a - b| of each value, [H, W, 3]. Raises UsageError where the sizes differ."""
     require_same_size(a, b)
-    return _levels(a, b)
+    return np.maximum(a, b) - np.minimum(a, b)
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One measure: its name and unit, whether higher is nearer, and how it is taken.
+
+    `min_side`: pixels that each side of a picture must have.
+    """
+
+    name: str
+    unit: str
+    higher_is_nearer: bool
+    measure: Callable[[Pixels, Pixels], float]
+    min_side: int = 1
+
+    def mean(self, values: Iterable[float]) -> float:
+        """The mean over frames; of PSNR that of the squared error, so that one equal frame does
+        not make it infinite (as ffmpeg's psnr filter reports it).
+        """
+        found = list(values)
+        if self.name != "psnr":
+            return math.fsum(found) / len(found)
+        return psnr_of_error(math.fsum(map(error_of_psnr, found)) / len(found))
+
+    def worst(self, values: Iterable[float]) -> float:
+        """The value of the picture that is furthest apart."""
+        return min(values) if self.higher_is_nearer else max(values)
+
+
+SHARES = {"equal_share": 0, "within_5": 5, "within_10": 10, "within_20": 20, "within_50": 50}
+# Every metric that needs no weights, by name.
+PIXEL_METRICS: Mapping[str, Metric] = {
+    metric.name: metric
+    for metric in (
+        Metric("psnr", "dB", True, psnr),
+        Metric("ssim", "", True, ssim, SSIM_WINDOW),
+        Metric("max_abs", "levels", False, max_abs),
+        *(
+            Metric(name, "share", True, partial(share_within, levels=levels))
+            for name, levels in SHARES.items()
+        ),
+    )
+}
+
+
+def distance(a: Pixels, b: Pixels, metrics: Iterable[Metric]) -> Distance:
+    """Two pictures by these metrics. Raises UsageError where the sizes differ."""
+    require_same_size(a, b)
+    side = min(a.shape[:2])
+    return {m.name: m.measure(a, b) if side >= m.min_side else None for m in metrics}
 
 
 def require_same_size(a: Pixels, b: Pixels) -> None:
-    """Raises UsageError where two pictures differ in size: nothing is scaled to fit."""
+    """Raise UsageError where two pictures differ in size: nothing is scaled to fit."""
     assert a.dtype == b.dtype == np.uint8, "pixels are bytes"
     assert a.shape[2:] == b.shape[2:] == (3,), "pixels are RGB"
     if a.shape != b.shape:
@@ -137,22 +139,16 @@ def require_same_size(a: Pixels, b: Pixels) -> None:
         raise UsageError(what, hint=hint, code="quality.size-mismatch")
 
 
-def number_to_json(value: float | None) -> float | str | None:
-    """`value`, infinity as the text "inf"."""
+def require_side(metric: str, least: int, picture: Pixels, *, hint: str) -> None:
+    """Raise UsageError where a side is shorter than `least` pixels."""
+    if min(picture.shape[:2]) < least:
+        what = f"{metric} needs {least} pixels on each side; this is {_size(picture)}"
+        raise UsageError(what, hint=hint, code="quality.too-small")
+
+
+def number_to_json(value: Any) -> Any:
+    """`value`, infinity as the text "inf", which JSON has no number for."""
     return "inf" if value == math.inf else value
-
-
-def number_from_json(value: Any) -> Any:
-    """What `number_to_json` was given."""
-    return math.inf if value == "inf" else value
-
-
-def _levels(a: Pixels, b: Pixels) -> Pixels:
-    return np.maximum(a, b) - np.minimum(a, b)
-
-
-def _share(levels: Pixels, most: int) -> float:
-    return float(np.count_nonzero(levels <= most) / levels.size)
 
 
 def _size(pixels: Pixels) -> str:

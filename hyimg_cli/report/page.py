@@ -1,29 +1,50 @@
-"""A `Page` as one HTML file that asks nothing of the network: styles, script and pictures inside.
+"""Pages from templates: one HTML file each that asks nothing of the network, styles, script and
+pictures inside.
 
 Light and dark follow the reader's system. Sliders are range inputs, so the arrow keys move them.
 """
 
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import jinja2
 
-from hyimg_cli.report.blocks import Page
+from hyimg_cli.report.colormap import gradient
 
 _TEMPLATES = Path(__file__).parent / "templates"
 
 
-def render(page: Page) -> str:
-    """The whole HTML document. Every text of `page` is escaped."""
-    return _environment().get_template("page.html").render(page=page)
+def render(template: str, **content: Any) -> str:
+    """A whole document. In `.html` every text of `content` is escaped."""
+    return _environment().get_template(template).render(content)
 
 
 @cache
 def _environment() -> jinja2.Environment:
-    return jinja2.Environment(
+    environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_TEMPLATES),
-        autoescape=True,
+        autoescape=jinja2.select_autoescape(["html"]),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        keep_trailing_newline=True,
     )
+    environment.globals["gradient"] = gradient()
+    environment.filters |= {"number": number, "percent": _percent, "settings": _settings}
+    return environment
+
+
+def number(value: float | str | None, form: str) -> str:
+    """A figure in this form; a dash for none, a text such as "inf" as it is."""
+    return "–" if value is None else value if isinstance(value, str) else format(value, form)
+
+
+def _percent(value: float, top: float) -> str:
+    """A value as a CSS length where `top` is the whole width."""
+    return f"{max(value, 0.0) / top * 100 if top else 0:.3f}%"
+
+
+def _settings(values: Mapping[str, Any], sign: str = " = ") -> str:
+    return ", ".join(f"{name}{sign}{value}" for name, value in values.items())

@@ -336,7 +336,8 @@ _OUTPUT = (
         "checkpoint_every",
         Integer(0, 1000),
         0,
-        "Keep a video's latents every K denoise steps, so that a killed job goes on.",
+        "Keep a video's latents every K denoise steps, so that a killed job goes on. Those behind "
+        "the last step are always kept until the video is written.",
     ),
     _run("report", Truth(), True, "Write report.html, a sheet of all jobs."),
 )

@@ -107,7 +107,7 @@ class OutputConfig:
     """Where results go and what they carry.
 
     `frames`: beside a video, its frames without loss. `checkpoint_every`: denoise steps after which
-    a video's latents are kept until it is done; 0: never.
+    a video's latents are kept until it is done; 0: only behind the last.
     """
 
     folder: Path

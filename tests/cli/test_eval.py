@@ -10,8 +10,8 @@ import pytest
 from PIL import Image
 
 from hyimg_cli.cli import eval_table
-from hyimg_cli.measure.eval.measure import lpips_metric, pixel_metrics
 from hyimg_cli.quality.backbones import packaged_file
+from hyimg_cli.quality.metrics import PIXEL_METRICS, Metric
 
 Run = Callable[..., Any]
 FILE = packaged_file("alex")
@@ -75,7 +75,7 @@ def test_a_narrow_terminal_cuts_no_number(
     ],
 )
 def test_what_is_nearly_equal_does_not_read_as_equal(name: str, value: float, text: str) -> None:
-    known = pixel_metrics() | {"lpips": lpips_metric(max)}
+    known = {**PIXEL_METRICS, "lpips": Metric("lpips", "", False, max)}
     assert eval_table._cell(known[name], value) == text
 
 
@@ -195,7 +195,7 @@ def test_ctrl_c_exits_130(
     def press(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("hyimg_cli.quality.metrics.psnr", press)
+    monkeypatch.setattr("hyimg_cli.measure.distances.read_image", press)
     ran = run_cli("eval", "psnr", *two)
     assert (ran.code, ran.out) == (130, "")
     assert "error[interrupted]" in ran.err

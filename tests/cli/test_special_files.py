@@ -19,7 +19,7 @@ from special import MAKE, NAMES, put, within
 
 from hyimg_cli.errors import OutputFolderError
 from hyimg_cli.manifest import manifest as manifests
-from hyimg_cli.measure.eval.benches import newest_bench
+from hyimg_cli.measure.pairs import newest_bench
 from hyimg_cli.measure.replay.run_folder import frames_digest, images_there, refuse_other_runs
 from hyimg_cli.media.video import write_video
 from hyimg_cli.models import registry
@@ -233,7 +233,7 @@ def test_what_is_only_looked_for_is_not_there(tmp_path: Path, kind: str) -> None
         (tmp_path / "bench" / variant).mkdir(parents=True)
     put(tmp_path / "bench" / "bench.json", kind)
     with within(LIMIT_S):
-        assert newest_bench(tmp_path) is None
+        assert newest_bench(tmp_path, "kv-reuse") is None
 
     out = tmp_path / "run"
     for name in ("results.jsonl", "manifest.resolved.jsonl", "run.json"):

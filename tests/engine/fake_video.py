@@ -138,6 +138,10 @@ class FakeVideo:
     def card(self) -> VideoCard:
         return self._card
 
+    @property
+    def vae(self) -> None:
+        self.log.append("vae")
+
     def load_weights(self) -> None:
         self.log.append("load")
 

@@ -91,7 +91,7 @@ def test_groups_of_two_sizes_and_one_to_three_sources(bench: Any) -> None:
 def test_a_picture_in_tiles(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench.model, "_tiled", TiledPicture(bench.network.vae))
     # Tiles' fading is sent once for each shape, and kept.
-    _ran(bench, [bench.load.request(0, steps=2, guidance=2.5)], "parallel.blend.<genexpr>")
+    _ran(bench, [bench.load.request(0, steps=2, guidance=2.5)], "tiling.blend.<genexpr>")
 
 
 def test_keys_and_values_go_to_main_memory_and_come_back(bench: Any) -> None:

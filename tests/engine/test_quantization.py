@@ -168,6 +168,6 @@ def test_a_comparison_is_not_undone_by_a_flag(tmp_path: Path) -> None:
             None,  # type: ignore[arg-type]
             {"quantization": "fp8"},
             folder=tmp_path,
-            measure=None,  # type: ignore[arg-type]
+            metrics=(),
             tell=lambda _text: None,
         )

@@ -306,6 +306,54 @@ def test_latents_that_are_not_the_jobs_are_left_aside(tmp_path: Path, damage: st
     assert noted == (damage in changed)
 
 
+def test_a_plan_that_only_decodes_loads_no_more_until_another_needs_it(
+    studios: Studios, tmp_path: Path
+) -> None:
+    """Of two sizes: the second is still known to be denoised when the first's latents are gone."""
+    jobs = [video_job("small"), video_job("large", size=Size(48, 64))]
+    for job in jobs:
+        stopped_behind(job.num_inference_steps, job, tmp_path, every=0)
+    studios.models.clear()
+    with Session(RunConfig(OutputConfig(tmp_path))) as session:
+        events, outcomes = run(jobs, tmp_path, session=session)
+        log = studios.models[0].log
+        assert [entry for entry in log if not entry.startswith("decode")] == ["vae"]
+        assert [outcome.denoise_steps for outcome in outcomes.values()] == [0, 0]
+        assert not [event for event in events if isinstance(event, PromptsReady | Prewarmed)]
+        log.clear()
+        events, outcomes = run([video_job("new")], tmp_path, session=session)
+        assert log[:4] == ["encode a dog on a beach", "encode ", "release", "load"]
+        assert sum(isinstance(event, ModelLoaded) for event in events) == 1
+        assert outcomes["new"].denoise_steps == 4
+    assert len(studios.models) == 1
+
+
+def test_what_the_prompt_lost_is_told_by_a_job_that_is_only_decoded(tmp_path: Path) -> None:
+    job = video_job(prompt="a dog " * 40)
+    stopped_behind(job.num_inference_steps, job, tmp_path, every=0)
+    _, outcomes = run([job], tmp_path, batch=COLD)
+    assert outcomes["job"].denoise_steps == 0
+    assert "the prompt was cut" in outcomes["job"].warnings
+
+
+def test_latents_that_are_not_finite_are_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every later attempt would fail by them; those before them stay."""
+    job = video_job(num_inference_steps=6)
+    step = FakeDenoiser.step
+
+    def breaks(self: Any, index: int, latents: Any) -> Any:
+        return step(self, index, latents) / (index != 4)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FakeDenoiser, "step", breaks)
+        stopped_behind(6, job, tmp_path, every=2)
+    _, outcomes = run([job], tmp_path, batch=COLD)
+    assert any("behind denoise step 4" in note for note in outcomes["job"].warnings)
+    assert outcomes["job"].denoise_steps == 2
+
+
 def test_latents_that_cannot_be_kept_cost_a_note(tmp_path: Path) -> None:
     (tmp_path / "latents").write_text("in the way")
     config = OutputConfig(tmp_path, checkpoint_every=1)
@@ -559,7 +607,7 @@ def test_latents_of_what_is_done_or_starts_afresh_are_removed(tmp_path: Path) ->
     jobs = [video_job("done"), video_job("begun")]
     run(jobs[:1], tmp_path)
     with RunFolder(tmp_path) as folder:
-        (tmp_path / "latents").mkdir()
+        folder.latents_for("done").parent.mkdir()
         for name in ("done", "begun"):
             folder.latents_for(name).write_text("left")
         prepared = partial(

@@ -10,7 +10,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,13 +20,15 @@ LINES = [
     {"custom_id": "second", "task": "t2v", "prompt": 'a sign "open"', "seed": 2, "steps": 4},
     {"custom_id": "third", "task": "t2v", "prompt": "a dog", "seed": 3, "num_frames": 5},
 ]
-# Runs the command once for each entry of the plan on standard input: [folder, phase, count, delay].
-# In the child the process kills itself `delay` seconds behind the count-th moment of the phase, at
-# 0 in the very moment; without a phase it may end. Moments: a prompt is embedded, a denoise step is
-# done, a piece of a video is decoded, a film is encoded but not in its place.
+# Runs the command once for each entry of the plan on standard input: [folder, phase, count, delay,
+# flags]. In the child the process kills itself `delay` seconds behind the count-th moment of the
+# phase, at 0 in the very moment; without a phase it may end. Moments: a prompt is embedded, a
+# denoise step is done, a piece of a video is decoded, a film is encoded but not in its place, or in
+# its place without its line. Prints an s for each denoise step, then the child's status.
 DRIVER = """
 import json, os, signal, sys, threading
 import torch, diffusers
+from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.cli import app
 from hyimg_cli.engine.session import Session
 from hyimg_cli.media.video import _Film
@@ -36,6 +37,7 @@ import hyimg_cli.models.diffusers_video.loading, hyimg_cli.models.diffusers_vide
 from hyimg_cli.models.diffusers_video.model import DiffusersVideo
 
 told, decoded, closed = Session.run, DiffusersVideo.decode_latents, _Film.close
+appended = RunFolder.append
 wanted, left, wait = None, 0, 0
 
 def reached(phase):
@@ -50,6 +52,7 @@ def reached(phase):
 def run(self, plan, folder=None):
     for event in told(self, plan, folder):
         if isinstance(event, DenoiseStep):
+            os.write(1, b"s")
             reached("denoise")
         if isinstance(event, PromptEmbedded):
             reached("encode")
@@ -64,13 +67,19 @@ def close(self):
     closed(self)
     reached("write")
 
+def append(self, outcome):
+    reached("line")
+    appended(self, outcome)
+
 Session.run, DiffusersVideo.decode_latents, _Film.close = run, decode_latents, close
+RunFolder.append = append
 manifest, options = sys.argv[1], sys.argv[2:]
-for folder, wanted, left, wait in json.load(sys.stdin):
+for folder, wanted, left, wait, flags in json.load(sys.stdin):
     child = os.fork()
     if child == 0:
         torch.set_num_threads(1)
-        code = app.run(["generate", manifest, "-o", folder, "--progress", "none", "-q", *options])
+        code = app.run(["generate", manifest, "-o", folder, "--progress", "none", "-q", *options,
+                        *flags])
         sys.stderr.flush()
         os._exit(code)
     print(os.waitpid(child, 0)[1], flush=True)
@@ -95,27 +104,58 @@ def test_killed_anywhere_the_same_files(
         for _ in range(KILLS - len(PHASES))
     ]
     plan = [("whole", "", 0, 0.0), *kills, ("killed", "", 0, 0.0)]
-    options = ["--checkpoint-every", "1", "--frames", "png", "--no-prewarm"]
-    options += ["--cache-dir", str(tmp_path / "cache")]
-    ran = subprocess.run(
-        [sys.executable, "-c", DRIVER, str(manifest), *options],
-        input=json.dumps([(str(tmp_path / name), *rest) for name, *rest in plan]),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    codes = [int(line) for line in ran.stdout.split()]
-    assert (codes[0], codes[-1]) == (0, 0), ran.stderr
-    assert set(codes) <= {0, 9}, ran.stderr
+    options = ["--checkpoint-every", "1", "--frames", "png"]
+    codes = [code for code, _ in driven(manifest, [(*entry, []) for entry in plan], options)]
+    assert (codes[0], codes[-1]) == (0, 0)
+    assert set(codes) <= {0, 9}
     in_phase = dict(zip(PHASES, codes[1:], strict=False))
     assert in_phase == dict.fromkeys(PHASES, 9), "every phase is killed in"
     whole, killed = _files(tmp_path / "whole"), _files(tmp_path / "killed")
     assert whole.keys() == killed.keys()
     assert [name for name in whole if whole[name] != killed[name]] == []
     assert not list((tmp_path / "killed").rglob("*.tmp"))
-    assert not list((tmp_path / "killed" / "latents").iterdir())
-    steps = [_line(tmp_path / "killed", line["custom_id"])["denoise_steps"] for line in LINES]
-    assert all(step >= 1 for step in steps)
+    assert not (tmp_path / "killed" / "latents").exists()
+
+
+@pytest.mark.slow
+def test_what_is_denoised_is_only_decoded_wherever_a_kill_comes(
+    write_manifest: Callable[..., Path], tmp_path: Path
+) -> None:
+    """In the decode, while the film is written, between the film and its line; then to the end."""
+    manifest = write_manifest({"size": "48x32", "num_frames": 5} | LINES[0])
+    kills = ("decode", "write", "line", "")
+    plan: list[Entry] = [("whole", "", 0, 0.0, [])]
+    for every in ("0", "2"):
+        plan += [(every, phase, 1, 0.0, ["--checkpoint-every", every]) for phase in kills]
+    ran = driven(manifest, plan, [])
+    assert ran == [(0, 5), *[(9, 5), (9, 0), (9, 0), (0, 0)] * 2]
+    whole = _files(tmp_path / "whole")
+    for every in ("0", "2"):
+        assert _files(tmp_path / every) == whole
+        (line,) = (tmp_path / every / "results.jsonl").read_text().splitlines()
+        assert json.loads(line)["denoise_steps"] == 0
+        assert "denoised before, all 5 steps" in line
+        assert not (tmp_path / every / "latents").exists()
+
+
+Entry = tuple[str, str, int, float, list[str]]
+
+
+def driven(manifest: Path, plan: list[Entry], options: list[str]) -> list[tuple[int, int]]:
+    """Exit status and denoise steps of each entry of the plan; its folders stand beside the
+    manifest.
+    """
+    place = manifest.parent
+    options = [*options, "--no-prewarm", "--cache-dir", str(place / "cache")]
+    ran = subprocess.run(
+        [sys.executable, "-c", DRIVER, str(manifest), *options],
+        input=json.dumps([(str(place / name), *rest) for name, *rest in plan]),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    sys.stderr.write(ran.stderr)
+    return [(int(line.lstrip("s")), line.count("s")) for line in ran.stdout.split()]
 
 
 def _files(folder: Path) -> dict[str, bytes]:
@@ -123,9 +163,3 @@ def _files(folder: Path) -> dict[str, bytes]:
     outputs = folder / "outputs"
     files = (path for path in outputs.rglob("*") if path.is_file())
     return {str(path.relative_to(outputs)): path.read_bytes() for path in files}
-
-
-def _line(folder: Path, custom_id: str) -> dict[str, Any]:
-    lines = [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
-    found: dict[str, Any] = [line for line in lines if line["custom_id"] == custom_id][-1]
-    return found

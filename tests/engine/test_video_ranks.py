@@ -18,6 +18,7 @@ from tiny_video import write_wan
 
 from hyimg_cli.engine.session import Session
 from hyimg_cli.errors import Interrupted, MachineError
+from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.models import registry
 from hyimg_cli.pipelines.video import ranks as video_ranks
@@ -26,7 +27,14 @@ from hyimg_cli.pipelines.video.ranks import VideoRanks
 from hyimg_cli.spec.card import VideoCard
 from hyimg_cli.spec.events import DenoiseStep, Event, JobDone, JobFailed, ModelLoaded, Outcome
 from hyimg_cli.spec.job import Size, VideoJob
-from hyimg_cli.spec.run import BatchConfig, ModelChoice, OutputConfig, ParallelConfig, RunConfig
+from hyimg_cli.spec.run import (
+    BatchConfig,
+    FailurePolicy,
+    ModelChoice,
+    OutputConfig,
+    ParallelConfig,
+    RunConfig,
+)
 
 COLD = BatchConfig(prewarm=False)
 TALL = Size(272, 48)
@@ -70,8 +78,8 @@ def pids(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     found: list[list[int]] = []
     inner = VideoRanks.load
 
-    def seen(self: VideoRanks) -> None:
-        inner(self)
+    def seen(self: VideoRanks, **what: bool) -> None:
+        inner(self, **what)
         found.append(self.member_pids)
 
     monkeypatch.setattr(VideoRanks, "load", seen)
@@ -118,6 +126,30 @@ def test_a_killed_rank_fails_its_job_and_no_other(
     del session, ranks, event
     gc.collect()
     assert gone_within(last, 1)
+
+
+def test_behind_a_rank_that_died_in_the_decode_the_next_attempt_only_decodes(
+    pids: list[list[int]], tmp_path: Path
+) -> None:
+    plan = make_plan(jobs_of("job", num_frames=1), registry.model_card)
+    with RunFolder(tmp_path / "alone") as folder, Session(config()) as session:
+        alone = outcomes(session.run(plan, folder))["job"]
+    retry, steps = FailurePolicy(max_retries=1), 0
+    found: dict[str, Outcome] = {}
+    with (
+        RunFolder(tmp_path / "spread") as folder,
+        Session(config(vae=2, failure=retry)) as session,
+    ):
+        for event in session.run(plan, folder):
+            if isinstance(event, DenoiseStep):
+                steps += 1
+                if event.step == event.total:
+                    os.kill(pids[0][0], signal.SIGKILL)
+            if isinstance(event, JobDone | JobFailed):
+                found[event.outcome.custom_id] = event.outcome
+    job = found["job"]
+    assert (job.status, job.attempt, job.denoise_steps, steps) == ("done", 2, 0, 2)
+    assert job.outputs[0].pixel_sha256 == alone.outputs[0].pixel_sha256
 
 
 def test_wan_over_ranks_is_wan(

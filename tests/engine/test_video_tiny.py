@@ -166,7 +166,7 @@ def test_kept_latents_lead_to_the_same_frames(
     job = tiny_job("job", model=model, num_inference_steps=5, prompt=PROMPTS[0])
     cache = CacheConfig(kept)
     whole = run([job], tmp_path / "whole", cache=cache)
-    for stop in (1, 3, 4):
+    for stop in (1, 3, 4, 5):
         out = tmp_path / f"stopped-{stop}"
         config = RunConfig(OutputConfig(out, checkpoint_every=1), batch=COLD, cache=cache)
         with RunFolder(out) as folder:

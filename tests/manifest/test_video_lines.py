@@ -282,4 +282,5 @@ def test_what_a_group_takes(card_of: Callable[[str], ModelCard]) -> None:
     assert cost.tiles == (3, 5)
     assert set(cost.tile_shapes) == {(16, 16), (16, 5), (6, 16), (6, 5)}
     assert cost.prompts == 3
+    assert cost.latents_bytes == 32 * 31 * 30 * 53 * 4
     assert video_cost(group, CARD, with_frames=True).disk_bytes > 5 * cost.disk_bytes

@@ -90,10 +90,12 @@ def test_squeeze_takes_every_convolution_and_needs_the_published_file(tmp_path: 
     network = squeezenet1_1()
     arrays = {n: p.detach().numpy() for n, p in network.state_dict().items() if "features" in n}
     module = lpips._module(Backbone("squeeze", arrays, "made here", is_known=True))
-    layers = dict(lpips._convolutions(module, "squeeze"))
-    assert len(layers) == lpips.CONVOLUTIONS["squeeze"]
-    for name, layer in layers.items():
-        assert np.array_equal(layer.weight.detach().numpy(), arrays[f"{name}.weight"]), name
+    written = dict(module.get_submodule("net").named_parameters())
+    # A weight and a bias of 25 convolutions.
+    assert len(written) == len(arrays) == 50
+    for name, parameter in written.items():
+        own = arrays[f"features.{name.partition('.')[2]}"]
+        assert np.array_equal(parameter.detach().numpy(), own), name
     torch.save(network.state_dict(), tmp_path / "s.pth")
     with pytest.raises(UsageError, match="not the published one"):
         Lpips.load("squeeze", tmp_path / "s.pth")

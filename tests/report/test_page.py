@@ -1,103 +1,113 @@
 """Pages are complete in themselves, escaped, and work in a browser."""
 
+import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 from report.browser import needs_browser, seen_in
 
-from hyimg_cli.report.blocks import (
-    Bar,
-    Bars,
-    Card,
-    Cards,
-    Commands,
-    Compare,
-    Facts,
-    Gallery,
-    Page,
-    Row,
-    Section,
-    Span,
-    Table,
-    Text,
-    Verdict,
-)
-from hyimg_cli.report.page import render
-from hyimg_cli.report.pictures import embedded, heat_map, missing
+from hyimg_cli.quality.metrics import SHARES
+from hyimg_cli.report.comparison import comparison_page, markdown
+from hyimg_cli.report.contact import contact_sheet
 
 HOSTILE = '<img src=x onerror=alert(1)> & "quoted" {{ 7 * 7 }} </script>'
 
 
-def pictures(height: int = 48, width: int = 64) -> tuple[np.ndarray, np.ndarray]:
-    a = np.random.default_rng(0).integers(0, 240, (height, width, 3), dtype=np.uint8)
-    return a, a + np.uint8(9)
+def spread(median: float, low: float, high: float) -> dict[str, float]:
+    return {"n": 5, "median": median, "min": low, "max": high}
 
 
-def bench_like_page(text: str = "invented") -> Page:
-    """Every kind of block, as a bench would use them. All numbers are invented."""
-    a, b = pictures()
-    before, after = embedded(a, f"A: {text}"), embedded(b, f"B: {text}")
-    seconds = {"think": (1.5, 1.52), "denoise_rest": (5.0, 7.5), "total": (7.5, 10.5)}
-    rows = [Bar(p, (Span(x, x * 0.9, x * 1.1), Span(y))) for p, (x, y) in seconds.items()]
-    return Page(
-        title=f"Invented numbers: {text}",
-        question=f"Does it change the pictures? {text}",
-        verdict=Verdict("within floor", "good", (f"41.2 dB, floor 40.9 dB {text}",)),
-        sections=(
-            Section(
-                "Time",
-                (
-                    Bars(
-                        f"Invented: median of 5, whiskers from fastest to slowest {text}",
-                        ("KV reuse", f"recompute {text}"),
-                        (*rows, Bar("kv_handoff", (Span(0.01), None))),
-                    ),
-                ),
-                intro=text,
-            ),
-            Section(
-                "Pictures",
-                (
-                    Compare(text, before, after, heat_map(a, b), (("PSNR", "29.0 dB"),), text, "B"),
-                    Gallery((before, missing(text, caption=text))),
-                ),
-            ),
-            Section(
-                "Precision budget",
-                (
-                    Table(
-                        text,
-                        ("comparison", "PSNR dB"),
-                        (Row(("reuse twice", "inf")), Row((text, "12.4"), "bad")),
-                    ),
-                ),
-            ),
-            Section(
-                "Jobs",
-                (
-                    Cards(
-                        (
-                            Card(
-                                text,
-                                (before,),
-                                text,
-                                ((text, text),),
-                                (("seed", text),),
-                                (("think", text),),
-                                (text,),
-                                "bad",
-                            ),
-                        )
-                    ),
-                ),
-            ),
-            Section("Environment", (Facts(((text, text),)), Commands((text,)), Text(text))),
-        ),
-        footer=text,
-    )
+def side(wall_s: float, denoise_s: float) -> dict[str, Any]:
+    phases = {"denoise_rest": spread(denoise_s, denoise_s, denoise_s), "prewarm": spread(0, 0, 0)}
+    wall = spread(wall_s, wall_s - 1, wall_s + 2)
+    return {"wall_s": wall, "s_per_job": wall_s, "phases_s": phases}
+
+
+def bench_entry(text: str = "invented") -> dict[str, Any]:
+    """A bench.json with a text in every place of one. All numbers are invented."""
+    figures = dict.fromkeys(SHARES, 0.5)
+    one = {"psnr": 29.0, "ssim": None, "lpips": None, "max_abs": 9, **figures}
+    worst = {"psnr_min": 29.0, "ssim_min": None, "lpips_max": None, "max_abs": 9, **figures}
+    row = {"note": text, "missing": [], "pictures": 1, **worst}
+    variant = {"lifetime": "session", "settings": {"kv_reuse": text}}
+    part = {"custom_id": text, "stage": text, "where": text, "what": text}
+    return {
+        "name": text,
+        "question": f"Does it change the pictures? {text}",
+        "date": "today",
+        "verdict": {"name": f"equal {text}", "exit_code": 0, "reasons": [text]},
+        "variants": {"a": {"label": text, **variant}, "b": {"label": "B", **variant}},
+        "common": {},
+        "phases_that_may_differ": [text, "*"],
+        "main_steps": 8,
+        "timings": [
+            {
+                "steps": 8,
+                "a": side(6.0, 2.0),
+                "b": side(8.0, 4.0),
+                "speedup": {"median": 1.3, "low": 1.2, "high": 1.4, "coverage": 0.9},
+                "gain_s": 2.0,
+                "explained_s": 2.0,
+            }
+        ],
+        "precision": [
+            {"name": f"{text} vs B, 8 steps", "by_job": {"job": one}, **row},
+            {"name": text, "by_job": {}, "note": "", "pictures": 0, "missing": [text]},
+        ],
+        "divergences": [{**part, "is_fault": True}, {**part, "is_fault": False}],
+        "jobs": [{"custom_id": "job", "prompt": text}],
+        "notes": [text],
+        "lpips": text,
+        "environment": {
+            "hardware": {"cpu": text, "cores": 2, "system": text, "gpus": [text]},
+            "versions": {text: text},
+            "model": text,
+            "model_fingerprint": "f" * 64,
+        },
+        "command": text,
+    }
+
+
+def bench_page(folder: Path, text: str = "invented") -> str:
+    """The page of that bench: a job whose pictures are 9 levels apart, and one of two sizes."""
+    a = np.random.default_rng(0).integers(0, 240, (48, 64, 3), dtype=np.uint8)
+    files = {name: folder / f"{name}.png" for name in ("a", "b", "small")}
+    for path, pixels in zip(files.values(), (a, a + np.uint8(9), a[:8]), strict=True):
+        Image.fromarray(pixels).save(path)
+    pairs = {"job": (files["a"], files["b"]), text: (files["a"], files["small"])}
+    return comparison_page(bench_entry(text), pairs)
+
+
+def sheet(folder: Path, text: str = "invented") -> str:
+    """A contact sheet with a text in every place of one."""
+    times = {"queue": 1.0, "think": 0.5, "total": 2.0}
+    error = {"code": text, "message": text, "hint": text}
+    cot_text = f"<think>{text}</think><recaption>{text}</recaption>"
+    common = {"outputs": [], "timings_s": times, "cot_text": cot_text, "warnings": [text]}
+    results = [
+        {"custom_id": text, "status": "failed", "error": error, **common},
+        {"custom_id": "fine", "status": "done", "kv_reuse": {"status": text}, **common},
+    ]
+    (folder / "results.jsonl").write_text("".join(json.dumps(one) + "\n" for one in results))
+    asked = {"custom_id": text, "prompt": text, "images": [f"{len(text)}.png"], "seed": 3}
+    (folder / "manifest.resolved.jsonl").write_text(json.dumps(asked) + "\n")
+    info = {
+        "manifest": {"name": text, "digest": text},
+        "models": {text: text},
+        "versions": {text: text},
+        "hardware": {"system": text, "cpu": text, "cores": 2, "gpus": [text]},
+        "flags": {text: {"value": text, "origin": text}},
+    }
+    (folder / "run.json").write_text(json.dumps(info))
+    return contact_sheet(folder)
+
+
+PAGES = pytest.mark.parametrize("page_of", [bench_page, sheet])
 
 
 class Tags(HTMLParser):
@@ -118,8 +128,10 @@ class Tags(HTMLParser):
         assert self.open.pop() == tag
 
 
-def test_the_page_is_well_formed_and_asks_for_nothing_outside() -> None:
-    page = render(bench_like_page())
+@PAGES
+def test_a_page_is_well_formed_and_asks_for_nothing_outside(page_of: Any, tmp_path: Path) -> None:
+    page = page_of(tmp_path)
+    assert page.startswith("<!doctype html>")
     tags = Tags(page)
     assert tags.open == []
     assert not {tag for tag, _ in tags.found} & {"link", "iframe", "object", "video"}
@@ -131,31 +143,40 @@ def test_the_page_is_well_formed_and_asks_for_nothing_outside() -> None:
     assert "default-src 'none'" in page
 
 
-def test_every_text_is_escaped() -> None:
-    page = render(bench_like_page(HOSTILE))
+@PAGES
+def test_every_text_is_escaped(page_of: Any, tmp_path: Path) -> None:
+    page = page_of(tmp_path, HOSTILE)
     assert page.count("onerror=alert(1)&gt;") > 20
     assert "<img src=x" not in page
     assert "49" not in re.sub(r"data:image/[^\"]+", "", page).split("<body>")[1].split("{{ 7")[0]
-    plain = Tags(render(bench_like_page()))
+    plain = Tags(page_of(tmp_path))
     hostile = Tags(page)
     assert [tag for tag, _ in hostile.found] == [tag for tag, _ in plain.found]
     assert hostile.open == []
 
 
-def test_bars_share_one_scale_that_begins_at_zero() -> None:
-    bars = Bars(
-        "x", ("A", "B"), (Bar("p", (Span(2.0, 1.0, 4.0), None)), Bar("q", (Span(1.0),) * 2))
-    )
-    assert bars.top == 4.0
-    assert [bars.percent(value) for value in (0.0, 1.0, 4.0)] == ["0.000%", "25.000%", "100.000%"]
-    assert bars.text(Span(2.0, 1.0, 4.0)) == "2 s (1 to 4)"
-    assert Bars("none", ("A",), ()).percent(1.0) == "0.000%"
+def test_bars_share_one_scale_that_begins_at_zero(tmp_path: Path) -> None:
+    """The longest whisker ends at 10 s: the slowest run of B."""
+    page = bench_page(tmp_path)
+    bars = re.findall(r'class="bar series-\d" style="width:([0-9.]+%)"', page)
+    assert bars == ["60.000%", "80.000%", "20.000%", "40.000%"]
+    assert 'style="left:50.000%;width:30.000%"' in page
+    assert "6 s (5 to 8)" in page
+    assert "prewarm" not in page, "a phase without time has no bar"
+
+
+def test_markdown_is_not_escaped_and_says_what_is_missing() -> None:
+    text = markdown(bench_entry("<x> & y"))
+    assert text.startswith("# <x> & y: equal <x> & y\n\nDoes it change the pictures? <x> & y\n")
+    assert "| 8 | 6.000 | 8.000 | 1.300 | 1.200 to 1.400 | 2.000, of it 2.000 where" in text
+    assert "| <x> & y vs B, 8 steps | 1 | 29.0 | - | - | 9 | 50.00% |" in text
+    assert "| <x> & y | 0, nothing to compare: <x> & y |" in text
 
 
 @needs_browser
 @pytest.mark.slow
 def test_a_browser_shows_the_page_and_moves_the_slider(tmp_path: Path) -> None:
-    seen = seen_in(render(bench_like_page(HOSTILE)), tmp_path)
+    seen = seen_in(bench_page(tmp_path, HOSTILE), tmp_path)
     assert seen["errors"] == []
     assert seen["requests"] == []
     assert not seen["sideways"]
@@ -169,13 +190,13 @@ def test_a_browser_shows_the_page_and_moves_the_slider(tmp_path: Path) -> None:
         "inset(0px 50% 0px 0px)",
         "inset(0px 80% 0px 0px)",
     )
-    longest, total = max(seen["bars"]), seen["bars"][5]
-    assert longest == total
-    assert seen["bars"][3] / longest == pytest.approx(7.5 / 10.5, abs=0.02)
+    longest, whole_run = max(seen["bars"]), seen["bars"][1]
+    assert longest == whole_run
+    assert seen["bars"][3] / longest == pytest.approx(4 / 8, abs=0.02)
 
 
 @needs_browser
 def test_a_browser_with_a_dark_theme_gets_a_dark_page(tmp_path: Path) -> None:
     dark = "--blink-settings=preferredColorScheme=0"
-    light = seen_in(render(bench_like_page()), tmp_path)["background"]
-    assert seen_in(render(bench_like_page()), tmp_path, dark)["background"] != light
+    light = seen_in(bench_page(tmp_path), tmp_path)["background"]
+    assert seen_in(bench_page(tmp_path), tmp_path, dark)["background"] != light

@@ -9,10 +9,16 @@ from PIL import Image
 
 from hyimg_cli.errors import UsageError
 from hyimg_cli.report.colormap import colored, gradient
-from hyimg_cli.report.pictures import DISPLAY_SIDE, Picture, embedded, heat_map
+from hyimg_cli.report.pictures import (
+    DISPLAY_SIDE,
+    THUMBNAIL_SIDE,
+    EmbeddedPicture,
+    embedded,
+    heat_map,
+)
 
 
-def decoded(picture: Picture) -> np.ndarray:
+def decoded(picture: EmbeddedPicture) -> np.ndarray:
     head, _, data = picture.uri.partition(";base64,")
     assert head in ("data:image/png", "data:image/jpeg")
     return np.array(Image.open(io.BytesIO(base64.b64decode(data))))
@@ -23,17 +29,22 @@ def noise(height: int, width: int) -> np.ndarray:
 
 
 def test_a_small_picture_keeps_every_bit_and_is_shown_enlarged() -> None:
-    picture = embedded(noise(48, 64), "x", coding="jpeg", max_side=256)
+    picture = embedded(noise(48, 64), "x", is_thumbnail=True)
     assert np.array_equal(decoded(picture), noise(48, 64))
     assert (picture.width, picture.height, picture.shown_width) == (64, 48, 256)
     assert picture.is_enlarged
     assert picture.note == ""
 
 
-@pytest.mark.parametrize("coding", ["png", "jpeg"])
-def test_a_large_picture_is_scaled_down_and_says_so(coding: str) -> None:
-    picture = embedded(noise(600, 1200), "x", coding=coding)  # type: ignore[arg-type]
-    assert decoded(picture).shape == (DISPLAY_SIDE // 2, DISPLAY_SIDE, 3)
+@pytest.mark.parametrize(
+    ("is_thumbnail", "side", "coding"),
+    [(False, DISPLAY_SIDE, "png"), (True, THUMBNAIL_SIDE, "jpeg")],
+)
+def test_a_large_picture_is_scaled_down_and_says_so(
+    is_thumbnail: bool, side: int, coding: str
+) -> None:
+    picture = embedded(noise(600, 1200), "x", is_thumbnail=is_thumbnail)
+    assert decoded(picture).shape == (side // 2, side, 3)
     assert picture.note == "scaled down from 1200x600"
     assert not picture.is_enlarged
     assert coding in picture.uri[:20]
@@ -58,7 +69,7 @@ def test_a_heat_map_says_its_scale_and_shows_each_difference() -> None:
     b = a.copy()
     b[3, 4, 1] += 7
     found = heat_map(a, b)
-    assert (found.top, found.largest, found.beyond) == (10, 7, 0)
+    assert (found.top, found.largest) == (10, 7)
     assert "from 0 to 10 levels" in found.legend
     pixels = decoded(found.picture)
     assert pixels[3, 4].tolist() == colored(np.array([[0.7]]))[0, 0].tolist()
@@ -78,12 +89,8 @@ def test_a_large_heat_map_loses_no_single_dot() -> None:
     assert np.argwhere(pixels.max(axis=2) > 100).tolist() == [[566, 299]]
 
 
-def test_a_given_scale_counts_what_is_beyond_it() -> None:
-    a, b = np.zeros((4, 4, 3), np.uint8), np.zeros((4, 4, 3), np.uint8)
-    b[0, :2] = 9
-    found = heat_map(a, b, top=5)
-    assert found.beyond == 2
-    assert "2 dots are beyond the scale" in found.legend
+def test_equal_pictures_have_a_scale_too() -> None:
+    a = np.zeros((4, 4, 3), np.uint8)
     assert heat_map(a, a).top == 1
 
 

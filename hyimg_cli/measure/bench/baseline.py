@@ -38,7 +38,7 @@ def read_baseline(path: Path) -> dict[str, Any]:
 
 
 def regressions(now: Mapping[str, Any], before: Mapping[str, Any], most: float) -> Iterator[str]:
-    """What has become worse by more than the share `most`, as sentences.
+    """Sentences on all that has become worse by more than the share `most`.
 
     A baseline of other jobs, another model or other settings is itself one. Seconds are compared on
     the same hardware; the speed-up of A over B, which was measured in turns, always. What the
@@ -62,7 +62,7 @@ def regressions(now: Mapping[str, Any], before: Mapping[str, Any], most: float) 
 
 
 def is_same_machine(now: Mapping[str, Any], before: Mapping[str, Any]) -> bool:
-    """Whether seconds of both mean the same."""
+    """True where seconds of both mean the same."""
     return bool(now["environment"]["hardware"] == before["environment"]["hardware"])
 
 

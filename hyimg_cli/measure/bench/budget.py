@@ -5,28 +5,29 @@ floor, what another seed does is the ceiling.
 """
 
 import statistics
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hyimg_cli.errors import HyimgError
+from hyimg_cli.journal.past_run import job_of
 from hyimg_cli.measure.bench.runs import RunResult
+from hyimg_cli.measure.pairs import run_pairs
 from hyimg_cli.media.images import read_image
 from hyimg_cli.quality.lpips import Lpips
-from hyimg_cli.quality.metrics import Distance, Pixels, distance, number_to_json
-from hyimg_cli.spec.events import VideoFile
+from hyimg_cli.quality.metrics import PIXEL_METRICS, SHARES, Distance, Metric, distance
+from hyimg_cli.quality.metrics import number_to_json as to_json
 
 # "equal": one level off in at most this share of the values, and nothing beyond.
 EQUAL_SHARE = 0.998
-_FRAME = " frame "
-Measure = Callable[[Pixels, Pixels], Distance]
+Metrics = Sequence[Metric]
 
 
 @dataclass(frozen=True)
-class Row:
-    """One pair of runs, job by job. `note` says what a reader must know of it; `missing` are jobs
-    that have no picture on one side, or one of another size.
+class DistanceRow:
+    """One pair of runs, picture by picture. `note` says what a reader must know of it; `missing`
+    have no picture on one side, or one of another size.
     """
 
     name: str
@@ -34,16 +35,19 @@ class Row:
     note: str = ""
     missing: tuple[str, ...] = ()
 
+    def values(self, metric: str) -> list[Any]:
+        """By this metric, every picture that is large enough for it."""
+        found = (one.get(metric) for one in self.distances.values())
+        return [value for value in found if value is not None]
+
     @property
     def psnr(self) -> float:
         """That of the job that is furthest apart; 0 where a job has nothing to compare."""
-        if self.missing or not self.distances:
-            return 0.0
-        return min(one.psnr for one in self.distances.values())
+        return 0.0 if self.missing else min(self.values("psnr"), default=0.0)
 
     @property
     def is_identical(self) -> bool:
-        return self.is_equal and all(one.max_abs == 0 for one in self.distances.values())
+        return self.is_equal and not any(self.values("max_abs"))
 
     @property
     def is_equal(self) -> bool:
@@ -53,86 +57,61 @@ class Row:
     @property
     def unchanged(self) -> list[str]:
         """The jobs whose pictures are as good as the same."""
-        return [
-            name
-            for name, one in self.distances.items()
-            if one.max_abs <= 1 and one.equal_share >= EQUAL_SHARE
-        ]
+        levels, shares = self.values("max_abs"), self.values("equal_share")
+        by_name = zip(self.distances, levels, shares, strict=True)
+        return [name for name, most, share in by_name if most <= 1 and share >= EQUAL_SHARE]
 
     def to_json(self) -> dict[str, Any]:
-        by_job = {name: one.to_json() for name, one in self.distances.items()}
+        by_job = {
+            name: {**{k: to_json(v) for k, v in one.items()}, "lpips": one.get("lpips")}
+            for name, one in self.distances.items()
+        }
         worst = self.worst() if by_job else {"pictures": 0}
         missing = list(self.missing)
         return {"name": self.name, "note": self.note, **worst, "missing": missing, "by_job": by_job}
 
     def worst(self) -> dict[str, Any]:
         """The furthest of all jobs in each measure, and the median PSNR."""
-        all_of = list(self.distances.values())
-        ssims = [one.ssim for one in all_of if one.ssim is not None]
-        lpips = [one.lpips for one in all_of if one.lpips is not None]
+        psnrs = self.values("psnr")
         return {
-            "pictures": len(all_of),
-            "psnr_min": number_to_json(min(one.psnr for one in all_of)),
-            "psnr_median": number_to_json(statistics.median(one.psnr for one in all_of)),
-            "ssim_min": min(ssims, default=None),
-            "lpips_max": max(lpips, default=None),
-            "max_abs": max(one.max_abs for one in all_of),
-            "equal_share": min(one.equal_share for one in all_of),
-            "within_5": min(one.within_5 for one in all_of),
-            "within_10": min(one.within_10 for one in all_of),
-            "within_20": min(one.within_20 for one in all_of),
-            "within_50": min(one.within_50 for one in all_of),
+            "pictures": len(self.distances),
+            "psnr_min": to_json(min(psnrs)),
+            "psnr_median": to_json(statistics.median(psnrs)),
+            "ssim_min": min(self.values("ssim"), default=None),
+            "lpips_max": max(self.values("lpips"), default=None),
+            "max_abs": max(self.values("max_abs")),
+            **{share: min(self.values(share)) for share in SHARES},
         }
 
 
-def row(name: str, one: RunResult, other: RunResult, measure: Measure, note: str = "") -> Row:
+def row(
+    name: str, one: RunResult, other: RunResult, metrics: Metrics, note: str = ""
+) -> DistanceRow:
     """The distances of two runs' pictures, for the jobs that both were given."""
-    ours, theirs = pictures(one), pictures(other)
     given = {o.custom_id for o in one.outcomes} & {o.custom_id for o in other.outcomes}
-    drawn = [name for name in dict.fromkeys((*ours, *theirs)) if _job_of(name) in given]
-    empty = given - {_job_of(name) for name in drawn}
-    fit = [n for n in drawn if n in ours and n in theirs and ours[n].shape == theirs[n].shape]
-    missing = (*(name for name in drawn if name not in fit), *sorted(empty))
-    return Row(name, {n: measure(ours[n], theirs[n]) for n in fit}, note, missing)
+    found = run_pairs(one.folder, other.folder, by_frame=True)
+    distances: dict[str, Distance] = {}
+    missing = [name for name in (*found.only_a, *found.only_b) if job_of(name) in given]
+    for pair in found.pairs:
+        a, b = (read_image(path).pixels for path in (pair.a, pair.b))
+        if a.shape == b.shape:
+            distances[pair.name] = distance(a, b, metrics)
+        else:
+            missing.append(pair.name)
+    told = {job_of(name) for name in (*distances, *missing)}
+    return DistanceRow(name, distances, note, (*missing, *sorted(given - told)))
 
 
-def pictures(run: RunResult) -> dict[str, Pixels]:
-    """A run's pictures by job as they were written; a video's frames by job and number."""
-    return {name: read_image(path).pixels for name, path in picture_files(run).items()}
-
-
-def picture_files(run: RunResult) -> dict[str, Path]:
-    """Where a run's pictures lie, and the frames of its videos without loss."""
-    files: dict[str, Path] = {}
-    for outcome in run.outcomes:
-        for output in outcome.outputs:
-            if isinstance(output, VideoFile):
-                assert output.frames_path, "a bench keeps every frame"
-                frames = sorted((run.folder / output.frames_path).glob("*.png"))
-                files |= {f"{outcome.custom_id}{_FRAME}{n:04}": p for n, p in enumerate(frames)}
-            else:
-                files[outcome.custom_id] = run.folder / output.path
-    return files
-
-
-def _job_of(name: str) -> str:
-    """The job that a picture is of, or a frame."""
-    return name.partition(_FRAME)[0]
-
-
-def measure_with(weights: Path | None) -> tuple[Measure, str]:
-    """Distances with LPIPS where its weights are here; its title, or why there is none.
+def bench_metrics(weights: Path | None) -> tuple[Metrics, str]:
+    """All metrics, LPIPS where its weights are here; its title, or why it is not among them.
 
     Raises HyimgError for `weights` that cannot be used.
     """
+    metrics = tuple(PIXEL_METRICS.values())
     try:
         lpips = Lpips.load(weights=weights)
     except HyimgError as error:
         if weights is not None:
             raise
-        return distance, f"LPIPS was not measured: {error.what}. {error.hint}"
-
-    def measured(a: Pixels, b: Pixels) -> Distance:
-        return replace(distance(a, b), lpips=lpips.distance(a, b))
-
-    return measured, lpips.title
+        return metrics, f"LPIPS was not measured: {error.what}. {error.hint}"
+    return (*metrics, lpips.metric), lpips.title

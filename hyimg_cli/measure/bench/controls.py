@@ -1,19 +1,16 @@
-"""What keeps a comparison of pictures honest: the same text for both, eyes on every stage, and
-inputs that must or must not matter.
+"""Controls that keep a comparison of pictures honest: the same text for both, eyes on every stage,
+and inputs that must or must not matter.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
-from PIL import Image
-
 from hyimg_cli.measure.bench.divergence import Divergence, divergences
 from hyimg_cli.measure.bench.runs import Texts, observed_run
-from hyimg_cli.measure.bench.shared import SharedModels
 from hyimg_cli.measure.bench.verdict import Timed
-from hyimg_cli.media.images import read_image
+from hyimg_cli.media.images import read_image, write_png
+from hyimg_cli.pipelines.image.crew import LoadModel
 from hyimg_cli.spec.events import Outcome
 from hyimg_cli.spec.job import ImageJob
 from hyimg_cli.spec.run import RunConfig
@@ -37,16 +34,16 @@ def looked_through(
     labels: tuple[str, str],
     jobs: Sequence[ImageJob],
     place: Place,
-    models: SharedModels,
+    load: LoadModel,
 ) -> LookedThrough:
     """A writes freely; then both run with its text, looked through from ids to latents.
 
     Every run is given a folder of its own by `place`.
     """
-    first, seen = observed_run(configs[0], {}, jobs, place(), models, tries_tokens=False)
+    first, seen = observed_run(configs[0], {}, jobs, place(), load, tries_tokens=False)
     texts = seen.texts()
     runs, seen_by = zip(
-        *(observed_run(config, texts, jobs, place(), models) for config in configs), strict=True
+        *(observed_run(config, texts, jobs, place(), load) for config in configs), strict=True
     )
     ours, theirs = (one.jobs for one in seen_by)
     parted = [
@@ -75,7 +72,13 @@ def texts_of_others(jobs: Sequence[ImageJob], texts: Texts) -> dict[str, Sequenc
 def with_negatives(jobs: Sequence[ImageJob], folder: Path) -> list[ImageJob]:
     """The jobs with every source image turned into its negative, written to `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
-    return [replace(job, images=tuple(_negatives(job, folder))) for job in jobs]
+    changed = []
+    for job in jobs:
+        targets = [folder / f"{job.custom_id}-{number}.png" for number in range(len(job.images))]
+        for path, target in zip(job.images, targets, strict=True):
+            write_png(target, 255 - read_image(Path(path)).pixels, {})
+        changed.append(replace(job, images=tuple(map(str, targets))))
+    return changed
 
 
 def same_work(timed: Timed) -> tuple[str, ...]:
@@ -89,28 +92,14 @@ def same_work(timed: Timed) -> tuple[str, ...]:
 
 
 def _counts(outcome: Outcome) -> tuple[object, ...]:
-    """What a job's line says of the work behind it, without its seconds."""
-    reuse = outcome.kv_reuse
+    """The counts of work in a job's line, without its seconds."""
+    reuse, spread = outcome.kv_reuse, outcome.parallel
     tokens = None if reuse is None else (reuse.ar_shared_tokens, reuse.branches)
-    return tokens, outcome.batch, outcome.cache.get("prompt_embeddings"), _rank_count(outcome)
-
-
-def _rank_count(outcome: Outcome) -> int:
-    """How many processes worked on a job that was spread; 0 for one that was not."""
-    spread = outcome.parallel
-    if spread is None:
-        return 0
-    decoding = len(spread.decode.ranks) if spread.decode else 1
-    return max(spread.branch_ranks, spread.tensor_ranks, decoding)
-
-
-def _negatives(job: ImageJob, folder: Path) -> list[str]:
-    targets = []
-    for number, path in enumerate(job.images):
-        target = folder / f"{job.custom_id}-{number}.png"
-        Image.fromarray(np.ascontiguousarray(255 - read_image(Path(path)).pixels)).save(target)
-        targets.append(str(target))
-    return targets
+    ranks = 0
+    if spread is not None:
+        decoding = len(spread.decode.ranks) if spread.decode else 1
+        ranks = max(spread.branch_ranks, spread.tensor_ranks, decoding)
+    return tokens, outcome.batch, outcome.cache.get("prompt_embeddings"), ranks
 
 
 def _kind(job: ImageJob) -> tuple[object, ...]:

@@ -1,4 +1,4 @@
-"""Where two observed runs of one job part, stage by stage, and what the difference looks like.
+"""Differences between two observed runs of one job, stage by stage, with their likely cause.
 
 A stage's input comes from the one before, so the first difference is the cause of the later ones.
 """
@@ -6,7 +6,7 @@ A stage's input comes from the one before, so the first difference is the cause 
 # Legend: H kv head, S slot, D head width
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from math import isnan
+from math import inf, isnan
 
 import torch
 from torch import Tensor
@@ -20,6 +20,10 @@ _SHIFTS = (1, -1, 2, -2, 3, -3)
 _MOST_NAMED = 6
 
 
+# Stage, where in it, what differs; then how far, and whether by more than rounding does.
+_Part = tuple[str, str, str] | tuple[str, str, str, float, bool]
+
+
 @dataclass(frozen=True)
 class Divergence:
     """One difference between variants. `is_fault`: more than rounding does; `is_structural`: what
@@ -30,12 +34,12 @@ class Divergence:
     stage: str
     where: str
     what: str
-    max_abs: float
-    is_fault: bool
+    max_abs: float = inf
+    is_fault: bool = True
 
     @property
     def is_structural(self) -> bool:
-        return self.max_abs == float("inf")
+        return self.max_abs == inf
 
     def __str__(self) -> str:
         return f"{self.custom_id}: {self.stage}, {self.where}: {self.what}"
@@ -47,69 +51,61 @@ def divergences(a: JobSeen, b: JobSeen, labels: tuple[str, str]) -> list[Diverge
     `labels` name the variants. Ids, tokens in the prefix, prefix K/V, what the denoise step can
     see, noise, schedule and guidance, velocity by step, latents by step.
     """
-    found = [*_texts(a, b, labels), *_branch_counts(a, b, labels)]
+    parts = [*_text(a, b, labels)]
     for index, (one, other) in enumerate(zip(a.branches, b.branches, strict=False)):
-        found += _branch(a.custom_id, index, one, other, labels)
-    return [*found, *_noise(a, b), *_schedule(a, b, labels), *_steps(a, b)]
+        parts += _branch(f"branch {index}", one, other, labels)
+    parts += [*_noise(a, b), *_schedule(a, b, labels)]
+    parts += _steps("velocity", a.velocities, b.velocities, _precision(b))
+    parts += _steps("latents", a.latents[1:], b.latents[1:], _precision(b))
+    return [Divergence(a.custom_id, *part) for part in parts]
 
 
-def _texts(a: JobSeen, b: JobSeen, labels: tuple[str, str]) -> Iterator[Divergence]:
+def _text(a: JobSeen, b: JobSeen, labels: tuple[str, str]) -> Iterator[_Part]:
     if a.written != b.written:
         at = _first_unequal(a.written or (), b.written or ())
-        what = f"{labels[0]} and {labels[1]} wrote different text"
-        yield Divergence(a.custom_id, "AR ids", f"token {at}", what, float("inf"), True)
+        yield "AR ids", f"token {at}", f"{labels[0]} and {labels[1]} wrote different text"
+    if len(a.branches) != len(b.branches):
+        what = f"{labels[0]} has {len(a.branches)}, {labels[1]} {len(b.branches)}"
+        yield "branches", "count", what
 
 
-def _branch_counts(a: JobSeen, b: JobSeen, labels: tuple[str, str]) -> Iterator[Divergence]:
-    counts = len(a.branches), len(b.branches)
-    if counts[0] != counts[1]:
-        what = f"{labels[0]} has {counts[0]}, {labels[1]} {counts[1]}"
-        yield Divergence(a.custom_id, "branches", "count", what, float("inf"), True)
-
-
-def _branch(
-    job: str, index: int, a: BranchSeen, b: BranchSeen, labels: tuple[str, str]
-) -> Iterator[Divergence]:
-    place = f"branch {index}"
+def _branch(place: str, a: BranchSeen, b: BranchSeen, labels: tuple[str, str]) -> Iterator[_Part]:
     if a.ids != b.ids:
         at = _first_unequal(a.ids, b.ids)
         what = f"{labels[0]} has {_name(a, at)}, {labels[1]} {_name(b, at)}"
-        yield Divergence(job, "prefix ids", f"{place}, token {at}", what, float("inf"), True)
+        yield "prefix ids", f"{place}, token {at}", what
         return
     if a.prefix_length != b.prefix_length:
         what = f"{labels[0]} holds {a.prefix_length} tokens, {labels[1]} {b.prefix_length}"
-        yield Divergence(job, "prefix length", place, what, float("inf"), True)
+        yield "prefix length", place, what
         return
-    yield from _key_values(job, place, a, b)
+    yield from _key_values(place, a, b)
     for group, in_a, in_b in zip(a.groups, a.is_seen, b.is_seen, strict=True):
         if in_a != in_b:
             blind, other = labels if in_b else (labels[1], labels[0])
-            what = f"hidden from every denoise step of {blind}, seen in {other}"
             where = f"{place}, {_tokens([*range(group.start, group.stop)])} ({group.name})"
-            yield Divergence(job, "visibility", where, what, float("inf"), True)
+            yield "visibility", where, f"hidden from every denoise step of {blind}, seen in {other}"
 
 
-def _key_values(job: str, place: str, a: BranchSeen, b: BranchSeen) -> Iterator[Divergence]:
+def _key_values(place: str, a: BranchSeen, b: BranchSeen) -> Iterator[_Part]:
     """The first layer at which prefix K/V differ; which tokens do so by more than rounding."""
     layers = [
-        (layer, max(_apart(a.keys[layer], b.keys[layer]), _apart(a.values[layer], b.values[layer])))
+        max(_apart(a.keys[layer], b.keys[layer]), _apart(a.values[layer], b.values[layer]))
         for layer in range(len(a.keys))
     ]
     # Written so that what is not a number counts as different.
-    different = [(layer, apart) for layer, apart in layers if not apart <= 0]
+    different = {layer: apart for layer, apart in enumerate(layers) if not apart <= 0}
     if not different:
         return
-    largest = _largest(apart for _, apart in different)
-    tokens_of = {layer: _gross_tokens(a, b, layer) for layer, _ in different}
-    layer = next((layer for layer, tokens in tokens_of.items() if tokens), None)
-    if layer is None:
-        first, apart = different[0]
-        what = f"{apart:.1e}, at most {largest:.1e} in any layer"
-        yield Divergence(job, "prefix K/V", f"{place}, layer {first}", what, largest, False)
-        return
-    tokens = tokens_of[layer]
-    what = f"{largest:.1e} at {_named(tokens, a)}{_cause(a, b, layer, tokens)}"
-    yield Divergence(job, "prefix K/V", f"{place}, layer {layer}", what, largest, True)
+    largest = _largest(different.values())
+    for layer in different:
+        if tokens := _gross_tokens(a, b, layer):
+            what = f"{largest:.1e} at {_named(tokens, a)}{_cause(a, b, layer, tokens)}"
+            yield "prefix K/V", f"{place}, layer {layer}", what, largest, True
+            return
+    first, apart = next(iter(different.items()))
+    what = f"{apart:.1e}, at most {largest:.1e} in any layer"
+    yield "prefix K/V", f"{place}, layer {first}", what, largest, False
 
 
 def _gross_tokens(a: BranchSeen, b: BranchSeen, layer: int) -> list[int]:
@@ -123,7 +119,7 @@ def _gross_tokens(a: BranchSeen, b: BranchSeen, layer: int) -> list[int]:
 
 
 def _cause(a: BranchSeen, b: BranchSeen, layer: int, tokens: Sequence[int]) -> str:
-    """What kind of fault the rows of `tokens` look like, in the first layer that shows it."""
+    """The kind of fault that the rows of `tokens` look like, in the first layer that shows it."""
     keys, values = (a.keys[layer], b.keys[layer]), (a.values[layer], b.values[layer])
     if _apart(*values) == 0 < _apart(*keys):
         return "; values agree, keys do not: rotary positions differ"
@@ -136,7 +132,7 @@ def _cause(a: BranchSeen, b: BranchSeen, layer: int, tokens: Sequence[int]) -> s
 
 
 def _agrees_when_moved(a_HSD: Tensor, b_HSD: Tensor, shift: int) -> bool:
-    """Whether most of `a`'s rows are those of `b` `shift` slots later, where they differ."""
+    """True where most of `a`'s rows, if they differ, are those of `b` `shift` slots later."""
     length = a_HSD.shape[1] - abs(shift)
     if length < 2:
         return False
@@ -148,58 +144,52 @@ def _agrees_when_moved(a_HSD: Tensor, b_HSD: Tensor, shift: int) -> bool:
     return bool(differs.any()) and float((moved_S[differs] <= gross).float().mean()) > 0.5
 
 
-def _noise(a: JobSeen, b: JobSeen) -> Iterator[Divergence]:
+def _noise(a: JobSeen, b: JobSeen) -> Iterator[_Part]:
     if not (a.latents and b.latents):
         return
     if a.latents[0].shape != b.latents[0].shape:
         what = f"{list(a.latents[0].shape)} and {list(b.latents[0].shape)}"
-        yield Divergence(a.custom_id, "latent size", "before step 1", what, float("inf"), True)
+        yield "latent size", "before step 1", what
     elif not (apart := _apart(a.latents[0], b.latents[0])) <= 0:
         what = f"{apart:.1e}: another seed, or another generator"
-        yield Divergence(a.custom_id, "initial noise", "before step 1", what, float("inf"), True)
+        yield "initial noise", "before step 1", what
 
 
-def _schedule(a: JobSeen, b: JobSeen, labels: tuple[str, str]) -> Iterator[Divergence]:
+def _schedule(a: JobSeen, b: JobSeen, labels: tuple[str, str]) -> Iterator[_Part]:
     if len(a.steps) != len(b.steps):
         what = f"{labels[0]} takes {len(a.steps)} steps, {labels[1]} {len(b.steps)}"
-        yield Divergence(a.custom_id, "schedule", "step count", what, float("inf"), True)
+        yield "schedule", "step count", what
     elif a.steps != b.steps:
         at = _first_unequal(a.steps, b.steps)
         what = f"sigma {a.steps[at][0]:.6f} and {b.steps[at][0]:.6f}"
-        yield Divergence(a.custom_id, "schedule", f"step {at + 1}", what, float("inf"), True)
+        yield "schedule", f"step {at + 1}", what
     if a.guidance != b.guidance:
-        what = f"{labels[0]} {a.guidance:g}, {labels[1]} {b.guidance:g}"
-        yield Divergence(a.custom_id, "guidance", "scale", what, float("inf"), True)
+        yield "guidance", "scale", f"{labels[0]} {a.guidance:g}, {labels[1]} {b.guidance:g}"
 
 
-def _steps(a: JobSeen, b: JobSeen) -> Iterator[Divergence]:
-    """The first step whose velocity differs, and the first whose latents do."""
-    for stage, ours, theirs in (
-        ("velocity", a.velocities, b.velocities),
-        ("latents", a.latents[1:], b.latents[1:]),
-    ):
-        for step, (one, other) in enumerate(zip(ours, theirs, strict=False), 1):
-            if one.shape != other.shape:
-                break
-            apart = _apart(one, other)
-            if not apart <= 0:
-                largest = _largest(
-                    _apart(x, y) for x, y in zip(ours, theirs, strict=False) if x.shape == y.shape
-                )
-                is_fault = not apart <= _gross(other, _precision(b))
-                what = f"{apart:.1e}, at most {largest:.1e} in any step"
-                yield Divergence(a.custom_id, stage, f"step {step}", what, largest, is_fault)
-                break
+def _steps(
+    stage: str, ours: Sequence[Tensor], theirs: Sequence[Tensor], computed_in: torch.dtype | None
+) -> Iterator[_Part]:
+    """The first step at which a stage differs; latents of another size are told elsewhere."""
+    pairs = [(a, b) for a, b in zip(ours, theirs, strict=False) if a.shape == b.shape]
+    apart_by_step = [_apart(a, b) for a, b in pairs]
+    step = next((step for step, apart in enumerate(apart_by_step) if not apart <= 0), None)
+    if step is not None:
+        apart = apart_by_step[step]
+        largest = _largest(apart_by_step)
+        is_fault = not apart <= _gross(pairs[step][1], computed_in)
+        what = f"{apart:.1e}, at most {largest:.1e} in any step"
+        yield stage, f"step {step + 1}", what, largest, is_fault
 
 
 def _gross(rows: Tensor, computed_in: torch.dtype | None = None) -> float:
-    """What no rounding explains in a tensor like this one; by default its own dtype counts."""
+    """The least difference that no rounding explains in such a tensor; its dtype by default."""
     share = _GROSS.get(computed_in or rows.dtype, _GROSS_IN_HALF)
     return share * float(rows.float().abs().max())
 
 
 def _precision(job: JobSeen) -> torch.dtype | None:
-    """What the network computes in: velocities are float32 whatever that is."""
+    """The dtype that the network computes in: velocities are float32 whatever that is."""
     return job.branches[0].keys[0].dtype if job.branches else None
 
 

@@ -1,8 +1,7 @@
-"""How long a process does nothing: what a sleep or a timeout looks like, in any thread."""
+"""Time in which a process does nothing, as in a sleep or a timeout of any thread."""
 
 import threading
 import time
-from types import TracebackType
 from typing import Self
 
 _INTERVAL_S = 0.005
@@ -11,7 +10,7 @@ _BUSY_SHARE = 0.1
 
 
 class IdleWatch:
-    """Adds up the intervals of a few milliseconds in which no thread of this process had work.
+    """Sum of the intervals of a few milliseconds in which no thread of this process had work.
 
     Waiting for another thread's work is none of it, nor is waiting for a GPU: the driver polls. On
     a machine that is busy with other programs, waiting for a core looks the same as sleeping.
@@ -26,12 +25,7 @@ class IdleWatch:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._is_over.set()
         self._thread.join()
 

@@ -73,10 +73,11 @@ class JobSeen:
 
 @dataclass(eq=False)
 class _Opened:
-    """A layout on its way to branches."""
+    """A layout on its way to branches, and what is seen of them."""
 
-    job: ImageJob
+    layout: Any
     sources: Sequence[Encoded]
+    seen: JobSeen
     buffers: list[Buffer] = field(default_factory=list)
 
 
@@ -131,8 +132,8 @@ class Observed(Passing):
         self._tries_tokens = tries_tokens
         self.jobs: dict[str, JobSeen] = {}
         self._contexts: dict[str, tuple[Context, int]] = {}
-        self._layouts: dict[int, tuple[Any, _Opened]] = {}
-        self._branches: dict[int, tuple[Any, Any, int]] = {}
+        self._layouts: dict[int, _Opened] = {}
+        self._branches: dict[int, tuple[Any, _Opened, int]] = {}
 
     def texts(self) -> dict[str, tuple[int, ...]]:
         """By job, what follows its AR prompt: what was fed, and the choice that came last.
@@ -140,10 +141,12 @@ class Observed(Passing):
         For `Decided`. The last choice is never fed; it stands in the picture's sequence wherever
         that goes on from the fed one.
         """
-        return {
-            name: self._sequence(name, context)[start:]
-            for name, (context, start) in self._contexts.items()
-        }
+        found = {}
+        for name, (context, start) in self._contexts.items():
+            fed, seen = tuple(context.ids), self.jobs.get(name)
+            drawn = seen.branches[0].ids if seen and seen.branches else ()
+            found[name] = (drawn if drawn[: len(fed)] == fed else fed)[start:]
+        return found
 
     def text_budget(self, job: ImageJob, context: Context) -> int:
         self._contexts[job.custom_id] = context, len(context.ids)
@@ -158,14 +161,14 @@ class Observed(Passing):
     ) -> Any:
         layout = self._inner.layout(job, sources, written, bucket)
         ids = None if written is None else tuple(written)
-        self.jobs[job.custom_id] = JobSeen(job.custom_id, ids)
-        self._layouts[id(layout)] = layout, _Opened(job, sources)
+        seen = self.jobs[job.custom_id] = JobSeen(job.custom_id, ids)
+        self._layouts[id(layout)] = _Opened(layout, sources, seen)
         return layout
 
     def branch(self, layout: Any, buffer: Buffer) -> Any:
         branch = self._inner.branch(layout, buffer)
-        _, opened = self._layouts[id(layout)]
-        self._branches[id(branch)] = branch, layout, len(opened.buffers)
+        opened = self._layouts[id(layout)]
+        self._branches[id(branch)] = branch, opened, len(opened.buffers)
         opened.buffers.append(buffer)
         return branch
 
@@ -176,26 +179,24 @@ class Observed(Passing):
         return answers
 
     def _see(self, picture: LivePicture, velocity_GCYX: Tensor) -> None:
-        _, layout, _ = self._branches[id(picture.branches[0])]
-        _, opened = self._layouts[id(layout)]
-        seen = self.jobs[opened.job.custom_id]
+        _, opened, _ = self._branches[id(picture.branches[0])]
+        seen = opened.seen
         if not seen.branches:
             seen.guidance = picture.guidance
-            seen.branches = [
-                self._branch_seen(picture, index) for index in range(len(picture.branches))
-            ]
+            count = len(picture.branches)
+            seen.branches = [self._branch_seen(picture, index) for index in range(count)]
         step = picture.step
         seen.steps.append((step.sigma, step.next_sigma, step.timestep))
         seen.latents.append(picture.latents_CYX.cpu().clone())
         seen.velocities.append(velocity_GCYX.cpu().clone())
 
     def _branch_seen(self, picture: LivePicture, index: int) -> BranchSeen:
-        _, layout, number = self._branches[id(picture.branches[index])]
-        _, opened = self._layouts[id(layout)]
-        buffer, stop = opened.buffers[number], layout.live_start
+        _, opened, number = self._branches[id(picture.branches[index])]
+        layout, buffer = opened.layout, opened.buffers[number]
+        stop = layout.live_start
         ids = tuple((layout.ids, layout.unconditional_ids)[number][:stop])
         names = tuple(self._inner.decode_text([id_]) for id_ in ids)
-        groups = self._groups(layout, ids, names, opened)
+        groups = self._groups(opened, ids, names)
         prefix = buffer.cut(0, stop).on([torch.device("cpu")] * len(buffer.keys_HSD))
         is_seen: tuple[bool, ...] = ()
         if self._tries_tokens:
@@ -204,11 +205,11 @@ class Observed(Passing):
         return BranchSeen(ids, names, groups, is_seen, prefix.keys, prefix.values)
 
     def _groups(
-        self, layout: Any, ids: Sequence[int], names: Sequence[str], opened: _Opened
+        self, opened: _Opened, ids: Sequence[int], names: Sequence[str]
     ) -> tuple[TokenGroup, ...]:
         groups: list[TokenGroup] = []
         start = image = 0
-        for segment in self._inner.segments(layout, ids, opened.sources, len(ids)):
+        for segment in self._inner.segments(opened.layout, ids, opened.sources, len(ids)):
             stop = start + segment.length
             if isinstance(segment, ImageSegment):
                 image += 1
@@ -221,7 +222,7 @@ class Observed(Passing):
     def _is_seen(
         self, picture: LivePicture, index: int, buffer: Buffer, group: TokenGroup, before: Tensor
     ) -> bool:
-        """Whether a denoise step answers other than `before` once the group's values are others.
+        """True where a denoise step answers other than `before` once the group's values are others.
 
         Attention gives every visible token a weight, so only a hidden group leaves no trace.
         """
@@ -234,11 +235,6 @@ class Observed(Passing):
         for rows_HSD, own_HSD in zip(buffer.values_HSD, kept, strict=True):
             rows_HSD[:, group.start : group.stop] = own_HSD
         return not torch.equal(before, after)
-
-    def _sequence(self, name: str, context: Context) -> tuple[int, ...]:
-        fed, seen = tuple(context.ids), self.jobs.get(name)
-        drawn = seen.branches[0].ids if seen and seen.branches else ()
-        return drawn if drawn[: len(fed)] == fed else fed
 
 
 def _text_groups(names: Sequence[str], start: int, stop: int) -> list[TokenGroup]:

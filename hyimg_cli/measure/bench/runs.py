@@ -8,12 +8,14 @@ batch's time in equal parts. Waiting in a queue is no work of a job and no part 
 
 import multiprocessing
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from pathlib import Path
-from typing import Protocol, Self, cast
+from typing import cast
 
 from hyimg_cli.engine.runner import cards
 from hyimg_cli.engine.session import Session
@@ -21,10 +23,11 @@ from hyimg_cli.errors import MachineError
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.manifest import planner
 from hyimg_cli.measure.bench.idle import IdleWatch
-from hyimg_cli.measure.bench.observe import Decided, Observed
+from hyimg_cli.measure.bench.observe import Decided, Observed, Passing
 from hyimg_cli.measure.bench.scenario import EMBED, LOAD, PREWARM, REST, START, Lifetime
-from hyimg_cli.measure.bench.shared import SharedModels
+from hyimg_cli.models import registry
 from hyimg_cli.models.protocols import MixedModel
+from hyimg_cli.pipelines.image.crew import LoadModel
 from hyimg_cli.spec.events import (
     PHASES,
     JobDone,
@@ -35,7 +38,7 @@ from hyimg_cli.spec.events import (
     PromptsReady,
 )
 from hyimg_cli.spec.job import ImageJob, Job
-from hyimg_cli.spec.run import RunConfig
+from hyimg_cli.spec.run import ModelChoice, RunConfig
 
 WORK = tuple(phase for phase in PHASES if phase != "queue")
 RUN_PHASES = (START, LOAD, EMBED, PREWARM, *WORK, REST)
@@ -64,81 +67,71 @@ class RunResult:
         ]
 
 
-class Runs(Protocol):
-    """How a variant's runs are carried out; leaving the context lets its model go."""
-
-    def run(self, jobs: Sequence[Job], folder: Path) -> RunResult: ...
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(self, *_: object) -> None: ...
+Run = Callable[[Sequence[Job], Path], RunResult]
 
 
-def runs_of(lifetime: Lifetime, config: RunConfig, texts: Texts, models: SharedModels) -> Runs:
-    """Runs of a variant, each as long-lived as its scenario says; `texts` decides what is written.
+@contextmanager
+def runs_of(lifetime: Lifetime, config: RunConfig, texts: Texts, load: LoadModel) -> Iterator[Run]:
+    """Carry out a variant's runs; `texts` decides what is written.
 
-    Processes load a model of their own, sessions take it from `models`.
+    Processes load a model of their own and start with nothing warm; starting them counts. A session
+    takes its model from `load` and forgets all else before each run; it is closed at the end.
     """
-    match lifetime:
-        case "session":
-            return SessionRuns(config, texts, models)
-        case "process":
-            return ProcessRuns(config, texts)
-        case "process-per-job":
-            return ProcessRuns(config, texts, jobs_each=1)
+    if lifetime != "session":
+        given = {name: tuple(ids) for name, ids in texts.items()}
+        yield partial(_in_processes, config, given, 1 if lifetime == "process-per-job" else None)
+        return
+    with Session(config, _behind(load, lambda model: Decided(model, texts))) as session:
+
+        def run(jobs: Sequence[Job], folder: Path) -> RunResult:
+            session.forget()
+            return timed_run(session, config, jobs, folder)
+
+        yield run
 
 
-class SessionRuns:
-    """One session for all runs: its model is loaded once, everything else forgotten before each."""
-
-    def __init__(self, config: RunConfig, texts: Texts, models: SharedModels) -> None:
-        self._config = config
-        self._session = Session(
-            config, models.wrapped(lambda model: _as_model(Decided(model, texts)))
-        )
-
-    def run(self, jobs: Sequence[Job], folder: Path) -> RunResult:
-        self._session.forget()
-        return timed_run(self._session, self._config, jobs, folder)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._session.close()
+def _in_processes(
+    config: RunConfig, texts: Texts, jobs_each: int | None, jobs: Sequence[Job], folder: Path
+) -> RunResult:
+    """A new process for all jobs, or for every few, one after another."""
+    size = jobs_each or len(jobs)
+    parts = [jobs[at : at + size] for at in range(0, len(jobs), size)]
+    results = [_in_a_process(config, texts, tuple(part), folder) for part in parts]
+    return RunResult(
+        folder,
+        sum(one.wall_s for one in results),
+        sum(one.idle_s for one in results),
+        {phase: sum(one.phases_s[phase] for one in results) for phase in RUN_PHASES},
+        tuple(outcome for one in results for outcome in one.outcomes),
+        processes=len(results),
+    )
 
 
-class ProcessRuns:
-    """A new process for every run, or for every few jobs: nothing is warm. Starting it counts."""
+def _in_a_process(config: RunConfig, texts: Texts, jobs: Sequence[Job], folder: Path) -> RunResult:
+    started = time.perf_counter()
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        try:
+            result = pool.submit(_alone, config, texts, jobs, folder).result()
+        except BrokenProcessPool:
+            what, hint = "a process of the bench died", "is there enough memory for its model?"
+            raise MachineError(what, hint=hint, code="bench.process") from None
+    wall_s = time.perf_counter() - started
+    phases_s = {**result.phases_s, START: wall_s - result.wall_s}
+    return replace(result, wall_s=wall_s, phases_s=phases_s)
 
-    def __init__(self, config: RunConfig, texts: Texts, *, jobs_each: int | None = None) -> None:
-        self._config = config
-        self._texts = {name: tuple(ids) for name, ids in texts.items()}
-        self._jobs_each = jobs_each
 
-    def run(self, jobs: Sequence[Job], folder: Path) -> RunResult:
-        size = self._jobs_each or len(jobs)
-        parts = [jobs[at : at + size] for at in range(0, len(jobs), size)]
-        return _together([self._part(part, folder) for part in parts], folder)
+def _alone(config: RunConfig, texts: Texts, jobs: Sequence[Job], folder: Path) -> RunResult:
+    """All that such a process does."""
+    with runs_of("session", config, texts, registry.load) as run:
+        return run(jobs, folder)
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        """Nothing to let go: its processes end with their runs."""
+def shared_models() -> LoadModel:
+    """A loader of each model once, for all sessions of a comparison; one of them works at a time.
 
-    def _part(self, jobs: Sequence[Job], folder: Path) -> RunResult:
-        started = time.perf_counter()
-        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-            work = pool.submit(_alone, self._config, self._texts, tuple(jobs), folder)
-            try:
-                result = work.result()
-            except BrokenProcessPool:
-                what, hint = "a process of the bench died", "is there enough memory for its model?"
-                raise MachineError(what, hint=hint, code="bench.process") from None
-        wall_s = time.perf_counter() - started
-        phases_s = {**result.phases_s, START: wall_s - result.wall_s}
-        return replace(result, wall_s=wall_s, phases_s=phases_s)
+    At the real size loading takes minutes, and two copies fit nowhere.
+    """
+    return cache(registry.load)
 
 
 def observed_run(
@@ -146,7 +139,7 @@ def observed_run(
     texts: Texts,
     jobs: Sequence[ImageJob],
     folder: Path,
-    models: SharedModels,
+    load: LoadModel,
     *,
     tries_tokens: bool = True,
 ) -> tuple[RunResult, Observed]:
@@ -155,11 +148,12 @@ def observed_run(
     # A prewarmed shape would be looked through like a job.
     config = replace(config, batch=replace(config.batch, prewarm=False))
 
-    def through(model: MixedModel) -> MixedModel:
-        seen.append(Observed(_as_model(Decided(model, texts)), tries_tokens=tries_tokens))
-        return _as_model(seen[-1])
+    def through(model: MixedModel) -> Observed:
+        decided = cast(MixedModel, Decided(model, texts))
+        seen.append(Observed(decided, tries_tokens=tries_tokens))
+        return seen[-1]
 
-    with Session(config, models.wrapped(through)) as session:
+    with Session(config, _behind(load, through)) as session:
         result = timed_run(session, config, jobs, folder)
     assert len(seen) == 1, "the jobs of a comparison are of one model"
     return result, seen[0]
@@ -187,32 +181,18 @@ def timed_run(session: Session, config: RunConfig, jobs: Sequence[Job], folder: 
         wall_s = time.perf_counter() - started
     for outcome in outcomes:
         for phase in WORK:
-            phases_s[phase] += outcome.timings_s.get(phase, 0.0) / _sharers(outcome, phase)
+            # A batch's seconds stand in each of its jobs.
+            batch = "think" if phase == "think" else phase.partition("_")[0]
+            sharers = outcome.batch.get(batch, 1)
+            phases_s[phase] += outcome.timings_s.get(phase, 0.0) / sharers
     phases_s[REST] = wall_s - sum(phases_s.values())
     return RunResult(folder, wall_s, idle.idle_s, phases_s, tuple(outcomes))
 
 
-def _alone(config: RunConfig, texts: Texts, jobs: Sequence[Job], folder: Path) -> RunResult:
-    with SessionRuns(config, texts, SharedModels()) as runs:
-        return runs.run(jobs, folder)
+def _behind(load: LoadModel, wrap: Callable[[MixedModel], Passing]) -> LoadModel:
+    """A loader whose models are behind `wrap`."""
 
+    def wrapped(choice: ModelChoice, *, is_batch_invariant: bool) -> MixedModel:
+        return cast(MixedModel, wrap(load(choice, is_batch_invariant=is_batch_invariant)))
 
-def _together(results: Sequence[RunResult], folder: Path) -> RunResult:
-    return RunResult(
-        folder,
-        sum(one.wall_s for one in results),
-        sum(one.idle_s for one in results),
-        {phase: sum(one.phases_s[phase] for one in results) for phase in RUN_PHASES},
-        tuple(outcome for one in results for outcome in one.outcomes),
-        processes=len(results),
-    )
-
-
-def _sharers(outcome: Outcome, phase: str) -> int:
-    """How many jobs a phase's time stands in."""
-    batch = "think" if phase == "think" else "denoise" if phase.startswith("denoise") else ""
-    return outcome.batch.get(batch, 1)
-
-
-def _as_model(model: Decided | Observed) -> MixedModel:
-    return cast(MixedModel, model)
+    return wrapped

@@ -1,4 +1,4 @@
-"""What a comparison is: a question, two variants, the phases that may differ, and a manifest.
+"""Scenarios: a question, two variants, the phases that may differ, and a manifest.
 
 A scenario is a TOML file with a manifest beside it; those of the package lie in `scenarios/`. A new
 comparison is a new file, never a new harness.

@@ -47,7 +47,7 @@ def median_interval(values: Sequence[float], coverage: float = 0.9) -> Interval:
 
 
 def is_steady(a: Sequence[float], b: Sequence[float], least: float) -> bool:
-    """Whether two sides differ by more than `least` and more than they scatter.
+    """True where two sides differ by more than `least` and more than they scatter.
 
     The medians must be apart by three median deviations of either side, and four of five pairs,
     each measured side by side, by more than `least` in the same direction.

@@ -6,7 +6,7 @@ user allows it.
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
@@ -28,8 +28,8 @@ _ALLOW = "--allow-changed runs it all the same"
 
 @dataclass(frozen=True)
 class Wishes:
-    """What the user says beside the file: where its images are, which model and device, and whether
-    other bytes than the recorded ones will do.
+    """Options of a replay: the folder of its images, model and device, and whether other bytes than
+    the recorded ones will do.
     """
 
     images_from: Path | None = None
@@ -113,7 +113,7 @@ def _located_model(path: Path, recorded: str, custom_id: str) -> str:
 def _images(
     path: Path, record: Record, custom_id: str, wishes: Wishes
 ) -> tuple[list[str], list[str]]:
-    """Where each source image is now, checked against its recorded digest, and notes."""
+    """Path of each source image, checked against its recorded digest, and notes."""
     images = record.job["images"]
     names = [str(name) for name in (images if isinstance(images, list) else [images])]
     digests: Sequence[str] = record.source_sha256
@@ -125,9 +125,17 @@ def _images(
     for number, name in enumerate(names):
         if PurePath(name).name != name or name in ("", ".", ".."):
             raise _fault("damaged", f"{name!r} is no name of an image", path)
-        places = _places(path, name, there[number : number + 1], wishes)
-        image, is_recorded = _found(name, list(places), digests[number : number + 1], path)
-        if not is_recorded:
+        # Where it may be, in the order of looking.
+        beside = [path.parent / name, *there[number : number + 1]]
+        places = [wishes.images_from / name] if wishes.images_from else beside
+        present = [place for place in places if place.is_file()]
+        if not present:
+            folders = " nor in ".join(dict.fromkeys(str(place.parent) for place in places))
+            what = f"the source image {name} is not in {folders}"
+            raise _fault("missing-image", what, path, "give its folder with --images-from")
+        image = next((p for p in present if not digests or _digest(p) == digests[number]), None)
+        if image is None:
+            image = present[0]
             what = f"{image.name} is not the recorded image: its bytes are others"
             if not wishes.allow_changed:
                 hint = f"--images-from names the folder of the original; or {_ALLOW}"
@@ -135,34 +143,6 @@ def _images(
             notes.append(what)
         found.append(str(image.absolute()))
     return found, notes
-
-
-def _places(path: Path, name: str, there: Sequence[Path], wishes: Wishes) -> Iterator[Path]:
-    """Where an image may be, in the order of looking."""
-    if wishes.images_from is not None:
-        yield wishes.images_from / name
-    else:
-        yield from (path.parent / name, *there)
-
-
-def _found(
-    name: str, places: Sequence[Path], expected: Sequence[str], path: Path
-) -> tuple[Path, bool]:
-    """The image with the recorded digest, else the first that is there; whether it is recorded."""
-    present = [place for place in places if place.is_file()]
-    if not present:
-        what = f"the source image {name} is not in {_listed(places)}"
-        raise _fault("missing-image", what, path, "give its folder with --images-from")
-    if not expected:
-        return present[0], True
-    for place in present:
-        if _digest(place) == expected[0]:
-            return place, True
-    return present[0], False
-
-
-def _listed(places: Sequence[Path]) -> str:
-    return " nor in ".join(dict.fromkeys(str(place.parent) for place in places))
 
 
 def _digest(path: Path) -> str:
@@ -181,43 +161,27 @@ def _settings(record: Record, device: str) -> dict[str, Any]:
     recorded = record.making.settings
     if not recorded:
         return {}
-    found: dict[str, Any] = {"dtype": _known(recorded.get("dtype"), DTYPES)}
+    dtype, experts = recorded.get("dtype"), recorded.get("experts")
+    found: dict[str, Any] = {"dtype": dtype if dtype in DTYPES else None}
     if recorded.get("device") == "cpu" and device == "auto":
         found["device"] = device = "cpu"
-    if record.job.get("task") != "t2v":
-        found |= _picture_settings(recorded, device)
-        if {"cot_text", "cot_token_ids"} & record.job.keys():
-            found["bot_task"] = record.bot_task or None
-    return found
-
-
-def _picture_settings(recorded: Mapping[str, str], device: str) -> dict[str, Any]:
-    return {
+    if record.job.get("task") == "t2v":
+        return found
+    if {"cot_text", "cot_token_ids"} & record.job.keys():
+        found["bot_task"] = record.bot_task or None
+    # Sums of layers round otherwise over another number of ranks.
+    match = _RANKS.fullmatch(recorded.get("layers", ""))
+    ranks = int(match[1]) if match else 1
+    # Where there can be no graphs the file is made without, and the verdict tells.
+    has_graphs = recorded.get("text") == "graphs" and by_graphs(ModelChoice(device=device), ranks)
+    return found | {
         "kv_reuse": recorded.get("kv_reuse") != "recompute",
         "vae_use_tiling": recorded.get("vae") == "tiled",
-        "quantization": _known(recorded.get("experts"), QUANTIZATIONS) or "none",
-        "decode_graphs": _graphs(recorded, device),
+        "quantization": experts if experts in QUANTIZATIONS else "none",
+        "decode_graphs": "on" if has_graphs else "off",
         "batch_invariant": recorded.get("batch") != "variant",
-        "tensor_parallel_size": _ranks(recorded.get("layers", "")),
+        "tensor_parallel_size": ranks,
     }
-
-
-def _ranks(layers: str) -> int:
-    """Over how many ranks layers were split: their sums round otherwise over another number."""
-    match = _RANKS.fullmatch(layers)
-    return int(match[1]) if match else 1
-
-
-def _graphs(recorded: Mapping[str, str], device: str) -> str:
-    """As recorded: what says nothing was made without. Where there can be none, they are left out,
-    and the result tells.
-    """
-    can_be = by_graphs(ModelChoice(device=device), _ranks(recorded.get("layers", "")))
-    return "on" if recorded.get("text") == "graphs" and can_be else "off"
-
-
-def _known(value: str | None, allowed: Sequence[str]) -> str | None:
-    return value if value in allowed else None
 
 
 def _fault(slug: str, what: str, path: Path, hint: str = "") -> UsageError:

@@ -3,22 +3,20 @@
 Everything here may be missing or of another run; who asks checks digests.
 """
 
-import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from hyimg_cli.errors import HyimgError, OutputFolderError
-from hyimg_cli.files import JOURNAL_BYTES, SETTINGS_BYTES, text_of
-from hyimg_cli.journal.journal import OUTPUTS, RESOLVED, RUN, RunFolder
+from hyimg_cli.journal.journal import OUTPUTS, RunFolder
+from hyimg_cli.journal.past_run import read_run_info, resolved_jobs
 from hyimg_cli.spec import digest
 
 _TITLE = "replay of "
 
 
 def images_there(file: Path, custom_id: str) -> list[Path]:
-    """Where the run of `file` found the source images of its job, in order."""
+    """Source images of the job of `file`, in order, at the places where its run found them."""
     images = _resolved(file, custom_id).get("images")
     if not isinstance(images, list):
         return []
@@ -26,7 +24,7 @@ def images_there(file: Path, custom_id: str) -> list[Path]:
 
 
 def model_there(file: Path, custom_id: str) -> Path | None:
-    """Where the run of `file` found the folder of its job's model."""
+    """Folder of the model of the job of `file`, at the place where its run found it."""
     model = _resolved(file, custom_id).get("model")
     if not isinstance(model, str) or os.sep not in model:
         return None
@@ -34,13 +32,13 @@ def model_there(file: Path, custom_id: str) -> Path | None:
     return place if place.is_dir() else None
 
 
-def frames_digest(film: Path) -> str:
-    """Digest of the film's frames before compression, from the line that names this very file;
+def frames_digest(video: Path) -> str:
+    """Digest of the video's frames before compression, from the line that names this very file;
     empty where there is none.
     """
     try:
-        results = RunFolder(_folder(film)).results() if film.parent.name == OUTPUTS else {}
-        own = digest.of_file(film)
+        results = RunFolder(_folder(video)).results() if video.parent.name == OUTPUTS else {}
+        own = digest.of_file(video)
     except (OSError, HyimgError):
         return ""
     for entry in results.values():
@@ -51,20 +49,16 @@ def frames_digest(film: Path) -> str:
 
 
 def title_of(file: Path) -> str:
-    """What the replay of a file is called, in messages and in its run folder."""
+    """Name of the replay of a file, in messages and in its run folder."""
     return f"{_TITLE}{file.name}"
 
 
 def refuse_other_runs(folder: Path, custom_id: str) -> None:
-    """Raises OutputFolderError where `folder` holds results of anything but replays of this job."""
+    """Raise OutputFolderError where `folder` holds results of anything but replays of this job."""
     results = RunFolder(folder).results()
-    if not results:
-        return
-    try:
-        name = json.loads(text_of(folder / RUN, SETTINGS_BYTES))["manifest"]["name"]
-    except (OSError, ValueError, KeyError, TypeError):
-        name = ""
-    if not str(name).startswith(_TITLE) or results.keys() != {custom_id}:
+    manifest = read_run_info(folder).get("manifest")
+    name = manifest.get("name") if isinstance(manifest, dict) else None
+    if results and not (str(name).startswith(_TITLE) and results.keys() == {custom_id}):
         raise OutputFolderError(
             "the folder holds results of another run",
             where=str(folder),
@@ -77,18 +71,7 @@ def _resolved(file: Path, custom_id: str) -> dict[str, Any]:
     """The line of the job in the run's resolved manifest; nothing where there is none."""
     if file.parent.name != OUTPUTS:
         return {}
-    entries = _objects(_folder(file) / RESOLVED)
-    return next((entry for entry in entries if entry.get("custom_id") == custom_id), {})
-
-
-def _objects(path: Path) -> Iterator[dict[str, Any]]:
-    try:
-        for line in text_of(path, JOURNAL_BYTES).splitlines():
-            entry = json.loads(line)
-            if isinstance(entry, dict):
-                yield entry
-    except (OSError, ValueError):
-        return
+    return resolved_jobs(_folder(file)).get(custom_id, {})
 
 
 def _folder(file: Path) -> Path:

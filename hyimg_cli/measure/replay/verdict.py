@@ -1,40 +1,41 @@
-"""Whether a replay came out equal, how far apart it is otherwise, and what may be why."""
+"""A replay against its original: equal, or how far apart and what may be why."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from hyimg_cli.errors import HyimgError
-from hyimg_cli.measure.eval.measure import chosen_metrics, measured
-from hyimg_cli.measure.eval.pairs import Pair
+from hyimg_cli.measure.distances import measured
+from hyimg_cli.measure.pairs import Pair
 from hyimg_cli.measure.replay.run_folder import frames_digest
+from hyimg_cli.measure.verdict import Verdict
 from hyimg_cli.media.frames import read_frames
 from hyimg_cli.media.images import pixel_digest, read_image
 from hyimg_cli.media.recorded import Described, Record, read_described
-from hyimg_cli.quality.metrics import number_to_json
+from hyimg_cli.quality.metrics import PIXEL_METRICS, number_to_json
 
 Compared = Literal["pixels", "frames before compression", "frames as decoded"]
-_METRICS = ("psnr", "max_abs")
+_PSNR, _MAX_ABS = PIXEL_METRICS["psnr"], PIXEL_METRICS["max_abs"]
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """`psnr` in dB and `max_abs` in levels are None where the two are equal, or cannot be measured:
-    `not_measured` says why. `reasons`: what is recorded differently, or may differ by nature.
+@dataclass(frozen=True, kw_only=True)
+class ReplayVerdict(Verdict):
+    """`identical` or `differs`; the reasons: what is recorded differently, or may differ by nature.
+
+    `psnr` in dB and `max_abs` in levels are None where the two are equal, or cannot be measured:
+    `not_measured` says why.
     """
 
     compared: Compared
-    is_equal: bool
     psnr: float | None = None
     max_abs: float | None = None
     not_measured: str = ""
-    reasons: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         return {
             "compared": self.compared,
-            "equal": self.is_equal,
+            "equal": self.is_good,
             "psnr": number_to_json(self.psnr),
             "max_abs": self.max_abs,
             "not_measured": self.not_measured,
@@ -43,31 +44,31 @@ class Verdict:
 
 
 def compared_file(described: Described) -> Path | None:
-    """The pixels that a replay is held against; None for a sidecar whose film is gone."""
+    """The pixels that a replay is held against; None for a sidecar whose video is gone."""
     if described.kind != "sidecar":
         return described.path
-    film = described.path.with_suffix(".mp4")
-    return film if film.is_file() else None
+    video = described.path.with_suffix(".mp4")
+    return video if video.is_file() else None
 
 
-def verdict(described: Described, original: Path, made: Path, pixel_sha256: str) -> Verdict:
+def verdict(described: Described, original: Path, made: Path, pixel_sha256: str) -> ReplayVerdict:
     """The replay `made`, whose result line says `pixel_sha256`, against the original.
 
     Raises SourceImageError where the original cannot be decoded.
     """
     compared, is_equal = _equality(original, made, pixel_sha256)
     if is_equal:
-        return Verdict(compared, True)
+        return ReplayVerdict("identical", compared=compared)
     record = read_described(made).record
     assert described.record is not None, "the original was replayed from its record"
     assert record is not None, "a replay writes its record"
-    reasons = tuple(_reasons(described.record, record))
+    found = ReplayVerdict("differs", tuple(_reasons(described.record, record)), compared=compared)
     try:
-        (found,) = measured([Pair(original.name, original, made)], chosen_metrics(_METRICS, None))
+        (apart,) = measured([Pair(original.name, original, made)], (_PSNR, _MAX_ABS))
     except HyimgError as error:  # other sizes, other numbers of frames
-        return Verdict(compared, False, not_measured=error.what, reasons=reasons)
-    psnr, max_abs = found.values["psnr"].mean, found.values["max_abs"].max
-    return Verdict(compared, False, psnr, max_abs, reasons=reasons)
+        return replace(found, not_measured=error.what)
+    psnr, max_abs = _PSNR.mean(apart.values["psnr"]), max(apart.values["max_abs"])
+    return replace(found, psnr=psnr, max_abs=max_abs)
 
 
 def _equality(original: Path, made: Path, pixel_sha256: str) -> tuple[Compared, bool]:
@@ -79,12 +80,12 @@ def _equality(original: Path, made: Path, pixel_sha256: str) -> tuple[Compared, 
     return "frames as decoded", _decoded(original) == _decoded(made)
 
 
-def _decoded(film: Path) -> list[str]:
-    return [pixel_digest(frame) for frame in read_frames(film)]
+def _decoded(video: Path) -> list[str]:
+    return [pixel_digest(frame) for frame in read_frames(video)]
 
 
 def _reasons(original: Record, made: Record) -> Iterator[str]:
-    """What the two files say differently of how they were made."""
+    """Differences in what the two files say of how they were made."""
     if original.cot_text != made.cot_text:
         yield "the text before the picture came out otherwise"
     if original.size and original.size != made.size:

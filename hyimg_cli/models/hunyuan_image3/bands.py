@@ -79,7 +79,12 @@ class Bands:
         if out_BCTYX is None:
             batch, channels, frames, _, columns = band_BCTYX.shape
             every = rows * self._rows // self._height
-            out_BCTYX = band_BCTYX.new_empty(batch, channels, frames, every, columns)
+            out_BCTYX = torch.empty(
+                (batch, channels, frames, every, columns),
+                dtype=band_BCTYX.dtype,
+                device=band_BCTYX.device,
+                memory_format=_layout(band_BCTYX),
+            )
         first = start * out_BCTYX.shape[3] // self._rows
         out_BCTYX[:, :, :, first : first + rows] = band_BCTYX
         return out_BCTYX
@@ -93,6 +98,11 @@ class Bands:
             (row - first) * made_BCTYX.shape[3] // (last - first) for row in (start, stop)
         )
         return made_BCTYX[:, :, :, top:bottom]
+
+
+def _layout(x_BCTYX: Tensor) -> torch.memory_format:
+    """How a tensor lies in memory, of the two orders that convolutions know."""
+    return torch.channels_last_3d if x_BCTYX.stride(1) == 1 else torch.contiguous_format
 
 
 def _even(rows: int, most: int, halo: int) -> int:

@@ -81,7 +81,9 @@ class ImageCrew:
         card = registry.model_card(model, choice.revision)
         return card.loaded_bytes(precision(choice)[1], choice.quantization)
 
-    def use(self, model: str, jobs: Sequence[ImageJob]) -> Iterator[ModelLoaded]:
+    def use(
+        self, model: str, jobs: Sequence[ImageJob], folder: JobFolder | None
+    ) -> Iterator[ModelLoaded]:
         if self.model == model:
             return
         self.release()
@@ -133,7 +135,7 @@ class ImageCrew:
         self._shortages.clear()
         gc.collect()
 
-    def prepared(self, jobs: Sequence[ImageJob]) -> Iterator[Prewarmed]:
+    def prepared(self, jobs: Sequence[ImageJob], folder: JobFolder | None) -> Iterator[Prewarmed]:
         """Every job's sequence is counted to see how many fit; then the new shapes are run."""
         config = self._config
         self._revive()

@@ -48,11 +48,12 @@ class VideoCrew:
     def __init__(self, config: RunConfig) -> None:
         self._config = config
         self._model: LatentVideoModel | None = None
-        self._is_loaded = False
+        self._is_loaded = self._denoises = False
         self._ranks: VideoRanks | None = None
         self._prompts = Prompts(config.cache, is_on=config.reuse.prompt_cache)
         self._embedded: set[str] = set()
         self._warmed: set[VideoShape] = set()
+        self._denoised: set[tuple[Path, str]] = set()
 
     @property
     def model(self) -> str | None:
@@ -96,9 +97,11 @@ class VideoCrew:
     def _is_on_cpu(self) -> bool:
         return precision(self._config.model)[0] == "cpu"
 
-    def use(self, model: str, jobs: Sequence[VideoJob]) -> Iterator[Event]:
+    def use(
+        self, model: str, jobs: Sequence[VideoJob], folder: JobFolder | None
+    ) -> Iterator[Event]:
         """Every distinct string is embedded before the transformer comes: the text encoders, twice
-        its size, never lie beside it.
+        its size, never lie beside it. Where every job is denoised already, neither comes.
         """
         # A load that was cut short, by a signal or a closed generator, begins again.
         is_new = self.model != model or not self._is_loaded
@@ -110,22 +113,27 @@ class VideoCrew:
             refuse_beyond_part(partial(self._together_bytes, model), self._config, hint)
         resident = self._opened(model) if is_new else self._resident()
         opened_s = time.perf_counter() - started
-        texts = dict.fromkeys(text for job in jobs for text in _texts(resident, job))
+        left = self._not_denoised(jobs, folder)
+        texts = dict.fromkeys(text for job in left for text in _texts(resident, job))
         new = [text for text in texts if text not in self._embedded]
         yield from self._prompts.ready(resident.prompts, new)
         self._embedded.update(new)
-        if is_new:
+        if is_new or (left and not self._denoises):
             started = time.perf_counter()
             if self._ranks is not None:
-                self._ranks.load()
-            resident.load_weights()
-            self._is_loaded = True
+                self._ranks.load(with_branches=bool(left))
+            if left:
+                resident.load_weights()
+            else:
+                _ = resident.vae
+            self._is_loaded, self._denoises = True, bool(left)
             load_s = opened_s + time.perf_counter() - started
             yield _loaded(resident, load_s, self._config.parallel.ranks)
 
     def forget(self) -> None:
         self._prompts.clear()
         self._embedded.clear()
+        self._denoised.clear()
 
     def release(self) -> None:
         if self._model is None:
@@ -133,37 +141,39 @@ class VideoCrew:
         if self._ranks is not None:
             self._ranks.stop()
         self._ranks = self._model = None
-        self._is_loaded = False
+        self._is_loaded = self._denoises = False
         self.forget()
         self._warmed.clear()
         gc.collect()
 
-    def prepared(self, jobs: Sequence[VideoJob]) -> Iterator[Prewarmed]:
+    def prepared(self, jobs: Sequence[VideoJob], folder: JobFolder | None) -> Iterator[Prewarmed]:
         if not self._config.batch.prewarm:
             return
         if self._ranks is not None:
             self._ranks.revive()
         started = time.perf_counter()
-        shapes = prewarm(jobs, self._set(self._prompts.look, None), warmed=self._warmed)
+        left = self._not_denoised(jobs, folder)
+        shapes = prewarm(left, self._set(self._prompts.look), warmed=self._warmed)
         if shapes:
             yield Prewarmed(shapes, time.perf_counter() - started)
 
     def work(
         self, jobs: Sequence[VideoJob], folder: JobFolder | None, started: float
     ) -> Iterator[Progress | Made | Lost]:
-        on = self._set(self._prompts.of, folder)
+        on = self._set(self._prompts.of)
         devices = [on.model.device]
         for job in jobs:
             if self._ranks is not None:
                 self._ranks.revive()
             clock = PhaseClock(started, partial(synchronize, devices))
+            interim = self._interim(job, folder)
             yield JobStarted(job.custom_id)
             try:
-                footage = yield from shoot(job, on, clock)
+                footage = yield from shoot(job, on, clock, interim)
             except Exception as error:
-                yield Lost(job, clock, error)
+                yield Lost(job, clock, error, _notes_if_lost(interim))
             else:
-                yield self._made(job, clock, footage, on.interim_of(job))
+                yield self._made(job, clock, footage, interim)
 
     def cache_counts(self) -> dict[str, dict[str, int]]:
         runs = dict(self._resident().prompts.encoder_runs)
@@ -183,13 +193,27 @@ class VideoCrew:
             self._ranks = VideoRanks(opened, choice, parallel)
         return opened
 
-    def _set(
-        self, embed: Callable[[PromptEncoder, str], PromptEmbedding], folder: JobFolder | None
-    ) -> Set:
+    def _set(self, embed: Callable[[PromptEncoder, str], PromptEmbedding]) -> Set:
         model = self._resident()
-        return Set(model, partial(embed, model.prompts), partial(self._interim, folder))
+        return Set(model, partial(embed, model.prompts))
 
-    def _interim(self, folder: JobFolder | None, job: VideoJob) -> Interim | None:
+    def _not_denoised(self, jobs: Sequence[VideoJob], folder: JobFolder | None) -> list[VideoJob]:
+        """Those that need more than their decode."""
+        return [job for job in jobs if not self._is_denoised(self._interim(job, folder))]
+
+    def _is_denoised(self, interim: Interim | None) -> bool:
+        """Whether a job's last latents are kept, or were: they leave when it is done."""
+        if interim is None:
+            return False
+        place = (interim.path, interim.key)
+        if place not in self._denoised:
+            kept = interim.found()
+            if kept is None or not kept.is_last:
+                return False
+            self._denoised.add(place)
+        return True
+
+    def _interim(self, job: VideoJob, folder: JobFolder | None) -> Interim | None:
         if folder is None:
             return None
         path = folder.latents_for(job.custom_id)
@@ -206,6 +230,7 @@ class VideoCrew:
             write=partial(self._written, job, footage),
             outcome=partial(outcomes.filmed, job, footage, spread),
             settle=interim.discard if interim else lambda: None,
+            notes_if_lost=_notes_if_lost(interim),
         )
 
     def _written(self, job: VideoJob, footage: Footage, folder: JobFolder) -> VideoFile:
@@ -238,6 +263,10 @@ class VideoCrew:
     def _resident(self) -> LatentVideoModel:
         assert self._model is not None, "a model is loaded before its jobs run"
         return self._model
+
+
+def _notes_if_lost(interim: Interim | None) -> tuple[str, ...]:
+    return () if interim is None else interim.notes_if_lost
 
 
 def _texts(model: LatentVideoModel, job: VideoJob) -> tuple[str, ...]:

@@ -1,23 +1,28 @@
-"""The latents of a video on its way, kept every few steps: a killed job goes on inside itself.
+"""The latents of a video that is not on disk yet: those behind the last denoise step in any case,
+those on the way every few steps where that was asked for. A killed or failed job goes on there.
 
     OUT/latents/<custom_id>.safetensors     a line with a checksum, then the tensors
 
-What is not whole, or is of another job, is left aside: the job then starts at its first step.
+They leave when the video's file and its line are on disk. What is not whole, or is of another job,
+is left aside: the job then starts at its first step.
 """
 
 import contextlib
 import hashlib
 import json
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import safetensors
 import safetensors.torch
+import torch
 from torch import Tensor
 
-from hyimg_cli.files import bytes_of, replace_file, storage_error
+from hyimg_cli.files import bytes_of, replace_file, storage_error, sync_folder
 
+logger = logging.getLogger(__name__)
 _FORMAT = b"hyimg-latents 1"
 # The latents of a film of minutes, several times over.
 _MAX_BYTES = 10_000_000_000
@@ -25,74 +30,110 @@ _LATENTS, _STATE = "latents", "state."
 
 
 @dataclass(frozen=True)
-class Halfway:
-    """Latents behind the first `step` denoise steps, and what the denoiser remembers there."""
+class Kept:
+    """Latents behind the first `step` of `steps` denoise steps, and what the denoiser remembers
+    there: nothing behind the last. `notes` are the prompts', for a job that is only decoded.
+    """
 
     step: int
+    steps: int
     latents_BCFYX: Tensor
     state: Mapping[str, Tensor]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def is_last(self) -> bool:
+        """Whether nothing but the decode is left."""
+        return self.step == self.steps
 
 
 @dataclass
 class Interim:
     """The place for one job's latents. `key` is the job's: latents of another key are not its own.
 
-    With `every` 0 nothing is kept, but what is there is still taken up. `notes` say what went wrong
-    and where the job went on.
+    With `every` 0 only those behind the last step are kept; what is there is taken up in any case.
+    `notes` say what went wrong and where the job went on.
     """
 
     path: Path
     key: str
     every: int
     _notes: list[str] = field(default_factory=list)
+    _holds_last: bool = False
 
     @property
     def notes(self) -> tuple[str, ...]:
         return tuple(self._notes)
 
-    def is_due(self, step: int, steps: int) -> bool:
-        """Whether the latents behind `step` steps are to be kept; those of the last one are not."""
-        return self.every > 0 and step % self.every == 0 and step < steps
+    @property
+    def notes_if_lost(self) -> tuple[str, ...]:
+        """The notes for the line of a failed job: what its next attempt need not do, too."""
+        if not self._holds_last:
+            return self.notes
+        return (*self.notes, "its denoised latents are kept: the next attempt only decodes them")
 
-    def keep(self, halfway: Halfway) -> None:
-        """Replace what is kept. A disk that refuses costs the job nothing but a note."""
-        tensors = {_LATENTS: halfway.latents_BCFYX}
-        tensors |= {_STATE + name: value for name, value in halfway.state.items()}
+    def is_due(self, step: int, steps: int) -> bool:
+        """Whether the latents behind `step` steps are to be kept."""
+        return step == steps or (self.every > 0 and step % self.every == 0)
+
+    def keep(self, kept: Kept) -> None:
+        """Replace what is kept. A disk that refuses costs the job nothing but a note and a warning.
+
+        Latents that are not finite are not kept: every later attempt would fail by them.
+        """
+        tensors = {_LATENTS: kept.latents_BCFYX}
+        tensors |= {_STATE + name: value for name, value in kept.state.items()}
         stored = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-        facts = {"key": self.key, "step": str(halfway.step)}
+        if not torch.isfinite(stored[_LATENTS]).all():
+            return
+        facts = {"key": self.key, "step": str(kept.step), "steps": str(kept.steps)}
+        facts["notes"] = json.dumps(kept.notes)
         data = safetensors.torch.save(stored, metadata=facts)
         try:
-            self.path.parent.mkdir(exist_ok=True)
+            self._make_folder()
             replace_file(self.path, b"%s %s\n%s" % (_FORMAT, _checksum(data), data))
         except OSError as error:
             refusal = storage_error(error, self.path.parent)
-            self._note(f"the latents were not kept: {refusal.what}")
+            text = f"the latents were not kept: {refusal.what}"
+            if self._note(text):
+                # Told at once too: there may be time to make room before the decode ends.
+                logger.warning("%s: %s", self.path.stem, text)
+        else:
+            self._holds_last = kept.is_last
 
-    def found(self, steps: int) -> Halfway | None:
-        """What an earlier run kept of a job of `steps` steps, or None."""
+    def found(self) -> Kept | None:
+        """What an earlier attempt at the job has kept, or None."""
         try:
             data = bytes_of(self.path, _MAX_BYTES)
         except FileNotFoundError:
             return None
         except OSError as error:
-            self._note(f"the latents kept on the way cannot be read: {error.strerror}")
+            self._note(f"the kept latents cannot be read: {error.strerror}")
             return None
         try:
-            halfway = self._read(data)
+            kept = self._read(data)
         except (ValueError, KeyError, safetensors.SafetensorError):
             self._note("damaged latents were left aside; the job began at its first step")
             return None
-        if halfway is None or not 0 < halfway.step < steps:
+        if kept is None:
+            self._note("latents of another job, or of other settings, were left aside")
             return None
-        self._note(f"went on behind denoise step {halfway.step}, from latents kept on the way")
-        return halfway
+        self._note(_taken_up(kept))
+        self._holds_last = kept.is_last
+        return kept
 
     def discard(self) -> None:
         """Remove what is kept: the job is done."""
         with contextlib.suppress(OSError):
             self.path.unlink(missing_ok=True)
 
-    def _read(self, data: bytes) -> Halfway | None:
+    def _make_folder(self) -> None:
+        folder = self.path.parent
+        if not folder.is_dir():
+            folder.mkdir(exist_ok=True)  # by another replica meanwhile
+            sync_folder(folder.parent)
+
+    def _read(self, data: bytes) -> Kept | None:
         """What the bytes hold; None for another job's. Raises for damaged ones."""
         header, _, payload = data.partition(b"\n")
         if header != b"%s %s" % (_FORMAT, _checksum(payload)):
@@ -103,11 +144,22 @@ class Interim:
         tensors = safetensors.torch.load(payload)
         latents_BCFYX = tensors.pop(_LATENTS)
         state = {name.removeprefix(_STATE): value for name, value in tensors.items()}
-        return Halfway(int(facts["step"]), latents_BCFYX, state)
+        # Earlier versions kept nothing behind the last step, and wrote neither count nor notes.
+        steps, notes = int(facts.get("steps", 0)), tuple(json.loads(facts.get("notes", "[]")))
+        return Kept(int(facts["step"]), steps, latents_BCFYX, state, notes)
 
-    def _note(self, text: str) -> None:
-        if text not in self._notes:
-            self._notes.append(text)
+    def _note(self, text: str) -> bool:
+        """Whether it is new."""
+        if text in self._notes:
+            return False
+        self._notes.append(text)
+        return True
+
+
+def _taken_up(kept: Kept) -> str:
+    if kept.is_last:
+        return f"denoised before, all {kept.steps} steps: only decoded now, from kept latents"
+    return f"went on behind denoise step {kept.step}, from latents kept on the way"
 
 
 def _checksum(data: bytes) -> bytes:

@@ -80,14 +80,15 @@ class VideoRanks:
         """Process ids of ranks 1, 2, ..; empty where none runs."""
         return self._pool.member_pids
 
-    def load(self) -> None:
-        """Have each rank read what it works with, all at once, and put them to work for the model.
+    def load(self, *, with_branches: bool = True) -> None:
+        """Have each rank read what it works with, all at once, and put them to work for the model;
+        what they have is not read again. `with_branches`: not for the decode alone.
 
         Raises what loading raises on any rank, MachineError where one does not come up, or dies.
         """
         turns.take(self._pool)
         try:
-            self._load()
+            self._load(with_branches)
         except RankError as error:
             raise MachineError(
                 f"the ranks did not load the model: {error.what}",
@@ -95,15 +96,15 @@ class VideoRanks:
                 code="machine.ranks",
             ) from error
 
-    def _load(self) -> None:
+    def _load(self, with_branches: bool) -> None:
         model, config, pool = self._model, self._config, self._pool
-        if config.vae_ranks > 1:
+        if config.vae_ranks > 1 and self._decoder is None:
             part = VaePart(self._choice)
             pool.load(VAE, part, ranks=config.vae_ranks, own=lambda: model.vae)
             tiles = PatchParallelDecoder(pool, ranks=config.vae_ranks, part=VAE)
             self._decoder = SpreadDecoder(model.vae, tiles, alone=model.decoder)
             model.decoder = self._decoder
-        if config.cfg_ranks > 1:
+        if config.cfg_ranks > 1 and with_branches and self._branches is None:
             branch = TransformerPart(self._choice)
             pool.load(TRANSFORMER, branch, ranks=config.cfg_ranks, own=partial(_ready, model))
             branches = ParallelBranches(pool, ranks=config.cfg_ranks, part=TRANSFORMER)

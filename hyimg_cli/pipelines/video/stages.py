@@ -1,4 +1,5 @@
 """One video from job to frames, a stage a call: encode, denoise, decode_latents, then written.
+Latents that an earlier attempt has kept stand for the steps before them.
 
 A stage raises JobError for what is wrong with its job alone. Nothing of a job outlives it: its
 denoiser is made for it, whatever became of the one before.
@@ -14,7 +15,7 @@ from torch import Tensor
 from hyimg_cli.errors import OutputError
 from hyimg_cli.models.latent_video import LatentVideoModel, PromptEmbedding, VideoDenoiser
 from hyimg_cli.pipelines.clock import PhaseClock
-from hyimg_cli.pipelines.video.interim import Halfway, Interim
+from hyimg_cli.pipelines.video.interim import Interim, Kept
 from hyimg_cli.spec.events import DenoiseStep, PhaseStarted, Progress
 from hyimg_cli.spec.job import VideoJob
 
@@ -23,13 +24,10 @@ Embed = Callable[[str], PromptEmbedding]
 
 @dataclass(frozen=True)
 class Set:
-    """What every job of a group works with. `interim_of` gives the place for a job's latents on
-    their way, None where they are not kept.
-    """
+    """What every job of a group works with."""
 
     model: LatentVideoModel
     embed: Embed
-    interim_of: Callable[[VideoJob], Interim | None] = lambda _job: None
 
 
 @dataclass(frozen=True)
@@ -53,56 +51,71 @@ class Denoised:
     notes: tuple[str, ...]
 
 
-def shoot(job: VideoJob, on: Set, clock: PhaseClock) -> Generator[Progress, None, Footage]:
-    """The whole story of a job but for its writing; tells what it does on the way."""
-    # 1. encode: every string the job reads, mostly from memory.
-    yield PhaseStarted(job.custom_id, "encode")
-    clock.enter("encode")
-    embeddings = {text: on.embed(text) for text in dict.fromkeys(on.model.texts(job))}
-    # 2. denoise: all steps, or those behind the latents that a killed run left.
-    yield PhaseStarted(job.custom_id, "denoise", job.num_inference_steps)
-    clock.enter("denoise_first")
-    denoised = yield from denoise(job, embeddings, on, clock)
-    # 3. decode_latents.
+def shoot(
+    job: VideoJob, on: Set, clock: PhaseClock, interim: Interim | None = None
+) -> Generator[Progress, None, Footage]:
+    """The whole story of a job but for its writing; tells what it does on the way.
+
+    `interim`: the place for its latents, None where they are not kept.
+    """
+    # 1. read: the latents that an earlier attempt left.
+    clock.enter("read")
+    kept = None if interim is None else interim.found()
+    if kept is not None and kept.is_last:
+        denoised = Denoised(kept.latents_BCFYX.to(on.model.device), 0, kept.notes)
+    else:
+        # 2. encode: every string the job reads, mostly from memory.
+        yield PhaseStarted(job.custom_id, "encode")
+        clock.enter("encode")
+        embeddings = {text: on.embed(text) for text in dict.fromkeys(on.model.texts(job))}
+        # 3. denoise: all steps, or those behind the kept latents.
+        yield PhaseStarted(job.custom_id, "denoise", job.num_inference_steps)
+        clock.enter("denoise_first")
+        denoised = yield from denoise(job, embeddings, on.model, clock, interim, kept)
+    # 4. decode_latents.
     yield PhaseStarted(job.custom_id, "decode_latents")
     clock.enter("decode_latents")
     pieces = tuple(checked(job, on.model.decode_latents(denoised.latents_BCFYX)))
     clock.enter("queue")
-    # 4. write: in a thread beside the next job.
-    texts = (note for embedding in embeddings.values() for note in embedding.notes)
-    notes = tuple(dict.fromkeys((*texts, *denoised.notes)))
-    return Footage(pieces, denoised.steps, notes)
+    # 5. write: in a thread beside the next job.
+    ours = () if interim is None else interim.notes
+    return Footage(pieces, denoised.steps, tuple(dict.fromkeys((*denoised.notes, *ours))))
 
 
 def denoise(
-    job: VideoJob, embeddings: Mapping[str, PromptEmbedding], on: Set, clock: PhaseClock
+    job: VideoJob,
+    embeddings: Mapping[str, PromptEmbedding],
+    model: LatentVideoModel,
+    clock: PhaseClock,
+    interim: Interim | None,
+    kept: Kept | None,
 ) -> Generator[Progress, None, Denoised]:
-    """Every denoise step that is left; nothing of them is read on the host unless it is kept."""
-    denoiser = on.model.denoiser(job, embeddings)
-    interim = on.interim_of(job)
-    start, latents_BCFYX = _start(denoiser, interim, on.model)
+    """Every denoise step behind `kept`; nothing of them is read on the host unless it is kept."""
+    denoiser = model.denoiser(job, embeddings)
+    notes = tuple(note for embedding in embeddings.values() for note in embedding.notes)
+    start, latents_BCFYX = _start(denoiser, kept, model)
     for index in range(start, denoiser.steps):
         latents_BCFYX = denoiser.step(index, latents_BCFYX)
         if index == start:
             clock.enter("denoise_rest")
-        if interim is not None and interim.is_due(index + 1, denoiser.steps):
+        step, steps = index + 1, denoiser.steps
+        if interim is not None and interim.is_due(step, steps):
             clock.enter("write")
-            interim.keep(Halfway(index + 1, latents_BCFYX, denoiser.state()))
+            state = denoiser.state() if step < steps else {}
+            interim.keep(Kept(step, steps, latents_BCFYX, state, notes))
             clock.enter("denoise_rest")
-        yield DenoiseStep(job.custom_id, index + 1, denoiser.steps)
-    notes = () if interim is None else interim.notes
+        yield DenoiseStep(job.custom_id, step, steps)
     return Denoised(latents_BCFYX, denoiser.steps - start, notes)
 
 
 def _start(
-    denoiser: VideoDenoiser, interim: Interim | None, model: LatentVideoModel
+    denoiser: VideoDenoiser, kept: Kept | None, model: LatentVideoModel
 ) -> tuple[int, Tensor]:
     """The first step that is left, and the latents before it: kept ones, or noise."""
-    halfway = None if interim is None else interim.found(denoiser.steps)
-    if halfway is None:
+    if kept is None:
         return 0, denoiser.initial_latents()
-    denoiser.restore(halfway.step, halfway.state)
-    return halfway.step, halfway.latents_BCFYX.to(model.device)
+    denoiser.restore(kept.step, kept.state)
+    return kept.step, kept.latents_BCFYX.to(model.device)
 
 
 def checked(job: VideoJob, pieces: Iterator[np.ndarray]) -> Iterator[np.ndarray]:

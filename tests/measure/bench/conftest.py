@@ -10,10 +10,11 @@ import pytest
 from measure.bench import faults
 
 from hyimg_cli.manifest.manifest import read_manifest
-from hyimg_cli.measure.bench.harness import Comparison, compare
+from hyimg_cli.measure.bench.harness import compare
 from hyimg_cli.measure.bench.scenario import SCENARIOS, Scenario, read_scenario
+from hyimg_cli.measure.bench.verdict import Comparison
 from hyimg_cli.models import registry
-from hyimg_cli.quality.metrics import distance
+from hyimg_cli.quality.metrics import PIXEL_METRICS
 from hyimg_cli.spec.run import ModelChoice
 
 ONE_EDIT = (
@@ -52,7 +53,7 @@ def bench_in(folder: Path, loaded: Any, small: Scenario, patch: pytest.MonkeyPat
             read_manifest(manifest),
             {"device": "cpu"},
             folder=folder / "out",
-            measure=distance,
+            metrics=tuple(PIXEL_METRICS.values()),
             tell=lambda text: None,
         )
 

@@ -8,9 +8,8 @@ import pytest
 from measure.bench import faults
 
 from hyimg_cli.measure.bench import record
-from hyimg_cli.measure.bench.harness import Comparison
 from hyimg_cli.measure.bench.scenario import Scenario
-from hyimg_cli.measure.bench.verdict import judge
+from hyimg_cli.measure.bench.verdict import Comparison
 
 Bench = Callable[..., Comparison]
 
@@ -64,7 +63,7 @@ def test_a_gain_that_is_a_sleep_is_not_explained(
     text = " ".join(found.verdict.reasons)
     for word in words:
         assert word in text, text
-    assert found.compared.pairs[2].is_identical, "the pictures know nothing of a sleep"
+    assert found.pairs[2].is_identical, "the pictures know nothing of a sleep"
 
 
 def test_values_that_are_no_numbers_are_named_and_written(
@@ -75,7 +74,7 @@ def test_values_that_are_no_numbers_are_named_and_written(
     assert found.verdict.name == "differs"
     assert any("prefix K/V" in reason for reason in found.verdict.reasons), found.verdict.reasons
     assert "reuse fails" in " ".join(found.verdict.reasons)
-    entry = record.write(found, record.Told("", "", {}), found.kept)
+    entry = record.write(found, command="", lpips="", flags={})
     assert json.loads((found.kept / "bench.json").read_text()) == entry
 
 
@@ -97,6 +96,6 @@ def test_ten_clean_comparisons_are_not_flagged(bench: Bench, small: Scenario) ->
     for start in range(0, 50, 5):
         five = slice(start, start + 5)
         part = replace(timed, a=timed.a[five], b=timed.b[five])
-        verdicts.append(judge(replace(found.compared, timed=[part]), small))
+        verdicts.append(replace(found, timed=[part]).verdict)
     assert {one.name for one in verdicts} <= {"identical", "equal"}, verdicts
     assert {one.exit_code for one in verdicts} == {0}

@@ -1,20 +1,21 @@
 """Runs: phases add up, text is decided, a process of its own gives the same pictures."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from hyimg_cli.engine.runner import make_plan
 from hyimg_cli.manifest.manifest import read_manifest
-from hyimg_cli.measure.bench.harness import Comparison, compare
-from hyimg_cli.measure.bench.runs import ProcessRuns, SessionRuns, observed_run
+from hyimg_cli.measure.bench.harness import compare
+from hyimg_cli.measure.bench.runs import Lifetime, RunResult, observed_run, runs_of, shared_models
 from hyimg_cli.measure.bench.scenario import SCENARIOS, Scenario, read_scenario
-from hyimg_cli.measure.bench.shared import SharedModels
+from hyimg_cli.measure.bench.verdict import Comparison
 from hyimg_cli.models import registry
-from hyimg_cli.quality.metrics import distance
+from hyimg_cli.quality.metrics import PIXEL_METRICS
+from hyimg_cli.spec.job import Job
 from hyimg_cli.spec.run import BatchConfig, ModelChoice, OutputConfig, RunConfig
 
 JOBS = [
@@ -33,15 +34,25 @@ def quick(loaded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "load", lambda choice, **_: loaded)
 
 
+def run_once(
+    jobs: Sequence[Job],
+    folder: Path,
+    texts: Mapping[str, Sequence[int]] | None = None,
+    lifetime: Lifetime = "session",
+) -> RunResult:
+    with runs_of(lifetime, CONFIG, texts or {}, registry.load) as run:
+        return run(jobs, folder)
+
+
 def _digests(result: Any) -> dict[str, str]:
     return {one.custom_id: one.outputs[0].pixel_sha256 for one in result.outcomes}
 
 
 def test_phases_are_disjoint_and_add_up(quick: None, tmp_path: Path) -> None:
-    runs = SessionRuns(CONFIG, {}, SharedModels())
-    # The first one digests the checkpoint's files.
-    runs.run(JOBS, tmp_path / "first")
-    result = runs.run(JOBS, tmp_path / "second")
+    with runs_of("session", CONFIG, {}, registry.load) as run:
+        # The first one digests the checkpoint's files.
+        run(JOBS, tmp_path / "first")
+        result = run(JOBS, tmp_path / "second")
     assert sum(result.phases_s.values()) == pytest.approx(result.wall_s)
     assert min(result.phases_s.values()) >= 0
     assert result.phases_s["unattributed"] < 0.1 * result.wall_s
@@ -50,8 +61,8 @@ def test_phases_are_disjoint_and_add_up(quick: None, tmp_path: Path) -> None:
 
 
 def test_being_looked_through_changes_nothing(quick: None, tmp_path: Path) -> None:
-    plain = SessionRuns(CONFIG, {}, SharedModels()).run(JOBS, tmp_path / "plain")
-    result, seen = observed_run(CONFIG, {}, JOBS, tmp_path / "seen", SharedModels())
+    plain = run_once(JOBS, tmp_path / "plain")
+    result, seen = observed_run(CONFIG, {}, JOBS, tmp_path / "seen", registry.load)
     assert _digests(result) == _digests(plain)
     for job in JOBS:
         one = seen.jobs[job.custom_id]
@@ -63,13 +74,13 @@ def test_being_looked_through_changes_nothing(quick: None, tmp_path: Path) -> No
 def test_text_can_be_decided(quick: None, tmp_path: Path) -> None:
     """Forced to its own text a job writes the same; forced to another's, that one's."""
     result, seen = observed_run(
-        CONFIG, {}, JOBS, tmp_path / "free", SharedModels(), tries_tokens=False
+        CONFIG, {}, JOBS, tmp_path / "free", registry.load, tries_tokens=False
     )
     texts = seen.texts()
-    again = SessionRuns(CONFIG, texts, SharedModels()).run(JOBS, tmp_path / "own")
+    again = run_once(JOBS, tmp_path / "own", texts)
     assert _digests(again) == _digests(result)
     swapped = {JOBS[0].custom_id: texts[JOBS[2].custom_id]}
-    other = SessionRuns(CONFIG, swapped, SharedModels()).run(JOBS[:1], tmp_path / "other")
+    other = run_once(JOBS[:1], tmp_path / "other", swapped)
     by_id = {one.custom_id: one for one in result.outcomes}
     assert other.outcomes[0].cot_token_ids == by_id[JOBS[2].custom_id].cot_token_ids
     assert other.outcomes[0].cot_token_ids != by_id[JOBS[0].custom_id].cot_token_ids
@@ -83,20 +94,20 @@ def test_a_model_is_loaded_once_for_all_that_ask_alike(monkeypatch: pytest.Monke
         return object()
 
     monkeypatch.setattr(registry, "load", fresh)
-    models, rounded = SharedModels(), replace(CONFIG.model, quantization="fp8")
-    first = models.load(CONFIG.model, is_batch_invariant=True)
-    behind = models.wrapped(lambda model: cast(Any, ("behind", model)))
-    assert behind(CONFIG.model, is_batch_invariant=True) == ("behind", first)
-    behind(rounded, is_batch_invariant=True)
-    behind(CONFIG.model, is_batch_invariant=False)
+    load, rounded = shared_models(), replace(CONFIG.model, quantization="fp8")
+    first = load(CONFIG.model, is_batch_invariant=True)
+    assert load(CONFIG.model, is_batch_invariant=True) is first
+    load(rounded, is_batch_invariant=True)
+    load(CONFIG.model, is_batch_invariant=False)
     assert asked == [(CONFIG.model, True), (rounded, True), (CONFIG.model, False)]
 
 
 @pytest.mark.slow
 def test_a_process_of_its_own_draws_the_same(quick: None, tmp_path: Path) -> None:
-    here = SessionRuns(CONFIG, {}, SharedModels()).run(JOBS[:1], tmp_path / "here")
-    there = ProcessRuns(CONFIG, {}, jobs_each=1).run(JOBS[:1], tmp_path / "there")
+    here = run_once(JOBS[:1], tmp_path / "here")
+    there = run_once(JOBS[:1], tmp_path / "there", lifetime="process-per-job")
     assert _digests(there) == _digests(here)
+    assert there.processes == 1
     assert there.phases_s["start"] > 0
     assert there.phases_s["load"] > 0
     assert sum(there.phases_s.values()) == pytest.approx(there.wall_s)
@@ -138,7 +149,7 @@ def test_videos_are_compared_frame_by_frame(tmp_path: Path) -> None:
         read_manifest(tmp_path / "jobs.jsonl"),
         {"device": "cpu", "video_model": "tiny-video", "quantization": "fp8"},
         folder=tmp_path / "out",
-        measure=distance,
+        metrics=tuple(PIXEL_METRICS.values()),
         tell=lambda text: None,
     )
     assert found.verdict.name == "identical"

@@ -7,17 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from hyimg_cli.measure.bench.budget import Row
+from hyimg_cli.measure.bench.budget import DistanceRow
 from hyimg_cli.measure.bench.divergence import Divergence
 from hyimg_cli.measure.bench.runs import RUN_PHASES, RunResult
 from hyimg_cli.measure.bench.scenario import read_scenario
-from hyimg_cli.measure.bench.verdict import Compared, Timed, judge
-from hyimg_cli.quality.metrics import Distance
+from hyimg_cli.measure.bench.verdict import Comparison, Timed
+from hyimg_cli.quality.metrics import PIXEL_METRICS, Distance
 
 SCENARIO = read_scenario("kv-reuse")
-SAME = Distance(inf, 1.0, 0, 1.0, 1.0, 1.0, 1.0, 1.0)
-ONE_LEVEL = replace(SAME, psnr=75.2, max_abs=1, equal_share=0.9981)
-APART = Distance(30.0, 0.9, 40, 0.5, 0.9, 0.9, 0.95, 1.0)
+SAME: Distance = {
+    name: inf if name == "psnr" else 0 if name == "max_abs" else 1.0 for name in PIXEL_METRICS
+}
+ONE_LEVEL = {**SAME, "psnr": 75.2, "max_abs": 1, "equal_share": 0.9981}
+APART = {**SAME, "psnr": 30.0, "ssim": 0.9, "max_abs": 40, "equal_share": 0.5}
 
 
 def run(*, idle_s: float = 0.0, **phases: float) -> RunResult:
@@ -29,15 +31,16 @@ def timed(a: Sequence[RunResult], b: Sequence[RunResult]) -> list[Timed]:
     return [Timed(8, tuple(a), tuple(b))]
 
 
-def pair(distance: Distance) -> Row:
-    return Row("A vs B", {"job": distance})
+def pair(distance: Distance) -> DistanceRow:
+    return DistanceRow("A vs B", {"job": distance})
 
 
 EVEN = timed([run() for _ in range(5)], [run() for _ in range(5)])
-CLEAN = Compared(
+CLEAN = Comparison(
+    scenario=SCENARIO,
     pairs={8: pair(SAME)},
     floors=(pair(SAME), pair(SAME)),
-    other_seed=pair(replace(APART, psnr=28.0)),
+    controls={"other seed": pair({**APART, "psnr": 28.0})},
     swaps={"reuse": pair(APART), "recompute": pair(APART)},
     divergences=(),
     failures=(),
@@ -50,18 +53,17 @@ CLEAN = Compared(
     [
         (SAME, SAME, "identical", 0),
         (ONE_LEVEL, SAME, "equal", 0),
-        (replace(ONE_LEVEL, equal_share=0.9979), SAME, "differs", 1),
-        (replace(ONE_LEVEL, max_abs=2), SAME, "differs", 1),
-        (APART, replace(APART, psnr=29.0), "within floor", 0),
-        (APART, replace(APART, psnr=31.0), "differs", 1),
+        ({**ONE_LEVEL, "equal_share": 0.9979}, SAME, "differs", 1),
+        ({**ONE_LEVEL, "max_abs": 2}, SAME, "differs", 1),
+        (APART, {**APART, "psnr": 29.0}, "within floor", 0),
+        (APART, {**APART, "psnr": 31.0}, "differs", 1),
     ],
 )
 def test_pictures_against_their_floor(
     distance: Distance, floor: Distance, name: str, code: int
 ) -> None:
-    found = judge(
-        replace(CLEAN, pairs={8: pair(distance)}, floors=(pair(SAME), pair(floor))), SCENARIO
-    )
+    floors = pair(SAME), pair(floor)
+    found = replace(CLEAN, pairs={8: pair(distance)}, floors=floors).verdict
     assert (found.name, found.exit_code) == (name, code)
     assert found.reasons
 
@@ -69,10 +71,10 @@ def test_pictures_against_their_floor(
 def test_a_difference_names_its_distance_to_floor_and_seed() -> None:
     compared = replace(
         CLEAN,
-        pairs={8: pair(replace(APART, psnr=10.2))},
-        floors=(pair(SAME), pair(replace(APART, psnr=26.7))),
+        pairs={8: pair({**APART, "psnr": 10.2})},
+        floors=(pair(SAME), pair({**APART, "psnr": 26.7})),
     )
-    reason = judge(compared, SCENARIO).reasons[0]
+    reason = compared.verdict.reasons[0]
     assert "10.2 dB apart, 16.5 dB below the floor of 26.7 dB" in reason
     assert "another seed gives 28.0 dB: no nearer than that" in reason
 
@@ -83,57 +85,57 @@ def test_the_first_difference_that_rounding_cannot_make_is_named_first() -> None
         Divergence("job", "velocity", "step 1", "0.5", 0.5, True),
     ]
     compared = replace(CLEAN, pairs={8: pair(APART)}, divergences=parted)
-    assert judge(compared, SCENARIO).reasons[1] == "job: velocity, step 1: 0.5"
-    only_small = judge(replace(compared, divergences=parted[:1]), SCENARIO)
+    assert compared.verdict.reasons[1] == "job: velocity, step 1: 0.5"
+    only_small = replace(compared, divergences=parted[:1]).verdict
     assert only_small.reasons[1] == "first differs at job: prefix K/V, branch 0, layer 3: 2.0e-07"
 
 
 def test_no_floor_excuses_what_is_as_far_as_another_seed() -> None:
     """10.2 dB with a floor of 9 dB of A's own making, where another seed gives 12.4 dB."""
-    restless, far = pair(replace(APART, psnr=9.0)), pair(replace(APART, psnr=10.2))
-    seed = pair(replace(APART, psnr=12.4))
+    restless, far = pair({**APART, "psnr": 9.0}), pair({**APART, "psnr": 10.2})
+    seed = pair({**APART, "psnr": 12.4})
     for floors in ((restless, pair(SAME)), (restless, restless)):
-        found = judge(replace(CLEAN, pairs={8: far}, floors=floors, other_seed=seed), SCENARIO)
+        found = replace(CLEAN, pairs={8: far}, floors=floors, controls={"other seed": seed}).verdict
         assert found.name == "differs"
         assert any("reuse does not repeat itself: 9.0 dB" in one for one in found.reasons)
 
 
 def test_a_fault_that_was_seen_is_no_rounding_whatever_the_floor() -> None:
     seen = [Divergence("job", "prefix K/V", "branch 0, layer 0", "4.1 at source image", 4.1, True)]
-    floors = pair(SAME), pair(replace(APART, psnr=26.7))
+    floors = pair(SAME), pair({**APART, "psnr": 26.7})
     compared = replace(CLEAN, pairs={8: pair(APART)}, floors=floors, divergences=seen)
-    found = judge(compared, SCENARIO)
+    found = compared.verdict
     assert found.name == "differs"
     assert any("4.1 at source image" in reason for reason in found.reasons)
 
 
 def test_variants_that_do_the_same_compare_nothing() -> None:
-    found = judge(replace(CLEAN, same_work=("job",)), SCENARIO)
+    found = replace(CLEAN, same_work=("job",)).verdict
     assert found.name == "not explained"
     assert "both variants did the same work for job" in found.reasons[0]
 
 
 def test_another_seed_must_change_the_picture() -> None:
-    found = judge(replace(CLEAN, other_seed=pair(SAME)), SCENARIO)
+    found = replace(CLEAN, controls={"other seed": pair(SAME)}).verdict
     assert found.reasons == ("another seed leaves job as it is",)
 
 
 def test_hidden_tokens_differ_even_where_pictures_agree() -> None:
     parted = [Divergence("job", "visibility", "branch 0", "hidden", inf, True)]
-    assert judge(replace(CLEAN, divergences=parted), SCENARIO).name == "differs"
+    assert replace(CLEAN, divergences=parted).verdict.name == "differs"
 
 
 def test_a_source_image_without_influence_is_not_explained() -> None:
     compared = replace(CLEAN, swaps={"reuse": pair(SAME), "recompute": pair(APART)})
-    found = judge(compared, SCENARIO)
+    found = compared.verdict
     assert found.name == "not explained"
     assert "does not reach the diffusion stage" in found.reasons[0]
 
 
 def test_a_failed_job_differs() -> None:
-    missing = Row("A vs B", {}, missing=("job",))
+    missing = DistanceRow("A vs B", {}, missing=("job",))
     compared = replace(CLEAN, pairs={8: missing}, failures=["job: out of memory"])
-    found = judge(compared, SCENARIO)
+    found = compared.verdict
     assert found.name == "differs"
     assert "job: out of memory" in found.reasons
 
@@ -147,7 +149,7 @@ def test_a_failed_job_differs() -> None:
 )
 def test_a_gain_from_elsewhere(slow: dict[str, float], says: str) -> None:
     b = [run(**slow) for _ in range(5)]  # type: ignore[arg-type]
-    found = judge(replace(CLEAN, timed=timed([run() for _ in range(5)], b)), SCENARIO)
+    found = replace(CLEAN, timed=timed([run() for _ in range(5)], b)).verdict
     assert found.name == "not explained"
     assert says in found.reasons[0]
 
@@ -158,14 +160,14 @@ def test_a_timeout_that_spares_one_run_or_is_small_beside_the_run_is_named() -> 
     long = [run(denoise_rest=600.0) for _ in range(5)]
     longer = [run(denoise_rest=600.0, think=30.1) for _ in range(5)]
     for a, b in ((even, spared), (long, longer)):
-        found = judge(replace(CLEAN, timed=timed(a, b)), SCENARIO)
+        found = replace(CLEAN, timed=timed(a, b)).verdict
         assert found.name == "not explained"
         assert "recompute is 30.00 s a run slower" in found.reasons[0]
 
 
 def test_a_gain_where_it_may_be_is_explained() -> None:
     b = [run(prefill=0.9, kv_handoff=0.2) for _ in range(5)]
-    assert judge(replace(CLEAN, timed=timed([run() for _ in range(5)], b)), SCENARIO).exit_code == 0
+    assert replace(CLEAN, timed=timed([run() for _ in range(5)], b)).verdict.exit_code == 0
 
 
 def test_noise_is_no_reason() -> None:
@@ -176,4 +178,4 @@ def test_noise_is_no_reason() -> None:
     busy = [run(idle_s=0.5) for _ in range(5)], [run(idle_s=0.6) for _ in range(5)]
     two = even[:2], [run(think=0.9) for _ in range(2)]
     for a, b in ((even, disturbed), (even, steady), busy, two):
-        assert judge(replace(CLEAN, timed=timed(a, b)), SCENARIO).name == "identical"
+        assert replace(CLEAN, timed=timed(a, b)).verdict.name == "identical"

@@ -9,14 +9,13 @@ import pytest
 from PIL import Image
 
 from hyimg_cli.errors import SourceImageError, UsageError
-from hyimg_cli.measure.eval.gates import Gate, breaches
-from hyimg_cli.measure.eval.measure import Measured, Spread, measured, pixel_metrics
-from hyimg_cli.measure.eval.pairs import Pair
-from hyimg_cli.measure.eval.records import summary, to_record, write_csv
+from hyimg_cli.measure.distances import Measured, measured
+from hyimg_cli.measure.eval import Gate, breaches, summary, to_record, write_csv
+from hyimg_cli.measure.pairs import Pair
 from hyimg_cli.media.frames import read_frames
+from hyimg_cli.quality.metrics import PIXEL_METRICS
 
-METRICS = pixel_metrics()
-CHOSEN = [METRICS["psnr"], METRICS["max_abs"]]
+CHOSEN = [PIXEL_METRICS["psnr"], PIXEL_METRICS["max_abs"]]
 
 
 def flat(level: int, height: int = 16, width: int = 32) -> np.ndarray:
@@ -44,13 +43,13 @@ def test_frames_come_back_in_order(write_video: Callable[..., Path]) -> None:
 def test_a_video_has_mean_max_and_min(clips: tuple[Path, Path]) -> None:
     (found,) = measured([Pair("clip", *clips)], CHOSEN)
     assert found.frames == 3
-    assert found.values["max_abs"] == Spread(50 / 3, 40, 0)
-    psnr = found.values["psnr"]
-    assert psnr.max == math.inf
-    assert psnr.min == pytest.approx(10 * math.log10(255**2 / 1600))
-    assert psnr.mean == pytest.approx(10 * math.log10(255**2 / ((0 + 100 + 1600) / 3)))
-    record = to_record(found)
-    assert (record["psnr_max"], record["max_abs_min"], record["kind"]) == ("inf", 0, "video")
+    assert found.values["max_abs"] == [0, 10, 40]
+    record = to_record(found, CHOSEN)
+    assert (record["kind"], record["psnr_max"]) == ("video", "inf")
+    levels = [record[f"max_abs{end}"] for end in ("", "_max", "_min")]
+    assert levels == [50 / 3, 40, 0]
+    assert record["psnr_min"] == pytest.approx(10 * math.log10(255**2 / 1600))
+    assert record["psnr"] == pytest.approx(10 * math.log10(255**2 / ((0 + 100 + 1600) / 3)))
 
 
 def test_folders_of_frames_are_as_good_as_a_video(tmp_path: Path, clips: tuple[Path, Path]) -> None:
@@ -101,12 +100,12 @@ def test_what_reading_changed_is_told(tmp_path: Path) -> None:
     Image.new("RGBA", (32, 16), (9, 9, 9, 0)).save(tmp_path / "b.png")
     (found,) = measured([Pair("p", tmp_path / "a.png", tmp_path / "b.png")], CHOSEN)
     assert "transparency composited on white" in found.notes
-    assert to_record(found)["notes"] == list(found.notes)
+    assert to_record(found, CHOSEN)["notes"] == list(found.notes)
 
 
 def spread_of(name: str, **values: float) -> Measured:
     pair = Pair(name, Path("a.png"), Path("b.png"))
-    return Measured(pair, 1, {key: Spread(v, v, v) for key, v in values.items()})
+    return Measured(pair, {key: [value] for key, value in values.items()})
 
 
 def test_gates_name_the_pairs_that_break_them() -> None:
@@ -116,7 +115,7 @@ def test_gates_name_the_pairs_that_break_them() -> None:
         spread_of("edge", psnr=30.0, max_abs=7),
     ]
     gates = [Gate("psnr", 30, is_floor=True), Gate("max_abs", 7, is_floor=False)]
-    texts = [str(breach) for breach in breaches(results, gates)]
+    texts = list(breaches(results, gates))
     assert texts == ["far: psnr 20 is below 30", "far: max_abs 90 is above 7"]
     assert list(breaches([spread_of("none", psnr=math.nan)], gates[:1]))
 
@@ -134,17 +133,7 @@ def test_the_summary_has_mean_and_worst(tmp_path: Path) -> None:
     assert found["psnr"]["worst"] == 20.0
     assert found["psnr"]["mean"] == pytest.approx(20 + 10 * math.log10(2))
     assert found["max_abs"] == {"mean": 4.0, "worst": 8}
-    write_csv(tmp_path / "d.csv", results)
+    write_csv(tmp_path / "d.csv", [to_record(one, CHOSEN) for one in results])
     lines = (tmp_path / "d.csv").read_text().splitlines()
     assert lines[0] == "name,a,b,kind,frames,psnr,max_abs"
-    assert lines[1] == "x,a.png,b.png,image,1,inf,0"
-
-
-def test_metrics_are_those_of_the_whole_distance() -> None:
-    from hyimg_cli.quality.metrics import distance
-
-    a, b = (np.random.default_rng(n).integers(0, 256, (16, 16, 3), dtype=np.uint8) for n in (0, 1))
-    whole = distance(a, b).to_json()
-    assert {name: m.measure(a, b) for name, m in METRICS.items()} == {
-        name: value for name, value in whole.items() if name != "lpips"
-    }
+    assert lines[1] == "x,a.png,b.png,image,1,inf,0.0"

@@ -7,10 +7,8 @@ from pathlib import Path
 import pytest
 
 from hyimg_cli.errors import ManifestError, UsageError
-from hyimg_cli.measure.eval.benches import newest_bench
-from hyimg_cli.measure.eval.pairs import Pair, PairingRule, find_pairs, unpaired_text
+from hyimg_cli.measure.pairs import Pair, find_pairs, newest_bench
 
-RULE = PairingRule()
 WritePicture = Callable[..., Path]
 
 
@@ -32,25 +30,25 @@ def folders(tmp_path: Path, write_picture: WritePicture) -> tuple[Path, Path]:
 
 def test_folders_are_paired_by_name(folders: tuple[Path, Path]) -> None:
     a, b = folders
-    found = find_pairs(a, b, PairingRule(allow_unpaired=True))
+    found = find_pairs(a, b, allow_unpaired=True)
     names = [pair.name for pair in found.pairs]
     assert names == ["both.png", "in/both.png"]
     assert found.pairs[1] == Pair("in/both.png", a / "in/both.png", b / "in/both.png")
-    assert unpaired_text(found) == "1 only in A: left.png; 1 only in B: r.png"
+    assert found.unpaired == "1 only in A: left.png; 1 only in B: r.png"
 
 
 def test_names_without_counterpart_are_an_error(folders: tuple[Path, Path]) -> None:
     with pytest.raises(UsageError, match=r"1 only in A: left\.png; 1 only in B: r\.png"):
-        find_pairs(*folders, RULE)
+        find_pairs(*folders)
 
 
 def test_two_files_are_one_pair(write_picture: WritePicture) -> None:
     a, b = write_picture("a.png"), write_picture("b.png")
-    assert find_pairs(a, b, RULE).pairs == (Pair("a.png, b.png", a, b),)
+    assert find_pairs(a, b).pairs == (Pair("a.png, b.png", a, b),)
 
 
 def test_two_folders_are_a_video_only_if_asked(folders: tuple[Path, Path]) -> None:
-    (pair,) = find_pairs(*folders, PairingRule(as_video=True)).pairs
+    (pair,) = find_pairs(*folders, as_video=True).pairs
     assert (pair.a, pair.b, pair.kind) == (*folders, "video")
 
 
@@ -70,7 +68,7 @@ def run_folder(folder: Path, write_picture: WritePicture, **status: str) -> Path
 def test_runs_are_paired_by_custom_id(tmp_path: Path, write_picture: WritePicture) -> None:
     one = run_folder(tmp_path / "1", write_picture, x="done", y="done", z="failed")
     two = run_folder(tmp_path / "2", write_picture, y="done", z="done", x="done")
-    found = find_pairs(one, two, PairingRule(allow_unpaired=True))
+    found = find_pairs(one, two, allow_unpaired=True)
     assert [pair.name for pair in found.pairs] == ["x", "y"]
     assert found.pairs[0].b == two / "outputs/x.png"
     assert (found.only_a, found.only_b) == ((), ("z",))
@@ -81,7 +79,7 @@ def test_a_run_goes_with_a_run(
 ) -> None:
     run = run_folder(tmp_path / "1", write_picture, x="done")
     with pytest.raises(UsageError, match="the other is not") as caught:
-        find_pairs(folders[0], run, RULE)
+        find_pairs(folders[0], run)
     assert str(run / "outputs") in caught.value.hint
 
 
@@ -89,7 +87,7 @@ def test_a_manifest_lists_pairs(write_manifest: Callable[..., Path], tmp_path: P
     for name in ("a.png", "b.png"):
         (tmp_path / name).touch()
     lines = {"a": "a.png", "b": "b.png"}, {"a": "b.png", "b": "a.png", "name": "back"}
-    found = find_pairs(write_manifest(*lines), None, RULE)
+    found = find_pairs(write_manifest(*lines))
     assert [(pair.name, pair.a.name) for pair in found.pairs] == [
         ("b.png", "a.png"),
         ("back", "b.png"),
@@ -111,7 +109,7 @@ def test_every_fault_of_a_manifest_is_told(
     )
     (manifest.parent / "clip.mp4").touch()
     with pytest.raises(ManifestError) as caught:
-        find_pairs(manifest, None, RULE)
+        find_pairs(manifest)
     assert [fault.where for fault in caught.value.faults] == [
         f"jobs.jsonl:{number}" for number in range(1, 7)
     ]
@@ -140,13 +138,13 @@ def test_what_cannot_be_paired(
     (tmp_path / "folder").mkdir()
     (tmp_path / "clip.mp4").touch()
     with pytest.raises(UsageError, match=text):
-        find_pairs(tmp_path / a, None if b is None else tmp_path / b, RULE)
+        find_pairs(tmp_path / a, None if b is None else tmp_path / b)
 
 
 def test_the_newest_bench_with_pictures_counts(tmp_path: Path) -> None:
     import os
 
-    assert newest_bench(tmp_path) is None
+    assert newest_bench(tmp_path, "kv-reuse") is None
     for age, name in enumerate(("old", "runs/new", "runs/newest-without-pictures")):
         bench = tmp_path / name
         for part in () if "without" in name else ("A", "B"):
@@ -154,5 +152,6 @@ def test_the_newest_bench_with_pictures_counts(tmp_path: Path) -> None:
         bench.mkdir(exist_ok=True)
         (bench / "bench.json").write_text('{"name": "kv-reuse"}')
         os.utime(bench / "bench.json", (age, age))
-    assert newest_bench(tmp_path) == tmp_path / "runs/new"
-    assert newest_bench(tmp_path / "old") == tmp_path / "old"
+    assert newest_bench(tmp_path, "kv-reuse") == tmp_path / "runs/new"
+    assert newest_bench(tmp_path / "old", "kv-reuse") == tmp_path / "old"
+    assert newest_bench(tmp_path, "batching") is None

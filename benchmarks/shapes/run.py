@@ -1,0 +1,119 @@
+"""A run of the benchmark: what is asked for, what time is left, and rows one by one."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatch
+from pathlib import Path
+
+import torch
+
+from shapes.cases import Case, Subject
+from shapes.kept import Kept
+from shapes.scale import Scale
+from shapes.timing import Deadline, let_go, profiled, timed
+
+PARTS = ("rows", "requests", "checkpoint")
+# Seconds that the steps around a case, and writing, may take.
+_LEAST_LEFT_S = 5.0
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the command line asks for. `memory_bytes`: to count layers by, instead of the GPU's;
+    `checkpoint`: the folder where one is written and left.
+    """
+
+    scale: Scale
+    layers: int | None
+    forms: tuple[str, ...]
+    parts: tuple[str, ...]
+    only: tuple[str, ...]
+    profiles_all: bool
+    memory_bytes: float | None
+    checkpoint: Path | None
+
+    def wanted(self, names: Sequence[str]) -> tuple[str, ...]:
+        """Those of the names that were asked for."""
+        return tuple(n for n in names if any(fnmatch(n, pattern) for pattern in self.only))
+
+
+@dataclass(frozen=True)
+class Run:
+    """What everything that is measured has at hand."""
+
+    settings: Settings
+    device: torch.device
+    deadline: Deadline
+    kept: Kept
+
+    def share(self, parts: int) -> "Run":
+        """The same, with an equal share of the time that is left."""
+        return replace(self, deadline=self.deadline.share(parts))
+
+    @property
+    def has_time(self) -> bool:
+        """Enough is left for a case."""
+        return self.deadline.left_s >= _LEAST_LEFT_S
+
+    def rows(
+        self, names: Sequence[str], cases: Callable[[], Iterator[Case]], subject: Subject
+    ) -> None:
+        """The cases of these names; one that fails, by its own fault or for memory, leaves the
+        others.
+        """
+        left, why = list(names), "out of time"
+        try:
+            for case in cases() if left and self.has_time else ():
+                if case.name in left:
+                    left.remove(case.name)
+                    self._tried(case, subject)
+                if not left or not self.has_time:
+                    break
+        except Exception as error:
+            why = said(error)
+        for name in left:
+            self.kept.leave_out(name, subject.form, why)
+        let_go()
+
+    def _tried(self, case: Case, subject: Subject) -> None:
+        try:
+            self._row(case, subject)
+        except Exception as error:
+            self.kept.leave_out(case.name, subject.form, said(error))
+
+    def _row(self, case: Case, subject: Subject) -> None:
+        is_real = self.settings.scale.name == "real"
+        seconds = min(2.0 if is_real else 0.02, self.deadline.left_s / 4)
+        pace = case.pace if is_real else replace(case.pace, most=min(case.pace.most, 3))
+        took = timed(case.call, self.device, seconds=seconds, pace=pace)
+        kernel, fault = _kernel(case)
+        row = subject.row(case, took, note=kernel, fault=fault)
+        self.kept.add_row(row)
+        # What is done once is not done again to be looked into.
+        if (row.misses_goal or self.settings.profiles_all) and case.pace.least > 1:
+            self._profile(case, subject.form)
+
+    def _profile(self, case: Case, form: str) -> None:
+        """Where a case's time goes; a machine that does not let itself be looked into loses no
+        row.
+        """
+        name = f"{case.name}, {form}"
+        if not self.has_time:
+            return self.kept.leave_out(f"profile of {name}", form, "out of time")
+        try:
+            self.kept.add_profile(name, profiled(case.call, self.device))
+        except Exception as error:
+            self.kept.leave_out(f"profile of {name}", form, said(error))
+
+
+def _kernel(case: Case) -> tuple[str, str]:
+    """Which did the work, and what is wrong about that; no row is lost where that is not seen."""
+    try:
+        return case.kernel() if case.kernel else ("", "")
+    except Exception as error:
+        return "", f"its kernels are not seen: {said(error)}"
+
+
+def said(error: Exception) -> str:
+    """An error in one line, with its kind."""
+    return f"{type(error).__name__}: {error}"

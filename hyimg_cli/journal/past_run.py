@@ -1,0 +1,57 @@
+"""A run's folder read without its lock; its results come from `RunFolder.results`.
+
+Any part may be missing, damaged, or of another run: who asks checks.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from hyimg_cli.files import JOURNAL_BYTES, SETTINGS_BYTES, text_of
+from hyimg_cli.journal.journal import RESOLVED, RUN, RunFolder
+
+_FRAME = " frame "
+
+
+def read_run_info(folder: Path) -> dict[str, Any]:
+    """The object of run.json; empty where there is none."""
+    try:
+        info = json.loads(text_of(folder / RUN, SETTINGS_BYTES))
+    except (OSError, ValueError):
+        return {}
+    return info if isinstance(info, dict) else {}
+
+
+def resolved_jobs(folder: Path) -> dict[str, dict[str, Any]]:
+    """The lines of manifest.resolved.jsonl by custom_id, in order, up to any damage."""
+    found: dict[str, dict[str, Any]] = {}
+    try:
+        for line in text_of(folder / RESOLVED, JOURNAL_BYTES).split("\n"):
+            entry = json.loads(line) if line.strip() else None
+            if isinstance(entry, dict) and isinstance(entry.get("custom_id"), str):
+                found[entry["custom_id"]] = entry
+    except (OSError, ValueError):
+        pass
+    return found
+
+
+def output_files(folder: Path, *, by_frame: bool = False) -> dict[str, Path]:
+    """The files of all finished jobs by custom_id; a second one of a job is `id[1]`.
+
+    `by_frame`: in place of a video its PNG files, where it has some, as `id frame 0000`.
+    """
+    found: dict[str, Path] = {}
+    for name, entry in RunFolder(folder).results().items():
+        outputs = entry.get("outputs") or () if entry.get("status") == "done" else ()
+        for number, output in enumerate(outputs):
+            if by_frame and output.get("frames_path"):
+                frames = sorted((folder / output["frames_path"]).glob("*.png"))
+                found |= {f"{name}{_FRAME}{n:04}": path for n, path in enumerate(frames)}
+            else:
+                found[f"{name}[{number}]" if number else name] = folder / output["path"]
+    return found
+
+
+def job_of(name: str) -> str:
+    """The job that a frame of `output_files` is of; of any other name, the name."""
+    return name.partition(_FRAME)[0]

@@ -1,0 +1,216 @@
+"""Pairs to compare: two files, folders by name, runs by custom_id, a manifest of pairs, the two
+variants of a bench.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from hyimg_cli.errors import HyimgError, ManifestError, UsageError
+from hyimg_cli.files import MANIFEST_BYTES, TABLE_BYTES, text_of
+from hyimg_cli.journal.journal import RESULTS
+from hyimg_cli.journal.past_run import output_files
+from hyimg_cli.media.frames import VIDEO_SUFFIXES
+
+IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".avif", ".gif")
+BENCH_JSON = "bench.json"
+# Where a bench keeps the pictures of its variants, side by side.
+VARIANTS = ("A", "B")
+# Here, in a folder, in a folder of folders such as runs/.
+_BENCH_PLACES = (BENCH_JSON, f"*/{BENCH_JSON}", f"*/*/{BENCH_JSON}")
+_NAMED_AT_MOST = 5
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two files, or two folders of frames, that are compared under one name."""
+
+    name: str
+    a: Path
+    b: Path
+
+    @property
+    def kind(self) -> Literal["image", "video"]:
+        """`video` for what has frames: video files and folders of frames."""
+        return "video" if is_video(self.a) or is_video(self.b) else "image"
+
+
+@dataclass(frozen=True)
+class Pairing:
+    """The pairs, and the names that have no counterpart."""
+
+    pairs: tuple[Pair, ...]
+    only_a: tuple[str, ...] = ()
+    only_b: tuple[str, ...] = ()
+
+    @property
+    def unpaired(self) -> str:
+        """Names without counterpart as a sentence; empty where all have one."""
+        sides = (("only in A", self.only_a), ("only in B", self.only_b))
+        return "; ".join(f"{len(names)} {where}: {_some(names)}" for where, names in sides if names)
+
+
+def is_video(path: Path) -> bool:
+    """True for what is measured frame by frame."""
+    return path.suffix.lower() in VIDEO_SUFFIXES or path.is_dir()
+
+
+def find_pairs(
+    a: Path, b: Path | None = None, *, allow_unpaired: bool = False, as_video: bool = False
+) -> Pairing:
+    """The pairs that a command line means; `a` alone is a manifest of pairs.
+
+    `allow_unpaired`: names without counterpart are told, and no error. `as_video`: two folders are
+    the frames of one video each, in the order of their names. Raises UsageError where nothing can
+    be paired, ManifestError for faults of the manifest.
+    """
+    for path in (a, *([] if b is None else [b])):
+        if not path.exists():
+            raise _fault("there is no such file or folder", path, slug="missing")
+    pairing = _listed(a) if b is None else _two_sided(a, b, as_video)
+    if pairing.unpaired and not allow_unpaired:
+        hint = "--allow-unpaired leaves them out"
+        raise UsageError(pairing.unpaired, hint=hint, code="eval.unpaired")
+    if not pairing.pairs:
+        raise _fault("there is nothing to compare", a, slug="nothing")
+    return pairing
+
+
+def run_pairs(a: Path, b: Path, *, by_frame: bool = False) -> Pairing:
+    """Files of the same job in two runs. A failed job has no file, and so no counterpart."""
+    return _matched(*(output_files(run, by_frame=by_frame) for run in (a, b)))
+
+
+def folder_pairs(a: Path, b: Path) -> Pairing:
+    """Pictures and videos of the same name in two folders, subfolders too."""
+    return _matched(_media_in(a), _media_in(b))
+
+
+def newest_bench(folder: Path, comparison: str) -> Path | None:
+    """The folder of the bench of this name in or under `folder` that was written last, if any.
+
+    One without pictures of both variants does not count.
+    """
+    found = [
+        path
+        for place in _BENCH_PLACES
+        for path in folder.glob(place)
+        if all((path.parent / side).is_dir() for side in VARIANTS) and _compares(path, comparison)
+    ]
+    newest = max(found, key=lambda path: path.stat().st_mtime_ns, default=None)
+    return None if newest is None else newest.parent
+
+
+def _compares(path: Path, comparison: str) -> bool:
+    try:
+        entry = json.loads(text_of(path, TABLE_BYTES))
+    except (OSError, ValueError):
+        return False
+    return isinstance(entry, dict) and entry.get("name") == comparison
+
+
+def _some(names: Sequence[str]) -> str:
+    more = len(names) - _NAMED_AT_MOST
+    return ", ".join(names[:_NAMED_AT_MOST]) + (f" and {more} more" if more > 0 else "")
+
+
+def _two_sided(a: Path, b: Path, as_video: bool) -> Pairing:
+    if a.is_dir() != b.is_dir():
+        folder, file = (a, b) if a.is_dir() else (b, a)
+        raise _fault("one is a folder and the other a file", folder, f"the file is {file}")
+    if not a.is_dir() or as_video:
+        name = a.name if a.name == b.name else f"{a.name}, {b.name}"
+        return Pairing((_of_one_kind(Pair(name, a, b)),))
+    is_run = [(folder / RESULTS).exists() for folder in (a, b)]
+    if not any(is_run):
+        return folder_pairs(a, b)
+    if all(is_run):
+        return run_pairs(a, b)
+    run, other = (a, b) if is_run[0] else (b, a)
+    hint = f"for its pictures give {run / 'outputs'}; {other} holds no {RESULTS}"
+    raise _fault("one is a run of hyimg generate and the other is not", run, hint)
+
+
+def _of_one_kind(pair: Pair) -> Pair:
+    if is_video(pair.a) != is_video(pair.b):
+        raise _fault("one is a video and the other a picture", pair.a, f"the other is {pair.b}")
+    return pair
+
+
+def _media_in(folder: Path) -> dict[str, Path]:
+    """Pictures and videos by name; other files and hidden ones are passed over."""
+    known = (*IMAGE_SUFFIXES, *VIDEO_SUFFIXES)
+    files = (path for path in sorted(folder.rglob("*")) if path.suffix.lower() in known)
+    # A pipe or a device is told of when it is opened, not passed over.
+    present = (path for path in files if path.exists() and not path.is_dir())
+    found = {path.relative_to(folder): path for path in present}
+    return {
+        name.as_posix(): path
+        for name, path in found.items()
+        if not any(part.startswith(".") for part in name.parts)
+    }
+
+
+def _matched(in_a: Mapping[str, Path], in_b: Mapping[str, Path]) -> Pairing:
+    return Pairing(
+        tuple(_of_one_kind(Pair(name, in_a[name], in_b[name])) for name in in_a if name in in_b),
+        tuple(name for name in in_a if name not in in_b),
+        tuple(name for name in in_b if name not in in_a),
+    )
+
+
+def _listed(path: Path) -> Pairing:
+    """Pairs of a JSONL file with an object {"a", "b"} on each line, `name` if you like.
+
+    Paths are relative to the manifest.
+    """
+    if path.is_dir():
+        raise _fault("one folder alone cannot be compared", path, "give a second one")
+    if path.suffix != ".jsonl":
+        raise _fault("one file alone cannot be compared", path, "give a second, or a .jsonl file")
+    faults: list[HyimgError] = []
+    pairs: list[Pair] = []
+    for number, line in _lines(path):
+        try:
+            pairs.append(_of_one_kind(_pair(line, path.parent)))
+        except HyimgError as error:
+            where = f"{path.name}:{number}"
+            code, what = "manifest.pair", error.what
+            faults.append(UsageError(what, where=where, hint=error.hint, code=code))
+    if faults:
+        raise ManifestError(faults, where=path.name)
+    return Pairing(tuple(pairs))
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    try:
+        text = text_of(path, MANIFEST_BYTES, encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise _fault("the manifest cannot be read", path, str(error)) from None
+    yield from ((n, line) for n, line in enumerate(text.split("\n"), 1) if line.strip())
+
+
+def _pair(line: str, folder: Path) -> Pair:
+    shape = 'a line is an object like {"a": "one.png", "b": "other.png"}'
+    try:
+        entry: Any = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"not JSON: {error}", hint=shape) from None
+    if not isinstance(entry, dict) or not all(isinstance(v, str) for v in entry.values()):
+        raise UsageError("this is not an object of texts", hint=shape)
+    unknown, missing = entry.keys() - {"a", "b", "name"}, {"a", "b"} - entry.keys()
+    if unknown or missing:
+        sets = (("unknown", unknown), ("missing", missing))
+        what = "; ".join(f"{word}: {', '.join(sorted(names))}" for word, names in sets if names)
+        raise UsageError(what, hint=f"{shape}; name is a third key")
+    paths = [folder / entry[side] for side in ("a", "b")]
+    absent = [str(path) for path in paths if not path.exists()]
+    if absent:
+        raise UsageError(f"there is no {' and no '.join(absent)}", hint="relative to the manifest")
+    return Pair(entry.get("name") or entry["b"], *paths)
+
+
+def _fault(what: str, where: Path, hint: str = "", *, slug: str = "pairs") -> UsageError:
+    return UsageError(what, where=str(where), hint=hint, code=f"eval.{slug}")
