@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hyimg_cli.cli import render
+from hyimg_cli.cli.progress import Report
 from hyimg_cli.cli.stopping import Stopper, stoppable
 from hyimg_cli.engine import runner
 from hyimg_cli.engine.choice import RunsPlans, session_for
@@ -18,7 +19,7 @@ from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.journal.provenance import run_info
 from hyimg_cli.manifest.consumed import without_effect
 from hyimg_cli.manifest.manifest import Manifest
-from hyimg_cli.manifest.recipe import Setting
+from hyimg_cli.settings.precedence import Setting
 from hyimg_cli.spec.run import RunConfig
 
 logger = logging.getLogger(__name__)
@@ -52,8 +53,8 @@ def carry_out(order: Order, style: render.Style) -> int:
             folder, accepted, config=config, selection=order.selection, policy=order.policy
         )
         counts = runner.Summary.before(run)
-        after = render.After(str(config.output.folder), order.again, order.retry)
-        with render.Report(counts, style, after) as report:
+        place = str(config.output.folder)
+        with Report(counts, style, place=place, again=order.again, retry=order.retry) as report:
             report.outcomes(run.invalid)
             if run.plan.jobs:
                 folder.write_run(run_info(manifest, settings, run.plan))

@@ -244,7 +244,7 @@ def test_rows_without_a_job_have_one_id(family: Any) -> None:
 
 def config(folder: Path, **batch: Any) -> RunConfig:
     choice = ModelChoice(device="cpu", dtype="float32", decode_graphs="on")
-    return RunConfig(OutputConfig(folder), choice, batch=BatchConfig(**batch))
+    return RunConfig(OutputConfig(folder), model=choice, batch=BatchConfig(**batch))
 
 
 def ran(model: Any, jobs: list[ImageJob], config: RunConfig) -> list[Any]:

@@ -418,7 +418,7 @@ def test_no_more_kv_is_held_than_the_plan_counts(
     """And no less: texts go to their limits, and one that is shorter fills the waiting room."""
     jobs = _alike(job, 7)
     jobs[0] = replace(jobs[0], text=replace(job.text, max_new_tokens=1))
-    config = RunConfig(OutputConfig(Path()), ModelChoice(device="cpu", dtype="float32"))
+    config = RunConfig(OutputConfig(Path()), model=ModelChoice(device="cpu", dtype="float32"))
     card = replace(family.card, vae_bytes_per_pixel=0)
     counted = needs(jobs, card, config, prefixes=0).widest(Together(think, draw))
     assert counted.moment == "draw"

@@ -29,7 +29,7 @@ from hyimg_cli.spec.card import Working
 from hyimg_cli.spec.job import ImageJob, SizeRequest
 from hyimg_cli.spec.run import BatchConfig, ModelChoice, OutputConfig, ParallelConfig, RunConfig
 
-CONFIG = RunConfig(OutputConfig(Path()), ModelChoice(device="cpu", dtype="float32"))
+CONFIG = RunConfig(OutputConfig(Path()), model=ModelChoice(device="cpu", dtype="float32"))
 LARGE = Needs(40, JobBytes(context=10, branches=30, step=20, prefill=15), decode=25)
 
 

@@ -37,7 +37,7 @@ FORMS = ("none", "fp8", "nf4")
 
 def _config(quantization: Any, **batch: Any) -> RunConfig:
     choice = ModelChoice(device="cpu", dtype="float32", quantization=quantization)
-    return RunConfig(OutputConfig(Path()), choice, batch=BatchConfig(**batch))
+    return RunConfig(OutputConfig(Path()), model=choice, batch=BatchConfig(**batch))
 
 
 @pytest.mark.parametrize(("form", "least"), [("fp8", 30), ("nf4", 18)])
@@ -157,7 +157,9 @@ def test_quantization_is_part_of_a_jobs_key(job: ImageJob) -> None:
     keys = {form: key_of(job, [], _config(form)) for form in FORMS}
     assert len(set(keys.values())) == 3
     # A run without any keeps the key that it had before there was one.
-    assert keys["none"] == key_of(job, [], RunConfig(OutputConfig(Path()), _config("none").model))
+    assert keys["none"] == key_of(
+        job, [], RunConfig(OutputConfig(Path()), model=_config("none").model)
+    )
 
 
 def test_a_comparison_is_not_undone_by_a_flag(tmp_path: Path) -> None:

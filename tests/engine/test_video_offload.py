@@ -94,8 +94,14 @@ def test_the_same_frames_in_any_arrangement(
         (OFFLOADED, [encoder, network, vae, network, vae]),
         (uncached, [encoder, network, vae] * 2),
         # The other rank has its VAE, or its transformer, to itself.
-        (replace(OFFLOADED, parallel=ParallelConfig(2, 1)), [encoder, *[network, vae] * 2]),
-        (replace(OFFLOADED, parallel=ParallelConfig(1, 2)), [encoder, *[network, vae] * 2]),
+        (
+            replace(OFFLOADED, parallel=ParallelConfig(vae_ranks=2, cfg_ranks=1)),
+            [encoder, *[network, vae] * 2],
+        ),
+        (
+            replace(OFFLOADED, parallel=ParallelConfig(vae_ranks=1, cfg_ranks=2)),
+            [encoder, *[network, vae] * 2],
+        ),
     ):
         frames.clear()
         brought.clear()
@@ -106,7 +112,7 @@ def test_the_same_frames_in_any_arrangement(
 
 def test_ranks_that_would_hold_two_networks_are_refused(jobs: list[VideoJob]) -> None:
     with pytest.raises(UsageError, match="a rank holds a VAE beside its transformer"):
-        run(replace(OFFLOADED, parallel=ParallelConfig(2, 2)), jobs)
+        run(replace(OFFLOADED, parallel=ParallelConfig(vae_ranks=2, cfg_ranks=2)), jobs)
 
 
 def test_a_session_refuses_pictures(job: ImageJob) -> None:

@@ -50,7 +50,9 @@ def jobs_of(*names: str, **changes: Any) -> list[VideoJob]:
 def config(*, vae: int = 1, cfg: int = 1, **changes: Any) -> RunConfig:
     choice = ModelChoice(device="cpu", dtype="float32")
     facts: dict[str, Any] = {"batch": COLD, "model": choice} | changes
-    return RunConfig(OutputConfig(Path("unused")), parallel=ParallelConfig(vae, cfg), **facts)
+    return RunConfig(
+        OutputConfig(Path("unused")), parallel=ParallelConfig(vae_ranks=vae, cfg_ranks=cfg), **facts
+    )
 
 
 def events_of(session: Session, jobs: list[VideoJob]) -> Iterator[Event]:
