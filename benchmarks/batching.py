@@ -26,8 +26,9 @@ from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.journal.provenance import hardware, versions
 from hyimg_cli.manifest.manifest import read_manifest
 from hyimg_cli.manifest.planner import make_plan
-from hyimg_cli.manifest.recipe import resolve_jobs, settle
+from hyimg_cli.manifest.resolve import resolve_jobs
 from hyimg_cli.models import registry
+from hyimg_cli.settings.precedence import settle
 from hyimg_cli.spec.events import Event, JobDone, ModelLoaded, Prewarmed
 from hyimg_cli.spec.run import BatchConfig, OutputConfig, RunConfig
 

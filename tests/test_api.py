@@ -14,8 +14,8 @@ import pytest
 from hyimg_cli import OutputConfig, RunConfig, RunFolder, Session, make_plan, read_manifest
 from hyimg_cli.engine import runner
 from hyimg_cli.errors import ManifestError
-from hyimg_cli.manifest.recipe import settle
 from hyimg_cli.models import registry
+from hyimg_cli.settings.precedence import settle
 from hyimg_cli.spec.events import JobDone, JobFailed
 from hyimg_cli.spec.plan import Plan
 

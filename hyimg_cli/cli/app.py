@@ -2,38 +2,21 @@
 
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import typer
+from typer.core import TyperGroup
+from typer.main import get_command
 
 from hyimg_cli import __version__
 from hyimg_cli.cli import help as pages
-from hyimg_cli.cli import later, render
-from hyimg_cli.cli.bench import bench
-from hyimg_cli.cli.cache import cache
-from hyimg_cli.cli.check import check
-from hyimg_cli.cli.doctor import doctor
-from hyimg_cli.cli.eval import evaluate
-from hyimg_cli.cli.generate import generate
-from hyimg_cli.cli.info import info
-from hyimg_cli.cli.plan import plan
-from hyimg_cli.cli.replay import replay
+from hyimg_cli.cli import render
+from hyimg_cli.cli.commands import COMMANDS, LazyCommand, refuse_later
 from hyimg_cli.errors import HyimgError, UsageError
 
 INTERNAL_ERROR = 101
 
-COMMANDS: dict[str, Callable[..., None]] = {
-    "generate": generate,
-    "check": check,
-    "plan": plan,
-    "bench": bench,
-    "eval": evaluate,
-    "doctor": doctor,
-    "info": info,
-    "replay": replay,
-}
-
-app = typer.Typer(
+_app = typer.Typer(
     name="hyimg",
     add_completion=True,
     pretty_exceptions_enable=False,
@@ -46,14 +29,7 @@ app = typer.Typer(
 )
 
 
-for _name, _command in COMMANDS.items():
-    _text = pages.prose(_command.__doc__)
-    _short = pages.first_sentence(_text)
-    app.command(_name, cls=pages.Command, help=_text, short_help=_short)(_command)
-app.add_typer(cache, name="cache")
-
-
-@app.callback(invoke_without_command=True)
+@_app.callback(invoke_without_command=True)
 def _hyimg(
     version: bool = typer.Option(False, "--version", help="Print the version and stop."),
 ) -> None:
@@ -62,12 +38,23 @@ def _hyimg(
         raise typer.Exit
 
 
+def command_line() -> TyperGroup:
+    """The whole of it, for the parser; commands are imported when they are asked for."""
+    group = get_command(_app)
+    assert isinstance(group, TyperGroup)
+    for name in COMMANDS:
+        group.add_command(LazyCommand(name))
+    return group
+
+
 def run(arguments: Sequence[str]) -> int:
     """The exit code of one command line; errors are printed on stderr."""
     try:
-        later.refuse(arguments)
+        refuse_later(arguments)
         words = list(arguments) or ["--help"]
-        code = app(args=words, prog_name="hyimg", standalone_mode=False, obj=tuple(words))
+        code = command_line().main(
+            args=words, prog_name="hyimg", standalone_mode=False, obj=tuple(words)
+        )
         return code if isinstance(code, int) else 0
     except HyimgError as error:
         render.error(error)

@@ -53,6 +53,7 @@ Weights = Annotated[
 ]
 
 
+@o.takes(*_MODEL_FLAGS)
 def bench(
     ctx: typer.Context,
     compare: Name,
@@ -63,12 +64,6 @@ def bench(
     baseline: Baseline = None,
     max_regress: MaxRegress = "5%",
     lpips_weights: Weights = None,
-    model: o.Model = None,
-    video_model: o.VideoModel = None,
-    revision: o.Revision = None,
-    device: o.Device = None,
-    dtype: o.DtypeName = None,
-    quantization: o.Quantization = None,
     as_json: o.AsJson = False,
     quiet: o.Quiet = False,
 ) -> None:

@@ -1,7 +1,7 @@
 """`hyimg cache`: what is kept on disk between runs, listed, sized and cleared."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
@@ -10,11 +10,15 @@ from hyimg_cli.cli import options as o
 from hyimg_cli.cli import render
 from hyimg_cli.errors import UsageError
 
-cache = typer.Typer(help="Show or clear what is kept on disk between runs.")
+cache = typer.Typer(help="Show or clear what is kept on disk between runs.", rich_markup_mode=None)
+Kind = Annotated[
+    str | None, o.option("--kind", panel="Selection", help=f"Only one kind: {', '.join(KINDS)}.")
+]
 
 
 @cache.command("list")
-def list_kinds(ctx: typer.Context, cache_dir: o.CacheDir = None, as_json: o.AsJson = False) -> None:
+@o.takes("cache_dir")
+def list_kinds(ctx: typer.Context, as_json: o.AsJson = False) -> None:
     """Entries and bytes of each kind."""
     entries = _store(ctx.params).entries()
     for kind in sorted({*KINDS, *(entry.kind for entry in entries)}):
@@ -23,19 +27,16 @@ def list_kinds(ctx: typer.Context, cache_dir: o.CacheDir = None, as_json: o.AsJs
 
 
 @cache.command()
-def size(ctx: typer.Context, cache_dir: o.CacheDir = None, as_json: o.AsJson = False) -> None:
+@o.takes("cache_dir")
+def size(ctx: typer.Context, as_json: o.AsJson = False) -> None:
     """Entries and bytes of all kinds together, and their folder."""
     folder = str(o.cache_folder(o.settings_of(ctx.params)) or "")
     _show({"folder": folder} | _counts(_store(ctx.params).entries()), as_json=as_json)
 
 
 @cache.command()
-def clear(
-    ctx: typer.Context,
-    cache_dir: o.CacheDir = None,
-    kind: o.CacheKind = None,
-    as_json: o.AsJson = False,
-) -> None:
+@o.takes("cache_dir")
+def clear(ctx: typer.Context, kind: Kind = None, as_json: o.AsJson = False) -> None:
     """Remove every entry, or those of one kind. A run that is under way encodes again."""
     if kind is not None and kind not in KINDS:
         raise UsageError(f"--kind {kind!r} is not known", hint=f"allowed: {', '.join(KINDS)}")

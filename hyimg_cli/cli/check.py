@@ -6,7 +6,7 @@ import typer
 
 from hyimg_cli.cli import options as o
 from hyimg_cli.cli import packaged, render
-from hyimg_cli.cli.run_options import takes_run_options
+from hyimg_cli.cli.selection import selection_of
 from hyimg_cli.engine import runner
 from hyimg_cli.errors import HyimgError
 from hyimg_cli.manifest.consumed import without_effect
@@ -14,12 +14,11 @@ from hyimg_cli.manifest.consumed import without_effect
 FAULTY_MANIFEST, FAULTY_FILES = 2, 1
 
 
-@takes_run_options
 def check(ctx: typer.Context) -> None:
-    """Name every fault of a manifest. Exit code 2: faulty lines; 1: only unreadable pictures."""
+    """Name every fault of the lines, then of the pictures that they name."""
     render.log_to_stderr(ctx.params["verbose"])
     style, settings = render.style_of(ctx.params), o.settings_of(ctx.params)
-    selection = o.selection_of(ctx.params)
+    selection = selection_of(ctx.params)
     jobs, in_lines = runner.examine(packaged.read(ctx.params["manifest"]), settings)
     _show(in_lines, style)
     if not in_lines:  # a faulty line may be of the other kind

@@ -14,6 +14,7 @@ from hyimg_cli.cli import render
 from hyimg_cli.doctor.check import Check, Subject, examined, is_ready
 from hyimg_cli.doctor.checks import CHECKS, RANKS
 from hyimg_cli.doctor.models import model_name
+from hyimg_cli.settings.table import RUN
 
 NOT_READY = 3
 WithRanks = Annotated[
@@ -24,7 +25,7 @@ RunsDir = Annotated[
     o.option(
         "-o",
         "--output-dir",
-        panel=o.RUN,
+        panel=RUN,
         parser=o.folder,
         metavar="<path>",
         help="Folder runs will write to. Default: runs.",
@@ -32,25 +33,18 @@ RunsDir = Annotated[
 ]
 
 
+_SETTINGS = (
+    *("model", "video_model", "revision", "device", "dtype", "quantization", "vae_use_tiling"),
+    *("tensor_parallel_size", "gpu_memory_utilization", "enable_cpu_offload", "replicas"),
+    *("batching_max_size", "cache_dir", "disk_cache", "disk_cache_mb"),
+)
+
+
+@o.takes(*_SETTINGS)
 def doctor(
     ctx: typer.Context,
-    model: o.Model = None,
-    video_model: o.VideoModel = None,
-    revision: o.Revision = None,
-    device: o.Device = None,
-    dtype: o.DtypeName = None,
-    quantization: o.Quantization = None,
-    tensor_parallel_size: o.TensorParallelSize = None,
-    gpu_memory_utilization: o.GpuMemoryUtilization = None,
-    enable_cpu_offload: o.EnableCpuOffload = None,
-    replicas: o.Replicas = None,
-    batching_max_size: o.BatchingMaxSize = None,
-    vae_use_tiling: o.VaeUseTiling = None,
     recipe: o.Recipe = None,
     output_dir: RunsDir = None,
-    cache_dir: o.CacheDir = None,
-    disk_cache: o.DiskCache = None,
-    disk_cache_mb: o.DiskCacheMb = None,
     ranks: WithRanks = False,
     as_json: o.AsJson = False,
 ) -> None:

@@ -83,7 +83,7 @@ def _carry_out(given: Mapping[str, Any]) -> int:
         for entry in (*records, {"summary": totals, "lpips": title}):
             render.json_line(entry)
     else:
-        render.table(eval_table.distances(results, metrics, totals))
+        eval_table.show(eval_table.distances(results, metrics, totals))
         if title is not None:
             render.note(title)
     for result in results:
@@ -144,6 +144,6 @@ def _self_test(given: Mapping[str, Any]) -> int:
             entry = {"name": pair.name, "stored": pair.stored, "found": pair.found}
             render.json_line(entry | {"agrees": pair.agrees})
     else:
-        render.table(eval_table.self_test(pairs))
+        eval_table.show(eval_table.self_test(pairs))
     render.note(loaded.title)
     return 0 if all(pair.agrees for pair in pairs) else 1

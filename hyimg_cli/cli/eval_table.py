@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -21,6 +23,14 @@ TITLES = {
     "within_20": "≤ 20",
     "within_50": "≤ 50",
 }
+
+
+def show(table: Table) -> None:
+    """A table on stdout, never narrower than what it says: no number is cut."""
+    console = Console(highlight=False)
+    wide = console.options.update(width=10_000)
+    console.width = max(console.width, Measurement.get(console, wide, table).maximum)
+    console.print(table)
 
 
 def distances(

@@ -5,7 +5,8 @@ from typing import Annotated
 
 import typer
 
-from hyimg_cli.cli.options import MODEL, RUN, folder, option
+from hyimg_cli.cli.options import folder, option
+from hyimg_cli.settings.table import MODEL, RUN
 
 _REPLAY = "What is replayed"
 

@@ -10,14 +10,13 @@ from hyimg_cli.cli import options as o
 from hyimg_cli.cli import packaged, render
 from hyimg_cli.cli.carry_out import Order, carry_out
 from hyimg_cli.cli.plan import show_plan
-from hyimg_cli.cli.run_options import takes_run_options
+from hyimg_cli.cli.selection import resume_policy_of, selection_of
 
 NOT_AGAIN = ("--force", "--no-resume", "--retry-failed")
 
 
-@takes_run_options
 def generate(ctx: typer.Context) -> None:
-    """Make the pictures and videos of a manifest. A run that stopped goes on where it was."""
+    """Run the jobs, or with --dry-run plan them."""
     render.log_to_stderr(ctx.params["verbose"])
     if ctx.params["dry_run"]:
         show_plan(ctx.params)
@@ -28,7 +27,7 @@ def generate(ctx: typer.Context) -> None:
 
 def _order(given: Mapping[str, Any], arguments: Sequence[str]) -> Order:
     settings = o.settings_of(given)
-    selection, policy = o.selection_of(given), o.resume_policy_of(given)
+    selection, policy = selection_of(given), resume_policy_of(given)
     manifest = packaged.read(given["manifest"])
     folder = o.output_folder(given, settings, manifest.name)
     again = _again(arguments, str(folder))

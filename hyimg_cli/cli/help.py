@@ -9,9 +9,13 @@ from typing import Any, TypeAlias
 
 from typer.core import TyperArgument, TyperCommand, TyperOption
 
+from hyimg_cli.settings.table import MODEL, RUN, SAMPLING, VIDEO
+
 # Lines end where the terminal does, however wide it is.
 WIDEST = 10_000
-_OPTIONS = "Options"
+# The other panels of a command stand before the last two.
+_FIRST = ("Arguments", RUN, "Selection", MODEL, SAMPLING, VIDEO)
+_LAST = ("Style", "Options")
 _Rows: TypeAlias = list[tuple[str, str]]
 
 
@@ -19,20 +23,22 @@ class Command(TyperCommand):
     """A command whose help lists the options of each panel under its name."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        arguments: _Rows = []
         panels: dict[str, _Rows] = {}
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
             if record is None:
                 continue
             if isinstance(parameter, TyperOption):
-                panels.setdefault(parameter.rich_help_panel or _OPTIONS, []).append(record)
+                panel = parameter.rich_help_panel or (_LAST[1] if parameter.is_eager else RUN)
+                panels.setdefault(panel, []).append(record)
             elif isinstance(parameter, TyperArgument):
-                arguments.append((parameter.metavar or parameter.name or "", record[1]))
-        for name, rows in {"Arguments": arguments, **panels}.items():
-            if rows:
+                name = parameter.metavar or parameter.name or ""
+                panels.setdefault(_FIRST[0], []).append((name, record[1]))
+        others = [name for name in panels if name not in (*_FIRST, *_LAST)]
+        for name in (*_FIRST, *others, *_LAST):
+            if name in panels:
                 with formatter.section(name):
-                    formatter.write_dl(rows)
+                    formatter.write_dl(panels[name])
 
 
 def prose(docstring: str | None) -> str:

@@ -8,7 +8,7 @@ import typer
 
 from hyimg_cli.cli import options as o
 from hyimg_cli.cli import packaged, render
-from hyimg_cli.cli.run_options import takes_run_options
+from hyimg_cli.cli.selection import resume_policy_of, selection_of
 from hyimg_cli.engine import runner
 from hyimg_cli.engine.choice import replicas_of
 from hyimg_cli.engine.forecast import VideoForecast, forecast, video_forecast
@@ -29,7 +29,6 @@ from hyimg_cli.spec.units import bytes_text, duration_text, flops_text
 _H100_FLOPS = 989e12
 
 
-@takes_run_options
 def plan(ctx: typer.Context) -> None:
     """Show what generate would do, without loading a model or writing anything."""
     render.log_to_stderr(ctx.params["verbose"])
@@ -45,8 +44,8 @@ def show_plan(given: Mapping[str, Any]) -> None:
     if not accepted.invalid:  # a faulty line may be of the other kind
         render.remarks(without_effect(settings, accepted.jobs), style)
     config = o.run_config(settings, o.output_folder(given, settings, manifest.name))
-    jobs = o.selection_of(given).of(accepted.jobs)
-    rest = runner.sift(RunFolder(config.output.folder), jobs, config, o.resume_policy_of(given))
+    jobs = selection_of(given).of(accepted.jobs)
+    rest = runner.sift(RunFolder(config.output.folder), jobs, config, resume_policy_of(given))
     order = make_plan(rest.to_run, runner.cards(config.model.revision))
     costs = forecast(order, config, assumed_think=given["assume_think"])
     revision = config.model.revision

@@ -17,12 +17,12 @@ from hyimg_cli.cli.carry_out import Order, carry_out
 from hyimg_cli.engine.runner import ResumePolicy, Selection
 from hyimg_cli.errors import Interrupted, UsageError
 from hyimg_cli.journal.journal import RunFolder
-from hyimg_cli.manifest.recipe import PREFIX, Setting, settle
 from hyimg_cli.measure.replay.restored import Restored, Wishes, restored
 from hyimg_cli.measure.replay.run_folder import refuse_other_runs
 from hyimg_cli.measure.replay.verdict import ReplayVerdict, compared_file, verdict
 from hyimg_cli.media.recorded import Described, read_described
-from hyimg_cli.settings.table import KNOBS
+from hyimg_cli.settings.precedence import Setting, settle
+from hyimg_cli.settings.table import TABLES
 
 # A replay is one job, asked for now: it is compared by its own record, and nothing is skipped.
 ALWAYS = {
@@ -32,9 +32,15 @@ ALWAYS = {
     "prewarm": False,
     "replicas": 1,
 }
+_SETTINGS = (
+    *("revision", "device", "dtype", "quantization", "vae_use_tiling", "tensor_parallel_size"),
+    *("kv_reuse", "batch_invariant", "cache_dir", "disk_cache", "frames"),
+    *("vae_patch_parallel_size", "cfg_parallel_size"),
+)
 AGAIN = ResumePolicy(resume=False, retry_failed=True, force=True)
 
 
+@o.takes(*_SETTINGS)
 def replay(
     ctx: typer.Context,
     file: f.ReplayedFile,
@@ -43,19 +49,6 @@ def replay(
     allow_changed: f.AllowChanged = False,
     expect_equal: f.ExpectEqual = False,
     model: f.RecordedModel = None,
-    revision: o.Revision = None,
-    device: o.Device = None,
-    dtype: o.DtypeName = None,
-    quantization: o.Quantization = None,
-    tensor_parallel_size: o.TensorParallelSize = None,
-    vae_use_tiling: o.VaeUseTiling = None,
-    kv_reuse: o.KvReuse = None,
-    batch_invariant: o.BatchInvariant = None,
-    cache_dir: o.CacheDir = None,
-    disk_cache: o.DiskCache = None,
-    vae_patch_parallel_size: o.VaePatchParallelSize = None,
-    cfg_parallel_size: o.CfgParallelSize = None,
-    frames: o.FramesName = None,
     progress: o.Progress = "auto",
     as_json: o.AsJson = False,
     quiet: o.Quiet = False,
@@ -110,14 +103,9 @@ def _carry_out(given: Mapping[str, Any], arguments: Sequence[str]) -> int:
 
 def _settings(given: Mapping[str, Any], source: Restored) -> dict[str, Setting]:
     """Recorded settings below those of the user; which model runs stands in the job."""
-    sampling = {PREFIX + knob.name.upper() for knob in KNOBS if knob.table == "sampling"}
+    sampling = {row.variable for row in TABLES["sampling"].values()}
     environ = {name: value for name, value in os.environ.items() if name not in sampling}
-    names = {knob.name for knob in KNOBS} - {"model", "output_dir"}
-    flags = {
-        name: str(value) if isinstance(value, Path) else value
-        for name, value in given.items()
-        if name in names and value is not None
-    }
+    flags = {name: given[name] for name in _SETTINGS if given[name] is not None}
     return settle(source.settings | flags | ALWAYS, environ, {})
 
 

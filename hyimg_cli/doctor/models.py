@@ -12,13 +12,13 @@ from hyimg_cli.engine import runner
 from hyimg_cli.errors import CheckpointError, MachineError
 from hyimg_cli.journal.keys import precision
 from hyimg_cli.manifest.manifest import manifest_of
-from hyimg_cli.manifest.recipe import settle
 from hyimg_cli.memory.fit import fits, in_forms, judged
 from hyimg_cli.memory.footprint import Need, need
 from hyimg_cli.memory.gpu_settings import refuse_in_session, refuse_offload_on_cpu
 from hyimg_cli.memory.present import Present, copies_of, present
 from hyimg_cli.memory.tensor_ranks import refuse_unsplit
 from hyimg_cli.models import registry
+from hyimg_cli.settings.precedence import settle
 from hyimg_cli.spec.card import ModelCard, VideoCard
 from hyimg_cli.spec.job import Job
 from hyimg_cli.spec.run import Quantization, RunConfig

@@ -16,12 +16,13 @@ from hyimg_cli.journal.keys import job_keys
 from hyimg_cli.manifest import planner
 from hyimg_cli.manifest.line import fault
 from hyimg_cli.manifest.manifest import Manifest, failed_lines, in_line_order
-from hyimg_cli.manifest.recipe import Setting, resolve_jobs, settle
+from hyimg_cli.manifest.resolve import resolve_jobs
 from hyimg_cli.media.images import probe_image
 from hyimg_cli.memory.disk_space import refuse_full_disk
 from hyimg_cli.memory.gpu_settings import refuse_unfollowed
 from hyimg_cli.memory.tensor_ranks import refuse_wrong
 from hyimg_cli.models import registry
+from hyimg_cli.settings.precedence import Setting, settle
 from hyimg_cli.spec.card import ModelCard, VideoCard
 from hyimg_cli.spec.events import (
     Event,

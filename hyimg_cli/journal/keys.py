@@ -11,6 +11,8 @@ from hyimg_cli.journal.journal import job_key
 from hyimg_cli.journal.provenance import versions
 from hyimg_cli.media.images import MAX_SOURCE_BYTES
 from hyimg_cli.models import registry
+from hyimg_cli.settings.config import in_config
+from hyimg_cli.settings.table import SETTINGS, InKey
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.job import ImageJob, Job
 from hyimg_cli.spec.run import ModelChoice, RunConfig
@@ -24,32 +26,26 @@ _SOURCE_FORMAT = 2
 def key_of(job: Job, source_digests: Sequence[str], config: RunConfig) -> str:
     """The job's key, from the bytes of its source images and of its checkpoint.
 
-    The device and the size of the batch are not part of it; precision, quantization, KV reuse, VAE
-    tiling, CUDA graphs, ranks that sum a layer and whether pixels may depend on the batch are: they
-    change pixels, if only by rounding, and so perhaps a text. Whether a graph's capture succeeded
-    is not: the numbers are the same.
+    The device and the size of the batch are not part of it; what `settings.table` declares to
+    change pixels, if only by rounding, and so perhaps a text, is. Whether a graph's capture
+    succeeded is not: the numbers are the same.
     """
     model_print = registry.fingerprint(job.model, config.model.revision)
     return job_key(job, source_digests, model_print, pixel_settings(job, config))
 
 
 def pixel_settings(job: Job, config: RunConfig) -> dict[str, str]:
-    """What of the run changes the job's pixels, by name."""
-    settings = {"dtype": precision(config.model)[1]}
-    if isinstance(job, ImageJob):
-        settings["kv_reuse"] = "reuse" if config.reuse.kv_reuse else "recompute"
-        # Named only where it is not the default: keys of runs before there were tiles stay.
-        if config.model.vae_use_tiling:
-            settings["vae"] = "tiled"
-        if config.model.quantization != "none":
-            settings["experts"] = config.model.quantization
-        if by_graphs(config.model, config.parallel.tensor_ranks):
-            settings["text"] = "graphs"
-        if config.parallel.tensor_ranks > 1:
-            settings["layers"] = f"{config.parallel.tensor_ranks} ranks"
-        if not config.batch.is_invariant:
-            settings["batch"] = "variant"
-    return settings
+    """What of the run changes the job's pixels: each setting that is declared to, by its word."""
+    kind = "pictures" if isinstance(job, ImageJob) else "videos"
+    graphs = by_graphs(config.model, config.parallel.tensor_ranks)
+    decided = {"dtype": precision(config.model)[1], "decode_graphs": "on" if graphs else "off"}
+    words: dict[str, str] = {}
+    for row in SETTINGS.values():
+        if isinstance(row.pixels, InKey) and row.only in (None, kind):
+            value = decided[row.name] if row.name in decided else in_config(row.name, config)
+            if value in row.pixels.words:
+                words[row.pixels.name] = row.pixels.words[value]
+    return words
 
 
 def job_keys(jobs: Sequence[Job], config: RunConfig) -> dict[str, str]:

@@ -10,8 +10,8 @@ from typing import Any
 
 from hyimg_cli import __version__
 from hyimg_cli.manifest.manifest import Manifest
-from hyimg_cli.manifest.recipe import Setting
 from hyimg_cli.models import registry
+from hyimg_cli.settings.precedence import Setting
 from hyimg_cli.spec.plan import Plan
 
 PACKAGES = ("torch", "transformers", "diffusers", "safetensors", "tokenizers", "numpy", "pillow")

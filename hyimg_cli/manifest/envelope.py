@@ -14,7 +14,7 @@ from typing import Any
 from hyimg_cli.settings.kinds import BadValue, nearest, shown
 
 KEYS = ("method", "url", "body")
-_TASKS = {
+TASK_OF_URL = {
     "/v1/images/edits": "it2i",
     "/v1/images/generations": "t2i",
     "/v1/videos": "t2v",
@@ -65,11 +65,11 @@ def _task(entry: Mapping[str, Any]) -> str:
     url, method = entry.get("url"), entry.get("method", "POST")
     if method != "POST":
         raise _wrong(f"method is {shown(method)}", 'a job is "POST"')
-    if not isinstance(url, str) or url not in _TASKS:
-        close = nearest(url, _TASKS) if isinstance(url, str) else None
-        hint = f"did you mean {close}?" if close else f"known: {', '.join(_TASKS)}"
+    if not isinstance(url, str) or url not in TASK_OF_URL:
+        close = nearest(url, TASK_OF_URL) if isinstance(url, str) else None
+        hint = f"did you mean {close}?" if close else f"known: {', '.join(TASK_OF_URL)}"
         raise _wrong(f"{shown(url)} is not an endpoint of pictures or videos", hint)
-    return _TASKS[url]
+    return TASK_OF_URL[url]
 
 
 def _own(body: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -9,6 +9,16 @@ from typing import Any
 
 from hyimg_cli.spec.job import ImageJob, Job, SizeRequest, VideoJob
 
+_VIDEO = (
+    *("custom_id", "task", "prompt", "negative_prompt", "model", "seed", "size"),
+    *("num_frames", "fps", "num_inference_steps", "guidance_scale", "guidance_scale_2"),
+    "flow_shift",
+)
+_PICTURE = (
+    *("custom_id", "task", "prompt", "images", "model", "seed", "size"),
+    *("num_inference_steps", "guidance_scale", "flow_shift"),
+)
+
 
 def job_to_json(job: Job) -> dict[str, Any]:
     """The job as a manifest line that says everything: read back, it gives the same job.
@@ -23,41 +33,23 @@ def job_to_json(job: Job) -> dict[str, Any]:
 
 
 def _video_fields(job: VideoJob) -> dict[str, Any]:
-    negative = {"negative_prompt": job.negative_prompt} if job.branch_count > 1 else {}
-    scale_2 = {} if job.guidance_scale_2 is None else {"guidance_scale_2": job.guidance_scale_2}
-    return {
-        "custom_id": job.custom_id,
-        "task": job.task,
-        "prompt": job.prompt,
-        **negative,
-        "model": job.model,
-        "seed": job.seed,
-        "size": str(job.size),
-        "num_frames": job.num_frames,
-        "fps": job.fps,
-        "num_inference_steps": job.num_inference_steps,
-        "guidance_scale": job.guidance_scale,
-        **scale_2,
-        "flow_shift": job.flow_shift,
-    }
+    entry = {name: getattr(job, name) for name in _VIDEO} | {"size": str(job.size)}
+    if job.branch_count == 1:
+        del entry["negative_prompt"]
+    if job.guidance_scale_2 is None:
+        del entry["guidance_scale_2"]
+    return entry
 
 
 def _image_fields(job: ImageJob) -> dict[str, Any]:
-    entry: dict[str, Any] = {
-        "custom_id": job.custom_id,
-        "task": job.task,
-        "prompt": job.prompt,
-        **({"images": list(job.images)} if job.images else {}),
-        "model": job.model,
-        "seed": job.seed,
-        "size": size_text(job.size),
-        "num_inference_steps": job.num_inference_steps,
-        "guidance_scale": job.guidance_scale,
-        "flow_shift": job.flow_shift,
-        **({"infer_align_image_size": True} if job.infer_align_image_size and job.images else {}),
-        **_text_fields(job),
-        "use_system_prompt": job.use_system_prompt,
-    }
+    entry = {name: getattr(job, name) for name in _PICTURE} | {"size": size_text(job.size)}
+    if job.images:
+        entry["images"] = list(job.images)
+    else:
+        del entry["images"]
+    if job.infer_align_image_size and job.images:
+        entry["infer_align_image_size"] = True
+    entry |= _text_fields(job) | {"use_system_prompt": job.use_system_prompt}
     if job.system_prompt is not None:
         entry["system_prompt"] = job.system_prompt
     return entry

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from hyimg_cli.errors import UsageError
 from hyimg_cli.journal.keys import precision
-from hyimg_cli.manifest.recipe import Setting
+from hyimg_cli.settings.precedence import Setting
 from hyimg_cli.spec.job import ImageJob, Job
 from hyimg_cli.spec.run import ModelChoice, RunConfig
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 
 from hyimg_cli.errors import UsageError
 from hyimg_cli.journal.keys import precision
-from hyimg_cli.manifest.recipe import Setting
 from hyimg_cli.memory.footprint import Footprint
 from hyimg_cli.models import registry
+from hyimg_cli.settings.precedence import Setting
 from hyimg_cli.spec.job import ImageJob, Job
 from hyimg_cli.spec.run import ModelChoice, RunConfig
 

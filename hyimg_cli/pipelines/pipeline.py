@@ -1,7 +1,7 @@
-"""What a session asks of those that work: one crew for pictures, one for videos, each with a model.
+"""Pipelines, one for pictures and one for videos: a loaded model at work on one kind of job.
 
-A crew knows its kind of job from shape to pixels; the session knows the plan, the folder and the
-journal.
+A pipeline knows its kind of job from shape to pixels; the session knows the plan, the folder and
+the journal.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -45,7 +45,7 @@ class Made:
     notes_if_lost: tuple[str, ...] = ()
 
 
-class Crew(Protocol[OneJob]):
+class Pipeline(Protocol[OneJob]):
     """A model at work on groups of one kind of job; what its jobs share is its own."""
 
     @property

@@ -1,23 +1,48 @@
-"""From settled settings to the configuration of a run."""
+"""From settled settings to the configuration of a run, and back to a setting's value in it."""
 
+from collections import defaultdict
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
+from typing import Any, get_type_hints
 
 from hyimg_cli.errors import UsageError
-from hyimg_cli.manifest.recipe import Setting
-from hyimg_cli.spec.run import (
-    BatchConfig,
-    CacheConfig,
-    FailurePolicy,
-    ModelChoice,
-    OutputConfig,
-    ParallelConfig,
-    ReuseConfig,
-    RunConfig,
-)
+from hyimg_cli.settings.precedence import Setting
+from hyimg_cli.settings.table import SETTINGS, Declaration
+from hyimg_cli.spec.run import RunConfig
 
 _LARGE = "replicas do more jobs at once, ranks one job sooner"
 _RANKS = ("tensor_parallel_size", "vae_patch_parallel_size", "cfg_parallel_size")
+_PARTS: Mapping[str, type] = get_type_hints(RunConfig)
+
+
+def _filled(row: Declaration) -> tuple[str, str] | None:
+    """Part and field of RunConfig that a setting fills, where it does."""
+    name, part = row.fills or row.name, _PARTS.get(row.table)
+    is_there = part is not None and name in {field.name for field in fields(part)}
+    return (row.table, name) if is_there else None
+
+
+# Part and field of RunConfig by setting; some settings are read before there is a run.
+FILLED = {row.name: place for row in SETTINGS.values() if (place := _filled(row))}
+
+
+def configured(
+    settings: Mapping[str, Setting], folder: Path, cache_folder: Path | None
+) -> RunConfig:
+    """The run that the settings describe: results in `folder`; without a cache's, no disk cache."""
+    parts: dict[str, dict[str, Any]] = defaultdict(dict)
+    for name, (part, field) in FILLED.items():
+        parts[part][field] = settings[name].value
+    parts["output"]["folder"] = folder
+    parts["cache"]["folder"] = cache_folder
+    return RunConfig(**{part: _PARTS[part](**values) for part, values in parts.items()})
+
+
+def in_config(name: str, config: RunConfig) -> Any:
+    """The value that a run's configuration holds of a setting."""
+    part, field = FILLED[name]
+    return getattr(getattr(config, part), field)
 
 
 def refuse_conflicts(settings: Mapping[str, Setting]) -> None:
@@ -29,48 +54,11 @@ def refuse_conflicts(settings: Mapping[str, Setting]) -> None:
     if device == "balanced" or device.startswith("cuda:"):
         raise _not_with_replicas(count, f"--device {device}", "--device cuda: a GPU each")
     for name in _RANKS:
-        ranks = settings[name].value
-        if ranks > 1:
-            flag = f"--{name.replace('_', '-')}"
-            raise _not_with_replicas(count, f"{flag} {ranks}", f"one of the two; {_LARGE}")
+        if (ranks := settings[name].value) > 1:
+            other = f"{SETTINGS[name].flag} {ranks}"
+            raise _not_with_replicas(count, other, f"one of the two; {_LARGE}")
 
 
 def _not_with_replicas(count: int, other: str, hint: str) -> UsageError:
     what = f"--replicas {count} does not go with {other}"
     return UsageError(what, hint=f"give {hint}", code="usage.replicas")
-
-
-def configured(settings: Mapping[str, Setting], folder: Path, cache: CacheConfig) -> RunConfig:
-    """The run that the settings describe, with results in `folder`."""
-    value = {name: setting.value for name, setting in settings.items()}
-    return RunConfig(
-        output=OutputConfig(folder, value["metadata"], value["frames"], value["checkpoint_every"]),
-        model=ModelChoice(
-            value["model"],
-            value["revision"],
-            value["dtype"],
-            value["device"],
-            value["vae_use_tiling"],
-            value["quantization"],
-            value["decode_graphs"],
-            value["enable_cpu_offload"],
-        ),
-        reuse=ReuseConfig(value["kv_reuse"], value["require_kv_reuse"], value["prompt_cache"]),
-        batch=BatchConfig(
-            value["batching_max_size"],
-            value["batch_invariant"],
-            value["prefix_cache_mb"],
-            value["prefix_cache_host_mb"],
-            value["prewarm"],
-            memory_gb=value["memory_gb"],
-            gpu_memory_utilization=value["gpu_memory_utilization"],
-        ),
-        cache=cache,
-        parallel=ParallelConfig(
-            value["vae_patch_parallel_size"],
-            value["cfg_parallel_size"],
-            value["tensor_parallel_size"],
-            value["replicas"],
-        ),
-        failure=FailurePolicy(value["fail_fast"], value["max_retries"]),
-    )

@@ -10,18 +10,22 @@ import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 from hyimg_cli.spec.job import MAX_SOURCE_IMAGES, SizeRequest
 
 MIN_SIDE, MAX_SIDE, MAX_RATIO = 16, 8192, 16
 MAX_SEED = 2**63 - 1
-_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}", re.ASCII)
-_SIZE = re.compile(r"([0-9]{1,5})([xX:])([0-9]{1,5})", re.ASCII)
+# Far below what Python can copy, compare or write as JSON.
+MAX_DEPTH = 100
+ID_PATTERN = r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}"
+SIZE_PATTERN = r"auto|([0-9]{1,5})([xX:])([0-9]{1,5})"
+DEVICE_PATTERN = r"auto|cpu|cuda(:(0|[1-9][0-9]?))?|balanced"
 _INTEGER = re.compile(r"[+-]?[0-9]{1,20}", re.ASCII)
 _TRUTHS = dict.fromkeys(("1", "true", "yes", "on"), True)
 _TRUTHS |= dict.fromkeys(("0", "false", "no", "off"), False)
 _SIZE_HINT = f'give "auto", "WxH" with sides from {MIN_SIDE} to {MAX_SIDE}, or a ratio "W:H"'
+_ID_HINT = "use 1 to 128 letters, digits, dots, dashes or underscores, and no dot in front"
 
 
 class BadValue(ValueError):
@@ -48,85 +52,98 @@ def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
 
 
 def is_custom_id(text: str) -> bool:
-    """Whether `text` may name a job, and so a file: 1 to 128 of [A-Za-z0-9._-], no leading dot."""
-    return _ID.fullmatch(text) is not None
+    """Tell if `text` may name a job, and so a file: `ID_PATTERN`, whole."""
+    return re.fullmatch(ID_PATTERN, text, re.ASCII) is not None
 
 
-class Kind(Protocol):
-    """A type with its range."""
+class Kind:
+    """A type with its range. `metavar` and `allowed` are what a help page says of it."""
+
+    metavar = "str"
+
+    @property
+    def allowed(self) -> str:
+        return ""
 
     def read(self, value: Any) -> Any:
         """The typed value of a JSON or TOML value. Raises BadValue."""
+        raise NotImplementedError
 
     def parse(self, text: str) -> Any:
         """The typed value of a flag's or an environment variable's text. Raises BadValue."""
+        return self.read(text)
 
 
 @dataclass(frozen=True)
-class Integer:
+class Integer(Kind):
     """A whole number from `low` to `high`. true and 1.0 are none."""
 
     low: int
     high: int
+    metavar = "int"
+
+    @property
+    def allowed(self) -> str:
+        return f"{self.low} to {self.high}"
 
     def read(self, value: Any) -> int:
+        hint = f"give a whole number from {self.allowed}"
         if type(value) is not int:
-            raise BadValue(f"{shown(value)} is not a whole number", self._hint, "wrong-type")
+            raise BadValue(f"{shown(value)} is not a whole number", hint, "wrong-type")
         if not self.low <= value <= self.high:
-            raise BadValue(f"{shown(value)} is out of range", self._hint, "out-of-range")
+            raise BadValue(f"{shown(value)} is out of range", hint, "out-of-range")
         return value
 
     def parse(self, text: str) -> int:
-        return self.read(int(text) if _INTEGER.fullmatch(text) else text)
+        return self.read(_integer(text))
 
-    @property
-    def _hint(self) -> str:
-        return f"give a whole number from {self.low} to {self.high}"
+
+def _integer(text: str) -> int | str:
+    return int(text) if _INTEGER.fullmatch(text) else text
 
 
 @dataclass(frozen=True)
-class Number:
+class Number(Kind):
     """A finite number from `low` to `high`; `above_low` leaves out `low` itself."""
 
     low: float
     high: float
     above_low: bool = False
+    metavar = "float"
+
+    @property
+    def allowed(self) -> str:
+        return f"{'above ' * self.above_low}{self.low:g} to {self.high:g}"
 
     def read(self, value: Any) -> float:
+        hint = f"give a number {'' if self.above_low else 'from '}{self.allowed}"
         if type(value) not in (int, float):
-            raise BadValue(f"{shown(value)} is not a number", self._hint, "wrong-type")
+            raise BadValue(f"{shown(value)} is not a number", hint, "wrong-type")
         if not self._holds(value):
-            raise BadValue(f"{shown(value)} is out of range", self._hint, "out-of-range")
+            raise BadValue(f"{shown(value)} is out of range", hint, "out-of-range")
         return float(value)
 
     def parse(self, text: str) -> float:
         try:
-            return self.read(float(text))
-        except ValueError as error:
-            if isinstance(error, BadValue):
-                raise
-            return self.read(text)
+            number: float | str = float(text)
+        except ValueError:
+            number = text
+        return self.read(number)
 
     def _holds(self, value: float) -> bool:
         # NOTE: the range goes first; isfinite overflows on integers beyond a double.
         in_range = self.low <= value <= self.high and math.isfinite(value)
         return in_range and not (self.above_low and value == self.low)
 
-    @property
-    def _hint(self) -> str:
-        start = f"above {self.low:g}" if self.above_low else f"from {self.low:g}"
-        return f"give a number {start} to {self.high:g}"
-
 
 @dataclass(frozen=True)
-class Truth:
+class Truth(Kind):
     """true or false."""
 
     def read(self, value: Any) -> bool:
         if type(value) is not bool:
-            raise BadValue(
-                f"{shown(value)} is not true or false", "give true or false", "wrong-type"
-            )
+            what = f"{shown(value)} is not true or false"
+            raise BadValue(what, "give true or false", "wrong-type")
         return value
 
     def parse(self, text: str) -> bool:
@@ -134,33 +151,31 @@ class Truth:
 
 
 @dataclass(frozen=True)
-class Choice:
+class OneOf(Kind):
     """One of `values`; `aliases` maps other spellings to them."""
 
     values: tuple[str, ...]
     aliases: tuple[tuple[str, str], ...] = ()
 
+    @property
+    def allowed(self) -> str:
+        return ", ".join(self.values)
+
     def read(self, value: Any) -> str:
+        also = "".join(f'; "{alias}" means {value}' for alias, value in self.aliases)
+        hint = f"allowed: {self.allowed}{also}"
         if type(value) is not str:
-            raise BadValue(f"{shown(value)} is not text", self._hint, "wrong-type")
+            raise BadValue(f"{shown(value)} is not text", hint, "wrong-type")
         value = dict(self.aliases).get(value, value)
         if value not in self.values:
             close = nearest(value, self.values)
             guess = f'did you mean "{close}"? ' if close else ""
-            raise BadValue(f"{shown(value)} is not known", guess + self._hint)
+            raise BadValue(f"{shown(value)} is not known", guess + hint)
         return str(value)
-
-    def parse(self, text: str) -> str:
-        return self.read(text)
-
-    @property
-    def _hint(self) -> str:
-        also = "".join(f'; "{alias}" means {value}' for alias, value in self.aliases)
-        return f"allowed: {', '.join(self.values)}{also}"
 
 
 @dataclass(frozen=True)
-class Switch(Choice):
+class Switch(OneOf):
     """One of `values`, of which true and false mean "on" and "off"."""
 
     def read(self, value: Any) -> str:
@@ -171,64 +186,72 @@ class Switch(Choice):
 
 
 @dataclass(frozen=True)
-class Text:
-    """Text with something in it; `noun` names it in messages."""
+class Text(Kind):
+    """Text with something in it, unless `may_be_empty`; `noun` names it in messages."""
 
     noun: str = "text"
+    may_be_empty: bool = False
 
     def read(self, value: Any) -> str:
         if type(value) is not str:
-            raise BadValue(
-                f"{shown(value)} is not text", f"give the {self.noun} as text", "wrong-type"
-            )
-        if not value.strip():
+            what, hint = f"{shown(value)} is not text", f"give the {self.noun} as text"
+            raise BadValue(what, hint, "wrong-type")
+        if not value.strip() and not (self.may_be_empty and value == ""):
             raise BadValue(f"the {self.noun} is empty", f"write the {self.noun}", "empty-text")
         if "\0" in value:
             raise BadValue(f"the {self.noun} holds a NUL character", "take it out")
         return value
 
+
+@dataclass(frozen=True)
+class Folder(Text):
+    """The path of a folder."""
+
+    noun: str = "folder"
+    metavar = "path"
+
     def parse(self, text: str) -> str:
+        if not text:
+            raise BadValue("an empty name", "for this folder give .", "empty-text")
         return self.read(text)
 
 
 @dataclass(frozen=True)
-class AnyText(Text):
-    """Text that may be empty."""
-
-    def read(self, value: Any) -> str:
-        return "" if value == "" else super().read(value)
-
-
-@dataclass(frozen=True)
-class CustomId:
+class CustomId(Kind):
     """A job's name, which also names its file."""
 
     def read(self, value: Any) -> str:
-        hint = "use 1 to 128 letters, digits, dots, dashes or underscores, and no dot in front"
         if type(value) is not str:
-            raise BadValue(f"{shown(value)} is not text", hint, "wrong-type")
+            raise BadValue(f"{shown(value)} is not text", _ID_HINT, "wrong-type")
         if not is_custom_id(value):
-            raise BadValue(f"{shown(value)} cannot name a job", hint, "bad-id")
+            raise BadValue(f"{shown(value)} cannot name a job", _ID_HINT, "bad-id")
         return value
-
-    def parse(self, text: str) -> str:
-        return self.read(text)
 
 
 @dataclass(frozen=True)
-class Paths:
+class DeviceName(Kind):
+    """Where a model lives: auto, cpu, cuda, cuda:N, or balanced."""
+
+    @property
+    def allowed(self) -> str:
+        return "auto, cpu, cuda, cuda:N, balanced"
+
+    def read(self, value: Any) -> str:
+        if not isinstance(value, str) or not re.fullmatch(DEVICE_PATTERN, value):
+            raise BadValue(f"{shown(value)} is not a device", f"allowed: {self.allowed}")
+        return value
+
+
+@dataclass(frozen=True)
+class Paths(Kind):
     """One path or a list of them; comes back as a tuple."""
 
     def read(self, value: Any) -> tuple[str, ...]:
         paths = value if type(value) is list else [value]
         if len(paths) > MAX_SOURCE_IMAGES:
-            raise BadValue(
-                f"{len(paths)} images", f"give 1 to {MAX_SOURCE_IMAGES} images", "too-many-images"
-            )
+            what, hint = f"{len(paths)} images", f"give 1 to {MAX_SOURCE_IMAGES} images"
+            raise BadValue(what, hint, "too-many-images")
         return tuple(_path(path) for path in paths)
-
-    def parse(self, text: str) -> tuple[str, ...]:
-        return self.read(text)
 
 
 def _path(value: Any) -> str:
@@ -243,7 +266,7 @@ def _path(value: Any) -> str:
 
 
 @dataclass(frozen=True)
-class Integers:
+class Integers(Kind):
     """A list of 1 to `most` whole numbers from 0 to `high`; comes back as a tuple."""
 
     most: int
@@ -262,30 +285,26 @@ class Integers:
             raise BadValue(f"{shown(value)} names a number twice", "give each of them once")
         return numbers
 
-    def parse(self, text: str) -> tuple[int, ...]:
-        return self.read(
-            [int(part) if _INTEGER.fullmatch(part) else part for part in text.split(",")]
-        )
-
 
 @dataclass(frozen=True)
-class SizeText:
+class SizeText(Kind):
     """`auto`, `WxH` in pixels, or a ratio `W:H`; comes back as a SizeRequest."""
+
+    @property
+    def allowed(self) -> str:
+        return "auto, WIDTHxHEIGHT, WIDTH:HEIGHT"
 
     def read(self, value: Any) -> SizeRequest:
         if type(value) is not str:
             raise BadValue(f"{shown(value)} is not a size", _SIZE_HINT, "wrong-type")
-        if value == "auto":
-            return SizeRequest()
-        parts = _SIZE.fullmatch(value)
+        parts = re.fullmatch(SIZE_PATTERN, value, re.ASCII)
         if parts is None:
             raise BadValue(f"{shown(value)} is not a size", _SIZE_HINT)
+        if value == "auto":
+            return SizeRequest()
         low = 1 if parts[2] == ":" else MIN_SIDE
         request = size_request(height=int(parts[3]), width=int(parts[1]), low=low)
         return replace(request, is_ratio=parts[2] == ":")
-
-    def parse(self, text: str) -> SizeRequest:
-        return self.read(text)
 
 
 def size_request(*, height: int, width: int, low: int = MIN_SIDE) -> SizeRequest:
@@ -293,26 +312,35 @@ def size_request(*, height: int, width: int, low: int = MIN_SIDE) -> SizeRequest
     if not (low <= height <= MAX_SIDE and low <= width <= MAX_SIDE):
         raise BadValue(f"{width}x{height} is out of range", _SIZE_HINT, "out-of-range")
     if max(height, width) > MAX_RATIO * min(height, width):
-        raise BadValue(
-            f"{width}x{height} is too narrow",
-            f"one side may be at most {MAX_RATIO} times the other",
-            "out-of-range",
-        )
+        what = f"{width}x{height} is too narrow"
+        hint = f"one side may be at most {MAX_RATIO} times the other"
+        raise BadValue(what, hint, "out-of-range")
     return SizeRequest(height=height, width=width)
 
 
 @dataclass(frozen=True)
-class Anything:
-    """Any JSON value; opaque."""
+class Anything(Kind):
+    """Any JSON value of at most `MAX_DEPTH` levels; opaque."""
 
     def read(self, value: Any) -> Any:
+        if _is_deeper(value, MAX_DEPTH):
+            hint = f"{MAX_DEPTH} levels are kept; write it as text"
+            raise BadValue("it is nested too deeply", hint, "out-of-range")
         try:
             json.dumps(value, allow_nan=False)
         except ValueError:
-            raise BadValue(
-                "a number in it is too large", "write it as text", "out-of-range"
-            ) from None
+            what = "a number in it is too large"
+            raise BadValue(what, "write it as text", "out-of-range") from None
         return value
 
-    def parse(self, text: str) -> Any:
-        return text
+
+def _is_deeper(value: Any, levels: int) -> bool:
+    """Whether lists and objects stand in one another on more than so many levels."""
+    layer = [value]
+    for _ in range(levels):
+        layer = [part for one in layer for part in _parts(one)]
+    return any(isinstance(one, list | dict) for one in layer)
+
+
+def _parts(value: Any) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()

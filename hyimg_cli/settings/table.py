@@ -1,161 +1,375 @@
-"""What may be set outside the manifest: one table, and the recipe files that hold such settings."""
+"""What may be set outside the manifest: each setting is declared here, once, as plain data.
 
-import re
-import tomllib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
+Flags, environment variables, recipes, fields of a manifest line, `RunConfig`, the settings' part of
+the resume key and `hyimg schema` are derived from these rows. A new setting is a new row.
+"""
+
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
-from hyimg_cli.errors import RecipeError
-from hyimg_cli.files import SETTINGS_BYTES, text_of
-from hyimg_cli.manifest.fields import (
-    AR_FIELDS,
-    BY_NAME,
-    NOT_IN_PICTURES,
-    NOT_IN_VIDEOS,
-    VIDEO_FIELDS,
-)
 from hyimg_cli.settings.kinds import (
-    BadValue,
-    Choice,
+    MAX_SEED,
+    DeviceName,
+    Folder,
     Integer,
     Kind,
     Number,
+    OneOf,
+    SizeText,
     Switch,
     Text,
     Truth,
-    nearest,
-    shown,
 )
-from hyimg_cli.spec.job import SizeRequest
+from hyimg_cli.spec.job import BOT_TASKS, SizeRequest
 from hyimg_cli.spec.run import DTYPES, FRAMES, GRAPHS, QUANTIZATIONS
 
-_DEVICE = re.compile(r"auto|cpu|cuda(:(0|[1-9][0-9]?))?|balanced")
 JobKind = Literal["pictures", "videos"]
+# The default of what the job's checkpoint says where nobody else does.
+CHECKPOINT = object()
+PREFIX = "HYIMG_"
+# Panels of the help.
+RUN, MODEL, SAMPLING, VIDEO = "Run", "Model", "Sampling defaults", "Video (t2v)"
+SYSTEM_PROMPTS = (
+    "None",
+    "en_vanilla",
+    "en_recaption",
+    "en_think_recaption",
+    "en_unified",
+    "dynamic",
+    "custom",
+)
+# About seven minutes at 24 a second: beyond any model, so a slip of the pen.
+MAX_FRAMES = 10001
+MAX_FPS = 240
+MAX_RANKS = 64
 
 
 @dataclass(frozen=True)
-class DeviceName:
-    """Where a model lives: auto, cpu, cuda, cuda:N, or balanced."""
-
-    def read(self, value: Any) -> str:
-        if not isinstance(value, str) or not _DEVICE.fullmatch(value):
-            hint = "allowed: auto, cpu, cuda, cuda:N, balanced"
-            raise BadValue(f"{shown(value)} is not a device", hint)
-        return value
-
-    def parse(self, text: str) -> str:
-        return self.read(text)
-
-
-@dataclass(frozen=True)
-class Knob:
-    """What may be set outside the manifest, and the recipe table that holds it.
-
-    `only`: the kind of job that reads it, where not both do.
+class InKey:
+    """How a setting that changes pixels stands in the resume key: under `name`, by the word for its
+    value. A value without a word is not written: keys of runs before the setting was there stay.
     """
 
-    table: str
+    name: str
+    words: Mapping[Any, str]
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """One setting.
+
+    `table`: of a recipe, and part of `RunConfig`, where it fills the field `fills`, or that of its
+    own name. `panel`: of the help; without one there is no flag. `flags`: as spelled, where they do
+    not follow from the name. `only`: the kind of job that reads it, where not both do. `aliases`:
+    other names of the field in a manifest line. `pixels`: how they depend on it; what is said by
+    the "job" or the "checkpoint" is in the resume key by itself, and None changes none.
+    """
+
     name: str
     kind: Kind
-    default: Any = None
+    default: Any
+    help: str
+    _: KW_ONLY
+    table: str = ""
+    panel: str = ""
     only: JobKind | None = None
+    flags: tuple[str, ...] = ()
+    fills: str = ""
+    aliases: tuple[str, ...] = ()
+    pixels: InKey | Literal["job", "checkpoint"] | None = None
+
+    @property
+    def flag(self) -> str:
+        return f"--{self.name.replace('_', '-')}"
+
+    @property
+    def spelled(self) -> tuple[str, ...]:
+        """Its flags as Typer takes them: `--on/--off` for a truth."""
+        is_truth = isinstance(self.kind, Truth)
+        return self.flags or ((f"{self.flag}/--no-{self.flag[2:]}",) if is_truth else (self.flag,))
+
+    @property
+    def off_flag(self) -> str:
+        """The flag that switches a truth off; empty where there is none."""
+        return self.spelled[-1].partition("/")[2]
+
+    @property
+    def variable(self) -> str:
+        """Its environment variable."""
+        return PREFIX + self.name.upper()
 
 
-def _sampling(name: str, default: Any = None) -> Knob:
-    """A manifest field's setting: for the jobs whose lines may hold it."""
-    only: JobKind | None = None
-    if name in NOT_IN_VIDEOS or name in NOT_IN_PICTURES:
-        only = "pictures" if name in NOT_IN_VIDEOS else "videos"
-    return Knob("sampling", name, BY_NAME[name].kind, default, only)
+def _words(*values: str) -> dict[str, str]:
+    return {value: value for value in values}
 
 
-SAMPLING = (
-    *("num_inference_steps", "guidance_scale", "flow_shift", "seed"),
-    *("bot_task", "drop_think", "use_system_prompt", "system_prompt"),
-    *AR_FIELDS,
+_run, _model = partial(Declaration, panel=RUN), partial(Declaration, panel=MODEL)
+_run_of_pictures = partial(Declaration, panel=RUN, only="pictures")
+_model_of_pictures = partial(Declaration, panel=MODEL, only="pictures")
+_sampling = partial(Declaration, panel=SAMPLING)
+_text = partial(Declaration, panel=SAMPLING, only="pictures")
+_video = partial(Declaration, panel=VIDEO, only="videos")
+_MODEL = (
+    _model_of_pictures(
+        "model",
+        Text("model"),
+        "tiny-image",
+        "Folder or hub id; tiny-image is embedded.",
+        pixels="checkpoint",
+    ),
+    _model(
+        "video_model",
+        Text("model"),
+        "tiny-video",
+        "The same for t2v; tiny-video is embedded.",
+        only="videos",
+        pixels="checkpoint",
+    ),
+    _model("revision", Text("revision"), None, "Hub revision.", pixels="checkpoint"),
+    _model(
+        "dtype",
+        OneOf(DTYPES),
+        "auto",
+        "Precision of weights and sums.",
+        pixels=InKey("dtype", _words(*DTYPES[1:])),
+    ),
+    _model("device", DeviceName(), "auto", "Where models run; balanced: over all GPUs."),
+    _model_of_pictures(
+        "vae_use_tiling",
+        Truth(),
+        False,
+        "Decode latents of pictures tile by tile, in bounded memory. Other pixels at borders.",
+        pixels=InKey("vae", {True: "tiled"}),
+    ),
+    _model_of_pictures(
+        "quantization",
+        OneOf(QUANTIZATIONS),
+        "none",
+        "The experts of pictures' models in 8 or 4 bits.",
+        pixels=InKey("experts", _words(*QUANTIZATIONS[1:])),
+    ),
+    _video(
+        "enable_cpu_offload",
+        Truth(),
+        False,
+        "One of a video model's networks on the GPU at a time, the others in main memory.",
+        fills="cpu_offload",
+    ),
+    Declaration(
+        "decode_graphs",
+        Switch(GRAPHS),
+        "auto",
+        "Decode text by CUDA graphs, by default where they can be. They round differently.",
+        only="pictures",
+        pixels=InKey("text", {"on": "graphs"}),
+    ),
 )
-# Unset, these follow from the job itself; the rest of the sampling comes from the checkpoint.
-OF_THE_JOB = ("seed", "ar_seed", "system_prompt")
-KNOBS = (
-    Knob("model", "model", Text("model"), "tiny-image", only="pictures"),
-    Knob("model", "video_model", Text("model"), "tiny-video", only="videos"),
-    Knob("model", "revision", Text("revision")),
-    Knob("model", "dtype", Choice(DTYPES), "auto"),
-    Knob("model", "device", DeviceName(), "auto"),
-    Knob("model", "vae_use_tiling", Truth(), False, only="pictures"),
-    Knob("model", "quantization", Choice(QUANTIZATIONS), "none", only="pictures"),
-    Knob("model", "enable_cpu_offload", Truth(), False, only="videos"),
-    # A recipe's alone: nobody varies it from run to run.
-    Knob("model", "decode_graphs", Switch(GRAPHS), "auto", only="pictures"),
-    Knob("sampling", "size", BY_NAME["size"].kind, SizeRequest()),
-    *(_sampling(name) for name in SAMPLING),
-    Knob("sampling", "infer_align_image_size", Truth(), False, only="pictures"),
-    *(_sampling(name, "" if name == "negative_prompt" else None) for name in VIDEO_FIELDS),
-    Knob("reuse", "kv_reuse", Truth(), True, only="pictures"),
-    Knob("reuse", "require_kv_reuse", Truth(), False, only="pictures"),
-    Knob("reuse", "prompt_cache", Truth(), True, only="videos"),
-    Knob("batch", "batching_max_size", Integer(1, 1024), 16, only="pictures"),
-    Knob("batch", "batch_invariant", Truth(), True, only="pictures"),
-    Knob("batch", "prefix_cache_mb", Integer(0, 10**7), 4096, only="pictures"),
-    Knob("batch", "prefix_cache_host_mb", Integer(0, 10**7), 0, only="pictures"),
-    Knob("batch", "prewarm", Truth(), True),
-    # A recipe's, and for `plan` on a machine that is not the run's.
-    Knob("batch", "memory_gb", Integer(1, 10**5), only="pictures"),
-    Knob("batch", "gpu_memory_utilization", Number(0, 1, above_low=True)),
-    Knob("cache", "cache_dir", Text("folder")),
-    Knob("cache", "disk_cache", Truth(), True),
-    Knob("cache", "disk_cache_mb", Integer(0, 10**9), 10240),
-    Knob("parallel", "vae_patch_parallel_size", Integer(1, 64), 1, only="videos"),
-    Knob("parallel", "cfg_parallel_size", Integer(1, 2), 1, only="videos"),
-    Knob("parallel", "tensor_parallel_size", Integer(1, 64), 1, only="pictures"),
-    Knob("parallel", "replicas", Integer(1, 64), 1),
-    Knob("output", "output_dir", Text("folder")),
-    Knob("output", "metadata", Truth(), True),
-    Knob("output", "frames", Choice(FRAMES), "none", only="videos"),
-    Knob("output", "checkpoint_every", Integer(0, 1000), 0, only="videos"),
-    Knob("output", "report", Truth(), True),
-    Knob("failure", "fail_fast", Truth(), False),
-    Knob("failure", "max_retries", Integer(0, 100), 0),
-    Knob("failure", "skip_invalid", Truth(), False),
+_SAMPLING = (
+    _sampling("size", SizeText(), SizeRequest(), "Pixels of the result, or their ratio."),
+    _sampling(
+        "num_inference_steps",
+        Integer(1, 1000),
+        CHECKPOINT,
+        "Denoise steps.",
+        flags=("--num-inference-steps", "--steps"),
+        aliases=("steps",),
+    ),
+    _sampling("guidance_scale", Number(0, 100), CHECKPOINT, "How hard the prompt pulls."),
+    _sampling(
+        "flow_shift", Number(0, 100, above_low=True), CHECKPOINT, "Shift of the noise schedule."
+    ),
+    _sampling("seed", Integer(0, MAX_SEED), None, "Seed of jobs without one of their own."),
+    _text(
+        "bot_task", OneOf(BOT_TASKS, (("image", "none"),)), CHECKPOINT, "Text before the picture."
+    ),
+    _text(
+        "drop_think",
+        Truth(),
+        CHECKPOINT,
+        "Denoise without the think text.",
+        flags=("--drop-think/--keep-think",),
+    ),
+    _text("use_system_prompt", OneOf(SYSTEM_PROMPTS), CHECKPOINT, "Which system prompt."),
+    _text("system_prompt", Text("system prompt"), None, "Text for the custom one."),
+    _text("ar_seed", Integer(0, MAX_SEED), None, "Seed of the text stage."),
+    _text("temperature", Number(0, 100), CHECKPOINT, "Text stage; 0 is greedy."),
+    _text("top_k", Integer(0, 2**31 - 1), CHECKPOINT, "Text stage; 0 is off."),
+    _text("top_p", Number(0, 1, above_low=True), CHECKPOINT, "Text stage; 1 is off."),
+    _text("max_new_tokens", Integer(1, 65536), CHECKPOINT, "Longest text to write."),
+    _text("infer_align_image_size", Truth(), False, "Edits get their source's aspect ratio."),
+    _video(
+        "negative_prompt",
+        Text("negative prompt", may_be_empty=True),
+        "",
+        "What the video should not show.",
+    ),
+    _video("num_frames", Integer(1, MAX_FRAMES), CHECKPOINT, "Frames of a video, 4 k + 1."),
+    _video("fps", Integer(1, MAX_FPS), CHECKPOINT, "Frames a second in the file."),
+    _video(
+        "guidance_scale_2",
+        Number(0, 100),
+        CHECKPOINT,
+        "Guidance of the second of two transformers.",
+        panel="",
+    ),
 )
-_TABLES = tuple(dict.fromkeys(knob.table for knob in KNOBS))
-
-
-def read_recipe(path: Path) -> dict[str, Any]:
-    """The settings of a recipe file by name, typed. Raises RecipeError at the first fault."""
-    try:
-        text = text_of(path, SETTINGS_BYTES, encoding="utf-8-sig", or_stream=True)
-        tables = tomllib.loads(text)
-    except OSError as error:
-        what = f"the recipe cannot be read: {error.strerror}"
-        raise RecipeError(what, where=str(path), code="recipe.unreadable") from None
-    except UnicodeDecodeError:
-        raise RecipeError("not UTF-8", where=path.name, code="recipe.not-toml") from None
-    except tomllib.TOMLDecodeError as error:
-        what = f"not valid TOML: {error}"
-        raise RecipeError(what, where=path.name, code="recipe.not-toml") from None
-    return dict(_recipe_settings(tables, path.name))
-
-
-def _recipe_settings(tables: Mapping[str, Any], title: str) -> Iterator[tuple[str, Any]]:
-    for table, entries in tables.items():
-        if table not in _TABLES or not isinstance(entries, dict):
-            raise _unknown(f"[{table}]", table, _TABLES, where=title)
-        known = {knob.name: knob for knob in KNOBS if knob.table == table}
-        for name, value in entries.items():
-            where = f"{title}: {table}.{name}"
-            if name not in known:
-                raise _unknown(name, name, tuple(known), where=where)
-            try:
-                yield name, known[name].kind.read(value)
-            except BadValue as bad:
-                code = f"recipe.{bad.slug}"
-                raise RecipeError(bad.what, where=where, hint=bad.hint, code=code) from None
-
-
-def _unknown(shown_name: str, name: str, known: tuple[str, ...], *, where: str) -> RecipeError:
-    close = nearest(name, known)
-    hint = f"did you mean {close}?" if close else f"known here: {', '.join(known)}"
-    return RecipeError(f"{shown_name} is not known", where=where, hint=hint, code="recipe.unknown")
+_REUSE = (
+    _run_of_pictures(
+        "kv_reuse",
+        Truth(),
+        True,
+        "Denoise from the keys and values of the text stage, or compute them again.",
+        pixels=InKey("kv_reuse", {True: "reuse", False: "recompute"}),
+    ),
+    _run_of_pictures(
+        "require_kv_reuse",
+        Truth(),
+        False,
+        "Fail a job whose reuse is not complete.",
+        flags=("--require-kv-reuse/--allow-recompute",),
+        fills="required",
+    ),
+    _video(
+        "prompt_cache",
+        Truth(),
+        True,
+        "Embed each distinct prompt once, before all jobs, or for each job.",
+    ),
+)
+_BATCH = (
+    _run_of_pictures(
+        "batching_max_size",
+        Integer(1, 1024),
+        16,
+        "Jobs that think, and jobs that draw, together at most.",
+        fills="max_size",
+    ),
+    _run_of_pictures(
+        "batch_invariant",
+        Truth(),
+        True,
+        "Keep a job's pixels equal to the bit in any batch (CPU).",
+        fills="is_invariant",
+        pixels=InKey("batch", {False: "variant"}),
+    ),
+    _run_of_pictures(
+        "prefix_cache_mb", Integer(0, 10**7), 4096, "K/V kept for prefixes that jobs share."
+    ),
+    _run_of_pictures(
+        "prefix_cache_host_mb", Integer(0, 10**7), 0, "More of them, kept in main memory."
+    ),
+    _run("prewarm", Truth(), True, "Run each shape once before it counts."),
+    Declaration(
+        "memory_gb",
+        Integer(1, 10**5),
+        None,
+        "Memory of the machine to plan for, if not this one.",
+        only="pictures",
+    ),
+    _model(
+        "gpu_memory_utilization",
+        Number(0, 1, above_low=True),
+        None,
+        "Part of a GPU's memory that the run may use, weights and all.",
+    ),
+)
+_CACHE = (
+    _run("cache_dir", Folder(), None, "Folder of the disk cache. Default: ~/.cache/hyimg."),
+    _run(
+        "disk_cache",
+        Truth(),
+        True,
+        "Keep encoded source images and prompts on disk for later runs.",
+    ),
+    _run(
+        "disk_cache_mb",
+        Integer(0, 10**9),
+        10240,
+        "Most that the disk cache may hold.",
+        fills="budget_mb",
+    ),
+)
+_PARALLEL = (
+    _video(
+        "vae_patch_parallel_size",
+        Integer(1, MAX_RANKS),
+        1,
+        "Processes, a GPU each, that share the tiles of a video's decode. Same pixels.",
+        fills="vae_ranks",
+    ),
+    _video(
+        "cfg_parallel_size",
+        Integer(1, 2),
+        1,
+        "2: a process, a GPU each, for each of the two guidance branches. Same pixels.",
+        fills="cfg_ranks",
+    ),
+    _model_of_pictures(
+        "tensor_parallel_size",
+        Integer(1, MAX_RANKS),
+        1,
+        "Processes, a GPU each, that share a picture model's layers. Equal within rounding.",
+        flags=("--tensor-parallel-size", "--tp-size"),
+        fills="tensor_ranks",
+        pixels=InKey("layers", {n: f"{n} ranks" for n in range(2, MAX_RANKS + 1)}),
+    ),
+    _run(
+        "replicas",
+        Integer(1, 64),
+        1,
+        "Processes with a model each, a GPU each, that share the jobs. Same pixels.",
+    ),
+)
+_OUTPUT = (
+    _run(
+        "output_dir",
+        Folder(),
+        None,
+        "Folder for results. Default: runs/<manifest>.",
+        flags=("-o", "--output-dir"),
+    ),
+    _run("metadata", Truth(), True, "Write the job into its file."),
+    _video("frames", OneOf(FRAMES), "none", "png: write every frame without loss too."),
+    _video(
+        "checkpoint_every",
+        Integer(0, 1000),
+        0,
+        "Keep a video's latents every K denoise steps, so that a killed job goes on. Those behind "
+        "the last step are always kept until the video is written.",
+    ),
+    _run("report", Truth(), True, "Write report.html, a sheet of all jobs."),
+)
+_FAILURE = (
+    _run(
+        "fail_fast",
+        Truth(),
+        False,
+        "Stop at the first failed job, or go on.",
+        flags=("--fail-fast/--keep-going",),
+    ),
+    _run("max_retries", Integer(0, 100), 0, "Tries after a failure that may pass."),
+    _run(
+        "skip_invalid",
+        Truth(),
+        False,
+        "Run the good lines, record the bad as failed.",
+        flags=("--skip-invalid",),
+    ),
+)
+_ROWS = {
+    "model": _MODEL,
+    "sampling": tuple(replace(row, pixels="job") for row in _SAMPLING),
+    "reuse": _REUSE,
+    "batch": _BATCH,
+    "cache": _CACHE,
+    "parallel": _PARALLEL,
+    "output": _OUTPUT,
+    "failure": _FAILURE,
+}
+# By table of a recipe, and all by name.
+TABLES = {
+    name: {row.name: replace(row, table=name) for row in rows} for name, rows in _ROWS.items()
+}
+SETTINGS = {name: row for rows in TABLES.values() for name, row in rows.items()}

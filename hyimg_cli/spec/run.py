@@ -1,17 +1,21 @@
-"""How a run is carried out: everything that is not part of a job."""
+"""How a run is carried out: everything that is not part of a job.
 
-from dataclasses import dataclass, field
+Fields are given by name; only what a class is first of all about may be given by position. What
+users may set of them is declared in `settings.table`.
+"""
+
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
-FRAMES = ("none", "png")
 Frames = Literal["none", "png"]
-DTYPES = ("auto", "float32", "bfloat16")
 Dtype = Literal["auto", "float32", "bfloat16"]
-QUANTIZATIONS = ("none", "fp8", "nf4")
 Quantization = Literal["none", "fp8", "nf4"]
-GRAPHS = ("auto", "on", "off")
 Graphs = Literal["auto", "on", "off"]
+FRAMES: tuple[Frames, ...] = get_args(Frames)
+DTYPES: tuple[Dtype, ...] = get_args(Dtype)
+QUANTIZATIONS: tuple[Quantization, ...] = get_args(Quantization)
+GRAPHS: tuple[Graphs, ...] = get_args(Graphs)
 
 
 @dataclass(frozen=True)
@@ -28,6 +32,7 @@ class ModelChoice:
     """
 
     model: str = "tiny-image"
+    _: KW_ONLY
     revision: str | None = None
     dtype: Dtype = "auto"
     device: str = "auto"
@@ -55,7 +60,7 @@ class ModelChoice:
         return self.decode_graphs == "on"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ReuseConfig:
     """`kv_reuse`: the diffusion stage starts from the AR stage's K/V. `required`: or the job
     fails. `prompt_cache`: a video prompt is embedded once, not for each job.
@@ -66,7 +71,7 @@ class ReuseConfig:
     prompt_cache: bool = True
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class BatchConfig:
     """How many jobs work together, and what they share.
 
@@ -99,6 +104,7 @@ class CacheConfig:
     """What is kept on disk from one run to the next. Without a `folder`, nothing."""
 
     folder: Path | None = None
+    _: KW_ONLY
     budget_mb: int = 10240
 
     @property
@@ -115,12 +121,13 @@ class OutputConfig:
     """
 
     folder: Path
+    _: KW_ONLY
     metadata: bool = True
     frames: Frames = "none"
     checkpoint_every: int = 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ParallelConfig:
     """Over how many processes the work is spread.
 
@@ -141,7 +148,7 @@ class ParallelConfig:
         return max(self.vae_ranks, self.cfg_ranks)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class FailurePolicy:
     """What a failed job means for the run."""
 
@@ -154,6 +161,7 @@ class RunConfig:
     """One run: everything that is not part of a job."""
 
     output: OutputConfig
+    _: KW_ONLY
     model: ModelChoice = field(default_factory=ModelChoice)
     reuse: ReuseConfig = field(default_factory=ReuseConfig)
     batch: BatchConfig = field(default_factory=BatchConfig)

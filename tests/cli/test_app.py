@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hyimg_cli import __version__
-from hyimg_cli.cli import later
+from hyimg_cli.cli.commands import LATER
 
 LIGHT_COMMANDS = (
     ["--help"],
@@ -75,7 +75,7 @@ def test_wrong_usage_exits_2_and_writes_nothing(
     assert not list(tmp_path.rglob("*.png"))
 
 
-@pytest.mark.parametrize("name", later.COMMANDS)
+@pytest.mark.parametrize("name", LATER)
 def test_a_later_command_is_refused_by_name(run_cli: Callable[..., Any], name: str) -> None:
     ran = run_cli(name, "--anything")
     assert ran.code == 2
@@ -101,7 +101,7 @@ def test_a_help_breaks_where_the_terminal_ends(
 def test_later_names_are_not_in_the_help(run_cli: Callable[..., Any]) -> None:
     shown = run_cli("--help").out + run_cli("generate", "--help").out
     words = shown.replace("│", " ").split()
-    assert not set(words) & {*later.COMMANDS}
+    assert not set(words) & {*LATER}
 
 
 def test_a_mistake_of_ours_exits_101_with_a_traceback(
@@ -149,6 +149,20 @@ def test_light_commands_import_no_torch(arguments: list[str], tmp_path: Any) -> 
     )
     assert done.returncode == 0, done.stderr
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["generate", "--help"]])
+def test_help_imports_no_command(arguments: list[str]) -> None:
+    """Typer and the declarations are enough for it."""
+    code = (
+        "import sys\n"
+        "from hyimg_cli.cli.app import run\n"
+        f"assert run({arguments!r}) == 0\n"
+        "heavy = {'numpy', 'PIL', 'rich', 'hyimg_cli.engine', 'hyimg_cli.models'}\n"
+        "sys.exit(', '.join(heavy & set(sys.modules)) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ def test_a_cache_that_is_not_there_is_empty_and_stays_away(run_cli: Run, tmp_pat
 
 
 def _chosen(flags: dict[str, Any]) -> CacheConfig:
-    return options.cache_config(options.settings_of(flags))
+    return options.run_config(options.settings_of(flags), Path()).cache
 
 
 def test_the_folder_is_asked_for_or_the_users_own(
@@ -77,7 +77,7 @@ def test_the_folder_is_asked_for_or_the_users_own(
 ) -> None:
     monkeypatch.setenv("HYIMG_CACHE_DIR", "/from/environment")
     assert _chosen({"cache_dir": Path("/from/flag")}).folder == Path("/from/flag")
-    assert _chosen({}) == CacheConfig(Path("/from/environment"), 10240)
+    assert _chosen({}) == CacheConfig(Path("/from/environment"), budget_mb=10240)
     monkeypatch.delenv("HYIMG_CACHE_DIR")
     monkeypatch.setenv("HOME", str(tmp_path))
     for given, expected in (("/xdg", Path("/xdg/hyimg")), ("xdg", tmp_path / ".cache/hyimg")):
@@ -93,7 +93,7 @@ def test_a_recipe_may_set_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.delenv("HYIMG_CACHE_DIR")
     recipe = tmp_path / "run.toml"
     recipe.write_text('[cache]\ncache_dir = "kept"\ndisk_cache_mb = 7\n')
-    assert _chosen({"recipe": recipe}) == CacheConfig(Path("kept"), 7)
+    assert _chosen({"recipe": recipe}) == CacheConfig(Path("kept"), budget_mb=7)
 
 
 def test_alone_it_says_what_is_missing(run_cli: Run) -> None:

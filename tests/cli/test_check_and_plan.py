@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 from released import released_folder
-from typer.main import get_command
 
-from hyimg_cli.cli.app import app
+from hyimg_cli.cli.commands import LazyCommand
 
 Run = Callable[..., Any]
 Write = Callable[..., Path]
@@ -116,9 +115,8 @@ EVERY_FLAG = (
 
 
 def test_the_three_commands_take_the_same_flags() -> None:
-    commands = get_command(app).commands  # type: ignore[attr-defined]
     taken = [
-        [parameter.opts for parameter in commands[name].params]
+        [parameter.opts for parameter in LazyCommand(name).loaded().params]
         for name in ("generate", "plan", "check")
     ]
     assert taken[0] == taken[1] == taken[2]

@@ -4,19 +4,20 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from typer.main import get_command
 
-from hyimg_cli.cli.app import app
+from hyimg_cli.cli.app import command_line
+from hyimg_cli.cli.commands import COMMANDS, LazyCommand
 
 
 def commands(command: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Every command with the words that call it."""
     yield words, command
     for name, below in getattr(command, "commands", {}).items():
-        yield from commands(below, (*words, name))
+        loaded = below.loaded() if isinstance(below, LazyCommand) else below
+        yield from commands(loaded, (*words, name))
 
 
-ALL = list(commands(get_command(app)))
+ALL = list(commands(command_line()))
 
 
 @pytest.mark.parametrize("columns", [80, 60])
@@ -73,3 +74,10 @@ def test_a_shell_completes_flags(
         run_cli()
     assert not ended.value.code
     assert capsys.readouterr().out.split() == ["--num-inference-steps", "--num-frames"]
+
+
+def test_the_list_says_what_each_commands_own_help_begins_with() -> None:
+    for words, command in ALL:
+        if len(words) == 1:
+            text = " ".join((command.help or "").split())
+            assert text.startswith(COMMANDS[words[0]].rstrip(".")), words

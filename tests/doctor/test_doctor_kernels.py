@@ -21,7 +21,7 @@ def check(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Check]:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(kernels, "_choice", lambda *_: "kernel")
     monkeypatch.delenv("CC", raising=False)
-    config = RunConfig(OutputConfig(Path()), ModelChoice(device="cuda"))
+    config = RunConfig(OutputConfig(Path()), model=ModelChoice(device="cuda"))
     return lambda: kernels.kernels(Subject(config, "video"))
 
 

@@ -57,7 +57,7 @@ def run(job: ImageJob, sources: tuple[str, ...], tmp_path: Path) -> Run:
     def drawn(encodes_ahead: bool | None, cache: CacheConfig | None = None) -> dict[str, Outcome]:
         config = RunConfig(
             OutputConfig(tmp_path),
-            ModelChoice(device="cpu", dtype="float32"),
+            model=ModelChoice(device="cpu", dtype="float32"),
             batch=BatchConfig(max_size=2, prewarm=False, encodes_ahead=encodes_ahead),
             cache=cache or CacheConfig(),
         )

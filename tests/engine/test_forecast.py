@@ -23,7 +23,7 @@ from hyimg_cli.spec.run import BatchConfig, CacheConfig, ModelChoice, OutputConf
 
 def _config(out: Path, **batch: Any) -> RunConfig:
     choice = ModelChoice(device="cpu", dtype="float32")
-    return RunConfig(OutputConfig(out), choice, batch=BatchConfig(**batch))
+    return RunConfig(OutputConfig(out), model=choice, batch=BatchConfig(**batch))
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from hyimg_cli.models import registry
 from hyimg_cli.parallel.ranks import RankPool
 from hyimg_cli.pipelines import turns
 from hyimg_cli.pipelines.image import ranks as image_ranks
-from hyimg_cli.pipelines.image.crew import ImageCrew
+from hyimg_cli.pipelines.image.pipeline import ImagePipeline
 from hyimg_cli.spec.events import DenoiseStep, JobDone, JobFailed, ModelLoaded, Outcome
 from hyimg_cli.spec.job import ImageJob
 from hyimg_cli.spec.run import (
@@ -58,13 +58,13 @@ def jobs(job: ImageJob, sources: tuple[str, ...]) -> list[ImageJob]:
 def pixels(monkeypatch: pytest.MonkeyPatch) -> dict[str, np.ndarray]:
     """By id, the pictures that were made last: without an output folder nothing keeps them."""
     made: dict[str, np.ndarray] = {}
-    inner = ImageCrew._made
+    inner = ImagePipeline._made
 
-    def seen(self: ImageCrew, drawn: Any) -> Any:
-        made[drawn.job.custom_id] = drawn.picture.pixels
+    def seen(self: ImagePipeline, drawn: Any) -> Any:
+        made[drawn.job.custom_id] = drawn.pixels
         return inner(self, drawn)
 
-    monkeypatch.setattr(ImageCrew, "_made", seen)
+    monkeypatch.setattr(ImagePipeline, "_made", seen)
     return made
 
 

@@ -23,7 +23,7 @@ from hyimg_cli.spec.run import (
     RunConfig,
 )
 
-CONFIG = RunConfig(OutputConfig(Path()), ModelChoice(device="cpu"))
+CONFIG = RunConfig(OutputConfig(Path()), model=ModelChoice(device="cpu"))
 
 
 def test_pixels_that_depend_on_the_batch_have_keys_of_their_own(job: ImageJob) -> None:

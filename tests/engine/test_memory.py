@@ -24,17 +24,18 @@ from hyimg_cli.memory.footprint import (
 from hyimg_cli.memory.present import present
 from hyimg_cli.memory.room import batch_sizes
 from hyimg_cli.models import registry
+from hyimg_cli.models.protocols import GeneratedText
 from hyimg_cli.spec.card import Working
 from hyimg_cli.spec.job import ImageJob, SizeRequest
 from hyimg_cli.spec.run import BatchConfig, ModelChoice, OutputConfig, ParallelConfig, RunConfig
 
-CONFIG = RunConfig(OutputConfig(Path()), ModelChoice(device="cpu", dtype="float32"))
+CONFIG = RunConfig(OutputConfig(Path()), model=ModelChoice(device="cpu", dtype="float32"))
 LARGE = Needs(40, JobBytes(context=10, branches=30, step=20, prefill=15), decode=25)
 
 
 def test_counts_the_branches_of_a_job_without_text(family: Any, job: ImageJob) -> None:
     plain = replace(job, bot_task="none", size=SizeRequest(64, 64))
-    layout = family.layout(plain, [], None, family.bucket(plain, None)[0])
+    layout = family.canvas(plain, [], GeneratedText()).layout
     share, row = share_of(plain, family.card, CONFIG), 2 * family.card.activations.plain.row
     # float32 is twice the stored bfloat16
     assert share.branches == 2 * layout.live_stop * 2 * family.card.kv_bytes_per_token

@@ -25,7 +25,8 @@ from hyimg_cli.models.hunyuan_image3 import card as card_module
 from hyimg_cli.models.hunyuan_image3.config import architecture
 from hyimg_cli.models.hunyuan_image3.weights import expected_shapes, load
 from hyimg_cli.pipelines.clock import PhaseClock
-from hyimg_cli.pipelines.image.group import Drawn, GroupRun
+from hyimg_cli.pipelines.image.batch import ContinuousBatch
+from hyimg_cli.pipelines.image.stages import Decoded
 from hyimg_cli.quality.metrics import psnr
 from hyimg_cli.spec.card import PICTURE_BYTES, Activations
 from hyimg_cli.spec.job import ImageJob, SizeRequest
@@ -36,7 +37,7 @@ FORMS = ("none", "fp8", "nf4")
 
 def _config(quantization: Any, **batch: Any) -> RunConfig:
     choice = ModelChoice(device="cpu", dtype="float32", quantization=quantization)
-    return RunConfig(OutputConfig(Path()), choice, batch=BatchConfig(**batch))
+    return RunConfig(OutputConfig(Path()), model=choice, batch=BatchConfig(**batch))
 
 
 @pytest.mark.parametrize(("form", "least"), [("fp8", 30), ("nf4", 18)])
@@ -66,14 +67,14 @@ def test_a_picture_is_the_same_to_the_bit_alone_and_together(job: ImageJob, form
 
 
 def _pixels(jobs: list[ImageJob], model: Any, *, size: int) -> dict[str, bytes]:
-    run = GroupRun(
+    run = ContinuousBatch(
         jobs,
         studio_of(model),
         batch_size=size,
         new_clock=lambda: PhaseClock(0.0, lambda: None),
     )
-    ends = [end for end in run.run() if isinstance(end, Drawn)]
-    return {end.job.custom_id: end.picture.pixels.tobytes() for end in ends}
+    ends = [end for end in run.run() if isinstance(end, Decoded)]
+    return {end.job.custom_id: end.pixels.tobytes() for end in ends}
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -156,7 +157,9 @@ def test_quantization_is_part_of_a_jobs_key(job: ImageJob) -> None:
     keys = {form: key_of(job, [], _config(form)) for form in FORMS}
     assert len(set(keys.values())) == 3
     # A run without any keeps the key that it had before there was one.
-    assert keys["none"] == key_of(job, [], RunConfig(OutputConfig(Path()), _config("none").model))
+    assert keys["none"] == key_of(
+        job, [], RunConfig(OutputConfig(Path()), model=_config("none").model)
+    )
 
 
 def test_a_comparison_is_not_undone_by_a_flag(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Replicas as processes without torch: who does what, and what is left when one is killed."""
 
+import errno
 import json
 import os
 import signal
@@ -21,7 +22,13 @@ from machines import with_main_memory
 from hyimg_cli.engine.replicas import run as module
 from hyimg_cli.engine.replicas.run import Replicas
 from hyimg_cli.engine.runner import ResumePolicy, sift
-from hyimg_cli.errors import CheckpointError, Interrupted, MachineError
+from hyimg_cli.errors import (
+    CheckpointError,
+    Interrupted,
+    JournalError,
+    MachineError,
+    StorageError,
+)
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.journal.keys import pixel_settings
 from hyimg_cli.manifest.planner import make_plan
@@ -318,6 +325,43 @@ def test_one_that_says_nothing_is_taken_for_dead(floor: Floor, some: Some) -> No
     assert [death.why for death in deaths(events)] == ["no word from it for 3 s"]
     assert len(outcomes(events)) == 6
     assert all(one.status == "done" for one in outcomes(events).values())
+    floor.assert_all_gone()
+
+
+def test_a_journal_that_is_removed_stops_all_and_no_picture_is_without_its_line(
+    floor: Floor, some: Some
+) -> None:
+    removed: list[Event] = []
+
+    def remove(event: Event, _: Replicas) -> None:
+        if isinstance(event, JobDone) and not removed:
+            (floor.out / "results.jsonl").unlink()
+            removed.append(event)
+
+    with pytest.raises(JournalError, match=r"results\.jsonl was removed"):
+        floor.run(some(30), each=remove)
+    floor.assert_all_gone()
+    before = Counter(line["custom_id"] for line in floor.lines)
+    assert 2 <= len(before) < 30
+    assert sorted(before) == floor.pictures
+    floor.run(some(30))
+    assert Counter(line["custom_id"] for line in floor.lines) == Counter(
+        job.custom_id for job in some(30)
+    )
+
+
+def test_a_disk_that_is_full_for_the_journal_ends_every_replica(
+    floor: Floor, some: Some, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def fill(event: Event, _: Replicas) -> None:
+        if isinstance(event, JobDone):
+            monkeypatch.setattr("hyimg_cli.journal.journal_file.write_all", refuse)
+
+    with pytest.raises(StorageError, match="the disk is full"):
+        floor.run(some(30), each=fill)
     floor.assert_all_gone()
 
 

@@ -52,7 +52,7 @@ def run(job: ImageJob, sources: tuple[str, ...], tmp_path: Path) -> Callable[...
     def drawn(cache: CacheConfig) -> list[Outcome]:
         config = RunConfig(
             OutputConfig(tmp_path / f"out-{next(folders)}"),
-            ModelChoice(device="cpu", dtype="float32"),
+            model=ModelChoice(device="cpu", dtype="float32"),
             batch=BatchConfig(prewarm=False),
             cache=cache,
         )

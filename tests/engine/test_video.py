@@ -575,7 +575,7 @@ def test_pictures_and_videos_in_one_run(
     readiness = [event for event in events if isinstance(event, ModelLoading | ModelLoaded)]
     assert [type(event) for event in readiness] == [ModelLoading, ModelLoaded] * 2
     assert [event.model for event in readiness[::2]] == [event.model for event in readiness[1::2]]
-    # Each crew's own counters.
+    # Each pipeline's own counters.
     assert "source_images" in outcomes["picture"].cache
     assert "encoder_runs" not in outcomes["picture"].cache
     assert outcomes["last"].cache.keys() == {"prompt_embeddings", "encoder_runs"}

@@ -13,7 +13,7 @@ from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.memory.footprint import video_need
 from hyimg_cli.models import registry
 from hyimg_cli.models.diffusers_video.offload import OneAtATime
-from hyimg_cli.pipelines.video.crew import VideoCrew
+from hyimg_cli.pipelines.video.pipeline import VideoPipeline
 from hyimg_cli.spec.events import JobDone, JobFailed
 from hyimg_cli.spec.job import ImageJob, Size, VideoJob
 from hyimg_cli.spec.run import (
@@ -39,13 +39,13 @@ Frames = dict[int, list[bytes]]
 def frames(monkeypatch: pytest.MonkeyPatch) -> Frames:
     """By seed, what was made last: without an output folder nothing else keeps it."""
     made: Frames = {}
-    inner = VideoCrew._made
+    inner = VideoPipeline._made
 
-    def seen(self: VideoCrew, job: VideoJob, clock: Any, footage: Any, interim: Any) -> Any:
+    def seen(self: VideoPipeline, job: VideoJob, clock: Any, footage: Any, interim: Any) -> Any:
         made[job.seed] = [piece.tobytes() for piece in footage.pieces]
         return inner(self, job, clock, footage, interim)
 
-    monkeypatch.setattr(VideoCrew, "_made", seen)
+    monkeypatch.setattr(VideoPipeline, "_made", seen)
     return made
 
 
@@ -94,8 +94,14 @@ def test_the_same_frames_in_any_arrangement(
         (OFFLOADED, [encoder, network, vae, network, vae]),
         (uncached, [encoder, network, vae] * 2),
         # The other rank has its VAE, or its transformer, to itself.
-        (replace(OFFLOADED, parallel=ParallelConfig(2, 1)), [encoder, *[network, vae] * 2]),
-        (replace(OFFLOADED, parallel=ParallelConfig(1, 2)), [encoder, *[network, vae] * 2]),
+        (
+            replace(OFFLOADED, parallel=ParallelConfig(vae_ranks=2, cfg_ranks=1)),
+            [encoder, *[network, vae] * 2],
+        ),
+        (
+            replace(OFFLOADED, parallel=ParallelConfig(vae_ranks=1, cfg_ranks=2)),
+            [encoder, *[network, vae] * 2],
+        ),
     ):
         frames.clear()
         brought.clear()
@@ -106,7 +112,7 @@ def test_the_same_frames_in_any_arrangement(
 
 def test_ranks_that_would_hold_two_networks_are_refused(jobs: list[VideoJob]) -> None:
     with pytest.raises(UsageError, match="a rank holds a VAE beside its transformer"):
-        run(replace(OFFLOADED, parallel=ParallelConfig(2, 2)), jobs)
+        run(replace(OFFLOADED, parallel=ParallelConfig(vae_ranks=2, cfg_ranks=2)), jobs)
 
 
 def test_a_session_refuses_pictures(job: ImageJob) -> None:

@@ -23,7 +23,7 @@ from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.memory.footprint import video_need
 from hyimg_cli.models import registry
 from hyimg_cli.pipelines.video import ranks as video_ranks
-from hyimg_cli.pipelines.video.crew import VideoCrew
+from hyimg_cli.pipelines.video.pipeline import VideoPipeline
 from hyimg_cli.pipelines.video.ranks import VideoRanks
 from hyimg_cli.spec.events import DenoiseStep, Event, JobDone, JobFailed, ModelLoaded, Outcome
 from hyimg_cli.spec.job import Size, VideoJob
@@ -50,7 +50,9 @@ def jobs_of(*names: str, **changes: Any) -> list[VideoJob]:
 def config(*, vae: int = 1, cfg: int = 1, **changes: Any) -> RunConfig:
     choice = ModelChoice(device="cpu", dtype="float32")
     facts: dict[str, Any] = {"batch": COLD, "model": choice} | changes
-    return RunConfig(OutputConfig(Path("unused")), parallel=ParallelConfig(vae, cfg), **facts)
+    return RunConfig(
+        OutputConfig(Path("unused")), parallel=ParallelConfig(vae_ranks=vae, cfg_ranks=cfg), **facts
+    )
 
 
 def events_of(session: Session, jobs: list[VideoJob]) -> Iterator[Event]:
@@ -61,13 +63,13 @@ def events_of(session: Session, jobs: list[VideoJob]) -> Iterator[Event]:
 def latents(monkeypatch: pytest.MonkeyPatch) -> dict[int, Any]:
     """By seed, the frames that were made last: without an output folder nothing else keeps them."""
     made: dict[int, Any] = {}
-    inner = VideoCrew._made
+    inner = VideoPipeline._made
 
-    def seen(self: VideoCrew, job: VideoJob, clock: Any, footage: Any, interim: Any) -> Any:
+    def seen(self: VideoPipeline, job: VideoJob, clock: Any, footage: Any, interim: Any) -> Any:
         made[job.seed] = [piece.tobytes() for piece in footage.pieces]
         return inner(self, job, clock, footage, interim)
 
-    monkeypatch.setattr(VideoCrew, "_made", seen)
+    monkeypatch.setattr(VideoPipeline, "_made", seen)
     return made
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from hyimg_cli.manifest.consumed import without_effect
-from hyimg_cli.manifest.recipe import settle
-from hyimg_cli.settings.table import KNOBS
+from hyimg_cli.settings.precedence import settle
+from hyimg_cli.settings.table import SETTINGS
 from hyimg_cli.spec.job import ImageJob, VideoJob
 
 FILM = {"task": "t2v", "prompt": "a dog"}
@@ -17,7 +17,7 @@ FILM = {"task": "t2v", "prompt": "a dog"}
 
 @pytest.mark.parametrize(("only", "job"), [("pictures", VideoJob), ("videos", ImageJob)])
 def test_what_the_other_kind_of_job_holds_is_not_its_alone(only: str, job: type) -> None:
-    theirs = {knob.name for knob in KNOBS if knob.only == only} - {"model"}
+    theirs = {row.name for row in SETTINGS.values() if row.only == only} - {"model"}
     assert theirs
     assert not theirs & {field.name for field in fields(job)}
 

@@ -14,9 +14,11 @@ from hypothesis import strategies as st
 from hyimg_cli.errors import CheckpointError, RecipeError, UsageError
 from hyimg_cli.manifest.fields import AR_FIELDS
 from hyimg_cli.manifest.manifest import Manifest, read_manifest
-from hyimg_cli.manifest.recipe import Setting, read_recipe, resolve_jobs, settle
+from hyimg_cli.manifest.resolve import resolve_jobs
 from hyimg_cli.manifest.resolved import size_text
-from hyimg_cli.settings.table import KNOBS, OF_THE_JOB, SAMPLING
+from hyimg_cli.settings.precedence import Setting, settle
+from hyimg_cli.settings.recipe import read_recipe
+from hyimg_cli.settings.table import CHECKPOINT, SETTINGS
 from hyimg_cli.spec.card import ModelCard
 from hyimg_cli.spec.digest import seed_from
 from hyimg_cli.spec.job import ImageJob, SizeRequest
@@ -88,15 +90,16 @@ def test_the_first_source_that_speaks_wins(name: str, card_of: CardOf, tmp_path:
         found = size_text(job.size) if name == "size" else value_in(job, name)
         own = getattr(card_of("").defaults, name, "auto")
         winners = (value for value, is_set in zip(values, speaks, strict=True) if is_set)
-        if any(speaks) or name not in OF_THE_JOB:
+        is_of_checkpoint = SETTINGS[name].default is CHECKPOINT
+        if any(speaks) or is_of_checkpoint or name == "size":
             assert found == next(winners, own), speaks
-        unset = "model" if name in SAMPLING and name not in OF_THE_JOB else "default"
+        unset = "model" if is_of_checkpoint else "default"
         origins = zip(("flag", "environment", "recipe"), speaks[1:], strict=True)
         assert settings[name].origin == next((o for o, is_set in origins if is_set), unset)
 
 
 def test_every_setting_is_settled_with_its_default(settings: dict[str, Setting]) -> None:
-    assert settings.keys() == {knob.name for knob in KNOBS}
+    assert settings.keys() == SETTINGS.keys()
     assert settings["model"] == Setting("model", "tiny-image", "default")
     assert settings["kv_reuse"] == Setting("kv_reuse", True, "default")
     assert settings["size"] == Setting("size", SizeRequest(), "default")

@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 
 from hyimg_cli.errors import CheckpointError, HyimgError
-from hyimg_cli.manifest.fields import VIDEO_FIELDS
+from hyimg_cli.manifest.fields import NOT_IN_PICTURES
 from hyimg_cli.manifest.manifest import Manifest, read_manifest
 from hyimg_cli.manifest.planner import make_plan
-from hyimg_cli.manifest.recipe import Setting, read_recipe, resolve_jobs, settle
+from hyimg_cli.manifest.resolve import resolve_jobs
 from hyimg_cli.manifest.resolved import job_to_json, lines_beside
 from hyimg_cli.manifest.video_cost import tile_lengths, video_cost
+from hyimg_cli.settings.precedence import Setting, settle
+from hyimg_cli.settings.recipe import read_recipe
 from hyimg_cli.spec.card import ModelCard, TileRule, VideoCard, VideoDefaults
 from hyimg_cli.spec.job import ImageJob, Size, VideoJob
 from hyimg_cli.spec.plan import Group, VideoGroup
@@ -176,7 +178,7 @@ FOUR = {
 @pytest.mark.parametrize("first", range(5))
 def test_line_flag_environment_recipe_checkpoint(name: str, first: int, tmp_path: Path) -> None:
     """With the levels from `first` on set, the first of them wins."""
-    assert FOUR.keys() == set(VIDEO_FIELDS)
+    assert FOUR.keys() == set(NOT_IN_PICTURES)
     line, flag, variable, recipe = FOUR[name]
     file = tmp_path / "r.toml"
     text = f"'{recipe}'" if name == "negative_prompt" else recipe

@@ -15,7 +15,7 @@ from hyimg_cli.kernels.rows import invariant_multiple
 from hyimg_cli.kv.buffer import Slice
 from hyimg_cli.kv.tree import Host, KVTree
 from hyimg_cli.manifest.manifest import read_manifest
-from hyimg_cli.manifest.recipe import resolve_jobs, settle
+from hyimg_cli.manifest.resolve import resolve_jobs
 from hyimg_cli.models import registry
 from hyimg_cli.models.hunyuan_image3.config import architecture, read_json
 from hyimg_cli.models.hunyuan_image3.family import HunyuanImage3
@@ -26,6 +26,7 @@ from hyimg_cli.models.hunyuan_image3.weights import load
 from hyimg_cli.parallel.ranks import RankPool
 from hyimg_cli.parallel.tensor import Share
 from hyimg_cli.parallel.wire import Task
+from hyimg_cli.settings.precedence import settle
 from hyimg_cli.spec.job import ImageJob
 from hyimg_cli.spec.run import ModelChoice, Quantization
 
@@ -45,14 +46,14 @@ def job(write_manifest: Callable[..., Path]) -> ImageJob:
 
 def one_process(dtype: torch.dtype, quantization: Quantization = "none") -> HunyuanImage3:
     network = load(FOLDER, dtype=dtype, quantization=quantization)
-    return HunyuanImage3(network, registry.prompter(registry.EMBEDDED))
+    return HunyuanImage3(network, registry.sequences(registry.EMBEDDED))
 
 
 def over_ranks(
     pool: RankPool, ranks: int, dtype: torch.dtype, quantization: Quantization = "none"
 ) -> HunyuanImage3:
     network = load_ranked(Weights(FOLDER, dtype, quantization), pool, ranks)
-    return HunyuanImage3(network, registry.prompter(registry.EMBEDDED))
+    return HunyuanImage3(network, registry.sequences(registry.EMBEDDED))
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ from hyimg_cli.errors import (
     CheckpointError,
     HyimgError,
     Interrupted,
+    JournalError,
     MachineError,
     StorageError,
 )
@@ -121,9 +122,9 @@ class Replicas:
                         yield from shift.wound_down(self._silence_s)
                         return
                 self._stop_if_asked()
-        except StorageError:
-            raise  # nothing more can be written
         except HyimgError as error:
+            if isinstance(error, StorageError) and not isinstance(error, JournalError):
+                raise  # nothing more can be written
             number = error.exit_code - 128 if isinstance(error, Interrupted) else signal.SIGTERM
             yield from shift.wound_down(self._silence_s, number)
             raise
@@ -241,10 +242,16 @@ class _Shift:
 
     def _record(self, link: Link, outcome: Outcome) -> None:
         written = again(outcome, link.number, self._deaths)
-        self._folder.append(written)
+        fault: JournalError | None = None
+        try:
+            self._folder.append(written)
+        except JournalError as error:  # behind the line
+            fault = error
         self._attempts[written.custom_id] = written.attempt
         link.recorded(written)
         link.tell(Recorded())
+        if fault is not None:
+            raise fault
 
     def _ended(self, link: Link, ended: Ended) -> Iterator[Event]:
         error, trace = ended.error, ended.trace

@@ -19,7 +19,6 @@ from hyimg_cli.errors import UsageError
 from hyimg_cli.journal.past_run import output_files
 from hyimg_cli.manifest.consumed import without_effect
 from hyimg_cli.manifest.manifest import Manifest
-from hyimg_cli.manifest.recipe import Setting, settle
 from hyimg_cli.measure.bench.budget import DistanceRow, Metrics, row
 from hyimg_cli.measure.bench.controls import (
     LookedThrough,
@@ -32,10 +31,11 @@ from hyimg_cli.measure.bench.runs import Run, RunResult, runs_of, shared_models
 from hyimg_cli.measure.bench.scenario import Scenario, Variant
 from hyimg_cli.measure.bench.verdict import FEWEST_RUNS, Comparison, Timed
 from hyimg_cli.measure.pairs import VARIANTS
-from hyimg_cli.pipelines.image.crew import LoadModel
+from hyimg_cli.pipelines.image.pipeline import LoadModel
 from hyimg_cli.settings.config import configured
+from hyimg_cli.settings.precedence import Setting, settle
 from hyimg_cli.spec.job import ImageJob, Job
-from hyimg_cli.spec.run import CacheConfig, RunConfig
+from hyimg_cli.spec.run import RunConfig
 
 Tell = Callable[[str], None]
 
@@ -132,7 +132,7 @@ class _Bench:
 
     def _config(self, variant: Variant) -> RunConfig:
         # Without a disk cache: what an earlier bench left there would be a third variant.
-        config = configured(self._settings(variant), self.scratch, CacheConfig())
+        config = configured(self._settings(variant), self.scratch, None)
         # An MP4 loses what a comparison is about.
         return replace(config, output=replace(config.output, frames="png"))
 

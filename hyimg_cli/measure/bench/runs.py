@@ -28,7 +28,7 @@ from hyimg_cli.measure.bench.scenario import EMBED, LOAD, PREWARM, REST, START, 
 from hyimg_cli.memory.fit import room_for
 from hyimg_cli.models import registry
 from hyimg_cli.models.protocols import MixedModel
-from hyimg_cli.pipelines.image.crew import LoadModel
+from hyimg_cli.pipelines.image.pipeline import LoadModel
 from hyimg_cli.spec.events import (
     PHASES,
     JobDone,

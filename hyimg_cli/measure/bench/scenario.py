@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 from hyimg_cli.errors import UsageError
 from hyimg_cli.files import SETTINGS_BYTES, text_of
 from hyimg_cli.settings.kinds import nearest
-from hyimg_cli.settings.table import KNOBS
+from hyimg_cli.settings.table import SETTINGS
 from hyimg_cli.spec.events import PHASES
 
 SCENARIOS = Path(__file__).parent / "scenarios"
@@ -129,10 +129,9 @@ def _variant(path: Path, side: str, table: dict[str, Any]) -> Variant:
 
 
 def _settings(path: Path, table: str, settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    known = {knob.name for knob in KNOBS}
     for name in settings:
-        if name not in known:
-            close = nearest(name, known)
+        if name not in SETTINGS:
+            close = nearest(name, SETTINGS)
             hint = f"did you mean {close}?" if close else "settings are those of a recipe"
             raise _fault(path, f"[{table}] {name} is no setting", hint)
     if settings.get("replicas", 1) != 1:

@@ -10,6 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hyimg_cli.diffusion.denoise import Track
+from hyimg_cli.diffusion.guidance import CFG
+from hyimg_cli.diffusion.schedule import Schedule
 from hyimg_cli.kernels.rows import invariant_multiple
 from hyimg_cli.kernels.transfer import sent
 from hyimg_cli.kv.buffer import Buffer
@@ -40,7 +43,15 @@ from hyimg_cli.models.hunyuan_image3.split import rank_bytes
 from hyimg_cli.models.hunyuan_image3.tiled import TiledPicture
 from hyimg_cli.models.hunyuan_image3.vision import vision_inputs
 from hyimg_cli.models.hunyuan_image3.weights import expected_shapes, load
-from hyimg_cli.models.protocols import Context, Encoded, LivePicture, Opening
+from hyimg_cli.models.protocols import (
+    BranchSequence,
+    Canvas,
+    Context,
+    Encoded,
+    GeneratedText,
+    LivePicture,
+    TextPrompt,
+)
 from hyimg_cli.parallel.devices import device_of
 from hyimg_cli.parallel.ranks import RankPool
 from hyimg_cli.spec.card import Bucket, ModelCard
@@ -189,13 +200,13 @@ class HunyuanImage3:
     def unpack_source(self, data: bytes, digest: str) -> Encoded:
         return stored.unpack(data, digest, self.network.model.wte.weight.device)
 
-    def opening(self, job: ImageJob, sources: Sequence[Encoded]) -> Opening | None:
+    def opening(self, job: ImageJob, sources: Sequence[Encoded]) -> TextPrompt | None:
         opening = self.prompter.opening(job, _shapes(sources))
         if opening is None:
             return None
         room = self.prompter.text_budget(job, opening.stop) if job.writes_text else 0
         # Behind the text: its closing tag and what opens the picture, up to the ratio token.
-        return Opening(opening.layout, opening.stop, opening.stop + room + 8)
+        return TextPrompt(opening.layout, opening.stop, opening.stop + room + 8)
 
     def segments(
         self, layout: Layout, ids: Sequence[int], sources: Sequence[Encoded], stop: int
@@ -237,22 +248,27 @@ class HunyuanImage3:
     def decode_text(self, ids: Sequence[int]) -> str:
         return self.prompter.vocabulary.decode(ids)
 
-    def ratio_ids(self) -> tuple[int, ...]:
-        return self.prompter.allowed_ratios
+    def ending(self, context: Context) -> tuple[int, ...]:
+        """The most likely of the ratio tokens that the checkpoint may choose."""
+        logits_V, ratios = self.text_logits([context])[0], self.prompter.allowed_ratios
+        # The first of equals, as `choose` takes it.
+        return (ratios[int(logits_V[list(ratios)].argmax())],)
 
-    def bucket(self, job: ImageJob, ratio_id: int | None) -> tuple[Bucket, str]:
-        if ratio_id is not None:
-            return self.prompter.bucket_of_ratio(ratio_id), ""
-        return self.prompter.fit(job.size.height, job.size.width)
-
-    def layout(
-        self,
-        job: ImageJob,
-        sources: Sequence[Encoded],
-        written: Sequence[int] | None,
-        bucket: Bucket,
-    ) -> Layout:
-        return self.prompter.picture(job, _shapes(sources), written, bucket)
+    def canvas(self, job: ImageJob, sources: Sequence[Encoded], text: GeneratedText) -> Canvas:
+        """In the size of the ratio token, which comes last behind a text, or of the job itself."""
+        if job.size.is_auto:
+            bucket, note = self.prompter.bucket_of_ratio(text.ending[-1]), ""
+        else:
+            bucket, note = self.prompter.fit(job.size.height, job.size.width)
+        layout = self.prompter.picture(job, _shapes(sources), text.ids, bucket)
+        start, stop, known = layout.live_start, layout.live_stop, self.card.max_positions
+        rows = (layout.ids, layout.unconditional_ids)[: self.prompter.branch_count(job)]
+        notes = [note] if note else []
+        if stop > known:
+            what = f"the picture reaches position {stop}; {known} positions are known to the model"
+            notes.insert(0, what)
+        branches = tuple(BranchSequence(ids, start, stop) for ids in rows)
+        return Canvas(bucket, layout, branches, tuple(notes))
 
     def new_buffer(self, capacity: int) -> Buffer:
         return self.network.new_buffer(capacity)
@@ -270,6 +286,13 @@ class HunyuanImage3:
 
     def branch(self, layout: Layout, buffer: Buffer) -> Branch:
         return self.network.branch(layout, buffer)
+
+    def track(self, job: ImageJob, canvas: Canvas, branches: int) -> Track:
+        return Track(
+            self.initial_latents(canvas.bucket, job.seed),
+            Schedule(job.num_inference_steps, job.flow_shift),
+            CFG([job.guidance_scale] * (branches - 1)),
+        )
 
     def initial_latents(self, bucket: Bucket, seed: int) -> Tensor:
         """Drawn in bfloat16, as upstream does: a float32 draw of the same seed is another picture.

@@ -23,7 +23,9 @@ JOBS = [
     for job in make_plan(read_manifest(SCENARIOS / "edits.jsonl")).jobs
 ]
 CONFIG = RunConfig(
-    OutputConfig(Path()), ModelChoice(device="cpu"), batch=BatchConfig(max_size=1, prewarm=False)
+    OutputConfig(Path()),
+    model=ModelChoice(device="cpu"),
+    batch=BatchConfig(max_size=1, prewarm=False),
 )
 
 

@@ -39,7 +39,7 @@ from hyimg_cli.spec.job import VideoJob
 from hyimg_cli.spec.run import RunConfig
 
 
-class VideoCrew:
+class VideoPipeline:
     """Makes videos one at a time, one model at a time."""
 
     def __init__(self, config: RunConfig) -> None:

@@ -1,0 +1,86 @@
+"""The table of commands: where each is, and what the list of commands says of it.
+
+A command is imported when it is run or its own page is shown; nothing of it is for the list.
+"""
+
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import Any
+
+import typer
+from typer.core import TyperCommand
+from typer.main import get_command
+
+from hyimg_cli.cli import help as pages
+from hyimg_cli.cli.run_options import run_command
+from hyimg_cli.errors import UsageError
+
+# Of those that take the options of a run not even the help page needs the module.
+OF_A_RUN = {
+    "generate": "Make the pictures and videos of a manifest. A run that stopped goes on where it "
+    "was.",
+    "check": "Name every fault of a manifest. Exit code 2: faulty lines; 1: only unreadable "
+    "pictures.",
+    "plan": "Show what generate would do, without loading a model or writing anything.",
+}
+# The first sentence of each command's own help.
+OTHERS = {
+    "bench": "Compare two variants: seconds by phase, pictures, a verdict with reasons.",
+    "eval": "Measure how far pictures or videos are apart: two files, folders, runs, or a list of "
+    "pairs.",
+    "doctor": "Check that this machine can run the chosen models, and draw one small picture to "
+    "prove it.",
+    "info": "Show the job, model, seed and versions that a PNG, an MP4 or its sidecar was made "
+    "with.",
+    "replay": "Run the job of a finished file again, as it was run, and say whether the pixels are "
+    "equal.",
+    "cache": "Show or clear what is kept on disk between runs.",
+    "schema": "Print the JSON Schema of a manifest line or of a recipe.",
+}
+COMMANDS = OF_A_RUN | OTHERS
+# Of versions to come: refused by name, never taken for a misspelling.
+LATER = ("serve",)
+
+
+def refuse_later(arguments: Sequence[str]) -> None:
+    """Raises UsageError where the command line asks for something this version does not have."""
+    if arguments and arguments[0] in LATER:
+        what = f"hyimg {arguments[0]} is not part of this version yet"
+        hint = f"this version has: {', '.join(COMMANDS)}"
+        raise UsageError(what, hint=hint, code="usage.not-yet")
+
+
+class LazyCommand(TyperCommand):
+    """A command by name; all but its line in the list is the loaded one's."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name, short_help=pages.first_sentence(COMMANDS[name]))
+
+    def make_context(self, *arguments: Any, **more: Any) -> Any:
+        return self.loaded().make_context(*arguments, **more)
+
+    def loaded(self) -> Any:
+        """The command with its parameters, for the parser and the help page."""
+        assert self.name is not None
+        if self.name in OF_A_RUN:
+            return _built(self.name, run_command(self._run), COMMANDS[self.name])
+        found = _function(self.name)
+        if isinstance(found, typer.Typer):
+            return get_command(found)
+        return _built(self.name, found, pages.prose(found.__doc__))
+
+    def _run(self, ctx: typer.Context) -> None:
+        assert self.name is not None
+        _function(self.name)(ctx)
+
+
+def _function(name: str) -> Any:
+    """The command's own: `check` of `cli.check`; `eval` would hide a built-in name."""
+    module = import_module(f"hyimg_cli.cli.{name}")
+    return getattr(module, "evaluate" if name == "eval" else name)
+
+
+def _built(name: str, function: Callable[..., None], text: str) -> Any:
+    alone = typer.Typer(add_completion=False, rich_markup_mode=None)
+    alone.command(name, cls=pages.Command, help=text)(function)
+    return get_command(alone)

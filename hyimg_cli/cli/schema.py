@@ -1,0 +1,26 @@
+"""`hyimg schema`: what an editor needs to complete and check manifests and recipes."""
+
+import json
+from typing import Annotated
+
+import typer
+
+from hyimg_cli.cli import render
+from hyimg_cli.errors import UsageError
+from hyimg_cli.manifest.schema import json_schema, line_model, recipe_model
+from hyimg_cli.settings.kinds import BadValue, OneOf
+
+MODELS = {"line": line_model, "recipe": recipe_model}
+Of = Annotated[str, typer.Argument(metavar="line|recipe", help="Of what.")]
+
+
+def schema(of: Of) -> None:
+    """Print the JSON Schema of a manifest line or of a recipe, for editors that complete and check.
+
+    hyimg schema recipe > hyimg-recipe.schema.json
+    """
+    try:
+        name = OneOf(tuple(MODELS)).read(of)
+    except BadValue as bad:
+        raise UsageError(bad.what, hint=bad.hint, code="usage.schema") from None
+    render.line(json.dumps(json_schema(MODELS[name]()), ensure_ascii=False, indent=2))

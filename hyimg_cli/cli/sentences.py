@@ -1,0 +1,83 @@
+"""What a run has to say, in sentences: its events, its finished jobs, its end."""
+
+from collections.abc import Iterator
+from typing import TypeAlias
+
+from hyimg_cli.engine.runner import Summary, work_s
+from hyimg_cli.spec.events import (
+    ModelLoaded,
+    ModelLoading,
+    ModelReleased,
+    Outcome,
+    Prewarmed,
+    PromptsReady,
+    ReplicaDied,
+)
+
+Readiness: TypeAlias = (
+    ModelLoading | ModelLoaded | ModelReleased | Prewarmed | PromptsReady | ReplicaDied
+)
+
+
+def summary(counts: Summary, place: str) -> str:
+    """Counts, times, and where the pictures are."""
+    parts = [f"{counts.done} done", f"{counts.failed} failed", f"{counts.skipped} skipped"]
+    parts += [f"{counts.invalid} invalid"] if counts.invalid else []
+    parts += [f"{counts.left} left"] if counts.left else []
+    parts += [f"model loaded in {counts.load_s:.2f} s"] if counts.load_s else []
+    parts += [f"prewarmed in {counts.prewarm_s:.2f} s"] if counts.prewarm_s else []
+    parts += [f"prompts embedded in {counts.encode_s:.2f} s"] if counts.encode_s else []
+    rate = counts.seconds_per_picture
+    parts += [f"{rate:.2f} s per {counts.noun}"] if rate is not None else []
+    return f"{', '.join(parts)}; results in {place}"
+
+
+def advice(counts: Summary, *, again: str, retry: str) -> Iterator[str]:
+    """The commands that go on: with what is left, with what failed."""
+    if counts.failed:
+        yield f"run the failed jobs again with: {retry}"
+    if counts.left:
+        yield f"resume with: {again}"
+
+
+def ready(event: Readiness) -> str:
+    """What a session, or one of several replicas, has to say beside its jobs."""
+    who = "" if event.replica is None else f"replica {event.replica}: "
+    return who + _readiness(event)
+
+
+def _readiness(event: Readiness) -> str:
+    match event:
+        case ModelLoading():
+            return f"loading {event.model}"
+        case ReplicaDied():
+            again = "a new one starts in its place" if event.starts_again else "it is given up"
+            return f"died ({event.why}), jobs it was at: {event.jobs}; {again}"
+        case Prewarmed():
+            graphs = f" and {event.graphs} CUDA graphs" if event.graphs else ""
+            shapes = f"{event.shapes} shape{'' if event.shapes == 1 else 's'}"
+            return f"prewarmed {shapes}{graphs} in {event.prewarm_s:.2f} s"
+        case PromptsReady():
+            made = f"{event.encoded} of {event.strings} distinct prompts embedded"
+            kept = ", the others were kept" if event.encoded < event.strings else ""
+            return f"{made} in {event.encode_s:.2f} s{kept}"
+        case ModelReleased():
+            needed, free = event.needed_bytes / 1e9, event.free_bytes / 1e9
+            return f"{event.model} released: the next takes {needed:.1f} GB, {free:.1f} were free"
+    size = f"{event.parameters / 1e6:.1f} M parameters, {event.dtype} on {event.device}"
+    ranks = f", {event.ranks} ranks" if event.ranks > 1 else ""
+    beside = f", beside {', '.join(event.beside)}" if event.beside else ""
+    return f"{event.model}: {size}{ranks}, loaded in {event.load_s:.2f} s{beside}"
+
+
+def finished(outcome: Outcome) -> str:
+    """A finished job on one line."""
+    if outcome.error is not None:
+        hint = f" ({outcome.error.hint})" if outcome.error.hint else ""
+        text = f"{outcome.custom_id}: failed[{outcome.error.code}]: {outcome.error.message}{hint}"
+    else:
+        paths = ", ".join(file.path for file in outcome.outputs)
+        reuse = f", KV reuse {outcome.kv_reuse.status}" if outcome.kv_reuse else ""
+        took = f"{work_s(outcome):.2f} s, {outcome.denoise_steps} steps"
+        text = f"{outcome.custom_id}: {paths} in {took}{reuse}"
+    return " ".join("; ".join((text, *outcome.warnings)).splitlines())

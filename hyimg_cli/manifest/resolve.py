@@ -1,0 +1,77 @@
+"""A manifest's lines over the settings: the jobs that they become, `n` and `seeds` expanded."""
+
+from collections.abc import Callable, Mapping
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+from hyimg_cli.errors import HyimgError
+from hyimg_cli.manifest.line import fault
+from hyimg_cli.manifest.manifest import Manifest
+from hyimg_cli.manifest.pictures import PictureLine
+from hyimg_cli.manifest.resolved_line import ResolvedLine
+from hyimg_cli.manifest.videos import VideoLine
+from hyimg_cli.settings.precedence import Setting
+from hyimg_cli.spec.card import ModelCard, VideoCard
+from hyimg_cli.spec.job import Job
+
+
+def resolve_jobs(
+    manifest: Manifest,
+    settings: Mapping[str, Setting],
+    card_of: Callable[[str], ModelCard],
+    video_card_of: Callable[[str], VideoCard] | None = None,
+) -> tuple[list[Job], list[HyimgError]]:
+    """The jobs of the good lines in manifest order, and the faults that only now can be seen.
+
+    The cards are asked for once per model; without `video_card_of` there may be no line of t2v.
+    Raises what they raise for the models of the settings; for a model that a line names, that
+    becomes a fault of the line.
+    """
+    pictures, videos = _looked_up_once(card_of), _looked_up_once(video_card_of)
+    located = cache(partial(_located, manifest.folder))
+    jobs: list[Job] = []
+    faults: list[HyimgError] = []
+    for line in manifest.lines:
+        is_video, named = line.fields["task"] == "t2v", line.fields.get("model")
+        own = settings["video_model" if is_video else "model"].value
+        model = located(named) if named else own
+        card = (videos if is_video else pictures)(model)
+        if isinstance(card, HyimgError):
+            if not named:
+                raise card
+            place = f"{line.where}: model"
+            faults.append(fault("model", card.what, where=place, hint=card.hint))
+            continue
+        kind: type[ResolvedLine] = VideoLine if is_video else PictureLine
+        resolved = kind(line, settings, model, card)
+        if found := list(resolved.faults()):
+            faults += found
+        else:
+            jobs += resolved.jobs(manifest.folder)
+    # What a setting caused is the same in every line; it is said once.
+    once = {(one.where, one.what): one for one in faults}
+    return jobs, list(once.values())
+
+
+def _looked_up_once(card_of: Callable[[str], Any] | None) -> Callable[[str], Any]:
+    """Cards by model; of a model that has none, the error."""
+
+    @cache
+    def looked_up(model: str) -> Any:
+        assert card_of is not None, "nobody told how video models are looked up"
+        try:
+            return card_of(model)
+        except HyimgError as error:
+            return error
+
+    return looked_up
+
+
+def _located(folder: Path, name: str) -> str:
+    """A line's model; a path, like those of images, begins at the manifest's folder.
+
+    One that leads nowhere from there is left as it is: a name, or a path from here.
+    """
+    beside = folder / name
+    return str(beside) if name.split("/")[0] in (".", "..") and beside.is_dir() else name

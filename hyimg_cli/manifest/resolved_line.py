@@ -1,0 +1,76 @@
+"""A manifest line over the run's settings over its checkpoint's own defaults: the values that hold.
+
+What is wrong with it only for this model and these settings, and the jobs that it becomes, are the
+kinds' of jobs: `pictures`, `videos`.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hyimg_cli.errors import HyimgError
+from hyimg_cli.manifest.line import ManifestLine, child_ids, fault
+from hyimg_cli.settings.kinds import MAX_SEED
+from hyimg_cli.settings.precedence import Setting
+from hyimg_cli.spec.card import ModelCard, VideoCard
+from hyimg_cli.spec.digest import seed_from
+from hyimg_cli.spec.job import Job
+
+
+@dataclass(frozen=True)
+class ResolvedLine:
+    """A line over the settings over its model's card."""
+
+    line: ManifestLine
+    settings: Mapping[str, Setting]
+    model: str
+    card: ModelCard | VideoCard
+
+    def faults(self) -> Iterator[HyimgError]:
+        """What is wrong with the line only for this model and these settings."""
+        raise NotImplementedError
+
+    def job(self, custom_id: str, seed: int, folder: Path) -> Job:
+        """One job of the line; paths of images begin at `folder`."""
+        raise NotImplementedError
+
+    def jobs(self, folder: Path) -> Iterator[Job]:
+        """The line's job, or its children where it asks for several."""
+        seeds, base = self.line.fields.get("seeds"), self.value("seed")
+        for index, name in enumerate(child_ids(self.line.fields)):
+            if seeds:
+                seed = seeds[index]
+            else:
+                seed = seed_from(name) if base is None else (base + index) % (MAX_SEED + 1)
+            yield self.job(name, seed, folder)
+
+    def value(self, name: str) -> Any:
+        """The line's value, else the setting's, else the checkpoint's own."""
+        if name in self.line.fields:
+            return self.line.fields[name]
+        setting = self.settings[name]
+        return getattr(self.card.defaults, name) if setting.origin == "model" else setting.value
+
+    def shared(self) -> dict[str, Any]:
+        """The fields of a job that pictures and videos have in common."""
+        names = ("num_inference_steps", "guidance_scale", "flow_shift")
+        return {name: self.value(name) for name in names} | {
+            "prompt": self.line.fields["prompt"],
+            "model": self.model,
+            "metadata_json": json.dumps(self.line.fields.get("metadata")),
+            "extra_json": json.dumps(self.line.extra),
+            "source_line": self.line.where,
+            "user_fields": self.line.given,
+        }
+
+    def fault(self, slug: str, what: str, name: str, hint: str) -> HyimgError:
+        """A fault at the line's field, or at the setting that gave the value."""
+        place = self.line.where if name in self.line.given else self.settings[name].origin
+        return fault(slug, what, where=f"{place}: {name}", hint=hint)
+
+    def unused(self, name: str, reason: str) -> HyimgError:
+        """The fault of a field that would change nothing."""
+        what = f"no stage would use it: {reason}"
+        return self.fault("unconsumed", what, name, "take the field out")

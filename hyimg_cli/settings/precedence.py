@@ -1,0 +1,91 @@
+"""The one place of precedence: flag > environment > recipe file > default.
+
+A manifest line stands above all of them, the checkpoint of its job below: `manifest.resolve`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from hyimg_cli.errors import UsageError
+from hyimg_cli.settings.kinds import BadValue, nearest, shown
+from hyimg_cli.settings.table import CHECKPOINT, PREFIX, SETTINGS, Declaration
+from hyimg_cli.spec.job import SizeRequest
+
+Origin = Literal["line", "flag", "environment", "recipe", "model", "default"]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A value and what set it. `model` with None: the checkpoint's own, known per job."""
+
+    name: str
+    value: Any
+    origin: Origin
+
+
+def settle(
+    flags: Mapping[str, Any], environ: Mapping[str, str], recipe: Mapping[str, Any]
+) -> dict[str, Setting]:
+    """Every setting and what set it: flag (None: unset) > HYIMG_<NAME> > recipe > default.
+
+    Raises UsageError for a bad value and for a HYIMG_ variable that looks like a typing error.
+    """
+    for name in flags:
+        assert name in SETTINGS, f"no setting is called {name}"
+    _refuse_misspelt(environ)
+    settled = {name: _default(row) for name, row in SETTINGS.items()}
+    for name, value in recipe.items():
+        settled[name] = Setting(name, value, "recipe")
+    for name, row in SETTINGS.items():
+        if (flag := flags.get(name)) is not None:
+            settled[name] = Setting(name, _typed(row, flag, where=row.flag), "flag")
+        elif text := environ.get(row.variable):
+            settled[name] = Setting(name, _typed(row, text, where=row.variable), "environment")
+    return settled
+
+
+def _default(row: Declaration) -> Setting:
+    if row.default is CHECKPOINT:
+        return Setting(row.name, None, "model")
+    return Setting(row.name, row.default, "default")
+
+
+def _typed(row: Declaration, value: Any, *, where: str) -> Any:
+    """`value` typed: text and paths are parsed, anything else is checked."""
+    try:
+        if isinstance(value, SizeRequest):
+            return value
+        is_text = isinstance(value, str | Path)
+        return row.kind.parse(str(value)) if is_text else row.kind.read(value)
+    except BadValue as bad:
+        code = f"usage.{bad.slug}"
+        raise UsageError(bad.what, where=where, hint=bad.hint, code=code) from None
+
+
+def _refuse_misspelt(environ: Mapping[str, str]) -> None:
+    # Other variables with this prefix may belong to others; only a near miss is refused.
+    known = {row.variable for row in SETTINGS.values()}
+    aliases = {alias: row.name for row in SETTINGS.values() for alias in row.aliases}
+    for variable in environ:
+        if variable.startswith(PREFIX) and variable not in known:
+            name = variable[len(PREFIX) :].lower()
+            close = aliases.get(name) or nearest(name, SETTINGS, cutoff=0.75)
+            if close:
+                raise UsageError(
+                    f"{shown(variable)} is not known",
+                    where="environment",
+                    hint=f"did you mean {SETTINGS[close].variable}?",
+                    code="usage.unknown-variable",
+                )
+
+
+def as_given(setting: Setting) -> str:
+    """What the user wrote: the flag, the variable, or the recipe's key."""
+    row = SETTINGS[setting.name]
+    if setting.origin == "environment":
+        return row.variable
+    if setting.origin == "recipe":
+        return f"{setting.name} of the recipe"
+    return row.off_flag if setting.value is False else row.flag

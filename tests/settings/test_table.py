@@ -1,0 +1,198 @@
+"""What is derived from the declarations, held against what is written here a second time."""
+
+from collections.abc import Callable
+from dataclasses import fields
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hyimg_cli.journal import keys
+from hyimg_cli.models import registry
+from hyimg_cli.settings.config import FILLED, configured
+from hyimg_cli.settings.precedence import settle
+from hyimg_cli.settings.recipe import read_recipe
+from hyimg_cli.settings.table import SETTINGS, InKey
+from hyimg_cli.spec.run import RunConfig
+
+# Where in RunConfig each setting goes, with a value off its default.
+FILLS: dict[str, tuple[str, Any]] = {
+    "model": ("model.model", "other"),
+    "revision": ("model.revision", "v2"),
+    "dtype": ("model.dtype", "bfloat16"),
+    "device": ("model.device", "cuda:1"),
+    "vae_use_tiling": ("model.vae_use_tiling", True),
+    "quantization": ("model.quantization", "nf4"),
+    "enable_cpu_offload": ("model.cpu_offload", True),
+    "decode_graphs": ("model.decode_graphs", "off"),
+    "kv_reuse": ("reuse.kv_reuse", False),
+    "require_kv_reuse": ("reuse.required", True),
+    "prompt_cache": ("reuse.prompt_cache", False),
+    "batching_max_size": ("batch.max_size", 7),
+    "batch_invariant": ("batch.is_invariant", False),
+    "prefix_cache_mb": ("batch.prefix_cache_mb", 8),
+    "prefix_cache_host_mb": ("batch.prefix_cache_host_mb", 9),
+    "prewarm": ("batch.prewarm", False),
+    "memory_gb": ("batch.memory_gb", 10),
+    "gpu_memory_utilization": ("batch.gpu_memory_utilization", 0.5),
+    "disk_cache_mb": ("cache.budget_mb", 11),
+    "vae_patch_parallel_size": ("parallel.vae_ranks", 3),
+    "cfg_parallel_size": ("parallel.cfg_ranks", 2),
+    "tensor_parallel_size": ("parallel.tensor_ranks", 4),
+    "replicas": ("parallel.replicas", 5),
+    "metadata": ("output.metadata", False),
+    "frames": ("output.frames", "png"),
+    "checkpoint_every": ("output.checkpoint_every", 6),
+    "fail_fast": ("failure.fail_fast", True),
+    "max_retries": ("failure.max_retries", 12),
+}
+# What is read before there is a configuration, and fields of it that are no user's to set.
+BEFORE: dict[str, Any] = {
+    "video_model": "other",
+    "cache_dir": "other",
+    "disk_cache": False,
+    "output_dir": "other",
+    "report": False,
+    "skip_invalid": True,
+}
+NO_SETTING = {"output.folder", "cache.folder", "batch.encodes_ahead"}
+# How each setting that changes pixels stands in the resume key: the words of folders that exist.
+PLAIN = {"dtype": "float32", "kv_reuse": "reuse"}
+IN_KEY: dict[tuple[str, Any], dict[str, str]] = {
+    ("dtype", "bfloat16"): {"dtype": "bfloat16"},
+    ("kv_reuse", False): {"kv_reuse": "recompute"},
+    ("vae_use_tiling", True): {"vae": "tiled"},
+    ("quantization", "fp8"): {"experts": "fp8"},
+    ("quantization", "nf4"): {"experts": "nf4"},
+    ("decode_graphs", "on"): {"text": "graphs"},
+    ("tensor_parallel_size", 2): {"layers": "2 ranks"},
+    ("tensor_parallel_size", 64): {"layers": "64 ranks"},
+    ("batch_invariant", False): {"batch": "variant"},
+}
+# The settings of a job: each off its default, with what else makes a stage read it.
+OF_THE_JOB: dict[str, dict[str, Any]] = {
+    "size": {"size": "96x160"},
+    "num_inference_steps": {"num_inference_steps": 3},
+    "guidance_scale": {"guidance_scale": 2.5},
+    "flow_shift": {"flow_shift": 1.5},
+    "seed": {"seed": 77},
+    "bot_task": {"bot_task": "think"},
+    "drop_think": {"drop_think": True},
+    "use_system_prompt": {"use_system_prompt": "en_unified"},
+    "system_prompt": {"system_prompt": "Be bold."},
+    "ar_seed": {"ar_seed": 5},
+    "temperature": {"temperature": 0.1},
+    "top_k": {"top_k": 3},
+    "top_p": {"top_p": 0.5},
+    "max_new_tokens": {"max_new_tokens": 9},
+    "infer_align_image_size": {"infer_align_image_size": True},
+    "negative_prompt": {"negative_prompt": "blur"},
+    "num_frames": {"num_frames": 5},
+    "fps": {"fps": 3},
+}
+# The embedded video model has one transformer, and so no second scale.
+NOT_OF_TINY = {"guidance_scale_2": {"guidance_scale_2": 1.5}}
+OF_THE_CHECKPOINT = {"model", "video_model", "revision"}
+OFF_DEFAULT = (
+    {name: value for name, (_, value) in FILLS.items()}
+    | BEFORE
+    | {name: values[name] for name, values in (OF_THE_JOB | NOT_OF_TINY).items()}
+)
+# The device decides the precision, which is in the key.
+WITHOUT_PIXELS = [n for n, row in SETTINGS.items() if row.pixels is None and n != "device"]
+
+
+def test_every_setting_has_an_answer_here() -> None:
+    sampling = {name for name, row in SETTINGS.items() if row.table == "sampling"}
+    assert SETTINGS.keys() == FILLS.keys() | BEFORE.keys() | sampling
+    assert sampling == OF_THE_JOB.keys() | NOT_OF_TINY.keys()
+    in_key = {name for name, row in SETTINGS.items() if isinstance(row.pixels, InKey)}
+    assert in_key == {name for name, _ in IN_KEY}
+    assert {name for name, row in SETTINGS.items() if row.pixels == "job"} == sampling
+    by_checkpoint = {name for name, row in SETTINGS.items() if row.pixels == "checkpoint"}
+    assert by_checkpoint == OF_THE_CHECKPOINT
+
+
+@pytest.mark.parametrize("name", FILLS)
+def test_a_setting_fills_its_own_field_and_no_other(name: str) -> None:
+    place, value = FILLS[name]
+    plain = configured(settle({}, {}, {}), Path("out"), None)
+    config = configured(settle({name: value}, {}, {}), Path("out"), None)
+    differ = [p for p, _ in FILLS.values() if attrgetter(p)(plain) != attrgetter(p)(config)]
+    assert differ == [place]
+    assert attrgetter(place)(config) == value
+
+
+def test_every_field_is_some_settings() -> None:
+    config = configured(settle({}, {}, {}), Path("out"), Path("cache"))
+    parts = {part.name: getattr(config, part.name) for part in fields(config)}
+    places = {f"{name}.{field.name}" for name, part in parts.items() for field in fields(part)}
+    assert places == {place for place, _ in FILLS.values()} | NO_SETTING
+    assert {f"{part}.{field}" for part, field in FILLED.values()} == places - NO_SETTING
+    assert (config.output.folder, config.cache.folder) == (Path("out"), Path("cache"))
+
+
+def test_defaults_are_those_of_a_configuration_made_by_hand() -> None:
+    by_hand = {"output": configured(settle({}, {}, {}), Path("out"), None).output}
+    assert configured(settle({}, {}, {}), Path("out"), None) == RunConfig(**by_hand)
+
+
+@pytest.mark.parametrize(("name", "value"), IN_KEY)
+def test_what_changes_pixels_is_in_the_key(
+    under: Callable[..., Any], name: str, value: Any
+) -> None:
+    settings, (edit, video) = under({name: value})
+    config = configured(settings, Path("out"), None)
+    assert keys.pixel_settings(edit, config) == PLAIN | IN_KEY[name, value]
+    dtype = {"dtype": IN_KEY[name, value].get("dtype", "float32")}
+    assert keys.pixel_settings(video, config) == dtype
+
+
+@pytest.mark.parametrize("name", WITHOUT_PIXELS)
+def test_what_changes_none_is_not(under: Callable[..., Any], name: str) -> None:
+    settings, (edit, video) = under({name: OFF_DEFAULT[name]})
+    config = configured(settings, Path("out"), None)
+    assert keys.pixel_settings(edit, config) == PLAIN
+    assert keys.pixel_settings(video, config) == {"dtype": "float32"}
+
+
+@pytest.mark.parametrize("name", OF_THE_JOB)
+def test_what_is_of_the_job_changes_its_key(under: Callable[..., Any], name: str) -> None:
+    def key(environ: dict[str, Any]) -> str:
+        settings, jobs = under(environ)
+        config = configured(settings, Path("out"), None)
+        job = jobs[1 if SETTINGS[name].only == "videos" else 0]
+        return keys.key_of(job, ["a source"], config)
+
+    assert key(OF_THE_JOB[name]) != key({})
+
+
+@pytest.mark.parametrize("name", sorted(OF_THE_CHECKPOINT))
+def test_another_checkpoint_has_keys_of_its_own(
+    under: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(registry, "fingerprint", lambda model, revision: f"{model}@{revision}")
+    found = []
+    for environ in ({}, {name: "another"}):
+        settings, jobs = under(environ)
+        config = configured(settings, Path("out"), None)
+        found.append(keys.key_of(jobs[name == "video_model"], ["a source"], config))
+    assert found[0] != found[1]
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_recipe_says_it_in_its_table(name: str, tmp_path: Path) -> None:
+    row, path, value = SETTINGS[name], tmp_path / "run.toml", OFF_DEFAULT[name]
+    text = f'"{value}"' if isinstance(value, str) else str(value).lower()
+    path.write_text(f"[{row.table}]\n{name} = {text}\n")
+    assert read_recipe(path) == {name: row.kind.read(value)}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_flag_or_a_variable_says_it(name: str) -> None:
+    row, value = SETTINGS[name], OFF_DEFAULT[name]
+    by_variable = settle({}, {f"HYIMG_{name.upper()}": str(value)}, {})[name]
+    by_flag = settle({name: value}, {}, {})[name]
+    assert by_flag.value == by_variable.value == row.kind.read(value) != row.default
+    assert (by_flag.origin, by_variable.origin) == ("flag", "environment")
