@@ -25,7 +25,7 @@ from hyimg_cli.memory.fit import FORMS, fits, in_forms, judged, need_beside, roo
 from hyimg_cli.memory.footprint import Need, footprint, need
 from hyimg_cli.memory.present import Present, present
 from hyimg_cli.models import registry
-from hyimg_cli.pipelines.image import crew as pictures
+from hyimg_cli.pipelines.image import pipeline as pictures
 from hyimg_cli.spec.job import Job
 from hyimg_cli.spec.plan import Plan
 from hyimg_cli.spec.run import (
@@ -37,7 +37,7 @@ from hyimg_cli.spec.run import (
 )
 
 GB = 10**9
-CPU = RunConfig(OutputConfig(Path()), ModelChoice(device="cpu", dtype="bfloat16"))
+CPU = RunConfig(OutputConfig(Path()), model=ModelChoice(device="cpu", dtype="bfloat16"))
 GPU = replace(CPU, model=ModelChoice(device="cuda"))
 
 
