@@ -21,7 +21,7 @@ from shapes.fake import fake_gpu
 from shapes.network import FORMS
 from shapes.scale import REAL
 
-from hyimg_cli.memory.footprint import USABLE, Together
+from hyimg_cli.memory.footprint import Together, usable
 
 
 def main() -> None:
@@ -48,7 +48,7 @@ def main() -> None:
             together = Together(arguments.requests, drawing)
             for has_vae in (True, False):
                 told(bench.requests(arguments.requests, together, has_vae=has_vae))
-        room = int(USABLE * (arguments.memory_gb * 1e9 - bench.weights().planned))
+        room = usable(int(arguments.memory_gb * 1e9) - bench.weights().planned)
         jobs = [bench.load.request(n, steps=2, guidance=2.5) for n in range(arguments.requests)]
         chosen = bench.needs(jobs).fitting(room, arguments.requests)
     said = f"{chosen.thinking} thinking and {chosen.drawing} drawing"

@@ -8,6 +8,7 @@
     ├── MachineError              exit 3     this machine cannot run it; nothing ran
     │   ├── CheckpointError       exit 3     a checkpoint is missing, incomplete or of another shape
     │   └── StorageError          exit 3     the disk is full or a folder cannot be written
+    │       └── JournalError      exit 3     results.jsonl was removed or changed by others
     ├── JobError                  exit 1     one job failed; the run goes on
     │   ├── SourceImageError      exit 1     a source image cannot be read
     │   ├── ReuseError            exit 1     KV reuse was required and did not happen
@@ -102,6 +103,14 @@ class StorageError(MachineError):
     """The disk is full, or a folder cannot be written."""
 
     default_code = "storage"
+
+
+class JournalError(StorageError):
+    """Somebody else removed or changed `results.jsonl` while a run wrote it. No line is missing
+    that could be put back; the run stops there, and resumes.
+    """
+
+    default_code = "storage.journal"
 
 
 class JobError(HyimgError):

@@ -250,5 +250,8 @@ def storage_error(error: OSError, folder: Path) -> StorageError:
         hint = "choose a folder that can be written with -o"
         what = "the folder cannot be written"
         return StorageError(what, where=where, hint=hint, code="storage.read-only")
+    if error.errno in (errno.ENOENT, errno.ENOTDIR) and not folder.is_dir():
+        hint = "put it back, or name where it is now, and run the command again"
+        return StorageError("the folder is not there", where=where, hint=hint, code="storage.gone")
     what = f"the disk refused: {error.strerror}"
     return StorageError(what, where=where, hint="check the disk", code="storage.failed")

@@ -10,7 +10,7 @@ from hyimg_cli.diffusion.schedule import Schedule
 from hyimg_cli.kv.tree import KVTree
 from hyimg_cli.models.hunyuan_image3.family import HunyuanImage3
 from hyimg_cli.models.hunyuan_image3.ranked import PART, Follower
-from hyimg_cli.models.protocols import Context, LivePicture
+from hyimg_cli.models.protocols import Context, GeneratedText, LivePicture
 from hyimg_cli.parallel.ranks import Rank
 from hyimg_cli.spec.job import ImageJob
 
@@ -47,8 +47,8 @@ def written(model: HunyuanImage3, job: ImageJob, tree: Any = None) -> Tensor:
 
 def drawn(model: HunyuanImage3, job: ImageJob) -> dict[str, Tensor]:
     """Velocities of every step and the picture; the second branch begins as a fork of the first."""
-    bucket, _ = model.bucket(job, None)
-    layout = model.layout(job, [], None, bucket)
+    canvas = model.canvas(job, [], GeneratedText())
+    bucket, layout = canvas.bucket, canvas.layout
     rows = (layout.ids, layout.unconditional_ids)
     common = next(n for n, (a, b) in enumerate(zip(*rows, strict=True)) if a != b)
     first = model.new_buffer(len(layout.ids))

@@ -28,10 +28,10 @@ from hyimg_cli.models.hunyuan_image3.vision import VisionInputs
 from hyimg_cli.models.protocols import Encoded
 from hyimg_cli.pipelines.clock import PhaseClock
 from hyimg_cli.pipelines.image import stages
-from hyimg_cli.pipelines.image.group import Drawn, GroupRun
+from hyimg_cli.pipelines.image.batch import ContinuousBatch
 from hyimg_cli.pipelines.image.prefixes import Prefixes
 from hyimg_cli.pipelines.image.sampling import Draw, choose
-from hyimg_cli.pipelines.image.stages import Studio
+from hyimg_cli.pipelines.image.stages import Decoded, ImageStages
 from hyimg_cli.spec.job import ImageJob
 from hyimg_cli.spec.run import BatchConfig, ModelChoice, OutputConfig, ReuseConfig, RunConfig
 from shapes.fake import FakeGpu
@@ -127,7 +127,7 @@ class Bench:
         planned = self.weights().planned + found.widest(together).total
         self.gpu.rebase()
         ends = self._run(jobs, together)
-        assert ends == {Drawn: count}, ends
+        assert ends == {Decoded: count}, ends
         name = f"{count} requests, {together.thinking} thinking, {together.drawing} drawing"
         name += "" if has_vae else ", no VAE"
         return Counted(name, planned, self.gpu.peak)
@@ -136,14 +136,14 @@ class Bench:
         return needs(jobs, self.card, self.config, prefixes=0)
 
     def _run(self, jobs: list[ImageJob], together: Together) -> Counter[type]:
-        studio = Studio(
+        studio = ImageStages(
             model=self.model,
             reuse=ReuseConfig(),
             prefixes=Prefixes(KVTree(0), "counted"),
             read=lambda path: (source(path, self.load.scale.size), 0.0),
             encode=lambda shown: (self.model.encoded(shown.digest, self.load), 0.0),
         )
-        run = GroupRun(
+        run = ContinuousBatch(
             jobs,
             studio,
             batch_size=together.thinking,

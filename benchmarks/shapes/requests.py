@@ -21,10 +21,10 @@ from hyimg_cli.memory.footprint import Together, needs
 from hyimg_cli.memory.room import batch_sizes, synchronize
 from hyimg_cli.models.hunyuan_image3.family import HunyuanImage3
 from hyimg_cli.pipelines.clock import PhaseClock
-from hyimg_cli.pipelines.image.group import Drawn, GroupRun
+from hyimg_cli.pipelines.image.batch import ContinuousBatch
 from hyimg_cli.pipelines.image.prefixes import Prefixes
 from hyimg_cli.pipelines.image.prewarm import prewarm, writing_rows
-from hyimg_cli.pipelines.image.stages import Studio, encoded_by
+from hyimg_cli.pipelines.image.stages import Decoded, ImageStages, encoded_by
 from hyimg_cli.spec.job import ImageJob
 from hyimg_cli.spec.run import BatchConfig, ModelChoice, OutputConfig, ReuseConfig, RunConfig
 from shapes.network import quantization_of
@@ -161,7 +161,7 @@ def serve(
     together = batch_sizes(jobs, model, config)
     model.prepare_decode(min(together.thinking, len(jobs)))
     started = time.perf_counter()
-    run = GroupRun(
+    run = ContinuousBatch(
         jobs,
         _studio(model, load),
         batch_size=together.thinking,
@@ -169,13 +169,13 @@ def serve(
         new_clock=lambda: PhaseClock(started, partial(synchronize, [device])),
     )
     events: Counter[str] = Counter()
-    drawn: list[Drawn] = []
+    drawn: list[Decoded] = []
     timings: list[dict[str, float]] = []
     failed: list[str] = []
     is_cut = False
     for event in run.run():
         events[type(event).__name__] += 1
-        if isinstance(event, Drawn):
+        if isinstance(event, Decoded):
             drawn.append(event)
             timings.append(event.clock.timings_s())
         elif (error := getattr(event, "error", None)) is not None:
@@ -202,14 +202,14 @@ def serve(
         events=dict(events),
         phases_s=_phases(timings),
         prefix=tuple(sorted({_prefix(end) for end in drawn})),
-        notes=tuple(dict.fromkeys(note for end in drawn for note in end.picture.notes)),
+        notes=tuple(dict.fromkeys(note for end in drawn for note in end.notes)),
         planned_bytes=_planned(jobs, load, config, together),
         peak_bytes=torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
     )
 
 
-def _studio(model: HunyuanImage3, load: Workload) -> Studio:
-    return Studio(
+def _studio(model: HunyuanImage3, load: Workload) -> ImageStages:
+    return ImageStages(
         model=model,
         reuse=ReuseConfig(),
         prefixes=Prefixes(KVTree(0), "benchmark"),
@@ -223,8 +223,8 @@ def _phases(timings: list[dict[str, float]]) -> dict[str, float]:
     return {name: statistics.median(t[name] for t in timings) for name in names}
 
 
-def _prefix(end: Drawn) -> int:
-    tokens = end.picture.reuse.branches[0]
+def _prefix(end: Decoded) -> int:
+    tokens = end.reuse.branches[0]
     return tokens.reused + tokens.shared + tokens.computed
 
 

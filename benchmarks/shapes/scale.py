@@ -130,7 +130,7 @@ def workload(folder: Path, scale: Scale, layers: int) -> Workload:
     arch = architecture(config)
     shapes = expected_shapes(arch)
     _write(folder, config, 2 * sum(map(math.prod, shapes.values())))
-    prompter = registry.prompter(str(folder))
+    prompter = registry.sequences(str(folder))
     prompter.card = replace(prompter.card, weights=_counts(shapes))
     first = {n: shape for n, shape in shapes.items() if n.startswith("model.layers.0.")}
     pixels = np.zeros((scale.size.height, scale.size.width, 3), dtype=np.uint8)

@@ -2,9 +2,10 @@
 `replay` have in common.
 """
 
+import logging
 import time
-from collections.abc import Mapping
-from contextlib import closing
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +21,8 @@ from hyimg_cli.manifest.consumed import without_effect
 from hyimg_cli.manifest.manifest import Manifest
 from hyimg_cli.settings.precedence import Setting
 from hyimg_cli.spec.run import RunConfig
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -56,37 +59,54 @@ def carry_out(order: Order, style: render.Style) -> int:
             if run.plan.jobs:
                 folder.write_run(run_info(manifest, settings, run.plan))
                 with (
-                    closing(_session(config, stopper)) as session,
+                    _session(config, stopper) as session,
                     closing(session.run(run.plan, folder)) as events,
                 ):
                     for event in events:
                         report.show(event)
+        with _told("after the last job"):
+            folder.confirm()
         if settings["report"].value:
             stopper.session = None  # from here on a signal stops at once
-            _write_sheet(config.output.folder, style)
+            with _told("no contact sheet", then=f"to have one: {order.again}"):
+                _write_sheet(config.output.folder, style)
     return 1 if counts.failed or counts.invalid else 0
 
 
-def _session(config: RunConfig, stopper: Stopper) -> RunsPlans:
+@contextmanager
+def _session(config: RunConfig, stopper: Stopper) -> Iterator[RunsPlans]:
     """One that a signal stops."""
-    session = session_for(config)
-    stopper.session = session
-    return session
+    session = stopper.session = session_for(config)
+    try:
+        yield session
+    finally:
+        with _told("the session did not close in order"):
+            session.close()
+
+
+@contextmanager
+def _told(what: str, then: str = "") -> Iterator[None]:
+    """What comes behind the jobs: it changes no exit code, so its failure is one line, with -v its
+    traceback.
+    """
+    try:
+        yield
+    except Interrupted:
+        raise
+    except Exception as error:
+        is_ours = isinstance(error, HyimgError)
+        why = str(error) if is_ours else f"{type(error).__name__}: {error}".rstrip(": ")
+        render.note(" ".join("; ".join(filter(None, (f"{what}: {why}", then))).splitlines()))
+        logger.info(what, exc_info=error)
 
 
 def _write_sheet(folder: Path, style: render.Style) -> None:
-    """The run's contact sheet. Pictures are made by then: that it cannot be written is told."""
+    """The run's contact sheet, unless the one that is there shows the same."""
     from hyimg_cli.report.contact import is_current, write_contact_sheet
 
     if is_current(folder):
         return
     began = time.perf_counter()
-    try:
-        path = write_contact_sheet(folder)
-    except Interrupted:
-        raise
-    except HyimgError as error:
-        render.note(f"no contact sheet: {error}")
-        return
+    path = write_contact_sheet(folder)
     if not style.is_quiet:
         render.note(f"contact sheet: {path} (made in {time.perf_counter() - began:.1f} s)")

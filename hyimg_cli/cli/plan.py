@@ -17,8 +17,9 @@ from hyimg_cli.journal.keys import precision
 from hyimg_cli.manifest.consumed import without_effect
 from hyimg_cli.manifest.cost import Cost, PlanCost
 from hyimg_cli.manifest.planner import make_plan
+from hyimg_cli.memory.fit import judged
 from hyimg_cli.memory.footprint import Footprint, footprints
-from hyimg_cli.memory.gpu_settings import flag_that_fits
+from hyimg_cli.memory.present import told
 from hyimg_cli.memory.tensor_ranks import RankFootprint, rank_footprints
 from hyimg_cli.spec.plan import Group, Plan
 from hyimg_cli.spec.run import RunConfig
@@ -67,9 +68,9 @@ def show_plan(given: Mapping[str, Any]) -> None:
     before = f", {len(rest.done)} done before" if rest.done else ""
     render.line(f"all: {_counted(len(order.groups), 'group')}{before}")
     held = tuple(_memory_lines(memory, components, by_rank))
-    held = (*held, *_too_large_lines(memory, config))
     for text in (
         *held,
+        *_too_large_lines(order, config, replicas),
         *_replica_lines(replicas, config),
         *_limit_lines(components, config, bool(memory)),
     ):
@@ -138,12 +139,16 @@ def _replica_lines(count: int, config: RunConfig) -> Iterator[str]:
         yield "  tokens and encodes are one process's; replicas read what they share once each"
 
 
-def _too_large_lines(memory: Mapping[str, Footprint], config: RunConfig) -> Iterator[str]:
-    """Of models that do not fit into `memory_gb`, the flag with which they would."""
-    card_of = runner.cards(config.model.revision)
-    for model, one in memory.items():
-        if flag := flag_that_fits(one, card_of(model), config):
-            yield f"  {model} does not fit into {config.batch.memory_gb} GB: {flag}"
+def _too_large_lines(order: Plan, config: RunConfig, replicas: int) -> Iterator[str]:
+    """Of models that do not fit into `memory_gb`, what would make them fit."""
+    there = told(config, replicas=replicas)
+    if there is None:
+        return
+    for model in dict.fromkeys(group.model for group in order.groups):
+        jobs = order.jobs_of_model(model)
+        found = judged(model, jobs, config, there)
+        if not found.is_enough:
+            yield f"  {model} does not fit into {bytes_text(there.free)}: {found.remedy}"
 
 
 def _limit_lines(

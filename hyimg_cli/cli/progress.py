@@ -19,7 +19,7 @@ from hyimg_cli.cli.render import Style, json_line, note
 from hyimg_cli.cli.sentences import Readiness, advice, finished, ready, summary
 from hyimg_cli.cli.underway import PhaseLine, Underway
 from hyimg_cli.engine.runner import Summary
-from hyimg_cli.errors import Interrupted
+from hyimg_cli.errors import Interrupted, StorageError
 from hyimg_cli.journal.journal import outcome_to_json
 from hyimg_cli.spec.events import Event, JobDone, JobFailed, JobStarted, Outcome
 
@@ -73,7 +73,10 @@ class Report:
                 note(text)
         if self._style.as_json:
             facts = {name: getattr(self._counts, name) for name in SUMMARY}
-            json_line({"summary": facts, "output_dir": self._place})
+            try:
+                json_line({"summary": facts, "output_dir": self._place})
+            except (StorageError, BrokenPipeError) as error:  # the jobs have their lines
+                note(f"no summary: {error}; {self._place}/results.jsonl says what was done")
 
     def outcomes(self, outcomes: Iterable[Outcome]) -> None:
         """Shows outcomes that no session made: the failures of lines that are no jobs."""

@@ -6,21 +6,20 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from hyimg_cli.diffusion.guidance import guided
 from hyimg_cli.diffusion.schedule import Schedule, Step
 
 Velocities = Callable[[Sequence[Tensor], Sequence[Step]], Sequence[Tensor]]
+# Branches' velocities [G, C, Y, X] at a step to the one that is followed, [C, Y, X].
+Guidance = Callable[[Tensor, Step], Tensor]
 
 
 @dataclass(frozen=True)
 class Track:
-    """One picture's way: its noise, its schedule, a guidance scale for each branch but the
-    first.
-    """
+    """One picture's way: its noise, its schedule, and how its branches are combined."""
 
     noise_CYX: Tensor
     schedule: Schedule
-    scales: Sequence[float]
+    guidance: Guidance
 
 
 def denoise(tracks: Sequence[Track], velocities: Velocities) -> Iterator[list[Tensor]]:
@@ -34,6 +33,6 @@ def denoise(tracks: Sequence[Track], velocities: Velocities) -> Iterator[list[Te
         for track, step, x_CYX, velocity_GCYX in zip(
             tracks, steps, latents, velocities(latents, steps), strict=True
         ):
-            moved.append(step.advance(x_CYX, guided(velocity_GCYX, track.scales)))
+            moved.append(step.advance(x_CYX, track.guidance(velocity_GCYX, step)))
         latents = moved
         yield latents

@@ -2,8 +2,21 @@
 
 # Legend: G branch, C channel, Y X latent rows and columns
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from torch import Tensor
+
+from hyimg_cli.diffusion.schedule import Step
+
+
+@dataclass(frozen=True)
+class CFG:
+    """Classifier-free guidance at the same scales in every step."""
+
+    scales: Sequence[float]
+
+    def __call__(self, velocity_GCYX: Tensor, step: Step) -> Tensor:
+        return guided(velocity_GCYX, self.scales)
 
 
 def guided(velocity_GCYX: Tensor, scales: Sequence[float]) -> Tensor:

@@ -77,8 +77,10 @@ def gpus(subject: Subject) -> Check:
     """The GPUs that torch can use; failed where the run wants one and there is none."""
     import torch
 
+    from hyimg_cli.parallel.devices import gpu_count
+
     wanted, build = precision(subject.config.model)[0], f"torch {torch.__version__}"
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    count = gpu_count()
     if not count and wanted == "cuda":
         found = f"no GPU that {build} (CUDA {torch.version.cuda or 'not built in'}) can use"
         found += _hidden()

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hyimg_cli.doctor.check import Check, Subject
-from hyimg_cli.doctor.models import FORMS
 from hyimg_cli.errors import MachineError
 from hyimg_cli.journal.keys import precision
+from hyimg_cli.memory.fit import FORMS
 from hyimg_cli.spec.run import Quantization
 
 if TYPE_CHECKING:

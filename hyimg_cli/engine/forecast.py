@@ -14,13 +14,12 @@ from pathlib import Path
 from hyimg_cli.cache.disk import SOURCE_IMAGES, DiskStore
 from hyimg_cli.errors import CheckpointError, HyimgError, SourceImageError
 from hyimg_cli.journal.keys import precision, source_digest, source_key
+from hyimg_cli.kv.segments import Segment
 from hyimg_cli.kv.tree import KVTree
 from hyimg_cli.manifest.cost import JobTokens, PlanCost, cost
 from hyimg_cli.manifest.video_cost import VideoCost, video_cost
 from hyimg_cli.media.images import probe_image, stretched_digest
 from hyimg_cli.models import registry
-from hyimg_cli.models.hunyuan_image3.prompter import Prompter
-from hyimg_cli.models.hunyuan_image3.sequence import Grid, Layout, SourceShape, segments
 from hyimg_cli.spec.job import ImageJob, Size
 from hyimg_cli.spec.plan import Plan, VideoGroup
 from hyimg_cli.spec.run import RunConfig
@@ -146,37 +145,23 @@ class Forecast:
     def _shared(
         self, job: ImageJob, tokens: JobTokens, sizes: list[Size], digests: list[str]
     ) -> JobTokens:
-        prompter = registry.prompter(job.model, self._config.model.revision)
-        shapes = [_shape(prompter, size) for size in sizes]
-        opening = prompter.opening(job, shapes)
-        if opening is not None:
-            shared = self._passed(job, opening.layout, opening.layout.ids, digests, opening.stop)
-            return replace(tokens, ar_shared=shared)
+        sequences = registry.sequences(job.model, self._config.model.revision)
+        prefix = sequences.text_prefix(job, sizes, digests)
+        if prefix is not None:
+            return replace(tokens, ar_shared=self._passed(job, prefix))
         if not self._config.reuse.kv_reuse:
             return replace(tokens, shared_prefix=0)
-        bucket = prompter.fit(job.size.height, job.size.width)[0]
-        layout = prompter.picture(job, shapes, None, bucket)
-        positive = self._passed(job, layout, layout.ids, digests, layout.live_start)
-        if not tokens.negative:
-            return replace(tokens, positive_shared=positive)
-        negative = self._passed(job, layout, layout.unconditional_ids, digests, layout.live_start)
-        shared_prefix = max(negative, layout.shared_length)
+        branches = sequences.branch_prefixes(job, sizes, digests)
+        positive, *negative = [self._passed(job, branch) for branch in branches]
+        shared_prefix = max(tokens.shared_prefix, *negative) if negative else tokens.shared_prefix
         return replace(tokens, positive_shared=positive, shared_prefix=shared_prefix)
 
-    def _passed(
-        self, job: ImageJob, layout: Layout, ids: tuple[int, ...], digests: list[str], stop: int
-    ) -> int:
-        """Leading tokens of a prefix that are held already; afterwards all but its last are."""
-        parts = segments(layout, ids, digests, stop - 1)
+    def _passed(self, job: ImageJob, prefix: Sequence[Segment]) -> int:
+        """Leading tokens of a prefix that are held already; afterwards all of it is."""
         width = _kv_bytes_per_token(job.model, self._config)
-        length = self.tree.match(job.model, parts).length
-        self.tree.insert(job.model, parts, lambda start, end: Sized(end - start, width))
+        length = self.tree.match(job.model, prefix).length
+        self.tree.insert(job.model, prefix, lambda start, end: Sized(end - start, width))
         return length
-
-
-def _shape(prompter: Prompter, size: Size) -> SourceShape:
-    # The real patch grid only shapes positions; every count is the same with any.
-    return prompter.source_shape(prompter.fit(size.height, size.width)[0], Grid(1, 1))
 
 
 @cache

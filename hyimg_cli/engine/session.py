@@ -1,4 +1,4 @@
-"""Crews at work on a plan: the one place that holds models, plan and folder.
+"""Pipelines at work on a plan: the one place that holds models, plan and folder.
 
 A file is written, then its line, then `JobDone` leaves the session: a killed run never has a line
 without its file.
@@ -16,13 +16,15 @@ import torch
 from hyimg_cli.errors import Interrupted, MachineError
 from hyimg_cli.journal.journal import JobFolder
 from hyimg_cli.journal.keys import key_of, source_digests
-from hyimg_cli.memory.room import confine, end_confinement, room_bytes
+from hyimg_cli.memory.fit import fits, need_beside
+from hyimg_cli.memory.present import present
+from hyimg_cli.memory.room import confine, end_confinement
 from hyimg_cli.pipelines.clock import PhaseClock
-from hyimg_cli.pipelines.image.crew import ImageCrew, LoadModel
+from hyimg_cli.pipelines.image.pipeline import ImagePipeline, LoadModel
 from hyimg_cli.pipelines.outcomes import Facts, failed
-from hyimg_cli.pipelines.pipeline import Crew, Lost, Made
+from hyimg_cli.pipelines.pipeline import Lost, Made, Pipeline
 from hyimg_cli.pipelines.prefetch import WriteBehind
-from hyimg_cli.pipelines.video.crew import VideoCrew
+from hyimg_cli.pipelines.video.pipeline import VideoPipeline
 from hyimg_cli.spec.events import (
     Event,
     GroupStarted,
@@ -65,9 +67,9 @@ class Session:
         """
         self._config = config
         self._folder: JobFolder | None = None
-        self._images = ImageCrew(config, load)
-        self._videos = VideoCrew(config)
-        self._crew: Crew[Any] = self._images
+        self._images = ImagePipeline(config, load)
+        self._videos = VideoPipeline(config)
+        self._pipeline: Pipeline[Any] = self._images
         self._attempts: dict[str, int] = {}
         self._stop_signal: int | None = None
         self._is_over = False
@@ -125,26 +127,28 @@ class Session:
             raise Interrupted(signal_number)
 
     def _ready(self, group: Group | VideoGroup, plan: Plan) -> Iterator[Event]:
-        """The group's crew with its model, its shared work and its shapes behind it."""
-        crew: Crew[Any] = self._images if isinstance(group, Group) else self._videos
-        other: Crew[Any] = self._videos if isinstance(group, Group) else self._images
-        self._crew = crew
-        if crew.model != group.model and other.model is not None:
-            yield from self._make_room(other, crew.weight_bytes(group.model))
+        """The group's pipeline with its model, its shared work and its shapes behind it."""
+        pipeline: Pipeline[Any] = self._images if isinstance(group, Group) else self._videos
+        other: Pipeline[Any] = self._videos if isinstance(group, Group) else self._images
+        self._pipeline = pipeline
+        if pipeline.model != group.model and other.model is not None:
+            yield from self._make_room(other, group)
         beside = () if other.model is None else (other.model,)
-        if crew.model != group.model:
+        if pipeline.model != group.model:
             yield ModelLoading(group.model)
-        for event in crew.use(group.model, plan.jobs_of_model(group.model), self._folder):
+        for event in pipeline.use(group.model, plan.jobs_of_model(group.model), self._folder):
             yield replace(event, beside=beside) if isinstance(event, ModelLoaded) else event
-        yield from crew.prepared(group.jobs, self._folder)
+        yield from pipeline.prepared(group.jobs, self._folder)
 
-    def _make_room(self, other: Crew[Any], needed_bytes: int) -> Iterator[ModelReleased]:
-        """Lets the other crew's model go, unless as much room again is left for the work."""
-        part = self._config.batch.gpu_memory_utilization
-        name, free_bytes = other.model, room_bytes(self._config.model, part)
-        if name is not None and 2 * needed_bytes > free_bytes:
+    def _make_room(
+        self, other: Pipeline[Any], group: Group | VideoGroup
+    ) -> Iterator[ModelReleased]:
+        """Release the other model, unless the group's fits beside it with a full batch."""
+        needed = need_beside(group.model, group.jobs, self._config)
+        name, there = other.model, present(self._config)
+        if name is not None and not fits(needed, there):
             other.release()
-            yield ModelReleased(name, needed_bytes, free_bytes)
+            yield ModelReleased(name, needed.total, there.free)
 
     def _tried(self, jobs: Sequence[Job], started: float) -> Iterator[Event]:
         """A group's events; failures that may pass are tried again behind the others."""
@@ -165,14 +169,14 @@ class Session:
             behind: WriteBehind[_Written] = WriteBehind(writer)
             # What is made is written and told, whatever stops the run.
             try:
-                yield from self._shown(self._crew.work(jobs, self._folder, started), behind)
+                yield from self._shown(self._pipeline.work(jobs, self._folder, started), behind)
+                yield from self._journaled(behind, wait=True)
             except GeneratorExit:
                 list(self._journaled(behind, wait=True))
                 raise
             except Exception:
                 yield from self._journaled(behind, wait=True)
                 raise
-            yield from self._journaled(behind, wait=True)
 
     def _shown(
         self, events: Iterator[Progress | Made | Lost], behind: WriteBehind[_Written]
@@ -234,8 +238,8 @@ class Session:
             key,
             self._attempts[job.custom_id],
             clock,
-            self._crew.cache_counts(),
-            self._crew.peak_memory_mb(),
+            self._pipeline.cache_counts(),
+            self._pipeline.peak_memory_mb(),
         )
 
     def _recorded(self, outcome: Outcome) -> Outcome:

@@ -5,6 +5,7 @@
 
 A line is appended only after its file is in place, and is on disk when `append` returns. So a
 kill can leave a picture without a line, or half a line at the end, never a line without its file.
+Each append looks whether the lock and the journal are still those of this run.
 """
 
 import contextlib
@@ -17,16 +18,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from hyimg_cli.errors import OutputFolderError
-from hyimg_cli.files import (
-    JOURNAL_BYTES,
-    bytes_of,
-    descriptor_of,
-    replace_file,
-    sync_folder,
-    write_all,
-)
+from hyimg_cli.errors import OutputFolderError, StorageError
+from hyimg_cli.files import JOURNAL_BYTES, bytes_of, replace_file
 from hyimg_cli.journal.disk import disk_errors, locked, make_folders, remove_temporaries
+from hyimg_cli.journal.journal_file import JournalFile, entry_of, whole_lines
 from hyimg_cli.manifest.resolved import job_to_json, lines_beside
 from hyimg_cli.settings.kinds import is_custom_id
 from hyimg_cli.spec import digest
@@ -65,7 +60,11 @@ class JobFolder(ABC):
 
     @abstractmethod
     def append(self, outcome: Outcome) -> None:
-        """Adds a line to the journal; it is on disk when this returns."""
+        """Adds a line to the journal; it is on disk when this returns.
+
+        Raises JournalError where somebody else removed or changed the journal meanwhile: the line
+        is in it all the same. Any other StorageError: nothing of the line is left.
+        """
 
 
 class RunFolder(JobFolder):
@@ -74,7 +73,8 @@ class RunFolder(JobFolder):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self._lock: int | None = None
-        self._journal: int | None = None
+        self._lock_text = b""
+        self._journal: JournalFile | None = None
 
     def __enter__(self) -> Self:
         """Makes the folder, takes its lock, and repairs what a kill left behind.
@@ -83,9 +83,9 @@ class RunFolder(JobFolder):
         """
         with disk_errors(self.folder):
             make_folders(self.folder / OUTPUTS)
-            self._lock = locked(self.folder / LOCK)
+            self._take_lock()
             try:
-                self._journal = _open_journal(self.folder / RESULTS)
+                self._journal = JournalFile(self.folder / RESULTS)
                 for place in (self.folder, self.folder / OUTPUTS, self.folder / LATENTS):
                     remove_temporaries(place)
             except BaseException:
@@ -104,10 +104,38 @@ class RunFolder(JobFolder):
         self._release()
 
     def _release(self) -> None:
-        for descriptor in (self._journal, self._lock):
-            if descriptor is not None:
-                os.close(descriptor)
-        self._journal = self._lock = None
+        journal, self._journal = self._journal, None
+        lock, self._lock = self._lock, None
+        if journal is not None:
+            journal.close()
+        if lock is not None:
+            os.close(lock)
+
+    def _take_lock(self) -> None:
+        self._lock = locked(self.folder / LOCK)
+        self._lock_text = os.pread(self._lock, 200, 0)
+
+    def _keep_lock(self) -> None:
+        """Takes the lock again where somebody removed its file.
+
+        Raises StorageError where another run has it by now: two would write.
+        """
+        former = self._lock
+        assert former is not None, "the folder is written without its lock"
+        if _bytes_if_any(self.folder / LOCK) == self._lock_text:
+            return
+        try:
+            self._take_lock()
+        except FileNotFoundError:
+            return  # the folder is gone: the journal says so
+        except OutputFolderError as error:
+            raise StorageError(
+                f"{error.what}; the lock of this one was removed",
+                where=error.where,
+                hint="wait for it, then run the same command again: it resumes",
+                code="storage.in-use",
+            ) from None
+        os.close(former)
 
     def drop_latents(self, jobs: Iterable[str]) -> None:
         """Removes the latents of jobs that are done, or that start afresh."""
@@ -142,10 +170,10 @@ class RunFolder(JobFolder):
         with disk_errors(self.folder):
             data = _bytes_if_any(self.folder / RESULTS)
         found: dict[str, dict[str, Any]] = {}
-        for number, line in enumerate(_whole_lines(data).split(b"\n"), 1):
+        for number, line in enumerate(whole_lines(data).split(b"\n"), 1):
             if not line.strip():
                 continue
-            entry = _entry(line)
+            entry = entry_of(line)
             if entry is None:
                 raise OutputFolderError(
                     "this line is no outcome of a job",
@@ -166,19 +194,19 @@ class RunFolder(JobFolder):
                 remove_temporaries(place, of=str(pid))
 
     def append(self, outcome: Outcome) -> None:
-        """Adds one line to results.jsonl; it is on disk when this returns.
-
-        Raises StorageError where it cannot be: then nothing of the line is left in the file.
-        """
-        assert self._journal is not None, "the journal is written without the folder's lock"
+        line = _json_line(outcome_to_json(outcome))
         with disk_errors(self.folder):
-            length = os.fstat(self._journal).st_size
-            try:
-                write_all(self._journal, _json_line(outcome_to_json(outcome)))
-                os.fsync(self._journal)
-            except OSError:
-                os.ftruncate(self._journal, length)
-                raise
+            self._held_journal().append(outcome.custom_id, line)
+
+    def confirm(self) -> None:
+        """Raises as `append` does where the journal is no longer as this run left it."""
+        with disk_errors(self.folder):
+            self._held_journal().confirm()
+
+    def _held_journal(self) -> JournalFile:
+        assert self._journal is not None, "the journal is written without the folder's lock"
+        self._keep_lock()
+        return self._journal
 
 
 def outcome_to_json(outcome: Outcome) -> dict[str, Any]:
@@ -311,34 +339,3 @@ def _bytes_if_any(path: Path) -> bytes:
         return bytes_of(path, JOURNAL_BYTES)
     except (FileNotFoundError, NotADirectoryError):
         return b""
-
-
-def _entry(line: bytes) -> dict[str, Any] | None:
-    """The outcome in a line, or None where it holds none."""
-    try:
-        entry = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return entry if isinstance(entry, dict) and isinstance(entry.get("custom_id"), str) else None
-
-
-def _whole_lines(data: bytes) -> bytes:
-    """`data` without a last line that was cut off; a whole last line may lack its newline."""
-    end = data.rfind(b"\n") + 1
-    return data if _entry(data[end:]) is not None else data[:end]
-
-
-def _open_journal(path: Path) -> int:
-    """The journal opened for appending, ending in a whole line."""
-    journal = descriptor_of(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
-    try:
-        data = bytes_of(path, JOURNAL_BYTES)
-        whole = _whole_lines(data)
-        os.ftruncate(journal, len(whole))
-        if whole and not whole.endswith(b"\n"):
-            write_all(journal, b"\n")
-        sync_folder(path.parent)
-    except BaseException:
-        os.close(journal)
-        raise
-    return journal

@@ -48,10 +48,8 @@ def job_keys(jobs: Sequence[Job], config: RunConfig) -> dict[str, str]:
 
 def precision(choice: ModelChoice) -> tuple[str, str]:
     """Kind of device and dtype that a run will choose; without torch, so by the driver's files."""
-    is_cpu = choice.device == "cpu" or (choice.device == "auto" and not _has_gpu())
-    device = "cpu" if is_cpu else "cuda"
-    by_default = "bfloat16" if device == "cuda" else "float32"
-    return device, by_default if choice.dtype == "auto" else choice.dtype
+    kind = choice.kind(has_gpu=_has_gpu())
+    return kind, choice.dtype_on(kind)
 
 
 def confirm_dtype(choice: ModelChoice, dtype: str) -> None:

@@ -21,9 +21,9 @@ from dataclasses import dataclass, field, replace
 
 from hyimg_cli.errors import JobError
 from hyimg_cli.journal.keys import by_graphs, precision
-from hyimg_cli.models.registry import job_tokens, rank_bytes
-from hyimg_cli.spec.card import ModelCard, RankBytes, Working
-from hyimg_cli.spec.job import ImageJob, Size
+from hyimg_cli.models.registry import job_tokens, model_card, rank_bytes, video_card
+from hyimg_cli.spec.card import ModelCard, RankBytes, VideoCard, Working
+from hyimg_cli.spec.job import ImageJob, Job, Size
 from hyimg_cli.spec.plan import Group, Plan
 from hyimg_cli.spec.run import RunConfig
 
@@ -34,14 +34,16 @@ _BEHIND_TEXT = 8
 _TAGS = 2
 # Of encoded source images, as many as a session keeps in memory.
 ENCODED_BYTES = 2_000_000_000
-# Of the memory that is free: the rest is for what is not counted.
-USABLE = 0.85
+# Of the memory that weights leave free: the rest is for what is not counted.
+_USABLE_PERCENT = 85
+# Components of a video model that other ranks may hold too; the others are text encoders.
+_RANKED = ("vae", "transformer", "transformer_2")
 # A graph serves the next larger number of rows; numbers are at most half as large again.
 _GRAPH_ROWS = 1.5
 
 
 @dataclass(frozen=True)
-class Share:
+class JobBytes:
     """Bytes that one job takes: K/V of its `context` while it thinks, of its `branches` while it
     draws; activations of its rows in a denoise `step`, and of its longest `prefill`.
     """
@@ -61,7 +63,7 @@ class Together:
 
 
 @dataclass(frozen=True)
-class Held:
+class MomentBytes:
     """Bytes of K/V and of activations at one moment of a run."""
 
     moment: str
@@ -84,7 +86,7 @@ class Needs:
     """
 
     jobs: int
-    share: Share
+    share: JobBytes
     encode: int = 0
     decode: int = 0
     beside: int = 0
@@ -92,7 +94,7 @@ class Needs:
     kept: int = 0
     has_graphs: bool = False
 
-    def widest(self, together: Together) -> Held:
+    def widest(self, together: Together) -> MomentBytes:
         """The moment that takes most, with as many at work as `together` says."""
         share, drawing = self.share, min(together.drawing, self.jobs)
         # Jobs that wait to draw are fewer than draw together when another one begins to think.
@@ -102,13 +104,13 @@ class Needs:
         at_work = max(drawing * share.step, share.prefill) + self.forward.beside
         opening = max(share.prefill + self.forward.beside, self.encode)
         moments = (
-            Held("think", alive * share.context, opening),
-            Held("draw", (others + 1) * share.context + drawing * share.branches, at_work),
-            Held("decode", others * share.context, self.decode),
+            MomentBytes("think", alive * share.context, opening),
+            MomentBytes("draw", (others + 1) * share.context + drawing * share.branches, at_work),
+            MomentBytes("decode", others * share.context, self.decode),
         )
         most = max(moments, key=lambda held: held.total)
         always = self.beside + self.graphs(together)
-        return Held(most.moment, most.kv + self.kept, most.activations + always)
+        return MomentBytes(most.moment, most.kv + self.kept, most.activations + always)
 
     def graphs(self, together: Together) -> int:
         """Bytes that graphs of decode steps keep: the widest step's, whose memory all share."""
@@ -126,6 +128,22 @@ class Needs:
         thinking = _most(most, lambda count: self.widest(Together(count, 1)).total <= room)
         drawing = _most(most, lambda count: self.widest(Together(thinking, count)).total <= room)
         return Together(thinking, drawing)
+
+
+@dataclass(frozen=True)
+class Need:
+    """Bytes in the memory that holds most of a model: its weights, K/V and activations of the jobs
+    at `work`. `waiting`: main memory, for networks that take turns on a GPU.
+    """
+
+    weights: int
+    work: int = 0
+    waiting: int = 0
+
+    @property
+    def total(self) -> int:
+        """Bytes that must be free, with the margin for what is not counted."""
+        return self.weights - (-self.work * 100 // _USABLE_PERCENT)
 
 
 @dataclass(frozen=True)
@@ -147,7 +165,42 @@ class Footprint:
         return self.weights + self.kv + self.activations
 
 
-def share_of(job: ImageJob, card: ModelCard, config: RunConfig) -> Share:
+def need(model: str, jobs: Sequence[Job], config: RunConfig, *, together: int = 1) -> Need:
+    """What a model takes while so many of `jobs` are at work `together`; without jobs, its weights.
+
+    What a video's latents and its decode take is not known.
+    """
+    revision = config.model.revision
+    pictures = [job for job in jobs if isinstance(job, ImageJob)]
+    if len(pictures) < len(jobs):
+        return video_need(video_card(model, revision), config)
+    card = model_card(model, revision)
+    weights = held_weights(card, config)
+    if not pictures:
+        return Need(weights)
+    found = _where_fullest(needs(pictures, card, config, prefixes=0), card, config)
+    return Need(weights, found.widest(Together(together, together)).total)
+
+
+def video_need(card: VideoCard, config: RunConfig) -> Need:
+    """What a video model takes.
+
+    The text encoders go before the other networks come, unless every job embeds its prompt. In main
+    memory the networks of all ranks lie together. Of networks that take turns on a GPU the largest
+    is there.
+    """
+    kind, dtype = precision(config.model)
+    sizes = card.loaded_bytes(dtype)
+    if config.model.cpu_offload and kind == "cuda":
+        return Need(max(sizes.values(), default=0), waiting=sum(sizes.values()))
+    encoders = sum(size for name, size in sizes.items() if name not in _RANKED)
+    copies = {"vae": config.parallel.vae_ranks} if kind == "cpu" else {}
+    others = config.parallel.cfg_ranks if kind == "cpu" else 1
+    rest = sum(sizes[name] * copies.get(name, others) for name in _RANKED if name in sizes)
+    return Need(max(encoders, rest) if config.reuse.prompt_cache else encoders + rest)
+
+
+def share_of(job: ImageJob, card: ModelCard, config: RunConfig) -> JobBytes:
     """What a job takes on the device and in the dtype of `config`.
 
     A job whose sequence cannot be built fails later, for its own reason, and takes nothing.
@@ -157,12 +210,12 @@ def share_of(job: ImageJob, card: ModelCard, config: RunConfig) -> Share:
     try:
         tokens = job_tokens(job, square, assumed_think=longest, revision=revision)
     except JobError:
-        return Share()
+        return JobBytes()
     room = max(0, tokens.assumed_think - _TAGS) + _BEHIND_TEXT
     context = tokens.ar_prefill and tokens.ar_prefill + room
     width, row = _width(config), working(card, config).row
     kv = card.kv_bytes_per_token * width // _BF16_BYTES
-    return Share(
+    return JobBytes(
         context=context * kv,
         branches=tokens.branches * (tokens.positive + tokens.step_rows) * kv,
         step=tokens.branches * tokens.step_rows * row,
@@ -189,7 +242,7 @@ def needs(
     the `held_prefixes` that are there already.
     """
     shares = [share_of(job, card, config) for job in jobs]
-    share = Share(
+    share = JobBytes(
         context=max((one.context for one in shares), default=0),
         branches=max((one.branches for one in shares), default=0),
         step=max((one.step for one in shares), default=0),
@@ -259,7 +312,7 @@ def footprint(
     memory = config.batch.memory_bytes
     together = Together(most, most)
     if memory is not None:
-        room = int(USABLE * (memory - held_weights(card, config)))
+        room = usable(memory - held_weights(card, config))
         together = _where_fullest(found, card, config).fitting(room, most)
     held = found.widest(together)
     return Footprint(
@@ -286,6 +339,13 @@ def footprints(
         if group.model not in largest or found.total > largest[group.model].total:
             largest[group.model] = found
     return largest
+
+
+def usable(free: int) -> int:
+    """Bytes for K/V and activations where so many are free beside the weights: the rest is for what
+    is not counted.
+    """
+    return free * _USABLE_PERCENT // 100
 
 
 def _most(most: int, fits: Callable[[int], bool]) -> int:

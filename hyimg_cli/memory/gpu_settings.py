@@ -6,12 +6,9 @@ from collections.abc import Iterable, Mapping
 
 from hyimg_cli.errors import UsageError
 from hyimg_cli.journal.keys import precision
-from hyimg_cli.memory.footprint import Footprint
 from hyimg_cli.settings.precedence import Setting
-from hyimg_cli.spec.card import ModelCard
 from hyimg_cli.spec.job import ImageJob, Job
-from hyimg_cli.spec.run import ModelChoice, Quantization, RunConfig
-from hyimg_cli.spec.units import bytes_text
+from hyimg_cli.spec.run import ModelChoice, RunConfig
 
 UTILIZATION = "--gpu-memory-utilization"
 OFFLOAD = "--enable-cpu-offload"
@@ -71,23 +68,6 @@ def refuse_in_session(config: RunConfig) -> None:
         raise UsageError(what, where=UTILIZATION, hint="above 0 to 1", code="usage.gpu-memory")
     if config.model.cpu_offload:
         refuse_offload_on_ranks(config.parallel.vae_ranks, config.parallel.cfg_ranks)
-
-
-def flag_that_fits(one: Footprint, card: ModelCard, config: RunConfig) -> str:
-    """What to say where a model does not fit into the memory that a plan was told, else nothing."""
-    memory = config.batch.memory_bytes
-    if memory is None or config.parallel.tensor_ranks > 1 or one.least <= memory:
-        return ""
-    dtype, choice = precision(config.model)[1], config.model
-    smaller: tuple[Quantization, ...] = ("fp8", "nf4")
-    for form in smaller:
-        least = one.least - one.weights + card.loaded_bytes(dtype, form)
-        if least < one.least and least <= memory:
-            return f"--quantization {form} would fit with {bytes_text(least)}"
-    return (
-        f"{choice.quantization} does not fit, nor does a smaller quantization; more GPUs share it "
-        "by --tensor-parallel-size or --device balanced"
-    )
 
 
 def _without_gpu(part: float) -> UsageError:

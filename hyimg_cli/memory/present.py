@@ -1,10 +1,94 @@
-"""How much memory is free: main memory, on any system that a laptop may run, and a GPU's."""
+"""How much memory there is for one model of a run: main memory, a GPU's, a part of it, or all."""
 
 import os
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+
+from hyimg_cli.journal.keys import precision
+from hyimg_cli.memory.gpu_settings import UTILIZATION
+from hyimg_cli.spec.run import RunConfig
 
 if TYPE_CHECKING:
     import torch
+
+_GB = 1_000_000_000
+_MEMORY_GB = "[batch] memory_gb"
+
+
+@dataclass(frozen=True)
+class Present:
+    """Bytes that one model may have in all.
+
+    `free` is on its device, `main` in main memory, None where that is not known. `gpus`: how many
+    there are, 0 where the run is on a CPU or they are not known. `limit`: the setting by which it
+    is less than what is free.
+    """
+
+    free: int
+    place: str = "main memory"
+    main: int | None = None
+    gpus: int = 0
+    limit: str = ""
+
+    def at_most(self, nbytes: int, limit: str) -> "Present":
+        """The same where a setting allows no more than `nbytes`."""
+        return replace(self, free=nbytes, limit=limit) if nbytes < self.free else self
+
+
+def present(config: RunConfig, *, replicas: int = 1) -> Present:
+    """What is free on this machine where `config` puts a model; in main memory, for each replica.
+
+    Raises MachineError where a GPU was asked for and there is none.
+    """
+    main, copies = available_bytes(), copies_of(config, replicas)
+    found = Present(_part(main, copies), main=main)
+    if precision(config.model)[0] == "cuda":
+        found = _on_gpus(config, main) or found
+    limit = config.batch.memory_bytes
+    return found if limit is None else found.at_most(_part(limit, copies), _MEMORY_GB)
+
+
+def told(config: RunConfig, *, replicas: int = 1) -> Present | None:
+    """What `config` says that there is, for a plan that may be another machine's; None: nothing."""
+    nbytes = config.batch.memory_bytes
+    return None if nbytes is None else Present(_part(nbytes, copies_of(config, replicas)))
+
+
+def copies_of(config: RunConfig, replicas: int) -> int:
+    """How many of so many replicas share a memory: on GPUs each has its own."""
+    return replicas if precision(config.model)[0] == "cpu" else 1
+
+
+def of_each(config: RunConfig, replicas: int) -> RunConfig:
+    """What each of several replicas is told: on a CPU it may fill its part of the one memory, or
+    all of them would take for theirs what is free.
+    """
+    copies = copies_of(config, replicas)
+    if copies == 1:
+        return config
+    free = available_bytes()
+    part = _part(min(free, config.batch.memory_bytes or free), copies)
+    return replace(config, batch=replace(config.batch, memory_gb=max(1, part // _GB)))
+
+
+def _part(nbytes: int, copies: int) -> int:
+    """One of several equal parts, in whole GB as each is told."""
+    part = nbytes // copies
+    return part if copies == 1 or part < _GB else part // _GB * _GB
+
+
+def _on_gpus(config: RunConfig, main: int) -> Present | None:
+    """What is free on the GPUs of a model, or the part of it that the run may use."""
+    from hyimg_cli.parallel.devices import gpu_count, gpus_of
+
+    choice, part = config.model, config.batch.gpu_memory_utilization
+    gpus = gpus_of(choice)
+    if not gpus:
+        return None
+    place = "all GPUs together" if choice.device == "balanced" else str(gpus[0])
+    found = Present(sum(map(gpu_free_bytes, gpus)), place, main, gpu_count())
+    allowed = sum(gpu_free_bytes(gpu, part) for gpu in gpus)
+    return found.at_most(allowed, f"{UTILIZATION} {part:g}") if part is not None else found
 
 
 def available_bytes() -> int:

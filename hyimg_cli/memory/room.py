@@ -2,17 +2,17 @@
 
 import resource
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
-from hyimg_cli.errors import MachineError
-from hyimg_cli.memory.footprint import USABLE, Together, held_weights, needs
-from hyimg_cli.memory.gpu_settings import UTILIZATION, refuse_in_session
+from hyimg_cli.memory.footprint import Together, held_weights, needs, usable
+from hyimg_cli.memory.gpu_settings import refuse_in_session
 from hyimg_cli.memory.present import available_bytes, gpu_free_bytes
 from hyimg_cli.models.protocols import MixedModel
+from hyimg_cli.parallel.devices import gpus_of
 from hyimg_cli.spec.job import ImageJob
-from hyimg_cli.spec.run import ModelChoice, RunConfig
+from hyimg_cli.spec.run import RunConfig
 
 
 def batch_sizes(
@@ -26,7 +26,7 @@ def batch_sizes(
         taken = held_weights(model.card, config) + held_prefixes
         room = min(room, config.batch.memory_bytes - taken)
     found = needs(jobs, model.card, config, held_prefixes=held_prefixes)
-    return found.fitting(int(USABLE * room), config.batch.max_size)
+    return found.fitting(usable(room), config.batch.max_size)
 
 
 def free_bytes(model: MixedModel, part: float | None = None) -> int:
@@ -40,12 +40,6 @@ def free_bytes(model: MixedModel, part: float | None = None) -> int:
     return available_bytes()
 
 
-def room_bytes(choice: ModelChoice, part: float | None = None) -> int:
-    """Bytes free for another model where `choice` puts it; `part` as in `free_bytes`."""
-    gpus = _chosen(choice)
-    return sum(gpu_free_bytes(gpu, part) for gpu in gpus) if gpus else available_bytes()
-
-
 def confine(config: RunConfig) -> None:
     """Have torch refuse this process more of its GPUs than `gpu_memory_utilization` says.
 
@@ -54,41 +48,15 @@ def confine(config: RunConfig) -> None:
     refuse_in_session(config)
     part = config.batch.gpu_memory_utilization
     if part is not None:
-        for gpu in _chosen(config.model):
+        for gpu in gpus_of(config.model):
             torch.cuda.set_per_process_memory_fraction(part, gpu)
 
 
 def end_confinement(config: RunConfig) -> None:
     """Let this process have all of its GPUs again: what comes after a session may have no part."""
-    if config.batch.gpu_memory_utilization is not None:
-        for gpu in _chosen(config.model):
+    if config.batch.gpu_memory_utilization is not None and torch.cuda.is_available():
+        for gpu in gpus_of(config.model):
             torch.cuda.set_per_process_memory_fraction(1.0, gpu)
-
-
-def refuse_beyond_part(weights: Callable[[], int], config: RunConfig, hint: str) -> None:
-    """Raises MachineError for weights of more bytes than the run may use of its GPUs."""
-    part = config.batch.gpu_memory_utilization
-    if part is None:
-        return
-    gpus, needed = _chosen(config.model), weights()
-    allowed = sum(int(part * torch.cuda.mem_get_info(gpu)[1]) for gpu in gpus)
-    if gpus and needed > allowed:
-        what = f"the weights take {needed / 1e9:.1f} GB; {UTILIZATION} {part:g} allows "
-        raise MachineError(
-            f"{what}{allowed / 1e9:.1f} GB",
-            hint=f"raise {UTILIZATION}; {hint}",
-            code="machine.memory",
-        )
-
-
-def _chosen(choice: ModelChoice) -> list[torch.device]:
-    """The GPUs that this process puts a model on; none on a CPU."""
-    if choice.device == "cpu" or not torch.cuda.is_available():
-        return []
-    if choice.device == "balanced":
-        return [torch.device("cuda", number) for number in range(torch.cuda.device_count())]
-    name = {"auto": "cuda:0", "cuda": "cuda:0"}.get(choice.device, choice.device)
-    return [torch.device(name)]
 
 
 def peak_memory_mb(devices: Iterable[torch.device]) -> float:

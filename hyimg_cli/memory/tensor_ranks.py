@@ -62,12 +62,6 @@ def refuse_unsplit(choice: ModelChoice, ranks: int) -> None:
     registry.refuse_uneven(choice, ranks)
 
 
-def weights_by_rank(choice: ModelChoice, ranks: int) -> list[int]:
-    """Bytes of a model's weights on each rank."""
-    held = registry.rank_bytes(choice, ranks, precision(choice)[1])
-    return [held.first, *[held.other] * (ranks - 1)]
-
-
 def rank_footprints(
     memory: Mapping[str, Footprint], config: RunConfig
 ) -> dict[str, list[RankFootprint]]:
@@ -80,12 +74,9 @@ def rank_footprints(
 
 def _ranks(model: str, whole: Footprint, config: RunConfig) -> list[RankFootprint]:
     choice, ranks = replace(config.model, model=model), config.parallel.tensor_ranks
-    kv_share = registry.rank_bytes(choice, ranks, precision(choice)[1]).kv_share
-    kv = round(whole.kv * kv_share)
-    return [
-        RankFootprint(rank, weights, kv, whole.activations)
-        for rank, weights in enumerate(weights_by_rank(choice, ranks))
-    ]
+    held = registry.rank_bytes(choice, ranks, precision(choice)[1])
+    kv, weights = round(whole.kv * held.kv_share), [held.first, *[held.other] * (ranks - 1)]
+    return [RankFootprint(rank, count, kv, whole.activations) for rank, count in enumerate(weights)]
 
 
 def _refused(what: str, hint: str) -> UsageError:

@@ -1,6 +1,9 @@
-"""What the engine needs of a model that writes text and draws with the same weights and one KV
-cache.
+"""A model that writes text and draws with the same weights and one KV cache, in parts.
 
+    LoadedModel    facts                         Pixels         source images in, pictures out
+    TextStage      prompt and decode steps       PictureStage   branches and denoise steps
+
+What is known before weights are loaded is in `family.py`.
 No base class: a family offers these methods, and `pipelines/image/stages.py` tells one job's story
 with them.
 """
@@ -14,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hyimg_cli.diffusion.denoise import Track
 from hyimg_cli.diffusion.schedule import Step
 from hyimg_cli.kv.buffer import Buffer
 from hyimg_cli.kv.segments import Segment
@@ -44,7 +48,7 @@ class Context:
 
 
 @dataclass(frozen=True)
-class Opening:
+class TextPrompt:
     """The AR stage's prompt: the layout's tokens `[0, stop)`, and the room its text will need."""
 
     layout: Any
@@ -63,16 +67,16 @@ class LivePicture:
 
 
 @dataclass(frozen=True)
-class Written:
+class GeneratedText:
     """What the AR stage decided: the text's ids with their tags (None: nothing to write), its text,
-    and the ratio token's id where the size was the model's to choose. `cut`: why the text ended
-    before its closing tag; empty where it did not.
+    and the ids that it put behind the text, which the family reads (a size, say). `cut`: why the
+    text ended before its closing tag; empty where it did not.
     """
 
     ids: tuple[int, ...] | None = None
     text: str | None = None
     cut: str = ""
-    ratio_id: int | None = None
+    ending: tuple[int, ...] = ()
     decode_steps: int = 0
 
     @property
@@ -80,8 +84,31 @@ class Written:
         return bool(self.cut)
 
 
+@dataclass(frozen=True)
+class BranchSequence:
+    """One guidance branch's tokens, of which each denoise step computes `[live_start, live_stop)`
+    anew. Rope positions are the layout's: no length here tells them.
+    """
+
+    ids: tuple[int, ...]
+    live_start: int
+    live_stop: int
+
+
+@dataclass(frozen=True)
+class Canvas:
+    """What is to be drawn: its size, the family's own layout, and the branches' sequences, the
+    conditional one first. `notes` go into the job's line.
+    """
+
+    bucket: Bucket
+    layout: Any
+    branches: tuple[BranchSequence, ...]
+    notes: tuple[str, ...] = ()
+
+
 class TextScript(Protocol):
-    """What may be written next, and when it is done."""
+    """What may be written next, and when it is done. Made for one job."""
 
     def allowed(self, last: int) -> tuple[int, ...] | None: ...
 
@@ -96,36 +123,11 @@ class TextScript(Protocol):
     def text_of(self, written: list[int]) -> list[int]: ...
 
 
-class BranchLayout(Protocol):
-    """The diffusion stage's sequence: ids of both branches, and where the live rows start."""
-
-    @property
-    def ids(self) -> tuple[int, ...]: ...
-
-    @property
-    def unconditional_ids(self) -> tuple[int, ...]: ...
-
-    @property
-    def live_start(self) -> int: ...
-
-    @property
-    def live_stop(self) -> int: ...
-
-
-class MixedModel(Protocol):
-    """An AR + diffusion model with one sequence. Methods raise JobError for what a job asks
-    wrongly.
-    """
+class LoadedModel(Protocol):
+    """Facts of what is loaded."""
 
     @property
     def card(self) -> ModelCard: ...
-
-    @property
-    def rows_seen(self) -> int:
-        """Token rows that entered the transformer since it was loaded."""
-
-    def memo_counts(self) -> dict[str, dict[str, int]]:
-        """By kind, hits and misses of what the model keeps in memory, since its making."""
 
     @property
     def device_name(self) -> str: ...
@@ -139,6 +141,17 @@ class MixedModel(Protocol):
 
     @property
     def parameter_count(self) -> int: ...
+
+    @property
+    def rows_seen(self) -> int:
+        """Token rows that entered the transformer since it was loaded."""
+
+    def memo_counts(self) -> dict[str, dict[str, int]]:
+        """By kind, hits and misses of what the model keeps in memory, since its making."""
+
+
+class Pixels(Protocol):
+    """Source images as rows, latents as pixels."""
 
     def encode_source(self, pixels: np.ndarray, digest: str) -> Encoded:
         """Rows of a source image, RGB uint8 [H, W, 3]."""
@@ -154,14 +167,15 @@ class MixedModel(Protocol):
         bytes.
         """
 
-    def opening(self, job: ImageJob, sources: Sequence[Encoded]) -> Opening | None:
-        """What the AR stage starts from; None where it has nothing to write or to decide."""
+    def decode_latents(self, latents_CYX: Tensor) -> Tensor:
+        """Pixels in [0, 1], float32 on the CPU, [H, W, 3]."""
 
-    # `layout` is what the family's own `layout` or `opening` returned.
-    def segments(
-        self, layout: Any, ids: Sequence[int], sources: Sequence[Encoded], stop: int
-    ) -> list[Segment]:
-        """`ids[:stop]` of a layout as the units in which prefixes are shared."""
+
+class TextStage(Protocol):
+    """The AR stage: a prompt, and the text behind it token by token."""
+
+    def opening(self, job: ImageJob, sources: Sequence[Encoded]) -> TextPrompt | None:
+        """What the AR stage starts from; None where it has nothing to write or to decide."""
 
     def script(self, job: ImageJob) -> TextScript:
         """The rules of what the job's AR stage may write."""
@@ -178,6 +192,17 @@ class MixedModel(Protocol):
         `context.ids` is the caller's to keep: ids on the device are not known here.
         """
 
+    def text_logits(self, contexts: Sequence[Context]) -> Tensor:
+        """Logits behind each context's last token, float32 on the device, [R, V]; the caller's to
+        change.
+        """
+
+    def decode_text(self, ids: Sequence[int]) -> str:
+        """The text of some ids, tags spelled out."""
+
+    def ending(self, context: Context) -> tuple[int, ...]:
+        """What is decided behind the prompt of a job that writes no text; waits for the device."""
+
     @property
     def has_graphs(self) -> bool:
         """Whether text is decoded by CUDA graphs, or computed as they would."""
@@ -190,28 +215,18 @@ class MixedModel(Protocol):
     def decode_note(self, rows: int) -> str:
         """What was degraded in decode steps of up to so many rows; empty where nothing was."""
 
-    def text_logits(self, contexts: Sequence[Context]) -> Tensor:
-        """Logits behind each context's last token, float32 on the device, [R, V]; the caller's to
-        change.
-        """
 
-    def decode_text(self, ids: Sequence[int]) -> str:
-        """The text of some ids, tags spelled out."""
+class PictureStage(Protocol):
+    """The diffusion stage: branches on a shared prefix, and their velocities."""
 
-    def ratio_ids(self) -> tuple[int, ...]:
-        """The ratio tokens that the checkpoint may choose."""
+    def canvas(self, job: ImageJob, sources: Sequence[Encoded], text: GeneratedText) -> Canvas:
+        """What to draw, once the text is there."""
 
-    def bucket(self, job: ImageJob, ratio_id: int | None) -> tuple[Bucket, str]:
-        """The size to draw and a note about it, from the ratio token or from the job's own size."""
-
-    def layout(
-        self,
-        job: ImageJob,
-        sources: Sequence[Encoded],
-        written: Sequence[int] | None,
-        bucket: Bucket,
-    ) -> BranchLayout:
-        """The diffusion stage's sequence."""
+    # `layout` is what the family's own `canvas` or `opening` gave.
+    def segments(
+        self, layout: Any, ids: Sequence[int], sources: Sequence[Encoded], stop: int
+    ) -> list[Segment]:
+        """`ids[:stop]` of a layout as the units in which prefixes are shared."""
 
     def new_buffer(self, capacity: int) -> Buffer: ...
 
@@ -228,11 +243,14 @@ class MixedModel(Protocol):
     def branch(self, layout: Any, buffer: Buffer) -> Any:
         """A branch ready to denoise."""
 
-    def initial_latents(self, bucket: Bucket, seed: int) -> Tensor:
-        """Noise, [C, Y, X]."""
+    def track(self, job: ImageJob, canvas: Canvas, branches: int) -> Track:
+        """The job's noise, its steps, and how so many branches' velocities become one."""
 
     def velocities(self, pictures: Sequence[LivePicture]) -> list[Tensor]:
         """Every picture's branches, [G, C, Y, X] each, in one forward."""
 
-    def decode_latents(self, latents_CYX: Tensor) -> Tensor:
-        """Pixels in [0, 1], float32 on the CPU, [H, W, 3]."""
+
+class MixedModel(LoadedModel, Pixels, TextStage, PictureStage, Protocol):
+    """An AR + diffusion model with one sequence. Methods raise JobError for what a job asks
+    wrongly.
+    """

@@ -1,7 +1,8 @@
-"""Which families exist and where their checkpoints are; imports neither torch nor transformers.
+"""Which families there are and where their checkpoints lie; imports neither torch nor
+transformers.
 
-A family is a folder beside this file. Its `Prompter` knows sequences without weights; its `load`
-brings the network.
+A family is a folder beside this file with a record in it: its name in `_BUILT_IN` is all that is
+needed here.
 """
 
 import math
@@ -9,17 +10,14 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, cast
 
-from hyimg_cli.errors import CheckpointError, require
+from hyimg_cli.errors import CheckpointError
 from hyimg_cli.loading import checkpoint
 from hyimg_cli.manifest.cost import JobTokens
-from hyimg_cli.models.diffusers_video import card as video
-from hyimg_cli.models.diffusers_video import layout
-from hyimg_cli.models.diffusers_video.lengths import check_texts
-from hyimg_cli.models.hunyuan_image3 import split
-from hyimg_cli.models.hunyuan_image3.prompter import Prompter
+from hyimg_cli.models.family import Family, ImageCheckpoint, VideoCheckpoint
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.card import ModelCard, RankBytes, VideoCard
 from hyimg_cli.spec.job import ImageJob, Job, Size, VideoJob
@@ -30,6 +28,9 @@ if TYPE_CHECKING:
     from hyimg_cli.models.protocols import MixedModel
     from hyimg_cli.parallel.ranks import RankPool
 
+# A folder of no family is taken for the first of its kind, which says what is missing.
+_BUILT_IN = ("hunyuan_image3", "diffusers_video")
+_REGISTERED: list[Family] = []
 EMBEDDED = "tiny-image"
 EMBEDDED_VIDEO = "tiny-video"
 _ASSETS = Path(__file__).parent.parent / "assets"
@@ -55,21 +56,47 @@ def resolve_model(model: str, revision: str | None = None, *, with_weights: bool
     return _fetched(model, revision, with_weights=with_weights)
 
 
+def register(family: Family) -> None:
+    """Have checkpoints of one more family known; it is asked before the built-in ones."""
+    _REGISTERED.insert(0, family)
+    for known in (sequences, _video, fingerprint):
+        known.cache_clear()
+
+
+def families() -> tuple[Family, ...]:
+    """Every family, in the order in which they are asked."""
+    modules = (import_module(f"hyimg_cli.models.{name}.record") for name in _BUILT_IN)
+    return (*_REGISTERED, *(module.FAMILY for module in modules))
+
+
+def _family(folder: Path, makes: Literal["pictures", "videos"] | None = None) -> Family:
+    """The family of the checkpoint in `folder`; `makes`: by what a job wants of it."""
+    asked = [family for family in families() if makes in (None, family.makes)]
+    built_in = [family for family in asked if family not in _REGISTERED]
+    return next((family for family in asked if family.is_one(folder)), built_in[0])
+
+
 @lru_cache(maxsize=8)
-def prompter(model: str, revision: str | None = None) -> Prompter:
-    """Sequences and facts of a checkpoint, read once; its weights need not be there."""
-    return Prompter(resolve_model(model, revision, with_weights=False), model)
+def sequences(model: str, revision: str | None = None) -> ImageCheckpoint:
+    """A picture checkpoint, read once; its weights need not be there."""
+    folder = resolve_model(model, revision, with_weights=False)
+    return cast(ImageCheckpoint, _family(folder, "pictures").open(folder, model))
+
+
+@lru_cache(maxsize=8)
+def _video(model: str, revision: str | None = None) -> VideoCheckpoint:
+    folder = resolve_model(model, revision, with_weights=False)
+    return cast(VideoCheckpoint, _family(folder, "videos").open(folder, model))
 
 
 def model_card(model: str, revision: str | None = None) -> ModelCard:
     """Facts of a checkpoint without its weights."""
-    return prompter(model, revision).card
+    return sequences(model, revision).card
 
 
-@lru_cache(maxsize=8)
 def video_card(model: str, revision: str | None = None) -> VideoCard:
     """Facts of a video checkpoint without its weights."""
-    return video.video_card(resolve_model(model, revision, with_weights=False), model)
+    return _video(model, revision).card
 
 
 @lru_cache(maxsize=8)
@@ -81,9 +108,7 @@ def fingerprint(model: str, revision: str | None = None) -> str:
     folder = resolve_model(model, revision, with_weights=False)
     if folder.parent.name == "snapshots":
         return digest.of_bytes(f"hub:{folder.name}".encode())
-    if layout.is_video_checkpoint(folder):
-        return layout.read_layout(folder).fingerprint()
-    return checkpoint.fingerprint(folder)
+    return _family(folder).fingerprint(folder)
 
 
 @dataclass(frozen=True)
@@ -100,22 +125,15 @@ def stored_weights(model: str, revision: str | None = None) -> dict[str, StoredW
     Raises CheckpointError where a file is missing, cut short, or not what its index says.
     """
     folder = resolve_model(model, revision, with_weights=False)
-    if not layout.is_video_checkpoint(folder):
-        return {"model": _counted(checkpoint.tensor_index(folder))}
-    parts = [part for part in layout.read_layout(folder).components.values() if part.has_weights]
-    return {part.name: _counted(checkpoint.tensor_index(part.folder, part.stem)) for part in parts}
+    return {part: _counted(found) for part, found in _family(folder).tensors(folder).items()}
 
 
 def refuse_other_weights(model: str, revision: str | None = None) -> None:
-    """Passes a picture checkpoint that holds every tensor of its configuration, and no other.
-
-    Videos' are diffusers' own to check. Imports torch. Raises CheckpointError.
+    """Passes a checkpoint that holds every tensor of its configuration, and no other, as far as its
+    family knows. Imports torch. Raises CheckpointError.
     """
-    from hyimg_cli.models.hunyuan_image3.weights import checked
-
     folder = resolve_model(model, revision, with_weights=False)
-    if not layout.is_video_checkpoint(folder):
-        checked(folder)
+    _family(folder).refuse_wrong(folder)
 
 
 def _counted(tensors: Mapping[str, checkpoint.TensorInfo]) -> StoredWeights:
@@ -124,12 +142,11 @@ def _counted(tensors: Mapping[str, checkpoint.TensorInfo]) -> StoredWeights:
 
 
 def check(job: Job, revision: str | None = None) -> None:
-    """Passes a job whose text its checkpoint can take; see `Prompter.check`. Raises JobError."""
+    """Passes a job whose text its checkpoint can take. Raises JobError."""
     if isinstance(job, VideoJob):
-        folder = resolve_model(job.model, revision, with_weights=False)
-        check_texts(job, folder, video_card(job.model, revision))
+        _video(job.model, revision).check(job)
     else:
-        prompter(job.model, revision).check(job)
+        sequences(job.model, revision).check(job)
 
 
 def job_tokens(
@@ -139,59 +156,37 @@ def job_tokens(
     assumed_think: int,
     revision: str | None = None,
 ) -> JobTokens:
-    """Tokens that a job will take; `source_sizes` are its pictures' pixels, in order."""
-    return prompter(job.model, revision).count(job, source_sizes, assumed_think)
+    """Tokens that a job will take; see `ImageCheckpoint.count`."""
+    return sequences(job.model, revision).count(job, source_sizes, assumed_think)
 
 
 def refuse_uneven(choice: ModelChoice, ranks: int) -> None:
     """Passes a checkpoint whose layers can be split over so many ranks. Raises UsageError."""
-    arch = prompter(choice.model, choice.revision).arch
-    split.refuse_uneven(arch, ranks, choice.quantization)
+    sequences(choice.model, choice.revision).refuse_uneven(ranks, choice.quantization)
 
 
 def rank_bytes(choice: ModelChoice, ranks: int, dtype: str) -> RankBytes:
     """Bytes of a checkpoint on each of `ranks` ranks that its layers are split over."""
-    known = prompter(choice.model, choice.revision)
-    assert known.card.weights is not None, "a checkpoint's weights are counted by kind"
-    return split.rank_bytes(
-        known.card.weights, known.arch, ranks, dtype=dtype, quantization=choice.quantization
-    )
+    known = sequences(choice.model, choice.revision)
+    return known.rank_bytes(ranks, dtype, choice.quantization)
 
 
 def load(
     choice: ModelChoice, *, is_batch_invariant: bool = True, pool: "RankPool | None" = None
 ) -> "MixedModel":
-    """The loaded model; `is_batch_invariant` keeps a job's bits equal in any batch, on the CPU.
-
-    With a `pool` its layers are split over the ranks, whose devices they are on. Imports torch.
-    Raises CheckpointError, or MachineError for the device.
-    """
-    from hyimg_cli.models.hunyuan_image3.family import load_family
-
-    folder = resolve_model(choice.model, choice.revision)
-    return load_family(
-        prompter(choice.model, choice.revision),
-        folder,
-        choice,
-        is_batch_invariant=is_batch_invariant,
-        pool=pool,
-    )
+    """The loaded model; see `ImageCheckpoint.load`. Imports torch."""
+    resolve_model(choice.model, choice.revision)  # fetches the weights, too
+    known = sequences(choice.model, choice.revision)
+    return known.load(choice, is_batch_invariant=is_batch_invariant, pool=pool)
 
 
 def load_video(
     choice: ModelChoice, *, is_fast: bool = True, is_tiled: bool = True
 ) -> "LatentVideoModel":
-    """The loaded video model; its text encoders stay on disk until a prompt needs them.
-
-    `is_fast` off takes the library's own transformer forward, `is_tiled` off decodes latents whole.
-    Imports torch. Raises CheckpointError, or MachineError for the device or a missing package."""
-    # What writes videos too: nothing is drawn that could not be kept.
-    require("diffusers", "av")
-    from hyimg_cli.models.diffusers_video.loading import load_video as load_folder
-
-    folder = resolve_model(choice.model, choice.revision)
-    card = video_card(choice.model, choice.revision)
-    return load_folder(folder, card, choice, is_fast=is_fast, is_tiled=is_tiled)
+    """The loaded video model; see `VideoCheckpoint.load`. Imports torch."""
+    resolve_model(choice.model, choice.revision)
+    known = _video(choice.model, choice.revision)
+    return known.load(choice, is_fast=is_fast, is_tiled=is_tiled)
 
 
 def _fetched(model: str, revision: str | None, *, with_weights: bool) -> Path:

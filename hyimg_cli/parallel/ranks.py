@@ -26,6 +26,7 @@ import torch
 import torch.distributed as dist
 
 from hyimg_cli.errors import MachineError, RankError
+from hyimg_cli.parallel.devices import refuse_missing_gpus
 from hyimg_cli.parallel.launch import launched
 from hyimg_cli.parallel.wire import (
     Failed,
@@ -318,9 +319,5 @@ def _device(kind: DeviceKind, number: int) -> torch.device:
 
 
 def _refuse_missing_gpus(size: int, device: DeviceKind) -> None:
-    if device == "cuda" and torch.cuda.device_count() < size:
-        raise MachineError(
-            f"{size} ranks need {size} GPUs; torch finds {torch.cuda.device_count()}",
-            hint="ask for fewer ranks, or use --device cpu",
-            code="machine.ranks",
-        )
+    if device == "cuda":
+        refuse_missing_gpus(size, "ranks", "ask for fewer ranks, or use --device cpu")

@@ -9,7 +9,7 @@ import torch
 
 from hyimg_cli.errors import HyimgError
 from hyimg_cli.pipelines.clock import PhaseClock
-from hyimg_cli.pipelines.image.stages import Picture
+from hyimg_cli.pipelines.image.stages import Decoded
 from hyimg_cli.pipelines.video.stages import Footage
 from hyimg_cli.spec.events import Failure, Outcome, OutputFile, ParallelReport, ReuseReport
 from hyimg_cli.spec.job import ImageJob, Job, VideoJob
@@ -39,7 +39,7 @@ class Facts:
 
 def done(
     job: ImageJob,
-    picture: Picture,
+    picture: Decoded,
     spread: ParallelReport | None,
     output: OutputFile | None,
     facts: Facts,
@@ -48,7 +48,7 @@ def done(
 
     `spread`: over which ranks, None where there was one.
     """
-    written = picture.written
+    written = picture.text
     has_written = written.ids is not None
     return Outcome(
         status="done",
@@ -110,10 +110,10 @@ def _rounded(seconds: dict[str, float]) -> dict[str, float]:
     return {name: round(value, 6) for name, value in seconds.items()}
 
 
-def _warnings(picture: Picture) -> tuple[str, ...]:
+def _warnings(picture: Decoded) -> tuple[str, ...]:
     warnings = list(picture.notes)
-    if picture.written.cut:
-        warnings.append(picture.written.cut)
+    if picture.text.cut:
+        warnings.append(picture.text.cut)
     if picture.reuse.status == "partial":
         warnings.append(f"KV reuse is partial: {picture.reuse.reason}")
     return tuple(warnings)

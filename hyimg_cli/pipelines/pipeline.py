@@ -1,7 +1,7 @@
-"""What a session asks of those that work: one crew for pictures, one for videos, each with a model.
+"""Pipelines, one for pictures and one for videos: a loaded model at work on one kind of job.
 
-A crew knows its kind of job from shape to pixels; the session knows the plan, the folder and the
-journal.
+A pipeline knows its kind of job from shape to pixels; the session knows the plan, the folder and
+the journal.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -45,15 +45,12 @@ class Made:
     notes_if_lost: tuple[str, ...] = ()
 
 
-class Crew(Protocol[OneJob]):
+class Pipeline(Protocol[OneJob]):
     """A model at work on groups of one kind of job; what its jobs share is its own."""
 
     @property
     def model(self) -> str | None:
         """The model that is loaded."""
-
-    def weight_bytes(self, model: str) -> int:
-        """Bytes that a model's weights will take, as far as its files tell."""
 
     def use(self, model: str, jobs: Sequence[OneJob], folder: JobFolder | None) -> Iterator[Event]:
         """Have `model` loaded, and what all of the plan's `jobs` for it need at once; `folder` may

@@ -16,6 +16,8 @@ from hyimg_cli.spec.job import MAX_SOURCE_IMAGES, SizeRequest
 
 MIN_SIDE, MAX_SIDE, MAX_RATIO = 16, 8192, 16
 MAX_SEED = 2**63 - 1
+# Far below what Python can copy, compare or write as JSON.
+MAX_DEPTH = 100
 ID_PATTERN = r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}"
 SIZE_PATTERN = r"auto|([0-9]{1,5})([xX:])([0-9]{1,5})"
 DEVICE_PATTERN = r"auto|cpu|cuda(:(0|[1-9][0-9]?))?|balanced"
@@ -318,12 +320,27 @@ def size_request(*, height: int, width: int, low: int = MIN_SIDE) -> SizeRequest
 
 @dataclass(frozen=True)
 class Anything(Kind):
-    """Any JSON value; opaque."""
+    """Any JSON value of at most `MAX_DEPTH` levels; opaque."""
 
     def read(self, value: Any) -> Any:
+        if _is_deeper(value, MAX_DEPTH):
+            hint = f"{MAX_DEPTH} levels are kept; write it as text"
+            raise BadValue("it is nested too deeply", hint, "out-of-range")
         try:
             json.dumps(value, allow_nan=False)
         except ValueError:
             what = "a number in it is too large"
             raise BadValue(what, "write it as text", "out-of-range") from None
         return value
+
+
+def _is_deeper(value: Any, levels: int) -> bool:
+    """Whether lists and objects stand in one another on more than so many levels."""
+    layer = [value]
+    for _ in range(levels):
+        layer = [part for one in layer for part in _parts(one)]
+    return any(isinstance(one, list | dict) for one in layer)
+
+
+def _parts(value: Any) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()

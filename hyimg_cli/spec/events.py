@@ -176,7 +176,7 @@ class ModelLoaded:
 
 @dataclass(frozen=True)
 class ModelReleased:
-    """A model left memory, for the next one's weights need `needed_bytes` and `free_bytes` were
+    """A model left memory, for the next one and its work need `needed_bytes` and `free_bytes` were
     left beside it.
     """
 

@@ -41,6 +41,16 @@ class ModelChoice:
     decode_graphs: Graphs = "auto"
     cpu_offload: bool = False
 
+    def kind(self, *, has_gpu: bool) -> Literal["cpu", "cuda"]:
+        """Kind of device that is asked for, on a machine with a GPU or without."""
+        is_cpu = self.device == "cpu" or (self.device == "auto" and not has_gpu)
+        return "cpu" if is_cpu else "cuda"
+
+    def dtype_on(self, kind: str) -> str:
+        """Dtype on a kind of device: float32 on the CPU, bfloat16 on a GPU by default."""
+        by_default = "float32" if kind == "cpu" else "bfloat16"
+        return by_default if self.dtype == "auto" else self.dtype
+
     def wants_graphs(self, *, on_one_gpu: bool, has_triton: bool) -> bool:
         """Whether text is decoded by CUDA graphs, in one process. Decided here alone: resume keys
         say it before anything is loaded.

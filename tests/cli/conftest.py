@@ -1,9 +1,11 @@
 """A session that behaves without a model: it writes pictures and the journal, and yields events."""
 
+import json
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import ModuleType
 
 import numpy as np
@@ -33,9 +35,14 @@ from hyimg_cli.spec.run import RunConfig
 
 
 class FakeSession:
-    """Does what a prompt says: no checkpoint, fail, crash, no weights, SIGINT; else a picture."""
+    """Does what a prompt says: no checkpoint, fail, crash, no weights, SIGINT; else a picture.
+
+    `meanwhile`: what somebody does in the run's folder while a job of that name is at work, or,
+    by the name `close`, when the last one has ended.
+    """
 
     ran: list[str]
+    meanwhile: dict[str, Callable[[Path], object]]
 
     folder: RunFolder
 
@@ -59,7 +66,7 @@ class FakeSession:
                     return
 
     def close(self) -> None:
-        """Nothing is loaded."""
+        self.meanwhile.get("close", str)(self.folder.folder)
 
     def _job(self, job: ImageJob) -> Iterator[Event]:
         type(self).ran.append(job.custom_id)
@@ -67,6 +74,7 @@ class FakeSession:
         yield PhaseStarted(job.custom_id, "think")
         yield ThinkToken(job.custom_id, 1)
         self._obey(job.prompt)
+        self.meanwhile.get(job.custom_id, str)(self.folder.folder)
         yield PhaseStarted(job.custom_id, "denoise_rest", total=job.num_inference_steps)
         for step in range(1, job.num_inference_steps + 1):
             if self._stopped_by:
@@ -100,6 +108,7 @@ class FakeSession:
             outputs=(file,),
             denoise_steps=job.num_inference_steps,
             timings_s={"queue": 4.0, "total": 4.25},
+            metadata=json.loads(job.metadata_json),
         )
 
     def _failed(self, job: ImageJob) -> Outcome:
@@ -113,6 +122,7 @@ def fake_session(monkeypatch: pytest.MonkeyPatch) -> type[FakeSession]:
 
     class Session(FakeSession):
         ran: list[str] = []
+        meanwhile: dict[str, Callable[[Path], object]] = {}
 
     module = ModuleType("hyimg_cli.engine.session")
     module.Session = Session  # type: ignore[attr-defined]

@@ -1,12 +1,17 @@
 """`generate` with a session that needs no model: files, journal, JSON and exit codes."""
 
+import errno
+import io
 import json
 import os
+import shutil
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import pytest
 
 GOOD = [{"custom_id": f"job-{n}", "prompt": "a circle", "seed": n} for n in range(4)]
@@ -197,6 +202,28 @@ def test_faults_stop_everything_and_are_all_named(
     assert not (tmp_path / "runs").exists()
 
 
+def test_metadata_too_deep_for_a_result_line_is_a_fault_of_its_line(
+    run_cli: Run, write_manifest: Write, read_lines: ReadLines, fake_session: Any, tmp_path: Path
+) -> None:
+    """It was found when the picture's line was written: that ended the run, at each try again."""
+
+    def nested(levels: int) -> dict[str, Any]:
+        value: Any = "inmost"
+        for level in range(levels):
+            value = [value] if level % 2 else {"in": value}
+        return {"prompt": "a circle", "metadata": value, "x_a": value}
+
+    deepest = nested(100)
+    ran = run_cli("generate", write_manifest(deepest, nested(101), nested(900)), "--skip-invalid")
+    assert (ran.code, len(fake_session.ran)) == (1, 1)
+    lines = read_lines(tmp_path / "runs/jobs/results.jsonl")
+    codes = [line["error"] and line["error"]["code"] for line in lines]
+    assert codes == ["manifest.out-of-range", "manifest.out-of-range", None]
+    assert lines[-1]["metadata"] == deepest["metadata"]
+    assert "metadata: it is nested too deeply" in ran.err
+    assert "x_a: it is nested too deeply" in ran.err
+
+
 def test_skip_invalid_runs_the_good_and_records_the_bad(
     run_cli: Run, write_manifest: Write, read_lines: ReadLines, fake_session: Any, tmp_path: Path
 ) -> None:
@@ -240,6 +267,77 @@ def test_the_second_signal_ends_at_once(
     monkeypatch.setattr(os, "_exit", leave)
     run_cli("generate", write_manifest({"prompt": "SIGTERM then SIGINT"}))
     assert codes == [143]
+
+
+def sed(out: Path, pattern: bytes) -> None:
+    """`sed -i '/pattern/d'`."""
+    lines = (out / "results.jsonl").read_bytes().splitlines(keepends=True)
+    (out / "sed").write_bytes(b"".join(line for line in lines if pattern not in line))
+    (out / "sed").replace(out / "results.jsonl")
+
+
+# What somebody does in a run's folder, and how many of its four jobs the next run has to draw.
+MEANWHILE: dict[str, tuple[Callable[[Path], object], int]] = {
+    "unlinked": (lambda out: (out / "results.jsonl").unlink(), 1),
+    "renamed": (lambda out: (out / "results.jsonl").rename(out / "saved.jsonl"), 1),
+    "edited": (lambda out: sed(out, b"nothing"), 1),
+    "a line less": (lambda out: sed(out, b"job-1"), 1),
+    "replaced": (lambda out: (out / "run.json").rename(out / "results.jsonl"), 1),
+    "truncated": (lambda out: os.truncate(out / "results.jsonl", 0), 1),
+    "no outputs": (lambda out: shutil.rmtree(out / "outputs"), 4),
+    "moved": (lambda out: out.rename(out.with_name("elsewhere")), 4),
+    "removed": (shutil.rmtree, 4),
+}
+
+
+@pytest.mark.parametrize("what", MEANWHILE)
+def test_a_run_whose_files_are_touched_stops_clearly_and_resumes(
+    run_cli: Run,
+    write_manifest: Write,
+    read_lines: ReadLines,
+    fake_session: Any,
+    tmp_path: Path,
+    what: str,
+) -> None:
+    manifest, out = write_manifest(*GOOD), tmp_path / "runs/jobs"
+    touch, left = MEANWHILE[what]
+    fake_session.meanwhile["job-2"] = touch
+    stopped = run_cli("generate", manifest)
+    assert stopped.code == 3
+    assert stopped.err.count("error[storage.") == 1
+    assert "hint: " in stopped.err
+    assert "resume with: hyimg generate" in stopped.err
+    assert not (out / "report.html").exists()
+    assert fake_session.ran == ["job-0", "job-1", "job-2"]
+
+    fake_session.meanwhile.clear()
+    fake_session.ran.clear()
+    resumed = run_cli("generate", manifest, "--json")
+    assert (resumed.code, summary_of(resumed)["left"]) == (0, 0)
+    assert fake_session.ran == ids(GOOD)[-left:], "nothing that has its line is drawn twice"
+    assert set(ids(read_lines(out / "results.jsonl"))) == set(ids(GOOD))
+    assert run_cli("generate", manifest, "--json").json_lines[-1]["summary"]["skipped"] == 4
+
+
+def test_a_moved_folder_goes_on_where_it_is(
+    run_cli: Run, write_manifest: Write, fake_session: Any, tmp_path: Path
+) -> None:
+    manifest, moved = write_manifest(*GOOD), tmp_path / "moved"
+    fake_session.meanwhile["job-2"] = lambda out: out.rename(moved)
+    stopped = run_cli("generate", manifest)
+    assert (stopped.code, "the folder is not there" in stopped.err) == (3, True)
+    assert not (tmp_path / "runs/jobs").exists()
+    fake_session.ran.clear()
+    assert run_cli("generate", manifest, "-o", moved).code == 0
+    assert fake_session.ran == ["job-2", "job-3"]
+
+
+def test_a_lock_that_is_removed_stops_nothing(
+    run_cli: Run, write_manifest: Write, fake_session: Any
+) -> None:
+    fake_session.meanwhile["job-1"] = lambda out: (out / ".lock").unlink()
+    ran = run_cli("generate", write_manifest(*GOOD), "--json")
+    assert (ran.code, summary_of(ran)["done"]) == (0, 4)
 
 
 def test_the_manifest_may_come_from_stdin(run_cli: Run, fake_session: Any, tmp_path: Path) -> None:
@@ -343,11 +441,112 @@ def test_the_contact_sheet_can_be_left_out(
     assert not (tmp_path / "runs/jobs/report.html").exists()
 
 
-def test_a_contact_sheet_that_cannot_be_written_is_told_and_fails_no_run(
-    run_cli: Run, write_manifest: Write, tmp_path: Path
+def raising(error: Exception) -> Callable[..., Any]:
+    def fail(*_: Any, **__: Any) -> Any:
+        raise error
+
+    return fail
+
+
+def scribble(name: str) -> Callable[[Path], object]:
+    return lambda out: (out / name).write_bytes(b"\xff not what was written")
+
+
+CONTACT = "hyimg_cli.report.contact"
+# What goes wrong behind the last job: an attribute that is replaced, or a deed in the folder.
+FAULTS: dict[str, tuple[str, Any]] = {
+    "a template's fault": (f"{CONTACT}.render", raising(jinja2.UndefinedError("'x' is undefined"))),
+    "a fault of ours": (f"{CONTACT}._cards", raising(KeyError("path\nand more"))),
+    "no memory": (f"{CONTACT}.read_image", raising(MemoryError())),
+    "a full disk": (f"{CONTACT}.replace_file", raising(OSError(errno.ENOSPC, "no space"))),
+    "no right to": (f"{CONTACT}.replace_file", raising(PermissionError(errno.EACCES, "no"))),
+    "no results": (f"{CONTACT}.RunFolder", raising(OSError(errno.EIO, "bad sector"))),
+    "no module": (f"{CONTACT}.write_contact_sheet", None),
+    "another's page": ("", scribble("report.html")),
+    "a folder": ("", lambda out: (out / "report.html").mkdir()),
+    "damaged jobs": ("", scribble("manifest.resolved.jsonl")),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("code", [0, 1])
+def test_a_contact_sheet_that_cannot_be_made_is_told_and_changes_no_exit_code(
+    run_cli: Run,
+    write_manifest: Write,
+    fake_session: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    fault: str,
+    code: int,
 ) -> None:
-    (tmp_path / "runs/jobs/report.html").mkdir(parents=True)
-    os.utime(tmp_path / "runs/jobs/report.html", (0, 0))
+    manifest, out = write_manifest(*GOOD, *[{"prompt": "fail"}] * code), tmp_path / "runs/jobs"
+    name, deed = FAULTS[fault]
+    if name:
+        monkeypatch.setattr(name, deed)
+    else:
+        fake_session.meanwhile["close"] = deed
+    ran = run_cli("generate", manifest)
+    assert ran.code == code
+    assert f"4 done, {code} failed" in ran.err
+    if fault == "another's page":
+        assert "contact sheet: runs/jobs/report.html" in ran.err
+    else:
+        (told,) = (line for line in ran.err.splitlines() if line.startswith("no contact sheet: "))
+        assert ran.err.endswith(f"{told}\n")
+        again = told.split("; to have one: hyimg ")[1]
+        monkeypatch.undo()
+        monkeypatch.chdir(tmp_path)
+        fake_session.meanwhile.clear()
+        if fault == "a folder":
+            (out / "report.html").rmdir()
+        assert run_cli(*again.split()).code == code
+    assert len(fake_session.ran) == 4 + code
+    assert "4 done" in (out / "report.html").read_text()
+
+
+def test_a_journal_that_goes_after_the_last_line_is_put_back_and_the_run_is_done(
+    run_cli: Run, write_manifest: Write, read_lines: ReadLines, fake_session: Any, tmp_path: Path
+) -> None:
+    manifest, out = write_manifest(*GOOD), tmp_path / "runs/jobs"
+    fake_session.meanwhile["close"] = lambda out: (out / "results.jsonl").unlink()
+    ran = run_cli("generate", manifest)
+    assert ran.code == 0
+    assert "after the last job: runs/jobs/results.jsonl: results.jsonl was removed" in ran.err
+    assert ids(read_lines(out / "results.jsonl")) == ids(GOOD)
+    assert "4 done, 0 failed" in (out / "report.html").read_text()
+
+
+def test_a_picture_that_is_gone_by_then_fails_no_sheet(
+    run_cli: Run, write_manifest: Write, fake_session: Any, tmp_path: Path
+) -> None:
+    fake_session.meanwhile["close"] = lambda out: (out / "outputs/job-1.png").unlink()
+    ran = run_cli("generate", write_manifest(*GOOD))
+    assert (ran.code, "no contact sheet" in ran.err) == (0, False)
+    assert "job-1.png cannot be shown" in (tmp_path / "runs/jobs/report.html").read_text()
+
+
+def test_a_session_that_does_not_close_fails_no_run(
+    run_cli: Run, write_manifest: Write, fake_session: Any
+) -> None:
+    fake_session.meanwhile["close"] = raising(RuntimeError("a rank is stuck"))
     ran = run_cli("generate", write_manifest(*GOOD))
     assert ran.code == 0
-    assert "no contact sheet: runs/jobs: the disk refused" in ran.err
+    assert "the session did not close in order: RuntimeError: a rank is stuck\n" in ran.err
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EPIPE])
+def test_a_summary_that_nobody_takes_fails_no_run(
+    run_cli: Run, write_manifest: Write, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    class Full(io.StringIO):
+        def write(self, text: str) -> int:
+            if "summary" in text:
+                raise OSError(number, os.strerror(number))
+            return super().write(text)
+
+    monkeypatch.setattr(sys, "stdout", Full())
+    ran = run_cli("generate", write_manifest(*GOOD), "--json")
+    assert ran.code == 0
+    (told,) = (line for line in ran.err.splitlines() if line.startswith("no summary: "))
+    assert os.strerror(number) in told
+    assert told.endswith("; runs/jobs/results.jsonl says what was done")

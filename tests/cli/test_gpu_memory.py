@@ -91,9 +91,10 @@ def test_the_plan_names_the_flag_that_makes_it_fit(
     manifest = write_manifest(PICTURE)
     facts = run_cli("plan", manifest, *flags, "--json").json_lines[0]["memory"]["tiny-image"]
     assert "does not fit" not in run_cli("plan", manifest, *flags).out
-    for room, said in (
-        (facts["least"] - 1, "--quantization fp8 would fit with"),
-        (10**6, "more GPUs share it by --tensor-parallel-size"),
+    for room, device, said in (
+        (facts["least"] - 1, "cpu", "--quantization fp8 would fit with"),
+        (10**6, "cpu", "free some, or use a machine with"),
+        (10**6, "cuda", "more GPUs share it by --tensor-parallel-size"),
     ):
         monkeypatch.setattr(BatchConfig, "memory_bytes", property(lambda _self, room=room: room))
-        assert said in flat(run_cli("plan", manifest, *flags).out)
+        assert said in flat(run_cli("plan", manifest, "--recipe", recipe, "--device", device).out)

@@ -62,6 +62,32 @@ def test_a_stopped_run_resumes(
     assert pictures == ["long.png", "short.png"]
 
 
+@pytest.mark.slow
+def test_a_journal_that_is_removed_stops_the_run_and_is_put_back(
+    write_manifest: Callable[..., Path],
+    read_lines: Callable[[Path], list[dict[str, Any]]],
+    run_cli: Callable[..., Any],
+    tmp_path: Path,
+) -> None:
+    last = LINES[0] | {"custom_id": "last"}
+    manifest, results = write_manifest(*LINES, last), tmp_path / "out" / "results.jsonl"
+    stopped = start(manifest, tmp_path, "--batching-max-size", "1", "--no-prewarm")
+    wait_for_lines(results, 1)
+    results.unlink()
+    _, messages = stopped.communicate(timeout=WAIT_S)
+    assert stopped.returncode == 3, messages
+    assert "error[storage.journal]: results.jsonl was removed" in messages
+    assert "resume with: hyimg generate" in messages
+    lines = read_lines(results)
+    # Where the first line was seen before it was on disk, its own append notices.
+    assert [line["custom_id"] for line in lines] in (["short"], ["short", "long"])
+
+    resumed = run_cli("generate", manifest, "-o", "out", "--json")
+    assert (resumed.code, resumed.json_lines[-1]["summary"]["skipped"]) == (0, len(lines))
+    assert read_lines(results)[: len(lines)] == lines
+    assert [line["custom_id"] for line in read_lines(results)] == ["short", "long", "last"]
+
+
 def test_pictures_need_nothing_of_films_or_distances(
     write_manifest: Callable[..., Path], tmp_path: Path
 ) -> None:

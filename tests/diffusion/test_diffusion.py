@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hyimg_cli.diffusion.denoise import Track, denoise
-from hyimg_cli.diffusion.guidance import guided
+from hyimg_cli.diffusion.guidance import CFG, guided
 from hyimg_cli.diffusion.schedule import Schedule
 
 
@@ -65,7 +65,7 @@ def test_counts_must_agree() -> None:
 def test_a_straight_flow_is_integrated_exactly() -> None:
     """With the true velocity noise - picture, any number of steps ends at the picture."""
     picture, noise = torch.randn(2, 3, 5, 5)
-    tracks = [Track(noise, Schedule(7, 3.0), []), Track(2 * noise, Schedule(7, 1.0), [])]
+    tracks = [Track(noise, Schedule(7, 3.0), CFG([])), Track(2 * noise, Schedule(7, 1.0), CFG([]))]
     true = [(noise - picture)[None], (2 * noise - picture)[None]]
     latents = list(denoise(tracks, lambda _latents, _steps: true))
     assert len(latents) == 7

@@ -11,12 +11,15 @@ from typing import Any
 
 import pytest
 import torch
+from machines import with_gpus, with_main_memory
 from released import released_folder
 
 from hyimg_cli.doctor import environment, kernels, models, places, tools, trial
 from hyimg_cli.doctor.check import Check, Subject, examined, is_ready, portable_text
 from hyimg_cli.errors import MachineError
 from hyimg_cli.journal import keys
+from hyimg_cli.memory import present
+from hyimg_cli.memory.footprint import need
 from hyimg_cli.models import registry
 from hyimg_cli.quality import backbones
 from hyimg_cli.spec.run import (
@@ -270,7 +273,7 @@ def test_memory_against_the_real_model(
     status: str,
     hint: str,
 ) -> None:
-    monkeypatch.setattr(models, "available_bytes", lambda: int(free))
+    with_main_memory(monkeypatch, free)
     found = models.image_memory(subject(real_size, device="cpu", dtype="bfloat16"))
     assert found.status == status, found
     assert found.hint.startswith(hint)
@@ -290,8 +293,8 @@ def test_memory_of_several_processes(
     """On a CPU all lie in one memory: what takes one model's bytes and no more is too small."""
     alone = subject(device="cpu")
     one = replace(alone, config=replace(alone.config, parallel=parallel))
-    weights = registry.model_card("tiny-image").loaded_bytes("float32", "none")
-    monkeypatch.setattr(models, "available_bytes", lambda: weights + 7_000_000)
+    edit = models._sample(models._EDIT, model="tiny-image", revision=None)
+    with_main_memory(monkeypatch, need("tiny-image", edit, alone.config).total)
     assert models.image_memory(alone).status == "warning"
     found = models.image_memory(one)
     assert (found.status, place in found.found) == ("failed", True)
@@ -302,7 +305,7 @@ def test_memory_of_several_processes(
 def test_rank_0_is_what_a_gpu_must_hold(
     subject: MakeSubject, real_size: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(models, "free_bytes", lambda *_: int(80e9))
+    with_gpus(monkeypatch, [80e9] * 4)
     alone = subject(real_size, device="cuda", dtype="bfloat16")
     split = replace(alone, config=replace(alone.config, parallel=ParallelConfig(tensor_ranks=4)))
     assert models.image_memory(alone).status == "failed"
@@ -323,9 +326,9 @@ def test_memory_against_a_video_model(
 ) -> None:
     one = subject(device="cpu")
     assert models.video_memory(one).status == "ok"
-    monkeypatch.setattr(models, "available_bytes", lambda: 1_000_000)
+    with_main_memory(monkeypatch, 1_000_000)
     assert models.video_memory(one).status == "failed"
-    monkeypatch.setattr(models, "available_bytes", lambda: 10**9)
+    with_main_memory(monkeypatch, 10**9)
     wide, narrow = (
         models.video_memory(subject(device="cpu", dtype=d)) for d in ("float32", "bfloat16")
     )
@@ -336,8 +339,8 @@ def test_networks_that_take_turns_need_the_largest_on_the_gpu(
     subject: MakeSubject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     room, main_memory = [10**9], [10**9]
-    monkeypatch.setattr(models, "free_bytes", lambda *_: room[0])
-    monkeypatch.setattr(models, "available_bytes", lambda: main_memory[0])
+    with_gpus(monkeypatch, room)
+    monkeypatch.setattr(present, "available_bytes", lambda: main_memory[0])
     whole = subject(device="cuda", dtype="bfloat16")
     turns = subject(device="cuda", dtype="bfloat16", cpu_offload=True)
     sizes = {part: one.count * 2 for part, one in registry.stored_weights("tiny-video").items()}
@@ -369,7 +372,7 @@ def test_a_video_model_without_weights_is_not_counted_as_nothing(
 ) -> None:
     bare, weights = tmp_path / "bare", shutil.ignore_patterns("*.safetensors")
     shutil.copytree(registry.resolve_model("tiny-video"), bare, ignore=weights)
-    monkeypatch.setattr(models, "free_bytes", lambda *_: 10**9)
+    with_gpus(monkeypatch, [10**9])
     one = subject(video=bare, device="cuda", dtype="bfloat16", cpu_offload=cpu_offload)
     found = models.video_memory(one)
     assert (found.status, "not known" in found.found) == ("warning", True)

@@ -17,10 +17,10 @@ from hyimg_cli.kv.tree import KVTree
 from hyimg_cli.media.images import read_image
 from hyimg_cli.models import registry
 from hyimg_cli.pipelines.clock import PhaseClock
-from hyimg_cli.pipelines.image import group
-from hyimg_cli.pipelines.image.group import GroupRun
+from hyimg_cli.pipelines.image import batch
+from hyimg_cli.pipelines.image.batch import ContinuousBatch
 from hyimg_cli.pipelines.image.prefixes import Prefixes
-from hyimg_cli.pipelines.image.stages import Picture, Studio, encoded_by
+from hyimg_cli.pipelines.image.stages import Decoded, ImageStages, encoded_by
 from hyimg_cli.spec.job import ImageJob, SizeRequest, TextSampling
 from hyimg_cli.spec.run import ModelChoice, ReuseConfig
 
@@ -77,7 +77,7 @@ def sources(tmp_path: Path) -> tuple[str, ...]:
 class Drawn:
     """A finished story: the picture, every step's velocities, the events before it."""
 
-    picture: Picture
+    picture: Decoded
     velocities: list[torch.Tensor] = field(default_factory=list)
     events: list[Any] = field(default_factory=list)
     timings_s: dict[str, float] = field(default_factory=dict)
@@ -96,24 +96,26 @@ def drawn(family: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Drawn]:
             return result
 
         clock = PhaseClock(0.0, lambda: None)
-        run = GroupRun([job], studio_of(model, reuse=reuse), batch_size=1, new_clock=lambda: clock)
+        run = ContinuousBatch(
+            [job], studio_of(model, reuse=reuse), batch_size=1, new_clock=lambda: clock
+        )
         with monkeypatch.context() as patch:
             patch.setattr(model.network, "velocity", recorded)
             events = list(run.run())
         last = events.pop()
-        if isinstance(last, group.Lost):
+        if isinstance(last, batch.Lost):
             raise last.error
-        assert isinstance(last, group.Drawn)
-        return Drawn(last.picture, velocities, events, clock.timings_s())
+        assert isinstance(last, Decoded)
+        return Drawn(last, velocities, events, clock.timings_s())
 
     return tell
 
 
 def studio_of(
     model: Any, *, reuse: ReuseConfig = REUSE, tree: KVTree[Slice] | None = None
-) -> Studio:
+) -> ImageStages:
     """What a group works with, without reading ahead or a memo; by default nothing is shared."""
-    return Studio(
+    return ImageStages(
         model=model,
         reuse=reuse,
         prefixes=Prefixes(KVTree(0) if tree is None else tree, "test"),

@@ -20,7 +20,8 @@ from hyimg_cli.media.images import read_image, stretch
 from hyimg_cli.models import registry
 from hyimg_cli.pipelines.clock import PhaseClock
 from hyimg_cli.pipelines.image.align import Origin, aligned
-from hyimg_cli.pipelines.image.group import Drawn, GroupRun
+from hyimg_cli.pipelines.image.batch import ContinuousBatch
+from hyimg_cli.pipelines.image.stages import Decoded
 from hyimg_cli.spec.card import Bucket, ModelCard
 from hyimg_cli.spec.events import JobDone
 from hyimg_cli.spec.job import ImageJob, Size, SizeRequest
@@ -36,14 +37,14 @@ def edit(job: ImageJob, sources: tuple[str, ...]) -> ImageJob:
     return replace(plain, size=SizeRequest(64, 64), infer_align_image_size=True)
 
 
-def _drawn(jobs: list[ImageJob], family: Any, size: int) -> dict[str, Drawn]:
-    run = GroupRun(
+def _drawn(jobs: list[ImageJob], family: Any, size: int) -> dict[str, Decoded]:
+    run = ContinuousBatch(
         jobs,
         studio_of(family, tree=KVTree(10**9)),
         batch_size=size,
         new_clock=lambda: PhaseClock(0.0, lambda: None),
     )
-    return {event.job.custom_id: event for event in run.run() if isinstance(event, Drawn)}
+    return {event.job.custom_id: event for event in run.run() if isinstance(event, Decoded)}
 
 
 def _card(*buckets: tuple[int, int]) -> ModelCard:
@@ -100,9 +101,9 @@ def test_both_kinds_of_one_source_together(family: Any, edit: ImageJob) -> None:
     ]
     together = _drawn(jobs, family, 3)
     for job in jobs:
-        alone = _drawn([job], family, 1)[job.custom_id].picture
-        assert np.array_equal(alone.pixels, together[job.custom_id].picture.pixels)
-    shapes = {name: end.picture.pixels.shape[:2] for name, end in together.items()}
+        alone = _drawn([job], family, 1)[job.custom_id]
+        assert np.array_equal(alone.pixels, together[job.custom_id].pixels)
+    shapes = {name: end.pixels.shape[:2] for name, end in together.items()}
     wide = WIDE.height, WIDE.width
     assert shapes == {"aligned": wide, "again": wide, "cut": (64, 64)}
 

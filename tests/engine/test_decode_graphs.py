@@ -23,7 +23,8 @@ from hyimg_cli.models import registry
 from hyimg_cli.models.hunyuan_image3.family import HunyuanImage3
 from hyimg_cli.models.hunyuan_image3.graphs import BUCKETS, DecodeGraphs, DecodeStep, bucket_of
 from hyimg_cli.pipelines.clock import PhaseClock
-from hyimg_cli.pipelines.image.group import Drawn, GroupRun
+from hyimg_cli.pipelines.image.batch import ContinuousBatch
+from hyimg_cli.pipelines.image.stages import Decoded
 from hyimg_cli.spec.job import ImageJob
 from hyimg_cli.spec.run import ModelChoice
 
@@ -153,15 +154,15 @@ def test_a_job_that_is_gone_takes_its_memory_along(family: Any, graphs: DecodeGr
     assert gone() is None
 
 
-def _ends(jobs: list[ImageJob], model: Any, size: int) -> dict[str, Drawn]:
-    run = GroupRun(
+def _ends(jobs: list[ImageJob], model: Any, size: int) -> dict[str, Decoded]:
+    run = ContinuousBatch(
         jobs,
         studio_of(model),
         batch_size=size,
         new_clock=lambda: PhaseClock(0.0, lambda: None),
         read_lag=1,
     )
-    return {end.job.custom_id: end for end in run.run() if isinstance(end, Drawn)}
+    return {end.job.custom_id: end for end in run.run() if isinstance(end, Decoded)}
 
 
 def test_a_group_writes_the_same_texts(family: Any, graphs: DecodeGraphs, job: ImageJob) -> None:
@@ -180,9 +181,9 @@ def test_a_group_writes_the_same_texts(family: Any, graphs: DecodeGraphs, job: I
     ours = _ends(jobs, HunyuanImage3(family.network, family.prompter, graphs=graphs), 4)
     assert ours.keys() == plain.keys() == {job.custom_id for job in jobs}
     for name, end in plain.items():
-        assert ours[name].picture.written == end.picture.written
-        assert ours[name].picture.reuse == end.picture.reuse
-        levels = ours[name].picture.pixels.astype(int) - end.picture.pixels
+        assert ours[name].text == end.text
+        assert ours[name].reuse == end.reuse
+        levels = ours[name].pixels.astype(int) - end.pixels
         assert abs(levels).max() <= 1
 
 
@@ -221,7 +222,7 @@ def test_captured_steps_on_a_gpu(job: ImageJob) -> None:
     for _ in range(2):
         got = _ends(jobs, ours, 3)
         for name, end in expected.items():
-            assert got[name].picture.written == end.picture.written
+            assert got[name].text == end.text
 
 
 @pytest.mark.gpu

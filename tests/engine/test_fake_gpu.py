@@ -120,7 +120,7 @@ def test_what_a_whole_run_reads_and_waits_for(bench: Any) -> None:
     gpu.reads.clear(), gpu.waits.clear()
     bench.requests(2, Together(2, 2))
     # Whether the picture is finite.
-    assert gpu.reads == {"pipelines.image.stages.finished": 2}
+    assert gpu.reads == {"pipelines.image.stages.decode": 2}
     # The finished picture on its way back.
     assert set(gpu.waits) == {"models.hunyuan_image3.family.decode_latents"}
 

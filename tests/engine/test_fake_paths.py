@@ -17,8 +17,8 @@ from hyimg_cli.media.images import SourceImage
 from hyimg_cli.memory.footprint import Together
 from hyimg_cli.models.hunyuan_image3.tiled import TiledPicture
 from hyimg_cli.pipelines.image import sources
-from hyimg_cli.pipelines.image.group import Drawn
 from hyimg_cli.pipelines.image.sources import Sources
+from hyimg_cli.pipelines.image.stages import Decoded
 from hyimg_cli.spec.job import SizeRequest
 from hyimg_cli.spec.run import CacheConfig
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.skipif(
     not FOLDER.is_dir(), reason="the benchmarks are not part of this copy"
 )
 # Once a job: whether the picture is finite, and the picture on its way back.
-READS = "pipelines.image.stages.finished"
+READS = "pipelines.image.stages.decode"
 WAITS = "models.hunyuan_image3.family.decode_latents"
 
 
@@ -58,7 +58,7 @@ def _ran(bench: Any, jobs: list[Any], *also: str) -> None:
     """The jobs through the engine's loop; what is read and waited for is once a job, or `also`."""
     _noted(bench.gpu)
     bench.model.has_vae = True
-    assert bench._run(jobs, Together(2, 2)) == {Drawn: len(jobs)}
+    assert bench._run(jobs, Together(2, 2)) == {Decoded: len(jobs)}
     assert bench.gpu.reads == {READS: len(jobs)}
     assert set(bench.gpu.waits) == {WAITS, *also}
     assert not bench.gpu.strays

@@ -22,8 +22,9 @@ from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.memory.room import confine, free_bytes
 from hyimg_cli.models import registry
 from hyimg_cli.pipelines.clock import PhaseClock
-from hyimg_cli.pipelines.image.group import Drawn, GroupRun
-from hyimg_cli.pipelines.image.think import TextLoop
+from hyimg_cli.pipelines.image.batch import ContinuousBatch
+from hyimg_cli.pipelines.image.stages import Decoded
+from hyimg_cli.pipelines.image.think import DecodeLoop
 from hyimg_cli.pipelines.pipeline import Lost
 from hyimg_cli.quality.metrics import psnr
 from hyimg_cli.spec.events import DenoiseStep, JobDone, Outcome
@@ -121,21 +122,23 @@ def test_a_part_of_the_gpu_is_kept_to() -> None:
 def _events(jobs: list[ImageJob], model: Any, **options: Any) -> Iterator[Any]:
     """What a group tells on its way; the error that a job is lost by is raised."""
     clock = partial(PhaseClock, 0.0, lambda: None)
-    run = GroupRun(jobs, studio_of(model), batch_size=len(jobs), new_clock=clock, **options)
+    run = ContinuousBatch(jobs, studio_of(model), batch_size=len(jobs), new_clock=clock, **options)
     for event in run.run():
         if isinstance(event, Lost):
             raise event.error
         yield event
 
 
-def _drawn(job: ImageJob, model: Any, looping: AbstractContextManager[None] | None = None) -> Drawn:
+def _drawn(
+    job: ImageJob, model: Any, looping: AbstractContextManager[None] | None = None
+) -> Decoded:
     """The job's end; all denoise steps but the first are done inside `looping`."""
     events = _events([job], model)
     step = next(event for event in events if isinstance(event, DenoiseStep))
     with looping or nullcontext():
         while step.step < step.total:
             step = next(events)
-    (end,) = (event for event in events if isinstance(event, Drawn))
+    (end,) = (event for event in events if isinstance(event, Decoded))
     return end
 
 
@@ -155,15 +158,15 @@ def test_the_think_loop_waits_for_nothing_but_its_own_copy(
         replace(job, custom_id=f"{n}", num_inference_steps=1, text=replace(job.text, seed=n))
         for n in range(3)
     ]
-    step, steps = TextLoop.step, []
+    step, steps = DecodeLoop.step, []
 
-    def watched(self: TextLoop, writers: Any) -> Any:
+    def watched(self: DecodeLoop, writers: Any) -> Any:
         steps.append(len(writers))
         with waits_are_errors() if len(steps) > 2 else nullcontext():
             return step(self, writers)
 
-    monkeypatch.setattr(TextLoop, "step", watched)
-    ends = [event for event in _events(jobs, on_gpu) if isinstance(event, Drawn)]
+    monkeypatch.setattr(DecodeLoop, "step", watched)
+    ends = [event for event in _events(jobs, on_gpu) if isinstance(event, Decoded)]
     assert len(ends) == 3
     assert len(steps) > 5
 
@@ -172,8 +175,8 @@ def test_the_same_text_whether_read_at_once_or_late(on_gpu: Any, job: ImageJob) 
     written = []
     for lag in (0, 1):
         events = _events([replace(job, num_inference_steps=1)], on_gpu, read_lag=lag)
-        (end,) = (event for event in events if isinstance(event, Drawn))
-        written.append(end.picture.written)
+        (end,) = (event for event in events if isinstance(event, Decoded))
+        written.append(end.text)
     assert written[0] == written[1]
 
 
@@ -181,7 +184,7 @@ def test_the_same_picture_as_on_the_cpu(family: Any, job: ImageJob) -> None:
     """float32 on both: rounding alone, convolutions in TF32 included, a few levels at most."""
     model = registry.load(ModelChoice(device="cuda:0", dtype="float32"))
     job = replace(job, bot_task="none", size=SizeRequest(64, 64), num_inference_steps=8)
-    pictures = [_drawn(job, each).picture.pixels.astype(int) for each in (model, family)]
+    pictures = [_drawn(job, each).pixels.astype(int) for each in (model, family)]
     assert np.abs(pictures[0] - pictures[1]).max() <= 8
 
 
@@ -194,7 +197,7 @@ def test_quantised_experts_draw_the_same_picture(family: Any, job: ImageJob, for
         pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
     model = registry.load(ModelChoice(device="cuda:0", quantization=form))
     job = replace(job, bot_task="none", size=SizeRequest(64, 64), num_inference_steps=8)
-    ours, released = (_drawn(job, each).picture.pixels for each in (model, family))
+    ours, released = (_drawn(job, each).pixels for each in (model, family))
     assert psnr(ours, released) > 30
 
 

@@ -21,7 +21,8 @@ from hyimg_cli.models import registry
 from hyimg_cli.models.hunyuan_image3.family import HunyuanImage3
 from hyimg_cli.models.hunyuan_image3.graphs import BUCKETS, DecodeGraphs, buckets_up_to
 from hyimg_cli.pipelines.clock import PhaseClock
-from hyimg_cli.pipelines.image.group import Drawn, GroupRun
+from hyimg_cli.pipelines.image.batch import ContinuousBatch
+from hyimg_cli.pipelines.image.stages import Decoded
 from hyimg_cli.spec.events import JobDone, JobStarted, Prewarmed
 from hyimg_cli.spec.job import ImageJob
 from hyimg_cli.spec.run import BatchConfig, ModelChoice, OutputConfig, RunConfig
@@ -108,13 +109,13 @@ def jobs(job: ImageJob) -> list[ImageJob]:
 
 
 def ends(jobs: list[ImageJob], model: Any) -> list[Any]:
-    run = GroupRun(
+    run = ContinuousBatch(
         jobs,
         studio_of(model),
         batch_size=len(jobs),
         new_clock=lambda: PhaseClock(0.0, lambda: None),
     )
-    found = [event.picture for event in run.run() if isinstance(event, Drawn)]
+    found = [event for event in run.run() if isinstance(event, Decoded)]
     assert len(found) == len(jobs)
     return found
 
@@ -153,7 +154,7 @@ def test_whatever_a_capture_does_the_numbers_are_the_same(
         pictures, computed["uncaptured"], computed["captured"], strict=True
     ):
         for other in others:
-            assert picture.written == other.written
+            assert picture.text == other.text
             assert np.array_equal(picture.pixels, other.pixels)
             assert not [note for note in other.notes if "graph" in note]
         assert told[0] in picture.notes
@@ -186,7 +187,7 @@ def test_steps_that_no_graph_can_hold_are_computed_and_told_once(
     (told,) = [record.message for record in caplog.records]
     assert "decode steps of more than 2 rows have no CUDA graph" in told
     for picture, other in zip(pictures, ends(jobs, with_graphs(family, None)), strict=True):
-        assert picture.written == other.written
+        assert picture.text == other.text
         assert np.array_equal(picture.pixels, other.pixels)
         assert not [note for note in picture.notes if "graph" in note]
 

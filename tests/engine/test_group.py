@@ -15,8 +15,8 @@ from hyimg_cli.kv.buffer import Buffer, Slice
 from hyimg_cli.kv.tree import Host, KVTree
 from hyimg_cli.memory.footprint import Together, needs
 from hyimg_cli.pipelines.clock import PhaseClock
-from hyimg_cli.pipelines.image.group import Drawn, GroupRun, Lost
-from hyimg_cli.pipelines.image.stages import Studio
+from hyimg_cli.pipelines.image.batch import ContinuousBatch, Lost
+from hyimg_cli.pipelines.image.stages import Decoded, ImageStages
 from hyimg_cli.spec.job import ImageJob, SizeRequest
 from hyimg_cli.spec.run import ModelChoice, OutputConfig, RunConfig
 
@@ -26,12 +26,12 @@ Tell = Callable[..., Any]
 
 def _run(
     jobs: list[ImageJob],
-    studio: Studio,
+    studio: ImageStages,
     size: int,
     read_lag: int = 0,
     draw_size: int | None = None,
-) -> dict[str, Drawn | Lost]:
-    run = GroupRun(
+) -> dict[str, Decoded | Lost]:
+    run = ContinuousBatch(
         jobs,
         studio,
         batch_size=size,
@@ -39,15 +39,13 @@ def _run(
         new_clock=lambda: PhaseClock(0.0, lambda: None),
         read_lag=read_lag,
     )
-    ends = [event for event in run.run() if isinstance(event, Drawn | Lost)]
+    ends = [event for event in run.run() if isinstance(event, Decoded | Lost)]
     assert sorted(end.job.custom_id for end in ends) == sorted(job.custom_id for job in jobs)
     return {end.job.custom_id: end for end in ends}
 
 
-def _pixels(ends: dict[str, Drawn | Lost]) -> dict[str, bytes]:
-    return {
-        name: end.picture.pixels.tobytes() for name, end in ends.items() if isinstance(end, Drawn)
-    }
+def _pixels(ends: dict[str, Decoded | Lost]) -> dict[str, bytes]:
+    return {name: end.pixels.tobytes() for name, end in ends.items() if isinstance(end, Decoded)}
 
 
 @pytest.fixture
@@ -117,8 +115,8 @@ def test_same_pixels_with_prefixes_spilled_to_main_memory(
     assert _pixels(_run(mixed, studio, 4)) == alone
 
 
-def _drawn(ends: dict[str, Drawn | Lost]) -> dict[str, Drawn]:
-    return {name: end for name, end in ends.items() if isinstance(end, Drawn)}
+def _drawn(ends: dict[str, Decoded | Lost]) -> dict[str, Decoded]:
+    return {name: end for name, end in ends.items() if isinstance(end, Decoded)}
 
 
 @pytest.mark.parametrize("size", [1, 5])
@@ -132,11 +130,11 @@ def test_ids_that_are_read_a_step_late_change_nothing(
     late = _drawn(_run(jobs, studio_of(family), size, read_lag=1))
     surplus = 0
     for name, end in at_once.items():
-        other = late[name].picture
-        assert other.pixels.tobytes() == end.picture.pixels.tobytes()
-        assert other.written == end.picture.written
-        assert end.picture.reuse.ar_surplus_tokens == 0
-        assert replace(other.reuse, ar_surplus_tokens=0) == end.picture.reuse
+        other = late[name]
+        assert other.pixels.tobytes() == end.pixels.tobytes()
+        assert other.text == end.text
+        assert end.reuse.ar_surplus_tokens == 0
+        assert replace(other.reuse, ar_surplus_tokens=0) == end.reuse
         surplus += other.reuse.ar_surplus_tokens
     assert surplus >= 4, "texts that end by themselves have one row behind them"
 
@@ -153,10 +151,10 @@ def test_what_is_taken_back_uses_up_no_draw(family: Any, job: ImageJob) -> None:
         for n in range(12)
     ]
     at_once, late = (_drawn(_run(jobs, studio_of(family), 12, lag)) for lag in (0, 1))
-    texts = {name: end.picture.written for name, end in at_once.items()}
-    assert {name: end.picture.written for name, end in late.items()} == texts
+    texts = {name: end.text for name, end in at_once.items()}
+    assert {name: end.text for name, end in late.items()} == texts
     assert len({written.text for written in texts.values()}) > 6
-    assert sum(end.picture.reuse.ar_surplus_tokens == 2 for end in late.values()) > 2
+    assert sum(end.reuse.ar_surplus_tokens == 2 for end in late.values()) > 2
 
 
 def test_failing_neighbours_change_nothing(
@@ -187,7 +185,7 @@ def test_shared_prefixes_are_computed_once(
         for n in range(16)
     ]
     ends = _run(jobs, studio_of(family, tree=KVTree(10**9)), 8)
-    reports = [end.picture.reuse for end in ends.values() if isinstance(end, Drawn)]
+    reports = [end.reuse for end in ends.values() if isinstance(end, Decoded)]
     lengths = [r.ar_prefill_tokens + r.ar_shared_tokens for r in reports]
     prefix = max(r.ar_shared_tokens for r in reports)
     computed = sum(r.ar_prefill_tokens for r in reports)
@@ -216,7 +214,7 @@ def test_jobs_without_text_share_through_the_tree(
         for n, word in enumerate(["blue", "red", "green"])
     ]
     ends = _run(jobs, studio_of(family, tree=KVTree(10**9)), 3)
-    first, *others = [ends[j.custom_id].picture.reuse.branches for j in jobs]
+    first, *others = [ends[j.custom_id].reuse.branches for j in jobs]
     assert first[0].shared == 0
     assert all(branches[0].shared == first[1].shared > 0 for branches in others)
 
@@ -226,7 +224,7 @@ def test_seeds_of_one_prompt_compute_its_prefix_once(family: Any, job: ImageJob)
         replace(job, custom_id=f"seed-{n}", seed=n, bot_task="none", size=SQUARE) for n in range(3)
     ]
     ends = _run(jobs, studio_of(family, tree=KVTree(10**9)), 3)
-    _, *others = [ends[j.custom_id].picture.reuse.branches for j in jobs]
+    _, *others = [ends[j.custom_id].reuse.branches for j in jobs]
     for branches in others:
         assert [branch.computed for branch in branches] == [1, 1]
 
@@ -243,8 +241,8 @@ def test_rows_counted_by_a_hook_are_those_of_the_lines(
     hook.remove()
     told = 0
     for end in ends.values():
-        assert isinstance(end, Drawn)
-        report, steps = end.picture.reuse, end.picture.denoise_steps
+        assert isinstance(end, Decoded)
+        report, steps = end.reuse, end.denoise_steps
         told += report.ar_prefill_tokens + report.ar_decode_tokens + report.ar_surplus_tokens
         told += sum(branch.computed + steps * branch.per_step for branch in report.branches)
     assert sum(rows) == told
@@ -272,8 +270,8 @@ def test_a_batch_that_does_not_fit_goes_on_in_halves(
     monkeypatch.setattr(family.network, "feed", small(3, feed))
     ends = _run(mixed, studio_of(family), 8, read_lag)
     assert _pixels(ends) == alone
-    noted = [e for e in ends.values() if isinstance(e, Drawn) and e.picture.notes]
-    assert any("out of memory" in note for end in noted for note in end.picture.notes)
+    noted = [e for e in ends.values() if isinstance(e, Decoded) and e.notes]
+    assert any("out of memory" in note for end in noted for note in end.notes)
 
 
 def test_a_fault_in_a_batch_fails_its_own_job_alone(
@@ -320,7 +318,7 @@ def test_a_failed_choice_is_made_again(
 
 def test_lines_name_their_batch(family: Any, mixed: list[ImageJob]) -> None:
     ends = _run(mixed, studio_of(family), 16)
-    batches = {name: end.picture.batch for name, end in ends.items() if isinstance(end, Drawn)}
+    batches = {name: end.batch for name, end in ends.items() if isinstance(end, Decoded)}
     assert batches["writes-0"]["think"] == 6
     assert batches["plain-0"]["denoise"] == batches["plain-1"]["denoise"] > 1
     assert batches["five-steps"]["denoise"] == 1
@@ -354,15 +352,15 @@ def test_memory_returns_to_its_start(family: Any, mixed: list[ImageJob]) -> None
 def test_equal_branches_are_one(family: Any, job: ImageJob, drawn: Tell) -> None:
     """A prompt that is all `<cfg>` has one context, and guidance between equals changes nothing."""
     job = replace(job, bot_task="none", size=SQUARE)
-    layout_of = family.layout
-    family.layout = lambda *a: (
-        layout := layout_of(*a),
-        replace(layout, ids=layout.unconditional_ids, shared_length=len(layout.ids)),
+    canvas_of = family.canvas
+    family.canvas = lambda *a: (
+        canvas := canvas_of(*a),
+        replace(canvas, branches=(canvas.branches[1],) * 2),
     )[1]
     try:
         report = drawn(job).picture.reuse
     finally:
-        del family.layout
+        del family.canvas
     assert len(report.branches) == 1
     assert np.isfinite(report.branches[0].computed)
 
@@ -375,7 +373,7 @@ def test_same_pixels_whatever_number_thinks_and_draws(
     expected = _alone(jobs, family)
     ends = _run(jobs, studio_of(family, tree=KVTree(10**9)), think, draw_size=draw)
     assert _pixels(ends) == expected
-    batches = [end.picture.batch for end in _drawn(ends).values()]
+    batches = [end.batch for end in _drawn(ends).values()]
     assert max(batch["think"] for batch in batches) == min(think, 3)
     assert max(batch["denoise"] for batch in batches) == draw
 
@@ -449,10 +447,10 @@ def test_branches_that_do_not_fit_wait_with_their_contexts(
     monkeypatch.setattr(family.network, "branch", branch)
     ends = _drawn(_run(jobs, studio_of(family), 5, draw_size=4))
     assert _pixels(dict(ends)) == expected
-    assert [end.picture.batch["denoise"] for end in ends.values()] == [2, 2, 2, 2, 1]
-    assert [end.picture.batch["think"] for end in ends.values()] == [5] * 5
-    assert "no memory to draw more than 2 together" in ends["0"].picture.notes
-    assert not ends["4"].picture.notes
+    assert [end.batch["denoise"] for end in ends.values()] == [2, 2, 2, 2, 1]
+    assert [end.batch["think"] for end in ends.values()] == [5] * 5
+    assert "no memory to draw more than 2 together" in ends["0"].notes
+    assert not ends["4"].notes
 
 
 def test_memory_for_drawing_says_nothing_of_thinking(
@@ -467,6 +465,6 @@ def test_memory_for_drawing_says_nothing_of_thinking(
 
     monkeypatch.setattr(family.network, "velocity", small)
     ends = _drawn(_run(_alike(job, 6), studio_of(family), 3))
-    batches = [ends[f"{n}"].picture.batch for n in range(6)]
+    batches = [ends[f"{n}"].batch for n in range(6)]
     assert [batch["think"] for batch in batches] == [3] * 6
     assert [batch["denoise"] for batch in batches] == [1] * 6

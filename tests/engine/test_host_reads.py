@@ -11,8 +11,9 @@ from engine.conftest import studio_of
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hyimg_cli.pipelines.clock import PhaseClock
-from hyimg_cli.pipelines.image.group import Drawn, GroupRun
-from hyimg_cli.pipelines.image.think import TextLoop
+from hyimg_cli.pipelines.image.batch import ContinuousBatch
+from hyimg_cli.pipelines.image.stages import Decoded
+from hyimg_cli.pipelines.image.think import DecodeLoop
 from hyimg_cli.spec.events import DenoiseStep
 from hyimg_cli.spec.job import ImageJob, SizeRequest
 
@@ -63,8 +64,8 @@ def _jobs(job: ImageJob, sources: tuple[str, ...]) -> list[ImageJob]:
     ]
 
 
-def _group(jobs: list[ImageJob], family: Any, read_lag: int) -> GroupRun:
-    return GroupRun(
+def _group(jobs: list[ImageJob], family: Any, read_lag: int) -> ContinuousBatch:
+    return ContinuousBatch(
         jobs,
         studio_of(family),
         batch_size=4,
@@ -102,13 +103,13 @@ def test_the_think_loop_reads_one_copy_of_all_new_ids_a_step(
         for n, one in enumerate(_jobs(job, sources))
     ]
     watch, order = Watch(monkeypatch), []
-    step, launch, read = TextLoop.step, TextLoop._launch, torch.Tensor.tolist
+    step, launch, read = DecodeLoop.step, DecodeLoop._launch, torch.Tensor.tolist
 
-    def watched(self: TextLoop, writers: Any) -> Any:
+    def watched(self: DecodeLoop, writers: Any) -> Any:
         with watch.watching():
             return step(self, writers)
 
-    def launched(self: TextLoop, writers: Any) -> None:
+    def launched(self: DecodeLoop, writers: Any) -> None:
         order.append("launch")
         launch(self, writers)
 
@@ -116,11 +117,11 @@ def test_the_think_loop_reads_one_copy_of_all_new_ids_a_step(
         order.extend(["read"] * watch.is_on)
         return read(tensor)
 
-    monkeypatch.setattr(TextLoop, "step", watched)
-    monkeypatch.setattr(TextLoop, "_launch", launched)
+    monkeypatch.setattr(DecodeLoop, "step", watched)
+    monkeypatch.setattr(DecodeLoop, "_launch", launched)
     monkeypatch.setattr(torch.Tensor, "tolist", told)
     with watch:
-        ends = [e for e in _group(jobs, family, lag).run() if isinstance(e, Drawn)]
+        ends = [e for e in _group(jobs, family, lag).run() if isinstance(e, Decoded)]
     assert len(ends) == 5
     launches = order.count("launch")
     assert launches > 10

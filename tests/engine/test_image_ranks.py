@@ -15,11 +15,12 @@ from parallel.test_when_ranks_fail import gone_within
 from hyimg_cli.engine.session import Session
 from hyimg_cli.errors import MachineError, RankError, UsageError
 from hyimg_cli.manifest.planner import make_plan
+from hyimg_cli.memory.footprint import held_weights
 from hyimg_cli.models import registry
 from hyimg_cli.parallel.ranks import RankPool
 from hyimg_cli.pipelines import turns
 from hyimg_cli.pipelines.image import ranks as image_ranks
-from hyimg_cli.pipelines.image.crew import ImageCrew
+from hyimg_cli.pipelines.image.pipeline import ImagePipeline
 from hyimg_cli.spec.events import DenoiseStep, JobDone, JobFailed, ModelLoaded, Outcome
 from hyimg_cli.spec.job import ImageJob
 from hyimg_cli.spec.run import (
@@ -57,13 +58,13 @@ def jobs(job: ImageJob, sources: tuple[str, ...]) -> list[ImageJob]:
 def pixels(monkeypatch: pytest.MonkeyPatch) -> dict[str, np.ndarray]:
     """By id, the pictures that were made last: without an output folder nothing keeps them."""
     made: dict[str, np.ndarray] = {}
-    inner = ImageCrew._made
+    inner = ImagePipeline._made
 
-    def seen(self: ImageCrew, drawn: Any) -> Any:
-        made[drawn.job.custom_id] = drawn.picture.pixels
+    def seen(self: ImagePipeline, drawn: Any) -> Any:
+        made[drawn.job.custom_id] = drawn.pixels
         return inner(self, drawn)
 
-    monkeypatch.setattr(ImageCrew, "_made", seen)
+    monkeypatch.setattr(ImagePipeline, "_made", seen)
     return made
 
 
@@ -194,9 +195,10 @@ def test_what_cannot_be_split_is_refused_before_a_process_starts(
 
 
 def test_weights_of_every_rank_lie_in_main_memory() -> None:
-    alone = ImageCrew(config(1)).weight_bytes(registry.EMBEDDED)
+    card = registry.model_card(registry.EMBEDDED)
+    alone = held_weights(card, config(1))
     held = registry.rank_bytes(ModelChoice(device="cpu"), 2, "float32")
     first, other = held.first, held.other
-    assert ImageCrew(config(2)).weight_bytes(registry.EMBEDDED) == first + other
+    assert held_weights(card, config(2)) == first + other
     # Routers and norms are there twice, nothing else.
     assert alone < first + other < 1.01 * alone

@@ -9,31 +9,33 @@ import pytest
 import torch
 
 from hyimg_cli.engine.session import Session
-from hyimg_cli.errors import MachineError, UsageError
+from hyimg_cli.errors import UsageError
 from hyimg_cli.memory import room as memory
 from hyimg_cli.memory.footprint import (
-    USABLE,
+    JobBytes,
     Needs,
-    Share,
     Together,
     footprint,
     held_weights,
     needs,
     share_of,
+    usable,
 )
+from hyimg_cli.memory.present import present
 from hyimg_cli.memory.room import batch_sizes
 from hyimg_cli.models import registry
+from hyimg_cli.models.protocols import GeneratedText
 from hyimg_cli.spec.card import Working
 from hyimg_cli.spec.job import ImageJob, SizeRequest
 from hyimg_cli.spec.run import BatchConfig, ModelChoice, OutputConfig, ParallelConfig, RunConfig
 
 CONFIG = RunConfig(OutputConfig(Path()), model=ModelChoice(device="cpu", dtype="float32"))
-LARGE = Needs(40, Share(context=10, branches=30, step=20, prefill=15), decode=25)
+LARGE = Needs(40, JobBytes(context=10, branches=30, step=20, prefill=15), decode=25)
 
 
 def test_counts_the_branches_of_a_job_without_text(family: Any, job: ImageJob) -> None:
     plain = replace(job, bot_task="none", size=SizeRequest(64, 64))
-    layout = family.layout(plain, [], None, family.bucket(plain, None)[0])
+    layout = family.canvas(plain, [], GeneratedText()).layout
     share, row = share_of(plain, family.card, CONFIG), 2 * family.card.activations.plain.row
     # float32 is twice the stored bfloat16
     assert share.branches == 2 * layout.live_stop * 2 * family.card.kv_bytes_per_token
@@ -106,18 +108,18 @@ def test_a_session_chooses_by_what_is_free(
     model: Any = SimpleNamespace(card=card, dtype_name="float32")
     found = needs(jobs, card, CONFIG)
     for expected in (Together(16, 16), Together(16, 3), Together(2, 1)):
-        room = int(found.widest(expected).total / USABLE) + 2
+        room = int(found.widest(expected).total / 0.85) + 2
         monkeypatch.setattr(memory, "free_bytes", lambda *_, room=room: room)
         assert batch_sizes(jobs, model, CONFIG) == expected
     monkeypatch.setattr(memory, "free_bytes", lambda *_: 10**15)
     assert batch_sizes(jobs, model, CONFIG) == Together(16, 16)
-    limit = card.loaded_bytes("float32") + int(found.widest(Together(16, 5)).total / USABLE) + 2
+    limit = card.loaded_bytes("float32") + int(found.widest(Together(16, 5)).total / 0.85) + 2
     monkeypatch.setattr(BatchConfig, "memory_bytes", property(lambda _self: limit))
     assert batch_sizes(jobs, model, CONFIG) == Together(16, 5)
 
 
 def test_a_job_that_cannot_be_counted_takes_nothing(family: Any, job: ImageJob) -> None:
-    assert share_of(replace(job, prompt="<img>"), family.card, CONFIG) == Share()
+    assert share_of(replace(job, prompt="<img>"), family.card, CONFIG) == JobBytes()
     assert memory.free_bytes(family) > 0
     assert memory.peak_memory_mb(family.layer_devices) > 10
 
@@ -135,12 +137,12 @@ def test_what_torch_keeps_of_earlier_tensors_is_free(monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(torch.cuda, name, fake)
     model: Any = SimpleNamespace(layer_devices=[torch.device("cuda:0"), torch.device("cpu")])
     assert memory.free_bytes(model) == 30
-    assert memory.room_bytes(ModelChoice(device="cuda:1")) == 30
-    assert memory.room_bytes(ModelChoice(device="balanced")) == 60
-    assert memory.room_bytes(ModelChoice(device="auto")) == 30
+    for device, free in (("cuda:1", 30), ("balanced", 60), ("cuda", 30)):
+        assert present(replace(CONFIG, model=ModelChoice(device=device))).free == free
     # Of 100 a part, of which 50 are taken; never more than is free.
     assert [memory.free_bytes(model, part) for part in (0.9, 0.7, 0.4)] == [30, 20, 0]
-    assert memory.room_bytes(ModelChoice(device="balanced"), 0.7) == 40
+    part = replace(_on_gpu(0.7), model=ModelChoice(device="balanced"))
+    assert present(part).free == 40
 
 
 @pytest.fixture
@@ -177,8 +179,8 @@ def test_fewer_work_together_on_a_part_of_a_gpu(family: Any, job: ImageJob) -> N
     def chosen(part: float | None, memory_gb: int | None = None) -> Together:
         return batch_sizes(jobs, model, _on_gpu(part, memory_gb))
 
-    assert chosen(None) == chosen(1.0) == found.fitting(int(USABLE * 90e9), 16)
-    assert chosen(0.5) == found.fitting(int(USABLE * 50e9), 16)
+    assert chosen(None) == chosen(1.0) == found.fitting(usable(90 * 10**9), 16)
+    assert chosen(0.5) == found.fitting(usable(50 * 10**9), 16)
     assert 1 <= chosen(0.5).drawing < chosen(None).drawing <= 16
     # Both: the smaller counts.
     assert chosen(0.5, 80) == chosen(0.5)
@@ -206,14 +208,6 @@ def test_a_session_that_ends_leaves_the_gpu_to_the_next(
     for part in (None, 0.6):
         Session(_on_gpu(part)).close()
     assert large_gpu == [(1.0, torch.device("cuda:0"))]
-
-
-@pytest.mark.usefixtures("large_gpu")
-def test_weights_beyond_the_part_are_refused_before_they_are_read() -> None:
-    memory.refuse_beyond_part(lambda: 60 * 10**9, _on_gpu(0.6), "or less")
-    memory.refuse_beyond_part(lambda: 10**15, _on_gpu(None), "or less")
-    with pytest.raises(MachineError, match=r"61.0 GB; --gpu-memory-utilization 0.6 allows 60.0"):
-        memory.refuse_beyond_part(lambda: 61 * 10**9, _on_gpu(0.6), "or less")
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -250,7 +244,7 @@ def test_prefixes_that_are_held_are_counted_once(
     model: Any = SimpleNamespace(card=card)
     first = needs(jobs, card, config)
     assert first.kept - needs(jobs, card, config, held_prefixes=held).kept == held
-    room = int(first.widest(Together(16, 3)).total / USABLE) + 2
+    room = int(first.widest(Together(16, 3)).total / 0.85) + 2
     monkeypatch.setattr(memory, "free_bytes", lambda *_: room)
     assert batch_sizes(jobs, model, config) == Together(16, 3)
     monkeypatch.setattr(memory, "free_bytes", lambda *_: room - held)

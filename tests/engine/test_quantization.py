@@ -25,7 +25,8 @@ from hyimg_cli.models.hunyuan_image3 import card as card_module
 from hyimg_cli.models.hunyuan_image3.config import architecture
 from hyimg_cli.models.hunyuan_image3.weights import expected_shapes, load
 from hyimg_cli.pipelines.clock import PhaseClock
-from hyimg_cli.pipelines.image.group import Drawn, GroupRun
+from hyimg_cli.pipelines.image.batch import ContinuousBatch
+from hyimg_cli.pipelines.image.stages import Decoded
 from hyimg_cli.quality.metrics import psnr
 from hyimg_cli.spec.card import PICTURE_BYTES, Activations
 from hyimg_cli.spec.job import ImageJob, SizeRequest
@@ -66,14 +67,14 @@ def test_a_picture_is_the_same_to_the_bit_alone_and_together(job: ImageJob, form
 
 
 def _pixels(jobs: list[ImageJob], model: Any, *, size: int) -> dict[str, bytes]:
-    run = GroupRun(
+    run = ContinuousBatch(
         jobs,
         studio_of(model),
         batch_size=size,
         new_clock=lambda: PhaseClock(0.0, lambda: None),
     )
-    ends = [end for end in run.run() if isinstance(end, Drawn)]
-    return {end.job.custom_id: end.picture.pixels.tobytes() for end in ends}
+    ends = [end for end in run.run() if isinstance(end, Decoded)]
+    return {end.job.custom_id: end.pixels.tobytes() for end in ends}
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -1,5 +1,6 @@
 """Replicas as processes without torch: who does what, and what is left when one is killed."""
 
+import errno
 import json
 import os
 import signal
@@ -16,14 +17,22 @@ from typing import Any
 
 import psutil
 import pytest
+from machines import with_main_memory
 
 from hyimg_cli.engine.replicas import run as module
 from hyimg_cli.engine.replicas.run import Replicas
 from hyimg_cli.engine.runner import ResumePolicy, sift
-from hyimg_cli.errors import CheckpointError, Interrupted, MachineError
+from hyimg_cli.errors import (
+    CheckpointError,
+    Interrupted,
+    JournalError,
+    MachineError,
+    StorageError,
+)
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.journal.keys import pixel_settings
 from hyimg_cli.manifest.planner import make_plan
+from hyimg_cli.memory.present import of_each
 from hyimg_cli.models import registry
 from hyimg_cli.parallel.launch import Launched, launched
 from hyimg_cli.spec.events import (
@@ -319,6 +328,43 @@ def test_one_that_says_nothing_is_taken_for_dead(floor: Floor, some: Some) -> No
     floor.assert_all_gone()
 
 
+def test_a_journal_that_is_removed_stops_all_and_no_picture_is_without_its_line(
+    floor: Floor, some: Some
+) -> None:
+    removed: list[Event] = []
+
+    def remove(event: Event, _: Replicas) -> None:
+        if isinstance(event, JobDone) and not removed:
+            (floor.out / "results.jsonl").unlink()
+            removed.append(event)
+
+    with pytest.raises(JournalError, match=r"results\.jsonl was removed"):
+        floor.run(some(30), each=remove)
+    floor.assert_all_gone()
+    before = Counter(line["custom_id"] for line in floor.lines)
+    assert 2 <= len(before) < 30
+    assert sorted(before) == floor.pictures
+    floor.run(some(30))
+    assert Counter(line["custom_id"] for line in floor.lines) == Counter(
+        job.custom_id for job in some(30)
+    )
+
+
+def test_a_disk_that_is_full_for_the_journal_ends_every_replica(
+    floor: Floor, some: Some, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def fill(event: Event, _: Replicas) -> None:
+        if isinstance(event, JobDone):
+            monkeypatch.setattr("hyimg_cli.journal.journal_file.write_all", refuse)
+
+    with pytest.raises(StorageError, match="the disk is full"):
+        floor.run(some(30), each=fill)
+    floor.assert_all_gone()
+
+
 def test_attempts_count_on_from_the_journal(floor: Floor, some: Some) -> None:
     floor.run(some(3, j0="fail"))
     config = floor.config(2)
@@ -415,7 +461,7 @@ def test_each_replica_sees_one_gpu_and_its_share_of_the_cores(
 def test_memory_that_cannot_hold_them_all_is_said_before_any_starts(
     floor: Floor, some: Some, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "available_bytes", lambda: 100_000_000)  # a tiny model has 39 MB
+    with_main_memory(monkeypatch, 100_000_000)  # a tiny model has 39 MB
     with pytest.raises(MachineError, match=r"5 replicas hold 0\.0 GB of weights each") as raised:
         floor.run(some(9), 5)
     assert (raised.value.code, raised.value.hint) == ("machine.memory", "--replicas 2")
@@ -426,12 +472,12 @@ def test_memory_that_cannot_hold_them_all_is_said_before_any_starts(
 def test_on_a_cpu_each_plans_for_its_part_of_memory(
     job: ImageJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "available_bytes", lambda: 64_500_000_000)
+    with_main_memory(monkeypatch, 64_500_000_000)
     cpu = RunConfig(OutputConfig(Path("out")), model=ModelChoice(device="cpu"))
     gpu = replace(cpu, model=ModelChoice(device="cuda"))
     asked = replace(cpu, batch=BatchConfig(memory_gb=30))
-    parts = [module._each(one, 4).batch.memory_gb for one in (cpu, asked, gpu)]
+    parts = [of_each(one, 4).batch.memory_gb for one in (cpu, asked, gpu)]
     assert parts == [16, 7, None]
-    assert module._each(cpu, 1) == cpu
+    assert of_each(cpu, 1) == cpu
     # Which jobs are done is known by the run's own configuration.
-    assert pixel_settings(job, cpu) == pixel_settings(job, module._each(cpu, 4))
+    assert pixel_settings(job, cpu) == pixel_settings(job, of_each(cpu, 4))

@@ -16,7 +16,7 @@ from hyimg_cli.kv.buffer import Buffer
 from hyimg_cli.kv.tree import KVTree
 from hyimg_cli.media.images import read_image
 from hyimg_cli.models.hunyuan_image3 import model, rope
-from hyimg_cli.models.protocols import Context, LivePicture
+from hyimg_cli.models.protocols import Context, GeneratedText, LivePicture
 from hyimg_cli.pipelines.clock import PhaseClock
 from hyimg_cli.pipelines.image.branches import BranchBuilder
 from hyimg_cli.pipelines.image.prefixes import Prefixes
@@ -54,7 +54,7 @@ def test_reuse_equals_recompute(
     text = replace(job.text, max_new_tokens=words, temperature=1.0)
     job = replace(job, prompt=prompt, images=sources[:images], text=text)
     reused, recomputed = drawn(job, REUSE), drawn(job, RECOMPUTE)
-    assert reused.picture.written.ids == recomputed.picture.written.ids
+    assert reused.picture.text.ids == recomputed.picture.text.ids
     _assert_same_picture(reused, recomputed)
     report, other = reused.picture.reuse, recomputed.picture.reuse
     assert (report.status, other.status) == ("hit", "recompute")
@@ -75,7 +75,7 @@ def test_with_a_ratio_to_choose_all_but_its_token_is_reused(
     reused, recomputed = drawn(job, REUSE, several_ratios), drawn(job, RECOMPUTE, several_ratios)
     _assert_same_picture(reused, recomputed)
     assert reused.picture.reuse.branches[0].computed == 1
-    assert reused.picture.written.ratio_id in several_ratios.ratio_ids()
+    assert reused.picture.text.ending[-1] in several_ratios.prompter.allowed_ratios
 
 
 def test_a_given_size_leaves_the_closing_tag_to_compute(drawn: Tell, job: ImageJob) -> None:
@@ -84,7 +84,7 @@ def test_a_given_size_leaves_the_closing_tag_to_compute(drawn: Tell, job: ImageJ
     _assert_same_picture(reused, recomputed)
     # </recaption> <answer> <boi> <img_size> <img_ratio>: decided, but never fed. At the token limit
     # the tag is ours, and the last word before it was not fed either.
-    is_truncated = reused.picture.written.is_truncated
+    is_truncated = reused.picture.text.is_truncated
     assert reused.picture.reuse.branches[0].computed == 5 + is_truncated
     assert reused.picture.reuse.status == "hit"
 
@@ -103,8 +103,8 @@ def test_rows_whose_reusable_lengths_differ_by_any_count(
     job = replace(job, images=sources[:1], size=SQUARE, bot_task="none")
     image = read_image(Path(job.images[0]))
     encoded = [family.encode_source(image.pixels, image.digest)]
-    bucket, _ = family.bucket(job, None)
-    layout = family.layout(job, encoded, None, bucket)
+    canvas = family.canvas(job, encoded, GeneratedText())
+    bucket, layout = canvas.bucket, canvas.layout
     stop = layout.shared_length + ahead
     buffer = family.new_buffer(stop)
     with torch.no_grad():
@@ -113,12 +113,12 @@ def test_rows_whose_reusable_lengths_differ_by_any_count(
     for context in (Context(list(layout.ids[:stop]), buffer, None), Context([], None, None)):
         builder = BranchBuilder(
             family,
-            layout,
+            canvas,
             encoded,
             prefixes=Prefixes(KVTree(0), "test") if context.buffer else None,
             clock=PhaseClock(0.0, lambda: None),
         )
-        branches = builder.build(context, has_negative=True)
+        branches = builder.build(context)
         noise = family.initial_latents(bucket, 7)
         live = LivePicture(noise, FIRST, 3.0, branches.items)
         velocities += family.velocities([live])
@@ -172,8 +172,8 @@ def test_each_special_token_reaches_the_image(
 def test_what_follows_the_image_does_not_reach_it(family: Any, job: ImageJob) -> None:
     """Other tokens behind the image, or none: the same velocity to the bit."""
     job = replace(job, bot_task="none", size=SQUARE)
-    bucket, _ = family.bucket(job, None)
-    layout = family.layout(job, [], None, bucket)
+    canvas = family.canvas(job, [], GeneratedText())
+    bucket, layout = canvas.bucket, canvas.layout
     velocities = []
     for tail in (layout.ids[layout.live_stop :], (5, 6, 7), ()):
         changed = replace(layout, ids=(*layout.ids[: layout.live_stop], *tail))

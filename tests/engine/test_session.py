@@ -17,12 +17,13 @@ import pytest
 import torch
 
 from hyimg_cli.engine.session import Session
-from hyimg_cli.errors import Interrupted, StorageError
+from hyimg_cli.errors import Interrupted, JournalError, StorageError
 from hyimg_cli.journal.journal import RunFolder, outcome_to_json
 from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.models import registry
 from hyimg_cli.models.hunyuan_image3.family import HunyuanImage3
-from hyimg_cli.spec.events import PHASES, DenoiseStep, JobDone, JobFailed, Outcome
+from hyimg_cli.pipelines.prefetch import WriteBehind
+from hyimg_cli.spec.events import PHASES, DenoiseStep, JobDone, JobFailed, JobStarted, Outcome
 from hyimg_cli.spec.job import ImageJob, SizeRequest
 from hyimg_cli.spec.run import BatchConfig, FailurePolicy, OutputConfig, RunConfig
 
@@ -215,14 +216,14 @@ def test_a_fault_of_our_own_is_one_failed_job(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    layout = HunyuanImage3.layout
+    canvas = HunyuanImage3.canvas
 
     def faulty(self: Any, job: ImageJob, *rest: Any) -> Any:
         if job.custom_id == "plain":
             raise KeyError("a bug")
-        return layout(self, job, *rest)
+        return canvas(self, job, *rest)
 
-    monkeypatch.setattr(HunyuanImage3, "layout", faulty)
+    monkeypatch.setattr(HunyuanImage3, "canvas", faulty)
     outcomes = _run(jobs[:2], tmp_path / "out")
     assert (outcomes["writes"].status, outcomes["plain"].status) == ("done", "failed")
     assert outcomes["plain"].error is not None
@@ -265,6 +266,29 @@ def test_a_full_disk_ends_the_run_with_one_clear_error(
         with pytest.raises(StorageError, match="space"):
             _run(jobs[1:2], tmp_path / "out")
     assert _run(jobs[1:2], tmp_path / "out")["plain"].status == "done"
+
+
+def test_what_is_drawn_when_the_journal_is_removed_has_its_line(
+    jobs: list[ImageJob], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first line after it stops the run; pictures that wait for theirs get them too."""
+    finished = WriteBehind.finished
+
+    def late(self: Any, *, wait: bool) -> Any:
+        return finished(self, wait=True) if wait else ()
+
+    monkeypatch.setattr(WriteBehind, "finished", late)
+    out = tmp_path / "out"
+    plan = make_plan(jobs, registry.model_card)
+    with RunFolder(out) as folder, Session(RunConfig(OutputConfig(out))) as session:
+        events = session.run(plan, folder)
+        assert any(isinstance(event, JobStarted) for event in events)
+        (out / "results.jsonl").unlink()
+        with pytest.raises(JournalError):
+            list(events)
+    pictures = {path.stem for path in (out / "outputs").iterdir()}
+    assert RunFolder(out).results().keys() == pictures
+    assert len(pictures) > 1
 
 
 def test_lines_hold_what_the_conventions_name(jobs: list[ImageJob], tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ from hyimg_cli.kv.tree import KVTree
 from hyimg_cli.models import registry
 from hyimg_cli.parallel.ranks import RankPool
 from hyimg_cli.parallel.wire import Task
-from hyimg_cli.pipelines.image.group import Drawn, Lost
+from hyimg_cli.pipelines.image.batch import Lost
+from hyimg_cli.pipelines.image.stages import Decoded
 from hyimg_cli.spec.job import ImageJob, SizeRequest
 from hyimg_cli.spec.run import ModelChoice
 
@@ -80,9 +81,9 @@ def test_a_short_rank_halves_its_batches(
         if lift:
             lift()
     assert _pixels(ends) == expected
-    batches = [end.picture.batch["denoise"] for end in ends.values() if isinstance(end, Drawn)]
+    batches = [end.batch["denoise"] for end in ends.values() if isinstance(end, Decoded)]
     assert batches == [2, 2, 2, 2]
-    notes = [note for end in ends.values() for note in end.picture.notes]  # type: ignore[union-attr]
+    notes = [note for end in ends.values() for note in end.notes]  # type: ignore[union-attr]
     assert any("out of memory" in note for note in notes)
     assert pool.member_pids == pids, "no rank has ended"
 

@@ -15,7 +15,7 @@ from hyimg_cli.models.hunyuan_image3.script import Script
 from hyimg_cli.models.hunyuan_image3.vocabulary import Vocabulary
 from hyimg_cli.models.protocols import Context
 from hyimg_cli.pipelines.image.sampling import Draws, choose
-from hyimg_cli.pipelines.image.think import TextLoop, Writer
+from hyimg_cli.pipelines.image.think import DecodeLoop, Decoding
 from hyimg_cli.spec.job import ImageJob, SizeRequest, TextSampling
 
 WORDS = Vocabulary.from_folder(
@@ -190,14 +190,14 @@ class Model:
         return WORDS.decode(ids)
 
 
-def _written(jobs: Sequence[ImageJob], model: Any, *, lag: int, batch: int) -> list[Writer]:
+def _written(jobs: Sequence[ImageJob], model: Any, *, lag: int, batch: int) -> list[Decoding]:
     """Every job's text, at most `batch` of them at a time; one joins as another leaves."""
-    writers = [Writer(job, model, model.context(job)) for job in jobs]
-    loop = TextLoop(model, lag=lag)
-    while going := [writer for writer in writers if not writer.is_done]:
+    decodings = [Decoding(job, model, model.context(job)) for job in jobs]
+    loop = DecodeLoop(model, lag=lag)
+    while going := [decoding for decoding in decodings if not decoding.is_done]:
         loop.step(going[:batch])
     loop.settle()
-    return writers
+    return decodings
 
 
 @pytest.mark.parametrize("lag", [0, 1])
@@ -213,16 +213,16 @@ def test_a_text_ends_where_the_rule_says(
     model: Any = Model(template)
     kinds: Counter[str] = Counter()
     rows = 0
-    for one, writer in zip(jobs, _written(jobs, model, lag=lag, batch=7), strict=True):
+    for one, decoding in zip(jobs, _written(jobs, model, lag=lag, batch=7), strict=True):
         end = by_rule(one, template)
-        written, context = writer.written(model), writer.context
+        written, context = decoding.generated(model), decoding.context
         assert written.ids == tuple(end.text)
-        assert (written.cut, written.ratio_id) == (end.cut, end.ratio)
+        assert (written.cut, written.ending[-1] if written.ending else None) == (end.cut, end.ratio)
         buffer: Any = context.buffer
         assert context.ids == buffer.ids
         sequence = [*PROMPT, *end.text, *_opening(one, template)]
         assert context.ids == sequence[: len(context.ids)]
-        rows += len(context.ids) - len(PROMPT) - 1 + writer.surplus
+        rows += len(context.ids) - len(PROMPT) - 1 + decoding.overdecoded
         kinds[end.kind.rstrip("0123456789>")] += 1
     assert rows == model.rows_fed
     assert kinds.keys() == {"closed", "limit", "<answer", "<boi", "<img_size_", "<img_ratio_"}

@@ -19,16 +19,16 @@ def test_the_text_depends_on_its_own_seed_alone(drawn: Tell, job: ImageJob) -> N
     # Hot enough for a trained model not to say the same whatever the seed.
     hot = replace(job.text, temperature=5.0, top_p=1.0)
     job = replace(job, text=hot, num_inference_steps=1)
-    first = drawn(job).picture.written.ids
-    assert drawn(replace(job, seed=99)).picture.written.ids == first
+    first = drawn(job).picture.text.ids
+    assert drawn(replace(job, seed=99)).picture.text.ids == first
     other = replace(job, text=replace(hot, seed=8))
-    assert drawn(other).picture.written.ids != first
+    assert drawn(other).picture.text.ids != first
 
 
 def test_the_limit_closes_the_text(drawn: Tell, job: ImageJob) -> None:
     job = replace(job, text=replace(job.text, max_new_tokens=5, temperature=2.0))
     result = drawn(job)
-    written = result.picture.written
+    written = result.picture.text
     if written.is_truncated:  # random weights practically never close a tag in five words
         assert written.text.endswith(("</think>", "</recaption>"))
         assert len(written.ids) == 1 + 5 + 1
@@ -49,13 +49,13 @@ def test_nothing_to_write_means_no_decode_step(
 ) -> None:
     result = drawn(replace(job, **changes))
     assert result.picture.reuse.ar_decode_tokens == 0
-    assert result.picture.written.decode_steps == 0
+    assert result.picture.text.decode_steps == 0
     assert not any(isinstance(event, ThinkToken) for event in result.events)
 
 
 def test_given_ids_draw_what_the_written_ones_drew(drawn: Tell, job: ImageJob) -> None:
     first = drawn(job)
-    ids = first.picture.written.ids
+    ids = first.picture.text.ids
     again = drawn(replace(job, cot_token_ids=ids))
     for a, b in zip(first.velocities, again.velocities, strict=True):
         torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
@@ -70,8 +70,8 @@ def test_a_text_that_ends_early_is_closed_and_reused(
     # As hot as this, one token in twenty opens a picture.
     hot = replace(job.text, temperature=9.0, top_k=0, top_p=1.0, max_new_tokens=60)
     jobs = (replace(job, text=replace(hot, seed=seed)) for seed in range(9))
-    cut, first = next((one, d) for one in jobs if "early" in (d := drawn(one)).picture.written.cut)
-    written, report = first.picture.written, first.picture.reuse
+    cut, first = next((one, d) for one in jobs if "early" in (d := drawn(one)).picture.text.cut)
+    written, report = first.picture.text, first.picture.reuse
     assert written.is_truncated
     assert written.text.endswith(("</think>", "</recaption>"))
     assert not family.prompter.vocabulary.openers & set(written.ids)

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 import torch
 from engine.fake_video import FakeDenoiser, FakeVideo, Studios, video_job
+from machines import with_main_memory
 from PIL import Image
 
-from hyimg_cli.engine import session as sessions
 from hyimg_cli.engine.runner import Accepted, ResumePolicy, Selection, prepare
 from hyimg_cli.engine.session import Session
 from hyimg_cli.errors import Interrupted, StorageError
@@ -25,6 +25,8 @@ from hyimg_cli.journal.journal import RunFolder, outcome_to_json, resume
 from hyimg_cli.journal.keys import job_keys
 from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.media import video
+from hyimg_cli.memory import present
+from hyimg_cli.memory.footprint import need
 from hyimg_cli.models import registry
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.events import (
@@ -554,10 +556,13 @@ def test_a_shape_that_fails_is_not_counted(tmp_path: Path) -> None:
 def test_pictures_and_videos_in_one_run(
     job: ImageJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fits: bool
 ) -> None:
-    monkeypatch.setattr(sessions, "room_bytes", lambda *_: 10**12 if fits else 10)
     picture = replace(job, custom_id="picture", bot_task="none", num_inference_steps=2)
+    session = Session(RunConfig(OutputConfig(tmp_path)))
+    # Little is left beside the video model; enough when it has gone.
+    little = lambda: 10**7 if session._videos.model and not fits else 10**12  # noqa: E731
+    monkeypatch.setattr(present, "available_bytes", little)
     mixed = [video_job("first"), picture, video_job("last", num_frames=1)]
-    events, outcomes = run(mixed, tmp_path)
+    events, outcomes = run(mixed, tmp_path, session=session)
     assert {name: o.status for name, o in outcomes.items()} == dict.fromkeys(
         ("first", "picture", "last"), "done"
     )
@@ -570,10 +575,29 @@ def test_pictures_and_videos_in_one_run(
     readiness = [event for event in events if isinstance(event, ModelLoading | ModelLoaded)]
     assert [type(event) for event in readiness] == [ModelLoading, ModelLoaded] * 2
     assert [event.model for event in readiness[::2]] == [event.model for event in readiness[1::2]]
-    # Each crew's own counters.
+    # Each pipeline's own counters.
     assert "source_images" in outcomes["picture"].cache
     assert "encoder_runs" not in outcomes["picture"].cache
     assert outcomes["last"].cache.keys() == {"prompt_embeddings", "encoder_runs"}
+
+
+@pytest.mark.parametrize(("times", "stays"), [(1.5, False), (2.5, True)])
+def test_a_video_model_stays_beside_where_as_much_again_is_left(
+    job: ImageJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: float, stays: bool
+) -> None:
+    """What its work takes is not known: room for the weights alone is not enough."""
+    settings = RunConfig(OutputConfig(tmp_path), batch=COLD)
+    picture = replace(job, bot_task="none", num_inference_steps=2)
+    weights = need("tiny-video", [video_job()], settings).weights
+    with Session(settings) as session:
+        list(session.run(make_plan([picture], registry.model_card)))
+        with_main_memory(monkeypatch, times * weights)
+        events = list(session.run(make_plan([video_job()], registry.model_card)))
+    released = [event.model for event in events if isinstance(event, ModelReleased)]
+    assert released == ([] if stays else ["tiny-image"])
+    assert [event.beside for event in events if isinstance(event, ModelLoaded)] == [
+        ("tiny-image",) if stays else ()
+    ]
 
 
 def test_a_session_keeps_its_model_for_the_next_plan(studios: Studios, tmp_path: Path) -> None:

@@ -10,9 +10,10 @@ from engine.fake_video import video_job
 from hyimg_cli.engine.session import Session
 from hyimg_cli.errors import UsageError
 from hyimg_cli.manifest.planner import make_plan
+from hyimg_cli.memory.footprint import video_need
 from hyimg_cli.models import registry
 from hyimg_cli.models.diffusers_video.offload import OneAtATime
-from hyimg_cli.pipelines.video.crew import VideoCrew
+from hyimg_cli.pipelines.video.pipeline import VideoPipeline
 from hyimg_cli.spec.events import JobDone, JobFailed
 from hyimg_cli.spec.job import ImageJob, Size, VideoJob
 from hyimg_cli.spec.run import (
@@ -38,13 +39,13 @@ Frames = dict[int, list[bytes]]
 def frames(monkeypatch: pytest.MonkeyPatch) -> Frames:
     """By seed, what was made last: without an output folder nothing else keeps it."""
     made: Frames = {}
-    inner = VideoCrew._made
+    inner = VideoPipeline._made
 
-    def seen(self: VideoCrew, job: VideoJob, clock: Any, footage: Any, interim: Any) -> Any:
+    def seen(self: VideoPipeline, job: VideoJob, clock: Any, footage: Any, interim: Any) -> Any:
         made[job.seed] = [piece.tobytes() for piece in footage.pieces]
         return inner(self, job, clock, footage, interim)
 
-    monkeypatch.setattr(VideoCrew, "_made", seen)
+    monkeypatch.setattr(VideoPipeline, "_made", seen)
     return made
 
 
@@ -124,6 +125,8 @@ def test_the_largest_network_counts_on_a_gpu() -> None:
     card = registry.video_card(registry.EMBEDDED_VIDEO)
     sizes = card.loaded_bytes("bfloat16")
     on_gpu = replace(OFFLOADED, model=ModelChoice(device="cuda", cpu_offload=True))
-    assert VideoCrew(on_gpu).weight_bytes(registry.EMBEDDED_VIDEO) == max(sizes.values())
-    plain = replace(on_gpu, model=ModelChoice(device="cuda"))
-    assert VideoCrew(plain).weight_bytes(registry.EMBEDDED_VIDEO) == sum(sizes.values())
+    found = video_need(card, on_gpu)
+    assert (found.total, found.waiting) == (max(sizes.values()), sum(sizes.values()))
+    plain = video_need(card, replace(on_gpu, model=ModelChoice(device="cuda")))
+    assert plain.total > found.total
+    assert plain.waiting == 0

@@ -3,7 +3,7 @@
 import gc
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,11 +20,11 @@ from hyimg_cli.engine.session import Session
 from hyimg_cli.errors import Interrupted, MachineError
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.manifest.planner import make_plan
+from hyimg_cli.memory.footprint import video_need
 from hyimg_cli.models import registry
 from hyimg_cli.pipelines.video import ranks as video_ranks
-from hyimg_cli.pipelines.video.crew import VideoCrew
+from hyimg_cli.pipelines.video.pipeline import VideoPipeline
 from hyimg_cli.pipelines.video.ranks import VideoRanks
-from hyimg_cli.spec.card import VideoCard
 from hyimg_cli.spec.events import DenoiseStep, Event, JobDone, JobFailed, ModelLoaded, Outcome
 from hyimg_cli.spec.job import Size, VideoJob
 from hyimg_cli.spec.run import (
@@ -33,6 +33,7 @@ from hyimg_cli.spec.run import (
     ModelChoice,
     OutputConfig,
     ParallelConfig,
+    ReuseConfig,
     RunConfig,
 )
 
@@ -62,13 +63,13 @@ def events_of(session: Session, jobs: list[VideoJob]) -> Iterator[Event]:
 def latents(monkeypatch: pytest.MonkeyPatch) -> dict[int, Any]:
     """By seed, the frames that were made last: without an output folder nothing else keeps them."""
     made: dict[int, Any] = {}
-    inner = VideoCrew._made
+    inner = VideoPipeline._made
 
-    def seen(self: VideoCrew, job: VideoJob, clock: Any, footage: Any, interim: Any) -> Any:
+    def seen(self: VideoPipeline, job: VideoJob, clock: Any, footage: Any, interim: Any) -> Any:
         made[job.seed] = [piece.tobytes() for piece in footage.pieces]
         return inner(self, job, clock, footage, interim)
 
-    monkeypatch.setattr(VideoCrew, "_made", seen)
+    monkeypatch.setattr(VideoPipeline, "_made", seen)
     return made
 
 
@@ -219,11 +220,14 @@ def test_rank_0_is_on_the_first_gpu() -> None:
     assert "CUDA_VISIBLE_DEVICES" in raised.value.hint
 
 
-def test_weights_of_every_rank_lie_in_main_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_of_every_rank_lie_in_main_memory() -> None:
     card = registry.video_card(registry.EMBEDDED_VIDEO)
     sizes = (("transformer", 100), ("vae", 10), ("text_encoder", 1000))
     card = replace(card, component_bytes=sizes, component_parameters=())
-    found: Callable[..., VideoCard] = lambda *_: card  # noqa: E731
-    monkeypatch.setattr(registry, "video_card", found)
-    assert VideoCrew(config()).weight_bytes("m") == 1110
-    assert VideoCrew(config(vae=4, cfg=2)).weight_bytes("m") == 1110 + 3 * 10 + 100
+    assert video_need(card, config()).total == 1000, "the encoders go before the others come"
+    split = config(vae=4, cfg=2)
+    assert video_need(card, split).total == 1000
+    each_time = replace(split, reuse=ReuseConfig(prompt_cache=False))
+    assert video_need(card, each_time).total == 1000 + 4 * 10 + 2 * 100, "they come back"
+    card = replace(card, component_bytes=sizes[:2])
+    assert video_need(card, split).total == 4 * 10 + 2 * 100

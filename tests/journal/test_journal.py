@@ -1,5 +1,6 @@
 """A killed, full, shared or foreign output folder loses nothing and mixes nothing up."""
 
+import contextlib
 import errno
 import json
 import os
@@ -15,7 +16,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from hyimg_cli.errors import OutputFolderError, StorageError
+from hyimg_cli.errors import JournalError, OutputFolderError, StorageError
 from hyimg_cli.journal.journal import Resumption, RunFolder, job_key, outcome_to_json, resume
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.events import BranchTokens, Failure, Outcome, OutputFile, ReuseReport
@@ -207,6 +208,189 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert killed.returncode == -signal.SIGKILL
     assert list(RunFolder(tmp_path).results()) == ["a"]
     journal_of(tmp_path, "b")  # the lock went with the process
+
+
+# --- somebody else at the journal ---------------------------------------------------------------
+
+
+def rewritten(path: Path, data: bytes) -> None:
+    """Replaced as `sed -i` and most editors do: written beside it, then renamed."""
+    other = path.with_name("rewritten")
+    other.write_bytes(data)
+    other.replace(path)
+
+
+def put_a_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def put_a_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+TOUCHES: dict[str, Callable[[Path], Any]] = {
+    "removed": Path.unlink,
+    "renamed": lambda path: path.rename(path.with_name("saved.jsonl")),
+    "rewritten": lambda path: rewritten(path, path.read_bytes()),
+    "an older copy": lambda path: rewritten(path, path.read_bytes()[: -len("newest line")]),
+    "emptied by rename": lambda path: rewritten(path, b""),
+    "another file": lambda path: rewritten(path, b"notes of mine\nand more"),
+    "truncated": lambda path: path.write_bytes(b""),
+    "blanked": lambda path: path.write_bytes(b" " * path.stat().st_size),
+    "saved in place": lambda path: path.write_bytes(path.read_bytes()[:-30]),
+    "scribbled on": lambda path: path.write_bytes(b"scribble"),
+    "appended to": lambda path: path.write_bytes(path.read_bytes() + b"half a li"),
+    "a folder": put_a_folder,
+    "a pipe": put_a_pipe,
+}
+
+
+@pytest.mark.parametrize("touch", TOUCHES)
+def test_a_journal_that_is_touched_stops_the_run_and_keeps_its_lines(
+    tmp_path: Path, touch: str
+) -> None:
+    path = results_file(tmp_path)
+    with RunFolder(tmp_path) as run:
+        run.append(failed("a"))
+        run.append(done(run, "b"))
+        TOUCHES[touch](path)
+        with pytest.raises(JournalError) as caught:
+            run.append(done(run, "c"))
+        run.append(done(run, "d"))  # what was drawn beside it is kept too
+        run.confirm()
+    error = caught.value
+    assert (error.code, error.exit_code, error.where) == ("storage.journal", 3, str(path))
+    assert "run the same command again" in error.hint
+    lines = path.read_bytes().splitlines()
+    assert sorted(json.loads(line)["custom_id"] for line in lines) == ["a", "b", "c", "d"]
+    assert RunFolder(tmp_path).results()["b"]["outputs"]
+
+
+def test_something_else_in_the_place_of_the_journal_is_kept(tmp_path: Path) -> None:
+    with RunFolder(tmp_path) as run:
+        run.append(failed("a"))
+        rewritten(results_file(tmp_path), b"notes of mine\n")
+        with pytest.raises(JournalError, match=r"stood there is results\.jsonl\.other now"):
+            run.append(failed("b"))
+    assert (tmp_path / "results.jsonl.other").read_bytes() == b"notes of mine\n"
+
+
+def test_what_is_gone_after_the_last_line_is_put_back(tmp_path: Path) -> None:
+    journal_of(tmp_path, "a")
+    with RunFolder(tmp_path) as run:
+        run.append(failed("b"))
+        results_file(tmp_path).unlink()
+        with pytest.raises(JournalError, match=r"results\.jsonl was removed"):
+            run.confirm()
+    assert list(RunFolder(tmp_path).results()) == ["a", "b"]
+
+
+def test_of_earlier_runs_a_line_that_was_taken_out_stays_out(tmp_path: Path) -> None:
+    """To take a line out is how a job is made again; of this run's jobs it may be an accident."""
+    journal_of(tmp_path, "a", "b")
+    path = results_file(tmp_path)
+    with RunFolder(tmp_path) as run:
+        run.append(failed("c"))
+        rewritten(path, path.read_bytes().splitlines(keepends=True)[1])
+        with pytest.raises(JournalError, match=r"changed or replaced") as caught:
+            run.append(failed("d"))
+    assert caught.value.hint.startswith("lines put back: 1;")
+    assert list(RunFolder(tmp_path).results()) == ["b", "c", "d"]
+
+
+def test_a_changed_line_is_not_changed_back_and_the_last_attempt_counts(tmp_path: Path) -> None:
+    path = results_file(tmp_path)
+    with RunFolder(tmp_path) as run:
+        run.append(replace(failed("a"), attempt=1))
+        first = path.read_bytes()
+        run.append(replace(done(run, "a"), attempt=2))
+        run.append(replace(failed("b"), attempt=1))
+        rewritten(path, first + first.replace(b'"a"', b'"b"').replace(b"look", b"edited"))
+        with pytest.raises(JournalError):
+            run.append(failed("c"))
+    found = RunFolder(tmp_path).results()
+    assert (found["a"]["status"], found["a"]["attempt"]) == ("done", 2)
+    assert found["b"]["error"]["hint"] == "edited"
+    assert list(found) == ["a", "b", "c"]
+
+
+STEPS = st.sampled_from(["append", "append", *TOUCHES])
+
+
+@settings(max_examples=60)
+@given(steps=st.lists(STEPS, max_size=8), before=st.integers(0, 2))
+def test_every_touch_is_noticed_and_no_line_of_the_run_is_lost(
+    steps: list[str], before: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("out")
+    path = results_file(folder)
+    journal_of(folder, *(f"before-{n}" for n in range(before)))
+    appended: list[str] = []
+    with RunFolder(folder) as run:
+        found = path.read_bytes()
+        for step in steps:
+            if step != "append":
+                if path.is_file():
+                    TOUCHES[step](path)
+                continue
+            changed = not path.is_file() or path.read_bytes() != found
+            appended.append(f"job-{len(appended)}")
+            outcome = done(run, appended[-1])
+            if changed:
+                with pytest.raises(JournalError):
+                    run.append(outcome)
+            else:
+                # The same bytes in another file are noticed too, and no harm if not.
+                with contextlib.suppress(JournalError):
+                    run.append(outcome)
+            found = path.read_bytes()
+            assert json.loads(found.splitlines()[-1])["custom_id"] == appended[-1]
+        with contextlib.suppress(JournalError):
+            run.confirm()
+    assert set(appended) <= set(RunFolder(folder).results())
+
+
+def test_a_lock_whose_file_was_removed_is_taken_again(tmp_path: Path) -> None:
+    with RunFolder(tmp_path) as run:
+        (tmp_path / ".lock").unlink()
+        run.append(failed("a"))
+        with pytest.raises(OutputFolderError), RunFolder(tmp_path):
+            raise AssertionError("two runs in one folder")
+        run.append(failed("b"))
+    assert list(RunFolder(tmp_path).results()) == ["a", "b"]
+
+
+def test_a_run_whose_lock_another_has_writes_nothing_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with RunFolder(tmp_path) as first:
+        first.append(failed("a"))
+        (tmp_path / ".lock").unlink()
+        monkeypatch.setattr(os, "getpid", lambda: 1)  # as another process
+        with RunFolder(tmp_path) as second:
+            for write in (lambda: first.append(failed("b")), first.confirm):
+                with pytest.raises(StorageError, match="another run is writing") as caught:
+                    write()
+                assert caught.value.code == "storage.in-use"
+            second.append(failed("c"))
+        with pytest.raises(JournalError):  # the other is gone, and has left lines
+            first.append(failed("d"))
+    assert list(RunFolder(tmp_path).results()) == ["a", "c", "d"]
+
+
+def test_a_folder_that_was_moved_takes_its_last_line_along(tmp_path: Path) -> None:
+    out, moved = tmp_path / "out", tmp_path / "moved"
+    with RunFolder(out) as run:
+        run.append(failed("a"))
+        outcome = done(run, "b")
+        out.rename(moved)
+        with pytest.raises(StorageError, match="the folder is not there") as caught:
+            run.append(outcome)
+        assert (caught.value.code, caught.value.where) == ("storage.gone", str(out))
+    assert not out.exists()
+    assert list(RunFolder(moved).results()) == ["a", "b"]
 
 
 # --- the folder ---------------------------------------------------------------------------------

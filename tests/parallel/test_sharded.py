@@ -46,14 +46,14 @@ def job(write_manifest: Callable[..., Path]) -> ImageJob:
 
 def one_process(dtype: torch.dtype, quantization: Quantization = "none") -> HunyuanImage3:
     network = load(FOLDER, dtype=dtype, quantization=quantization)
-    return HunyuanImage3(network, registry.prompter(registry.EMBEDDED))
+    return HunyuanImage3(network, registry.sequences(registry.EMBEDDED))
 
 
 def over_ranks(
     pool: RankPool, ranks: int, dtype: torch.dtype, quantization: Quantization = "none"
 ) -> HunyuanImage3:
     network = load_ranked(Weights(FOLDER, dtype, quantization), pool, ranks)
-    return HunyuanImage3(network, registry.prompter(registry.EMBEDDED))
+    return HunyuanImage3(network, registry.sequences(registry.EMBEDDED))
 
 
 @pytest.mark.parametrize(

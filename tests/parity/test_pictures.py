@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from hyimg_cli.diffusion.denoise import Track, denoise
-from hyimg_cli.diffusion.guidance import guided
+from hyimg_cli.diffusion.guidance import CFG, guided
 from hyimg_cli.diffusion.schedule import Schedule, Step
 from hyimg_cli.loading.checkpoint import tensor_index
 from hyimg_cli.models.hunyuan_image3.attention import pieces, visibility
@@ -126,7 +126,7 @@ def _close_run(scene: Scene, branches: list[Branch], initial: Tensor) -> Tensor:
         return raw[-1:]
 
     scales = [scene.guidance] * (len(branches) - 1)
-    track = Track(initial[0], schedule, scales)
+    track = Track(initial[0], schedule, CFG(scales))
     steps = [latents for (latents,) in denoise([track], velocities)]
     case.close("pred", torch.stack(raw))
     case.close("velocity", torch.stack([guided(v, scales) for v in raw])[:, None])

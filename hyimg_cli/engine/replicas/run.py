@@ -13,7 +13,6 @@ import signal
 import time
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import wait
 from typing import Self
@@ -27,17 +26,18 @@ from hyimg_cli.errors import (
     CheckpointError,
     HyimgError,
     Interrupted,
+    JournalError,
     MachineError,
     StorageError,
 )
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.journal.keys import key_of, precision, source_digests
 from hyimg_cli.journal.provenance import cores
-from hyimg_cli.memory.present import available_bytes
-from hyimg_cli.models import registry
+from hyimg_cli.memory.fit import judged
+from hyimg_cli.memory.present import available_bytes, copies_of, of_each, present
 from hyimg_cli.parallel.launch import Launched, launched
 from hyimg_cli.spec.events import Event, JobDone, JobFailed, Outcome, ReplicaDied
-from hyimg_cli.spec.job import ImageJob, Job
+from hyimg_cli.spec.job import Job
 from hyimg_cli.spec.plan import Plan
 from hyimg_cli.spec.run import RunConfig
 
@@ -98,7 +98,7 @@ class Replicas:
             return
         count = replicas_of(plan, self._config)
         _refuse_little_memory(self._config, plan, count)
-        config = _each(self._config, count)
+        config = of_each(self._config, count)
         launch = self._launch or partial(_launched, config, count)
         links = [Link(number, launch) for number in range(count)]
         shift = self._shift = _Shift(plan, folder, config, links)
@@ -122,9 +122,9 @@ class Replicas:
                         yield from shift.wound_down(self._silence_s)
                         return
                 self._stop_if_asked()
-        except StorageError:
-            raise  # nothing more can be written
         except HyimgError as error:
+            if isinstance(error, StorageError) and not isinstance(error, JournalError):
+                raise  # nothing more can be written
             number = error.exit_code - 128 if isinstance(error, Interrupted) else signal.SIGTERM
             yield from shift.wound_down(self._silence_s, number)
             raise
@@ -242,10 +242,16 @@ class _Shift:
 
     def _record(self, link: Link, outcome: Outcome) -> None:
         written = again(outcome, link.number, self._deaths)
-        self._folder.append(written)
+        fault: JournalError | None = None
+        try:
+            self._folder.append(written)
+        except JournalError as error:  # behind the line
+            fault = error
         self._attempts[written.custom_id] = written.attempt
         link.recorded(written)
         link.tell(Recorded())
+        if fault is not None:
+            raise fault
 
     def _ended(self, link: Link, ended: Ended) -> Iterator[Event]:
         error, trace = ended.error, ended.trace
@@ -324,52 +330,28 @@ def _environment(
 def _refuse_missing_gpus(config: RunConfig, count: int) -> None:
     if precision(config.model)[0] != "cuda":
         return
-    import torch
+    from hyimg_cli.parallel.devices import gpu_count, refuse_missing_gpus
 
-    found = torch.cuda.device_count()
-    if found < count:
-        raise MachineError(
-            f"{count} replicas need {count} GPUs; torch finds {found}",
-            hint=f"--replicas {found}" if found > 1 else "leave --replicas out, or --device cpu",
-            code="machine.replicas",
-        )
+    found = gpu_count()
+    hint = f"--replicas {found}" if found > 1 else "leave --replicas out, or --device cpu"
+    refuse_missing_gpus(count, "replicas", hint)
 
 
 def _refuse_little_memory(config: RunConfig, plan: Plan, count: int) -> None:
-    """On a CPU every replica's weights lie in the same memory; each is asked before any loads."""
-    if precision(config.model)[0] != "cpu":
+    """On a CPU every replica's model lies in the same memory; each is asked before any loads."""
+    if copies_of(config, count) == 1:
         return
-    needed, free = max(_weights(job, config) for job in _one_of_each(plan)), available_bytes()
-    if count * needed > free:
-        fit = free // needed
-        raise MachineError(
-            f"{count} replicas hold {needed / 1e9:.1f} GB of weights each; main memory has "
-            f"{free / 1e9:.1f} GB free",
-            hint=f"--replicas {fit}" if fit > 1 else "leave --replicas out",
-            code="machine.memory",
-        )
-
-
-def _each(config: RunConfig, count: int) -> RunConfig:
-    """What every replica is told: on a CPU each may fill its part of the one memory, or all of them
-    would take for theirs what is free.
-    """
-    if count == 1 or precision(config.model)[0] != "cpu":
-        return config
-    free = available_bytes()
-    part = min(free, config.batch.memory_bytes or free) // count
-    return replace(config, batch=replace(config.batch, memory_gb=max(1, part // 1_000_000_000)))
-
-
-def _one_of_each(plan: Plan) -> list[Job]:
-    """A job of each model."""
-    return list({job.model: job for job in plan.jobs}.values())
-
-
-def _weights(job: Job, config: RunConfig) -> int:
-    choice = config.model
-    if isinstance(job, ImageJob):
-        card = registry.model_card(job.model, choice.revision)
-        return card.loaded_bytes(precision(choice)[1], choice.quantization)
-    components = registry.video_card(job.model, choice.revision).loaded_bytes(precision(choice)[1])
-    return max(1, sum(components.values()))
+    for model in dict.fromkeys(group.model for group in plan.groups):
+        judge = partial(judged, model, plan.jobs_of_model(model), config)
+        found = judge(present(config, replicas=count))
+        if not found.is_enough:
+            fewer = (
+                n for n in range(count - 1, 1, -1) if judge(present(config, replicas=n)).is_enough
+            )
+            fit = next(fewer, 1)
+            raise MachineError(
+                f"{count} replicas hold {found.needed.weights / 1e9:.1f} GB of weights each; main "
+                f"memory has {available_bytes() / 1e9:.1f} GB free",
+                hint=f"--replicas {fit}" if fit > 1 else "leave --replicas out",
+                code="machine.memory",
+            )

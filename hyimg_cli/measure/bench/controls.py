@@ -10,7 +10,7 @@ from hyimg_cli.measure.bench.divergence import Divergence, divergences
 from hyimg_cli.measure.bench.runs import Texts, observed_run
 from hyimg_cli.measure.bench.verdict import Timed
 from hyimg_cli.media.images import read_image, write_png
-from hyimg_cli.pipelines.image.crew import LoadModel
+from hyimg_cli.pipelines.image.pipeline import LoadModel
 from hyimg_cli.spec.events import Outcome
 from hyimg_cli.spec.job import ImageJob
 from hyimg_cli.spec.run import RunConfig

@@ -31,7 +31,7 @@ from hyimg_cli.measure.bench.runs import Run, RunResult, runs_of, shared_models
 from hyimg_cli.measure.bench.scenario import Scenario, Variant
 from hyimg_cli.measure.bench.verdict import FEWEST_RUNS, Comparison, Timed
 from hyimg_cli.measure.pairs import VARIANTS
-from hyimg_cli.pipelines.image.crew import LoadModel
+from hyimg_cli.pipelines.image.pipeline import LoadModel
 from hyimg_cli.settings.config import configured
 from hyimg_cli.settings.precedence import Setting, settle
 from hyimg_cli.spec.job import ImageJob, Job

@@ -17,8 +17,14 @@ from torch import Tensor
 
 from hyimg_cli.kv.buffer import Buffer
 from hyimg_cli.kv.segments import ImageSegment
-from hyimg_cli.models.protocols import Context, Encoded, LivePicture, MixedModel
-from hyimg_cli.spec.card import Bucket
+from hyimg_cli.models.protocols import (
+    Canvas,
+    Context,
+    Encoded,
+    GeneratedText,
+    LivePicture,
+    MixedModel,
+)
 from hyimg_cli.spec.job import ImageJob
 
 _MOST_GROUPS = 96
@@ -73,9 +79,9 @@ class JobSeen:
 
 @dataclass(eq=False)
 class _Opened:
-    """A layout on its way to branches, and what is seen of them."""
+    """A canvas on its way to branches, and what is seen of them."""
 
-    layout: Any
+    canvas: Canvas
     sources: Sequence[Encoded]
     seen: JobSeen
     buffers: list[Buffer] = field(default_factory=list)
@@ -152,18 +158,11 @@ class Observed(Passing):
         self._contexts[job.custom_id] = context, len(context.ids)
         return self._inner.text_budget(job, context)
 
-    def layout(
-        self,
-        job: ImageJob,
-        sources: Sequence[Encoded],
-        written: Sequence[int] | None,
-        bucket: Bucket,
-    ) -> Any:
-        layout = self._inner.layout(job, sources, written, bucket)
-        ids = None if written is None else tuple(written)
-        seen = self.jobs[job.custom_id] = JobSeen(job.custom_id, ids)
-        self._layouts[id(layout)] = _Opened(layout, sources, seen)
-        return layout
+    def canvas(self, job: ImageJob, sources: Sequence[Encoded], text: GeneratedText) -> Canvas:
+        canvas = self._inner.canvas(job, sources, text)
+        seen = self.jobs[job.custom_id] = JobSeen(job.custom_id, text.ids)
+        self._layouts[id(canvas.layout)] = _Opened(canvas, sources, seen)
+        return canvas
 
     def branch(self, layout: Any, buffer: Buffer) -> Any:
         branch = self._inner.branch(layout, buffer)
@@ -192,9 +191,8 @@ class Observed(Passing):
 
     def _branch_seen(self, picture: LivePicture, index: int) -> BranchSeen:
         _, opened, number = self._branches[id(picture.branches[index])]
-        layout, buffer = opened.layout, opened.buffers[number]
-        stop = layout.live_start
-        ids = tuple((layout.ids, layout.unconditional_ids)[number][:stop])
+        own, buffer = opened.canvas.branches[number], opened.buffers[number]
+        stop, ids = own.live_start, own.ids[: own.live_start]
         names = tuple(self._inner.decode_text([id_]) for id_ in ids)
         groups = self._groups(opened, ids, names)
         prefix = buffer.cut(0, stop).on([torch.device("cpu")] * len(buffer.keys_HSD))
@@ -209,7 +207,7 @@ class Observed(Passing):
     ) -> tuple[TokenGroup, ...]:
         groups: list[TokenGroup] = []
         start = image = 0
-        for segment in self._inner.segments(opened.layout, ids, opened.sources, len(ids)):
+        for segment in self._inner.segments(opened.canvas.layout, ids, opened.sources, len(ids)):
             stop = start + segment.length
             if isinstance(segment, ImageSegment):
                 image += 1

@@ -25,9 +25,10 @@ from hyimg_cli.manifest import planner
 from hyimg_cli.measure.bench.idle import IdleWatch
 from hyimg_cli.measure.bench.observe import Decided, Observed, Passing
 from hyimg_cli.measure.bench.scenario import EMBED, LOAD, PREWARM, REST, START, Lifetime
+from hyimg_cli.memory.fit import room_for
 from hyimg_cli.models import registry
 from hyimg_cli.models.protocols import MixedModel
-from hyimg_cli.pipelines.image.crew import LoadModel
+from hyimg_cli.pipelines.image.pipeline import LoadModel
 from hyimg_cli.spec.events import (
     PHASES,
     JobDone,
@@ -38,7 +39,7 @@ from hyimg_cli.spec.events import (
     PromptsReady,
 )
 from hyimg_cli.spec.job import ImageJob, Job
-from hyimg_cli.spec.run import ModelChoice, RunConfig
+from hyimg_cli.spec.run import ModelChoice, OutputConfig, RunConfig
 
 WORK = tuple(phase for phase in PHASES if phase != "queue")
 RUN_PHASES = (START, LOAD, EMBED, PREWARM, *WORK, REST)
@@ -122,7 +123,7 @@ def _in_a_process(config: RunConfig, texts: Texts, jobs: Sequence[Job], folder: 
 
 def _alone(config: RunConfig, texts: Texts, jobs: Sequence[Job], folder: Path) -> RunResult:
     """All that such a process does."""
-    with runs_of("session", config, texts, registry.load) as run:
+    with runs_of("session", config, texts, _load) as run:
         return run(jobs, folder)
 
 
@@ -131,7 +132,14 @@ def shared_models() -> LoadModel:
 
     At the real size loading takes minutes, and two copies fit nowhere.
     """
-    return cache(registry.load)
+    return cache(_load)
+
+
+def _load(choice: ModelChoice, *, is_batch_invariant: bool) -> MixedModel:
+    """As `registry.load`, where the weights fit."""
+    config = RunConfig(output=OutputConfig(Path()), model=choice)
+    with room_for(choice.model, (), config):
+        return registry.load(choice, is_batch_invariant=is_batch_invariant)
 
 
 def observed_run(

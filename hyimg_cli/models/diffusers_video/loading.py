@@ -9,6 +9,7 @@ from hyimg_cli.models.diffusers_video.layout import HUNYUAN_VIDEO15, CheckpointL
 from hyimg_cli.models.diffusers_video.model import DiffusersVideo, VideoNetworks
 from hyimg_cli.models.diffusers_video.offload import NoOffload, OneAtATime
 from hyimg_cli.models.diffusers_video.weights import Place, check_weights
+from hyimg_cli.parallel.devices import device_of
 from hyimg_cli.spec.card import VideoCard
 from hyimg_cli.spec.run import ModelChoice
 
@@ -41,22 +42,12 @@ def _family(layout: CheckpointLayout, place: Place, *, is_fast: bool) -> VideoNe
 
 def _place(choice: ModelChoice) -> Place:
     """The device and dtype that were asked for. Raises MachineError where there is no such GPU."""
-    has_gpu = torch.cuda.is_available()
     if choice.device == "balanced":
         raise MachineError(
             "device balanced spreads an image model's layers; a video model takes one GPU",
             hint="use --device cuda:0; more GPUs serve a video by --vae-patch-parallel-size",
             code="machine.device",
         )
-    is_cpu = choice.device == "cpu" or (choice.device == "auto" and not has_gpu)
-    if not is_cpu and not has_gpu:
-        raise MachineError(
-            f"device {choice.device} was asked for, and torch finds no GPU",
-            hint="use --device cpu, or install a torch build that knows this GPU",
-            code="machine.no-gpu",
-        )
-    name = {"auto": "cuda:0", "cuda": "cuda:0"}.get(choice.device, choice.device)
-    device = torch.device("cpu" if is_cpu else name)
-    by_default = torch.float32 if is_cpu else torch.bfloat16
-    dtype = by_default if choice.dtype == "auto" else getattr(torch, choice.dtype)
+    device = torch.device(device_of(choice))
+    dtype = getattr(torch, choice.dtype_on(device.type))
     return Place(device, dtype, OneAtATime(device) if choice.cpu_offload else NoOffload())

@@ -19,9 +19,8 @@ from diffusers.utils import logging as diffusers_logging
 from torch import nn
 from transformers.utils import logging as transformers_logging
 
-from hyimg_cli.errors import CheckpointError, MachineError
+from hyimg_cli.errors import CheckpointError
 from hyimg_cli.loading.checkpoint import TensorInfo, check_against, refuse_special, tensor_index
-from hyimg_cli.memory.present import available_bytes, gpu_free_bytes
 from hyimg_cli.models.diffusers_video.layout import Component
 from hyimg_cli.models.diffusers_video.offload import NoOffload, Offload
 
@@ -72,26 +71,23 @@ def load_weights(component: Component, place: Place) -> Any:
     """A component ready for inference, its files checked first: on its device, or in main memory
     where `place` brings it to its device for its work.
 
-    What its class keeps in float32 stays so. Raises CheckpointError, or MachineError where the
-    memory does not suffice.
+    What its class keeps in float32 stays so. Raises CheckpointError, or torch.OutOfMemoryError.
     """
     check_weights(component)
-    _refuse_too_large(component, place)
+    # Whoever takes turns on the device leaves it to this one.
+    place.offload.release()
     refuse_special(component.folder)
     cls: Any = component_class(component)
-    try:
-        with _quiet():
-            module, report = cls.from_pretrained(
-                component.folder,
-                dtype=place.dtype,
-                use_safetensors=True,
-                local_files_only=True,
-                output_loading_info=True,
-            )
-        _refuse_leftovers(component, report)
-        module = place.offload.placed(module, place.device)
-    except torch.OutOfMemoryError:
-        raise _too_large(component, "the GPU ran out of memory", place) from None
+    with _quiet():
+        module, report = cls.from_pretrained(
+            component.folder,
+            dtype=place.dtype,
+            use_safetensors=True,
+            local_files_only=True,
+            output_loading_info=True,
+        )
+    _refuse_leftovers(component, report)
+    module = place.offload.placed(module, place.device)
     module.requires_grad_(False)
     module.eval()
     return module
@@ -177,34 +173,6 @@ def _refuse_leftovers(component: Component, report: dict[str, Any]) -> None:
                 where=str(component.folder),
                 code="checkpoint.not-strict",
             )
-
-
-def _refuse_too_large(component: Component, place: Place) -> None:
-    """Say before loading that the weights cannot fit."""
-    needed = (component.parameters() or 0) * place.dtype.itemsize
-    # Whoever takes turns on the device leaves it to this one.
-    place.offload.release()
-    is_on_gpu = place.device.type == "cuda"
-    if is_on_gpu and needed > (free := gpu_free_bytes(place.device)):
-        raise _too_large(component, f"{place.device} has {free / 1e9:.1f} GB free", place)
-    waits = place.offload.is_one_at_a_time
-    if (waits or not is_on_gpu) and needed > (free := available_bytes()):
-        raise _too_large(component, f"main memory has {free / 1e9:.1f} GB free", place)
-
-
-def _too_large(component: Component, what: str, place: Place) -> MachineError:
-    stored = (component.stored_bytes() or 0) / 1e9
-    if place.device.type == "cpu":
-        hint = "--dtype bfloat16 halves the weights on a CPU; free memory or use a larger machine"
-    elif place.offload.is_one_at_a_time:
-        hint = "free memory, or use a larger device: one network at a time is there already"
-    else:
-        hint = "--enable-cpu-offload has one network at a time on the GPU; or free its memory"
-    return MachineError(
-        f"the {component.name} takes {stored:.1f} GB as stored; {what}",
-        hint=hint,
-        code="machine.memory",
-    )
 
 
 class _NotExpected(logging.Filter):

@@ -4,21 +4,20 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from hyimg_cli.errors import MachineError
+from hyimg_cli.diffusion.denoise import Track
+from hyimg_cli.diffusion.guidance import CFG
+from hyimg_cli.diffusion.schedule import Schedule
 from hyimg_cli.kernels.rows import invariant_multiple
 from hyimg_cli.kernels.transfer import sent
 from hyimg_cli.kv.buffer import Buffer
 from hyimg_cli.kv.segments import Segment
 from hyimg_cli.media.images import fit_cover, stretch
-from hyimg_cli.memory.fitting import Attempt, flags_that_fit
-from hyimg_cli.memory.present import available_bytes, gpu_free_bytes
 from hyimg_cli.models.hunyuan_image3 import stored
 from hyimg_cli.models.hunyuan_image3.config import Architecture
 from hyimg_cli.models.hunyuan_image3.graphs import (
@@ -44,12 +43,21 @@ from hyimg_cli.models.hunyuan_image3.split import rank_bytes
 from hyimg_cli.models.hunyuan_image3.tiled import TiledPicture
 from hyimg_cli.models.hunyuan_image3.vision import vision_inputs
 from hyimg_cli.models.hunyuan_image3.weights import expected_shapes, load
-from hyimg_cli.models.protocols import Context, Encoded, LivePicture, Opening
+from hyimg_cli.models.protocols import (
+    BranchSequence,
+    Canvas,
+    Context,
+    Encoded,
+    GeneratedText,
+    LivePicture,
+    TextPrompt,
+)
+from hyimg_cli.parallel.devices import device_of
 from hyimg_cli.parallel.ranks import RankPool
 from hyimg_cli.spec.card import Bucket, ModelCard
 from hyimg_cli.spec.digest import seed_from
 from hyimg_cli.spec.job import ImageJob, Size
-from hyimg_cli.spec.run import ModelChoice, Quantization
+from hyimg_cli.spec.run import ModelChoice
 
 
 def load_family(
@@ -67,23 +75,12 @@ def load_family(
         return _load_ranked(
             prompter, folder, choice, is_batch_invariant=is_batch_invariant, pool=pool
         )
-    device_map = _device_map(choice.device)
-    dtype = _dtype(choice, is_on_cpu=device_map is None)
+    device = device_of(choice)
+    device_map = None if device == "cpu" else device
     if choice.decode_graphs == "on":
         refuse_without_gpu(device_map)
-    attempt = Attempt(
-        quantization=choice.quantization,
-        dtype=_name(dtype),
-        nbytes=lambda form: prompter.card.loaded_bytes(_name(dtype), form),
-        free=_free_bytes(device_map),
-        gpus=0 if device_map is None else torch.cuda.device_count(),
-        is_spread=False,
-    )
-    _refuse_too_large(attempt, device_map)
-    try:
-        network = load(folder, dtype=dtype, device_map=device_map, quantization=choice.quantization)
-    except torch.OutOfMemoryError:
-        raise _too_large(attempt, "the GPU ran out of memory") from None
+    dtype = getattr(torch, choice.dtype_on(device))
+    network = load(folder, dtype=dtype, device_map=device_map, quantization=choice.quantization)
     if is_batch_invariant and device_map is None:
         network.make_batch_invariant(invariant_multiple())
     tiled = TiledPicture(network.vae) if choice.vae_use_tiling else None
@@ -100,88 +97,23 @@ def _load_ranked(
     is_batch_invariant: bool,
     pool: RankPool,
 ) -> "HunyuanImage3":
-    is_on_cpu = pool.here.device.type == "cpu"
-    dtype = _dtype(choice, is_on_cpu=is_on_cpu)
-    counts = prompter.card.weights
+    kind, counts = pool.here.device.type, prompter.card.weights
+    is_on_cpu, name = kind == "cpu", choice.dtype_on(kind)
     assert counts is not None, "a checkpoint's weights are counted by kind"
-    bytes_of = partial(rank_bytes, counts, prompter.arch, pool.size, dtype=_name(dtype))
-    held = bytes_of(quantization=choice.quantization)
-    # In main memory all ranks lie together; on GPUs each has its own.
-    together = pool.size if is_on_cpu else 1
-
-    def nbytes(form: Quantization) -> int:
-        each = bytes_of(quantization=form)
-        return each.first + (together - 1) * each.other
-
-    device_map = None if is_on_cpu else str(pool.here.device)
-    attempt = Attempt(
-        quantization=choice.quantization,
-        dtype=_name(dtype),
-        nbytes=nbytes,
-        free=_free_bytes(device_map),
-        gpus=0 if is_on_cpu else torch.cuda.device_count(),
-        is_spread=True,
+    held = rank_bytes(
+        counts, prompter.arch, pool.size, dtype=name, quantization=choice.quantization
     )
-    _refuse_too_large(attempt, device_map)
-    try:
-        network = load_ranked(Weights(folder, dtype, choice.quantization), pool)
-    except torch.OutOfMemoryError:
-        raise _too_large(attempt, "the GPU ran out of memory") from None
+    network = load_ranked(Weights(folder, getattr(torch, name), choice.quantization), pool)
     if is_batch_invariant and is_on_cpu:
         network.make_batch_invariant(invariant_multiple())
+    # In main memory all ranks lie together; on GPUs each has its own.
+    together = pool.size if is_on_cpu else 1
     kv_bytes = round(prompter.card.kv_bytes_per_token * held.kv_share * together)
     return HunyuanImage3(
         network,
         prompter,
         TiledPicture(network.vae) if choice.vae_use_tiling else None,
         card=replace(prompter.card, kv_bytes_per_token=kv_bytes),
-    )
-
-
-def _dtype(choice: ModelChoice, *, is_on_cpu: bool) -> torch.dtype:
-    by_default = torch.float32 if is_on_cpu else torch.bfloat16
-    dtype: torch.dtype = by_default if choice.dtype == "auto" else getattr(torch, choice.dtype)
-    return dtype
-
-
-def _device_map(device: str) -> str | None:
-    """What transformers is told: None for the CPU, a GPU's name, or "balanced" over all of them."""
-    has_gpu = torch.cuda.is_available()
-    if device == "cpu" or (device == "auto" and not has_gpu):
-        return None
-    if not has_gpu:
-        raise MachineError(
-            f"device {device} was asked for, and torch finds no GPU",
-            hint="use --device cpu, or install a torch build that knows this GPU",
-            code="machine.no-gpu",
-        )
-    return {"auto": "cuda:0", "cuda": "cuda:0"}.get(device, device)
-
-
-def _free_bytes(device_map: str | None) -> int:
-    """Of main memory, of one GPU, or of all of them."""
-    if device_map is None:
-        return available_bytes()
-    if device_map.startswith("cuda"):
-        return gpu_free_bytes(torch.device(device_map))
-    return sum(map(gpu_free_bytes, range(torch.cuda.device_count())))
-
-
-def _refuse_too_large(attempt: Attempt, device_map: str | None) -> None:
-    """Say before loading that the weights cannot fit; whether they fit in pieces is seen once they
-    are placed.
-    """
-    place = {None: "main memory", "balanced": "all GPUs together"}.get(device_map, device_map)
-    if attempt.nbytes(attempt.quantization) > attempt.free:
-        raise _too_large(attempt, f"{place}: {attempt.free / 1e9:.1f} GB free")
-
-
-def _too_large(attempt: Attempt, what: str) -> MachineError:
-    needed = attempt.nbytes(attempt.quantization)
-    return MachineError(
-        f"the weights take {needed / 1e9:.1f} GB; {what}",
-        hint=flags_that_fit(attempt),
-        code="machine.memory",
     )
 
 
@@ -268,13 +200,13 @@ class HunyuanImage3:
     def unpack_source(self, data: bytes, digest: str) -> Encoded:
         return stored.unpack(data, digest, self.network.model.wte.weight.device)
 
-    def opening(self, job: ImageJob, sources: Sequence[Encoded]) -> Opening | None:
+    def opening(self, job: ImageJob, sources: Sequence[Encoded]) -> TextPrompt | None:
         opening = self.prompter.opening(job, _shapes(sources))
         if opening is None:
             return None
         room = self.prompter.text_budget(job, opening.stop) if job.writes_text else 0
         # Behind the text: its closing tag and what opens the picture, up to the ratio token.
-        return Opening(opening.layout, opening.stop, opening.stop + room + 8)
+        return TextPrompt(opening.layout, opening.stop, opening.stop + room + 8)
 
     def segments(
         self, layout: Layout, ids: Sequence[int], sources: Sequence[Encoded], stop: int
@@ -316,22 +248,27 @@ class HunyuanImage3:
     def decode_text(self, ids: Sequence[int]) -> str:
         return self.prompter.vocabulary.decode(ids)
 
-    def ratio_ids(self) -> tuple[int, ...]:
-        return self.prompter.allowed_ratios
+    def ending(self, context: Context) -> tuple[int, ...]:
+        """The most likely of the ratio tokens that the checkpoint may choose."""
+        logits_V, ratios = self.text_logits([context])[0], self.prompter.allowed_ratios
+        # The first of equals, as `choose` takes it.
+        return (ratios[int(logits_V[list(ratios)].argmax())],)
 
-    def bucket(self, job: ImageJob, ratio_id: int | None) -> tuple[Bucket, str]:
-        if ratio_id is not None:
-            return self.prompter.bucket_of_ratio(ratio_id), ""
-        return self.prompter.fit(job.size.height, job.size.width)
-
-    def layout(
-        self,
-        job: ImageJob,
-        sources: Sequence[Encoded],
-        written: Sequence[int] | None,
-        bucket: Bucket,
-    ) -> Layout:
-        return self.prompter.picture(job, _shapes(sources), written, bucket)
+    def canvas(self, job: ImageJob, sources: Sequence[Encoded], text: GeneratedText) -> Canvas:
+        """In the size of the ratio token, which comes last behind a text, or of the job itself."""
+        if job.size.is_auto:
+            bucket, note = self.prompter.bucket_of_ratio(text.ending[-1]), ""
+        else:
+            bucket, note = self.prompter.fit(job.size.height, job.size.width)
+        layout = self.prompter.picture(job, _shapes(sources), text.ids, bucket)
+        start, stop, known = layout.live_start, layout.live_stop, self.card.max_positions
+        rows = (layout.ids, layout.unconditional_ids)[: self.prompter.branch_count(job)]
+        notes = [note] if note else []
+        if stop > known:
+            what = f"the picture reaches position {stop}; {known} positions are known to the model"
+            notes.insert(0, what)
+        branches = tuple(BranchSequence(ids, start, stop) for ids in rows)
+        return Canvas(bucket, layout, branches, tuple(notes))
 
     def new_buffer(self, capacity: int) -> Buffer:
         return self.network.new_buffer(capacity)
@@ -349,6 +286,13 @@ class HunyuanImage3:
 
     def branch(self, layout: Layout, buffer: Buffer) -> Branch:
         return self.network.branch(layout, buffer)
+
+    def track(self, job: ImageJob, canvas: Canvas, branches: int) -> Track:
+        return Track(
+            self.initial_latents(canvas.bucket, job.seed),
+            Schedule(job.num_inference_steps, job.flow_shift),
+            CFG([job.guidance_scale] * (branches - 1)),
+        )
 
     def initial_latents(self, bucket: Bucket, seed: int) -> Tensor:
         """Drawn in bfloat16, as upstream does: a float32 draw of the same seed is another picture.

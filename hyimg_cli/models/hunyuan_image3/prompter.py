@@ -5,10 +5,13 @@ torch.
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hyimg_cli.cache.memo import Memo
 from hyimg_cli.errors import JobError
+from hyimg_cli.kv.segments import Segment
 from hyimg_cli.manifest.cost import JobTokens
+from hyimg_cli.models.hunyuan_image3 import split
 from hyimg_cli.models.hunyuan_image3.card import (
     model_card,
     official_buckets,
@@ -24,6 +27,7 @@ from hyimg_cli.models.hunyuan_image3.sequence import (
     Section,
     SourceShape,
     Target,
+    segments,
 )
 from hyimg_cli.models.hunyuan_image3.system_prompt import shipped_text, system_prompt
 from hyimg_cli.models.hunyuan_image3.vocabulary import (
@@ -31,8 +35,13 @@ from hyimg_cli.models.hunyuan_image3.vocabulary import (
     RATIO_COUNT_INSTRUCT,
     Vocabulary,
 )
-from hyimg_cli.spec.card import Bucket, ModelCard
+from hyimg_cli.spec.card import Bucket, ModelCard, RankBytes
 from hyimg_cli.spec.job import ImageJob, Size
+from hyimg_cli.spec.run import ModelChoice, Quantization
+
+if TYPE_CHECKING:
+    from hyimg_cli.models.hunyuan_image3.family import HunyuanImage3
+    from hyimg_cli.parallel.ranks import RankPool
 
 # Tokens around the picture: tags, <boi>, size, ratio, timestep, the distilled pair, and the end.
 _FRAME_TOKENS = 16
@@ -44,7 +53,7 @@ _LAYOUT_BYTES = 64_000_000
 
 
 @dataclass(frozen=True)
-class Opening:
+class ArPrompt:
     """What the AR stage is fed before it chooses anything: the layout's tokens `[0, stop)`."""
 
     layout: Layout
@@ -124,7 +133,7 @@ class Prompter:
         vae_grid = Grid(*self.card.latent_grid(bucket.size))
         return SourceShape(bucket.ratio_index, vae_grid, vit_grid, self.card.source_vit_tokens)
 
-    def opening(self, job: ImageJob, shapes: Sequence[SourceShape]) -> Opening | None:
+    def opening(self, job: ImageJob, shapes: Sequence[SourceShape]) -> ArPrompt | None:
         """What the AR stage starts from; None where it has nothing to write or to decide.
 
         A job that writes text opens with its trigger tag; one that only needs a ratio is fed all
@@ -133,15 +142,15 @@ class Prompter:
         prompt = self._prompt(job, shapes, self._system(job))
         if job.writes_text:
             layout = self._text(prompt, trigger(job.bot_task))
-            return Opening(layout, len(layout.ids))
+            return ArPrompt(layout, len(layout.ids))
         if not job.size.is_auto:
             return None
         if job.cot_text is None and job.cot_token_ids is None:
             layout = self._text(prompt, self.builder.ratio_trigger(self.template))
-            return Opening(layout, len(layout.ids))
+            return ArPrompt(layout, len(layout.ids))
         layout = self.picture(job, shapes, None, self.card.buckets[0])
         assert layout.target is not None, "a picture's layout has a target"
-        return Opening(layout, layout.target.ratio)
+        return ArPrompt(layout, layout.target.ratio)
 
     def picture(
         self,
@@ -203,28 +212,69 @@ class Prompter:
         beside_picture = room - self.target(bucket).grid.cells
         return min(job.text.max_new_tokens, beside_picture if beside_picture > 0 else room)
 
+    def branch_count(self, job: ImageJob) -> int:
+        """Guidance branches of a job: distilled networks, and scales up to 1, have one."""
+        return 2 if job.guidance_scale > 1 and not self.card.is_distilled else 1
+
+    def text_prefix(
+        self, job: ImageJob, source_sizes: Sequence[Size], digests: Sequence[str]
+    ) -> list[Segment] | None:
+        opening = self.opening(job, self._shapes(source_sizes))
+        if opening is None:
+            return None
+        return segments(opening.layout, opening.layout.ids, digests, opening.stop - 1)
+
+    def branch_prefixes(
+        self, job: ImageJob, source_sizes: Sequence[Size], digests: Sequence[str]
+    ) -> list[list[Segment]]:
+        bucket = self.fit(job.size.height, job.size.width)[0]
+        layout = self.picture(job, self._shapes(source_sizes), None, bucket)
+        rows = (layout.ids, layout.unconditional_ids)[: self.branch_count(job)]
+        return [segments(layout, ids, digests, layout.live_start - 1) for ids in rows]
+
+    def _shapes(self, source_sizes: Sequence[Size]) -> list[SourceShape]:
+        """Of pictures that are not read: the real patch grid only shapes positions, every count is
+        the same with any.
+        """
+        fitted = (self.fit(size.height, size.width)[0] for size in source_sizes)
+        return [self.source_shape(bucket, Grid(1, 1)) for bucket in fitted]
+
     def count(self, job: ImageJob, source_sizes: Sequence[Size], assumed_think: int) -> JobTokens:
         """Tokens that the job will take; text not yet written counts as `assumed_think` tokens."""
-        shapes = [
-            self.source_shape(self.fit(size.height, size.width)[0], Grid(1, 1))
-            for size in source_sizes
-        ]
+        shapes = self._shapes(source_sizes)
         opening = self.opening(job, shapes)
         bucket = self.card.bucket_of(job.size) or self.card.nearest_bucket(1, 1)
         text = [self.vocabulary.cfg] * assumed_think
         layout = self.picture(job, shapes, text if job.writes_text else None, bucket)
         assert layout.target is not None, "a picture's layout has a target"
-        has_branches = job.guidance_scale > 1 and not self.card.is_distilled
+        branches = self.branch_count(job)
         prefix = layout.target.live_start
         return JobTokens(
             ar_prefill=opening.stop if opening else 0,
-            shared_prefix=layout.shared_length if has_branches else 0,
+            shared_prefix=layout.shared_length if branches > 1 else 0,
             positive=prefix,
-            negative=prefix if has_branches else 0,
+            negative=prefix if branches > 1 else 0,
             step_rows=layout.target.image.stop - prefix,
-            branches=2 if has_branches else 1,
+            branches=branches,
             image_encodes=len(shapes),
             assumed_think=assumed_think if job.writes_text else 0,
+        )
+
+    def refuse_uneven(self, ranks: int, quantization: Quantization) -> None:
+        split.refuse_uneven(self.arch, ranks, quantization)
+
+    def rank_bytes(self, ranks: int, dtype: str, quantization: Quantization) -> RankBytes:
+        assert self.card.weights is not None, "a checkpoint's weights are counted by kind"
+        weights, arch = self.card.weights, self.arch
+        return split.rank_bytes(weights, arch, ranks, dtype=dtype, quantization=quantization)
+
+    def load(
+        self, choice: ModelChoice, *, is_batch_invariant: bool, pool: "RankPool | None"
+    ) -> "HunyuanImage3":
+        from hyimg_cli.models.hunyuan_image3.family import load_family  # imports torch
+
+        return load_family(
+            self, self.folder, choice, is_batch_invariant=is_batch_invariant, pool=pool
         )
 
     def _measured(self, text: str) -> tuple[int, tuple[str, ...]]:

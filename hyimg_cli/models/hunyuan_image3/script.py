@@ -73,7 +73,7 @@ class Script:
 
     def is_done(self, last: int) -> bool:
         """Whether nothing is to be written after `last`, which `allowed` has let through."""
-        if self.needs_ratio:
+        if self.needs_ratio or self._is_ending:
             return self._is_ending and not self._queue
         # NOTE: upstream stops plain `think` at either tag when the size is given.
         return last in (self.closing_tag, self.vocabulary.end_recaption)

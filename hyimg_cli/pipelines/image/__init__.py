@@ -1,1 +1,1 @@
-"""Pictures at work: the stages of one job, groups of them, and the crew that a session asks."""
+"""Pictures at work: the stages of one job, groups of them, and the pipeline that a session asks."""

@@ -16,7 +16,7 @@ from typing import Any
 
 from hyimg_cli.errors import ReuseError
 from hyimg_cli.kv.buffer import Buffer
-from hyimg_cli.models.protocols import BranchLayout, Context, Encoded, MixedModel
+from hyimg_cli.models.protocols import BranchSequence, Canvas, Context, Encoded, MixedModel
 from hyimg_cli.pipelines.clock import PhaseClock
 from hyimg_cli.pipelines.image.prefixes import Prefixes
 from hyimg_cli.spec.events import BranchTokens, ReuseReport, ReuseStatus
@@ -24,7 +24,7 @@ from hyimg_cli.spec.run import ReuseConfig
 
 
 @dataclass(frozen=True)
-class Donor:
+class PrefixSource:
     """A committed prefix that a branch may start from."""
 
     ids: Sequence[int]
@@ -52,71 +52,69 @@ class BranchBuilder:
     def __init__(
         self,
         model: MixedModel,
-        layout: BranchLayout,
+        canvas: Canvas,
         sources: Sequence[Encoded],
         *,
         prefixes: Prefixes | None,
         clock: PhaseClock,
     ) -> None:
         """`prefixes` None: nothing is taken over from anywhere (recompute)."""
-        self._model, self._layout, self._sources = model, layout, sources
+        self._model, self._canvas, self._sources = model, canvas, sources
         self._prefixes, self._clock = prefixes, clock
-        self._donors: list[Donor] = []
+        self._known: list[PrefixSource] = []
 
-    def build(self, context: Context, *, has_negative: bool) -> Branches:
+    def build(self, context: Context) -> Branches:
         """The branches, their prefixes complete up to the live rows.
 
         Branches with equal ids are one: guidance between equals changes nothing.
         """
-        layout = self._layout
         if self._prefixes is not None and context.buffer is not None:
-            self._donors.append(Donor(context.ids, context.buffer, is_ar_stage=True))
-        rows = [layout.ids, layout.unconditional_ids][: 1 + has_negative]
-        built = [self._branch(ids) for ids in dict.fromkeys(rows)]
+            self._known.append(PrefixSource(context.ids, context.buffer, is_ar_stage=True))
+        built = [self._branch(own) for own in dict.fromkeys(self._canvas.branches)]
         return Branches(tuple(b for b, _ in built), tuple(t for _, t in built))
 
-    def _branch(self, ids: tuple[int, ...]) -> tuple[Any, BranchTokens]:
-        model, layout = self._model, self._layout
+    def _branch(self, own: BranchSequence) -> tuple[Any, BranchTokens]:
+        model, layout = self._model, self._canvas.layout
         self._clock.enter("kv_handoff")
-        buffer, reused, shared = self._started(ids)
+        buffer, reused, shared = self._started(own)
         self._clock.enter("prefill")
         before = model.rows_seen
-        if buffer.length < layout.live_start:
-            model.prefill(layout, ids, self._sources, buffer, layout.live_start)
+        if buffer.length < own.live_start:
+            model.prefill(layout, own.ids, self._sources, buffer, own.live_start)
         tokens = BranchTokens(
             reused=reused,
             shared=shared,
             computed=model.rows_seen - before,
-            per_step=layout.live_stop - layout.live_start,
+            per_step=own.live_stop - own.live_start,
         )
         if self._prefixes is not None:
-            self._donors.append(Donor(ids[: layout.live_start], buffer, is_ar_stage=False))
+            prefix = own.ids[: own.live_start]
+            self._known.append(PrefixSource(prefix, buffer, is_ar_stage=False))
             if reused == 0:
-                self._prefixes.keep(self._shareable(ids), buffer)
+                self._prefixes.keep(self._shareable(own), buffer)
         return model.branch(layout, buffer), tokens
 
-    def _started(self, ids: Sequence[int]) -> tuple[Buffer, int, int]:
+    def _started(self, own: BranchSequence) -> tuple[Buffer, int, int]:
         """A buffer with the longest prefix there is; its tokens from the AR stage, and from
         elsewhere.
         """
-        limit, capacity = self._layout.live_start, self._layout.live_stop
-        lengths = [donor.shared_with(ids, limit) for donor in self._donors]
+        lengths = [source.shared_with(own.ids, own.live_start) for source in self._known]
         longest = max(lengths, default=0)
         if self._prefixes is not None:
-            shareable = self._shareable(ids)
+            shareable = self._shareable(own)
             if self._prefixes.held(shareable) > longest:
-                buffer = self._model.new_buffer(capacity)
+                buffer = self._model.new_buffer(own.live_stop)
                 return buffer, 0, self._prefixes.start(shareable, buffer)
         if longest == 0:
-            return self._model.new_buffer(capacity), 0, 0
-        donor = self._donors[lengths.index(longest)]
-        buffer = donor.buffer.fork(longest, capacity)
-        return (buffer, longest, 0) if donor.is_ar_stage else (buffer, 0, longest)
+            return self._model.new_buffer(own.live_stop), 0, 0
+        source = self._known[lengths.index(longest)]
+        buffer = source.buffer.fork(longest, own.live_stop)
+        return (buffer, longest, 0) if source.is_ar_stage else (buffer, 0, longest)
 
-    def _shareable(self, ids: Sequence[int]) -> list[Any]:
+    def _shareable(self, own: BranchSequence) -> list[Any]:
         """The prefix but its last token, as segments."""
-        stop = self._layout.live_start - 1
-        return self._model.segments(self._layout, ids, self._sources, stop)
+        stop = own.live_start - 1
+        return self._model.segments(self._canvas.layout, own.ids, self._sources, stop)
 
 
 def report(
@@ -139,8 +137,8 @@ def report(
             hint="leave out --require-kv-reuse, or change what the reason names",
             code="reuse.not-hit",
         )
-    prefilled, shared, decoded, surplus = ar_tokens
-    return ReuseReport(status, prefilled, shared, decoded, branches.tokens, reason, surplus)
+    prefilled, shared, decoded, overdecoded = ar_tokens
+    return ReuseReport(status, prefilled, shared, decoded, branches.tokens, reason, overdecoded)
 
 
 def _status(branches: Branches, context: Context, reuse: ReuseConfig) -> tuple[ReuseStatus, str]:

@@ -16,9 +16,9 @@ from hyimg_cli.kv.tree import KVTree
 from hyimg_cli.media.images import SourceImage, probe_image
 from hyimg_cli.memory.footprint import Together
 from hyimg_cli.pipelines.clock import PhaseClock
-from hyimg_cli.pipelines.image.group import GroupRun, Shortage
+from hyimg_cli.pipelines.image.batch import ContinuousBatch, Shortage
 from hyimg_cli.pipelines.image.prefixes import Prefixes
-from hyimg_cli.pipelines.image.stages import Studio, encoded_by
+from hyimg_cli.pipelines.image.stages import ImageStages, encoded_by
 from hyimg_cli.pipelines.pipeline import Lost
 from hyimg_cli.spec.card import ModelCard
 from hyimg_cli.spec.job import ImageJob, Size
@@ -57,7 +57,7 @@ def shape_of(job: ImageJob, card: ModelCard) -> Shape | None:
 
 def prewarm(
     jobs: Sequence[ImageJob],
-    studio: Studio,
+    stages: ImageStages,
     *,
     together: Together,
     warmed: set[Shape],
@@ -68,14 +68,14 @@ def prewarm(
     As many stand-ins run together as jobs of that shape will, up to the batch sizes; what memory is
     too small for is told to `learn`.
     """
-    shapes = {job.custom_id: shape_of(job, studio.model.card) for job in jobs}
+    shapes = {job.custom_id: shape_of(job, stages.model.card) for job in jobs}
     counts = Counter(shape for shape in shapes.values() if shape is not None)
     firsts = {shape: job for job in reversed(jobs) if (shape := shapes[job.custom_id])}
     new = [shape for shape in counts if shape not in warmed]
     for shape in new:
         count = min(counts[shape], max(together.thinking, together.drawing))
         stand_ins = [_stand_in(firsts[shape], n) for n in range(count)]
-        learn(_run(stand_ins, studio, together))
+        learn(_run(stand_ins, stages, together))
         warmed.add(shape)
     return len(new)
 
@@ -95,19 +95,19 @@ def _source_sizes(job: ImageJob) -> list[Size]:
     return [probe_image(Path(path), decode=False)[0] for path in job.images]
 
 
-def _run(jobs: list[ImageJob], studio: Studio, together: Together) -> Sequence[Shortage]:
+def _run(jobs: list[ImageJob], stages: ImageStages, together: Together) -> Sequence[Shortage]:
     sizes = _source_sizes(jobs[0])
     images = {path: _blank(size) for path, size in zip(jobs[0].images, sizes, strict=True)}
     is_aligned = jobs[0].infer_align_image_size
     shown = [image.stretched() if is_aligned else image for image in images.values()]
-    encoded = {image.digest: encoded_by(studio.model, image) for image in shown}
+    encoded = {image.digest: encoded_by(stages.model, image) for image in shown}
     blank = replace(
-        studio,
+        stages,
         prefixes=Prefixes(KVTree(0), "prewarm"),
         read=lambda path: (images[path], 0.0),
         encode=lambda image: (encoded[image.digest], 0.0),
     )
-    run = GroupRun(
+    run = ContinuousBatch(
         jobs,
         blank,
         batch_size=together.thinking,

@@ -25,10 +25,7 @@ class ImageRanks:
         `lost`: called when ranks end; keys and values from before are of no use then. Raises
         MachineError where there are fewer GPUs than ranks.
         """
-        has_gpu = choice.device != "auto" or torch.cuda.is_available()
-        is_on_cpu = choice.device == "cpu" or not has_gpu
-        self._choice = choice
-        self._pool = RankPool(ranks, device="cpu" if is_on_cpu else "cuda")
+        self._pool = RankPool(ranks, device=choice.kind(has_gpu=torch.cuda.is_available()))
         self._pool.stopped.append(lost)
         self.stop = finalize(self, turns.end, self._pool)
         turns.enter(self._pool)
@@ -39,16 +36,14 @@ class ImageRanks:
         """Process ids of ranks 1, 2, ..; empty where none runs."""
         return self._pool.member_pids
 
-    def load(self, *, is_batch_invariant: bool) -> MixedModel:
-        """The model, each rank reading its own share of the layers.
+    def load(self, choice: ModelChoice, *, is_batch_invariant: bool) -> MixedModel:
+        """The model of `choice`, each rank reading its own share of the layers.
 
         Raises what loading raises on any rank, MachineError where one does not come up, or dies.
         """
         turns.take(self._pool)
         try:
-            return registry.load(
-                self._choice, is_batch_invariant=is_batch_invariant, pool=self._pool
-            )
+            return registry.load(choice, is_batch_invariant=is_batch_invariant, pool=self._pool)
         except RankError as error:
             raise MachineError(
                 f"the ranks did not load the model: {error.what}",

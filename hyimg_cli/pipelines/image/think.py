@@ -18,16 +18,16 @@ import torch
 from torch import Tensor
 
 from hyimg_cli.kernels.transfer import Readback
-from hyimg_cli.models.protocols import Context, MixedModel, Written
+from hyimg_cli.models.protocols import Context, GeneratedText, MixedModel
 from hyimg_cli.pipelines.image.sampling import Draw, Draws, choose
 from hyimg_cli.spec.job import ImageJob
 
 
 @dataclass(eq=False)
-class Choice:
+class ChosenToken:
     """A token that is chosen on the device and not known here yet; `is_void`: nor wanted."""
 
-    writer: "Writer"
+    decoding: "Decoding"
     ids_R: Tensor
     row: int
     is_free: bool
@@ -39,14 +39,13 @@ class Choice:
         return self.ids_R[self.row : self.row + 1]
 
 
-class Writer:
-    """One job's text while it is being written: what is chosen, what was fed, what may follow."""
+class Decoding:
+    """One job's text while it is decoded: what is chosen, what was fed, what may follow."""
 
     def __init__(self, job: ImageJob, model: MixedModel, context: Context) -> None:
         self.context = context
-        self.steps = self.surplus = 0
+        self.steps = self.overdecoded = 0
         self.is_done = False
-        self._needs_ratio = job.size.is_auto
         self._script = model.script(job)
         self._written = model.opening_ids(job)
         self._unwritten = len(context.ids) - len(self._written)
@@ -55,7 +54,7 @@ class Writer:
         self._draws, self._drawn = Draws(job.text, budget), 0
         self._cut = ""
         self._allowed: tuple[int, ...] | None = None
-        self._choice: Choice | None = None
+        self._choice: ChosenToken | None = None
         self._is_fed_ahead = False
         self._go_on()
 
@@ -90,13 +89,13 @@ class Writer:
             return self._draws.at(self._drawn)
         return Draw(0.0, 0, 1.0, allowed=self._allowed)
 
-    def chosen(self, ids_R: Tensor, row: int) -> Choice:
+    def chosen(self, ids_R: Tensor, row: int) -> ChosenToken:
         """Note that the next token is chosen: it stands in `row` of the device's ids."""
-        self._choice = Choice(self, ids_R, row, self._is_free)
+        self._choice = ChosenToken(self, ids_R, row, self._is_free)
         self._drawn += self._is_free
         return self._choice
 
-    def accept(self, choice: Choice, id_: int) -> None:
+    def accept(self, choice: ChosenToken, id_: int) -> None:
         """Write a token that is known now, and what must follow it; or end the text before it."""
         self.steps += 1
         if choice.is_free and (why := self._script.early_end(id_)):
@@ -115,12 +114,12 @@ class Writer:
         else:
             self._take_back(is_latest)
 
-    def written(self, model: MixedModel) -> Written:
-        """The finished text and the ratio token behind it."""
+    def generated(self, model: MixedModel) -> GeneratedText:
+        """The finished text, and what was decided behind it."""
         ids = self._script.text_of(self._written)
-        ratio_id = self._written[-1] if self._needs_ratio else None
+        ending = tuple(self._written[len(ids) :])
         text = model.decode_text(ids)
-        return Written(tuple(ids), text, self._cut, ratio_id, self.steps)
+        return GeneratedText(tuple(ids), text, self._cut, ending, self.steps)
 
     @property
     def _is_free(self) -> bool:
@@ -154,7 +153,7 @@ class Writer:
         """Take the rows back out of the buffer that are no part of the context."""
         buffer = self.context.buffer
         assert buffer is not None, "a job that writes has a context"
-        self.surplus += buffer.length - len(self.context.ids)
+        self.overdecoded += buffer.length - len(self.context.ids)
         buffer.withdraw(len(self.context.ids))
 
     def _end_at_the_limit(self) -> None:
@@ -166,7 +165,7 @@ class Writer:
         """Close the text here, which lacks its closing tag."""
         self._cut = why
         self._written = self._script.forced_ending(self._written, before)
-        self.is_done = not self._needs_ratio
+        self.is_done = self._script.is_done(self._written[-1])
         # A tag that opened nothing is left out, and may have been fed.
         fed = self._unwritten + len(self._written)
         if fed < len(self.context.ids):
@@ -176,12 +175,12 @@ class Writer:
 
 @dataclass(frozen=True)
 class _Launched:
-    choices: list[Choice]
+    choices: list[ChosenToken]
     readback: Readback
 
 
-class TextLoop:
-    """Decode steps of many writers: one forward, one choice each, one copy of all ids a step."""
+class DecodeLoop:
+    """Decode steps of many decodings: one forward, one choice each, one copy of all ids a step."""
 
     def __init__(self, model: MixedModel, *, lag: int) -> None:
         """`lag`: how many steps stay unread behind the newest: 0, or 1 to keep a device busy."""
@@ -189,47 +188,42 @@ class TextLoop:
         self._model, self._lag = model, lag
         self._unread: deque[_Launched] = deque()
 
-    def step(self, writers: Sequence[Writer]) -> list[Writer]:
-        """Launch a step of every writer that can go on, then read the one before; the writers
+    def step(self, decodings: Sequence[Decoding]) -> list[Decoding]:
+        """Launch a step of every decoding that can go on, then read the one before; the decodings
         whose token is known now.
         """
-        going = [writer for writer in writers if writer.can_step]
+        going = [decoding for decoding in decodings if decoding.can_step]
         if going:
             self._launch(going)
         return self._read(keep=self._lag if going else 0)
 
-    def settle(self) -> list[Writer]:
-        """Read whatever is on its way: no writer has an unknown token then."""
+    def settle(self) -> list[Decoding]:
+        """Read whatever is on its way: no decoding has an unknown token then."""
         return self._read(keep=0)
 
-    def _launch(self, writers: list[Writer]) -> None:
-        behind = [(writer, unfed) for writer in writers if len(unfed := writer.unfed())]
+    def _launch(self, decodings: list[Decoding]) -> None:
+        behind = [(decoding, unfed) for decoding in decodings if len(unfed := decoding.unfed())]
         if behind:
-            self._model.feed([(writer.context, unfed) for writer, unfed in behind])
-        for writer, _ in behind:
-            writer.fed()
-        draws = [writer.draw() for writer in writers]
-        logits_RV = self._model.text_logits([writer.context for writer in writers])
+            self._model.feed([(decoding.context, unfed) for decoding, unfed in behind])
+        for decoding, _ in behind:
+            decoding.fed()
+        draws = [decoding.draw() for decoding in decodings]
+        logits_RV = self._model.text_logits([decoding.context for decoding in decodings])
         ids_R = choose(logits_RV, draws)
-        choices = [writer.chosen(ids_R, row) for row, writer in enumerate(writers)]
+        choices = [decoding.chosen(ids_R, row) for row, decoding in enumerate(decodings)]
         self._unread.append(_Launched(choices, Readback(ids_R)))
 
-    def _read(self, *, keep: int) -> list[Writer]:
+    def _read(self, *, keep: int) -> list[Decoding]:
         told = []
         while len(self._unread) > keep:
             launched = self._unread.popleft()
             for choice, id_ in zip(launched.choices, launched.readback.values(), strict=True):
                 if not choice.is_void:
-                    choice.writer.accept(choice, id_)
-                    told.append(choice.writer)
+                    choice.decoding.accept(choice, id_)
+                    told.append(choice.decoding)
         return told
 
 
 def reading_lag(devices: Sequence[torch.device]) -> int:
     """A GPU works on while the host reads; on a CPU ids are there when the step is done."""
     return int(any(device.type == "cuda" for device in devices))
-
-
-def best(logits_V: Tensor, ids: Sequence[int]) -> int:
-    """The id with the largest logit; the first of equals. Waits for the device."""
-    return int(choose(logits_V[None], [Draw(0.0, 0, 1.0, allowed=tuple(ids))]))

@@ -14,7 +14,7 @@ import torch
 from hyimg_cli.diffusion.schedule import Schedule
 from hyimg_cli.kv.buffer import Buffer
 from hyimg_cli.models.hunyuan_image3.family import HunyuanImage3
-from hyimg_cli.pipelines.image import group
+from hyimg_cli.pipelines.image import batch
 from hyimg_cli.pipelines.image.branches import BranchBuilder
 
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -73,7 +73,7 @@ def sleep_in_recompute(patch: pytest.MonkeyPatch) -> None:
 
 def sleep_in_decoding(patch: pytest.MonkeyPatch) -> None:
     """The reusing variant waits before it decodes: a phase that is the same in both."""
-    original = group.finished
+    original = batch.decode
 
     def finished(work: Any, latents: Any, steps: int, studio: Any) -> Any:
         if not studio.reuse.kv_reuse:
@@ -81,7 +81,7 @@ def sleep_in_decoding(patch: pytest.MonkeyPatch) -> None:
             sleep(0.3)
         return original(work, latents, steps, studio)
 
-    patch.setattr(group, "finished", finished)
+    patch.setattr(batch, "decode", finished)
 
 
 def one_step_less(patch: pytest.MonkeyPatch) -> None:
@@ -131,9 +131,9 @@ def silent_recompute(patch: pytest.MonkeyPatch) -> None:
     """The reusing variant computes everything again and tells nobody."""
     original = BranchBuilder.build
 
-    def build(self: Any, context: Any, *, has_negative: bool) -> Any:
+    def build(self: Any, context: Any) -> Any:
         self._prefixes = None
-        return original(self, context, has_negative=has_negative)
+        return original(self, context)
 
     patch.setattr(BranchBuilder, "build", build)
 
@@ -174,7 +174,7 @@ def _mark_forks(
 
 
 def _change_tracks(patch: pytest.MonkeyPatch, change: Callable[[Any], Any]) -> None:
-    original = group.drawing
+    original = batch.with_branches
 
     def drawing(waiting: Any, studio: Any) -> Any:
         made = original(waiting, studio)
@@ -182,4 +182,4 @@ def _change_tracks(patch: pytest.MonkeyPatch, change: Callable[[Any], Any]) -> N
             made.track = change(made.track)
         return made
 
-    patch.setattr(group, "drawing", drawing)
+    patch.setattr(batch, "with_branches", drawing)

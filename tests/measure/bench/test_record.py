@@ -87,7 +87,8 @@ def test_the_command(
     assert app.run([*line, "--json"]) == 0
     told = capsys.readouterr()
     entry = json.loads(told.out)
-    assert entry["verdict"]["name"] == "identical"
+    # Reused rows were decoded one by one, recomputed ones together: a level may round otherwise.
+    assert entry["verdict"]["name"] in ("identical", "equal")
     assert [one["steps"] for one in entry["timings"]] == [1]
     assert "run 2 of 2" in told.err
     names = {path.name for path in out.iterdir()}

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hyimg_cli.errors import MachineError
 from hyimg_cli.models import registry
 from hyimg_cli.models.diffusers_video import weights
 from hyimg_cli.models.diffusers_video.layout import Component, read_layout
@@ -132,15 +131,3 @@ def test_a_network_that_does_not_fit_is_left_whole(
 
 def _place() -> Place:
     return Place(CPU, torch.float32, OneAtATime(CPU))
-
-
-@pytest.mark.parametrize(("offload", "flag"), [(False, "--enable-cpu-offload has"), (True, "")])
-def test_what_does_not_fit_on_a_gpu_names_the_flag(
-    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch, offload: bool, flag: str
-) -> None:
-    gpu = torch.device("cuda:0")
-    place = Place(gpu, torch.bfloat16, OneAtATime(gpu)) if offload else Place(gpu, torch.bfloat16)
-    monkeypatch.setattr(weights, "gpu_free_bytes", lambda _gpu: 1000)
-    with pytest.raises(MachineError, match=r"takes 0.0 GB as stored; cuda:0 has 0.0 GB") as raised:
-        load_weights(read_layout(folders["wan"]).components["transformer"], place)
-    assert (flag or "at a time is there already") in raised.value.hint

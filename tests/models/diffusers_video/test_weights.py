@@ -187,31 +187,6 @@ def test_a_configuration_of_something_else_is_a_fault(copied: Path) -> None:
     assert fault_of(copied).code == "checkpoint.config"
 
 
-def test_weights_that_cannot_fit_are_refused_before_they_are_read(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("hyimg_cli.models.diffusers_video.weights.available_bytes", lambda: 1000)
-    with pytest.raises(MachineError) as caught:
-        load_weights(read_layout(TINY_VIDEO).components["vae"], PLACE)
-    assert caught.value.code == "machine.memory"
-
-
-def test_weights_stored_wide_fit_where_they_fit_once_loaded(
-    copied: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Either transformer of Wan 2.2: 57 GB as stored, 29 GB in bfloat16, beside the other."""
-    rewrite(
-        copied, "vae", lambda tensors: tensors.update({k: t.float() for k, t in tensors.items()})
-    )
-    component = read_layout(copied).components["vae"]
-    free = (component.stored_bytes() or 0) * 6 // 10
-    monkeypatch.setattr("hyimg_cli.models.diffusers_video.weights.available_bytes", lambda: free)
-    place = Place(torch.device("cpu"), torch.bfloat16)
-    assert load_weights(component, place).dtype == torch.bfloat16
-    with pytest.raises(MachineError):
-        load_weights(component, PLACE)
-
-
 def test_what_every_released_checkpoint_would_be_told_at_each_load_is_left_out(
     copied: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,7 +22,7 @@ _BOTH = "<think>a</think><recaption>b</recaption>"
 
 @pytest.fixture(scope="module")
 def prompter() -> Prompter:
-    return registry.prompter(registry.EMBEDDED)
+    return registry.sequences(registry.EMBEDDED)
 
 
 def a_job(**changes: Any) -> ImageJob:

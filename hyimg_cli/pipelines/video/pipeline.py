@@ -3,6 +3,7 @@
 import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -10,12 +11,12 @@ from pathlib import Path
 from hyimg_cli.errors import JobError
 from hyimg_cli.files import remove, replace_file, storage_error
 from hyimg_cli.journal.journal import JobFolder
-from hyimg_cli.journal.keys import confirm_dtype, key_of, precision
+from hyimg_cli.journal.keys import confirm_dtype, key_of
 from hyimg_cli.journal.making import making
 from hyimg_cli.manifest.resolved import job_to_json
 from hyimg_cli.media.metadata import video_text
-from hyimg_cli.memory.gpu_settings import OFFLOAD
-from hyimg_cli.memory.room import peak_memory_mb, refuse_beyond_part, synchronize
+from hyimg_cli.memory.fit import room_for
+from hyimg_cli.memory.room import peak_memory_mb, synchronize
 from hyimg_cli.models import registry
 from hyimg_cli.models.latent_video import LatentVideoModel, PromptEmbedding, PromptEncoder
 from hyimg_cli.pipelines import outcomes
@@ -26,7 +27,6 @@ from hyimg_cli.pipelines.video.prewarm import VideoShape, prewarm
 from hyimg_cli.pipelines.video.prompts import Prompts
 from hyimg_cli.pipelines.video.ranks import VideoRanks
 from hyimg_cli.pipelines.video.stages import Footage, Set, shoot
-from hyimg_cli.spec.card import VideoCard
 from hyimg_cli.spec.events import (
     Event,
     JobStarted,
@@ -38,11 +38,8 @@ from hyimg_cli.spec.events import (
 from hyimg_cli.spec.job import VideoJob
 from hyimg_cli.spec.run import RunConfig
 
-# Components that other ranks may hold too.
-RANKED = ("vae", "transformer", "transformer_2")
 
-
-class VideoCrew:
+class VideoPipeline:
     """Makes videos one at a time, one model at a time."""
 
     def __init__(self, config: RunConfig) -> None:
@@ -59,44 +56,6 @@ class VideoCrew:
     def model(self) -> str | None:
         return None if self._model is None else self._model.card.model
 
-    def weight_bytes(self, model: str) -> int:
-        """On the CPU those of every rank: they lie in the same memory. On a GPU that networks take
-        turns on, those of the largest.
-        """
-        card = registry.video_card(model, self._config.model.revision)
-        sizes = self._loaded(card).values()
-        if self._config.model.cpu_offload and not self._is_on_cpu:
-            return max(sizes, default=0)
-        own = sum(sizes)
-        return own + (self._bytes_of_others(card) if self._is_on_cpu else 0)
-
-    def _together_bytes(self, model: str) -> int:
-        """Bytes of the networks that are on the GPU together: the encoders go before the others
-        come, or one at a time is there.
-        """
-        card = registry.video_card(model, self._config.model.revision)
-        sizes = self._loaded(card)
-        if self._config.model.cpu_offload:
-            return max(sizes.values(), default=0)
-        encoders = sum(size for name, size in sizes.items() if name not in RANKED)
-        return max(encoders, sum(sizes.values()) - encoders)
-
-    def _bytes_of_others(self, card: VideoCard) -> int:
-        """Bytes of the weights that ranks beside this one hold."""
-        parallel = self._config.parallel
-        return sum(
-            count * ((parallel.vae_ranks if name == "vae" else parallel.cfg_ranks) - 1)
-            for name, count in self._loaded(card).items()
-            if name in RANKED
-        )
-
-    def _loaded(self, card: VideoCard) -> dict[str, int]:
-        return card.loaded_bytes(precision(self._config.model)[1])
-
-    @property
-    def _is_on_cpu(self) -> bool:
-        return precision(self._config.model)[0] == "cpu"
-
     def use(
         self, model: str, jobs: Sequence[VideoJob], folder: JobFolder | None
     ) -> Iterator[Event]:
@@ -105,15 +64,18 @@ class VideoCrew:
         """
         # A load that was cut short, by a signal or a closed generator, begins again.
         is_new = self.model != model or not self._is_loaded
-        started = time.perf_counter()
         if is_new:
-            hint = f"or {OFFLOAD}: one network at a time is on the GPU then"
-            if self._config.model.cpu_offload:
-                hint = "one network at a time is on the GPU already"
-            refuse_beyond_part(partial(self._together_bytes, model), self._config, hint)
+            self.release()
+        left = self._not_denoised(jobs, folder)
+        needs_room = bool(left) and not self._denoises
+        with room_for(model, left, self._config) if needs_room else nullcontext():
+            yield from self._made_ready(model, left, is_new=is_new)
+
+    def _made_ready(self, model: str, left: Sequence[VideoJob], *, is_new: bool) -> Iterator[Event]:
+        """Load what the jobs that are not denoised need, or the VAE alone."""
+        started = time.perf_counter()
         resident = self._opened(model) if is_new else self._resident()
         opened_s = time.perf_counter() - started
-        left = self._not_denoised(jobs, folder)
         texts = dict.fromkeys(text for job in left for text in _texts(resident, job))
         new = [text for text in texts if text not in self._embedded]
         yield from self._prompts.ready(resident.prompts, new)
@@ -184,7 +146,6 @@ class VideoCrew:
 
     def _opened(self, model: str) -> LatentVideoModel:
         """The checkpoint, none of its weights in memory yet."""
-        self.release()
         choice, parallel = replace(self._config.model, model=model), self._config.parallel
         opened = registry.load_video(choice)
         confirm_dtype(choice, opened.dtype_name)

@@ -1,6 +1,6 @@
 """Jobs of one model and size at work together: some think, some wait to draw, one batch draws.
 
-    waiting ─ opened ─▶ thinking ─ one token each, together ─▶ ready ─ all steps, together ─▶ drawn
+    waiting ─ prefill ─▶ thinking ─ a token each, together ─▶ ready ─ all steps, together ─▶ decoded
               (joins as soon as a row is free)   (leaves when its text ends)
     K/V                 context                                context  branches
 
@@ -27,23 +27,23 @@ from hyimg_cli.diffusion.schedule import Step
 from hyimg_cli.models.protocols import LivePicture
 from hyimg_cli.pipelines.clock import PhaseClock
 from hyimg_cli.pipelines.image.stages import (
-    Drawing,
-    Picture,
+    Decoded,
+    Denoising,
+    Generated,
+    ImageStages,
     Prefilled,
-    Ready,
-    Studio,
-    drawing,
-    finished,
-    opened,
-    ready,
+    decode,
+    prefill,
+    with_branches,
+    with_text,
 )
-from hyimg_cli.pipelines.image.think import TextLoop, Writer, reading_lag
+from hyimg_cli.pipelines.image.think import DecodeLoop, Decoding, reading_lag
 from hyimg_cli.pipelines.pipeline import Lost
 from hyimg_cli.spec.events import DenoiseStep, JobStarted, PhaseStarted, Progress, ThinkToken
 from hyimg_cli.spec.job import ImageJob
 
 logger = logging.getLogger(__name__)
-Work = TypeVar("Work", Prefilled, Drawing)
+Work = TypeVar("Work", Prefilled, Denoising)
 _FREED = "out of memory; it went on when the prefixes kept for other jobs were dropped"
 
 
@@ -56,49 +56,40 @@ class Shortage:
     jobs: tuple[ImageJob, ...]
 
 
-@dataclass(frozen=True)
-class Drawn:
-    """A job's picture is there; it is not written yet."""
-
-    job: ImageJob
-    clock: PhaseClock
-    picture: Picture
-
-
-class GroupRun:
+class ContinuousBatch:
     """One group's jobs on their way: at most `batch_size` think, at most `draw_size` draw."""
 
     def __init__(
         self,
         jobs: Iterable[ImageJob],
-        studio: Studio,
+        stages: ImageStages,
         *,
         batch_size: int,
         draw_size: int | None = None,
         new_clock: Callable[[], PhaseClock],
         read_lag: int | None = None,
     ) -> None:
-        """`draw_size`: by default as many draw as think. `read_lag`: see `TextLoop`; by default
+        """`draw_size`: by default as many draw as think. `read_lag`: see `DecodeLoop`; by default
         what suits the model's device. What memory turns out to be too small for is in `shortages`.
         """
         self.shortages: list[Shortage] = []
         self._waiting = deque(jobs)
         self._thinking: list[Prefilled] = []
-        self._ready: deque[Ready] = deque()
-        self._studio = studio
+        self._ready: deque[Generated] = deque()
+        self._stages = stages
         self._think_size = batch_size
         self._draw_size = batch_size if draw_size is None else draw_size
         self._new_clock = new_clock
-        lag = reading_lag(studio.model.layer_devices) if read_lag is None else read_lag
-        self._loop = TextLoop(studio.model, lag=lag)
+        lag = reading_lag(stages.model.layer_devices) if read_lag is None else read_lag
+        self._loop = DecodeLoop(stages.model, lag=lag)
         # Of jobs that wait although they have begun: their clocks, and what to tell of them.
         self._begun: dict[str, tuple[PhaseClock, list[str]]] = {}
         self._freed_for: set[str] = set()
-        self._undecoded: list[tuple[Drawing, Tensor, int]] = []
+        self._undecoded: list[tuple[Denoising, Tensor, int]] = []
         # No memory to open another job, until some have drawn.
         self._is_short = False
 
-    def run(self) -> Iterator[Progress | Drawn | Lost]:
+    def run(self) -> Iterator[Progress | Decoded | Lost]:
         """Every job's way, in as few forwards as the batch sizes allow."""
         while self._waiting or self._thinking or self._ready:
             self._is_short = self._is_short and self._holds_memory
@@ -127,7 +118,7 @@ class GroupRun:
                 yield PhaseStarted(job.custom_id, "prefill")
             failure: Exception | None = None
             try:
-                work = opened(job, self._studio, clock)
+                work = prefill(job, self._stages, clock)
             except Exception as error:
                 failure = error
             if failure is not None:
@@ -135,7 +126,7 @@ class GroupRun:
                     yield Lost(job, clock, failure)
                 continue
             work.notes.extend(notes)
-            if work.writer is None:
+            if work.decoding is None:
                 yield from self._make_ready(work)
             else:
                 yield PhaseStarted(job.custom_id, "think")
@@ -169,7 +160,7 @@ class GroupRun:
         self._freed_for.discard(job.custom_id)
         self._is_short = True
 
-    def _gives_way(self, batch: list[Ready]) -> bool:
+    def _gives_way(self, batch: list[Generated]) -> bool:
         """Whether a job that waits to draw gave its context back, and so begins anew: its draws
         are its own, so it writes the same text.
         """
@@ -196,7 +187,7 @@ class GroupRun:
             return False
         self._freed_for.add(job.custom_id)
         logger.warning("%s: no memory for it; the shared prefixes are dropped", job.custom_id)
-        self._studio.prefixes.let_go()
+        self._stages.prefixes.let_go()
         _let_go(error, [job, job])
         return True
 
@@ -207,28 +198,28 @@ class GroupRun:
         # A batch that is ready to draw lets go of its contexts first; see `footprint.Needs`.
         return len(self._thinking) < self._think_size and len(self._ready) < self._draw_size
 
-    def _write_on(self) -> Iterator[Progress | Drawn | Lost]:
+    def _write_on(self) -> Iterator[Progress | Decoded | Lost]:
         """A token for every job that thinks; those whose text has ended leave."""
         at_once = list(self._thinking)
         for batch in _batches(at_once, self._think_size):
             yield from self._written(batch)
         for work in list(self._thinking):
-            if _writer(work).is_done:
+            if _decoding(work).is_done:
                 self._thinking.remove(work)
                 yield from self._make_ready(work)
 
-    def _written(self, batch: list[Prefilled]) -> Iterator[Progress | Drawn | Lost]:
+    def _written(self, batch: list[Prefilled]) -> Iterator[Progress | Decoded | Lost]:
         failure = None
         try:
-            told = self._loop.step([_writer(work) for work in batch])
+            told = self._loop.step([_decoding(work) for work in batch])
         except Exception as error:
             failure, told = _let_go(error, batch), self._loop.settle()
         for work in self._thinking:
-            if _writer(work) in told:
-                yield ThinkToken(work.job.custom_id, _writer(work).count)
+            if _decoding(work) in told:
+                yield ThinkToken(work.job.custom_id, _decoding(work).count)
         for work in batch:
-            work.think_batch = max(work.think_batch, len(batch))
-        left = [work for work in batch if not _writer(work).is_done]
+            work.batch["think"] = max(work.batch["think"], len(batch))
+        left = [work for work in batch if not _decoding(work).is_done]
         if failure is not None and left:
             if _is_short_of_memory(failure, left):
                 self._shorten("think", len(left) // 2, [work.job for work in left])
@@ -236,11 +227,11 @@ class GroupRun:
 
     def _make_ready(self, work: Prefilled) -> Iterator[Lost]:
         try:
-            self._ready.append(ready(work, self._studio))
+            self._ready.append(with_text(work, self._stages))
         except Exception as error:
             yield Lost(work.job, work.clock, error)
 
-    def _next_batch(self) -> list[Ready]:
+    def _next_batch(self) -> list[Generated]:
         """The jobs that can draw together with the one that has waited longest."""
         key = self._ready[0].draws_with
         fits = [work for work in self._ready if work.draws_with == key]
@@ -248,19 +239,21 @@ class GroupRun:
         self._ready = deque(work for work in self._ready if work not in batch)
         return batch
 
-    def _draw(self, batch: list[Ready]) -> Iterator[Progress | Drawn | Lost]:
+    def _draw(self, batch: list[Generated]) -> Iterator[Progress | Decoded | Lost]:
         standing = yield from self._standing(batch)
         if standing:
             yield from self._denoised(standing)
 
-    def _standing(self, batch: list[Ready]) -> Generator[Progress | Lost, None, list[Drawing]]:
+    def _standing(
+        self, batch: list[Generated]
+    ) -> Generator[Progress | Lost, None, list[Denoising]]:
         """The jobs of a batch with their branches; what memory is short of goes on waiting."""
-        standing: list[Drawing] = []
+        standing: list[Denoising] = []
         # Each leaves the batch: nothing holds a context whose branches stand.
         while batch:
             work, failure = batch.pop(0), None
             try:
-                standing.append(drawing(work, self._studio))
+                standing.append(with_branches(work, self._stages))
             except Exception as error:
                 failure = error
             if failure is None:
@@ -283,9 +276,9 @@ class GroupRun:
             yield Lost(work.job, work.clock, failure)
         return standing
 
-    def _denoised(self, batch: list[Drawing]) -> Iterator[Progress | Drawn | Lost]:
+    def _denoised(self, batch: list[Denoising]) -> Iterator[Progress | Decoded | Lost]:
         for work in batch:
-            work.denoise_batch = len(batch)
+            work.batch["denoise"] = len(batch)
             yield PhaseStarted(work.job.custom_id, "denoise", work.job.num_inference_steps)
         latents, steps = [work.track.noise_CYX for work in batch], 0
         failure = None
@@ -306,15 +299,15 @@ class GroupRun:
             yield from self._halved(batch, failure, self._denoised)
             return
         for work in batch:
-            work.let_go()
+            work.release()
         for work, latents_CYX in zip(batch, latents, strict=True):
             yield from self._finished(work, latents_CYX, steps)
 
     def _velocities(
-        self, batch: Sequence[Drawing]
+        self, batch: Sequence[Denoising]
     ) -> Callable[[Sequence[Tensor], Sequence[Step]], list[Tensor]]:
         def velocities(latents: Sequence[Tensor], steps: Sequence[Step]) -> list[Tensor]:
-            return self._studio.model.velocities(
+            return self._stages.model.velocities(
                 [
                     LivePicture(x_CYX, step, work.job.guidance_scale, work.branches.items)
                     for work, x_CYX, step in zip(batch, latents, steps, strict=True)
@@ -323,15 +316,17 @@ class GroupRun:
 
         return velocities
 
-    def _finished(self, work: Drawing, latents_CYX: Tensor, steps: int) -> Iterator[Drawn | Lost]:
+    def _finished(
+        self, work: Denoising, latents_CYX: Tensor, steps: int
+    ) -> Iterator[Decoded | Lost]:
         """The picture of the last latents; these wait where memory is short beside other jobs."""
         failure = None
         try:
-            picture = finished(work, latents_CYX, steps, self._studio)
+            picture = decode(work, latents_CYX, steps, self._stages)
         except Exception as error:
             failure = error
         if failure is None:
-            yield Drawn(work.job, work.clock, picture)
+            yield picture
         elif self._frees(work.job, failure):
             work.notes.append(_FREED)
             yield from self._finished(work, latents_CYX, steps)
@@ -348,8 +343,8 @@ class GroupRun:
         self,
         batch: list[Work],
         error: Exception,
-        again: Callable[[list[Work]], Iterator[Progress | Drawn | Lost]],
-    ) -> Iterator[Progress | Drawn | Lost]:
+        again: Callable[[list[Work]], Iterator[Progress | Decoded | Lost]],
+    ) -> Iterator[Progress | Decoded | Lost]:
         """A batch that failed, in halves, down to the job whose fault it is."""
         if len(batch) == 1 and self._frees(batch[0].job, error):
             batch[0].notes.append(_FREED)
@@ -375,7 +370,7 @@ def _is_short_of_memory(error: Exception, batch: Sequence[object]) -> bool:
     return len(batch) > 1 and isinstance(error, torch.OutOfMemoryError)
 
 
-def _note(batch: Sequence[Prefilled] | Sequence[Drawing], note: str) -> None:
+def _note(batch: Sequence[Prefilled] | Sequence[Denoising], note: str) -> None:
     logger.warning(note)
     for work in batch:
         work.notes.append(note)
@@ -392,11 +387,11 @@ def _let_go(error: Exception, batch: Sequence[object]) -> Exception:
     return error
 
 
-def _writer(work: Prefilled) -> Writer:
-    assert work.writer is not None, "a job that thinks has text to write"
-    return work.writer
+def _decoding(work: Prefilled) -> Decoding:
+    assert work.decoding is not None, "a job that thinks has text to write"
+    return work.decoding
 
 
-def _enter(batch: Sequence[Drawing], phase: str) -> None:
+def _enter(batch: Sequence[Denoising], phase: str) -> None:
     for work in batch:
         work.clock.enter(phase)

@@ -10,33 +10,29 @@ from functools import partial
 from typing import Protocol
 
 from hyimg_cli.journal.journal import JobFolder
-from hyimg_cli.journal.keys import confirm_dtype, confirm_graphs, precision
+from hyimg_cli.journal.keys import confirm_dtype, confirm_graphs
 from hyimg_cli.journal.making import making
 from hyimg_cli.kv.buffer import Slice
 from hyimg_cli.kv.tree import Host, KVTree
 from hyimg_cli.manifest.resolved import job_to_json
 from hyimg_cli.media.images import SourceImage, write_png
 from hyimg_cli.media.metadata import PictureFacts, png_text
+from hyimg_cli.memory.fit import room_for
 from hyimg_cli.memory.footprint import Together
 from hyimg_cli.memory.gpu_settings import offload_of_pictures
-from hyimg_cli.memory.room import (
-    batch_sizes,
-    peak_memory_mb,
-    refuse_beyond_part,
-    synchronize,
-)
-from hyimg_cli.memory.tensor_ranks import refuse_unsplit, weights_by_rank
+from hyimg_cli.memory.room import batch_sizes, peak_memory_mb, synchronize
+from hyimg_cli.memory.tensor_ranks import refuse_unsplit
 from hyimg_cli.models import registry
 from hyimg_cli.models.protocols import MixedModel
 from hyimg_cli.pipelines import outcomes
 from hyimg_cli.pipelines.clock import PhaseClock
-from hyimg_cli.pipelines.image.group import Drawn, GroupRun
+from hyimg_cli.pipelines.image.batch import ContinuousBatch
 from hyimg_cli.pipelines.image.prefixes import Prefixes
 from hyimg_cli.pipelines.image.prewarm import Shape, prewarm, writing_rows
 from hyimg_cli.pipelines.image.ranks import ImageRanks
 from hyimg_cli.pipelines.image.shortages import Shortages
 from hyimg_cli.pipelines.image.sources import SourceEncoder, Sources, suits_beside
-from hyimg_cli.pipelines.image.stages import EncodeSource, Picture, ReadSource, Studio
+from hyimg_cli.pipelines.image.stages import Decoded, EncodeSource, ImageStages, ReadSource
 from hyimg_cli.pipelines.pipeline import Lost, Made
 from hyimg_cli.pipelines.prefetch import ReadAhead
 from hyimg_cli.spec.events import ModelLoaded, OutputFile, Prewarmed, Progress
@@ -52,7 +48,7 @@ class LoadModel(Protocol):
     def __call__(self, choice: ModelChoice, *, is_batch_invariant: bool) -> MixedModel: ...
 
 
-class ImageCrew:
+class ImagePipeline:
     """Draws pictures, one model at a time."""
 
     def __init__(self, config: RunConfig, load: LoadModel | None = None) -> None:
@@ -72,15 +68,6 @@ class ImageCrew:
     def model(self) -> str | None:
         return None if self._model is None else self._model.card.model
 
-    def weight_bytes(self, model: str) -> int:
-        choice = self._config.model
-        if self._tensor_ranks > 1:
-            by_rank = weights_by_rank(replace(choice, model=model), self._tensor_ranks)
-            # In main memory all ranks lie together; on GPUs each has its own.
-            return sum(by_rank) if precision(choice)[0] == "cpu" else by_rank[0]
-        card = registry.model_card(model, choice.revision)
-        return card.loaded_bytes(precision(choice)[1], choice.quantization)
-
     def use(
         self, model: str, jobs: Sequence[ImageJob], folder: JobFolder | None
     ) -> Iterator[ModelLoaded]:
@@ -90,9 +77,7 @@ class ImageCrew:
         if self._config.model.cpu_offload:
             raise offload_of_pictures()
         started = time.perf_counter()
-        hint = "or --quantization fp8 or nf4, or --tensor-parallel-size over more GPUs"
-        refuse_beyond_part(partial(self.weight_bytes, model), self._config, hint)
-        loaded = self._loaded(replace(self._config.model, model=model))
+        loaded = self._loaded(replace(self._config.model, model=model), jobs)
         confirm_dtype(self._config.model, loaded.dtype_name)
         confirm_graphs(self._config.model, self._tensor_ranks, loaded.has_graphs)
         self._model = loaded
@@ -106,14 +91,16 @@ class ImageCrew:
             ranks=self._tensor_ranks,
         )
 
-    def _loaded(self, choice: ModelChoice) -> MixedModel:
+    def _loaded(self, choice: ModelChoice, jobs: Sequence[ImageJob]) -> MixedModel:
         is_invariant = self._config.batch.is_invariant
-        if self._tensor_ranks == 1:
-            load = self._load or registry.load
+        if self._tensor_ranks == 1 and self._load is not None:
+            return self._load(choice, is_batch_invariant=is_invariant)
+        if self._tensor_ranks > 1:
+            refuse_unsplit(choice, self._tensor_ranks)
+            self._ranks = ImageRanks(choice, self._tensor_ranks, lost=self.tree.clear)
+        load = registry.load if self._ranks is None else self._ranks.load
+        with room_for(choice.model, jobs, self._config):
             return load(choice, is_batch_invariant=is_invariant)
-        refuse_unsplit(choice, self._tensor_ranks)
-        self._ranks = ImageRanks(choice, self._tensor_ranks, lost=self.tree.clear)
-        return self._ranks.load(is_batch_invariant=is_invariant)
 
     @property
     def _tensor_ranks(self) -> int:
@@ -145,11 +132,11 @@ class ImageCrew:
         if not config.batch.prewarm:
             return
         started = time.perf_counter()
-        studio = self._studio(_unread, self._encoder())
+        stages = self._stages(_unread, self._encoder())
         # First: what is left of memory is the stand-ins' and the jobs'.
         graphs = self._resident().prepare_decode(writing_rows(jobs, self._together))
-        learn = partial(self._shortages.learn, card=studio.model.card)
-        shapes = prewarm(jobs, studio, together=self._together, warmed=self._warmed, learn=learn)
+        learn = partial(self._shortages.learn, card=stages.model.card)
+        shapes = prewarm(jobs, stages, together=self._together, warmed=self._warmed, learn=learn)
         if shapes or graphs:
             yield Prewarmed(shapes, time.perf_counter() - started, graphs)
 
@@ -166,16 +153,16 @@ class ImageCrew:
             encoder, reader = _pool(pools), _pool(pools)
             then = _ahead(encoder, encode, jobs) if is_beside else None
             ahead = ReadAhead(reader, coming, window=2 * self._together.thinking, then=then)
-            run = GroupRun(
+            run = ContinuousBatch(
                 jobs,
-                self._studio(ahead.read, encode),
+                self._stages(ahead.read, encode),
                 batch_size=self._together.thinking,
                 draw_size=self._together.drawing,
                 new_clock=lambda: PhaseClock(started, partial(synchronize, model.layer_devices)),
             )
             try:
                 for event in run.run():
-                    yield self._made(event) if isinstance(event, Drawn) else event
+                    yield self._made(event) if isinstance(event, Decoded) else event
             finally:
                 self._shortages.learn(run.shortages, model.card)
 
@@ -184,7 +171,7 @@ class ImageCrew:
             self._ranks.revive()
 
     def cache_counts(self) -> dict[str, dict[str, int]]:
-        """Source images, and the model's own memos from when this crew loaded it."""
+        """Source images, and the model's own memos from when this pipeline loaded it."""
         of_model = {
             kind: {name: count - self._counted[kind][name] for name, count in counts.items()}
             for kind, counts in self._resident().memo_counts().items()
@@ -212,23 +199,23 @@ class ImageCrew:
         model_print = registry.fingerprint(model.card.model, self._config.model.revision)
         return self._sources.encoder(model, model_print)
 
-    def _studio(self, read: ReadSource, encode: EncodeSource) -> Studio:
+    def _stages(self, read: ReadSource, encode: EncodeSource) -> ImageStages:
         model = self._resident()
         scope = f"{model.card.model} {model.dtype_name}"
-        return Studio(model, self._config.reuse, Prefixes(self.tree, scope), read, encode)
+        return ImageStages(model, self._config.reuse, Prefixes(self.tree, scope), read, encode)
 
-    def _made(self, drawn: Drawn) -> Made:
-        job, picture = drawn.job, drawn.picture
+    def _made(self, picture: Decoded) -> Made:
+        job = picture.job
         spread = None if self._ranks is None else self._ranks.report()
         return Made(
             job,
-            drawn.clock,
+            picture.clock,
             write=partial(self._written, job, picture),
             outcome=partial(outcomes.done, job, picture, spread),
             source_digests=picture.source_digests,
         )
 
-    def _written(self, job: ImageJob, picture: Picture, folder: JobFolder) -> OutputFile:
+    def _written(self, job: ImageJob, picture: Decoded, folder: JobFolder) -> OutputFile:
         path = folder.path_for(job.custom_id)
         text = self._metadata(job, picture) if self._config.output.metadata else {}
         sha256, pixel_sha256 = write_png(path, picture.pixels, text)
@@ -236,14 +223,14 @@ class ImageCrew:
         relative = path.relative_to(folder.folder).as_posix()
         return OutputFile(relative, sha256, pixel_sha256, width, height, job.seed)
 
-    def _metadata(self, job: ImageJob, picture: Picture) -> dict[str, str]:
+    def _metadata(self, job: ImageJob, picture: Decoded) -> dict[str, str]:
         facts = PictureFacts(
             size=Size(*picture.pixels.shape[:2]),
             model_name=self._resident().card.name,
             making=making(job, self._config),
             source_sha256=picture.source_digests,
-            cot_text=picture.written.text,
-            cot_token_ids=picture.written.ids,
+            cot_text=picture.text.text,
+            cot_token_ids=picture.text.ids,
             ratio_index=picture.bucket.ratio_index,
         )
         return png_text(job, job_to_json(job), facts)

@@ -1,0 +1,176 @@
+"""Whether a model and its jobs fit into memory, and what would make them fit.
+
+`plan`, `doctor` and the run ask here, about pictures and videos, one process, ranks and replicas. A
+run of a model that does not fit with any of its jobs alone is refused before anything is loaded.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+
+from hyimg_cli.errors import MachineError, UsageError
+from hyimg_cli.journal.keys import precision
+from hyimg_cli.memory.footprint import Need, need
+from hyimg_cli.memory.gpu_settings import OFFLOAD, refuse_offload_on_ranks
+from hyimg_cli.memory.present import Present, present
+from hyimg_cli.memory.tensor_ranks import refuse_unsplit
+from hyimg_cli.spec.job import ImageJob, Job
+from hyimg_cli.spec.run import Quantization, RunConfig
+from hyimg_cli.spec.units import bytes_text
+
+# In the order of what they change.
+FORMS: tuple[Quantization, ...] = ("none", "fp8", "nf4")
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What a model needs, what there is, and what to do where that is too little."""
+
+    needed: Need
+    present: Present
+    remedy: str = ""
+
+    @property
+    def is_enough(self) -> bool:
+        return fits(self.needed, self.present)
+
+    def refusal(self) -> MachineError:
+        """What a run says that is not begun."""
+        there, main = self.present, self.present.main
+        room = f"{there.limit} allows" if there.limit else f"{there.place} has"
+        left = "" if there.limit else " free"
+        found = f"{room} {bytes_text(there.free)}{left}"
+        if self.needed.total <= there.free and main is not None:
+            found = f"main memory has {bytes_text(main)} free for those that wait"
+        return _too_large(self.needed, found, self.remedy)
+
+
+def fits(needed: Need, there: Present) -> bool:
+    """The one rule. What is not known to be missing is there."""
+    return needed.total <= there.free and (there.main is None or needed.waiting <= there.main)
+
+
+def judged(model: str, jobs: Sequence[Job], config: RunConfig, there: Present) -> Fit:
+    """Whether a model fits with one job at work, whichever of `jobs` takes least."""
+    # What is known of a video's needs is its model's.
+    pictures: list[Sequence[Job]] = [[job] for job in jobs if isinstance(job, ImageJob)]
+    found: list[tuple[Need, Sequence[Job]]] = []
+    for alone in pictures or [jobs[:1]]:
+        needed = need(model, alone, config)
+        if fits(needed, there):
+            return Fit(needed, there)
+        found.append((needed, alone))
+    needed, least = min(found, key=lambda pair: pair[0].total)
+    return Fit(needed, there, remedy(model, least, config, there))
+
+
+def need_beside(model: str, jobs: Sequence[Job], config: RunConfig) -> Need:
+    """What a model takes that is to work beside another: with a full batch; where its work is not
+    known, as much again as its weights.
+    """
+    found = need(model, jobs, config, together=config.batch.max_size)
+    return found if found.work else replace(found, work=found.weights)
+
+
+@contextmanager
+def room_for(model: str, jobs: Sequence[Job], config: RunConfig) -> Iterator[None]:
+    """Load a model inside: it is refused where it does not fit, or did not after all. Raises
+    MachineError.
+    """
+    import torch
+
+    found = judged(model, jobs, config, present(config))
+    if not found.is_enough:
+        raise found.refusal()
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        less = found.present.at_most(found.needed.total - 1, found.present.limit)
+        hint = remedy(model, jobs[:1], config, less)
+        raise _too_large(found.needed, "the GPU ran out of memory", hint) from None
+
+
+def remedy(model: str, jobs: Sequence[Job], config: RunConfig, there: Present) -> str:
+    """Which settings make it fit, the one that changes least first; else how much is wanted."""
+    hints = [f"raise {there.limit}"] if there.limit else []
+    changes = list(_changes(jobs, config))
+    sizes = [(flag, need(model, jobs, changed)) for flag, changed in changes]
+    fitting = [
+        f"{flag} would fit with {bytes_text(n.total)}" for flag, n in sizes if fits(n, there)
+    ]
+    own = need(model, jobs, config)
+    if fitting:
+        hints.append(fitting[0])
+    elif own.total <= there.free:
+        hints.append("main memory is too small for the networks that wait there")
+    else:
+        hints.append(_wanted(own, [pair for pair in sizes if pair[0] != OFFLOAD]))
+        if own.waiting:
+            hints.append(f"{OFFLOAD} is on already")
+    if _are_pictures(jobs):
+        hints += _over_gpus(model, jobs, config, there)
+    return "; ".join(hints)
+
+
+def can_be_split(config: RunConfig) -> bool:
+    """Whether the run's ranks can share its model in its quantization."""
+    with suppress(UsageError):
+        refuse_unsplit(config.model, config.parallel.tensor_ranks)
+        return True
+    return False
+
+
+def in_forms(config: RunConfig) -> dict[Quantization, RunConfig]:
+    """The run with each quantization that its ranks could share."""
+    found = {
+        form: replace(config, model=replace(config.model, quantization=form)) for form in FORMS
+    }
+    return {form: one for form, one in found.items() if can_be_split(one)}
+
+
+def _changes(jobs: Sequence[Job], config: RunConfig) -> Iterator[tuple[str, RunConfig]]:
+    """Settings with which a model takes less, and the run with each."""
+    choice, parallel = config.model, config.parallel
+    kind, dtype = precision(choice)
+    if _are_pictures(jobs):
+        for form, changed in in_forms(config).items():
+            if FORMS.index(form) > FORMS.index(choice.quantization):
+                yield f"--quantization {form}", changed
+    elif kind == "cuda" and not choice.cpu_offload:
+        with suppress(UsageError):
+            refuse_offload_on_ranks(parallel.vae_ranks, parallel.cfg_ranks)
+            yield OFFLOAD, replace(config, model=replace(choice, cpu_offload=True))
+    if kind == "cpu" and dtype == "float32":
+        yield "--dtype bfloat16", replace(config, model=replace(choice, dtype="bfloat16"))
+
+
+def _over_gpus(model: str, jobs: Sequence[Job], config: RunConfig, there: Present) -> Iterator[str]:
+    """How more GPUs would hold it."""
+    if precision(config.model)[0] == "cpu":
+        return
+    if config.parallel.tensor_ranks > 1 or config.model.device == "balanced":
+        yield "more GPUs hold less each"
+        return
+    for ranks in range(2, there.gpus + 1):
+        split = replace(config, parallel=replace(config.parallel, tensor_ranks=ranks))
+        if can_be_split(split) and fits(need(model, jobs, split), there):
+            spread = f"--tensor-parallel-size {ranks} or --device balanced"
+            yield f"{spread} spreads it over the {there.gpus} GPUs here"
+            return
+    yield "more GPUs share it by --tensor-parallel-size or --device balanced"
+
+
+def _wanted(own: Need, smaller: Sequence[tuple[str, Need]]) -> str:
+    flag, least = min([("", own), *smaller], key=lambda pair: pair[1].total)
+    more = f"free some, or use a machine with {bytes_text(least.total)}"
+    return f"{more} for {flag}" if flag else more
+
+
+def _are_pictures(jobs: Sequence[Job]) -> bool:
+    return all(isinstance(job, ImageJob) for job in jobs)
+
+
+def _too_large(needed: Need, found: str, hint: str) -> MachineError:
+    work = f", one job beside them {bytes_text(needed.work)}" if needed.work else ""
+    what = f"the weights take {bytes_text(needed.weights)}{work}; {found}"
+    return MachineError(what, hint=hint, code="machine.memory")

@@ -1,0 +1,47 @@
+"""HunyuanVideo-1.5 and Wan, in diffusers' layout, as a family."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hyimg_cli.loading.checkpoint import TensorInfo, tensor_index
+from hyimg_cli.models.diffusers_video.card import video_card
+from hyimg_cli.models.diffusers_video.layout import is_video_checkpoint, read_layout
+from hyimg_cli.models.diffusers_video.lengths import check_texts
+from hyimg_cli.models.family import Family
+from hyimg_cli.spec.job import VideoJob
+from hyimg_cli.spec.run import ModelChoice
+
+if TYPE_CHECKING:
+    from hyimg_cli.models.latent_video import LatentVideoModel
+
+
+class DiffusersFolder:
+    """A checkpoint folder, its weights unread."""
+
+    def __init__(self, folder: Path, model: str) -> None:
+        self.folder = folder
+        self.card = video_card(folder, model)
+
+    def check(self, job: VideoJob) -> None:
+        check_texts(job, self.folder, self.card)
+
+    def load(self, choice: ModelChoice, *, is_fast: bool, is_tiled: bool) -> "LatentVideoModel":
+        from hyimg_cli.models.diffusers_video.loading import load_video  # imports torch
+
+        return load_video(self.folder, self.card, choice, is_fast=is_fast, is_tiled=is_tiled)
+
+
+def _tensors(folder: Path) -> Mapping[str, Mapping[str, TensorInfo]]:
+    parts = [part for part in read_layout(folder).components.values() if part.has_weights]
+    return {part.name: tensor_index(part.folder, part.stem) for part in parts}
+
+
+FAMILY = Family(
+    name="diffusers_video",
+    makes="videos",
+    is_one=is_video_checkpoint,
+    open=DiffusersFolder,
+    fingerprint=lambda folder: read_layout(folder).fingerprint(),
+    tensors=_tensors,
+)

@@ -1,0 +1,98 @@
+"""A family of checkpoints: a folder beside this file, with one of these records in its `record.py`.
+
+Everything here is known before weights are loaded, and without torch; `load` alone imports it.
+`registry` finds the family of a checkpoint by asking each record, and nothing outside `models/`
+knows a family's name.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from hyimg_cli.kv.segments import Segment
+from hyimg_cli.loading.checkpoint import TensorInfo
+from hyimg_cli.manifest.cost import JobTokens
+from hyimg_cli.spec.card import ModelCard, RankBytes, VideoCard
+from hyimg_cli.spec.job import ImageJob, Size, VideoJob
+from hyimg_cli.spec.run import ModelChoice, Quantization
+
+if TYPE_CHECKING:
+    from hyimg_cli.models.latent_video import LatentVideoModel
+    from hyimg_cli.models.protocols import MixedModel
+    from hyimg_cli.parallel.ranks import RankPool
+
+
+class ImageCheckpoint(Protocol):
+    """A checkpoint that writes text and draws: its facts, what its sequences are and share."""
+
+    @property
+    def card(self) -> ModelCard: ...
+
+    def check(self, job: ImageJob) -> None:
+        """Passes a job whose text fits. Raises JobError with the manifest's field in `where`."""
+
+    def count(self, job: ImageJob, source_sizes: Sequence[Size], assumed_think: int) -> JobTokens:
+        """Tokens that the job will take; text not yet written counts as `assumed_think` tokens.
+        `source_sizes` are its pictures' pixels, in order.
+        """
+
+    def text_prefix(
+        self, job: ImageJob, source_sizes: Sequence[Size], digests: Sequence[str]
+    ) -> list[Segment] | None:
+        """What jobs may share of the AR stage's prompt; None for a job without such a stage."""
+
+    def branch_prefixes(
+        self, job: ImageJob, source_sizes: Sequence[Size], digests: Sequence[str]
+    ) -> list[list[Segment]]:
+        """What jobs may share of each guidance branch, where there is no AR stage."""
+
+    def refuse_uneven(self, ranks: int, quantization: Quantization) -> None:
+        """Passes layers that can be split over so many ranks. Raises UsageError."""
+
+    def rank_bytes(self, ranks: int, dtype: str, quantization: Quantization) -> RankBytes:
+        """Bytes on each of `ranks` ranks that the layers are split over."""
+
+    def load(
+        self, choice: ModelChoice, *, is_batch_invariant: bool, pool: "RankPool | None"
+    ) -> "MixedModel":
+        """The loaded model; `is_batch_invariant` keeps a job's bits equal in any batch, on the CPU.
+
+        With a `pool` its layers are split over the ranks, whose devices they are on. Raises
+        CheckpointError, or MachineError for the device.
+        """
+
+
+class VideoCheckpoint(Protocol):
+    """A text-to-video checkpoint."""
+
+    @property
+    def card(self) -> VideoCard: ...
+
+    def check(self, job: VideoJob) -> None:
+        """Passes a job whose texts its encoders read to their ends. Raises JobError."""
+
+    def load(self, choice: ModelChoice, *, is_fast: bool, is_tiled: bool) -> "LatentVideoModel":
+        """The model; its text encoders stay on disk until a prompt needs them.
+
+        `is_fast` off takes the library's own transformer forward, `is_tiled` off decodes latents
+        whole. Raises CheckpointError, or MachineError for the device.
+        """
+
+
+@dataclass(frozen=True)
+class Family:
+    """How a kind of checkpoint is known and opened; the functions are given its folder.
+
+    `open` reads the small files: weights need not be there. `tensors`: of each component, what its
+    files' headers say. `refuse_wrong` passes a checkpoint with every tensor of its configuration,
+    and no other. All raise CheckpointError.
+    """
+
+    name: str
+    makes: Literal["pictures", "videos"]
+    is_one: Callable[[Path], bool]
+    open: Callable[[Path, str], ImageCheckpoint | VideoCheckpoint]
+    fingerprint: Callable[[Path], str]
+    tensors: Callable[[Path], Mapping[str, Mapping[str, TensorInfo]]]
+    refuse_wrong: Callable[[Path], None] = lambda folder: None

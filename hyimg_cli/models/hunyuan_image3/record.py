@@ -1,0 +1,26 @@
+"""HunyuanImage-3 as a family."""
+
+from pathlib import Path
+
+from hyimg_cli.loading import checkpoint
+from hyimg_cli.models.family import Family
+from hyimg_cli.models.hunyuan_image3.card import FAMILY as NAME
+from hyimg_cli.models.hunyuan_image3.prompter import Prompter
+
+
+def _refuse_wrong(folder: Path) -> None:
+    from hyimg_cli.models.hunyuan_image3.weights import checked  # imports torch
+
+    checked(folder)
+
+
+FAMILY = Family(
+    name=NAME,
+    makes="pictures",
+    # One network; diffusers' pipelines have an index of several.
+    is_one=lambda folder: not (folder / "model_index.json").is_file(),
+    open=Prompter,
+    fingerprint=checkpoint.fingerprint,
+    tensors=lambda folder: {"model": checkpoint.tensor_index(folder)},
+    refuse_wrong=_refuse_wrong,
+)

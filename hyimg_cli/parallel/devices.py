@@ -1,0 +1,49 @@
+"""GPUs that torch finds: how many there are, and which of them a model is put on."""
+
+import torch
+
+from hyimg_cli.errors import MachineError
+from hyimg_cli.spec.run import ModelChoice
+
+
+def gpu_count() -> int:
+    """GPUs that this process can use."""
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def refuse_missing_gpus(count: int, who: str, hint: str) -> None:
+    """Passes a machine with a GPU for each of `count` processes (`who`). Raises MachineError."""
+    found = torch.cuda.device_count()
+    if found < count:
+        raise MachineError(
+            f"{count} {who} need {count} GPUs; torch finds {found}",
+            hint=hint,
+            code=f"machine.{who}",
+        )
+
+
+def device_of(choice: ModelChoice) -> str:
+    """Device that a model is put on: "cpu", a GPU's name, or "balanced" over all of them.
+
+    Raises MachineError where a GPU was asked for and torch finds none.
+    """
+    has_gpu = torch.cuda.is_available()
+    if choice.kind(has_gpu=has_gpu) == "cpu":
+        return "cpu"
+    if not has_gpu:
+        raise MachineError(
+            f"device {choice.device} was asked for, and torch finds no GPU",
+            hint="use --device cpu, or install a torch build that knows this GPU",
+            code="machine.no-gpu",
+        )
+    return {"auto": "cuda:0", "cuda": "cuda:0"}.get(choice.device, choice.device)
+
+
+def gpus_of(choice: ModelChoice) -> list[torch.device]:
+    """The GPUs that a model is put on; none on the CPU. Raises MachineError as `device_of`."""
+    name = device_of(choice)
+    if name == "cpu":
+        return []
+    if name == "balanced":
+        return [torch.device("cuda", number) for number in range(gpu_count())]
+    return [torch.device(name)]

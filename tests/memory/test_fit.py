@@ -1,0 +1,290 @@
+"""Whether it fits: one rule, which plan, doctor and the run ask, and what makes it fit."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from machines import with_gpus, with_main_memory
+from released import released_folder
+
+from hyimg_cli.cli import plan as planning
+from hyimg_cli.doctor import models
+from hyimg_cli.doctor.check import Subject
+from hyimg_cli.engine.choice import replicas_of
+from hyimg_cli.engine.replicas import run as replicas
+from hyimg_cli.engine.session import Session
+from hyimg_cli.errors import MachineError
+from hyimg_cli.manifest.planner import make_plan
+from hyimg_cli.memory.fit import FORMS, fits, in_forms, judged, need_beside, room_for
+from hyimg_cli.memory.footprint import Need, footprint, need
+from hyimg_cli.memory.present import Present, present
+from hyimg_cli.models import registry
+from hyimg_cli.pipelines.image import crew as pictures
+from hyimg_cli.spec.job import Job
+from hyimg_cli.spec.plan import Plan
+from hyimg_cli.spec.run import (
+    BatchConfig,
+    ModelChoice,
+    OutputConfig,
+    ParallelConfig,
+    RunConfig,
+)
+
+GB = 10**9
+CPU = RunConfig(OutputConfig(Path()), ModelChoice(device="cpu", dtype="bfloat16"))
+GPU = replace(CPU, model=ModelChoice(device="cuda"))
+
+
+class Loaded(Exception):
+    """A run came to the point where it loads."""
+
+
+@pytest.fixture(scope="module")
+def released(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The released model's small files: 166 GB of weights in bfloat16."""
+    return str(released_folder(tmp_path_factory.mktemp("released") / "released"))
+
+
+def edits(model: str) -> list[Job]:
+    return _three(models._sample(models._EDIT, model=model, revision=None))
+
+
+def videos() -> list[Job]:
+    return _three(models._sample(models._VIDEO, video_model="tiny-video", revision=None))
+
+
+def _three(jobs: Any) -> list[Job]:
+    return [replace(jobs[0], custom_id=str(n)) for n in range(3)]
+
+
+def test_the_margin_is_of_the_work(released: str) -> None:
+    """Of what weights leave free 85 % may be filled."""
+    jobs = edits(released)
+    card = registry.model_card(released)
+    weights = card.loaded_bytes("bfloat16")
+    work = footprint(jobs[:1], card, CPU).least - weights  # type: ignore[arg-type]
+    assert work > GB
+    enough = weights + -(-work * 100 // 85)
+    verdicts = [judged(released, jobs, CPU, Present(free)) for free in (enough, enough - 1)]
+    assert [one.is_enough for one in verdicts] == [True, False]
+    assert verdicts[0].needed.total == enough
+    assert not judged(released, jobs, CPU, Present(weights - 1)).is_enough
+
+
+def test_a_second_model_needs_room_for_a_full_batch(released: str) -> None:
+    """Or for as much again as its weights, where its work is not known."""
+    jobs = edits(released)
+    alone, beside = need(released, jobs[:1], CPU), need_beside(released, jobs, CPU)
+    assert beside.work == need(released, jobs, CPU, together=3).work > alone.work
+    weights = need("tiny-video", videos(), CPU).weights
+    assert need_beside("tiny-video", videos(), CPU).total > 2 * weights > 0
+
+
+def test_networks_that_wait_need_main_memory() -> None:
+    needed = Need(10, waiting=50)
+    found = [fits(needed, Present(free, main=main)) for free, main in ((10, 50), (10, 49), (9, 50))]
+    assert found == [True, False, False]
+
+
+# --- three callers, one answer -------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Bytes free on each GPU, or in main memory where there is none."""
+
+    free: int
+    gpus: int = 0
+
+    def take(self, patch: pytest.MonkeyPatch) -> None:
+        with_main_memory(patch, 10**12 if self.gpus else self.free)
+        if self.gpus:
+            with_gpus(patch, [self.free] * self.gpus, total=2 * self.free)
+
+
+def says_plan(machine: Machine, order: Plan, config: RunConfig) -> bool:
+    """Told what the machine has: on GPUs over which the layers are spread, all of them."""
+    free = machine.free * (machine.gpus if config.model.device == "balanced" else 1)
+    gb: Any = Fraction(free, GB)
+    config = replace(config, batch=replace(config.batch, memory_gb=gb))
+    return not list(planning._too_large_lines(order, config, replicas_of(order, config)))
+
+
+def says_doctor(config: RunConfig, *, is_video: bool) -> bool:
+    check = models.video_memory if is_video else models.image_memory
+    return check(Subject(config, "tiny-video")).status != "failed"
+
+
+def says_run(patch: pytest.MonkeyPatch, order: Plan, config: RunConfig) -> bool:
+    """Whether it comes to load anything."""
+
+    def load(*_: Any, **__: Any) -> Any:
+        raise Loaded
+
+    class Ranks:
+        def __init__(self, *_: Any, **__: Any) -> None:
+            self.load, self.stop = load, lambda: None
+
+    patch.setattr(registry, "load", load)
+    patch.setattr(registry, "load_video", load)
+    patch.setattr(pictures, "ImageRanks", Ranks)
+    count = replicas_of(order, config)
+    try:
+        replicas._refuse_little_memory(config, order, count)
+        with Session(config) as session:
+            list(session.run(order))
+    except MachineError as error:
+        if error.code != "machine.memory":
+            raise
+        return False
+    except Loaded:
+        return True
+    raise AssertionError("nothing was loaded")
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_plan_doctor_and_run_agree(released: str, data: st.DataObject) -> None:
+    is_video = data.draw(st.booleans(), "video")
+    gpus = data.draw(st.sampled_from([0, 1, 4]), "gpus")
+    device = "cpu" if not gpus else data.draw(st.sampled_from(["cuda", "balanced"]), "device")
+    device = "cuda" if is_video and gpus else device
+    parallel = data.draw(st.sampled_from([(1, 1), (2, 1), (1, 3)]), "ranks, replicas")
+    if gpus:
+        parallel = (parallel[0] if gpus == 4 and device == "cuda" else 1, 1)
+    choice = ModelChoice(
+        model=released,
+        device=device,
+        dtype=data.draw(st.sampled_from(["float32", "bfloat16"]), "dtype"),
+        quantization=data.draw(st.sampled_from(FORMS), "quantization"),
+        cpu_offload=is_video and gpus > 0 and data.draw(st.booleans(), "offload"),
+    )
+    config = replace(
+        CPU,
+        model=choice,
+        parallel=ParallelConfig(tensor_ranks=1 if is_video else parallel[0], replicas=parallel[1]),
+    )
+    jobs = videos() if is_video else edits(released)
+    order = make_plan(jobs, registry.model_card)
+    needed = need(order.groups[0].model, jobs[:1], config).total
+    near = data.draw(st.sampled_from([0.4, 0.99, 1.0, 1.01, 1.3]), "times")
+    edge = data.draw(st.integers(-1, 1), "bytes")
+    free = int(near * needed) * parallel[1] + edge
+    if device == "balanced":
+        free = free // gpus + edge
+    machine = Machine(free, gpus)
+    with pytest.MonkeyPatch.context() as patch:
+        machine.take(patch)
+        doctor = says_doctor(config, is_video=is_video)
+        assert says_plan(machine, order, config) == doctor
+        assert says_run(patch, order, config) == doctor
+
+
+# --- what makes it fit ---------------------------------------------------------------------------
+
+
+@settings(max_examples=30, deadline=None)
+@given(free=st.integers(1, 400), form=st.sampled_from(FORMS))
+def test_a_quantization_that_is_named_fits_and_none_before_it(
+    released: str, free: int, form: Any
+) -> None:
+    config = replace(GPU, model=replace(GPU.model, quantization=form))
+    jobs, there = edits(released)[:1], Present(free * GB)
+    smaller = [one for one in FORMS if FORMS.index(one) > FORMS.index(form)]
+    enough = {
+        one: judged(released, jobs, changed, there).is_enough
+        for one, changed in in_forms(config).items()
+    }
+    assume(not enough[form])
+    said = judged(released, jobs, config, there).remedy
+    first = next((one for one in smaller if enough[one]), None)
+    assert (f"--quantization {first} would fit" in said) == (first is not None)
+    assert ("free some, or use a machine with" in said) == (first is None)
+
+
+@pytest.mark.parametrize(
+    ("free_gb", "changes", "said"),
+    [
+        (140, {}, "--quantization fp8 would fit with "),
+        (79, {}, "--quantization nf4 would fit with "),
+        (79, {"quantization": "fp8"}, "--quantization nf4 would fit with "),
+        (39, {}, "GB for --quantization nf4; more GPUs share it by --tensor-parallel-size"),
+        (39, {"device": "balanced"}, "more GPUs hold less each"),
+        (75, {"device": "cpu", "dtype": "float32", "quantization": "nf4"}, "--dtype bfloat16"),
+        (39, {"device": "cpu", "quantization": "nf4"}, "or use a machine with "),
+    ],
+)
+def test_the_setting_that_changes_least_is_named(
+    released: str, free_gb: int, changes: dict[str, Any], said: str
+) -> None:
+    config = replace(GPU, model=replace(GPU.model, **({"dtype": "bfloat16"} | changes)))
+    found = judged(released, edits(released), config, Present(free_gb * GB))
+    assert not found.is_enough
+    assert said in found.remedy
+
+
+@pytest.mark.parametrize(("free_gb", "ranks"), [(100, 2), (60, 4)])
+def test_as_many_ranks_as_are_needed_are_named(released: str, free_gb: int, ranks: int) -> None:
+    there = Present(free_gb * GB, "cuda:0", gpus=8)
+    found = judged(released, edits(released), GPU, there)
+    assert f"--tensor-parallel-size {ranks} or --device balanced spreads it over" in found.remedy
+    split = replace(GPU, parallel=ParallelConfig(tensor_ranks=ranks))
+    assert judged(released, edits(released), split, there).is_enough
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A GPU of 200 GB, 190 of them free."""
+    with_gpus(monkeypatch, [190 * GB], total=200 * GB)
+    return
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_setting_that_allows_less_is_named(released: str) -> None:
+    part = replace(GPU, batch=BatchConfig(gpu_memory_utilization=0.5))
+    told = replace(GPU, batch=BatchConfig(memory_gb=90))
+    jobs = edits(released)
+    with room_for(released, jobs, GPU):
+        pass
+    for config, what in (
+        (part, "--gpu-memory-utilization 0.5 allows 100.0 GB"),
+        (told, "[batch] memory_gb allows 90.0 GB"),
+    ):
+        with pytest.raises(MachineError) as raised, room_for(released, jobs, config):
+            raise AssertionError("refused before")
+        assert what in raised.value.what
+        assert "the weights take 166.0 GB, one job beside them" in raised.value.what
+        assert raised.value.hint.startswith("raise ")
+
+
+@pytest.mark.usefixtures("gpu")
+def test_memory_that_runs_out_while_loading_names_what_helps(released: str) -> None:
+    with pytest.raises(MachineError) as raised, room_for(released, edits(released), GPU):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+    assert raised.value.code == "machine.memory"
+    assert "the GPU ran out of memory" in raised.value.what
+    assert "--quantization fp8 would fit" in raised.value.hint
+
+
+def test_one_job_that_is_too_large_ends_no_run(released: str) -> None:
+    """It fails alone, later; a run is refused where none of its jobs fits."""
+    small, large = edits(released)[:2]
+    long = replace(large, text=replace(large.text, max_new_tokens=15_000))  # type: ignore[union-attr]
+    enough = Present(need(released, [small], CPU).total)
+    assert need(released, [long], CPU).total > enough.free
+    assert judged(released, [long, small], CPU, enough).is_enough
+    assert not judged(released, [long], CPU, enough).is_enough
+
+
+def test_present_is_of_the_replica(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_main_memory(monkeypatch, 64.5 * GB)
+    assert present(CPU).free == int(64.5 * GB)
+    assert present(CPU, replicas=4).free == 16 * GB
+    asked = replace(CPU, batch=BatchConfig(memory_gb=30))
+    assert (present(asked).free, present(asked, replicas=4).free) == (30 * GB, 7 * GB)

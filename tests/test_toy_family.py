@@ -1,0 +1,66 @@
+"""A family is a folder and a record: one that nobody knew is added by one registration, and every
+command works with it.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import toy_family
+
+from hyimg_cli.models import registry
+
+WORDS = ("a red ball", "a red barn", "a blue ball")
+
+
+@pytest.fixture
+def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A checkpoint of the family, which is known for as long as the test runs."""
+    monkeypatch.setattr(registry, "_REGISTERED", [])
+    registry.register(toy_family.TOY)
+    return str(toy_family.write_checkpoint(tmp_path / "toy"))
+
+
+@pytest.fixture
+def manifest(write_manifest: Any) -> str:
+    lines = [{"custom_id": f"j{n}", "prompt": text, "seed": n} for n, text in enumerate(WORDS)]
+    lines.append({**lines[0], "custom_id": "silent", "bot_task": "none"})
+    return str(write_manifest(*lines))
+
+
+def _results(folder: Path) -> dict[str, Any]:
+    lines = map(json.loads, (folder / "results.jsonl").read_text().splitlines())
+    return {line["custom_id"]: line for line in lines}
+
+
+def test_check_and_plan(run_cli: Any, manifest: str, toy: str) -> None:
+    assert run_cli("check", manifest, "--model", toy).code == 0
+    planned = run_cli("plan", manifest, "--model", toy, "--json").json_lines[0]
+    assert planned["total"]["jobs"] == 4
+
+
+def test_pictures_are_made_resumed_and_equal_alone(
+    run_cli: Any, manifest: str, toy: str, tmp_path: Path
+) -> None:
+    first = run_cli("generate", manifest, "--model", toy, "-o", str(tmp_path / "o"), "--limit", "2")
+    assert "2 done, 0 failed" in first.err
+    rest = run_cli("generate", manifest, "--model", toy, "-o", str(tmp_path / "o"))
+    assert "2 done, 0 failed, 2 skipped" in rest.err
+    alone = ("--batching-max-size", "1", "--no-prewarm", "--prefix-cache-mb", "0")
+    run_cli("generate", manifest, "--model", toy, "-o", str(tmp_path / "alone"), *alone)
+    together, apart = _results(tmp_path / "o"), _results(tmp_path / "alone")
+    assert len(together) == 4
+    for name, line in together.items():
+        assert line["outputs"][0]["pixel_sha256"] == apart[name]["outputs"][0]["pixel_sha256"]
+        assert line["cot_token_ids"] == apart[name]["cot_token_ids"]
+    assert together["j0"]["kv_reuse"]["status"] in ("hit", "partial")
+    assert together["silent"]["kv_reuse"]["status"] == "none"
+
+
+def test_bench(run_cli: Any, manifest: str, toy: str, tmp_path: Path) -> None:
+    ran = run_cli(
+        *("bench", "--compare", "kv-reuse", "--manifest", manifest, "--model", toy),
+        *("--repeats", "1", "-o", str(tmp_path / "bench")),
+    )
+    assert ran.code == 0, ran.err

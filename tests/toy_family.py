@@ -1,0 +1,164 @@
+"""A second family that writes text and draws: bytes for tokens, one size, no ratio token, branches
+of different lengths, guidance that ends half way. It shares only the protocol with HunyuanImage-3.
+"""
+
+# Legend: D width, V vocabulary, C channel, Y X latent rows and columns, G branch
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from hyimg_cli.diffusion.denoise import Track
+from hyimg_cli.diffusion.schedule import Schedule
+from hyimg_cli.kv.buffer import Buffer
+from hyimg_cli.kv.segments import TextSegment
+from hyimg_cli.loading import checkpoint
+from hyimg_cli.manifest.cost import JobTokens
+from hyimg_cli.models.family import Family
+from hyimg_cli.models.protocols import BranchSequence, Canvas, TextPrompt
+from hyimg_cli.spec.card import Bucket, ModelCard, SamplingDefaults
+from hyimg_cli.spec.job import Size
+
+THINK, END, WIDTH, CELLS = 256, 257, 8, 4
+SQUARE = Bucket(0, Size(32, 32))
+DEFAULTS = SamplingDefaults(3, 2.0, 1.0, "think", False, "None", 1.0, 0, 1.0, 12)
+FACTS = (True, False, (SQUARE,), 8, 0, 64, 8000, 4096, END + 1, DEFAULTS)
+
+
+def write_checkpoint(folder: Path) -> Path:
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"model_type": "toy"}))
+    table = torch.randn(END + 1, WIDTH, generator=torch.Generator().manual_seed(0))
+    save_file({"table": table}, folder / "model.safetensors")
+    return folder
+
+
+def prompt_ids(job: Any) -> tuple[int, ...]:
+    return (*job.prompt.encode(), *([THINK] if job.writes_text else []))
+
+
+def branches(job: Any, text: Any) -> tuple[BranchSequence, ...]:
+    rows = [(*job.prompt.encode(), *text), (END,)][: 1 + (job.guidance_scale > 1)]
+    return tuple(BranchSequence(ids, len(ids), len(ids) + CELLS**2) for ids in rows)
+
+
+def segments(ids: Any, stop: int) -> list[TextSegment]:
+    return [TextSegment(tuple(ids[:stop]))] if stop > 0 else []
+
+
+class ToyCheckpoint:
+    def __init__(self, folder: Path, model: str) -> None:
+        self.folder, self.card = folder, ModelCard(model, "toy", "toy", *FACTS)
+
+    def check(self, job: Any) -> None: ...
+
+    def count(self, job: Any, source_sizes: Any, assumed_think: int) -> JobTokens:
+        writes, prompt, pair = job.writes_text, len(prompt_ids(job)), job.guidance_scale > 1
+        text = assumed_think * writes
+        return JobTokens(prompt * writes, 0, prompt + text, pair, CELLS**2, 1 + pair, 0, text)
+
+    def text_prefix(self, job: Any, sizes: Any, digests: Any) -> Any:
+        ids = prompt_ids(job)
+        return segments(ids, len(ids) - 1) if job.writes_text else None
+
+    def branch_prefixes(self, job: Any, sizes: Any, digests: Any) -> Any:
+        return [segments(own.ids, own.live_start - 1) for own in branches(job, ())]
+
+    def load(self, choice: Any, *, is_batch_invariant: bool, pool: Any) -> "ToyModel":
+        return ToyModel(self.card, load_file(self.folder / "model.safetensors")["table"])
+
+
+class ToyModel:
+    device_name, dtype_name, has_graphs, rows_seen = "cpu", "float32", False, 0
+    layer_devices = (torch.device("cpu"),)
+    memo_counts, opening_ids = (lambda self: {}), (lambda self, job: [THINK])
+    prepare_decode, decode_note = (lambda self, rows: 0), (lambda self, rows: "")
+
+    def __init__(self, card: ModelCard, table_VD: torch.Tensor) -> None:
+        self.card, self.table_VD, self.parameter_count = card, table_VD, table_VD.numel()
+
+    def script(self, job: Any) -> Any:
+        return SimpleNamespace(
+            allowed=lambda last: None,
+            is_done=lambda last: last == END,
+            early_end=lambda id_: "",
+            is_open=lambda written: END not in written,
+            forced_ending=lambda written, before=None: [*written, END],
+            text_of=lambda written: written,
+        )
+
+    def text_budget(self, job: Any, context: Any) -> int:
+        return job.text.max_new_tokens
+
+    def decode_text(self, ids: Any) -> str:
+        return "".join({THINK: "<think>", END: "</think>"}.get(id_) or chr(id_) for id_ in ids)
+
+    def opening(self, job: Any, sources: Any) -> TextPrompt | None:
+        ids = prompt_ids(job)
+        prompt = TextPrompt(SimpleNamespace(ids=ids), len(ids), len(ids) + 64)
+        return prompt if job.writes_text else None
+
+    def segments(self, layout: Any, ids: Any, sources: Any, stop: int) -> list[TextSegment]:
+        return segments(ids, stop)
+
+    def new_buffer(self, capacity: int) -> Buffer:
+        kind = {"kv_heads": 1, "head_dim": WIDTH, "dtype": torch.float32}
+        return Buffer(capacity=capacity, devices=self.layer_devices, **kind)
+
+    def prefill(self, layout: Any, ids: Any, sources: Any, buffer: Any, stop: int) -> Any:
+        for id_ in ids[buffer.length : stop]:
+            slot, row_11D = torch.tensor([buffer.length]), self.table_VD[id_][None, None]
+            buffer.write(0, slot, row_11D * (1 + buffer.length / 7), row_11D)
+            buffer.commit(buffer.length + 1)
+            self.rows_seen += 1
+        keys_TD, values_TD = (rows[0] for rows in buffer.read(0, stop))
+        return torch.softmax(keys_TD @ self.table_VD[ids[stop - 1]], dim=0) @ values_TD
+
+    def feed(self, runs: Any) -> None:
+        for context, ids in runs:
+            known = [*[0] * context.buffer.length, *map(int, ids)]
+            context.hidden_M = self.prefill(None, known, [], context.buffer, len(known))
+
+    def text_logits(self, contexts: Any) -> torch.Tensor:
+        return torch.stack([self.table_VD @ context.hidden_M for context in contexts])
+
+    def canvas(self, job: Any, sources: Any, text: Any) -> Canvas:
+        return Canvas(SQUARE, SimpleNamespace(), branches(job, text.ids or ()))
+
+    def branch(self, layout: Any, buffer: Buffer) -> torch.Tensor:
+        return buffer.read(0, buffer.length)[1][0].mean(dim=0)
+
+    def track(self, job: Any, canvas: Canvas, branches: int) -> Track:
+        noise_CYX = torch.randn(3, CELLS, CELLS, generator=torch.Generator().manual_seed(job.seed))
+
+        def guidance(velocity_GCYX: torch.Tensor, step: Any) -> torch.Tensor:
+            scale = job.guidance_scale if step.sigma > 0.5 else 1.0
+            return velocity_GCYX[-1] + scale * (velocity_GCYX[0] - velocity_GCYX[-1])
+
+        return Track(noise_CYX, Schedule(job.num_inference_steps, job.flow_shift), guidance)
+
+    def velocities(self, pictures: Any) -> list[torch.Tensor]:
+        ramp_YX, found = torch.linspace(-1, 1, CELLS**2).view(CELLS, CELLS), []
+        for one in pictures:
+            drawn = [torch.tanh(mean_D[:3, None, None] + ramp_YX) for mean_D in one.branches]
+            away = torch.stack([one.latents_CYX - shown_CYX for shown_CYX in drawn])
+            found.append(0.8 * away / one.step.sigma)
+        return found
+
+    def decode_latents(self, latents_CYX: torch.Tensor) -> torch.Tensor:
+        levels_YXC = (latents_CYX / 2 + 0.5).clamp(0, 1).permute(1, 2, 0)
+        return levels_YXC.repeat_interleave(8, 0).repeat_interleave(8, 1)
+
+
+def is_toy(folder: Path) -> bool:
+    return json.loads((folder / "config.json").read_text()).get("model_type") == "toy"
+
+
+def tensors(folder: Path) -> Any:
+    return {"model": checkpoint.tensor_index(folder)}
+
+
+TOY = Family("toy", "pictures", is_toy, ToyCheckpoint, checkpoint.fingerprint, tensors)
