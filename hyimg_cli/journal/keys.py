@@ -11,8 +11,7 @@ from hyimg_cli.journal.journal import job_key
 from hyimg_cli.journal.provenance import versions
 from hyimg_cli.media.images import MAX_SOURCE_BYTES
 from hyimg_cli.models import registry
-from hyimg_cli.settings.config import in_config
-from hyimg_cli.settings.table import SETTINGS, InKey
+from hyimg_cli.settings.config import in_key
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.job import ImageJob, Job
 from hyimg_cli.spec.run import ModelChoice, RunConfig
@@ -36,16 +35,9 @@ def key_of(job: Job, source_digests: Sequence[str], config: RunConfig) -> str:
 
 def pixel_settings(job: Job, config: RunConfig) -> dict[str, str]:
     """What of the run changes the job's pixels: each setting that is declared to, by its word."""
-    kind = "pictures" if isinstance(job, ImageJob) else "videos"
     graphs = by_graphs(config.model, config.parallel.tensor_ranks)
     decided = {"dtype": precision(config.model)[1], "decode_graphs": "on" if graphs else "off"}
-    words: dict[str, str] = {}
-    for row in SETTINGS.values():
-        if isinstance(row.pixels, InKey) and row.only in (None, kind):
-            value = decided[row.name] if row.name in decided else in_config(row.name, config)
-            if value in row.pixels.words:
-                words[row.pixels.name] = row.pixels.words[value]
-    return words
+    return in_key(config, "pictures" if isinstance(job, ImageJob) else "videos", decided)
 
 
 def job_keys(jobs: Sequence[Job], config: RunConfig) -> dict[str, str]:

@@ -1,14 +1,14 @@
 """From settled settings to the configuration of a run, and back to a setting's value in it."""
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_type_hints
 
 from hyimg_cli.errors import UsageError
 from hyimg_cli.settings.precedence import Setting
-from hyimg_cli.settings.table import SETTINGS, Declaration
+from hyimg_cli.settings.table import SETTINGS, Declaration, InKey, JobKind
 from hyimg_cli.spec.run import RunConfig
 
 _LARGE = "replicas do more jobs at once, ranks one job sooner"
@@ -43,6 +43,34 @@ def in_config(name: str, config: RunConfig) -> Any:
     """The value that a run's configuration holds of a setting."""
     part, field = FILLED[name]
     return getattr(getattr(config, part), field)
+
+
+def in_key(config: RunConfig, kind: JobKind, decided: Mapping[str, Any]) -> dict[str, str]:
+    """The settings' part of the resume key of a job: each that changes its pixels, by its word.
+
+    `decided` has the values that a machine decides for "auto".
+    """
+    words: dict[str, str] = {}
+    for name, part in _key_parts(kind):
+        value = decided[name] if name in decided else in_config(name, config)
+        if value in part.words:
+            words[part.name] = part.words[value]
+    return words
+
+
+def values_in_key(words: Mapping[str, str], kind: JobKind) -> dict[str, Any]:
+    """Back from that part of the key: the settings by name, their defaults where it has no word."""
+    values: dict[str, Any] = {}
+    for name, part in _key_parts(kind):
+        of_word = {word: value for value, word in part.words.items()}
+        values[name] = of_word.get(words.get(part.name, ""), SETTINGS[name].default)
+    return values
+
+
+def _key_parts(kind: JobKind) -> Iterator[tuple[str, InKey]]:
+    for name, row in SETTINGS.items():
+        if isinstance(row.pixels, InKey) and row.only in (None, kind):
+            yield name, row.pixels
 
 
 def refuse_conflicts(settings: Mapping[str, Setting]) -> None:

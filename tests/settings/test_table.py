@@ -10,7 +10,7 @@ import pytest
 
 from hyimg_cli.journal import keys
 from hyimg_cli.models import registry
-from hyimg_cli.settings.config import FILLED, configured
+from hyimg_cli.settings.config import FILLED, configured, values_in_key
 from hyimg_cli.settings.precedence import settle
 from hyimg_cli.settings.recipe import read_recipe
 from hyimg_cli.settings.table import SETTINGS, InKey
@@ -196,3 +196,12 @@ def test_a_flag_or_a_variable_says_it(name: str) -> None:
     by_flag = settle({name: value}, {}, {})[name]
     assert by_flag.value == by_variable.value == row.kind.read(value) != row.default
     assert (by_flag.origin, by_variable.origin) == ("flag", "environment")
+
+
+@pytest.mark.parametrize(("name", "value"), [*IN_KEY, ("kv_reuse", True)])
+def test_a_recorded_word_gives_its_setting_back(name: str, value: Any) -> None:
+    words = PLAIN | IN_KEY.get((name, value), {})
+    plain = values_in_key(PLAIN, "pictures")
+    assert values_in_key(words, "pictures") == plain | {name: value}
+    assert plain["dtype"] == "float32"
+    assert values_in_key({}, "videos") == {"dtype": "auto"}

@@ -18,10 +18,10 @@ from hyimg_cli.measure.replay.run_folder import images_there, model_there, title
 from hyimg_cli.media.images import MAX_SOURCE_BYTES
 from hyimg_cli.media.recorded import Described, Record
 from hyimg_cli.models import registry
+from hyimg_cli.settings.config import values_in_key
 from hyimg_cli.spec import digest
-from hyimg_cli.spec.run import DTYPES, QUANTIZATIONS, ModelChoice
+from hyimg_cli.spec.run import ModelChoice
 
-_RANKS = re.compile(r"([1-9][0-9]?) ranks", re.ASCII)
 _HUB_ID = re.compile(r"[\w][\w.-]*/[\w][\w.-]*", re.ASCII)
 _ALLOW = "--allow-changed runs it all the same"
 
@@ -161,27 +161,19 @@ def _settings(record: Record, device: str) -> dict[str, Any]:
     recorded = record.making.settings
     if not recorded:
         return {}
-    dtype, experts = recorded.get("dtype"), recorded.get("experts")
-    found: dict[str, Any] = {"dtype": dtype if dtype in DTYPES else None}
+    is_video = record.job.get("task") == "t2v"
+    found = values_in_key(recorded, "videos" if is_video else "pictures")
+    if found["dtype"] == "auto":  # none is recorded
+        found["dtype"] = None
     if recorded.get("device") == "cpu" and device == "auto":
         found["device"] = device = "cpu"
-    if record.job.get("task") == "t2v":
+    if is_video:
         return found
     if {"cot_text", "cot_token_ids"} & record.job.keys():
         found["bot_task"] = record.bot_task or None
-    # Sums of layers round otherwise over another number of ranks.
-    match = _RANKS.fullmatch(recorded.get("layers", ""))
-    ranks = int(match[1]) if match else 1
     # Where there can be no graphs the file is made without, and the verdict tells.
-    has_graphs = recorded.get("text") == "graphs" and by_graphs(ModelChoice(device=device), ranks)
-    return found | {
-        "kv_reuse": recorded.get("kv_reuse") != "recompute",
-        "vae_use_tiling": recorded.get("vae") == "tiled",
-        "quantization": experts if experts in QUANTIZATIONS else "none",
-        "decode_graphs": "on" if has_graphs else "off",
-        "batch_invariant": recorded.get("batch") != "variant",
-        "tensor_parallel_size": ranks,
-    }
+    can_be = by_graphs(ModelChoice(device=device), found["tensor_parallel_size"])
+    return found | {"decode_graphs": "on" if found["decode_graphs"] == "on" and can_be else "off"}
 
 
 def _fault(slug: str, what: str, path: Path, hint: str = "") -> UsageError:
