@@ -30,9 +30,8 @@ from hyimg_cli.kernels.attention import fused_attention, masked_attention
 from hyimg_cli.kernels.choice import ByRows, around, experts_of
 from hyimg_cli.kernels.experts import grouped_experts
 from hyimg_cli.kernels.formats import Stack, empty_stack
-from hyimg_cli.kernels.routed import Around
-from hyimg_cli.kernels.routed import Plain as PlainAround
-from hyimg_cli.kernels.rowwise import Plain, Rowwise, rowwise
+from hyimg_cli.kernels.routed import Around, PlainAround
+from hyimg_cli.kernels.rowwise import PlainRowwise, Rowwise, rowwise
 
 FORMATS = ("dense", "fp8", "nf4")
 
@@ -163,7 +162,7 @@ def _rowwise(shape: Shape, device: torch.device, dtype: torch.dtype) -> Iterator
     for count in (min(shape.few), max(shape.few), max(shape.many)):
         for name, kernels, routed in (
             ("chosen", chosen, sorting),
-            ("plain", Plain(), PlainAround()),
+            ("plain", PlainRowwise(), PlainAround()),
         ):
             for what, moved, call in _row_calls(shape, count, kernels, routed, device, dtype):
                 yield _row(what, "dense", count, name, call, moved=moved)

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from hyimg_cli.kernels.addressed import addressed_decode
 from hyimg_cli.kv.buffer import Buffer
-from hyimg_cli.models.hunyuan_image3.attention import Stretch, pieces
+from hyimg_cli.models.hunyuan_image3.attention import QueryBlock, pieces
 from hyimg_cli.models.hunyuan_image3.graphs import DecodeStep
 from hyimg_cli.models.hunyuan_image3.model import Live, Noise
 from hyimg_cli.models.hunyuan_image3.rope import joined
@@ -146,17 +146,17 @@ class Rows:
     def _denoise(self) -> list[Op]:
         branches = [self._network.branch(self._load.layout, self._filled()) for _ in range(2)]
         rope = joined([branch.live_rope for branch in branches])
-        stretches = [branch.stretch for branch in branches]
+        query_blocks = [branch.query_block for branch in branches]
         x_TM = self._rows(2 * self._load.live)
-        return self._in_layer(lambda: self._network.model(x_TM, rope, stretches), len(x_TM))
+        return self._in_layer(lambda: self._network.model(x_TM, rope, query_blocks), len(x_TM))
 
     def _prefill(self) -> list[Op]:
         layout, stop = self._load.layout, self._load.layout.live_start
         parts = pieces(0, stop, layout.full_spans, (*layout.cuts, stop - 1))
-        stretch = Stretch(self._network.new_buffer(layout.live_stop), 0, stop, parts)
+        query_block = QueryBlock(self._network.new_buffer(layout.live_stop), 0, stop, parts)
         rope = self._network._rope(layout, 0, stop)
         x_TM = self._rows(stop)
-        return self._in_layer(lambda: self._network.model(x_TM, rope, [stretch]), stop)
+        return self._in_layer(lambda: self._network.model(x_TM, rope, [query_block]), stop)
 
     def _decode(self, count: int, counting: Callable[..., list[Op]]) -> list[Op]:
         """The kernels of a CUDA graph, which launches them all at once."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from hyimg_cli.diffusion.schedule import Schedule
 from hyimg_cli.kernels.decode_attention import plain_decode
 from hyimg_cli.kv.buffer import Buffer
-from hyimg_cli.models.hunyuan_image3.attention import Piece, pieces
+from hyimg_cli.models.hunyuan_image3.attention import QuerySpan, pieces
 from hyimg_cli.models.hunyuan_image3.family import HunyuanImage3
 from hyimg_cli.models.hunyuan_image3.graphs import DecodeGraphs, bucket_of, decode_graphs
 from hyimg_cli.models.hunyuan_image3.model import Branch, HunyuanImage3ForCausalMM, SourceRows
@@ -86,14 +86,14 @@ class Bench:
         x_TM = torch.randn(rows, width, device=self.device, dtype=self.dtype)
         x_TM += common * torch.randn(width, device=self.device, dtype=self.dtype)
         rope = joined([branch.live_rope for branch in branches])
-        stretches = [branch.stretch for branch in branches]
+        query_blocks = [branch.query_block for branch in branches]
 
         def call() -> Tensor:
             with torch.no_grad():
-                hidden: Tensor = self.network.model(x_TM, rope, stretches)
+                hidden: Tensor = self.network.model(x_TM, rope, query_blocks)
             return hidden
 
-        pairs = sum(_pairs(branch.stretch.pieces) for branch in branches)
+        pairs = sum(_pairs(branch.query_block.pieces) for branch in branches)
         return self._counted(name, call, rows=rows, pairs=pairs, kv_slots=len(branches) * slots)
 
     def decode(self, count: int) -> Iterator[Case]:
@@ -231,7 +231,7 @@ class Bench:
         return torch.randn(channels, rows, columns, device=self.device)
 
 
-def _pairs(parts: Sequence[Piece]) -> int:
+def _pairs(parts: Sequence[QuerySpan]) -> int:
     """How many keys all queries look at together."""
     full = sum((part.stop - part.start) * part.stop for part in parts)
     unseen = (part.stop - part.start for part in parts if part.is_causal)

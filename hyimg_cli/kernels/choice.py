@@ -30,7 +30,7 @@ from torch import Tensor
 from hyimg_cli.errors import MachineError
 from hyimg_cli.kernels.experts import grouped_experts, plain_experts, plain_scaled_experts
 from hyimg_cli.kernels.formats import Fp8Rows, Nf4Blocks, Stack
-from hyimg_cli.kernels.routed import Around, Plain, routed_experts, scaled_experts
+from hyimg_cli.kernels.routed import Around, PlainAround, routed_experts, scaled_experts
 from hyimg_cli.spec.run import Quantization
 
 # Each row reads its experts anew: near here reading them once for all rows is as fast.
@@ -88,7 +88,7 @@ def experts_of(gate_and_up: Stack, down: Stack) -> Experts:
         require_bitsandbytes()
     capability = torch.cuda.get_device_capability(gate_and_up.device)
     parts = around(gate_and_up.device)
-    has_triton = not isinstance(parts, Plain)
+    has_triton = not isinstance(parts, PlainAround)
     many: Experts = partial(routed_experts, gate_and_up=gate_and_up, down=down, around=parts)
     if isinstance(gate_and_up, Fp8Rows) and isinstance(down, Fp8Rows) and _groups_fp8(capability):
         many = partial(scaled_experts, gate_and_up=gate_and_up, down=down, around=parts)
@@ -140,10 +140,10 @@ def _on_cpu(gate_and_up: Stack, down: Stack) -> Experts:
 def around(device: torch.device) -> Around:
     """What stands around the products of experts on `device`; asked once, with the experts."""
     if device.type != "cuda":
-        return Plain()
+        return PlainAround()
     if importlib.util.find_spec("triton") is None:
         _LOG.warning("triton is not installed: experts run unfused, and slower for few rows")
-        return Plain()
+        return PlainAround()
     from hyimg_cli.kernels.fused import Fused
 
     return Fused()

@@ -1,7 +1,7 @@
 """What stands around the products of the experts, each as one pass over memory, in Triton.
 
-`Fused` has the methods of `routed.Around`; `routed.Plain` is its plain twin. One program a row, or
-a token; a row fits into one block. Under TRITON_INTERPRET=1 the same code runs on a CPU.
+`Fused` has the methods of `routed.Around`; `routed.PlainAround` is its plain twin. One program a
+row, or a token; a row fits into one block. Under TRITON_INTERPRET=1 the same code runs on a CPU.
 """
 
 # Legend: T token, M model width, K chosen expert, I inner width, R row

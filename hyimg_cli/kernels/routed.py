@@ -47,7 +47,7 @@ class Around(Protocol):
         """Weighted sum [T, M] of the rows that each token's choices were sorted to, on `onto`."""
 
 
-class Plain:
+class PlainAround:
     """`Around` in plain torch."""
 
     def routes(self, index_TK: Tensor, experts: int, group_rows: int = 1) -> "Routes":
@@ -106,7 +106,7 @@ def routes(index_TK: Tensor, experts: int, *, group_rows: int = 1) -> Routes:
     return Routes(token_R, row_TK, padded_E.cumsum(0).to(torch.int32))
 
 
-_PLAIN = Plain()
+_PLAIN = PlainAround()
 
 
 def routed_experts(

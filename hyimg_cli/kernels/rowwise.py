@@ -1,7 +1,7 @@
 """What stands around a layer's matrix products, row by row: norms, rotation, SwiGLU, the router.
 
-`Plain` is the twin in plain torch, and what a CPU runs; `fused_rows.FusedRows` has the same calls
-in Triton, each one pass over memory. A row's bits never depend on its company.
+`PlainRowwise` is the twin in plain torch, and what a CPU runs; `fused_rows.FusedRows` has the same
+calls in Triton, each one pass over memory. A row's bits never depend on its company.
 """
 
 # Legend: T token, M model width, H query head, K kv head (or chosen expert), D head width,
@@ -55,7 +55,7 @@ class Rowwise(Protocol):
         """
 
 
-class Plain:
+class PlainRowwise:
     """`Rowwise` in plain torch."""
 
     def norm(self, x_TM: Tensor, weight_M: Tensor, eps: float) -> Tensor:
@@ -95,7 +95,7 @@ class Plain:
         return logits_TE, weight_TK.to(x_TM.dtype), index_TK
 
 
-PLAIN = Plain()
+PLAIN = PlainRowwise()
 
 
 def rowwise(device: torch.device) -> Rowwise:

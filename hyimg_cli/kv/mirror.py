@@ -116,7 +116,9 @@ class MirroredBuffer(Buffer):
     def cut(self, start: int, stop: int) -> Slice:
         source = self._mirror.require(self)
         return _mirrored(
-            self._mirror, super().cut(start, stop), lambda own: Cut(own, source, start, stop)
+            self._mirror,
+            super().cut(start, stop),
+            lambda own: CopyOfPart(own, source, start, stop),
         )
 
     def extend(self, rows: Slice) -> None:
@@ -162,8 +164,8 @@ class MirroredSlice(Slice):
         head, tail = super().split(at)
         stop = at + tail.length
         return (
-            _mirrored(self.mirror, head, lambda own: Cut(own, source, 0, at)),
-            _mirrored(self.mirror, tail, lambda own: Cut(own, source, at, stop)),
+            _mirrored(self.mirror, head, lambda own: CopyOfPart(own, source, 0, at)),
+            _mirrored(self.mirror, tail, lambda own: CopyOfPart(own, source, at, stop)),
         )
 
 
@@ -275,7 +277,7 @@ class Extend(_OfTwo):
 
 
 @dataclass(frozen=True)
-class Cut(_OfTwo):
+class CopyOfPart(_OfTwo):
     """Tokens `[start, stop)` of a buffer or of a slice, as a slice of its own."""
 
     start: int

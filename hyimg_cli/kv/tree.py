@@ -65,7 +65,7 @@ class Match:
 
 
 @dataclass(frozen=True)
-class Piece(Generic[P]):
+class PrefixPiece(Generic[P]):
     """A node's payload and its tokens."""
 
     length: int
@@ -76,7 +76,7 @@ class Piece(Generic[P]):
 class Prefix(Generic[P]):
     """What a pinned match holds, in order. Valid until the pin ends."""
 
-    pieces: tuple[Piece[P], ...]
+    pieces: tuple[PrefixPiece[P], ...]
 
     @property
     def length(self) -> int:
@@ -139,7 +139,7 @@ class KVTree(Generic[P]):
             node = node.parent
         with _kept(node):
             payloads = self._device_level.payloads
-            yield Prefix(tuple(Piece(n.segment.length, payloads[n]) for n in _path(node)))
+            yield Prefix(tuple(PrefixPiece(n.segment.length, payloads[n]) for n in _path(node)))
         for used in _path(node):
             self._device_level.touch(used)
 

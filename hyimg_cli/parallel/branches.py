@@ -67,7 +67,7 @@ class ParallelBranches:
         rank dies or fails.
         """
         assert self._branches, "begin comes before velocity"
-        step = Step(
+        step = BranchStep(
             self._part,
             self._branches,
             self.ranks,
@@ -90,7 +90,7 @@ Spec = tuple[tuple[int, ...], torch.dtype]
 
 
 @dataclass(frozen=True)
-class Step:
+class BranchStep:
     """One denoise step as the ranks are told: whose branches, and what will arrive."""
 
     part: str
@@ -106,7 +106,7 @@ def begin_share(rank: Rank, part: str, dealt: Sequence[Sequence[Any]]) -> None:
     rank.parts[_held(part)] = [model.branch(inputs) for inputs in dealt[rank.number]]
 
 
-def step_share(rank: Rank, step: Step) -> None:
+def step_share(rank: Rank, step: BranchStep) -> None:
     """Task of ranks 1, 2, ..: take latents and timestep, send back this rank's velocities."""
     latents, timestep = (
         torch.empty(shape, dtype=dtype, device=rank.device)
@@ -118,7 +118,7 @@ def step_share(rank: Rank, step: Step) -> None:
         dist.send(velocity, 0)
 
 
-def _gathered(rank: Rank, step: Step, latents: Tensor, timestep: Tensor) -> list[Tensor]:
+def _gathered(rank: Rank, step: BranchStep, latents: Tensor, timestep: Tensor) -> list[Tensor]:
     """Rank 0's side of a step: latents out, its own branches, the others' velocities in."""
     sent = [tensor.contiguous() for tensor in (latents, timestep)]
     sending = [dist.isend(tensor, other) for other in range(1, step.ranks) for tensor in sent]

@@ -36,7 +36,7 @@ class Share:
 
 
 @dataclass(frozen=True, eq=False)
-class Cut:
+class WeightCut:
     """Some rows (`dim` 0) or columns (1) of a matrix: a rank's own outputs, or the inputs of a
     partial sum.
     """

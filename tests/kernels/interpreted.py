@@ -20,7 +20,7 @@ from hyimg_cli.kernels.decode_attention import Rows, plain_decode
 from hyimg_cli.kernels.experts import plain_experts
 from hyimg_cli.kernels.fused import Fused
 from hyimg_cli.kernels.fused_rows import FusedRows
-from hyimg_cli.kernels.routed import Plain, routed_experts
+from hyimg_cli.kernels.routed import PlainAround, routed_experts
 from hyimg_cli.kernels.rowwise import PLAIN
 from hyimg_cli.models import registry
 from hyimg_cli.models.hunyuan_image3.graphs import DecodeGraphs
@@ -52,7 +52,7 @@ def main() -> None:
     twin = plain_experts(*case.arguments)
     found["routed alike"] = cases.relative(routed_experts(*case.arguments, Fused()), twin)
     found["decode alike"] = cases.relative(decode_experts(*case.arguments), twin)
-    for name, apart in cases.around_cases(Fused(), Plain(), "cpu"):
+    for name, apart in cases.around_cases(Fused(), PlainAround(), "cpu"):
         found[name] = apart()
     for name, apart in _addressed():
         found[name] = apart

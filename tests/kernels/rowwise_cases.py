@@ -10,11 +10,11 @@ from torch import Tensor
 from hyimg_cli.kernels import fused_rows
 from hyimg_cli.kernels.fused import Fused
 from hyimg_cli.kernels.fused_rows import FusedRows
-from hyimg_cli.kernels.routed import Plain as PlainAround
-from hyimg_cli.kernels.rowwise import Plain
+from hyimg_cli.kernels.routed import PlainAround
+from hyimg_cli.kernels.rowwise import PlainRowwise
 
 EPS = 1e-5
-OURS, TWIN = FusedRows(), Plain()
+OURS, TWIN = FusedRows(), PlainRowwise()
 Results = tuple[Tensor, ...]
 
 

@@ -9,8 +9,8 @@ from torch.nn import functional as F
 
 from hyimg_cli.kernels import transfer
 from hyimg_cli.kernels.choice import around
-from hyimg_cli.kernels.routed import Plain as PlainAround
-from hyimg_cli.kernels.rowwise import PLAIN, Plain, rowwise
+from hyimg_cli.kernels.routed import PlainAround
+from hyimg_cli.kernels.rowwise import PLAIN, PlainRowwise, rowwise
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 
@@ -37,10 +37,10 @@ def test_a_gpu_without_triton_says_that_it_is_slower(
 def test_the_norm_is_torchs_in_float32_and_rounds_twice_in_fewer_bits() -> None:
     x, weight = torch.randn(8, 256), 1 + 0.1 * torch.randn(256)
     expected = F.rms_norm(x, (256,), weight, 1e-5)
-    torch.testing.assert_close(Plain().norm(x, weight, 1e-5), expected, atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(PlainRowwise().norm(x, weight, 1e-5), expected, atol=1e-6, rtol=1e-6)
     half, scale = x.bfloat16(), weight.bfloat16()
     twice = scale * F.rms_norm(half.float(), (256,), None, 1e-5).bfloat16()
-    assert (Plain().norm(half, scale, 1e-5) != twice).float().mean() < 0.01
+    assert (PlainRowwise().norm(half, scale, 1e-5) != twice).float().mean() < 0.01
     # Why torch's own is not taken on a GPU: it rounds once.
     assert (F.rms_norm(half, (256,), scale, 1e-5) != twice).float().mean() > 0.1
 

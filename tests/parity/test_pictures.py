@@ -169,7 +169,7 @@ def _close_first_kv(scene: Scene, branches: list[Branch]) -> None:
     scene.case.tensors["first_step_kv"] = scene.case["first_step_kv"][..., :stop, :]
     layers = range(len(scene.network.model.layers))
     ours = [
-        torch.stack([torch.stack(b.stretch.buffer.read(layer, stop)) for b in branches], dim=1)
+        torch.stack([torch.stack(b.query_block.buffer.read(layer, stop)) for b in branches], dim=1)
         for layer in layers
     ]
     scene.case.close("first_step_kv", torch.stack(ours))

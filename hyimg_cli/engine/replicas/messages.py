@@ -1,6 +1,6 @@
 """What goes through the pipe between a run and one of its replicas; no torch.
 
-    to the replica     Setup, then for each piece Deal; Recorded after each Line; Stop
+    to the replica     Setup, then for each piece Deal; Recorded after each OutcomeLine; Stop
     from the replica   Up, then for each piece Told events and Lines, and Ended at its end
 
 Pickled by plain `pickle`: frozen dataclasses without tensors.
@@ -61,7 +61,7 @@ class Told:
 
 
 @dataclass(frozen=True)
-class Line:
+class OutcomeLine:
     """An outcome whose file is in its place: to be recorded, and answered with `Recorded`."""
 
     outcome: Outcome
@@ -78,7 +78,7 @@ class Ended:
 
 
 ToReplica = Setup | Deal | Recorded | Stop
-FromReplica = Up | Told | Line | Ended
+FromReplica = Up | Told | OutcomeLine | Ended
 
 
 def send(pipe: Connection, message: ToReplica | FromReplica) -> None:

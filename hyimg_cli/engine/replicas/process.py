@@ -23,7 +23,7 @@ from hyimg_cli.engine.replicas.messages import (
     Deal,
     Ended,
     FromReplica,
-    Line,
+    OutcomeLine,
     Recorded,
     Setup,
     Stop,
@@ -71,7 +71,7 @@ class Wire:
 
     def record(self, outcome: Outcome) -> None:
         """Returns when the outcome's line is on disk."""
-        self.tell(Line(outcome))
+        self.tell(OutcomeLine(outcome))
         self._recorded.get()
 
     def _read(self) -> None:

@@ -20,7 +20,7 @@ from typing import Self
 from hyimg_cli.engine.choice import replicas_of
 from hyimg_cli.engine.replicas.dealing import Deck
 from hyimg_cli.engine.replicas.link import Launch, Link, owing
-from hyimg_cli.engine.replicas.messages import Ended, Line, Recorded, Setup, Stop, Told, Up
+from hyimg_cli.engine.replicas.messages import Ended, OutcomeLine, Recorded, Setup, Stop, Told, Up
 from hyimg_cli.engine.replicas.outcomes import again, died_twice, marked
 from hyimg_cli.errors import (
     CheckpointError,
@@ -227,7 +227,7 @@ class _Shift:
             case Up():
                 link.is_up = True
                 link.tell(self._setup(link.number))
-            case Line():
+            case OutcomeLine():
                 self._record(link, message.outcome)
             case Told():
                 event = marked(message.event, link.number, self._deaths)

@@ -1,6 +1,6 @@
 """Attention of one layer: fused projections, rotation, norms, and the softmax row by row.
 
-A stretch is a run of new tokens of one branch. Its mask is a list of pieces, each a run of queries
+A query block is a run of new tokens of one branch. Its mask is a list of pieces, each a run of queries
 with one rule, so no mask tensor is built where none is needed and no row is padded to another's
 length.
 """
@@ -23,7 +23,7 @@ from hyimg_cli.models.hunyuan_image3.rope import Rope
 
 
 @dataclass(frozen=True)
-class Piece:
+class QuerySpan:
     """Queries `[start, stop)`: they see every slot before `stop`, or, if causal, up to
     themselves.
     """
@@ -34,13 +34,13 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Stretch:
+class QueryBlock:
     """New tokens `[start, stop)` of one branch: where they are written and what they see."""
 
     buffer: Buffer
     start: int
     stop: int
-    pieces: tuple[Piece, ...]
+    pieces: tuple[QuerySpan, ...]
 
     @property
     def count(self) -> int:
@@ -57,7 +57,7 @@ class StepRows:
 
 def pieces(
     start: int, stop: int, full_spans: Sequence[tuple[int, int]], cuts: Iterable[int] = ()
-) -> tuple[Piece, ...]:
+) -> tuple[QuerySpan, ...]:
     """The mask of tokens `[start, stop)`: causal, but fully visible within each span.
 
     A span must lie wholly inside or outside: its tokens depend on each other and are computed
@@ -65,25 +65,25 @@ def pieces(
     the same bits, whether what comes before a cut is computed here or was there already.
     """
     borders = sorted({start, stop, *(cut for cut in cuts if start < cut < stop)})
-    result: list[Piece] = []
+    result: list[QuerySpan] = []
     at = start
     for span_start, span_stop in sorted(full_spans):
         if span_stop <= start or span_start >= stop:
             continue
         assert start <= span_start < span_stop <= stop, "an image is never computed in parts"
         result += _causal(at, span_start, borders)
-        result.append(Piece(span_start, span_stop, is_causal=False))
+        result.append(QuerySpan(span_start, span_stop, is_causal=False))
         at = span_stop
     return (*result, *_causal(at, stop, borders))
 
 
-def _causal(start: int, stop: int, borders: Sequence[int]) -> list[Piece]:
+def _causal(start: int, stop: int, borders: Sequence[int]) -> list[QuerySpan]:
     inner = [border for border in borders if start < border < stop]
     edges = [start, *inner, stop]
-    return [Piece(a, b, is_causal=True) for a, b in pairwise(edges) if a < b]
+    return [QuerySpan(a, b, is_causal=True) for a, b in pairwise(edges) if a < b]
 
 
-def visibility(parts: Sequence[Piece], length: int) -> Tensor:
+def visibility(parts: Sequence[QuerySpan], length: int) -> Tensor:
     """The same mask written out, boolean [queries, length], True where visible: for tests and
     twins.
     """
@@ -131,7 +131,7 @@ class Attention(nn.Module):
         self.by_row: RowAttention = masked_attention
         self.rows: Rowwise = PLAIN
 
-    def forward(self, x_TM: Tensor, rope: Rope, new: Sequence[Stretch] | StepRows) -> Tensor:
+    def forward(self, x_TM: Tensor, rope: Rope, new: Sequence[QueryBlock] | StepRows) -> Tensor:
         """Attention output [T, M] of the new tokens, one after another in `x_TM`."""
         q_THD, k_TKD, v_TKD = self.project(x_TM, rope)
         if isinstance(new, StepRows):
@@ -142,15 +142,15 @@ class Attention(nn.Module):
         return projected
 
     def _by_stretch(
-        self, stretches: Sequence[Stretch], q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor
+        self, query_blocks: Sequence[QueryBlock], q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor
     ) -> Tensor:
         seen: list[Tensor] = []
         at = 0
-        for stretch in stretches:
-            rows = slice(at, at + stretch.count)
-            seen += self._attend(stretch, q_THD[rows], k_TKD[rows], v_TKD[rows])
-            at += stretch.count
-        if at < len(q_THD):  # rows of no stretch are padding
+        for query_block in query_blocks:
+            rows = slice(at, at + query_block.count)
+            seen += self._attend(query_block, q_THD[rows], k_TKD[rows], v_TKD[rows])
+            at += query_block.count
+        if at < len(q_THD):  # rows of no query block are padding
             seen.append(torch.zeros_like(q_THD[at:]))
         return seen[0] if len(seen) == 1 else torch.cat(seen)
 
@@ -168,14 +168,14 @@ class Attention(nn.Module):
         )
 
     def _attend(
-        self, stretch: Stretch, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor
+        self, query_block: QueryBlock, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor
     ) -> list[Tensor]:
-        """What each piece of the stretch sees, one after another."""
-        slots_T = torch.arange(stretch.start, stretch.stop, device=k_TKD.device)
-        stretch.buffer.write(self.layer, slots_T, k_TKD, v_TKD)
+        """What each span of the query block sees, one after another."""
+        slots_T = torch.arange(query_block.start, query_block.stop, device=k_TKD.device)
+        query_block.buffer.write(self.layer, slots_T, k_TKD, v_TKD)
         seen = []
-        for piece in stretch.pieces:
-            rows = slice(piece.start - stretch.start, piece.stop - stretch.start)
-            keys_KSD, values_KSD = stretch.buffer.read(self.layer, piece.stop)
+        for piece in query_block.pieces:
+            rows = slice(piece.start - query_block.start, piece.stop - query_block.start)
+            keys_KSD, values_KSD = query_block.buffer.read(self.layer, piece.stop)
             seen.append(self.by_row(q_THD[rows], keys_KSD, values_KSD, piece.is_causal))
         return seen

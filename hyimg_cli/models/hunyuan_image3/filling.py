@@ -18,14 +18,14 @@ from hyimg_cli.models.hunyuan_image3.config import Architecture
 from hyimg_cli.models.hunyuan_image3.model import HunyuanImage3ForCausalMM, transformers_config
 from hyimg_cli.models.hunyuan_image3.moe import Held, Moe
 from hyimg_cli.models.hunyuan_image3.placement import stays_wide
-from hyimg_cli.parallel.tensor import Cut
+from hyimg_cli.parallel.tensor import WeightCut
 
 _EXPERT = re.compile(
     r"model\.layers\.(?P<layer>\d+)\.mlp\.experts\.(?P<expert>\d+)"
     r"\.(?P<matrix>gate_and_up_proj|down_proj)\.weight"
 )
 PlaceOf = Callable[[str], torch.device]
-CutOf = Callable[[str], Cut | None]
+CutOf = Callable[[str], WeightCut | None]
 
 
 def without_weights(arch: Architecture, form: Format | None = None) -> HunyuanImage3ForCausalMM:
@@ -80,7 +80,7 @@ def _fill_one(
     stored: Tensor,
     dtype: torch.dtype,
     place: torch.device,
-    cut: Cut | None,
+    cut: WeightCut | None,
 ) -> None:
     expert = _EXPERT.fullmatch(name)
     moe = None if expert is None else network.model.layers[int(expert["layer"])].mlp

@@ -21,7 +21,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from hyimg_cli.kernels.rows import padding
 from hyimg_cli.kernels.transfer import current, to_device
 from hyimg_cli.kv.buffer import Buffer
-from hyimg_cli.models.hunyuan_image3.attention import Stretch, pieces
+from hyimg_cli.models.hunyuan_image3.attention import QueryBlock, pieces
 from hyimg_cli.models.hunyuan_image3.config import Architecture
 from hyimg_cli.models.hunyuan_image3.patching import (
     FinalLayer,
@@ -80,7 +80,7 @@ class Branch:
         self.target = layout.target
         self.live_rope = live_rope
         start, stop = self.target.live_start, self.target.image.stop
-        self.stretch = Stretch(buffer, start, stop, pieces(start, stop, layout.full_spans))
+        self.query_block = QueryBlock(buffer, start, stop, pieces(start, stop, layout.full_spans))
 
 
 @dataclass(frozen=True)
@@ -167,8 +167,8 @@ class HunyuanImage3ForCausalMM(PreTrainedModel):
                 _put_source(x_TM, block, rows, start)
         # The last token stands alone: its hidden row is wanted even where all before it is shared.
         parts = pieces(start, stop, layout.full_spans, (*layout.cuts, stop - 1))
-        stretch = Stretch(buffer, start, stop, parts)
-        hidden_TM = self.model(x_TM, self._rope(layout, start, stop), [stretch])
+        query_block = QueryBlock(buffer, start, stop, parts)
+        hidden_TM = self.model(x_TM, self._rope(layout, start, stop), [query_block])
         buffer.commit(stop)
         last_M: Tensor = hidden_TM[-1]
         return last_M
@@ -180,12 +180,12 @@ class HunyuanImage3ForCausalMM(PreTrainedModel):
         are on the device, int64 [T], stay there.
         """
         spans = [(buffer.length, buffer.length + len(ids)) for ids, buffer in runs]
-        stretches = [
-            Stretch(buffer, start, stop, pieces(start, stop, ()))
+        query_blocks = [
+            QueryBlock(buffer, start, stop, pieces(start, stop, ()))
             for (_, buffer), (start, stop) in zip(runs, spans, strict=True)
         ]
         embedded: Tensor = self.model.wte(self._joined_ids([ids for ids, _ in runs]))
-        hidden_TM = self.model(embedded, self.angles.text(spans, embedded.device), stretches)
+        hidden_TM = self.model(embedded, self.angles.text(spans, embedded.device), query_blocks)
         for (_, buffer), (_, stop) in zip(runs, spans, strict=True):
             buffer.commit(stop)
         ends = list(accumulate(stop - start for start, stop in spans))
@@ -213,9 +213,11 @@ class HunyuanImage3ForCausalMM(PreTrainedModel):
         branches = [branch for live in pictures for branch in live.branches]
         rows_PTM = self._live_rows(pictures)
         owner = [number for number, live in enumerate(pictures) for _ in live.branches]
-        stretches = [branch.stretch for branch in branches]
+        query_blocks = [branch.query_block for branch in branches]
         x_TM = torch.cat([rows_PTM[number] for number in owner])
-        hidden_TM = self.model(x_TM, joined([branch.live_rope for branch in branches]), stretches)
+        hidden_TM = self.model(
+            x_TM, joined([branch.live_rope for branch in branches]), query_blocks
+        )
         hidden_GTM = hidden_TM.unflatten(0, (len(branches), -1))
         velocity_GCYX = self._final(pictures, owner, hidden_GTM)
         return list(velocity_GCYX.split([len(live.branches) for live in pictures]))

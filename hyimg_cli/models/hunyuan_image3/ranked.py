@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from hyimg_cli.kernels.rows import padding
 from hyimg_cli.kv.mirror import Change, FollowerKV, Mirror, MirroredBuffer
-from hyimg_cli.models.hunyuan_image3.attention import Piece, Stretch
+from hyimg_cli.models.hunyuan_image3.attention import QueryBlock, QuerySpan
 from hyimg_cli.models.hunyuan_image3.model import HunyuanImage3ForCausalMM
 from hyimg_cli.models.hunyuan_image3.rope import Rope
 from hyimg_cli.models.hunyuan_image3.sharded import sums_of
@@ -41,12 +41,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Span:
-    """A stretch by its buffer's number."""
+    """A query block by its buffer's number."""
 
     buffer: int
     start: int
     stop: int
-    pieces: tuple[Piece, ...]
+    pieces: tuple[QuerySpan, ...]
 
 
 @dataclass(frozen=True)
@@ -73,11 +73,11 @@ class Follower:
     def compute(self, forward: Forward, x_TM: Tensor, angles_2TD: Tensor) -> None:
         """What rank 0 noted since the last forward, then this rank's part of one."""
         self.kv.change(forward.changes)
-        stretches = [
-            Stretch(self.kv.buffer(s.buffer), s.start, s.stop, s.pieces) for s in forward.spans
+        query_blocks = [
+            QueryBlock(self.kv.buffer(s.buffer), s.start, s.stop, s.pieces) for s in forward.spans
         ]
         self.layers.row_multiple = forward.row_multiple
-        self.layers(x_TM, Rope(*angles_2TD.unbind()), stretches)
+        self.layers(x_TM, Rope(*angles_2TD.unbind()), query_blocks)
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ class Leader:
         self,
         x_TM: Tensor,
         rope: Rope,
-        stretches: Sequence[Stretch],
+        query_blocks: Sequence[QueryBlock],
         row_multiple: int,
         own: Callable[[], Tensor],
     ) -> Tensor:
@@ -147,7 +147,7 @@ class Leader:
         """
         spans = tuple(
             Span(self.mirror.require(each.buffer), each.start, each.stop, each.pieces)
-            for each in stretches
+            for each in query_blocks
         )
         angles_2TD = torch.stack([rope.cos_TD, rope.sin_TD])
         forward = Forward(
@@ -185,9 +185,9 @@ class LedTransformer(Transformer):
         self.rows_seen, self.row_multiple = own.rows_seen, own.row_multiple
         self._leader = leader
 
-    def forward(self, x_TM: Tensor, rope: Rope, stretches: Sequence[Stretch]) -> Tensor:
-        own = partial(super().forward, x_TM, rope, stretches)
-        return self._leader.ask(x_TM, rope, stretches, self.row_multiple, own)
+    def forward(self, x_TM: Tensor, rope: Rope, query_blocks: Sequence[QueryBlock]) -> Tensor:
+        own = partial(super().forward, x_TM, rope, query_blocks)
+        return self._leader.ask(x_TM, rope, query_blocks, self.row_multiple, own)
 
 
 def load_ranked(

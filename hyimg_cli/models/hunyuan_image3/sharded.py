@@ -14,7 +14,7 @@ from hyimg_cli.models.hunyuan_image3.attention import Attention
 from hyimg_cli.models.hunyuan_image3.config import Architecture
 from hyimg_cli.models.hunyuan_image3.model import HunyuanImage3ForCausalMM
 from hyimg_cli.models.hunyuan_image3.transformer import DecoderLayer, Transformer
-from hyimg_cli.parallel.tensor import Cut, Share, Summed, Sums
+from hyimg_cli.parallel.tensor import Share, Summed, Sums, WeightCut
 
 _MATRIX = re.compile(
     r"model\.layers\.(?P<layer>\d+)\.(self_attn|mlp)\."
@@ -37,7 +37,7 @@ class Cuts:
         self._inner = lru_cache(maxsize=None)(self._cut_inner)
         self._rows, self._columns = self._fused_rows(), self._head_columns()
 
-    def of(self, name: str) -> Cut | None:
+    def of(self, name: str) -> WeightCut | None:
         """The cut of a tensor; None where it is whole on every rank that has it."""
         found = _MATRIX.fullmatch(name)
         if found is None:
@@ -66,24 +66,26 @@ class Cuts:
         queries = Share(place, sharers).of_length(arch.heads_per_kv_head)
         return slice(kv_head, kv_head + 1), queries
 
-    def _fused_rows(self) -> Cut:
+    def _fused_rows(self) -> WeightCut:
         """Rows of the fused projection lie kv head by kv head: its query heads, then k, then v."""
         arch = self._arch
         group, width = arch.heads_per_kv_head, arch.head_dim
         count = arch.num_key_value_heads * (group + 2) * width
         rows = torch.arange(count).view(-1, group + 2, width)[self._kv_heads]
-        return Cut(0, torch.cat([rows[:, self._queries], rows[:, group:]], dim=1).flatten())
+        return WeightCut(0, torch.cat([rows[:, self._queries], rows[:, group:]], dim=1).flatten())
 
-    def _head_columns(self) -> Cut:
+    def _head_columns(self) -> WeightCut:
         columns = torch.arange(self._arch.num_attention_heads * self._arch.head_dim)
-        return Cut(1, columns.view(-1, self._arch.head_dim)[self._kept_KQ.flatten()].flatten())
+        return WeightCut(
+            1, columns.view(-1, self._arch.head_dim)[self._kept_KQ.flatten()].flatten()
+        )
 
-    def _cut_inner(self, inner: int, is_entry: bool) -> Cut:
+    def _cut_inner(self, inner: int, is_entry: bool) -> WeightCut:
         """This rank's part of an expert's width: rows of `up` and the same of the gate, or the
         columns that they enter.
         """
         kept = torch.arange(inner)[self._share.of_length(inner)]
-        return Cut(0, torch.cat([kept, kept + inner])) if is_entry else Cut(1, kept)
+        return WeightCut(0, torch.cat([kept, kept + inner])) if is_entry else WeightCut(1, kept)
 
 
 def shard(network: HunyuanImage3ForCausalMM, cuts: Cuts) -> None:

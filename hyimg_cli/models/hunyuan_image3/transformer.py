@@ -10,14 +10,14 @@ from hyimg_cli.kernels.attention import row_attention
 from hyimg_cli.kernels.rows import padding
 from hyimg_cli.kernels.rowwise import rowwise
 from hyimg_cli.kernels.transfer import current
-from hyimg_cli.models.hunyuan_image3.attention import Attention, RMSNorm, StepRows, Stretch
+from hyimg_cli.models.hunyuan_image3.attention import Attention, QueryBlock, RMSNorm, StepRows
 from hyimg_cli.models.hunyuan_image3.config import Architecture
 from hyimg_cli.models.hunyuan_image3.moe import Mlp, Moe, Router
 from hyimg_cli.models.hunyuan_image3.rope import Rope
 
 
 class Transformer(nn.Module):
-    """Token rows in, last residual stream out; keys and values go to each stretch's buffer.
+    """Token rows in, last residual stream out; keys and values go to each query block's buffer.
 
     `rows_seen` counts every token row that ever entered: the engine reports reuse from it.
     `row_multiple` above 1 pads a call's rows, so that a row's bits do not depend on its company.
@@ -33,14 +33,14 @@ class Transformer(nn.Module):
         self.rows_seen = 0
         self.row_multiple = 1
 
-    def forward(self, x_TM: Tensor, rope: Rope, stretches: Sequence[Stretch]) -> Tensor:
+    def forward(self, x_TM: Tensor, rope: Rope, query_blocks: Sequence[QueryBlock]) -> Tensor:
         """The raw residual stream [T, M] behind the last layer, without the final norm."""
         rows = x_TM.shape[0]
         self.rows_seen += rows
-        # Rows of zeros behind the real ones belong to no stretch: only matrix products see them.
+        # Rows of zeros behind the real ones are in no query block: only products see them.
         if missing := padding(rows, self.row_multiple):
             x_TM = F.pad(x_TM, (0, 0, 0, missing))
-        return self._through(x_TM, rope.padded(x_TM.shape[0]), stretches)[:rows]
+        return self._through(x_TM, rope.padded(x_TM.shape[0]), query_blocks)[:rows]
 
     def choose_kernels(self) -> None:
         """Take the kernels of each layer's device; asked once its weights are in their places."""
@@ -55,7 +55,7 @@ class Transformer(nn.Module):
         """
         return self._through(x_RM, rope, rows)
 
-    def _through(self, x_TM: Tensor, rope: Rope, new: Sequence[Stretch] | StepRows) -> Tensor:
+    def _through(self, x_TM: Tensor, rope: Rope, new: Sequence[QueryBlock] | StepRows) -> Tensor:
         more_TM: Tensor | None = None
         for layer in self.layers:
             x_TM, more_TM = layer(x_TM, more_TM, rope, new)
@@ -89,7 +89,7 @@ class DecoderLayer(nn.Module):
         x_TM: Tensor,
         more_TM: Tensor | None,
         rope: Rope,
-        new: Sequence[Stretch] | StepRows,
+        new: Sequence[QueryBlock] | StepRows,
     ) -> tuple[Tensor, Tensor]:
         """The stream `x`, and what is still to be added to it; `more`: the layer's before."""
         # A spread model (device_map) hands x over to the next device; angles follow it.

@@ -1,4 +1,4 @@
-"""Masks as pieces against a dense mask; stretches against one plain softmax."""
+"""Masks as pieces against a dense mask; query blocks against one plain softmax."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hyimg_cli.models.hunyuan_image3.attention import Stretch, pieces, visibility
+from hyimg_cli.models.hunyuan_image3.attention import QueryBlock, pieces, visibility
 from hyimg_cli.models.hunyuan_image3.rope import Rope, positions, rope
 from hyimg_cli.models.hunyuan_image3.sequence import Grid, ImageBlock
 
@@ -61,8 +61,8 @@ def test_attention_by_pieces_equals_one_masked_softmax(small_network: Any, cut: 
     parts = []
     for start, stop in ((0, cut), (cut, length)):
         piece = Rope(angles.cos_TD[start:stop], angles.sin_TD[start:stop])
-        stretch = Stretch(buffer, start, stop, pieces(start, stop, spans))
-        parts.append(attention(x[start:stop], piece, [stretch]))
+        query_block = QueryBlock(buffer, start, stop, pieces(start, stop, spans))
+        parts.append(attention(x[start:stop], piece, [query_block]))
     torch.testing.assert_close(torch.cat(parts), expected, atol=1e-5, rtol=1e-5)
 
 
@@ -76,14 +76,16 @@ def test_stretches_of_unequal_length_do_not_mix(small_network: Any) -> None:
         fill = torch.randn(prefix, width)
         fill_angles = rope(positions(prefix, ()), head_dim=attention.head_dim, theta=10000.0)
         for buffer in pair:
-            attention(fill, fill_angles, [Stretch(buffer, 0, prefix, pieces(0, prefix, ()))])
+            attention(fill, fill_angles, [QueryBlock(buffer, 0, prefix, pieces(0, prefix, ()))])
         live = torch.randn(4, width)
         live_angles = rope(
             positions(prefix + 4, ())[prefix:], head_dim=attention.head_dim, theta=10000.0
         )
-        stretches = [Stretch(b, prefix, prefix + 4, pieces(prefix, prefix + 4, ())) for b in pair]
-        alone.append(attention(live, live_angles, stretches[:1]))
-        together.append(stretches[1])
+        query_blocks = [
+            QueryBlock(b, prefix, prefix + 4, pieces(prefix, prefix + 4, ())) for b in pair
+        ]
+        alone.append(attention(live, live_angles, query_blocks[:1]))
+        together.append(query_blocks[1])
         rows.append(live)
         angles.append(live_angles)
     joined = Rope(torch.cat([a.cos_TD for a in angles]), torch.cat([a.sin_TD for a in angles]))
