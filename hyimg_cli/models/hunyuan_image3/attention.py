@@ -1,7 +1,7 @@
 """Attention of one layer: fused projections, rotation, norms, and the softmax row by row.
 
-A query block is a run of new tokens of one branch. Its mask is a list of pieces, each a run of queries
-with one rule, so no mask tensor is built where none is needed and no row is padded to another's
+A query block is a run of new tokens of one branch. Its mask is a list of spans, each a run of
+queries with one rule, so no mask tensor is built where none is needed and no row is padded to another's
 length.
 """
 
