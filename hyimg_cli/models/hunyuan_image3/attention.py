@@ -1,8 +1,8 @@
 """Attention of one layer: fused projections, rotation, norms, and the softmax row by row.
 
 A query block is a run of new tokens of one branch. Its mask is a list of spans, each a run of
-queries with one rule, so no mask tensor is built where none is needed and no row is padded to another's
-length.
+queries with one rule, so no mask tensor is built where none is needed and no row is padded to
+another's length.
 """
 
 # Legend: T new token (all branches' rows, one after another), H query head, K kv head, D head
