@@ -18,6 +18,9 @@ from hyimg_cli.files import (
     write_all,
 )
 
+# Of a file that is there already, as much of its end is compared as most lines have.
+_TAIL_BYTES = 4096
+
 
 class JournalFile:
     """A journal open for appending. Somebody may remove, replace or change it while a run goes.
@@ -64,8 +67,10 @@ class JournalFile:
             raise fault
 
     def _go_on_in(self, file: int) -> None:
-        self._file = file
-        self._end, self._last = os.fstat(file).st_size, b""
+        self._file, self._end = file, os.fstat(file).st_size
+        # What an earlier run wrote last is looked at as what this one did.
+        length = min(self._end, _TAIL_BYTES)
+        self._last = os.pread(file, length, self._end - length)
 
     def _stands(self) -> bool:
         """Whether the file of this name ends with the last line, where that was put."""

@@ -4,6 +4,8 @@ Any part may be missing, damaged, or of another run: who asks checks.
 """
 
 import json
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +24,15 @@ def read_run_info(folder: Path) -> dict[str, Any]:
     return info if isinstance(info, dict) else {}
 
 
-def resolved_jobs(folder: Path) -> dict[str, dict[str, Any]]:
-    """The lines of manifest.resolved.jsonl by custom_id, in order, up to any damage."""
-    found: dict[str, dict[str, Any]] = {}
-    try:
+def resolved_jobs(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The lines of manifest.resolved.jsonl by custom_id, in order; none where there is no such
+    file. Raises ValueError or OSError at the first line that cannot be read.
+    """
+    with suppress(FileNotFoundError):
         for line in text_of(folder / RESOLVED, JOURNAL_BYTES).split("\n"):
             entry = json.loads(line) if line.strip() else None
             if isinstance(entry, dict) and isinstance(entry.get("custom_id"), str):
-                found[entry["custom_id"]] = entry
-    except (OSError, ValueError):
-        pass
-    return found
+                yield entry["custom_id"], entry
 
 
 def output_files(folder: Path, *, by_frame: bool = False) -> dict[str, Path]:

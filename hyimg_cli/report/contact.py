@@ -81,7 +81,7 @@ def _stamp(folder: Path) -> str:
 
 def contact_sheet(folder: Path, *, most: int = MOST_CARDS) -> str:
     """The page of a run. Failed jobs come first; of all, `most` have a card, and it says so."""
-    results, asked = RunFolder(folder).results(), resolved_jobs(folder)
+    results, asked = RunFolder(folder).results(), dict(resolved_jobs(folder))
     # In the order of the manifest, then results of jobs that are no longer in it.
     names = dict.fromkeys((*asked, *results))
     jobs = [JobAndResult(name, asked.get(name, {}), results.get(name, {})) for name in names]

@@ -421,7 +421,7 @@ def test_a_run_ends_with_a_contact_sheet(
 def test_ctrl_c_while_the_sheet_is_made_exits_130(
     run_cli: Run, write_manifest: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def press(*_: Any) -> None:
+    def press(*_: Any, **__: Any) -> None:
         os.kill(os.getpid(), signal.SIGINT)
 
     manifest = write_manifest(*GOOD)

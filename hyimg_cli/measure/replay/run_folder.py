@@ -4,6 +4,7 @@ Everything here may be missing or of another run; who asks checks digests.
 """
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,10 @@ def _resolved(file: Path, custom_id: str) -> dict[str, Any]:
     """The line of the job in the run's resolved manifest; nothing where there is none."""
     if file.parent.name != OUTPUTS:
         return {}
-    return resolved_jobs(_folder(file)).get(custom_id, {})
+    with suppress(OSError, ValueError):  # what stands before the damage can be used
+        entries = resolved_jobs(_folder(file))
+        return next((entry for name, entry in entries if name == custom_id), {})
+    return {}
 
 
 def _folder(file: Path) -> Path:
