@@ -188,6 +188,7 @@ class Prompter:
             needs_ratio=job.size.is_auto,
             template=self.template,
             ratios=self.allowed_ratios,
+            is_base=self.arch.is_base,
         )
 
     @property

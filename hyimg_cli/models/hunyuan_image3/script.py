@@ -15,7 +15,9 @@ follow. Ours differs from it in this:
 - only a ratio token is the size by itself; behind the others the closed text is followed by all
   that opens a picture, and by the best ratio there. So it is behind a ratio token whose size the
   checkpoint's card leaves out.
-Other control tokens, `<|endoftext|>` among them, end a text in neither.
+Other control tokens, `<|endoftext|>` among them, end a text in neither; but the base model's own
+code ends one at `</answer>` and `<|endoftext|>` as well, and asks for the ratio behind it in any
+case; so does ours.
 """
 
 from dataclasses import dataclass, field
@@ -45,6 +47,7 @@ class Script:
     needs_ratio: bool
     template: Template
     ratios: tuple[int, ...]
+    is_base: bool = False
     _fired: set[int] = field(default_factory=set)
     _queue: list[tuple[int, ...]] = field(default_factory=list)
     _is_ending: bool = False
@@ -89,9 +92,10 @@ class Script:
 
     def early_end(self, id_: int) -> str:
         """Why the text ends before `id_`, which was sampled freely; empty where it goes on."""
-        if id_ not in self.vocabulary.openers:
+        words, name = self.vocabulary, self.vocabulary.name
+        is_end_of_base = self.is_base and id_ in (words.end_answer, words.eos)
+        if not is_end_of_base and id_ not in words.openers:
             return ""
-        name = self.vocabulary.name
         return f"the text ended early at {name(id_)}, before {name(self.closing_tag)}"
 
     def is_open(self, written: list[int]) -> bool:
@@ -118,6 +122,6 @@ class Script:
         opened = [kept[place] for place in places if closing[kept[place]] not in kept[place:]]
         kept += [closing[tag] for tag in opened[-1:]]
         self._queue = self._ended()
-        if self._queue and before in self.ratios:
+        if self._queue and before in self.ratios and not self.is_base:
             self._queue[-1] = (before,)
         return kept

@@ -253,6 +253,18 @@ def test_a_ratio_token_that_is_not_there_names_the_configs_key() -> None:
     assert '"model_version": "HunyuanImage-3.0"' in caught.value.hint
 
 
+def test_only_a_base_models_text_ends_at_the_end_of_text(
+    prompter: Prompter, tmp_path: Path
+) -> None:
+    shutil.copytree(prompter.folder, tmp_path / "base")
+    config = json.loads((prompter.folder / "config.json").read_text())
+    config["model_version"] = "HunyuanImage-3.0"
+    (tmp_path / "base" / "config.json").write_text(json.dumps(config))
+    job = a_job(bot_task="recaption")
+    for one, is_end in ((prompter, False), (Prompter(tmp_path / "base", "base"), True)):
+        assert bool(one.script(job).early_end(one.vocabulary.eos)) == is_end
+
+
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 

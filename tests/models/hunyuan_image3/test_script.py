@@ -83,6 +83,17 @@ def test_other_control_tokens_end_nothing(words: Vocabulary, name: str) -> None:
     assert script.early_end(*words.encode(name)) == ""
 
 
+@pytest.mark.parametrize("name", ["</answer>", "<|endoftext|>", "<boi>", "<img_ratio_7>"])
+def test_what_ends_a_text_of_the_base_model(words: Vocabulary, name: str) -> None:
+    script = Script(words, "recaption", True, "pretrain", words.ratios, is_base=True)
+    (id_,) = words.encode(name)
+    assert script.early_end(id_) == f"the text ended early at {name}, before </recaption>"
+    assert script.forced_ending([words.recaption, 70], before=id_)[2:] == [words.end_recaption]
+    behind = [script.allowed(words.end_recaption) for _ in range(3)]
+    assert behind == [(words.boi,), (words.img_size,), words.ratios]
+    assert script.early_end(words.img) == ""
+
+
 @pytest.mark.parametrize("needs_ratio", [True, False])
 def test_endings_at_the_token_limit(words: Vocabulary, needs_ratio: bool) -> None:
     think, end_think = words.think, words.end_think
