@@ -55,6 +55,9 @@ class ToyCheckpoint:
 
     def check(self, job: Any) -> None: ...
 
+    def memo_counts(self) -> dict[str, dict[str, int]]:
+        return {}
+
     def count(self, job: Any, source_sizes: Any, assumed_think: int) -> JobTokens:
         writes, prompt, pair = job.writes_text, len(prompt_ids(job)), job.guidance_scale > 1
         text = assumed_think * writes

@@ -47,6 +47,9 @@ class ImageCheckpoint(Protocol):
     ) -> list[list[Segment]]:
         """What jobs may share of each guidance branch, where there is no AR stage."""
 
+    def memo_counts(self) -> dict[str, dict[str, int]]:
+        """By kind, hits and misses of what is kept of texts and sequences."""
+
     def refuse_uneven(self, ranks: int, quantization: Quantization) -> None:
         """Passes layers that can be split over so many ranks. Raises UsageError."""
 

@@ -8,12 +8,12 @@ from hyimg_cli.spec.run import ModelChoice
 
 def gpu_count() -> int:
     """GPUs that this process can use."""
-    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return torch.cuda.device_count()
 
 
 def refuse_missing_gpus(count: int, who: str, hint: str) -> None:
     """Passes a machine with a GPU for each of `count` processes (`who`). Raises MachineError."""
-    found = torch.cuda.device_count()
+    found = gpu_count()
     if found < count:
         raise MachineError(
             f"{count} {who} need {count} GPUs; torch finds {found}",

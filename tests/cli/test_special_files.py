@@ -250,9 +250,9 @@ def test_what_is_only_looked_for_is_not_there(tmp_path: Path, kind: str) -> None
 
     interim = Interim(put(tmp_path / "latents" / "film.safetensors", kind), "key", every=2)
     with within(LIMIT_S):
-        assert interim.found(steps=4) is None
+        assert interim.found() is None
     assert interim.notes == (
-        f"the latents kept on the way cannot be read: this is {NAMES[kind]}, not a regular file",
+        f"the kept latents cannot be read: this is {NAMES[kind]}, not a regular file",
     )
 
 

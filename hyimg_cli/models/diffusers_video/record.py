@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hyimg_cli.errors import require
 from hyimg_cli.loading.checkpoint import TensorInfo, tensor_index
 from hyimg_cli.models.diffusers_video.card import video_card
 from hyimg_cli.models.diffusers_video.layout import is_video_checkpoint, read_layout
@@ -27,6 +28,7 @@ class DiffusersFolder:
         check_texts(job, self.folder, self.card)
 
     def load(self, choice: ModelChoice, *, is_fast: bool, is_tiled: bool) -> "LatentVideoModel":
+        require("diffusers", "av")
         from hyimg_cli.models.diffusers_video.loading import load_video  # imports torch
 
         return load_video(self.folder, self.card, choice, is_fast=is_fast, is_tiled=is_tiled)

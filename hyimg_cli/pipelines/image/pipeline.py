@@ -77,11 +77,13 @@ class ImagePipeline:
         if self._config.model.cpu_offload:
             raise offload_of_pictures()
         started = time.perf_counter()
+        # Judging whether the model fits measures its jobs' texts: that counts too.
+        before = registry.sequences(model, self._config.model.revision).memo_counts()
         loaded = self._loaded(replace(self._config.model, model=model), jobs)
         confirm_dtype(self._config.model, loaded.dtype_name)
         confirm_graphs(self._config.model, self._tensor_ranks, loaded.has_graphs)
         self._model = loaded
-        self._counted = loaded.memo_counts()
+        self._counted = loaded.memo_counts() | before
         yield ModelLoaded(
             model=model,
             load_s=time.perf_counter() - started,
