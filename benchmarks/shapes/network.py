@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from hyimg_cli.models.hunyuan_image3.config import Architecture
-from hyimg_cli.models.hunyuan_image3.filling import without_weights
 from hyimg_cli.models.hunyuan_image3.model import HunyuanImage3ForCausalMM, transformers_config
 from hyimg_cli.models.hunyuan_image3.placement import stays_wide
+from hyimg_cli.models.hunyuan_image3.weight_loading import without_weights
 from hyimg_cli.spec.run import Quantization
 from shapes.scale import Workload
 

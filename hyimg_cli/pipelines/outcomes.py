@@ -10,7 +10,7 @@ import torch
 from hyimg_cli.errors import HyimgError
 from hyimg_cli.pipelines.clock import PhaseClock
 from hyimg_cli.pipelines.image.stages import Decoded
-from hyimg_cli.pipelines.video.stages import Footage
+from hyimg_cli.pipelines.video.stages import Frames
 from hyimg_cli.spec.events import Failure, Outcome, OutputFile, ParallelReport, ReuseReport
 from hyimg_cli.spec.job import ImageJob, Job, VideoJob
 
@@ -66,9 +66,9 @@ def done(
     )
 
 
-def filmed(
+def video_done(
     job: VideoJob,
-    footage: Footage,
+    frames: Frames,
     spread: ParallelReport | None,
     output: OutputFile | None,
     facts: Facts,
@@ -77,11 +77,11 @@ def filmed(
     return Outcome(
         status="done",
         outputs=(output,) if output else (),
-        denoise_steps=footage.denoise_steps,
+        denoise_steps=frames.denoise_steps,
         kv_reuse=ReuseReport("none", 0, 0, 0, (), reason="t2v has no text stage"),
         batch={"denoise": 1},
         parallel=spread,
-        warnings=footage.notes,
+        warnings=frames.notes,
         **_common(job, facts),
     )
 

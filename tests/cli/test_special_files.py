@@ -23,7 +23,7 @@ from hyimg_cli.measure.pairs import newest_bench
 from hyimg_cli.measure.replay.run_folder import frames_digest, images_there, refuse_other_runs
 from hyimg_cli.media.video import write_video
 from hyimg_cli.models import registry
-from hyimg_cli.pipelines.video.interim import Interim
+from hyimg_cli.pipelines.video.latents_checkpoint import LatentsCheckpoint
 
 Run = Callable[..., Any]
 FRAMES = np.zeros((3, 32, 32, 3), dtype=np.uint8)
@@ -248,10 +248,10 @@ def test_what_is_only_looked_for_is_not_there(tmp_path: Path, kind: str) -> None
     with within(LIMIT_S), pytest.raises(OutputFolderError):
         refuse_other_runs(out, "film")
 
-    interim = Interim(put(tmp_path / "latents" / "film.safetensors", kind), "key", every=2)
+    kept = LatentsCheckpoint(put(tmp_path / "latents" / "film.safetensors", kind), "key", every=2)
     with within(LIMIT_S):
-        assert interim.found() is None
-    assert interim.notes == (
+        assert kept.found() is None
+    assert kept.notes == (
         f"the kept latents cannot be read: this is {NAMES[kind]}, not a regular file",
     )
 

@@ -15,7 +15,7 @@ from hyimg_cli.engine.session import Session
 from hyimg_cli.media.video import _Film
 from hyimg_cli.models.diffusers_video import hunyuan_video15, prompts
 from hyimg_cli.models.diffusers_video.model import DiffusersVideo
-from hyimg_cli.pipelines.video import interim
+from hyimg_cli.pipelines.video import latents_checkpoint
 from hyimg_cli.spec.events import DenoiseStep, PromptEmbedded
 
 LINE = {
@@ -191,12 +191,12 @@ def test_latents_that_the_disk_refuses_fail_nothing(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(interim, "replace_file", full)
+        patch.setattr(latents_checkpoint, "replace_file", full)
         done = generate("whole").json_lines[0]
         fail_once(patch, DiffusersVideo, "decode_latents", RuntimeError("out of memory"))
         failed = generate("out", "--no-prewarm").json_lines[0]
     assert (done["status"], done["outputs"]) == ("done", [undisturbed])
-    assert [one.message for one in caplog.records if one.name == interim.__name__] == [
+    assert [one.message for one in caplog.records if one.name == latents_checkpoint.__name__] == [
         "film: the latents were not kept: the disk is full"
     ] * 2
     # Nothing is promised of what is not there.

@@ -18,7 +18,7 @@ from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.memory.footprint import held_weights
 from hyimg_cli.models import registry
 from hyimg_cli.parallel.ranks import RankPool
-from hyimg_cli.pipelines import turns
+from hyimg_cli.pipelines import gpu_lock
 from hyimg_cli.pipelines.image import ranks as image_ranks
 from hyimg_cli.pipelines.image.pipeline import ImagePipeline
 from hyimg_cli.spec.events import DenoiseStep, JobDone, JobFailed, ModelLoaded, Outcome
@@ -118,7 +118,7 @@ def test_pictures_are_those_of_one_process_whatever_becomes_of_a_rank(
     second, tree = _pids(session), session._images.tree
     assert second
     assert len(tree)
-    turns.take(RankPool(1))
+    gpu_lock.take(RankPool(1))
     assert not len(tree)
     assert gone_within(second, 1)
     session.close()

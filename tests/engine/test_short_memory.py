@@ -20,7 +20,7 @@ from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.memory.footprint import Together
 from hyimg_cli.models import registry
 from hyimg_cli.pipelines.image.batch import Lost, Shortage
-from hyimg_cli.pipelines.image.shortages import Shortages
+from hyimg_cli.pipelines.image.memory_limits import MemoryLimits
 from hyimg_cli.pipelines.image.stages import Decoded
 from hyimg_cli.spec.events import JobDone, JobFailed, Outcome
 from hyimg_cli.spec.job import ImageJob, SizeRequest
@@ -112,16 +112,16 @@ def _pixel_digests(lines: dict[str, Outcome]) -> dict[str, str]:
 
 
 def test_only_the_shapes_that_were_short_get_smaller(family: Any, job: ImageJob) -> None:
-    shortages, large = Shortages(), replace(job, size=SizeRequest(1024, 1024))
+    limits, large = MemoryLimits(), replace(job, size=SizeRequest(1024, 1024))
     whole = Together(16, 8)
-    shortages.learn([Shortage("draw", 4, (large,)), Shortage("draw", 6, (large,))], family.card)
-    assert shortages.within([job], whole, family.card) == whole
-    assert shortages.within([job, large], whole, family.card) == Together(16, 4)
-    shortages.learn([Shortage("think", 3, (job,))], family.card)
-    assert shortages.within([job], whole, family.card) == Together(3, 8)
-    assert shortages.within([job], Together(2, 2), family.card) == Together(2, 2)
-    shortages.clear()
-    assert shortages.within([job, large], whole, family.card) == whole
+    limits.learn([Shortage("draw", 4, (large,)), Shortage("draw", 6, (large,))], family.card)
+    assert limits.within([job], whole, family.card) == whole
+    assert limits.within([job, large], whole, family.card) == Together(16, 4)
+    limits.learn([Shortage("think", 3, (job,))], family.card)
+    assert limits.within([job], whole, family.card) == Together(3, 8)
+    assert limits.within([job], Together(2, 2), family.card) == Together(2, 2)
+    limits.clear()
+    assert limits.within([job, large], whole, family.card) == whole
 
 
 def test_a_decode_is_tried_again_without_the_shared_prefixes(

@@ -41,9 +41,9 @@ def frames(monkeypatch: pytest.MonkeyPatch) -> Frames:
     made: Frames = {}
     inner = VideoPipeline._made
 
-    def seen(self: VideoPipeline, job: VideoJob, clock: Any, footage: Any, interim: Any) -> Any:
-        made[job.seed] = [piece.tobytes() for piece in footage.pieces]
-        return inner(self, job, clock, footage, interim)
+    def seen(self: VideoPipeline, job: VideoJob, clock: Any, frames: Any, checkpoint: Any) -> Any:
+        made[job.seed] = [piece.tobytes() for piece in frames.pieces]
+        return inner(self, job, clock, frames, checkpoint)
 
     monkeypatch.setattr(VideoPipeline, "_made", seen)
     return made

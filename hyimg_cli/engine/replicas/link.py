@@ -108,7 +108,7 @@ class Link:
         if isinstance(event, JobStarted):
             self._begun.add(event.custom_id)
         elif isinstance(event, JobDone | JobFailed):
-            self._let_go(event.outcome.custom_id)
+            self._release(event.outcome.custom_id)
             self._falls = 0
 
     def recorded(self, outcome: Outcome) -> None:
@@ -160,7 +160,7 @@ class Link:
         assert self._running is not None, "a replica without a process has no id"
         return self._running.process
 
-    def _let_go(self, custom_id: str) -> None:
+    def _release(self, custom_id: str) -> None:
         self._jobs.pop(custom_id, None)
         self._recorded.pop(custom_id, None)
         self._begun.discard(custom_id)

@@ -211,7 +211,7 @@ class DecodeGraphs:
             return step.compute
         replay = self._proven(step, self._capture)
         if replay is None:
-            self._let_go()
+            self._release()
             return step.compute
         self.captured.append(step.count)
         return replay
@@ -248,7 +248,7 @@ class DecodeGraphs:
         )
         logger.warning(self.failure)
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         """Wait for what a failed capture had begun, and give back what it had taken."""
         device = self._network.layer_devices[0]
         if device.type != "cuda" or not torch.cuda.is_initialized():

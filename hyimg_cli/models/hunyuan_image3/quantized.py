@@ -11,7 +11,6 @@ import torch
 from hyimg_cli.kernels.choice import require_bitsandbytes
 from hyimg_cli.kernels.formats import Format
 from hyimg_cli.models.hunyuan_image3.config import Architecture
-from hyimg_cli.models.hunyuan_image3.filling import fill, without_weights
 from hyimg_cli.models.hunyuan_image3.model import HunyuanImage3ForCausalMM
 from hyimg_cli.models.hunyuan_image3.placement import (
     Places,
@@ -19,6 +18,7 @@ from hyimg_cli.models.hunyuan_image3.placement import (
     place_of,
     refuse_outside,
 )
+from hyimg_cli.models.hunyuan_image3.weight_loading import fill, without_weights
 
 
 def load_quantized(

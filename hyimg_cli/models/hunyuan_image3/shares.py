@@ -10,10 +10,10 @@ from pathlib import Path
 import torch
 
 from hyimg_cli.kernels.choice import require_bitsandbytes
-from hyimg_cli.models.hunyuan_image3.filling import fill, hold, without_weights
 from hyimg_cli.models.hunyuan_image3.model import HunyuanImage3ForCausalMM
 from hyimg_cli.models.hunyuan_image3.sharded import Cuts, shard, sum_over
 from hyimg_cli.models.hunyuan_image3.split import refuse_uneven
+from hyimg_cli.models.hunyuan_image3.weight_loading import fill, hold, without_weights
 from hyimg_cli.models.hunyuan_image3.weights import checked, made_ready
 from hyimg_cli.parallel.tensor import Share
 from hyimg_cli.spec.run import Quantization

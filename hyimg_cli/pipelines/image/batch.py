@@ -140,7 +140,7 @@ class ContinuousBatch:
         if self._frees(job, error):
             self._begins_anew(job, clock, [*notes, _FREED])
         elif isinstance(error, torch.OutOfMemoryError) and self._holds_memory:
-            _let_go(error, [job, job])
+            _without_frames(error, [job, job])
             self._begins_behind(job, clock, [*notes, "no memory to begin it beside others"])
             if self._thinking:
                 self._shorten("think", len(self._thinking), [job])
@@ -187,8 +187,8 @@ class ContinuousBatch:
             return False
         self._freed_for.add(job.custom_id)
         logger.warning("%s: no memory for it; the shared prefixes are dropped", job.custom_id)
-        self._stages.prefixes.let_go()
-        _let_go(error, [job, job])
+        self._stages.prefixes.release()
+        _without_frames(error, [job, job])
         return True
 
     @property
@@ -213,7 +213,7 @@ class ContinuousBatch:
         try:
             told = self._loop.step([_decoding(work) for work in batch])
         except Exception as error:
-            failure, told = _let_go(error, batch), self._loop.settle()
+            failure, told = _without_frames(error, batch), self._loop.settle()
         for work in self._thinking:
             if _decoding(work) in told:
                 yield ThinkToken(work.job.custom_id, _decoding(work).count)
@@ -259,7 +259,7 @@ class ContinuousBatch:
             if failure is None:
                 continue
             if standing and isinstance(failure, torch.OutOfMemoryError):
-                _let_go(failure, [work, *standing])
+                _without_frames(failure, [work, *standing])
                 self._ready.extendleft(reversed([work, *batch]))
                 short = [work.job, *(one.job for one in standing)]
                 self._shorten("draw", len(standing), short)
@@ -270,7 +270,7 @@ class ContinuousBatch:
                 batch.insert(0, work)
                 continue
             if isinstance(failure, torch.OutOfMemoryError) and self._gives_way(batch):
-                _let_go(failure, [work, work])
+                _without_frames(failure, [work, work])
                 batch.insert(0, work)
                 continue
             yield Lost(work.job, work.clock, failure)
@@ -292,7 +292,7 @@ class ContinuousBatch:
                     yield DenoiseStep(work.job.custom_id, steps, work.job.num_inference_steps)
             _enter(batch, "queue")
         except Exception as error:
-            failure = _let_go(error, batch)
+            failure = _without_frames(error, batch)
         if failure is not None:
             if _is_short_of_memory(failure, batch):
                 self._shorten("draw", len(batch) // 2, [work.job for work in batch])
@@ -331,7 +331,7 @@ class ContinuousBatch:
             work.notes.append(_FREED)
             yield from self._finished(work, latents_CYX, steps)
         elif isinstance(failure, torch.OutOfMemoryError) and (self._waiting or self._holds_memory):
-            _let_go(failure, [work, work])
+            _without_frames(failure, [work, work])
             _note([work], "no memory to decode beside other jobs; it was decoded behind them")
             work.clock.enter("queue")
             self._freed_for.discard(work.job.custom_id)
@@ -376,7 +376,7 @@ def _note(batch: Sequence[Prefilled] | Sequence[Denoising], note: str) -> None:
         work.notes.append(note)
 
 
-def _let_go(error: Exception, batch: Sequence[object]) -> Exception:
+def _without_frames(error: Exception, batch: Sequence[object]) -> Exception:
     """The error, without the frames that keep a failed batch's activations alive while its halves
     are tried. A job alone keeps them: they tell where its fault is.
     """

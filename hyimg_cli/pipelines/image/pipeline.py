@@ -27,10 +27,10 @@ from hyimg_cli.models.protocols import MixedModel
 from hyimg_cli.pipelines import outcomes
 from hyimg_cli.pipelines.clock import PhaseClock
 from hyimg_cli.pipelines.image.batch import ContinuousBatch
+from hyimg_cli.pipelines.image.memory_limits import MemoryLimits
 from hyimg_cli.pipelines.image.prefixes import Prefixes
 from hyimg_cli.pipelines.image.prewarm import Shape, prewarm, writing_rows
 from hyimg_cli.pipelines.image.ranks import ImageRanks
-from hyimg_cli.pipelines.image.shortages import Shortages
 from hyimg_cli.pipelines.image.sources import SourceEncoder, Sources, suits_beside
 from hyimg_cli.pipelines.image.stages import Decoded, EncodeSource, ImageStages, ReadSource
 from hyimg_cli.pipelines.pipeline import Lost, Made
@@ -61,7 +61,7 @@ class ImagePipeline:
         self.tree = self._new_tree()
         self._warmed: set[Shape] = set()
         self._together = Together(1, 1)
-        self._shortages = Shortages()
+        self._memory_limits = MemoryLimits()
         self._counted: dict[str, dict[str, int]] = {}
 
     @property
@@ -121,7 +121,7 @@ class ImagePipeline:
         self._model = None
         self.forget()
         self._warmed.clear()
-        self._shortages.clear()
+        self._memory_limits.clear()
         gc.collect()
 
     def prepared(self, jobs: Sequence[ImageJob], folder: JobFolder | None) -> Iterator[Prewarmed]:
@@ -130,14 +130,14 @@ class ImagePipeline:
         self._revive()
         held = self.tree.held_bytes
         sizes = batch_sizes(jobs, self._resident(), config, held_prefixes=held)
-        self._together = self._shortages.within(jobs, sizes, self._resident().card)
+        self._together = self._memory_limits.within(jobs, sizes, self._resident().card)
         if not config.batch.prewarm:
             return
         started = time.perf_counter()
         stages = self._stages(_unread, self._encoder())
         # First: what is left of memory is the stand-ins' and the jobs'.
         graphs = self._resident().prepare_decode(writing_rows(jobs, self._together))
-        learn = partial(self._shortages.learn, card=stages.model.card)
+        learn = partial(self._memory_limits.learn, card=stages.model.card)
         shapes = prewarm(jobs, stages, together=self._together, warmed=self._warmed, learn=learn)
         if shapes or graphs:
             yield Prewarmed(shapes, time.perf_counter() - started, graphs)
@@ -147,7 +147,7 @@ class ImagePipeline:
     ) -> Iterator[Progress | Made | Lost]:
         model = self._resident()
         self._revive()
-        self._together = self._shortages.within(jobs, self._together, model.card)
+        self._together = self._memory_limits.within(jobs, self._together, model.card)
         coming = [path for job in jobs for path in job.images]
         encode, asked = self._encoder(), self._config.batch.encodes_ahead
         is_beside = suits_beside(model) if asked is None else asked
@@ -166,7 +166,7 @@ class ImagePipeline:
                 for event in run.run():
                     yield self._made(event) if isinstance(event, Decoded) else event
             finally:
-                self._shortages.learn(run.shortages, model.card)
+                self._memory_limits.learn(run.shortages, model.card)
 
     def _revive(self) -> None:
         if self._ranks is not None:

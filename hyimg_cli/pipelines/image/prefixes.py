@@ -31,6 +31,6 @@ class Prefixes:
         """Hold the segments' K/V, copied from the buffer they were computed in."""
         self._tree.insert(self._scope, segments, buffer.cut)
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Hold nothing any more: memory is short. Later jobs compute their prefixes again."""
         self._tree.clear()

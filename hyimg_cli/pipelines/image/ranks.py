@@ -9,7 +9,7 @@ from hyimg_cli.errors import MachineError, RankError
 from hyimg_cli.models import registry
 from hyimg_cli.models.protocols import MixedModel
 from hyimg_cli.parallel.ranks import RankPool
-from hyimg_cli.pipelines import turns
+from hyimg_cli.pipelines import gpu_lock
 from hyimg_cli.spec.events import ParallelReport
 from hyimg_cli.spec.run import ModelChoice
 
@@ -27,8 +27,8 @@ class ImageRanks:
         """
         self._pool = RankPool(ranks, device=choice.kind(has_gpu=torch.cuda.is_available()))
         self._pool.stopped.append(lost)
-        self.stop = finalize(self, turns.end, self._pool)
-        turns.enter(self._pool)
+        self.stop = finalize(self, gpu_lock.end, self._pool)
+        gpu_lock.enter(self._pool)
         self._pool.launch()
 
     @property
@@ -41,7 +41,7 @@ class ImageRanks:
 
         Raises what loading raises on any rank, MachineError where one does not come up, or dies.
         """
-        turns.take(self._pool)
+        gpu_lock.take(self._pool)
         try:
             return registry.load(choice, is_batch_invariant=is_batch_invariant, pool=self._pool)
         except RankError as error:
@@ -57,7 +57,7 @@ class ImageRanks:
 
         Raises MachineError where one does not come up.
         """
-        turns.take(self._pool)
+        gpu_lock.take(self._pool)
         self._pool.revive()
 
     def report(self) -> ParallelReport:

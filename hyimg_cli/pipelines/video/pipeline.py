@@ -22,11 +22,11 @@ from hyimg_cli.models.latent_video import LatentVideoModel, PromptEmbedding, Pro
 from hyimg_cli.pipelines import outcomes
 from hyimg_cli.pipelines.clock import PhaseClock
 from hyimg_cli.pipelines.pipeline import Lost, Made
-from hyimg_cli.pipelines.video.interim import Interim
+from hyimg_cli.pipelines.video.latents_checkpoint import LatentsCheckpoint
 from hyimg_cli.pipelines.video.prewarm import VideoShape, prewarm
 from hyimg_cli.pipelines.video.prompts import Prompts
 from hyimg_cli.pipelines.video.ranks import VideoRanks
-from hyimg_cli.pipelines.video.stages import Footage, Set, shoot
+from hyimg_cli.pipelines.video.stages import Frames, VideoStages, make_video
 from hyimg_cli.spec.events import (
     Event,
     JobStarted,
@@ -128,14 +128,14 @@ class VideoPipeline:
             if self._ranks is not None:
                 self._ranks.revive()
             clock = PhaseClock(started, partial(synchronize, devices))
-            interim = self._interim(job, folder)
+            checkpoint = self._checkpoint(job, folder)
             yield JobStarted(job.custom_id)
             try:
-                footage = yield from shoot(job, on, clock, interim)
+                frames = yield from make_video(job, on, clock, checkpoint)
             except Exception as error:
-                yield Lost(job, clock, error, _notes_if_lost(interim))
+                yield Lost(job, clock, error, _notes_if_lost(checkpoint))
             else:
-                yield self._made(job, clock, footage, interim)
+                yield self._made(job, clock, frames, checkpoint)
 
     def cache_counts(self) -> dict[str, dict[str, int]]:
         runs = dict(self._resident().prompts.encoder_runs)
@@ -154,47 +154,47 @@ class VideoPipeline:
             self._ranks = VideoRanks(opened, choice, parallel)
         return opened
 
-    def _set(self, embed: Callable[[PromptEncoder, str], PromptEmbedding]) -> Set:
+    def _set(self, embed: Callable[[PromptEncoder, str], PromptEmbedding]) -> VideoStages:
         model = self._resident()
-        return Set(model, partial(embed, model.prompts))
+        return VideoStages(model, partial(embed, model.prompts))
 
     def _not_denoised(self, jobs: Sequence[VideoJob], folder: JobFolder | None) -> list[VideoJob]:
         """Those that need more than their decode."""
-        return [job for job in jobs if not self._is_denoised(self._interim(job, folder))]
+        return [job for job in jobs if not self._is_denoised(self._checkpoint(job, folder))]
 
-    def _is_denoised(self, interim: Interim | None) -> bool:
+    def _is_denoised(self, checkpoint: LatentsCheckpoint | None) -> bool:
         """Whether a job's last latents are kept, or were: they leave when it is done."""
-        if interim is None:
+        if checkpoint is None:
             return False
-        place = (interim.path, interim.key)
+        place = (checkpoint.path, checkpoint.key)
         if place not in self._denoised:
-            kept = interim.found()
+            kept = checkpoint.found()
             if kept is None or not kept.is_last:
                 return False
             self._denoised.add(place)
         return True
 
-    def _interim(self, job: VideoJob, folder: JobFolder | None) -> Interim | None:
+    def _checkpoint(self, job: VideoJob, folder: JobFolder | None) -> LatentsCheckpoint | None:
         if folder is None:
             return None
         path = folder.latents_for(job.custom_id)
         every = self._config.output.checkpoint_every
-        return Interim(path, key_of(job, (), self._config), every)
+        return LatentsCheckpoint(path, key_of(job, (), self._config), every)
 
     def _made(
-        self, job: VideoJob, clock: PhaseClock, footage: Footage, interim: Interim | None
+        self, job: VideoJob, clock: PhaseClock, frames: Frames, checkpoint: LatentsCheckpoint | None
     ) -> Made:
         spread = None if self._ranks is None else self._ranks.report()
         return Made(
             job,
             clock,
-            write=partial(self._written, job, footage),
-            outcome=partial(outcomes.filmed, job, footage, spread),
-            settle=interim.discard if interim else lambda: None,
-            notes_if_lost=_notes_if_lost(interim),
+            write=partial(self._written, job, frames),
+            outcome=partial(outcomes.video_done, job, frames, spread),
+            settle=checkpoint.discard if checkpoint else lambda: None,
+            notes_if_lost=_notes_if_lost(checkpoint),
         )
 
-    def _written(self, job: VideoJob, footage: Footage, folder: JobFolder) -> VideoFile:
+    def _written(self, job: VideoJob, frames: Frames, folder: JobFolder) -> VideoFile:
         """The sidecar, the frames, then the film: whoever sees the film sees the others."""
         # Imported here: a run of pictures needs no PyAV.
         from hyimg_cli.media.video import write_video
@@ -208,7 +208,7 @@ class VideoPipeline:
         if self._config.output.metadata:
             text = video_text(job_to_json(job), making(job, self._config))
             _write_sidecar(folder.path_for(job.custom_id, ".json"), text)
-        written = write_video(film, footage.pieces, fps=job.fps, comment=text, frames_folder=shots)
+        written = write_video(film, frames.pieces, fps=job.fps, comment=text, frames_folder=shots)
         return VideoFile(
             path=film.relative_to(folder.folder).as_posix(),
             sha256=written.sha256,
@@ -226,8 +226,8 @@ class VideoPipeline:
         return self._model
 
 
-def _notes_if_lost(interim: Interim | None) -> tuple[str, ...]:
-    return () if interim is None else interim.notes_if_lost
+def _notes_if_lost(checkpoint: LatentsCheckpoint | None) -> tuple[str, ...]:
+    return () if checkpoint is None else checkpoint.notes_if_lost
 
 
 def _texts(model: LatentVideoModel, job: VideoJob) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from hyimg_cli.pipelines.clock import PhaseClock
-from hyimg_cli.pipelines.video.stages import Set, shoot
+from hyimg_cli.pipelines.video.stages import VideoStages, make_video
 from hyimg_cli.spec.job import Size, VideoJob
 
 # The second one meets what the first has left: a step cache, a compiled graph.
@@ -32,7 +32,7 @@ def shape_of(job: VideoJob) -> VideoShape:
     return VideoShape(job.model, job.size, job.num_frames, job.branch_count)
 
 
-def prewarm(jobs: Sequence[VideoJob], on: Set, *, warmed: set[VideoShape]) -> int:
+def prewarm(jobs: Sequence[VideoJob], on: VideoStages, *, warmed: set[VideoShape]) -> int:
     """Run every shape that is not in `warmed` yet, and add it; how many ran to their end.
 
     A shape whose stand-in fails is not counted: the job itself will fail, and say why.
@@ -45,11 +45,11 @@ def prewarm(jobs: Sequence[VideoJob], on: Set, *, warmed: set[VideoShape]) -> in
     return count
 
 
-def _runs(job: VideoJob, on: Set) -> bool:
+def _runs(job: VideoJob, on: VideoStages) -> bool:
     steps = min(_STEPS, job.num_inference_steps)
     stand_in = replace(job, custom_id="prewarm", num_inference_steps=steps)
     try:
-        for _ in shoot(stand_in, on, PhaseClock(0.0, lambda: None)):
+        for _ in make_video(stand_in, on, PhaseClock(0.0, lambda: None)):
             pass
     except Exception:
         return False

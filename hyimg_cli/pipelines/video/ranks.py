@@ -19,7 +19,7 @@ from hyimg_cli.models import registry
 from hyimg_cli.models.latent_video import LatentDecoder, LatentVideoModel, VideoVae
 from hyimg_cli.parallel.branches import ParallelBranches
 from hyimg_cli.parallel.ranks import DeviceKind, Rank, RankPool
-from hyimg_cli.pipelines import turns
+from hyimg_cli.pipelines import gpu_lock
 from hyimg_cli.spec.events import DecodeReport, ParallelReport
 from hyimg_cli.spec.run import ModelChoice, ParallelConfig
 from hyimg_cli.tiling.decode import PatchParallelDecoder
@@ -71,8 +71,8 @@ class VideoRanks:
         self._pool = RankPool(config.ranks, device=kind)
         self._branches: ParallelBranches | None = None
         self._decoder: SpreadDecoder | None = None
-        self.stop = finalize(self, turns.end, self._pool)
-        turns.enter(self._pool)
+        self.stop = finalize(self, gpu_lock.end, self._pool)
+        gpu_lock.enter(self._pool)
         self._pool.launch()
 
     @property
@@ -86,7 +86,7 @@ class VideoRanks:
 
         Raises what loading raises on any rank, MachineError where one does not come up, or dies.
         """
-        turns.take(self._pool)
+        gpu_lock.take(self._pool)
         try:
             self._load(with_branches)
         except RankError as error:
@@ -114,7 +114,7 @@ class VideoRanks:
         """Ranks that an earlier job has lost, or that left for another session's, start again, each
         with what it had. Raises MachineError where one does not come up.
         """
-        turns.take(self._pool)
+        gpu_lock.take(self._pool)
         self._pool.revive()
 
     def report(self) -> ParallelReport:

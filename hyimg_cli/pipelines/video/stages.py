@@ -15,7 +15,7 @@ from torch import Tensor
 from hyimg_cli.errors import OutputError
 from hyimg_cli.models.latent_video import LatentVideoModel, PromptEmbedding, VideoDenoiser
 from hyimg_cli.pipelines.clock import PhaseClock
-from hyimg_cli.pipelines.video.interim import Interim, Kept
+from hyimg_cli.pipelines.video.latents_checkpoint import Kept, LatentsCheckpoint
 from hyimg_cli.spec.events import DenoiseStep, PhaseStarted, Progress
 from hyimg_cli.spec.job import VideoJob
 
@@ -23,7 +23,7 @@ Embed = Callable[[str], PromptEmbedding]
 
 
 @dataclass(frozen=True)
-class Set:
+class VideoStages:
     """What every job of a group works with."""
 
     model: LatentVideoModel
@@ -31,7 +31,7 @@ class Set:
 
 
 @dataclass(frozen=True)
-class Footage:
+class Frames:
     """A finished video in pieces of uint8 [T, H, W, 3], and how it came about.
 
     `denoise_steps` are those of this run: a job that went on from kept latents has fewer.
@@ -51,16 +51,16 @@ class Denoised:
     notes: tuple[str, ...]
 
 
-def shoot(
-    job: VideoJob, on: Set, clock: PhaseClock, interim: Interim | None = None
-) -> Generator[Progress, None, Footage]:
+def make_video(
+    job: VideoJob, on: VideoStages, clock: PhaseClock, checkpoint: LatentsCheckpoint | None = None
+) -> Generator[Progress, None, Frames]:
     """The whole story of a job but for its writing; tells what it does on the way.
 
-    `interim`: the place for its latents, None where they are not kept.
+    `checkpoint`: the place for its latents, None where they are not kept.
     """
     # 1. read: the latents that an earlier attempt left.
     clock.enter("read")
-    kept = None if interim is None else interim.found()
+    kept = None if checkpoint is None else checkpoint.found()
     if kept is not None and kept.is_last:
         denoised = Denoised(kept.latents_BCFYX.to(on.model.device), 0, kept.notes)
     else:
@@ -71,15 +71,15 @@ def shoot(
         # 3. denoise: all steps, or those behind the kept latents.
         yield PhaseStarted(job.custom_id, "denoise", job.num_inference_steps)
         clock.enter("denoise_first")
-        denoised = yield from denoise(job, embeddings, on.model, clock, interim, kept)
+        denoised = yield from denoise(job, embeddings, on.model, clock, checkpoint, kept)
     # 4. decode_latents.
     yield PhaseStarted(job.custom_id, "decode_latents")
     clock.enter("decode_latents")
     pieces = tuple(checked(job, on.model.decode_latents(denoised.latents_BCFYX)))
     clock.enter("queue")
     # 5. write: in a thread beside the next job.
-    ours = () if interim is None else interim.notes
-    return Footage(pieces, denoised.steps, tuple(dict.fromkeys((*denoised.notes, *ours))))
+    ours = () if checkpoint is None else checkpoint.notes
+    return Frames(pieces, denoised.steps, tuple(dict.fromkeys((*denoised.notes, *ours))))
 
 
 def denoise(
@@ -87,7 +87,7 @@ def denoise(
     embeddings: Mapping[str, PromptEmbedding],
     model: LatentVideoModel,
     clock: PhaseClock,
-    interim: Interim | None,
+    checkpoint: LatentsCheckpoint | None,
     kept: Kept | None,
 ) -> Generator[Progress, None, Denoised]:
     """Every denoise step behind `kept`; nothing of them is read on the host unless it is kept."""
@@ -99,10 +99,10 @@ def denoise(
         if index == start:
             clock.enter("denoise_rest")
         step, steps = index + 1, denoiser.steps
-        if interim is not None and interim.is_due(step, steps):
+        if checkpoint is not None and checkpoint.is_due(step, steps):
             clock.enter("write")
             state = denoiser.state() if step < steps else {}
-            interim.keep(Kept(step, steps, latents_BCFYX, state, notes))
+            checkpoint.keep(Kept(step, steps, latents_BCFYX, state, notes))
             clock.enter("denoise_rest")
         yield DenoiseStep(job.custom_id, step, steps)
     return Denoised(latents_BCFYX, denoiser.steps - start, notes)

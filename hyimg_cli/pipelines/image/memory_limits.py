@@ -12,7 +12,7 @@ from hyimg_cli.spec.job import ImageJob
 logger = logging.getLogger(__name__)
 
 
-class Shortages:
+class MemoryLimits:
     """How many jobs of a shape may think and may draw together, where an out-of-memory has shown
     it. For the life of a loaded model: what was too much once is not tried again.
     """

@@ -48,7 +48,7 @@ class Kept:
 
 
 @dataclass
-class Interim:
+class LatentsCheckpoint:
     """The place for one job's latents. `key` is the job's: latents of another key are not its own.
 
     With `every` 0 only those behind the last step are kept; what is there is taken up in any case.
