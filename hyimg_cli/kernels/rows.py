@@ -33,6 +33,7 @@ def invariant_multiple() -> int:
     )
 
 
+@lru_cache
 def group_multiple(device: torch.device) -> int:
     """Rows that a group of a grouped product is filled up to, so that a row's bits do not depend
     on how many others are in its group; on a GPU they may.
