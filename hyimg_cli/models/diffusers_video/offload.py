@@ -16,9 +16,6 @@ from torch import Tensor, nn
 class Offload(Protocol):
     """Brings networks to the device at the borders of stages."""
 
-    @property
-    def is_one_at_a_time(self) -> bool: ...
-
     def placed(self, network: nn.Module, device: torch.device) -> nn.Module:
         """A network that was just read, where it stays while others work."""
 
@@ -34,8 +31,6 @@ class Offload(Protocol):
 class NoOffload:
     """Every network goes to the device when it is read, and stays."""
 
-    is_one_at_a_time = False
-
     def placed(self, network: nn.Module, device: torch.device) -> nn.Module:
         return network.to(device)
 
@@ -48,8 +43,6 @@ class NoOffload:
 
 class OneAtATime:
     """One network at a time is on the device."""
-
-    is_one_at_a_time = True
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

@@ -13,7 +13,7 @@ from hyimg_cli.models import registry
 from hyimg_cli.models.diffusers_video import weights
 from hyimg_cli.models.diffusers_video.layout import Component, read_layout
 from hyimg_cli.models.diffusers_video.model import DiffusersVideo
-from hyimg_cli.models.diffusers_video.offload import OneAtATime
+from hyimg_cli.models.diffusers_video.offload import NoOffload, OneAtATime
 from hyimg_cli.models.diffusers_video.weights import Place, load_weights
 from hyimg_cli.spec.job import VideoJob
 from hyimg_cli.spec.run import ModelChoice
@@ -34,7 +34,7 @@ class Watched:
 
         def watched(component: Component, place: Place) -> Any:
             module = original(component, place)
-            if not place.offload.is_one_at_a_time:
+            if isinstance(place.offload, NoOffload):
                 return module
             tensors = (*module.parameters(), *module.buffers())
             self.homes[component.name] = module, [t.data_ptr() for t in tensors]
