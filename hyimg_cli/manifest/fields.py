@@ -36,7 +36,6 @@ _OWN = (
     Field("prompt", Text("prompt"), "What to show, or to change in the images."),
     Field("images", Paths(), "Source pictures, in order.", ("image", "image_path"), "pictures"),
     Field("model", Text("model"), "Checkpoint of this job: a folder or a hub id."),
-    Field("n", Integer(1, 1000), "Number of results.", ("num_outputs_per_prompt",)),
     Field("seeds", Integers(1000, MAX_SEED, is_distinct=True), "A result for each seed."),
     Field("width", Integer(MIN_SIDE, MAX_SIDE), "With height, instead of size."),
     Field("height", Integer(MIN_SIDE, MAX_SIDE), "With width, instead of size."),

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hyimg_cli.errors import HyimgError
+from hyimg_cli.manifest.fields import COT_FIELDS
 from hyimg_cli.manifest.line import unconsumed
-from hyimg_cli.manifest.resolved_line import ResolvedLine
+from hyimg_cli.manifest.resolved_line import Child, ResolvedLine, moved
 from hyimg_cli.spec.card import ModelCard
 from hyimg_cli.spec.job import ImageJob, TextSampling
 
@@ -24,23 +25,24 @@ class PictureLine(ResolvedLine):
         if fields.get("use_system_prompt") == "custom" and self.value("system_prompt") is None:
             what, hint = "custom without a system_prompt", "write the system_prompt"
             yield self.fault("missing-field", what, "use_system_prompt", hint)
+        yield from self._vary_faults()
         beyond = [n for n in fields.get("cot_token_ids", ()) if n >= self.card.vocab_size]
         if beyond:
             what = f"{beyond[0]} is no token of the model"
             hint = f"its tokens are 0 to {self.card.vocab_size - 1}"
             yield self.fault("out-of-range", what, "cot_token_ids", hint)
 
-    def job(self, custom_id: str, seed: int, folder: Path) -> ImageJob:
+    def job(self, child: Child, folder: Path) -> ImageJob:
         fields = self.line.fields
         use_system_prompt, system_prompt = self._system_prompt()
         return ImageJob(
-            custom_id=custom_id,
+            custom_id=child.custom_id,
             task=fields["task"],
             images=tuple(str(folder / image) for image in fields.get("images", ())),
-            seed=seed,
+            seed=child.first_seed if self.value("vary") == "text" else child.seed,
             size=self.value("size"),
             bot_task=self.value("bot_task"),
-            text=self._text_sampling(seed),
+            text=self._text_sampling(child),
             cot_text=fields.get("cot_text"),
             cot_token_ids=fields.get("cot_token_ids"),
             drop_think=self.value("drop_think"),
@@ -50,11 +52,40 @@ class PictureLine(ResolvedLine):
             **self.shared(),
         )
 
-    def _text_sampling(self, seed: int) -> TextSampling:
-        ar_seed = self.value("ar_seed")
+    def _text_sampling(self, child: Child) -> TextSampling:
         names = ("temperature", "top_k", "top_p", "max_new_tokens")
         values = {name: self.value(name) for name in names}
-        return TextSampling(seed=seed if ar_seed is None else ar_seed, **values)
+        return TextSampling(seed=self._ar_seed(child), **values)
+
+    def _ar_seed(self, child: Child) -> int:
+        """The seed of the text: as asked for, where `vary` says `text` moved; else the picture's
+        own, where it says `picture` the first one's.
+        """
+        ar_seed, vary = self.value("ar_seed"), self.value("vary")
+        if ar_seed is not None:
+            return moved(ar_seed, child.index) if vary == "text" else int(ar_seed)
+        return child.first_seed if vary == "picture" else child.seed
+
+    def _vary_faults(self) -> Iterator[HyimgError]:
+        """What would make all results of the line one, or has none to tell apart."""
+        if len(self.child_ids) == 1:
+            if "vary" in self.line.given:
+                yield self.unused("vary", "the line has one result")
+        elif self.value("vary") == "text":
+            why = self._fixed_text()
+            if why:
+                what = f"vary text would give {len(self.child_ids)} equal pictures: {why}"
+                yield self.fault("vary", what, "vary", "vary the picture")
+
+    def _fixed_text(self) -> str:
+        """Why the line's text is the same whatever its seed; empty where it is not."""
+        if not self.line.given.isdisjoint(COT_FIELDS):
+            return "the text is given"
+        if self.value("bot_task") == "none":
+            return "bot_task is none, so no text is written"
+        if self.value("temperature") == 0:
+            return "temperature is 0, so the most likely token is taken"
+        return ""
 
     def _system_prompt(self) -> tuple[str, str | None]:
         """Which system prompt, and its text, which only `custom` has.

@@ -55,6 +55,24 @@ class TextSampling:
 
 
 @dataclass(frozen=True)
+class TextInputs:
+    """All of a job that decides the text it writes, but its bucket and what is in its files.
+
+    Of a greedy text `sampling` holds no seed, nor what only a choice by chance looks at.
+    """
+
+    model: str
+    prompt: str
+    images: tuple[str, ...]
+    is_aligned: bool
+    use_system_prompt: str
+    system_prompt: str | None
+    bot_task: BotTask
+    chooses_size: bool
+    sampling: TextSampling
+
+
+@dataclass(frozen=True)
 class ImageJob:
     """One `it2i` or `t2i` picture. `images` are paths as given, resolved against the manifest.
 
@@ -91,6 +109,27 @@ class ImageJob:
     def writes_text(self) -> bool:
         """Whether the AR stage has text to write for this job."""
         return self.bot_task != "none" and self.cot_text is None and self.cot_token_ids is None
+
+    @property
+    def text_inputs(self) -> TextInputs | None:
+        """What decides the job's text; None where it writes none. Jobs of one bucket of which it
+        is equal write the same text, as long as their sources' files stay as they are.
+        """
+        if not self.writes_text:
+            return None
+        text = self.text
+        greedy = TextSampling(0, 0.0, 0, 1.0, text.max_new_tokens)
+        return TextInputs(
+            model=self.model,
+            prompt=self.prompt,
+            images=self.images,
+            is_aligned=self.infer_align_image_size and bool(self.images),
+            use_system_prompt=self.use_system_prompt,
+            system_prompt=self.system_prompt,
+            bot_task=self.bot_task,
+            chooses_size=self.size.is_auto,
+            sampling=text if text.temperature else greedy,
+        )
 
 
 @dataclass(frozen=True)

@@ -91,13 +91,15 @@ OF_THE_JOB: dict[str, dict[str, Any]] = {
     "num_frames": {"num_frames": 5},
     "fps": {"fps": 3},
 }
+# What decides which jobs a line becomes, and so is in no job.
+OF_THE_LINE: dict[str, dict[str, Any]] = {"n": {"n": 2}, "vary": {"vary": "picture"}}
 # The embedded video model has one transformer, and so no second scale.
 NOT_OF_TINY = {"guidance_scale_2": {"guidance_scale_2": 1.5}}
 OF_THE_CHECKPOINT = {"model", "video_model", "revision"}
 OFF_DEFAULT = (
     {name: value for name, (_, value) in FILLS.items()}
     | BEFORE
-    | {name: values[name] for name, values in (OF_THE_JOB | NOT_OF_TINY).items()}
+    | {name: values[name] for name, values in (OF_THE_JOB | OF_THE_LINE | NOT_OF_TINY).items()}
 )
 # The device decides the precision, which is in the key.
 WITHOUT_PIXELS = [n for n, row in SETTINGS.items() if row.pixels is None and n != "device"]
@@ -106,7 +108,7 @@ WITHOUT_PIXELS = [n for n, row in SETTINGS.items() if row.pixels is None and n !
 def test_every_setting_has_an_answer_here() -> None:
     sampling = {name for name, row in SETTINGS.items() if row.table == "sampling"}
     assert SETTINGS.keys() == FILLS.keys() | BEFORE.keys() | sampling
-    assert sampling == OF_THE_JOB.keys() | NOT_OF_TINY.keys()
+    assert sampling == OF_THE_JOB.keys() | OF_THE_LINE.keys() | NOT_OF_TINY.keys()
     in_key = {name for name, row in SETTINGS.items() if isinstance(row.pixels, InKey)}
     assert in_key == {name for name, _ in IN_KEY}
     assert {name for name, row in SETTINGS.items() if row.pixels == "job"} == sampling
