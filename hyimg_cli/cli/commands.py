@@ -25,6 +25,7 @@ OF_A_RUN = {
 }
 # The first sentence of each command's own help.
 OTHERS = {
+    "think": "Write the texts of a manifest's jobs, and draw nothing.",
     "bench": "Compare two variants: seconds by phase, pictures, a verdict with reasons.",
     "eval": "Measure how far pictures or videos are apart: two files, folders, runs, or a list of "
     "pairs.",

@@ -13,6 +13,7 @@ from pathlib import Path
 from hyimg_cli.errors import HyimgError, JobError, ManifestError, SourceImageError, UsageError
 from hyimg_cli.journal.journal import Resumption, RunFolder, resume
 from hyimg_cli.journal.keys import job_keys
+from hyimg_cli.journal.texts_file import TextsFile
 from hyimg_cli.manifest import planner
 from hyimg_cli.manifest.line import fault
 from hyimg_cli.manifest.manifest import Manifest, failed_lines, in_line_order
@@ -308,6 +309,33 @@ def prepare(
     _record(folder, accepted.invalid)
     plan = planner.make_plan(rest.to_run, cards(config.model.revision))
     return PreparedRun(plan, tuple(rest.done), tuple(rest.failed_before), accepted.invalid)
+
+
+@dataclass(frozen=True)
+class TextsLeft:
+    """What `think` has to do of a manifest: jobs whose text is to be written, jobs that have none
+    to write and only need their line, and those that have theirs.
+    """
+
+    to_write: tuple[ImageJob, ...]
+    as_they_are: tuple[Job, ...]
+    done: tuple[str, ...]
+
+
+def sift_texts(
+    file: TextsFile, jobs: Sequence[Job], config: RunConfig, *, force: bool
+) -> TextsLeft:
+    """What an earlier run left to do in a file of texts. Raises OutputFolderError on a clash."""
+    there = file.lines()
+    keys = job_keys([job for job in jobs if job.custom_id in there], config)
+    left = file.left(jobs, keys, force=force)
+    to_write = tuple(job for job in left if isinstance(job, ImageJob) and job.writes_text)
+    names = {job.custom_id for job in left}
+    return TextsLeft(
+        to_write,
+        tuple(job for job in left if job not in to_write),
+        tuple(job.custom_id for job in jobs if job.custom_id not in names),
+    )
 
 
 def source_faults(jobs: Sequence[Job]) -> list[HyimgError]:

@@ -197,7 +197,7 @@ class Session:
 
     def _written(self, made: Made) -> _Written:
         """Errors of the machine are raised where the write is collected; others are the job's."""
-        if self._folder is None:
+        if self._folder is None or made.write is None:
             return _Written(made)
         try:
             return _Written(made, made.write(self._folder))

@@ -54,6 +54,12 @@ class JobFolder(ABC):
         assert is_custom_id(custom_id), f"{custom_id!r} never passed the manifest's check"
         return self.folder / LATENTS / f"{custom_id}.safetensors"
 
+    def remove_temporaries(self, pid: int) -> None:
+        """Removes what a process that was killed had not yet given its final name."""
+        with disk_errors(self.folder):
+            for place in (self.folder / OUTPUTS, self.folder / LATENTS):
+                remove_temporaries(place, of=str(pid))
+
     @abstractmethod
     def attempts(self) -> dict[str, int]:
         """How often each job was tried until now, by custom_id."""
@@ -154,7 +160,7 @@ class RunFolder(JobFolder):
         Its paths lead from the folder: read there as a manifest, it gives the same jobs.
         """
         lines = lines_beside(jobs, self.folder)
-        self._replace(RESOLVED, b"".join(_json_line(line) for line in lines))
+        self._replace(RESOLVED, b"".join(json_line(line) for line in lines))
 
     def _replace(self, name: str, data: bytes) -> None:
         assert self._lock is not None, "the folder is written without its lock"
@@ -187,14 +193,8 @@ class RunFolder(JobFolder):
     def attempts(self) -> dict[str, int]:
         return {name: int(line.get("attempt", 0)) for name, line in self.results().items()}
 
-    def remove_temporaries(self, pid: int) -> None:
-        """Removes what a process that was killed had not yet given its final name."""
-        with disk_errors(self.folder):
-            for place in (self.folder / OUTPUTS, self.folder / LATENTS):
-                remove_temporaries(place, of=str(pid))
-
     def append(self, outcome: Outcome) -> None:
-        line = _json_line(outcome_to_json(outcome))
+        line = json_line(outcome_to_json(outcome))
         with disk_errors(self.folder):
             self._held_journal().append(outcome.custom_id, line)
 
@@ -232,7 +232,9 @@ def job_key(
     facts: dict[str, Any] = {"job": shaping, "model": model_fingerprint}
     facts["settings"] = dict(pixel_settings)
     if isinstance(job, ImageJob):
-        # Where the text is given the line has no bot_task, but a dynamic system prompt hangs on it.
+        if job.has_given_text:
+            # Some lines of a given text have no bot_task; a dynamic system prompt hangs on it.
+            shaping.pop("bot_task", None)
         facts |= {"bot_task": job.bot_task, "sources": list(source_digests)}
     return digest.of_json(facts)
 
@@ -328,7 +330,8 @@ def _has_frames(folder: Path, output: Mapping[str, Any]) -> bool:
     return shots is not None and len(os.listdir(folder / shots)) == output["num_frames"]
 
 
-def _json_line(entry: Mapping[str, Any]) -> bytes:
+def json_line(entry: Mapping[str, Any]) -> bytes:
+    """A line of a file of JSON lines."""
     # Half a surrogate pair (a file name that is not UTF-8) becomes a JSON escape, and so survives.
     text = json.dumps(entry, ensure_ascii=False, allow_nan=False) + "\n"
     return text.encode("utf-8", "backslashreplace")

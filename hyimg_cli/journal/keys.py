@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -10,7 +9,6 @@ from pathlib import Path
 from hyimg_cli.errors import MachineError
 from hyimg_cli.journal.journal import job_key
 from hyimg_cli.journal.provenance import versions
-from hyimg_cli.manifest.texts import text_identity
 from hyimg_cli.media.images import MAX_SOURCE_BYTES
 from hyimg_cli.models import registry
 from hyimg_cli.settings.config import in_key
@@ -20,8 +18,6 @@ from hyimg_cli.spec.run import ModelChoice, RunConfig
 
 UNREADABLE = "unreadable"
 _DEVICES = Path("/dev")
-# Of the settings in the resume key, those that shape a picture alone, and no text.
-_OF_DRAWING = ("kv_reuse", "vae")
 # Counts up when the same image, weights and packages lead to other rows.
 _SOURCE_FORMAT = 2
 
@@ -42,20 +38,6 @@ def pixel_settings(job: Job, config: RunConfig) -> dict[str, str]:
     graphs = by_graphs(config.model, config.parallel.tensor_ranks)
     decided = {"dtype": precision(config.model)[1], "decode_graphs": "on" if graphs else "off"}
     return in_key(config, "pictures" if isinstance(job, ImageJob) else "videos", decided)
-
-
-def text_key(job: ImageJob, source_digests: Sequence[str], config: RunConfig) -> str | None:
-    """What must be equal for jobs of any run to write one text: all that decides its bits; None for
-    a job that writes none. `source_digests`: of the source images' bytes, in order.
-    """
-    revision = config.model.revision
-    identity = text_identity(job, source_digests, registry.model_card(job.model, revision))
-    if identity is None:
-        return None
-    shaping = pixel_settings(job, config)
-    settings = {name: word for name, word in shaping.items() if name not in _OF_DRAWING}
-    facts = asdict(identity) | {"model": registry.fingerprint(job.model, revision)}
-    return digest.of_json(facts | {"settings": settings})
 
 
 def job_keys(jobs: Sequence[Job], config: RunConfig) -> dict[str, str]:

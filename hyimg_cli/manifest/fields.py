@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from hyimg_cli.manifest.written import Note
 from hyimg_cli.settings.kinds import (
     MAX_SEED,
     MAX_SIDE,
@@ -41,6 +42,8 @@ _OWN = (
     Field("height", Integer(MIN_SIDE, MAX_SIDE), "With width, instead of size."),
     Field("cot_text", Text("text"), "Text before the picture, given.", only="pictures"),
     Field("cot_token_ids", Integers(65536, 2**31 - 1), "The same as tokens.", only="pictures"),
+    Field("ratio_index", Integer(0, 999), "The size of a given text.", only="pictures"),
+    Field("written", Note(), "What hyimg think notes of its text.", only="pictures"),
     Field("metadata", Anything(), "Copied to the result."),
 )
 _SHARED = (

@@ -3,13 +3,14 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 from hyimg_cli.errors import HyimgError
 from hyimg_cli.manifest.fields import COT_FIELDS
 from hyimg_cli.manifest.line import unconsumed
 from hyimg_cli.manifest.resolved_line import Child, ResolvedLine, moved
 from hyimg_cli.spec.card import ModelCard
-from hyimg_cli.spec.job import ImageJob, TextSampling
+from hyimg_cli.spec.job import ImageJob, Size, SizeRequest, TextSampling
 
 
 @dataclass(frozen=True)
@@ -20,12 +21,19 @@ class PictureLine(ResolvedLine):
 
     def faults(self) -> Iterator[HyimgError]:
         fields = self.line.fields
-        for name, reason in unconsumed(fields, self.line.given, self.value("bot_task")).items():
+        settled = fields | {"use_system_prompt": self.value("use_system_prompt")}
+        for name, reason in unconsumed(settled, self.line.given, self.value("bot_task")).items():
             yield self.unused(name, reason)
         if fields.get("use_system_prompt") == "custom" and self.value("system_prompt") is None:
             what, hint = "custom without a system_prompt", "write the system_prompt"
             yield self.fault("missing-field", what, "use_system_prompt", hint)
         yield from self._vary_faults()
+        if "ratio_index" in fields and self._of_ratio(fields["ratio_index"]) is None:
+            known = [f"{bucket.ratio_index} is {bucket.size}" for bucket in self.card.buckets]
+            names = ", ".join(known if len(known) < 5 else [known[0], "…", known[-1]])
+            what = f"the model has no ratio {fields['ratio_index']}"
+            hint = f"{names}; or take it out and give size"
+            yield self.fault("out-of-range", what, "ratio_index", hint)
         beyond = [n for n in fields.get("cot_token_ids", ()) if n >= self.card.vocab_size]
         if beyond:
             what = f"{beyond[0]} is no token of the model"
@@ -40,7 +48,7 @@ class PictureLine(ResolvedLine):
             task=fields["task"],
             images=tuple(str(folder / image) for image in fields.get("images", ())),
             seed=child.first_seed if self.value("vary") == "text" else child.seed,
-            size=self.value("size"),
+            size=self._size(),
             bot_task=self.value("bot_task"),
             text=self._text_sampling(child),
             cot_text=fields.get("cot_text"),
@@ -51,6 +59,20 @@ class PictureLine(ResolvedLine):
             system_prompt=system_prompt,
             **self.shared(),
         )
+
+    def _size(self) -> SizeRequest:
+        """As asked for, or the one that a given text's ratio stands for: its nearest is itself."""
+        index = self.line.fields.get("ratio_index")
+        if index is None:
+            return cast(SizeRequest, self.value("size"))
+        size = self._of_ratio(index)
+        assert size is not None, "faults come first"
+        return SizeRequest(size.height, size.width)
+
+    def _of_ratio(self, index: int) -> Size | None:
+        """The size that a ratio token stands for; None where the model has no such ratio."""
+        sizes = (b.size for b in self.card.buckets if b.ratio_index == index)
+        return next(sizes, None)
 
     def _text_sampling(self, child: Child) -> TextSampling:
         names = ("temperature", "top_k", "top_p", "max_new_tokens")

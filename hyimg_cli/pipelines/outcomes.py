@@ -9,7 +9,7 @@ import torch
 
 from hyimg_cli.errors import HyimgError
 from hyimg_cli.pipelines.clock import PhaseClock
-from hyimg_cli.pipelines.image.stages import Decoded
+from hyimg_cli.pipelines.image.stages import Decoded, Generated
 from hyimg_cli.pipelines.video.stages import Frames
 from hyimg_cli.spec.events import Failure, Outcome, OutputFile, ParallelReport, ReuseReport
 from hyimg_cli.spec.job import ImageJob, Job, VideoJob
@@ -63,6 +63,25 @@ def done(
         parallel=spread,
         warnings=_warnings(picture),
         **_common(job, facts),
+    )
+
+
+def thought(
+    ended: Generated, reuse: ReuseReport, output: OutputFile | None, facts: Facts
+) -> Outcome:
+    """The line of a job that ends with its text."""
+    written = ended.text
+    cut = (written.cut,) if written.cut else ()
+    return Outcome(
+        status="done",
+        cot_text=written.text,
+        cot_token_ids=written.ids,
+        think_truncated=written.is_truncated,
+        ratio_index=ended.canvas.bucket.ratio_index,
+        kv_reuse=reuse,
+        batch={"think": ended.prefilled.batch["think"]},
+        warnings=tuple(dict.fromkeys(note for note in (*ended.notes, *cut) if note)),
+        **_common(ended.job, facts),
     )
 
 

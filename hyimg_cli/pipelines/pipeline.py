@@ -31,14 +31,15 @@ class Lost:
 class Made:
     """A job's pixels are there, not written yet.
 
-    `write` puts them into the folder, in a thread of its own, and `settle` follows the job's line;
+    `write` puts them into the folder, in a thread of its own (None: the line is all there is), and
+    `settle` follows the job's line;
     `outcome` is that line. `source_digests` are those of the images that were read, `notes_if_lost`
     for the line of a job that cannot be written.
     """
 
     job: Job
     clock: PhaseClock
-    write: Callable[[JobFolder], OutputFile]
+    write: Callable[[JobFolder], OutputFile] | None
     outcome: Callable[[OutputFile | None, Facts], Outcome]
     source_digests: tuple[str, ...] = ()
     settle: Callable[[], None] = lambda: None

@@ -108,7 +108,12 @@ class ImageJob:
     @property
     def writes_text(self) -> bool:
         """Whether the AR stage has text to write for this job."""
-        return self.bot_task != "none" and self.cot_text is None and self.cot_token_ids is None
+        return self.bot_task != "none" and not self.has_given_text
+
+    @property
+    def has_given_text(self) -> bool:
+        """Whether the text before the picture is the job's own."""
+        return self.cot_text is not None or self.cot_token_ids is not None
 
     @property
     def text_inputs(self) -> TextInputs | None:

@@ -66,10 +66,12 @@ class ContinuousBatch:
         *,
         batch_size: int,
         draw_size: int | None = None,
+        draws: bool = True,
         new_clock: Callable[[], PhaseClock],
         read_lag: int | None = None,
     ) -> None:
-        """`draw_size`: by default as many draw as think. `read_lag`: see `DecodeLoop`; by default
+        """`draw_size`: by default as many draw as think; without `draws` a job ends with its text.
+        `read_lag`: see `DecodeLoop`; by default
         what suits the model's device. What memory turns out to be too small for is in `shortages`.
         """
         self.shortages: list[Shortage] = []
@@ -78,6 +80,7 @@ class ContinuousBatch:
         self._ready: deque[Generated] = deque()
         self._stages = stages
         self._think_size = batch_size
+        self._draws = draws
         self._draw_size = batch_size if draw_size is None else draw_size
         self._new_clock = new_clock
         lag = reading_lag(stages.model.layer_devices) if read_lag is None else read_lag
@@ -89,7 +92,7 @@ class ContinuousBatch:
         # No memory to open another job, until some have drawn.
         self._is_short = False
 
-    def run(self) -> Iterator[Progress | Decoded | Lost]:
+    def run(self) -> Iterator[Progress | Generated | Decoded | Lost]:
         """Every job's way, in as few forwards as the batch sizes allow."""
         while self._waiting or self._thinking or self._ready:
             self._is_short = self._is_short and self._holds_memory
@@ -107,7 +110,7 @@ class ContinuousBatch:
     def _holds_memory(self) -> bool:
         return bool(self._thinking or self._ready)
 
-    def _open_more(self) -> Iterator[Progress | Lost]:
+    def _open_more(self) -> Iterator[Progress | Generated | Lost]:
         """Waiting jobs take the free rows."""
         while self._waiting and self._has_room:
             job = self._waiting.popleft()
@@ -198,7 +201,7 @@ class ContinuousBatch:
         # A batch that is ready to draw lets go of its contexts first; see `footprint.Needs`.
         return len(self._thinking) < self._think_size and len(self._ready) < self._draw_size
 
-    def _write_on(self) -> Iterator[Progress | Decoded | Lost]:
+    def _write_on(self) -> Iterator[Progress | Generated | Decoded | Lost]:
         """A token for every job that thinks; those whose text has ended leave."""
         at_once = list(self._thinking)
         for batch in _batches(at_once, self._think_size):
@@ -225,11 +228,16 @@ class ContinuousBatch:
                 self._shorten("think", len(left) // 2, [work.job for work in left])
             yield from self._halved(left, failure, self._written)
 
-    def _make_ready(self, work: Prefilled) -> Iterator[Lost]:
+    def _make_ready(self, work: Prefilled) -> Iterator[Generated | Lost]:
         try:
-            self._ready.append(with_text(work, self._stages))
+            ready = with_text(work, self._stages)
         except Exception as error:
             yield Lost(work.job, work.clock, error)
+            return
+        if self._draws:
+            self._ready.append(ready)
+        else:
+            yield ready
 
     def _next_batch(self) -> list[Generated]:
         """The jobs that can draw together with the one that has waited longest."""

@@ -32,7 +32,14 @@ from hyimg_cli.pipelines.image.prefixes import Prefixes
 from hyimg_cli.pipelines.image.prewarm import Shape, prewarm, writing_rows
 from hyimg_cli.pipelines.image.ranks import ImageRanks
 from hyimg_cli.pipelines.image.sources import SourceEncoder, Sources, suits_beside
-from hyimg_cli.pipelines.image.stages import Decoded, EncodeSource, ImageStages, ReadSource
+from hyimg_cli.pipelines.image.stages import (
+    Decoded,
+    EncodeSource,
+    Generated,
+    ImageStages,
+    ReadSource,
+    text_report,
+)
 from hyimg_cli.pipelines.pipeline import Lost, Made
 from hyimg_cli.pipelines.prefetch import ReadAhead
 from hyimg_cli.spec.events import ModelLoaded, OutputFile, Prewarmed, Progress
@@ -160,11 +167,12 @@ class ImagePipeline:
                 self._stages(ahead.read, encode),
                 batch_size=self._together.thinking,
                 draw_size=self._together.drawing,
+                draws=not self._config.output.only_texts,
                 new_clock=lambda: PhaseClock(started, partial(synchronize, model.layer_devices)),
             )
             try:
                 for event in run.run():
-                    yield self._made(event) if isinstance(event, Decoded) else event
+                    yield self._told(event)
             finally:
                 self._memory_limits.learn(run.shortages, model.card)
 
@@ -205,6 +213,23 @@ class ImagePipeline:
         model = self._resident()
         scope = f"{model.card.model} {model.dtype_name}"
         return ImageStages(model, self._config.reuse, Prefixes(self.tree, scope), read, encode)
+
+    def _told(self, event: Progress | Generated | Decoded | Lost) -> Progress | Made | Lost:
+        match event:
+            case Decoded():
+                return self._made(event)
+            case Generated():
+                return self._thought(event)
+            case _:
+                return event
+
+    def _thought(self, ended: Generated) -> Made:
+        """A job that ends with its text; what it holds is given back."""
+        work = ended.prefilled
+        outcome = partial(outcomes.thought, ended, text_report(work))
+        work.release()
+        digests = tuple(origin.digest for origin in work.origins)
+        return Made(ended.job, ended.clock, None, outcome, digests)
 
     def _made(self, picture: Decoded) -> Made:
         job = picture.job

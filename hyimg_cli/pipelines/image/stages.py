@@ -209,6 +209,14 @@ def with_text(work: Prefilled, stages: ImageStages) -> Generated:
     return Generated(work, text, canvas)
 
 
+def text_report(work: Prefilled) -> ReuseReport:
+    """What the AR stage computed, for a job that ends there."""
+    decoded = len(work.context.ids) - work.computed - work.shared
+    overdecoded = work.decoding.overdecoded if work.decoding else 0
+    why = "the text alone was asked for"
+    return ReuseReport("none", work.computed, work.shared, decoded, (), why, overdecoded)
+
+
 def with_branches(waiting: Generated, stages: ImageStages) -> Denoising:
     """Build the branches on the prefix that the AR stage left, and release that; draw the noise."""
     work, model = waiting.prefilled, stages.model
