@@ -130,7 +130,7 @@ class Forecast:
         tokens = replace(tokens, image_encodes=self._encodes(job.model, digests))
         card = registry.model_card(job.model, self._config.model.revision)
         is_lost = UNREADABLE in files
-        text = None if is_lost else text_identity(job, files, card)
+        text = None if is_lost else text_identity(job, card)
         return self._shared(job, tokens, sizes, digests, text)
 
     def _encodes(self, model: str, digests: Sequence[str]) -> int:

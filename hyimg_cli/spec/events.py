@@ -38,7 +38,8 @@ class ReuseReport:
 
     `ar_prefill_tokens` of the AR prompt were computed for this job, `ar_shared_tokens` were there
     from other jobs. `ar_surplus_tokens` were decoded behind the text's end, or before a forced
-    token, and thrown away.
+    token, and thrown away. `ar_taken_tokens` were not decoded: the text was written already, and
+    its rows are among the shared ones, or else among those of the prompt.
     """
 
     status: ReuseStatus
@@ -48,6 +49,7 @@ class ReuseReport:
     branches: tuple[BranchTokens, ...]
     reason: str = ""
     ar_surplus_tokens: int = 0
+    ar_taken_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -123,7 +125,9 @@ class Failure:
 
 @dataclass(frozen=True)
 class Outcome:
-    """One line of `results.jsonl`. `replica`: the one of several that did it, counted from 0."""
+    """One line of `results.jsonl`. `replica`: the one of several that did it, counted from 0;
+    `cot_from`: the job that wrote the text, where that was another one.
+    """
 
     custom_id: str
     status: Literal["done", "failed"]
@@ -133,6 +137,7 @@ class Outcome:
     denoise_steps: int = 0
     cot_text: str | None = None
     cot_token_ids: tuple[int, ...] | None = None
+    cot_from: str | None = None
     think_truncated: bool = False
     ratio_index: int | None = None
     timings_s: dict[str, float] = field(default_factory=dict)

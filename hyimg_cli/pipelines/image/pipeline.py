@@ -38,11 +38,12 @@ from hyimg_cli.pipelines.image.stages import (
     Generated,
     ImageStages,
     ReadSource,
-    text_report,
 )
-from hyimg_cli.pipelines.pipeline import Lost, Made
+from hyimg_cli.pipelines.image.texts import Texts
+from hyimg_cli.pipelines.outcomes import Facts
 from hyimg_cli.pipelines.prefetch import ReadAhead
-from hyimg_cli.spec.events import ModelLoaded, OutputFile, Prewarmed, Progress
+from hyimg_cli.pipelines.request import Lost
+from hyimg_cli.spec.events import ModelLoaded, Outcome, OutputFile, Prewarmed, Progress
 from hyimg_cli.spec.job import ImageJob, Size
 from hyimg_cli.spec.run import ModelChoice, RunConfig
 
@@ -66,6 +67,7 @@ class ImagePipeline:
         self._ranks: ImageRanks | None = None
         self._sources = Sources(config.cache)
         self.tree = self._new_tree()
+        self._texts = Texts()
         self._warmed: set[Shape] = set()
         self._together = Together(1, 1)
         self._memory_limits = MemoryLimits()
@@ -115,23 +117,7 @@ class ImagePipeline:
     def _tensor_ranks(self) -> int:
         return self._config.parallel.tensor_ranks
 
-    def forget(self) -> None:
-        self._sources.clear()
-        self.tree.clear()
-
-    def release(self) -> None:
-        if self._ranks is not None:
-            self._ranks.stop()
-            self._ranks = None
-        if self._model is None:
-            return
-        self._model = None
-        self.forget()
-        self._warmed.clear()
-        self._memory_limits.clear()
-        gc.collect()
-
-    def prepared(self, jobs: Sequence[ImageJob], folder: JobFolder | None) -> Iterator[Prewarmed]:
+    def prepare(self, jobs: Sequence[ImageJob], folder: JobFolder | None) -> Iterator[Prewarmed]:
         """Every job's sequence is counted to see how many fit; then the new shapes are run."""
         config = self._config
         self._revive()
@@ -151,7 +137,7 @@ class ImagePipeline:
 
     def work(
         self, jobs: Sequence[ImageJob], folder: JobFolder | None, started: float
-    ) -> Iterator[Progress | Made | Lost]:
+    ) -> Iterator[Progress | Generated | Decoded | Lost[ImageJob]]:
         model = self._resident()
         self._revive()
         self._together = self._memory_limits.within(jobs, self._together, model.card)
@@ -167,18 +153,80 @@ class ImagePipeline:
                 self._stages(ahead.read, encode),
                 batch_size=self._together.thinking,
                 draw_size=self._together.drawing,
-                draws=not self._config.output.only_texts,
                 new_clock=lambda: PhaseClock(started, partial(synchronize, model.layer_devices)),
             )
             try:
-                for event in run.run():
-                    yield self._told(event)
+                yield from run.run()
             finally:
                 self._memory_limits.learn(run.shortages, model.card)
+
+    def write(self, done: Generated | Decoded, folder: JobFolder) -> OutputFile | None:
+        if isinstance(done, Generated):
+            done.prefilled.release()  # a job that ends with its text
+            return None
+        path = folder.path_for(done.job.custom_id)
+        text = self._metadata(done) if self._config.output.metadata else {}
+        sha256, pixel_sha256 = write_png(path, done.pixels, text)
+        height, width = done.pixels.shape[:2]
+        relative = path.relative_to(folder.folder).as_posix()
+        return OutputFile(relative, sha256, pixel_sha256, width, height, done.job.seed)
+
+    def _metadata(self, done: Decoded) -> dict[str, str]:
+        facts = PictureFacts(
+            size=Size(*done.pixels.shape[:2]),
+            model_name=self._resident().card.name,
+            making=making(done.job, self._config),
+            source_sha256=done.source_digests,
+            cot_text=done.text.text,
+            cot_token_ids=done.text.ids,
+            ratio_index=done.bucket.ratio_index,
+        )
+        return png_text(done.job, job_to_json(done.job), facts)
+
+    def outcome(
+        self, done: Generated | Decoded, output: OutputFile | None, facts: Facts
+    ) -> Outcome:
+        text, job, reuse = done.text, done.job, done.reuse
+        warnings = [text.cut] if text.cut else []
+        if reuse.status == "partial":
+            warnings.append(f"KV reuse is partial: {reuse.reason}")
+        has_written = text.ids is not None
+        return outcomes.done(
+            done,
+            output,
+            facts,
+            *warnings,
+            denoise_steps=done.denoise_steps,
+            cot_text=text.text if has_written else job.cot_text,
+            cot_token_ids=text.ids if has_written else job.cot_token_ids,
+            cot_from=done.cot_from,
+            think_truncated=text.is_truncated,
+            ratio_index=done.bucket.ratio_index,
+            kv_reuse=reuse,
+            batch=done.batch,
+            parallel=None if self._ranks is None else self._ranks.report(),
+        )
 
     def _revive(self) -> None:
         if self._ranks is not None:
             self._ranks.revive()
+
+    def forget(self) -> None:
+        self._sources.clear()
+        self._texts.clear()
+        self.tree.clear()
+
+    def release(self) -> None:
+        if self._ranks is not None:
+            self._ranks.stop()
+            self._ranks = None
+        if self._model is None:
+            return
+        self._model = None
+        self.forget()
+        self._warmed.clear()
+        self._memory_limits.clear()
+        gc.collect()
 
     def cache_counts(self) -> dict[str, dict[str, int]]:
         """Source images, and the model's own memos from when this pipeline loaded it."""
@@ -212,55 +260,11 @@ class ImagePipeline:
     def _stages(self, read: ReadSource, encode: EncodeSource) -> ImageStages:
         model = self._resident()
         scope = f"{model.card.model} {model.dtype_name}"
-        return ImageStages(model, self._config.reuse, Prefixes(self.tree, scope), read, encode)
-
-    def _told(self, event: Progress | Generated | Decoded | Lost) -> Progress | Made | Lost:
-        match event:
-            case Decoded():
-                return self._made(event)
-            case Generated():
-                return self._thought(event)
-            case _:
-                return event
-
-    def _thought(self, ended: Generated) -> Made:
-        """A job that ends with its text; what it holds is given back."""
-        work = ended.prefilled
-        outcome = partial(outcomes.thought, ended, text_report(work))
-        work.release()
-        digests = tuple(origin.digest for origin in work.origins)
-        return Made(ended.job, ended.clock, None, outcome, digests)
-
-    def _made(self, picture: Decoded) -> Made:
-        job = picture.job
-        spread = None if self._ranks is None else self._ranks.report()
-        return Made(
-            job,
-            picture.clock,
-            write=partial(self._written, job, picture),
-            outcome=partial(outcomes.done, job, picture, spread),
-            source_digests=picture.source_digests,
+        prefixes = Prefixes(self.tree, scope)
+        draws = not self._config.output.only_texts
+        return ImageStages(
+            model, self._config.reuse, prefixes, read, encode, texts=self._texts, draws=draws
         )
-
-    def _written(self, job: ImageJob, picture: Decoded, folder: JobFolder) -> OutputFile:
-        path = folder.path_for(job.custom_id)
-        text = self._metadata(job, picture) if self._config.output.metadata else {}
-        sha256, pixel_sha256 = write_png(path, picture.pixels, text)
-        height, width = picture.pixels.shape[:2]
-        relative = path.relative_to(folder.folder).as_posix()
-        return OutputFile(relative, sha256, pixel_sha256, width, height, job.seed)
-
-    def _metadata(self, job: ImageJob, picture: Decoded) -> dict[str, str]:
-        facts = PictureFacts(
-            size=Size(*picture.pixels.shape[:2]),
-            model_name=self._resident().card.name,
-            making=making(job, self._config),
-            source_sha256=picture.source_digests,
-            cot_text=picture.text.text,
-            cot_token_ids=picture.text.ids,
-            ratio_index=picture.bucket.ratio_index,
-        )
-        return png_text(job, job_to_json(job), facts)
 
     def _resident(self) -> MixedModel:
         assert self._model is not None, "a model is loaded before its jobs run"
