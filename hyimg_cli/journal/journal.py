@@ -35,7 +35,7 @@ OUTPUTS = "outputs"
 LATENTS = "latents"
 LOCK = ".lock"
 # Of a resolved job, what never changes its pixels.
-_NOT_IN_KEY = ("custom_id", "images", "model", "metadata")
+_NOT_IN_KEY = ("custom_id", "images", "model", "metadata", "written")
 
 
 class JobFolder(ABC):
@@ -213,6 +213,8 @@ def outcome_to_json(outcome: Outcome) -> dict[str, Any]:
     """The outcome as a result line; the user's `x_` keys stand beside the other names."""
     entry = asdict(outcome)
     extra: dict[str, Any] = entry.pop("extra")
+    if outcome.written is None:
+        del entry["written"]
     return entry | extra
 
 

@@ -156,8 +156,7 @@ def _facts(job: ImageJob, outcome: Outcome) -> dict[str, Any]:
     sampling = {
         name: value for name, value in job_to_json(job).items() if name in (*AR_FIELDS, "bot_task")
     }
-    told = {"truncated": True} if outcome.think_truncated else {}
-    return {"key": outcome.key} | sampling | told
+    return {"key": outcome.key} | sampling | dict(outcome.written or {})
 
 
 def _is_of(line: Mapping[str, Any], key: str | None) -> bool:

@@ -1,5 +1,6 @@
 """A manifest line that asks for pictures: what its model cannot do, its jobs."""
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,12 +54,18 @@ class PictureLine(ResolvedLine):
             text=self._text_sampling(child),
             cot_text=fields.get("cot_text"),
             cot_token_ids=fields.get("cot_token_ids"),
+            written_json=self._written(),
             drop_think=self.value("drop_think"),
             infer_align_image_size=self.value("infer_align_image_size"),
             use_system_prompt=use_system_prompt,
             system_prompt=system_prompt,
             **self.shared(),
         )
+
+    def _written(self) -> str:
+        """What was noted of the line's ids; nothing of a text that was edited."""
+        has_note = {"written", "cot_token_ids"} <= self.line.fields.keys()
+        return json.dumps(self.line.fields["written"], sort_keys=True) if has_note else ""
 
     def _size(self) -> SizeRequest:
         """As asked for, or the one that a given text's ratio stands for: its nearest is itself."""

@@ -86,7 +86,8 @@ def _text_fields(job: ImageJob) -> dict[str, Any]:
         given = {"cot_text": job.cot_text} if ids is None else {"cot_token_ids": list(ids)}
         is_dynamic = job.use_system_prompt == "dynamic"
         task = {"bot_task": job.bot_task} if is_dynamic else {}
-        return {**given, **task, "drop_think": job.drop_think}
+        written = {"written": json.loads(job.written_json)} if job.written_json else {}
+        return {**given, **task, "drop_think": job.drop_think, **written}
     if not job.writes_text:
         return {"bot_task": job.bot_task}
     text = job.text

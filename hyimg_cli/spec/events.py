@@ -126,7 +126,8 @@ class Failure:
 @dataclass(frozen=True)
 class Outcome:
     """One line of `results.jsonl`. `replica`: the one of several that did it, counted from 0;
-    `cot_from`: the job that wrote the text, where that was another one.
+    `cot_from`: the job that wrote the text, where that was another one. `written`: how the text of
+    a job that ends with it came about.
     """
 
     custom_id: str
@@ -138,6 +139,7 @@ class Outcome:
     cot_text: str | None = None
     cot_token_ids: tuple[int, ...] | None = None
     cot_from: str | None = None
+    written: dict[str, Any] | None = None
     think_truncated: bool = False
     ratio_index: int | None = None
     timings_s: dict[str, float] = field(default_factory=dict)

@@ -76,7 +76,8 @@ class TextInputs:
 class ImageJob:
     """One `it2i` or `t2i` picture. `images` are paths as given, resolved against the manifest.
 
-    `cot_text` or `cot_token_ids` replace the AR stage's writing. `infer_align_image_size`: sources
+    `cot_text` or `cot_token_ids` replace the AR stage's writing; `written_json` is what was noted
+    of these ids when they were written, empty where nothing was. `infer_align_image_size`: sources
     are resized to the model's sizes, not cut, and a picture of the same size gets its source's
     aspect ratio. `user_fields` names the manifest fields that the user set for this job: one that
     no stage consumes is an error.
@@ -96,6 +97,7 @@ class ImageJob:
     text: TextSampling
     cot_text: str | None = None
     cot_token_ids: tuple[int, ...] | None = None
+    written_json: str = ""
     drop_think: bool = False
     infer_align_image_size: bool = False
     use_system_prompt: str = "None"

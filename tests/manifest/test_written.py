@@ -9,20 +9,29 @@ import pytest
 from hyimg_cli.errors import HyimgError
 from hyimg_cli.manifest.manifest import read_manifest
 from hyimg_cli.manifest.resolve import resolve_jobs
-from hyimg_cli.manifest.written import note
+from hyimg_cli.manifest.resolved import job_to_json
+from hyimg_cli.manifest.written import Replay, note
 from hyimg_cli.settings.precedence import settle
 from hyimg_cli.spec.job import ImageJob
 
 TEXT = "<think>a cat, seen from afar</think><recaption>A cat.</recaption>"
 IDS = [5, 9, 2]
-LINE = {
+FACTS = {
+    "key": "k",
+    "bot_task": "think_recaption",
+    "cut": "",
+    "ending": [40, 41],
+    "lengths": [1, 2],
+    "withdrawn": [7],
+}
+LINE: dict[str, Any] = {
     "custom_id": "cat",
     "prompt": "a cat",
     "cot_text": TEXT,
     "ratio_index": 3,
     "size": "auto",
     "cot_token_ids": IDS,
-    "written": note(IDS, TEXT, {"key": "k", "bot_task": "think_recaption"}),
+    "written": note(IDS, TEXT, FACTS),
 }
 
 
@@ -45,6 +54,24 @@ def test_as_it_was_written_its_own_tokens_count(card_of: Any) -> None:
     assert (job.size.width, job.size.height) == (96, 160)  # the card's fourth
     spelled = json.dumps(LINE, ensure_ascii=True).replace("<", "\\u003c")
     assert job_of(card_of, json.loads(spelled)) == job_of(card_of, LINE)
+
+
+def test_how_it_was_written_is_told_as_long_as_nobody_edited_it(card_of: Any) -> None:
+    job = job_of(card_of, LINE)
+    replay = Replay.of(job)
+    assert replay is not None
+    assert replay.job.writes_text
+    assert replay.job.bot_task == "think_recaption"
+    # One id of the text is the prompt's; the text and its ending follow, and what was taken back.
+    assert (replay.fed(1), replay.runs(1)) == ((9, 2), ((9,), (2, 7)))
+    again = job_to_json(job)
+    assert job_of(card_of, again | {"custom_id": "cat"}).written_json == job.written_json
+    edited = job_of(card_of, LINE | {"cot_text": TEXT.replace("A cat.", "A dog.")})
+    assert Replay.of(edited) is None
+    short = LINE | {"written": LINE["written"] | {"lengths": [9]}}
+    replay = Replay.of(job_of(card_of, short))
+    assert replay is not None
+    assert replay.runs(1) == ()
 
 
 def test_an_edited_text_is_the_text(card_of: Any) -> None:
@@ -93,7 +120,7 @@ def test_tags_that_no_longer_fit_are_named(card_of: Any, text: str, what: str) -
 def test_a_text_of_odd_tags_may_be_edited_beside_them(card_of: Any) -> None:
     """Sampling may repeat a tag: what counts is what was there."""
     odd = "<think>one <think>two</think><b>"
-    line = LINE | {"cot_text": odd, "written": note(IDS, odd, {})}
+    line = LINE | {"cot_text": odd, "written": note(IDS, odd, FACTS)}
     edited = odd.replace("two", "2").replace("<b>", "")
     assert job_of(card_of, line | {"cot_text": edited}).cot_text == edited
 
@@ -106,6 +133,9 @@ def test_a_text_of_odd_tags_may_be_edited_beside_them(card_of: Any) -> None:
         ({"size": "16:9"}, "ratio_index", "conflict"),
         ({"written": {"by": "me"}}, "written", "written"),
         ({"written": None}, "written", "written"),
+        ({"written": LINE["written"] | {"bot_task": "none"}}, "written", "written"),
+        ({"written": LINE["written"] | {"lengths": [1, -2]}}, "written", "written"),
+        ({"written": LINE["written"] | {"ending": ["x"]}}, "written", "written"),
         ({"cot_text": "  "}, "cot_text", "empty-text"),
         ({"temperature": 0.5}, "temperature", "unconsumed"),
     ],

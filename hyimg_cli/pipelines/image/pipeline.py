@@ -200,6 +200,7 @@ class ImagePipeline:
             cot_text=text.text if has_written else job.cot_text,
             cot_token_ids=text.ids if has_written else job.cot_token_ids,
             cot_from=done.cot_from,
+            written=done.written if isinstance(done, Generated) else None,
             think_truncated=text.is_truncated,
             ratio_index=done.bucket.ratio_index,
             kv_reuse=reuse,

@@ -11,6 +11,7 @@ alone.
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from hyimg_cli.diffusion.denoise import Track
 from hyimg_cli.errors import OutputError
 from hyimg_cli.kv.segments import Segment, TextSegment
 from hyimg_cli.manifest.texts import TextIdentity, text_identity
+from hyimg_cli.manifest.written import Replay
 from hyimg_cli.media.images import SourceImage
 from hyimg_cli.models.protocols import Canvas, Context, Encoded, GeneratedText, MixedModel
 from hyimg_cli.pipelines.clock import PhaseClock
@@ -89,6 +91,14 @@ class Prefilled(Work[ImageJob]):
         """Tokens of the AR prompt."""
         return sum(segment.length for segment in self.prompt) + 1
 
+    def known(self, text: GeneratedText) -> KnownText:
+        """The job's text, when it has ended, as others may take it over."""
+        if self.taken is not None:
+            return self.taken
+        fed = tuple(self.context.ids[self.prompt_stop :])
+        runs = tuple(self.decoding.runs) if self.decoding else ()
+        return KnownText(text, fed, runs, self.job.custom_id)
+
     @property
     def cot_from(self) -> str | None:
         """The job whose text this is; None where it is its own."""
@@ -118,6 +128,17 @@ class Generated(Finished[ImageJob]):
     @property
     def batch(self) -> dict[str, int]:
         return self.prefilled.batch
+
+    @property
+    def written(self) -> dict[str, Any]:
+        """What `Replay` needs to know."""
+        known = self.prefilled.known(self.text)
+        return {
+            "cut": self.text.cut,
+            "ending": list(self.text.ending),
+            "lengths": [len(run) for run in known.runs],
+            "withdrawn": list(known.withdrawn),
+        }
 
     @property
     def reuse(self) -> ReuseReport:
@@ -217,10 +238,13 @@ def prefill(request: Request[ImageJob], stages: ImageStages) -> Prefilled:
     sources = [_encoded(image, stages, clock) for image in shown]
     clock.enter("prefill")
     before = stages.model.rows_seen
-    taken = _known(job, stages, [image.digest for image in images])
+    writing, taken = _replayed(job, stages, sources) or (job, None)
+    taken = taken or _known(job, stages, [image.digest for image in images])
     needs_context = stages.draws or taken is None
     context, prompt, shared = (
-        _context(job, stages, sources, taken) if needs_context else (Context([], None, None), [], 0)
+        _context(writing, stages, sources, taken)
+        if needs_context
+        else (Context([], None, None), [], 0)
     )
     computed = stages.model.rows_seen - before
     is_writing = job.writes_text and taken is None and context.buffer is not None
@@ -239,12 +263,7 @@ def leave_text(work: Prefilled, stages: ImageStages) -> None:
     assert identity is not None, "and others share it"
     assert stages.texts is not None, "which some are to do"
     assert work.context.buffer is not None, "a job that writes has a context"
-    known = KnownText(
-        text=work.decoding.generated(stages.model),
-        fed=tuple(work.context.ids[work.prompt_stop :]),
-        runs=tuple(work.decoding.runs),
-        writer=work.job.custom_id,
-    )
+    known = work.known(work.decoding.generated(stages.model))
     stages.texts.add(identity, work.source_digests, known)
     if not stages.draws:
         return
@@ -331,6 +350,24 @@ def _known(job: ImageJob, stages: ImageStages, digests: Sequence[str]) -> KnownT
     return stages.texts.known(identity, digests)
 
 
+def _replayed(
+    job: ImageJob, stages: ImageStages, sources: list[Encoded]
+) -> tuple[ImageJob, KnownText] | None:
+    """The job as it wrote its given text, and that text; None where nothing was noted of it, or it
+    does not fit behind the prompt.
+    """
+    replay, model = Replay.of(job), stages.model
+    opening = None if replay is None else model.opening(replay.job, sources)
+    if replay is None or opening is None:
+        return None
+    count = len(model.opening_ids(replay.job))
+    runs = replay.runs(count)
+    if not runs or opening.stop + sum(map(len, runs)) > opening.capacity:
+        return None
+    text = GeneratedText(replay.ids, model.decode_text(replay.ids), replay.cut, replay.ending)
+    return replay.job, KnownText(text, replay.fed(count), runs, job.custom_id)
+
+
 def _context(
     job: ImageJob, stages: ImageStages, sources: list[Encoded], taken: KnownText | None
 ) -> tuple[Context, list[Segment], int]:
@@ -362,15 +399,15 @@ def _context(
 def _feed(taken: KnownText, context: Context, model: MixedModel) -> None:
     """Complete the context with a text: what the tree did not have of it is computed again.
 
-    On a CPU run by run, which gives the same bits; elsewhere bits depend on the batch anyway.
+    On a CPU by its runs, which gives the same bits; elsewhere bits depend on the batch anyway.
     """
     assert context.buffer is not None, "a job with a text has a context"
     prompt = len(context.ids)
     context.ids.extend(taken.fed)
     left = context.ids[context.buffer.length :]
     is_exact = context.buffer.length == prompt and model.layer_devices[0].type == "cpu"
-    for run in taken.runs if is_exact else [left] if left else []:
-        model.feed([(context, run)])
+    if left:
+        model.feed([(context, run) for run in (taken.runs if is_exact else [left])])
     context.buffer.withdraw(len(context.ids))
 
 

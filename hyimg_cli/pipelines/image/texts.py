@@ -30,6 +30,11 @@ class KnownText:
     runs: tuple[tuple[int, ...], ...]
     writer: str
 
+    @property
+    def withdrawn(self) -> tuple[int, ...]:
+        """What entered the network at the end, and was taken back."""
+        return tuple(id_ for run in self.runs for id_ in run)[len(self.fed) :]
+
 
 class Texts:
     """The texts of one model; those that were asked for longest ago go first."""
