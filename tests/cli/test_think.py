@@ -119,10 +119,10 @@ def test_edits_are_drawn_and_slips_are_named(run_cli: Run, jobs: Path, tmp_path:
     line = results_of(tmp_path / "edited")["four-0"]
     assert "square" in line["cot_text"]
     assert line["cot_token_ids"] is None
-    first, second = path.read_text().splitlines()
-    first = first.replace('</recaption>"', '"')
-    second = second.replace('"ratio_index": 16', '"ratio_index": 99')
-    path.write_text(f"{first}\n{second}\n")
+    first, second = texts_of(path).values()
+    first["cot_text"] = first["cot_text"].replace("</recaption>", "")
+    second["ratio_index"] = 99
+    path.write_text(f"{json.dumps(first)}\n{json.dumps(second)}\n")
     ran = run_cli("check", path, "--json")
     assert ran.code == 2
     faults = [line["fault"] for line in ran.json_lines if "fault" in line]
@@ -170,7 +170,7 @@ def test_a_job_that_fails_has_no_line_and_ends_nothing(
     write_picture("in.png")
     ran = run_cli("think", manifest, "-o", "t.jsonl")
     assert ran.code == 1
-    assert "gone: failed[source-image.missing]" in ran.err
+    assert "gone: failed[source.missing]" in ran.err
     assert list(texts_of(tmp_path / "t.jsonl")) == ["there"]
     write_picture("gone.png")
     assert run_cli("think", manifest, "-o", "t.jsonl").code == 0
@@ -215,3 +215,23 @@ def test_a_killed_run_goes_on_and_writes_no_text_again(
     assert len(again) == 12 - done
     assert path.read_bytes().startswith(whole)
     assert len(texts_of(path)) == 12
+
+
+@pytest.mark.slow
+def test_two_replicas_write_the_texts_of_one_process(
+    run_cli: Run, jobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert run_cli("think", jobs, "-o", "one.jsonl", *STEPS).code == 0
+    ran = run_cli("think", jobs, "-o", "two.jsonl", *STEPS, "--replicas", "2")
+    assert ran.code == 0, ran.err
+    assert texts_of(tmp_path / "two.jsonl") == texts_of(tmp_path / "one.jsonl")
+    for folder, more in (("g1", []), ("g2", ["--replicas", "2"])):
+        made = run_cli("generate", jobs, "-o", folder, *STEPS, "--no-report", "--no-prewarm", *more)
+        assert made.code == 0, made.err
+    assert pixels(tmp_path / "g2") == pixels(tmp_path / "g1")
+    for folder in ("g1", "g2"):
+        lines = results_of(tmp_path / folder)
+        wrote = [name for name in lines if (lines[name]["kv_reuse"] or {})["ar_decode_tokens"]]
+        assert len(wrote) == 4, "jobs of one text are dealt together"
+        assert {lines[f"four-{n}"]["cot_from"] for n in range(4)} == {None, "four-0"}

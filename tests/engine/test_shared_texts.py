@@ -1,5 +1,6 @@
 """One decode and n drawings: texts and pixels are those of jobs that write their text each."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from engine.conftest import studio_of
 
 from hyimg_cli.kv.buffer import Slice
 from hyimg_cli.kv.tree import Host, KVTree
+from hyimg_cli.manifest.written import note
 from hyimg_cli.pipelines.clock import PhaseClock
 from hyimg_cli.pipelines.image import stages as stages_of
 from hyimg_cli.pipelines.image.batch import ContinuousBatch
@@ -280,3 +282,44 @@ def test_who_waits_has_not_begun(family: Any, job: ImageJob) -> None:
     thought = [n for n, event in enumerate(events) if type(event).__name__ == "ThinkToken"]
     assert begun[0] < thought[0]
     assert thought[-1] < begun[1]
+
+
+@pytest.mark.parametrize("size", [1, 8])
+def test_a_text_that_was_written_before_is_fed_again_to_the_bit(
+    family: Any, jobs: list[ImageJob], each: dict[str, Any], size: int
+) -> None:
+    """Also where its last tokens were taken back: a section that had no beginning."""
+    hot = [
+        replace(
+            jobs[0],
+            custom_id=f"hot-{n}",
+            images=(),
+            text=replace(jobs[0].text, seed=n, temperature=2.5, top_p=1.0, max_new_tokens=40),
+        )
+        for n in range(8)
+    ]
+    for one in hot:
+        each.update(told(run([one], studio_of(family), 1)))
+    ends = run([*jobs, *hot], sharing(family, KVTree(10**9), draws=False), 4)
+    given = []
+    for one in [*jobs, *hot]:
+        end = ends[one.custom_id]
+        assert isinstance(end, Generated)
+        assert end.text.ids is not None
+        assert end.text.text is not None
+        facts = {"bot_task": one.bot_task, **end.written}
+        written = note(end.text.ids, end.text.text, facts)
+        given.append(
+            replace(
+                one,
+                cot_token_ids=end.text.ids,
+                written_json=json.dumps(written),
+                size=SizeRequest(end.bucket.size.height, end.bucket.size.width),
+            )
+        )
+    again = told(run(given, studio_of(family, tree=KVTree(10**9)), size))
+    for name, (bits, text, status) in each.items():
+        assert again[name][0] == bits, name
+        assert again[name][1].ids == text.ids
+        assert (again[name][1].text, again[name][1].cut) == (text.text, text.cut)
+        assert again[name][2] == status
