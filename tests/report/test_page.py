@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hyimg_cli.report.contact import contact_sheet
 from PIL import Image
 from report.browser import needs_browser, seen_in
 
 from hyimg_cli.quality.metrics import SHARES
 from hyimg_cli.report.comparison import comparison_page, markdown
-from hyimg_cli.report.contact import contact_sheet
 
 HOSTILE = '<img src=x onerror=alert(1)> & "quoted" {{ 7 * 7 }} </script>'
 
