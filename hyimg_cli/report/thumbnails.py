@@ -48,7 +48,7 @@ class LinkedPictures:
     def source(self, path: str) -> Record:
         if path not in self._sources:
             before = self.waiting
-            shown = self._shown(path, digest.of_bytes(os.fsencode(path)))
+            shown = self._shown(path, _name(path))
             found = shown | {"name": name_of(path, self._shared)}
             if self.waiting > before:
                 return found
@@ -58,7 +58,7 @@ class LinkedPictures:
     def output(self, output: Entry) -> Record:
         path = str(output.get("path"))
         facts = {name: output[name] for name in ("width", "height", "seed") if name in output}
-        key = str(output.get("sha256") or digest.of_bytes(os.fsencode(path)))
+        key = str(output.get("sha256") or _name(path))
         shown = self._shown(path, key, facts.get("width", 0), facts.get("height", 0))
         return facts | shown | ({"is_video": True} if is_video(path) else {})
 
@@ -126,6 +126,10 @@ def name_of(path: str, shared: Path | None) -> str:
 def link_to(path: str) -> str:
     """A path from the page as a link from the page."""
     return Path(path).as_uri() if Path(path).is_absolute() else quote(os.fsencode(path))
+
+
+def _name(path: str) -> str:
+    return digest.of_bytes(path.encode("utf-8", "surrogatepass"))
 
 
 def _size(file: Path) -> tuple[int, int]:
