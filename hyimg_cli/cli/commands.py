@@ -33,6 +33,7 @@ OTHERS = {
     "prove it.",
     "info": "Show the job, model, seed and versions that a PNG, an MP4 or its sidecar was made "
     "with.",
+    "report": "Make the page of a run's folder: report.html, or one file to attach.",
     "replay": "Run the job of a finished file again, as it was run, and say whether the pixels are "
     "equal.",
     "cache": "Show or clear what is kept on disk between runs.",

@@ -190,20 +190,7 @@ class RunFolder(JobFolder):
         """
         with disk_errors(self.folder):
             data = _bytes_if_any(self.folder / RESULTS)
-        found: dict[str, dict[str, Any]] = {}
-        for number, line in enumerate(whole_lines(data).split(b"\n"), 1):
-            if not line.strip():
-                continue
-            entry = entry_of(line)
-            if entry is None:
-                raise OutputFolderError(
-                    "this line is no outcome of a job",
-                    where=f"{RESULTS}:{number}",
-                    hint="take the line out: its job runs again",
-                    code="output.damaged-journal",
-                )
-            found[entry["custom_id"]] = entry
-        return found
+        return {entry["custom_id"]: entry for entry in outcomes_in(data)}
 
     def attempts(self) -> dict[str, int]:
         return {name: int(line.get("attempt", 0)) for name, line in self.results().items()}
@@ -235,6 +222,26 @@ class RunFolder(JobFolder):
         assert self._journal is not None, "the journal is written without the folder's lock"
         self._keep_lock()
         return self._journal
+
+
+def outcomes_in(data: bytes, first: int = 1) -> Iterator[dict[str, Any]]:
+    """The outcomes in the bytes of a journal, of which line `first` is the first.
+
+    A last line that a kill cut off is passed over. Raises OutputFolderError for any other line that
+    is no outcome.
+    """
+    for number, line in enumerate(whole_lines(data).split(b"\n"), first):
+        if not line.strip():
+            continue
+        entry = entry_of(line)
+        if entry is None:
+            raise OutputFolderError(
+                "this line is no outcome of a job",
+                where=f"{RESULTS}:{number}",
+                hint="take the line out: its job runs again",
+                code="output.damaged-journal",
+            )
+        yield entry
 
 
 def outcome_to_json(outcome: Outcome) -> dict[str, Any]:

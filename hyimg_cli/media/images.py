@@ -89,6 +89,21 @@ def read_image(path: Path) -> SourceImage:
     return SourceImage(np.array(image), digest.of_bytes(data), notes)
 
 
+def read_small(path: Path, side: int) -> Image.Image:
+    """The first frame as `read_image` shows it, but scaled down to `side` pixels at most.
+
+    A JPEG is decoded at a fraction of its size. Raises SourceImageError.
+    """
+    with _open_file(path) as file, _opened(path, file) as image:
+        try:
+            image.draft("RGB", (2 * side, 2 * side))
+            upright, _ = _as_rgb(ImageOps.exif_transpose(image))
+            upright.thumbnail((side, side), Image.Resampling.LANCZOS, reducing_gap=2.0)
+        except _DECODER_ERRORS as error:
+            raise _truncated(path) from error
+    return upright
+
+
 def png_texts(path: Path) -> dict[str, str]:
     """Keyword and text of every text chunk of a PNG, those behind its pixels too.
 
