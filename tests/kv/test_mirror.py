@@ -212,4 +212,4 @@ def test_what_was_lost_cannot_be_used() -> None:
     pair.kv.parts.clear()
     del buffer, rows, uses, use, raised
     pair.told()
-    assert list(pair.kv.parts) == [fresh.handle.number]
+    assert list(pair.kv.parts) == [fresh.number]
