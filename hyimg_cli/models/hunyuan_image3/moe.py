@@ -5,9 +5,8 @@ import torch
 from torch import Tensor, nn
 
 from hyimg_cli.kernels.choice import Experts, experts_of
-from hyimg_cli.kernels.experts import on
 from hyimg_cli.kernels.formats import Format, Fp8Rows, Nf4Blocks, empty_stack
-from hyimg_cli.kernels.rowwise import PLAIN, Rowwise
+from hyimg_cli.kernels.rowwise import PLAIN, Rowwise, on
 from hyimg_cli.models.hunyuan_image3.config import Architecture
 
 
