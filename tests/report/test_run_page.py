@@ -146,17 +146,22 @@ def thumbs_of(out: Path) -> list[Path]:
     return [out / one["thumb"] for one in shown if "thumb" in one]
 
 
+def size_of(path: Path) -> tuple[int, int]:
+    with Image.open(path) as image:
+        return image.size
+
+
 def test_thumbnails_are_small_and_made_once(out: Path) -> None:
     RunPage(large(out)).refresh()
     thumbs = thumbs_of(out)
-    assert [Image.open(path).size for path in thumbs] == [(SIDE, 240), (SIDE, 240)]
+    assert [size_of(path) for path in thumbs] == [(SIDE, 240), (SIDE, 240)]
     before = [path.stat().st_ino for path in thumbs]
     RunPage(out).refresh()
     assert [path.stat().st_ino for path in thumbs] == before
     # Another source under the same name is another picture.
     picture(out.parent / "in.png", 5, size=(1200, 600))
     RunPage(out).refresh()
-    assert Image.open(thumbs_of(out)[0]).size == (SIDE, 160)
+    assert size_of(thumbs_of(out)[0]) == (SIDE, 160)
 
 
 def test_thumbnails_that_take_too_long_are_made_later(out: Path) -> None:
