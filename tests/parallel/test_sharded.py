@@ -24,7 +24,6 @@ from hyimg_cli.models.hunyuan_image3.split import refuse_uneven
 from hyimg_cli.models.hunyuan_image3.weights import load
 from hyimg_cli.parallel.ranks import RankPool
 from hyimg_cli.parallel.tensor import Share
-from hyimg_cli.parallel.wire import Task
 from hyimg_cli.settings.precedence import settle
 from hyimg_cli.spec.job import ImageJob
 from hyimg_cli.spec.run import ModelChoice, Quantization
@@ -71,7 +70,7 @@ def test_equal_to_one_process_within_rounding(
     name = str(dtype).removeprefix("torch.")
     promised = registry.rank_bytes(ModelChoice(), size, name)
     assert sum(p.nbytes for p in model.network.parameters()) <= promised.first
-    others = pool.run(Task(held), ranks=size, own=lambda: (0, 0))[1:]
+    others = pool.run(held, ranks=size, own=lambda: (0, 0))[1:]
     assert max(weights for weights, _ in others) == promised.other
 
 
@@ -93,7 +92,7 @@ def test_ranks_let_go_what_rank_0_lets_go(pool: RankPool, job: ImageJob) -> None
     counts = []
     for _ in range(4):
         written(model, job, tree)
-        counts.append(pool.run(Task(held), ranks=2, own=lambda: (0, 0))[1][1])
+        counts.append(pool.run(held, ranks=2, own=lambda: (0, 0))[1][1])
     # The tree's slices, the buffer of the last job, and that of the one before: told just now.
     assert counts[2] == counts[3] <= counts[0] + 1
 
