@@ -65,7 +65,8 @@ class LazyCommand(TyperCommand):
         """The command with its parameters, for the parser and the help page."""
         assert self.name is not None
         if self.name in OF_A_RUN:
-            return _built(self.name, run_command(self._run), COMMANDS[self.name])
+            page = pages.LongCommand
+            return _built(self.name, run_command(self._run), COMMANDS[self.name], page)
         found = _function(self.name)
         if isinstance(found, typer.Typer):
             return get_command(found)
@@ -82,7 +83,12 @@ def _function(name: str) -> Any:
     return getattr(module, "evaluate" if name == "eval" else name)
 
 
-def _built(name: str, function: Callable[..., None], text: str) -> Any:
+def _built(
+    name: str,
+    function: Callable[..., None],
+    text: str,
+    page: type[pages.Command] = pages.Command,
+) -> Any:
     alone = typer.Typer(add_completion=False, rich_markup_mode=None)
-    alone.command(name, cls=pages.Command, help=text)(function)
+    alone.command(name, cls=page, help=text)(function)
     return get_command(alone)

@@ -34,6 +34,7 @@ def run_command(command: Callable[[typer.Context], None]) -> Callable[..., None]
         as_json: o.AsJson = False,
         quiet: o.Quiet = False,
         verbose: o.Verbose = 0,
+        help_all: o.HelpAll = False,
     ) -> None:
         command(ctx)
 
