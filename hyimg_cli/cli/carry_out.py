@@ -13,7 +13,7 @@ from hyimg_cli.cli import render
 from hyimg_cli.cli.progress import Report
 from hyimg_cli.cli.stopping import Stopper, stoppable
 from hyimg_cli.engine import runner
-from hyimg_cli.engine.choice import RunsPlans, session_for
+from hyimg_cli.engine.choice import RunsPlans, refuse_missing_device, session_for
 from hyimg_cli.errors import HyimgError, Interrupted
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.journal.provenance import run_info
@@ -48,6 +48,7 @@ def carry_out(order: Order, style: render.Style) -> int:
     accepted = runner.accept(manifest, settings)
     if not accepted.invalid:  # a faulty line may be of the other kind
         render.remarks(without_effect(settings, accepted.jobs), style)
+    refuse_missing_device(config)
     with stoppable() as stopper, RunFolder(config.output.folder) as folder:
         run = runner.prepare(
             folder, accepted, config=config, selection=order.selection, policy=order.policy
