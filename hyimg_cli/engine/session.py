@@ -103,7 +103,6 @@ class Session:
         Without a `folder` pixels are made and dropped: outcomes name no files. `whole`: the plan
         that `plan` is a piece of; what all of its jobs need at once is made ready with the model.
         """
-        started = time.perf_counter()
         confine(self._config)
         self._folder = folder
         self._attempts = folder.attempts() if folder else {}
@@ -114,7 +113,8 @@ class Session:
                 self._stop_if_asked()
             self._stop_if_asked()
             yield GroupStarted(group.model, group.size_class, len(group.jobs))
-            for event in self._tried(group.jobs, started):
+            # Of no job's time: loading, and what was made ready for other groups.
+            for event in self._tried(group.jobs, time.perf_counter()):
                 yield event
                 if isinstance(event, JobFailed) and self._config.failure.fail_fast:
                     self._is_over = True

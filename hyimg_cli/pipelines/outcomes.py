@@ -98,6 +98,7 @@ def _common(job: Job, facts: Facts) -> dict[str, Any]:
         "key": facts.key,
         "attempt": facts.attempt,
         "timings_s": _rounded(facts.clock.timings_s()),
+        "share_s": _rounded(facts.clock.share_s()),
         "overlapped_s": _rounded(facts.clock.overlapped_s),
         "cache": facts.cache,
         "peak_memory_mb": round(facts.peak_memory_mb, 1),

@@ -165,7 +165,8 @@ def _facts(job: JobAndResult) -> Iterator[tuple[str, str]]:
     if steps := result.get("denoise_steps") or asked.get("num_inference_steps"):
         yield "steps", str(steps)
     if times := result.get("timings_s"):
-        yield "time", f"{times.get('total', 0.0) - times.get('queue', 0.0):.2f} s"
+        own = times.get("total", 0.0) - times.get("queue", 0.0)
+        yield "time", f"{result.get('share_s', {}).get('total', own):.2f} s"
     if result.get("kv_reuse"):
         yield "KV reuse", str(result["kv_reuse"].get("status"))
     if result.get("attempt", 1) > 1:

@@ -20,7 +20,7 @@ from hyimg_cli.memory.room import peak_memory_mb, synchronize
 from hyimg_cli.models import registry
 from hyimg_cli.models.latent_video import LatentVideoModel, PromptEmbedding, PromptEncoder
 from hyimg_cli.pipelines import outcomes
-from hyimg_cli.pipelines.clock import PhaseClock
+from hyimg_cli.pipelines.clock import PhaseClock, Shares
 from hyimg_cli.pipelines.pipeline import Lost, Made
 from hyimg_cli.pipelines.video.latents_checkpoint import LatentsCheckpoint
 from hyimg_cli.pipelines.video.prewarm import VideoShape, prewarm
@@ -123,11 +123,11 @@ class VideoPipeline:
         self, jobs: Sequence[VideoJob], folder: JobFolder | None, started: float
     ) -> Iterator[Progress | Made | Lost]:
         on = self._set(self._prompts.of)
-        devices = [on.model.device]
+        waits, shares = partial(synchronize, [on.model.device]), Shares()
         for job in jobs:
             if self._ranks is not None:
                 self._ranks.revive()
-            clock = PhaseClock(started, partial(synchronize, devices))
+            clock = PhaseClock(started, waits, shares)
             checkpoint = self._checkpoint(job, folder)
             yield JobStarted(job.custom_id)
             try:
