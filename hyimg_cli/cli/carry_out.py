@@ -12,14 +12,21 @@ from pathlib import Path
 from hyimg_cli.cli import render
 from hyimg_cli.cli.progress import Report
 from hyimg_cli.cli.stopping import Stopper, stoppable
+from hyimg_cli.cli.views import view_of
 from hyimg_cli.engine import runner
-from hyimg_cli.engine.choice import RunsPlans, refuse_missing_device, session_for
+from hyimg_cli.engine.choice import RunsPlans, refuse_missing_device, replicas_of, session_for
+from hyimg_cli.engine.timing.estimate import undisturbed
+from hyimg_cli.engine.timing.left import TimeLeft
+from hyimg_cli.engine.timing.machine import process_age_s
+from hyimg_cli.engine.timing.observed import KeptTimings, conditions, kept_timings
+from hyimg_cli.engine.timing.watch import Watch
 from hyimg_cli.errors import HyimgError, Interrupted
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.journal.provenance import run_info
 from hyimg_cli.manifest.consumed import without_effect
 from hyimg_cli.manifest.manifest import Manifest
 from hyimg_cli.settings.precedence import Setting
+from hyimg_cli.spec.plan import Plan
 from hyimg_cli.spec.run import RunConfig
 
 logger = logging.getLogger(__name__)
@@ -44,6 +51,7 @@ class Order:
 
 def carry_out(order: Order, style: render.Style) -> int:
     """Runs what is left of the manifest, shows it, and returns the exit code."""
+    began = time.perf_counter() - process_age_s()
     manifest, settings, config = order.manifest, order.settings, order.config
     accepted = runner.accept(manifest, settings)
     if not accepted.invalid:  # a faulty line may be of the other kind
@@ -54,8 +62,17 @@ def carry_out(order: Order, style: render.Style) -> int:
             folder, accepted, config=config, selection=order.selection, policy=order.policy
         )
         counts = runner.Summary.before(run)
+        watch = Watch(run.plan, config, began=began)
         place = str(config.output.folder)
-        with Report(counts, style, place=place, again=order.again, retry=order.retry) as report:
+        view = view_of(
+            style,
+            counts.left,
+            _time_left(run.plan, config),
+            replicas=replicas_of(run.plan, config),
+        )
+        with Report(
+            counts, style, view, place=place, again=order.again, retry=order.retry
+        ) as report:
             report.outcomes(run.invalid)
             if run.plan.jobs:
                 folder.write_run(run_info(manifest, settings, run.plan))
@@ -64,6 +81,7 @@ def carry_out(order: Order, style: render.Style) -> int:
                     closing(session.run(run.plan, folder)) as events,
                 ):
                     for event in events:
+                        watch.add(event)
                         report.show(event)
         with _told("after the last job"):
             folder.confirm()
@@ -71,6 +89,8 @@ def carry_out(order: Order, style: render.Style) -> int:
             stopper.session = None  # from here on a signal stops at once
             with _told("no contact sheet", then=f"to have one: {order.again}"):
                 _write_sheet(config.output.folder, style)
+        with _told("no rates are kept of this run"):
+            _keep(watch, config)
     return 1 if counts.failed or counts.invalid else 0
 
 
@@ -99,6 +119,27 @@ def _told(what: str, then: str = "") -> Iterator[None]:
         why = str(error) if is_ours else f"{type(error).__name__}: {error}".rstrip(": ")
         render.note(" ".join("; ".join(filter(None, (f"{what}: {why}", then))).splitlines()))
         logger.info(what, exc_info=error)
+
+
+def _time_left(plan: Plan, config: RunConfig) -> TimeLeft:
+    """What will follow the run, and knows what earlier ones have taken."""
+    models = dict.fromkeys(group.model for group in plan.groups)
+    replicas = replicas_of(plan, config)
+    return TimeLeft(
+        plan,
+        earlier=undisturbed(kept_timings(models, config, KeptTimings(config)), config, replicas),
+        replicas=replicas,
+        revision=config.model.revision,
+    )
+
+
+def _keep(watch: Watch, config: RunConfig) -> None:
+    """What this run has taken, for the next plan."""
+    store = KeptTimings(config)
+    for model, timing in watch.timings():
+        store.keep(conditions(model, config), timing)
+    for note in store.take_notes():
+        render.note(note)
 
 
 def _write_sheet(folder: Path, style: render.Style) -> None:

@@ -127,6 +127,11 @@ AssumeThink = Annotated[
     option("--assume-think", panel=STYLE, min=0, help="Tokens a text stage is taken to write."),
 ]
 
+Measure = Annotated[
+    bool,
+    option("--measure", panel=STYLE, help="plan: run two jobs of each shape for their seconds."),
+]
+
 
 def settings_of(given: Mapping[str, Any]) -> dict[str, Setting]:
     """Every setting with its value and origin, from flags, environment and recipe."""

@@ -19,6 +19,7 @@ from hyimg_cli.journal.keys import key_of, source_digests
 from hyimg_cli.memory.fit import fits, need_beside
 from hyimg_cli.memory.present import present
 from hyimg_cli.memory.room import confine, end_confinement
+from hyimg_cli.models import registry
 from hyimg_cli.pipelines.clock import PhaseClock
 from hyimg_cli.pipelines.image.pipeline import ImagePipeline, LoadModel
 from hyimg_cli.pipelines.outcomes import Facts, failed
@@ -135,7 +136,7 @@ class Session:
             yield from self._make_room(other, group)
         beside = () if other.model is None else (other.model,)
         if pipeline.model != group.model:
-            yield ModelLoading(group.model)
+            yield ModelLoading(group.model, stored_bytes(group, self._config.model.revision))
         for event in pipeline.use(group.model, plan.jobs_of_model(group.model), self._folder):
             yield replace(event, beside=beside) if isinstance(event, ModelLoaded) else event
         yield from pipeline.prepared(group.jobs, self._folder)
@@ -246,6 +247,13 @@ class Session:
         if self._folder is not None:
             self._folder.append(outcome)
         return outcome
+
+
+def stored_bytes(group: Group | VideoGroup, revision: str | None) -> int:
+    """Bytes of all weights of a group's model, as they are stored."""
+    if isinstance(group, Group):
+        return registry.model_card(group.model, revision).weight_bytes
+    return sum(size for _, size in registry.video_card(group.model, revision).component_bytes)
 
 
 def _may_pass(event: JobFailed) -> bool:

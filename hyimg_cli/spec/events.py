@@ -156,9 +156,10 @@ class Outcome:
 
 @dataclass(frozen=True)
 class ModelLoading:
-    """A model's weights are about to be read, which may take minutes."""
+    """A model's weights are about to be read, `nbytes` as they are stored; it may take minutes."""
 
     model: str
+    nbytes: int = 0
     replica: int | None = None
 
 
