@@ -65,7 +65,7 @@ class PhaseClock:
         if self._phase is not None:
             self._move(None)
 
-    def beside(self, phase: str, seconds: float) -> None:
+    def overlapped(self, phase: str, seconds: float) -> None:
         """Note work of this job that ran beside another phase: outside the sum."""
         self.overlapped_s[phase] = self.overlapped_s.get(phase, 0.0) + seconds
 
