@@ -174,6 +174,11 @@ HelpAll = Annotated[
     typer.Option("--help-all", is_eager=True, callback=show_all, help="Show every flag and exit."),
 ]
 
+Measure = Annotated[
+    bool,
+    option("--measure", panel=STYLE, help="plan: run two jobs of each shape for their seconds."),
+]
+
 
 def settings_of(given: Mapping[str, Any]) -> dict[str, Setting]:
     """Every setting with its value and origin, from flags, environment and recipe."""
