@@ -88,15 +88,28 @@ def _default(row: Declaration) -> str:
     return f"default: {'on' if row.default is True else row.default}"
 
 
-ManifestPath = Annotated[
-    str,
+Inputs = Annotated[
+    list[str] | None,
     typer.Argument(
-        metavar="MANIFEST",
+        metavar="INPUT",
         autocompletion=manifests,
-        help="A .jsonl file with a job per line, a .txt file with a prompt per line, "
-        "- for JSONL on standard input, or the name of a packaged manifest: quickstart, "
-        "quickstart-video.",
+        help="A manifest: .jsonl, .csv or .tsv with a job per line, .txt with a prompt per line, "
+        "- for JSONL on standard input, or a packaged one: quickstart, quickstart-video. Or "
+        "pictures, for --prompt: a folder, files, a quoted pattern.",
     ),
+]
+Prompt = Annotated[
+    list[str] | None,
+    option(
+        "--prompt",
+        panel=RUN,
+        is_basic=True,
+        help="What to do with each picture; again for more, or a .txt file of prompts.",
+    ),
+]
+Recursive = Annotated[
+    bool,
+    option("--recursive", panel=RUN, is_basic=True, help="Pictures of the folders below, too."),
 ]
 Recipe = Annotated[
     Path | None, option("--recipe", panel=RUN, is_basic=True, help="Settings from a TOML file.")

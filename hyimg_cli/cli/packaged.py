@@ -18,6 +18,11 @@ def names() -> list[str]:
     return sorted(file.stem for file in recipes_folder().glob("*.jsonl"))
 
 
+def is_packaged(name: str) -> bool:
+    """Tell if a bare name is that of a packaged manifest."""
+    return name in names()
+
+
 def recipes_folder() -> Path:
     """Inside an installed package, or at the top of a checkout."""
     package = Path(hyimg_cli.__file__).parent
