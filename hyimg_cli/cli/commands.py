@@ -3,6 +3,7 @@
 A command is imported when it is run or its own page is shown; nothing of it is for the list.
 """
 
+import inspect
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
@@ -65,8 +66,7 @@ class LazyCommand(TyperCommand):
         """The command with its parameters, for the parser and the help page."""
         assert self.name is not None
         if self.name in OF_A_RUN:
-            page = pages.LongCommand
-            return _built(self.name, run_command(self._run), COMMANDS[self.name], page)
+            return _built(self.name, run_command(self._run), COMMANDS[self.name])
         found = _function(self.name)
         if isinstance(found, typer.Typer):
             return get_command(found)
@@ -83,12 +83,9 @@ def _function(name: str) -> Any:
     return getattr(module, "evaluate" if name == "eval" else name)
 
 
-def _built(
-    name: str,
-    function: Callable[..., None],
-    text: str,
-    page: type[pages.Command] = pages.Command,
-) -> Any:
+def _built(name: str, function: Callable[..., None], text: str) -> Any:
+    is_long = "help_all" in inspect.signature(function).parameters
+    page = pages.LongCommand if is_long else pages.Command
     alone = typer.Typer(add_completion=False, rich_markup_mode=None)
     alone.command(name, cls=page, help=text)(function)
     return get_command(alone)

@@ -104,8 +104,7 @@ Prompt = Annotated[
         "--prompt",
         panel=RUN,
         is_basic=True,
-        help="What to do with each picture; may be given again, or be a .txt file with a prompt "
-        "per line.",
+        help="What to do with each picture; again for more, or a .txt file of prompts.",
     ),
 ]
 Recursive = Annotated[
@@ -172,11 +171,6 @@ AssumeThink = Annotated[
 HelpAll = Annotated[
     bool,
     typer.Option("--help-all", is_eager=True, callback=show_all, help="Show every flag and exit."),
-]
-
-Measure = Annotated[
-    bool,
-    option("--measure", panel=STYLE, help="plan: run two jobs of each shape for their seconds."),
 ]
 
 
