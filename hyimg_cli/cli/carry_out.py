@@ -3,8 +3,8 @@
 """
 
 import logging
-import time
-from collections.abc import Iterator, Mapping
+import shlex
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,9 @@ from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.journal.provenance import run_info
 from hyimg_cli.manifest.consumed import without_effect
 from hyimg_cli.manifest.manifest import Manifest
+from hyimg_cli.report.follower import Follower
 from hyimg_cli.settings.precedence import Setting
+from hyimg_cli.spec.events import Event
 from hyimg_cli.spec.run import RunConfig
 
 logger = logging.getLogger(__name__)
@@ -54,22 +56,21 @@ def carry_out(order: Order, style: render.Style) -> int:
         )
         counts = runner.Summary.before(run)
         place = str(config.output.folder)
-        with Report(counts, style, place=place, again=order.again, retry=order.retry) as report:
-            report.outcomes(run.invalid)
-            if run.plan.jobs:
-                folder.write_run(run_info(manifest, settings, run.plan))
-                with (
-                    _session(config, stopper) as session,
-                    closing(session.run(run.plan, folder)) as events,
-                ):
-                    for event in events:
-                        report.show(event)
-        with _told("after the last job"):
-            folder.confirm()
-        if settings["report"].value:
+        with _page(settings, config.output.folder, style) as follow:
+            with Report(counts, style, place=place, again=order.again, retry=order.retry) as report:
+                report.outcomes(run.invalid)
+                if run.plan.jobs:
+                    folder.write_run(run_info(manifest, settings, run.plan))
+                    with (
+                        _session(config, stopper) as session,
+                        closing(session.run(run.plan, folder)) as events,
+                    ):
+                        for event in events:
+                            report.show(event)
+                            follow(event)
+            with _told("after the last job"):
+                folder.confirm()
             stopper.session = None  # from here on a signal stops at once
-            with _told("no contact sheet", then=f"to have one: {order.again}"):
-                _write_sheet(config.output.folder, style)
     return 1 if counts.failed or counts.invalid else 0
 
 
@@ -100,13 +101,21 @@ def _told(what: str, then: str = "") -> Iterator[None]:
         logger.info(what, exc_info=error)
 
 
-def _write_sheet(folder: Path, style: render.Style) -> None:
-    """The run's contact sheet, unless the one that is there shows the same."""
-    from hyimg_cli.report.contact import is_current, write_contact_sheet
-
-    if is_current(folder):
+@contextmanager
+def _page(
+    settings: Mapping[str, Setting], folder: Path, style: render.Style
+) -> Iterator[Callable[[Event], None]]:
+    """What keeps the run's page up to date, event by event; whatever ends the run, the page says
+    what was done.
+    """
+    if not settings["report"].value:
+        yield lambda event: None
         return
-    began = time.perf_counter()
-    path = write_contact_sheet(folder)
-    if not style.is_quiet:
-        render.note(f"contact sheet: {path} (made in {time.perf_counter() - began:.1f} s)")
+    follower = Follower(folder)
+    try:
+        yield follower.look
+    finally:
+        again = shlex.join(["hyimg", "report", str(folder)])
+        with _told("no report", then=f"to have one: {again}"):
+            if follower.close() and not style.is_quiet:
+                render.note(f"report: {folder / 'report.html'}")

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hyimg_cli.spec.card import VideoCard
 from hyimg_cli.spec.job import VideoJob
-from hyimg_cli.tiling.tiles import Tiling
+from hyimg_cli.tiling.decode import TiledVae
 
 # One guidance branch of one job: latents [1, C, F, Y, X] and timestep [1] to its velocity.
 Branch = Callable[[Tensor, Tensor], Tensor]
@@ -107,8 +107,8 @@ class LatentDecoder(Protocol):
         """Pixels in about -1..1, [B, 3, T, H, W]."""
 
 
-class VideoVae(Protocol):
-    """A VAE in the pieces that a tiled decode is made of: cut, `decode_tile`, merge, `finish`."""
+class VideoVae(TiledVae, Protocol):
+    """A VAE in the pieces that a tiled decode is made of."""
 
     @property
     def module(self) -> Any:
@@ -116,25 +116,6 @@ class VideoVae(Protocol):
 
     def unscaled(self, latents_BCFYX: Tensor) -> Tensor:
         """A denoiser's latents in the VAE's scale and dtype, on its device."""
-
-    @property
-    def tiling(self) -> Tiling:
-        """Where the library cuts, by the module's own numbers."""
-
-    def decode_tile(self, latents_BCFYX: Tensor) -> Tensor:
-        """One tile with all its frames through the decoder; not re-entrant where the module keeps
-        features between frames.
-        """
-
-    @property
-    def tile_channels(self) -> int:
-        """Channels that `decode_tile` returns: three, times a patch's pixels."""
-
-    def tile_frames(self, latent_frames: int) -> int:
-        """Frames that `decode_tile` returns for so many latent frames."""
-
-    def finish(self, merged_BCTHW: Tensor) -> Tensor:
-        """Merged tiles as pixels: patches unfolded and values clamped, where the VAE does so."""
 
 
 class LatentVideoModel(Protocol):

@@ -29,19 +29,23 @@ class TiledVae(Protocol):
     """An autoencoder as the ranks need it; every rank holds one with the same weights."""
 
     @property
-    def tiling(self) -> Tiling: ...
+    def tiling(self) -> Tiling:
+        """Where the library cuts, by the module's own numbers."""
 
     @property
-    def tile_channels(self) -> int: ...
+    def tile_channels(self) -> int:
+        """Channels that `decode_tile` returns: three, times a patch's pixels."""
 
     def tile_frames(self, latent_frames: int) -> int:
         """Frames that `decode_tile` returns for so many latent frames."""
 
     def decode_tile(self, latents_BCFYX: Tensor) -> Tensor:
-        """One tile, [B, C, T, H, W], in the dtype and on the device of the latents."""
+        """One tile with all its frames, [B, C, T, H, W], in the dtype and on the device of the
+        latents; not re-entrant where features are kept between frames.
+        """
 
     def finish(self, merged_BCTHW: Tensor) -> Tensor:
-        """The picture of the merged tiles."""
+        """Merged tiles as pixels: patches unfolded and values clamped, where the VAE does so."""
 
 
 def decode_tiled(vae: TiledVae, latents_BCFYX: Tensor) -> Tensor:

@@ -18,9 +18,8 @@ from hyimg_cli.kernels.addressed import addressed_decode
 from hyimg_cli.kernels.decode import decode_experts
 from hyimg_cli.kernels.decode_attention import Rows, plain_decode
 from hyimg_cli.kernels.experts import plain_experts
-from hyimg_cli.kernels.fused import Fused
 from hyimg_cli.kernels.fused_rows import FusedRows
-from hyimg_cli.kernels.routed import PlainAround, routed_experts
+from hyimg_cli.kernels.routed import routed_experts
 from hyimg_cli.kernels.rowwise import PLAIN
 from hyimg_cli.models import registry
 from hyimg_cli.models.hunyuan_image3.graphs import DecodeGraphs
@@ -45,14 +44,14 @@ def main() -> None:
     )
     case = cases.call(33)
     found["routed"] = cases.relative(
-        routed_experts(*case.arguments, Fused()), plain_experts(*case.arguments)
+        routed_experts(*case.arguments, FusedRows()), plain_experts(*case.arguments)
     )
     # Every token to the same two experts, the last of them: the others have no rows.
     case.index_TK[:] = torch.tensor([7, 2])
     twin = plain_experts(*case.arguments)
-    found["routed alike"] = cases.relative(routed_experts(*case.arguments, Fused()), twin)
+    found["routed alike"] = cases.relative(routed_experts(*case.arguments, FusedRows()), twin)
     found["decode alike"] = cases.relative(decode_experts(*case.arguments), twin)
-    for name, apart in cases.around_cases(Fused(), PlainAround(), "cpu"):
+    for name, apart in cases.around_cases(FusedRows(), PLAIN, "cpu"):
         found[name] = apart()
     for name, apart in _addressed():
         found[name] = apart

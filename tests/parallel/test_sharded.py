@@ -20,7 +20,6 @@ from hyimg_cli.models import registry
 from hyimg_cli.models.hunyuan_image3.config import architecture, read_json
 from hyimg_cli.models.hunyuan_image3.family import HunyuanImage3
 from hyimg_cli.models.hunyuan_image3.ranked import load_ranked
-from hyimg_cli.models.hunyuan_image3.shares import Weights
 from hyimg_cli.models.hunyuan_image3.split import refuse_uneven
 from hyimg_cli.models.hunyuan_image3.weights import load
 from hyimg_cli.parallel.ranks import RankPool
@@ -52,7 +51,7 @@ def one_process(dtype: torch.dtype, quantization: Quantization = "none") -> Huny
 def over_ranks(
     pool: RankPool, ranks: int, dtype: torch.dtype, quantization: Quantization = "none"
 ) -> HunyuanImage3:
-    network = load_ranked(Weights(FOLDER, dtype, quantization), pool, ranks)
+    network = load_ranked(FOLDER, pool, ranks, dtype=dtype, quantization=quantization)
     return HunyuanImage3(network, registry.sequences(registry.EMBEDDED))
 
 

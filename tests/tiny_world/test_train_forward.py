@@ -19,7 +19,6 @@ from hyimg_cli.models.hunyuan_image3.model import (
     HunyuanImage3ForCausalMM,
     Live,
     Noise,
-    transformers_config,
 )
 from hyimg_cli.models.hunyuan_image3.vision import vision_inputs
 
@@ -39,7 +38,7 @@ class Stage:
 def stage() -> Stage:
     torch.manual_seed(0)
     tokenizer = trained_tokenizer()
-    network = HunyuanImage3ForCausalMM(transformers_config(tiny_architecture(tokenizer))).eval()
+    network = HunyuanImage3ForCausalMM(tiny_architecture(tokenizer)).eval()
     return Stage(network, row_builder(tokenizer), render([SOURCE], no_jitter(1)))
 
 

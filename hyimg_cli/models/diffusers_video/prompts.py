@@ -44,7 +44,7 @@ class CheckpointPrompts:
         if name not in self._networks:
             self._networks[name] = load_weights(self.layout.components[name], self.place)
         self.runs[name] += 1
-        self.place.offload.bring(self._networks[name])
+        self.place.bring(self._networks[name])
         return self._networks[name]
 
     def tokenizer(self, name: str) -> Any:
@@ -62,7 +62,7 @@ class CheckpointPrompts:
     def release(self) -> None:
         """Free the networks' memory; tokenizers stay."""
         if self._networks:
-            self.place.offload.release()
+            self.place.release()
         self._networks.clear()
         gc.collect()
         if self.place.device.type == "cuda":

@@ -38,7 +38,6 @@ from hyimg_cli.models.hunyuan_image3.prompter import Prompter
 from hyimg_cli.models.hunyuan_image3.ranked import load_ranked
 from hyimg_cli.models.hunyuan_image3.script import Script, trigger
 from hyimg_cli.models.hunyuan_image3.sequence import Layout, SourceShape, segments
-from hyimg_cli.models.hunyuan_image3.shares import Weights
 from hyimg_cli.models.hunyuan_image3.split import rank_bytes
 from hyimg_cli.models.hunyuan_image3.tiled import TiledPicture
 from hyimg_cli.models.hunyuan_image3.vision import vision_inputs
@@ -103,7 +102,9 @@ def _load_ranked(
     held = rank_bytes(
         counts, prompter.arch, pool.size, dtype=name, quantization=choice.quantization
     )
-    network = load_ranked(Weights(folder, getattr(torch, name), choice.quantization), pool)
+    network = load_ranked(
+        folder, pool, dtype=getattr(torch, name), quantization=choice.quantization
+    )
     if is_batch_invariant and is_on_cpu:
         network.make_batch_invariant(invariant_multiple())
     # In main memory all ranks lie together; on GPUs each has its own.

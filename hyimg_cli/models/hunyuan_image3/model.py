@@ -16,7 +16,6 @@ from itertools import accumulate, groupby
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import PretrainedConfig, PreTrainedModel
 
 from hyimg_cli.kernels.rows import padding
 from hyimg_cli.kernels.transfer import current, to_device
@@ -35,21 +34,6 @@ from hyimg_cli.models.hunyuan_image3.sequence import Layout, SourceBlock
 from hyimg_cli.models.hunyuan_image3.transformer import Transformer
 from hyimg_cli.models.hunyuan_image3.vae import Vae
 from hyimg_cli.models.hunyuan_image3.vision import VisionInputs, vision_features, vision_model
-
-
-class HunyuanImage3Config(PretrainedConfig):
-    """What transformers needs to load weights; the facts are in `arch`, read by our own code."""
-
-    model_type = "hunyuan_image_3_moe"
-    arch: Architecture | None = None
-
-
-def transformers_config(arch: Architecture) -> HunyuanImage3Config:
-    """A config around `arch`."""
-    config = HunyuanImage3Config()
-    config.tie_word_embeddings = False
-    config.arch = arch
-    return config
 
 
 @dataclass(frozen=True)
@@ -92,23 +76,14 @@ class Live:
     branches: Sequence[Branch]
 
 
-class HunyuanImage3ForCausalMM(PreTrainedModel):
+class HunyuanImage3ForCausalMM(nn.Module):
     """All of HunyuanImage-3, base, Instruct and Instruct-Distil: one class, steered by its
     config.
     """
 
-    config_class = HunyuanImage3Config
-    base_model_prefix = ""
-    main_input_name = "input_ids"
-    _no_split_modules = {"DecoderLayer", "Vae", "Siglip2VisionModel", "ResBlock"}
-    # The router decides in float32 whatever the rest is; the VAE loses detail below it.
-    _keep_in_fp32_modules_strict = {"wg", "vae"}
-    _supports_sdpa = True
-
-    def __init__(self, config: HunyuanImage3Config) -> None:
-        super().__init__(config)
-        assert config.arch is not None, "built by transformers_config"
-        arch = self.arch = config.arch
+    def __init__(self, arch: Architecture) -> None:
+        super().__init__()
+        self.arch = arch
         width = arch.hidden_size
         self.model = Transformer(arch)
         self.lm_head = nn.Linear(width, arch.vocab_size, bias=False)
@@ -129,10 +104,6 @@ class HunyuanImage3ForCausalMM(PreTrainedModel):
         self.angles = RopeTables(head_dim=arch.head_dim, theta=arch.rope_theta)
         # Another kind where other ranks hold parts of it.
         self.buffer_kind: Callable[..., Buffer] = Buffer
-        self.post_init()
-
-    def _init_weights(self, module: nn.Module) -> None:
-        """Nothing: weights come from a checkpoint or keep torch's own initialisation."""
 
     def encode_source(self, latents_BCYX: Tensor, inputs: VisionInputs) -> SourceRows:
         """Token rows of one source image, from its scaled latents [1, C, Y, X] and its patches.
@@ -230,6 +201,11 @@ class HunyuanImage3ForCausalMM(PreTrainedModel):
         for module in (*self.patch_embed.modules(), *self.final_layer.modules()):
             if isinstance(module, RowConv2d):
                 module.by_rows = True
+
+    @property
+    def device(self) -> torch.device:
+        """Where tokens enter."""
+        return self.model.wte.weight.device
 
     @property
     def rope_counts(self) -> dict[str, int]:
