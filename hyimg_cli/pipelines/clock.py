@@ -34,7 +34,7 @@ class PhaseClock:
             self._phase = None
 
     def overlapped(self, phase: str, seconds: float) -> None:
-        """Note work of this job that ran beside another phase: outside the sum."""
+        """Note work of this job that ran during another phase: outside the sum."""
         self.overlapped_s[phase] = self.overlapped_s.get(phase, 0.0) + seconds
 
     def timings_s(self) -> dict[str, float]:

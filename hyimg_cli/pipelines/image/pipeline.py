@@ -30,11 +30,11 @@ from hyimg_cli.pipelines.image.memory_limits import MemoryLimits
 from hyimg_cli.pipelines.image.prefixes import Prefixes
 from hyimg_cli.pipelines.image.prewarm import prewarm, writing_rows
 from hyimg_cli.pipelines.image.ranks import ImageRanks
-from hyimg_cli.pipelines.image.sources import SourceEncoder, Sources, suits_beside
+from hyimg_cli.pipelines.image.sources import EncodedSources, SourceEncoder, suits_prefetch
 from hyimg_cli.pipelines.image.stages import Decoded, EncodeSource, ImageStages, ReadSource
 from hyimg_cli.pipelines.outcomes import Facts
 from hyimg_cli.pipelines.pipeline import Pipeline
-from hyimg_cli.pipelines.prefetch import ReadAhead
+from hyimg_cli.pipelines.prefetch import SourcePrefetch
 from hyimg_cli.pipelines.request import Lost
 from hyimg_cli.spec.events import ModelLoaded, Outcome, OutputFile, Progress
 from hyimg_cli.spec.job import ImageJob, Size
@@ -56,7 +56,7 @@ class ImagePipeline(Pipeline[MixedModel, ImageJob, Decoded]):
         """`load` is asked for every model; by default `registry.load`."""
         super().__init__(config)
         self._load = load
-        self._sources = Sources(config.cache)
+        self._sources = EncodedSources(config.cache)
         self.tree = self._new_tree()
         self._together = Together(1, 1)
         self._memory_limits = MemoryLimits()
@@ -101,14 +101,16 @@ class ImagePipeline(Pipeline[MixedModel, ImageJob, Decoded]):
         self._together = self._memory_limits.within(jobs, self._together, model.card)
         coming = [path for job in jobs for path in job.images]
         encode, asked = self._encoder(), self._config.batch.encodes_ahead
-        is_beside = suits_beside(model) if asked is None else asked
+        is_prefetching = suits_prefetch(model) if asked is None else asked
         with ExitStack() as pools:
             encoder, reader = _pool(pools), _pool(pools)
-            then = _ahead(encoder, encode, jobs) if is_beside else None
-            ahead = ReadAhead(reader, coming, window=2 * self._together.thinking, then=then)
+            then = _encoding(encoder, encode, jobs) if is_prefetching else None
+            source_images = SourcePrefetch(
+                reader, coming, window=2 * self._together.thinking, then=then
+            )
             run = ContinuousBatch(
                 jobs,
-                self._stages(ahead.read, encode),
+                self._stages(source_images.read, encode),
                 batch_size=self._together.thinking,
                 draw_size=self._together.drawing,
                 new_clock=lambda: PhaseClock(started, partial(synchronize, model.layer_devices)),
@@ -231,7 +233,7 @@ def _pool(pools: ExitStack) -> ThreadPoolExecutor:
     return pool
 
 
-def _ahead(
+def _encoding(
     pool: ThreadPoolExecutor, encode: SourceEncoder, jobs: Sequence[ImageJob]
 ) -> Callable[[SourceImage], None] | None:
     """Has an image encoded as its job will ask for it; None where jobs ask differently."""
@@ -240,10 +242,10 @@ def _ahead(
         return None
     is_aligned = kinds.pop()
 
-    def ahead(image: SourceImage) -> None:
-        pool.submit(encode.ahead, image.stretched() if is_aligned else image)
+    def prefetch(image: SourceImage) -> None:
+        pool.submit(encode.prefetch, image.stretched() if is_aligned else image)
 
-    return ahead
+    return prefetch
 
 
 def _unread(path: str) -> tuple[SourceImage, float]:
