@@ -25,7 +25,7 @@ from hyimg_cli.memory.tensor_ranks import refuse_unsplit
 from hyimg_cli.models import registry
 from hyimg_cli.models.protocols import MixedModel
 from hyimg_cli.pipelines import outcomes
-from hyimg_cli.pipelines.clock import PhaseClock
+from hyimg_cli.pipelines.clock import PhaseClock, Shares
 from hyimg_cli.pipelines.image.batch import ContinuousBatch
 from hyimg_cli.pipelines.image.memory_limits import MemoryLimits
 from hyimg_cli.pipelines.image.prefixes import Prefixes
@@ -136,6 +136,7 @@ class ImagePipeline:
         coming = [path for job in jobs for path in job.images]
         encode, asked = self._encoder(), self._config.batch.encodes_ahead
         is_beside = suits_beside(model) if asked is None else asked
+        waits, shares = partial(synchronize, model.layer_devices), Shares()
         with ExitStack() as pools:
             encoder, reader = _pool(pools), _pool(pools)
             then = _ahead(encoder, encode, jobs) if is_beside else None
@@ -145,7 +146,7 @@ class ImagePipeline:
                 self._stages(ahead.read, encode),
                 batch_size=self._together.thinking,
                 draw_size=self._together.drawing,
-                new_clock=lambda: PhaseClock(started, partial(synchronize, model.layer_devices)),
+                new_clock=lambda: PhaseClock(started, waits, shares),
             )
             try:
                 yield from run.run()
