@@ -175,6 +175,12 @@ HelpAll = Annotated[
 ]
 
 
+Measure = Annotated[
+    bool,
+    option("--measure", panel=STYLE, help="plan: run two jobs of each shape for their seconds."),
+]
+
+
 def settings_of(given: Mapping[str, Any]) -> dict[str, Setting]:
     """Every setting with its value and origin, from flags, environment and recipe."""
     recipe = read_recipe(Path(given["recipe"])) if given.get("recipe") else {}
