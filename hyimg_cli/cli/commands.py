@@ -26,17 +26,17 @@ OF_A_RUN = {
 }
 # The first sentence of each command's own help.
 OTHERS = {
-    "bench": "Compare two variants: seconds by phase, pictures, a verdict with reasons.",
-    "eval": "Measure how far pictures or videos are apart: two files, folders, runs, or a list of "
-    "pairs.",
     "manifest": "Write the manifest that pictures and prompts stand for, to be edited and run.",
-    "doctor": "Check that this machine can run the chosen models, and draw one small picture to "
-    "prove it.",
+    "report": "Make the page of a run's folder: report.html, or one file to attach.",
     "info": "Show the job, model, seed and versions that a PNG, an MP4 or its sidecar was made "
     "with.",
-    "report": "Make the page of a run's folder: report.html, or one file to attach.",
     "replay": "Run the job of a finished file again, as it was run, and say whether the pixels are "
     "equal.",
+    "doctor": "Check that this machine can run the chosen models, and draw one small picture to "
+    "prove it.",
+    "eval": "Measure how far pictures or videos are apart: two files, folders, runs, or a list of "
+    "pairs.",
+    "bench": "Compare two variants: seconds by phase, pictures, a verdict with reasons.",
     "cache": "Show or clear what is kept on disk between runs.",
     "schema": "Print the JSON Schema of a manifest line or of a recipe.",
 }

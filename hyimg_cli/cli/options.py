@@ -104,6 +104,7 @@ Prompt = Annotated[
         "--prompt",
         panel=RUN,
         is_basic=True,
+        metavar="<text>",
         help="What to do with each picture; again for more, or a .txt file of prompts.",
     ),
 ]
