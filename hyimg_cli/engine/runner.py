@@ -22,6 +22,7 @@ from hyimg_cli.memory.disk_space import refuse_full_disk
 from hyimg_cli.memory.gpu_settings import refuse_unfollowed
 from hyimg_cli.memory.tensor_ranks import refuse_wrong
 from hyimg_cli.models import registry
+from hyimg_cli.settings.config import configured
 from hyimg_cli.settings.precedence import Setting, settle
 from hyimg_cli.spec.card import ModelCard, VideoCard
 from hyimg_cli.spec.events import (
@@ -207,8 +208,9 @@ def examine(
     """
     revision = settings["revision"].value
     jobs, unresolved = resolve_jobs(manifest, settings, cards(revision), video_cards(revision))
-    refuse_wrong(jobs, settings)
-    refuse_unfollowed(jobs, settings)
+    config = configured(settings, Path(), None)
+    refuse_wrong(jobs, config)
+    refuse_unfollowed(jobs, config)
     unfit = _unfit(jobs, settings)
     good = [job for job in jobs if job.source_line not in unfit]
     # What a setting caused is the same in every line; it is said once.

@@ -36,7 +36,7 @@ LARGE = Needs(40, JobBytes(context=10, branches=30, step=20, prefill=15), decode
 def test_counts_the_branches_of_a_job_without_text(family: Any, job: ImageJob) -> None:
     plain = replace(job, bot_task="none", size=SizeRequest(64, 64))
     layout = family.canvas(plain, [], GeneratedText()).layout
-    share, row = share_of(plain, family.card, CONFIG), 2 * family.card.activations.plain.row
+    share, row = share_of(plain, family.card, CONFIG), 2 * family.card.activations["cpu"].row
     # float32 is twice the stored bfloat16
     assert share.branches == 2 * layout.live_stop * 2 * family.card.kv_bytes_per_token
     assert share.step == 2 * (layout.live_stop - layout.live_start) * row
@@ -229,7 +229,7 @@ def test_the_plan_and_a_session_of_ranks_agree(
     planned, chosen = footprint(jobs, large, config), batch_sizes(jobs, model, config)
     assert 1 < chosen.drawing < 16, "memory decides"
     assert Together(planned.thinking, planned.drawing) == chosen
-    held = registry.rank_bytes(config.model, 2, "float32")
+    held = registry.sequences(config.model.model).rank_bytes(2, "float32", "none")
     expected = held.first + (held.other if device == "cpu" else 0)
     assert held_weights(large, config) == expected
 
