@@ -157,15 +157,20 @@ def nearest_existing(path: Path) -> Path:
     return next(place for place in (path, *path.absolute().parents) if os.path.lexists(place))
 
 
-def replace_file(path: Path, data: bytes) -> None:
-    """Writes `data` to `path`, all of it or nothing."""
+def replace_file(path: Path, data: bytes, *, is_lasting: bool = True) -> None:
+    """Writes `data` to `path`, all of it or nothing.
+
+    `is_lasting` off: a power cut may leave nothing of it, and nobody waits for the disk.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with open(temporary, "wb", buffering=0) as file:
             write_all(file.fileno(), data)
-            os.fsync(file.fileno())
+            if is_lasting:
+                os.fsync(file.fileno())
         os.replace(temporary, path)
-        sync_folder(path.parent)
+        if is_lasting:
+            sync_folder(path.parent)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise

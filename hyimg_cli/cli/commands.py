@@ -28,10 +28,12 @@ OTHERS = {
     "bench": "Compare two variants: seconds by phase, pictures, a verdict with reasons.",
     "eval": "Measure how far pictures or videos are apart: two files, folders, runs, or a list of "
     "pairs.",
+    "manifest": "Write the manifest that pictures and prompts stand for, to be edited and run.",
     "doctor": "Check that this machine can run the chosen models, and draw one small picture to "
     "prove it.",
     "info": "Show the job, model, seed and versions that a PNG, an MP4 or its sidecar was made "
     "with.",
+    "report": "Make the page of a run's folder: report.html, or one file to attach.",
     "replay": "Run the job of a finished file again, as it was run, and say whether the pixels are "
     "equal.",
     "cache": "Show or clear what is kept on disk between runs.",
@@ -63,7 +65,8 @@ class LazyCommand(TyperCommand):
         """The command with its parameters, for the parser and the help page."""
         assert self.name is not None
         if self.name in OF_A_RUN:
-            return _built(self.name, run_command(self._run), COMMANDS[self.name])
+            page = pages.LongCommand
+            return _built(self.name, run_command(self._run), COMMANDS[self.name], page)
         found = _function(self.name)
         if isinstance(found, typer.Typer):
             return get_command(found)
@@ -80,7 +83,12 @@ def _function(name: str) -> Any:
     return getattr(module, "evaluate" if name == "eval" else name)
 
 
-def _built(name: str, function: Callable[..., None], text: str) -> Any:
+def _built(
+    name: str,
+    function: Callable[..., None],
+    text: str,
+    page: type[pages.Command] = pages.Command,
+) -> Any:
     alone = typer.Typer(add_completion=False, rich_markup_mode=None)
-    alone.command(name, cls=pages.Command, help=text)(function)
+    alone.command(name, cls=page, help=text)(function)
     return get_command(alone)

@@ -34,7 +34,8 @@ def line(text: str) -> None:
 def note(text: str) -> None:
     """One line for the reader, on stderr. A reader who is gone, or a full log, ends no run."""
     with suppress(OSError):
-        print(text, file=sys.stderr, flush=True)
+        # In one piece: a run's status comes from a thread of its own.
+        print(f"{text}\n", end="", file=sys.stderr, flush=True)
 
 
 def printable(text: str) -> str:
@@ -77,7 +78,7 @@ def _error(fault: HyimgError, places: Sequence[str]) -> None:
         head = typer.style(head, fg="red", bold=True)
     note(f"{head}: {fault.what}")
     for place in filter(None, places[:PLACES]):
-        note(f"  --> {place}")
+        note(f"  --> {printable(place)}")
     if len(places) > PLACES:
         rest = len(places) - PLACES
         note(f"  --> and {rest} more; hyimg check --json names every one")

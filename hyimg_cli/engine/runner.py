@@ -180,9 +180,8 @@ class Summary:
 
 
 def work_s(outcome: Outcome) -> float:
-    """Seconds a job took itself, its wait behind other jobs left out."""
-    times = outcome.timings_s
-    return times.get("total", 0.0) - times.get("queue", 0.0)
+    """Seconds a job took itself: of those in which it worked together with others its share."""
+    return outcome.share_s.get("total", 0.0)
 
 
 def make_plan(

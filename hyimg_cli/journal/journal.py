@@ -1,6 +1,7 @@
 """The output folder: one run at a time in it, one line per outcome, and what a resumed run skips.
 
     OUT/  .lock   run.json   manifest.resolved.jsonl   results.jsonl   outputs/<custom_id>.png, .mp4
+          (in folders below it where an id has a /)
           outputs/<custom_id>.frames/0000.png   latents/<custom_id>.safetensors (unfinished videos)
 
 A line is appended only after its file is in place, and is on disk when `append` returns. So a
@@ -12,7 +13,7 @@ import contextlib
 import json
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
@@ -45,14 +46,34 @@ class JobFolder(ABC):
         self.folder = folder
 
     def path_for(self, custom_id: str, suffix: str = ".png") -> Path:
-        """Where the picture of a job goes, or its video (`.mp4`) with what stands beside it."""
+        """Where the picture of a job goes, or its video (`.mp4`) with what stands beside it.
+
+        An id's pattern keeps it below `outputs`; its folder there is made by `make_places`.
+        """
         assert is_custom_id(custom_id), f"{custom_id!r} never passed the manifest's check"
         return self.folder / OUTPUTS / f"{custom_id}{suffix}"
 
     def latents_for(self, custom_id: str) -> Path:
         """Where an unfinished video's latents wait; their folder is made by who writes them."""
         assert is_custom_id(custom_id), f"{custom_id!r} never passed the manifest's check"
-        return self.folder / LATENTS / f"{custom_id}.safetensors"
+        return self.folder / LATENTS / f"{custom_id.replace('/', '~')}.safetensors"
+
+    def make_places(self, jobs: Iterable[Job]) -> None:
+        """Makes the folders below `outputs` that ids name.
+
+        Raises OutputFolderError where a file stands in the way, or a link leads elsewhere.
+        """
+        outputs = self.folder / OUTPUTS
+        with disk_errors(self.folder):
+            for place in sorted({self.path_for(job.custom_id).parent for job in jobs} - {outputs}):
+                if not place.resolve().is_relative_to(outputs.resolve()):
+                    raise OutputFolderError(
+                        "a link leads out of the output folder",
+                        where=str(place),
+                        hint="take it away, or choose another folder with -o",
+                        code="output.link",
+                    )
+                make_folders(place)
 
     @abstractmethod
     def attempts(self) -> dict[str, int]:
@@ -86,7 +107,7 @@ class RunFolder(JobFolder):
             self._take_lock()
             try:
                 self._journal = JournalFile(self.folder / RESULTS)
-                for place in (self.folder, self.folder / OUTPUTS, self.folder / LATENTS):
+                for place in (self.folder, *self._places_of_files()):
                     remove_temporaries(place)
             except BaseException:
                 self._release()
@@ -169,20 +190,7 @@ class RunFolder(JobFolder):
         """
         with disk_errors(self.folder):
             data = _bytes_if_any(self.folder / RESULTS)
-        found: dict[str, dict[str, Any]] = {}
-        for number, line in enumerate(whole_lines(data).split(b"\n"), 1):
-            if not line.strip():
-                continue
-            entry = entry_of(line)
-            if entry is None:
-                raise OutputFolderError(
-                    "this line is no outcome of a job",
-                    where=f"{RESULTS}:{number}",
-                    hint="take the line out: its job runs again",
-                    code="output.damaged-journal",
-                )
-            found[entry["custom_id"]] = entry
-        return found
+        return {entry["custom_id"]: entry for entry in outcomes_in(data)}
 
     def attempts(self) -> dict[str, int]:
         return {name: int(line.get("attempt", 0)) for name, line in self.results().items()}
@@ -190,8 +198,15 @@ class RunFolder(JobFolder):
     def remove_temporaries(self, pid: int) -> None:
         """Removes what a process that was killed had not yet given its final name."""
         with disk_errors(self.folder):
-            for place in (self.folder / OUTPUTS, self.folder / LATENTS):
+            for place in self._places_of_files():
                 remove_temporaries(place, of=str(pid))
+
+    def _places_of_files(self) -> Iterator[Path]:
+        """The folders in which jobs' files are written; those of frames, with a dot, are not."""
+        yield self.folder / LATENTS
+        for place, below, _ in os.walk(self.folder / OUTPUTS):
+            below[:] = [name for name in below if "." not in name]
+            yield Path(place)
 
     def append(self, outcome: Outcome) -> None:
         line = _json_line(outcome_to_json(outcome))
@@ -207,6 +222,26 @@ class RunFolder(JobFolder):
         assert self._journal is not None, "the journal is written without the folder's lock"
         self._keep_lock()
         return self._journal
+
+
+def outcomes_in(data: bytes, first: int = 1) -> Iterator[dict[str, Any]]:
+    """The outcomes in the bytes of a journal, of which line `first` is the first.
+
+    A last line that a kill cut off is passed over. Raises OutputFolderError for any other line that
+    is no outcome.
+    """
+    for number, line in enumerate(whole_lines(data).split(b"\n"), first):
+        if not line.strip():
+            continue
+        entry = entry_of(line)
+        if entry is None:
+            raise OutputFolderError(
+                "this line is no outcome of a job",
+                where=f"{RESULTS}:{number}",
+                hint="take the line out: its job runs again",
+                code="output.damaged-journal",
+            )
+        yield entry
 
 
 def outcome_to_json(outcome: Outcome) -> dict[str, Any]:

@@ -29,6 +29,14 @@ MAX_SOURCE_BYTES = 1_000_000_000
 MAX_ASPECT = 200
 _UPRIGHT, _SIDEWAYS = 1, (5, 6, 7, 8)
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM", "AVIF", "JPEG2000", "ICO")
+# Names by which files of these formats are known; a test asks Pillow.
+SUFFIXES = frozenset(
+    (
+        *(".apng", ".avif", ".avifs", ".bmp", ".dib", ".gif", ".ico", ".j2c", ".j2k", ".jfif"),
+        *(".jp2", ".jpc", ".jpe", ".jpeg", ".jpf", ".jpg", ".jpx", ".pbm", ".pfm", ".pgm"),
+        *(".png", ".pnm", ".ppm", ".tif", ".tiff", ".webp"),
+    )
+)
 _MAGIC = re.compile(rb"\x89PNG|\xff\xd8\xff|GIF8|RIFF....WEBP|II\*\0|MM\0\*", re.DOTALL)
 # Modes that become RGB without a word, and what to call the others.
 _PLAIN_MODES = ("RGB", "L", "1")
@@ -79,6 +87,21 @@ def read_image(path: Path) -> SourceImage:
     data = _file_bytes(path)
     image, notes = _decoded(path, data)
     return SourceImage(np.array(image), digest.of_bytes(data), notes)
+
+
+def read_small(path: Path, side: int) -> Image.Image:
+    """The first frame as `read_image` shows it, but scaled down to `side` pixels at most.
+
+    A JPEG is decoded at a fraction of its size. Raises SourceImageError.
+    """
+    with _open_file(path) as file, _opened(path, file) as image:
+        try:
+            image.draft("RGB", (2 * side, 2 * side))
+            upright, _ = _as_rgb(ImageOps.exif_transpose(image))
+            upright.thumbnail((side, side), Image.Resampling.LANCZOS, reducing_gap=2.0)
+        except _DECODER_ERRORS as error:
+            raise _truncated(path) from error
+    return upright
 
 
 def png_texts(path: Path) -> dict[str, str]:

@@ -24,7 +24,6 @@ def comparison_page(entry: Entry, pictures: Mapping[str, tuple[Path, Path]]) -> 
         verdict=verdict["name"],
         tone="bad" if verdict["exit_code"] else "good",
         reasons=verdict["reasons"],
-        stamp="",
         pairs=list(_pairs(entry, pictures)),
         count=len(pictures),
         **_tables(entry),

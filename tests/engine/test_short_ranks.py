@@ -13,8 +13,8 @@ from short_tasks import held_parts, refuse_buffers, short, short_here
 from hyimg_cli.kv.tree import KVTree
 from hyimg_cli.models import registry
 from hyimg_cli.parallel.ranks import RankPool
-from hyimg_cli.pipelines.image.batch import Lost
 from hyimg_cli.pipelines.image.stages import Decoded
+from hyimg_cli.pipelines.request import Lost
 from hyimg_cli.spec.job import ImageJob, SizeRequest
 from hyimg_cli.spec.run import ModelChoice
 

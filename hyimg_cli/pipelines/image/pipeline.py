@@ -25,7 +25,7 @@ from hyimg_cli.memory.tensor_ranks import refuse_unsplit
 from hyimg_cli.models import registry
 from hyimg_cli.models.protocols import MixedModel
 from hyimg_cli.pipelines import outcomes
-from hyimg_cli.pipelines.clock import PhaseClock
+from hyimg_cli.pipelines.clock import PhaseClock, Shares
 from hyimg_cli.pipelines.image.batch import ContinuousBatch
 from hyimg_cli.pipelines.image.memory_limits import MemoryLimits
 from hyimg_cli.pipelines.image.prefixes import Prefixes
@@ -33,9 +33,10 @@ from hyimg_cli.pipelines.image.prewarm import Shape, prewarm, writing_rows
 from hyimg_cli.pipelines.image.ranks import ImageRanks
 from hyimg_cli.pipelines.image.sources import SourceEncoder, Sources, suits_beside
 from hyimg_cli.pipelines.image.stages import Decoded, EncodeSource, ImageStages, ReadSource
-from hyimg_cli.pipelines.pipeline import Lost, Made
+from hyimg_cli.pipelines.outcomes import Facts
 from hyimg_cli.pipelines.prefetch import ReadAhead
-from hyimg_cli.spec.events import ModelLoaded, OutputFile, Prewarmed, Progress
+from hyimg_cli.pipelines.request import Lost
+from hyimg_cli.spec.events import ModelLoaded, Outcome, OutputFile, Prewarmed, Progress
 from hyimg_cli.spec.job import ImageJob, Size
 from hyimg_cli.spec.run import ModelChoice, RunConfig
 
@@ -108,23 +109,7 @@ class ImagePipeline:
     def _tensor_ranks(self) -> int:
         return self._config.parallel.tensor_ranks
 
-    def forget(self) -> None:
-        self._sources.clear()
-        self.tree.clear()
-
-    def release(self) -> None:
-        if self._ranks is not None:
-            self._ranks.stop()
-            self._ranks = None
-        if self._model is None:
-            return
-        self._model = None
-        self.forget()
-        self._warmed.clear()
-        self._memory_limits.clear()
-        gc.collect()
-
-    def prepared(self, jobs: Sequence[ImageJob], folder: JobFolder | None) -> Iterator[Prewarmed]:
+    def prepare(self, jobs: Sequence[ImageJob], folder: JobFolder | None) -> Iterator[Prewarmed]:
         """Every job's sequence is counted to see how many fit; then the new shapes are run."""
         config = self._config
         self._revive()
@@ -144,13 +129,14 @@ class ImagePipeline:
 
     def work(
         self, jobs: Sequence[ImageJob], folder: JobFolder | None, started: float
-    ) -> Iterator[Progress | Made | Lost]:
+    ) -> Iterator[Progress | Decoded | Lost[ImageJob]]:
         model = self._resident()
         self._revive()
         self._together = self._memory_limits.within(jobs, self._together, model.card)
         coming = [path for job in jobs for path in job.images]
         encode, asked = self._encoder(), self._config.batch.encodes_ahead
         is_beside = suits_beside(model) if asked is None else asked
+        waits, shares = partial(synchronize, model.layer_devices), Shares()
         with ExitStack() as pools:
             encoder, reader = _pool(pools), _pool(pools)
             then = _ahead(encoder, encode, jobs) if is_beside else None
@@ -160,17 +146,73 @@ class ImagePipeline:
                 self._stages(ahead.read, encode),
                 batch_size=self._together.thinking,
                 draw_size=self._together.drawing,
-                new_clock=lambda: PhaseClock(started, partial(synchronize, model.layer_devices)),
+                new_clock=lambda: PhaseClock(started, waits, shares),
             )
             try:
-                for event in run.run():
-                    yield self._made(event) if isinstance(event, Decoded) else event
+                yield from run.run()
             finally:
                 self._memory_limits.learn(run.shortages, model.card)
+
+    def write(self, done: Decoded, folder: JobFolder) -> OutputFile:
+        path = folder.path_for(done.job.custom_id)
+        text = self._metadata(done) if self._config.output.metadata else {}
+        sha256, pixel_sha256 = write_png(path, done.pixels, text)
+        height, width = done.pixels.shape[:2]
+        relative = path.relative_to(folder.folder).as_posix()
+        return OutputFile(relative, sha256, pixel_sha256, width, height, done.job.seed)
+
+    def _metadata(self, done: Decoded) -> dict[str, str]:
+        facts = PictureFacts(
+            size=Size(*done.pixels.shape[:2]),
+            model_name=self._resident().card.name,
+            making=making(done.job, self._config),
+            source_sha256=done.source_digests,
+            cot_text=done.text.text,
+            cot_token_ids=done.text.ids,
+            ratio_index=done.bucket.ratio_index,
+        )
+        return png_text(done.job, job_to_json(done.job), facts)
+
+    def outcome(self, done: Decoded, output: OutputFile | None, facts: Facts) -> Outcome:
+        text, job, reuse = done.text, done.job, done.reuse
+        warnings = [text.cut] if text.cut else []
+        if reuse.status == "partial":
+            warnings.append(f"KV reuse is partial: {reuse.reason}")
+        has_written = text.ids is not None
+        return outcomes.done(
+            done,
+            output,
+            facts,
+            *warnings,
+            denoise_steps=done.denoise_steps,
+            cot_text=text.text if has_written else job.cot_text,
+            cot_token_ids=text.ids if has_written else job.cot_token_ids,
+            think_truncated=text.is_truncated,
+            ratio_index=done.bucket.ratio_index,
+            kv_reuse=reuse,
+            batch=done.batch,
+            parallel=None if self._ranks is None else self._ranks.report(),
+        )
 
     def _revive(self) -> None:
         if self._ranks is not None:
             self._ranks.revive()
+
+    def forget(self) -> None:
+        self._sources.clear()
+        self.tree.clear()
+
+    def release(self) -> None:
+        if self._ranks is not None:
+            self._ranks.stop()
+            self._ranks = None
+        if self._model is None:
+            return
+        self._model = None
+        self.forget()
+        self._warmed.clear()
+        self._memory_limits.clear()
+        gc.collect()
 
     def cache_counts(self) -> dict[str, dict[str, int]]:
         """Source images, and the model's own memos from when this pipeline loaded it."""
@@ -205,37 +247,6 @@ class ImagePipeline:
         model = self._resident()
         scope = f"{model.card.model} {model.dtype_name}"
         return ImageStages(model, self._config.reuse, Prefixes(self.tree, scope), read, encode)
-
-    def _made(self, picture: Decoded) -> Made:
-        job = picture.job
-        spread = None if self._ranks is None else self._ranks.report()
-        return Made(
-            job,
-            picture.clock,
-            write=partial(self._written, job, picture),
-            outcome=partial(outcomes.done, job, picture, spread),
-            source_digests=picture.source_digests,
-        )
-
-    def _written(self, job: ImageJob, picture: Decoded, folder: JobFolder) -> OutputFile:
-        path = folder.path_for(job.custom_id)
-        text = self._metadata(job, picture) if self._config.output.metadata else {}
-        sha256, pixel_sha256 = write_png(path, picture.pixels, text)
-        height, width = picture.pixels.shape[:2]
-        relative = path.relative_to(folder.folder).as_posix()
-        return OutputFile(relative, sha256, pixel_sha256, width, height, job.seed)
-
-    def _metadata(self, job: ImageJob, picture: Decoded) -> dict[str, str]:
-        facts = PictureFacts(
-            size=Size(*picture.pixels.shape[:2]),
-            model_name=self._resident().card.name,
-            making=making(job, self._config),
-            source_sha256=picture.source_digests,
-            cot_text=picture.text.text,
-            cot_token_ids=picture.text.ids,
-            ratio_index=picture.bucket.ratio_index,
-        )
-        return png_text(job, job_to_json(job), facts)
 
     def _resident(self) -> MixedModel:
         assert self._model is not None, "a model is loaded before its jobs run"
