@@ -76,14 +76,14 @@ def test_other_moments_can_be_the_widest() -> None:
     assert (in_the_vae.moment, in_the_vae.kv, in_the_vae.activations) == ("decode", 70, 10**4)
     opening = replace(LARGE, encode=10**4).widest(Together(8, 2))
     assert (opening.moment, opening.kv, opening.activations) == ("think", 90, 10**4)
-    beside = replace(LARGE, beside=7, kept=3).widest(Together(16, 4))
+    beside = replace(LARGE, prefetch=7, kept=3).widest(Together(16, 4))
     assert (beside.kv, beside.activations) == (16 * 10 + 4 * 30 + 3, 4 * 20 + 7)
     few = replace(LARGE, jobs=5).widest(Together(16, 4))
     assert few.kv == 2 * 10 + 4 * 30, "five jobs: one that waits, one whose branches stand"
 
 
 def test_graphs_keep_a_steps_memory() -> None:
-    forward = Working(row=3, beside=11)
+    forward = Working(row=3, fixed=11)
     with_graphs = replace(LARGE, forward=forward, has_graphs=True)
     plain = replace(LARGE, forward=forward)
     more = with_graphs.widest(Together(16, 4)).total - plain.widest(Together(16, 4)).total
