@@ -11,6 +11,7 @@ from pathlib import Path
 
 from hyimg_cli.cli import render
 from hyimg_cli.cli.progress import Report
+from hyimg_cli.cli.sentences import UNMARKED
 from hyimg_cli.cli.stopping import Stopper, stoppable
 from hyimg_cli.engine import runner
 from hyimg_cli.engine.choice import RunsPlans, session_for
@@ -48,6 +49,8 @@ def carry_out(order: Order, style: render.Style) -> int:
     accepted = runner.accept(manifest, settings)
     if not accepted.invalid:  # a faulty line may be of the other kind
         render.remarks(without_effect(settings, accepted.jobs), style)
+    if not settings["metadata"].value:
+        render.remarks([UNMARKED], style)
     with stoppable() as stopper, RunFolder(config.output.folder) as folder:
         run = runner.prepare(
             folder, accepted, config=config, selection=order.selection, policy=order.policy

@@ -12,10 +12,18 @@ from hyimg_cli.spec.events import (
     Prewarmed,
     PromptsReady,
     ReplicaDied,
+    VideoFile,
 )
 
 Readiness: TypeAlias = (
     ModelLoading | ModelLoaded | ModelReleased | Prewarmed | PromptsReady | ReplicaDied
+)
+
+
+# The IPTC property is in every file unless it is asked to be left out.
+UNMARKED = (
+    "--no-metadata: the files do not say that a model made them, which the EU's AI Act asks for "
+    "(article 50)"
 )
 
 
@@ -77,7 +85,10 @@ def finished(outcome: Outcome) -> str:
         text = f"{outcome.custom_id}: failed[{outcome.error.code}]: {outcome.error.message}{hint}"
     else:
         paths = ", ".join(file.path for file in outcome.outputs)
-        reuse = f", KV reuse {outcome.kv_reuse.status}" if outcome.kv_reuse else ""
+        is_video = any(isinstance(file, VideoFile) for file in outcome.outputs)
+        reuse = ""
+        if outcome.kv_reuse and not is_video:
+            reuse = f", KV reuse {outcome.kv_reuse.status}"
         took = f"{work_s(outcome):.2f} s, {outcome.denoise_steps} steps"
         text = f"{outcome.custom_id}: {paths} in {took}{reuse}"
     return " ".join("; ".join((text, *outcome.warnings)).splitlines())

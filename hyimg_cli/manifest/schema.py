@@ -13,6 +13,7 @@ from pydantic.json_schema import GenerateJsonSchema
 from hyimg_cli.manifest.envelope import TASK_OF_URL
 from hyimg_cli.manifest.fields import FIELDS
 from hyimg_cli.settings import kinds as k
+from hyimg_cli.settings.file_names import NameTemplate
 from hyimg_cli.settings.table import TABLES, Declaration, JobKind
 from hyimg_cli.spec.job import MAX_SOURCE_IMAGES, TASKS, VIDEO_TASKS
 
@@ -24,6 +25,7 @@ _PATTERNS: dict[type[k.Kind], str] = {
     k.SizeText: k.SIZE_PATTERN,
     k.Text: _WRITTEN,
     k.Folder: _WRITTEN,
+    NameTemplate: _WRITTEN,
 }
 
 

@@ -166,7 +166,7 @@ def _facts(job: JobAndResult) -> Iterator[tuple[str, str]]:
         yield "steps", str(steps)
     if times := result.get("timings_s"):
         yield "time", f"{times.get('total', 0.0) - times.get('queue', 0.0):.2f} s"
-    if result.get("kv_reuse"):
+    if result.get("kv_reuse") and asked.get("task") != "t2v":
         yield "KV reuse", str(result["kv_reuse"].get("status"))
     if result.get("attempt", 1) > 1:
         yield "attempt", str(result["attempt"])

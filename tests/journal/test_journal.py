@@ -443,7 +443,7 @@ def test_a_file_in_the_place_of_the_folder(tmp_path: Path) -> None:
         assert caught.value.code == "output.not-a-folder"
 
 
-@pytest.mark.parametrize("custom_id", ["../x", "a/b", "", ".hidden", "a\0b"])
+@pytest.mark.parametrize("custom_id", ["../x", "/a", "", ".hidden", "a\0b", "a//b"])
 def test_no_unchecked_id_becomes_a_path(tmp_path: Path, custom_id: str) -> None:
     with pytest.raises(AssertionError):
         RunFolder(tmp_path).path_for(custom_id)

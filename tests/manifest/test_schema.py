@@ -28,6 +28,9 @@ GOOD: tuple[dict[str, Any], ...] = (
     A | {"seeds": [1, 2], "size": "auto"},
     A | {"width": 64, "height": 64, "guidance_scale": 3, "flow_shift": 0.5},
     A | {"bot_task": "image"},
+    A | {"format": "jpg", "quality": 80, "name": "{folder}/{stem}-{index:04}"},
+    A | {"output_format": "webp", "lossless": True},
+    A | {"task": "t2v", "name": "film-{seed}"},
     A | {"use_system_prompt": "None", "top_p": 1, "temperature": 0.5, "n": 3},
     A | {"cot_token_ids": [1, 2, 3], "drop_think": True},
     A | {"task": "t2v", "negative_prompt": "", "num_frames": 9, "fps": 8, "guidance_scale_2": 1},
@@ -70,6 +73,10 @@ BAD: tuple[dict[str, Any], ...] = (
     A | {"task": "t2v", "images": ["a.png"]},
     A | {"task": "t2v", "infer_align_image_size": True},
     A | {"task": "t2v", "fps": 0},
+    A | {"format": "gif"},
+    A | {"quality": 0, "format": "jpeg"},
+    A | {"name": " "},
+    A | {"task": "t2v", "format": "webp"},
     {"url": "/v1/chat", "body": A},
     {"url": "/v1/videos"},
     {"url": "/v1/videos", "body": "a cat"},
@@ -83,6 +90,8 @@ TOGETHER: tuple[dict[str, Any], ...] = (
     A | {"task": "it2i"},
     A | {"bot_task": "none", "temperature": 1},
     A | {"size": "9000x16"},
+    A | {"name": "../{stem}"},
+    A | {"name": "{steam}"},
 )
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from hyimg_cli.errors import HyimgError, OutputFolderError
-from hyimg_cli.journal.journal import OUTPUTS, RunFolder
+from hyimg_cli.journal.job_files import OUTPUTS
+from hyimg_cli.journal.journal import RESULTS, RunFolder
 from hyimg_cli.journal.past_run import read_run_info, resolved_jobs
 from hyimg_cli.spec import digest
 
@@ -18,18 +19,20 @@ _TITLE = "replay of "
 
 def images_there(file: Path, custom_id: str) -> list[Path]:
     """Source images of the job of `file`, in order, at the places where its run found them."""
-    images = _resolved(file, custom_id).get("images")
-    if not isinstance(images, list):
+    run = _run_of(file)
+    images = _resolved(run, custom_id).get("images")
+    if run is None or not isinstance(images, list):
         return []
-    return [_folder(file) / image for image in images if isinstance(image, str)]
+    return [run / image for image in images if isinstance(image, str)]
 
 
 def model_there(file: Path, custom_id: str) -> Path | None:
     """Folder of the model of the job of `file`, at the place where its run found it."""
-    model = _resolved(file, custom_id).get("model")
-    if not isinstance(model, str) or os.sep not in model:
+    run = _run_of(file)
+    model = _resolved(run, custom_id).get("model")
+    if run is None or not isinstance(model, str) or os.sep not in model:
         return None
-    place = _folder(file) / model
+    place = run / model
     return place if place.is_dir() else None
 
 
@@ -37,8 +40,9 @@ def frames_digest(video: Path) -> str:
     """Digest of the video's frames before compression, from the line that names this very file;
     empty where there is none.
     """
+    run = _run_of(video)
     try:
-        results = RunFolder(_folder(video)).results() if video.parent.name == OUTPUTS else {}
+        results = RunFolder(run).results() if run else {}
         own = digest.of_file(video)
     except (OSError, HyimgError):
         return ""
@@ -68,15 +72,17 @@ def refuse_other_runs(folder: Path, custom_id: str) -> None:
         )
 
 
-def _resolved(file: Path, custom_id: str) -> dict[str, Any]:
+def _resolved(run: Path | None, custom_id: str) -> dict[str, Any]:
     """The line of the job in the run's resolved manifest; nothing where there is none."""
-    if file.parent.name != OUTPUTS:
+    if run is None:
         return {}
     with suppress(OSError, ValueError):  # what stands before the damage can be used
-        entries = resolved_jobs(_folder(file))
+        entries = resolved_jobs(run)
         return next((entry for name, entry in entries if name == custom_id), {})
     return {}
 
 
-def _folder(file: Path) -> Path:
-    return file.parent.parent
+def _run_of(file: Path) -> Path | None:
+    """The run folder that the file lies in."""
+    outputs = (place for place in file.absolute().parents if place.name == OUTPUTS)
+    return next((one.parent for one in outputs if (one.parent / RESULTS).is_file()), None)

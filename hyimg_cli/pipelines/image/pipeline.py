@@ -12,11 +12,11 @@ from typing import Protocol
 from hyimg_cli.journal.journal import JobFolder
 from hyimg_cli.journal.keys import confirm_dtype, confirm_graphs
 from hyimg_cli.journal.making import making
+from hyimg_cli.journal.written import write_picture
 from hyimg_cli.kv.buffer import Slice
 from hyimg_cli.kv.tree import Host, KVTree
-from hyimg_cli.manifest.resolved import job_to_json
-from hyimg_cli.media.images import SourceImage, write_png
-from hyimg_cli.media.metadata import PictureFacts, png_text
+from hyimg_cli.media.images import SourceImage
+from hyimg_cli.media.metadata import PictureFacts
 from hyimg_cli.memory.fit import room_for
 from hyimg_cli.memory.footprint import Together
 from hyimg_cli.memory.gpu_settings import offload_of_pictures
@@ -36,7 +36,7 @@ from hyimg_cli.pipelines.image.stages import Decoded, EncodeSource, ImageStages,
 from hyimg_cli.pipelines.pipeline import Lost, Made
 from hyimg_cli.pipelines.prefetch import ReadAhead
 from hyimg_cli.spec.events import ModelLoaded, OutputFile, Prewarmed, Progress
-from hyimg_cli.spec.job import ImageJob, Size
+from hyimg_cli.spec.job import ImageJob
 from hyimg_cli.spec.run import ModelChoice, RunConfig
 
 _MB = 1_000_000
@@ -218,16 +218,11 @@ class ImagePipeline:
         )
 
     def _written(self, job: ImageJob, picture: Decoded, folder: JobFolder) -> OutputFile:
-        path = folder.path_for(job.custom_id)
-        text = self._metadata(job, picture) if self._config.output.metadata else {}
-        sha256, pixel_sha256 = write_png(path, picture.pixels, text)
-        height, width = picture.pixels.shape[:2]
-        relative = path.relative_to(folder.folder).as_posix()
-        return OutputFile(relative, sha256, pixel_sha256, width, height, job.seed)
+        facts = self._facts(job, picture) if self._config.output.metadata else None
+        return write_picture(folder, job, picture.pixels, facts)
 
-    def _metadata(self, job: ImageJob, picture: Decoded) -> dict[str, str]:
-        facts = PictureFacts(
-            size=Size(*picture.pixels.shape[:2]),
+    def _facts(self, job: ImageJob, picture: Decoded) -> PictureFacts:
+        return PictureFacts(
             model_name=self._resident().card.name,
             making=making(job, self._config),
             source_sha256=picture.source_digests,
@@ -235,7 +230,6 @@ class ImagePipeline:
             cot_token_ids=picture.text.ids,
             ratio_index=picture.bucket.ratio_index,
         )
-        return png_text(job, job_to_json(job), facts)
 
     def _resident(self) -> MixedModel:
         assert self._model is not None, "a model is loaded before its jobs run"
