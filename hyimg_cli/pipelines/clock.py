@@ -33,7 +33,7 @@ class PhaseClock:
             self._seconds[self._phase] += time.perf_counter() - self._entered
             self._phase = None
 
-    def beside(self, phase: str, seconds: float) -> None:
+    def overlapped(self, phase: str, seconds: float) -> None:
         """Note work of this job that ran beside another phase: outside the sum."""
         self.overlapped_s[phase] = self.overlapped_s.get(phase, 0.0) + seconds
 

@@ -14,8 +14,8 @@ from hyimg_cli.kv.tree import KVTree
 from hyimg_cli.models import registry
 from hyimg_cli.parallel.ranks import RankPool
 from hyimg_cli.parallel.wire import Task
-from hyimg_cli.pipelines.image.batch import Lost
 from hyimg_cli.pipelines.image.stages import Decoded
+from hyimg_cli.pipelines.request import Lost
 from hyimg_cli.spec.job import ImageJob, SizeRequest
 from hyimg_cli.spec.run import ModelChoice
 

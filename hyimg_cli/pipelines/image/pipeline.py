@@ -33,9 +33,10 @@ from hyimg_cli.pipelines.image.prewarm import Shape, prewarm, writing_rows
 from hyimg_cli.pipelines.image.ranks import ImageRanks
 from hyimg_cli.pipelines.image.sources import SourceEncoder, Sources, suits_beside
 from hyimg_cli.pipelines.image.stages import Decoded, EncodeSource, ImageStages, ReadSource
-from hyimg_cli.pipelines.pipeline import Lost, Made
+from hyimg_cli.pipelines.outcomes import Facts
 from hyimg_cli.pipelines.prefetch import ReadAhead
-from hyimg_cli.spec.events import ModelLoaded, OutputFile, Prewarmed, Progress
+from hyimg_cli.pipelines.request import Lost
+from hyimg_cli.spec.events import ModelLoaded, Outcome, OutputFile, Prewarmed, Progress
 from hyimg_cli.spec.job import ImageJob
 from hyimg_cli.spec.run import ModelChoice, RunConfig
 
@@ -108,23 +109,7 @@ class ImagePipeline:
     def _tensor_ranks(self) -> int:
         return self._config.parallel.tensor_ranks
 
-    def forget(self) -> None:
-        self._sources.clear()
-        self.tree.clear()
-
-    def release(self) -> None:
-        if self._ranks is not None:
-            self._ranks.stop()
-            self._ranks = None
-        if self._model is None:
-            return
-        self._model = None
-        self.forget()
-        self._warmed.clear()
-        self._memory_limits.clear()
-        gc.collect()
-
-    def prepared(self, jobs: Sequence[ImageJob], folder: JobFolder | None) -> Iterator[Prewarmed]:
+    def prepare(self, jobs: Sequence[ImageJob], folder: JobFolder | None) -> Iterator[Prewarmed]:
         """Every job's sequence is counted to see how many fit; then the new shapes are run."""
         config = self._config
         self._revive()
@@ -144,7 +129,7 @@ class ImagePipeline:
 
     def work(
         self, jobs: Sequence[ImageJob], folder: JobFolder | None, started: float
-    ) -> Iterator[Progress | Made | Lost]:
+    ) -> Iterator[Progress | Decoded | Lost[ImageJob]]:
         model = self._resident()
         self._revive()
         self._together = self._memory_limits.within(jobs, self._together, model.card)
@@ -163,14 +148,64 @@ class ImagePipeline:
                 new_clock=lambda: PhaseClock(started, partial(synchronize, model.layer_devices)),
             )
             try:
-                for event in run.run():
-                    yield self._made(event) if isinstance(event, Decoded) else event
+                yield from run.run()
             finally:
                 self._memory_limits.learn(run.shortages, model.card)
+
+    def write(self, done: Decoded, folder: JobFolder) -> OutputFile:
+        facts = self._facts(done) if self._config.output.metadata else None
+        return write_picture(folder, done.job, done.pixels, facts)
+
+    def _facts(self, done: Decoded) -> PictureFacts:
+        return PictureFacts(
+            model_name=self._resident().card.name,
+            making=making(done.job, self._config),
+            source_sha256=done.source_digests,
+            cot_text=done.text.text,
+            cot_token_ids=done.text.ids,
+            ratio_index=done.bucket.ratio_index,
+        )
+
+    def outcome(self, done: Decoded, output: OutputFile | None, facts: Facts) -> Outcome:
+        text, job, reuse = done.text, done.job, done.reuse
+        warnings = [text.cut] if text.cut else []
+        if reuse.status == "partial":
+            warnings.append(f"KV reuse is partial: {reuse.reason}")
+        has_written = text.ids is not None
+        return outcomes.done(
+            done,
+            output,
+            facts,
+            *warnings,
+            denoise_steps=done.denoise_steps,
+            cot_text=text.text if has_written else job.cot_text,
+            cot_token_ids=text.ids if has_written else job.cot_token_ids,
+            think_truncated=text.is_truncated,
+            ratio_index=done.bucket.ratio_index,
+            kv_reuse=reuse,
+            batch=done.batch,
+            parallel=None if self._ranks is None else self._ranks.report(),
+        )
 
     def _revive(self) -> None:
         if self._ranks is not None:
             self._ranks.revive()
+
+    def forget(self) -> None:
+        self._sources.clear()
+        self.tree.clear()
+
+    def release(self) -> None:
+        if self._ranks is not None:
+            self._ranks.stop()
+            self._ranks = None
+        if self._model is None:
+            return
+        self._model = None
+        self.forget()
+        self._warmed.clear()
+        self._memory_limits.clear()
+        gc.collect()
 
     def cache_counts(self) -> dict[str, dict[str, int]]:
         """Source images, and the model's own memos from when this pipeline loaded it."""
@@ -205,31 +240,6 @@ class ImagePipeline:
         model = self._resident()
         scope = f"{model.card.model} {model.dtype_name}"
         return ImageStages(model, self._config.reuse, Prefixes(self.tree, scope), read, encode)
-
-    def _made(self, picture: Decoded) -> Made:
-        job = picture.job
-        spread = None if self._ranks is None else self._ranks.report()
-        return Made(
-            job,
-            picture.clock,
-            write=partial(self._written, job, picture),
-            outcome=partial(outcomes.done, job, picture, spread),
-            source_digests=picture.source_digests,
-        )
-
-    def _written(self, job: ImageJob, picture: Decoded, folder: JobFolder) -> OutputFile:
-        facts = self._facts(job, picture) if self._config.output.metadata else None
-        return write_picture(folder, job, picture.pixels, facts)
-
-    def _facts(self, job: ImageJob, picture: Decoded) -> PictureFacts:
-        return PictureFacts(
-            model_name=self._resident().card.name,
-            making=making(job, self._config),
-            source_sha256=picture.source_digests,
-            cot_text=picture.text.text,
-            cot_token_ids=picture.text.ids,
-            ratio_index=picture.bucket.ratio_index,
-        )
 
     def _resident(self) -> MixedModel:
         assert self._model is not None, "a model is loaded before its jobs run"

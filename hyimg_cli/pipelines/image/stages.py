@@ -24,6 +24,7 @@ from hyimg_cli.pipelines.image.align import Origin, aligned
 from hyimg_cli.pipelines.image.branches import BranchBuilder, Branches, report
 from hyimg_cli.pipelines.image.prefixes import Prefixes
 from hyimg_cli.pipelines.image.think import Decoding
+from hyimg_cli.pipelines.request import Finished, Request, Work
 from hyimg_cli.spec.card import Bucket
 from hyimg_cli.spec.events import ReuseReport
 from hyimg_cli.spec.job import ImageJob
@@ -45,21 +46,19 @@ class ImageStages:
 
 
 @dataclass(eq=False)
-class Prefilled:
-    """A job whose AR prompt is in its context; `decoding` is None where there is no text to write.
+class Prefilled(Work[ImageJob]):
+    """Its AR prompt is in its context; `decoding` is None where there is no text to write.
 
     `computed`, `shared`: rows of the prompt that were computed, and that other jobs had left.
+    `batch`: how many jobs were at work together at most, by stage.
     """
 
-    job: ImageJob
-    clock: PhaseClock
     sources: list[Encoded]
     origins: tuple[Origin, ...]
     context: Context
     decoding: Decoding | None
     computed: int
     shared: int
-    notes: list[str]
     batch: dict[str, int] = field(default_factory=lambda: {"think": 1, "denoise": 1})
 
     def release(self) -> None:
@@ -69,24 +68,12 @@ class Prefilled:
 
 
 @dataclass(eq=False)
-class Generated:
-    """A job that waits to be drawn: its text is there, its K/V are the AR stage's alone."""
+class Generated(Work[ImageJob]):
+    """It waits to be drawn: its text is there, its K/V are the AR stage's alone."""
 
     prefilled: Prefilled
     text: GeneratedText
     canvas: Canvas
-
-    @property
-    def job(self) -> ImageJob:
-        return self.prefilled.job
-
-    @property
-    def clock(self) -> PhaseClock:
-        return self.prefilled.clock
-
-    @property
-    def notes(self) -> list[str]:
-        return self.prefilled.notes
 
     @property
     def draws_with(self) -> tuple[Bucket, int]:
@@ -95,29 +82,18 @@ class Generated:
 
 
 @dataclass(eq=False)
-class Denoising:
-    """A job whose branches stand."""
+class Denoising(Work[ImageJob]):
+    """Its branches stand; `latents_CYX` are those behind its latest step, number `steps`."""
 
     generated: Generated
     branches: Branches
     reuse: ReuseReport
     track: Track
-
-    @property
-    def job(self) -> ImageJob:
-        return self.generated.job
-
-    @property
-    def clock(self) -> PhaseClock:
-        return self.generated.clock
-
-    @property
-    def notes(self) -> list[str]:
-        return self.generated.notes
+    latents_CYX: Tensor
+    steps: int = 0
 
     @property
     def batch(self) -> dict[str, int]:
-        """How many jobs were at work together at most, by stage."""
         return self.generated.prefilled.batch
 
     def release(self) -> None:
@@ -125,21 +101,16 @@ class Denoising:
         self.branches = Branches((), self.branches.tokens)
 
 
-@dataclass(frozen=True)
-class Decoded:
-    """A finished picture, uint8 [H, W, 3], not written yet."""
+@dataclass(eq=False)
+class Decoded(Finished[ImageJob]):
+    """A picture, uint8 [H, W, 3]."""
 
     denoising: Denoising
     pixels: np.ndarray
-    denoise_steps: int
 
     @property
-    def job(self) -> ImageJob:
-        return self.denoising.job
-
-    @property
-    def clock(self) -> PhaseClock:
-        return self.denoising.clock
+    def denoise_steps(self) -> int:
+        return self.denoising.steps
 
     @property
     def text(self) -> GeneratedText:
@@ -161,11 +132,6 @@ class Decoded:
     def source_digests(self) -> tuple[str, ...]:
         return tuple(origin.digest for origin in self.denoising.generated.prefilled.origins)
 
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What was degraded or is worth telling, each once."""
-        return tuple(dict.fromkeys(note for note in self.denoising.notes if note))
-
 
 def encoded_by(model: MixedModel, image: SourceImage) -> Encoded:
     """Rows of an image, fitted as it asks."""
@@ -173,8 +139,9 @@ def encoded_by(model: MixedModel, image: SourceImage) -> Encoded:
     return encode(image.pixels, image.digest)
 
 
-def prefill(job: ImageJob, stages: ImageStages, clock: PhaseClock) -> Prefilled:
+def prefill(request: Request[ImageJob], stages: ImageStages) -> Prefilled:
     """Read and encode the sources, once for both stages; prefill the AR stage's prompt."""
+    job, clock = request.job, request.clock
     clock.enter("read")
     images = [_read(path, stages, clock) for path in job.images]
     clock.enter("encode")
@@ -187,10 +154,10 @@ def prefill(job: ImageJob, stages: ImageStages, clock: PhaseClock) -> Prefilled:
     is_writing = job.writes_text and context.buffer is not None
     decoding = Decoding(job, stages.model, context) if is_writing else None
     clock.enter("queue")
-    notes = [note for image in images for note in image.notes]
-    notes += [note for source in sources for note in source.notes]
+    request.notes += [note for image in images for note in image.notes]
+    request.notes += [note for source in sources for note in source.notes]
     origins = tuple(Origin.of(image) for image in images)
-    return Prefilled(job, clock, sources, origins, context, decoding, computed, shared, notes)
+    return Prefilled(request, sources, origins, context, decoding, computed, shared)
 
 
 def with_text(work: Prefilled, stages: ImageStages) -> Generated:
@@ -202,11 +169,11 @@ def with_text(work: Prefilled, stages: ImageStages) -> Generated:
         # No decode step: what is left to decide follows from the prompt's own last logits.
         text = GeneratedText(ending=model.ending(work.context))
     canvas = model.canvas(work.job, work.sources, text)
-    work.notes += canvas.notes
+    work.notes.extend(canvas.notes)
     if work.decoding is not None:
-        work.notes.append(model.decode_note(work.batch["think"]))
+        work.notes.extend(filter(None, [model.decode_note(work.batch["think"])]))
     work.clock.enter("queue")
-    return Generated(work, text, canvas)
+    return Generated(work.request, work, text, canvas)
 
 
 def with_branches(waiting: Generated, stages: ImageStages) -> Denoising:
@@ -228,33 +195,33 @@ def with_branches(waiting: Generated, stages: ImageStages) -> Denoising:
     work.release()
     work.clock.enter("queue")
     track = model.track(waiting.job, waiting.canvas, len(branches.items))
-    return Denoising(waiting, branches, reuse, track)
+    return Denoising(work.request, waiting, branches, reuse, track, track.noise_CYX)
 
 
-def decode(work: Denoising, latents_CYX: Tensor, steps: int, stages: ImageStages) -> Decoded:
-    """Decode the last latents; `steps` denoise steps led to them."""
+def decode(work: Denoising, stages: ImageStages) -> Decoded:
+    """Decode the last latents."""
     work.clock.enter("decode_latents")
-    if not torch.isfinite(latents_CYX).all():
+    if not torch.isfinite(work.latents_CYX).all():
         raise OutputError("the latents are not finite", code="output-image.not-finite")
-    pixels = _pixels(stages.model.decode_latents(latents_CYX))
+    pixels = _pixels(stages.model.decode_latents(work.latents_CYX))
     if work.job.infer_align_image_size:
         generated = work.generated
         origins, bucket = generated.prefilled.origins, generated.canvas.bucket
         pixels = aligned(pixels, bucket, origins, stages.model.card)
     work.clock.enter("queue")
-    return Decoded(work, pixels, steps)
+    return Decoded(work.request, work, pixels)
 
 
 def _read(path: str, stages: ImageStages, clock: PhaseClock) -> SourceImage:
-    image, beside_s = stages.read(path)
-    clock.beside("read", beside_s)
+    image, overlapped_s = stages.read(path)
+    clock.overlapped("read", overlapped_s)
     return image
 
 
 def _encoded(image: SourceImage, stages: ImageStages, clock: PhaseClock) -> Encoded:
-    encoded, beside_s = stages.encode(image)
-    if beside_s:
-        clock.beside("encode", beside_s)
+    encoded, overlapped_s = stages.encode(image)
+    if overlapped_s:
+        clock.overlapped("encode", overlapped_s)
     return encoded
 
 

@@ -22,7 +22,9 @@ from hyimg_cli.models import registry
 from hyimg_cli.models.latent_video import LatentVideoModel, PromptEmbedding, PromptEncoder
 from hyimg_cli.pipelines import outcomes
 from hyimg_cli.pipelines.clock import PhaseClock
-from hyimg_cli.pipelines.pipeline import Lost, Made
+from hyimg_cli.pipelines.out_of_memory import Attempt
+from hyimg_cli.pipelines.outcomes import Facts
+from hyimg_cli.pipelines.request import Lost, Request
 from hyimg_cli.pipelines.video.latents_checkpoint import LatentsCheckpoint
 from hyimg_cli.pipelines.video.prewarm import VideoShape, prewarm
 from hyimg_cli.pipelines.video.prompts import Prompts
@@ -32,8 +34,11 @@ from hyimg_cli.spec.events import (
     Event,
     JobStarted,
     ModelLoaded,
+    Outcome,
+    OutputFile,
     Prewarmed,
     Progress,
+    ReuseReport,
     VideoFile,
 )
 from hyimg_cli.spec.job import VideoJob
@@ -43,8 +48,10 @@ from hyimg_cli.spec.run import RunConfig
 class VideoPipeline:
     """Makes videos one at a time, one model at a time."""
 
-    def __init__(self, config: RunConfig) -> None:
+    def __init__(self, config: RunConfig, forget_pictures: Callable[[], object] = int) -> None:
+        """`forget_pictures` drops what pictures keep on the same device for later ones."""
         self._config = config
+        self._forget_pictures = forget_pictures
         self._model: LatentVideoModel | None = None
         self._is_loaded = self._denoises = False
         self._ranks: VideoRanks | None = None
@@ -93,6 +100,78 @@ class VideoPipeline:
             load_s = opened_s + time.perf_counter() - started
             yield _loaded(resident, load_s, self._config.parallel.ranks)
 
+    def prepare(self, jobs: Sequence[VideoJob], folder: JobFolder | None) -> Iterator[Prewarmed]:
+        if not self._config.batch.prewarm:
+            return
+        self._revive()
+        started = time.perf_counter()
+        left = self._not_denoised(jobs, folder)
+        shapes = prewarm(left, self._stages(self._prompts.look), warmed=self._warmed)
+        if shapes:
+            yield Prewarmed(shapes, time.perf_counter() - started)
+
+    def work(
+        self, jobs: Sequence[VideoJob], folder: JobFolder | None, started: float
+    ) -> Iterator[Progress | Frames | Lost[VideoJob]]:
+        stages = self._stages(self._prompts.of)
+        for job in jobs:
+            self._revive()
+            clock = PhaseClock(started, partial(synchronize, [stages.model.device]))
+            yield JobStarted(job.custom_id)
+            yield from self._make(Request(job, clock), stages, folder)
+
+    def _make(
+        self, request: Request[VideoJob], stages: VideoStages, folder: JobFolder | None
+    ) -> Iterator[Progress | Frames | Lost[VideoJob]]:
+        checkpoint = self._checkpoint(request.job, folder, request.notes)
+        with Attempt() as tried:
+            frames = yield from make_video(request, stages, checkpoint)
+        if tried.error is not None:
+            yield Lost(request, tried.error)
+        else:
+            frames.parallel = None if self._ranks is None else self._ranks.report()
+            yield frames
+
+    def write(self, done: Frames, folder: JobFolder) -> VideoFile:
+        """The sidecar, the frames, then the film: whoever sees the film sees the others."""
+        # Imported here: a run of pictures needs no PyAV.
+        from hyimg_cli.media.video import write_video
+
+        job = done.job
+        film = folder.place_for(job, job.size, ".mp4")
+        shots = film.with_suffix(".frames") if self._config.output.frames == "png" else None
+        _clear(film)
+        text, box = None, b""
+        if self._config.output.metadata:
+            text = video_text(job_to_json(job), making(job, self._config))
+            box = mp4_box(MADE)
+            _write_sidecar(film.with_suffix(".json"), text)
+        written = write_video(
+            film, done.pieces, fps=job.fps, comment=text, box=box, frames_folder=shots
+        )
+        return VideoFile(
+            path=film.relative_to(folder.folder).as_posix(),
+            sha256=written.sha256,
+            pixel_sha256=written.pixel_sha256,
+            width=written.width,
+            height=written.height,
+            seed=job.seed,
+            num_frames=written.num_frames,
+            fps=job.fps,
+            frames_path=None if shots is None else shots.relative_to(folder.folder).as_posix(),
+        )
+
+    def outcome(self, done: Frames, output: OutputFile | None, facts: Facts) -> Outcome:
+        return outcomes.done(
+            done,
+            output,
+            facts,
+            denoise_steps=done.denoise_steps,
+            kv_reuse=ReuseReport("none", 0, 0, 0, (), reason="t2v has no text stage"),
+            batch={"denoise": 1},
+            parallel=done.parallel,
+        )
+
     def forget(self) -> None:
         self._prompts.clear()
         self._embedded.clear()
@@ -108,35 +187,6 @@ class VideoPipeline:
         self.forget()
         self._warmed.clear()
         gc.collect()
-
-    def prepared(self, jobs: Sequence[VideoJob], folder: JobFolder | None) -> Iterator[Prewarmed]:
-        if not self._config.batch.prewarm:
-            return
-        if self._ranks is not None:
-            self._ranks.revive()
-        started = time.perf_counter()
-        left = self._not_denoised(jobs, folder)
-        shapes = prewarm(left, self._set(self._prompts.look), warmed=self._warmed)
-        if shapes:
-            yield Prewarmed(shapes, time.perf_counter() - started)
-
-    def work(
-        self, jobs: Sequence[VideoJob], folder: JobFolder | None, started: float
-    ) -> Iterator[Progress | Made | Lost]:
-        on = self._set(self._prompts.of)
-        devices = [on.model.device]
-        for job in jobs:
-            if self._ranks is not None:
-                self._ranks.revive()
-            clock = PhaseClock(started, partial(synchronize, devices))
-            checkpoint = self._checkpoint(job, folder)
-            yield JobStarted(job.custom_id)
-            try:
-                frames = yield from make_video(job, on, clock, checkpoint)
-            except Exception as error:
-                yield Lost(job, clock, error, _notes_if_lost(checkpoint))
-            else:
-                yield self._made(job, clock, frames, checkpoint)
 
     def cache_counts(self) -> dict[str, dict[str, int]]:
         runs = dict(self._resident().prompts.encoder_runs)
@@ -155,9 +205,18 @@ class VideoPipeline:
             self._ranks = VideoRanks(opened, choice, parallel)
         return opened
 
-    def _set(self, embed: Callable[[PromptEncoder, str], PromptEmbedding]) -> VideoStages:
+    def _stages(self, embed: Callable[[PromptEncoder, str], PromptEmbedding]) -> VideoStages:
         model = self._resident()
-        return VideoStages(model, partial(embed, model.prompts))
+        return VideoStages(model, partial(embed, model.prompts), self._drop)
+
+    def _drop(self) -> None:
+        """Free what is on the device and no step needs: encoders, and what pictures keep there."""
+        self._resident().prompts.release()
+        self._forget_pictures()
+
+    def _revive(self) -> None:
+        if self._ranks is not None:
+            self._ranks.revive()
 
     def _not_denoised(self, jobs: Sequence[VideoJob], folder: JobFolder | None) -> list[VideoJob]:
         """Those that need more than their decode."""
@@ -175,61 +234,20 @@ class VideoPipeline:
             self._denoised.add(place)
         return True
 
-    def _checkpoint(self, job: VideoJob, folder: JobFolder | None) -> LatentsCheckpoint | None:
+    def _checkpoint(
+        self, job: VideoJob, folder: JobFolder | None, notes: list[str] | None = None
+    ) -> LatentsCheckpoint | None:
         if folder is None:
             return None
         path = folder.latents_for(job.custom_id)
         every = self._config.output.checkpoint_every
-        return LatentsCheckpoint(path, key_of(job, (), self._config), every)
-
-    def _made(
-        self, job: VideoJob, clock: PhaseClock, frames: Frames, checkpoint: LatentsCheckpoint | None
-    ) -> Made:
-        spread = None if self._ranks is None else self._ranks.report()
-        return Made(
-            job,
-            clock,
-            write=partial(self._written, job, frames),
-            outcome=partial(outcomes.video_done, job, frames, spread),
-            settle=checkpoint.discard if checkpoint else lambda: None,
-            notes_if_lost=_notes_if_lost(checkpoint),
-        )
-
-    def _written(self, job: VideoJob, frames: Frames, folder: JobFolder) -> VideoFile:
-        """The sidecar, the frames, then the film: whoever sees the film sees the others."""
-        # Imported here: a run of pictures needs no PyAV.
-        from hyimg_cli.media.video import write_video
-
-        film = folder.place_for(job, job.size, ".mp4")
-        shots = film.with_suffix(".frames") if self._config.output.frames == "png" else None
-        _clear(film)
-        text, box = None, b""
-        if self._config.output.metadata:
-            text = video_text(job_to_json(job), making(job, self._config))
-            box = mp4_box(MADE)
-            _write_sidecar(film.with_suffix(".json"), text)
-        written = write_video(
-            film, frames.pieces, fps=job.fps, comment=text, box=box, frames_folder=shots
-        )
-        return VideoFile(
-            path=film.relative_to(folder.folder).as_posix(),
-            sha256=written.sha256,
-            pixel_sha256=written.pixel_sha256,
-            width=written.width,
-            height=written.height,
-            seed=job.seed,
-            num_frames=written.num_frames,
-            fps=job.fps,
-            frames_path=None if shots is None else shots.relative_to(folder.folder).as_posix(),
+        return LatentsCheckpoint(
+            path, key_of(job, (), self._config), every, [] if notes is None else notes
         )
 
     def _resident(self) -> LatentVideoModel:
         assert self._model is not None, "a model is loaded before its jobs run"
         return self._model
-
-
-def _notes_if_lost(checkpoint: LatentsCheckpoint | None) -> tuple[str, ...]:
-    return () if checkpoint is None else checkpoint.notes_if_lost
 
 
 def _texts(model: LatentVideoModel, job: VideoJob) -> tuple[str, ...]:
