@@ -28,6 +28,7 @@ OTHERS = {
     "bench": "Compare two variants: seconds by phase, pictures, a verdict with reasons.",
     "eval": "Measure how far pictures or videos are apart: two files, folders, runs, or a list of "
     "pairs.",
+    "manifest": "Write the manifest that pictures and prompts stand for, to be edited and run.",
     "doctor": "Check that this machine can run the chosen models, and draw one small picture to "
     "prove it.",
     "info": "Show the job, model, seed and versions that a PNG, an MP4 or its sidecar was made "

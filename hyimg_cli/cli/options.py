@@ -82,14 +82,26 @@ def _default(row: Declaration) -> str:
     return f"default: {'on' if row.default is True else row.default}"
 
 
-ManifestPath = Annotated[
-    str,
+Inputs = Annotated[
+    list[str] | None,
     typer.Argument(
-        metavar="MANIFEST",
-        help="A .jsonl file with a job per line, a .txt file with a prompt per line, "
-        "- for JSONL on standard input, or the name of a packaged manifest: quickstart, "
-        "quickstart-video.",
+        metavar="INPUT",
+        help="A manifest: .jsonl, .csv or .tsv with a job per line, .txt with a prompt per line, "
+        "- for JSONL on standard input, or a packaged one: quickstart, quickstart-video. Or "
+        "pictures, for --prompt: a folder, files, a quoted pattern.",
     ),
+]
+Prompt = Annotated[
+    list[str] | None,
+    option(
+        "--prompt",
+        panel=RUN,
+        help="What to do with each picture; may be given again, or be a .txt file with a prompt "
+        "per line.",
+    ),
+]
+Recursive = Annotated[
+    bool, option("--recursive", panel=RUN, help="Pictures of the folders below, too.")
 ]
 Recipe = Annotated[Path | None, option("--recipe", panel=RUN, help="Settings from a TOML file.")]
 Resume = Annotated[

@@ -13,6 +13,11 @@ def read(name: str) -> Manifest:
     return read_manifest(_located(name))
 
 
+def is_packaged(name: str) -> bool:
+    """Tell if a bare name is that of a packaged manifest."""
+    return Path(name).name == name and (recipes_folder() / f"{name}.jsonl").is_file()
+
+
 def recipes_folder() -> Path:
     """Inside an installed package, or at the top of a checkout."""
     package = Path(hyimg_cli.__file__).parent

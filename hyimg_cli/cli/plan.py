@@ -6,8 +6,8 @@ from typing import Any
 
 import typer
 
+from hyimg_cli.cli import inputs, render
 from hyimg_cli.cli import options as o
-from hyimg_cli.cli import packaged, render
 from hyimg_cli.cli.selection import resume_policy_of, selection_of
 from hyimg_cli.engine import runner
 from hyimg_cli.engine.choice import replicas_of
@@ -39,7 +39,7 @@ def show_plan(given: Mapping[str, Any]) -> None:
     """Prints the plan of what is left of a manifest; only reads."""
     style = render.style_of(given)
     settings = o.settings_of(given)
-    manifest = packaged.read(given["manifest"])
+    manifest = inputs.manifest_of(given)
     accepted = runner.accept(manifest, settings)
     if not accepted.invalid:  # a faulty line may be of the other kind
         render.remarks(without_effect(settings, accepted.jobs), style)

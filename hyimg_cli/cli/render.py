@@ -77,7 +77,7 @@ def _error(fault: HyimgError, places: Sequence[str]) -> None:
         head = typer.style(head, fg="red", bold=True)
     note(f"{head}: {fault.what}")
     for place in filter(None, places[:PLACES]):
-        note(f"  --> {place}")
+        note(f"  --> {printable(place)}")
     if len(places) > PLACES:
         rest = len(places) - PLACES
         note(f"  --> and {rest} more; hyimg check --json names every one")

@@ -83,7 +83,7 @@ def _carry_out(given: Mapping[str, Any], arguments: Sequence[str]) -> int:
         allow_changed=given["allow_changed"],
     )
     source = restored(described, wishes)
-    folder = given["output_dir"] or Path("runs") / f"replay-{source.custom_id}"
+    folder = given["output_dir"] or Path("runs") / f"replay-{source.custom_id.replace('/', '-')}"
     _refuse_original(folder, described, source)
     refuse_other_runs(folder, source.custom_id)
     render.remarks(source.notes, style)

@@ -18,7 +18,9 @@ def run_command(command: Callable[[typer.Context], None]) -> Callable[..., None]
     @o.takes(*(row.name for row in SETTINGS.values() if row.panel))
     def called(
         ctx: typer.Context,
-        manifest: o.ManifestPath,
+        inputs: o.Inputs = None,
+        prompt: o.Prompt = None,
+        recursive: o.Recursive = False,
         recipe: o.Recipe = None,
         resume: o.Resume = True,
         retry_failed: o.RetryFailed = False,

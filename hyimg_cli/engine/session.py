@@ -103,6 +103,8 @@ class Session:
         confine(self._config)
         self._folder = folder
         self._attempts = folder.attempts() if folder else {}
+        if folder:
+            folder.make_places(plan.jobs)
         self._is_over = False
         for group in plan.groups:
             for event in self._ready(group, whole or plan):

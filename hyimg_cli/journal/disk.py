@@ -6,7 +6,7 @@ import os
 import shutil
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from hyimg_cli.errors import OutputFolderError
@@ -49,11 +49,9 @@ def make_folders(path: Path) -> None:
         ) from None
 
 
-def remove_temporaries(glob: Callable[[str], Iterable[Path]], of: str = "[0-9]*") -> None:
-    """Removes what a killed run had not yet given its final name; `glob`: a folder's, `rglob` for
-    those in it, too; `of`: one process's alone.
-    """
-    for leftover in list(glob(f".*.{of}.tmp")):
+def remove_temporaries(folder: Path, of: str = "[0-9]*") -> None:
+    """Removes what a killed run had not yet given its final name; `of`: one process's alone."""
+    for leftover in folder.glob(f".*.{of}.tmp"):
         if leftover.is_dir():
             shutil.rmtree(leftover)
         else:

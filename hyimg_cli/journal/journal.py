@@ -13,9 +13,9 @@ import contextlib
 import json
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
+from pathlib import Path, PurePath
 from types import TracebackType
 from typing import Any, Self
 
@@ -31,6 +31,7 @@ from hyimg_cli.journal.job_files import (
     refuse_files_of_others,
 )
 from hyimg_cli.journal.journal_file import JournalFile, entry_of, whole_lines
+from hyimg_cli.manifest.file_names import path_of
 from hyimg_cli.manifest.resolved import job_to_json, lines_beside
 from hyimg_cli.settings.file_names import UNKNOWN, fault_of
 from hyimg_cli.settings.kinds import is_custom_id
@@ -60,21 +61,38 @@ class JobFolder(ABC):
         return self.folder / OUTPUTS / f"{name}{suffix}"
 
     def place_for(self, job: Job, size: Size, suffix: str) -> Path:
-        """The same for a job's file of this size; the folders that lead there are made.
-
-        Raises StorageError.
-        """
+        """The same for a job's file of this size; its folder is made. Raises as `make_places`."""
         path = self.path_for(name_of(job, size.width, size.height), suffix)
-        with disk_errors(self.folder):
-            for part in reversed(path.relative_to(self.folder / OUTPUTS).parents[:-1]):
-                (self.folder / OUTPUTS / part).mkdir(exist_ok=True)
+        self._make_place(path.parent)
         return path
 
     def latents_for(self, custom_id: str) -> Path:
         """Where an unfinished video's latents wait; their folder is made by who writes them."""
         assert is_custom_id(custom_id), f"{custom_id!r} never passed the manifest's check"
-        # No id holds a plus.
-        return self.folder / LATENTS / f"{custom_id.replace('/', '+')}.safetensors"
+        return self.folder / LATENTS / f"{custom_id.replace('/', '~')}.safetensors"
+
+    def make_places(self, jobs: Iterable[Job]) -> None:
+        """Makes the folders below `outputs` that names lead to, as far as they are known.
+
+        Raises OutputFolderError where a file stands in the way, or a link leads elsewhere.
+        """
+        for place in sorted({PurePath(path_of(job)).parent for job in jobs}):
+            if UNKNOWN not in str(place):
+                self._make_place(self.folder / OUTPUTS / place)
+
+    def _make_place(self, place: Path) -> None:
+        outputs = self.folder / OUTPUTS
+        if place == outputs:
+            return
+        with disk_errors(self.folder):
+            if not place.resolve().is_relative_to(outputs.resolve()):
+                raise OutputFolderError(
+                    "a link leads out of the output folder",
+                    where=str(place),
+                    hint="take it away, or choose another folder with -o",
+                    code="output.link",
+                )
+            make_folders(place)
 
     @abstractmethod
     def attempts(self) -> dict[str, int]:
@@ -109,9 +127,8 @@ class RunFolder(JobFolder):
             self._take_lock()
             try:
                 self._journal = JournalFile(self.folder / RESULTS)
-                remove_temporaries(self.folder.glob)
-                for place in (OUTPUTS, LATENTS):
-                    remove_temporaries((self.folder / place).rglob)
+                for place in (self.folder, *self._places_of_files()):
+                    remove_temporaries(place)
             except BaseException:
                 self._release()
                 raise
@@ -214,8 +231,15 @@ class RunFolder(JobFolder):
     def remove_temporaries(self, pid: int) -> None:
         """Removes what a process that was killed had not yet given its final name."""
         with disk_errors(self.folder):
-            for place in (OUTPUTS, LATENTS):
-                remove_temporaries((self.folder / place).rglob, of=str(pid))
+            for place in self._places_of_files():
+                remove_temporaries(place, of=str(pid))
+
+    def _places_of_files(self) -> Iterator[Path]:
+        """The folders in which jobs' files are written; those of frames are not."""
+        yield self.folder / LATENTS
+        for place, below, _ in os.walk(self.folder / OUTPUTS):
+            below[:] = [name for name in below if not name.endswith(".frames")]
+            yield Path(place)
 
     def append(self, outcome: Outcome) -> None:
         line = _json_line(outcome_to_json(outcome))

@@ -53,9 +53,9 @@ def read_manifest(path: Path | Literal["-"], stdin: TextIO | None = None) -> Man
     return _manifest(reading, data, folder)
 
 
-def manifest_of(data: bytes, title: str) -> Manifest:
+def manifest_of(data: bytes, title: str, name: str = "") -> Manifest:
     """JSONL that is no file, called `title` in messages; its paths lead from the working folder."""
-    return _manifest(_Reading(title, _id_stem(title), is_text=False), data, Path())
+    return _manifest(_Reading(title, name or _id_stem(title), is_text=False), data, Path())
 
 
 def _manifest(reading: "_Reading", data: bytes, folder: Path) -> Manifest:

@@ -31,6 +31,14 @@ MAX_SOURCE_BYTES = 1_000_000_000
 MAX_ASPECT = 200
 _UPRIGHT, _SIDEWAYS = 1, (5, 6, 7, 8)
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM", "AVIF", "JPEG2000", "ICO")
+# Names by which files of these formats are known; a test asks Pillow.
+SUFFIXES = frozenset(
+    (
+        *(".apng", ".avif", ".avifs", ".bmp", ".dib", ".gif", ".ico", ".j2c", ".j2k", ".jfif"),
+        *(".jp2", ".jpc", ".jpe", ".jpeg", ".jpf", ".jpg", ".jpx", ".pbm", ".pfm", ".pgm"),
+        *(".png", ".pnm", ".ppm", ".tif", ".tiff", ".webp"),
+    )
+)
 _MAGIC = re.compile(rb"\x89PNG|\xff\xd8\xff|GIF8|RIFF....WEBP|II\*\0|MM\0\*", re.DOTALL)
 # Modes that become RGB without a word, and what to call the others.
 _PLAIN_MODES = ("RGB", "L", "1")

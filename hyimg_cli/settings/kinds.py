@@ -18,14 +18,18 @@ MIN_SIDE, MAX_SIDE, MAX_RATIO = 16, 8192, 16
 MAX_SEED = 2**63 - 1
 # Far below what Python can copy, compare or write as JSON.
 MAX_DEPTH = 100
-ID_PATTERN = r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}"
+# A folder's name has no dot, so that no folder is another job's file: "a.frames", "a.png".
+ID_PATTERN = r"(?!.{129})(?:[A-Za-z0-9_-]+/)*[A-Za-z0-9_-][A-Za-z0-9._-]*"
 SIZE_PATTERN = r"auto|([0-9]{1,5})([xX:])([0-9]{1,5})"
 DEVICE_PATTERN = r"auto|cpu|cuda(:(0|[1-9][0-9]?))?|balanced"
 _INTEGER = re.compile(r"[+-]?[0-9]{1,20}", re.ASCII)
 _TRUTHS = dict.fromkeys(("1", "true", "yes", "on"), True)
 _TRUTHS |= dict.fromkeys(("0", "false", "no", "off"), False)
 _SIZE_HINT = f'give "auto", "WxH" with sides from {MIN_SIDE} to {MAX_SIDE}, or a ratio "W:H"'
-_ID_HINT = "use 1 to 128 letters, digits, dots, dashes or underscores, and no dot in front"
+_ID_HINT = (
+    "use 1 to 128 letters, digits, dots, dashes or underscores, and no dot in front; "
+    "a / makes a folder, whose name has no dot"
+)
 
 
 class BadValue(ValueError):

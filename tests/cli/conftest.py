@@ -55,6 +55,7 @@ class FakeSession:
 
     def run(self, plan: Plan, folder: RunFolder) -> Iterator[Event]:
         self.folder = folder
+        folder.make_places(plan.jobs)
         if any("no checkpoint" in job.prompt for job in plan.jobs):
             raise CheckpointError("there is none", hint="copy it")
         yield ModelLoaded("fake", 0.5, "cpu", "float32", 1000)

@@ -443,10 +443,42 @@ def test_a_file_in_the_place_of_the_folder(tmp_path: Path) -> None:
         assert caught.value.code == "output.not-a-folder"
 
 
-@pytest.mark.parametrize("custom_id", ["../x", "/a", "", ".hidden", "a\0b", "a//b"])
+@pytest.mark.parametrize("custom_id", ["../x", "a/../b", "/a", "", ".hidden", "a\0b", "a//b"])
 def test_no_unchecked_id_becomes_a_path(tmp_path: Path, custom_id: str) -> None:
     with pytest.raises(AssertionError):
         RunFolder(tmp_path).path_for(custom_id)
+
+
+def test_an_id_with_folders_has_its_file_in_them(tmp_path: Path, make_job: MakeJob) -> None:
+    folder = RunFolder(tmp_path)
+    assert folder.latents_for("a/b/c").parent == tmp_path / "latents"
+    assert folder.latents_for("a/b") != folder.latents_for("a_b")
+    folder.make_places([make_job("a/b/c"), make_job("a/d"), make_job("e")])
+    folder.path_for("a/b/c").with_name(".c.png.123.tmp").touch()
+    (tmp_path / "outputs" / "a.frames").mkdir()
+    frame = tmp_path / "outputs" / "a.frames" / ".x.123.tmp"
+    frame.touch()
+    with folder:
+        assert [path.name for path in folder.path_for("a/b/c").parent.iterdir()] == []
+    assert frame.exists()  # a folder of frames is whole or not at all: nobody looks into it
+
+
+@pytest.mark.parametrize("obstacle", ["file", "link", "link above"])
+def test_no_place_is_made_elsewhere(tmp_path: Path, make_job: MakeJob, obstacle: str) -> None:
+    outputs, elsewhere = tmp_path / "out" / "outputs", tmp_path / "elsewhere"
+    outputs.mkdir(parents=True)
+    elsewhere.mkdir()
+    place = outputs / ("a/b" if obstacle == "link above" else "a")
+    if obstacle == "file":
+        place.touch()
+    elif obstacle == "link":
+        place.symlink_to(elsewhere)
+    else:
+        (outputs / "a").symlink_to(elsewhere)
+    with pytest.raises(OutputFolderError) as caught:
+        RunFolder(tmp_path / "out").make_places([make_job("a/b/c")])
+    assert caught.value.code in ("output.not-a-folder", "output.link")
+    assert not list(elsewhere.iterdir())
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS, errno.EPERM])

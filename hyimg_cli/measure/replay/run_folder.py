@@ -10,7 +10,7 @@ from typing import Any
 
 from hyimg_cli.errors import HyimgError, OutputFolderError
 from hyimg_cli.journal.job_files import OUTPUTS
-from hyimg_cli.journal.journal import RESULTS, RunFolder
+from hyimg_cli.journal.journal import RESOLVED, RESULTS, RunFolder
 from hyimg_cli.journal.past_run import read_run_info, resolved_jobs
 from hyimg_cli.spec import digest
 
@@ -19,20 +19,18 @@ _TITLE = "replay of "
 
 def images_there(file: Path, custom_id: str) -> list[Path]:
     """Source images of the job of `file`, in order, at the places where its run found them."""
-    run = _run_of(file)
-    images = _resolved(run, custom_id).get("images")
-    if run is None or not isinstance(images, list):
+    images = _resolved(file, custom_id).get("images")
+    if not isinstance(images, list):
         return []
-    return [run / image for image in images if isinstance(image, str)]
+    return [_run_of(file) / image for image in images if isinstance(image, str)]
 
 
 def model_there(file: Path, custom_id: str) -> Path | None:
     """Folder of the model of the job of `file`, at the place where its run found it."""
-    run = _run_of(file)
-    model = _resolved(run, custom_id).get("model")
-    if run is None or not isinstance(model, str) or os.sep not in model:
+    model = _resolved(file, custom_id).get("model")
+    if not isinstance(model, str) or os.sep not in model:
         return None
-    place = run / model
+    place = _run_of(file) / model
     return place if place.is_dir() else None
 
 
@@ -40,9 +38,8 @@ def frames_digest(video: Path) -> str:
     """Digest of the video's frames before compression, from the line that names this very file;
     empty where there is none.
     """
-    run = _run_of(video)
     try:
-        results = RunFolder(run).results() if run else {}
+        results = RunFolder(_run_of(video)).results()
         own = digest.of_file(video)
     except (OSError, HyimgError):
         return ""
@@ -72,17 +69,22 @@ def refuse_other_runs(folder: Path, custom_id: str) -> None:
         )
 
 
-def _resolved(run: Path | None, custom_id: str) -> dict[str, Any]:
+def _resolved(file: Path, custom_id: str) -> dict[str, Any]:
     """The line of the job in the run's resolved manifest; nothing where there is none."""
-    if run is None:
-        return {}
     with suppress(OSError, ValueError):  # what stands before the damage can be used
-        entries = resolved_jobs(run)
+        entries = resolved_jobs(_run_of(file))
         return next((entry for name, entry in entries if name == custom_id), {})
     return {}
 
 
-def _run_of(file: Path) -> Path | None:
-    """The run folder that the file lies in."""
-    outputs = (place for place in file.absolute().parents if place.name == OUTPUTS)
-    return next((one.parent for one in outputs if (one.parent / RESULTS).is_file()), None)
+def _run_of(file: Path) -> Path:
+    """The folder of the run that wrote `file` somewhere below its `outputs`.
+
+    Where there is none, the file's own folder, which holds no run's records.
+    """
+    above = [place.parent for place in file.parents if place.name == OUTPUTS]
+    return next((run for run in above if _has_records(run)), file.parent)
+
+
+def _has_records(folder: Path) -> bool:
+    return any((folder / name).exists() for name in (RESULTS, RESOLVED))
