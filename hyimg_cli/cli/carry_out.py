@@ -12,6 +12,7 @@ from pathlib import Path
 
 from hyimg_cli.cli import render
 from hyimg_cli.cli.progress import Report
+from hyimg_cli.cli.sentences import UNMARKED
 from hyimg_cli.cli.stopping import Stopper, stoppable
 from hyimg_cli.cli.views import view_of
 from hyimg_cli.engine import runner
@@ -60,6 +61,8 @@ def carry_out(order: Order, style: render.Style) -> int:
     if not accepted.invalid:  # a faulty line may be of the other kind
         render.remarks(without_effect(settings, accepted.jobs), style)
     refuse_missing_device(config)
+    if not settings["metadata"].value:
+        render.remarks([UNMARKED], style)
     with stoppable() as stopper, RunFolder(config.output.folder) as folder:
         run = runner.prepare(
             folder, accepted, config=config, selection=order.selection, policy=order.policy

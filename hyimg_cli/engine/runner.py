@@ -14,6 +14,7 @@ from hyimg_cli.errors import HyimgError, JobError, ManifestError, SourceImageErr
 from hyimg_cli.journal.journal import Resumption, RunFolder, resume
 from hyimg_cli.journal.keys import job_keys
 from hyimg_cli.manifest import planner
+from hyimg_cli.manifest.file_names import named
 from hyimg_cli.manifest.line import fault
 from hyimg_cli.manifest.manifest import Manifest, failed_lines, in_line_order
 from hyimg_cli.manifest.resolve import resolve_jobs
@@ -207,6 +208,7 @@ def examine(
     """
     revision = settings["revision"].value
     jobs, unresolved = resolve_jobs(manifest, settings, cards(revision), video_cards(revision))
+    jobs, unnamed = named(manifest, jobs, settings["name"])
     config = configured(settings, Path(), None)
     refuse_wrong(jobs, config)
     refuse_unfollowed(jobs, config)
@@ -214,7 +216,7 @@ def examine(
     good = [job for job in jobs if job.source_line not in unfit]
     # What a setting caused is the same in every line; it is said once.
     once = {(one.where, one.what): one for one in unfit.values()}
-    return good, in_line_order(manifest, [*manifest.faults, *unresolved, *once.values()])
+    return good, in_line_order(manifest, [*manifest.faults, *unresolved, *unnamed, *once.values()])
 
 
 def _unfit(jobs: Iterable[Job], settings: Mapping[str, Setting]) -> dict[str, HyimgError]:
@@ -305,6 +307,7 @@ def prepare(
     # Whoever runs all again wants none of what an earlier run left.
     begun = rest.done if policy.resume else [job.custom_id for job in rest.to_run]
     folder.drop_latents(begun)
+    folder.supersede(rest.former)
     folder.write_resolved(accepted.jobs)
     _record(folder, accepted.invalid)
     plan = planner.make_plan(rest.to_run, cards(config.model.revision))

@@ -11,11 +11,11 @@ from typing import Protocol
 from hyimg_cli.journal.journal import JobFolder
 from hyimg_cli.journal.keys import confirm_dtype, confirm_graphs
 from hyimg_cli.journal.making import making
+from hyimg_cli.journal.written import write_picture
 from hyimg_cli.kv.buffer import Slice
 from hyimg_cli.kv.tree import Host, KVTree
-from hyimg_cli.manifest.resolved import job_to_json
-from hyimg_cli.media.images import SourceImage, write_png
-from hyimg_cli.media.metadata import PictureFacts, png_text
+from hyimg_cli.media.images import SourceImage
+from hyimg_cli.media.metadata import PictureFacts
 from hyimg_cli.memory.fit import room_for
 from hyimg_cli.memory.footprint import Together
 from hyimg_cli.memory.gpu_settings import offload_of_pictures
@@ -37,7 +37,7 @@ from hyimg_cli.pipelines.pipeline import Pipeline
 from hyimg_cli.pipelines.prefetch import SourcePrefetch
 from hyimg_cli.pipelines.request import Lost
 from hyimg_cli.spec.events import ModelLoaded, Outcome, OutputFile, Progress
-from hyimg_cli.spec.job import ImageJob, Size
+from hyimg_cli.spec.job import ImageJob
 from hyimg_cli.spec.run import ModelChoice, RunConfig
 
 _MB = 1_000_000
@@ -122,16 +122,11 @@ class ImagePipeline(Pipeline[MixedModel, ImageJob, Decoded]):
                 self._memory_limits.learn(run.shortages, model.card)
 
     def write(self, done: Decoded, folder: JobFolder) -> OutputFile:
-        path = folder.path_for(done.job.custom_id)
-        text = self._metadata(done) if self._config.output.metadata else {}
-        sha256, pixel_sha256 = write_png(path, done.pixels, text)
-        height, width = done.pixels.shape[:2]
-        relative = path.relative_to(folder.folder).as_posix()
-        return OutputFile(relative, sha256, pixel_sha256, width, height, done.job.seed)
+        facts = self._facts(done) if self._config.output.metadata else None
+        return write_picture(folder, done.job, done.pixels, facts)
 
-    def _metadata(self, done: Decoded) -> dict[str, str]:
-        facts = PictureFacts(
-            size=Size(*done.pixels.shape[:2]),
+    def _facts(self, done: Decoded) -> PictureFacts:
+        return PictureFacts(
             model_name=self._resident().card.name,
             making=making(done.job, self._config),
             source_sha256=done.source_digests,
@@ -139,7 +134,6 @@ class ImagePipeline(Pipeline[MixedModel, ImageJob, Decoded]):
             cot_token_ids=done.text.ids,
             ratio_index=done.bucket.ratio_index,
         )
-        return png_text(done.job, job_to_json(done.job), facts)
 
     def outcome(self, done: Decoded, output: OutputFile | None, facts: Facts) -> Outcome:
         text, job, reuse = done.text, done.job, done.reuse
