@@ -270,6 +270,11 @@ def test_memory_that_runs_out_while_loading_names_what_helps(released: str) -> N
     assert raised.value.code == "machine.memory"
     assert "the GPU ran out of memory" in raised.value.what
     assert "--quantization fp8 would fit" in raised.value.hint
+    # What is counted was there: it was too little all the same, and nothing takes less.
+    least = replace(GPU, model=replace(GPU.model, quantization="nf4"))
+    with pytest.raises(MachineError) as raised, room_for(released, edits(released), least):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+    assert raised.value.hint.startswith("free some, or use a machine with")
 
 
 def test_one_job_that_is_too_large_ends_no_run(released: str) -> None:
