@@ -21,7 +21,7 @@ from hyimg_cli.manifest.cost import Cost, PlanCost
 from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.memory.fit import judged
 from hyimg_cli.memory.footprint import Footprint, footprints
-from hyimg_cli.memory.present import told
+from hyimg_cli.memory.present import stated
 from hyimg_cli.memory.tensor_ranks import RankFootprint, rank_footprints
 from hyimg_cli.spec.plan import Group, Plan
 from hyimg_cli.spec.run import RunConfig
@@ -98,7 +98,7 @@ def _held(
     components: Mapping[str, dict[str, int]],
     by_rank: Mapping[str, Sequence[RankFootprint]],
 ) -> dict[str, Any]:
-    """What is held in memory at once, by model, and where layers are split by rank as well."""
+    """Bytes held in memory at once, by model, and where layers are split by rank as well."""
     weights: dict[str, Any] = {model: one.weights for model, one in memory.items()}
     ranks = {
         model: [asdict(one) | {"total": one.total} for one in every]
@@ -138,7 +138,7 @@ def _rank_line(one: RankFootprint) -> str:
 
 
 def _replica_lines(count: int, config: RunConfig) -> Iterator[str]:
-    """What several replicas mean for the figures before this."""
+    """Lines on several replicas, for the figures before."""
     if count > 1:
         place = "a GPU each" if precision(config.model)[0] == "cuda" else "in one memory"
         yield f"  {count} replicas, {place}: each holds such weights and memory"
@@ -147,7 +147,7 @@ def _replica_lines(count: int, config: RunConfig) -> Iterator[str]:
 
 def _too_large_lines(order: Plan, config: RunConfig, replicas: int) -> Iterator[str]:
     """Of models that do not fit into `memory_gb`, what would make them fit."""
-    there = told(config, replicas=replicas)
+    there = stated(config, replicas=replicas)
     if there is None:
         return
     for model in dict.fromkeys(group.model for group in order.groups):
@@ -160,7 +160,7 @@ def _too_large_lines(order: Plan, config: RunConfig, replicas: int) -> Iterator[
 def _limit_lines(
     components: Mapping[str, dict[str, int]], config: RunConfig, has_pictures: bool
 ) -> Iterator[str]:
-    """What the GPU's part and the offload mean for the figures before this."""
+    """Lines on the GPU's part and the offload, for the figures before."""
     if config.model.cpu_offload:
         for model, sizes in components.items():
             yield (

@@ -1,4 +1,4 @@
-"""What a run has to say, in sentences: its events, its finished jobs, its end."""
+"""Sentences about a run: its events, its finished jobs, its end."""
 
 from collections.abc import Iterator
 from typing import TypeAlias
@@ -65,7 +65,7 @@ def advice(counts: Summary, *, again: str, retry: str) -> Iterator[str]:
 
 
 def ready(event: Readiness) -> str:
-    """What a session, or one of several replicas, has to say beside its jobs."""
+    """Sentences about a session, or one of several replicas, beside its jobs."""
     who = "" if event.replica is None else f"replica {event.replica}: "
     return who + _readiness(event)
 

@@ -1,4 +1,4 @@
-"""What happens around a session: which jobs of a manifest are meant, and which are left to do.
+"""Run a manifest around a session: choose its jobs, and leave out what is done.
 
 No model is loaded here; `Session` does that with the plan that `prepare` returns.
 """
@@ -85,7 +85,7 @@ class Accepted:
 
 @dataclass(frozen=True)
 class PreparedRun:
-    """What a session has to do, and what needs no session."""
+    """Jobs that a session has to do, and those that need none."""
 
     plan: Plan
     done_before: tuple[str, ...] = ()
@@ -129,7 +129,7 @@ class Summary:
 
     @classmethod
     def before(cls, run: PreparedRun) -> "Summary":
-        """What is known before the first event."""
+        """Facts that are known before the first event."""
         kinds = {type(job) for job in run.plan.jobs}
         return cls(
             noun="video" if kinds == {VideoJob} else "job" if VideoJob in kinds else "picture",
@@ -218,7 +218,7 @@ def examine(
 
 
 def _unfit(jobs: Iterable[Job], settings: Mapping[str, Setting]) -> dict[str, HyimgError]:
-    """What a job's checkpoint cannot take, by line: its pictures differ in seed only."""
+    """Faults of jobs that their checkpoint cannot take, by line: pictures differ in seed only."""
     found: dict[str, HyimgError | None] = {}
     for job in jobs:
         if job.source_line not in found:
@@ -267,7 +267,7 @@ def video_cards(revision: str | None) -> Callable[[str], VideoCard]:
 def sift(
     folder: RunFolder, jobs: Sequence[Job], config: RunConfig, policy: ResumePolicy
 ) -> Resumption:
-    """What an earlier run in `folder` leaves to do. Raises OutputFolderError on a clash.
+    """Find what an earlier run in `folder` leaves to do. Raises OutputFolderError on a clash.
 
     Weights are looked at only where the folder has results to compare with.
     """
@@ -312,7 +312,7 @@ def prepare(
 
 
 def source_faults(jobs: Sequence[Job]) -> list[HyimgError]:
-    """What is wrong with the source images, with the line that names each; a file is read once."""
+    """Faults of the source images, with the line that names each; a file is read once."""
     probe = cache(_probed)
     edits = [job for job in jobs if isinstance(job, ImageJob)]
     found = ((job, path, probe(path)) for job in edits for path in job.images)

@@ -77,7 +77,7 @@ class JobFolder(ABC):
 
     @abstractmethod
     def attempts(self) -> dict[str, int]:
-        """How often each job was tried until now, by custom_id."""
+        """Count how often each job was tried until now, by custom_id."""
 
     @abstractmethod
     def append(self, outcome: Outcome) -> None:
@@ -274,7 +274,7 @@ def job_key(
 
 @dataclass(frozen=True)
 class Resumption:
-    """What a run still has to do, what is there already, and what failed and is left alone."""
+    """Jobs still to do, jobs that are there already, and failed ones that are left alone."""
 
     to_run: list[Job]
     done: list[str]
@@ -343,7 +343,7 @@ def _other_job(job: Job) -> OutputFolderError:
 
 
 def _is_intact(folder: Path, entry: Mapping[str, Any], with_frames: bool) -> bool:
-    """Whether every file of a done job is there as it was written."""
+    """True if every file of a done job is there as it was written."""
     outputs = entry.get("outputs") or []
     try:
         return bool(outputs) and all(
@@ -356,7 +356,7 @@ def _is_intact(folder: Path, entry: Mapping[str, Any], with_frames: bool) -> boo
 
 
 def _has_frames(folder: Path, output: Mapping[str, Any]) -> bool:
-    """Whether a video's PNG files are there; a picture needs none. They are not read again."""
+    """True if a video's PNG files are there; a picture needs none. They are not read again."""
     if "num_frames" not in output:
         return True
     shots = output["frames_path"]

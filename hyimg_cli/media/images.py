@@ -61,7 +61,7 @@ class SourceImage:
 
 
 def stretched_digest(image_digest: str) -> str:
-    """What names an image that is resized without cutting."""
+    """The digest of an image that is resized without cutting."""
     return digest.of_bytes(f"stretched {image_digest}".encode())
 
 
@@ -240,7 +240,7 @@ def _decoded(path: Path, data: bytes) -> tuple[Image.Image, tuple[str, ...]]:
 
 
 def _file_notes(image: ImageFile.ImageFile) -> list[str]:
-    """What will be changed, as far as it shows before decoding."""
+    """Notes on what will be changed, as far as it shows before decoding."""
     count = getattr(image, "n_frames", 1)
     # Pillow itself drops the lower 8 bits of colours, so only the raw mode tells of them.
     is_16_bit = image.mode.startswith("I") or any(";16" in str(tile.args) for tile in image.tile)

@@ -1,4 +1,4 @@
-"""What a file says about itself: in a PNG the A1111 `parameters` text, and the whole job as JSON in
+"""Metadata of a file: in a PNG the A1111 `parameters` text, and the whole job as JSON in
 `hyimg`; in an MP4 that JSON as its comment. `recorded.py` reads it back.
 
 Basenames only: a picture that is passed on names no folder, user or host. Format 2 added to format
@@ -22,7 +22,7 @@ _LEFT_OUT = ("metadata",)
 
 @dataclass(frozen=True)
 class Making:
-    """What made a file: hyimg's version, the checkpoint, and by name what else decides its bits.
+    """Provenance of a file: hyimg's version, the checkpoint, by name what else decides its bits.
 
     `settings`: of the run (device, dtype, KV reuse, ...); `packages`: versions.
     """
@@ -43,7 +43,7 @@ class Making:
 
 @dataclass(frozen=True)
 class PictureFacts:
-    """What became of a job beyond what was asked: enough to make the same pixels again.
+    """Results of a job beyond what was asked: enough to make the same pixels again.
 
     `source_sha256`: of the bytes of each source image, in order.
     """
@@ -66,7 +66,7 @@ def png_text(job: ImageJob, resolved: Mapping[str, Any], facts: PictureFacts) ->
 
 
 def video_text(resolved: Mapping[str, Any], making: Making) -> str:
-    """What an MP4's `comment` and its sidecar file hold: the job as JSON, and what made it."""
+    """Contents of an MP4's `comment` and of its sidecar file: the job as JSON, and what made it."""
     record = {"format": FORMAT, "job": _public(resolved), **making.to_json()}
     return json.dumps(record, ensure_ascii=False, sort_keys=True)
 

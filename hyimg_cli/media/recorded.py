@@ -1,4 +1,4 @@
-"""What a PNG, an MP4 or a sidecar says about itself, read back. Files may come from anywhere, so
+"""Read back the metadata of a PNG, an MP4 or a sidecar. Files may come from anywhere, so
 nothing in them is believed: types are checked here, values where they are used.
 """
 
@@ -23,7 +23,7 @@ _NO_RECORD = "it was written with --no-metadata, by another program, or saved ag
 
 @dataclass(frozen=True)
 class Record:
-    """What hyimg wrote into a file. `source_sha256` is empty where it is not recorded, `size`,
+    """Metadata of hyimg in a file. `source_sha256` is empty where it is not recorded, `size`,
     `cot_text` and `bot_task` too; `raw` is all of it as JSON.
     """
 
@@ -49,7 +49,7 @@ class Described:
 
 
 def read_described(path: Path) -> Described:
-    """What the file says. Raises UsageError where there is none, where it is of another kind, says
+    """A file's metadata. Raises UsageError where there is none, where it is of another kind, says
     nothing, or holds a record that is damaged; SourceImageError for a damaged picture.
     """
     match _kind(path):

@@ -1,4 +1,4 @@
-"""What may be set outside the manifest: each setting is declared here, once, as plain data.
+"""Settings outside the manifest: each is declared here, once, as plain data.
 
 Flags, environment variables, recipes, fields of a manifest line, `RunConfig`, the settings' part of
 the resume key and `hyimg schema` are derived from these rows. A new setting is a new row.

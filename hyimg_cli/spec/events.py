@@ -1,4 +1,4 @@
-"""What a session tells its readers while it works, and what became of each job."""
+"""Events of a session while it works, and the outcome of each job."""
 
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -34,7 +34,7 @@ class BranchTokens:
 
 @dataclass(frozen=True)
 class ReuseReport:
-    """What the diffusion stage took over from the AR stage, and why not more.
+    """K/V that the diffusion stage took over from the AR stage, and why not more.
 
     `ar_prefill_tokens` of the AR prompt were computed for this job, `ar_shared_tokens` were there
     from other jobs. `ar_surplus_tokens` were decoded behind the text's end, or before a forced
@@ -52,7 +52,7 @@ class ReuseReport:
 
 @dataclass(frozen=True)
 class RankReport:
-    """What a rank did in one decode. `area`: latent cells; `busy_s`: decoding, wall time; bytes: as
+    """A rank's part in one decode. `area`: latent cells; `busy_s`: decoding, wall time; bytes: as
     they travelled.
     """
 
@@ -226,7 +226,7 @@ class Prewarmed:
 
 @dataclass(frozen=True)
 class ReplicaDied:
-    """A replica ended before its work did, and `why`; `jobs` of its own are dealt again.
+    """A replica ended before its work did, and `why`; `jobs` of its own are dispatched again.
 
     `starts_again`: a new process takes its place.
     """

@@ -192,7 +192,7 @@ class HunyuanImage3ForCausalMM(nn.Module):
 
     @property
     def rope_counts(self) -> dict[str, int]:
-        """How often a table of angles was there, and how often it was made."""
+        """Count how often a table of angles was there, and how often it was made."""
         return self.angles.counts()
 
     @property
