@@ -177,7 +177,12 @@ HelpAll = Annotated[
 
 Measure = Annotated[
     bool,
-    option("--measure", panel=STYLE, help="plan: run two jobs of each shape for their seconds."),
+    option(
+        "--measure",
+        panel=RUN,
+        is_basic=True,
+        help="plan: run two jobs of each shape for their seconds.",
+    ),
 ]
 
 
