@@ -4,6 +4,7 @@
 
 import logging
 import shlex
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -12,8 +13,14 @@ from pathlib import Path
 from hyimg_cli.cli import render
 from hyimg_cli.cli.progress import Report
 from hyimg_cli.cli.stopping import Stopper, stoppable
+from hyimg_cli.cli.views import view_of
 from hyimg_cli.engine import runner
-from hyimg_cli.engine.choice import RunsPlans, session_for
+from hyimg_cli.engine.choice import RunsPlans, refuse_missing_device, replicas_of, session_for
+from hyimg_cli.engine.timing.estimate import undisturbed
+from hyimg_cli.engine.timing.left import TimeLeft
+from hyimg_cli.engine.timing.machine import process_age_s
+from hyimg_cli.engine.timing.observed import KeptTimings, conditions, kept_timings
+from hyimg_cli.engine.timing.watch import Watch
 from hyimg_cli.errors import HyimgError, Interrupted
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.journal.provenance import run_info
@@ -22,6 +29,7 @@ from hyimg_cli.manifest.manifest import Manifest
 from hyimg_cli.report.follower import Follower
 from hyimg_cli.settings.precedence import Setting
 from hyimg_cli.spec.events import Event
+from hyimg_cli.spec.plan import Plan
 from hyimg_cli.spec.run import RunConfig
 
 logger = logging.getLogger(__name__)
@@ -46,18 +54,30 @@ class Order:
 
 def carry_out(order: Order, style: render.Style) -> int:
     """Runs what is left of the manifest, shows it, and returns the exit code."""
+    began = time.perf_counter() - process_age_s()
     manifest, settings, config = order.manifest, order.settings, order.config
     accepted = runner.accept(manifest, settings)
     if not accepted.invalid:  # a faulty line may be of the other kind
         render.remarks(without_effect(settings, accepted.jobs), style)
+    refuse_missing_device(config)
     with stoppable() as stopper, RunFolder(config.output.folder) as folder:
         run = runner.prepare(
             folder, accepted, config=config, selection=order.selection, policy=order.policy
         )
         counts = runner.Summary.before(run)
         place = str(config.output.folder)
-        with _page(settings, config.output.folder, style) as follow:
-            with Report(counts, style, place=place, again=order.again, retry=order.retry) as report:
+        view = view_of(
+            style,
+            counts.left,
+            _time_left(run.plan, config),
+            replicas=replicas_of(run.plan, config),
+        )
+        report = Report(counts, style, view, place=place, again=order.again, retry=order.retry)
+        with (
+            _watched(run.plan, config, began) as watch,
+            _page(settings, config.output.folder, style) as follow,
+        ):
+            with report:
                 report.outcomes(run.invalid)
                 if run.plan.jobs:
                     folder.write_run(run_info(manifest, settings, run.plan))
@@ -66,6 +86,7 @@ def carry_out(order: Order, style: render.Style) -> int:
                         closing(session.run(run.plan, folder)) as events,
                     ):
                         for event in events:
+                            watch.add(event)
                             report.show(event)
                             follow(event)
             with _told("after the last job"):
@@ -99,6 +120,33 @@ def _told(what: str, then: str = "") -> Iterator[None]:
         why = str(error) if is_ours else f"{type(error).__name__}: {error}".rstrip(": ")
         render.note(" ".join("; ".join(filter(None, (f"{what}: {why}", then))).splitlines()))
         logger.info(what, exc_info=error)
+
+
+def _time_left(plan: Plan, config: RunConfig) -> TimeLeft:
+    """What will follow the run, and knows what earlier ones have taken."""
+    models = dict.fromkeys(group.model for group in plan.groups)
+    replicas = replicas_of(plan, config)
+    return TimeLeft(
+        plan,
+        earlier=undisturbed(kept_timings(models, config, KeptTimings(config)), config, replicas),
+        replicas=replicas,
+        revision=config.model.revision,
+    )
+
+
+@contextmanager
+def _watched(plan: Plan, config: RunConfig, began: float) -> Iterator[Watch]:
+    """What this run takes is kept for the next plan, however it ends."""
+    watch = Watch(plan, config, began=began)
+    try:
+        yield watch
+    finally:
+        with _told("no rates are kept of this run"):
+            store = KeptTimings(config)
+            for model, timing in watch.timings():
+                store.keep(conditions(model, config), timing)
+            for note in store.take_notes():
+                render.note(note)
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 A command is imported when it is run or its own page is shown; nothing of it is for the list.
 """
 
+import inspect
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
@@ -83,6 +84,8 @@ def _function(name: str) -> Any:
 
 
 def _built(name: str, function: Callable[..., None], text: str) -> Any:
+    is_long = "help_all" in inspect.signature(function).parameters
+    page = pages.LongCommand if is_long else pages.Command
     alone = typer.Typer(add_completion=False, rich_markup_mode=None)
-    alone.command(name, cls=pages.Command, help=text)(function)
+    alone.command(name, cls=page, help=text)(function)
     return get_command(alone)

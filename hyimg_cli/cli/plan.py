@@ -8,10 +8,12 @@ import typer
 
 from hyimg_cli.cli import inputs, render
 from hyimg_cli.cli import options as o
+from hyimg_cli.cli.plan_time import estimated, time_as_json, time_lines
 from hyimg_cli.cli.selection import resume_policy_of, selection_of
 from hyimg_cli.engine import runner
 from hyimg_cli.engine.choice import replicas_of
 from hyimg_cli.engine.forecast import VideoForecast, forecast, video_forecast
+from hyimg_cli.engine.timing.machine import Processors
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.journal.keys import precision
 from hyimg_cli.manifest.consumed import without_effect
@@ -36,7 +38,8 @@ def plan(ctx: typer.Context) -> None:
 
 
 def show_plan(given: Mapping[str, Any]) -> None:
-    """Prints the plan of what is left of a manifest; only reads."""
+    """Prints the plan of what is left of a manifest; only reads, and measures where asked."""
+    processors = Processors.read()
     style = render.style_of(given)
     settings = o.settings_of(given)
     manifest = inputs.manifest_of(given)
@@ -56,9 +59,10 @@ def show_plan(given: Mapping[str, Any]) -> None:
     )
     by_rank = rank_footprints(memory, config)
     replicas = replicas_of(order, config)
+    time_of = estimated(order, costs, config, style, since=processors, measure=given["measure"])
     if given["as_json"]:
         facts = _as_json(order, costs, videos) | _held(memory, components, by_rank)
-        facts |= {"replicas": replicas}
+        facts |= {"replicas": replicas, "time": time_as_json(time_of)}
         if config.model.cpu_offload:
             facts |= {"on_gpu_bytes": {name: _largest(of) for name, of in components.items()}}
         render.json_line(facts | {"skipped": rest.done})
@@ -67,6 +71,8 @@ def show_plan(given: Mapping[str, Any]) -> None:
         render.line(text)
     before = f", {len(rest.done)} done before" if rest.done else ""
     render.line(f"all: {_counted(len(order.groups), 'group')}{before}")
+    for text in time_lines(time_of):
+        render.line(text)
     held = tuple(_memory_lines(memory, components, by_rank))
     for text in (
         *held,

@@ -34,7 +34,8 @@ def line(text: str) -> None:
 def note(text: str) -> None:
     """One line for the reader, on stderr. A reader who is gone, or a full log, ends no run."""
     with suppress(OSError):
-        print(text, file=sys.stderr, flush=True)
+        # In one piece: a run's status comes from a thread of its own.
+        print(f"{text}\n", end="", file=sys.stderr, flush=True)
 
 
 def printable(text: str) -> str:

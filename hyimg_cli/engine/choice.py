@@ -24,6 +24,18 @@ def replicas_of(plan: Plan, config: RunConfig) -> int:
     return max(1, min(config.parallel.replicas, len(plan.jobs)))
 
 
+def refuse_missing_device(config: RunConfig) -> None:
+    """Passes a device that is there. Raises MachineError, before anything is made or loaded.
+
+    `auto` takes one that is there, and replicas count theirs: only for a GPU that is asked for by
+    name torch is imported here.
+    """
+    if config.parallel.replicas == 1 and config.model.device not in ("auto", "cpu"):
+        from hyimg_cli.parallel.devices import device_of
+
+        device_of(config.model)
+
+
 def session_for(config: RunConfig) -> RunsPlans:
     """The one that `config` asks for. Raises MachineError where GPUs are missing."""
     # Imported here: `--help` must not wait for torch, and replicas need none in this process.

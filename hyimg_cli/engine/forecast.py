@@ -119,9 +119,8 @@ class Forecast:
         if job.infer_align_image_size:
             digests = [stretched_digest(name) for name in digests]
         think = min(self._assumed_think, job.text.max_new_tokens)
-        tokens = registry.job_tokens(
-            job, sizes, assumed_think=think, revision=self._config.model.revision
-        )
+        known = registry.sequences(job.model, self._config.model.revision)
+        tokens = known.count(job, sizes, think)
         tokens = replace(tokens, image_encodes=self._encodes(job.model, digests))
         return self._shared(job, tokens, sizes, digests)
 

@@ -22,6 +22,7 @@ from hyimg_cli.memory.disk_space import refuse_full_disk
 from hyimg_cli.memory.gpu_settings import refuse_unfollowed
 from hyimg_cli.memory.tensor_ranks import refuse_wrong
 from hyimg_cli.models import registry
+from hyimg_cli.settings.config import configured
 from hyimg_cli.settings.precedence import Setting, settle
 from hyimg_cli.spec.card import ModelCard, VideoCard
 from hyimg_cli.spec.events import (
@@ -179,9 +180,8 @@ class Summary:
 
 
 def work_s(outcome: Outcome) -> float:
-    """Seconds a job took itself, its wait behind other jobs left out."""
-    times = outcome.timings_s
-    return times.get("total", 0.0) - times.get("queue", 0.0)
+    """Seconds a job took itself: of those in which it worked together with others its share."""
+    return outcome.share_s.get("total", 0.0)
 
 
 def make_plan(
@@ -207,8 +207,9 @@ def examine(
     """
     revision = settings["revision"].value
     jobs, unresolved = resolve_jobs(manifest, settings, cards(revision), video_cards(revision))
-    refuse_wrong(jobs, settings)
-    refuse_unfollowed(jobs, settings)
+    config = configured(settings, Path(), None)
+    refuse_wrong(jobs, config)
+    refuse_unfollowed(jobs, config)
     unfit = _unfit(jobs, settings)
     good = [job for job in jobs if job.source_line not in unfit]
     # What a setting caused is the same in every line; it is said once.

@@ -20,6 +20,7 @@ from hyimg_cli.journal.keys import key_of, source_digests
 from hyimg_cli.memory.fit import fits, need_beside
 from hyimg_cli.memory.present import present
 from hyimg_cli.memory.room import confine, end_confinement
+from hyimg_cli.models import registry
 from hyimg_cli.pipelines.image.pipeline import ImagePipeline, LoadModel
 from hyimg_cli.pipelines.outcomes import Facts, failed
 from hyimg_cli.pipelines.pipeline import Pipeline
@@ -100,7 +101,6 @@ class Session:
         Without a `folder` pixels are made and dropped: outcomes name no files. `whole`: the plan
         that `plan` is a piece of; what all of its jobs need at once is made ready with the model.
         """
-        started = time.perf_counter()
         confine(self._config)
         self._folder = folder
         self._attempts = folder.attempts() if folder else {}
@@ -113,7 +113,8 @@ class Session:
                 self._stop_if_asked()
             self._stop_if_asked()
             yield GroupStarted(group.model, group.size_class, len(group.jobs))
-            for event in self._tried(group.jobs, started):
+            # Of no job's time: loading, and what was made ready for other groups.
+            for event in self._tried(group.jobs, time.perf_counter()):
                 yield event
                 if isinstance(event, JobFailed) and self._config.failure.fail_fast:
                     self._is_over = True
@@ -134,7 +135,7 @@ class Session:
             yield from self._make_room(other, group)
         beside = () if other.model is None else (other.model,)
         if pipeline.model != group.model:
-            yield ModelLoading(group.model)
+            yield ModelLoading(group.model, stored_bytes(group, self._config.model.revision))
         for event in pipeline.use(group.model, plan.jobs_of_model(group.model), self._folder):
             yield replace(event, beside=beside) if isinstance(event, ModelLoaded) else event
         yield from pipeline.prepare(group.jobs, self._folder)
@@ -237,6 +238,13 @@ class Session:
         if self._folder is not None:
             self._folder.append(outcome)
         return outcome
+
+
+def stored_bytes(group: Group | VideoGroup, revision: str | None) -> int:
+    """Bytes of all weights of a group's model, as they are stored."""
+    if isinstance(group, Group):
+        return registry.model_card(group.model, revision).weight_bytes
+    return sum(size for _, size in registry.video_card(group.model, revision).component_bytes)
 
 
 def _may_pass(event: JobFailed) -> bool:

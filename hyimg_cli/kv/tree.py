@@ -65,22 +65,13 @@ class Match:
 
 
 @dataclass(frozen=True)
-class PrefixPiece(Generic[P]):
-    """A node's payload and its tokens."""
+class Prefix(Generic[P]):
+    """The `length` tokens that a pinned match holds: its nodes' payloads in order. Valid until the
+    pin ends.
+    """
 
     length: int
-    payload: P
-
-
-@dataclass(frozen=True)
-class Prefix(Generic[P]):
-    """What a pinned match holds, in order. Valid until the pin ends."""
-
-    pieces: tuple[PrefixPiece[P], ...]
-
-    @property
-    def length(self) -> int:
-        return sum(piece.length for piece in self.pieces)
+    payloads: tuple[P, ...]
 
 
 class KVTree(Generic[P]):
@@ -138,8 +129,8 @@ class KVTree(Generic[P]):
         while isinstance(node, _Node) and node not in self._device_level.payloads:
             node = node.parent
         with _kept(node):
-            payloads = self._device_level.payloads
-            yield Prefix(tuple(PrefixPiece(n.segment.length, payloads[n]) for n in _path(node)))
+            path, payloads = _path(node), self._device_level.payloads
+            yield Prefix(_length(n.segment for n in path), tuple(payloads[n] for n in path))
         for used in _path(node):
             self._device_level.touch(used)
 

@@ -21,7 +21,7 @@ from dataclasses import astuple, dataclass, field, replace
 
 from hyimg_cli.errors import JobError
 from hyimg_cli.journal.keys import by_graphs, precision
-from hyimg_cli.models.registry import job_tokens, model_card, rank_bytes, video_card
+from hyimg_cli.models.registry import model_card, sequences, video_card
 from hyimg_cli.spec.card import ModelCard, RankBytes, VideoCard, Working
 from hyimg_cli.spec.job import ImageJob, Job, Size
 from hyimg_cli.spec.plan import Group, Plan
@@ -208,7 +208,7 @@ def share_of(job: ImageJob, card: ModelCard, config: RunConfig) -> JobBytes:
     square, revision = [Size(1, 1)] * len(job.images), config.model.revision
     longest = job.text.max_new_tokens + _TAGS
     try:
-        tokens = job_tokens(job, square, assumed_think=longest, revision=revision)
+        tokens = sequences(job.model, revision).count(job, square, longest)
     except JobError:
         return JobBytes()
     room = max(0, tokens.assumed_think - _TAGS) + _BEHIND_TEXT
@@ -225,7 +225,9 @@ def share_of(job: ImageJob, card: ModelCard, config: RunConfig) -> JobBytes:
 
 def working(card: ModelCard, config: RunConfig) -> Working:
     """Activations of a forward on the device and in the dtype of `config`."""
-    found = card.activations.of(precision(config.model)[0], config.model.quantization)
+    is_on_cpu = precision(config.model)[0] == "cpu"
+    kind = "cpu" if is_on_cpu else config.model.quantization
+    found = card.activations.get(kind, Working())
     width = _width(config)
     return Working(found.row * width // _BF16_BYTES, found.beside * width // _BF16_BYTES)
 
@@ -275,7 +277,8 @@ def _by_rank(card: ModelCard, config: RunConfig) -> RankBytes | None:
     choice, ranks = config.model, config.parallel.tensor_ranks
     if ranks == 1:
         return None
-    return rank_bytes(replace(choice, model=card.model), ranks, precision(choice)[1])
+    known = sequences(card.model, choice.revision)
+    return known.rank_bytes(ranks, precision(choice)[1], choice.quantization)
 
 
 def _where_fullest(whole: Needs, card: ModelCard, config: RunConfig) -> Needs:

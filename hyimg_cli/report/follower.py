@@ -1,7 +1,8 @@
 """A run's page kept up to date while the run goes, for a hundredth of its time."""
 
+import logging
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from hyimg_cli.journal.provenance import cores
@@ -9,6 +10,7 @@ from hyimg_cli.report.run_page import RunPage
 from hyimg_cli.spec.events import Event, JobDone, JobFailed
 
 SHARE = 0.01
+logger = logging.getLogger(__name__)
 
 
 class Follower:
@@ -25,36 +27,44 @@ class Follower:
         self._has_news = self._has_shown_any = False
         self._page: RunPage | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="report")
-        # The page as the run finds the folder; it takes no time for thumbnails.
-        self._at_work = self._thread.submit(self._refresh, is_running=True, thumbnails_s=0.0)
+        self._at_work: Future[bool] | None = None
 
     def look(self, event: Event) -> None:
         """Begins a refresh where there is news and time for it; never waits."""
-        self._has_news |= isinstance(event, JobDone | JobFailed)
+        is_news = isinstance(event, JobDone | JobFailed)
+        # The page as the run finds the folder; then with the first picture.
+        if self._at_work is None or (is_news and not self._has_shown_any):
+            self._has_shown_any |= is_news
+            self._begin(thumbnails_s=0.0)
+            return
+        self._has_news |= is_news
         # One that failed is the last until the end.
         if not self._at_work.done() or self._at_work.exception() is not None:
             return
         assert self._page is not None, "it was made by the first refresh"
-        if not self._has_news and not self._page.is_waiting:
-            return
         left_s = self._allowed_s - self._last_s
-        if left_s > 0 or (self._has_news and not self._has_shown_any):
-            self._has_shown_any |= self._has_news
+        if left_s > 0 and (self._has_news or self._page.is_waiting):
             self._has_news = False
-            self._at_work = self._thread.submit(
-                self._refresh, is_running=True, thumbnails_s=max(0.0, left_s)
-            )
+            self._begin(thumbnails_s=left_s)
 
     def close(self) -> bool:
         """The page as the run leaves it; True where it changed. Raises as `RunPage` does."""
         self._thread.shutdown()
         # Made anew: what has become of the pictures meanwhile is seen.
         self._page = None
-        return self._refresh(is_running=False, thumbnails_s=max(0.0, self._allowed_s))
+        changed = self._refresh(is_running=False, thumbnails_s=max(0.0, self._allowed_s))
+        took_s = time.perf_counter() - self._began
+        logger.info("the page took %.2f s of the run's %.1f s", self._spent_s, took_s)
+        return changed
 
     @property
     def _allowed_s(self) -> float:
         return self._share * (time.perf_counter() - self._began) - self._spent_s
+
+    def _begin(self, thumbnails_s: float) -> None:
+        self._at_work = self._thread.submit(
+            self._refresh, is_running=True, thumbnails_s=thumbnails_s
+        )
 
     def _refresh(self, *, is_running: bool, thumbnails_s: float) -> bool:
         began = time.thread_time()

@@ -55,7 +55,8 @@ def _facts(asked: Entry, result: Entry) -> Iterator[tuple[str, str]]:
     if steps := result.get("denoise_steps") or asked.get("num_inference_steps"):
         yield "steps", str(steps)
     if times := result.get("timings_s"):
-        yield "time", f"{times.get('total', 0.0) - times.get('queue', 0.0):.2f} s"
+        own = times.get("total", 0.0) - times.get("queue", 0.0)
+        yield "time", f"{(result.get('share_s') or {}).get('total', own):.2f} s"
     reuse = (result.get("kv_reuse") or {}).get("status")
     if reuse and asked.get("task") != "t2v":
         yield "KV reuse", str(reuse)

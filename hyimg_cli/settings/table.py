@@ -61,10 +61,11 @@ class Declaration:
     """One setting.
 
     `table`: of a recipe, and part of `RunConfig`, where it fills the field `fills`, or that of its
-    own name. `panel`: of the help; without one there is no flag. `flags`: as spelled, where they do
-    not follow from the name. `only`: the kind of job that reads it, where not both do. `aliases`:
-    other names of the field in a manifest line. `pixels`: how they depend on it; what is said by
-    the "job" or the "checkpoint" is in the resume key by itself, and None changes none.
+    own name. `panel`: of the help; without one there is no flag. `is_basic`: on the first screen of
+    a run's help. `flags`: as spelled, where they do not follow from the name. `only`: the kind of
+    job that reads it, where not both do. `aliases`: other names of the field in a manifest line.
+    `pixels`: how they depend on it; what is said by the "job" or the "checkpoint" is in the resume
+    key by itself, and None changes none.
     """
 
     name: str
@@ -74,6 +75,7 @@ class Declaration:
     _: KW_ONLY
     table: str = ""
     panel: str = ""
+    is_basic: bool = False
     only: JobKind | None = None
     flags: tuple[str, ...] = ()
     fills: str = ""
@@ -117,6 +119,7 @@ _MODEL = (
         Text("model"),
         "tiny-image",
         "Folder or hub id; tiny-image is embedded.",
+        is_basic=True,
         pixels="checkpoint",
     ),
     _model(
@@ -135,7 +138,13 @@ _MODEL = (
         "Precision of weights and sums.",
         pixels=InKey("dtype", _words(*DTYPES[1:])),
     ),
-    _model("device", DeviceName(), "auto", "Where models run; balanced: over all GPUs."),
+    _model(
+        "device",
+        DeviceName(),
+        "auto",
+        "Where models run; balanced: over all GPUs.",
+        is_basic=True,
+    ),
     _model_of_pictures(
         "vae_use_tiling",
         Truth(),
@@ -148,6 +157,7 @@ _MODEL = (
         OneOf(QUANTIZATIONS),
         "none",
         "The experts of pictures' models in 8 or 4 bits.",
+        is_basic=True,
         pixels=InKey("experts", _words(*QUANTIZATIONS[1:])),
     ),
     _video(
@@ -167,12 +177,19 @@ _MODEL = (
     ),
 )
 _SAMPLING = (
-    _sampling("size", SizeText(), SizeRequest(), "Pixels of the result, or their ratio."),
+    _sampling(
+        "size",
+        SizeText(),
+        SizeRequest(),
+        "Pixels of the result, or their ratio.",
+        is_basic=True,
+    ),
     _sampling(
         "num_inference_steps",
         Integer(1, 1000),
         CHECKPOINT,
         "Denoise steps.",
+        is_basic=True,
         flags=("--num-inference-steps", "--steps"),
         aliases=("steps",),
     ),
@@ -180,9 +197,19 @@ _SAMPLING = (
     _sampling(
         "flow_shift", Number(0, 100, above_low=True), CHECKPOINT, "Shift of the noise schedule."
     ),
-    _sampling("seed", Integer(0, MAX_SEED), None, "Seed of jobs without one of their own."),
+    _sampling(
+        "seed",
+        Integer(0, MAX_SEED),
+        None,
+        "Seed of jobs without one of their own.",
+        is_basic=True,
+    ),
     _text(
-        "bot_task", OneOf(BOT_TASKS, (("image", "none"),)), CHECKPOINT, "Text before the picture."
+        "bot_task",
+        OneOf(BOT_TASKS, (("image", "none"),)),
+        CHECKPOINT,
+        "Text before the picture.",
+        is_basic=True,
     ),
     _text(
         "drop_think",
@@ -328,6 +355,7 @@ _OUTPUT = (
         Folder(),
         None,
         "Folder for results. Default: runs/<manifest>.",
+        is_basic=True,
         flags=("-o", "--output-dir"),
     ),
     _run("metadata", Truth(), True, "Write the job into its file."),

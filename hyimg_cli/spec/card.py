@@ -3,7 +3,8 @@ defaults.
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from hyimg_cli.spec.job import Size, SizeRequest
 
@@ -66,22 +67,6 @@ class Working:
 
 
 @dataclass(frozen=True)
-class Activations:
-    """What a forward works with, by how its experts run: `plain` on a CPU, the others on a GPU."""
-
-    plain: Working = Working()
-    dense: Working = Working()
-    fp8: Working = Working()
-    nf4: Working = Working()
-
-    def of(self, device: str, quantization: str) -> Working:
-        """Those of a kind of device, cpu or cuda, and a format of the experts."""
-        if device == "cpu":
-            return self.plain
-        return {"none": self.dense, "fp8": self.fp8, "nf4": self.nf4}[quantization]
-
-
-@dataclass(frozen=True)
 class RankBytes:
     """Bytes of weights on rank 0 and on each other, and which part of all K/V each rank has."""
 
@@ -95,6 +80,7 @@ class ModelCard:
     """A checkpoint's facts. `buckets` holds only the sizes that may be asked of it.
 
     `base_size` is the side of the square that all sizes have about the area of.
+    `activations`: what a forward works with on a CPU (`cpu`), else by its experts' quantization.
     `kv_bytes_per_token` counts keys and values of every layer, `row_bytes` a token's row in the
     network, both in bfloat16. `weight_bytes` is as stored. `vae_bytes_per_pixel` is what the VAE
     holds of a whole picture at its widest level in either direction, `vae_band_bytes` the most of a
@@ -115,7 +101,7 @@ class ModelCard:
     vocab_size: int
     defaults: SamplingDefaults
     row_bytes: int = 0
-    activations: Activations = Activations()
+    activations: Mapping[str, Working] = field(default_factory=dict, hash=False)
     weights: WeightCounts | None = None
     vae_bytes_per_pixel: int = 0
     vae_band_bytes: int = 0

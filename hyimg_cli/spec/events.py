@@ -123,7 +123,11 @@ class Failure:
 
 @dataclass(frozen=True)
 class Outcome:
-    """One line of `results.jsonl`. `replica`: the one of several that did it, counted from 0."""
+    """One line of `results.jsonl`. `replica`: the one of several that did it, counted from 0.
+
+    `timings_s` are the job's own wall time from when its group could start, a batch's whole time in
+    each of its jobs. `share_s` is its part of that time: over all jobs no more than the run took.
+    """
 
     custom_id: str
     status: Literal["done", "failed"]
@@ -136,6 +140,7 @@ class Outcome:
     think_truncated: bool = False
     ratio_index: int | None = None
     timings_s: dict[str, float] = field(default_factory=dict)
+    share_s: dict[str, float] = field(default_factory=dict)
     overlapped_s: dict[str, float] = field(default_factory=dict)
     kv_reuse: ReuseReport | None = None
     cache: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -151,9 +156,10 @@ class Outcome:
 
 @dataclass(frozen=True)
 class ModelLoading:
-    """A model's weights are about to be read, which may take minutes."""
+    """A model's weights are about to be read, `nbytes` as they are stored; it may take minutes."""
 
     model: str
+    nbytes: int = 0
     replica: int | None = None
 
 

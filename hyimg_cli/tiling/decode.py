@@ -19,7 +19,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hyimg_cli.parallel.ranks import Rank, RankPool
-from hyimg_cli.parallel.wire import Task
 from hyimg_cli.spec.events import DecodeReport, RankReport
 from hyimg_cli.tiling.blend import merge, pixel_shape
 from hyimg_cli.tiling.tiles import Tile, TilePlan, Tiling, assigned, tile_plan
@@ -89,7 +88,7 @@ class PatchParallelDecoder:
         )
         gathering = _Gathering(job, self._pool.here, latents_1CFYX.contiguous())
         reports = self._pool.run(
-            Task(decode_share, (job,)), ranks=working, own=partial(gathering.run, working)
+            decode_share, job, ranks=working, own=partial(gathering.run, working)
         )
         idle = [RankReport(rank, 0, 0, 0.0, 0, 0) for rank in range(working, self._ranks)]
         self.report = DecodeReport(

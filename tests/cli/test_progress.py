@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from hyimg_cli.cli import progress
+from hyimg_cli.cli import views
 from hyimg_cli.cli.underway import Underway
 from hyimg_cli.spec.events import (
     DenoiseStep,
@@ -54,7 +54,7 @@ def interleaved(count: int) -> list[Event]:
 
 
 def test_nothing_is_left_over_of_many_interleaved_jobs() -> None:
-    view = progress.RichView(JOBS)
+    view = views.RichView(JOBS)
     with view:
         for event in interleaved(JOBS):
             view.show(event)
@@ -83,10 +83,8 @@ def test_a_job_that_ends_without_a_start_or_starts_again_leaves_nothing() -> Non
     assert list(underway.lines()) == []
 
 
-@pytest.mark.parametrize("view", [progress.PlainView(2), progress.RichView(2)])
-def test_what_was_made_ready_is_told(
-    view: progress.View, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.parametrize("view", [views.PlainView(2), views.RichView(2)])
+def test_what_was_made_ready_is_told(view: views.View, capsys: pytest.CaptureFixture[str]) -> None:
     view.show(ModelLoading("tiny"))
     assert "loading tiny\n" in capsys.readouterr().err
     view.show(ModelLoaded("tiny", 0.5, "cpu", "float32", 1000))
@@ -99,5 +97,5 @@ def test_what_was_made_ready_is_told(
 
 
 def test_a_failure_takes_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    progress.View().show(end_of("a", is_failed=True))
+    views.View().show(end_of("a", is_failed=True))
     assert capsys.readouterr().err == "a: failed[job.fake]: told to fail\n"

@@ -229,7 +229,7 @@ def test_the_plan_and_a_session_of_ranks_agree(
     planned, chosen = footprint(jobs, large, config), batch_sizes(jobs, model, config)
     assert 1 < chosen.drawing < 16, "memory decides"
     assert Together(planned.thinking, planned.drawing) == chosen
-    held = registry.rank_bytes(config.model, 2, "float32")
+    held = registry.sequences(config.model.model).rank_bytes(2, "float32", "none")
     expected = held.first + (held.other if device == "cpu" else 0)
     assert held_weights(large, config) == expected
 

@@ -186,11 +186,11 @@ def test_models_with_ranks_take_turns_and_replace_what_ended(
     first.load()
     # One that ends while nobody needs it is replaced.
     (idle,) = first._pool._members
-    idle.process.kill()
-    idle.process.wait(5)
+    idle.child.process.kill()
+    idle.child.process.wait(5)
     first.revive()
     before = first.member_pids
-    assert before != [idle.process.pid]
+    assert before != [idle.child.process.pid]
     assert is_alive(before[0])
     second.load()
     assert not first.member_pids

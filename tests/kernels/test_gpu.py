@@ -5,8 +5,9 @@ import importlib.util
 import pytest
 import torch
 from kernels import cases
+from masks import plain_attention
 
-from hyimg_cli.kernels.attention import fused_attention, plain_attention
+from hyimg_cli.kernels.attention import fused_attention
 from hyimg_cli.kernels.captures import waits_are_errors
 from hyimg_cli.kernels.choice import ByRows, experts_of
 from hyimg_cli.kernels.experts import plain_experts, plain_scaled_experts

@@ -13,6 +13,7 @@ from PIL import Image
 from report.folders import asked, done, failed, picture, write_run
 
 from hyimg_cli.errors import OutputFolderError, UsageError
+from hyimg_cli.media.images import read_image
 from hyimg_cli.report.run_page import RunPage
 from hyimg_cli.report.thumbnails import SIDE
 
@@ -149,14 +150,14 @@ def thumbs_of(out: Path) -> list[Path]:
 def test_thumbnails_are_small_and_made_once(out: Path) -> None:
     RunPage(large(out)).refresh()
     thumbs = thumbs_of(out)
-    assert [Image.open(path).size for path in thumbs] == [(SIDE, 240), (SIDE, 240)]
+    assert [read_image(path).pixels.shape for path in thumbs] == [(240, SIDE, 3)] * 2
     before = [path.stat().st_ino for path in thumbs]
     RunPage(out).refresh()
     assert [path.stat().st_ino for path in thumbs] == before
     # Another source under the same name is another picture.
     picture(out.parent / "in.png", 5, size=(1200, 600))
     RunPage(out).refresh()
-    assert Image.open(thumbs_of(out)[0]).size == (SIDE, 160)
+    assert read_image(thumbs_of(out)[0]).pixels.shape == (160, SIDE, 3)
 
 
 def test_thumbnails_that_take_too_long_are_made_later(out: Path) -> None:
@@ -181,7 +182,8 @@ def test_pictures_that_are_gone_leave_a_word_and_their_thumbnail(out: Path) -> N
 @pytest.mark.parametrize("suffix", ["jpg", "webp", "tiff"])
 def test_other_kinds_of_pictures_are_shown(out: Path, suffix: str) -> None:
     """What a browser cannot show itself has a thumbnail however small it is."""
-    Image.open(out / "outputs/a.png").save(out / f"outputs/b.{suffix}")
+    with Image.open(out / "outputs/a.png") as image:
+        image.save(out / f"outputs/b.{suffix}")
     write_run(out, [done("a", f"outputs/b.{suffix}")], [])
     RunPage(out).refresh()
     assert len(thumbs_of(out)) == (suffix == "tiff")

@@ -1,7 +1,6 @@
 """A replica as the run sees it: its process, its pipe, and the jobs it has; no torch."""
 
 import contextlib
-import subprocess
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -12,15 +11,12 @@ from hyimg_cli.engine.replicas.messages import (
     Setup,
     Stop,
     ToReplica,
-    received,
-    send,
 )
-from hyimg_cli.parallel.launch import Launched
+from hyimg_cli.parallel.launch import Launched, received, send
 from hyimg_cli.spec.events import Event, JobDone, JobFailed, JobStarted, Outcome
 from hyimg_cli.spec.job import Job
 from hyimg_cli.spec.plan import Plan
 
-_END_S = 5.0
 # A replica that dies so often without a finished job in between is not started again.
 _MOST_FALLS = 2
 
@@ -61,7 +57,7 @@ class Link:
 
     @property
     def pid(self) -> int:
-        return self._process.pid
+        return self._launched.process.pid
 
     @property
     def is_at_risk(self) -> bool:
@@ -75,8 +71,7 @@ class Link:
 
     def fileno(self) -> int:
         """Of its pipe: it can be waited for."""
-        assert self._running is not None, "a replica without a process is not waited for"
-        return self._running.pipe.fileno()
+        return self._launched.pipe.fileno()
 
     def start(self) -> None:
         self._running = self.launch(self.number)
@@ -85,17 +80,15 @@ class Link:
 
     def received(self) -> FromReplica:
         """The next message. Raises EOFError or OSError where the process is gone."""
-        assert self._running is not None, "a replica without a process says nothing"
-        message = received(self._running.pipe)
+        message: ToReplica | FromReplica = received(self._launched.pipe)
         self.heard_at = time.monotonic()
         assert not isinstance(message, Setup | Deal | Stop), "a replica gives no orders"
         return message  # type: ignore[return-value]
 
     def tell(self, message: ToReplica) -> None:
         """Where nobody is left to read, the pipe's end says so soon enough."""
-        assert self._running is not None, "a replica without a process is told nothing"
         with contextlib.suppress(OSError):
-            send(self._running.pipe, message)
+            send(self._launched.pipe, message)
 
     def deal(self, piece: Plan, attempts: dict[str, int]) -> None:
         self._jobs = {job.custom_id: job for job in piece.jobs}
@@ -131,14 +124,13 @@ class Link:
         running, self._running = self._running, None
         self.is_up = self.is_dealt = False
         if running is not None:
-            _ended(running.process)
+            running.end()
 
     def fallen(self, *, why: str = "") -> tuple[str, Left]:
         """Its process is gone, or is killed now: how it died, and what it leaves."""
-        process = self._process
         if why:
-            process.kill()
-        how = why or _how(process)
+            self._launched.process.kill()
+        how = why or self._launched.death()
         self.end()
         for custom_id, outcome in list(self._recorded.items()):
             if outcome.status == "done":
@@ -156,31 +148,14 @@ class Link:
         return how, left
 
     @property
-    def _process(self) -> subprocess.Popen[bytes]:
-        assert self._running is not None, "a replica without a process has no id"
-        return self._running.process
+    def _launched(self) -> Launched:
+        assert self._running is not None, "a replica without a process is not asked of it"
+        return self._running
 
     def _release(self, custom_id: str) -> None:
         self._jobs.pop(custom_id, None)
         self._recorded.pop(custom_id, None)
         self._begun.discard(custom_id)
-
-
-def _ended(process: subprocess.Popen[bytes]) -> None:
-    try:
-        process.wait(_END_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-
-
-def _how(process: subprocess.Popen[bytes]) -> str:
-    """How a process died that has closed its pipe, as the system tells it."""
-    try:
-        code = process.wait(_END_S)
-    except subprocess.TimeoutExpired:
-        return "it closed its pipe"
-    return f"killed by signal {-code}" if code < 0 else f"it ended with status {code}"
 
 
 def owing(links: Iterable[Link]) -> list[Link]:

@@ -6,9 +6,7 @@
 Pickled by plain `pickle`: frozen dataclasses without tensors.
 """
 
-import pickle
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 from hyimg_cli.errors import HyimgError
@@ -79,14 +77,3 @@ class Ended:
 
 ToReplica = Setup | Deal | Recorded | Stop
 FromReplica = Up | Told | OutcomeLine | Ended
-
-
-def send(pipe: Connection, message: ToReplica | FromReplica) -> None:
-    """Raises OSError where nobody is left to read."""
-    pipe.send_bytes(pickle.dumps(message))
-
-
-def received(pipe: Connection) -> ToReplica | FromReplica:
-    """The next message. Raises EOFError or OSError at the pipe's end."""
-    message: ToReplica | FromReplica = pickle.loads(pipe.recv_bytes())
-    return message

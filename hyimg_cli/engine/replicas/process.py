@@ -28,12 +28,12 @@ from hyimg_cli.engine.replicas.messages import (
     Setup,
     Stop,
     Told,
+    ToReplica,
     Up,
-    received,
-    send,
 )
 from hyimg_cli.errors import HyimgError, Interrupted
 from hyimg_cli.journal.journal import JobFolder
+from hyimg_cli.parallel.launch import received, send
 from hyimg_cli.spec.events import Event, Outcome
 from hyimg_cli.spec.plan import Plan
 from hyimg_cli.spec.run import RunConfig
@@ -77,7 +77,7 @@ class Wire:
     def _read(self) -> None:
         while True:
             try:
-                message = received(self._pipe)
+                message: FromReplica | ToReplica = received(self._pipe)
             except (EOFError, OSError):
                 os._exit(0)
             if isinstance(message, Recorded):

@@ -14,7 +14,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from hyimg_cli.kernels.attention import RowAttention, causal_mask, masked_attention
+from hyimg_cli.kernels.attention import RowAttention, masked_attention
 from hyimg_cli.kernels.decode_attention import DecodeAttention, Rows
 from hyimg_cli.kernels.rowwise import PLAIN, Rowwise
 from hyimg_cli.kv.buffer import Buffer
@@ -81,20 +81,6 @@ def _causal(start: int, stop: int, borders: Sequence[int]) -> list[QuerySpan]:
     inner = [border for border in borders if start < border < stop]
     edges = [start, *inner, stop]
     return [QuerySpan(a, b, is_causal=True) for a, b in pairwise(edges) if a < b]
-
-
-def visibility(parts: Sequence[QuerySpan], length: int) -> Tensor:
-    """The same mask written out, boolean [queries, length], True where visible: for tests and
-    twins.
-    """
-    first, last = parts[0].start, parts[-1].stop
-    seen = torch.zeros(last - first, length, dtype=torch.bool)
-    for piece in parts:
-        rows = slice(piece.start - first, piece.stop - first)
-        seen[rows, : piece.stop] = True
-        if piece.is_causal:
-            seen[rows, : piece.stop] = causal_mask(piece.stop - piece.start, piece.stop)
-    return seen
 
 
 class RMSNorm(nn.Module):

@@ -34,6 +34,7 @@ from hyimg_cli.models.hunyuan_image3.sequence import Layout, SourceBlock
 from hyimg_cli.models.hunyuan_image3.transformer import Transformer
 from hyimg_cli.models.hunyuan_image3.vae import Vae
 from hyimg_cli.models.hunyuan_image3.vision import VisionInputs, vision_features, vision_model
+from hyimg_cli.models.protocols import LivePicture
 
 
 @dataclass(frozen=True)
@@ -43,16 +44,6 @@ class SourceRows:
     timestep_M: Tensor
     vae_SM: Tensor
     vit_SM: Tensor
-
-
-@dataclass(frozen=True)
-class Noise:
-    """Where a denoise step stands. Timesteps in model units, 0 to 1000; `next_timestep` and
-    `guidance` reach only a distilled model, as tokens."""
-
-    timestep: float
-    next_timestep: float
-    guidance: float
 
 
 class Branch:
@@ -65,15 +56,6 @@ class Branch:
         self.live_rope = live_rope
         start, stop = self.target.live_start, self.target.image.stop
         self.query_block = QueryBlock(buffer, start, stop, pieces(start, stop, layout.full_spans))
-
-
-@dataclass(frozen=True)
-class Live:
-    """One picture at one denoise step: its latents, its noise level, its branches."""
-
-    latents_CYX: Tensor
-    noise: Noise
-    branches: Sequence[Branch]
 
 
 class HunyuanImage3ForCausalMM(nn.Module):
@@ -176,10 +158,11 @@ class HunyuanImage3ForCausalMM(nn.Module):
         live_rope = self._rope(layout, layout.target.live_start, layout.target.image.stop)
         return Branch(layout, buffer, live_rope)
 
-    def velocity(self, pictures: Sequence[Live]) -> list[Tensor]:
+    def velocity(self, pictures: Sequence[LivePicture]) -> list[Tensor]:
         """Velocity of every picture's branches, [G, C, Y, X] each, float32, before guidance.
 
-        The pictures have one size. All their live rows enter the transformer together.
+        The pictures have one size. All their live rows enter the transformer together. The next
+        timestep and the guidance scale reach only a distilled model, as tokens.
         """
         branches = [branch for live in pictures for branch in live.branches]
         rows_PTM = self._live_rows(pictures)
@@ -228,33 +211,35 @@ class HunyuanImage3ForCausalMM(nn.Module):
             devices=self.layer_devices,
         )
 
-    def _live_rows(self, pictures: Sequence[Live]) -> Tensor:
+    def _live_rows(self, pictures: Sequence[LivePicture]) -> Tensor:
         """The rows that change at every step: specials, then the picture's tokens, [P, T, M]."""
-        timestep_P = self._scalars([live.noise.timestep for live in pictures])
+        timestep_P = self._scalars([live.step.timestep for live in pictures])
         latents_PCYX = torch.stack([live.latents_CYX.to(self.device) for live in pictures])
         image_PSM = self.patch_embed(self._padded(latents_PCYX), self.time_embed(timestep_P))
         # A spread model's embedders may live on other devices than its first layer.
         special = [row.to(image_PSM.device) for row in self._special_rows(timestep_P, pictures)]
         return torch.cat([torch.stack(special, dim=1), image_PSM], dim=1)[: len(pictures)]
 
-    def _special_rows(self, timestep_P: Tensor, pictures: Sequence[Live]) -> list[Tensor]:
+    def _special_rows(self, timestep_P: Tensor, pictures: Sequence[LivePicture]) -> list[Tensor]:
         """The tokens before the picture's own: one, or three where distilled, [P, M] each."""
         target = pictures[0].branches[0].target
         rows = [self.timestep_emb(timestep_P)]
         if target.guidance is not None:
             # Upstream passes the scale in bfloat16: 2500 becomes 2496.
-            scale_P = self._scalars([1000.0 * live.noise.guidance for live in pictures])
+            scale_P = self._scalars([1000.0 * live.guidance for live in pictures])
             rows.append(self.guidance_emb(scale_P.to(torch.bfloat16)))
         if target.timestep_r is not None:
-            next_P = self._scalars([live.noise.next_timestep for live in pictures])
+            next_P = self._scalars([live.step.next_timestep for live in pictures])
             rows.append(self.timestep_r_emb(next_P))
         return rows
 
-    def _final(self, pictures: Sequence[Live], owner: Sequence[int], hidden_GTM: Tensor) -> Tensor:
+    def _final(
+        self, pictures: Sequence[LivePicture], owner: Sequence[int], hidden_GTM: Tensor
+    ) -> Tensor:
         """Velocities [G, C, Y, X] of all branches, from their last hidden rows."""
         first = pictures[0]
         image_GSM = hidden_GTM[:, first.branches[0].target.special_count :]
-        embedding_PM = self.time_embed_2(self._scalars([live.noise.timestep for live in pictures]))
+        embedding_PM = self.time_embed_2(self._scalars([live.step.timestep for live in pictures]))
         embedding_GM = torch.stack([embedding_PM[number] for number in owner])
         velocity: Tensor = self.final_layer(
             self._padded(image_GSM), self._padded(embedding_GM), first.latents_CYX.shape[1]

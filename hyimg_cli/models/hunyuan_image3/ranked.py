@@ -34,7 +34,6 @@ from hyimg_cli.models.hunyuan_image3.transformer import Transformer
 from hyimg_cli.models.hunyuan_image3.weights import load_share
 from hyimg_cli.parallel.ranks import Rank, RankPool
 from hyimg_cli.parallel.tensor import Share, Sums, spread
-from hyimg_cli.parallel.wire import Task
 from hyimg_cli.spec.run import Quantization
 
 PART = "layers"
@@ -149,8 +148,7 @@ class Leader:
             row_multiple,
         )
         lead = partial(self._led, x_TM.contiguous(), angles_2TD, row_multiple, own)
-        task = Task(follow, (forward,))
-        (hidden_TM, why), *others = self._pool.run(task, ranks=self._ranks, own=lead)
+        (hidden_TM, why), *others = self._pool.run(follow, forward, ranks=self._ranks, own=lead)
         short = [f"rank {n}: {told}" for n, told in enumerate([why, *others]) if told is not None]
         if short:
             raise torch.OutOfMemoryError("; ".join(short))

@@ -105,36 +105,23 @@ class Decoder(nn.Module):
         return bands.joined(lambda band_BCTYX: self.conv_out.last_frame(swished(band_BCTYX)))
 
 
-class DownLevel(nn.Module):
-    """Blocks at one width, then the step to the next level where there is one."""
+class Level(nn.Module):
+    """Blocks at one width, then the step to the next level where there is one: its `downsample` or
+    `upsample`.
+    """
 
-    def __init__(
-        self, width_in: int, width: int, blocks: int, downsample: nn.Module | None
-    ) -> None:
+    def __init__(self, width_in: int, width: int, blocks: int, **step: nn.Module | None) -> None:
         super().__init__()
-        self.block = _blocks(width_in, width, blocks)
-        if downsample is not None:
-            self.downsample = downsample
+        widths = (width_in, *[width] * (blocks - 1))
+        self.block = nn.ModuleList(ResnetBlock(own, width) for own in widths)
+        (self._step,) = step
+        if (module := step[self._step]) is not None:
+            self.add_module(self._step, module)
 
     def forward(self, h_BCTYX: Tensor) -> Tensor:
         for block in self.block:
             h_BCTYX = block(h_BCTYX)
-        return self.downsample(h_BCTYX) if hasattr(self, "downsample") else h_BCTYX
-
-
-class UpLevel(nn.Module):
-    """Blocks at one width, then the step to the next finer level where there is one."""
-
-    def __init__(self, width_in: int, width: int, blocks: int, upsample: nn.Module | None) -> None:
-        super().__init__()
-        self.block = _blocks(width_in, width, blocks)
-        if upsample is not None:
-            self.upsample = upsample
-
-    def forward(self, h_BCTYX: Tensor) -> Tensor:
-        for block in self.block:
-            h_BCTYX = block(h_BCTYX)
-        return self.upsample(h_BCTYX) if hasattr(self, "upsample") else h_BCTYX
+        return getattr(self, self._step)(h_BCTYX) if hasattr(self, self._step) else h_BCTYX
 
 
 class MidBlock(nn.Module):
@@ -281,7 +268,7 @@ def _convolved(
     return bands.joined(compute) if onto_BCTYX is None else bands.added(compute, onto_BCTYX)
 
 
-def _down_levels(architecture: VaeArchitecture) -> list[DownLevel]:
+def _down_levels(architecture: VaeArchitecture) -> list[Level]:
     widths = architecture.block_out_channels
     steps = int(math.log2(architecture.ffactor_spatial))
     first_in_time = steps - int(math.log2(architecture.ffactor_temporal))
@@ -291,12 +278,12 @@ def _down_levels(architecture: VaeArchitecture) -> list[DownLevel]:
         if i < steps:
             width_out = widths[i + 1] if architecture.downsample_match_channel else width
             step = Downsample(width, width_out, frames=2 if i >= first_in_time else 1)
-        levels.append(DownLevel(width_in, width, architecture.layers_per_block, step))
+        levels.append(Level(width_in, width, architecture.layers_per_block, downsample=step))
         width_in = width_out
     return levels
 
 
-def _up_levels(architecture: VaeArchitecture) -> list[UpLevel]:
+def _up_levels(architecture: VaeArchitecture) -> list[Level]:
     widths = architecture.block_out_channels[::-1]
     steps = int(math.log2(architecture.ffactor_spatial))
     steps_in_time = int(math.log2(architecture.ffactor_temporal))
@@ -306,13 +293,9 @@ def _up_levels(architecture: VaeArchitecture) -> list[UpLevel]:
         if i < steps:
             width_out = widths[i + 1] if architecture.upsample_match_channel else width
             step = Upsample(width, width_out, frames=2 if i < steps_in_time else 1)
-        levels.append(UpLevel(width_in, width, architecture.layers_per_block + 1, step))
+        levels.append(Level(width_in, width, architecture.layers_per_block + 1, upsample=step))
         width_in = width_out
     return levels
-
-
-def _blocks(width_in: int, width: int, count: int) -> nn.ModuleList:
-    return nn.ModuleList(ResnetBlock(width if i else width_in, width) for i in range(count))
 
 
 def _norm(width: int) -> nn.GroupNorm:

@@ -22,7 +22,8 @@ from hyimg_cli.errors import CheckpointError
 from hyimg_cli.kernels.choice import require_bitsandbytes
 from hyimg_cli.loading.checkpoint import check_against, check_floating, tensor_index, weight_files
 from hyimg_cli.loading.stream import stored_tensors
-from hyimg_cli.models.hunyuan_image3.config import Architecture, architecture, read_json
+from hyimg_cli.models.hunyuan_image3.card import read_architecture
+from hyimg_cli.models.hunyuan_image3.config import Architecture
 from hyimg_cli.models.hunyuan_image3.model import HunyuanImage3ForCausalMM
 from hyimg_cli.models.hunyuan_image3.moe import Moe
 from hyimg_cli.models.hunyuan_image3.placement import (
@@ -115,7 +116,7 @@ def checked(folder: Path) -> Architecture:
 
     Raises CheckpointError.
     """
-    arch = architecture(read_json(folder, "config.json"), where=f"{folder.name}/config.json")
+    arch = read_architecture(folder)
     found = tensor_index(folder)
     check_against(found, expected_shapes(arch))
     check_floating(found)

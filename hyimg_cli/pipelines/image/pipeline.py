@@ -24,7 +24,7 @@ from hyimg_cli.memory.tensor_ranks import refuse_unsplit
 from hyimg_cli.models import registry
 from hyimg_cli.models.protocols import MixedModel
 from hyimg_cli.pipelines import outcomes
-from hyimg_cli.pipelines.clock import PhaseClock
+from hyimg_cli.pipelines.clock import PhaseClock, Shares
 from hyimg_cli.pipelines.image.batch import ContinuousBatch
 from hyimg_cli.pipelines.image.memory_limits import MemoryLimits
 from hyimg_cli.pipelines.image.prefixes import Prefixes
@@ -102,6 +102,7 @@ class ImagePipeline(Pipeline[MixedModel, ImageJob, Decoded]):
         coming = [path for job in jobs for path in job.images]
         encode, asked = self._encoder(), self._config.batch.encodes_ahead
         is_prefetching = suits_prefetch(model) if asked is None else asked
+        waits, shares = partial(synchronize, model.layer_devices), Shares()
         with ExitStack() as pools:
             encoder, reader = _pool(pools), _pool(pools)
             then = _encoding(encoder, encode, jobs) if is_prefetching else None
@@ -113,7 +114,7 @@ class ImagePipeline(Pipeline[MixedModel, ImageJob, Decoded]):
                 self._stages(source_images.read, encode),
                 batch_size=self._together.thinking,
                 draw_size=self._together.drawing,
-                new_clock=lambda: PhaseClock(started, partial(synchronize, model.layer_devices)),
+                new_clock=lambda: PhaseClock(started, waits, shares),
             )
             try:
                 yield from run.run()

@@ -19,7 +19,7 @@ from hyimg_cli.memory.room import peak_memory_mb, synchronize
 from hyimg_cli.models import registry
 from hyimg_cli.models.latent_video import LatentVideoModel, PromptEmbedding, PromptEncoder
 from hyimg_cli.pipelines import outcomes
-from hyimg_cli.pipelines.clock import PhaseClock
+from hyimg_cli.pipelines.clock import PhaseClock, Shares
 from hyimg_cli.pipelines.out_of_memory import Attempt
 from hyimg_cli.pipelines.outcomes import Facts
 from hyimg_cli.pipelines.pipeline import Pipeline
@@ -95,9 +95,10 @@ class VideoPipeline(Pipeline[LatentVideoModel, VideoJob, Frames]):
         self, jobs: Sequence[VideoJob], folder: JobFolder | None, started: float
     ) -> Iterator[Progress | Frames | Lost[VideoJob]]:
         stages = self._stages(self._prompts.of)
+        waits, shares = partial(synchronize, [stages.model.device]), Shares()
         for job in jobs:
             self._revive()
-            clock = PhaseClock(started, partial(synchronize, [stages.model.device]))
+            clock = PhaseClock(started, waits, shares)
             yield JobStarted(job.custom_id)
             yield from self._make(Request(job, clock), stages, folder)
 

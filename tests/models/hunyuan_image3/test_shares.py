@@ -11,8 +11,8 @@ from wide_checkpoint import Anonymous, wide_checkpoint
 
 from hyimg_cli.errors import CheckpointError
 from hyimg_cli.models import registry
-from hyimg_cli.models.hunyuan_image3.card import model_card
-from hyimg_cli.models.hunyuan_image3.config import architecture, read_json
+from hyimg_cli.models.hunyuan_image3.card import model_card, read_architecture
+from hyimg_cli.models.hunyuan_image3.config import architecture
 from hyimg_cli.models.hunyuan_image3.sharded import Cuts
 from hyimg_cli.models.hunyuan_image3.split import heads_of_rank, rank_bytes, split_weights
 from hyimg_cli.models.hunyuan_image3.weights import expected_shapes, load_share
@@ -26,7 +26,7 @@ FOLDER = registry.resolve_model(registry.EMBEDDED)
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_shares_put_together_are_the_checkpoint(ranks: int) -> None:
     """Rows and columns of every matrix, as often as there are ranks that have a kv head."""
-    arch = architecture(read_json(FOLDER, "config.json"))
+    arch = read_architecture(FOLDER)
     every = [Cuts(arch, Share(number, ranks)) for number in range(ranks)]
     for name, tensor in load_file(FOLDER / "model.safetensors").items():
         cuts = [cuts.of(name) for cuts in every]
@@ -85,7 +85,7 @@ def _expert(moe: Any, part: str) -> torch.Tensor:
 def test_bytes_are_those_that_were_promised(quantization: Quantization) -> None:
     card, arch = (
         model_card(FOLDER, registry.EMBEDDED),
-        architecture(read_json(FOLDER, "config.json")),
+        read_architecture(FOLDER),
     )
     assert card.weights is not None
     for ranks, dtype in ((1, "float32"), (2, "bfloat16"), (4, "float32")):
@@ -102,7 +102,7 @@ def test_bytes_are_those_that_were_promised(quantization: Quantization) -> None:
 def test_released_numbers_by_rank(released_config: dict[str, Any]) -> None:
     arch = architecture(released_config)
     assert split_weights(arch, 4) * 4 == split_weights(arch, 1)
-    assert heads_of_rank(arch, 4).kv_heads == 2
+    assert heads_of_rank(arch, 4)[0] == 2
     # More ranks than kv heads: k and v are there twice.
     assert split_weights(arch, 16) * 16 > split_weights(arch, 1)
 
