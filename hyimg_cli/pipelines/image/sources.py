@@ -173,7 +173,7 @@ class SourceEncoder:
 
 
 def suits_prefetch(model: MixedModel) -> bool:
-    """Whether images are best encoded while the model works: on a GPU, which leaves the CPU free.
+    """Whether images are best encoded while the model works: on a GPU, that leaves the CPU to it.
 
     A model spread over several devices encodes in turn: its encoders may be on any of them.
     """
