@@ -92,15 +92,17 @@ def _said(one: dict[str, Any]) -> str:
 
 def _held_out() -> dict[str, list[dict[str, Any]]]:
     """Pictures of other sizes of group, steps and prompts than any that left rates."""
+    things = [f"a {_COLOURS[n % 6]} {_SHAPES[n % 3]}" for n in range(40)]
     pictures = [
         {
             "custom_id": f"p{n}",
-            "prompt": f"a {_COLOURS[n % 6]} {_SHAPES[n % 3]} on a {_COLOURS[(n + 2) % 6]} background",
+            "prompt": f"{things[n]} on a {_COLOURS[(n + 2) % 6]} background",
             "seed": n,
             "num_inference_steps": (30, 50)[n % 2],
         }
         for n in range(40)
     ]
+    sources = [_RECIPES / "quickstart" / f"{n}.png" for n in ("red-circle", "yellow-square")]
     edits = [
         {
             "custom_id": f"e{n}",
@@ -117,7 +119,7 @@ def _held_out() -> dict[str, list[dict[str, Any]]]:
         {
             "custom_id": f"f{n}",
             "task": "t2v",
-            "prompt": f"a {_COLOURS[n % 6]} {_SHAPES[n % 3]} moves to the right",
+            "prompt": f"{things[n]} moves to the right",
             "seed": n,
             "num_inference_steps": 12,
         }
