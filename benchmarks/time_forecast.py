@@ -107,9 +107,7 @@ def _held_out() -> dict[str, list[dict[str, Any]]]:
         {
             "custom_id": f"e{n}",
             "prompt": f"make the {('circle', 'square')[n % 2]} {_COLOURS[n % 6]}",
-            "images": [
-                str(_RECIPES / "quickstart" / f"{('red-circle', 'yellow-square')[n % 2]}.png")
-            ],
+            "images": [str(sources[n % 2])],
             "seed": n,
             "bot_task": ("think_recaption", "recaption", "none")[n % 3],
         }
