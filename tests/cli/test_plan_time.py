@@ -122,7 +122,7 @@ def test_what_fails_while_measuring_is_told(run_cli: Run, write_manifest: Write)
     assert ran.code == 0
     assert "failed[job.fake]: it was told to fail" in ran.err
     assert line_of(ran).startswith("time: about")
-    nothing = run_cli("plan", write_manifest({"prompt": "fail"}), "--measure")
+    nothing = run_cli("plan", write_manifest({"prompt": "fail"}), "--measure", "--no-disk-cache")
     assert (nothing.code, line_of(nothing)) == (0, UNKNOWN)
 
 
