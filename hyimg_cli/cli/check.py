@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import typer
 
+from hyimg_cli.cli import inputs, render
 from hyimg_cli.cli import options as o
-from hyimg_cli.cli import packaged, render
 from hyimg_cli.cli.selection import selection_of
 from hyimg_cli.engine import runner
 from hyimg_cli.errors import HyimgError
@@ -19,7 +19,7 @@ def check(ctx: typer.Context) -> None:
     render.log_to_stderr(ctx.params["verbose"])
     style, settings = render.style_of(ctx.params), o.settings_of(ctx.params)
     selection = selection_of(ctx.params)
-    jobs, in_lines = runner.examine(packaged.read(ctx.params["manifest"]), settings)
+    jobs, in_lines = runner.examine(inputs.manifest_of(ctx.params), settings)
     _show(in_lines, style)
     if not in_lines:  # a faulty line may be of the other kind
         render.remarks(without_effect(settings, jobs), style)

@@ -6,8 +6,8 @@ from typing import Any
 
 import typer
 
+from hyimg_cli.cli import inputs, render
 from hyimg_cli.cli import options as o
-from hyimg_cli.cli import packaged, render
 from hyimg_cli.cli.carry_out import Order, carry_out
 from hyimg_cli.cli.plan import show_plan
 from hyimg_cli.cli.selection import resume_policy_of, selection_of
@@ -28,9 +28,10 @@ def generate(ctx: typer.Context) -> None:
 def _order(given: Mapping[str, Any], arguments: Sequence[str]) -> Order:
     settings = o.settings_of(given)
     selection, policy = selection_of(given), resume_policy_of(given)
-    manifest = packaged.read(given["manifest"])
+    manifest = inputs.manifest_of(given)
     folder = o.output_folder(given, settings, manifest.name)
     again = _again(arguments, str(folder))
+    retry = _again(arguments, str(folder), "--retry-failed")
     return Order(
         manifest,
         settings,
@@ -38,12 +39,15 @@ def _order(given: Mapping[str, Any], arguments: Sequence[str]) -> Order:
         selection,
         policy,
         again=again,
-        retry=f"{again} --retry-failed",
+        retry=retry,
     )
 
 
-def _again(arguments: Sequence[str], place: str) -> str:
+def _again(arguments: Sequence[str], place: str, *more: str) -> str:
     """The command line that goes on with this run."""
     kept = [argument for argument in arguments if argument not in NOT_AGAIN]
-    has_folder = any(a.startswith(("-o", "--output-dir")) for a in kept)
-    return shlex.join(["hyimg", *kept, *([] if has_folder else ["-o", place])])
+    # Behind -- there are names alone.
+    end = kept.index("--") if "--" in kept else len(kept)
+    has_folder = any(a.startswith(("-o", "--output-dir")) for a in kept[:end])
+    added = [*([] if has_folder else ["-o", place]), *more]
+    return shlex.join(["hyimg", *kept[:end], *added, *kept[end:]])

@@ -13,6 +13,16 @@ def read(name: str) -> Manifest:
     return read_manifest(_located(name))
 
 
+def names() -> list[str]:
+    """The packaged manifests."""
+    return sorted(file.stem for file in recipes_folder().glob("*.jsonl"))
+
+
+def is_packaged(name: str) -> bool:
+    """Tell if a bare name is that of a packaged manifest."""
+    return name in names()
+
+
 def recipes_folder() -> Path:
     """Inside an installed package, or at the top of a checkout."""
     package = Path(hyimg_cli.__file__).parent
@@ -28,10 +38,9 @@ def _located(name: str) -> Path | Literal["-"]:
         return path
     packaged = recipes_folder() / f"{name}.jsonl"
     if not packaged.is_file():
-        known = ", ".join(sorted(file.stem for file in recipes_folder().glob("*.jsonl")))
         raise UsageError(
             f"{name!r} is neither a file nor a packaged manifest",
-            hint=f"give a .jsonl or .txt file, - for stdin, or one of: {known}",
+            hint=f"give a .jsonl or .txt file, - for stdin, or one of: {', '.join(names())}",
             code="manifest.missing",
         )
     return packaged

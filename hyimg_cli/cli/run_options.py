@@ -18,7 +18,9 @@ def run_command(command: Callable[[typer.Context], None]) -> Callable[..., None]
     @o.takes(*(row.name for row in SETTINGS.values() if row.panel))
     def called(
         ctx: typer.Context,
-        manifest: o.ManifestPath,
+        inputs: o.Inputs = None,
+        prompt: o.Prompt = None,
+        recursive: o.Recursive = False,
         recipe: o.Recipe = None,
         resume: o.Resume = True,
         retry_failed: o.RetryFailed = False,
@@ -28,10 +30,12 @@ def run_command(command: Callable[[typer.Context], None]) -> Callable[..., None]
         limit: o.Limit = None,
         shard: o.Shard = None,
         assume_think: o.AssumeThink = 256,
+        measure: o.Measure = False,
         progress: o.Progress = "auto",
         as_json: o.AsJson = False,
         quiet: o.Quiet = False,
         verbose: o.Verbose = 0,
+        help_all: o.HelpAll = False,
     ) -> None:
         command(ctx)
 

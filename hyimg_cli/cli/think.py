@@ -9,13 +9,15 @@ from typing import Annotated, Any
 
 import typer
 
+from hyimg_cli.cli import inputs, render
 from hyimg_cli.cli import options as o
-from hyimg_cli.cli import packaged, render
 from hyimg_cli.cli.carry_out import open_session
 from hyimg_cli.cli.progress import Report
 from hyimg_cli.cli.selection import selection_of
 from hyimg_cli.cli.stopping import stoppable
+from hyimg_cli.cli.views import view_of
 from hyimg_cli.engine import runner
+from hyimg_cli.engine.choice import refuse_missing_device, replicas_of
 from hyimg_cli.errors import UsageError
 from hyimg_cli.journal.texts_file import TextsFile
 from hyimg_cli.manifest.planner import make_plan
@@ -46,8 +48,10 @@ _Output = Annotated[
 @o.takes(*_SETTINGS)
 def think(
     ctx: typer.Context,
-    manifest: o.ManifestPath,
     output: _Output,
+    inputs: o.Inputs = None,
+    prompt: o.Prompt = None,
+    recursive: o.Recursive = False,
     recipe: o.Recipe = None,
     force: o.Force = False,
     select: o.Select = None,
@@ -71,9 +75,11 @@ def think(
 def _carry_out(given: Mapping[str, Any], arguments: Sequence[str]) -> int:
     style, settings = render.style_of(given), o.settings_of(given)
     path: Path = given["output"]
-    _refuse_itself(given["manifest"], path)
-    accepted = runner.accept(packaged.read(given["manifest"]), settings)
+    for name in given["inputs"] or ():
+        _refuse_itself(name, path)
+    accepted = runner.accept(inputs.manifest_of(given), settings)
     config = _config(o.run_config(settings, path.parent))
+    refuse_missing_device(config)
     jobs = selection_of(given).of(accepted.jobs)
     again = shlex.join(["hyimg", *(word for word in arguments if word != "--force")])
     with stoppable() as stopper, TextsFile(path, jobs) as file:
@@ -84,7 +90,8 @@ def _carry_out(given: Mapping[str, Any], arguments: Sequence[str]) -> int:
         plan = make_plan(left.to_write, runner.cards(config.model.revision))
         run = runner.PreparedRun(plan, left.done, (), accepted.invalid)
         counts = replace(runner.Summary.before(run), noun="text", done=len(left.as_they_are))
-        with Report(counts, style, place=str(path), again=again, retry=again) as report:
+        view = view_of(style, counts.left, replicas=replicas_of(plan, config))
+        with Report(counts, style, view, place=str(path), again=again, retry=again) as report:
             report.outcomes(accepted.invalid)
             if plan.jobs:
                 with (

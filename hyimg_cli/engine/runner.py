@@ -1,4 +1,4 @@
-"""What happens around a session: which jobs of a manifest are meant, and which are left to do.
+"""Run a manifest around a session: choose its jobs, and leave out what is done.
 
 No model is loaded here; `Session` does that with the plan that `prepare` returns.
 """
@@ -15,6 +15,7 @@ from hyimg_cli.journal.journal import Resumption, RunFolder, resume
 from hyimg_cli.journal.keys import job_keys
 from hyimg_cli.journal.texts_file import TextsFile
 from hyimg_cli.manifest import planner
+from hyimg_cli.manifest.file_names import named
 from hyimg_cli.manifest.line import fault
 from hyimg_cli.manifest.manifest import Manifest, failed_lines, in_line_order
 from hyimg_cli.manifest.resolve import resolve_jobs
@@ -23,6 +24,7 @@ from hyimg_cli.memory.disk_space import refuse_full_disk
 from hyimg_cli.memory.gpu_settings import refuse_unfollowed
 from hyimg_cli.memory.tensor_ranks import refuse_wrong
 from hyimg_cli.models import registry
+from hyimg_cli.settings.config import configured
 from hyimg_cli.settings.precedence import Setting, settle
 from hyimg_cli.spec.card import ModelCard, VideoCard
 from hyimg_cli.spec.events import (
@@ -85,7 +87,7 @@ class Accepted:
 
 @dataclass(frozen=True)
 class PreparedRun:
-    """What a session has to do, and what needs no session."""
+    """Jobs that a session has to do, and those that need none."""
 
     plan: Plan
     done_before: tuple[str, ...] = ()
@@ -129,7 +131,7 @@ class Summary:
 
     @classmethod
     def before(cls, run: PreparedRun) -> "Summary":
-        """What is known before the first event."""
+        """Facts that are known before the first event."""
         kinds = {type(job) for job in run.plan.jobs}
         return cls(
             noun="video" if kinds == {VideoJob} else "job" if VideoJob in kinds else "picture",
@@ -180,9 +182,8 @@ class Summary:
 
 
 def work_s(outcome: Outcome) -> float:
-    """Seconds a job took itself, its wait behind other jobs left out."""
-    times = outcome.timings_s
-    return times.get("total", 0.0) - times.get("queue", 0.0)
+    """Seconds a job took itself: of those in which it worked together with others its share."""
+    return outcome.share_s.get("total", 0.0)
 
 
 def make_plan(
@@ -208,17 +209,19 @@ def examine(
     """
     revision = settings["revision"].value
     jobs, unresolved = resolve_jobs(manifest, settings, cards(revision), video_cards(revision))
-    refuse_wrong(jobs, settings)
-    refuse_unfollowed(jobs, settings)
+    jobs, unnamed = named(manifest, jobs, settings["name"])
+    config = configured(settings, Path(), None)
+    refuse_wrong(jobs, config)
+    refuse_unfollowed(jobs, config)
     unfit = _unfit(jobs, settings)
     good = [job for job in jobs if job.source_line not in unfit]
     # What a setting caused is the same in every line; it is said once.
     once = {(one.where, one.what): one for one in unfit.values()}
-    return good, in_line_order(manifest, [*manifest.faults, *unresolved, *once.values()])
+    return good, in_line_order(manifest, [*manifest.faults, *unresolved, *unnamed, *once.values()])
 
 
 def _unfit(jobs: Iterable[Job], settings: Mapping[str, Setting]) -> dict[str, HyimgError]:
-    """What a job's checkpoint cannot take, by line: its pictures differ in seed only."""
+    """Faults of jobs that their checkpoint cannot take, by line: pictures differ in seed only."""
     found: dict[str, HyimgError | None] = {}
     for job in jobs:
         if job.source_line not in found:
@@ -267,7 +270,7 @@ def video_cards(revision: str | None) -> Callable[[str], VideoCard]:
 def sift(
     folder: RunFolder, jobs: Sequence[Job], config: RunConfig, policy: ResumePolicy
 ) -> Resumption:
-    """What an earlier run in `folder` leaves to do. Raises OutputFolderError on a clash.
+    """Find what an earlier run in `folder` leaves to do. Raises OutputFolderError on a clash.
 
     Weights are looked at only where the folder has results to compare with.
     """
@@ -305,6 +308,7 @@ def prepare(
     # Whoever runs all again wants none of what an earlier run left.
     begun = rest.done if policy.resume else [job.custom_id for job in rest.to_run]
     folder.drop_latents(begun)
+    folder.supersede(rest.former)
     folder.write_resolved(accepted.jobs)
     _record(folder, accepted.invalid)
     plan = planner.make_plan(rest.to_run, cards(config.model.revision))
@@ -339,7 +343,7 @@ def sift_texts(
 
 
 def source_faults(jobs: Sequence[Job]) -> list[HyimgError]:
-    """What is wrong with the source images, with the line that names each; a file is read once."""
+    """Faults of the source images, with the line that names each; a file is read once."""
     probe = cache(_probed)
     edits = [job for job in jobs if isinstance(job, ImageJob)]
     found = ((job, path, probe(path)) for job in edits for path in job.images)

@@ -1,8 +1,9 @@
 """The output folder: one run at a time in it, one line per outcome, and what a resumed run skips.
 
-    OUT/  .lock   run.json   manifest.resolved.jsonl   results.jsonl   outputs/<custom_id>.png, .mp4
-          outputs/<custom_id>.frames/0000.png   latents/<custom_id>.safetensors (unfinished videos)
+    OUT/  .lock   run.json   manifest.resolved.jsonl   results.jsonl   outputs/NAME.png, .jpg, .mp4
+          outputs/NAME.frames/0000.png   latents/<custom_id>.safetensors (unfinished videos)
 
+NAME is the custom_id, or what the job's template makes of it; a job's line says where its file is.
 A line is appended only after its file is in place, and is on disk when `append` returns. So a
 kill can leave a picture without a line, or half a line at the end, never a line without its file.
 Each append looks whether the lock and the journal are still those of this run.
@@ -12,30 +13,39 @@ import contextlib
 import json
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path, PurePath
 from types import TracebackType
 from typing import Any, Self
 
 from hyimg_cli.errors import OutputFolderError, StorageError
-from hyimg_cli.files import JOURNAL_BYTES, bytes_of, replace_file
+from hyimg_cli.files import JOURNAL_BYTES, bytes_of, remove, replace_file
 from hyimg_cli.journal.disk import disk_errors, locked, make_folders, remove_temporaries
+from hyimg_cli.journal.job_files import (
+    OUTPUTS,
+    files_of,
+    former_files,
+    name_of,
+    other_name,
+    refuse_files_of_others,
+)
 from hyimg_cli.journal.journal_file import JournalFile, entry_of, whole_lines
+from hyimg_cli.manifest.file_names import path_of
 from hyimg_cli.manifest.resolved import job_to_json, lines_beside
+from hyimg_cli.settings.file_names import UNKNOWN, fault_of
 from hyimg_cli.settings.kinds import is_custom_id
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.events import Outcome
-from hyimg_cli.spec.job import ImageJob, Job
+from hyimg_cli.spec.job import ImageJob, Job, Size
 
 RESULTS = "results.jsonl"
 RESOLVED = "manifest.resolved.jsonl"
 RUN = "run.json"
-OUTPUTS = "outputs"
 LATENTS = "latents"
 LOCK = ".lock"
-# Of a resolved job, what never changes its pixels.
-_NOT_IN_KEY = ("custom_id", "images", "model", "metadata", "written")
+# Of a resolved job, what never changes its file.
+_NOT_IN_KEY = ("custom_id", "images", "model", "metadata", "name", "written")
 
 
 class JobFolder(ABC):
@@ -44,25 +54,62 @@ class JobFolder(ABC):
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def path_for(self, custom_id: str, suffix: str = ".png") -> Path:
-        """Where the picture of a job goes, or its video (`.mp4`) with what stands beside it."""
-        assert is_custom_id(custom_id), f"{custom_id!r} never passed the manifest's check"
-        return self.folder / OUTPUTS / f"{custom_id}{suffix}"
+    def path_for(self, name: str, suffix: str = ".png") -> Path:
+        """Where a file of this name goes: a picture, or a video with what stands beside it."""
+        assert not fault_of(name), f"{name!r} never passed the manifest's check"
+        assert UNKNOWN not in name, "a file is named when its size is known"
+        return self.folder / OUTPUTS / f"{name}{suffix}"
+
+    def place_for(self, job: Job, size: Size, suffix: str) -> Path:
+        """The same for a job's file of this size; its folder is made. Raises as `make_places`."""
+        path = self.path_for(name_of(job, size.width, size.height), suffix)
+        self._make_place(path.parent)
+        return path
 
     def latents_for(self, custom_id: str) -> Path:
         """Where an unfinished video's latents wait; their folder is made by who writes them."""
         assert is_custom_id(custom_id), f"{custom_id!r} never passed the manifest's check"
-        return self.folder / LATENTS / f"{custom_id}.safetensors"
+        return self.folder / LATENTS / f"{custom_id.replace('/', '~')}.safetensors"
+
+    def make_places(self, jobs: Iterable[Job]) -> None:
+        """Makes the folders below `outputs` that names lead to, as far as they are known.
+
+        Raises OutputFolderError where a file stands in the way, or a link leads elsewhere.
+        """
+        for place in sorted({PurePath(path_of(job)).parent for job in jobs}):
+            if UNKNOWN not in str(place):
+                self._make_place(self.folder / OUTPUTS / place)
+
+    def _make_place(self, place: Path) -> None:
+        outputs = self.folder / OUTPUTS
+        if place == outputs:
+            return
+        with disk_errors(self.folder):
+            if not place.resolve().is_relative_to(outputs.resolve()):
+                raise OutputFolderError(
+                    "a link leads out of the output folder",
+                    where=str(place),
+                    hint="take it away, or choose another folder with -o",
+                    code="output.link",
+                )
+            make_folders(place)
 
     def remove_temporaries(self, pid: int) -> None:
         """Removes what a process that was killed had not yet given its final name."""
         with disk_errors(self.folder):
-            for place in (self.folder / OUTPUTS, self.folder / LATENTS):
+            for place in self._places_of_files():
                 remove_temporaries(place, of=str(pid))
+
+    def _places_of_files(self) -> Iterator[Path]:
+        """The folders in which jobs' files are written; those of frames are not."""
+        yield self.folder / LATENTS
+        for place, below, _ in os.walk(self.folder / OUTPUTS):
+            below[:] = [name for name in below if not name.endswith(".frames")]
+            yield Path(place)
 
     @abstractmethod
     def attempts(self) -> dict[str, int]:
-        """How often each job was tried until now, by custom_id."""
+        """Count how often each job was tried until now, by custom_id."""
 
     @abstractmethod
     def append(self, outcome: Outcome) -> None:
@@ -81,6 +128,7 @@ class RunFolder(JobFolder):
         self._lock: int | None = None
         self._lock_text = b""
         self._journal: JournalFile | None = None
+        self._former: dict[str, list[str]] = {}
 
     def __enter__(self) -> Self:
         """Makes the folder, takes its lock, and repairs what a kill left behind.
@@ -92,7 +140,7 @@ class RunFolder(JobFolder):
             self._take_lock()
             try:
                 self._journal = JournalFile(self.folder / RESULTS)
-                for place in (self.folder, self.folder / OUTPUTS, self.folder / LATENTS):
+                for place in (self.folder, *self._places_of_files()):
                     remove_temporaries(place)
             except BaseException:
                 self._release()
@@ -175,20 +223,7 @@ class RunFolder(JobFolder):
         """
         with disk_errors(self.folder):
             data = _bytes_if_any(self.folder / RESULTS)
-        found: dict[str, dict[str, Any]] = {}
-        for number, line in enumerate(whole_lines(data).split(b"\n"), 1):
-            if not line.strip():
-                continue
-            entry = entry_of(line)
-            if entry is None:
-                raise OutputFolderError(
-                    "this line is no outcome of a job",
-                    where=f"{RESULTS}:{number}",
-                    hint="take the line out: its job runs again",
-                    code="output.damaged-journal",
-                )
-            found[entry["custom_id"]] = entry
-        return found
+        return {entry["custom_id"]: entry for entry in outcomes_in(data)}
 
     def attempts(self) -> dict[str, int]:
         return {name: int(line.get("attempt", 0)) for name, line in self.results().items()}
@@ -197,6 +232,15 @@ class RunFolder(JobFolder):
         line = json_line(outcome_to_json(outcome))
         with disk_errors(self.folder):
             self._held_journal().append(outcome.custom_id, line)
+            if outcome.status == "done":
+                now = [path for file in outcome.outputs for path in files_of(asdict(file))]
+                for path in self._former.pop(outcome.custom_id, ()):
+                    if path not in now:
+                        remove(self.folder / path)
+
+    def supersede(self, former: Mapping[str, list[str]]) -> None:
+        """Files of earlier results, by job: they go once the job's new line is on disk."""
+        self._former = dict(former)
 
     def confirm(self) -> None:
         """Raises as `append` does where the journal is no longer as this run left it."""
@@ -207,6 +251,26 @@ class RunFolder(JobFolder):
         assert self._journal is not None, "the journal is written without the folder's lock"
         self._keep_lock()
         return self._journal
+
+
+def outcomes_in(data: bytes, first: int = 1) -> Iterator[dict[str, Any]]:
+    """The outcomes in the bytes of a journal, of which line `first` is the first.
+
+    A last line that a kill cut off is passed over. Raises OutputFolderError for any other line that
+    is no outcome.
+    """
+    for number, line in enumerate(whole_lines(data).split(b"\n"), first):
+        if not line.strip():
+            continue
+        entry = entry_of(line)
+        if entry is None:
+            raise OutputFolderError(
+                "this line is no outcome of a job",
+                where=f"{RESULTS}:{number}",
+                hint="take the line out: its job runs again",
+                code="output.damaged-journal",
+            )
+        yield entry
 
 
 def outcome_to_json(outcome: Outcome) -> dict[str, Any]:
@@ -243,11 +307,15 @@ def job_key(
 
 @dataclass(frozen=True)
 class Resumption:
-    """What a run still has to do, what is there already, and what failed and is left alone."""
+    """Jobs still to do, jobs that are there already, and failed ones that are left alone.
+
+    `former`: by job, files of results that are to be replaced.
+    """
 
     to_run: list[Job]
     done: list[str]
     failed_before: list[str]
+    former: dict[str, list[str]] = field(default_factory=dict)
 
 
 def resume(
@@ -264,23 +332,25 @@ def resume(
     result there.
 
     Done: same key, and every file there with its sha256, `with_frames` a video's PNG files too.
-    Raises OutputFolderError, unless
-    `force`, where a picture would be replaced by one of another key, and, with `resume` off, where
-    the folder holds results at all. A job that failed under another key is a new job: it runs.
+    Raises OutputFolderError, unless `force`, where a picture would be replaced by one of another
+    key or name, and, with `resume` off, where the folder holds results at all; in any case where a
+    file of another job would be. A job that failed under another key is a new job: it runs.
     """
     results = folder.results()
-    if not resume:
-        if results and not force:
-            raise _occupied(folder, len(results))
-        return Resumption(list(jobs), [], [])
+    if not resume and results and not force:
+        raise _occupied(folder, len(results))
     resumption = Resumption([], [], [])
     for job in jobs:
-        entry = results.get(job.custom_id)
+        entry = results.get(job.custom_id) if resume else None
         if entry is None:
             resumption.to_run.append(job)
         elif entry.get("key") != keys.get(job.custom_id, ""):
             if entry.get("status") == "done" and not force:
                 raise _other_job(job)
+            resumption.to_run.append(job)
+        elif found := other_name(job, entry):
+            if not force:
+                raise found
             resumption.to_run.append(job)
         elif entry.get("status") == "done" and _is_intact(folder.folder, entry, with_frames):
             resumption.done.append(job.custom_id)
@@ -288,7 +358,8 @@ def resume(
             resumption.failed_before.append(job.custom_id)
         else:
             resumption.to_run.append(job)
-    return resumption
+    refuse_files_of_others(resumption.to_run, results, {job.custom_id for job in jobs})
+    return replace(resumption, former=former_files(resumption.to_run, results))
 
 
 def _occupied(folder: RunFolder, count: int) -> OutputFolderError:
@@ -312,7 +383,7 @@ def _other_job(job: Job) -> OutputFolderError:
 
 
 def _is_intact(folder: Path, entry: Mapping[str, Any], with_frames: bool) -> bool:
-    """Whether every file of a done job is there as it was written."""
+    """True if every file of a done job is there as it was written."""
     outputs = entry.get("outputs") or []
     try:
         return bool(outputs) and all(
@@ -325,7 +396,7 @@ def _is_intact(folder: Path, entry: Mapping[str, Any], with_frames: bool) -> boo
 
 
 def _has_frames(folder: Path, output: Mapping[str, Any]) -> bool:
-    """Whether a video's PNG files are there; a picture needs none. They are not read again."""
+    """True if a video's PNG files are there; a picture needs none. They are not read again."""
     if "num_frames" not in output:
         return True
     shots = output["frames_path"]

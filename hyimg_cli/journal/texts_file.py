@@ -60,6 +60,9 @@ class TextsFile(JobFolder):
         if self._lock is not None:
             os.close(self._lock)
 
+    def remove_temporaries(self, pid: int) -> None:
+        """Nothing: a line is written at its place."""
+
     def attempts(self) -> dict[str, int]:
         return {}
 

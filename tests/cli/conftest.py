@@ -55,6 +55,7 @@ class FakeSession:
 
     def run(self, plan: Plan, folder: RunFolder) -> Iterator[Event]:
         self.folder = folder
+        folder.make_places(plan.jobs)
         if any("no checkpoint" in job.prompt for job in plan.jobs):
             raise CheckpointError("there is none", hint="copy it")
         yield ModelLoaded("fake", 0.5, "cpu", "float32", 1000)
@@ -107,7 +108,8 @@ class FakeSession:
             key=self._key(job),
             outputs=(file,),
             denoise_steps=job.num_inference_steps,
-            timings_s={"queue": 4.0, "total": 4.25},
+            timings_s={"queue": 4.0, "total": 4.75},
+            share_s={"denoise_rest": 0.25, "total": 0.25},
             metadata=json.loads(job.metadata_json),
         )
 

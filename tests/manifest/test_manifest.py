@@ -243,7 +243,14 @@ def test_one_fault_each(fields: dict[str, Any], code: str, place: str) -> None:
     "custom_id",
     [
         "../../x",
-        "a/b",
+        "/a",
+        "a/",
+        "a//b",
+        "a/../b",
+        "./a",
+        "a/.b",
+        "a.frames/b",
+        f"{'x' * 100}/{'y' * 28}",
         "a\\b",
         "x" * 129,
         "x" * 300,
@@ -265,7 +272,9 @@ def test_bad_ids(custom_id: Any) -> None:
     assert "\0" not in fault.what
 
 
-@pytest.mark.parametrize("custom_id", ["a", "x" * 128, "-", "_a.B-9", "0", "a..b"])
+@pytest.mark.parametrize(
+    "custom_id", ["a", "x" * 128, "-", "_a.B-9", "0", "a..b", "a/b", "-/_/c.d"]
+)
 def test_good_ids(custom_id: str) -> None:
     assert fields_of(custom_id=custom_id)["custom_id"] == custom_id
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from hyimg_cli.errors import HyimgError, OutputFolderError
-from hyimg_cli.journal.journal import OUTPUTS, RunFolder
+from hyimg_cli.journal.job_files import OUTPUTS
+from hyimg_cli.journal.journal import RESOLVED, RESULTS, RunFolder
 from hyimg_cli.journal.past_run import read_run_info, resolved_jobs
 from hyimg_cli.spec import digest
 
@@ -21,7 +22,7 @@ def images_there(file: Path, custom_id: str) -> list[Path]:
     images = _resolved(file, custom_id).get("images")
     if not isinstance(images, list):
         return []
-    return [_folder(file) / image for image in images if isinstance(image, str)]
+    return [_run_of(file) / image for image in images if isinstance(image, str)]
 
 
 def model_there(file: Path, custom_id: str) -> Path | None:
@@ -29,7 +30,7 @@ def model_there(file: Path, custom_id: str) -> Path | None:
     model = _resolved(file, custom_id).get("model")
     if not isinstance(model, str) or os.sep not in model:
         return None
-    place = _folder(file) / model
+    place = _run_of(file) / model
     return place if place.is_dir() else None
 
 
@@ -38,7 +39,7 @@ def frames_digest(video: Path) -> str:
     empty where there is none.
     """
     try:
-        results = RunFolder(_folder(video)).results() if video.parent.name == OUTPUTS else {}
+        results = RunFolder(_run_of(video)).results()
         own = digest.of_file(video)
     except (OSError, HyimgError):
         return ""
@@ -70,13 +71,20 @@ def refuse_other_runs(folder: Path, custom_id: str) -> None:
 
 def _resolved(file: Path, custom_id: str) -> dict[str, Any]:
     """The line of the job in the run's resolved manifest; nothing where there is none."""
-    if file.parent.name != OUTPUTS:
-        return {}
     with suppress(OSError, ValueError):  # what stands before the damage can be used
-        entries = resolved_jobs(_folder(file))
+        entries = resolved_jobs(_run_of(file))
         return next((entry for name, entry in entries if name == custom_id), {})
     return {}
 
 
-def _folder(file: Path) -> Path:
-    return file.parent.parent
+def _run_of(file: Path) -> Path:
+    """The folder of the run that wrote `file` somewhere below its `outputs`.
+
+    Where there is none, the file's own folder, which holds no run's records.
+    """
+    above = [place.parent for place in file.parents if place.name == OUTPUTS]
+    return next((run for run in above if _has_records(run)), file.parent)
+
+
+def _has_records(folder: Path) -> bool:
+    return any((folder / name).exists() for name in (RESULTS, RESOLVED))

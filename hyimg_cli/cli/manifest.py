@@ -1,0 +1,56 @@
+"""`hyimg manifest`: pictures and prompts written as the manifest that they stand for."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hyimg_cli.cli import inputs as given_inputs
+from hyimg_cli.cli import options as o
+from hyimg_cli.cli import render
+from hyimg_cli.errors import UsageError
+from hyimg_cli.files import replace_file, storage_error
+from hyimg_cli.manifest.edits import json_lines
+from hyimg_cli.settings.table import RUN
+
+To = Annotated[
+    Path | None,
+    o.option("-o", "--output", panel=RUN, help="File to write; its paths lead from its folder."),
+]
+Replace = Annotated[bool, o.option("--force", panel=RUN, help="Replace a file that is there.")]
+
+
+def manifest(
+    ctx: typer.Context,
+    inputs: o.Inputs = None,
+    prompt: o.Prompt = None,
+    recursive: o.Recursive = False,
+    output: To = None,
+    force: Replace = False,
+    quiet: o.Quiet = False,
+) -> None:
+    """Write the manifest that pictures and prompts stand for, to be edited and run.
+
+    hyimg manifest photos --prompt "make the background white" > jobs.jsonl
+
+    Without -o the paths lead from the working folder, where the file then belongs. The jobs are
+    those of hyimg generate with the same pictures and prompts, by the same names.
+    """
+    if not prompt:
+        hint = 'for example --prompt "make the background white"'
+        raise UsageError("there is no prompt", hint=hint, code="manifest.no-prompt")
+    found, prompts = given_inputs.pictures_and_prompts(ctx.params)
+    if output is None:
+        render.line(json_lines(found, prompts, Path()).decode().rstrip("\n"))
+        return
+    if output.exists() and not force:
+        hint = "--force replaces it"
+        raise UsageError("the file is there", where=str(output), hint=hint, code="usage.exists")
+    data = json_lines(found, prompts, output.parent)
+    try:
+        replace_file(output, data)
+    except OSError as error:
+        raise storage_error(error, output.parent) from error
+    if not quiet:
+        count = data.count(b"\n")
+        render.note(f"{output}: {count} job{'' if count == 1 else 's'}")

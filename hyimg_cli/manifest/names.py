@@ -1,0 +1,89 @@
+"""Ids of jobs made of names that people gave: of files, of values.
+
+An id is a function of the name alone, so that it stays when files come or go. A name that can stand
+as it is does; one of which something had to be replaced ends in a digest of all of it.
+"""
+
+import re
+import unicodedata
+from collections.abc import Iterable
+
+from hyimg_cli.spec import digest
+
+# Names without a mark of their kind; others have it behind them, so that cat.jpg stays cat beside
+# cat.png, which is cat-png, alone or not.
+PLAIN_SUFFIX = "jpg"
+_DIGITS = 10
+_LONGEST, _LONGEST_FOLDER, _KEPT = 60, 40, 28
+_AS_IT_IS = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*", re.ASCII)
+_FOLDER_AS_IT_IS = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
+# What ends in digits like a digest could be another's id.
+_LIKE_DIGEST = re.compile(rf".*-[0-9a-f]{{{_DIGITS}}}", re.ASCII | re.DOTALL)
+
+
+def ids_of_files(names: Iterable[str], suffixes: Iterable[str]) -> dict[str, str]:
+    """The id of each file by its name, a path with `/`; `suffixes` are those of pictures.
+
+    Ids of a subset are those of the whole, but where names differ in case only: then all but the
+    first of them, in the order of their characters, end in a digest.
+    """
+    marks = tuple(f"-{suffix.lstrip('.')}" for suffix in suffixes)
+    ids: dict[str, str] = {}
+    claimed: set[str] = set()
+    for name in sorted(set(names)):
+        own = _id_of_file(name, marks)
+        if own.casefold() in claimed:
+            own = f"{own}-{short(name)}"
+        claimed.add(own.casefold())
+        ids[name] = own
+    return ids
+
+
+def in_id(text: str) -> str:
+    """`text` as a part of an id: itself, or what can be kept of it and a digest."""
+    if len(text) <= _LONGEST and _AS_IT_IS.fullmatch(text):
+        return text
+    return _with_digest(text, text)
+
+
+def short(text: str) -> str:
+    """A short digest of a text, of bytes that are no text too."""
+    return digest.of_bytes(text.encode("utf-8", "surrogatepass"))[:_DIGITS]
+
+
+def _id_of_file(name: str, marks: tuple[str, ...]) -> str:
+    folder, slash, file = name.rpartition("/")
+    stem, _, suffix = file.rpartition(".")
+    is_plain = suffix.lower() == PLAIN_SUFFIX
+    if (
+        len(stem) > _LONGEST
+        or not _AS_IT_IS.fullmatch(stem)
+        # Such names are those of other kinds, or end in a digest.
+        or (is_plain and (stem.lower().endswith(marks) or _LIKE_DIGEST.fullmatch(stem.lower())))
+    ):
+        own = _with_digest(stem, name)
+    else:
+        own = stem if is_plain else f"{stem}-{suffix.lower()}"
+    return f"{_folder(folder)}{slash}{own}"
+
+
+def _folder(path: str) -> str:
+    """A folder's path as the part of an id before its last slash."""
+    parts = path.split("/") if path else []
+    kept = [
+        part
+        if _FOLDER_AS_IT_IS.fullmatch(part) and not _LIKE_DIGEST.fullmatch(part.lower())
+        else _with_digest(part, "/".join(parts[: number + 1]), dots="")
+        for number, part in enumerate(parts)
+    ]
+    whole = "/".join(kept)
+    return whole if len(whole) <= _LONGEST_FOLDER else _with_digest(parts[-1], path, dots="")
+
+
+def _with_digest(text: str, whole: str, *, dots: str = ".") -> str:
+    """What ids can hold of `text`, shortened, and a digest of the `whole`."""
+    letters = "".join(
+        c for c in unicodedata.normalize("NFKD", text) if not unicodedata.combining(c)
+    )
+    kept = re.sub(rf"[^A-Za-z0-9_{dots}-]+", "-", letters)[:_KEPT].strip("-.")
+    return f"{kept or 'x'}-{short(whole)}"

@@ -1,0 +1,198 @@
+"""Which pictures a command line means: files, folders, patterns; and what of it is no picture."""
+
+import glob
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hyimg_cli.errors import HyimgError, ManifestError
+from hyimg_cli.manifest.line import fault
+from hyimg_cli.media.images import SUFFIXES
+from hyimg_cli.settings.kinds import shown
+
+_RESULTS = "results.jsonl"
+_NAMED = 3
+_DIGITS = re.compile(r"([0-9]+)")
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Pictures in natural order, by their names from `base` (with `/`), and the paths to open.
+
+    `base`: the folder that all of them were named in. `notes`: what was left out, a line each.
+    """
+
+    base: Path
+    files: dict[str, Path]
+    notes: tuple[str, ...] = ()
+
+
+def is_pattern(argument: str) -> bool:
+    """Tell if an argument stands for the files that match it: `photos/*.jpg`, quoted."""
+    return glob.has_magic(argument) and not os.path.lexists(argument)
+
+
+def is_picture_name(name: str) -> bool:
+    """Tell by its suffix if a file is one of those that are read as pictures."""
+    return os.path.splitext(name)[1].lower() in SUFFIXES
+
+
+def sources(arguments: Sequence[str], *, is_recursive: bool) -> Sources:
+    """The pictures that the arguments name. Raises ManifestError with every fault of them."""
+    search = _Search(is_recursive)
+    bases: dict[str, Path] = {}
+    for argument in arguments:
+        base = search.add(argument)
+        bases.setdefault(os.path.abspath(base), base)
+    if not search.faults and not search.found:
+        search.faults.append(_none_found(arguments, search))
+    if search.faults:
+        raise ManifestError(search.faults)
+    return search.sources(_common(bases))
+
+
+@dataclass
+class _Search:
+    is_recursive: bool
+    # By their absolute path, the path as it was given.
+    found: dict[str, Path] = field(default_factory=dict)
+    others: list[str] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+    linked: list[str] = field(default_factory=list)
+    runs: list[str] = field(default_factory=list)
+    repeated: int = 0
+    faults: list[HyimgError] = field(default_factory=list)
+
+    def add(self, argument: str) -> Path:
+        """Takes what an argument names, and gives the folder in which its names begin."""
+        if is_pattern(argument):
+            matches = sorted(glob.glob(argument, recursive=True))
+            if not matches:
+                hint = "* stands for anything within a folder, ** for folders of any depth"
+                self._refuse("nothing matches this pattern", argument, hint)
+            for match in matches:
+                self._add_path(match)
+            return _fixed_part(argument)
+        self._add_path(argument)
+        return Path(argument) if os.path.isdir(argument) else Path(argument).parent
+
+    def _add_path(self, name: str) -> None:
+        if os.path.isdir(name):
+            self._add_folder(name)
+        elif not name or "\0" in name or not os.path.lexists(name):
+            self._refuse("there is no such file or folder", name or '""', "")
+        else:
+            self._add_file(name)
+
+    def _add_file(self, name: str) -> None:
+        if not is_picture_name(name):
+            self.others.append(name)
+        elif not _is_text(name):
+            self._refuse("the file's name is not UTF-8", shown(name), "rename it")
+        elif os.path.abspath(name) in self.found:
+            self.repeated += 1
+        else:
+            self.found[os.path.abspath(name)] = Path(name)
+
+    def _add_folder(self, top: str) -> None:
+        for folder, below, files in os.walk(top, onerror=self._refuse_unreadable):
+            below[:] = self._entered(folder, below)
+            for name in files:
+                if name.startswith("."):
+                    self.others.append(os.path.join(folder, name))
+                else:
+                    self._add_file(os.path.join(folder, name))
+
+    def _entered(self, folder: str, below: Iterable[str]) -> Iterator[str]:
+        """The folders to look into: no hidden ones, no links, no results of earlier runs."""
+        for name in below:
+            path = os.path.join(folder, name)
+            if name.startswith("."):
+                self.others.append(path)
+            elif not self.is_recursive:
+                self.left_out.append(path)
+            elif os.path.islink(path):
+                self.linked.append(path)
+            elif os.path.exists(os.path.join(path, _RESULTS)):
+                self.runs.append(path)
+            else:
+                yield name
+
+    def _refuse(self, what: str, where: str, hint: str) -> None:
+        self.faults.append(fault("missing", what, where=where, hint=hint))
+
+    def _refuse_unreadable(self, error: OSError) -> None:
+        what = f"the folder cannot be read: {error.strerror}"
+        self.faults.append(fault("unreadable", what, where=str(error.filename)))
+
+    def sources(self, base: Path) -> Sources:
+        start = os.path.abspath(base)
+        names = {os.path.relpath(path, start).replace(os.sep, "/"): path for path in self.found}
+        files = {name: self.found[names[name]] for name in sorted(names, key=_natural)}
+        return Sources(base, files, tuple(self.notes()))
+
+    def notes(self) -> Iterator[str]:
+        """What was left out, a sentence for each reason."""
+        for names, one, many in (
+            (self.others, "file is no picture", "files are no pictures"),
+            (self.left_out, "folder is left out without --recursive", ""),
+            (self.linked, "linked folder is left out", ""),
+            (self.runs, "folder of an earlier run is left out", ""),
+        ):
+            if names:
+                plural = many or one.replace("folder", "folders").replace(" is ", " are ")
+                yield f"{len(names)} {one if len(names) == 1 else plural}: {_listed(names)}"
+        if self.repeated:
+            yield f"named more than once, taken once: {self.repeated}"
+
+
+def _none_found(arguments: Sequence[str], search: _Search) -> HyimgError:
+    hint = f"read are {', '.join(sorted(SUFFIXES))}"
+    if search.left_out:
+        hint = "--recursive looks into the folders below, too"
+    what = "; ".join(("there is no picture here", *search.notes()))
+    return fault("no-pictures", what, where=", ".join(arguments[:_NAMED]), hint=hint)
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown_names = [name if name.isprintable() and _is_text(name) else shown(name) for name in names]
+    rest = len(names) - _NAMED
+    return ", ".join(shown_names[:_NAMED]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def _is_text(name: str) -> bool:
+    """Tell if a name can be written: one that is not UTF-8 cannot."""
+    return not any("\ud800" <= c <= "\udfff" for c in name)
+
+
+def _fixed_part(pattern: str) -> Path:
+    """The folder before the first part of a pattern that stands for many."""
+    parts = Path(pattern).parts
+    count = next(n for n, part in enumerate(parts) if glob.has_magic(part))
+    return Path(*parts[:count])
+
+
+def _common(bases: dict[str, Path]) -> Path:
+    """The folder that all of these are in; one alone as it was given."""
+    if len(bases) == 1:
+        return next(iter(bases.values()))
+    common = os.path.commonpath(bases)
+    is_absolute = any(base.is_absolute() for base in bases.values())
+    return Path(common if is_absolute else os.path.relpath(common))
+
+
+def _natural(name: str) -> list[tuple[list[tuple[int, int, str]], str]]:
+    """A key that puts 2 before 10 and folders' files together, whatever their case."""
+    return [
+        (
+            [
+                (0, int(run), "") if run.isdecimal() else (1, 0, run)
+                for run in _DIGITS.split(part.casefold())
+                if run
+            ],
+            part,
+        )
+        for part in name.split("/")
+    ]

@@ -1,0 +1,136 @@
+"""What files, folders and patterns of a command line stand for, and what is said of the rest."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from hyimg_cli.errors import HyimgError, ManifestError
+from hyimg_cli.manifest import sources as module
+from hyimg_cli.manifest.sources import is_pattern, sources
+from hyimg_cli.media.images import FORMATS, SUFFIXES
+
+Tree = Callable[..., None]
+
+
+@pytest.fixture
+def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tree:
+    """Makes empty files below the working folder."""
+    monkeypatch.chdir(tmp_path)
+
+    def make(*names: str) -> None:
+        for name in names:
+            Path(name).parent.mkdir(parents=True, exist_ok=True)
+            Path(name).touch()
+
+    return make
+
+
+def names(*arguments: str, is_recursive: bool = False) -> list[str]:
+    return list(sources(arguments, is_recursive=is_recursive).files)
+
+
+def faults(*arguments: str, is_recursive: bool = False) -> list[tuple[str, str]]:
+    with pytest.raises(ManifestError) as caught:
+        sources(arguments, is_recursive=is_recursive)
+    return [(one.code, one.where) for one in caught.value.faults]
+
+
+def test_the_suffixes_are_pillows_own() -> None:
+    Image.init()
+    known = Image.registered_extensions().items()
+    assert {suffix for suffix, name in known if name in FORMATS} == SUFFIXES
+
+
+def test_a_folder_in_natural_order(tree: Tree) -> None:
+    tree("p/IMG_10.JPG", "p/img_2.png", "p/b/1.jpg", "p/b/10.jpg", "p/b/2.jpg", "p/a.txt")
+    assert names("p") == ["img_2.png", "IMG_10.JPG"]
+    found = sources(["p/"], is_recursive=True)
+    assert list(found.files) == ["b/1.jpg", "b/2.jpg", "b/10.jpg", "img_2.png", "IMG_10.JPG"]
+    assert found.files["b/2.jpg"] == Path("p/b/2.jpg")
+    assert found.base == Path("p")
+
+
+def test_what_is_left_out_is_told_in_a_line_each(tree: Tree) -> None:
+    tree("p/a.jpg", "p/.hidden.jpg", "p/n.txt", "p/x.heic", "p/y", "p/s/b.jpg", "p/.git/c.jpg")
+    found = sources(["p"], is_recursive=False)
+    (others, below) = sorted(found.notes, key=len, reverse=True)
+    assert others.startswith("5 files are no pictures: ")
+    assert others.endswith(" and 2 more")
+    assert below == "1 folder is left out without --recursive: p/s"
+
+
+def test_results_of_earlier_runs_and_links_are_not_entered(tree: Tree) -> None:
+    tree("a.jpg", "runs/one/results.jsonl", "runs/one/outputs/a.png", "b/c.jpg")
+    Path("round").symlink_to(".")
+    found = sources(["."], is_recursive=True)
+    assert list(found.files) == ["a.jpg", "b/c.jpg"]
+    assert found.notes == (
+        "1 linked folder is left out: ./round",
+        "1 folder of an earlier run is left out: ./runs/one",
+    )
+
+
+def test_files_folders_and_patterns_of_one_folder_have_the_same_names(tree: Tree) -> None:
+    tree("p/a.jpg", "p/b.jpg")
+    assert names("p") == names("p/a.jpg", "./p/b.jpg") == names("p/*.jpg") == ["a.jpg", "b.jpg"]
+
+
+def test_several_folders_are_named_from_the_one_above(tree: Tree) -> None:
+    tree("x/p/a.jpg", "x/q/a.jpg", "x/q/s/b.jpg")
+    assert names("x/p", "x/q") == ["p/a.jpg", "q/a.jpg"]
+    assert names("x/**/*.jpg") == ["p/a.jpg", "q/a.jpg", "q/s/b.jpg"]
+    assert sources(["x/p", "x/q"], is_recursive=False).base == Path("x")
+
+
+def test_what_is_named_twice_is_taken_once(tree: Tree) -> None:
+    tree("p/a.jpg")
+    found = sources(["p/a.jpg", "p", "p/../p/a.jpg"], is_recursive=False)
+    assert list(found.files) == ["a.jpg"]
+    assert found.notes == ("named more than once, taken once: 2",)
+
+
+def test_a_pattern_that_is_a_files_name_is_that_file(tree: Tree) -> None:
+    tree("a[1].jpg", "a1.jpg")
+    assert not is_pattern("a[1].jpg")
+    assert names("a[1].jpg") == ["a[1].jpg"]
+    assert names("a[12].jpg") == ["a1.jpg"]
+
+
+def test_every_fault_at_once(tree: Tree) -> None:
+    tree("a.jpg", "bad\udcff.jpg")
+    found = faults("a.jpg", "nowhere", "", "*.gif", "bad\udcff.jpg", "a.jpg/b.jpg", "x\0y")
+    assert [code for code, _ in found] == ["manifest.missing"] * 6
+    assert [where for _, where in found[:3]] == ["nowhere", '""', "*.gif"]
+
+
+@pytest.mark.parametrize("names", [[], ["e/a.txt"], ["e/.a.jpg"], ["e/s/a.jpg"]])
+def test_a_folder_without_pictures(tree: Tree, names: list[str]) -> None:
+    tree(*names)
+    Path("e").mkdir(exist_ok=True)
+    assert faults("e") == [("manifest.no-pictures", "e")]
+
+
+def test_a_broken_link_is_a_source_that_will_be_missing(tree: Tree) -> None:
+    tree("p/b.jpg")
+    Path("p/a.jpg").symlink_to("nowhere.jpg")
+    assert names("p") == ["a.jpg", "b.jpg"]
+
+
+def test_a_folder_that_cannot_be_read(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree("p/a.jpg", "p/s/b.jpg")
+    walk = module.os.walk
+
+    def refused(top: str, onerror: Callable[[OSError], None]) -> object:
+        onerror(PermissionError(13, "Permission denied", "p/s"))
+        return walk(top)
+
+    monkeypatch.setattr(module.os, "walk", refused)
+    assert faults("p") == [("manifest.unreadable", "p/s")]
+
+
+def test_each_fault_is_an_error_of_usage(tree: Tree) -> None:
+    with pytest.raises(HyimgError) as caught:
+        sources(["nowhere"], is_recursive=False)
+    assert caught.value.exit_code == 2
