@@ -92,6 +92,7 @@ WITHOUT_TORCH = (
     "engine.choice",
     "engine.forecast",
     "engine.runner",
+    "engine.sources",
     "engine.replicas.dealing",
     "engine.replicas.process",
     "engine.replicas.link",

@@ -4,7 +4,7 @@
 
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +14,14 @@ from hyimg_cli.cli.progress import Report
 from hyimg_cli.cli.stopping import Stopper, stoppable
 from hyimg_cli.engine import runner
 from hyimg_cli.engine.choice import RunsPlans, session_for
+from hyimg_cli.engine.sources import SourcesSeen, refuse_hopeless, seen
 from hyimg_cli.errors import HyimgError, Interrupted
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.journal.provenance import run_info
 from hyimg_cli.manifest.consumed import without_effect
 from hyimg_cli.manifest.manifest import Manifest
 from hyimg_cli.settings.precedence import Setting
+from hyimg_cli.spec.job import Job
 from hyimg_cli.spec.run import RunConfig
 
 logger = logging.getLogger(__name__)
@@ -48,15 +50,21 @@ def carry_out(order: Order, style: render.Style) -> int:
     accepted = runner.accept(manifest, settings)
     if not accepted.invalid:  # a faulty line may be of the other kind
         render.remarks(without_effect(settings, accepted.jobs), style)
+    found = look_at_sources(order.selection.of(accepted.jobs), config, style)
     with stoppable() as stopper, RunFolder(config.output.folder) as folder:
         run = runner.prepare(
-            folder, accepted, config=config, selection=order.selection, policy=order.policy
+            folder,
+            accepted,
+            config=config,
+            selection=order.selection,
+            policy=order.policy,
+            found=found,
         )
         counts = runner.Summary.before(run)
         place = str(config.output.folder)
         with Report(counts, style, place=place, again=order.again, retry=order.retry) as report:
-            report.outcomes(run.invalid)
-            if run.plan.jobs:
+            report.outcomes((*run.invalid, *run.untried))
+            if run.plan.jobs and not (run.untried and config.failure.fail_fast):
                 folder.write_run(run_info(manifest, settings, run.plan))
                 with (
                     _session(config, stopper) as session,
@@ -71,6 +79,19 @@ def carry_out(order: Order, style: render.Style) -> int:
             with _told("no contact sheet", then=f"to have one: {order.again}"):
                 _write_sheet(config.output.folder, style)
     return 1 if counts.failed or counts.invalid else 0
+
+
+def look_at_sources(jobs: Sequence[Job], config: RunConfig, style: render.Style) -> SourcesSeen:
+    """What there is of the jobs' sources; what there is not is told.
+
+    Raises UsageError where no job has its sources, and the folder holds no result of any.
+    """
+    found = seen(jobs)
+    if found.errors and not style.is_quiet:
+        for text in found.named():
+            render.note(render.printable(text))
+    refuse_hopeless(found, jobs, RunFolder(config.output.folder).results())
+    return found
 
 
 @contextmanager

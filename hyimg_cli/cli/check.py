@@ -8,8 +8,10 @@ from hyimg_cli.cli import inputs, render
 from hyimg_cli.cli import options as o
 from hyimg_cli.cli.selection import selection_of
 from hyimg_cli.engine import runner
+from hyimg_cli.engine.sources import faults, seen
 from hyimg_cli.errors import HyimgError
 from hyimg_cli.manifest.consumed import without_effect
+from hyimg_cli.spec.units import counted
 
 FAULTY_MANIFEST, FAULTY_FILES = 2, 1
 
@@ -25,8 +27,12 @@ def check(ctx: typer.Context) -> None:
         render.remarks(without_effect(settings, jobs), style)
     # A pattern that matches no job ends here, behind the faults that may be why.
     chosen = selection.of(jobs)
-    in_files = runner.source_faults(chosen)
+    found = seen(chosen, decode=True)
+    in_files = faults(found, chosen)
     _show(in_files, style)
+    if not (style.as_json or style.is_quiet):
+        for text in found.sentences():
+            render.note(text)
     _close(len(chosen), len(in_lines) + len(in_files), style)
     raise typer.Exit(FAULTY_MANIFEST if in_lines else FAULTY_FILES if in_files else 0)
 
@@ -45,8 +51,4 @@ def _close(job_count: int, fault_count: int, style: render.Style) -> None:
     if style.as_json:
         render.json_line({"summary": {"jobs": job_count, "faults": fault_count}})
     elif not style.is_quiet:
-        jobs, faults = (
-            f"{count} {noun}{'' if count == 1 else 's'}"
-            for count, noun in ((job_count, "job"), (fault_count, "fault"))
-        )
-        render.note(f"{jobs}, {faults}")
+        render.note(f"{counted(job_count, 'job')}, {counted(fault_count, 'fault')}")

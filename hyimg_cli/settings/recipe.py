@@ -35,8 +35,8 @@ def read_folders_own(path: Path = FOLDERS_OWN) -> dict[str, Any]:
     text, tables = _read(path)
     for table, names in _BY_NAME_ALONE.items():
         entries = tables.get(table)
-        for name in names if isinstance(entries, dict) else ():
-            if name in entries:
+        for name in names:
+            if isinstance(entries, dict) and name in entries:
                 raise RecipeError(
                     f"{name} may not be set by a file that is read because it lies here",
                     where=f"{path.name}:{_line_of(text, table, name)}: {table}.{name}",
