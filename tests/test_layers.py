@@ -59,6 +59,7 @@ WITHOUT_TORCH = (
     "files",
     "settings",
     "manifest",
+    "journal.differences",
     "journal.disk",
     "journal.journal",
     "journal.keys",

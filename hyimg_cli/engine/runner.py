@@ -11,6 +11,7 @@ from functools import cache
 
 from hyimg_cli.engine.sources import SourcesSeen, seen, untried
 from hyimg_cli.errors import HyimgError, JobError, ManifestError, UsageError
+from hyimg_cli.journal.differences import differing
 from hyimg_cli.journal.journal import Resumption, RunFolder, resume
 from hyimg_cli.journal.keys import job_keys
 from hyimg_cli.manifest import planner
@@ -279,6 +280,7 @@ def sift(
         retry_failed=policy.retry_failed,
         force=policy.force,
         with_frames=config.output.frames != "none",
+        differing=differing(folder.folder, config),
     )
 
 
