@@ -93,7 +93,7 @@ def carry_out(order: Order, style: render.Style) -> int:
                 if run.plan.jobs and not (run.untried and config.failure.fail_fast):
                     folder.write_run(run_info(manifest, settings, run.plan))
                     with (
-                        _session(config, stopper) as session,
+                        open_session(config, stopper) as session,
                         closing(session.run(run.plan, folder)) as events,
                     ):
                         for event in events:
@@ -120,7 +120,7 @@ def look_at_sources(jobs: Sequence[Job], config: RunConfig, style: render.Style)
 
 
 @contextmanager
-def _session(config: RunConfig, stopper: Stopper) -> Iterator[RunsPlans]:
+def open_session(config: RunConfig, stopper: Stopper) -> Iterator[RunsPlans]:
     """One that a signal stops."""
     session = stopper.session = session_for(config)
     try:

@@ -26,6 +26,7 @@ OF_A_RUN = {
 }
 # The first sentence of each command's own help.
 OTHERS = {
+    "think": "Write the texts of a manifest's jobs, and draw nothing.",
     "manifest": "Write the manifest that pictures and prompts stand for, to be edited and run.",
     "report": "Make the page of a run's folder: report.html, or one file to attach.",
     "info": "Show the prompt, seed, job, model and versions that a picture, an MP4 or its sidecar "

@@ -41,6 +41,7 @@ SYSTEM_PROMPTS = (
     "dynamic",
     "custom",
 )
+VARY = ("picture", "text", "both")
 # About seven minutes at 24 a second: beyond any model, so a slip of the pen.
 MAX_FRAMES = 10001
 MAX_FPS = 240
@@ -206,6 +207,14 @@ _SAMPLING = (
         "Seed of jobs without one of their own.",
         is_basic=True,
     ),
+    _sampling(
+        "n",
+        Integer(1, 1000),
+        1,
+        "Number of results of a line.",
+        aliases=("num_outputs_per_prompt",),
+    ),
+    _text("vary", OneOf(VARY), "both", "What the results of a line differ in, by their seeds."),
     _text(
         "bot_task",
         OneOf(BOT_TASKS, (("image", "none"),)),

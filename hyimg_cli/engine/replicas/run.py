@@ -38,7 +38,7 @@ from hyimg_cli.errors import (
     MachineError,
     StorageError,
 )
-from hyimg_cli.journal.journal import RunFolder
+from hyimg_cli.journal.journal import JobFolder
 from hyimg_cli.journal.keys import key_of, precision, source_digests
 from hyimg_cli.journal.provenance import cores
 from hyimg_cli.memory.fit import judged
@@ -96,7 +96,7 @@ class Replicas:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def run(self, plan: Plan, folder: RunFolder) -> Generator[Event, None, None]:
+    def run(self, plan: Plan, folder: JobFolder) -> Generator[Event, None, None]:
         """Every job of the plan, as in `Session.run`; only as many replicas as there are jobs.
 
         A replica that dies costs nobody a job: what it had begun runs once more, alone. Raises
@@ -147,7 +147,7 @@ class _Dispatcher:
     """One run: who works on what, and what has become of it."""
 
     def __init__(
-        self, plan: Plan, folder: RunFolder, config: RunConfig, workers: list[Worker]
+        self, plan: Plan, folder: JobFolder, config: RunConfig, workers: list[Worker]
     ) -> None:
         self._plan, self._folder, self._config, self._workers = plan, folder, config, workers
         self._queue = JobQueue(plan, len(workers))
