@@ -362,8 +362,8 @@ def _occupied(folder: RunFolder, count: int) -> OutputFolderError:
 
 def _other_job(job: Job) -> OutputFolderError:
     return OutputFolderError(
-        f'"{job.custom_id}" is done in this folder, made otherwise: another line, source image, '
-        "model or setting that changes pixels",
+        f'"{job.custom_id}" is done in this folder, made otherwise: another line, format, source '
+        "image, model or setting that changes pixels",
         where=job.source_line,
         hint="give the flags that run.json names, choose another folder or custom_id, or replace "
         "the result with --force",

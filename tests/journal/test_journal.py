@@ -805,6 +805,15 @@ def test_what_is_replaced_goes_once_the_new_line_is_there(
     assert resume(run, swapped, keys).done == ["a", "b", "c"]
 
 
+def test_a_job_made_again_under_its_name_keeps_its_file(tmp_path: Path, make_job: MakeJob) -> None:
+    job = make_job("a")
+    for key in ("key", "another"):
+        with RunFolder(tmp_path) as run:
+            run.supersede(resume(run, [job], {"a": key}, force=True).former)
+            made(run, job, key)
+    assert outputs_in(tmp_path) == {"a.png"}
+
+
 def test_a_failed_attempt_takes_no_file_with_it(tmp_path: Path, make_job: MakeJob) -> None:
     job = make_job("a")
     with RunFolder(tmp_path) as run:
