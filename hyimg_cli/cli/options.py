@@ -15,11 +15,15 @@ from typing import Annotated, Any
 
 import typer
 
+from hyimg_cli.cli import render
+from hyimg_cli.cli.completion import among, ids, manifests
+from hyimg_cli.cli.help import show_all
+from hyimg_cli.cli.render import PROGRESS
 from hyimg_cli.errors import UsageError
 from hyimg_cli.settings.config import configured, refuse_conflicts
 from hyimg_cli.settings.kinds import Truth
 from hyimg_cli.settings.precedence import Setting, settle
-from hyimg_cli.settings.recipe import read_recipe
+from hyimg_cli.settings.recipe import FOLDERS_OWN, read_folders_own, read_recipe
 from hyimg_cli.settings.table import CHECKPOINT, RUN, SETTINGS, Declaration
 from hyimg_cli.spec.run import RunConfig
 
@@ -27,9 +31,13 @@ STYLE = "Style"
 _CHOICE = "Selection"
 
 
-def option(*names: str, panel: str, help: str, **more: Any) -> Any:
-    """An option in its panel of the help, without a default that would have to be shown."""
-    return typer.Option(*names, help=help, rich_help_panel=panel, show_default=False, **more)
+def option(*names: str, panel: str, help: str, is_basic: bool = False, **more: Any) -> Any:
+    """An option in its panel of the help, without a default that would have to be shown.
+
+    `is_basic`: on the first screen of a run's help.
+    """
+    more |= {"rich_help_panel": panel, "hidden": not is_basic}
+    return typer.Option(*names, help=help, show_default=False, **more)
 
 
 def folder(text: str) -> Path:
@@ -62,18 +70,17 @@ def _parameter(row: Declaration) -> inspect.Parameter:
     metavar = None if is_truth else f"<{row.kind.metavar}>"
     facts = "; ".join(filter(None, (row.kind.allowed, _default(row))))
     help = f"{row.help}  [{facts}]" if facts else row.help
-    flag = typer.Option(
-        None,
+    flag = option(
         *row.spelled,
+        panel=row.panel,
         help=help,
+        is_basic=row.is_basic,
         metavar=metavar,
-        rich_help_panel=row.panel,
-        show_default=False,
+        autocompletion=among(row.kind.choices) if row.kind.choices else None,
     )
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    return inspect.Parameter(
-        row.name, kind, default=flag, annotation=bool | None if is_truth else str | None
-    )
+    of = bool if is_truth else str
+    return inspect.Parameter(row.name, kind, default=None, annotation=Annotated[of | None, flag])
 
 
 def _default(row: Declaration) -> str:
@@ -86,6 +93,7 @@ Inputs = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="INPUT",
+        autocompletion=manifests,
         help="A manifest: .jsonl, .csv or .tsv with a job per line, .txt with a prompt per line, "
         "- for JSONL on standard input, or a packaged one: quickstart, quickstart-video. Or "
         "pictures, for --prompt: a folder, files, a quoted pattern.",
@@ -96,32 +104,53 @@ Prompt = Annotated[
     option(
         "--prompt",
         panel=RUN,
-        help="What to do with each picture; may be given again, or be a .txt file with a prompt "
-        "per line.",
+        is_basic=True,
+        metavar="<text>",
+        help="What to do with each picture; again for more, or a .txt file of prompts.",
     ),
 ]
 Recursive = Annotated[
-    bool, option("--recursive", panel=RUN, help="Pictures of the folders below, too.")
+    bool,
+    option("--recursive", panel=RUN, is_basic=True, help="Pictures of the folders below, too."),
 ]
-Recipe = Annotated[Path | None, option("--recipe", panel=RUN, help="Settings from a TOML file.")]
+Recipe = Annotated[
+    Path | None, option("--recipe", panel=RUN, is_basic=True, help="Settings from a TOML file.")
+]
+NoConfig = Annotated[
+    bool, option("--no-config", panel=RUN, help="Leave out the hyimg.toml of this folder.")
+]
 Resume = Annotated[
     bool,
     option("--resume/--no-resume", panel=RUN, help="Leave out what is done already (default)."),
 ]
 RetryFailed = Annotated[
-    bool, option("--retry-failed", panel=RUN, help="Run the jobs again that failed before.")
+    bool,
+    option(
+        "--retry-failed", panel=RUN, is_basic=True, help="Run the jobs again that failed before."
+    ),
 ]
 Force = Annotated[
-    bool, option("--force", panel=RUN, help="Replace results of the same id made otherwise.")
+    bool,
+    option(
+        "--force", panel=RUN, is_basic=True, help="Replace results of the same id made otherwise."
+    ),
 ]
 DryRun = Annotated[
     bool, option("--dry-run", panel=RUN, help="Show the plan (as hyimg plan does) and stop.")
 ]
 Select = Annotated[
-    str | None, option("--select", panel=_CHOICE, help="Only ids that match this pattern.")
+    str | None,
+    option(
+        "--select",
+        panel=_CHOICE,
+        is_basic=True,
+        autocompletion=ids,
+        help="Only ids that match this pattern.",
+    ),
 ]
 Limit = Annotated[
-    int | None, option("--limit", panel=_CHOICE, min=1, help="Only the first N of the jobs.")
+    int | None,
+    option("--limit", panel=_CHOICE, is_basic=True, min=1, help="Only the first N of the jobs."),
 ]
 Shard = Annotated[
     str | None, option("--shard", panel=_CHOICE, help="I/N: every N-th job, from the I-th on.")
@@ -132,21 +161,60 @@ AsJson = Annotated[
 Quiet = Annotated[bool, option("-q", "--quiet", panel=STYLE, help="Only errors and failed jobs.")]
 Verbose = Annotated[int, option("-v", "--verbose", panel=STYLE, count=True, help="Say more.")]
 Progress = Annotated[
-    str, option("--progress", panel=STYLE, help="auto (default), rich, plain or none.")
+    str,
+    option(
+        "--progress",
+        panel=STYLE,
+        autocompletion=among(PROGRESS),
+        help="auto (default), rich, plain or none.",
+    ),
 ]
 AssumeThink = Annotated[
     int,
     option("--assume-think", panel=STYLE, min=0, help="Tokens a text stage is taken to write."),
 ]
+HelpAll = Annotated[
+    bool,
+    typer.Option("--help-all", is_eager=True, callback=show_all, help="Show every flag and exit."),
+]
+
+
+Measure = Annotated[
+    bool,
+    option(
+        "--measure",
+        panel=RUN,
+        is_basic=True,
+        help="plan: run two jobs of each shape for their seconds.",
+    ),
+]
 
 
 def settings_of(given: Mapping[str, Any]) -> dict[str, Setting]:
-    """Every setting with its value and origin, from flags, environment and recipe."""
+    """Every setting with its value and origin, from flags, environment and recipe; of a command
+    that may leave out `hyimg.toml`, from that file as well, which is told.
+    """
     recipe = read_recipe(Path(given["recipe"])) if given.get("recipe") else {}
     flags = {name: given[name] for name in SETTINGS if name in given}
-    settings = settle(flags, os.environ, recipe)
+    settings = settle(flags, os.environ, recipe, _folders_own(given))
     refuse_conflicts(settings)
     return settings
+
+
+def _folders_own(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What the working folder's own file sets, unless it is left out, or is the recipe itself."""
+    named = given.get("recipe")
+    if (
+        given.get("no_config", True)
+        or not os.path.lexists(FOLDERS_OWN)
+        or (named and FOLDERS_OWN.exists() and os.path.samefile(named, FOLDERS_OWN))
+    ):
+        return {}
+    found = read_folders_own()
+    if not given["quiet"]:
+        names = ", ".join(found) or "nothing"
+        render.note(f"{FOLDERS_OWN} of this folder sets {names}; --no-config leaves it out")
+    return found
 
 
 def output_folder(

@@ -22,6 +22,7 @@ def run_command(command: Callable[[typer.Context], None]) -> Callable[..., None]
         prompt: o.Prompt = None,
         recursive: o.Recursive = False,
         recipe: o.Recipe = None,
+        no_config: o.NoConfig = False,
         resume: o.Resume = True,
         retry_failed: o.RetryFailed = False,
         force: o.Force = False,
@@ -30,10 +31,12 @@ def run_command(command: Callable[[typer.Context], None]) -> Callable[..., None]
         limit: o.Limit = None,
         shard: o.Shard = None,
         assume_think: o.AssumeThink = 256,
+        measure: o.Measure = False,
         progress: o.Progress = "auto",
         as_json: o.AsJson = False,
         quiet: o.Quiet = False,
         verbose: o.Verbose = 0,
+        help_all: o.HelpAll = False,
     ) -> None:
         command(ctx)
 

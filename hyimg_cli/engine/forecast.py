@@ -1,4 +1,4 @@
-"""What a plan will compute and share, by running its jobs through the tree without weights; no
+"""Forecast what a plan computes and shares: its jobs run through the tree without weights; no
 torch.
 
 Exact before anything runs: the AR prompts' rows, image encodes, bytes of shared K/V. They come from
@@ -57,7 +57,7 @@ class Sized:
 
 
 def forecast(plan: Plan, config: RunConfig, *, assumed_think: int) -> PlanCost:
-    """What `plan` will take of its pictures; source images are looked at, not decoded."""
+    """Forecast the pictures of `plan`; source images are looked at, not decoded."""
     ahead = Forecast(config, assumed_think)
     card_of = cache(lambda model: registry.model_card(model, config.model.revision))
     costs = cost(plan, ahead.tokens, card_of)
@@ -66,7 +66,7 @@ def forecast(plan: Plan, config: RunConfig, *, assumed_think: int) -> PlanCost:
 
 @dataclass(frozen=True)
 class VideoForecast:
-    """What a group of videos takes, how the decode of each is dealt to the run's ranks, and how
+    """The work of a group of videos, how each decode is spread over the run's ranks, and how
     many ranks have one of its guidance branches (`branches`, the most that a job has).
     """
 
@@ -77,7 +77,7 @@ class VideoForecast:
 
 
 def video_forecast(plan: Plan, config: RunConfig) -> tuple[VideoForecast, ...]:
-    """What each group of videos in `plan` will take, in order."""
+    """Forecast each group of videos in `plan`, in order."""
     groups = (group for group in plan.groups if isinstance(group, VideoGroup))
     return tuple(_of_videos(group, config) for group in groups)
 
@@ -119,14 +119,13 @@ class Forecast:
         if job.infer_align_image_size:
             digests = [stretched_digest(name) for name in digests]
         think = min(self._assumed_think, job.text.max_new_tokens)
-        tokens = registry.job_tokens(
-            job, sizes, assumed_think=think, revision=self._config.model.revision
-        )
+        known = registry.sequences(job.model, self._config.model.revision)
+        tokens = known.count(job, sizes, think)
         tokens = replace(tokens, image_encodes=self._encodes(job.model, digests))
         return self._shared(job, tokens, sizes, digests)
 
     def _encodes(self, model: str, digests: Sequence[str]) -> int:
-        """How many of the images no earlier job had, and no earlier run left on disk."""
+        """Number of the images that no earlier job had, and no earlier run left on disk."""
         new = {(model, digest) for digest in digests} - self._seen
         self._seen |= new
         return sum(not self._is_stored(model, digest) for model, digest in new)

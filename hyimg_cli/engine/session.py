@@ -17,9 +17,10 @@ import torch
 from hyimg_cli.errors import Interrupted, MachineError
 from hyimg_cli.journal.journal import JobFolder
 from hyimg_cli.journal.keys import key_of, source_digests
-from hyimg_cli.memory.fit import fits, need_beside
+from hyimg_cli.memory.fit import fits, need_of_second
 from hyimg_cli.memory.present import present
 from hyimg_cli.memory.room import confine, end_confinement
+from hyimg_cli.models import registry
 from hyimg_cli.pipelines.image.pipeline import ImagePipeline, LoadModel
 from hyimg_cli.pipelines.outcomes import Facts, failed
 from hyimg_cli.pipelines.pipeline import Pipeline
@@ -48,6 +49,7 @@ _DEVICE_FAULTS: tuple[type[Exception], ...] = (
 )
 
 
+AnyPipeline = Pipeline[Any, Any, Any]
 # A finished job, and its file or why it has none; None where there is no folder.
 Written = tuple[Finished[Job], OutputFile | Exception | None]
 
@@ -65,7 +67,7 @@ class Session:
         self._folder: JobFolder | None = None
         self._images = ImagePipeline(config, load)
         self._videos = VideoPipeline(config, self._images.forget)
-        self._pipeline: Pipeline[Any, Any] = self._images
+        self._pipeline: AnyPipeline = self._images
         self._attempts: dict[str, int] = {}
         self._stop_signal: int | None = None
         self._is_over = False
@@ -99,7 +101,6 @@ class Session:
         Without a `folder` pixels are made and dropped: outcomes name no files. `whole`: the plan
         that `plan` is a piece of; what all of its jobs need at once is made ready with the model.
         """
-        started = time.perf_counter()
         confine(self._config)
         self._folder = folder
         self._attempts = folder.attempts() if folder else {}
@@ -112,7 +113,8 @@ class Session:
                 self._stop_if_asked()
             self._stop_if_asked()
             yield GroupStarted(group.model, group.size_class, len(group.jobs))
-            for event in self._tried(group.jobs, started):
+            # Of no job's time: loading, and what was made ready for other groups.
+            for event in self._tried(group.jobs, time.perf_counter()):
                 yield event
                 if isinstance(event, JobFailed) and self._config.failure.fail_fast:
                     self._is_over = True
@@ -126,23 +128,21 @@ class Session:
 
     def _ready(self, group: Group | VideoGroup, plan: Plan) -> Iterator[Event]:
         """The group's pipeline with its model, its shared work and its shapes behind it."""
-        pipeline: Pipeline[Any, Any] = self._images if isinstance(group, Group) else self._videos
-        other: Pipeline[Any, Any] = self._videos if isinstance(group, Group) else self._images
+        pipeline: AnyPipeline = self._images if isinstance(group, Group) else self._videos
+        other: AnyPipeline = self._videos if isinstance(group, Group) else self._images
         self._pipeline = pipeline
         if pipeline.model != group.model and other.model is not None:
             yield from self._make_room(other, group)
         beside = () if other.model is None else (other.model,)
         if pipeline.model != group.model:
-            yield ModelLoading(group.model)
+            yield ModelLoading(group.model, stored_bytes(group, self._config.model.revision))
         for event in pipeline.use(group.model, plan.jobs_of_model(group.model), self._folder):
             yield replace(event, beside=beside) if isinstance(event, ModelLoaded) else event
         yield from pipeline.prepare(group.jobs, self._folder)
 
-    def _make_room(
-        self, other: Pipeline[Any, Any], group: Group | VideoGroup
-    ) -> Iterator[ModelReleased]:
+    def _make_room(self, other: AnyPipeline, group: Group | VideoGroup) -> Iterator[ModelReleased]:
         """Release the other model, unless the group's fits beside it with a full batch."""
-        needed = need_beside(group.model, group.jobs, self._config)
+        needed = need_of_second(group.model, group.jobs, self._config)
         name, there = other.model, present(self._config)
         if name is not None and not fits(needed, there):
             other.release()
@@ -238,6 +238,13 @@ class Session:
         if self._folder is not None:
             self._folder.append(outcome)
         return outcome
+
+
+def stored_bytes(group: Group | VideoGroup, revision: str | None) -> int:
+    """Bytes of all weights of a group's model, as they are stored."""
+    if isinstance(group, Group):
+        return registry.model_card(group.model, revision).weight_bytes
+    return sum(size for _, size in registry.video_card(group.model, revision).component_bytes)
 
 
 def _may_pass(event: JobFailed) -> bool:

@@ -1,4 +1,4 @@
-"""What a plan will take, in tokens, denoise steps and bytes, with and without sharing. No torch."""
+"""Cost of a plan, in tokens, denoise steps and bytes, with and without sharing. No torch."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
@@ -77,7 +77,7 @@ class PlanCost:
 def cost(
     plan: Plan, tokens_of: Callable[[ImageJob], JobTokens], card_of: Callable[[str], ModelCard]
 ) -> PlanCost:
-    """What the pictures of `plan` take. `tokens_of` gives a job's rows, `card_of` the bytes of one
+    """Cost of the pictures of `plan`. `tokens_of` gives a job's rows, `card_of` the bytes of one
     row's K/V.
     """
     groups = tuple(

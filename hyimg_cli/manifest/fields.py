@@ -11,11 +11,12 @@ from hyimg_cli.settings.kinds import (
     Integer,
     Integers,
     Kind,
+    Matrix,
     OneOf,
     Paths,
     Text,
 )
-from hyimg_cli.settings.table import SETTINGS, JobKind
+from hyimg_cli.settings.table import SETTINGS, TABLES, JobKind
 from hyimg_cli.spec.job import TASKS, VIDEO_TASKS
 
 
@@ -38,6 +39,7 @@ _OWN = (
     Field("model", Text("model"), "Checkpoint of this job: a folder or a hub id."),
     Field("n", Integer(1, 1000), "Number of results.", ("num_outputs_per_prompt",)),
     Field("seeds", Integers(1000, MAX_SEED, is_distinct=True), "A result for each seed."),
+    Field("matrix", Matrix(), "A job for each combination of values: lists of them, by field."),
     Field("width", Integer(MIN_SIDE, MAX_SIDE), "With height, instead of size."),
     Field("height", Integer(MIN_SIDE, MAX_SIDE), "With width, instead of size."),
     Field("cot_text", Text("text"), "Text before the picture, given.", only="pictures"),
@@ -51,6 +53,12 @@ _SHARED = (
 )
 FIELDS = (*_OWN, *_SHARED)
 BY_NAME = {name: field for field in FIELDS for name in (field.name, *field.aliases)}
+# What a matrix may combine.
+IN_MATRIX = {
+    name: field
+    for name, field in BY_NAME.items()
+    if field.name in TABLES["sampling"] or field.name == "model"
+}
 AR_FIELDS = ("ar_seed", "temperature", "top_k", "top_p", "max_new_tokens")
 # Of them, what only a choice by chance looks at.
 SAMPLED_FIELDS = ("ar_seed", "top_k", "top_p")

@@ -5,8 +5,9 @@ here. Defaults of settings and model are not known yet.
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any
 
 from hyimg_cli.errors import HyimgError, UsageError
@@ -18,8 +19,11 @@ from hyimg_cli.manifest.fields import (
     NOT_IN_PICTURES,
     NOT_IN_VIDEOS,
     SAMPLED_FIELDS,
+    Field,
 )
-from hyimg_cli.settings.kinds import BadValue, nearest, shown, size_request
+from hyimg_cli.manifest.matrix import Axis, AxisValue, axes_of
+from hyimg_cli.manifest.names import in_id
+from hyimg_cli.settings.kinds import BadValue, Text, nearest, shown, size_request
 
 # How chat endpoints spell a conversation; the released models draw from a single turn.
 _TURNS = ("messages", "message_list", "conversation", "history")
@@ -87,12 +91,18 @@ class Line:
         self.extra: dict[str, Any] = {}
         self.given: set[str] = set()
         self.refused: set[str] = set()
+        self.axes: list[Axis] = []
         self.faults: list[HyimgError] = []
 
     def add(self, slug: str, what: str, *, field: str = "", hint: str = "") -> None:
         """Adds a fault of the line, or of a field in it."""
         where = f"{self.where}: {field}" if field else self.where
         self.faults.append(fault(slug, what, where=where, hint=hint))
+
+    def done(self, number: int) -> ManifestLine:
+        """The line as it is kept."""
+        given = frozenset(self.given)
+        return ManifestLine(number, self.where, self.fields, self.extra, given)
 
     def read_prompt(self, raw: bytes) -> None:
         """Takes the line as a prompt."""
@@ -114,7 +124,44 @@ class Line:
                 self._take_extra(key, value)
             else:
                 self._take(key, value)
-        self._check_together()
+        if not self.axes:
+            self._check_together()
+
+    def read_cells(self, cells: Iterable[tuple[str, str]]) -> None:
+        """Takes the line as cells of a table, each with its column's name; empty ones are none."""
+        for key, text in cells:
+            if key.startswith("x_"):
+                self._take_extra(key, text)
+            elif text.strip():
+                self._take(key, text, is_cell=True)
+        if not self.axes:
+            self._check_together()
+
+    def children(self) -> list["Line"]:
+        """The lines that a matrix makes of this one, each checked; none where there is no matrix.
+
+        What is wrong with all of them alike is a fault of this line too.
+        """
+        if self.axes:
+            self._check_matrix()
+        if not self.axes or self.faults:
+            return []
+        children = [self._child(values) for values in product(*(axis.values for axis in self.axes))]
+        for child in children:
+            child._check_together()
+        self.faults += _of_all(self.where, children)
+        return children
+
+    def _child(self, values: Sequence[AxisValue]) -> "Line":
+        texts = [f"{axis.name}={one.text}" for axis, one in zip(self.axes, values, strict=True)]
+        marks = [in_id(text.replace("=", "-", 1)) for text in texts]
+        child = Line(f"{self.where} ({', '.join(texts)})")
+        child.fields = dict(self.fields)
+        child.fields |= {a.name: v.value for a, v in zip(self.axes, values, strict=True)}
+        child.fields["custom_id"] = "-".join((self.fields["custom_id"], *marks))
+        child.extra = self.extra
+        child.given = self.given | {axis.name for axis in self.axes}
+        return child
 
     def _decoded(self, raw: bytes) -> str | None:
         try:
@@ -164,7 +211,7 @@ class Line:
         except BadValue as bad:
             self.add(bad.slug, bad.what, field=_plain(key), hint=bad.hint)
 
-    def _take(self, key: str, value: Any) -> None:
+    def _take(self, key: str, value: Any, *, is_cell: bool = False) -> None:
         known = BY_NAME.get(key)
         if known is None:
             self._refuse_unknown(key)
@@ -174,15 +221,31 @@ class Line:
             self.add("duplicate-field", f"{known.name} is there by two names", field=key, hint=hint)
         else:
             self.given.add(known.name)
-            self._take_value(key, known.name, value)
+            self._take_value(key, known, value, is_cell=is_cell)
 
-    def _take_value(self, key: str, name: str, value: Any) -> None:
+    def _take_value(self, key: str, known: Field, value: Any, *, is_cell: bool) -> None:
+        name, kind = known.name, known.kind
         try:
-            self.fields[name] = BY_NAME[name].kind.read(value)
+            if is_cell:
+                typed = kind.parse(value if isinstance(kind, Text) else value.strip())
+            else:
+                typed = kind.read(value)
         except BadValue as bad:
             self.refused.add(name)
             hint = "leave the field out for its default" if value is None else bad.hint
             self.add(bad.slug, bad.what, field=key, hint=hint)
+            return
+        if name == "matrix":
+            self._take_matrix(typed)
+        else:
+            self.fields[name] = typed
+
+    def _take_matrix(self, lists: Mapping[str, Any]) -> None:
+        self.given.discard("matrix")
+        try:
+            self.axes = axes_of(lists, self.add)
+        except BadValue as bad:
+            self.add(bad.slug, bad.what, field="matrix", hint=bad.hint)
 
     def _refuse_unknown(self, key: str) -> None:
         if key in _TURNS:
@@ -192,6 +255,16 @@ class Line:
         close = nearest(key, BY_NAME)
         hint = f'did you mean "{close}"?' if close else "begin it with x_ to have it copied through"
         self.add("unknown-field", f"{shown(key)} is not a field", field=_plain(key), hint=hint)
+
+    def _check_matrix(self) -> None:
+        """Checks that no field is both in the line and in its matrix."""
+        names = {axis.name for axis in self.axes}
+        both = names & self.given
+        if "seed" in names:
+            both |= {"n", "seeds"} & self.given
+        for name in sorted(both):
+            what = f"{name} beside a matrix of {'seed' if name in ('n', 'seeds') else name}"
+            self.add("conflict", what, field=name, hint="give it in one of the two")
 
     def _check_together(self) -> None:
         """Checks what only several fields together can tell."""
@@ -270,6 +343,23 @@ class Line:
         for name, reason in idle.items():
             what = f"no stage would use it: {reason}"
             self.add("unconsumed", what, field=name, hint="take the field out")
+
+
+def _of_all(where: str, children: Sequence[Line]) -> list[HyimgError]:
+    """The faults of a matrix's lines; one that all of them have is of the line that it is in."""
+    found: dict[tuple[str, str, str], list[HyimgError]] = {}
+    for child in children:
+        for one in child.faults:
+            behind = one.where.removeprefix(child.where)
+            found.setdefault((one.code, one.what, behind), []).append(one)
+    faults: list[HyimgError] = []
+    for (code, what, behind), same in found.items():
+        if len(same) < len(children):
+            faults += same
+        else:
+            slug = code.partition(".")[2]
+            faults.append(fault(slug, what, where=where + behind, hint=same[0].hint))
+    return faults
 
 
 class _TwiceError(Exception):

@@ -6,7 +6,7 @@ place ("jobs.jsonl:17: seed") and what to do.
 
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TextIO
@@ -14,12 +14,13 @@ from typing import Literal, TextIO
 from hyimg_cli.errors import HyimgError, UsageError
 from hyimg_cli.files import MANIFEST_BYTES, bounded, bytes_of
 from hyimg_cli.manifest.line import Line, ManifestLine, child_ids, fault
+from hyimg_cli.manifest.table import DELIMITERS, read_table
 from hyimg_cli.settings.kinds import is_custom_id
 from hyimg_cli.spec import digest
 
 _STEM_LENGTH = 100
 _BOM = b"\xef\xbb\xbf"
-_HINT = "give a .jsonl or .txt file, or - for standard input"
+_HINT = "give a .jsonl, .csv, .tsv or .txt file, or - for standard input"
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,8 @@ class Manifest:
 
 
 def read_manifest(path: Path | Literal["-"], stdin: TextIO | None = None) -> Manifest:
-    """The lines and faults of a JSONL file, of a `.txt` with a prompt per line, or of `-` (JSONL).
+    """The lines and faults of a JSONL file, a `.csv` or `.tsv` with a job per row, a `.txt` with a
+    prompt per line, or of `-` (JSONL).
 
     Raises UsageError only where the file cannot be read; what it holds never raises.
     """
@@ -49,13 +51,13 @@ def read_manifest(path: Path | Literal["-"], stdin: TextIO | None = None) -> Man
         path = Path(path)
         data = _bytes_at(path)
         title, stem, folder = path.name, path.stem, path.parent
-    reading = _Reading(title, _id_stem(stem), is_text=Path(title).suffix.lower() == ".txt")
+    reading = _Reading(title, _id_stem(stem), suffix=Path(title).suffix.lower())
     return _manifest(reading, data, folder)
 
 
 def manifest_of(data: bytes, title: str, name: str = "") -> Manifest:
     """JSONL that is no file, called `title` in messages; its paths lead from the working folder."""
-    return _manifest(_Reading(title, name or _id_stem(title), is_text=False), data, Path())
+    return _manifest(_Reading(title, name or _id_stem(title)), data, Path())
 
 
 def _manifest(reading: "_Reading", data: bytes, folder: Path) -> Manifest:
@@ -76,13 +78,23 @@ def failed_lines(manifest: Manifest, faults: Iterable[HyimgError]) -> dict[str, 
 
     Takes the faults of `manifest` and those found while its lines were resolved.
     """
-    ids = {line.line_number: str(line.fields["custom_id"]) for line in manifest.lines}
-    ids.update(manifest.bad_ids)
+    ids = {line.where: str(line.fields["custom_id"]) for line in manifest.lines}
+    ids |= {f"{manifest.title}:{number}": name for number, name in manifest.bad_ids.items()}
     by_id: dict[str, list[HyimgError]] = {}
     for one in faults:
-        if number := _line_number(manifest, one):
-            by_id.setdefault(ids[number], []).append(one)
+        name = ids.get(_line_of(one.where, ids))
+        # One line of a matrix may be wrong by itself; of a line that is wrong none is run.
+        name = name or manifest.bad_ids.get(_line_number(manifest, one))
+        if name is not None:
+            by_id.setdefault(name, []).append(one)
     return by_id
+
+
+def _line_of(place: str, lines: Container[str]) -> str:
+    """The line of a place, which may go on with a field."""
+    while place and place not in lines:
+        place = place.rpartition(": ")[0]
+    return place
 
 
 def in_line_order(manifest: Manifest, faults: Iterable[HyimgError]) -> list[HyimgError]:
@@ -92,17 +104,17 @@ def in_line_order(manifest: Manifest, faults: Iterable[HyimgError]) -> list[Hyim
 
 def _line_number(manifest: Manifest, one: HyimgError) -> int:
     """The line that a fault is in, from 1; 0 for one of the whole file."""
-    match = re.match(re.escape(manifest.title) + r":([0-9]+)(?::|$)", one.where)
+    match = re.match(re.escape(manifest.title) + r":([0-9]+)(?:[: ]|$)", one.where)
     return int(match[1]) if match else 0
 
 
 class _Reading:
     """One pass over a manifest: collects lines, faults and the ids already claimed."""
 
-    def __init__(self, title: str, name: str, *, is_text: bool) -> None:
+    def __init__(self, title: str, name: str, *, suffix: str = "") -> None:
         self.title = title
         self.name = name
-        self.is_text = is_text
+        self.suffix = suffix
         self.lines: list[ManifestLine] = []
         self.faults: list[HyimgError] = []
         self.bad_ids: dict[int, str] = {}
@@ -114,7 +126,9 @@ class _Reading:
         first = next((line.strip() for line in lines if line.strip()), b"")
         if not first:
             self._refuse_file("empty", "it holds no jobs", "write one job per line")
-        elif first in (b"[", b"{") and not self.is_text:
+        elif self.suffix in DELIMITERS:
+            self._read_table(data)
+        elif first in (b"[", b"{") and self.suffix != ".txt":
             hint = "write one JSON object per line, and no list around them"
             self._refuse_file("not-json-lines", "its JSON is spread over lines", hint)
         else:
@@ -126,16 +140,41 @@ class _Reading:
     def _refuse_file(self, slug: str, what: str, hint: str) -> None:
         self.faults.append(fault(slug, what, where=self.title, hint=hint))
 
+    def _read_table(self, data: bytes) -> None:
+        table = read_table(data, self.title, DELIMITERS[self.suffix])
+        self.faults += table.faults
+        for record in table.records:
+            line = Line(f"{self.title}:{record.number}")
+            line.read_cells(record.cells)
+            if record.beyond:
+                what = f"{record.beyond} cells more than columns"
+                line.add("bad-csv", what, hint="put a cell with a comma in it in quotes")
+            self._take(line, record.number)
+        self._name_the_nameless()
+
     def _read_line(self, number: int, raw: bytes) -> None:
         line = Line(f"{self.title}:{number}")
-        if self.is_text:
+        if self.suffix == ".txt":
             line.read_prompt(raw)
         else:
             line.read_object(raw)
-        is_named = self._claim_ids(line, number)
+        self._take(line, number)
+
+    def _take(self, line: Line, number: int) -> None:
+        """Keeps a line, or those that its matrix makes of it; of one with a fault the id alone."""
+        if "custom_id" not in line.refused:
+            line.fields.setdefault("custom_id", f"{self.name}-{number:04d}")
+        children = line.children()
+        for child in children:
+            if not line.faults and not self._claim_ids(child, number):
+                line.faults += child.faults
+        if children and not line.faults:
+            self.lines += [child.done(number) for child in children]
+            return
+        # The name of a matrix's line is no job's: another line may have it.
+        is_named = not line.axes and self._claim_ids(line, number)
         if not line.faults:
-            given = frozenset(line.given)
-            self.lines.append(ManifestLine(number, line.where, line.fields, line.extra, given))
+            self.lines.append(line.done(number))
             return
         self.faults += line.faults
         self.bad_ids[number] = str(line.fields["custom_id"]) if is_named else ""

@@ -85,12 +85,12 @@ def lines_beside(jobs: Iterable[Job], folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def _is_folder(model: str) -> bool:
-    """Whether a model is named by its path; a bare name or a hub id is none."""
+    """True if a model is named by its path; a bare name or a hub id is none."""
     return os.sep in model and Path(model).expanduser().is_dir()
 
 
 def _text_fields(job: ImageJob) -> dict[str, Any]:
-    """What bears on the text before the picture, for a job that has such text."""
+    """Values that bear on the text before the picture, for a job that has such text."""
     if job.cot_text is not None:
         return {"cot_text": job.cot_text, "drop_think": job.drop_think}
     if job.cot_token_ids is not None:

@@ -11,7 +11,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, RootModel, cr
 from pydantic.json_schema import GenerateJsonSchema
 
 from hyimg_cli.manifest.envelope import TASK_OF_URL
-from hyimg_cli.manifest.fields import FIELDS
+from hyimg_cli.manifest.fields import FIELDS, IN_MATRIX
+from hyimg_cli.manifest.matrix import MOST
 from hyimg_cli.settings import kinds as k
 from hyimg_cli.settings.file_names import NameTemplate
 from hyimg_cli.settings.table import TABLES, Declaration, JobKind
@@ -93,7 +94,7 @@ def _line(title: str, kind: JobKind | None, **own: Any) -> type[BaseModel]:
         more = {"uniqueItems": True} if getattr(field.kind, "is_distinct", False) else {}
         if kind is None or field.only in (None, kind):
             for name in (field.name, *field.aliases):
-                fields[name] = (_annotation(field.kind), _unset(field.help, **more))
+                fields[name] = (_annotation(field.kind, kind), _unset(field.help, **more))
     fields["prompt"] = (_annotation(k.Text()), Field(description="What to show, or to change."))
     return create_model(title, __base__=_Line, **(fields | own))
 
@@ -113,8 +114,21 @@ def _default(row: Declaration) -> dict[str, Any]:
     return {"default": row.default} if isinstance(row.default, str | int | float) else {}
 
 
-def _annotation(kind: k.Kind) -> Any:
-    """A kind's values as pydantic describes them."""
+def _matrix(jobs: JobKind | None) -> Any:
+    """Lists of what each field may hold that such jobs have."""
+    fields: dict[str, Any] = {
+        name: (
+            Annotated[list[_annotation(field.kind)], Field(min_length=1, max_length=MOST)],  # type: ignore[misc]
+            _unset("", uniqueItems=True),
+        )
+        for name, field in IN_MATRIX.items()
+        if jobs is None or field.only in (None, jobs)
+    }
+    return create_model("matrix", __base__=_Closed, **fields)
+
+
+def _annotation(kind: k.Kind, jobs: JobKind | None = None) -> Any:
+    """A kind's values as pydantic describes them; `jobs`: the kind of job they are for."""
     match kind:
         case k.Integer(low, high):
             return Annotated[int, Field(strict=True, ge=low, le=high)]
@@ -136,6 +150,8 @@ def _annotation(kind: k.Kind) -> Any:
             return Annotated[numbers, AfterValidator(_distinct)] if is_distinct else numbers
         case k.Text(_, may_be_empty=True):
             return Annotated[str, Field(pattern=_whole(f"|{_WRITTEN}"))]
+        case k.Matrix():
+            return _matrix(jobs)
         case k.Anything():
             return Any
     return Annotated[str, Field(pattern=_whole(_PATTERNS[type(kind)]))]

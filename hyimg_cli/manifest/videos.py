@@ -30,7 +30,7 @@ class VideoLine(ResolvedLine):
         yield from self._guidance_faults()
 
     def _guidance_faults(self) -> Iterator[HyimgError]:
-        """What would be asked of a guidance that is off, or that this model does not have."""
+        """Faults of a guidance that is asked for and is off, or that this model does not have."""
         scale = self.value("guidance_scale")
         if scale < 1 and not self.card.guides_below_one:
             what = f"guidance_scale {scale:g} would be none: this model guides above 1 only"

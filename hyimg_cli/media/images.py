@@ -63,7 +63,7 @@ class SourceImage:
 
 
 def stretched_digest(image_digest: str) -> str:
-    """What names an image that is resized without cutting."""
+    """The digest of an image that is resized without cutting."""
     return digest.of_bytes(f"stretched {image_digest}".encode())
 
 
@@ -89,6 +89,21 @@ def read_image(path: Path) -> SourceImage:
     data = _file_bytes(path)
     image, notes = _decoded(path, data)
     return SourceImage(np.array(image), digest.of_bytes(data), notes)
+
+
+def read_small(path: Path, side: int) -> Image.Image:
+    """The first frame as `read_image` shows it, but scaled down to `side` pixels at most.
+
+    A JPEG is decoded at a fraction of its size. Raises SourceImageError.
+    """
+    with _open_file(path) as file, _opened(path, file) as image:
+        try:
+            image.draft("RGB", (2 * side, 2 * side))
+            upright, _ = _as_rgb(ImageOps.exif_transpose(image))
+            upright.thumbnail((side, side), Image.Resampling.LANCZOS, reducing_gap=2.0)
+        except _DECODER_ERRORS as error:
+            raise _truncated(path) from error
+    return upright
 
 
 def text_of(path: Path) -> PictureText:
@@ -226,7 +241,7 @@ def _decoded(path: Path, data: bytes) -> tuple[Image.Image, tuple[str, ...]]:
 
 
 def _file_notes(image: ImageFile.ImageFile) -> list[str]:
-    """What will be changed, as far as it shows before decoding."""
+    """Notes on what will be changed, as far as it shows before decoding."""
     count = getattr(image, "n_frames", 1)
     # Pillow itself drops the lower 8 bits of colours, so only the raw mode tells of them.
     is_16_bit = image.mode.startswith("I") or any(";16" in str(tile.args) for tile in image.tile)

@@ -1,6 +1,6 @@
-"""What a file says about itself: a picture by the A1111 `parameters` text, the whole job as JSON
-(the record), and how it came about; an MP4 by that JSON as its comment. `formats` knows where each
-kind of picture keeps them, `recorded` reads them back.
+"""Metadata of a file: in a picture the A1111 `parameters` text, the whole job as JSON (the record)
+and how it came about; in an MP4 that JSON as its comment. `formats` knows where each kind of
+picture keeps them, `recorded` reads them back.
 
 Basenames only: a picture that is passed on names no folder, user or host. Format 2 added to format
 1 how the file was made, and the digests of its source images.
@@ -27,7 +27,7 @@ _ESCAPED = re.compile("[\ud800-\udfff\ufffe\uffff]")
 
 @dataclass(frozen=True)
 class Making:
-    """What made a file: hyimg's version, the checkpoint, and by name what else decides its bits.
+    """Provenance of a file: hyimg's version, the checkpoint, by name what else decides its bits.
 
     `settings`: of the run (device, dtype, KV reuse, ...); `packages`: versions.
     """
@@ -57,7 +57,7 @@ class PictureText:
 
 @dataclass(frozen=True)
 class PictureFacts:
-    """What became of a job beyond what was asked: enough to make the same pixels again.
+    """Results of a job beyond what was asked: enough to make the same pixels again.
 
     `source_sha256`: of the bytes of each source image, in order.
     """
@@ -82,7 +82,7 @@ def picture_text(
 
 
 def video_text(resolved: Mapping[str, Any], making: Making) -> str:
-    """What an MP4's `comment` and its sidecar file hold: the job as JSON, and what made it."""
+    """Contents of an MP4's `comment` and of its sidecar file: the job as JSON, and what made it."""
     return _json({"format": FORMAT, "job": _public(resolved), **making.to_json()})
 
 

@@ -1,5 +1,5 @@
-"""What a picture, an MP4 or a sidecar says about itself, read back. Files may come from anywhere:
-nothing in them is believed; types are checked here, values where they are used.
+"""Read back the metadata of a picture, an MP4 or a sidecar. Files may come from anywhere, so
+nothing in them is believed: types are checked here, values where they are used.
 """
 
 import json
@@ -33,7 +33,7 @@ _NO_RECORD = "it was written with --no-metadata, by another program, or saved ag
 
 @dataclass(frozen=True)
 class Record:
-    """What hyimg wrote into a file. `source_sha256` is empty where it is not recorded, `size`,
+    """Metadata of hyimg in a file. `source_sha256` is empty where it is not recorded, `size`,
     `pixel_sha256`, `cot_text` and `bot_task` too; `raw` is all of it as JSON.
     """
 
@@ -61,7 +61,7 @@ class Described:
 
 
 def read_described(path: Path) -> Described:
-    """What the file says. Raises UsageError where there is none, where it is of another kind, says
+    """A file's metadata. Raises UsageError where there is none, where it is of another kind, says
     nothing, or holds a record that is damaged; SourceImageError for a damaged picture.
     """
     match kind := _kind(path):

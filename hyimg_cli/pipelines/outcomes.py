@@ -60,6 +60,7 @@ def _common(work: Work[Job], facts: Facts, *warnings: str) -> dict[str, Any]:
         "key": facts.key,
         "attempt": facts.attempt,
         "timings_s": _rounded(work.clock.timings_s()),
+        "share_s": _rounded(work.clock.share_s()),
         "overlapped_s": _rounded(work.clock.overlapped_s),
         "cache": facts.cache,
         "peak_memory_mb": round(facts.peak_memory_mb, 1),

@@ -61,9 +61,15 @@ def is_custom_id(text: str) -> bool:
 
 
 class Kind:
-    """A type with its range. `metavar` and `allowed` are what a help page says of it."""
+    """A type with its range. `metavar` and `allowed` are what a help page says of it; of `choices`
+    a shell completes one.
+    """
 
     metavar = "str"
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        return ()
 
     @property
     def allowed(self) -> str:
@@ -162,6 +168,10 @@ class OneOf(Kind):
     aliases: tuple[tuple[str, str], ...] = ()
 
     @property
+    def choices(self) -> tuple[str, ...]:
+        return self.values
+
+    @property
     def allowed(self) -> str:
         return ", ".join(self.values)
 
@@ -237,6 +247,10 @@ class DeviceName(Kind):
     """Where a model lives: auto, cpu, cuda, cuda:N, or balanced."""
 
     @property
+    def choices(self) -> tuple[str, ...]:
+        return ("auto", "cpu", "cuda", "balanced")
+
+    @property
     def allowed(self) -> str:
         return "auto, cpu, cuda, cuda:N, balanced"
 
@@ -249,6 +263,9 @@ class DeviceName(Kind):
 @dataclass(frozen=True)
 class Paths(Kind):
     """One path or a list of them; comes back as a tuple."""
+
+    def parse(self, text: str) -> tuple[str, ...]:
+        return self.read([path.strip() for path in text.split(";") if path.strip()])
 
     def read(self, value: Any) -> tuple[str, ...]:
         paths = value if type(value) is list else [value]
@@ -276,6 +293,9 @@ class Integers(Kind):
     most: int
     high: int
     is_distinct: bool = False
+
+    def parse(self, text: str) -> tuple[int, ...]:
+        return self.read([_integer(part) for part in re.split(r"[\s,;]+", text.strip(" []"))])
 
     def read(self, value: Any) -> tuple[int, ...]:
         hint = f"give a list of 1 to {self.most} whole numbers from 0 to {self.high}"
@@ -326,6 +346,10 @@ def size_request(*, height: int, width: int, low: int = MIN_SIDE) -> SizeRequest
 class Anything(Kind):
     """Any JSON value of at most `MAX_DEPTH` levels; opaque."""
 
+    def parse(self, text: str) -> Any:
+        """Lists and objects are JSON; what else is written there is text."""
+        return self.read(_json(text) if text.lstrip().startswith(("{", "[")) else text)
+
     def read(self, value: Any) -> Any:
         if _is_deeper(value, MAX_DEPTH):
             hint = f"{MAX_DEPTH} levels are kept; write it as text"
@@ -338,8 +362,32 @@ class Anything(Kind):
         return value
 
 
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        hint = "a cell that begins with { or [ is read as JSON"
+        raise BadValue(f"{shown(text)} is not valid JSON", hint, "bad-json") from None
+
+
+@dataclass(frozen=True)
+class Matrix(Kind):
+    """Values to be combined, by field: an object of lists. The values are their fields' own."""
+
+    def parse(self, text: str) -> dict[str, list[Any]]:
+        return self.read(_json(text))
+
+    def read(self, value: Any) -> dict[str, list[Any]]:
+        hint = 'for example {"guidance_scale": [2.5, 5], "seed": [1, 2, 3]}'
+        if type(value) is not dict:
+            raise BadValue(f"{shown(value)} is not an object of lists", hint, "wrong-type")
+        if not value:
+            raise BadValue("the matrix is empty", hint, "out-of-range")
+        return value
+
+
 def _is_deeper(value: Any, levels: int) -> bool:
-    """Whether lists and objects stand in one another on more than so many levels."""
+    """True if lists and objects stand in one another on more than so many levels."""
     layer = [value]
     for _ in range(levels):
         layer = [part for one in layer for part in _parts(one)]

@@ -1,4 +1,4 @@
-"""What may be set outside the manifest: each setting is declared here, once, as plain data.
+"""Settings outside the manifest: each is declared here, once, as plain data.
 
 Flags, environment variables, recipes, fields of a manifest line, `RunConfig`, the settings' part of
 the resume key and `hyimg schema` are derived from these rows. A new setting is a new row.
@@ -62,11 +62,11 @@ class Declaration:
     """One setting.
 
     `table`: of a recipe, and part of `RunConfig`, where it fills the field `fills`, or that of its
-    own name. `panel`: of the help; without one there is no flag. `flags`: as spelled, where they do
-    not follow from the name. `only`: the kind of job that reads it, where not both do. `in_line`: a
-    manifest line may say it, too; `aliases`: by these other names. `pixels`: how they depend on it;
-    what is said by the "job" or the "checkpoint" is in the resume key by itself, and None changes
-    none.
+    own name. `panel`: of the help; without one there is no flag. `is_basic`: on the first screen of
+    a run's help. `flags`: as spelled, where they do not follow from the name. `only`: the kind of
+    job that reads it, where not both do. `in_line`: a manifest line may say it, too; `aliases`: by
+    these other names. `pixels`: how they depend on it; what is said by the "job" or the
+    "checkpoint" is in the resume key by itself, and None changes none.
     """
 
     name: str
@@ -76,6 +76,7 @@ class Declaration:
     _: KW_ONLY
     table: str = ""
     panel: str = ""
+    is_basic: bool = False
     only: JobKind | None = None
     flags: tuple[str, ...] = ()
     fills: str = ""
@@ -120,6 +121,7 @@ _MODEL = (
         Text("model"),
         "tiny-image",
         "Folder or hub id; tiny-image is embedded.",
+        is_basic=True,
         pixels="checkpoint",
     ),
     _model(
@@ -138,7 +140,13 @@ _MODEL = (
         "Precision of weights and sums.",
         pixels=InKey("dtype", _words(*DTYPES[1:])),
     ),
-    _model("device", DeviceName(), "auto", "Where models run; balanced: over all GPUs."),
+    _model(
+        "device",
+        DeviceName(),
+        "auto",
+        "Where models run; balanced: over all GPUs.",
+        is_basic=True,
+    ),
     _model_of_pictures(
         "vae_use_tiling",
         Truth(),
@@ -151,6 +159,7 @@ _MODEL = (
         OneOf(QUANTIZATIONS),
         "none",
         "The experts of pictures' models in 8 or 4 bits.",
+        is_basic=True,
         pixels=InKey("experts", _words(*QUANTIZATIONS[1:])),
     ),
     _video(
@@ -170,12 +179,19 @@ _MODEL = (
     ),
 )
 _SAMPLING = (
-    _sampling("size", SizeText(), SizeRequest(), "Pixels of the result, or their ratio."),
+    _sampling(
+        "size",
+        SizeText(),
+        SizeRequest(),
+        "Pixels of the result, or their ratio.",
+        is_basic=True,
+    ),
     _sampling(
         "num_inference_steps",
         Integer(1, 1000),
         CHECKPOINT,
         "Denoise steps.",
+        is_basic=True,
         flags=("--num-inference-steps", "--steps"),
         aliases=("steps",),
     ),
@@ -183,9 +199,19 @@ _SAMPLING = (
     _sampling(
         "flow_shift", Number(0, 100, above_low=True), CHECKPOINT, "Shift of the noise schedule."
     ),
-    _sampling("seed", Integer(0, MAX_SEED), None, "Seed of jobs without one of their own."),
+    _sampling(
+        "seed",
+        Integer(0, MAX_SEED),
+        None,
+        "Seed of jobs without one of their own.",
+        is_basic=True,
+    ),
     _text(
-        "bot_task", OneOf(BOT_TASKS, (("image", "none"),)), CHECKPOINT, "Text before the picture."
+        "bot_task",
+        OneOf(BOT_TASKS, (("image", "none"),)),
+        CHECKPOINT,
+        "Text before the picture.",
+        is_basic=True,
     ),
     _text(
         "drop_think",
@@ -331,6 +357,7 @@ _OUTPUT = (
         Folder(),
         None,
         "Folder for results. Default: runs/<manifest>.",
+        is_basic=True,
         flags=("-o", "--output-dir"),
     ),
     _run_of_pictures(
@@ -370,7 +397,7 @@ _OUTPUT = (
         "Keep a video's latents every K denoise steps, so that a killed job goes on. Those behind "
         "the last step are always kept until the video is written.",
     ),
-    _run("report", Truth(), True, "Write report.html, a sheet of all jobs."),
+    _run("report", Truth(), True, "Keep report.html, a page of all jobs."),
 )
 _FAILURE = (
     _run(

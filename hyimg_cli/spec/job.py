@@ -30,7 +30,7 @@ class Size:
 
 @dataclass(frozen=True)
 class SizeRequest:
-    """What a job asks for: `auto` (the model chooses), or a height and width to be matched.
+    """A size as a job asks for it: `auto` (the model chooses), or a height and width to be matched.
 
     `W:H` ratios are kept as height and width; the model's nearest bucket by ratio replaces both.
     A video's pixels are its own, so there `is_ratio` tells `16:32` from `16x32`.
@@ -108,7 +108,7 @@ class ImageJob:
 
     @property
     def writes_text(self) -> bool:
-        """Whether the AR stage has text to write for this job."""
+        """True if the AR stage has text to write for this job."""
         return self.bot_task != "none" and self.cot_text is None and self.cot_token_ids is None
 
 

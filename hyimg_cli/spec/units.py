@@ -1,6 +1,12 @@
 """Numbers as people read them."""
 
 
+def counted(count: int, noun: str) -> str:
+    """A number of things: "1 job", "2 jobs", "3 branches"."""
+    plural = "es" if noun.endswith("ch") else "s"
+    return f"{count} {noun}{'' if count == 1 else plural}"
+
+
 def bytes_text(count: float) -> str:
     """Bytes in the unit that keeps the number short."""
     for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
@@ -15,6 +21,19 @@ def duration_text(seconds: float) -> str:
         if seconds >= size:
             return f"{seconds / size:.1f} {unit}"
     return f"{seconds * 1000:.1f} ms"
+
+
+def time_text(seconds: float) -> str:
+    """Seconds as a clock would tell them: 9.3 s, 45 s, 4 min 10 s, 3 h 12 min."""
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    for large, small, size, below in (("h", "min", 3600, 60), ("min", "s", 60, 1)):
+        if whole >= size:
+            whole = round(whole / below) * below
+            rest = whole % size // below
+            return f"{whole // size} {large}" + (f" {rest} {small}" if rest else "")
+    return f"{whole} s"
 
 
 def flops_text(count: float) -> str:

@@ -67,9 +67,8 @@ def test_the_manifest_written_is_the_one_that_runs(
 def test_a_prompt_that_comes_later_renames_nothing(run_cli: Run, photos: Path) -> None:
     one = lines(run_cli("manifest", "photos", "--prompt", "x").out)
     two = lines(run_cli("manifest", "photos", "--prompt", "x", "--prompt", "y").out)
-    three = lines(
-        run_cli("manifest", "photos", *["--prompt", "x", "--prompt", "z", "--prompt", "y"]).out
-    )
+    more = [part for prompt in "xzy" for part in ("--prompt", prompt)]
+    three = lines(run_cli("manifest", "photos", *more).out)
     assert [line for line in two if line in one] == one
     assert [line for line in three if line in two] == two
 

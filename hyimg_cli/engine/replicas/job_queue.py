@@ -14,33 +14,33 @@ from hyimg_cli.spec.plan import Group, Plan, VideoGroup
 
 # A replica's share of a piece is this part of what would be even: the rest levels differences.
 _ROUNDS = 2
-# Pictures that write and draw together cost less than one by one: fewer are only dealt where more
+# Pictures that write and draw together cost less than one by one: fewer are only given where more
 # would leave another replica without work.
 _WORTH_BATCHING = 4
 
 
 @dataclass
-class _Pile:
+class _Pending:
     """What is left of a group."""
 
     group: Group | VideoGroup
     jobs: deque[Job] = field(default_factory=deque)
 
 
-class Deck:
+class JobQueue:
     """The jobs of a plan that nobody has yet, for `replicas` of them to take from."""
 
     def __init__(self, plan: Plan, replicas: int) -> None:
         self._replicas = replicas
-        self._piles = [_Pile(group, deque(group.jobs)) for group in plan.groups]
-        self._pile_of = {job.custom_id: pile for pile in self._piles for job in pile.jobs}
+        self._parts = [_Pending(group, deque(group.jobs)) for group in plan.groups]
+        self._part_of = {job.custom_id: part for part in self._parts for job in part.jobs}
         self._alone: deque[Job] = deque()
 
     def __len__(self) -> int:
         """Jobs that are left."""
-        return sum(len(pile.jobs) for pile in self._piles) + len(self._alone)
+        return sum(len(part.jobs) for part in self._parts) + len(self._alone)
 
-    def deal(self, loaded: str | None, at_work: Sequence[str]) -> Plan | None:
+    def take(self, loaded: str | None, at_work: Sequence[str]) -> Plan | None:
         """The next piece, of one group; None where nothing is left.
 
         `loaded`: the model that the replica has already, which it keeps while there are jobs for
@@ -51,29 +51,29 @@ class Deck:
         model = self._model(loaded, at_work)
         if model is None:
             return self._single() if self._alone else None
-        pile = next(pile for pile in self._piles if pile.jobs and pile.group.model == model)
-        jobs = [pile.jobs.popleft() for _ in range(self._cut(pile))]
-        return _piece(pile.group, jobs)
+        part = next(part for part in self._parts if part.jobs and part.group.model == model)
+        jobs = [part.jobs.popleft() for _ in range(self._cut(part))]
+        return _piece(part.group, jobs)
 
-    def put_back(self, jobs: Sequence[Job]) -> None:
-        """Jobs that were dealt and not begun are the next ones of their group again."""
+    def requeue(self, jobs: Sequence[Job]) -> None:
+        """Jobs that were taken and not begun are the next ones of their group again."""
         for job in reversed(jobs):
-            self._pile_of[job.custom_id].jobs.appendleft(job)
+            self._part_of[job.custom_id].jobs.appendleft(job)
 
-    def put_aside(self, job: Job) -> None:
+    def isolate(self, job: Job) -> None:
         """A job that may have been what ended its replica: it runs alone, behind all others."""
         self._alone.append(job)
 
     def clear(self) -> None:
-        """Deal nothing more."""
+        """Dispatch nothing more."""
         self._alone.clear()
-        for pile in self._piles:
-            pile.jobs.clear()
+        for part in self._parts:
+            part.jobs.clear()
 
     def _model(self, loaded: str | None, at_work: Sequence[str]) -> str | None:
         left: Counter[str] = Counter()
-        for pile in self._piles:
-            left[pile.group.model] += len(pile.jobs)
+        for part in self._parts:
+            left[part.group.model] += len(part.jobs)
         if loaded is not None and left[loaded]:
             return loaded
         busy = Counter(at_work)
@@ -82,14 +82,14 @@ class Deck:
 
     def _single(self) -> Plan:
         job = self._alone.popleft()
-        return _piece(self._pile_of[job.custom_id].group, [job])
+        return _piece(self._part_of[job.custom_id].group, [job])
 
-    def _cut(self, pile: _Pile) -> int:
-        """How many jobs of the pile are dealt: about as many as are due, whole sets of jobs with
+    def _cut(self, part: _Pending) -> int:
+        """Number of jobs to dispatch of a group: about as many as are due, whole sets of jobs with
         the same source images unless a set is larger than two pieces.
         """
-        due, end = self._due(pile), 0
-        for count in _set_sizes(pile.jobs):
+        due, end = self._due(part), 0
+        for count in _set_sizes(part.jobs):
             if end + count > 2 * due:
                 return end or due
             end += count
@@ -97,14 +97,14 @@ class Deck:
                 break
         return end
 
-    def _due(self, pile: _Pile) -> int:
-        model = pile.group.model
-        left = sum(len(one.jobs) for one in self._piles if one.group.model == model)
+    def _due(self, part: _Pending) -> int:
+        model = part.group.model
+        left = sum(len(one.jobs) for one in self._parts if one.group.model == model)
         even = -(-left // self._replicas)
         due = -(-left // (_ROUNDS * self._replicas))
-        if isinstance(pile.group, Group):
+        if isinstance(part.group, Group):
             due = max(due, min(_WORTH_BATCHING, even))
-        return min(due, len(pile.jobs))
+        return min(due, len(part.jobs))
 
 
 def _piece(group: Group | VideoGroup, jobs: Sequence[Job]) -> Plan:
@@ -116,7 +116,7 @@ def _piece(group: Group | VideoGroup, jobs: Sequence[Job]) -> Plan:
 
 
 def _set_sizes(jobs: Sequence[Job] | deque[Job]) -> Iterator[int]:
-    """How many jobs in a row have the same source images; a job without any stands alone."""
+    """Lengths of runs of jobs with the same source images; a job without any stands alone."""
 
     def shared(job: Job) -> tuple[str, ...] | str:
         return (job.images or job.custom_id) if isinstance(job, ImageJob) else job.custom_id

@@ -1,0 +1,77 @@
+"""The matrix of a line: which fields it combines, and by which values."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hyimg_cli.manifest.fields import IN_MATRIX
+from hyimg_cli.settings.kinds import BadValue, nearest, shown
+
+MOST = 1000
+
+
+@dataclass(frozen=True)
+class AxisValue:
+    """One value of a field, and the text that tells it from the others."""
+
+    text: str
+    value: Any
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A field of a matrix with its values."""
+
+    name: str
+    values: tuple[AxisValue, ...]
+
+
+def axes_of(lists: Mapping[str, Any], add: Callable[..., None]) -> list[Axis]:
+    """The axes of a matrix. Each fault goes to `add`, and its axis is left out.
+
+    Raises BadValue where all together would be too many jobs.
+    """
+    axes = [axis for key, values in lists.items() if (axis := _axis(key, values, add))]
+    names = [axis.name for axis in axes]
+    for name in sorted({name for name in names if names.count(name) > 1}):
+        add("duplicate-field", f"{name} is there by two names", field="matrix", hint="keep one")
+    count = math.prod(len(axis.values) for axis in axes)
+    if count > MOST:
+        shape = " x ".join(str(len(axis.values)) for axis in axes)
+        what = f"the matrix makes {count} jobs ({shape})"
+        raise BadValue(what, f"up to {MOST} are made of a line; write several", "out-of-range")
+    return axes
+
+
+def _axis(key: str, values: Any, add: Callable[..., None]) -> Axis | None:
+    known, place = IN_MATRIX.get(key), f"matrix.{key if key.isidentifier() else shown(key, 40)}"
+    if known is None:
+        close = nearest(key, IN_MATRIX)
+        names = ", ".join(dict.fromkeys(field.name for field in IN_MATRIX.values()))
+        hint = f'did you mean "{close}"?' if close else f"these can: {names}"
+        add("unknown-field", f"{shown(key)} cannot be in a matrix", field=place, hint=hint)
+        return None
+    if not isinstance(values, list) or not values:
+        hint = "give a list of one value or more"
+        add("wrong-type", f"{shown(values)} is not a list of values", field=place, hint=hint)
+        return None
+    found: list[AxisValue] = []
+    for value in values:
+        try:
+            typed = known.kind.read(value)
+        except BadValue as bad:
+            add(bad.slug, bad.what, field=place, hint=bad.hint)
+            return None
+        found.append(AxisValue(_text(typed, value), typed))
+    if len({one.text for one in found}) < len(found):
+        add("bad-value", f"{shown(values)} names a value twice", field=place, hint="keep one")
+        return None
+    return Axis(known.name, tuple(found))
+
+
+def _text(typed: Any, value: Any) -> str:
+    """A value as it stands in ids: 5 and 5.0 are the same number."""
+    if isinstance(typed, bool):
+        return str(typed).lower()
+    return repr(typed).removesuffix(".0") if isinstance(typed, int | float) else str(value)

@@ -1,0 +1,126 @@
+"""CSV and TSV manifests: a job a record, the first of which names the columns.
+
+Where a record stands is the line of the file on which it begins; its texts may hold line ends.
+"""
+
+import csv
+import io
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from hyimg_cli.errors import HyimgError
+from hyimg_cli.files import MANIFEST_BYTES
+from hyimg_cli.manifest.fields import BY_NAME
+from hyimg_cli.manifest.line import fault
+from hyimg_cli.settings.kinds import nearest, shown
+
+DELIMITERS = {".csv": ",", ".tsv": "\t"}
+
+
+@dataclass(frozen=True)
+class Record:
+    """A job's cells by the names of their columns, and how many cells have no column."""
+
+    number: int
+    cells: tuple[tuple[str, str], ...]
+    beyond: int
+
+
+@dataclass(frozen=True)
+class Table:
+    """The records of a file, and the faults that are of no record."""
+
+    records: tuple[Record, ...]
+    faults: tuple[HyimgError, ...]
+
+
+def read_table(data: bytes, title: str, delimiter: str) -> Table:
+    """The records of a file; nothing in it raises.
+
+    A file of commas may have semicolons instead, as spreadsheets write it where the comma is in
+    numbers.
+    """
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        number = data[: error.start].count(b"\n") + 1
+        hint = 'save the table as UTF-8: of a spreadsheet as "CSV UTF-8"'
+        bad = fault("not-utf8", "the line is not UTF-8", where=f"{title}:{number}", hint=hint)
+        return Table((), (bad,))
+    head = text.lstrip().partition("\n")[0]
+    if delimiter == "," and "," not in head and ";" in head:
+        delimiter = ";"
+    faults: list[HyimgError] = []
+    rows = _rows(text, title, delimiter, faults)
+    header = next(rows, None)
+    if header is None:
+        return Table((), tuple(faults))
+    columns = _columns(*header, title, faults)
+    if faults and "prompt" not in columns:  # whose fault is in every row
+        return Table((), tuple(faults))
+    records = tuple(_record(number, row, columns) for number, row in rows)
+    if not records and not faults:
+        faults.append(fault("empty", "it holds no jobs", where=title, hint="write one job per row"))
+    return Table(records, tuple(faults))
+
+
+def _rows(
+    text: str, title: str, delimiter: str, faults: list[HyimgError]
+) -> Iterator[tuple[int, list[str]]]:
+    """Each row that holds something, with the line on which it begins.
+
+    What follows a quote that never ends cannot be read: that ends the rows, and is a fault.
+    """
+    most = csv.field_size_limit(MANIFEST_BYTES)
+    number = 1
+    try:
+        reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+        for row in reader:
+            if any(cell.strip() for cell in row):
+                yield number, row
+            number = reader.line_num + 1
+    except csv.Error as error:
+        hint = 'a cell with a quote in it is written "like ""this"""'
+        where = f"{title}:{number}"
+        faults.append(fault("bad-csv", f"not a valid record: {error}", where=where, hint=hint))
+    finally:
+        csv.field_size_limit(most)
+
+
+def _columns(
+    number: int, row: Sequence[str], title: str, faults: list[HyimgError]
+) -> list[str | None]:
+    """The field that each column holds; None for one that none knows."""
+    names = [name.strip() for name in row]
+    place = f"{title}:{number}"
+    if not any(name in BY_NAME for name in names):
+        hint = "for example custom_id,prompt,images,seed"
+        what = "the first row does not name the columns"
+        faults.append(fault("no-header", what, where=place, hint=hint))
+        return [None] * len(names)
+    columns: list[str | None] = []
+    for name in names:
+        known = BY_NAME.get(name)
+        own = known.name if known else name
+        where = f"{place}: {name if name.isidentifier() else shown(name, 40)}"
+        if known is None and not name.startswith("x_"):
+            columns.append(None)
+            if name:  # one without a name is there where a spreadsheet had a column once
+                close = nearest(name, BY_NAME)
+                hint = f'did you mean "{close}"?' if close else "begin it with x_ to keep it"
+                what = f"{shown(name)} is not a field"
+                faults.append(fault("unknown-field", what, where=where, hint=hint))
+        elif own in columns:
+            columns.append(None)
+            hint = "keep one of the columns"
+            faults.append(fault("duplicate-field", f"{own} is there twice", where=where, hint=hint))
+        else:
+            columns.append(own)
+    return columns
+
+
+def _record(number: int, row: Sequence[str], columns: Sequence[str | None]) -> Record:
+    """Cells under unknown names are left out: the name is the fault."""
+    named = zip(columns, row, strict=False)
+    cells = tuple((name, text) for name, text in named if name is not None)
+    return Record(number, cells, sum(bool(text.strip()) for text in row[len(columns) :]))

@@ -1,0 +1,139 @@
+"""A table's rows are the jobs that the same JSON lines are; each fault is at its record's line."""
+
+import csv
+import io
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hyimg_cli.manifest.manifest import Manifest, failed_lines, read_manifest
+from hyimg_cli.manifest.table import read_table
+
+Read = Callable[..., Manifest]
+
+
+@pytest.fixture
+def read(tmp_path: Path) -> Read:
+    """Reads a text or bytes as jobs.csv, or by another name."""
+
+    def of(text: str | bytes, name: str = "jobs.csv") -> Manifest:
+        path = tmp_path / name
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        return read_manifest(path)
+
+    return of
+
+
+def found(manifest: Manifest) -> list[tuple[str, str]]:
+    return [(one.code.removeprefix("manifest."), one.where) for one in manifest.faults]
+
+
+def fields(manifest: Manifest) -> list[dict[str, Any]]:
+    assert not manifest.faults, [str(one) for one in manifest.faults]
+    return [line.fields for line in manifest.lines]
+
+
+def test_cells_are_typed_by_their_fields(read: Read) -> None:
+    header = "id,prompt,images,seed,size,guidance_scale,drop_think,bot_task,seeds,n,metadata,x_a"
+    rows = (
+        'a,"make it red, please",in/a.png; in/b.png ,7,64:64,2.5,yes,think,,,"{""sku"": 1}",A17',
+        "b,5,,,,,,,1;2 3,,some text,",
+    )
+    manifest = read("\n".join((header, *rows)))
+    first, second = manifest.lines
+    like = {"id": "a", "prompt": "make it red, please", "images": ["in/a.png", "in/b.png"]}
+    like |= {"seed": 7, "size": "64:64", "guidance_scale": 2.5, "drop_think": True}
+    like |= {"bot_task": "think", "metadata": {"sku": 1}}
+    (same,) = fields(read(json.dumps(like), "jobs.jsonl"))
+    assert first.fields == same
+    assert first.extra == {"x_a": "A17"}
+    assert second.fields["prompt"] == "5"
+    assert second.fields["seeds"] == (1, 2, 3)
+    assert second.fields["metadata"] == "some text"
+    assert not {"images", "seed", "n"} & second.given
+
+
+def test_what_spreadsheets_write(read: Read) -> None:
+    expected = [("ä; b", 1), ("c\nd", 2)]
+    comma = '\ufeffprompt,seed,\r\n"ä; b",1,\r\n,,\r\n"c\nd",2,\r\n'
+    semicolon = '\ufeffprompt;seed\r\n"ä; b";1\r\n;\r\n"c\nd";2\r\n'
+    tab = 'prompt\tseed\nä; b\t1\n\n"c\nd"\t2'
+    for text, name in ((comma, "a.csv"), (semicolon, "a.CSV"), (tab, "a.tsv")):
+        manifest = read(text, name)
+        assert [(line["prompt"], line["seed"]) for line in fields(manifest)] == expected
+        assert [line.line_number for line in manifest.lines] == [2, 4]
+    assert manifest.lines[1].fields["custom_id"] == "a-0004"
+
+
+def test_faults_stand_at_the_line_where_their_record_begins(read: Read) -> None:
+    text = 'prompt,seed,sede\n"two\nlines",1,\n"and\nmore",x,\nok,2,,,extra\n,3,\n'
+    assert found(read(text)) == [
+        ("unknown-field", "jobs.csv:1: sede"),
+        ("wrong-type", "jobs.csv:4: seed"),
+        ("bad-csv", "jobs.csv:6"),
+        ("missing-field", "jobs.csv:7: prompt"),
+    ]
+
+
+def test_a_columns_fault_is_of_the_whole_file(read: Read) -> None:
+    manifest = read("prompt,sede\nx,\n,\ny,1\n")
+    (fault,) = manifest.faults
+    assert "seed" in fault.hint
+    assert failed_lines(manifest, manifest.faults) == {}
+    row = read("custom_id,prompt,seed\na,x,y\n")
+    assert failed_lines(row, row.faults) == {"a": list(row.faults)}
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "place"),
+    [
+        ("make it red,a.png\nmake it blue,b.png\n", "no-header", "jobs.csv:1"),
+        ("promt,seed\nx,1\ny,2\n", "unknown-field", "jobs.csv:1: promt"),
+        ("prompt\n", "empty", "jobs.csv"),
+        ("", "empty", "jobs.csv"),
+        ("prompt,seed,steps,num_inference_steps\nx,,,", "duplicate-field", "jobs.csv:1: num_"),
+        ('prompt\nx\n"never\nclosed\n', "bad-csv", "jobs.csv:3"),
+        ('prompt\n"a"b\n', "bad-csv", "jobs.csv:2"),
+        ("prompt\nx\ngrün\n".encode("latin-1"), "not-utf8", "jobs.csv:3"),
+        ("prompt,metadata\nx,{bad\n", "bad-json", "jobs.csv:2: metadata"),
+        ("prompt,seeds\nx,1;a\n", "wrong-type", "jobs.csv:2: seeds"),
+        ("prompt,matrix\nx,5\n", "wrong-type", "jobs.csv:2: matrix"),
+    ],
+)
+def test_what_is_wrong_is_named(read: Read, text: str, code: str, place: str) -> None:
+    (fault,) = found(read(text))
+    assert fault[0] == code
+    assert fault[1].startswith(place)
+
+
+@given(st.text(max_size=60), st.sampled_from([",", "\t"]))
+def test_no_text_raises(text: str, delimiter: str) -> None:
+    read_table(text.encode("utf-8", "surrogatepass"), "t", delimiter)
+    read_table(f"prompt{delimiter}seed\n{text}".encode("utf-8", "surrogatepass"), "t", delimiter)
+
+
+@given(st.lists(st.text(min_size=1).filter(str.strip), min_size=1, max_size=5))
+def test_whatever_csv_writes_comes_back(prompts: list[str]) -> None:
+    out = io.StringIO(newline="")
+    writer = csv.writer(out)
+    writer.writerows([["prompt", "seed"], *([prompt, 1] for prompt in prompts)])
+    try:
+        data = out.getvalue().encode()
+    except UnicodeEncodeError:
+        return
+    table = read_table(data, "t", ",")
+    assert [dict(one.cells)["prompt"] for one in table.records] == prompts
+    lines = re.split("\r\n|\r|\n", out.getvalue())
+    assert [one.number for one in table.records] == sorted({one.number for one in table.records})
+    assert all(1 < one.number <= len(lines) for one in table.records)
+
+
+def test_a_long_cell(read: Read) -> None:
+    text = "word " * 100_000
+    assert fields(read(f"prompt\n{text}\n"))[0]["prompt"] == text
