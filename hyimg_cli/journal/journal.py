@@ -27,8 +27,8 @@ from hyimg_cli.journal.job_files import (
     OUTPUTS,
     files_of,
     former_files,
+    is_renamed,
     name_of,
-    other_name,
     refuse_files_of_others,
 )
 from hyimg_cli.journal.journal_file import JournalFile, entry_of, whole_lines
@@ -369,9 +369,8 @@ def resume(
             if entry.get("status") == "done":
                 others.append(job)
             resumption.to_run.append(job)
-        elif found := other_name(job, entry):
-            if not force:
-                raise found
+        elif is_renamed(job, entry):
+            others.append(job)
             resumption.to_run.append(job)
         elif entry.get("status") == "done" and _is_intact(folder.folder, entry, with_frames):
             resumption.done.append(job.custom_id)
@@ -380,11 +379,12 @@ def resume(
         else:
             resumption.to_run.append(job)
     if others and not force:
-        counts = Counter(
-            name
-            for job in others
-            for name in (differing(job, results[job.custom_id]) if differing else ())
-        )
+        counts: Counter[str] = Counter()
+        for job in others:
+            entry = results[job.custom_id]
+            if differing and entry.get("key") != keys.get(job.custom_id):
+                counts.update(differing(job, entry))
+            counts["name"] += is_renamed(job, entry)
         raise _other_jobs(folder, others, counts, len(jobs), len(resumption.done))
     refuse_files_of_others(resumption.to_run, results, {job.custom_id for job in jobs})
     return replace(resumption, former=former_files(resumption.to_run, results))
@@ -403,7 +403,7 @@ def _other_jobs(
     folder: RunFolder, others: Sequence[Job], counts: Counter[str], total: int, done: int
 ) -> OutputFolderError:
     """What differs in how many jobs, and what `--force` would do with these and with the rest."""
-    named = ", ".join(f"{name}: {count}" for name, count in counts.most_common())
+    named = ", ".join(f"{name}: {count}" for name, count in counts.most_common() if count)
     differ = "differs" if total == 1 else "differ"
     rest = total - len(others)
     kept = f" and keeps the {'other' if done == rest else 'done'} {done}" if done else ""
