@@ -14,7 +14,7 @@ from hyimg_cli.cli.progress import Report
 from hyimg_cli.cli.stopping import Stopper, stoppable
 from hyimg_cli.engine import runner
 from hyimg_cli.engine.choice import RunsPlans, session_for
-from hyimg_cli.engine.sources import SourcesSeen, refuse_hopeless, seen
+from hyimg_cli.engine.sources import SourcesSeen, refuse_hopeless, seen, turned_sizes
 from hyimg_cli.errors import HyimgError, Interrupted
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.journal.provenance import run_info
@@ -90,6 +90,7 @@ def look_at_sources(jobs: Sequence[Job], config: RunConfig, style: render.Style)
     if found.errors and not style.is_quiet:
         for text in found.named():
             render.note(render.printable(text))
+    render.remarks(turned_sizes(found, jobs), style)
     refuse_hopeless(found, jobs, RunFolder(config.output.folder).results())
     return found
 
