@@ -46,6 +46,7 @@ from hyimg_cli.spec.events import (
 from hyimg_cli.spec.job import ImageJob, Job, VideoJob
 from hyimg_cli.spec.plan import Plan
 from hyimg_cli.spec.run import RunConfig
+from hyimg_cli.spec.units import counted
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class Selection:
         if jobs and not chosen:
             hint = f"the first id is {jobs[0].custom_id!r}; * stands for anything"
             raise UsageError(
-                f"--select {self.pattern!r} matches none of {len(jobs)} jobs", hint=hint
+                f"--select {self.pattern!r} matches none of {counted(len(jobs), 'job')}", hint=hint
             )
         if self.shard is not None:
             chosen = chosen[self.shard[0] - 1 :: self.shard[1]]

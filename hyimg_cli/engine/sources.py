@@ -1,6 +1,7 @@
 """Source pictures looked at before a model is loaded: which cannot be read, and who wanted them."""
 
 import json
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from hyimg_cli.errors import HyimgError, SourceImageError, UsageError
 from hyimg_cli.journal.keys import key_of, source_digests
 from hyimg_cli.media.images import probe_image
 from hyimg_cli.spec.events import Failure, Outcome
-from hyimg_cli.spec.job import ImageJob, Job, Size
+from hyimg_cli.spec.job import ImageJob, Job, Size, SizeRequest
 from hyimg_cli.spec.run import RunConfig
 from hyimg_cli.spec.units import counted
 
@@ -54,6 +55,30 @@ class SourcesSeen:
         if len(self.errors) > MOST_NAMED:
             rest = len(self.errors) - MOST_NAMED
             yield f"  and {rest} more; hyimg check --json names every one"
+
+
+def turned_sizes(found: SourcesSeen, jobs: Sequence[Job]) -> Iterator[str]:
+    """A sentence where edits ask for the shape of their source, turned: `HxW` was meant."""
+    edits = [
+        (job, found.sizes[job.images[0]])
+        for job in jobs
+        if isinstance(job, ImageJob) and job.images and job.images[0] in found.sizes
+    ]
+    turned = [(job, size) for job, size in edits if _is_turned(job.size, size)]
+    if turned:
+        (job, size), more = turned[0], len(turned) - 1
+        yield (
+            f"{job.source_line}{f' and {more} more' if more else ''}: size is WIDTHxHEIGHT; "
+            f"{job.size} is the shape of the source ({size}) turned, as the official script "
+            "writes it, height first"
+        )
+
+
+def _is_turned(asked: SizeRequest, source: Size) -> bool:
+    if asked.is_auto or asked.is_ratio or asked.height == asked.width:
+        return False
+    ratio, turned = source.width / source.height, asked.height / asked.width
+    return (ratio > 1) == (turned > 1) and abs(math.log(ratio / turned)) < 0.05
 
 
 def seen(jobs: Sequence[Job], *, decode: bool = False) -> SourcesSeen:

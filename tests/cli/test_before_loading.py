@@ -113,6 +113,34 @@ def test_the_plan_leaves_them_out(
     assert (plan["total"]["jobs"], plan["untried"]) == (1, ["gone"])
 
 
+@pytest.mark.parametrize("command", ["check", "plan"])
+def test_a_size_that_is_its_sources_turned_gets_a_hint(
+    run_cli: Run, write_manifest: Write, write_picture: Write, command: str
+) -> None:
+    write_picture("wide.png", size=(96, 48))
+    write_picture("square.png", size=(48, 48))
+
+    def told(name: str, size: str) -> bool:
+        (line,) = edits(name, size=size)
+        return "height first" in run_cli(command, write_manifest(line)).err
+
+    assert told("wide.png", "64x128")
+    assert not told("wide.png", "128x64")
+    assert not told("wide.png", "64x96")
+    assert not told("wide.png", "1:2")
+    assert not told("square.png", "64x128")
+
+
+@pytest.mark.parametrize("command", ["check", "plan", "generate"])
+def test_reuse_that_is_required_and_switched_off_is_refused(
+    run_cli: Run, write_manifest: Write, command: str
+) -> None:
+    manifest = write_manifest({"prompt": "x"})
+    ran = run_cli(command, manifest, "--no-kv-reuse", "--require-kv-reuse")
+    assert (ran.code, "error[usage.kv-reuse]" in ran.err) == (2, True)
+    assert "--require-kv-reuse does not go with --no-kv-reuse" in ran.err
+
+
 # --- results made otherwise ------------------------------------------------------------------
 
 
