@@ -13,13 +13,15 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from hyimg_cli.errors import StorageError
 from hyimg_cli.files import UnfitFile, opened
 
+Value = TypeVar("Value")
 SOURCE_IMAGES = "source-images"
 PROMPT_EMBEDDINGS = "prompt-embeddings"
 RATES = "rates"
@@ -67,6 +69,30 @@ class DiskStore:
         self.hits += data is not None
         self.misses += data is None
         return data
+
+    def read_through(
+        self,
+        kind: str,
+        key: str,
+        make: Callable[[], Value],
+        *,
+        pack: Callable[[Value], bytes],
+        unpack: Callable[[bytes], Value],
+    ) -> tuple[Value, bool]:
+        """An entry's value, and whether it was there; else it is made, and kept.
+
+        `unpack` raises ValueError for bytes that `pack` did not give: such an entry is removed.
+        """
+        data = self.read(kind, key)
+        if data is not None:
+            try:
+                return unpack(data), True
+            except ValueError:
+                self.discard(kind, key)
+        made = make()
+        if self.takes_more:
+            self.write(kind, key, pack(made))
+        return made, False
 
     def has(self, kind: str, key: str) -> bool:
         """True if an entry is there in full length; damage inside it shows only when it is read."""

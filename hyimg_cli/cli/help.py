@@ -53,7 +53,7 @@ class Command(TyperCommand):
 
 
 class LongCommand(Command):
-    """A command of so many options that `--help` shows only the basic ones."""
+    """A command of so many options that `--help` shows only the basic ones; of `--help-all`."""
 
     shows_all = False
 

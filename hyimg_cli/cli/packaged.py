@@ -13,14 +13,14 @@ def read(name: str) -> Manifest:
     return read_manifest(_located(name))
 
 
-def is_packaged(name: str) -> bool:
-    """Tell if a bare name is that of a packaged manifest."""
-    return Path(name).name == name and (recipes_folder() / f"{name}.jsonl").is_file()
-
-
 def names() -> list[str]:
     """The packaged manifests."""
     return sorted(file.stem for file in recipes_folder().glob("*.jsonl"))
+
+
+def is_packaged(name: str) -> bool:
+    """Tell if a bare name is that of a packaged manifest."""
+    return name in names()
 
 
 def recipes_folder() -> Path:

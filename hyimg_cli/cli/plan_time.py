@@ -123,6 +123,4 @@ def _measured(order: Plan, config: RunConfig, style: render.Style) -> dict[str, 
         with closing(tried(order, config, opened, found)) as events:
             for event in events:
                 view.show(_without_warnings(event))
-    for fault in found.faults:
-        render.note(f"measuring: {fault}")
     return found.timings

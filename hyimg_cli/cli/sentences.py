@@ -13,6 +13,7 @@ from hyimg_cli.spec.events import (
     Prewarmed,
     PromptsReady,
     ReplicaDied,
+    VideoFile,
 )
 from hyimg_cli.spec.units import time_text
 
@@ -41,6 +42,13 @@ def loading_text(model: str, read: int, nbytes: int) -> str:
         return f"loading {model}"
     size, unit = (1e9, "GB") if nbytes >= 1e9 else (1e6, "MB")
     return f"loading {model}: {min(read, nbytes) / size:.1f} of {nbytes / size:.1f} {unit}"
+
+
+# The IPTC property is in every file unless it is asked to be left out.
+UNMARKED = (
+    "--no-metadata: the files do not say that a model made them, which the EU's AI Act asks for "
+    "(article 50)"
+)
 
 
 def summary(counts: Summary, place: str) -> str:
@@ -101,7 +109,10 @@ def finished(outcome: Outcome) -> str:
         text = f"{outcome.custom_id}: failed[{outcome.error.code}]: {outcome.error.message}{hint}"
     else:
         paths = ", ".join(file.path for file in outcome.outputs)
-        reuse = f", KV reuse {outcome.kv_reuse.status}" if outcome.kv_reuse else ""
+        is_video = any(isinstance(file, VideoFile) for file in outcome.outputs)
+        reuse = ""
+        if outcome.kv_reuse and not is_video:
+            reuse = f", KV reuse {outcome.kv_reuse.status}"
         took = f"{work_s(outcome):.2f} s, {outcome.denoise_steps} steps"
         text = f"{outcome.custom_id}: {paths} in {took}{reuse}"
     return " ".join("; ".join((text, *outcome.warnings)).splitlines())

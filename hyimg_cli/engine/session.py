@@ -49,6 +49,7 @@ _DEVICE_FAULTS: tuple[type[Exception], ...] = (
 )
 
 
+AnyPipeline = Pipeline[Any, Any, Any]
 # A finished job, and its file or why it has none; None where there is no folder.
 Written = tuple[Finished[Job], OutputFile | Exception | None]
 
@@ -66,7 +67,7 @@ class Session:
         self._folder: JobFolder | None = None
         self._images = ImagePipeline(config, load)
         self._videos = VideoPipeline(config, self._images.forget)
-        self._pipeline: Pipeline[Any, Any] = self._images
+        self._pipeline: AnyPipeline = self._images
         self._attempts: dict[str, int] = {}
         self._stop_signal: int | None = None
         self._is_over = False
@@ -127,8 +128,8 @@ class Session:
 
     def _ready(self, group: Group | VideoGroup, plan: Plan) -> Iterator[Event]:
         """The group's pipeline with its model, its shared work and its shapes behind it."""
-        pipeline: Pipeline[Any, Any] = self._images if isinstance(group, Group) else self._videos
-        other: Pipeline[Any, Any] = self._videos if isinstance(group, Group) else self._images
+        pipeline: AnyPipeline = self._images if isinstance(group, Group) else self._videos
+        other: AnyPipeline = self._videos if isinstance(group, Group) else self._images
         self._pipeline = pipeline
         if pipeline.model != group.model and other.model is not None:
             yield from self._make_room(other, group)
@@ -139,9 +140,7 @@ class Session:
             yield replace(event, beside=beside) if isinstance(event, ModelLoaded) else event
         yield from pipeline.prepare(group.jobs, self._folder)
 
-    def _make_room(
-        self, other: Pipeline[Any, Any], group: Group | VideoGroup
-    ) -> Iterator[ModelReleased]:
+    def _make_room(self, other: AnyPipeline, group: Group | VideoGroup) -> Iterator[ModelReleased]:
         """Release the other model, unless the group's fits beside it with a full batch."""
         needed = need_of_second(group.model, group.jobs, self._config)
         name, there = other.model, present(self._config)

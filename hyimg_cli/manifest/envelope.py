@@ -26,7 +26,6 @@ _FIXED: Mapping[str, tuple[Any, ...]] = {
     "background": ("auto", "opaque"),
     "input_fidelity": ("high",),
     "moderation": ("auto", "low"),
-    "output_format": ("png",),
     "partial_images": (0,),
     "quality": ("auto",),
     "stream": (False,),

@@ -16,7 +16,7 @@ from hyimg_cli.settings.kinds import (
     Paths,
     Text,
 )
-from hyimg_cli.settings.table import TABLES, JobKind
+from hyimg_cli.settings.table import SETTINGS, TABLES, JobKind
 from hyimg_cli.spec.job import TASKS, VIDEO_TASKS
 
 
@@ -48,7 +48,8 @@ _OWN = (
 )
 _SHARED = (
     Field(row.name, row.kind, row.help, row.aliases, row.only)
-    for row in TABLES["sampling"].values()
+    for row in SETTINGS.values()
+    if row.in_line
 )
 FIELDS = (*_OWN, *_SHARED)
 BY_NAME = {name: field for field in FIELDS for name in (field.name, *field.aliases)}

@@ -8,7 +8,7 @@ from hyimg_cli.errors import HyimgError
 from hyimg_cli.manifest.line import unconsumed
 from hyimg_cli.manifest.resolved_line import ResolvedLine
 from hyimg_cli.spec.card import ModelCard
-from hyimg_cli.spec.job import ImageJob, TextSampling
+from hyimg_cli.spec.job import Encoding, ImageJob, TextSampling
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,18 @@ class PictureLine(ResolvedLine):
             what = f"{beyond[0]} is no token of the model"
             hint = f"its tokens are 0 to {self.card.vocab_size - 1}"
             yield self.fault("out-of-range", what, "cot_token_ids", hint)
+        yield from self._encoding_faults()
+
+    def _encoding_faults(self) -> Iterator[HyimgError]:
+        """What was said of a file that its format cannot be, or is anyway."""
+        kind, is_lossless = self.value("format"), self.value("lossless")
+        if kind == "jpeg" and is_lossless:
+            yield self.fault("conflict", "no JPEG is lossless", "lossless", "use webp or png")
+        if "lossless" in self.line.given and is_lossless and kind == "png":
+            yield self.unused("lossless", "a PNG loses nothing as it is")
+        if "quality" in self.line.given and self._encoding().quality is None:
+            what = "a PNG" if kind == "png" else "a lossless WebP"
+            yield self.unused("quality", f"{what} has none")
 
     def job(self, custom_id: str, seed: int, folder: Path) -> ImageJob:
         fields = self.line.fields
@@ -47,8 +59,14 @@ class PictureLine(ResolvedLine):
             infer_align_image_size=self.value("infer_align_image_size"),
             use_system_prompt=use_system_prompt,
             system_prompt=system_prompt,
+            encoding=self._encoding(),
             **self.shared(),
         )
+
+    def _encoding(self) -> Encoding:
+        kind = self.value("format")
+        is_lossless = kind == "png" or (kind == "webp" and self.value("lossless"))
+        return Encoding(kind, None if is_lossless else self.value("quality"))
 
     def _text_sampling(self, seed: int) -> TextSampling:
         ar_seed = self.value("ar_seed")

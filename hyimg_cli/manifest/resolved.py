@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from hyimg_cli.spec.job import ImageJob, Job, SizeRequest, VideoJob
+from hyimg_cli.spec.job import BY_ID, Encoding, ImageJob, Job, SizeRequest, VideoJob
 
 _VIDEO = (
     *("custom_id", "task", "prompt", "negative_prompt", "model", "seed", "size"),
@@ -26,6 +26,8 @@ def job_to_json(job: Job) -> dict[str, Any]:
     Fields that no stage would consume are left out; `images` stand as the job has them.
     """
     entry = _video_fields(job) if isinstance(job, VideoJob) else _image_fields(job)
+    if job.file_name != BY_ID:
+        entry["name"] = job.file_name
     if job.metadata_json != "null":
         entry["metadata"] = json.loads(job.metadata_json)
     entry.update(json.loads(job.extra_json))
@@ -52,7 +54,15 @@ def _image_fields(job: ImageJob) -> dict[str, Any]:
     entry |= _text_fields(job) | {"use_system_prompt": job.use_system_prompt}
     if job.system_prompt is not None:
         entry["system_prompt"] = job.system_prompt
-    return entry
+    return entry | _encoding_fields(job.encoding)
+
+
+def _encoding_fields(encoding: Encoding) -> dict[str, Any]:
+    """Nothing of a PNG: resume keys of folders from before there were others stay."""
+    if encoding.format == "png":
+        return {}
+    how = {"lossless": True} if encoding.quality is None else {"quality": encoding.quality}
+    return {"format": encoding.format, **how}
 
 
 def lines_beside(jobs: Iterable[Job], folder: Path) -> Iterator[dict[str, Any]]:

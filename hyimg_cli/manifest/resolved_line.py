@@ -59,6 +59,7 @@ class ResolvedLine:
         return {name: self.value(name) for name in names} | {
             "prompt": self.line.fields["prompt"],
             "model": self.model,
+            "file_name": self.value("name"),
             "metadata_json": json.dumps(self.line.fields.get("metadata")),
             "extra_json": json.dumps(self.line.extra),
             "source_line": self.line.where,

@@ -66,7 +66,7 @@ class PhaseClock:
             self._move(None)
 
     def overlapped(self, phase: str, seconds: float) -> None:
-        """Note work of this job that ran beside another phase: outside the sum."""
+        """Note work of this job that ran during another phase: outside the sum."""
         self.overlapped_s[phase] = self.overlapped_s.get(phase, 0.0) + seconds
 
     def deal(self, phase: str, seconds: float) -> None:

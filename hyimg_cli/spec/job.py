@@ -1,15 +1,20 @@
 """One picture or one video to make, fully resolved: nothing is left to a default further down."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 Task = Literal["it2i", "t2i"]
 VideoTask = Literal["t2v"]
 BotTask = Literal["none", "think", "recaption", "think_recaption"]
+Format = Literal["png", "jpeg", "webp"]
 TASKS: tuple[Task, ...] = ("it2i", "t2i")
 VIDEO_TASKS: tuple[VideoTask, ...] = ("t2v",)
 BOT_TASKS: tuple[BotTask, ...] = ("none", "think", "recaption", "think_recaption")
+FORMATS: tuple[Format, ...] = get_args(Format)
 MAX_SOURCE_IMAGES = 3
+# Its name is its id.
+BY_ID = "{custom_id}"
+_SUFFIXES: dict[Format, str] = {"png": ".png", "jpeg": ".jpg", "webp": ".webp"}
 
 
 @dataclass(frozen=True)
@@ -55,13 +60,25 @@ class TextSampling:
 
 
 @dataclass(frozen=True)
+class Encoding:
+    """How pixels become a file. `quality`: 1 to 100, None where nothing of them is lost."""
+
+    format: Format = "png"
+    quality: int | None = None
+
+    @property
+    def suffix(self) -> str:
+        return _SUFFIXES[self.format]
+
+
+@dataclass(frozen=True)
 class ImageJob:
     """One `it2i` or `t2i` picture. `images` are paths as given, resolved against the manifest.
 
     `cot_text` or `cot_token_ids` replace the AR stage's writing. `infer_align_image_size`: sources
     are resized to the model's sizes, not cut, and a picture of the same size gets its source's
-    aspect ratio. `user_fields` names the manifest fields that the user set for this job: one that
-    no stage consumes is an error.
+    aspect ratio. `file_name`: a template, see `settings.file_names`. `user_fields` names the
+    manifest fields that the user set for this job: one that no stage consumes is an error.
     """
 
     custom_id: str
@@ -82,6 +99,8 @@ class ImageJob:
     infer_align_image_size: bool = False
     use_system_prompt: str = "None"
     system_prompt: str | None = None
+    encoding: Encoding = Encoding()
+    file_name: str = BY_ID
     metadata_json: str = "null"
     extra_json: str = "{}"
     source_line: str = ""
@@ -114,6 +133,7 @@ class VideoJob:
     guidance_scale: float
     flow_shift: float
     guidance_scale_2: float | None = None
+    file_name: str = BY_ID
     metadata_json: str = "null"
     extra_json: str = "{}"
     source_line: str = ""

@@ -58,13 +58,13 @@ def jobs(job: ImageJob, sources: tuple[str, ...]) -> list[ImageJob]:
 def pixels(monkeypatch: pytest.MonkeyPatch) -> dict[str, np.ndarray]:
     """By id, the pictures that were made last: without an output folder nothing keeps them."""
     made: dict[str, np.ndarray] = {}
-    inner = ImagePipeline._made
+    inner = ImagePipeline.outcome
 
-    def seen(self: ImagePipeline, drawn: Any) -> Any:
-        made[drawn.job.custom_id] = drawn.pixels
-        return inner(self, drawn)
+    def seen(self: ImagePipeline, done: Any, *arguments: Any) -> Any:
+        made[done.job.custom_id] = done.pixels
+        return inner(self, done, *arguments)
 
-    monkeypatch.setattr(ImagePipeline, "_made", seen)
+    monkeypatch.setattr(ImagePipeline, "outcome", seen)
     return made
 
 

@@ -39,13 +39,13 @@ Frames = dict[int, list[bytes]]
 def frames(monkeypatch: pytest.MonkeyPatch) -> Frames:
     """By seed, what was made last: without an output folder nothing else keeps it."""
     made: Frames = {}
-    inner = VideoPipeline._made
+    inner = VideoPipeline.outcome
 
-    def seen(self: VideoPipeline, job: VideoJob, clock: Any, frames: Any, checkpoint: Any) -> Any:
-        made[job.seed] = [piece.tobytes() for piece in frames.pieces]
-        return inner(self, job, clock, frames, checkpoint)
+    def seen(self: VideoPipeline, done: Any, *arguments: Any) -> Any:
+        made[done.job.seed] = [piece.tobytes() for piece in done.pieces]
+        return inner(self, done, *arguments)
 
-    monkeypatch.setattr(VideoPipeline, "_made", seen)
+    monkeypatch.setattr(VideoPipeline, "outcome", seen)
     return made
 
 

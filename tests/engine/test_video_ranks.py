@@ -63,13 +63,13 @@ def events_of(session: Session, jobs: list[VideoJob]) -> Iterator[Event]:
 def latents(monkeypatch: pytest.MonkeyPatch) -> dict[int, Any]:
     """By seed, the frames that were made last: without an output folder nothing else keeps them."""
     made: dict[int, Any] = {}
-    inner = VideoPipeline._made
+    inner = VideoPipeline.outcome
 
-    def seen(self: VideoPipeline, job: VideoJob, clock: Any, frames: Any, checkpoint: Any) -> Any:
-        made[job.seed] = [piece.tobytes() for piece in frames.pieces]
-        return inner(self, job, clock, frames, checkpoint)
+    def seen(self: VideoPipeline, done: Any, *arguments: Any) -> Any:
+        made[done.job.seed] = [piece.tobytes() for piece in done.pieces]
+        return inner(self, done, *arguments)
 
-    monkeypatch.setattr(VideoPipeline, "_made", seen)
+    monkeypatch.setattr(VideoPipeline, "outcome", seen)
     return made
 
 

@@ -67,6 +67,19 @@ class _Stage:
 
 
 @dataclass
+class _Ready(_Stage):
+    """What comes before a model's jobs: of it nothing is seen but its end."""
+
+    units: float = 1.0
+
+    @property
+    def left_s(self) -> float | None:
+        if self.done:
+            return 0.0
+        return None if self.earlier is None else max(0.0, self.earlier - self.seconds)
+
+
+@dataclass
 class _Progress:
     """How much of a job is done: parts of its text and of its steps, from 0 to 1."""
 
@@ -110,13 +123,16 @@ class TimeLeft:
         self._jobs = {
             job.custom_id: _Progress(job.model, cells(job, revision)) for job in plan.jobs
         }
-        self._stages = {(job.model, name): _Stage() for job in plan.jobs for name in _STAGES}
         self._texts = {job.model: _Texts() for job in plan.jobs}
+        self._stages = {
+            (model, name): _Ready() if name == "ready" else _Stage()
+            for model in self._texts
+            for name in _STAGES
+        }
         for job in plan.jobs:
             for name, units in self._units(job).items():
                 self._stages[job.model, name].units += units
         for model in self._texts:
-            self._stages[model, "ready"].units = 1.0
             self._learn(model, (earlier or {}).get(model, ()), replicas)
         self._at = next(iter(self._texts), "")
 
@@ -153,9 +169,11 @@ class TimeLeft:
             if stage is not None:
                 stage.seconds += passed
         match event:
-            case ModelLoading() | GroupStarted():
+            case ModelLoading():
                 self._at = event.model
-                self._is_ready(event)
+            case GroupStarted():
+                self._at = event.model
+                self._stages.get((event.model, "ready"), _Ready()).done = 1.0
             case JobStarted():
                 self._first_job = now if self._first_job is None else self._first_job
                 self._set(event.custom_id, text=0.0, steps=0.0)
@@ -209,11 +227,6 @@ class TimeLeft:
         texts = self._texts[model]
         texts.count = sum(one.texts for one in lengths)
         texts.tokens = sum(one.mean * one.texts for one in lengths)
-
-    def _is_ready(self, event: Event) -> None:
-        stage = self._stages.get((self._at, "ready"))
-        if stage is not None and isinstance(event, GroupStarted):
-            stage.done = stage.units
 
     def _written(self, event: ThinkToken) -> None:
         job = self._jobs.get(event.custom_id)

@@ -12,7 +12,7 @@ from hyimg_cli.engine.choice import RunsPlans
 from hyimg_cli.engine.timing.observed import GroupTiming, RunTiming, summed
 from hyimg_cli.engine.timing.watch import Watch
 from hyimg_cli.journal.journal import RunFolder
-from hyimg_cli.spec.events import Event, JobFailed
+from hyimg_cli.spec.events import Event
 from hyimg_cli.spec.job import ImageJob, Job
 from hyimg_cli.spec.plan import Group, Plan, VideoGroup
 from hyimg_cli.spec.run import OutputConfig, RunConfig
@@ -25,14 +25,13 @@ _STEPS, _TOKENS = 3, 8
 
 @dataclass
 class Trial:
-    """What a trial has found: timings by model, and why jobs of it failed.
+    """What a trial has found: timings by model.
 
     `began`: a reading of the performance counter at which its command was given.
     """
 
     began: float
     timings: dict[str, RunTiming] = field(default_factory=dict)
-    faults: list[str] = field(default_factory=list)
 
     def add(self, model: str, timing: RunTiming) -> None:
         """One more part of it: its groups stand beside the others, its phases add up."""
@@ -80,9 +79,6 @@ def tried(
             with folder, closing(session.run(part, folder)) as events:
                 for event in events:
                     watch.add(event)
-                    if isinstance(event, JobFailed) and event.outcome.error:
-                        what = event.outcome.error.message
-                        found.faults.append(f"{event.outcome.custom_id}: {what}")
                     yield event
             for model, timing in watch.timings():
                 around = {"end"} if is_first else {"start", "end"}

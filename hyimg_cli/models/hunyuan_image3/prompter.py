@@ -117,8 +117,11 @@ class Prompter:
         field = max(parts, key=lambda name: parts[name])
         self._refuse_too_long(frame + system_length + prompt_length + cot_length, field)
 
-    def fit(self, height: int, width: int) -> tuple[Bucket, str]:
-        """The bucket for a picture, and a note where training left the nearest one out, else ""."""
+    def fit(self, height: int, width: int, *, is_ratio: bool = False) -> tuple[Bucket, str]:
+        """The bucket for a picture, and a note where training left the nearest one out, else "".
+
+        `is_ratio`: the note says a ratio, no pixels.
+        """
         bucket = self.card.nearest_bucket(height, width)
         nearest = replace(self.card, buckets=official_buckets(self.arch)).nearest_bucket(
             height, width
@@ -126,7 +129,8 @@ class Prompter:
         if bucket == nearest:
             return bucket, ""
         known = ", ".join(str(b.size) for b in self.card.buckets)
-        return bucket, f"{width}x{height} fitted to {bucket.size}: {self.card.name} knows {known}"
+        asked = f"{width}{':' if is_ratio else 'x'}{height}"
+        return bucket, f"{asked} fitted to {bucket.size}: {self.card.name} knows {known}"
 
     def source_shape(self, bucket: Bucket, vit_grid: Grid) -> SourceShape:
         """The place that a source image fitted to `bucket` takes in the sequence."""

@@ -31,7 +31,7 @@ from hyimg_cli.pipelines.image.stages import (
     with_text,
 )
 from hyimg_cli.pipelines.image.think import DecodeLoop, Decoding, reading_lag
-from hyimg_cli.pipelines.out_of_memory import Attempt, MemoryPolicy, Remedy, Shortage, Together
+from hyimg_cli.pipelines.out_of_memory import Attempt, MemoryPolicy, Remedy, SharedStage, Shortage
 from hyimg_cli.pipelines.request import Lost, Request
 from hyimg_cli.spec.events import DenoiseStep, JobStarted, PhaseStarted, Progress, ThinkToken
 from hyimg_cli.spec.job import ImageJob
@@ -271,7 +271,7 @@ class ContinuousBatch:
         error: Exception,
         batch: Sequence[Prefilled] | Sequence[Denoising],
         again: Callable[..., Events],
-        stage: Together,
+        stage: SharedStage,
     ) -> Events:
         """A batch that failed together, in halves, down to the job whose fault it is."""
         match self._memory.remedy(error, [work.request for work in batch], stage=stage):
