@@ -28,8 +28,8 @@ OF_A_RUN = {
 OTHERS = {
     "manifest": "Write the manifest that pictures and prompts stand for, to be edited and run.",
     "report": "Make the page of a run's folder: report.html, or one file to attach.",
-    "info": "Show the job, model, seed and versions that a PNG, an MP4 or its sidecar was made "
-    "with.",
+    "info": "Show the prompt, seed, job, model and versions that a picture, an MP4 or its sidecar "
+    "was made with.",
     "replay": "Run the job of a finished file again, as it was run, and say whether the pixels are "
     "equal.",
     "doctor": "Check that this machine can run the chosen models, and draw one small picture to "

@@ -399,7 +399,7 @@ _OUTPUT = (
         "Keep a video's latents every K denoise steps, so that a killed job goes on. Those behind "
         "the last step are always kept until the video is written.",
     ),
-    _run("report", Truth(), True, "Write report.html, a sheet of all jobs."),
+    _run("report", Truth(), True, "Keep report.html, a page of all jobs."),
 )
 _FAILURE = (
     _run(
