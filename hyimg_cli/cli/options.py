@@ -106,7 +106,7 @@ Prompt = Annotated[
         panel=RUN,
         is_basic=True,
         metavar="<text>",
-        help="What to do with each picture; again for more, or a .txt file of prompts.",
+        help="What to do with each picture; or a .txt of prompts.",
     ),
 ]
 Recursive = Annotated[
