@@ -4,13 +4,15 @@ No model is loaded here; `Session` does that with the plan that `prepare` return
 """
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 
-from hyimg_cli.errors import HyimgError, JobError, ManifestError, SourceImageError, UsageError
+from hyimg_cli.engine.sources import SourcesSeen, seen, untried
+from hyimg_cli.errors import HyimgError, JobError, ManifestError, UsageError
+from hyimg_cli.journal.differences import differing
 from hyimg_cli.journal.journal import Resumption, RunFolder, resume
 from hyimg_cli.journal.keys import job_keys
 from hyimg_cli.journal.texts_file import TextsFile
@@ -19,7 +21,6 @@ from hyimg_cli.manifest.file_names import named
 from hyimg_cli.manifest.line import fault
 from hyimg_cli.manifest.manifest import Manifest, failed_lines, in_line_order
 from hyimg_cli.manifest.resolve import resolve_jobs
-from hyimg_cli.media.images import probe_image
 from hyimg_cli.memory.disk_space import refuse_full_disk
 from hyimg_cli.memory.gpu_settings import refuse_unfollowed
 from hyimg_cli.memory.tensor_ranks import refuse_wrong
@@ -45,6 +46,7 @@ from hyimg_cli.spec.events import (
 from hyimg_cli.spec.job import ImageJob, Job, VideoJob
 from hyimg_cli.spec.plan import Plan
 from hyimg_cli.spec.run import RunConfig
+from hyimg_cli.spec.units import counted
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ class Selection:
         if jobs and not chosen:
             hint = f"the first id is {jobs[0].custom_id!r}; * stands for anything"
             raise UsageError(
-                f"--select {self.pattern!r} matches none of {len(jobs)} jobs", hint=hint
+                f"--select {self.pattern!r} matches none of {counted(len(jobs), 'job')}", hint=hint
             )
         if self.shard is not None:
             chosen = chosen[self.shard[0] - 1 :: self.shard[1]]
@@ -93,6 +95,7 @@ class PreparedRun:
     done_before: tuple[str, ...] = ()
     failed_before: tuple[str, ...] = ()
     invalid: tuple[Outcome, ...] = ()
+    untried: tuple[Outcome, ...] = ()
 
 
 # What makes ready for jobs, or tells of something else than jobs.
@@ -135,7 +138,7 @@ class Summary:
         kinds = {type(job) for job in run.plan.jobs}
         return cls(
             noun="video" if kinds == {VideoJob} else "job" if VideoJob in kinds else "picture",
-            failed=len(run.failed_before),
+            failed=len(run.failed_before) + len(run.untried),
             invalid=len(run.invalid),
             skipped=len(run.done_before),
             left=len(run.plan.jobs),
@@ -283,6 +286,7 @@ def sift(
         retry_failed=policy.retry_failed,
         force=policy.force,
         with_frames=config.output.frames != "none",
+        differing=differing(folder.folder, config),
     )
 
 
@@ -293,17 +297,21 @@ def prepare(
     config: RunConfig,
     selection: Selection,
     policy: ResumePolicy,
+    found: SourcesSeen | None = None,
 ) -> PreparedRun:
-    """The plan of what is selected and left to do; records the lines that could not become jobs.
+    """The plan of what is selected and left to do; records the lines that could not become jobs,
+    and the jobs whose sources cannot be read, by what was `found` of them.
 
     Raises StorageError where the disk cannot hold what is left, before anything is loaded.
     """
     jobs = selection.of(accepted.jobs)
+    found = found or seen(jobs)
     for model in sorted({job.model for job in jobs}):
         # A checkpoint that is not all there is told of before anything is written.
         registry.fingerprint(model, config.model.revision)
     rest = sift(folder, jobs, config, policy)
-    videos = [job for job in rest.to_run if isinstance(job, VideoJob)]
+    to_run = [job for job in rest.to_run if not found.error_of(job)]
+    videos = [job for job in to_run if isinstance(job, VideoJob)]
     refuse_full_disk(folder.folder, videos, config, video_cards(config.model.revision))
     # Whoever runs all again wants none of what an earlier run left.
     begun = rest.done if policy.resume else [job.custom_id for job in rest.to_run]
@@ -311,8 +319,23 @@ def prepare(
     folder.supersede(rest.former)
     folder.write_resolved(accepted.jobs)
     _record(folder, accepted.invalid)
-    plan = planner.make_plan(rest.to_run, cards(config.model.revision))
-    return PreparedRun(plan, tuple(rest.done), tuple(rest.failed_before), accepted.invalid)
+    untried = tuple(_untried(folder, rest.to_run, found, config))
+    plan = planner.make_plan(to_run, cards(config.model.revision))
+    return PreparedRun(plan, tuple(rest.done), tuple(rest.failed_before), accepted.invalid, untried)
+
+
+def _untried(
+    folder: RunFolder, jobs: Iterable[Job], found: SourcesSeen, config: RunConfig
+) -> Iterator[Outcome]:
+    """Records the jobs whose sources cannot be read; where a run ends at a failure, one of them."""
+    attempts = folder.attempts()
+    for job in jobs:
+        if error := found.error_of(job):
+            outcome = untried(job, error, attempts.get(job.custom_id, 0), config)
+            folder.append(outcome)
+            yield outcome
+            if config.failure.fail_fast:
+                return
 
 
 @dataclass(frozen=True)
@@ -340,28 +363,6 @@ def sift_texts(
         tuple(job for job in left if job not in to_write),
         tuple(job.custom_id for job in jobs if job.custom_id not in names),
     )
-
-
-def source_faults(jobs: Sequence[Job]) -> list[HyimgError]:
-    """Faults of the source images, with the line that names each; a file is read once."""
-    probe = cache(_probed)
-    edits = [job for job in jobs if isinstance(job, ImageJob)]
-    found = ((job, path, probe(path)) for job in edits for path in job.images)
-    return [
-        SourceImageError(
-            error.what, where=f"{job.source_line}: {path}", hint=error.hint, code=error.code
-        )
-        for job, path, error in found
-        if error is not None
-    ]
-
-
-def _probed(path: str) -> SourceImageError | None:
-    try:
-        probe_image(Path(path))
-    except SourceImageError as error:
-        return error
-    return None
 
 
 def _record(folder: RunFolder, invalid: Sequence[Outcome]) -> None:

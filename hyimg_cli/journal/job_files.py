@@ -42,21 +42,16 @@ def former_files(jobs: Iterable[Job], results: _Results) -> dict[str, list[str]]
     }
 
 
-def other_name(job: Job, entry: Mapping[str, Any]) -> OutputFolderError | None:
-    """The fault of a done job whose file is called otherwise by now."""
-    for output in _outputs(entry):
-        name = name_of(job, output.get("width", UNKNOWN), output.get("height", UNKNOWN))
-        now = f"{OUTPUTS}/{name}{suffix_of(job)}"
-        if output["path"] != now:
-            return OutputFolderError(
-                f'"{job.custom_id}" is done in this folder as {output["path"]}; by its name it is '
-                f"{now} now",
-                where=job.source_line,
-                hint="give the --name that run.json says, choose another folder, or make it again "
-                "with --force; the old file goes then",
-                code="output.other-name",
-            )
-    return None
+def is_renamed(job: Job, entry: Mapping[str, Any]) -> bool:
+    """True where a done job's file is called otherwise by now."""
+    return any(
+        output["path"] != _path(job, output.get("width", UNKNOWN), output.get("height", UNKNOWN))
+        for output in _outputs(entry)
+    )
+
+
+def _path(job: Job, width: int | str, height: int | str) -> str:
+    return f"{OUTPUTS}/{name_of(job, width, height)}{suffix_of(job)}"
 
 
 def refuse_files_of_others(jobs: Sequence[Job], results: _Results, own: Collection[str]) -> None:

@@ -13,7 +13,8 @@ import contextlib
 import json
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path, PurePath
 from types import TracebackType
@@ -26,8 +27,8 @@ from hyimg_cli.journal.job_files import (
     OUTPUTS,
     files_of,
     former_files,
+    is_renamed,
     name_of,
-    other_name,
     refuse_files_of_others,
 )
 from hyimg_cli.journal.journal_file import JournalFile, entry_of, whole_lines
@@ -38,6 +39,7 @@ from hyimg_cli.settings.kinds import is_custom_id
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.events import Outcome
 from hyimg_cli.spec.job import ImageJob, Job, Size
+from hyimg_cli.spec.units import counted
 
 RESULTS = "results.jsonl"
 RESOLVED = "manifest.resolved.jsonl"
@@ -293,16 +295,32 @@ def job_key(
     `source_digests`: sha256 of each source image's bytes, in order. `pixel_settings`: what of the
     run changes pixels, such as the dtype.
     """
-    line = job_to_json(job)
-    shaping = {k: v for k, v in line.items() if k not in _NOT_IN_KEY and not k.startswith("x_")}
-    facts: dict[str, Any] = {"job": shaping, "model": model_fingerprint}
+    # Where the text is given the line has no bot_task, but a dynamic system prompt hangs on it.
+    bot_task = job.bot_task if isinstance(job, ImageJob) else None
+    return line_key(job_to_json(job), bot_task, source_digests, model_fingerprint, pixel_settings)
+
+
+def line_key(
+    line: Mapping[str, Any],
+    bot_task: str | None,
+    source_digests: Sequence[str],
+    model_fingerprint: str,
+    pixel_settings: Mapping[str, str],
+) -> str:
+    """The `job_key` of a job by its resolved line; `bot_task` is None for a video."""
+    facts: dict[str, Any] = {"job": shaping_fields(line), "model": model_fingerprint}
     facts["settings"] = dict(pixel_settings)
-    if isinstance(job, ImageJob):
-        if job.has_given_text:
-            # Some lines of a given text have no bot_task; a dynamic system prompt hangs on it.
-            shaping.pop("bot_task", None)
-        facts |= {"bot_task": job.bot_task, "sources": list(source_digests)}
+    if bot_task is not None:
+        if line.keys() & {"cot_text", "cot_token_ids"}:
+            # Some lines of a given text say bot_task, which only a dynamic system prompt reads.
+            facts["job"].pop("bot_task", None)
+        facts |= {"bot_task": bot_task, "sources": list(source_digests)}
     return digest.of_json(facts)
+
+
+def shaping_fields(line: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a resolved line changes pixels."""
+    return {k: v for k, v in line.items() if k not in _NOT_IN_KEY and not k.startswith("x_")}
 
 
 @dataclass(frozen=True)
@@ -327,6 +345,7 @@ def resume(
     retry_failed: bool = False,
     force: bool = False,
     with_frames: bool = False,
+    differing: Callable[[Job, Mapping[str, Any]], Iterable[str]] | None = None,
 ) -> Resumption:
     """Sorts `jobs` by what `folder` says of them; `keys` has the `job_key` of each custom_id with a
     result there.
@@ -335,22 +354,23 @@ def resume(
     Raises OutputFolderError, unless `force`, where a picture would be replaced by one of another
     key or name, and, with `resume` off, where the folder holds results at all; in any case where a
     file of another job would be. A job that failed under another key is a new job: it runs.
+    `differing`: in what a job and a result line differ.
     """
     results = folder.results()
     if not resume and results and not force:
         raise _occupied(folder, len(results))
     resumption = Resumption([], [], [])
+    others: list[Job] = []
     for job in jobs:
         entry = results.get(job.custom_id) if resume else None
         if entry is None:
             resumption.to_run.append(job)
         elif entry.get("key") != keys.get(job.custom_id, ""):
-            if entry.get("status") == "done" and not force:
-                raise _other_job(job)
+            if entry.get("status") == "done":
+                others.append(job)
             resumption.to_run.append(job)
-        elif found := other_name(job, entry):
-            if not force:
-                raise found
+        elif is_renamed(job, entry):
+            others.append(job)
             resumption.to_run.append(job)
         elif entry.get("status") == "done" and _is_intact(folder.folder, entry, with_frames):
             resumption.done.append(job.custom_id)
@@ -358,26 +378,42 @@ def resume(
             resumption.failed_before.append(job.custom_id)
         else:
             resumption.to_run.append(job)
+    if others and not force:
+        counts: Counter[str] = Counter()
+        for job in others:
+            entry = results[job.custom_id]
+            if differing and entry.get("key") != keys.get(job.custom_id):
+                counts.update(differing(job, entry))
+            counts["name"] += is_renamed(job, entry)
+        raise _other_jobs(folder, others, counts, len(jobs), len(resumption.done))
     refuse_files_of_others(resumption.to_run, results, {job.custom_id for job in jobs})
     return replace(resumption, former=former_files(resumption.to_run, results))
 
 
 def _occupied(folder: RunFolder, count: int) -> OutputFolderError:
     return OutputFolderError(
-        f"the folder holds {count} results already",
+        f"the folder holds {counted(count, 'result')} already",
         where=str(folder.folder),
         hint="choose another folder, leave out --no-resume, or run all again with --force",
         code="output.not-empty",
     )
 
 
-def _other_job(job: Job) -> OutputFolderError:
+def _other_jobs(
+    folder: RunFolder, others: Sequence[Job], counts: Counter[str], total: int, done: int
+) -> OutputFolderError:
+    """What differs in how many jobs, and what `--force` would do with these and with the rest."""
+    named = ", ".join(f"{name}: {count}" for name, count in counts.most_common() if count)
+    differ = "differs" if total == 1 else "differ"
+    rest = total - len(others)
+    kept = f" and keeps the {'other' if done == rest else 'done'} {done}" if done else ""
+    those = "it" if len(others) == 1 else "those"
     return OutputFolderError(
-        f'"{job.custom_id}" is done in this folder, made otherwise: another line, source image, '
-        "model or setting that changes pixels",
-        where=job.source_line,
-        hint="give the flags that run.json names, choose another folder or custom_id, or replace "
-        "the result with --force",
+        f"{len(others)} of {counted(total, 'job')} {differ}{f' ({named})' if named else ''} from "
+        f'what is done in this folder, "{others[0].custom_id}" first',
+        where=str(folder.folder),
+        hint=f"--force makes {those} again{kept}; -o names another folder; run.json has the flags "
+        "of before",
         code="output.other-job",
     )
 

@@ -5,6 +5,7 @@ here. Defaults of settings and model are not known yet.
 """
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
@@ -31,6 +32,24 @@ _TAGS_HINT = "edit what stands between the tags; with written taken out, any tex
 # How chat endpoints spell a conversation; the released models draw from a single turn.
 _TURNS = ("messages", "message_list", "conversation", "history")
 
+# What other tools can be asked for, by the names that they have for it.
+_NOT_SUPPORTED = {
+    "strength of an edit": (
+        (
+            *("strength", "denoising_strength", "denoise_strength", "denoise", "image_strength"),
+            *("img_strength", "init_strength", "init_image_strength", "prompt_strength"),
+        ),
+        "the source is read, not drawn over; say in the prompt how much to change",
+    ),
+    "upscaling": (
+        (
+            *("upscale", "upscaler", "upscaling", "upscale_by", "upscale_factor", "upscale_ratio"),
+            *("enable_hr", "hires_fix", "hr_scale", "hr_upscaler", "super_resolution", "scale_by"),
+        ),
+        "size chooses among the model's own; enlarge the file afterwards",
+    ),
+}
+
 
 @dataclass(frozen=True)
 class ManifestLine:
@@ -48,6 +67,31 @@ class ManifestLine:
 def fault(slug: str, what: str, *, where: str, hint: str = "") -> UsageError:
     """A fault of the manifest's text, with the code `manifest.<slug>`."""
     return UsageError(what, where=where, hint=hint, code=f"manifest.{slug}")
+
+
+def not_a_field(key: str, value: Any = None) -> tuple[str, str]:
+    """What is wrong with a key that no field has, and what to do: other tools' words by name."""
+    if key in _TURNS:
+        hint = "write the one turn as prompt and images; earlier turns are not read"
+        return "a job has no turns before it", hint
+    if key == "image_size":
+        size = _turned(value)
+        hint = f'"size": "{size}"' if size else '"size": "WIDTHxHEIGHT"'
+        return f"{shown(key)} is not a field", f"write {hint}; the official script has height first"
+    for meaning, (names, hint) in _NOT_SUPPORTED.items():
+        if key.lower() in names:
+            return f"{shown(key)} is not supported: there is no {meaning}", hint
+    close = nearest(key, BY_NAME)
+    hint = f'did you mean "{close}"?' if close else "begin it with x_ to have it copied through"
+    return f"{shown(key)} is not a field", hint
+
+
+def _turned(size: Any) -> str:
+    """`HxW`, as the official script writes a size, as `WxH`; a ratio is the same in both."""
+    parts = re.fullmatch(r"([0-9]+)[xX]([0-9]+)", str(size))
+    if parts is None:
+        return size if isinstance(size, str) and re.fullmatch(r"auto|[0-9]+:[0-9]+", size) else ""
+    return f"{parts[2]}x{parts[1]}"
 
 
 def unconsumed(
@@ -219,7 +263,7 @@ class Line:
     def _take(self, key: str, value: Any, *, is_cell: bool = False) -> None:
         known = BY_NAME.get(key)
         if known is None:
-            self._refuse_unknown(key)
+            self._refuse_unknown(key, value)
         elif known.name in self.given:
             self.refused.add(known.name)
             hint = f"give one of {', '.join((known.name, *known.aliases))}"
@@ -252,14 +296,9 @@ class Line:
         except BadValue as bad:
             self.add(bad.slug, bad.what, field="matrix", hint=bad.hint)
 
-    def _refuse_unknown(self, key: str) -> None:
-        if key in _TURNS:
-            hint = "write the one turn as prompt and images; earlier turns are not read"
-            self.add("unknown-field", "a job has no turns before it", field=key, hint=hint)
-            return
-        close = nearest(key, BY_NAME)
-        hint = f'did you mean "{close}"?' if close else "begin it with x_ to have it copied through"
-        self.add("unknown-field", f"{shown(key)} is not a field", field=_plain(key), hint=hint)
+    def _refuse_unknown(self, key: str, value: Any) -> None:
+        what, hint = not_a_field(key, value)
+        self.add("unknown-field", what, field=_plain(key), hint=hint)
 
     def _check_matrix(self) -> None:
         """Checks that no field is both in the line and in its matrix."""

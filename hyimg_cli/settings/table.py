@@ -121,7 +121,7 @@ _MODEL = (
         "model",
         Text("model"),
         "tiny-image",
-        "Folder or hub id; tiny-image is embedded.",
+        "Folder or hub id.",
         is_basic=True,
         pixels="checkpoint",
     ),
@@ -184,7 +184,7 @@ _SAMPLING = (
         "size",
         SizeText(),
         SizeRequest(),
-        "Pixels of the result, or their ratio.",
+        "Of the result.",
         is_basic=True,
     ),
     _sampling(
@@ -374,6 +374,7 @@ _OUTPUT = (
         OneOf(FORMATS, (("jpg", "jpeg"),)),
         "png",
         "Pictures as PNG, JPEG or WebP.",
+        is_basic=True,
         in_line=True,
         aliases=("output_format",),
         pixels="job",
@@ -395,6 +396,7 @@ _OUTPUT = (
         NameTemplate(),
         BY_ID,
         "Files by a template: custom_id, stem, folder, index, seed, width, height.",
+        is_basic=True,
         in_line=True,
     ),
     _run("metadata", Truth(), True, "Write the job, and that a model made it, into its file."),
@@ -406,7 +408,7 @@ _OUTPUT = (
         "Keep a video's latents every K denoise steps, so that a killed job goes on. Those behind "
         "the last step are always kept until the video is written.",
     ),
-    _run("report", Truth(), True, "Write report.html, a sheet of all jobs."),
+    _run("report", Truth(), True, "Keep report.html, a page of all jobs."),
 )
 _FAILURE = (
     _run(

@@ -144,13 +144,14 @@ def test_a_used_folder_is_not_mixed(run_cli: Run, write_manifest: Callable[..., 
     run = ("generate", manifest, "-o", "out", "-q", "--no-report")
     assert run_cli(*run).code == 0
     before = sorted(Path("out/outputs").iterdir())
-    for flags, code in (
-        (("--format", "jpeg"), "output.other-job"),
-        (("--name", "{index}"), "output.other-name"),
+    for flags, named in (
+        (("--format", "webp", "--lossless"), "format: 2, lossless: 2"),
+        (("--name", "{index}"), "name: 2"),
+        (("--name", "{index}", "--steps", "3"), "num_inference_steps: 2, name: 2"),
     ):
         ran = run_cli(*run, *flags)
         assert ran.code == 2
-        assert f"error[{code}]" in ran.err
+        assert f"2 of 2 jobs differ ({named})" in ran.err
         assert sorted(Path("out/outputs").iterdir()) == before
     assert run_cli(*run, "--quality", "3").code == 0
 

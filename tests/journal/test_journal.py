@@ -771,8 +771,8 @@ def test_another_name_in_a_used_folder_is_told(tmp_path: Path, make_job: MakeJob
     keys = dict.fromkeys("ab", "key")
     with pytest.raises(OutputFolderError) as caught:
         resume(run, named, keys)
-    assert caught.value.code == "output.other-name"
-    assert "as outputs/a.png; by its name it is outputs/new-64.png now" in caught.value.what
+    assert caught.value.code == "output.other-job"
+    assert "1 of 3 jobs differ (name: 1)" in caught.value.what
     assert "--force" in caught.value.hint
     found = resume(run, named, keys, force=True)
     assert (found.to_run, found.failed_before) == ([named[0], named[2]], ["b"])
@@ -803,6 +803,15 @@ def test_what_is_replaced_goes_once_the_new_line_is_there(
         made(run, swapped[1])
     assert outputs_in(tmp_path) == {"2.png", "3.png", "c.png"}
     assert resume(run, swapped, keys).done == ["a", "b", "c"]
+
+
+def test_a_job_made_again_under_its_name_keeps_its_file(tmp_path: Path, make_job: MakeJob) -> None:
+    job = make_job("a")
+    for key in ("key", "another"):
+        with RunFolder(tmp_path) as run:
+            run.supersede(resume(run, [job], {"a": key}, force=True).former)
+            made(run, job, key)
+    assert outputs_in(tmp_path) == {"a.png"}
 
 
 def test_a_failed_attempt_takes_no_file_with_it(tmp_path: Path, make_job: MakeJob) -> None:

@@ -144,6 +144,7 @@ def test_a_users_name_stays_where_it_can(stem: str) -> None:
     clean = fit(stem)
     assert fit(clean) == clean
     assert clean
+    assert fault_of(clean) == ""
     if re.fullmatch(r"[\w(-][\w ()-]*[\w)-]", unicodedata.normalize("NFC", stem)):
         assert clean == unicodedata.normalize("NFC", stem)
 
