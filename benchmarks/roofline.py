@@ -31,7 +31,7 @@ from shapes.scale import REAL, SCALES, Scale, Workload, workload
 from torch import Tensor
 
 from hyimg_cli.diffusion.schedule import Step
-from hyimg_cli.kernels.addressed import addressed_decode
+from hyimg_cli.kernels.pointer_decode import pointer_decode
 from hyimg_cli.kv.buffer import Buffer
 from hyimg_cli.models.hunyuan_image3.attention import QueryBlock, pieces
 from hyimg_cli.models.hunyuan_image3.graphs import DecodeStep
@@ -161,7 +161,7 @@ class Rows:
 
     def _decode(self, count: int, counting: Callable[..., list[Op]]) -> list[Op]:
         """The kernels of a CUDA graph, which launches them all at once."""
-        step = DecodeStep(self._network, count, self._network.new_buffer(1), addressed_decode)
+        step = DecodeStep(self._network, count, self._network.new_buffer(1), pointer_decode)
         slots = count * (self._load.scale.context + 1)
         return counting(step.compute, count, slots)
 

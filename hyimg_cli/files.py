@@ -93,7 +93,7 @@ def text_of(path: Path, most: int, *, encoding: str = "utf-8", or_stream: bool =
 
 
 def bounded(stream: BinaryIO, most: int, name: str, *, expected: int = 0) -> bytes:
-    """What is left of a buffered stream, in one piece where it is as long as `expected`.
+    """The rest of a buffered stream, in one piece where it is as long as `expected`.
 
     Raises UnfitFile where that is more than `most` bytes.
     """
@@ -236,12 +236,12 @@ def sync_folder(folder: Path) -> None:
 
 
 def is_of_the_disk(number: int | None) -> bool:
-    """Whether an errno tells of the disk; a library that writes has other errors too."""
+    """True if an errno tells of the disk; a library that writes has other errors too."""
     return number in (*_FULL, *_FORBIDDEN, *_REFUSED)
 
 
 def storage_error(error: OSError, folder: Path) -> StorageError:
-    """What an error of the disk means for `folder`, in plain words."""
+    """Explain an error of the disk for `folder`, in plain words."""
     where = str(folder)
     if isinstance(error, UnfitFile):
         hint = "take it away, or choose another folder with -o"

@@ -95,7 +95,7 @@ class DiskStore:
         return made, False
 
     def has(self, kind: str, key: str) -> bool:
-        """Whether an entry is there in full length; damage inside it shows only when it is read."""
+        """True if an entry is there in full length; damage inside it shows only when it is read."""
         path = self._path(kind, key)
         if path is None:
             return False
@@ -145,7 +145,7 @@ class DiskStore:
             self._refused(error)
 
     def take_notes(self) -> tuple[str, ...]:
-        """What went wrong since the last call, in words for a result line."""
+        """Faults since the last call, in words for a result line."""
         notes, self._notes = tuple(self._notes), []
         return notes
 

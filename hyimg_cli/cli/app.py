@@ -25,7 +25,8 @@ _app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": pages.WIDEST},
-    help="Make pictures and videos in batches: a manifest of jobs goes in, files come out.",
+    help="Make pictures and videos in batches: a manifest, or pictures and a prompt, go in, files "
+    "come out.",
     epilog="Exit codes: 0 all done, 1 some job failed or a gate of bench, eval or replay, 2 usage "
     "or manifest, 3 machine, 101 internal error, 130/143 interrupted (run the same command again "
     "to resume).",

@@ -5,17 +5,19 @@
 import logging
 import shlex
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from hyimg_cli.cli import render
 from hyimg_cli.cli.progress import Report
+from hyimg_cli.cli.sentences import UNMARKED
 from hyimg_cli.cli.stopping import Stopper, stoppable
 from hyimg_cli.cli.views import view_of
 from hyimg_cli.engine import runner
 from hyimg_cli.engine.choice import RunsPlans, refuse_missing_device, replicas_of, session_for
+from hyimg_cli.engine.sources import SourcesSeen, refuse_hopeless, seen, turned_sizes
 from hyimg_cli.engine.timing.estimate import undisturbed
 from hyimg_cli.engine.timing.left import TimeLeft
 from hyimg_cli.engine.timing.machine import process_age_s
@@ -29,6 +31,7 @@ from hyimg_cli.manifest.manifest import Manifest
 from hyimg_cli.report.follower import Follower
 from hyimg_cli.settings.precedence import Setting
 from hyimg_cli.spec.events import Event
+from hyimg_cli.spec.job import Job
 from hyimg_cli.spec.plan import Plan
 from hyimg_cli.spec.run import RunConfig
 
@@ -60,9 +63,17 @@ def carry_out(order: Order, style: render.Style) -> int:
     if not accepted.invalid:  # a faulty line may be of the other kind
         render.remarks(without_effect(settings, accepted.jobs), style)
     refuse_missing_device(config)
+    if not settings["metadata"].value:
+        render.remarks([UNMARKED], style)
+    found = look_at_sources(order.selection.of(accepted.jobs), config, style)
     with stoppable() as stopper, RunFolder(config.output.folder) as folder:
         run = runner.prepare(
-            folder, accepted, config=config, selection=order.selection, policy=order.policy
+            folder,
+            accepted,
+            config=config,
+            selection=order.selection,
+            policy=order.policy,
+            found=found,
         )
         counts = runner.Summary.before(run)
         place = str(config.output.folder)
@@ -78,11 +89,11 @@ def carry_out(order: Order, style: render.Style) -> int:
             _page(settings, config.output.folder, style) as follow,
         ):
             with report:
-                report.outcomes(run.invalid)
-                if run.plan.jobs:
+                report.outcomes((*run.invalid, *run.untried))
+                if run.plan.jobs and not (run.untried and config.failure.fail_fast):
                     folder.write_run(run_info(manifest, settings, run.plan))
                     with (
-                        _session(config, stopper) as session,
+                        open_session(config, stopper) as session,
                         closing(session.run(run.plan, folder)) as events,
                     ):
                         for event in events:
@@ -95,8 +106,22 @@ def carry_out(order: Order, style: render.Style) -> int:
     return 1 if counts.failed or counts.invalid else 0
 
 
+def look_at_sources(jobs: Sequence[Job], config: RunConfig, style: render.Style) -> SourcesSeen:
+    """What there is of the jobs' sources; what there is not is told.
+
+    Raises UsageError where no job has its sources, and the folder holds no result of any.
+    """
+    found = seen(jobs)
+    if found.errors and not style.is_quiet:
+        for text in found.named():
+            render.note(render.printable(text))
+    render.remarks(turned_sizes(found, jobs), style)
+    refuse_hopeless(found, jobs, RunFolder(config.output.folder).results())
+    return found
+
+
 @contextmanager
-def _session(config: RunConfig, stopper: Stopper) -> Iterator[RunsPlans]:
+def open_session(config: RunConfig, stopper: Stopper) -> Iterator[RunsPlans]:
     """One that a signal stops."""
     session = stopper.session = session_for(config)
     try:

@@ -1,15 +1,22 @@
 """`hyimg check`: every fault of a manifest and of the files it names, without loading a model."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import typer
 
 from hyimg_cli.cli import inputs, render
 from hyimg_cli.cli import options as o
-from hyimg_cli.cli.selection import selection_of
+from hyimg_cli.cli.selection import resume_policy_of, selection_of
 from hyimg_cli.engine import runner
-from hyimg_cli.errors import HyimgError
+from hyimg_cli.engine.sources import faults, seen, turned_sizes
+from hyimg_cli.errors import HyimgError, OutputFolderError
+from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.manifest.consumed import without_effect
+from hyimg_cli.settings.precedence import Setting
+from hyimg_cli.spec.job import Job
+from hyimg_cli.spec.units import counted
 
 FAULTY_MANIFEST, FAULTY_FILES = 2, 1
 
@@ -25,10 +32,33 @@ def check(ctx: typer.Context) -> None:
         render.remarks(without_effect(settings, jobs), style)
     # A pattern that matches no job ends here, behind the faults that may be why.
     chosen = selection.of(jobs)
-    in_files = runner.source_faults(chosen)
+    found = seen(chosen, decode=True)
+    in_files = faults(found, chosen)
     _show(in_files, style)
-    _close(len(chosen), len(in_lines) + len(in_files), style)
-    raise typer.Exit(FAULTY_MANIFEST if in_lines else FAULTY_FILES if in_files else 0)
+    if not (style.as_json or style.is_quiet):
+        render.remarks(turned_sizes(found, chosen), style)
+        for text in found.sentences():
+            render.note(text)
+    in_folder = [] if in_lines else _clash(chosen, settings, ctx.params)
+    _show(in_folder, style)
+    _close(len(chosen), len(in_lines) + len(in_files) + len(in_folder), style)
+    is_refused = in_lines or in_folder
+    raise typer.Exit(FAULTY_MANIFEST if is_refused else FAULTY_FILES if in_files else 0)
+
+
+def _clash(
+    jobs: Sequence[Job], settings: Mapping[str, Setting], given: Mapping[str, Any]
+) -> list[HyimgError]:
+    """That the folder which is named for the results holds others by the same ids, if so."""
+    folder = settings["output_dir"].value
+    if folder is None:
+        return []
+    config = o.run_config(settings, Path(folder))
+    try:
+        runner.sift(RunFolder(config.output.folder), jobs, config, resume_policy_of(given))
+    except OutputFolderError as error:
+        return [error]
+    return []
 
 
 def _show(faults: Sequence[HyimgError], style: render.Style) -> None:
@@ -45,8 +75,4 @@ def _close(job_count: int, fault_count: int, style: render.Style) -> None:
     if style.as_json:
         render.json_line({"summary": {"jobs": job_count, "faults": fault_count}})
     elif not style.is_quiet:
-        jobs, faults = (
-            f"{count} {noun}{'' if count == 1 else 's'}"
-            for count, noun in ((job_count, "job"), (fault_count, "fault"))
-        )
-        render.note(f"{jobs}, {faults}")
+        render.note(f"{counted(job_count, 'job')}, {counted(fault_count, 'fault')}")

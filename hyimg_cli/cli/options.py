@@ -15,6 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
+from hyimg_cli.cli import render
 from hyimg_cli.cli.completion import among, ids, manifests
 from hyimg_cli.cli.help import show_all
 from hyimg_cli.cli.render import PROGRESS
@@ -22,7 +23,7 @@ from hyimg_cli.errors import UsageError
 from hyimg_cli.settings.config import configured, refuse_conflicts
 from hyimg_cli.settings.kinds import Truth
 from hyimg_cli.settings.precedence import Setting, settle
-from hyimg_cli.settings.recipe import read_recipe
+from hyimg_cli.settings.recipe import FOLDERS_OWN, read_folders_own, read_recipe
 from hyimg_cli.settings.table import CHECKPOINT, RUN, SETTINGS, Declaration
 from hyimg_cli.spec.run import RunConfig
 
@@ -104,7 +105,8 @@ Prompt = Annotated[
         "--prompt",
         panel=RUN,
         is_basic=True,
-        help="What to do with each picture; again for more, or a .txt file of prompts.",
+        metavar="<text>",
+        help="What to do with each picture; or a .txt of prompts.",
     ),
 ]
 Recursive = Annotated[
@@ -113,6 +115,9 @@ Recursive = Annotated[
 ]
 Recipe = Annotated[
     Path | None, option("--recipe", panel=RUN, is_basic=True, help="Settings from a TOML file.")
+]
+NoConfig = Annotated[
+    bool, option("--no-config", panel=RUN, help="Leave out the hyimg.toml of this folder.")
 ]
 Resume = Annotated[
     bool,
@@ -176,17 +181,40 @@ HelpAll = Annotated[
 
 Measure = Annotated[
     bool,
-    option("--measure", panel=STYLE, help="plan: run two jobs of each shape for their seconds."),
+    option(
+        "--measure",
+        panel=RUN,
+        is_basic=True,
+        help="plan: run two jobs of each shape for their seconds.",
+    ),
 ]
 
 
 def settings_of(given: Mapping[str, Any]) -> dict[str, Setting]:
-    """Every setting with its value and origin, from flags, environment and recipe."""
+    """Every setting with its value and origin, from flags, environment and recipe; of a command
+    that may leave out `hyimg.toml`, from that file as well, which is told.
+    """
     recipe = read_recipe(Path(given["recipe"])) if given.get("recipe") else {}
     flags = {name: given[name] for name in SETTINGS if name in given}
-    settings = settle(flags, os.environ, recipe)
+    settings = settle(flags, os.environ, recipe, _folders_own(given))
     refuse_conflicts(settings)
     return settings
+
+
+def _folders_own(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What the working folder's own file sets, unless it is left out, or is the recipe itself."""
+    named = given.get("recipe")
+    if (
+        given.get("no_config", True)
+        or not os.path.lexists(FOLDERS_OWN)
+        or (named and FOLDERS_OWN.exists() and os.path.samefile(named, FOLDERS_OWN))
+    ):
+        return {}
+    found = read_folders_own()
+    if not given["quiet"]:
+        names = ", ".join(found) or "nothing"
+        render.note(f"{FOLDERS_OWN} of this folder sets {names}; --no-config leaves it out")
+    return found
 
 
 def output_folder(

@@ -8,6 +8,7 @@ import typer
 
 from hyimg_cli.cli import inputs, render
 from hyimg_cli.cli import options as o
+from hyimg_cli.cli.carry_out import look_at_sources
 from hyimg_cli.cli.plan_time import estimated, time_as_json, time_lines
 from hyimg_cli.cli.selection import resume_policy_of, selection_of
 from hyimg_cli.engine import runner
@@ -21,11 +22,11 @@ from hyimg_cli.manifest.cost import Cost, PlanCost
 from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.memory.fit import judged
 from hyimg_cli.memory.footprint import Footprint, footprints
-from hyimg_cli.memory.present import told
+from hyimg_cli.memory.present import stated
 from hyimg_cli.memory.tensor_ranks import RankFootprint, rank_footprints
 from hyimg_cli.spec.plan import Group, Plan
 from hyimg_cli.spec.run import RunConfig
-from hyimg_cli.spec.units import bytes_text, duration_text, flops_text
+from hyimg_cli.spec.units import bytes_text, counted, duration_text, flops_text
 
 # Dense bfloat16, by NVIDIA's data sheets of H100 SXM and H200.
 _H100_FLOPS = 989e12
@@ -48,8 +49,10 @@ def show_plan(given: Mapping[str, Any]) -> None:
         render.remarks(without_effect(settings, accepted.jobs), style)
     config = o.run_config(settings, o.output_folder(given, settings, manifest.name))
     jobs = selection_of(given).of(accepted.jobs)
+    found = look_at_sources(jobs, config, style)
     rest = runner.sift(RunFolder(config.output.folder), jobs, config, resume_policy_of(given))
-    order = make_plan(rest.to_run, runner.cards(config.model.revision))
+    to_run = [job for job in rest.to_run if not found.error_of(job)]
+    order = make_plan(to_run, runner.cards(config.model.revision))
     costs = forecast(order, config, assumed_think=given["assume_think"])
     revision = config.model.revision
     videos = video_forecast(order, config)
@@ -65,12 +68,13 @@ def show_plan(given: Mapping[str, Any]) -> None:
         facts |= {"replicas": replicas, "time": time_as_json(time_of)}
         if config.model.cpu_offload:
             facts |= {"on_gpu_bytes": {name: _largest(of) for name, of in components.items()}}
-        render.json_line(facts | {"skipped": rest.done})
+        untried = [job.custom_id for job in rest.to_run if found.error_of(job)]
+        render.json_line(facts | {"skipped": rest.done, "untried": untried})
         return
     for text in _lines(order, costs, videos, think=given["assume_think"]):
         render.line(text)
     before = f", {len(rest.done)} done before" if rest.done else ""
-    render.line(f"all: {_counted(len(order.groups), 'group')}{before}")
+    render.line(f"all: {counted(len(order.groups), 'group')}{before}")
     for text in time_lines(time_of):
         render.line(text)
     held = tuple(_memory_lines(memory, components, by_rank))
@@ -98,7 +102,7 @@ def _held(
     components: Mapping[str, dict[str, int]],
     by_rank: Mapping[str, Sequence[RankFootprint]],
 ) -> dict[str, Any]:
-    """What is held in memory at once, by model, and where layers are split by rank as well."""
+    """Bytes held in memory at once, by model, and where layers are split by rank as well."""
     weights: dict[str, Any] = {model: one.weights for model, one in memory.items()}
     ranks = {
         model: [asdict(one) | {"total": one.total} for one in every]
@@ -138,7 +142,7 @@ def _rank_line(one: RankFootprint) -> str:
 
 
 def _replica_lines(count: int, config: RunConfig) -> Iterator[str]:
-    """What several replicas mean for the figures before this."""
+    """Lines on several replicas, for the figures before."""
     if count > 1:
         place = "a GPU each" if precision(config.model)[0] == "cuda" else "in one memory"
         yield f"  {count} replicas, {place}: each holds such weights and memory"
@@ -147,7 +151,7 @@ def _replica_lines(count: int, config: RunConfig) -> Iterator[str]:
 
 def _too_large_lines(order: Plan, config: RunConfig, replicas: int) -> Iterator[str]:
     """Of models that do not fit into `memory_gb`, what would make them fit."""
-    there = told(config, replicas=replicas)
+    there = stated(config, replicas=replicas)
     if there is None:
         return
     for model in dict.fromkeys(group.model for group in order.groups):
@@ -160,7 +164,7 @@ def _too_large_lines(order: Plan, config: RunConfig, replicas: int) -> Iterator[
 def _limit_lines(
     components: Mapping[str, dict[str, int]], config: RunConfig, has_pictures: bool
 ) -> Iterator[str]:
-    """What the GPU's part and the offload mean for the figures before this."""
+    """Lines on the GPU's part and the offload, for the figures before."""
     if config.model.cpu_offload:
         for model, sizes in components.items():
             yield (
@@ -210,7 +214,7 @@ def _lines(
         yield from _cost_lines(next(pictures).cost) if is_image else _video_lines(next(films))
     if len(videos) > 1:
         flops = sum(video.cost.denoise_flops for video in videos)
-        yield f"all videos: {sum(video.cost.jobs for video in videos)} jobs"
+        yield f"all videos: {counted(sum(video.cost.jobs for video in videos), 'job')}"
         yield f"  denoise: {_floor_text(flops)}"
     if costs.groups:
         yield "all pictures:"
@@ -223,10 +227,11 @@ def _lines(
 def _video_lines(video: VideoForecast) -> Iterator[str]:
     cost = video.cost
     frames, rows, columns = cost.latent_grid
-    forwards = f"{cost.denoise_steps} denoise steps, {cost.denoise_forwards} forwards"
-    yield f"  {cost.jobs} jobs, {forwards} over {frames} x {rows} x {columns} latents"
+    steps, calls = counted(cost.denoise_steps, "denoise step"), cost.denoise_forwards
+    forwards = f"{steps}, {counted(calls, 'forward')}"
+    yield f"  {counted(cost.jobs, 'job')}, {forwards} over {frames} x {rows} x {columns} latents"
     yield f"  denoise: {_floor_text(cost.denoise_flops)}"
-    yield f"  text: {cost.prompts} distinct prompts to embed, once"
+    yield f"  text: {counted(cost.prompts, 'distinct prompt')} to embed, once"
     shapes = " ".join(f"{height}x{width}" for height, width in cost.tile_shapes)
     down, across = cost.tiles
     yield f"  decode: {down} x {across} tiles a video, in latents {shapes}"
@@ -245,26 +250,25 @@ def _rank_lines(video: VideoForecast) -> Iterator[str]:
     """Which rank decodes how much of a video, and what that can save at most."""
     decode = video.decode
     areas = " + ".join(str(share.area) for share in decode.shares)
-    ranks = _counted(len(decode.shares), "rank")
+    ranks = counted(len(decode.shares), "rank")
     limit = f"speed-up limit {decode.speed_up_limit:.2f}"
     arriving = (
         f", rank 0 receives {bytes_text(decode.received_bytes)}" if decode.received_bytes else ""
     )
     yield f"  decode on {ranks}: {areas} latent cells a frame{arriving}; {limit}"
-    branches, busy = _counted(video.branches, "branch"), _counted(video.branch_ranks, "rank")
+    branches, busy = counted(video.branches, "branch"), counted(video.branch_ranks, "rank")
     yield f"  guidance: {branches} on {busy}"
-
-
-def _counted(count: int, noun: str) -> str:
-    plural = "es" if noun.endswith("ch") else "s"
-    return f"{count} {noun}{'' if count == 1 else plural}"
 
 
 def _cost_lines(cost: Cost) -> Iterator[str]:
     saved = cost.prefix_rows_unshared - cost.prefix_rows
-    yield f"  {cost.jobs} jobs, {cost.denoise_steps} denoise steps over {cost.denoise_rows} tokens"
+    jobs, steps = counted(cost.jobs, "job"), counted(cost.denoise_steps, "denoise step")
+    yield f"  {jobs}, {steps} over {cost.denoise_rows} tokens"
     read = f"{cost.ar_prefill_rows} tokens read, {cost.ar_shared_rows} shared with earlier jobs"
     yield f"  text stage: {read}, {cost.think_rows} estimated to be written"
+    if cost.shared_texts:
+        texts = f"{counted(cost.texts, 'text')} for {cost.texts + cost.shared_texts} pictures"
+        yield f"  {texts}: {cost.spared_think_rows} tokens estimated not to be written again"
     yield f"  prefixes: {cost.prefix_rows_unshared} tokens, {saved} of them by KV reuse"
     kv = bytes_text(cost.kv_bytes_peak)
     yield f"  source images encoded: {cost.image_encodes}; KV at most {kv}"

@@ -1,4 +1,4 @@
-"""What the command prints: messages on stderr, data on stdout. A run's progress is `progress`'s."""
+"""Print messages on stderr, data on stdout. A run's progress is `progress`'s."""
 
 import json
 import logging
@@ -44,7 +44,7 @@ def printable(text: str) -> str:
 
 
 def remarks(texts: Iterable[str], style: "Style") -> None:
-    """What the reader should know, unless only errors are wanted."""
+    """Say what the reader should know, unless only errors are wanted."""
     for text in texts:
         if not style.is_quiet:
             note(f"note: {text}")

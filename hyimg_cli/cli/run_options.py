@@ -22,6 +22,7 @@ def run_command(command: Callable[[typer.Context], None]) -> Callable[..., None]
         prompt: o.Prompt = None,
         recursive: o.Recursive = False,
         recipe: o.Recipe = None,
+        no_config: o.NoConfig = False,
         resume: o.Resume = True,
         retry_failed: o.RetryFailed = False,
         force: o.Force = False,

@@ -1,4 +1,4 @@
-"""What a run has to say, in sentences: its events, its finished jobs, its end."""
+"""Sentences about a run: its events, its finished jobs, its end."""
 
 from collections.abc import Iterator
 from typing import TypeAlias
@@ -43,6 +43,13 @@ def loading_text(model: str, read: int, nbytes: int) -> str:
     return f"loading {model}: {min(read, nbytes) / size:.1f} of {nbytes / size:.1f} {unit}"
 
 
+# The IPTC property is in every file unless it is asked to be left out.
+UNMARKED = (
+    "--no-metadata: the files do not say that a model made them, which the EU's AI Act asks for "
+    "(article 50)"
+)
+
+
 def summary(counts: Summary, place: str) -> str:
     """Counts, times, and where the pictures are."""
     parts = [f"{counts.done} done", f"{counts.failed} failed", f"{counts.skipped} skipped"]
@@ -65,7 +72,7 @@ def advice(counts: Summary, *, again: str, retry: str) -> Iterator[str]:
 
 
 def ready(event: Readiness) -> str:
-    """What a session, or one of several replicas, has to say beside its jobs."""
+    """Sentences about a session, or one of several replicas, beside its jobs."""
     who = "" if event.replica is None else f"replica {event.replica}: "
     return who + _readiness(event)
 
@@ -100,8 +107,15 @@ def finished(outcome: Outcome) -> str:
         hint = f" ({outcome.error.hint})" if outcome.error.hint else ""
         text = f"{outcome.custom_id}: failed[{outcome.error.code}]: {outcome.error.message}{hint}"
     else:
-        paths = ", ".join(file.path for file in outcome.outputs)
-        reuse = f", KV reuse {outcome.kv_reuse.status}" if outcome.kv_reuse else ""
-        took = f"{work_s(outcome):.2f} s, {outcome.denoise_steps} steps"
-        text = f"{outcome.custom_id}: {paths} in {took}{reuse}"
+        text = f"{outcome.custom_id}: {_made(outcome)}"
     return " ".join("; ".join((text, *outcome.warnings)).splitlines())
+
+
+def _made(outcome: Outcome) -> str:
+    """What came of a job, and how long it took."""
+    seconds = f"{work_s(outcome):.2f} s"
+    if not outcome.denoise_steps:
+        return f"{len(outcome.cot_token_ids or ())} tokens in {seconds}"
+    paths = ", ".join(file.path for file in outcome.outputs)
+    reuse = f", KV reuse {outcome.kv_reuse.status}" if outcome.kv_reuse else ""
+    return f"{paths} in {seconds}, {outcome.denoise_steps} steps{reuse}"

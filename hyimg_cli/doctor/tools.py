@@ -1,4 +1,4 @@
-"""What a run works with beside its model: the video encoder, LPIPS, other ranks. Each is used once,
+"""Tools of a run beside its model: the video encoder, LPIPS, other ranks. Each is used once,
 not only looked for.
 """
 
@@ -35,7 +35,7 @@ def film(subject: Subject) -> Check:
 
 
 def lpips(subject: Subject) -> Check:
-    """Whether the AlexNet backbone of LPIPS is here and gives the stored numbers."""
+    """Check that the AlexNet backbone of LPIPS is here and gives the stored numbers."""
     from hyimg_cli.quality.lpips import TELLING, Lpips
 
     try:

@@ -1,23 +1,26 @@
-"""What happens around a session: which jobs of a manifest are meant, and which are left to do.
+"""Run a manifest around a session: choose its jobs, and leave out what is done.
 
 No model is loaded here; `Session` does that with the plan that `prepare` returns.
 """
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 
-from hyimg_cli.errors import HyimgError, JobError, ManifestError, SourceImageError, UsageError
+from hyimg_cli.engine.sources import SourcesSeen, seen, untried
+from hyimg_cli.errors import HyimgError, JobError, ManifestError, UsageError
+from hyimg_cli.journal.differences import differing
 from hyimg_cli.journal.journal import Resumption, RunFolder, resume
 from hyimg_cli.journal.keys import job_keys
+from hyimg_cli.journal.texts_file import TextsFile
 from hyimg_cli.manifest import planner
+from hyimg_cli.manifest.file_names import named
 from hyimg_cli.manifest.line import fault
 from hyimg_cli.manifest.manifest import Manifest, failed_lines, in_line_order
 from hyimg_cli.manifest.resolve import resolve_jobs
-from hyimg_cli.media.images import probe_image
 from hyimg_cli.memory.disk_space import refuse_full_disk
 from hyimg_cli.memory.gpu_settings import refuse_unfollowed
 from hyimg_cli.memory.tensor_ranks import refuse_wrong
@@ -43,6 +46,7 @@ from hyimg_cli.spec.events import (
 from hyimg_cli.spec.job import ImageJob, Job, VideoJob
 from hyimg_cli.spec.plan import Plan
 from hyimg_cli.spec.run import RunConfig
+from hyimg_cli.spec.units import counted
 
 
 @dataclass(frozen=True)
@@ -59,7 +63,7 @@ class Selection:
         if jobs and not chosen:
             hint = f"the first id is {jobs[0].custom_id!r}; * stands for anything"
             raise UsageError(
-                f"--select {self.pattern!r} matches none of {len(jobs)} jobs", hint=hint
+                f"--select {self.pattern!r} matches none of {counted(len(jobs), 'job')}", hint=hint
             )
         if self.shard is not None:
             chosen = chosen[self.shard[0] - 1 :: self.shard[1]]
@@ -85,12 +89,13 @@ class Accepted:
 
 @dataclass(frozen=True)
 class PreparedRun:
-    """What a session has to do, and what needs no session."""
+    """Jobs that a session has to do, and those that need none."""
 
     plan: Plan
     done_before: tuple[str, ...] = ()
     failed_before: tuple[str, ...] = ()
     invalid: tuple[Outcome, ...] = ()
+    untried: tuple[Outcome, ...] = ()
 
 
 # What makes ready for jobs, or tells of something else than jobs.
@@ -129,11 +134,11 @@ class Summary:
 
     @classmethod
     def before(cls, run: PreparedRun) -> "Summary":
-        """What is known before the first event."""
+        """Facts that are known before the first event."""
         kinds = {type(job) for job in run.plan.jobs}
         return cls(
             noun="video" if kinds == {VideoJob} else "job" if VideoJob in kinds else "picture",
-            failed=len(run.failed_before),
+            failed=len(run.failed_before) + len(run.untried),
             invalid=len(run.invalid),
             skipped=len(run.done_before),
             left=len(run.plan.jobs),
@@ -207,6 +212,7 @@ def examine(
     """
     revision = settings["revision"].value
     jobs, unresolved = resolve_jobs(manifest, settings, cards(revision), video_cards(revision))
+    jobs, unnamed = named(manifest, jobs, settings["name"])
     config = configured(settings, Path(), None)
     refuse_wrong(jobs, config)
     refuse_unfollowed(jobs, config)
@@ -214,11 +220,11 @@ def examine(
     good = [job for job in jobs if job.source_line not in unfit]
     # What a setting caused is the same in every line; it is said once.
     once = {(one.where, one.what): one for one in unfit.values()}
-    return good, in_line_order(manifest, [*manifest.faults, *unresolved, *once.values()])
+    return good, in_line_order(manifest, [*manifest.faults, *unresolved, *unnamed, *once.values()])
 
 
 def _unfit(jobs: Iterable[Job], settings: Mapping[str, Setting]) -> dict[str, HyimgError]:
-    """What a job's checkpoint cannot take, by line: its pictures differ in seed only."""
+    """Faults of jobs that their checkpoint cannot take, by line: pictures differ in seed only."""
     found: dict[str, HyimgError | None] = {}
     for job in jobs:
         if job.source_line not in found:
@@ -267,7 +273,7 @@ def video_cards(revision: str | None) -> Callable[[str], VideoCard]:
 def sift(
     folder: RunFolder, jobs: Sequence[Job], config: RunConfig, policy: ResumePolicy
 ) -> Resumption:
-    """What an earlier run in `folder` leaves to do. Raises OutputFolderError on a clash.
+    """Find what an earlier run in `folder` leaves to do. Raises OutputFolderError on a clash.
 
     Weights are looked at only where the folder has results to compare with.
     """
@@ -280,6 +286,7 @@ def sift(
         retry_failed=policy.retry_failed,
         force=policy.force,
         with_frames=config.output.frames != "none",
+        differing=differing(folder.folder, config),
     )
 
 
@@ -290,47 +297,72 @@ def prepare(
     config: RunConfig,
     selection: Selection,
     policy: ResumePolicy,
+    found: SourcesSeen | None = None,
 ) -> PreparedRun:
-    """The plan of what is selected and left to do; records the lines that could not become jobs.
+    """The plan of what is selected and left to do; records the lines that could not become jobs,
+    and the jobs whose sources cannot be read, by what was `found` of them.
 
     Raises StorageError where the disk cannot hold what is left, before anything is loaded.
     """
     jobs = selection.of(accepted.jobs)
+    found = found or seen(jobs)
     for model in sorted({job.model for job in jobs}):
         # A checkpoint that is not all there is told of before anything is written.
         registry.fingerprint(model, config.model.revision)
     rest = sift(folder, jobs, config, policy)
-    videos = [job for job in rest.to_run if isinstance(job, VideoJob)]
+    to_run = [job for job in rest.to_run if not found.error_of(job)]
+    videos = [job for job in to_run if isinstance(job, VideoJob)]
     refuse_full_disk(folder.folder, videos, config, video_cards(config.model.revision))
     # Whoever runs all again wants none of what an earlier run left.
     begun = rest.done if policy.resume else [job.custom_id for job in rest.to_run]
     folder.drop_latents(begun)
+    folder.supersede(rest.former)
     folder.write_resolved(accepted.jobs)
     _record(folder, accepted.invalid)
-    plan = planner.make_plan(rest.to_run, cards(config.model.revision))
-    return PreparedRun(plan, tuple(rest.done), tuple(rest.failed_before), accepted.invalid)
+    untried = tuple(_untried(folder, rest.to_run, found, config))
+    plan = planner.make_plan(to_run, cards(config.model.revision))
+    return PreparedRun(plan, tuple(rest.done), tuple(rest.failed_before), accepted.invalid, untried)
 
 
-def source_faults(jobs: Sequence[Job]) -> list[HyimgError]:
-    """What is wrong with the source images, with the line that names each; a file is read once."""
-    probe = cache(_probed)
-    edits = [job for job in jobs if isinstance(job, ImageJob)]
-    found = ((job, path, probe(path)) for job in edits for path in job.images)
-    return [
-        SourceImageError(
-            error.what, where=f"{job.source_line}: {path}", hint=error.hint, code=error.code
-        )
-        for job, path, error in found
-        if error is not None
-    ]
+def _untried(
+    folder: RunFolder, jobs: Iterable[Job], found: SourcesSeen, config: RunConfig
+) -> Iterator[Outcome]:
+    """Records the jobs whose sources cannot be read; where a run ends at a failure, one of them."""
+    attempts = folder.attempts()
+    for job in jobs:
+        if error := found.error_of(job):
+            outcome = untried(job, error, attempts.get(job.custom_id, 0), config)
+            folder.append(outcome)
+            yield outcome
+            if config.failure.fail_fast:
+                return
 
 
-def _probed(path: str) -> SourceImageError | None:
-    try:
-        probe_image(Path(path))
-    except SourceImageError as error:
-        return error
-    return None
+@dataclass(frozen=True)
+class TextsLeft:
+    """What `think` has to do of a manifest: jobs whose text is to be written, jobs that have none
+    to write and only need their line, and those that have theirs.
+    """
+
+    to_write: tuple[ImageJob, ...]
+    as_they_are: tuple[Job, ...]
+    done: tuple[str, ...]
+
+
+def sift_texts(
+    file: TextsFile, jobs: Sequence[Job], config: RunConfig, *, force: bool
+) -> TextsLeft:
+    """What an earlier run left to do in a file of texts. Raises OutputFolderError on a clash."""
+    there = file.lines()
+    keys = job_keys([job for job in jobs if job.custom_id in there], config)
+    left = file.left(jobs, keys, force=force)
+    to_write = tuple(job for job in left if isinstance(job, ImageJob) and job.writes_text)
+    names = {job.custom_id for job in left}
+    return TextsLeft(
+        to_write,
+        tuple(job for job in left if job not in to_write),
+        tuple(job.custom_id for job in jobs if job.custom_id not in names),
+    )
 
 
 def _record(folder: RunFolder, invalid: Sequence[Outcome]) -> None:

@@ -17,7 +17,7 @@ import torch
 from hyimg_cli.errors import Interrupted, MachineError
 from hyimg_cli.journal.journal import JobFolder
 from hyimg_cli.journal.keys import key_of, source_digests
-from hyimg_cli.memory.fit import fits, need_beside
+from hyimg_cli.memory.fit import fits, need_of_second
 from hyimg_cli.memory.present import present
 from hyimg_cli.memory.room import confine, end_confinement
 from hyimg_cli.models import registry
@@ -142,7 +142,7 @@ class Session:
 
     def _make_room(self, other: AnyPipeline, group: Group | VideoGroup) -> Iterator[ModelReleased]:
         """Release the other model, unless the group's fits beside it with a full batch."""
-        needed = need_beside(group.model, group.jobs, self._config)
+        needed = need_of_second(group.model, group.jobs, self._config)
         name, there = other.model, present(self._config)
         if name is not None and not fits(needed, there):
             other.release()

@@ -111,7 +111,7 @@ def rows_unread(capability: Capability, dtype: torch.dtype, form: Quantization) 
 
 
 def _groups_fp8(capability: Capability) -> bool:
-    """Whether torch multiplies groups of FP8 rows."""
+    """True if torch multiplies groups of FP8 rows."""
     return capability[0] == 9
 
 

@@ -1,4 +1,4 @@
-"""What stands around a layer's matrix products, row by row: norms, rotation, SwiGLU, the router,
+"""Row-by-row kernels around a layer's matrix products: norms, rotation, SwiGLU, the router,
 and the way of tokens to their experts and back.
 
 `PlainRowwise` is the twin in plain torch, and what a CPU runs; `fused_rows.FusedRows` has the same

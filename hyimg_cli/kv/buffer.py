@@ -149,7 +149,7 @@ class Buffer:
         return Buffer(capacity=capacity, **self._shape())
 
     def _shape(self) -> dict[str, Any]:
-        """What a buffer of this one's kind is made with, its capacity aside."""
+        """Arguments of a buffer of this one's kind, its capacity aside."""
         heads, _, width = self.keys_HSD[0].shape
         return {
             "kv_heads": heads,

@@ -76,7 +76,7 @@ class Mirror:
         finalize(part, self._freed, part.number, part.generation).atexit = False
 
     def drained(self) -> tuple[Change, ...]:
-        """What was noted since the last time, in order."""
+        """Take all changes noted since the last time, in order."""
         found = []
         while self._changes:
             found.append(self._changes.popleft())

@@ -186,7 +186,7 @@ class KVTree(Generic[P]):
         return child
 
     def _edge(self, segment: Segment) -> str | int:
-        """What tells siblings apart: the first token where texts split, or else the key."""
+        """The key among siblings: the first token where texts split, or else the segment's own."""
         can_split = self._splits_text and not segment.is_atomic
         return segment.ids[0] if can_split else segment.key
 
@@ -226,7 +226,7 @@ class KVTree(Generic[P]):
     # --- room
 
     def _reserve(self, level: "_Level[P]", nbytes: int) -> bool:
-        """Whether `nbytes` fit now, after evictions; none are made where they cannot help."""
+        """True if `nbytes` fit now, after evictions; none are made where they cannot help."""
         if level.held_bytes + nbytes <= level.budget_bytes:
             return True
         if level.pinned_bytes() + nbytes > level.budget_bytes:
@@ -248,7 +248,7 @@ class KVTree(Generic[P]):
         self._drop(node)
 
     def _restored(self, node: _Node) -> bool:
-        """Whether a spilled node is back on the device; its parent is there already."""
+        """True if a spilled node is back on the device; its parent is there already."""
         if self._host is None or node not in self._host_level.payloads:
             return False  # it went away while its ancestors came back
         payload = self._host_level.remove(node)  # first, so that what is evicted can take its room
@@ -342,7 +342,7 @@ def _length(segments: Iterable[Segment]) -> int:
 
 
 def _behind(segments: Sequence[Segment], at: int) -> list[Segment]:
-    """What follows the first `at` tokens, which end inside a text at most."""
+    """The segments behind the first `at` tokens, which end inside a text at most."""
     rest: list[Segment] = []
     for segment in segments:
         if at <= 0:

@@ -1,4 +1,4 @@
-"""What a safetensors checkpoint holds, read from its headers alone: names, shapes, dtypes, digests.
+"""Read a safetensors checkpoint's headers: names, shapes, dtypes, digests of its tensors.
 
 Faults of the files are found here, before any weight is read; no torch. Which tensors a model
 expects is the caller's knowledge.

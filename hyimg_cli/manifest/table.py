@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from hyimg_cli.errors import HyimgError
 from hyimg_cli.files import MANIFEST_BYTES
 from hyimg_cli.manifest.fields import BY_NAME
-from hyimg_cli.manifest.line import fault
-from hyimg_cli.settings.kinds import nearest, shown
+from hyimg_cli.manifest.line import fault, not_a_field
+from hyimg_cli.settings.kinds import shown
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 
@@ -106,9 +106,7 @@ def _columns(
         if known is None and not name.startswith("x_"):
             columns.append(None)
             if name:  # one without a name is there where a spreadsheet had a column once
-                close = nearest(name, BY_NAME)
-                hint = f'did you mean "{close}"?' if close else "begin it with x_ to keep it"
-                what = f"{shown(name)} is not a field"
+                what, hint = not_a_field(name)
                 faults.append(fault("unknown-field", what, where=where, hint=hint))
         elif own in columns:
             columns.append(None)

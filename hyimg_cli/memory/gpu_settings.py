@@ -24,7 +24,7 @@ def refuse_unfollowed(jobs: Iterable[Job], config: RunConfig) -> None:
 
 
 def offload_of_pictures() -> UsageError:
-    """What to say where a picture model's networks are to take turns."""
+    """The error where a picture model's networks are to take turns."""
     return _refused(
         "one network makes a picture from its first token to its last step: none of it can wait in "
         "main memory",

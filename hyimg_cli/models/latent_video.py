@@ -1,4 +1,4 @@
-"""What the engine needs of a text-to-video model: embed a prompt, denoise latents, decode frames.
+"""Protocols of a text-to-video model: embed a prompt, denoise latents, decode frames.
 
 No base class: a family offers these methods. Everything that one job leaves behind lives in its
 `VideoDenoiser`, which is made anew for each job, so no job can be hurt by the one before.
@@ -36,7 +36,7 @@ class PromptEmbedding:
 
 @dataclass(frozen=True)
 class BranchInputs:
-    """What a guidance branch is made of: picklable, so that it can be made in another process.
+    """Inputs of a guidance branch: picklable, so that it can be made in another process.
 
     Branch 0 is the conditional one. `first_step` is the step that the branch is asked for first;
     from there on it is asked for every step in turn.
@@ -71,14 +71,14 @@ class PromptEncoder(Protocol):
         """An embedding as bytes that any process can keep (safetensors)."""
 
     def unpack(self, data: bytes, key: str) -> PromptEmbedding:
-        """What `pack` was given. Raises ValueError for other bytes."""
+        """Undo `pack`. Raises ValueError for other bytes."""
 
     def release(self) -> None:
         """Free the encoders' memory; a later `encode` loads them again."""
 
     @property
     def encoder_runs(self) -> Mapping[str, int]:
-        """How often each encoder ran since the checkpoint was opened."""
+        """Count how often each encoder ran since the checkpoint was opened."""
 
 
 class VideoDenoiser(Protocol):
@@ -94,7 +94,7 @@ class VideoDenoiser(Protocol):
         """The latents after denoise step `index` (from 0). No host read of device values."""
 
     def state(self) -> Mapping[str, Tensor]:
-        """What the scheduler and a step cache remember between steps, for a checkpoint."""
+        """Memory of the scheduler and a step cache between steps, for a checkpoint."""
 
     def restore(self, index: int, state: Mapping[str, Tensor]) -> None:
         """Stand behind step `index - 1` as `state` was taken there."""

@@ -44,9 +44,9 @@ class ParallelBranches:
         The only large thing that is sent, and only here. Raises what the model raises.
         """
         self._branches = len(inputs)
-        dealt = [tuple(inputs[rank :: self.ranks]) for rank in range(self.ranks)]
+        by_rank = [tuple(inputs[rank :: self.ranks]) for rank in range(self.ranks)]
         # NOTE: every rank gets all inputs in one message; they are a few MB once a job.
-        self._pool.run(begin_share, self._part, dealt, ranks=self.ranks)
+        self._pool.run(begin_share, self._part, by_rank, ranks=self.ranks)
 
     def velocity(self, latents_BCFYX: Tensor, timestep_B: Tensor) -> list[Tensor]:
         """Every branch's velocity, in the order of `begin`, on rank 0's device.
@@ -77,12 +77,12 @@ class ParallelBranches:
 Spec = tuple[tuple[int, ...], torch.dtype]
 
 
-def begin_share(rank: Rank, part: str, dealt: Sequence[Sequence[Any]]) -> None:
+def begin_share(rank: Rank, part: str, by_rank: Sequence[Sequence[Any]]) -> None:
     """Task: this rank's branches of a new job. They are made anew for each job, so a step cache and
     hoisted constants in them are the job's own.
     """
     model = rank.parts[part]
-    rank.parts[_held(part)] = [model.branch(inputs) for inputs in dealt[rank.number]]
+    rank.parts[_held(part)] = [model.branch(inputs) for inputs in by_rank[rank.number]]
 
 
 def step_share(rank: Rank, part: str, latents_spec: Spec, timestep_spec: Spec) -> None:

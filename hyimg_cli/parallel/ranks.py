@@ -171,7 +171,7 @@ class RankPool:
         ranks: int | None = None,
         own: Callable[[], Any] | None = None,
     ) -> list[Any]:
-        """What `work(rank, *args)` returned on ranks 0 to `ranks - 1`, all by default.
+        """Call `work(rank, *args)` on ranks 0 to `ranks - 1`, all by default; each one's result.
 
         `own`: what rank 0 does instead, where its share differs. Arguments and answers are
         picklable and small: tensors travel through the group. Raises RankError where a member died
@@ -246,7 +246,7 @@ class RankPool:
             member.send(packed)
 
     def _answers(self, ranks: int) -> list[Any]:
-        """What ranks 1 to `ranks - 1` returned; raises the first fault among them."""
+        """Results of ranks 1 to `ranks - 1`; raises the first fault among them."""
         return [member.receive(self.here.timeout_s) for member in self._members[: ranks - 1]]
 
     def _blamed(self, error: BaseException) -> RankError | None:

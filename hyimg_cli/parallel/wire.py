@@ -1,4 +1,4 @@
-"""What goes through the pipe between rank 0 and a member, and the member as rank 0 sees it.
+"""Messages between rank 0 and a member, and the member as rank 0 sees it.
 
 to a member     where the group meets, the Rank it is there, its Numerics; then tasks: a function
                 of a module and its arguments, to be called with the rank first
@@ -106,7 +106,7 @@ class Member:
         return answer
 
     def fault(self, within_s: float) -> Failed | None:
-        """What went wrong in this member, None where it is well; answers are passed over."""
+        """This member's fault, None where it is well; answers are passed over."""
         until = time.monotonic() + within_s
         while self.child.pipe.poll(max(0.0, until - time.monotonic())):
             try:

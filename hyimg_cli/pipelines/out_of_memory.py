@@ -25,7 +25,7 @@ from hyimg_cli.spec.job import ImageJob
 logger = logging.getLogger(__name__)
 Requests = Sequence[Request[Any]]
 Result = TypeVar("Result")
-Together = Literal["think", "draw"]
+SharedStage = Literal["think", "draw"]
 # Of a job that goes on LATER, by what there was no memory for.
 _WAITS = {
     "prefill": "no memory to begin it beside others",
@@ -65,7 +65,7 @@ class Attempt:
 class Shortage:
     """Memory was too small for more than `most` of such jobs to think, or to draw, together."""
 
-    stage: Together
+    stage: SharedStage
     most: int
     jobs: tuple[ImageJob, ...]
 
@@ -76,7 +76,7 @@ class MemoryPolicy:
     """
 
     def __init__(
-        self, drop: Callable[[], object], kept: str, most: Mapping[Together, int] | None = None
+        self, drop: Callable[[], object], kept: str, most: Mapping[SharedStage, int] | None = None
     ) -> None:
         """`drop` frees what is kept for other jobs; `kept` says what that is."""
         self.most = dict(most or {})
@@ -90,7 +90,7 @@ class MemoryPolicy:
         error: Exception,
         requests: Requests,
         *,
-        stage: Together = "draw",
+        stage: SharedStage = "draw",
         company: Requests = (),
         can_wait: bool = False,
     ) -> Remedy:
@@ -137,7 +137,7 @@ class MemoryPolicy:
             if self.remedy(tried.error, [request]) is not Remedy.AGAIN:
                 raise tried.error
 
-    def limit(self, stage: Together, most: int, requests: Requests) -> None:
+    def limit(self, stage: SharedStage, most: int, requests: Requests) -> None:
         """From here on no more than `most` think, or draw, together."""
         self.most[stage] = most
         self.shortages.append(Shortage(stage, most, tuple(one.job for one in requests)))

@@ -387,7 +387,7 @@ class Matrix(Kind):
 
 
 def _is_deeper(value: Any, levels: int) -> bool:
-    """Whether lists and objects stand in one another on more than so many levels."""
+    """True if lists and objects stand in one another on more than so many levels."""
     layer = [value]
     for _ in range(levels):
         layer = [part for one in layer for part in _parts(one)]

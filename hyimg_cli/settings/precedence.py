@@ -1,4 +1,4 @@
-"""The one place of precedence: flag > environment > recipe file > default.
+"""The one place of precedence: flag > environment > recipe file > hyimg.toml > default.
 
 A manifest line stands above all of them, the checkpoint of its job below: `manifest.resolve`.
 """
@@ -13,7 +13,7 @@ from hyimg_cli.settings.kinds import BadValue, nearest, shown
 from hyimg_cli.settings.table import CHECKPOINT, PREFIX, SETTINGS, Declaration
 from hyimg_cli.spec.job import SizeRequest
 
-Origin = Literal["line", "flag", "environment", "recipe", "model", "default"]
+Origin = Literal["line", "flag", "environment", "recipe", "hyimg.toml", "model", "default"]
 
 
 @dataclass(frozen=True)
@@ -26,9 +26,13 @@ class Setting:
 
 
 def settle(
-    flags: Mapping[str, Any], environ: Mapping[str, str], recipe: Mapping[str, Any]
+    flags: Mapping[str, Any],
+    environ: Mapping[str, str],
+    recipe: Mapping[str, Any],
+    folders_own: Mapping[str, Any] | None = None,
 ) -> dict[str, Setting]:
-    """Every setting and what set it: flag (None: unset) > HYIMG_<NAME> > recipe > default.
+    """Every setting and what set it: flag (None: unset) > HYIMG_<NAME> > recipe > the settings of
+    the working folder's `hyimg.toml` > default.
 
     Raises UsageError for a bad value and for a HYIMG_ variable that looks like a typing error.
     """
@@ -36,6 +40,8 @@ def settle(
         assert name in SETTINGS, f"no setting is called {name}"
     _refuse_misspelt(environ)
     settled = {name: _default(row) for name, row in SETTINGS.items()}
+    for name, value in (folders_own or {}).items():
+        settled[name] = Setting(name, value, "hyimg.toml")
     for name, value in recipe.items():
         settled[name] = Setting(name, value, "recipe")
     for name, row in SETTINGS.items():
@@ -82,10 +88,10 @@ def _refuse_misspelt(environ: Mapping[str, str]) -> None:
 
 
 def as_given(setting: Setting) -> str:
-    """What the user wrote: the flag, the variable, or the recipe's key."""
+    """The setting as the user wrote it: the flag, the variable, or the recipe's key."""
     row = SETTINGS[setting.name]
     if setting.origin == "environment":
         return row.variable
-    if setting.origin == "recipe":
-        return f"{setting.name} of the recipe"
+    if setting.origin in ("recipe", "hyimg.toml"):
+        return f"{setting.name} of {'the ' * (setting.origin == 'recipe')}{setting.origin}"
     return row.off_flag if setting.value is False else row.flag

@@ -1,5 +1,8 @@
-"""Recipe files: settings in TOML tables, read into values by name."""
+"""Recipe files: settings in TOML tables, read into values by name. One of them, `hyimg.toml`, is
+read because it lies in the working folder.
+"""
 
+import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -10,12 +13,57 @@ from hyimg_cli.files import SETTINGS_BYTES, text_of
 from hyimg_cli.settings.kinds import BadValue, nearest
 from hyimg_cli.settings.table import TABLES
 
+FOLDERS_OWN = Path("hyimg.toml")
+# What a file that nobody named may not decide: which weights are loaded, and where is written.
+_BY_NAME_ALONE = {
+    "model": ("model", "video_model", "revision"),
+    "cache": ("cache_dir",),
+    "output": ("output_dir",),
+}
+
 
 def read_recipe(path: Path) -> dict[str, Any]:
     """The settings of a recipe file by name, typed. Raises RecipeError at the first fault."""
+    _, tables = _read(path)
+    return dict(_recipe_settings(tables, path.name))
+
+
+def read_folders_own(path: Path = FOLDERS_OWN) -> dict[str, Any]:
+    """The settings of a file that was found, not named. Raises RecipeError as `read_recipe` does,
+    and for what such a file may not set.
+    """
+    text, tables = _read(path)
+    for table, names in _BY_NAME_ALONE.items():
+        entries = tables.get(table)
+        for name in names:
+            if isinstance(entries, dict) and name in entries:
+                raise RecipeError(
+                    f"{name} may not be set by a file that is read because it lies here",
+                    where=f"{path.name}:{_line_of(text, table, name)}: {table}.{name}",
+                    hint=f"--recipe {path.name} lets it; --no-config leaves the file out",
+                    code="recipe.not-by-itself",
+                )
+    return dict(_recipe_settings(tables, path.name))
+
+
+def _line_of(text: str, table: str, name: str) -> int:
+    """The line on which a key of a table stands: below [table], as table.name, or in braces."""
+    current = ""
+    spelled = {(table, name), ("", f"{table}.{name}")}
+    for number, line in enumerate(text.splitlines(), 1):
+        if header := re.match(r"\s*\[([^\[\]]+)\]", line):
+            current = re.sub(r"[\s\"']", "", header[1])
+        key = re.sub(r"[\s\"']", "", line.partition("=")[0])
+        if (current, key) in spelled or ((current, key) == ("", table) and name in line):
+            return number
+    return 1
+
+
+def _read(path: Path) -> tuple[str, dict[str, Any]]:
+    """The file's text, and its tables."""
     try:
         text = text_of(path, SETTINGS_BYTES, encoding="utf-8-sig", or_stream=True)
-        tables = tomllib.loads(text)
+        return text, tomllib.loads(text)
     except OSError as error:
         what = f"the recipe cannot be read: {error.strerror}"
         raise RecipeError(what, where=str(path), code="recipe.unreadable") from None
@@ -24,7 +72,6 @@ def read_recipe(path: Path) -> dict[str, Any]:
     except tomllib.TOMLDecodeError as error:
         what = f"not valid TOML: {error}"
         raise RecipeError(what, where=path.name, code="recipe.not-toml") from None
-    return dict(_recipe_settings(tables, path.name))
 
 
 def _recipe_settings(tables: Mapping[str, Any], title: str) -> Iterator[tuple[str, Any]]:

@@ -1,6 +1,12 @@
 """Numbers as people read them."""
 
 
+def counted(count: int, noun: str) -> str:
+    """A number of things: "1 job", "2 jobs", "3 branches"."""
+    plural = "es" if noun.endswith("ch") else "s"
+    return f"{count} {noun}{'' if count == 1 else plural}"
+
+
 def bytes_text(count: float) -> str:
     """Bytes in the unit that keeps the number short."""
     for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):

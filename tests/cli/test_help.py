@@ -78,7 +78,7 @@ def test_the_first_screen_of_a_run_is_one_screen(
     shown = {one.name for one in command.params if f" {_listed(one)}" in page}
     assert shown == basic
     assert basic >= {row.name for row in SETTINGS.values() if row.is_basic}
-    assert 12 <= len(basic) - len({"inputs", "help_all"}) <= 20
+    assert 15 <= len(basic) - len({"inputs", "help_all"}) <= 20
 
 
 @pytest.mark.parametrize(

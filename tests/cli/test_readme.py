@@ -42,7 +42,7 @@ BLOCKS = blocks()
 
 
 def without_times(text: str) -> str:
-    return re.sub(r"\d+\.\d+ s\b", "0 s", text)
+    return re.sub(r"\b(\d+ (h|min) )?\d+(\.\d+)? (s|min|h)\b", "0 s", text)
 
 
 @pytest.fixture(scope="module")

@@ -156,7 +156,7 @@ def test_asking_waits_for_what_is_under_way(
     kept = EncodedSources(CacheConfig())
     encoder = kept.encoder(family, "print")
     image = read_image(Path(sources[0]))
-    thread = threading.Thread(target=encoder.ahead, args=(image,))
+    thread = threading.Thread(target=encoder.prefetch, args=(image,))
     thread.start()
     assert begun.wait(10)
     encoder(image)

@@ -5,6 +5,7 @@ import torch
 from kernels import cases
 from torch import nn
 
+from hyimg_cli.kernels import rows
 from hyimg_cli.kernels.choice import experts_of
 from hyimg_cli.kernels.experts import plain_experts as plain_stacks
 from hyimg_cli.kernels.experts import plain_scaled_experts
@@ -78,6 +79,16 @@ def test_a_row_is_the_same_to_the_bit_in_any_company() -> None:
 def test_this_machine_has_an_invariant_multiple() -> None:
     assert invariant_multiple() in CANDIDATES
     assert [padding(n, 4) for n in (1, 4, 5, 8)] == [3, 0, 3, 0]
+
+
+def test_a_multiple_is_tried_at_every_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library whose rows change their bits at 12 rows and 20 is not invariant by fours."""
+
+    def odd(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return torch.full((len(x), len(weight)), float(len(x) % 8 and len(x) > 8))
+
+    monkeypatch.setattr(rows.F, "linear", odd)
+    assert rows.invariant_multiple.__wrapped__() == 8
 
 
 @pytest.mark.parametrize("tokens", [1, 4, 17])

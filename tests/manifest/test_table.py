@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,7 @@ def test_a_columns_fault_is_of_the_whole_file(read: Read) -> None:
     [
         ("make it red,a.png\nmake it blue,b.png\n", "no-header", "jobs.csv:1"),
         ("promt,seed\nx,1\ny,2\n", "unknown-field", "jobs.csv:1: promt"),
+        ("prompt,strength\nx,1\n", "unknown-field", "jobs.csv:1: strength"),
         ("prompt\n", "empty", "jobs.csv"),
         ("", "empty", "jobs.csv"),
         ("prompt,seed,steps,num_inference_steps\nx,,,", "duplicate-field", "jobs.csv:1: num_"),
@@ -128,7 +130,7 @@ def test_whatever_csv_writes_comes_back(prompts: list[str]) -> None:
         return
     table = read_table(data, "t", ",")
     assert [dict(one.cells)["prompt"] for one in table.records] == prompts
-    lines = out.getvalue().split("\n")
+    lines = re.split("\r\n|\r|\n", out.getvalue())
     assert [one.number for one in table.records] == sorted({one.number for one in table.records})
     assert all(1 < one.number <= len(lines) for one in table.records)
 

@@ -107,6 +107,7 @@ class Tab:
         page = next(one["targetId"] for one in targets if one["type"] == "page")
         self._session = self._ask("Target.attachToTarget", targetId=page, flatten=True)["sessionId"]
         self._ask("Page.enable")
+        self._ask("Performance.enable", timeDomain="threadTicks")
         self._ask("Page.addScriptToEvaluateOnNewDocument", source=LISTENER)
 
     def close(self) -> None:
@@ -122,6 +123,14 @@ class Tab:
         self._ask("Page.navigate", url="about:blank")
         self._ask("Page.navigate", url=path.as_uri())
         self.wait("document.readyState === 'complete'")
+
+    @property
+    def worked_s(self) -> float:
+        """Processor time of the page's main thread, from its start: what other programs take does
+        not count.
+        """
+        metrics = self._ask("Performance.getMetrics")["metrics"]
+        return next(float(one["value"]) for one in metrics if one["name"] == "TaskDuration")
 
     def value(self, expression: str) -> Any:
         """What an expression is in the page."""

@@ -65,7 +65,7 @@ def synthetic(folder: Path, count: int, *, seeds: int = 2) -> Path:
     """
     results, jobs = [], []
     for n in range(count):
-        name, photo = f"photo-{n // seeds:04}-{n % seeds}", f"../photos/{n // seeds % 60:04}.png"
+        name, photo = f"photo-{n // seeds:04}-{n % seeds}", f"../photos/{n // seeds:04}.png"
         prompt = f"make the disc {('red', 'blue', 'green')[n % 3]}, as on a postcard"
         sources: Line = {"images": [photo]} if n % 30 else {"task": "t2i", "images": []}
         jobs.append(asked(name, prompt=prompt, seed=n, num_inference_steps=20, **sources))
@@ -77,6 +77,8 @@ def synthetic(folder: Path, count: int, *, seeds: int = 2) -> Path:
             line["warnings"] = ["the text was cut off"]
         results.append(line)
     for n in range(60):
-        picture(folder.parent / f"photos/{n:04}.png", n)
+        first = picture(folder.parent / f"photos/{n:04}.png", n)
+        for more in range(n + 60, count // seeds + 1, 60):
+            (folder.parent / f"photos/{more:04}.png").hardlink_to(first)
         picture(folder / f"outputs/{n:02}.png", n + 100, size=(64, 48))
     return write_run(folder, results, jobs)

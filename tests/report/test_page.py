@@ -49,6 +49,8 @@ def bench_entry(text: str = "invented") -> dict[str, Any]:
                 "a": side(6.0, 2.0),
                 "b": side(8.0, 4.0),
                 "speedup": {"median": 1.3, "low": 1.2, "high": 1.4, "coverage": 0.9},
+                "is_resolved": True,
+                "notes": [text],
                 "gain_s": 2.0,
                 "explained_s": 2.0,
             }
@@ -140,6 +142,14 @@ def test_markdown_is_not_escaped_and_says_what_is_missing() -> None:
     assert "| 8 | 6.000 | 8.000 | 1.300 | 1.200 to 1.400 | 2.000, of it 2.000 where" in text
     assert "| <x> & y vs B, 8 steps | 1 | 29.0 | - | - | 9 | 50.00% |" in text
     assert "| <x> & y | 0, nothing to compare: <x> & y |" in text
+
+
+def test_a_clock_that_resolves_nothing_gives_no_speed_up(tmp_path: Path) -> None:
+    entry = bench_entry()
+    entry["timings"][0] |= {"is_resolved": False}
+    assert "| 8 | 6.000 | 8.000 | not resolved | 1.200 to 1.400 |" in markdown(entry)
+    assert '<td class="right">not resolved</td>' in comparison_page(entry, {})
+    assert "not resolved" not in bench_page(tmp_path)
 
 
 @needs_browser

@@ -1,7 +1,6 @@
 """The page of a run in a browser, used as by a person: at two widths, with few and many jobs."""
 
 import json
-import time
 from pathlib import Path
 
 import pytest
@@ -43,20 +42,19 @@ def count(tab: Tab, selector: str) -> int:
 
 @WIDTHS
 @pytest.mark.parametrize("jobs", [9, 300, 3000])
-def test_cards_come_at_once_and_all_by_scrolling(
+def test_cards_come_at_once_and_others_by_scrolling(
     tab: Tab, runs: dict[int, Path], jobs: int, width: int
 ) -> None:
-    began = time.monotonic()
     opened(tab, runs[jobs], width)
-    assert time.monotonic() - began < FIRST_CARDS_S
+    assert tab.worked_s < FIRST_CARDS_S
     tab.wait(f"document.querySelector('#count').textContent.startsWith('{jobs:,} job')")
     assert f"{jobs - jobs // 50 - (jobs % 50 > 7)} done" in text(tab, "#verdict")
     assert tab.value("document.documentElement.scrollWidth") == width, "nothing sticks out"
     tab.wait("[...document.images].slice(0, 4).every((image) => image.naturalWidth > 0)")
-    cards = int(text(tab, "#count").split(", ")[1].split()[0])
-    while count(tab, ".card") < cards:
+    cards = int(text(tab, "#count").split(", ")[1].split()[0].replace(",", ""))
+    while (before := count(tab, ".card")) < min(cards, 400):
         tab.value("scrollTo(0, document.body.scrollHeight)")
-        tab.wait(f"{SHOWN} > {count(tab, '.card')} || {SHOWN} === {cards}")
+        tab.wait(f"{SHOWN} > {before}")
     assert tab.value("seenErrors") == []
 
 
@@ -65,9 +63,9 @@ def test_search_and_filters_find_jobs(tab: Tab, runs: dict[int, Path], width: in
     opened(tab, runs[300], width)
     tab.key("/")
     assert tab.value("document.activeElement.id") == "query"
-    tab.type("number 123. disc")  # words of the recaption, in any order
+    tab.type("number 223. disc")  # words of the recaption, in any order
     tab.wait(f"{SHOWN} === 1")
-    assert tab.value("document.querySelector('.job').dataset.id") == "photo-0061-1"
+    assert tab.value("document.querySelector('.job').dataset.id") == "photo-0111-1"
     tab.key("Escape")
     tab.wait("document.querySelector('#count').textContent.startsWith('300 jobs')")
     tab.click("[data-show=failed]")
@@ -119,6 +117,7 @@ def test_a_click_opens_both_pictures_and_the_slider_moves(
 
 def test_keys_go_from_job_to_job(tab: Tab, runs: dict[int, Path]) -> None:
     opened(tab, runs[300])
+    tab.wait("document.querySelector('#count').textContent.startsWith('300 jobs')")
     order = tab.value("[...document.querySelectorAll('.job')].map((one) => one.dataset.id)")
     focused = "document.activeElement.dataset.id"
     tab.key("ArrowRight", "ArrowRight", "j", "ArrowLeft")
@@ -149,15 +148,30 @@ def test_an_open_page_takes_up_new_jobs_and_keeps_what_is_looked_at(
     page.refresh(is_running=True)
     opened(tab, out)
     assert "Running: 1 of 2" in text(tab, "#state")
-    tab.click(".job")
-    tab.wait(IS_OPEN)
+    tab.key("ArrowRight")
     with open(out / "results.jsonl", "a") as journal:
         journal.write(json.dumps(lines[1]) + "\n")
     page.refresh()
     tab.wait("document.querySelectorAll('.job').length === 2")
     assert text(tab, "#verdict") == "2 done, 0 failed"
+    assert tab.value("document.activeElement.dataset.id") == "a"
+
+
+def test_an_open_job_stays_open_while_others_come(tab: Tab, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    picture(out / "outputs/a.png", 2)
+    lines = [done(name, "outputs/a.png") for name in "ba"]
+    page = RunPage(write_run(out, lines[:1], [asked(name, images=[]) for name in "ab"]))
+    page.refresh(is_running=True)
+    opened(tab, out)
+    tab.click(".job")
+    tab.wait(IS_OPEN)
+    with open(out / "results.jsonl", "a") as journal:
+        journal.write(json.dumps(lines[1]) + "\n")
+    page.refresh()
+    tab.wait("document.querySelector('#position').textContent === '2 of 2'")
     assert tab.value(IS_OPEN)
-    assert text(tab, "#position") == "1 of 2"
+    assert text(tab, "#viewer-title") == "b"
 
 
 def test_films_play_and_what_is_gone_is_said(tab: Tab, tmp_path: Path) -> None:

@@ -80,5 +80,5 @@ def others_now(before: Processors) -> float:
 
 
 def slowdown(others: float, threads: int, cores: int) -> float:
-    """How many times as long so many threads take where others have so many cores' time."""
+    """Factor by which so many threads take longer where others have so many cores' time."""
     return max(1.0, (others + threads) / max(cores, threads))

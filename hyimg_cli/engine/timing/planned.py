@@ -92,7 +92,7 @@ def _of_videos(group: VideoGroup, config: RunConfig) -> GroupWork:
 
 
 def _together(stage: str, group: Group, config: RunConfig, kept: Sequence[GroupTiming]) -> int:
-    """How many jobs will be at work at once: as asked, or as few as memory had room for."""
+    """Number of jobs at work at once: as asked, or as few as memory had room for."""
     replicas = min(config.parallel.replicas, len(group.jobs))
     # Pieces that replicas are dealt: half of what would be even, then smaller.
     jobs = len(group.jobs) if replicas == 1 else max(1, len(group.jobs) // (2 * replicas))

@@ -56,7 +56,7 @@ class HunyuanVideo15(DiffusersVideo):
         return network
 
     def has_guidance(self, job: VideoJob) -> bool:
-        """Whether the guider has a second branch at any step."""
+        """True if the guider has a second branch at any step."""
         count: int = self._guider(job).num_conditions
         return count > 1
 
@@ -65,7 +65,7 @@ class HunyuanVideo15(DiffusersVideo):
         return dtype
 
     def guided(self, job: VideoJob, schedule: JobScheduler, branches: RunningBranches) -> Velocity:
-        """What the job's own guider makes of its branches'.
+        """Guide the branches' velocities by the job's own guider.
 
         A guider that is switched off at some steps has both branches evaluated there all the same.
         """

@@ -1,4 +1,4 @@
-"""What a checkpoint folder in diffusers' layout holds, from its JSON files and headers; no torch.
+"""Read a checkpoint folder in diffusers' layout, from its JSON files and headers; no torch.
 
     model_index.json                   which pipeline, and each component's library and class
     transformer/ vae/                  config.json + diffusion_pytorch_model.safetensors
@@ -64,7 +64,7 @@ class Component:
 
     @property
     def stem(self) -> str:
-        """What its weight files are called, before `.safetensors`."""
+        """Name of its weight files, before `.safetensors`."""
         return _STEMS[self.library]
 
     @property
@@ -83,7 +83,7 @@ class Component:
         return digest.of_json([[file.name, checkpoint.file_digest(file)] for file in files])
 
     def parameters(self) -> int | None:
-        """How many numbers its weights are, by the files' headers; None where they are not all
+        """Number of its weights, by the files' headers; None where they are not all
         there yet.
         """
         try:
@@ -122,7 +122,7 @@ class CheckpointLayout:
 
 
 def is_video_checkpoint(folder: Path) -> bool:
-    """Whether the folder is in diffusers' layout."""
+    """True if the folder is in diffusers' layout."""
     return (folder / INDEX).exists()
 
 

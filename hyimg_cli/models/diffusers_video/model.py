@@ -68,7 +68,7 @@ class DiffusersVideo(ABC):
 
     @abstractmethod
     def has_guidance(self, job: VideoJob) -> bool:
-        """Whether the job needs its negative prompt."""
+        """True if the job needs its negative prompt."""
 
     @abstractmethod
     def noise_dtype(self) -> torch.dtype: ...

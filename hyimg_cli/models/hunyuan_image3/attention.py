@@ -123,11 +123,11 @@ class Attention(nn.Module):
         if isinstance(new, StepRows):
             seen_THD = new.attend(q_THD, k_TKD, v_TKD, new.of_layer(self.layer))
         else:
-            seen_THD = self._by_stretch(new, q_THD, k_TKD, v_TKD)
+            seen_THD = self._by_query_block(new, q_THD, k_TKD, v_TKD)
         projected: Tensor = self.o_proj(seen_THD.flatten(1))
         return projected
 
-    def _by_stretch(
+    def _by_query_block(
         self, query_blocks: Sequence[QueryBlock], q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor
     ) -> Tensor:
         seen: list[Tensor] = []
@@ -156,7 +156,7 @@ class Attention(nn.Module):
     def _attend(
         self, query_block: QueryBlock, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor
     ) -> list[Tensor]:
-        """What each span of the query block sees, one after another."""
+        """Attention output of each span of the query block, one after another."""
         slots_T = torch.arange(query_block.start, query_block.stop, device=k_TKD.device)
         query_block.buffer.write(self.layer, slots_T, k_TKD, v_TKD)
         seen = []

@@ -13,7 +13,7 @@ from hyimg_cli.loading.checkpoint import (
 )
 from hyimg_cli.models.hunyuan_image3.buckets import buckets
 from hyimg_cli.models.hunyuan_image3.config import (
-    VAE_BAND_BYTES,
+    VAE_CHUNK_BYTES,
     Architecture,
     GenerationConfig,
     VaeArchitecture,
@@ -70,7 +70,7 @@ def model_card(folder: Path, model: str) -> ModelCard:
         activations=_activations(arch),
         weights=_weights(folder, arch),
         vae_bytes_per_pixel=_vae_bytes(arch.vae),
-        vae_band_bytes=VAE_BAND_BYTES,
+        vae_chunk_bytes=VAE_CHUNK_BYTES,
         tile_pixels=arch.vae.sample_size,
         base_size=arch.image_base_size,
     )
@@ -125,9 +125,9 @@ def _vae_bytes(vae: VaeArchitecture) -> int:
     """Bytes of one pixel that the VAE holds whole, in float32.
 
     A residual block has what enters and what its first convolution makes; what its second one makes
-    is added to what entered, band by band. So there are two tensors of the widest level, and where
-    blocks change the width a third, of a neighbour's. Beside them: the picture as it is given, and
-    as it is made.
+    is added to what entered, chunk by chunk. So there are two tensors of the widest level, and a
+    third, of a neighbour's, where blocks change the width. Beside them: the picture as it is given,
+    and as it is made.
     """
     widths, steps = vae.block_out_channels, int(math.log2(vae.ffactor_spatial))
     # Levels from the finest on that keep all frames.

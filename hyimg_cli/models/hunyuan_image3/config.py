@@ -12,8 +12,8 @@ from hyimg_cli.errors import CheckpointError
 from hyimg_cli.spec.card import SamplingDefaults
 from hyimg_cli.spec.job import BOT_TASKS
 
-# What a part of a picture that the VAE has at work at once may take; see `bands`.
-VAE_BAND_BYTES = 1 << 29
+# What a part of a picture that the VAE has at work at once may take; see `row_chunks`.
+VAE_CHUNK_BYTES = 1 << 29
 
 Template = Literal["instruct", "pretrain"]
 if TYPE_CHECKING:

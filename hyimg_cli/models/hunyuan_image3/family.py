@@ -228,7 +228,8 @@ class HunyuanImage3:
         if job.size.is_auto:
             bucket, note = self.prompter.bucket_of_ratio(text.ending[-1]), ""
         else:
-            bucket, note = self.prompter.fit(job.size.height, job.size.width)
+            size = job.size
+            bucket, note = self.prompter.fit(size.height, size.width, is_ratio=size.is_ratio)
         layout = self.prompter.picture(job, _shapes(sources), text.ids, bucket)
         start, stop, known = layout.live_start, layout.live_stop, self.card.max_positions
         rows = (layout.ids, layout.unconditional_ids)[: self.prompter.branch_count(job)]

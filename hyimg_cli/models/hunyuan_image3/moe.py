@@ -71,29 +71,31 @@ class Moe(nn.Module):
         on: parameters become views of a stack, where they were not yet.
         """
         if self.is_quantised:
-            gate_and_up, down = (held.stack for held in self._held_stacks())
+            gate_and_up, down = (held.stack for held in self._quantised_stacks())
             self.compute = experts_of(gate_and_up, down)
         else:
             self.compute = experts_of(*(self._room or map(_side_by_side, self._matrices())))
 
     @property
     def is_quantised(self) -> bool:
-        """Whether the experts' matrices gave way to stacks in fewer bits."""
-        return isinstance(self.experts[0], Held)
+        """True if the experts' matrices gave way to stacks in fewer bits."""
+        return isinstance(self.experts[0], QuantizedStack)
 
     def hold(self, form: Format) -> None:
         """Give up the experts' own matrices for stacks of `form`, on their device."""
         weights = [layers[0].weight for layers in self._matrices()]
         count = len(self.experts)
         stacks = [empty_stack(form, count, w.shape[0], w.shape[1], w.device) for w in weights]
-        self.experts = nn.ModuleList(map(Held, stacks))
+        self.experts = nn.ModuleList(map(QuantizedStack, stacks))
 
     def make_room(self, dtype: torch.dtype, device: torch.device) -> None:
         """Put the experts' matrices side by side on `device` before they have values, to be copied
         in; quantised ones by `put`.
         """
         if self.is_quantised:
-            self.experts = nn.ModuleList(Held(held.on(device)) for held in self._held_stacks())
+            self.experts = nn.ModuleList(
+                QuantizedStack(held.on(device)) for held in self._quantised_stacks()
+            )
         else:
             gate_and_up, down = (_empty(layers, dtype, device) for layers in self._matrices())
             self._room = gate_and_up, down
@@ -108,15 +110,15 @@ class Moe(nn.Module):
         """Quantise one expert's `gate_and_up_proj` or `down_proj`, or some of its columns, into its
         stack.
         """
-        gate_and_up, down = self._held_stacks()
+        gate_and_up, down = self._quantised_stacks()
         held = gate_and_up if matrix == "gate_and_up_proj" else down
         held.stack.put(expert, weight_OI, columns)
 
-    def _held_stacks(self) -> list["Held"]:
-        return [held for held in self.experts if isinstance(held, Held)]
+    def _quantised_stacks(self) -> list["QuantizedStack"]:
+        return [held for held in self.experts if isinstance(held, QuantizedStack)]
 
 
-class Held(nn.Module):
+class QuantizedStack(nn.Module):
     """A quantised stack whose tensors are buffers: counted, placed and moved with the network."""
 
     def __init__(self, stack: Fp8Rows | Nf4Blocks) -> None:

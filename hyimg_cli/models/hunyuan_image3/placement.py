@@ -33,7 +33,7 @@ def balanced(
 
 
 def stays_wide(name: str) -> bool:
-    """Whether a tensor is float32 in any network."""
+    """True if a tensor is float32 in any network."""
     return not _WIDE.isdisjoint(name.split("."))
 
 

@@ -72,7 +72,7 @@ class Follower:
         self.kv = FollowerKV(network.new_buffer, network.layer_devices)
 
     def compute(self, forward: Forward, x_TM: Tensor, angles_2TD: Tensor) -> None:
-        """What rank 0 noted since the last forward, then this rank's part of one."""
+        """Make rank 0's changes since the last forward, then this rank's part of one."""
         self.kv.change(forward.changes)
         query_blocks = [
             QueryBlock(self.kv.buffer(s.buffer), s.start, s.stop, s.pieces) for s in forward.spans
@@ -97,7 +97,7 @@ def follow(rank: Rank, forward: Forward) -> str | None:
 def _computed(
     compute: Callable[[], T], sums: Sums, x_TM: Tensor, row_multiple: int
 ) -> tuple[T | None, str | None]:
-    """What `compute` gave, or why there was no memory for it: all sums are made in either case."""
+    """Result of `compute`, or why there was no memory for it: all sums are made in either case."""
     sums.begin()
     try:
         return compute(), None

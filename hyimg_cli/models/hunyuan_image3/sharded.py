@@ -24,7 +24,7 @@ _MATRIX = re.compile(
 
 
 class Cuts:
-    """What a rank keeps of each tensor of a checkpoint, by the tensor's name."""
+    """The rows or columns of each tensor that a rank keeps, by the tensor's name."""
 
     def __init__(self, arch: Architecture, share: Share) -> None:
         """Of an architecture that can be split so: see `refuse_uneven`."""

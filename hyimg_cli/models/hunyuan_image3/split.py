@@ -1,4 +1,4 @@
-"""What a rank has of the decoder layers, in numbers; no torch.
+"""Count a rank's share of the decoder layers; no torch.
 
 attention   a rank has some kv heads with their query heads; with more ranks than kv heads it
             has one kv head, which others have too, and some of that head's query heads

@@ -11,11 +11,11 @@ from typing import Protocol
 from hyimg_cli.journal.journal import JobFolder
 from hyimg_cli.journal.keys import confirm_dtype, confirm_graphs
 from hyimg_cli.journal.making import making
+from hyimg_cli.journal.written import write_picture
 from hyimg_cli.kv.buffer import Slice
 from hyimg_cli.kv.tree import Host, KVTree
-from hyimg_cli.manifest.resolved import job_to_json
-from hyimg_cli.media.images import SourceImage, write_png
-from hyimg_cli.media.metadata import PictureFacts, png_text
+from hyimg_cli.media.images import SourceImage
+from hyimg_cli.media.metadata import PictureFacts
 from hyimg_cli.memory.fit import room_for
 from hyimg_cli.memory.footprint import Together
 from hyimg_cli.memory.gpu_settings import offload_of_pictures
@@ -31,13 +31,20 @@ from hyimg_cli.pipelines.image.prefixes import Prefixes
 from hyimg_cli.pipelines.image.prewarm import prewarm, writing_rows
 from hyimg_cli.pipelines.image.ranks import ImageRanks
 from hyimg_cli.pipelines.image.sources import EncodedSources, SourceEncoder, suits_prefetch
-from hyimg_cli.pipelines.image.stages import Decoded, EncodeSource, ImageStages, ReadSource
+from hyimg_cli.pipelines.image.stages import (
+    Decoded,
+    EncodeSource,
+    Generated,
+    ImageStages,
+    ReadSource,
+)
+from hyimg_cli.pipelines.image.texts import Texts
 from hyimg_cli.pipelines.outcomes import Facts
 from hyimg_cli.pipelines.pipeline import Pipeline
 from hyimg_cli.pipelines.prefetch import SourcePrefetch
 from hyimg_cli.pipelines.request import Lost
 from hyimg_cli.spec.events import ModelLoaded, Outcome, OutputFile, Progress
-from hyimg_cli.spec.job import ImageJob, Size
+from hyimg_cli.spec.job import ImageJob
 from hyimg_cli.spec.run import ModelChoice, RunConfig
 
 _MB = 1_000_000
@@ -49,7 +56,7 @@ class LoadModel(Protocol):
     def __call__(self, choice: ModelChoice, *, is_batch_invariant: bool) -> MixedModel: ...
 
 
-class ImagePipeline(Pipeline[MixedModel, ImageJob, Decoded]):
+class ImagePipeline(Pipeline[MixedModel, ImageJob, Generated | Decoded]):
     """Draws pictures, one model at a time."""
 
     def __init__(self, config: RunConfig, load: LoadModel | None = None) -> None:
@@ -58,6 +65,7 @@ class ImagePipeline(Pipeline[MixedModel, ImageJob, Decoded]):
         self._load = load
         self._sources = EncodedSources(config.cache)
         self.tree = self._new_tree()
+        self._texts = Texts()
         self._together = Together(1, 1)
         self._memory_limits = MemoryLimits()
         self._counted: dict[str, dict[str, int]] = {}
@@ -95,7 +103,7 @@ class ImagePipeline(Pipeline[MixedModel, ImageJob, Decoded]):
 
     def work(
         self, jobs: Sequence[ImageJob], folder: JobFolder | None, started: float
-    ) -> Iterator[Progress | Decoded | Lost[ImageJob]]:
+    ) -> Iterator[Progress | Generated | Decoded | Lost[ImageJob]]:
         model = self._resident()
         self._revive()
         self._together = self._memory_limits.within(jobs, self._together, model.card)
@@ -121,17 +129,15 @@ class ImagePipeline(Pipeline[MixedModel, ImageJob, Decoded]):
             finally:
                 self._memory_limits.learn(run.shortages, model.card)
 
-    def write(self, done: Decoded, folder: JobFolder) -> OutputFile:
-        path = folder.path_for(done.job.custom_id)
-        text = self._metadata(done) if self._config.output.metadata else {}
-        sha256, pixel_sha256 = write_png(path, done.pixels, text)
-        height, width = done.pixels.shape[:2]
-        relative = path.relative_to(folder.folder).as_posix()
-        return OutputFile(relative, sha256, pixel_sha256, width, height, done.job.seed)
+    def write(self, done: Generated | Decoded, folder: JobFolder) -> OutputFile | None:
+        if isinstance(done, Generated):
+            done.prefilled.release()  # a job that ends with its text
+            return None
+        facts = self._facts(done) if self._config.output.metadata else None
+        return write_picture(folder, done.job, done.pixels, facts)
 
-    def _metadata(self, done: Decoded) -> dict[str, str]:
-        facts = PictureFacts(
-            size=Size(*done.pixels.shape[:2]),
+    def _facts(self, done: Decoded) -> PictureFacts:
+        return PictureFacts(
             model_name=self._resident().card.name,
             making=making(done.job, self._config),
             source_sha256=done.source_digests,
@@ -139,9 +145,10 @@ class ImagePipeline(Pipeline[MixedModel, ImageJob, Decoded]):
             cot_token_ids=done.text.ids,
             ratio_index=done.bucket.ratio_index,
         )
-        return png_text(done.job, job_to_json(done.job), facts)
 
-    def outcome(self, done: Decoded, output: OutputFile | None, facts: Facts) -> Outcome:
+    def outcome(
+        self, done: Generated | Decoded, output: OutputFile | None, facts: Facts
+    ) -> Outcome:
         text, job, reuse = done.text, done.job, done.reuse
         warnings = [text.cut] if text.cut else []
         if reuse.status == "partial":
@@ -155,6 +162,8 @@ class ImagePipeline(Pipeline[MixedModel, ImageJob, Decoded]):
             denoise_steps=done.denoise_steps,
             cot_text=text.text if has_written else job.cot_text,
             cot_token_ids=text.ids if has_written else job.cot_token_ids,
+            cot_from=done.cot_from,
+            written=done.written if isinstance(done, Generated) else None,
             think_truncated=text.is_truncated,
             ratio_index=done.bucket.ratio_index,
             kv_reuse=reuse,
@@ -164,6 +173,7 @@ class ImagePipeline(Pipeline[MixedModel, ImageJob, Decoded]):
 
     def forget(self) -> None:
         self._sources.clear()
+        self._texts.clear()
         self.tree.clear()
 
     def release(self) -> None:
@@ -220,7 +230,11 @@ class ImagePipeline(Pipeline[MixedModel, ImageJob, Decoded]):
     def _stages(self, read: ReadSource, encode: EncodeSource) -> ImageStages:
         model = self._resident()
         scope = f"{model.card.model} {model.dtype_name}"
-        return ImageStages(model, self._config.reuse, Prefixes(self.tree, scope), read, encode)
+        prefixes = Prefixes(self.tree, scope)
+        draws = not self._config.output.only_texts
+        return ImageStages(
+            model, self._config.reuse, prefixes, read, encode, texts=self._texts, draws=draws
+        )
 
 
 def _precision_said(dtype: str, quantization: str) -> str:

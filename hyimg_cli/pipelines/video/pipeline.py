@@ -14,6 +14,7 @@ from hyimg_cli.journal.keys import confirm_dtype, key_of
 from hyimg_cli.journal.making import making
 from hyimg_cli.manifest.resolved import job_to_json
 from hyimg_cli.media.metadata import video_text
+from hyimg_cli.media.xmp import MADE, mp4_box
 from hyimg_cli.memory.fit import room_for
 from hyimg_cli.memory.room import peak_memory_mb, synchronize
 from hyimg_cli.models import registry
@@ -120,16 +121,17 @@ class VideoPipeline(Pipeline[LatentVideoModel, VideoJob, Frames]):
         from hyimg_cli.media.video import write_video
 
         job = done.job
-        film = folder.path_for(job.custom_id, ".mp4")
-        shots = None
-        if self._config.output.frames == "png":
-            shots = folder.path_for(job.custom_id, ".frames")
-        _clear(folder, job.custom_id)
-        text = None
+        film = folder.place_for(job, job.size, ".mp4")
+        shots = film.with_suffix(".frames") if self._config.output.frames == "png" else None
+        _clear(film)
+        text, box = None, b""
         if self._config.output.metadata:
             text = video_text(job_to_json(job), making(job, self._config))
-            _write_sidecar(folder.path_for(job.custom_id, ".json"), text)
-        written = write_video(film, done.pieces, fps=job.fps, comment=text, frames_folder=shots)
+            box = mp4_box(MADE)
+            _write_sidecar(film.with_suffix(".json"), text)
+        written = write_video(
+            film, done.pieces, fps=job.fps, comment=text, box=box, frames_folder=shots
+        )
         return VideoFile(
             path=film.relative_to(folder.folder).as_posix(),
             sha256=written.sha256,
@@ -228,13 +230,13 @@ def _texts(model: LatentVideoModel, job: VideoJob) -> tuple[str, ...]:
         return ()
 
 
-def _clear(folder: JobFolder, custom_id: str) -> None:
-    """Removes what an earlier film of this id has beside it: it would tell of another job."""
+def _clear(film: Path) -> None:
+    """Removes what an earlier film of this name has beside it: it would tell of another job."""
     try:
         for suffix in (".json", ".frames"):
-            remove(folder.path_for(custom_id, suffix))
+            remove(film.with_suffix(suffix))
     except OSError as error:
-        raise storage_error(error, folder.folder) from error
+        raise storage_error(error, film.parent) from error
 
 
 def _write_sidecar(path: Path, text: str) -> None:

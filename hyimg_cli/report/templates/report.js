@@ -57,14 +57,16 @@ const hyimgReport = (() => {
   function index(value) {
     run = value;
     document.title = run.running ? `${run.done + run.failed}/${run.done + run.failed + run.left} ${run.title}` : run.title;
+    // The first file alone, so that its cards wait for no other.
     run.files.forEach((state, n) => {
-      if (String(state) !== String(files[n]?.state)) load(n, state);
+      if (String(state) === String(files[n]?.state)) return;
+      files[n] = { state, records: files[n]?.records ?? [] };
+      setTimeout(() => load(n, state), n && !jobs.length ? 100 : 0);
     });
     if (!run.files.length) gather();
     if (run.running) setTimeout(() => script("report/index.js", Date.now()), POLL_MS);
   }
   function load(n, state) {
-    files[n] = { state, records: files[n]?.records ?? [] };
     script(`report/data-${String(n + 1).padStart(4, "0")}.js`, state.join("-"));
   }
   // A question behind the name asks for the file as it is now.
@@ -167,15 +169,17 @@ const hyimgReport = (() => {
     if (opened !== null) turn(0);
   }
 
-  // Elements of cards that did not change stay, and with them what has the focus.
+  // Elements of cards that did not change stay; the focus stays with its job.
   function render() {
-    const wanted = groups.slice(0, limit).map(card);
+    const focused = document.activeElement?.dataset?.id, wanted = groups.slice(0, limit).map(card);
     wanted.forEach((node, n) => {
       if (cards.children[n] !== node) cards.insertBefore(node, cards.children[n] ?? null);
     });
     while (cards.children.length > wanted.length) cards.lastChild.remove();
     more.hidden = limit >= groups.length;
+    if (focused && document.activeElement.dataset.id !== focused) tileOf(focused)?.focus({ preventScroll: true });
   }
+  const tileOf = (id) => [...cards.querySelectorAll(".job")].find((node) => node.dataset.id === id);
 
   function card(group) {
     const first = group[0], known = built.get(first.key);
@@ -189,7 +193,7 @@ const hyimgReport = (() => {
       ...from.map((picture) => make("figure", { className: "tile" },
         make("span", { className: "frame" }, thumbnail(picture, `source ${picture.name}`)),
         make("figcaption", {}, "source"))),
-      ...shown.map((job) => tile(job, !alike)));
+      ...shown.map((job) => tile(job, !alike, job.id !== name)));
     const node = make("article", { className: "card" },
       make("div", { className: "head" },
         make("h2", { title: name }, name),
@@ -205,7 +209,7 @@ const hyimgReport = (() => {
     return node;
   }
 
-  function tile(job, withPrompt) {
+  function tile(job, withPrompt, withId) {
     const picture = all(job, "outputs")[0];
     const inside = failed(job) || !picture
       ? make("span", { className: "problem" }, make("b", {}, job.error?.code ?? job.status ?? ""), ` ${job.error?.message ?? ""}`)
@@ -216,7 +220,7 @@ const hyimgReport = (() => {
       "aria-label": [job.id, job.prompt, ...marks].filter(Boolean).join(", "), onclick: () => open(job.id),
     },
       make("span", { className: "frame" }, inside, ...marks.filter((mark) => mark !== "failed").map((mark) => make("span", { className: "mark" }, mark))),
-      make("span", { className: "name" }, make("span", {}, job.id), job.seed === undefined ? null : make("span", {}, `seed ${job.seed}`)),
+      make("span", { className: "name" }, withId ? make("span", {}, job.id) : null, job.seed === undefined ? null : make("span", {}, `seed ${job.seed}`)),
       withPrompt && job.prompt ? make("span", { className: "says" }, job.prompt) : null);
   }
 
@@ -340,7 +344,7 @@ const hyimgReport = (() => {
   }
 
   function closed() {
-    const tile = [...cards.querySelectorAll(".job")].find((node) => node.dataset.id === opened);
+    const tile = tileOf(opened);
     opened = viewer.job = null;
     show.replaceChildren();
     history.replaceState(null, "", location.pathname + location.search);
@@ -395,7 +399,14 @@ const hyimgReport = (() => {
   by("close").addEventListener("click", () => viewer.close());
   viewer.addEventListener("close", closed);
   viewer.addEventListener("click", (event) => { if (event.target === viewer) viewer.close(); });
-  new IntersectionObserver((seen) => { if (seen.some((one) => one.isIntersecting)) grow(); }, { rootMargin: "1500px" }).observe(more);
+  // Observed anew each time: where it is still in sight nothing else would tell.
+  const below = new IntersectionObserver((seen) => {
+    if (!seen.some((one) => one.isIntersecting)) return;
+    grow();
+    below.unobserve(more);
+    below.observe(more);
+  }, { rootMargin: "1500px" });
+  below.observe(more);
 
   return {
     index, data, script,

@@ -1,15 +1,15 @@
-"""A tensor's rows taken band by band, so that what is made of all of it is never whole at once.
+"""A tensor's rows taken chunk by chunk, so that what is made of all of it is never whole at once.
 
     ┌────────────────┐
-    │ band n - 1     │   A row of a 3x3 convolution needs the rows above and below it. So a band is
+    │ chunk n - 1    │   A row of a 3x3 convolution needs the rows above and below it. So a chunk is
     │ ░░░░░░ halo ░░ │   computed together with its halo, whose results are dropped; beyond the
-    │ band n         │   picture is the convolution's own padding. Every row has the value that it
+    │ chunk n        │   picture is the convolution's own padding. Every row has the value that it
     │ ░░░░░░ halo ░░ │   has in the whole, up to rounding.
-    │ band n + 1     │
+    │ chunk n + 1    │
     └────────────────┘
 
 A group norm looks at all rows: its statistics are taken first, with no copy of the tensor. Where
-all rows are one band, torch's modules compute it in one piece; so they do where gradients may be
+all rows are one chunk, torch's modules compute it in one piece; so they do where gradients may be
 wanted, for which every middle must be kept anyway.
 """
 
@@ -21,44 +21,44 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from hyimg_cli.models.hunyuan_image3.config import VAE_BAND_BYTES
+from hyimg_cli.models.hunyuan_image3.config import VAE_CHUNK_BYTES
 
 Compute = Callable[[Tensor], Tensor]
 # Of a group, at a time on a CPU: it stays in the cache, and in memory that is used again.
 _PIECE = 1 << 16
 
 
-class Bands:
-    """The rows of a tensor, and what is computed of them a band at a time.
+class RowChunks:
+    """The rows of a tensor, and what is computed of them a chunk at a time.
 
-    `channels`: values at each position of a band that are held while it is computed; they give its
-    height. `halo`: rows above and below that it needs; bands begin at multiples of it.
+    `channels`: values at each position of a chunk that are held while it is computed; they give its
+    height. `halo`: rows above and below that it needs; chunks begin at multiples of it.
     """
 
     def __init__(self, x_BCTYX: Tensor, channels: int, *, halo: int = 1) -> None:
         self._x_BCTYX, self._halo = x_BCTYX, halo
         batch, _, frames, self._rows, columns = x_BCTYX.shape
         row_bytes = channels * batch * frames * columns * x_BCTYX.element_size()
-        most = VAE_BAND_BYTES // row_bytes
+        most = VAE_CHUNK_BYTES // row_bytes
         self._is_one = most >= self._rows or torch.is_grad_enabled()
         self._height = _even(self._rows, max(1, most // halo - 2) * halo, halo)
 
     def swished(self, norm: nn.GroupNorm) -> Compute:
-        """Norm and swish of a band, by the statistics of all rows."""
+        """Norm and swish of a chunk, by the statistics of all rows."""
         if self._is_one:
             return lambda x_BCTYX: functional.silu(norm(x_BCTYX))
         shift_BC111, scale_BC111 = _shift_and_scale(norm, self._x_BCTYX)
-        return lambda band_BCTYX: functional.silu(
-            torch.addcmul(shift_BC111, band_BCTYX, scale_BC111), inplace=True
+        return lambda chunk_BCTYX: functional.silu(
+            torch.addcmul(shift_BC111, chunk_BCTYX, scale_BC111), inplace=True
         )
 
     def joined(self, compute: Compute) -> Tensor:
         """`compute` of all rows; it may return more or fewer rows by a whole factor."""
         if self._is_one:
             return compute(self._x_BCTYX)
-        out_BCTYX = self._with_band(None, compute, 0)
+        out_BCTYX = self._with_chunk(None, compute, 0)
         for start in range(self._height, self._rows, self._height):
-            self._with_band(out_BCTYX, compute, start)
+            self._with_chunk(out_BCTYX, compute, start)
         return out_BCTYX
 
     def added(self, compute: Compute, onto_BCTYX: Tensor) -> Tensor:
@@ -67,30 +67,30 @@ class Bands:
             return plus(onto_BCTYX, compute(self._x_BCTYX))
         for start in range(0, self._rows, self._height):
             rows_BCTYX = onto_BCTYX[:, :, :, start : start + self._height]
-            rows_BCTYX.add_(self._band(compute, start))
+            rows_BCTYX.add_(self._chunk(compute, start))
         return onto_BCTYX
 
-    def _with_band(self, out_BCTYX: Tensor | None, compute: Compute, start: int) -> Tensor:
-        """`out` with a band's rows in their place, made behind the first band. Here the band ends:
-        the next one is not computed beside it.
+    def _with_chunk(self, out_BCTYX: Tensor | None, compute: Compute, start: int) -> Tensor:
+        """`out` with a chunk's rows in their place, made behind the first chunk. Here the chunk is
+        freed: the next one is not computed beside it.
         """
-        band_BCTYX = self._band(compute, start)
-        rows = band_BCTYX.shape[3]
+        chunk_BCTYX = self._chunk(compute, start)
+        rows = chunk_BCTYX.shape[3]
         if out_BCTYX is None:
-            batch, channels, frames, _, columns = band_BCTYX.shape
+            batch, channels, frames, _, columns = chunk_BCTYX.shape
             every = rows * self._rows // self._height
             out_BCTYX = torch.empty(
                 (batch, channels, frames, every, columns),
-                dtype=band_BCTYX.dtype,
-                device=band_BCTYX.device,
-                memory_format=_layout(band_BCTYX),
+                dtype=chunk_BCTYX.dtype,
+                device=chunk_BCTYX.device,
+                memory_format=_layout(chunk_BCTYX),
             )
         first = start * out_BCTYX.shape[3] // self._rows
-        out_BCTYX[:, :, :, first : first + rows] = band_BCTYX
+        out_BCTYX[:, :, :, first : first + rows] = chunk_BCTYX
         return out_BCTYX
 
-    def _band(self, compute: Compute, start: int) -> Tensor:
-        """`compute` of the band that begins at row `start`, without its halo."""
+    def _chunk(self, compute: Compute, start: int) -> Tensor:
+        """`compute` of the chunk that begins at row `start`, without its halo."""
         stop = min(start + self._height, self._rows)
         first, last = max(0, start - self._halo), min(self._rows, stop + self._halo)
         made_BCTYX = compute(self._x_BCTYX[:, :, :, first:last])
@@ -106,9 +106,9 @@ def _layout(x_BCTYX: Tensor) -> torch.memory_format:
 
 
 def _even(rows: int, most: int, halo: int) -> int:
-    """The height of bands of at most `most` rows: about even ones, where there are three or more.
+    """The height of chunks of at most `most` rows: about even ones, where there are three or more.
 
-    torch convolves a band of few rows on a CPU by another, slower way, whose memory is 27 times as
+    torch convolves a chunk of few rows on a CPU by another, slower way, whose memory is 27 times as
     much.
     """
     count = math.ceil(rows / most)

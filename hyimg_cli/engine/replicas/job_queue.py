@@ -5,42 +5,43 @@ replica takes fewer of them and holds nothing up at the end. No process is known
 """
 
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 
+from hyimg_cli.manifest.texts import text_of
 from hyimg_cli.spec.job import ImageJob, Job, VideoJob
 from hyimg_cli.spec.plan import Group, Plan, VideoGroup
 
 # A replica's share of a piece is this part of what would be even: the rest levels differences.
 _ROUNDS = 2
-# Pictures that write and draw together cost less than one by one: fewer are only dealt where more
+# Pictures that write and draw together cost less than one by one: fewer are only given where more
 # would leave another replica without work.
 _WORTH_BATCHING = 4
 
 
 @dataclass
-class _Pile:
+class _Pending:
     """What is left of a group."""
 
     group: Group | VideoGroup
     jobs: deque[Job] = field(default_factory=deque)
 
 
-class Deck:
+class JobQueue:
     """The jobs of a plan that nobody has yet, for `replicas` of them to take from."""
 
     def __init__(self, plan: Plan, replicas: int) -> None:
         self._replicas = replicas
-        self._piles = [_Pile(group, deque(group.jobs)) for group in plan.groups]
-        self._pile_of = {job.custom_id: pile for pile in self._piles for job in pile.jobs}
+        self._parts = [_Pending(group, deque(group.jobs)) for group in plan.groups]
+        self._part_of = {job.custom_id: part for part in self._parts for job in part.jobs}
         self._alone: deque[Job] = deque()
 
     def __len__(self) -> int:
         """Jobs that are left."""
-        return sum(len(pile.jobs) for pile in self._piles) + len(self._alone)
+        return sum(len(part.jobs) for part in self._parts) + len(self._alone)
 
-    def deal(self, loaded: str | None, at_work: Sequence[str]) -> Plan | None:
+    def take(self, loaded: str | None, at_work: Sequence[str]) -> Plan | None:
         """The next piece, of one group; None where nothing is left.
 
         `loaded`: the model that the replica has already, which it keeps while there are jobs for
@@ -51,29 +52,29 @@ class Deck:
         model = self._model(loaded, at_work)
         if model is None:
             return self._single() if self._alone else None
-        pile = next(pile for pile in self._piles if pile.jobs and pile.group.model == model)
-        jobs = [pile.jobs.popleft() for _ in range(self._cut(pile))]
-        return _piece(pile.group, jobs)
+        part = next(part for part in self._parts if part.jobs and part.group.model == model)
+        jobs = [part.jobs.popleft() for _ in range(self._cut(part))]
+        return _piece(part.group, jobs)
 
-    def put_back(self, jobs: Sequence[Job]) -> None:
-        """Jobs that were dealt and not begun are the next ones of their group again."""
+    def requeue(self, jobs: Sequence[Job]) -> None:
+        """Jobs that were taken and not begun are the next ones of their group again."""
         for job in reversed(jobs):
-            self._pile_of[job.custom_id].jobs.appendleft(job)
+            self._part_of[job.custom_id].jobs.appendleft(job)
 
-    def put_aside(self, job: Job) -> None:
+    def isolate(self, job: Job) -> None:
         """A job that may have been what ended its replica: it runs alone, behind all others."""
         self._alone.append(job)
 
     def clear(self) -> None:
-        """Deal nothing more."""
+        """Dispatch nothing more."""
         self._alone.clear()
-        for pile in self._piles:
-            pile.jobs.clear()
+        for part in self._parts:
+            part.jobs.clear()
 
     def _model(self, loaded: str | None, at_work: Sequence[str]) -> str | None:
         left: Counter[str] = Counter()
-        for pile in self._piles:
-            left[pile.group.model] += len(pile.jobs)
+        for part in self._parts:
+            left[part.group.model] += len(part.jobs)
         if loaded is not None and left[loaded]:
             return loaded
         busy = Counter(at_work)
@@ -82,29 +83,23 @@ class Deck:
 
     def _single(self) -> Plan:
         job = self._alone.popleft()
-        return _piece(self._pile_of[job.custom_id].group, [job])
+        return _piece(self._part_of[job.custom_id].group, [job])
 
-    def _cut(self, pile: _Pile) -> int:
-        """How many jobs of the pile are dealt: about as many as are due, whole sets of jobs with
-        the same source images unless a set is larger than two pieces.
+    def _cut(self, part: _Pending) -> int:
+        """How many jobs of a group to dispatch: about as many as are due, whole sets of jobs with
+        the same source images, or else with the same text, unless a set is larger than two pieces.
         """
-        due, end = self._due(pile), 0
-        for count in _set_sizes(pile.jobs):
-            if end + count > 2 * due:
-                return end or due
-            end += count
-            if end >= due:
-                break
-        return end
+        due = self._due(part)
+        return _fill(due, part.jobs, _sources) or _fill(due, part.jobs, _text) or due
 
-    def _due(self, pile: _Pile) -> int:
-        model = pile.group.model
-        left = sum(len(one.jobs) for one in self._piles if one.group.model == model)
+    def _due(self, part: _Pending) -> int:
+        model = part.group.model
+        left = sum(len(one.jobs) for one in self._parts if one.group.model == model)
         even = -(-left // self._replicas)
         due = -(-left // (_ROUNDS * self._replicas))
-        if isinstance(pile.group, Group):
+        if isinstance(part.group, Group):
             due = max(due, min(_WORTH_BATCHING, even))
-        return min(due, len(pile.jobs))
+        return min(due, len(part.jobs))
 
 
 def _piece(group: Group | VideoGroup, jobs: Sequence[Job]) -> Plan:
@@ -115,10 +110,23 @@ def _piece(group: Group | VideoGroup, jobs: Sequence[Job]) -> Plan:
     return Plan((replace(group, jobs=tuple(job for job in jobs if isinstance(job, VideoJob))),))
 
 
-def _set_sizes(jobs: Sequence[Job] | deque[Job]) -> Iterator[int]:
-    """How many jobs in a row have the same source images; a job without any stands alone."""
+def _fill(due: int, jobs: Iterable[Job], alike: Callable[[Job], Hashable]) -> int:
+    """How many of the first jobs are about `due` in whole sets; 0 where the first is too large."""
+    end = 0
+    for _, same in groupby(jobs, key=alike):
+        count = sum(1 for _ in same)
+        if end + count > 2 * due:
+            break
+        end += count
+        if end >= due:
+            break
+    return end
 
-    def shared(job: Job) -> tuple[str, ...] | str:
-        return (job.images or job.custom_id) if isinstance(job, ImageJob) else job.custom_id
 
-    return (sum(1 for _ in same) for _, same in groupby(jobs, key=shared))
+def _sources(job: Job) -> Hashable:
+    """Equal for jobs with the same source images; without any, for those with the same text."""
+    return (isinstance(job, ImageJob) and job.images) or _text(job)
+
+
+def _text(job: Job) -> Hashable:
+    return text_of(job) if isinstance(job, ImageJob) else job.custom_id

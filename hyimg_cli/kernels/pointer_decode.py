@@ -1,4 +1,4 @@
-"""`decode_attention` in Triton, by addresses. Under TRITON_INTERPRET=1 the same code runs on a CPU.
+"""`decode_attention` in Triton, by pointers. Under TRITON_INTERPRET=1 the same code runs on a CPU.
 
 The twin is `decode_attention.plain_decode`, where the call is told.
 """
@@ -12,7 +12,7 @@ from torch import Tensor
 from hyimg_cli.kernels.decode_attention import BLOCK, RUNS, Rows, least_heads
 
 
-def addressed_decode(q_RHD: Tensor, k_RKD: Tensor, v_RKD: Tensor, rows: Rows) -> Tensor:
+def pointer_decode(q_RHD: Tensor, k_RKD: Tensor, v_RKD: Tensor, rows: Rows) -> Tensor:
     """Attention output [R, H, D] of one token a row: see `plain_decode`, its twin.
 
     K/V in memory have the dtype of `k`; head width is a power of two.
@@ -22,7 +22,7 @@ def addressed_decode(q_RHD: Tensor, k_RKD: Tensor, v_RKD: Tensor, rows: Rows) ->
     q_RHD, k_RKD = q_RHD.contiguous(), k_RKD.contiguous()
     assert v_RKD.stride(2) == 1, "a value's numbers lie side by side"
     _put[(count, kv_heads)](
-        k_RKD, v_RKD, rows.keys_at_R, rows.values_at_R, rows.slots_R, rows.length_R,
+        k_RKD, v_RKD, rows.keys_ptr_R, rows.values_ptr_R, rows.slots_R, rows.length_R,
         # Values may still lie among the rows of the fused projection.
         v_RKD.stride(0), v_RKD.stride(1), KV_HEADS=kv_heads, WIDTH=width, enable_fp_fusion=True,
     )  # fmt: skip
@@ -30,7 +30,7 @@ def addressed_decode(q_RHD: Tensor, k_RKD: Tensor, v_RKD: Tensor, rows: Rows) ->
     ends = q_RHD.new_empty(2, count, heads, RUNS, dtype=torch.float32)
     group = heads // kv_heads
     _partial[(count, kv_heads, RUNS)](
-        q_RHD, k_RKD, rows.keys_at_R, rows.values_at_R, rows.slots_R, rows.length_R,
+        q_RHD, k_RKD, rows.keys_ptr_R, rows.values_ptr_R, rows.slots_R, rows.length_R,
         sums, ends[0], ends[1], width**-0.5,
         KV_HEADS=kv_heads, GROUP=group, HELD=least_heads(group), WIDTH=width,
         RUNS=RUNS, BLOCK=BLOCK, enable_fp_fusion=True,
@@ -45,7 +45,7 @@ def addressed_decode(q_RHD: Tensor, k_RKD: Tensor, v_RKD: Tensor, rows: Rows) ->
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _put(  # type: ignore[no-untyped-def]
-    k, v, keys_at, values_at, slots, length, row_step, head_step,
+    k, v, keys_ptr, values_ptr, slots, length, row_step, head_step,
     KV_HEADS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     row, head = tl.program_id(0), tl.program_id(1)
@@ -53,8 +53,8 @@ def _put(  # type: ignore[no-untyped-def]
     slot = head * tl.load(slots + row) + tl.load(length + row)
     own = (row * KV_HEADS + head) * WIDTH + column
     kind = tl.pointer_type(k.dtype.element_ty)
-    keys = tl.multiple_of(tl.load(keys_at + row).to(kind), 16)
-    values = tl.multiple_of(tl.load(values_at + row).to(kind), 16)
+    keys = tl.multiple_of(tl.load(keys_ptr + row).to(kind), 16)
+    values = tl.multiple_of(tl.load(values_ptr + row).to(kind), 16)
     tl.store(keys + slot * WIDTH + column, tl.load(k + own))
     value = tl.load(v + row * row_step + head * head_step + column)
     tl.store(values + slot * WIDTH + column, value)
@@ -62,7 +62,7 @@ def _put(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _partial(  # type: ignore[no-untyped-def]
-    q, k, keys_at, values_at, slots, length, sums, largest, weight, scale,
+    q, k, keys_ptr, values_ptr, slots, length, sums, largest, weight, scale,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HELD: tl.constexpr, WIDTH: tl.constexpr,
     RUNS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -74,8 +74,8 @@ def _partial(  # type: ignore[no-untyped-def]
     stop = tl.minimum(start + share, count)
     kind = tl.pointer_type(k.dtype.element_ty)
     base = head * tl.load(slots + row) * WIDTH
-    keys = tl.multiple_of(tl.load(keys_at + row).to(kind), 16) + base
-    values = tl.multiple_of(tl.load(values_at + row).to(kind), 16) + base
+    keys = tl.multiple_of(tl.load(keys_ptr + row).to(kind), 16) + base
+    values = tl.multiple_of(tl.load(values_ptr + row).to(kind), 16) + base
     column = tl.arange(0, WIDTH)
     query = tl.arange(0, HELD)
     first = (row * KV_HEADS + head) * GROUP

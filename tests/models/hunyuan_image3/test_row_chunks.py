@@ -1,4 +1,4 @@
-"""The VAE band by band: equal to the whole, whatever the height of a band."""
+"""The VAE chunk by chunk: equal to the whole, whatever the height of a chunk."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hyimg_cli.models.hunyuan_image3 import bands
-from hyimg_cli.models.hunyuan_image3.bands import Bands
+from hyimg_cli.models.hunyuan_image3 import row_chunks
 from hyimg_cli.models.hunyuan_image3.config import VaeArchitecture
+from hyimg_cli.models.hunyuan_image3.row_chunks import RowChunks
 from hyimg_cli.models.hunyuan_image3.vae import (
     Downsample,
     FrameConv3d,
@@ -45,28 +45,28 @@ CLOSE = {
 
 
 @contextmanager
-def bands_of(nbytes: int) -> Iterator[None]:
-    with patch.object(bands, "VAE_BAND_BYTES", nbytes), torch.no_grad():
+def chunks_of(nbytes: int) -> Iterator[None]:
+    with patch.object(row_chunks, "VAE_CHUNK_BYTES", nbytes), torch.no_grad():
         yield
 
 
 def whole(module: Callable[[Tensor], Any], x_BCTYX: Tensor) -> Any:
     """The plain form: everything in one piece, by torch's own modules."""
-    with bands_of(1 << 40):
+    with chunks_of(1 << 40):
         return module(x_BCTYX.clone())
 
 
 def heights(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Rows of the bands to come."""
+    """Rows of the chunks to come."""
     found: list[int] = []
-    plain = Bands._band
+    plain = RowChunks._chunk
 
-    def noted(self: Bands, compute: Any, start: int) -> Tensor:
+    def noted(self: RowChunks, compute: Any, start: int) -> Tensor:
         made = plain(self, compute, start)
         found.append(made.shape[3])
         return made
 
-    monkeypatch.setattr(Bands, "_band", noted)
+    monkeypatch.setattr(RowChunks, "_chunk", noted)
     return found
 
 
@@ -90,20 +90,20 @@ def test_a_block_in_bands_of_any_height(
     for rows, nbytes in product((1, 2, 7, 12), (1, 30_000, 60_000, 200_000)):
         x_BCTYX = 3 + 2 * torch.randn(2, widths[0], frames, rows, 5, dtype=torch.float64)
         expected = whole(block, x_BCTYX)
-        with bands_of(nbytes):
+        with chunks_of(nbytes):
             torch.testing.assert_close(block(x_BCTYX), expected, **CLOSE[torch.float64])
     assert made.count(1) > 12
     assert len(set(made)) > 2
 
 
-def test_bands_lie_in_memory_as_what_they_are_made_of() -> None:
+def test_chunks_lie_in_memory_as_what_they_are_made_of() -> None:
     convolution = seeded(lambda: FrameConv3d(32, 64, 3), torch.float32)
     x_BCTYX = torch.randn(2, 32, 4, 12, 5)
     expected = whole(convolution, x_BCTYX)
     convolution = convolution.to(memory_format=torch.channels_last_3d)
     last_BCTYX = x_BCTYX.contiguous(memory_format=torch.channels_last_3d)
-    with bands_of(1):
-        made_BCTYX = Bands(last_BCTYX, 96).joined(convolution)
+    with chunks_of(1):
+        made_BCTYX = RowChunks(last_BCTYX, 96).joined(convolution)
     torch.testing.assert_close(made_BCTYX, expected, **CLOSE[torch.float32])
     assert made_BCTYX.is_contiguous(memory_format=torch.channels_last_3d)
 
@@ -116,7 +116,7 @@ def test_steps_between_levels(make: Any, frames: int, monkeypatch: pytest.Monkey
     for rows, nbytes in product((2, 6, 14), (1, 400_000)):
         x_BCTYX = torch.randn(2, 32, 4, rows, 6, dtype=torch.float64)
         kept, expected = x_BCTYX.clone(), whole(step, x_BCTYX)
-        with bands_of(nbytes):
+        with chunks_of(nbytes):
             torch.testing.assert_close(step(x_BCTYX), expected, **CLOSE[torch.float64])
         assert torch.equal(x_BCTYX, kept)
     # One row becomes two, or two become one.
@@ -130,7 +130,7 @@ def test_a_whole_vae(arch: VaeArchitecture, frames: int, dtype: torch.dtype) -> 
     pixels, latents = torch.rand(2, 3, 20, 12, dtype=dtype) * 2 - 1, torch.randn(2, 8, 5, 3)
     moments, drawn = whole(vae.encode_moments, pixels), whole(vae.decode, latents.to(dtype))
     for nbytes in (1, 100_000, 300_000):
-        with bands_of(nbytes):
+        with chunks_of(nbytes):
             for found, expected in zip(vae.encode_moments(pixels), moments, strict=True):
                 torch.testing.assert_close(found, expected, **CLOSE[dtype])
             picture = vae.decode(latents.to(dtype))
@@ -143,22 +143,22 @@ def test_what_is_given_to_the_vae_stays_as_it_is() -> None:
     pixels, latents = torch.rand(1, 3, 16, 16), torch.randn(1, 8, 4, 4)
     kept = pixels.clone(), latents.clone()
     for nbytes in (1, 1 << 40):
-        with bands_of(nbytes):
+        with chunks_of(nbytes):
             vae.encode_moments(pixels), vae.decode(latents)
     assert torch.equal(pixels, kept[0])
     assert torch.equal(latents, kept[1])
 
 
-def test_gradients_are_those_of_the_whole_and_of_no_band(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_are_those_of_the_whole_and_of_no_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
     vae = seeded(lambda: Vae(SMALL))
     pixels = torch.rand(1, 3, 16, 16, dtype=torch.float64)
     made = heights(monkeypatch)
-    monkeypatch.setattr(bands, "VAE_BAND_BYTES", 1)
+    monkeypatch.setattr(row_chunks, "VAE_CHUNK_BYTES", 1)
     drawn = vae.decode(vae.encode_moments(pixels)[0])
     drawn.square().mean().backward()
     assert not made
     assert all(weight.grad is not None for weight in vae.parameters())
-    with bands_of(1):
+    with chunks_of(1):
         again = vae.decode(vae.encode_moments(pixels)[0])
     torch.testing.assert_close(again, drawn.detach(), **CLOSE[torch.float64])
 
@@ -172,7 +172,7 @@ def test_the_last_frame_alone(frames: int) -> None:
 
 
 @pytest.mark.parametrize("offset", [0.0, 50.0])
-@pytest.mark.parametrize("moments", [bands._moments_by_pieces, bands._moments_at_once])
+@pytest.mark.parametrize("moments", [row_chunks._moments_by_pieces, row_chunks._moments_at_once])
 def test_statistics_are_as_exact_as_the_librarys(moments: Any, offset: float) -> None:
     """More values than a piece has, and a mean far from zero."""
     torch.manual_seed(0)

@@ -1,0 +1,77 @@
+"""In what a job differs from the one that a folder holds a result of, by what the folder says.
+
+The result's key tells that it does; `manifest.resolved.jsonl` and `run.json` tell in what, as far
+as they are of that result's run.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from hyimg_cli.journal.journal import line_key, shaping_fields
+from hyimg_cli.journal.keys import pixel_settings, source_digests
+from hyimg_cli.journal.past_run import read_run_info, resolved_jobs
+from hyimg_cli.journal.provenance import portable
+from hyimg_cli.manifest.resolved import job_to_json
+from hyimg_cli.models import registry
+from hyimg_cli.settings.config import FILLED, in_config
+from hyimg_cli.settings.table import SETTINGS, InKey
+from hyimg_cli.spec.job import ImageJob, Job
+from hyimg_cli.spec.run import RunConfig
+
+UNKNOWN = "what this folder does not say"
+
+
+def differing(folder: Path, config: RunConfig) -> Callable[[Job, Mapping[str, Any]], list[str]]:
+    """Names the differences of a job and the result line under its id: fields, `model`, settings,
+    `source image`; of jobs for which nothing is recorded, `UNKNOWN`.
+    """
+    lines, run_info = cache(lambda: _lines(folder)), cache(lambda: read_run_info(folder))
+    fingerprint = cache(lambda model: registry.fingerprint(model, config.model.revision))
+
+    def of(job: Job, result: Mapping[str, Any]) -> list[str]:
+        before, info = lines().get(job.custom_id, {}), run_info()
+        old, new = shaping_fields(before), shaping_fields(job_to_json(job))
+        names = [name for name in old.keys() | new.keys() if old and old.get(name) != new.get(name)]
+        if names and _explain(before, job, result, config, fingerprint(job.model)):
+            return sorted(names)
+        models = info.get("models")
+        if isinstance(models, dict) and fingerprint(job.model) not in models.values():
+            names.append("model")
+        names += _settings(info, config)
+        if not names and isinstance(job, ImageJob) and job.images:
+            names.append("source image")
+        return sorted(names) or [UNKNOWN]
+
+    return of
+
+
+def _lines(folder: Path) -> dict[str, dict[str, Any]]:
+    try:
+        return dict(resolved_jobs(folder))
+    except (OSError, ValueError):
+        return {}
+
+
+def _explain(
+    before: Mapping[str, Any],
+    job: Job,
+    result: Mapping[str, Any],
+    config: RunConfig,
+    fingerprint: str,
+) -> bool:
+    """Tell if the fields are all that differs: with those of before the key is the result's."""
+    bot_task = before.get("bot_task", getattr(job, "bot_task", None))
+    sources, settings = source_digests(job), pixel_settings(job, config)
+    return line_key(before, bot_task, sources, fingerprint, settings) == result.get("key")
+
+
+def _settings(info: Mapping[str, Any], config: RunConfig) -> Iterator[str]:
+    flags = info.get("flags")
+    for name, row in SETTINGS.items():
+        before = flags.get(name) if isinstance(flags, dict) else None
+        if not (isinstance(row.pixels, InKey) and name in FILLED and isinstance(before, dict)):
+            continue
+        if before.get("value") != portable(in_config(name, config)):
+            yield name

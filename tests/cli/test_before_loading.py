@@ -1,0 +1,192 @@
+"""What is told before a model is loaded: sources that are missing, results made otherwise."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hyimg_cli.journal.journal import RunFolder
+
+Run = Callable[..., Any]
+Write = Callable[..., Path]
+
+
+def edits(*names: str, **more: Any) -> list[dict[str, Any]]:
+    return [{"custom_id": Path(n).stem, "prompt": "x", "images": [n]} | more for n in names]
+
+
+# --- sources ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", ["generate", "plan", "check"])
+def test_missing_sources_are_counted_and_the_first_named(
+    run_cli: Run, write_manifest: Write, write_picture: Write, fake_session: Any, command: str
+) -> None:
+    write_picture("a.png")
+    gone = [f"gone-{number}.png" for number in range(12)]
+    ran = run_cli(command, write_manifest(*edits("a.png", *gone)), "--progress", "plain")
+    assert "12 of 13 sources are missing\n" in ran.err
+    assert "gone-9.png" in ran.err
+    assert "2 more" in ran.err
+    assert fake_session.ran == (["a"] if command == "generate" else [])
+    assert ran.code == (0 if command == "plan" else 1)
+
+
+def test_their_jobs_fail_by_a_line_each_and_once(
+    run_cli: Run, write_manifest: Write, write_picture: Write, fake_session: Any, tmp_path: Path
+) -> None:
+    write_picture("a.png")
+    (tmp_path / "empty.png").touch()
+    (tmp_path / "text.png").write_text("x")
+    names = ("a.png", "gone.png", "empty.png", "text.png", "b/c.png")
+    manifest = write_manifest(*edits(*names, metadata={"sku": 1}))
+    ran = run_cli("generate", manifest, "-o", "out", "--json")
+    assert "2 of 5 sources are missing\n2 of 5 sources are unreadable\n" in ran.err
+    results = RunFolder(Path("out")).results()
+    assert {name: (line["error"] or {}).get("code") for name, line in results.items()} == {
+        "a": None,
+        "gone": "source.missing",
+        "empty": "source.empty",
+        "text": "source.not-an-image",
+        "c": "source.missing",
+    }
+    assert results["gone"]["error"]["message"].endswith("gone.png: there is no such file")
+    assert results["gone"]["metadata"] == {"sku": 1}
+    assert len(ran.json_lines) == 6
+    ran = run_cli("generate", manifest, "-o", "out")
+    assert (ran.code, fake_session.ran) == (1, ["a"])
+    assert len((tmp_path / "out" / "results.jsonl").read_text().splitlines()) == 5
+
+
+def test_a_retry_of_nothing_that_can_be_tried_loads_nothing(
+    run_cli: Run, write_manifest: Write, write_picture: Write, fake_session: Any
+) -> None:
+    write_picture("a.png")
+    manifest = write_manifest(*edits("a.png", "gone.png"))
+    run_cli("generate", manifest, "-o", "out")
+    ran = run_cli("generate", manifest, "-o", "out", "--retry-failed")
+    assert (ran.code, fake_session.ran) == (1, ["a"])
+    assert RunFolder(Path("out")).results()["gone"]["attempt"] == 2
+    write_picture("gone.png")
+    assert run_cli("generate", manifest, "-o", "out", "--retry-failed").code == 0
+    assert fake_session.ran == ["a", "gone"]
+    assert RunFolder(Path("out")).results()["gone"]["status"] == "done"
+
+
+@pytest.mark.parametrize("command", ["generate", "plan"])
+def test_with_no_source_there_is_nothing_to_run(
+    run_cli: Run, write_manifest: Write, fake_session: Any, tmp_path: Path, command: str
+) -> None:
+    ran = run_cli(command, write_manifest(*edits("gone.png", "lost.png")))
+    assert (ran.code, fake_session.ran) == (2, [])
+    assert "error[source.none]: no job has its source pictures: 2 of 2 sources are missing" in (
+        ran.err
+    )
+    assert not (tmp_path / "runs").exists()
+
+
+def test_other_jobs_run_where_every_source_is_missing(
+    run_cli: Run, write_manifest: Write, fake_session: Any
+) -> None:
+    ran = run_cli("generate", write_manifest(*edits("gone.png"), {"custom_id": "t", "prompt": "x"}))
+    assert (ran.code, fake_session.ran) == (1, ["t"])
+
+
+def test_a_run_that_ends_at_a_failure_ends_at_a_missing_source(
+    run_cli: Run, write_manifest: Write, write_picture: Write, fake_session: Any
+) -> None:
+    write_picture("a.png")
+    manifest = write_manifest(*edits("a.png", "gone.png", "lost.png"))
+    ran = run_cli("generate", manifest, "-o", "out", "--fail-fast")
+    assert (ran.code, fake_session.ran) == (1, [])
+    assert list(RunFolder(Path("out")).results()) == ["gone"]
+    assert "resume with:" in ran.err
+
+
+def test_the_plan_leaves_them_out(
+    run_cli: Run, write_manifest: Write, write_picture: Write
+) -> None:
+    write_picture("a.png")
+    (plan,) = run_cli("plan", write_manifest(*edits("a.png", "gone.png")), "--json").json_lines
+    assert (plan["total"]["jobs"], plan["untried"]) == (1, ["gone"])
+
+
+@pytest.mark.parametrize("command", ["check", "plan"])
+def test_a_size_that_is_its_sources_turned_gets_a_hint(
+    run_cli: Run, write_manifest: Write, write_picture: Write, command: str
+) -> None:
+    write_picture("wide.png", size=(96, 48))
+    write_picture("square.png", size=(48, 48))
+
+    def told(name: str, size: str) -> bool:
+        (line,) = edits(name, size=size)
+        return "height first" in run_cli(command, write_manifest(line)).err
+
+    assert told("wide.png", "64x128")
+    assert not told("wide.png", "128x64")
+    assert not told("wide.png", "64x96")
+    assert not told("wide.png", "1:2")
+    assert not told("square.png", "64x128")
+
+
+@pytest.mark.parametrize("command", ["check", "plan", "generate"])
+def test_reuse_that_is_required_and_switched_off_is_refused(
+    run_cli: Run, write_manifest: Write, command: str
+) -> None:
+    manifest = write_manifest({"prompt": "x"})
+    ran = run_cli(command, manifest, "--no-kv-reuse", "--require-kv-reuse")
+    assert (ran.code, "error[usage.kv-reuse]" in ran.err) == (2, True)
+    assert "--require-kv-reuse does not go with --no-kv-reuse" in ran.err
+
+
+# --- results made otherwise ------------------------------------------------------------------
+
+
+def test_a_used_folder_tells_in_what_how_many_jobs_differ(
+    run_cli: Run, write_manifest: Write, fake_session: Any
+) -> None:
+    def jobs(prompt: str, **more: Any) -> Path:
+        lines = [{"custom_id": str(n), "prompt": "x", "seed": 1} for n in range(40)]
+        return write_manifest(
+            *(line | {"prompt": prompt} | more for line in lines[:20]), *lines[20:]
+        )
+
+    assert run_cli("generate", jobs("x"), "-o", "out").code == 0
+    fake_session.ran.clear()
+    for command in ("generate", "plan", "check"):
+        ran = run_cli(command, jobs("y"), "-o", "out")
+        assert ran.code == 2
+        assert "error[output.other-job]: 20 of 40 jobs differ (prompt: 20)" in ran.err
+        assert "--force makes those again and keeps the other 20;" in ran.err
+    ran = run_cli("check", jobs("y", guidance_scale=2), "-o", "out")
+    assert "(guidance_scale: 20, prompt: 20)" in ran.err
+    assert run_cli("check", jobs("y"), "-o", "out", "--force").code == 0
+    assert run_cli("check", jobs("y")).code == 0
+    assert run_cli("generate", jobs("y"), "-o", "out", "--force").code == 0
+    assert fake_session.ran == [str(number) for number in range(20)]
+
+
+def test_settings_models_and_sources_are_named_too(
+    run_cli: Run, write_manifest: Write, write_picture: Write, fake_session: Any, tmp_path: Path
+) -> None:
+    write_picture("a.png")
+    manifest = write_manifest(*edits("a.png"), {"custom_id": "t", "prompt": "x"})
+    assert run_cli("generate", manifest, "-o", "out", "--no-kv-reuse").code == 0
+    told = run_cli("check", manifest, "-o", "out").err
+    assert "2 of 2 jobs differ (kv_reuse: 2)" in told
+    write_picture("a.png", size=(32, 32))
+    told = run_cli("check", manifest, "-o", "out", "--no-kv-reuse").err
+    assert "1 of 2 jobs differ (source image: 1)" in told
+    assert "keeps the other 1" in told
+    info = json.loads((tmp_path / "out" / "run.json").read_text())
+    info["models"] = {"tiny-image": "0"}
+    (tmp_path / "out" / "run.json").write_text(json.dumps(info))
+    (tmp_path / "out" / "manifest.resolved.jsonl").write_text("damaged")
+    told = run_cli("check", manifest, "-o", "out").err
+    assert "(kv_reuse: 2, model: 2)" in told
+    (tmp_path / "out" / "run.json").unlink()
+    told = run_cli("check", manifest, "-o", "out").err
+    assert "source image: 1" in told
+    assert "what this folder does not say: 1" in told
