@@ -97,6 +97,7 @@ Prompt = Annotated[
     option(
         "--prompt",
         panel=RUN,
+        metavar="<text>",
         help="What to do with each picture; may be given again, or be a .txt file with a prompt "
         "per line.",
     ),
