@@ -61,6 +61,7 @@ def think(
     as_json: o.AsJson = False,
     quiet: o.Quiet = False,
     verbose: o.Verbose = 0,
+    help_all: o.HelpAll = False,
 ) -> None:
     """Write the texts of a manifest's jobs, and draw nothing.
 
