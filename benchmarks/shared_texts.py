@@ -29,7 +29,7 @@ from hyimg_cli.spec.events import JobDone, ModelLoaded
 from hyimg_cli.spec.run import BatchConfig, OutputConfig, RunConfig
 
 SHAPES = ("circle", "square", "triangle", "star", "ring", "cross", "heart", "diamond")
-STEPS = (8, 50)
+STEPS = (8,)
 
 
 def main() -> None:
