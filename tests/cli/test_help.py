@@ -61,11 +61,6 @@ def test_options_stand_under_their_panels(run_cli: Callable[..., Any]) -> None:
     assert page.index("Selection:") < page.index("  --select ") < page.index("Model:")
 
 
-def _listed(param: Any) -> str:
-    """The word under which help lists it: a flag, or what an argument is called."""
-    return str(param.metavar if param.param_type_name == "argument" else param.opts[0])
-
-
 @pytest.mark.parametrize("name", OF_A_RUN)
 def test_the_first_screen_of_a_run_is_one_screen(
     run_cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, name: str
