@@ -41,7 +41,13 @@ _SETTINGS = tuple(
 )
 _Output = Annotated[
     Path,
-    o.option("-o", "--output", panel=RUN, help="File to write; what it has is not done again."),
+    o.option(
+        "-o",
+        "--output",
+        panel=RUN,
+        is_basic=True,
+        help="File to write; what it has is not done again.",
+    ),
 ]
 
 
