@@ -27,11 +27,10 @@ from torch import Tensor
 
 from hyimg_cli.journal.provenance import hardware, versions
 from hyimg_cli.kernels.attention import fused_attention, masked_attention
-from hyimg_cli.kernels.choice import ByRows, around, experts_of
-from hyimg_cli.kernels.experts import grouped_experts
+from hyimg_cli.kernels.choice import ByRows, experts_of
 from hyimg_cli.kernels.formats import Stack, empty_stack
-from hyimg_cli.kernels.routed import Around, PlainAround
-from hyimg_cli.kernels.rowwise import PlainRowwise, Rowwise, rowwise
+from hyimg_cli.kernels.routed import routed_experts
+from hyimg_cli.kernels.rowwise import PLAIN, Rowwise, rowwise
 
 FORMATS = ("dense", "fp8", "nf4")
 
@@ -114,7 +113,9 @@ def _experts(shape: Shape, device: torch.device, dtype: torch.dtype) -> Iterator
             kernels = {"few": compute.few, "many": compute.many}
         elif form == "dense":
             dense = [stack for stack in stacks if isinstance(stack, Tensor)]
-            padded: Any = partial(grouped_experts, gate_and_up_EIM=dense[0], down_EMI=dense[1])
+            padded: Any = partial(
+                routed_experts, gate_and_up=dense[0], down=dense[1], group_rows=16
+            )
             kernels["padded"] = padded
         for count in (*shape.few, *shape.many):
             for routing in ("even", "skewed"):
@@ -158,13 +159,9 @@ def _attention(shape: Shape, device: torch.device, dtype: torch.dtype) -> Iterat
 
 def _rowwise(shape: Shape, device: torch.device, dtype: torch.dtype) -> Iterator[Row]:
     """What each must move at least is one read and one write of its rows."""
-    chosen, sorting = rowwise(device), around(device)
     for count in (min(shape.few), max(shape.few), max(shape.many)):
-        for name, kernels, routed in (
-            ("chosen", chosen, sorting),
-            ("plain", PlainRowwise(), PlainAround()),
-        ):
-            for what, moved, call in _row_calls(shape, count, kernels, routed, device, dtype):
+        for name, kernels in (("chosen", rowwise(device)), ("plain", PLAIN)):
+            for what, moved, call in _row_calls(shape, count, kernels, device, dtype):
                 yield _row(what, "dense", count, name, call, moved=moved)
 
 
@@ -172,7 +169,6 @@ def _row_calls(
     shape: Shape,
     count: int,
     kernels: Rowwise,
-    sorting: Around,
     device: torch.device,
     dtype: torch.dtype,
 ) -> Iterator[tuple[str, int, Callable[[], object]]]:
@@ -195,7 +191,7 @@ def _row_calls(
     moved = x.nbytes + router.nbytes
     yield "router", moved, lambda: kernels.routed(x, router, shape.chosen)
     index = torch.rand(count, shape.experts, device=device).topk(shape.chosen, dim=1)[1]
-    yield "routes", 3 * index.nbytes, lambda: sorting.routes(index, shape.experts, 16)
+    yield "routes", 3 * index.nbytes, lambda: kernels.routes(index, shape.experts, 16)
 
 
 def _stacks(

@@ -30,13 +30,14 @@ from shapes.network import build
 from shapes.scale import REAL, SCALES, Scale, Workload, workload
 from torch import Tensor
 
-from hyimg_cli.kernels.addressed import addressed_decode
+from hyimg_cli.diffusion.schedule import Step
+from hyimg_cli.kernels.pointer_decode import pointer_decode
 from hyimg_cli.kv.buffer import Buffer
 from hyimg_cli.models.hunyuan_image3.attention import QueryBlock, pieces
 from hyimg_cli.models.hunyuan_image3.graphs import DecodeStep
-from hyimg_cli.models.hunyuan_image3.model import Live, Noise
 from hyimg_cli.models.hunyuan_image3.rope import joined
 from hyimg_cli.models.hunyuan_image3.transformer import DecoderLayer
+from hyimg_cli.models.protocols import LivePicture
 from hyimg_cli.pipelines.image.sampling import Draw, choose
 
 SAID = "predicted by counting, not measured"
@@ -160,7 +161,7 @@ class Rows:
 
     def _decode(self, count: int, counting: Callable[..., list[Op]]) -> list[Op]:
         """The kernels of a CUDA graph, which launches them all at once."""
-        step = DecodeStep(self._network, count, self._network.new_buffer(1), addressed_decode)
+        step = DecodeStep(self._network, count, self._network.new_buffer(1), pointer_decode)
         slots = count * (self._load.scale.context + 1)
         return counting(step.compute, count, slots)
 
@@ -177,7 +178,7 @@ class Rows:
         branches = [self._network.branch(layout, self._filled()) for _ in range(2)]
         rows, columns = self._load.prompter.card.latent_grid(self._load.scale.size)
         latents = torch.empty(self._load.arch.vae.latent_channels, rows, columns, device=CUDA)
-        live = Live(latents, Noise(500.0, 480.0, 2.5), branches)
+        live = LivePicture(latents, Step(0, 0.5, 0.48, 500.0, 480.0, -0.02), 2.5, branches)
         return self._around(lambda: self._network.velocity([live]), 2 * self._load.live)
 
     def _filled(self) -> Buffer:

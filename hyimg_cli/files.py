@@ -93,7 +93,7 @@ def text_of(path: Path, most: int, *, encoding: str = "utf-8", or_stream: bool =
 
 
 def bounded(stream: BinaryIO, most: int, name: str, *, expected: int = 0) -> bytes:
-    """What is left of a buffered stream, in one piece where it is as long as `expected`.
+    """The rest of a buffered stream, in one piece where it is as long as `expected`.
 
     Raises UnfitFile where that is more than `most` bytes.
     """
@@ -157,15 +157,20 @@ def nearest_existing(path: Path) -> Path:
     return next(place for place in (path, *path.absolute().parents) if os.path.lexists(place))
 
 
-def replace_file(path: Path, data: bytes) -> None:
-    """Writes `data` to `path`, all of it or nothing."""
+def replace_file(path: Path, data: bytes, *, is_lasting: bool = True) -> None:
+    """Writes `data` to `path`, all of it or nothing.
+
+    `is_lasting` off: a power cut may leave nothing of it, and nobody waits for the disk.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with open(temporary, "wb", buffering=0) as file:
             write_all(file.fileno(), data)
-            os.fsync(file.fileno())
+            if is_lasting:
+                os.fsync(file.fileno())
         os.replace(temporary, path)
-        sync_folder(path.parent)
+        if is_lasting:
+            sync_folder(path.parent)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
@@ -231,12 +236,12 @@ def sync_folder(folder: Path) -> None:
 
 
 def is_of_the_disk(number: int | None) -> bool:
-    """Whether an errno tells of the disk; a library that writes has other errors too."""
+    """True if an errno tells of the disk; a library that writes has other errors too."""
     return number in (*_FULL, *_FORBIDDEN, *_REFUSED)
 
 
 def storage_error(error: OSError, folder: Path) -> StorageError:
-    """What an error of the disk means for `folder`, in plain words."""
+    """Explain an error of the disk for `folder`, in plain words."""
     where = str(folder)
     if isinstance(error, UnfitFile):
         hint = "take it away, or choose another folder with -o"

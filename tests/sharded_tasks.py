@@ -33,8 +33,8 @@ def written(model: HunyuanImage3, job: ImageJob, tree: Any = None) -> Tensor:
     segments = model.segments(opening.layout, ids, [], opening.stop - 1)
     tree = KVTree(0) if tree is None else tree
     with tree.pinned(tree.match("", segments)) as prefix:
-        for piece in prefix.pieces:
-            buffer.extend(piece.payload)
+        for payload in prefix.payloads:
+            buffer.extend(payload)
     hidden_M = model.prefill(opening.layout, ids, [], buffer, opening.stop)
     tree.insert("", segments, buffer.cut)
     context = Context(list(ids[: opening.stop]), buffer, hidden_M)

@@ -1,4 +1,4 @@
-"""The Python face, as the README shows it, and what a run refuses before anything loads."""
+"""The Python face, as docs/python.md shows it, and what a run refuses before anything loads."""
 
 import json
 import subprocess

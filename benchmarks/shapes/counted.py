@@ -12,20 +12,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hyimg_cli.diffusion.schedule import Step
 from hyimg_cli.kernels.decode_attention import decode_attention
 from hyimg_cli.kv.tree import KVTree
 from hyimg_cli.memory.footprint import Needs, Together, needs, working
 from hyimg_cli.models.hunyuan_image3.family import HunyuanImage3
 from hyimg_cli.models.hunyuan_image3.graphs import DecodeGraphs
-from hyimg_cli.models.hunyuan_image3.model import (
-    HunyuanImage3ForCausalMM,
-    Live,
-    Noise,
-    SourceRows,
-)
+from hyimg_cli.models.hunyuan_image3.model import HunyuanImage3ForCausalMM, SourceRows
 from hyimg_cli.models.hunyuan_image3.tiled import TiledPicture
 from hyimg_cli.models.hunyuan_image3.vision import VisionInputs
-from hyimg_cli.models.protocols import Encoded
+from hyimg_cli.models.protocols import Encoded, LivePicture
 from hyimg_cli.pipelines.clock import PhaseClock
 from hyimg_cli.pipelines.image import stages
 from hyimg_cli.pipelines.image.batch import ContinuousBatch
@@ -80,7 +76,7 @@ class Bench:
         rows, live = working(self.card, self.config), self.load.live
         for count in (1, 2, 4):
             pictures = [self._picture() for _ in range(count)]
-            planned = rows.beside + 2 * count * live * rows.row
+            planned = rows.fixed + 2 * count * live * rows.row
             call = partial(self.network.velocity, pictures)
             yield self._peak(f"denoise step, {count} drawing", planned, call)
             del pictures, call
@@ -89,7 +85,7 @@ class Bench:
         prefill = partial(
             self.network.prefill, layout, layout.ids, [self._source()], buffer, layout.live_start
         )
-        yield self._peak("prefill", rows.beside + layout.live_start * rows.row, prefill)
+        yield self._peak("prefill", rows.fixed + layout.live_start * rows.row, prefill)
         pixels = self.load.scale.size.height * self.load.scale.size.width
         whole, tile = (
             self.card.vae_bytes(pixels, "cuda", in_tiles=in_tiles) for in_tiles in (False, True)
@@ -164,14 +160,14 @@ class Bench:
         call()
         return Counted(name, planned, self.gpu.peak - base)
 
-    def _picture(self) -> Live:
+    def _picture(self) -> LivePicture:
         layout = self.load.layout
         branches = []
         for _ in range(2):
             buffer = self.network.new_buffer(layout.live_stop)
             buffer.commit(layout.live_start)
             branches.append(self.network.branch(layout, buffer))
-        return Live(self._latents(), Noise(500.0, 400.0, 2.5), branches)
+        return LivePicture(self._latents(), Step(0, 0.5, 0.4, 500.0, 400.0, -0.1), 2.5, branches)
 
     def _latents(self) -> Tensor:
         rows, columns = self.card.latent_grid(self.load.scale.size)

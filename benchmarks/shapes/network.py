@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from hyimg_cli.models.hunyuan_image3.config import Architecture
-from hyimg_cli.models.hunyuan_image3.model import HunyuanImage3ForCausalMM, transformers_config
+from hyimg_cli.models.hunyuan_image3.model import HunyuanImage3ForCausalMM
 from hyimg_cli.models.hunyuan_image3.placement import stays_wide
-from hyimg_cli.models.hunyuan_image3.weight_loading import without_weights
+from hyimg_cli.models.hunyuan_image3.weights import without_weights
 from hyimg_cli.spec.run import Quantization
 from shapes.scale import Workload
 
@@ -27,20 +27,14 @@ def build(
     arch: Architecture, form: str, device: torch.device, dtype: torch.dtype
 ) -> HunyuanImage3ForCausalMM:
     """A network ready for inference; sums stay near one, as in a trained one."""
-    if form == "fp8":
-        network = without_weights(arch, "fp8")
-    else:
-        with torch.device("meta"):
-            network = HunyuanImage3ForCausalMM(transformers_config(arch))
+    network = without_weights(arch, quantization_of(form))
     with torch.no_grad():
         for layer in network.model.layers:
             if form == "fp8":
-                layer.mlp.make_room(device)
+                layer.mlp.make_room(dtype, device)
                 _fill_stacks(layer.mlp, arch, device)
-                layer.mlp.choose()
             _fill(layer, network, device, dtype)
-            if form != "fp8":
-                layer.mlp.stack()
+            layer.mlp.stack()
         _fill(network, network, device, dtype)
         network.model.choose_kernels()
     left = [n for n, t in (*network.named_parameters(), *network.named_buffers()) if t.is_meta]
@@ -108,7 +102,7 @@ def _fill(
         for own, parameter in list(module.named_parameters(recurse=False)):
             if not parameter.is_meta:
                 continue
-            wide = stays_wide(network, names[id(parameter)])
+            wide = stays_wide(names[id(parameter)])
             made = torch.empty(
                 parameter.shape, device=device, dtype=torch.float32 if wide else dtype
             )

@@ -13,16 +13,19 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from hyimg_cli.errors import StorageError
 from hyimg_cli.files import UnfitFile, opened
 
+Value = TypeVar("Value")
 SOURCE_IMAGES = "source-images"
 PROMPT_EMBEDDINGS = "prompt-embeddings"
-KINDS = (SOURCE_IMAGES, PROMPT_EMBEDDINGS)
+RATES = "rates"
+KINDS = (SOURCE_IMAGES, PROMPT_EMBEDDINGS, RATES)
 _KIND = re.compile(r"[a-z]+(-[a-z]+)*", re.ASCII)
 _KEY = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _HEADER = re.compile(rb"hyimg-store 1 ([0-9a-f]{64}) ([0-9]{1,18})\n")
@@ -67,8 +70,32 @@ class DiskStore:
         self.misses += data is None
         return data
 
+    def read_through(
+        self,
+        kind: str,
+        key: str,
+        make: Callable[[], Value],
+        *,
+        pack: Callable[[Value], bytes],
+        unpack: Callable[[bytes], Value],
+    ) -> tuple[Value, bool]:
+        """An entry's value, and whether it was there; else it is made, and kept.
+
+        `unpack` raises ValueError for bytes that `pack` did not give: such an entry is removed.
+        """
+        data = self.read(kind, key)
+        if data is not None:
+            try:
+                return unpack(data), True
+            except ValueError:
+                self.discard(kind, key)
+        made = make()
+        if self.takes_more:
+            self.write(kind, key, pack(made))
+        return made, False
+
     def has(self, kind: str, key: str) -> bool:
-        """Whether an entry is there in full length; damage inside it shows only when it is read."""
+        """True if an entry is there in full length; damage inside it shows only when it is read."""
         path = self._path(kind, key)
         if path is None:
             return False
@@ -101,8 +128,24 @@ class DiskStore:
             with contextlib.suppress(OSError):
                 path.unlink(missing_ok=True)
 
+    def keys(self, kind: str) -> list[str]:
+        """Of every entry of a kind; none where the folder cannot be read."""
+        try:
+            return [entry.key for entry in self._entries(kind)]
+        except OSError:
+            return []
+
+    def trim(self, kind: str, most: int) -> None:
+        """Remove the least recently used entries of a kind, all but `most`."""
+        try:
+            of_kind = self._entries(kind)
+            for entry in of_kind[: max(0, len(of_kind) - most)]:
+                self._remove(entry)
+        except OSError as error:
+            self._refused(error)
+
     def take_notes(self) -> tuple[str, ...]:
-        """What went wrong since the last call, in words for a result line."""
+        """Faults since the last call, in words for a result line."""
         notes, self._notes = tuple(self._notes), []
         return notes
 
@@ -161,10 +204,10 @@ class DiskStore:
         assert path is not None, "a listed entry lies in a folder"
         path.unlink(missing_ok=True)
 
-    def _entries(self) -> list[Entry]:
+    def _entries(self, of_kind: str | None = None) -> list[Entry]:
         found = [
             Entry(kind, name, status.st_size, status.st_mtime_ns)
-            for kind, name, status in self._files()
+            for kind, name, status in self._files(of_kind)
             if _KEY.fullmatch(name)
         ]
         return sorted(found, key=lambda entry: (entry.used_ns, entry.key))
@@ -177,10 +220,11 @@ class DiskStore:
             if self._folder and is_temporary and status.st_mtime_ns < oldest_ns:
                 (self._folder / kind / name).unlink(missing_ok=True)
 
-    def _files(self) -> Iterator[tuple[str, str, os.stat_result]]:
+    def _files(self, of_kind: str | None = None) -> Iterator[tuple[str, str, os.stat_result]]:
         """Kind, name and status of the regular files that stand where entries do."""
         for kind in _listed(self._folder) if self._folder else []:
-            if _KIND.fullmatch(kind.name) and kind.is_dir(follow_symlinks=False):
+            is_meant = of_kind in (None, kind.name) and _KIND.fullmatch(kind.name)
+            if is_meant and kind.is_dir(follow_symlinks=False):
                 for file in _listed(Path(kind.path)):
                     with contextlib.suppress(FileNotFoundError):
                         if file.is_file(follow_symlinks=False):

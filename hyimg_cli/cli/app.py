@@ -1,5 +1,6 @@
 """The `hyimg` command: its subcommands, and the one place where errors become exit codes."""
 
+import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -12,7 +13,9 @@ from hyimg_cli import __version__
 from hyimg_cli.cli import help as pages
 from hyimg_cli.cli import render
 from hyimg_cli.cli.commands import COMMANDS, LazyCommand, refuse_later
+from hyimg_cli.cli.completion import joined_values
 from hyimg_cli.errors import HyimgError, UsageError
+from hyimg_cli.settings.kinds import nearest
 
 INTERNAL_ERROR = 101
 
@@ -22,7 +25,8 @@ _app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": pages.WIDEST},
-    help="Make pictures and videos in batches: a manifest of jobs goes in, files come out.",
+    help="Make pictures and videos in batches: a manifest, or pictures and a prompt, go in, files "
+    "come out.",
     epilog="Exit codes: 0 all done, 1 some job failed or a gate of bench, eval or replay, 2 usage "
     "or manifest, 3 machine, 101 internal error, 130/143 interrupted (run the same command again "
     "to resume).",
@@ -51,6 +55,7 @@ def run(arguments: Sequence[str]) -> int:
     """The exit code of one command line; errors are printed on stderr."""
     try:
         refuse_later(arguments)
+        joined_values(os.environ)
         words = list(arguments) or ["--help"]
         code = command_line().main(
             args=words, prog_name="hyimg", standalone_mode=False, obj=tuple(words)
@@ -60,15 +65,35 @@ def run(arguments: Sequence[str]) -> int:
         render.error(error)
         return error.exit_code
     except typer.TyperException as error:
-        context = getattr(error, "ctx", None)
-        command = context.command_path if context else "hyimg"
-        render.error(
-            UsageError(error.format_message(), hint=f"{command} --help lists what there is")
-        )
+        render.error(_as_usage(error, arguments))
         return error.exit_code
     except Exception:
         render.internal_error(traceback.format_exc())
         return INTERNAL_ERROR
+
+
+def _as_usage(error: typer.TyperException, arguments: Sequence[str]) -> UsageError:
+    """What the parser refused, with the flag that may be meant and the page that lists all."""
+    context = getattr(error, "ctx", None)
+    if context is None:
+        command = " ".join(["hyimg", *(word for word in arguments[:1] if word in COMMANDS)])
+        return UsageError(error.format_message(), hint=f"{command} --help lists what there is")
+    what, guess = error.format_message(), ""
+    page = "--help-all" if isinstance(context.command, pages.LongCommand) else "--help"
+    if isinstance(given := getattr(error, "option_name", None), str):
+        what, close = error.message, _meant(given, context)
+        guess = f"did you mean {close}? " if close else ""
+    return UsageError(what, hint=f"{guess}{context.command_path} {page} lists what there is")
+
+
+def _meant(given: str, context: typer.Context) -> str | None:
+    """The one flag that begins like this, else the nearest; None for one that lacks its value."""
+    every = context.command.get_params(context)
+    flags = [name for one in every for name in one.opts + one.secondary_opts]
+    if given in flags:
+        return None
+    longer = [name for name in flags if name.startswith(given)]
+    return min(longer, key=len, default=nearest(given, flags))
 
 
 def main() -> None:

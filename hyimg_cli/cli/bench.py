@@ -10,6 +10,7 @@ import typer
 
 from hyimg_cli.cli import options as o
 from hyimg_cli.cli import packaged, render
+from hyimg_cli.cli.completion import manifests, scenarios
 from hyimg_cli.measure.bench.scenario import Scenario, names, read_scenario
 
 if TYPE_CHECKING:
@@ -22,11 +23,17 @@ Name = Annotated[
     typer.Option(
         "--compare",
         metavar="NAME",
+        autocompletion=scenarios,
         help=f"{', '.join(names())}, or the .toml file of a scenario.",
     ),
 ]
 Jobs = Annotated[
-    str | None, typer.Option("--manifest", help="Jobs to compare on. Default: the scenario's own.")
+    str | None,
+    typer.Option(
+        "--manifest",
+        autocompletion=manifests,
+        help="Jobs to compare on. Default: the scenario's own.",
+    ),
 ]
 Out = Annotated[
     Path | None,

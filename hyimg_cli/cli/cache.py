@@ -8,15 +8,23 @@ import typer
 from hyimg_cli.cache.disk import KINDS, DiskStore, Entry
 from hyimg_cli.cli import options as o
 from hyimg_cli.cli import render
+from hyimg_cli.cli.completion import among
+from hyimg_cli.cli.help import Command
 from hyimg_cli.errors import UsageError
 
 cache = typer.Typer(help="Show or clear what is kept on disk between runs.", rich_markup_mode=None)
 Kind = Annotated[
-    str | None, o.option("--kind", panel="Selection", help=f"Only one kind: {', '.join(KINDS)}.")
+    str | None,
+    o.option(
+        "--kind",
+        panel="Selection",
+        autocompletion=among(KINDS),
+        help=f"Only one kind: {', '.join(KINDS)}.",
+    ),
 ]
 
 
-@cache.command("list")
+@cache.command("list", cls=Command)
 @o.takes("cache_dir")
 def list_kinds(ctx: typer.Context, as_json: o.AsJson = False) -> None:
     """Entries and bytes of each kind."""
@@ -26,7 +34,7 @@ def list_kinds(ctx: typer.Context, as_json: o.AsJson = False) -> None:
         _show({"kind": kind} | _counts(of_kind), as_json=as_json)
 
 
-@cache.command()
+@cache.command(cls=Command)
 @o.takes("cache_dir")
 def size(ctx: typer.Context, as_json: o.AsJson = False) -> None:
     """Entries and bytes of all kinds together, and their folder."""
@@ -34,7 +42,7 @@ def size(ctx: typer.Context, as_json: o.AsJson = False) -> None:
     _show({"folder": folder} | _counts(_store(ctx.params).entries()), as_json=as_json)
 
 
-@cache.command()
+@cache.command(cls=Command)
 @o.takes("cache_dir")
 def clear(ctx: typer.Context, kind: Kind = None, as_json: o.AsJson = False) -> None:
     """Remove every entry, or those of one kind. A run that is under way encodes again."""

@@ -3,25 +3,36 @@
 """
 
 import logging
+import shlex
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from hyimg_cli.cli import render
 from hyimg_cli.cli.progress import Report
+from hyimg_cli.cli.sentences import UNMARKED
 from hyimg_cli.cli.stopping import Stopper, stoppable
+from hyimg_cli.cli.views import view_of
 from hyimg_cli.engine import runner
-from hyimg_cli.engine.choice import RunsPlans, session_for
+from hyimg_cli.engine.choice import RunsPlans, refuse_missing_device, replicas_of, session_for
 from hyimg_cli.engine.sources import SourcesSeen, refuse_hopeless, seen, turned_sizes
+from hyimg_cli.engine.timing.estimate import undisturbed
+from hyimg_cli.engine.timing.left import TimeLeft
+from hyimg_cli.engine.timing.machine import process_age_s
+from hyimg_cli.engine.timing.observed import KeptTimings, conditions, kept_timings
+from hyimg_cli.engine.timing.watch import Watch
 from hyimg_cli.errors import HyimgError, Interrupted
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.journal.provenance import run_info
 from hyimg_cli.manifest.consumed import without_effect
 from hyimg_cli.manifest.manifest import Manifest
+from hyimg_cli.report.follower import Follower
 from hyimg_cli.settings.precedence import Setting
+from hyimg_cli.spec.events import Event
 from hyimg_cli.spec.job import Job
+from hyimg_cli.spec.plan import Plan
 from hyimg_cli.spec.run import RunConfig
 
 logger = logging.getLogger(__name__)
@@ -46,10 +57,14 @@ class Order:
 
 def carry_out(order: Order, style: render.Style) -> int:
     """Runs what is left of the manifest, shows it, and returns the exit code."""
+    began = time.perf_counter() - process_age_s()
     manifest, settings, config = order.manifest, order.settings, order.config
     accepted = runner.accept(manifest, settings)
     if not accepted.invalid:  # a faulty line may be of the other kind
         render.remarks(without_effect(settings, accepted.jobs), style)
+    refuse_missing_device(config)
+    if not settings["metadata"].value:
+        render.remarks([UNMARKED], style)
     found = look_at_sources(order.selection.of(accepted.jobs), config, style)
     with stoppable() as stopper, RunFolder(config.output.folder) as folder:
         run = runner.prepare(
@@ -62,22 +77,32 @@ def carry_out(order: Order, style: render.Style) -> int:
         )
         counts = runner.Summary.before(run)
         place = str(config.output.folder)
-        with Report(counts, style, place=place, again=order.again, retry=order.retry) as report:
-            report.outcomes((*run.invalid, *run.untried))
-            if run.plan.jobs and not (run.untried and config.failure.fail_fast):
-                folder.write_run(run_info(manifest, settings, run.plan))
-                with (
-                    _session(config, stopper) as session,
-                    closing(session.run(run.plan, folder)) as events,
-                ):
-                    for event in events:
-                        report.show(event)
-        with _told("after the last job"):
-            folder.confirm()
-        if settings["report"].value:
+        view = view_of(
+            style,
+            counts.left,
+            _time_left(run.plan, config),
+            replicas=replicas_of(run.plan, config),
+        )
+        report = Report(counts, style, view, place=place, again=order.again, retry=order.retry)
+        with (
+            _watched(run.plan, config, began) as watch,
+            _page(settings, config.output.folder, style) as follow,
+        ):
+            with report:
+                report.outcomes((*run.invalid, *run.untried))
+                if run.plan.jobs and not (run.untried and config.failure.fail_fast):
+                    folder.write_run(run_info(manifest, settings, run.plan))
+                    with (
+                        open_session(config, stopper) as session,
+                        closing(session.run(run.plan, folder)) as events,
+                    ):
+                        for event in events:
+                            watch.add(event)
+                            report.show(event)
+                            follow(event)
+            with _told("after the last job"):
+                folder.confirm()
             stopper.session = None  # from here on a signal stops at once
-            with _told("no contact sheet", then=f"to have one: {order.again}"):
-                _write_sheet(config.output.folder, style)
     return 1 if counts.failed or counts.invalid else 0
 
 
@@ -96,7 +121,7 @@ def look_at_sources(jobs: Sequence[Job], config: RunConfig, style: render.Style)
 
 
 @contextmanager
-def _session(config: RunConfig, stopper: Stopper) -> Iterator[RunsPlans]:
+def open_session(config: RunConfig, stopper: Stopper) -> Iterator[RunsPlans]:
     """One that a signal stops."""
     session = stopper.session = session_for(config)
     try:
@@ -122,13 +147,48 @@ def _told(what: str, then: str = "") -> Iterator[None]:
         logger.info(what, exc_info=error)
 
 
-def _write_sheet(folder: Path, style: render.Style) -> None:
-    """The run's contact sheet, unless the one that is there shows the same."""
-    from hyimg_cli.report.contact import is_current, write_contact_sheet
+def _time_left(plan: Plan, config: RunConfig) -> TimeLeft:
+    """What will follow the run, and knows what earlier ones have taken."""
+    models = dict.fromkeys(group.model for group in plan.groups)
+    replicas = replicas_of(plan, config)
+    return TimeLeft(
+        plan,
+        earlier=undisturbed(kept_timings(models, config, KeptTimings(config)), config, replicas),
+        replicas=replicas,
+        revision=config.model.revision,
+    )
 
-    if is_current(folder):
+
+@contextmanager
+def _watched(plan: Plan, config: RunConfig, began: float) -> Iterator[Watch]:
+    """What this run takes is kept for the next plan, however it ends."""
+    watch = Watch(plan, config, began=began)
+    try:
+        yield watch
+    finally:
+        with _told("no rates are kept of this run"):
+            store = KeptTimings(config)
+            for model, timing in watch.timings():
+                store.keep(conditions(model, config), timing)
+            for note in store.take_notes():
+                render.note(note)
+
+
+@contextmanager
+def _page(
+    settings: Mapping[str, Setting], folder: Path, style: render.Style
+) -> Iterator[Callable[[Event], None]]:
+    """What keeps the run's page up to date, event by event; whatever ends the run, the page says
+    what was done.
+    """
+    if not settings["report"].value:
+        yield lambda event: None
         return
-    began = time.perf_counter()
-    path = write_contact_sheet(folder)
-    if not style.is_quiet:
-        render.note(f"contact sheet: {path} (made in {time.perf_counter() - began:.1f} s)")
+    follower = Follower(folder)
+    try:
+        yield follower.look
+    finally:
+        again = shlex.join(["hyimg", "report", str(folder)])
+        with _told("no report", then=f"to have one: {again}"):
+            if follower.close() and not style.is_quiet:
+                render.note(f"report: {folder / 'report.html'}")

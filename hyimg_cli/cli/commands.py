@@ -3,6 +3,7 @@
 A command is imported when it is run or its own page is shown; nothing of it is for the list.
 """
 
+import inspect
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
@@ -25,16 +26,18 @@ OF_A_RUN = {
 }
 # The first sentence of each command's own help.
 OTHERS = {
-    "bench": "Compare two variants: seconds by phase, pictures, a verdict with reasons.",
-    "eval": "Measure how far pictures or videos are apart: two files, folders, runs, or a list of "
-    "pairs.",
+    "think": "Write the texts of a manifest's jobs, and draw nothing.",
     "manifest": "Write the manifest that pictures and prompts stand for, to be edited and run.",
-    "doctor": "Check that this machine can run the chosen models, and draw one small picture to "
-    "prove it.",
-    "info": "Show the job, model, seed and versions that a PNG, an MP4 or its sidecar was made "
-    "with.",
+    "report": "Make the page of a run's folder: report.html, or one file to attach.",
+    "info": "Show the prompt, seed, job, model and versions that a picture, an MP4 or its sidecar "
+    "was made with.",
     "replay": "Run the job of a finished file again, as it was run, and say whether the pixels are "
     "equal.",
+    "doctor": "Check that this machine can run the chosen models, and draw one small picture to "
+    "prove it.",
+    "eval": "Measure how far pictures or videos are apart: two files, folders, runs, or a list of "
+    "pairs.",
+    "bench": "Compare two variants: seconds by phase, pictures, a verdict with reasons.",
     "cache": "Show or clear what is kept on disk between runs.",
     "schema": "Print the JSON Schema of a manifest line or of a recipe.",
 }
@@ -82,6 +85,8 @@ def _function(name: str) -> Any:
 
 
 def _built(name: str, function: Callable[..., None], text: str) -> Any:
+    is_long = "help_all" in inspect.signature(function).parameters
+    page = pages.LongCommand if is_long else pages.Command
     alone = typer.Typer(add_completion=False, rich_markup_mode=None)
-    alone.command(name, cls=pages.Command, help=text)(function)
+    alone.command(name, cls=page, help=text)(function)
     return get_command(alone)

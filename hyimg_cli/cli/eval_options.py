@@ -5,11 +5,18 @@ from typing import Annotated
 
 import typer
 
+from hyimg_cli.cli.completion import among
 from hyimg_cli.cli.options import STYLE, option
+from hyimg_cli.quality.backbones import NETS
 
 _COMPARE, _GATE = "What is compared", "Gates (exit code 1)"
 MetricChoice = Annotated[
-    str, typer.Argument(metavar="lpips|psnr|ssim|all", help="What to measure.")
+    str,
+    typer.Argument(
+        metavar="lpips|psnr|ssim|all",
+        autocompletion=among(("lpips", "psnr", "ssim", "all")),
+        help="What to measure.",
+    ),
 ]
 SideA = Annotated[
     Path | None,
@@ -23,7 +30,15 @@ SideA = Annotated[
 SideB = Annotated[
     Path | None, typer.Argument(metavar="B", show_default=False, help="The same of the other.")
 ]
-Net = Annotated[str, option("--net", panel=_COMPARE, help="LPIPS: alex (default), squeeze, vgg.")]
+Net = Annotated[
+    str,
+    option(
+        "--net",
+        panel=_COMPARE,
+        autocompletion=among(NETS),
+        help="LPIPS: alex (default), squeeze, vgg.",
+    ),
+]
 WeightsFile = Annotated[
     Path | None,
     option(

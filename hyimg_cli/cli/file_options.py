@@ -12,11 +12,13 @@ _REPLAY = "What is replayed"
 
 DescribedFiles = Annotated[
     list[Path],
-    typer.Argument(metavar="FILE", help="PNG and MP4 files, or the .json beside an MP4."),
+    typer.Argument(
+        metavar="FILE", help="PNG, JPEG, WebP and MP4 files, or the .json beside an MP4."
+    ),
 ]
 ReplayedFile = Annotated[
     Path,
-    typer.Argument(metavar="FILE", help="A PNG or MP4 that hyimg wrote, or a video's .json."),
+    typer.Argument(metavar="FILE", help="A picture or MP4 that hyimg wrote, or a video's .json."),
 ]
 ReplayDir = Annotated[
     Path | None,

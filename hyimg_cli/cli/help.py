@@ -7,8 +7,10 @@ name that is too long for its column has a line of its own.
 import inspect
 from typing import Any, TypeAlias
 
+import typer
 from typer.core import TyperArgument, TyperCommand, TyperOption
 
+from hyimg_cli.cli import render
 from hyimg_cli.settings.table import MODEL, RUN, SAMPLING, VIDEO
 
 # Lines end where the terminal does, however wide it is.
@@ -22,11 +24,20 @@ _Rows: TypeAlias = list[tuple[str, str]]
 class Command(TyperCommand):
     """A command whose help lists the options of each panel under its name."""
 
+    shows_all = True
+
+    def __init__(self, *arguments: Any, **more: Any) -> None:
+        super().__init__(*arguments, **more)
+        self.rare = [one for one in self.params if isinstance(one, TyperOption) and one.hidden]
+        for option in self.rare:
+            # A shell completes all, and a page that shows all shows these.
+            option.hidden = False
+
     def format_options(self, ctx: Any, formatter: Any) -> None:
         panels: dict[str, _Rows] = {}
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
-            if record is None:
+            if record is None or (parameter in self.rare and not self.shows_all):
                 continue
             if isinstance(parameter, TyperOption):
                 panel = parameter.rich_help_panel or (_LAST[1] if parameter.is_eager else RUN)
@@ -39,6 +50,21 @@ class Command(TyperCommand):
             if name in panels:
                 with formatter.section(name):
                     formatter.write_dl(panels[name])
+
+
+class LongCommand(Command):
+    """A command of so many options that `--help` shows only the basic ones; of `--help-all`."""
+
+    shows_all = False
+
+
+def show_all(ctx: typer.Context, is_asked: bool) -> None:
+    """Print the page with every option, and end there: `--help-all`."""
+    if is_asked:
+        assert isinstance(ctx.command, LongCommand)
+        ctx.command.shows_all = True
+        render.line(ctx.get_help())
+        raise typer.Exit
 
 
 def prose(docstring: str | None) -> str:

@@ -11,9 +11,13 @@ from hyimg_cli.cli.file_options import DescribedFiles
 from hyimg_cli.errors import HyimgError
 from hyimg_cli.media.recorded import Described, Record, read_described
 
+# What a picture is asked for most often.
+_FIRST = ("prompt", "seed")
+
 
 def info(files: DescribedFiles, as_json: o.AsJson = False) -> None:
-    """Show the job, model, seed and versions that a PNG, an MP4 or its sidecar was made with.
+    """Show the prompt, seed, job, model and versions that a picture, an MP4 or its sidecar was made
+    with.
 
     Every file is looked at; the exit code is that of the first one that says nothing.
     """
@@ -39,21 +43,26 @@ def _as_json(described: Described) -> dict[str, Any]:
     facts: dict[str, Any] = {"file": str(described.path), "kind": described.kind}
     if described.record is not None:
         facts["record"] = described.record.raw
-    return facts | ({"parameters": described.parameters} if described.parameters else {})
+    said = {"parameters": described.parameters, "digital_source_type": described.source_type}
+    return facts | {name: text for name, text in said.items() if text}
 
 
 def _lines(described: Described) -> Iterator[str]:
     if described.record is not None:
         yield f"{described.path}: made by hyimg {described.record.making.version}"
         yield from _record_lines(described.record)
-        return
-    yield f"{described.path}: not made by hyimg; its parameters:"
-    for line in described.parameters.splitlines():
-        yield f"  {line}"
+    else:
+        its = "; its parameters:" if described.parameters else ""
+        yield f"{described.path}: not made by hyimg{its}"
+        for line in described.parameters.splitlines():
+            yield f"  {line}"
+    if described.source_type:
+        yield f"  digital source type: {described.source_type}"
 
 
 def _record_lines(record: Record) -> Iterator[str]:
-    yield from _values(record.job)
+    first = {name: record.job[name] for name in _FIRST if name in record.job}
+    yield from _values(first | record.job)
     if record.size and record.size != record.job.get("size"):
         yield f"  made in size: {record.size}"
     if record.cot_text:

@@ -16,6 +16,9 @@ from typing import Annotated, Any
 import typer
 
 from hyimg_cli.cli import render
+from hyimg_cli.cli.completion import among, ids, manifests
+from hyimg_cli.cli.help import show_all
+from hyimg_cli.cli.render import PROGRESS
 from hyimg_cli.errors import UsageError
 from hyimg_cli.settings.config import configured, refuse_conflicts
 from hyimg_cli.settings.kinds import Truth
@@ -28,9 +31,13 @@ STYLE = "Style"
 _CHOICE = "Selection"
 
 
-def option(*names: str, panel: str, help: str, **more: Any) -> Any:
-    """An option in its panel of the help, without a default that would have to be shown."""
-    return typer.Option(*names, help=help, rich_help_panel=panel, show_default=False, **more)
+def option(*names: str, panel: str, help: str, is_basic: bool = False, **more: Any) -> Any:
+    """An option in its panel of the help, without a default that would have to be shown.
+
+    `is_basic`: on the first screen of a run's help.
+    """
+    more |= {"rich_help_panel": panel, "hidden": not is_basic}
+    return typer.Option(*names, help=help, show_default=False, **more)
 
 
 def folder(text: str) -> Path:
@@ -63,18 +70,17 @@ def _parameter(row: Declaration) -> inspect.Parameter:
     metavar = None if is_truth else f"<{row.kind.metavar}>"
     facts = "; ".join(filter(None, (row.kind.allowed, _default(row))))
     help = f"{row.help}  [{facts}]" if facts else row.help
-    flag = typer.Option(
-        None,
+    flag = option(
         *row.spelled,
+        panel=row.panel,
         help=help,
+        is_basic=row.is_basic,
         metavar=metavar,
-        rich_help_panel=row.panel,
-        show_default=False,
+        autocompletion=among(row.kind.choices) if row.kind.choices else None,
     )
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    return inspect.Parameter(
-        row.name, kind, default=flag, annotation=bool | None if is_truth else str | None
-    )
+    of = bool if is_truth else str
+    return inspect.Parameter(row.name, kind, default=None, annotation=Annotated[of | None, flag])
 
 
 def _default(row: Declaration) -> str:
@@ -87,6 +93,7 @@ Inputs = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="INPUT",
+        autocompletion=manifests,
         help="A manifest: .jsonl, .csv or .tsv with a job per line, .txt with a prompt per line, "
         "- for JSONL on standard input, or a packaged one: quickstart, quickstart-video. Or "
         "pictures, for --prompt: a folder, files, a quoted pattern.",
@@ -97,15 +104,18 @@ Prompt = Annotated[
     option(
         "--prompt",
         panel=RUN,
+        is_basic=True,
         metavar="<text>",
-        help="What to do with each picture; may be given again, or be a .txt file with a prompt "
-        "per line.",
+        help="What to do with each picture; or a .txt of prompts.",
     ),
 ]
 Recursive = Annotated[
-    bool, option("--recursive", panel=RUN, help="Pictures of the folders below, too.")
+    bool,
+    option("--recursive", panel=RUN, is_basic=True, help="Pictures of the folders below, too."),
 ]
-Recipe = Annotated[Path | None, option("--recipe", panel=RUN, help="Settings from a TOML file.")]
+Recipe = Annotated[
+    Path | None, option("--recipe", panel=RUN, is_basic=True, help="Settings from a TOML file.")
+]
 NoConfig = Annotated[
     bool, option("--no-config", panel=RUN, help="Leave out the hyimg.toml of this folder.")
 ]
@@ -114,19 +124,33 @@ Resume = Annotated[
     option("--resume/--no-resume", panel=RUN, help="Leave out what is done already (default)."),
 ]
 RetryFailed = Annotated[
-    bool, option("--retry-failed", panel=RUN, help="Run the jobs again that failed before.")
+    bool,
+    option(
+        "--retry-failed", panel=RUN, is_basic=True, help="Run the jobs again that failed before."
+    ),
 ]
 Force = Annotated[
-    bool, option("--force", panel=RUN, help="Replace results of the same id made otherwise.")
+    bool,
+    option(
+        "--force", panel=RUN, is_basic=True, help="Replace results of the same id made otherwise."
+    ),
 ]
 DryRun = Annotated[
     bool, option("--dry-run", panel=RUN, help="Show the plan (as hyimg plan does) and stop.")
 ]
 Select = Annotated[
-    str | None, option("--select", panel=_CHOICE, help="Only ids that match this pattern.")
+    str | None,
+    option(
+        "--select",
+        panel=_CHOICE,
+        is_basic=True,
+        autocompletion=ids,
+        help="Only ids that match this pattern.",
+    ),
 ]
 Limit = Annotated[
-    int | None, option("--limit", panel=_CHOICE, min=1, help="Only the first N of the jobs.")
+    int | None,
+    option("--limit", panel=_CHOICE, is_basic=True, min=1, help="Only the first N of the jobs."),
 ]
 Shard = Annotated[
     str | None, option("--shard", panel=_CHOICE, help="I/N: every N-th job, from the I-th on.")
@@ -137,11 +161,32 @@ AsJson = Annotated[
 Quiet = Annotated[bool, option("-q", "--quiet", panel=STYLE, help="Only errors and failed jobs.")]
 Verbose = Annotated[int, option("-v", "--verbose", panel=STYLE, count=True, help="Say more.")]
 Progress = Annotated[
-    str, option("--progress", panel=STYLE, help="auto (default), rich, plain or none.")
+    str,
+    option(
+        "--progress",
+        panel=STYLE,
+        autocompletion=among(PROGRESS),
+        help="auto (default), rich, plain or none.",
+    ),
 ]
 AssumeThink = Annotated[
     int,
     option("--assume-think", panel=STYLE, min=0, help="Tokens a text stage is taken to write."),
+]
+HelpAll = Annotated[
+    bool,
+    typer.Option("--help-all", is_eager=True, callback=show_all, help="Show every flag and exit."),
+]
+
+
+Measure = Annotated[
+    bool,
+    option(
+        "--measure",
+        panel=RUN,
+        is_basic=True,
+        help="plan: run two jobs of each shape for their seconds.",
+    ),
 ]
 
 

@@ -13,9 +13,14 @@ def read(name: str) -> Manifest:
     return read_manifest(_located(name))
 
 
+def names() -> list[str]:
+    """The packaged manifests."""
+    return sorted(file.stem for file in recipes_folder().glob("*.jsonl"))
+
+
 def is_packaged(name: str) -> bool:
     """Tell if a bare name is that of a packaged manifest."""
-    return Path(name).name == name and (recipes_folder() / f"{name}.jsonl").is_file()
+    return name in names()
 
 
 def recipes_folder() -> Path:
@@ -33,10 +38,9 @@ def _located(name: str) -> Path | Literal["-"]:
         return path
     packaged = recipes_folder() / f"{name}.jsonl"
     if not packaged.is_file():
-        known = ", ".join(sorted(file.stem for file in recipes_folder().glob("*.jsonl")))
         raise UsageError(
             f"{name!r} is neither a file nor a packaged manifest",
-            hint=f"give a .jsonl or .txt file, - for stdin, or one of: {known}",
+            hint=f"give a .jsonl or .txt file, - for stdin, or one of: {', '.join(names())}",
             code="manifest.missing",
         )
     return packaged

@@ -9,10 +9,12 @@ import typer
 from hyimg_cli.cli import inputs, render
 from hyimg_cli.cli import options as o
 from hyimg_cli.cli.carry_out import look_at_sources
+from hyimg_cli.cli.plan_time import estimated, time_as_json, time_lines
 from hyimg_cli.cli.selection import resume_policy_of, selection_of
 from hyimg_cli.engine import runner
 from hyimg_cli.engine.choice import replicas_of
 from hyimg_cli.engine.forecast import VideoForecast, forecast, video_forecast
+from hyimg_cli.engine.timing.machine import Processors
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.journal.keys import precision
 from hyimg_cli.manifest.consumed import without_effect
@@ -20,7 +22,7 @@ from hyimg_cli.manifest.cost import Cost, PlanCost
 from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.memory.fit import judged
 from hyimg_cli.memory.footprint import Footprint, footprints
-from hyimg_cli.memory.present import told
+from hyimg_cli.memory.present import stated
 from hyimg_cli.memory.tensor_ranks import RankFootprint, rank_footprints
 from hyimg_cli.spec.plan import Group, Plan
 from hyimg_cli.spec.run import RunConfig
@@ -37,7 +39,8 @@ def plan(ctx: typer.Context) -> None:
 
 
 def show_plan(given: Mapping[str, Any]) -> None:
-    """Prints the plan of what is left of a manifest; only reads."""
+    """Prints the plan of what is left of a manifest; only reads, and measures where asked."""
+    processors = Processors.read()
     style = render.style_of(given)
     settings = o.settings_of(given)
     manifest = inputs.manifest_of(given)
@@ -59,9 +62,10 @@ def show_plan(given: Mapping[str, Any]) -> None:
     )
     by_rank = rank_footprints(memory, config)
     replicas = replicas_of(order, config)
+    time_of = estimated(order, costs, config, style, since=processors, measure=given["measure"])
     if given["as_json"]:
         facts = _as_json(order, costs, videos) | _held(memory, components, by_rank)
-        facts |= {"replicas": replicas}
+        facts |= {"replicas": replicas, "time": time_as_json(time_of)}
         if config.model.cpu_offload:
             facts |= {"on_gpu_bytes": {name: _largest(of) for name, of in components.items()}}
         untried = [job.custom_id for job in rest.to_run if found.error_of(job)]
@@ -71,6 +75,8 @@ def show_plan(given: Mapping[str, Any]) -> None:
         render.line(text)
     before = f", {len(rest.done)} done before" if rest.done else ""
     render.line(f"all: {counted(len(order.groups), 'group')}{before}")
+    for text in time_lines(time_of):
+        render.line(text)
     held = tuple(_memory_lines(memory, components, by_rank))
     for text in (
         *held,
@@ -96,7 +102,7 @@ def _held(
     components: Mapping[str, dict[str, int]],
     by_rank: Mapping[str, Sequence[RankFootprint]],
 ) -> dict[str, Any]:
-    """What is held in memory at once, by model, and where layers are split by rank as well."""
+    """Bytes held in memory at once, by model, and where layers are split by rank as well."""
     weights: dict[str, Any] = {model: one.weights for model, one in memory.items()}
     ranks = {
         model: [asdict(one) | {"total": one.total} for one in every]
@@ -136,7 +142,7 @@ def _rank_line(one: RankFootprint) -> str:
 
 
 def _replica_lines(count: int, config: RunConfig) -> Iterator[str]:
-    """What several replicas mean for the figures before this."""
+    """Lines on several replicas, for the figures before."""
     if count > 1:
         place = "a GPU each" if precision(config.model)[0] == "cuda" else "in one memory"
         yield f"  {count} replicas, {place}: each holds such weights and memory"
@@ -145,7 +151,7 @@ def _replica_lines(count: int, config: RunConfig) -> Iterator[str]:
 
 def _too_large_lines(order: Plan, config: RunConfig, replicas: int) -> Iterator[str]:
     """Of models that do not fit into `memory_gb`, what would make them fit."""
-    there = told(config, replicas=replicas)
+    there = stated(config, replicas=replicas)
     if there is None:
         return
     for model in dict.fromkeys(group.model for group in order.groups):
@@ -158,7 +164,7 @@ def _too_large_lines(order: Plan, config: RunConfig, replicas: int) -> Iterator[
 def _limit_lines(
     components: Mapping[str, dict[str, int]], config: RunConfig, has_pictures: bool
 ) -> Iterator[str]:
-    """What the GPU's part and the offload mean for the figures before this."""
+    """Lines on the GPU's part and the offload, for the figures before."""
     if config.model.cpu_offload:
         for model, sizes in components.items():
             yield (
@@ -260,6 +266,9 @@ def _cost_lines(cost: Cost) -> Iterator[str]:
     yield f"  {jobs}, {steps} over {cost.denoise_rows} tokens"
     read = f"{cost.ar_prefill_rows} tokens read, {cost.ar_shared_rows} shared with earlier jobs"
     yield f"  text stage: {read}, {cost.think_rows} estimated to be written"
+    if cost.shared_texts:
+        texts = f"{counted(cost.texts, 'text')} for {cost.texts + cost.shared_texts} pictures"
+        yield f"  {texts}: {cost.spared_think_rows} tokens estimated not to be written again"
     yield f"  prefixes: {cost.prefix_rows_unshared} tokens, {saved} of them by KV reuse"
     kv = bytes_text(cost.kv_bytes_peak)
     yield f"  source images encoded: {cost.image_encodes}; KV at most {kv}"

@@ -1,4 +1,4 @@
-"""What the command prints: messages on stderr, data on stdout. A run's progress is `progress`'s."""
+"""Print messages on stderr, data on stdout. A run's progress is `progress`'s."""
 
 import json
 import logging
@@ -34,7 +34,8 @@ def line(text: str) -> None:
 def note(text: str) -> None:
     """One line for the reader, on stderr. A reader who is gone, or a full log, ends no run."""
     with suppress(OSError):
-        print(text, file=sys.stderr, flush=True)
+        # In one piece: a run's status comes from a thread of its own.
+        print(f"{text}\n", end="", file=sys.stderr, flush=True)
 
 
 def printable(text: str) -> str:
@@ -43,7 +44,7 @@ def printable(text: str) -> str:
 
 
 def remarks(texts: Iterable[str], style: "Style") -> None:
-    """What the reader should know, unless only errors are wanted."""
+    """Say what the reader should know, unless only errors are wanted."""
     for text in texts:
         if not style.is_quiet:
             note(f"note: {text}")

@@ -22,7 +22,8 @@ from hyimg_cli.measure.replay.run_folder import refuse_other_runs
 from hyimg_cli.measure.replay.verdict import ReplayVerdict, compared_file, verdict
 from hyimg_cli.media.recorded import Described, read_described
 from hyimg_cli.settings.precedence import Setting, settle
-from hyimg_cli.settings.table import TABLES
+from hyimg_cli.settings.table import SETTINGS
+from hyimg_cli.spec.job import FORMATS, Encoding
 
 # A replay is one job, asked for now: it is compared by its own record, and nothing is skipped.
 ALWAYS = {
@@ -57,9 +58,10 @@ def replay(
     """Run the job of a finished file again, as it was run, and say whether the pixels are equal.
 
     The file's own record is used: job, seeds, precision, quantization, ranks that share layers;
-    flags win over it, and variables that set a sampling default are not looked at. Exit code 0:
-    made, equal or not (1 with --expect-equal where it is not); 1: the job failed; 2: the file holds
-    no job, or its model or a source image is not the recorded one; 3: this machine cannot run it.
+    flags win over it, and variables that set what a job says for itself are not looked at. Exit
+    code 0: made, equal or not (1 with --expect-equal where it is not); 1: the job failed; 2: the
+    file holds no job, or its model or a source image is not the recorded one; 3: this machine
+    cannot run it.
     """
     render.log_to_stderr(verbose)
     # NOTE: readers of pictures catch every Exception, so a signal outside the run itself stays a
@@ -103,8 +105,8 @@ def _carry_out(given: Mapping[str, Any], arguments: Sequence[str]) -> int:
 
 def _settings(given: Mapping[str, Any], source: Restored) -> dict[str, Setting]:
     """Recorded settings below those of the user; which model runs stands in the job."""
-    sampling = {row.variable for row in TABLES["sampling"].values()}
-    environ = {name: value for name, value in os.environ.items() if name not in sampling}
+    of_jobs = {row.variable for row in SETTINGS.values() if row.in_line}
+    environ = {name: value for name, value in os.environ.items() if name not in of_jobs}
     flags = {name: given[name] for name in _SETTINGS if given[name] is not None}
     return settle(source.settings | flags | ALWAYS, environ, {})
 
@@ -113,7 +115,8 @@ def _refuse_original(folder: Path, described: Described, source: Restored) -> No
     """Raise UsageError where the replay would be written over the file, or the video it is of."""
     files = [described.path, described.path.with_suffix(".mp4")]
     run = RunFolder(folder)
-    targets = [run.path_for(source.custom_id, suffix) for suffix in (".png", ".mp4", ".json")]
+    suffixes = (*(Encoding(kind).suffix for kind in FORMATS), ".mp4", ".json")
+    targets = [run.path_for(source.custom_id, suffix) for suffix in suffixes]
     for file in files:
         if any(file.exists() and target.exists() and file.samefile(target) for target in targets):
             raise UsageError(

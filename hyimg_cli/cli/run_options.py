@@ -31,10 +31,12 @@ def run_command(command: Callable[[typer.Context], None]) -> Callable[..., None]
         limit: o.Limit = None,
         shard: o.Shard = None,
         assume_think: o.AssumeThink = 256,
+        measure: o.Measure = False,
         progress: o.Progress = "auto",
         as_json: o.AsJson = False,
         quiet: o.Quiet = False,
         verbose: o.Verbose = 0,
+        help_all: o.HelpAll = False,
     ) -> None:
         command(ctx)
 

@@ -6,12 +6,15 @@ from typing import Annotated
 import typer
 
 from hyimg_cli.cli import render
+from hyimg_cli.cli.completion import among
 from hyimg_cli.errors import UsageError
 from hyimg_cli.manifest.schema import json_schema, line_model, recipe_model
 from hyimg_cli.settings.kinds import BadValue, OneOf
 
 MODELS = {"line": line_model, "recipe": recipe_model}
-Of = Annotated[str, typer.Argument(metavar="line|recipe", help="Of what.")]
+Of = Annotated[
+    str, typer.Argument(metavar="|".join(MODELS), autocompletion=among(MODELS), help="Of what.")
+]
 
 
 def schema(of: Of) -> None:

@@ -1,9 +1,10 @@
-"""What a run has to say, in sentences: its events, its finished jobs, its end."""
+"""Sentences about a run: its events, its finished jobs, its end."""
 
 from collections.abc import Iterator
 from typing import TypeAlias
 
 from hyimg_cli.engine.runner import Summary, work_s
+from hyimg_cli.engine.timing.left import TimeLeft
 from hyimg_cli.spec.events import (
     ModelLoaded,
     ModelLoading,
@@ -13,9 +14,39 @@ from hyimg_cli.spec.events import (
     PromptsReady,
     ReplicaDied,
 )
+from hyimg_cli.spec.units import time_text
 
 Readiness: TypeAlias = (
     ModelLoading | ModelLoaded | ModelReleased | Prewarmed | PromptsReady | ReplicaDied
+)
+
+
+def status(left: TimeLeft, loading: str = "") -> str:
+    """How far a run is: what is done, how long it took, how long the rest will take."""
+    parts = [loading or f"{left.done} of {left.total} done", f"{time_text(left.elapsed_s)} so far"]
+    rate = left.seconds_per_job
+    parts += [] if rate is None else [f"{time_text(rate)} a job"]
+    return f"{', '.join(parts)}, {left_text(left)}"
+
+
+def left_text(left: TimeLeft) -> str:
+    """Time left in words, also where it is not known."""
+    seconds = left.left_s
+    return "time left: unknown" if seconds is None else f"about {time_text(seconds)} left"
+
+
+def loading_text(model: str, read: int, nbytes: int) -> str:
+    """`loading MODEL`, and of how many bytes how many are read, where both are known."""
+    if not (read and nbytes):
+        return f"loading {model}"
+    size, unit = (1e9, "GB") if nbytes >= 1e9 else (1e6, "MB")
+    return f"loading {model}: {min(read, nbytes) / size:.1f} of {nbytes / size:.1f} {unit}"
+
+
+# The IPTC property is in every file unless it is asked to be left out.
+UNMARKED = (
+    "--no-metadata: the files do not say that a model made them, which the EU's AI Act asks for "
+    "(article 50)"
 )
 
 
@@ -41,7 +72,7 @@ def advice(counts: Summary, *, again: str, retry: str) -> Iterator[str]:
 
 
 def ready(event: Readiness) -> str:
-    """What a session, or one of several replicas, has to say beside its jobs."""
+    """Sentences about a session, or one of several replicas, beside its jobs."""
     who = "" if event.replica is None else f"replica {event.replica}: "
     return who + _readiness(event)
 
@@ -76,8 +107,15 @@ def finished(outcome: Outcome) -> str:
         hint = f" ({outcome.error.hint})" if outcome.error.hint else ""
         text = f"{outcome.custom_id}: failed[{outcome.error.code}]: {outcome.error.message}{hint}"
     else:
-        paths = ", ".join(file.path for file in outcome.outputs)
-        reuse = f", KV reuse {outcome.kv_reuse.status}" if outcome.kv_reuse else ""
-        took = f"{work_s(outcome):.2f} s, {outcome.denoise_steps} steps"
-        text = f"{outcome.custom_id}: {paths} in {took}{reuse}"
+        text = f"{outcome.custom_id}: {_made(outcome)}"
     return " ".join("; ".join((text, *outcome.warnings)).splitlines())
+
+
+def _made(outcome: Outcome) -> str:
+    """What came of a job, and how long it took."""
+    seconds = f"{work_s(outcome):.2f} s"
+    if not outcome.denoise_steps:
+        return f"{len(outcome.cot_token_ids or ())} tokens in {seconds}"
+    paths = ", ".join(file.path for file in outcome.outputs)
+    reuse = f", KV reuse {outcome.kv_reuse.status}" if outcome.kv_reuse else ""
+    return f"{paths} in {seconds}, {outcome.denoise_steps} steps{reuse}"

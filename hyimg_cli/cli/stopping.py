@@ -11,7 +11,7 @@ from hyimg_cli.errors import Interrupted
 
 
 class Stoppable(Protocol):
-    """What a session offers: a request that `run` answers by raising Interrupted."""
+    """A session's stop: a request that `run` answers by raising Interrupted."""
 
     def request_stop(self, signal_number: int) -> None: ...
 

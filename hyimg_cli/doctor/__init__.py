@@ -1,1 +1,1 @@
-"""Whether this machine is ready for a run: checks, each of which says what it found."""
+"""Checks of a machine before a run, each of which says what it found."""

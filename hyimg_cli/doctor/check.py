@@ -1,4 +1,4 @@
-"""What a check is given and what it gives back, and how its words are made fit to be passed on."""
+"""A check's subject and its answer, and words made fit to be passed on."""
 
 import re
 import time
@@ -69,7 +69,7 @@ def _answer(name: str, examine: Examine, subject: Subject) -> Check:
 
 
 def is_ready(checks: Iterable[Check]) -> bool:
-    """Whether nothing that is needed is missing."""
+    """True if nothing that is needed is missing."""
     return all(check.status != "failed" for check in checks)
 
 

@@ -67,7 +67,7 @@ def _choice(form: Quantization, device: "torch.device", dtype: str) -> str:
 
 
 def _bound(form: Quantization, device: "torch.device", dtype: str) -> str:
-    """What keeps decode steps from being CUDA graphs; empty: nothing does, or there are none."""
+    """A bound on decode steps as CUDA graphs; empty: there is none, or there are no graphs."""
     import torch
 
     from hyimg_cli.kernels.choice import ANY_ROWS, rows_unread
@@ -91,7 +91,7 @@ def _named(experts: Any) -> str:
 
 
 def _lacking() -> str:
-    """What Triton needs beside itself and this machine has not; empty where nothing is missing."""
+    """The one thing that Triton needs and this machine has not; empty where nothing is missing."""
     if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
         return "no C compiler"
     headers = Path(sysconfig.get_paths()["include"]) / "Python.h"

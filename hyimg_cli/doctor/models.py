@@ -82,7 +82,7 @@ def _incomplete(name: str, model: str, error: CheckpointError, card: Callable[[]
 
 
 def _also_wrong(known: CheckpointError, card: Callable[[], Card]) -> Iterator[str]:
-    """What the small files lack beside what is known of the weights."""
+    """Faults of the small files beside what is known of the weights."""
     try:
         card()
     except CheckpointError as error:

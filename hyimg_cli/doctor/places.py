@@ -30,7 +30,7 @@ def output_folder(subject: Subject) -> Check:
 
 
 def cache_folder(subject: Subject) -> Check:
-    """What the disk cache holds, may hold, and has room for."""
+    """Bytes that the disk cache holds, may hold, and has room for."""
     cache, name = subject.config.cache, "cache folder"
     if cache.folder is None or not cache.budget_bytes:
         return Check(name, "ok", "no disk cache: source images are encoded again in each run")
@@ -49,7 +49,7 @@ def cache_folder(subject: Subject) -> Check:
 
 
 def _pictures_bytes(subject: Subject) -> int:
-    """What a night's pictures take at most; 0 where the checkpoint does not tell their size."""
+    """Bytes of a night's pictures at most; 0 where the checkpoint does not tell their size."""
     try:
         card = registry.model_card(subject.image_model, subject.config.model.revision)
     except CheckpointError:

@@ -1,4 +1,4 @@
-"""What a run works with beside its model: the video encoder, LPIPS, other ranks. Each is used once,
+"""Tools of a run beside its model: the video encoder, LPIPS, other ranks. Each is used once,
 not only looked for.
 """
 
@@ -35,7 +35,7 @@ def film(subject: Subject) -> Check:
 
 
 def lpips(subject: Subject) -> Check:
-    """Whether the AlexNet backbone of LPIPS is here and gives the stored numbers."""
+    """Check that the AlexNet backbone of LPIPS is here and gives the stored numbers."""
     from hyimg_cli.quality.lpips import TELLING, Lpips
 
     try:
@@ -55,11 +55,10 @@ def ranks(subject: Subject) -> Check:
     """Starts one process beside this one and adds a number over both."""
     from hyimg_cli.doctor.rank_task import added
     from hyimg_cli.parallel.ranks import RankPool
-    from hyimg_cli.parallel.wire import Task
 
     began = time.perf_counter()
     with RankPool(2, timeout_s=60) as pool:
-        sums = pool.run(Task(added, ()))
+        sums = pool.run(added)
     found = f"2 ranks over gloo added up to {sums} in {time.perf_counter() - began:.1f} s"
     if sums != [3.0, 3.0]:
         return Check("ranks", "failed", found, "leave out --vae-patch-parallel-size and its like")

@@ -1,4 +1,4 @@
-"""What happens around a session: which jobs of a manifest are meant, and which are left to do.
+"""Run a manifest around a session: choose its jobs, and leave out what is done.
 
 No model is loaded here; `Session` does that with the plan that `prepare` returns.
 """
@@ -8,13 +8,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cache
+from pathlib import Path
 
 from hyimg_cli.engine.sources import SourcesSeen, seen, untried
 from hyimg_cli.errors import HyimgError, JobError, ManifestError, UsageError
 from hyimg_cli.journal.differences import differing
 from hyimg_cli.journal.journal import Resumption, RunFolder, resume
 from hyimg_cli.journal.keys import job_keys
+from hyimg_cli.journal.texts_file import TextsFile
 from hyimg_cli.manifest import planner
+from hyimg_cli.manifest.file_names import named
 from hyimg_cli.manifest.line import fault
 from hyimg_cli.manifest.manifest import Manifest, failed_lines, in_line_order
 from hyimg_cli.manifest.resolve import resolve_jobs
@@ -22,6 +25,7 @@ from hyimg_cli.memory.disk_space import refuse_full_disk
 from hyimg_cli.memory.gpu_settings import refuse_unfollowed
 from hyimg_cli.memory.tensor_ranks import refuse_wrong
 from hyimg_cli.models import registry
+from hyimg_cli.settings.config import configured
 from hyimg_cli.settings.precedence import Setting, settle
 from hyimg_cli.spec.card import ModelCard, VideoCard
 from hyimg_cli.spec.events import (
@@ -39,7 +43,7 @@ from hyimg_cli.spec.events import (
     PromptsReady,
     ReplicaDied,
 )
-from hyimg_cli.spec.job import Job, VideoJob
+from hyimg_cli.spec.job import ImageJob, Job, VideoJob
 from hyimg_cli.spec.plan import Plan
 from hyimg_cli.spec.run import RunConfig
 from hyimg_cli.spec.units import counted
@@ -85,7 +89,7 @@ class Accepted:
 
 @dataclass(frozen=True)
 class PreparedRun:
-    """What a session has to do, and what needs no session."""
+    """Jobs that a session has to do, and those that need none."""
 
     plan: Plan
     done_before: tuple[str, ...] = ()
@@ -130,7 +134,7 @@ class Summary:
 
     @classmethod
     def before(cls, run: PreparedRun) -> "Summary":
-        """What is known before the first event."""
+        """Facts that are known before the first event."""
         kinds = {type(job) for job in run.plan.jobs}
         return cls(
             noun="video" if kinds == {VideoJob} else "job" if VideoJob in kinds else "picture",
@@ -181,9 +185,8 @@ class Summary:
 
 
 def work_s(outcome: Outcome) -> float:
-    """Seconds a job took itself, its wait behind other jobs left out."""
-    times = outcome.timings_s
-    return times.get("total", 0.0) - times.get("queue", 0.0)
+    """Seconds a job took itself: of those in which it worked together with others its share."""
+    return outcome.share_s.get("total", 0.0)
 
 
 def make_plan(
@@ -209,17 +212,19 @@ def examine(
     """
     revision = settings["revision"].value
     jobs, unresolved = resolve_jobs(manifest, settings, cards(revision), video_cards(revision))
-    refuse_wrong(jobs, settings)
-    refuse_unfollowed(jobs, settings)
+    jobs, unnamed = named(manifest, jobs, settings["name"])
+    config = configured(settings, Path(), None)
+    refuse_wrong(jobs, config)
+    refuse_unfollowed(jobs, config)
     unfit = _unfit(jobs, settings)
     good = [job for job in jobs if job.source_line not in unfit]
     # What a setting caused is the same in every line; it is said once.
     once = {(one.where, one.what): one for one in unfit.values()}
-    return good, in_line_order(manifest, [*manifest.faults, *unresolved, *once.values()])
+    return good, in_line_order(manifest, [*manifest.faults, *unresolved, *unnamed, *once.values()])
 
 
 def _unfit(jobs: Iterable[Job], settings: Mapping[str, Setting]) -> dict[str, HyimgError]:
-    """What a job's checkpoint cannot take, by line: its pictures differ in seed only."""
+    """Faults of jobs that their checkpoint cannot take, by line: pictures differ in seed only."""
     found: dict[str, HyimgError | None] = {}
     for job in jobs:
         if job.source_line not in found:
@@ -268,7 +273,7 @@ def video_cards(revision: str | None) -> Callable[[str], VideoCard]:
 def sift(
     folder: RunFolder, jobs: Sequence[Job], config: RunConfig, policy: ResumePolicy
 ) -> Resumption:
-    """What an earlier run in `folder` leaves to do. Raises OutputFolderError on a clash.
+    """Find what an earlier run in `folder` leaves to do. Raises OutputFolderError on a clash.
 
     Weights are looked at only where the folder has results to compare with.
     """
@@ -311,6 +316,7 @@ def prepare(
     # Whoever runs all again wants none of what an earlier run left.
     begun = rest.done if policy.resume else [job.custom_id for job in rest.to_run]
     folder.drop_latents(begun)
+    folder.supersede(rest.former)
     folder.write_resolved(accepted.jobs)
     _record(folder, accepted.invalid)
     untried = tuple(_untried(folder, rest.to_run, found, config))
@@ -330,6 +336,33 @@ def _untried(
             yield outcome
             if config.failure.fail_fast:
                 return
+
+
+@dataclass(frozen=True)
+class TextsLeft:
+    """What `think` has to do of a manifest: jobs whose text is to be written, jobs that have none
+    to write and only need their line, and those that have theirs.
+    """
+
+    to_write: tuple[ImageJob, ...]
+    as_they_are: tuple[Job, ...]
+    done: tuple[str, ...]
+
+
+def sift_texts(
+    file: TextsFile, jobs: Sequence[Job], config: RunConfig, *, force: bool
+) -> TextsLeft:
+    """What an earlier run left to do in a file of texts. Raises OutputFolderError on a clash."""
+    there = file.lines()
+    keys = job_keys([job for job in jobs if job.custom_id in there], config)
+    left = file.left(jobs, keys, force=force)
+    to_write = tuple(job for job in left if isinstance(job, ImageJob) and job.writes_text)
+    names = {job.custom_id for job in left}
+    return TextsLeft(
+        to_write,
+        tuple(job for job in left if job not in to_write),
+        tuple(job.custom_id for job in jobs if job.custom_id not in names),
+    )
 
 
 def _record(folder: RunFolder, invalid: Sequence[Outcome]) -> None:

@@ -7,7 +7,8 @@ without its file.
 import time
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any, Self
 
@@ -16,14 +17,15 @@ import torch
 from hyimg_cli.errors import Interrupted, MachineError
 from hyimg_cli.journal.journal import JobFolder
 from hyimg_cli.journal.keys import key_of, source_digests
-from hyimg_cli.memory.fit import fits, need_beside
+from hyimg_cli.memory.fit import fits, need_of_second
 from hyimg_cli.memory.present import present
 from hyimg_cli.memory.room import confine, end_confinement
-from hyimg_cli.pipelines.clock import PhaseClock
+from hyimg_cli.models import registry
 from hyimg_cli.pipelines.image.pipeline import ImagePipeline, LoadModel
 from hyimg_cli.pipelines.outcomes import Facts, failed
-from hyimg_cli.pipelines.pipeline import Lost, Made, Pipeline
+from hyimg_cli.pipelines.pipeline import Pipeline
 from hyimg_cli.pipelines.prefetch import WriteBehind
+from hyimg_cli.pipelines.request import Finished, Lost
 from hyimg_cli.pipelines.video.pipeline import VideoPipeline
 from hyimg_cli.spec.events import (
     Event,
@@ -47,13 +49,9 @@ _DEVICE_FAULTS: tuple[type[Exception], ...] = (
 )
 
 
-@dataclass(frozen=True)
-class _Written:
-    """A job in the folder, or why it is not."""
-
-    made: Made
-    output: OutputFile | None = None
-    error: Exception | None = None
+AnyPipeline = Pipeline[Any, Any, Any]
+# A finished job, and its file or why it has none; None where there is no folder.
+Written = tuple[Finished[Job], OutputFile | Exception | None]
 
 
 class Session:
@@ -68,8 +66,8 @@ class Session:
         self._config = config
         self._folder: JobFolder | None = None
         self._images = ImagePipeline(config, load)
-        self._videos = VideoPipeline(config)
-        self._pipeline: Pipeline[Any] = self._images
+        self._videos = VideoPipeline(config, self._images.forget)
+        self._pipeline: AnyPipeline = self._images
         self._attempts: dict[str, int] = {}
         self._stop_signal: int | None = None
         self._is_over = False
@@ -103,7 +101,6 @@ class Session:
         Without a `folder` pixels are made and dropped: outcomes name no files. `whole`: the plan
         that `plan` is a piece of; what all of its jobs need at once is made ready with the model.
         """
-        started = time.perf_counter()
         confine(self._config)
         self._folder = folder
         self._attempts = folder.attempts() if folder else {}
@@ -116,7 +113,8 @@ class Session:
                 self._stop_if_asked()
             self._stop_if_asked()
             yield GroupStarted(group.model, group.size_class, len(group.jobs))
-            for event in self._tried(group.jobs, started):
+            # Of no job's time: loading, and what was made ready for other groups.
+            for event in self._tried(group.jobs, time.perf_counter()):
                 yield event
                 if isinstance(event, JobFailed) and self._config.failure.fail_fast:
                     self._is_over = True
@@ -130,23 +128,21 @@ class Session:
 
     def _ready(self, group: Group | VideoGroup, plan: Plan) -> Iterator[Event]:
         """The group's pipeline with its model, its shared work and its shapes behind it."""
-        pipeline: Pipeline[Any] = self._images if isinstance(group, Group) else self._videos
-        other: Pipeline[Any] = self._videos if isinstance(group, Group) else self._images
+        pipeline: AnyPipeline = self._images if isinstance(group, Group) else self._videos
+        other: AnyPipeline = self._videos if isinstance(group, Group) else self._images
         self._pipeline = pipeline
         if pipeline.model != group.model and other.model is not None:
             yield from self._make_room(other, group)
         beside = () if other.model is None else (other.model,)
         if pipeline.model != group.model:
-            yield ModelLoading(group.model)
+            yield ModelLoading(group.model, stored_bytes(group, self._config.model.revision))
         for event in pipeline.use(group.model, plan.jobs_of_model(group.model), self._folder):
             yield replace(event, beside=beside) if isinstance(event, ModelLoaded) else event
-        yield from pipeline.prepared(group.jobs, self._folder)
+        yield from pipeline.prepare(group.jobs, self._folder)
 
-    def _make_room(
-        self, other: Pipeline[Any], group: Group | VideoGroup
-    ) -> Iterator[ModelReleased]:
+    def _make_room(self, other: AnyPipeline, group: Group | VideoGroup) -> Iterator[ModelReleased]:
         """Release the other model, unless the group's fits beside it with a full batch."""
-        needed = need_beside(group.model, group.jobs, self._config)
+        needed = need_of_second(group.model, group.jobs, self._config)
         name, there = other.model, present(self._config)
         if name is not None and not fits(needed, there):
             other.release()
@@ -168,8 +164,8 @@ class Session:
 
     def _group(self, jobs: Sequence[Job], started: float) -> Iterator[Event]:
         with ThreadPoolExecutor(1) as writer:
-            behind: WriteBehind[_Written] = WriteBehind(writer)
-            # What is made is written and told, whatever stops the run.
+            behind: WriteBehind[Written] = WriteBehind(writer)
+            # What is finished is written and told, whatever stops the run.
             try:
                 yield from self._shown(self._pipeline.work(jobs, self._folder, started), behind)
                 yield from self._journaled(behind, wait=True)
@@ -181,12 +177,12 @@ class Session:
                 raise
 
     def _shown(
-        self, events: Iterator[Progress | Made | Lost], behind: WriteBehind[_Written]
+        self, events: Iterator[Progress | Finished[Job] | Lost[Job]], behind: WriteBehind[Written]
     ) -> Iterator[Event]:
-        """Progress as it is; made jobs once they are written; cut where a stop was asked for."""
+        """Progress as it is; jobs once they are written; cut where a stop was asked for."""
         for event in events:
             match event:
-                case Made():
+                case Finished():
                     behind.submit(partial(self._written, event))
                 case Lost():
                     yield self._failed(event)
@@ -197,57 +193,58 @@ class Session:
             if self._is_over:
                 return
 
-    def _written(self, made: Made) -> _Written:
+    def _written(self, done: Finished[Job]) -> Written:
         """Errors of the machine are raised where the write is collected; others are the job's."""
         if self._folder is None:
-            return _Written(made)
+            return done, None
         try:
-            return _Written(made, made.write(self._folder))
+            return done, self._pipeline.write(done, self._folder)
         except MachineError:
             raise
         except Exception as error:
-            return _Written(made, error=error)
+            return done, error
 
     def _journaled(
-        self, behind: WriteBehind[_Written], *, wait: bool
+        self, behind: WriteBehind[Written], *, wait: bool
     ) -> Iterator[JobDone | JobFailed]:
-        for written, seconds in behind.finished(wait=wait):
-            made = written.made
-            made.clock.beside("write", seconds)
-            if written.error is not None:
-                yield self._failed(Lost(made.job, made.clock, written.error, made.notes_if_lost))
+        for (done, output), seconds in behind.finished(wait=wait):
+            done.clock.overlapped("write", seconds)
+            if isinstance(output, Exception):
+                yield self._failed(Lost(done.request, output))
                 continue
-            made.clock.enter("write")
-            key = key_of(made.job, made.source_digests, self._config)
-            outcome = made.outcome(written.output, self._facts(made.job, made.clock, key))
-            recorded = self._recorded(outcome)
-            made.settle()
-            yield JobDone(recorded)
+            done.clock.enter("write")
+            facts = self._facts(done.job, key_of(done.job, done.source_digests, self._config))
+            outcome = self._recorded(self._pipeline.outcome(done, output, facts))
+            if self._folder is not None:
+                with suppress(OSError):
+                    self._folder.latents_for(done.job.custom_id).unlink(missing_ok=True)
+            yield JobDone(outcome)
 
-    def _failed(self, lost: Lost) -> JobFailed:
+    def _failed(self, lost: Lost[Job]) -> JobFailed:
         if isinstance(lost.error, MachineError):
             raise lost.error
         if isinstance(lost.error, _DEVICE_FAULTS):
             what = f"the GPU failed: {lost.error}".split("\n")[0]
             raise MachineError(what, hint="run the same command again", code="machine.gpu")
-        key = key_of(lost.job, source_digests(lost.job), self._config)
-        facts = self._facts(lost.job, lost.clock, key)
-        return JobFailed(self._recorded(failed(lost.job, lost.error, facts, lost.notes)))
+        facts = self._facts(lost.job, key_of(lost.job, source_digests(lost.job), self._config))
+        return JobFailed(self._recorded(failed(lost, facts)))
 
-    def _facts(self, job: Job, clock: PhaseClock, key: str) -> Facts:
-        self._attempts[job.custom_id] = self._attempts.get(job.custom_id, 0) + 1
-        return Facts(
-            key,
-            self._attempts[job.custom_id],
-            clock,
-            self._pipeline.cache_counts(),
-            self._pipeline.peak_memory_mb(),
-        )
+    def _facts(self, job: Job, key: str) -> Facts:
+        attempt = self._attempts[job.custom_id] = self._attempts.get(job.custom_id, 0) + 1
+        counts, peak = self._pipeline.cache_counts(), self._pipeline.peak_memory_mb()
+        return Facts(key, attempt, counts, peak)
 
     def _recorded(self, outcome: Outcome) -> Outcome:
         if self._folder is not None:
             self._folder.append(outcome)
         return outcome
+
+
+def stored_bytes(group: Group | VideoGroup, revision: str | None) -> int:
+    """Bytes of all weights of a group's model, as they are stored."""
+    if isinstance(group, Group):
+        return registry.model_card(group.model, revision).weight_bytes
+    return sum(size for _, size in registry.video_card(group.model, revision).component_bytes)
 
 
 def _may_pass(event: JobFailed) -> bool:

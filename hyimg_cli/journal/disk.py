@@ -36,6 +36,21 @@ def locked(path: Path) -> int:
     return lock
 
 
+def is_locked(path: Path) -> bool:
+    """True while a run holds the lock."""
+    try:
+        lock = descriptor_of(path, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(lock)
+    return False
+
+
 def make_folders(path: Path) -> None:
     """Makes `path`, a folder in the output folder, and what is missing above it."""
     try:

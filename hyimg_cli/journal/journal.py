@@ -1,9 +1,9 @@
 """The output folder: one run at a time in it, one line per outcome, and what a resumed run skips.
 
-    OUT/  .lock   run.json   manifest.resolved.jsonl   results.jsonl   outputs/<custom_id>.png, .mp4
-          (in folders below it where an id has a /)
-          outputs/<custom_id>.frames/0000.png   latents/<custom_id>.safetensors (unfinished videos)
+    OUT/  .lock   run.json   manifest.resolved.jsonl   results.jsonl   outputs/NAME.png, .jpg, .mp4
+          outputs/NAME.frames/0000.png   latents/<custom_id>.safetensors (unfinished videos)
 
+NAME is the custom_id, or what the job's template makes of it; a job's line says where its file is.
 A line is appended only after its file is in place, and is on disk when `append` returns. So a
 kill can leave a picture without a line, or half a line at the end, never a line without its file.
 Each append looks whether the lock and the journal are still those of this run.
@@ -15,30 +15,39 @@ import os
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path, PurePath
 from types import TracebackType
 from typing import Any, Self
 
 from hyimg_cli.errors import OutputFolderError, StorageError
-from hyimg_cli.files import JOURNAL_BYTES, bytes_of, replace_file
+from hyimg_cli.files import JOURNAL_BYTES, bytes_of, remove, replace_file
 from hyimg_cli.journal.disk import disk_errors, locked, make_folders, remove_temporaries
+from hyimg_cli.journal.job_files import (
+    OUTPUTS,
+    files_of,
+    former_files,
+    is_renamed,
+    name_of,
+    refuse_files_of_others,
+)
 from hyimg_cli.journal.journal_file import JournalFile, entry_of, whole_lines
+from hyimg_cli.manifest.file_names import path_of
 from hyimg_cli.manifest.resolved import job_to_json, lines_beside
+from hyimg_cli.settings.file_names import UNKNOWN, fault_of
 from hyimg_cli.settings.kinds import is_custom_id
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.events import Outcome
-from hyimg_cli.spec.job import ImageJob, Job
+from hyimg_cli.spec.job import ImageJob, Job, Size
 from hyimg_cli.spec.units import counted
 
 RESULTS = "results.jsonl"
 RESOLVED = "manifest.resolved.jsonl"
 RUN = "run.json"
-OUTPUTS = "outputs"
 LATENTS = "latents"
 LOCK = ".lock"
-# Of a resolved job, what never changes its pixels.
-_NOT_IN_KEY = ("custom_id", "images", "model", "metadata")
+# Of a resolved job, what never changes its file.
+_NOT_IN_KEY = ("custom_id", "images", "model", "metadata", "name", "written")
 
 
 class JobFolder(ABC):
@@ -47,13 +56,17 @@ class JobFolder(ABC):
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def path_for(self, custom_id: str, suffix: str = ".png") -> Path:
-        """Where the picture of a job goes, or its video (`.mp4`) with what stands beside it.
+    def path_for(self, name: str, suffix: str = ".png") -> Path:
+        """Where a file of this name goes: a picture, or a video with what stands beside it."""
+        assert not fault_of(name), f"{name!r} never passed the manifest's check"
+        assert UNKNOWN not in name, "a file is named when its size is known"
+        return self.folder / OUTPUTS / f"{name}{suffix}"
 
-        An id's pattern keeps it below `outputs`; its folder there is made by `make_places`.
-        """
-        assert is_custom_id(custom_id), f"{custom_id!r} never passed the manifest's check"
-        return self.folder / OUTPUTS / f"{custom_id}{suffix}"
+    def place_for(self, job: Job, size: Size, suffix: str) -> Path:
+        """The same for a job's file of this size; its folder is made. Raises as `make_places`."""
+        path = self.path_for(name_of(job, size.width, size.height), suffix)
+        self._make_place(path.parent)
+        return path
 
     def latents_for(self, custom_id: str) -> Path:
         """Where an unfinished video's latents wait; their folder is made by who writes them."""
@@ -61,25 +74,44 @@ class JobFolder(ABC):
         return self.folder / LATENTS / f"{custom_id.replace('/', '~')}.safetensors"
 
     def make_places(self, jobs: Iterable[Job]) -> None:
-        """Makes the folders below `outputs` that ids name.
+        """Makes the folders below `outputs` that names lead to, as far as they are known.
 
         Raises OutputFolderError where a file stands in the way, or a link leads elsewhere.
         """
+        for place in sorted({PurePath(path_of(job)).parent for job in jobs}):
+            if UNKNOWN not in str(place):
+                self._make_place(self.folder / OUTPUTS / place)
+
+    def _make_place(self, place: Path) -> None:
         outputs = self.folder / OUTPUTS
+        if place == outputs:
+            return
         with disk_errors(self.folder):
-            for place in sorted({self.path_for(job.custom_id).parent for job in jobs} - {outputs}):
-                if not place.resolve().is_relative_to(outputs.resolve()):
-                    raise OutputFolderError(
-                        "a link leads out of the output folder",
-                        where=str(place),
-                        hint="take it away, or choose another folder with -o",
-                        code="output.link",
-                    )
-                make_folders(place)
+            if not place.resolve().is_relative_to(outputs.resolve()):
+                raise OutputFolderError(
+                    "a link leads out of the output folder",
+                    where=str(place),
+                    hint="take it away, or choose another folder with -o",
+                    code="output.link",
+                )
+            make_folders(place)
+
+    def remove_temporaries(self, pid: int) -> None:
+        """Removes what a process that was killed had not yet given its final name."""
+        with disk_errors(self.folder):
+            for place in self._places_of_files():
+                remove_temporaries(place, of=str(pid))
+
+    def _places_of_files(self) -> Iterator[Path]:
+        """The folders in which jobs' files are written; those of frames are not."""
+        yield self.folder / LATENTS
+        for place, below, _ in os.walk(self.folder / OUTPUTS):
+            below[:] = [name for name in below if not name.endswith(".frames")]
+            yield Path(place)
 
     @abstractmethod
     def attempts(self) -> dict[str, int]:
-        """How often each job was tried until now, by custom_id."""
+        """Count how often each job was tried until now, by custom_id."""
 
     @abstractmethod
     def append(self, outcome: Outcome) -> None:
@@ -98,6 +130,7 @@ class RunFolder(JobFolder):
         self._lock: int | None = None
         self._lock_text = b""
         self._journal: JournalFile | None = None
+        self._former: dict[str, list[str]] = {}
 
     def __enter__(self) -> Self:
         """Makes the folder, takes its lock, and repairs what a kill left behind.
@@ -177,7 +210,7 @@ class RunFolder(JobFolder):
         Its paths lead from the folder: read there as a manifest, it gives the same jobs.
         """
         lines = lines_beside(jobs, self.folder)
-        self._replace(RESOLVED, b"".join(_json_line(line) for line in lines))
+        self._replace(RESOLVED, b"".join(json_line(line) for line in lines))
 
     def _replace(self, name: str, data: bytes) -> None:
         assert self._lock is not None, "the folder is written without its lock"
@@ -192,41 +225,24 @@ class RunFolder(JobFolder):
         """
         with disk_errors(self.folder):
             data = _bytes_if_any(self.folder / RESULTS)
-        found: dict[str, dict[str, Any]] = {}
-        for number, line in enumerate(whole_lines(data).split(b"\n"), 1):
-            if not line.strip():
-                continue
-            entry = entry_of(line)
-            if entry is None:
-                raise OutputFolderError(
-                    "this line is no outcome of a job",
-                    where=f"{RESULTS}:{number}",
-                    hint="take the line out: its job runs again",
-                    code="output.damaged-journal",
-                )
-            found[entry["custom_id"]] = entry
-        return found
+        return {entry["custom_id"]: entry for entry in outcomes_in(data)}
 
     def attempts(self) -> dict[str, int]:
         return {name: int(line.get("attempt", 0)) for name, line in self.results().items()}
 
-    def remove_temporaries(self, pid: int) -> None:
-        """Removes what a process that was killed had not yet given its final name."""
-        with disk_errors(self.folder):
-            for place in self._places_of_files():
-                remove_temporaries(place, of=str(pid))
-
-    def _places_of_files(self) -> Iterator[Path]:
-        """The folders in which jobs' files are written; those of frames, with a dot, are not."""
-        yield self.folder / LATENTS
-        for place, below, _ in os.walk(self.folder / OUTPUTS):
-            below[:] = [name for name in below if "." not in name]
-            yield Path(place)
-
     def append(self, outcome: Outcome) -> None:
-        line = _json_line(outcome_to_json(outcome))
+        line = json_line(outcome_to_json(outcome))
         with disk_errors(self.folder):
             self._held_journal().append(outcome.custom_id, line)
+            if outcome.status == "done":
+                now = [path for file in outcome.outputs for path in files_of(asdict(file))]
+                for path in self._former.pop(outcome.custom_id, ()):
+                    if path not in now:
+                        remove(self.folder / path)
+
+    def supersede(self, former: Mapping[str, list[str]]) -> None:
+        """Files of earlier results, by job: they go once the job's new line is on disk."""
+        self._former = dict(former)
 
     def confirm(self) -> None:
         """Raises as `append` does where the journal is no longer as this run left it."""
@@ -239,10 +255,32 @@ class RunFolder(JobFolder):
         return self._journal
 
 
+def outcomes_in(data: bytes, first: int = 1) -> Iterator[dict[str, Any]]:
+    """The outcomes in the bytes of a journal, of which line `first` is the first.
+
+    A last line that a kill cut off is passed over. Raises OutputFolderError for any other line that
+    is no outcome.
+    """
+    for number, line in enumerate(whole_lines(data).split(b"\n"), first):
+        if not line.strip():
+            continue
+        entry = entry_of(line)
+        if entry is None:
+            raise OutputFolderError(
+                "this line is no outcome of a job",
+                where=f"{RESULTS}:{number}",
+                hint="take the line out: its job runs again",
+                code="output.damaged-journal",
+            )
+        yield entry
+
+
 def outcome_to_json(outcome: Outcome) -> dict[str, Any]:
     """The outcome as a result line; the user's `x_` keys stand beside the other names."""
     entry = asdict(outcome)
     extra: dict[str, Any] = entry.pop("extra")
+    if outcome.written is None:
+        del entry["written"]
     return entry | extra
 
 
@@ -273,6 +311,9 @@ def line_key(
     facts: dict[str, Any] = {"job": shaping_fields(line), "model": model_fingerprint}
     facts["settings"] = dict(pixel_settings)
     if bot_task is not None:
+        if line.keys() & {"cot_text", "cot_token_ids"}:
+            # Some lines of a given text say bot_task, which only a dynamic system prompt reads.
+            facts["job"].pop("bot_task", None)
         facts |= {"bot_task": bot_task, "sources": list(source_digests)}
     return digest.of_json(facts)
 
@@ -284,11 +325,15 @@ def shaping_fields(line: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Resumption:
-    """What a run still has to do, what is there already, and what failed and is left alone."""
+    """Jobs still to do, jobs that are there already, and failed ones that are left alone.
+
+    `former`: by job, files of results that are to be replaced.
+    """
 
     to_run: list[Job]
     done: list[str]
     failed_before: list[str]
+    former: dict[str, list[str]] = field(default_factory=dict)
 
 
 def resume(
@@ -307,23 +352,25 @@ def resume(
 
     Done: same key, and every file there with its sha256, `with_frames` a video's PNG files too.
     Raises OutputFolderError, unless `force`, where a picture would be replaced by one of another
-    key, and, with `resume` off, where the folder holds results at all. A job that failed under
-    another key is a new job: it runs. `differing`: in what a job and a result line differ.
+    key or name, and, with `resume` off, where the folder holds results at all; in any case where a
+    file of another job would be. A job that failed under another key is a new job: it runs.
+    `differing`: in what a job and a result line differ.
     """
     results = folder.results()
-    if not resume:
-        if results and not force:
-            raise _occupied(folder, len(results))
-        return Resumption(list(jobs), [], [])
+    if not resume and results and not force:
+        raise _occupied(folder, len(results))
     resumption = Resumption([], [], [])
     others: list[Job] = []
     for job in jobs:
-        entry = results.get(job.custom_id)
+        entry = results.get(job.custom_id) if resume else None
         if entry is None:
             resumption.to_run.append(job)
         elif entry.get("key") != keys.get(job.custom_id, ""):
             if entry.get("status") == "done":
                 others.append(job)
+            resumption.to_run.append(job)
+        elif is_renamed(job, entry):
+            others.append(job)
             resumption.to_run.append(job)
         elif entry.get("status") == "done" and _is_intact(folder.folder, entry, with_frames):
             resumption.done.append(job.custom_id)
@@ -332,13 +379,15 @@ def resume(
         else:
             resumption.to_run.append(job)
     if others and not force:
-        counts = Counter(
-            name
-            for job in others
-            for name in (differing(job, results[job.custom_id]) if differing else ())
-        )
+        counts: Counter[str] = Counter()
+        for job in others:
+            entry = results[job.custom_id]
+            if differing and entry.get("key") != keys.get(job.custom_id):
+                counts.update(differing(job, entry))
+            counts["name"] += is_renamed(job, entry)
         raise _other_jobs(folder, others, counts, len(jobs), len(resumption.done))
-    return resumption
+    refuse_files_of_others(resumption.to_run, results, {job.custom_id for job in jobs})
+    return replace(resumption, former=former_files(resumption.to_run, results))
 
 
 def _occupied(folder: RunFolder, count: int) -> OutputFolderError:
@@ -354,7 +403,7 @@ def _other_jobs(
     folder: RunFolder, others: Sequence[Job], counts: Counter[str], total: int, done: int
 ) -> OutputFolderError:
     """What differs in how many jobs, and what `--force` would do with these and with the rest."""
-    named = ", ".join(f"{name}: {count}" for name, count in counts.most_common())
+    named = ", ".join(f"{name}: {count}" for name, count in counts.most_common() if count)
     differ = "differs" if total == 1 else "differ"
     rest = total - len(others)
     kept = f" and keeps the {'other' if done == rest else 'done'} {done}" if done else ""
@@ -370,7 +419,7 @@ def _other_jobs(
 
 
 def _is_intact(folder: Path, entry: Mapping[str, Any], with_frames: bool) -> bool:
-    """Whether every file of a done job is there as it was written."""
+    """True if every file of a done job is there as it was written."""
     outputs = entry.get("outputs") or []
     try:
         return bool(outputs) and all(
@@ -383,14 +432,15 @@ def _is_intact(folder: Path, entry: Mapping[str, Any], with_frames: bool) -> boo
 
 
 def _has_frames(folder: Path, output: Mapping[str, Any]) -> bool:
-    """Whether a video's PNG files are there; a picture needs none. They are not read again."""
+    """True if a video's PNG files are there; a picture needs none. They are not read again."""
     if "num_frames" not in output:
         return True
     shots = output["frames_path"]
     return shots is not None and len(os.listdir(folder / shots)) == output["num_frames"]
 
 
-def _json_line(entry: Mapping[str, Any]) -> bytes:
+def json_line(entry: Mapping[str, Any]) -> bytes:
+    """A line of a file of JSON lines."""
     # Half a surrogate pair (a file name that is not UTF-8) becomes a JSON escape, and so survives.
     text = json.dumps(entry, ensure_ascii=False, allow_nan=False) + "\n"
     return text.encode("utf-8", "backslashreplace")

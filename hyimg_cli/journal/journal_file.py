@@ -73,7 +73,7 @@ class JournalFile:
         self._last = os.pread(file, length, self._end - length)
 
     def _stands(self) -> bool:
-        """Whether the file of this name ends with the last line, where that was put."""
+        """True if the file of this name ends with the last line, where that was put."""
         try:
             found = descriptor_of(self._path, os.O_RDONLY)
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError, UnfitFile):
@@ -160,7 +160,7 @@ def _attempt(line: bytes) -> int:
 
 
 def _may_be_journal(path: Path) -> bool:
-    """Whether it is a file that has an outcome, or nothing."""
+    """True if it is a file that has an outcome, or nothing."""
     if not path.is_file():
         return False
     data = bytes_of(path, JOURNAL_BYTES)

@@ -34,7 +34,7 @@ def key_of(job: Job, source_digests: Sequence[str], config: RunConfig) -> str:
 
 
 def pixel_settings(job: Job, config: RunConfig) -> dict[str, str]:
-    """What of the run changes the job's pixels: each setting that is declared to, by its word."""
+    """The settings that change the job's pixels, as they are declared to, by their words."""
     graphs = by_graphs(config.model, config.parallel.tensor_ranks)
     decided = {"dtype": precision(config.model)[1], "decode_graphs": "on" if graphs else "off"}
     return in_key(config, "pictures" if isinstance(job, ImageJob) else "videos", decided)
@@ -66,7 +66,7 @@ def confirm_dtype(choice: ModelChoice, dtype: str) -> None:
 
 
 def by_graphs(choice: ModelChoice, ranks: int) -> bool:
-    """Whether a model over so many ranks will decode its text by CUDA graphs; without torch."""
+    """True if a model over so many ranks will decode its text by CUDA graphs; without torch."""
     is_on_gpu = precision(choice)[0] == "cuda" and choice.device != "balanced"
     return choice.wants_graphs(
         on_one_gpu=is_on_gpu and ranks == 1, has_triton=find_spec("triton") is not None
@@ -87,7 +87,7 @@ def confirm_graphs(choice: ModelChoice, ranks: int, has_graphs: bool) -> None:
 
 
 def _has_gpu() -> bool:
-    """Whether the driver shows a GPU, and CUDA_VISIBLE_DEVICES does not hide them all."""
+    """True if the driver shows a GPU, and CUDA_VISIBLE_DEVICES does not hide them all."""
     first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
     return first not in ("", "-1") and any(_DEVICES.glob("nvidia[0-9]*"))
 

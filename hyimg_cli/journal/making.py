@@ -14,7 +14,7 @@ from hyimg_cli.spec.run import RunConfig
 
 
 def making(job: Job, config: RunConfig) -> Making:
-    """What makes the job's file in this process: everything known that decides its bits."""
+    """Provenance of the job's file in this process: everything known that decides its bits."""
     choice = config.model
     kind = precision(choice)[0]
     return Making(
@@ -26,7 +26,7 @@ def making(job: Job, config: RunConfig) -> Making:
 
 
 def _processor(kind: str) -> dict[str, str]:
-    """What of a device changes how sums are rounded: no names, they would tell of the machine."""
+    """Facts of a device that change how sums are rounded: no names of the machine."""
     if kind == "cuda":
         major, minor = torch.cuda.get_device_capability()
         return {"capability": f"{major}.{minor}"}

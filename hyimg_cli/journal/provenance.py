@@ -1,4 +1,4 @@
-"""What `run.json` says: versions, hardware in words, flags with their origin, digests."""
+"""Contents of `run.json`: versions, hardware in words, flags with their origin, digests."""
 
 import os
 import platform

@@ -1,6 +1,6 @@
 """Attention of one row's new tokens over its own keys: its own length, grouped heads, no mask.
 
-All three take the same call. Queries are the last tokens of the keys: causal means that each sees
+Both take the same call. Queries are the last tokens of the keys: causal means that each sees
 itself and what is before it, otherwise each sees everything.
 """
 
@@ -52,21 +52,6 @@ def fused_attention(q_THD: Tensor, keys_KSD: Tensor, values_KSD: Tensor, is_caus
         mask=causal_lower_right(queries, slots) if is_behind else None,
         is_causal=is_causal and queries == slots and queries > 1,
     )
-
-
-def plain_attention(q_THD: Tensor, keys_KSD: Tensor, values_KSD: Tensor, is_causal: bool) -> Tensor:
-    """The plain twin: scores, softmax and sum written out in float32."""
-    queries, slots = q_THD.shape[0], keys_KSD.shape[1]
-    group = q_THD.shape[1] // keys_KSD.shape[0]
-    keys_HSD, values_HSD = (
-        rows.float().repeat_interleave(group, dim=0) for rows in (keys_KSD, values_KSD)
-    )
-    scores_HTS = q_THD.float().transpose(0, 1) @ keys_HSD.mT / q_THD.shape[2] ** 0.5
-    if is_causal:
-        hidden = ~causal_mask(queries, slots, q_THD.device)
-        scores_HTS = scores_HTS.masked_fill(hidden, -torch.inf)
-    seen_THD: Tensor = (scores_HTS.softmax(dim=-1) @ values_HSD).transpose(0, 1).to(q_THD.dtype)
-    return seen_THD
 
 
 def causal_mask(queries: int, keys: int, device: torch.device | None = None) -> Tensor:

@@ -1,7 +1,7 @@
 """Which kernel a layer's experts run on: chosen once, by device and by how the weights are held.
 
     device          held     few rows              more rows
-    CPU             dense    grouped_experts       grouped_experts
+    CPU             dense    routed_experts        routed_experts, groups padded
     CPU             fp8      plain_scaled_experts  plain_scaled_experts
     CPU             nf4      plain_experts         plain_experts
     GPU             dense    decode_experts        routed_experts
@@ -18,7 +18,6 @@ On a CPU the number of rows decides nothing, so that a row's bits never depend o
 
 # Legend: T token, M model width, K chosen expert
 import importlib.util
-import logging
 import sys
 from dataclasses import dataclass
 from functools import partial
@@ -28,16 +27,17 @@ import torch
 from torch import Tensor
 
 from hyimg_cli.errors import MachineError
-from hyimg_cli.kernels.experts import grouped_experts, plain_experts, plain_scaled_experts
+from hyimg_cli.kernels.experts import plain_experts, plain_scaled_experts
 from hyimg_cli.kernels.formats import Fp8Rows, Nf4Blocks, Stack
-from hyimg_cli.kernels.routed import Around, PlainAround, routed_experts, scaled_experts
+from hyimg_cli.kernels.routed import routed_experts, scaled_experts
+from hyimg_cli.kernels.rows import group_multiple
+from hyimg_cli.kernels.rowwise import PLAIN, rowwise
 from hyimg_cli.spec.run import Quantization
 
 # Each row reads its experts anew: near here reading them once for all rows is as fast.
 MOST_FEW_ROWS = 10
 ANY_ROWS = sys.maxsize
 Capability = tuple[int, int]
-_LOG = logging.getLogger(__name__)
 
 
 class Experts(Protocol):
@@ -87,8 +87,8 @@ def experts_of(gate_and_up: Stack, down: Stack) -> Experts:
     if isinstance(gate_and_up, Nf4Blocks):
         require_bitsandbytes()
     capability = torch.cuda.get_device_capability(gate_and_up.device)
-    parts = around(gate_and_up.device)
-    has_triton = not isinstance(parts, PlainAround)
+    parts = rowwise(gate_and_up.device)
+    has_triton = parts is not PLAIN
     many: Experts = partial(routed_experts, gate_and_up=gate_and_up, down=down, around=parts)
     if isinstance(gate_and_up, Fp8Rows) and isinstance(down, Fp8Rows) and _groups_fp8(capability):
         many = partial(scaled_experts, gate_and_up=gate_and_up, down=down, around=parts)
@@ -111,7 +111,7 @@ def rows_unread(capability: Capability, dtype: torch.dtype, form: Quantization) 
 
 
 def _groups_fp8(capability: Capability) -> bool:
-    """Whether torch multiplies groups of FP8 rows."""
+    """True if torch multiplies groups of FP8 rows."""
     return capability[0] == 9
 
 
@@ -132,18 +132,7 @@ def require_bitsandbytes() -> None:
 
 def _on_cpu(gate_and_up: Stack, down: Stack) -> Experts:
     if isinstance(gate_and_up, Tensor) and isinstance(down, Tensor):
-        return partial(grouped_experts, gate_and_up_EIM=gate_and_up, down_EMI=down)
+        rows = group_multiple(gate_and_up.device)
+        return partial(routed_experts, gate_and_up=gate_and_up, down=down, group_rows=rows)
     plain = plain_scaled_experts if isinstance(gate_and_up, Fp8Rows) else plain_experts
     return partial(plain, gate_and_up=gate_and_up, down=down)
-
-
-def around(device: torch.device) -> Around:
-    """What stands around the products of experts on `device`; asked once, with the experts."""
-    if device.type != "cuda":
-        return PlainAround()
-    if importlib.util.find_spec("triton") is None:
-        _LOG.warning("triton is not installed: experts run unfused, and slower for few rows")
-        return PlainAround()
-    from hyimg_cli.kernels.fused import Fused
-
-    return Fused()

@@ -4,7 +4,7 @@
     partial [R, K, N]    one of N runs of a row's slots: softmax sums of one kv head's query heads
     joined [R, H]        the runs of a row, weighted by their sums
 
-The kernels find a row's K/V by an address and its length in tables on the device, so that a CUDA
+The kernels find a row's K/V by an pointer and its length in tables on the device, so that a CUDA
 graph of them serves any buffers of any length: only the tables change between replays. The plain
 twin takes the same call and the same lengths, and finds K/V as tensors. No atomics, and a row's
 runs depend on its own length alone. Block sizes are first guesses: no GPU has measured them yet.
@@ -26,15 +26,15 @@ _LEAST_HEADS = 16
 class Rows:
     """One layer's K/V of each row, [K, S, D] with S of its own, and where to find them.
 
-    `keys_at`, `values_at` [R]: addresses. `slots` [R]: how many slots a head has. `length` [R]:
+    `keys_ptr`, `values_ptr` [R]: pointers. `slots` [R]: how many slots a head has. `length` [R]:
     tokens before the new one. All int64 on the device; the kernels read nothing else, the twin
     reads `keys`, `values` and `length`.
     """
 
     keys: Sequence[Tensor]
     values: Sequence[Tensor]
-    keys_at_R: Tensor
-    values_at_R: Tensor
+    keys_ptr_R: Tensor
+    values_ptr_R: Tensor
     slots_R: Tensor
     length_R: Tensor
 
@@ -49,9 +49,9 @@ def decode_attention(device: torch.device) -> DecodeAttention:
     """
     if device.type != "cuda":
         return plain_decode
-    from hyimg_cli.kernels.addressed import addressed_decode
+    from hyimg_cli.kernels.pointer_decode import pointer_decode
 
-    return addressed_decode
+    return pointer_decode
 
 
 def plain_decode(q_RHD: Tensor, k_RKD: Tensor, v_RKD: Tensor, rows: Rows) -> Tensor:

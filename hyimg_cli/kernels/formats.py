@@ -176,7 +176,7 @@ def quantize_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def dequantize_rows(values: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """What `quantize_rows` was given, as far as e4m3 holds it; multiplied in float32."""
+    """The rows that `quantize_rows` was given, as far as e4m3 holds them; in float32, then cast."""
     return values.float().mul_(scale[..., None]).to(dtype)
 
 
@@ -195,7 +195,7 @@ def quantize_nf4(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def dequantize_nf4(packed: Tensor, absmax: Tensor, dtype: torch.dtype) -> Tensor:
-    """What `quantize_nf4` was given, flat, as far as sixteen levels hold it."""
+    """The weights that `quantize_nf4` was given, flat, as far as sixteen levels hold them."""
     levels = levels_on(packed.device)
     index = torch.stack([packed >> 4, packed & 15], dim=-1).flatten()
     blocks = levels[index.int()].view(-1, BLOCK) * absmax[:, None]

@@ -1,7 +1,7 @@
-"""What stands around the products of the experts, each as one pass over memory, in Triton.
+"""The part of `FusedRows` that stands around the experts' products, each one pass over memory.
 
-`Fused` has the methods of `routed.Around`; `routed.PlainAround` is its plain twin. One program a
-row, or a token; a row fits into one block. Under TRITON_INTERPRET=1 the same code runs on a CPU.
+One program a row, or a token; a row fits into one block. Under TRITON_INTERPRET=1 the same code
+runs on a CPU.
 """
 
 # Legend: T token, M model width, K chosen expert, I inner width, R row
@@ -12,53 +12,46 @@ from torch import Tensor
 
 from hyimg_cli.kernels.formats import FP8, FP8_MAX
 from hyimg_cli.kernels.fused_routes import places
-from hyimg_cli.kernels.routed import Routes, sorted_rows
+from hyimg_cli.kernels.rowwise import Routes, sorted_rows
 
 _COLUMNS = 1024
 
 
-class Fused:
-    """`Around` in Triton; everything is on one device."""
-
-    def routes(self, index_TK: Tensor, experts: int, group_rows: int = 1) -> Routes:
-        rows = sorted_rows(index_TK.numel(), experts, group_rows)
-        return Routes(*places(index_TK, experts, group_rows, rows))
-
-    def swiglu(self, rows_R2I: Tensor) -> Tensor:
-        rows, width = rows_R2I.shape[0], rows_R2I.shape[1] // 2
-        out_RI = rows_R2I.new_empty(rows, width)
-        grid = (rows, triton.cdiv(width, _COLUMNS))
-        _swiglu[grid](rows_R2I.contiguous(), out_RI, width, COLUMNS=_COLUMNS, enable_fp_fusion=True)
-        return out_RI
-
-    def to_fp8(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        return _to_fp8(rows, rows.shape[1], is_swiglu=False)
-
-    def swiglu_to_fp8(self, rows_R2I: Tensor) -> tuple[Tensor, Tensor]:
-        return _to_fp8(rows_R2I, rows_R2I.shape[1] // 2, is_swiglu=True)
-
-    def gather_sum(
-        self, rows_RM: Tensor, row_TK: Tensor, weight_TK: Tensor, onto_TM: Tensor | None
-    ) -> Tensor:
-        (tokens, chosen), width = row_TK.shape, rows_RM.shape[1]
-        out_TM = rows_RM.new_empty(tokens, width)
-        grid = (tokens, triton.cdiv(width, _COLUMNS))
-        _gather_sum[grid](
-            rows_RM.contiguous(),
-            row_TK.contiguous(),
-            weight_TK.contiguous(),
-            out_TM if onto_TM is None else onto_TM.contiguous(),
-            out_TM,
-            width,
-            CHOSEN=chosen,
-            HAS_ONTO=onto_TM is not None,
-            COLUMNS=_COLUMNS,
-            enable_fp_fusion=True,
-        )
-        return out_TM
+def routes(index_TK: Tensor, experts: int, group_rows: int = 1) -> Routes:
+    rows = sorted_rows(index_TK.numel(), experts, group_rows)
+    return Routes(*places(index_TK, experts, group_rows, rows))
 
 
-def _to_fp8(rows: Tensor, width: int, *, is_swiglu: bool) -> tuple[Tensor, Tensor]:
+def swiglu(rows_R2I: Tensor) -> Tensor:
+    rows, width = rows_R2I.shape[0], rows_R2I.shape[1] // 2
+    out_RI = rows_R2I.new_empty(rows, width)
+    grid = (rows, triton.cdiv(width, _COLUMNS))
+    _swiglu[grid](rows_R2I.contiguous(), out_RI, width, COLUMNS=_COLUMNS, enable_fp_fusion=True)
+    return out_RI
+
+
+def gather_sum(
+    rows_RM: Tensor, row_TK: Tensor, weight_TK: Tensor, onto_TM: Tensor | None
+) -> Tensor:
+    (tokens, chosen), width = row_TK.shape, rows_RM.shape[1]
+    out_TM = rows_RM.new_empty(tokens, width)
+    grid = (tokens, triton.cdiv(width, _COLUMNS))
+    _gather_sum[grid](
+        rows_RM.contiguous(),
+        row_TK.contiguous(),
+        weight_TK.contiguous(),
+        out_TM if onto_TM is None else onto_TM.contiguous(),
+        out_TM,
+        width,
+        CHOSEN=chosen,
+        HAS_ONTO=onto_TM is not None,
+        COLUMNS=_COLUMNS,
+        enable_fp_fusion=True,
+    )
+    return out_TM
+
+
+def quantized(rows: Tensor, width: int, *, is_swiglu: bool) -> tuple[Tensor, Tensor]:
     values = torch.empty(rows.shape[0], width, dtype=FP8, device=rows.device)
     scale_R = torch.empty(rows.shape[0], device=rows.device)
     _quantize[(rows.shape[0],)](

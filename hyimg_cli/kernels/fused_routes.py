@@ -1,4 +1,4 @@
-"""`routed.routes` in Triton: choices sorted by expert by counting, in three launches.
+"""`PlainRowwise.routes` in Triton: choices sorted by expert by counting, in three launches.
 
     counted   program (block of choices)   how many of each expert, [E, blocks]
     placed    program (expert)             its choices before each block, and in all
@@ -21,7 +21,7 @@ _BLOCK, _BLOCKS = 128, 1024
 def places(
     index_TK: Tensor, experts: int, group_rows: int, rows: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`token` [rows], `row` [T, K] and `ends` [E] of `routed.Routes`."""
+    """`token` [rows], `row` [T, K] and `ends` [E] of `rowwise.Routes`."""
     (tokens, chosen), device = index_TK.shape, index_TK.device
     choices, blocks = tokens * chosen, triton.cdiv(tokens * chosen, _BLOCK)
     index_TK = index_TK.contiguous()

@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hyimg_cli.kernels.fused import Fused
+from hyimg_cli.kernels import fused
 
 _ROWS, _COLUMNS = 64, 64
 _FEW_EXPERTS, _FEW_COLUMNS = 1, 2048
@@ -66,8 +66,15 @@ class FusedRows:
         )  # fmt: skip
         return q_THD, k_TKD, fused_TKGD[:, :, group + 1]
 
-    def swiglu(self, rows_T2I: Tensor) -> Tensor:
-        return Fused().swiglu(rows_T2I)
+    swiglu = staticmethod(fused.swiglu)
+    routes = staticmethod(fused.routes)
+    gather_sum = staticmethod(fused.gather_sum)
+
+    def to_fp8(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        return fused.quantized(rows, rows.shape[1], is_swiglu=False)
+
+    def swiglu_to_fp8(self, rows_T2I: Tensor) -> tuple[Tensor, Tensor]:
+        return fused.quantized(rows_T2I, rows_T2I.shape[1] // 2, is_swiglu=True)
 
     def routed(self, x_TM: Tensor, weight_EM: Tensor, best: int) -> tuple[Tensor, Tensor, Tensor]:
         (tokens, width), experts = x_TM.shape, weight_EM.shape[0]

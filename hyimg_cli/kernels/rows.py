@@ -1,4 +1,4 @@
-"""How many rows a matrix product must have for each row's bits not to depend on the others.
+"""Find the row counts at which a matrix product's rows do not depend on each other, to the bit.
 
 CPU libraries take another kernel for one, two or three left-over rows, and so another order of
 additions. Products whose row count is a multiple of four came out equal to the bit for every count,

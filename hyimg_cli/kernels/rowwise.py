@@ -1,20 +1,35 @@
-"""What stands around a layer's matrix products, row by row: norms, rotation, SwiGLU, the router.
+"""Row-by-row kernels around a layer's matrix products: norms, rotation, SwiGLU, the router,
+and the way of tokens to their experts and back.
 
 `PlainRowwise` is the twin in plain torch, and what a CPU runs; `fused_rows.FusedRows` has the same
 calls in Triton, each one pass over memory. A row's bits never depend on its company.
 """
 
 # Legend: T token, M model width, H query head, K kv head (or chosen expert), D head width,
-# E expert, I inner width
+# E expert, I inner width, R row sorted by expert
 import importlib.util
 import logging
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from hyimg_cli.kernels.formats import quantize_rows
+
 _LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Routes:
+    """The way of tokens to experts: `token` [R], which token stands in each sorted row; `row`
+    [T, K], the row of each choice; `ends` [E] int32, where each expert's rows end.
+    """
+
+    token_R: Tensor
+    row_TK: Tensor
+    ends_E: Tensor
 
 
 class Rowwise(Protocol):
@@ -53,6 +68,25 @@ class Rowwise(Protocol):
         Softmax over all experts, then the best, then renormalised to one; the weights come in the
         dtype of `x`.
         """
+
+    def routes(self, index_TK: Tensor, experts: int, group_rows: int = 1) -> Routes:
+        """The choices sorted by expert, each group starting at a multiple of `group_rows`.
+
+        Rows between groups hold token 0; no choice points at them.
+        """
+
+    def gather_sum(
+        self, rows_RM: Tensor, row_TK: Tensor, weight_TK: Tensor, onto_TM: Tensor | None
+    ) -> Tensor:
+        """Weighted sum [T, M] of the rows that each token's choices were sorted to, added to `onto`
+        once it is rounded.
+        """
+
+    def to_fp8(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Rows in e4m3, and a float32 scale for each."""
+
+    def swiglu_to_fp8(self, rows_T2I: Tensor) -> tuple[Tensor, Tensor]:
+        """SwiGLU, its result in e4m3."""
 
 
 class PlainRowwise:
@@ -94,6 +128,33 @@ class PlainRowwise:
         weight_TK = best_TK / best_TK.sum(dim=-1, keepdim=True).clamp_min(1e-8)
         return logits_TE, weight_TK.to(x_TM.dtype), index_TK
 
+    def routes(self, index_TK: Tensor, experts: int, group_rows: int = 1) -> Routes:
+        tokens, chosen = index_TK.shape
+        flat_R = index_TK.flatten()
+        order_R = flat_R.argsort(stable=True)
+        sorted_R = flat_R[order_R]
+        numbers_E = torch.arange(experts, device=flat_R.device)
+        ends_E = torch.searchsorted(sorted_R, numbers_E, right=True)
+        count_E = ends_E.diff(prepend=ends_E.new_zeros(1))
+        padded_E = (count_E + group_rows - 1) // group_rows * group_rows
+        shift_E = padded_E.cumsum(0) - padded_E - (ends_E - count_E)
+        at_R = torch.arange(tokens * chosen, device=flat_R.device) + shift_E[sorted_R]
+        rows = sorted_rows(tokens * chosen, experts, group_rows)
+        token_R = flat_R.new_zeros(rows).index_copy_(0, at_R, order_R // chosen)
+        row_TK = torch.empty_like(flat_R).index_copy_(0, order_R, at_R).view(tokens, chosen)
+        return Routes(token_R, row_TK, padded_E.cumsum(0).to(torch.int32))
+
+    def gather_sum(
+        self, rows_RM: Tensor, row_TK: Tensor, weight_TK: Tensor, onto_TM: Tensor | None
+    ) -> Tensor:
+        return on(onto_TM, (rows_RM[row_TK] * weight_TK[..., None]).sum(dim=1))
+
+    def to_fp8(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        return quantize_rows(rows)
+
+    def swiglu_to_fp8(self, rows_T2I: Tensor) -> tuple[Tensor, Tensor]:
+        return quantize_rows(self.swiglu(rows_T2I.float()))
+
 
 PLAIN = PlainRowwise()
 
@@ -103,7 +164,7 @@ def rowwise(device: torch.device) -> Rowwise:
     if device.type != "cuda":
         return PLAIN
     if importlib.util.find_spec("triton") is None:
-        _LOG.warning("triton is not installed: norms, rotation and router run unfused, and slower")
+        _LOG.warning("triton is not installed: norms, router and experts run unfused, and slower")
         return PLAIN
     from hyimg_cli.kernels.fused_rows import FusedRows
 
@@ -116,3 +177,14 @@ def rotate(x_THD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
     first, second = x_THD.chunk(2, dim=-1)
     turned = torch.cat([-second, first], dim=-1)
     return x_THD * cos_TD[:, None] + turned * sin_TD[:, None]
+
+
+def sorted_rows(choices: int, experts: int, group_rows: int) -> int:
+    """Rows that all choices and what lies between groups take at most."""
+    most = choices + experts * (group_rows - 1)
+    return -(-most // group_rows) * group_rows
+
+
+def on(onto_TM: Tensor | None, mixed_TM: Tensor) -> Tensor:
+    """`onto + mixed`, or what was mixed alone."""
+    return mixed_TM if onto_TM is None else onto_TM + mixed_TM

@@ -11,6 +11,7 @@ RoPE are a separate matter and never derived from it.
 # Legend: S slot, H kv head, D head width, T new token
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -117,10 +118,7 @@ class Buffer:
     def cut(self, start: int, stop: int) -> "Slice":
         """A copy of the committed tokens `[start, stop)`, which owns its memory."""
         assert stop <= self.length, "only committed tokens can be shared"
-        return Slice(
-            tuple(keys[:, start:stop].clone() for keys in self.keys_HSD),
-            tuple(values[:, start:stop].clone() for values in self.values_HSD),
-        )
+        return Slice(tuple(self.keys_HSD), tuple(self.values_HSD)).cut(start, stop)
 
     def extend(self, rows: "Slice") -> None:
         """Put a slice behind the prefix, and make it prefix."""
@@ -148,11 +146,14 @@ class Buffer:
 
     def _empty(self, capacity: int) -> "Buffer":
         """An empty buffer of this one's kind."""
+        return Buffer(capacity=capacity, **self._shape())
+
+    def _shape(self) -> dict[str, Any]:
+        """Arguments of a buffer of this one's kind, its capacity aside."""
         heads, _, width = self.keys_HSD[0].shape
-        return Buffer(
-            kv_heads=heads,
-            head_dim=width,
-            capacity=capacity,
-            dtype=self.keys_HSD[0].dtype,
-            devices=[keys.device for keys in self.keys_HSD],
-        )
+        return {
+            "kv_heads": heads,
+            "head_dim": width,
+            "dtype": self.keys_HSD[0].dtype,
+            "devices": [keys.device for keys in self.keys_HSD],
+        }

@@ -1,7 +1,7 @@
 """Buffers and slices of which other processes hold their own parts: every change is noted, to be
 made there too.
 
-    leader     a Mirror, and buffers that note what is done to them: new, forked, cut, let go ..
+    leader     a Mirror, and buffers that note what is done to them: new, forked, cut, freed ..
     follower   a FollowerKV: the same things by number, changed in the same order
 
 Rows are written by the forwards, on each side its own. Changes may be made later than they were
@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Protocol, TypeAlias, cast
+from typing import Any, Literal, NamedTuple, TypeAlias, cast
 from weakref import finalize
 
 import torch
@@ -27,22 +27,24 @@ from hyimg_cli.kv.buffer import Buffer, Slice
 Part: TypeAlias = Buffer | Slice
 
 
-class Change(Protocol):
-    """One change to the parts of a follower; pickled. Made again where memory was short."""
+class Change(NamedTuple):
+    """One change to a follower's parts, by their numbers; pickled. Made again where memory was
+    short.
 
-    @property
-    def parts(self) -> set[int]:
-        """Numbers of what it makes and reads."""
+        new        an empty buffer of `numbers`: capacity
+        copy       the first `numbers`: prefix tokens of the buffer `source`, into a buffer
+        extend     the slice `source` behind the first `numbers`: length tokens of a buffer
+        cut        tokens `numbers`: [start, stop) of the buffer or slice `source`, as a slice
+        to_host    the slice `source` in main memory
+        to_device  the slice `source` where the layers are
+        free       the last holder has let a part go
+    """
 
-    def make(self, kv: FollowerKV) -> None: ...
-
-
-class Handle:
-    """The number of a buffer or a slice in its generation; noted as freed when it is let go."""
-
-    def __init__(self, number: int, generation: int) -> None:
-        self.number = number
-        self.generation = generation
+    kind: Literal["new", "copy", "extend", "cut", "to_host", "to_device", "free"]
+    own: int
+    # Numbers begin at 1, so no part is taken for a source that is not there.
+    source: int = 0
+    numbers: tuple[int, ...] = ()
 
 
 class Mirror:
@@ -54,18 +56,27 @@ class Mirror:
         # Appended to by finalizers as well, wherever the collector runs: a deque needs no lock.
         self._changes: deque[Change] = deque()
 
-    def handle(self) -> Handle:
+    def number(self) -> int:
         """A number that nothing else has or had."""
-        handle = Handle(next(self._numbers), self.generation)
-        # Nothing is left to be told when the process ends.
-        finalize(handle, self._freed, handle.number, handle.generation).atexit = False
-        return handle
+        return next(self._numbers)
 
-    def note(self, change: Change) -> None:
-        self._changes.append(change)
+    def note(
+        self,
+        kind: Literal["new", "copy", "extend", "cut", "to_host", "to_device"],
+        own: int,
+        source: int = 0,
+        *numbers: int,
+    ) -> None:
+        """Have a change made on every other rank too, before its next forward."""
+        self._changes.append(Change(kind, own, source, numbers))
+
+    def follow(self, part: MirroredBuffer | MirroredSlice) -> None:
+        """Note that a part is freed, once nobody holds it here."""
+        # Nothing is left to be told when the process ends.
+        finalize(part, self._freed, part.number, part.generation).atexit = False
 
     def drained(self) -> tuple[Change, ...]:
-        """What was noted since the last time, in order."""
+        """Take all changes noted since the last time, in order."""
         found = []
         while self._changes:
             found.append(self._changes.popleft())
@@ -74,14 +85,14 @@ class Mirror:
     def require(self, part: Part) -> int:
         """The number of a part that every rank has. Raises RankError for one that was lost."""
         assert isinstance(part, MirroredBuffer | MirroredSlice), "made by this mirror's buffers"
-        if part.handle.generation != self.generation:
+        if part.generation != self.generation:
             raise RankError(
                 "keys and values of this job were lost with the ranks that held them",
                 hint="run the same command again with --retry-failed, or give --max-retries",
                 code="rank.lost",
                 retryable=True,
             )
-        return part.handle.number
+        return part.number
 
     def lose(self) -> None:
         """The parts of all that was made until now are gone."""
@@ -90,58 +101,37 @@ class Mirror:
 
     def _freed(self, number: int, generation: int) -> None:
         if generation == self.generation:
-            self.note(Free(number))
+            self._changes.append(Change("free", number))
 
 
 class MirroredBuffer(Buffer):
     """A buffer whose changes are noted."""
 
-    def __init__(
-        self,
-        mirror: Mirror,
-        *,
-        kv_heads: int,
-        head_dim: int,
-        capacity: int,
-        dtype: torch.dtype,
-        devices: Sequence[torch.device],
-    ) -> None:
-        super().__init__(
-            kv_heads=kv_heads, head_dim=head_dim, capacity=capacity, dtype=dtype, devices=devices
-        )
+    def __init__(self, mirror: Mirror, **shape: Any) -> None:
+        """`shape` as a Buffer's."""
+        super().__init__(**shape)
         self._mirror = mirror
-        self.handle = mirror.handle()
-        mirror.note(New(self.handle.number, capacity))
+        self.number, self.generation = mirror.number(), mirror.generation
+        mirror.note("new", self.number, 0, self.capacity)
+        mirror.follow(self)
 
     def cut(self, start: int, stop: int) -> Slice:
         source = self._mirror.require(self)
-        return _mirrored(
-            self._mirror,
-            super().cut(start, stop),
-            lambda own: CopyOfPart(own, source, start, stop),
-        )
+        return _mirrored(self._mirror, super().cut(start, stop), "cut", source, start, stop)
 
     def extend(self, rows: Slice) -> None:
         own, source, at = self._mirror.require(self), self._mirror.require(rows), self.length
         super().extend(rows)
-        self._mirror.note(Extend(own, source, at))
+        self._mirror.note("extend", own, source, at)
 
     def fork(self, prefix: int, capacity: int) -> Buffer:
         source = self._mirror.require(self)
         other = cast(MirroredBuffer, super().fork(prefix, capacity))
-        self._mirror.note(Copy(other.handle.number, source, prefix))
+        self._mirror.note("copy", other.number, source, prefix)
         return other
 
     def _empty(self, capacity: int) -> Buffer:
-        heads, _, width = self.keys_HSD[0].shape
-        return MirroredBuffer(
-            self._mirror,
-            kv_heads=heads,
-            head_dim=width,
-            capacity=capacity,
-            dtype=self.keys_HSD[0].dtype,
-            devices=[keys.device for keys in self.keys_HSD],
-        )
+        return MirroredBuffer(self._mirror, capacity=capacity, **self._shape())
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,31 +139,36 @@ class MirroredSlice(Slice):
     """A slice whose changes are noted."""
 
     mirror: Mirror = field(kw_only=True)
-    handle: Handle = field(kw_only=True)
+    number: int = field(kw_only=True)
+    generation: int = field(kw_only=True)
 
     def on_host(self) -> Slice:
         source = self.mirror.require(self)
-        return _mirrored(self.mirror, super().on_host(), lambda own: ToHost(own, source))
+        return _mirrored(self.mirror, super().on_host(), "to_host", source)
 
     def on(self, devices: Sequence[torch.device]) -> Slice:
         source = self.mirror.require(self)
-        return _mirrored(self.mirror, super().on(devices), lambda own: ToDevice(own, source))
+        return _mirrored(self.mirror, super().on(devices), "to_device", source)
 
-    def split(self, at: int) -> tuple[Slice, Slice]:
+    def cut(self, start: int, stop: int) -> Slice:
         source = self.mirror.require(self)
-        head, tail = super().split(at)
-        stop = at + tail.length
-        return (
-            _mirrored(self.mirror, head, lambda own: CopyOfPart(own, source, 0, at)),
-            _mirrored(self.mirror, tail, lambda own: CopyOfPart(own, source, at, stop)),
-        )
+        return _mirrored(self.mirror, super().cut(start, stop), "cut", source, start, stop)
 
 
-def _mirrored(mirror: Mirror, rows: Slice, made_by: Callable[[int], Change]) -> MirroredSlice:
+def _mirrored(
+    mirror: Mirror,
+    rows: Slice,
+    kind: Literal["cut", "to_host", "to_device"],
+    source: int,
+    *numbers: int,
+) -> MirroredSlice:
     """`rows` with a number of their own, under which followers make theirs."""
-    handle = mirror.handle()
-    mirror.note(made_by(handle.number))
-    return MirroredSlice(rows.keys, rows.values, mirror=mirror, handle=handle)
+    part = MirroredSlice(
+        rows.keys, rows.values, mirror=mirror, number=mirror.number(), generation=mirror.generation
+    )
+    mirror.note(kind, part.number, source, *numbers)
+    mirror.follow(part)
+    return part
 
 
 class FollowerKV:
@@ -190,25 +185,48 @@ class FollowerKV:
         """Make what the leader noted, behind what there was no memory for before.
 
         Raises torch.OutOfMemoryError, after which no forward may run before the next call: what is
-        left is made then, first of all what has been let go meanwhile.
+        left is made then, first of all what has been freed meanwhile.
         """
         is_behind = bool(self._due)
         self._due.extend(changes)
         if is_behind:
             self._free_early()
         while self._due:
-            self._due[0].make(self)
+            self._make(self._due[0])
             self._due.popleft()
 
     def _free_early(self) -> None:
-        """Let go what nothing before its turn still needs: there may be room then for the rest."""
+        """Free what no change before its turn still needs: there may be room then for the rest."""
         needed: set[int] = set()
         for change in list(self._due):
-            if isinstance(change, Free) and change.own in self.parts.keys() - needed:
-                change.make(self)
+            if change.kind == "free" and change.own in self.parts.keys() - needed:
+                self._make(change)
                 self._due.remove(change)
             else:
-                needed |= change.parts
+                needed |= {change.own, change.source}
+
+    def _make(self, change: Change) -> None:
+        kind, own, source, numbers = change
+        match kind, numbers:
+            case "new", (capacity,):
+                self.parts[own] = self.new_buffer(capacity)
+            case "copy", (prefix,):
+                self.buffer(own).take(self.buffer(source, prefix), prefix)
+            case "extend", (at,):
+                self.buffer(own, at).extend(self.rows(source))
+            case "cut", (start, stop):
+                is_buffer = isinstance(self.parts[source], Buffer)
+                part = self.buffer(source, stop) if is_buffer else self.rows(source)
+                self.parts[own] = part.cut(start, stop)
+            case "to_host", ():
+                self.parts[own] = self.rows(source).on_host()
+            case "to_device", ():
+                self.parts[own] = self.rows(source).on(self.devices)
+            case "free", ():
+                # Made and freed before it was told: both were noted, in their order.
+                del self.parts[own]
+            case _:
+                raise AssertionError(f"{change} is no change")
 
     def buffer(self, number: int, length: int = 0) -> Buffer:
         """A buffer; its length is the leader's to know, and is told where it matters."""
@@ -221,95 +239,3 @@ class FollowerKV:
         found = self.parts[number]
         assert isinstance(found, Slice), "a number is a buffer's or a slice's for good"
         return found
-
-
-@dataclass(frozen=True)
-class _OfOne:
-    """A change of one part."""
-
-    own: int
-
-    @property
-    def parts(self) -> set[int]:
-        return {self.own}
-
-
-@dataclass(frozen=True)
-class _OfTwo:
-    """A change of one part by another."""
-
-    own: int
-    source: int
-
-    @property
-    def parts(self) -> set[int]:
-        return {self.own, self.source}
-
-
-@dataclass(frozen=True)
-class New(_OfOne):
-    """An empty buffer."""
-
-    capacity: int
-
-    def make(self, kv: FollowerKV) -> None:
-        kv.parts[self.own] = kv.new_buffer(self.capacity)
-
-
-@dataclass(frozen=True)
-class Copy(_OfTwo):
-    """Another buffer's first `prefix` tokens."""
-
-    prefix: int
-
-    def make(self, kv: FollowerKV) -> None:
-        kv.buffer(self.own).take(kv.buffer(self.source, self.prefix), self.prefix)
-
-
-@dataclass(frozen=True)
-class Extend(_OfTwo):
-    """A slice's tokens, behind the first `at` of a buffer."""
-
-    at: int
-
-    def make(self, kv: FollowerKV) -> None:
-        kv.buffer(self.own, self.at).extend(kv.rows(self.source))
-
-
-@dataclass(frozen=True)
-class CopyOfPart(_OfTwo):
-    """Tokens `[start, stop)` of a buffer or of a slice, as a slice of its own."""
-
-    start: int
-    stop: int
-
-    def make(self, kv: FollowerKV) -> None:
-        source = kv.parts[self.source]
-        if isinstance(source, Buffer):
-            source = kv.buffer(self.source, self.stop)
-        kv.parts[self.own] = source.cut(self.start, self.stop)
-
-
-@dataclass(frozen=True)
-class ToHost(_OfTwo):
-    """A copy of a slice in main memory."""
-
-    def make(self, kv: FollowerKV) -> None:
-        kv.parts[self.own] = kv.rows(self.source).on_host()
-
-
-@dataclass(frozen=True)
-class ToDevice(_OfTwo):
-    """A copy of a slice where the layers are."""
-
-    def make(self, kv: FollowerKV) -> None:
-        kv.parts[self.own] = kv.rows(self.source).on(kv.devices)
-
-
-@dataclass(frozen=True)
-class Free(_OfOne):
-    """A buffer or a slice is let go."""
-
-    def make(self, kv: FollowerKV) -> None:
-        # What was made and let go before it was told was made here, too: notes keep their order.
-        del kv.parts[self.own]

@@ -39,11 +39,11 @@ class TextSegment:
         return TextSegment(self.ids[:at])
 
     def tail(self, at: int) -> "TextSegment":
-        """What follows the first `at` tokens."""
+        """The segment behind its first `at` tokens."""
         return TextSegment(self.ids[at:])
 
     def shared_with(self, other: "TextSegment") -> int:
-        """How many leading tokens both have in common."""
+        """Number of leading tokens both have in common."""
         pairs = zip(self.ids, other.ids, strict=False)
         return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 

@@ -65,22 +65,13 @@ class Match:
 
 
 @dataclass(frozen=True)
-class PrefixPiece(Generic[P]):
-    """A node's payload and its tokens."""
+class Prefix(Generic[P]):
+    """The `length` tokens that a pinned match holds: its nodes' payloads in order. Valid until the
+    pin ends.
+    """
 
     length: int
-    payload: P
-
-
-@dataclass(frozen=True)
-class Prefix(Generic[P]):
-    """What a pinned match holds, in order. Valid until the pin ends."""
-
-    pieces: tuple[PrefixPiece[P], ...]
-
-    @property
-    def length(self) -> int:
-        return sum(piece.length for piece in self.pieces)
+    payloads: tuple[P, ...]
 
 
 class KVTree(Generic[P]):
@@ -138,8 +129,8 @@ class KVTree(Generic[P]):
         while isinstance(node, _Node) and node not in self._device_level.payloads:
             node = node.parent
         with _kept(node):
-            payloads = self._device_level.payloads
-            yield Prefix(tuple(PrefixPiece(n.segment.length, payloads[n]) for n in _path(node)))
+            path, payloads = _path(node), self._device_level.payloads
+            yield Prefix(_length(n.segment for n in path), tuple(payloads[n] for n in path))
         for used in _path(node):
             self._device_level.touch(used)
 
@@ -195,7 +186,7 @@ class KVTree(Generic[P]):
         return child
 
     def _edge(self, segment: Segment) -> str | int:
-        """What tells siblings apart: the first token where texts split, or else the key."""
+        """The key among siblings: the first token where texts split, or else the segment's own."""
         can_split = self._splits_text and not segment.is_atomic
         return segment.ids[0] if can_split else segment.key
 
@@ -235,7 +226,7 @@ class KVTree(Generic[P]):
     # --- room
 
     def _reserve(self, level: "_Level[P]", nbytes: int) -> bool:
-        """Whether `nbytes` fit now, after evictions; none are made where they cannot help."""
+        """True if `nbytes` fit now, after evictions; none are made where they cannot help."""
         if level.held_bytes + nbytes <= level.budget_bytes:
             return True
         if level.pinned_bytes() + nbytes > level.budget_bytes:
@@ -257,7 +248,7 @@ class KVTree(Generic[P]):
         self._drop(node)
 
     def _restored(self, node: _Node) -> bool:
-        """Whether a spilled node is back on the device; its parent is there already."""
+        """True if a spilled node is back on the device; its parent is there already."""
         if self._host is None or node not in self._host_level.payloads:
             return False  # it went away while its ancestors came back
         payload = self._host_level.remove(node)  # first, so that what is evicted can take its room
@@ -351,7 +342,7 @@ def _length(segments: Iterable[Segment]) -> int:
 
 
 def _behind(segments: Sequence[Segment], at: int) -> list[Segment]:
-    """What follows the first `at` tokens, which end inside a text at most."""
+    """The segments behind the first `at` tokens, which end inside a text at most."""
     rest: list[Segment] = []
     for segment in segments:
         if at <= 0:

@@ -1,4 +1,4 @@
-"""What a safetensors checkpoint holds, read from its headers alone: names, shapes, dtypes, digests.
+"""Read a safetensors checkpoint's headers: names, shapes, dtypes, digests of its tensors.
 
 Faults of the files are found here, before any weight is read; no torch. Which tensors a model
 expects is the caller's knowledge.
@@ -124,6 +124,29 @@ def check_floating(found: Mapping[str, TensorInfo]) -> None:
             hint="use the checkpoint as it was released; --quantization fp8 makes it smaller",
             code="checkpoint.quantized",
         )
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object. Raises CheckpointError where the file is missing or something else."""
+    try:
+        value = json.loads(text_of(path, TABLE_BYTES))
+    except FileNotFoundError:
+        what = f"{path.parent.name}/{path.name} is missing"
+        hint = "download the checkpoint again, or copy the missing file"
+        raise _fault("missing", what, path.parent, hint) from None
+    except (OSError, ValueError) as error:
+        raise _fault("json", f"{path.name} cannot be read as JSON: {error}", path) from None
+    if not isinstance(value, dict):
+        raise _fault("json", f"{path.name} is not a JSON object", path)
+    return value
+
+
+def promised_bytes(folder: Path, stem: str = STEM) -> int | None:
+    """Bytes of all weights by the index's own sum: shards may not be there yet. None without."""
+    if not _index_path(folder, stem).exists():
+        return None
+    total = read_json(_index_path(folder, stem)).get("metadata", {}).get("total_size")
+    return total if isinstance(total, int) else None
 
 
 def weight_bytes(found: Mapping[str, TensorInfo]) -> int:

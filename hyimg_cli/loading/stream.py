@@ -1,4 +1,4 @@
-"""A checkpoint's tensors one after the other, straight from the pages of its files.
+"""A file's tensors one after the other, straight from its pages.
 
 Nothing is read before it is asked for, and nothing is kept: who takes a tensor copies what it
 needs, so that of a large checkpoint no more than one tensor is held at a time.
@@ -13,24 +13,22 @@ from torch import Tensor
 
 from hyimg_cli.errors import CheckpointError
 from hyimg_cli.files import refuse_unfit
-from hyimg_cli.loading.checkpoint import weight_files
 
 
-def stored_tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
-    """Name and tensor, file by file in the order in which they lie there; views of the file.
+def stored_tensors(path: Path) -> Iterator[tuple[str, Tensor]]:
+    """Name and tensor in the order in which they lie in the file at `path`; views of it.
 
-    Raises CheckpointError where a file cannot be read.
+    Raises CheckpointError where it cannot be read.
     """
-    for path in weight_files(folder):
-        try:
-            refuse_unfit(path, os.stat(path))
-            with safe_open(path, framework="pt") as file:
-                for name in file.offset_keys():
-                    yield name, file.get_tensor(name)
-        except (SafetensorError, OSError) as error:
-            raise CheckpointError(
-                f"the weights cannot be read: {error}",
-                where=path.name,
-                hint="download or copy the checkpoint again",
-                code="checkpoint.unreadable",
-            ) from None
+    try:
+        refuse_unfit(path, os.stat(path))
+        with safe_open(path, framework="pt") as file:
+            for name in file.offset_keys():
+                yield name, file.get_tensor(name)
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(
+            f"the weights cannot be read: {error}",
+            where=path.name,
+            hint="download or copy the checkpoint again",
+            code="checkpoint.unreadable",
+        ) from None

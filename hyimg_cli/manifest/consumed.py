@@ -1,4 +1,4 @@
-"""Settings that one kind of job alone reads, and a manifest has none of."""
+"""Settings that one kind of job or format alone reads, and a manifest has none of."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -19,3 +19,16 @@ def without_effect(settings: Mapping[str, Setting], jobs: Sequence[Job]) -> Iter
         if found:
             verb = "concerns" if len(found) == 1 else "concern"
             yield f"{', '.join(found)} {verb} {noun} only; this manifest has none"
+    yield from _idle_encoding(settings, [job for job in jobs if isinstance(job, ImageJob)])
+
+
+def _idle_encoding(settings: Mapping[str, Setting], jobs: Sequence[ImageJob]) -> Iterator[str]:
+    """The same of what only some formats of pictures read."""
+    read = {
+        "quality": ("JPEG and lossy WebP", any(job.encoding.quality is not None for job in jobs)),
+        "lossless": ("WebP", any(job.encoding.format == "webp" for job in jobs)),
+    }
+    for name, (formats, is_read) in read.items():
+        one = settings[name]
+        if jobs and not is_read and one.origin not in ("default", "model"):
+            yield f"{as_given(one)} concerns {formats} only; no picture is one"

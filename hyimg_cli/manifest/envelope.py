@@ -26,7 +26,6 @@ _FIXED: Mapping[str, tuple[Any, ...]] = {
     "background": ("auto", "opaque"),
     "input_fidelity": ("high",),
     "moderation": ("auto", "low"),
-    "output_format": ("png",),
     "partial_images": (0,),
     "quality": ("auto",),
     "stream": (False,),
@@ -40,7 +39,7 @@ _INSTEAD = {
 
 
 def is_envelope(entry: Mapping[str, Any]) -> bool:
-    """Whether a line means to be one: it has a body, or a url."""
+    """True if a line means to be one: it has a body, or a url."""
     return "body" in entry or "url" in entry
 
 

@@ -24,8 +24,11 @@ from hyimg_cli.manifest.fields import (
 )
 from hyimg_cli.manifest.matrix import Axis, AxisValue, axes_of
 from hyimg_cli.manifest.names import in_id
+from hyimg_cli.manifest.written import fault_of_tags, has_its_ids, is_as_written
 from hyimg_cli.settings.kinds import BadValue, Text, nearest, shown, size_request
+from hyimg_cli.spec.job import SizeRequest
 
+_TAGS_HINT = "edit what stands between the tags; with written taken out, any text will do"
 # How chat endpoints spell a conversation; the released models draw from a single turn.
 _TURNS = ("messages", "message_list", "conversation", "history")
 
@@ -104,7 +107,9 @@ def unconsumed(
     idle: dict[str, str] = {}
     if not names.isdisjoint(COT_FIELDS):
         reason = "the text is given, so none is written"
-        idle = dict.fromkeys((*AR_FIELDS, "bot_task"), reason)
+        # Of a dynamic system prompt the bot_task says which one it is.
+        is_dynamic = fields.get("use_system_prompt") == "dynamic"
+        idle = dict.fromkeys((*AR_FIELDS, *(() if is_dynamic else ("bot_task",))), reason)
     elif bot_task == "none":
         reason = "bot_task is none, so no text is written"
         idle = dict.fromkeys((*AR_FIELDS, "drop_think"), reason)
@@ -372,7 +377,10 @@ class Line:
 
     def _check_text(self) -> None:
         """Checks the fields about the text that the AR stage writes or is given."""
-        if self.given.issuperset(COT_FIELDS):
+        self._check_ratio()
+        if {"written"} & self.given - self.refused:
+            self._settle_written()
+        elif self.given.issuperset(COT_FIELDS):
             hint = "give one of the two"
             self.add("conflict", "cot_text beside cot_token_ids", field="cot_text", hint=hint)
         idle = unconsumed(self.fields, self.given, self.fields.get("bot_task"))
@@ -382,6 +390,43 @@ class Line:
         for name, reason in idle.items():
             what = f"no stage would use it: {reason}"
             self.add("unconsumed", what, field=name, hint="take the field out")
+
+    def _check_ratio(self) -> None:
+        """Checks that the ratio is of a given text, and the only word on the size."""
+        if "ratio_index" not in self.given:
+            return
+        if self.given.isdisjoint(COT_FIELDS):
+            hint = "give size instead"
+            self.add("unconsumed", "it goes with a given text", field="ratio_index", hint=hint)
+        if not self.fields.get("size", SizeRequest()).is_auto:
+            hint = "take ratio_index out: the size is another one now"
+            self.add("conflict", "ratio_index beside a size", field="ratio_index", hint=hint)
+
+    def _settle_written(self) -> None:
+        """Keeps the one form of a written text that counts: its own tokens as long as nobody edited
+        it, else the text.
+        """
+        if self.refused & {*COT_FIELDS}:
+            return
+        noted = self.fields["written"]
+        text, ids = (self.fields.get(name) for name in COT_FIELDS)
+        if text is None:
+            if ids is None:
+                hint = "put the text back, or take written out to have one written"
+                self.add("written", "the line has no text", field="written", hint=hint)
+        elif not is_as_written(noted, text):
+            if why := fault_of_tags(noted, text):
+                self.add("written", f"edited: {why}", field="cot_text", hint=_TAGS_HINT)
+            self._leave_out("cot_token_ids")
+        elif ids is not None:
+            if not has_its_ids(noted, ids):
+                what, hint = "edited, and cot_text was not", "edit cot_text, and leave these as are"
+                self.add("written", what, field="cot_token_ids", hint=hint)
+            self._leave_out("cot_text")
+
+    def _leave_out(self, name: str) -> None:
+        self.fields.pop(name, None)
+        self.given.discard(name)
 
 
 def _of_all(where: str, children: Sequence[Line]) -> list[HyimgError]:

@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from hyimg_cli.spec.job import ImageJob, Job, SizeRequest, VideoJob
+from hyimg_cli.spec.job import BY_ID, Encoding, ImageJob, Job, SizeRequest, VideoJob
 
 _VIDEO = (
     *("custom_id", "task", "prompt", "negative_prompt", "model", "seed", "size"),
@@ -26,6 +26,8 @@ def job_to_json(job: Job) -> dict[str, Any]:
     Fields that no stage would consume are left out; `images` stand as the job has them.
     """
     entry = _video_fields(job) if isinstance(job, VideoJob) else _image_fields(job)
+    if job.file_name != BY_ID:
+        entry["name"] = job.file_name
     if job.metadata_json != "null":
         entry["metadata"] = json.loads(job.metadata_json)
     entry.update(json.loads(job.extra_json))
@@ -52,7 +54,15 @@ def _image_fields(job: ImageJob) -> dict[str, Any]:
     entry |= _text_fields(job) | {"use_system_prompt": job.use_system_prompt}
     if job.system_prompt is not None:
         entry["system_prompt"] = job.system_prompt
-    return entry
+    return entry | _encoding_fields(job.encoding)
+
+
+def _encoding_fields(encoding: Encoding) -> dict[str, Any]:
+    """Nothing of a PNG: resume keys of folders from before there were others stay."""
+    if encoding.format == "png":
+        return {}
+    how = {"lossless": True} if encoding.quality is None else {"quality": encoding.quality}
+    return {"format": encoding.format, **how}
 
 
 def lines_beside(jobs: Iterable[Job], folder: Path) -> Iterator[dict[str, Any]]:
@@ -75,16 +85,19 @@ def lines_beside(jobs: Iterable[Job], folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def _is_folder(model: str) -> bool:
-    """Whether a model is named by its path; a bare name or a hub id is none."""
+    """True if a model is named by its path; a bare name or a hub id is none."""
     return os.sep in model and Path(model).expanduser().is_dir()
 
 
 def _text_fields(job: ImageJob) -> dict[str, Any]:
-    """What bears on the text before the picture, for a job that has such text."""
-    if job.cot_text is not None:
-        return {"cot_text": job.cot_text, "drop_think": job.drop_think}
-    if job.cot_token_ids is not None:
-        return {"cot_token_ids": list(job.cot_token_ids), "drop_think": job.drop_think}
+    """Values that bear on the text before the picture, for a job that has such text."""
+    if job.has_given_text:
+        ids = job.cot_token_ids
+        given = {"cot_text": job.cot_text} if ids is None else {"cot_token_ids": list(ids)}
+        is_dynamic = job.use_system_prompt == "dynamic"
+        task = {"bot_task": job.bot_task} if is_dynamic else {}
+        written = {"written": json.loads(job.written_json)} if job.written_json else {}
+        return {**given, **task, "drop_think": job.drop_think, **written}
     if not job.writes_text:
         return {"bot_task": job.bot_task}
     text = job.text

@@ -14,6 +14,7 @@ from hyimg_cli.manifest.envelope import TASK_OF_URL
 from hyimg_cli.manifest.fields import FIELDS, IN_MATRIX
 from hyimg_cli.manifest.matrix import MOST
 from hyimg_cli.settings import kinds as k
+from hyimg_cli.settings.file_names import NameTemplate
 from hyimg_cli.settings.table import TABLES, Declaration, JobKind
 from hyimg_cli.spec.job import MAX_SOURCE_IMAGES, TASKS, VIDEO_TASKS
 
@@ -25,6 +26,7 @@ _PATTERNS: dict[type[k.Kind], str] = {
     k.SizeText: k.SIZE_PATTERN,
     k.Text: _WRITTEN,
     k.Folder: _WRITTEN,
+    NameTemplate: _WRITTEN,
 }
 
 

@@ -1,4 +1,4 @@
-"""What a group of videos will take: forwards, tiles, strings to embed, bytes on disk. No torch."""
+"""Cost of a group of videos: forwards, tiles, strings to embed, bytes on disk. No torch."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ class VideoCost:
 
 
 def video_cost(group: VideoGroup, card: VideoCard, *, with_frames: bool = False) -> VideoCost:
-    """What `group` takes."""
+    """The cost of `group`."""
     grid = card.latent_grid(group.size, group.num_frames)
     rows, columns = tile_lengths(grid[1], grid[2], card.tiles)
     shapes = dict.fromkeys((row, column) for row in rows for column in columns)

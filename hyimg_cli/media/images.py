@@ -1,4 +1,4 @@
-"""Pictures as files: read any common one as RGB, fit it to a size, write a PNG in one piece.
+"""Pictures as files: read any common one as RGB, fit it to a size, write it in one piece.
 
 Pixels are uint8 arrays [H, W, 3], RGB. Source files are hostile until read: size goes before
 decoding, and formats that start other programs (EPS) are not opened.
@@ -16,12 +16,14 @@ from typing import IO
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import ExifTags, Image, ImageFile, ImageOps, PngImagePlugin
+from PIL import ExifTags, Image, ImageFile, ImageOps
 
 from hyimg_cli.errors import SourceImageError
 from hyimg_cli.files import UnfitFile, bytes_of, opened, replace_file, storage_error
+from hyimg_cli.media import formats
+from hyimg_cli.media.metadata import PictureText
 from hyimg_cli.spec import digest
-from hyimg_cli.spec.job import Size
+from hyimg_cli.spec.job import Encoding, Size
 
 Pixels = NDArray[np.uint8]
 MAX_SOURCE_PIXELS = 100_000_000
@@ -61,7 +63,7 @@ class SourceImage:
 
 
 def stretched_digest(image_digest: str) -> str:
-    """What names an image that is resized without cutting."""
+    """The digest of an image that is resized without cutting."""
     return digest.of_bytes(f"stretched {image_digest}".encode())
 
 
@@ -89,16 +91,29 @@ def read_image(path: Path) -> SourceImage:
     return SourceImage(np.array(image), digest.of_bytes(data), notes)
 
 
-def png_texts(path: Path) -> dict[str, str]:
-    """Keyword and text of every text chunk of a PNG, those behind its pixels too.
+def read_small(path: Path, side: int) -> Image.Image:
+    """The first frame as `read_image` shows it, but scaled down to `side` pixels at most.
 
-    Raises SourceImageError for another kind of file, or a damaged one.
+    A JPEG is decoded at a fraction of its size. Raises SourceImageError.
     """
     with _open_file(path) as file, _opened(path, file) as image:
-        if not isinstance(image, PngImagePlugin.PngImageFile):
-            raise _fault("not-an-image", "this is no PNG", path)
         try:
-            return {str(keyword): str(text) for keyword, text in image.text.items()}
+            image.draft("RGB", (2 * side, 2 * side))
+            upright, _ = _as_rgb(ImageOps.exif_transpose(image))
+            upright.thumbnail((side, side), Image.Resampling.LANCZOS, reducing_gap=2.0)
+        except _DECODER_ERRORS as error:
+            raise _truncated(path) from error
+    return upright
+
+
+def text_of(path: Path) -> PictureText:
+    """What a PNG, JPEG or WebP says about itself, text behind a PNG's pixels too.
+
+    Raises SourceImageError for a file that is no picture, or a damaged PNG.
+    """
+    with _open_file(path) as file, _opened(path, file) as image:
+        try:
+            return formats.text_in(image)
         except _DECODER_ERRORS as error:
             raise _truncated(path) from error
 
@@ -135,19 +150,20 @@ def write_png(path: Path, pixels: Pixels, text: Mapping[str, str]) -> tuple[str,
 
     The file is on disk when this returns. Raises StorageError.
     """
-    assert pixels.dtype == np.uint8, "pixels are bytes"
-    assert pixels.shape[2:] == (3,), "pixels are RGB"
-    chunks = PngImagePlugin.PngInfo()
-    for keyword, value in text.items():
-        chunks.add_text(keyword, value)
-    encoded = io.BytesIO()
-    Image.fromarray(pixels).save(encoded, format="PNG", pnginfo=chunks)
-    data = encoded.getvalue()
+    return _written(path, formats.png(pixels, text)), pixel_digest(pixels)
+
+
+def write_picture(path: Path, pixels: Pixels, encoding: Encoding, text: PictureText | None) -> str:
+    """The same in any format, with what the picture says about itself; gives the file's sha256."""
+    return _written(path, formats.encoded(pixels, encoding, text))
+
+
+def _written(path: Path, data: bytes) -> str:
     try:
         replace_file(path, data)
     except OSError as error:
         raise storage_error(error, path.parent) from error
-    return digest.of_bytes(data), pixel_digest(pixels)
+    return digest.of_bytes(data)
 
 
 def _file_bytes(path: Path) -> bytes:
@@ -225,7 +241,7 @@ def _decoded(path: Path, data: bytes) -> tuple[Image.Image, tuple[str, ...]]:
 
 
 def _file_notes(image: ImageFile.ImageFile) -> list[str]:
-    """What will be changed, as far as it shows before decoding."""
+    """Notes on what will be changed, as far as it shows before decoding."""
     count = getattr(image, "n_frames", 1)
     # Pillow itself drops the lower 8 bits of colours, so only the raw mode tells of them.
     is_16_bit = image.mode.startswith("I") or any(";16" in str(tile.args) for tile in image.tile)

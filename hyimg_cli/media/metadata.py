@@ -1,28 +1,33 @@
-"""What a file says about itself: in a PNG the A1111 `parameters` text, and the whole job as JSON in
-`hyimg`; in an MP4 that JSON as its comment. `recorded.py` reads it back.
+"""Metadata of a file: in a picture the A1111 `parameters` text, the whole job as JSON (the record)
+and how it came about; in an MP4 that JSON as its comment. `formats` knows where each kind of
+picture keeps them, `recorded` reads them back.
 
 Basenames only: a picture that is passed on names no folder, user or host. Format 2 added to format
 1 how the file was made, and the digests of its source images.
 """
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
 
+from hyimg_cli.media import xmp
 from hyimg_cli.spec.job import ImageJob, Size
 
 FORMAT = 2
-# The PNG text chunk that holds the record.
-KEYWORD = "hyimg"
-# The user's own data belongs to the result line; it may hold anything.
-_LEFT_OUT = ("metadata",)
+# The PNG text chunks that hold the parameters and the record.
+PARAMETERS, KEYWORD = "parameters", "hyimg"
+# The user's own data belongs to the result line; it may hold anything. A file has its name.
+_LEFT_OUT = ("metadata", "name")
+# No XML holds these, no file half a surrogate pair.
+_ESCAPED = re.compile("[\ud800-\udfff\ufffe\uffff]")
 
 
 @dataclass(frozen=True)
 class Making:
-    """What made a file: hyimg's version, the checkpoint, and by name what else decides its bits.
+    """Provenance of a file: hyimg's version, the checkpoint, by name what else decides its bits.
 
     `settings`: of the run (device, dtype, KV reuse, ...); `packages`: versions.
     """
@@ -42,13 +47,21 @@ class Making:
 
 
 @dataclass(frozen=True)
+class PictureText:
+    """What a picture says about itself. `source_type`: IPTC's word for how it came about."""
+
+    parameters: str
+    record: str
+    source_type: str
+
+
+@dataclass(frozen=True)
 class PictureFacts:
-    """What became of a job beyond what was asked: enough to make the same pixels again.
+    """Results of a job beyond what was asked: enough to make the same pixels again.
 
     `source_sha256`: of the bytes of each source image, in order.
     """
 
-    size: Size
     model_name: str
     making: Making
     source_sha256: tuple[str, ...] = ()
@@ -57,28 +70,35 @@ class PictureFacts:
     ratio_index: int | None = None
 
 
-def png_text(job: ImageJob, resolved: Mapping[str, Any], facts: PictureFacts) -> dict[str, str]:
-    """Keyword and text of each PNG text chunk. `resolved` is the job as a manifest line."""
-    return {
-        "parameters": _parameters(job, facts),
-        KEYWORD: json.dumps(_record(job, resolved, facts), ensure_ascii=False, sort_keys=True),
-    }
+def picture_text(
+    job: ImageJob, resolved: Mapping[str, Any], facts: PictureFacts, size: Size, pixel_sha256: str
+) -> PictureText:
+    """What the job's picture of this size and these pixels says. `resolved` is the job as a
+    manifest line.
+    """
+    record = _record(job, resolved, facts) | {"size": str(size), "pixel_sha256": pixel_sha256}
+    source_type = xmp.EDITED if job.task == "it2i" else xmp.MADE
+    return PictureText(_parameters(job, facts, size), _json(record), source_type)
 
 
 def video_text(resolved: Mapping[str, Any], making: Making) -> str:
-    """What an MP4's `comment` and its sidecar file hold: the job as JSON, and what made it."""
-    record = {"format": FORMAT, "job": _public(resolved), **making.to_json()}
-    return json.dumps(record, ensure_ascii=False, sort_keys=True)
+    """Contents of an MP4's `comment` and of its sidecar file: the job as JSON, and what made it."""
+    return _json({"format": FORMAT, "job": _public(resolved), **making.to_json()})
 
 
-def _parameters(job: ImageJob, facts: PictureFacts) -> str:
+def _json(record: Mapping[str, Any]) -> str:
+    text = json.dumps(record, ensure_ascii=False, sort_keys=True)
+    return _ESCAPED.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def _parameters(job: ImageJob, facts: PictureFacts, size: Size) -> str:
     """Prompt, then one line of settings. Source: the layout of AUTOMATIC1111's infotext."""
     settings = {
         "Steps": job.num_inference_steps,
         "Sampler": "Flow-match Euler",
         "CFG scale": f"{job.guidance_scale:g}",
         "Seed": job.seed,
-        "Size": facts.size,
+        "Size": size,
         "Model hash": facts.making.model_fingerprint[:10],
         "Model": _quoted(facts.model_name),
         "Version": f"hyimg {facts.making.version}",
@@ -100,7 +120,6 @@ def _record(job: ImageJob, resolved: Mapping[str, Any], facts: PictureFacts) -> 
         # Where the text is given the job has no bot_task, but a dynamic system prompt hangs on it.
         "bot_task": job.bot_task,
         "source_sha256": list(facts.source_sha256),
-        "size": str(facts.size),
         "ratio_index": facts.ratio_index,
         "cot_text": facts.cot_text,
         "cot_token_ids": None if facts.cot_token_ids is None else list(facts.cot_token_ids),

@@ -1,8 +1,9 @@
-"""What a PNG, an MP4 or a sidecar says about itself, read back. Files may come from anywhere, so
+"""Read back the metadata of a picture, an MP4 or a sidecar. Files may come from anywhere, so
 nothing in them is believed: types are checked here, values where they are used.
 """
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -10,27 +11,37 @@ from typing import Any, Literal
 from hyimg_cli.errors import UsageError, require
 from hyimg_cli.files import UnfitFile, opened, text_of
 from hyimg_cli.media.frames import ALONE
-from hyimg_cli.media.images import png_texts
-from hyimg_cli.media.metadata import FORMAT, KEYWORD, Making
+from hyimg_cli.media.images import text_of as picture_text_of
+from hyimg_cli.media.metadata import FORMAT, Making
+from hyimg_cli.media.xmp import source_type_in
+from hyimg_cli.spec.job import Format
 
-Kind = Literal["png", "mp4", "sidecar"]
-_PNG, _FTYP = b"\x89PNG\r\n\x1a\n", b"ftyp"
+Kind = Format | Literal["mp4", "sidecar"]
+_MAGIC: tuple[tuple[re.Pattern[bytes], Kind], ...] = (
+    (re.compile(rb"\x89PNG\r\n\x1a\n"), "png"),
+    (re.compile(rb"\xff\xd8\xff"), "jpeg"),
+    (re.compile(rb"RIFF....WEBP", re.DOTALL), "webp"),
+    (re.compile(rb"....ftyp", re.DOTALL), "mp4"),
+    (re.compile(rb"\s*\{"), "sidecar"),
+)
+_WITH_XMP = {"export_xmp": "1"}
 # A record of the longest text is a tenth of it.
 MAX_SIDECAR_BYTES = 10_000_000
-_OURS = "give a .png or .mp4 that hyimg wrote, or the .json beside an .mp4"
+_OURS = "give a .png, .jpg, .webp or .mp4 that hyimg wrote, or the .json beside an .mp4"
 _NO_RECORD = "it was written with --no-metadata, by another program, or saved again by one"
 
 
 @dataclass(frozen=True)
 class Record:
-    """What hyimg wrote into a file. `source_sha256` is empty where it is not recorded, `size`,
-    `cot_text` and `bot_task` too; `raw` is all of it as JSON.
+    """Metadata of hyimg in a file. `source_sha256` is empty where it is not recorded, `size`,
+    `pixel_sha256`, `cot_text` and `bot_task` too; `raw` is all of it as JSON.
     """
 
     job: dict[str, Any]
     making: Making
     source_sha256: tuple[str, ...]
     size: str
+    pixel_sha256: str
     cot_text: str
     bot_task: str
     raw: dict[str, Any]
@@ -38,27 +49,28 @@ class Record:
 
 @dataclass(frozen=True)
 class Described:
-    """A file and what it says. `record` is None for a picture of another program, whose
-    `parameters` text is all there is.
+    """A file and what it says. `record` is None for a picture of another program, which has at most
+    a `parameters` text and a `source_type`: IPTC's address for how it came about.
     """
 
     path: Path
     kind: Kind
     record: Record | None
     parameters: str = ""
+    source_type: str = ""
 
 
 def read_described(path: Path) -> Described:
-    """What the file says. Raises UsageError where there is none, where it is of another kind, says
+    """A file's metadata. Raises UsageError where there is none, where it is of another kind, says
     nothing, or holds a record that is damaged; SourceImageError for a damaged picture.
     """
-    match _kind(path):
-        case "png":
-            return _of_png(path)
+    match kind := _kind(path):
         case "mp4":
             return _of_film(path)
         case "sidecar":
-            return Described(path, "sidecar", _record(_sidecar(path), path, _OURS))
+            return Described(path, kind, _record(_sidecar(path), path, _OURS))
+        case _:
+            return _of_picture(path, kind)
 
 
 def _kind(path: Path) -> Kind:
@@ -72,43 +84,42 @@ def _kind(path: Path) -> Kind:
         raise _fault("is-a-folder", "this is a folder", path, hint) from None
     except (OSError, ValueError) as error:
         raise _fault("unreadable", f"it cannot be read: {error}", path) from None
-    if start.startswith(_PNG):
-        return "png"
-    if start[4:8] == _FTYP:
-        return "mp4"
-    if start.lstrip().startswith(b"{"):
-        return "sidecar"
-    raise _fault("not-ours", "this is no PNG, MP4 or sidecar", path, _OURS)
+    for magic, kind in _MAGIC:
+        if magic.match(start):
+            return kind
+    raise _fault("not-ours", "this is no PNG, JPEG, WebP, MP4 or sidecar", path, _OURS)
 
 
-def _of_png(path: Path) -> Described:
-    texts = png_texts(path)
-    parameters = texts.get("parameters", "")
-    if KEYWORD not in texts and not parameters:
+def _of_picture(path: Path, kind: Kind) -> Described:
+    text = picture_text_of(path)
+    if not any((text.record, text.parameters, text.source_type)):
         raise _fault("none", "the picture says nothing about itself", path, _NO_RECORD)
-    record = _record(texts[KEYWORD], path) if KEYWORD in texts else None
-    return Described(path, "png", record, parameters)
+    record = _record(text.record, path) if text.record else None
+    return Described(path, kind, record, text.parameters, text.source_type)
 
 
 def _of_film(path: Path) -> Described:
     """By its comment; by the sidecar where another program dropped that."""
     sidecar = path.with_suffix(".json")
-    text = _comment(path)
+    text, source_type = _comment(path)
     if text.lstrip().startswith("{"):
-        return Described(path, "mp4", _record(text, path))
+        return Described(path, "mp4", _record(text, path), source_type=source_type)
     if sidecar.is_file():
-        return Described(path, "mp4", _record(_sidecar(sidecar), sidecar))
+        record = _record(_sidecar(sidecar), sidecar)
+        return Described(path, "mp4", record, source_type=source_type)
     raise _fault("none", "the video says nothing about itself", path, _NO_RECORD)
 
 
-def _comment(path: Path) -> str:
+def _comment(path: Path) -> tuple[str, str]:
+    """The comment of an MP4, and the source type in its XMP packet."""
     require("av")
     import av
 
     try:
-        with opened(path) as file, av.open(file, "r", options=ALONE) as container:
+        with opened(path) as file, av.open(file, "r", options=ALONE | _WITH_XMP) as container:
             if container.streams.video:
-                return str(container.metadata.get("comment", ""))
+                said = container.metadata
+                return said.get("comment", ""), source_type_in(said.get("xmp", "").encode())
         what = "the video is cut short: it has no pictures in it"
     # A file that lies about what it is ends in errors of many kinds.
     except (av.error.FFmpegError, OSError, ValueError) as error:
@@ -147,6 +158,7 @@ def _record(text: str, path: Path, hint: str = _NO_RECORD) -> Record:
         ),
         source_sha256=tuple(map(str, _list(raw, "source_sha256"))),
         size=_text(raw, "size"),
+        pixel_sha256=_text(raw, "pixel_sha256"),
         cot_text=_text(raw, "cot_text"),
         bot_task=_text(raw, "bot_task"),
         raw=raw,

@@ -48,9 +48,11 @@ def write_video(
     *,
     fps: int,
     comment: str | None = None,
+    box: bytes = b"",
     frames_folder: Path | None = None,
 ) -> WrittenVideo:
-    """Writes an MP4, and PNG files into `frames_folder`, each whole or not at all.
+    """Writes an MP4, and PNG files into `frames_folder`, each whole or not at all. `box` is
+    appended as it is.
 
     Equal frames give equal bytes with the same libraries. H.264 halves the colours' resolution, so
     an odd side gets its last row or column twice. The PNG files stand before the MP4 does. Raises
@@ -59,7 +61,10 @@ def write_video(
     """
     try:
         with replacing(path) as film_path, _frames_at(frames_folder) as shots:
-            return _write(film_path, pieces, fps, comment, shots)
+            written = _write(film_path, pieces, fps, comment, shots)
+            with open(film_path, "ab") as file:
+                file.write(box)
+            return WrittenVideo(digest.of_file(film_path), *written)
     except StorageError:
         raise
     except (OSError, av.FFmpegError) as error:
@@ -81,7 +86,8 @@ def _frames_at(folder: Path | None) -> Iterator[Path | None]:
 
 def _write(
     path: Path, pieces: Iterable[Frames], fps: int, comment: str | None, shots: Path | None
-) -> WrittenVideo:
+) -> tuple[str, int, int, int]:
+    """Digest of the frames, their number, height and width."""
     pixels, count, film = hashlib.sha256(), 0, None
     shape: tuple[int, ...] = ()
     # What a muxer of another version would name itself stays out of the file.
@@ -102,7 +108,7 @@ def _write(
         if film is None:
             raise ValueError("a video needs a frame")
         film.close()
-    return WrittenVideo(digest.of_file(path), pixels.hexdigest(), count, *shape[:2])
+    return pixels.hexdigest(), count, shape[0], shape[1]
 
 
 class _Film:

@@ -1,1 +1,1 @@
-"""Whether a run fits into memory: what is needed, what there is, what would make it fit."""
+"""Memory of a run: what is needed, what there is, whether it fits, what would make it fit."""

@@ -1,6 +1,4 @@
-"""Whether the disk can hold what a run will write, and the cache folder what it will keep: said
-before anything is loaded.
-"""
+"""Refuse a full disk, or a cache folder that can be none, before anything is loaded."""
 
 import shutil
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""Whether a model and its jobs fit into memory, and what would make them fit.
+"""Judge whether a model and its jobs fit into memory, and find what would make them fit.
 
 `plan`, `doctor` and the run ask here, about pictures and videos, one process, ranks and replicas. A
 run of a model that does not fit with any of its jobs alone is refused before anything is loaded.
@@ -24,7 +24,7 @@ FORMS: tuple[Quantization, ...] = ("none", "fp8", "nf4")
 
 @dataclass(frozen=True)
 class Fit:
-    """What a model needs, what there is, and what to do where that is too little."""
+    """A model's need beside what is present, and a remedy where that is too little."""
 
     needed: Need
     present: Present
@@ -35,7 +35,7 @@ class Fit:
         return fits(self.needed, self.present)
 
     def refusal(self) -> MachineError:
-        """What a run says that is not begun."""
+        """The error of a run that is not begun."""
         there, main = self.present, self.present.main
         room = f"{there.limit} allows" if there.limit else f"{there.place} has"
         left = "" if there.limit else " free"
@@ -51,7 +51,7 @@ def fits(needed: Need, there: Present) -> bool:
 
 
 def judged(model: str, jobs: Sequence[Job], config: RunConfig, there: Present) -> Fit:
-    """Whether a model fits with one job at work, whichever of `jobs` takes least."""
+    """Judge a model with one job at work, whichever of `jobs` takes least."""
     # What is known of a video's needs is its model's.
     pictures: list[Sequence[Job]] = [[job] for job in jobs if isinstance(job, ImageJob)]
     found: list[tuple[Need, Sequence[Job]]] = []
@@ -64,8 +64,8 @@ def judged(model: str, jobs: Sequence[Job], config: RunConfig, there: Present) -
     return Fit(needed, there, remedy(model, least, config, there))
 
 
-def need_beside(model: str, jobs: Sequence[Job], config: RunConfig) -> Need:
-    """What a model takes that is to work beside another: with a full batch; where its work is not
+def need_of_second(model: str, jobs: Sequence[Job], config: RunConfig) -> Need:
+    """The need of a model that is to stay beside another: with a full batch; where its work is not
     known, as much again as its weights.
     """
     found = need(model, jobs, config, together=config.batch.max_size)
@@ -113,7 +113,7 @@ def remedy(model: str, jobs: Sequence[Job], config: RunConfig, there: Present) -
 
 
 def can_be_split(config: RunConfig) -> bool:
-    """Whether the run's ranks can share its model in its quantization."""
+    """True if the run's ranks can share its model in its quantization."""
     with suppress(UsageError):
         refuse_unsplit(config.model, config.parallel.tensor_ranks)
         return True

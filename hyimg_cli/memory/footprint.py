@@ -1,4 +1,4 @@
-"""What a run will hold in memory at once, before anything is loaded; no torch.
+"""Count what a run will hold in memory at once, before anything is loaded; no torch.
 
     weights       as held once loaded: by dtype and quantization
     K/V           contexts of the jobs that think or wait, branches of those that draw; prefixes,
@@ -21,7 +21,8 @@ from dataclasses import astuple, dataclass, field, replace
 
 from hyimg_cli.errors import JobError
 from hyimg_cli.journal.keys import by_graphs, precision
-from hyimg_cli.models.registry import job_tokens, model_card, rank_bytes, video_card
+from hyimg_cli.manifest.written import Replay
+from hyimg_cli.models.registry import model_card, sequences, video_card
 from hyimg_cli.spec.card import ModelCard, RankBytes, VideoCard, Working
 from hyimg_cli.spec.job import ImageJob, Job, Size
 from hyimg_cli.spec.plan import Group, Plan
@@ -56,7 +57,7 @@ class JobBytes:
 
 @dataclass(frozen=True)
 class Together:
-    """How many jobs think together at most, and how many draw."""
+    """Jobs that think together at most, and jobs that draw."""
 
     thinking: int
     drawing: int
@@ -77,19 +78,19 @@ class MomentBytes:
 
 @dataclass(frozen=True)
 class Needs:
-    """What a group's jobs take beside the weights: the largest of each, and what all have in
+    """A group's need beside the weights: the largest of each job's parts, and what all have in
     common.
 
-    `share`: of a job. `encode`, `decode`: of a picture in the VAE; `beside`: of an encode that may
-    go on meanwhile. `forward`: of any forward. `kept`: of prefixes shared with jobs to come, and of
-    encoded source images.
+    `share`: of a job. `encode`, `decode`: of a picture in the VAE; `prefetch`: of an encode
+    that may go on meanwhile. `forward`: of any forward. `kept`: of prefixes shared with jobs to
+    come, and of encoded source images.
     """
 
     jobs: int
     share: JobBytes
     encode: int = 0
     decode: int = 0
-    beside: int = 0
+    prefetch: int = 0
     forward: Working = field(default_factory=Working)
     kept: int = 0
     has_graphs: bool = False
@@ -101,15 +102,15 @@ class Needs:
         alive = min(self.jobs, together.thinking + drawing - 1)
         # A job's context goes when its branches stand, one job after another.
         others = alive - drawing
-        at_work = max(drawing * share.step, share.prefill) + self.forward.beside
-        opening = max(share.prefill + self.forward.beside, self.encode)
+        at_work = max(drawing * share.step, share.prefill) + self.forward.fixed
+        opening = max(share.prefill + self.forward.fixed, self.encode)
         moments = (
             MomentBytes("think", alive * share.context, opening),
             MomentBytes("draw", (others + 1) * share.context + drawing * share.branches, at_work),
             MomentBytes("decode", others * share.context, self.decode),
         )
         most = max(moments, key=lambda held: held.total)
-        always = self.beside + self.graphs(together)
+        always = self.prefetch + self.graphs(together)
         return MomentBytes(most.moment, most.kv + self.kept, most.activations + always)
 
     def graphs(self, together: Together) -> int:
@@ -117,7 +118,7 @@ class Needs:
         if not self.has_graphs:
             return 0
         rows = int(_GRAPH_ROWS * min(together.thinking, self.jobs))
-        return rows * self.forward.row + self.forward.beside
+        return rows * self.forward.row + self.forward.fixed
 
     def fitting(self, room: int, most: int) -> Together:
         """As many as `room` bytes take, `most` of each: thinking first, then drawing; at least
@@ -166,7 +167,7 @@ class Footprint:
 
 
 def need(model: str, jobs: Sequence[Job], config: RunConfig, *, together: int = 1) -> Need:
-    """What a model takes while so many of `jobs` are at work `together`; without jobs, its weights.
+    """The need of a model with so many of `jobs` at work `together`; without jobs, its weights.
 
     What a video's latents and its decode take is not known.
     """
@@ -183,7 +184,7 @@ def need(model: str, jobs: Sequence[Job], config: RunConfig, *, together: int = 
 
 
 def video_need(card: VideoCard, config: RunConfig) -> Need:
-    """What a video model takes.
+    """The need of a video model.
 
     The text encoders go before the other networks come, unless every job embeds its prompt. In main
     memory the networks of all ranks lie together. Of networks that take turns on a GPU the largest
@@ -201,14 +202,16 @@ def video_need(card: VideoCard, config: RunConfig) -> Need:
 
 
 def share_of(job: ImageJob, card: ModelCard, config: RunConfig) -> JobBytes:
-    """What a job takes on the device and in the dtype of `config`.
+    """The bytes of one job on the device and in the dtype of `config`.
 
     A job whose sequence cannot be built fails later, for its own reason, and takes nothing.
     """
     square, revision = [Size(1, 1)] * len(job.images), config.model.revision
+    replay = Replay.of(job)  # a text that is fed again is held as the one that is written
+    job = replay.job if replay else job
     longest = job.text.max_new_tokens + _TAGS
     try:
-        tokens = job_tokens(job, square, assumed_think=longest, revision=revision)
+        tokens = sequences(job.model, revision).count(job, square, longest)
     except JobError:
         return JobBytes()
     room = max(0, tokens.assumed_think - _TAGS) + _BEHIND_TEXT
@@ -225,9 +228,11 @@ def share_of(job: ImageJob, card: ModelCard, config: RunConfig) -> JobBytes:
 
 def working(card: ModelCard, config: RunConfig) -> Working:
     """Activations of a forward on the device and in the dtype of `config`."""
-    found = card.activations.of(precision(config.model)[0], config.model.quantization)
+    is_on_cpu = precision(config.model)[0] == "cpu"
+    kind = "cpu" if is_on_cpu else config.model.quantization
+    found = card.activations.get(kind, Working())
     width = _width(config)
-    return Working(found.row * width // _BF16_BYTES, found.beside * width // _BF16_BYTES)
+    return Working(found.row * width // _BF16_BYTES, found.fixed * width // _BF16_BYTES)
 
 
 def needs(
@@ -238,7 +243,7 @@ def needs(
     prefixes: int | None = None,
     held_prefixes: int = 0,
 ) -> Needs:
-    """What a group takes; `prefixes`: bytes of shared K/V, by default as many as may be kept beside
+    """Needs of a group; `prefixes`: bytes of shared K/V, by default as many as may be kept beside
     the `held_prefixes` that are there already.
     """
     shares = [share_of(job, card, config) for job in jobs]
@@ -253,7 +258,7 @@ def needs(
         share=share,
         encode=encode,
         decode=max((_decode_bytes(job, card, config) for job in jobs), default=0),
-        beside=encode if _encodes_beside(config) else 0,
+        prefetch=encode if _prefetches_sources(config) else 0,
         forward=working(card, config),
         kept=prefixes + _encoded_bytes(jobs, card, config),
         has_graphs=by_graphs(config.model, config.parallel.tensor_ranks),
@@ -271,11 +276,12 @@ def held_weights(card: ModelCard, config: RunConfig) -> int:
 
 
 def _by_rank(card: ModelCard, config: RunConfig) -> RankBytes | None:
-    """What each rank has; None where there is one process."""
+    """Bytes of each rank; None where there is one process."""
     choice, ranks = config.model, config.parallel.tensor_ranks
     if ranks == 1:
         return None
-    return rank_bytes(replace(choice, model=card.model), ranks, precision(choice)[1])
+    known = sequences(card.model, choice.revision)
+    return known.rank_bytes(ranks, precision(choice)[1], choice.quantization)
 
 
 def _where_fullest(whole: Needs, card: ModelCard, config: RunConfig) -> Needs:
@@ -289,7 +295,7 @@ def _where_fullest(whole: Needs, card: ModelCard, config: RunConfig) -> Needs:
 
 
 def _in_one_memory(config: RunConfig) -> int:
-    """How many ranks share the memory that is fullest: on GPUs each has its own."""
+    """Number of ranks that share the fullest memory: on GPUs each has its own."""
     return config.parallel.tensor_ranks if precision(config.model)[0] == "cpu" else 1
 
 
@@ -352,8 +358,8 @@ def _width(config: RunConfig) -> int:
     return 4 if precision(config.model)[1] == "float32" else _BF16_BYTES
 
 
-def _encodes_beside(config: RunConfig) -> bool:
-    """Whether source images are encoded while the model is at work; see `sources.suits_beside`."""
+def _prefetches_sources(config: RunConfig) -> bool:
+    """True if source images are encoded while the model is at work; see `sources.suits_beside`."""
     asked, choice = config.batch.encodes_ahead, config.model
     by_itself = precision(choice)[0] == "cuda" and choice.device != "balanced"
     return by_itself if asked is None else asked

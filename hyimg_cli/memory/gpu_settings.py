@@ -2,11 +2,10 @@
 torch.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from hyimg_cli.errors import UsageError
 from hyimg_cli.journal.keys import precision
-from hyimg_cli.settings.precedence import Setting
 from hyimg_cli.spec.job import ImageJob, Job
 from hyimg_cli.spec.run import ModelChoice, RunConfig
 
@@ -14,23 +13,18 @@ UTILIZATION = "--gpu-memory-utilization"
 OFFLOAD = "--enable-cpu-offload"
 
 
-def refuse_unfollowed(jobs: Iterable[Job], settings: Mapping[str, Setting]) -> None:
+def refuse_unfollowed(jobs: Iterable[Job], config: RunConfig) -> None:
     """Passes settings of a GPU's memory that the jobs' run can follow. Raises UsageError."""
-    kind = precision(ModelChoice(device=settings["device"].value))[0]
-    part = settings["gpu_memory_utilization"].value
-    if part is not None and kind == "cpu":
-        raise _without_gpu(part)
-    if not settings["enable_cpu_offload"].value:
-        return
-    if any(isinstance(job, ImageJob) for job in jobs):
-        raise offload_of_pictures()
-    refuse_offload_on_cpu(ModelChoice(device=settings["device"].value))
-    ranks = settings["vae_patch_parallel_size"].value, settings["cfg_parallel_size"].value
-    refuse_offload_on_ranks(*ranks)
+    _refuse_part(config)
+    if config.model.cpu_offload:
+        if any(isinstance(job, ImageJob) for job in jobs):
+            raise offload_of_pictures()
+        refuse_offload_on_cpu(config.model)
+    refuse_in_session(config)
 
 
 def offload_of_pictures() -> UsageError:
-    """What to say where a picture model's networks are to take turns."""
+    """The error where a picture model's networks are to take turns."""
     return _refused(
         "one network makes a picture from its first token to its last step: none of it can wait in "
         "main memory",
@@ -59,25 +53,25 @@ def refuse_offload_on_ranks(vae_ranks: int, cfg_ranks: int) -> None:
 
 
 def refuse_in_session(config: RunConfig) -> None:
-    """The same for a configuration that no command line was read for. Raises UsageError."""
-    part = config.batch.gpu_memory_utilization
-    if part is not None and precision(config.model)[0] == "cpu":
-        raise _without_gpu(part)
-    if part is not None and not 0 < part <= 1:
-        what = f"{part:g} is no part of a GPU's memory"
-        raise UsageError(what, where=UTILIZATION, hint="above 0 to 1", code="usage.gpu-memory")
+    """The same for a session, which may move networks about on a CPU too. Raises UsageError."""
+    _refuse_part(config)
     if config.model.cpu_offload:
         refuse_offload_on_ranks(config.parallel.vae_ranks, config.parallel.cfg_ranks)
 
 
-def _without_gpu(part: float) -> UsageError:
-    return UsageError(
-        f"{part:g} of a GPU's memory, and this run is on the CPU",
-        where=UTILIZATION,
-        hint="main memory is limited by a recipe: [batch] memory_gb = 32; a GPU is named by "
-        "--device cuda",
-        code="usage.gpu-memory",
-    )
+def _refuse_part(config: RunConfig) -> None:
+    part = config.batch.gpu_memory_utilization
+    if part is not None and precision(config.model)[0] == "cpu":
+        raise UsageError(
+            f"{part:g} of a GPU's memory, and this run is on the CPU",
+            where=UTILIZATION,
+            hint="main memory is limited by a recipe: [batch] memory_gb = 32; a GPU is named by "
+            "--device cuda",
+            code="usage.gpu-memory",
+        )
+    if part is not None and not 0 < part <= 1:
+        what = f"{part:g} is no part of a GPU's memory"
+        raise UsageError(what, where=UTILIZATION, hint="above 0 to 1", code="usage.gpu-memory")
 
 
 def _refused(what: str, hint: str) -> UsageError:

@@ -1,4 +1,4 @@
-"""How much memory there is for one model of a run: main memory, a GPU's, a part of it, or all."""
+"""Memory that one model of a run may have: main memory, a GPU's, a part of it, or all."""
 
 import os
 from dataclasses import dataclass, replace
@@ -36,7 +36,7 @@ class Present:
 
 
 def present(config: RunConfig, *, replicas: int = 1) -> Present:
-    """What is free on this machine where `config` puts a model; in main memory, for each replica.
+    """The memory that is free where `config` puts a model; in main memory, for each replica.
 
     Raises MachineError where a GPU was asked for and there is none.
     """
@@ -48,19 +48,19 @@ def present(config: RunConfig, *, replicas: int = 1) -> Present:
     return found if limit is None else found.at_most(_part(limit, copies), _MEMORY_GB)
 
 
-def told(config: RunConfig, *, replicas: int = 1) -> Present | None:
-    """What `config` says that there is, for a plan that may be another machine's; None: nothing."""
+def stated(config: RunConfig, *, replicas: int = 1) -> Present | None:
+    """The memory that `config` states, for a plan that may be another machine's; None: nothing."""
     nbytes = config.batch.memory_bytes
     return None if nbytes is None else Present(_part(nbytes, copies_of(config, replicas)))
 
 
 def copies_of(config: RunConfig, replicas: int) -> int:
-    """How many of so many replicas share a memory: on GPUs each has its own."""
+    """Number of replicas that share a memory: on GPUs each has its own."""
     return replicas if precision(config.model)[0] == "cpu" else 1
 
 
 def of_each(config: RunConfig, replicas: int) -> RunConfig:
-    """What each of several replicas is told: on a CPU it may fill its part of the one memory, or
+    """The configuration of each replica: on a CPU it may fill its part of the one memory, or
     all of them would take for theirs what is free.
     """
     copies = copies_of(config, replicas)
@@ -78,7 +78,7 @@ def _part(nbytes: int, copies: int) -> int:
 
 
 def _on_gpus(config: RunConfig, main: int) -> Present | None:
-    """What is free on the GPUs of a model, or the part of it that the run may use."""
+    """The memory that is free on a model's GPUs, or the part of it that the run may use."""
     from hyimg_cli.parallel.devices import gpu_count, gpus_of
 
     choice, part = config.model, config.batch.gpu_memory_utilization

@@ -1,4 +1,4 @@
-"""How many jobs fit in memory together, and how much was used."""
+"""Choose how many jobs work together in the memory that is free, and measure what was used."""
 
 import resource
 import sys

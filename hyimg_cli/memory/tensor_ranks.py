@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 from hyimg_cli.errors import UsageError
 from hyimg_cli.journal.keys import precision
 from hyimg_cli.memory.footprint import Footprint
-from hyimg_cli.models import registry
-from hyimg_cli.settings.precedence import Setting
+from hyimg_cli.models.registry import sequences
 from hyimg_cli.spec.job import ImageJob, Job
 from hyimg_cli.spec.run import ModelChoice, RunConfig
 
@@ -31,17 +30,10 @@ class RankFootprint:
         return self.weights + self.kv + self.activations
 
 
-def refuse_wrong(jobs: Iterable[Job], settings: Mapping[str, Setting]) -> None:
-    """Passes settings under which all pictures' models can be split as asked. Raises UsageError."""
-    ranks = settings["tensor_parallel_size"].value
-    choice = ModelChoice(
-        revision=settings["revision"].value,
-        device=settings["device"].value,
-        quantization=settings["quantization"].value,
-        decode_graphs=settings["decode_graphs"].value,
-    )
+def refuse_wrong(jobs: Iterable[Job], config: RunConfig) -> None:
+    """Passes a run whose pictures' models can all be split as asked. Raises UsageError."""
     for model in dict.fromkeys(job.model for job in jobs if isinstance(job, ImageJob)):
-        refuse_unsplit(replace(choice, model=model), ranks)
+        refuse_unsplit(replace(config.model, model=model), config.parallel.tensor_ranks)
 
 
 def refuse_unsplit(choice: ModelChoice, ranks: int) -> None:
@@ -59,7 +51,7 @@ def refuse_unsplit(choice: ModelChoice, ranks: int) -> None:
             f"decode_graphs are one process's, not {ranks} ranks'",
             hint=f"leave out decode_graphs or {_FLAG}",
         )
-    registry.refuse_uneven(choice, ranks)
+    sequences(choice.model, choice.revision).refuse_uneven(ranks, choice.quantization)
 
 
 def rank_footprints(
@@ -73,8 +65,9 @@ def rank_footprints(
 
 
 def _ranks(model: str, whole: Footprint, config: RunConfig) -> list[RankFootprint]:
-    choice, ranks = replace(config.model, model=model), config.parallel.tensor_ranks
-    held = registry.rank_bytes(choice, ranks, precision(choice)[1])
+    choice, ranks = config.model, config.parallel.tensor_ranks
+    known = sequences(model, choice.revision)
+    held = known.rank_bytes(ranks, precision(choice)[1], choice.quantization)
     kv, weights = round(whole.kv * held.kv_share), [held.first, *[held.other] * (ranks - 1)]
     return [RankFootprint(rank, count, kv, whole.activations) for rank, count in enumerate(weights)]
 

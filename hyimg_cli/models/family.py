@@ -40,12 +40,12 @@ class ImageCheckpoint(Protocol):
     def text_prefix(
         self, job: ImageJob, source_sizes: Sequence[Size], digests: Sequence[str]
     ) -> list[Segment] | None:
-        """What jobs may share of the AR stage's prompt; None for a job without such a stage."""
+        """Segments of the AR prompt that jobs may share; None for a job without such a stage."""
 
     def branch_prefixes(
         self, job: ImageJob, source_sizes: Sequence[Size], digests: Sequence[str]
     ) -> list[list[Segment]]:
-        """What jobs may share of each guidance branch, where there is no AR stage."""
+        """Segments of each guidance branch that jobs may share, where there is no AR stage."""
 
     def memo_counts(self) -> dict[str, dict[str, int]]:
         """By kind, hits and misses of what is kept of texts and sequences."""

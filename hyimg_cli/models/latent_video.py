@@ -1,4 +1,4 @@
-"""What the engine needs of a text-to-video model: embed a prompt, denoise latents, decode frames.
+"""Protocols of a text-to-video model: embed a prompt, denoise latents, decode frames.
 
 No base class: a family offers these methods. Everything that one job leaves behind lives in its
 `VideoDenoiser`, which is made anew for each job, so no job can be hurt by the one before.
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hyimg_cli.spec.card import VideoCard
 from hyimg_cli.spec.job import VideoJob
-from hyimg_cli.tiling.tiles import Tiling
+from hyimg_cli.tiling.decode import TiledVae
 
 # One guidance branch of one job: latents [1, C, F, Y, X] and timestep [1] to its velocity.
 Branch = Callable[[Tensor, Tensor], Tensor]
@@ -36,7 +36,7 @@ class PromptEmbedding:
 
 @dataclass(frozen=True)
 class BranchInputs:
-    """What a guidance branch is made of: picklable, so that it can be made in another process.
+    """Inputs of a guidance branch: picklable, so that it can be made in another process.
 
     Branch 0 is the conditional one. `first_step` is the step that the branch is asked for first;
     from there on it is asked for every step in turn.
@@ -71,14 +71,14 @@ class PromptEncoder(Protocol):
         """An embedding as bytes that any process can keep (safetensors)."""
 
     def unpack(self, data: bytes, key: str) -> PromptEmbedding:
-        """What `pack` was given. Raises ValueError for other bytes."""
+        """Undo `pack`. Raises ValueError for other bytes."""
 
     def release(self) -> None:
         """Free the encoders' memory; a later `encode` loads them again."""
 
     @property
     def encoder_runs(self) -> Mapping[str, int]:
-        """How often each encoder ran since the checkpoint was opened."""
+        """Count how often each encoder ran since the checkpoint was opened."""
 
 
 class VideoDenoiser(Protocol):
@@ -94,7 +94,7 @@ class VideoDenoiser(Protocol):
         """The latents after denoise step `index` (from 0). No host read of device values."""
 
     def state(self) -> Mapping[str, Tensor]:
-        """What the scheduler and a step cache remember between steps, for a checkpoint."""
+        """Memory of the scheduler and a step cache between steps, for a checkpoint."""
 
     def restore(self, index: int, state: Mapping[str, Tensor]) -> None:
         """Stand behind step `index - 1` as `state` was taken there."""
@@ -107,8 +107,8 @@ class LatentDecoder(Protocol):
         """Pixels in about -1..1, [B, 3, T, H, W]."""
 
 
-class VideoVae(Protocol):
-    """A VAE in the pieces that a tiled decode is made of: cut, `decode_tile`, merge, `finish`."""
+class VideoVae(TiledVae, Protocol):
+    """A VAE in the pieces that a tiled decode is made of."""
 
     @property
     def module(self) -> Any:
@@ -116,25 +116,6 @@ class VideoVae(Protocol):
 
     def unscaled(self, latents_BCFYX: Tensor) -> Tensor:
         """A denoiser's latents in the VAE's scale and dtype, on its device."""
-
-    @property
-    def tiling(self) -> Tiling:
-        """Where the library cuts, by the module's own numbers."""
-
-    def decode_tile(self, latents_BCFYX: Tensor) -> Tensor:
-        """One tile with all its frames through the decoder; not re-entrant where the module keeps
-        features between frames.
-        """
-
-    @property
-    def tile_channels(self) -> int:
-        """Channels that `decode_tile` returns: three, times a patch's pixels."""
-
-    def tile_frames(self, latent_frames: int) -> int:
-        """Frames that `decode_tile` returns for so many latent frames."""
-
-    def finish(self, merged_BCTHW: Tensor) -> Tensor:
-        """Merged tiles as pixels: patches unfolded and values clamped, where the VAE does so."""
 
 
 class LatentVideoModel(Protocol):

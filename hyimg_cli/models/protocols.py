@@ -68,7 +68,7 @@ class LivePicture:
 
 @dataclass(frozen=True)
 class GeneratedText:
-    """What the AR stage decided: the text's ids with their tags (None: nothing to write), its text,
+    """The AR stage's result: the text's ids with their tags (None: nothing to write), its text,
     and the ids that it put behind the text, which the family reads (a size, say). `cut`: why the
     text ended before its closing tag; empty where it did not.
     """
@@ -97,7 +97,7 @@ class BranchSequence:
 
 @dataclass(frozen=True)
 class Canvas:
-    """What is to be drawn: its size, the family's own layout, and the branches' sequences, the
+    """A picture to be drawn: its size, the family's own layout, and the branches' sequences, the
     conditional one first. `notes` go into the job's line.
     """
 
@@ -108,7 +108,7 @@ class Canvas:
 
 
 class TextScript(Protocol):
-    """What may be written next, and when it is done. Made for one job."""
+    """Rules of what may be written next, and when it is done. Made for one job."""
 
     def allowed(self, last: int) -> tuple[int, ...] | None: ...
 
@@ -163,7 +163,7 @@ class Pixels(Protocol):
         """An encoded source image as bytes that any process can keep."""
 
     def unpack_source(self, data: bytes, digest: str) -> Encoded:
-        """What `pack_source` was given, on the model's device. Raises ValueError for other
+        """Undo `pack_source`, on the model's device. Raises ValueError for other
         bytes.
         """
 
@@ -175,19 +175,20 @@ class TextStage(Protocol):
     """The AR stage: a prompt, and the text behind it token by token."""
 
     def opening(self, job: ImageJob, sources: Sequence[Encoded]) -> TextPrompt | None:
-        """What the AR stage starts from; None where it has nothing to write or to decide."""
+        """The prompt of the AR stage; None where it has nothing to write or to decide."""
 
     def script(self, job: ImageJob) -> TextScript:
         """The rules of what the job's AR stage may write."""
 
     def text_budget(self, job: ImageJob, context: Context) -> int:
-        """How many tokens the job may write."""
+        """Number of tokens the job may write."""
 
     def opening_ids(self, job: ImageJob) -> list[int]:
         """The ids at the end of the prompt that belong to the written text: its trigger tag."""
 
     def feed(self, runs: Sequence[tuple[Context, Sequence[int] | Tensor]]) -> None:
         """Append tokens to each context's buffer, in one forward; ids may be on the device [T].
+        Runs of one context stand one behind another.
 
         `context.ids` is the caller's to keep: ids on the device are not known here.
         """
@@ -201,11 +202,11 @@ class TextStage(Protocol):
         """The text of some ids, tags spelled out."""
 
     def ending(self, context: Context) -> tuple[int, ...]:
-        """What is decided behind the prompt of a job that writes no text; waits for the device."""
+        """Ids decided behind the prompt of a job that writes no text; waits for the device."""
 
     @property
     def has_graphs(self) -> bool:
-        """Whether text is decoded by CUDA graphs, or computed as they would."""
+        """True if text is decoded by CUDA graphs, or computed as they would."""
 
     def prepare_decode(self, rows: int) -> int:
         """Have ready what decode steps of up to so many rows need; how many graphs were captured
@@ -213,14 +214,14 @@ class TextStage(Protocol):
         """
 
     def decode_note(self, rows: int) -> str:
-        """What was degraded in decode steps of up to so many rows; empty where nothing was."""
+        """A note on degraded decode steps of up to so many rows; empty where nothing was."""
 
 
 class PictureStage(Protocol):
     """The diffusion stage: branches on a shared prefix, and their velocities."""
 
     def canvas(self, job: ImageJob, sources: Sequence[Encoded], text: GeneratedText) -> Canvas:
-        """What to draw, once the text is there."""
+        """The picture to draw, once the text is there."""
 
     # `layout` is what the family's own `canvas` or `opening` gave.
     def segments(

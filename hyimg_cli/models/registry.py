@@ -7,7 +7,7 @@ needed here.
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, Literal, cast
 
 from hyimg_cli.errors import CheckpointError
 from hyimg_cli.loading import checkpoint
-from hyimg_cli.manifest.cost import JobTokens
 from hyimg_cli.models.family import Family, ImageCheckpoint, VideoCheckpoint
 from hyimg_cli.spec import digest
-from hyimg_cli.spec.card import ModelCard, RankBytes, VideoCard
-from hyimg_cli.spec.job import ImageJob, Job, Size, VideoJob
+from hyimg_cli.spec.card import ModelCard, VideoCard
+from hyimg_cli.spec.job import Job, VideoJob
 from hyimg_cli.spec.run import ModelChoice
 
 if TYPE_CHECKING:
@@ -147,28 +146,6 @@ def check(job: Job, revision: str | None = None) -> None:
         _video(job.model, revision).check(job)
     else:
         sequences(job.model, revision).check(job)
-
-
-def job_tokens(
-    job: ImageJob,
-    source_sizes: Sequence[Size],
-    *,
-    assumed_think: int,
-    revision: str | None = None,
-) -> JobTokens:
-    """Tokens that a job will take; see `ImageCheckpoint.count`."""
-    return sequences(job.model, revision).count(job, source_sizes, assumed_think)
-
-
-def refuse_uneven(choice: ModelChoice, ranks: int) -> None:
-    """Passes a checkpoint whose layers can be split over so many ranks. Raises UsageError."""
-    sequences(choice.model, choice.revision).refuse_uneven(ranks, choice.quantization)
-
-
-def rank_bytes(choice: ModelChoice, ranks: int, dtype: str) -> RankBytes:
-    """Bytes of a checkpoint on each of `ranks` ranks that its layers are split over."""
-    known = sequences(choice.model, choice.revision)
-    return known.rank_bytes(ranks, dtype, choice.quantization)
 
 
 def load(

@@ -9,34 +9,22 @@ is made of them (CFG, the scheduler's step) stays on rank 0.
 
 # Legend: B batch, C channel, F latent frame, Y X latent rows and columns
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from hyimg_cli.parallel.ranks import Rank, RankPool
-from hyimg_cli.parallel.wire import Task
 
 Velocity = Callable[[Tensor, Tensor], Tensor]
 
 
-class BranchModel(Protocol):
-    """A denoising transformer as the ranks need it; every rank holds one with the same weights."""
-
-    def branch(self, inputs: Any) -> Velocity:
-        """One branch of one job: (latents, timestep) to its velocity.
-
-        `inputs` is what `ParallelBranches.begin` was given, its tensors on the CPU. Made anew for
-        each job, so a step cache and hoisted constants in it are the job's own. Velocities of all
-        branches have one shape and dtype.
-        """
-
-
 class ParallelBranches:
-    """A job's branches spread over the first ranks of a pool, which hold the model as a part.
+    """A job's branches spread over the first ranks of a pool, which hold the model as a part: its
+    `branch(inputs)` is one branch of one job, (latents, timestep) to its velocity. Velocities of
+    all branches have one shape and dtype.
 
     With fewer ranks than branches a rank takes several; with one, everything runs here.
     """
@@ -50,15 +38,15 @@ class ParallelBranches:
         self._branches = 0
 
     def begin(self, inputs: Sequence[Any]) -> None:
-        """Start a job: the inputs of every branch, picklable, tensors on the CPU.
+        """Start a job: the inputs of every branch, picklable, their tensors on the CPU.
 
         A rank that has none of them keeps its branch of an earlier job, a few MB, until it has.
         The only large thing that is sent, and only here. Raises what the model raises.
         """
         self._branches = len(inputs)
-        dealt = [tuple(inputs[rank :: self.ranks]) for rank in range(self.ranks)]
+        by_rank = [tuple(inputs[rank :: self.ranks]) for rank in range(self.ranks)]
         # NOTE: every rank gets all inputs in one message; they are a few MB once a job.
-        self._pool.run(Task(begin_share, (self._part, dealt)), ranks=self.ranks)
+        self._pool.run(begin_share, self._part, by_rank, ranks=self.ranks)
 
     def velocity(self, latents_BCFYX: Tensor, timestep_B: Tensor) -> list[Tensor]:
         """Every branch's velocity, in the order of `begin`, on rank 0's device.
@@ -67,16 +55,16 @@ class ParallelBranches:
         rank dies or fails.
         """
         assert self._branches, "begin comes before velocity"
-        step = BranchStep(
-            self._part,
-            self._branches,
-            self.ranks,
-            (tuple(latents_BCFYX.shape), latents_BCFYX.dtype),
-            (tuple(timestep_B.shape), timestep_B.dtype),
+        gathered = partial(
+            _gathered, self._pool.here, self._part, self._branches, self.ranks, latents_BCFYX
         )
-        own = partial(_gathered, self._pool.here, step, latents_BCFYX, timestep_B)
         velocities: list[Tensor] = self._pool.run(
-            Task(step_share, (step,)), ranks=self.ranks, own=own
+            step_share,
+            self._part,
+            _spec(latents_BCFYX),
+            _spec(timestep_B),
+            ranks=self.ranks,
+            own=partial(gathered, timestep_B),
         )[0]
         return velocities
 
@@ -89,44 +77,37 @@ class ParallelBranches:
 Spec = tuple[tuple[int, ...], torch.dtype]
 
 
-@dataclass(frozen=True)
-class BranchStep:
-    """One denoise step as the ranks are told: whose branches, and what will arrive."""
-
-    part: str
-    branches: int
-    ranks: int
-    latents: Spec
-    timestep: Spec
+def begin_share(rank: Rank, part: str, by_rank: Sequence[Sequence[Any]]) -> None:
+    """Task: this rank's branches of a new job. They are made anew for each job, so a step cache and
+    hoisted constants in them are the job's own.
+    """
+    model = rank.parts[part]
+    rank.parts[_held(part)] = [model.branch(inputs) for inputs in by_rank[rank.number]]
 
 
-def begin_share(rank: Rank, part: str, dealt: Sequence[Sequence[Any]]) -> None:
-    """Task: this rank's branches of a new job."""
-    model: BranchModel = rank.parts[part]
-    rank.parts[_held(part)] = [model.branch(inputs) for inputs in dealt[rank.number]]
-
-
-def step_share(rank: Rank, step: BranchStep) -> None:
+def step_share(rank: Rank, part: str, latents_spec: Spec, timestep_spec: Spec) -> None:
     """Task of ranks 1, 2, ..: take latents and timestep, send back this rank's velocities."""
     latents, timestep = (
         torch.empty(shape, dtype=dtype, device=rank.device)
-        for shape, dtype in (step.latents, step.timestep)
+        for shape, dtype in (latents_spec, timestep_spec)
     )
     dist.recv(latents, 0)
     dist.recv(timestep, 0)
-    for velocity in _own(rank, step.part, latents, timestep):
+    for velocity in _own(rank, part, latents, timestep):
         dist.send(velocity, 0)
 
 
-def _gathered(rank: Rank, step: BranchStep, latents: Tensor, timestep: Tensor) -> list[Tensor]:
+def _gathered(
+    rank: Rank, part: str, branches: int, ranks: int, latents: Tensor, timestep: Tensor
+) -> list[Tensor]:
     """Rank 0's side of a step: latents out, its own branches, the others' velocities in."""
     sent = [tensor.contiguous() for tensor in (latents, timestep)]
-    sending = [dist.isend(tensor, other) for other in range(1, step.ranks) for tensor in sent]
-    own = _own(rank, step.part, latents, timestep)
-    velocities: list[Tensor | None] = [None] * step.branches
-    velocities[:: step.ranks] = own
-    for other in range(1, step.ranks):
-        for branch in range(other, step.branches, step.ranks):
+    sending = [dist.isend(tensor, other) for other in range(1, ranks) for tensor in sent]
+    own = _own(rank, part, latents, timestep)
+    velocities: list[Tensor | None] = [None] * branches
+    velocities[::ranks] = own
+    for other in range(1, ranks):
+        for branch in range(other, branches, ranks):
             arriving = torch.empty_like(own[0])
             dist.recv(arriving, other)
             velocities[branch] = arriving
@@ -140,6 +121,10 @@ def _gathered(rank: Rank, step: BranchStep, latents: Tensor, timestep: Tensor) -
 def _own(rank: Rank, part: str, latents: Tensor, timestep: Tensor) -> list[Tensor]:
     branches: list[Velocity] = rank.parts[_held(part)]
     return [velocity(latents, timestep).contiguous() for velocity in branches]
+
+
+def _spec(tensor: Tensor) -> Spec:
+    return tuple(tensor.shape), tensor.dtype
 
 
 def _held(part: str) -> str:

@@ -25,7 +25,7 @@ def refuse_missing_gpus(count: int, who: str, hint: str) -> None:
 def device_of(choice: ModelChoice) -> str:
     """Device that a model is put on: "cpu", a GPU's name, or "balanced" over all of them.
 
-    Raises MachineError where a GPU was asked for and torch finds none.
+    Raises MachineError where a GPU was asked for that torch does not find.
     """
     has_gpu = torch.cuda.is_available()
     if choice.kind(has_gpu=has_gpu) == "cpu":
@@ -36,7 +36,14 @@ def device_of(choice: ModelChoice) -> str:
             hint="use --device cpu, or install a torch build that knows this GPU",
             code="machine.no-gpu",
         )
-    return {"auto": "cuda:0", "cuda": "cuda:0"}.get(choice.device, choice.device)
+    name = {"auto": "cuda:0", "cuda": "cuda:0"}.get(choice.device, choice.device)
+    if name.startswith("cuda:") and int(name.removeprefix("cuda:")) >= gpu_count():
+        raise MachineError(
+            f"device {name} was asked for, and torch finds {gpu_count()} GPUs, counted from 0",
+            hint=f"--device cuda:{gpu_count() - 1} is the last one",
+            code="machine.no-gpu",
+        )
+    return name
 
 
 def gpus_of(choice: ModelChoice) -> list[torch.device]:

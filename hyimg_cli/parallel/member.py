@@ -13,8 +13,9 @@ import threading
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 
+from hyimg_cli.parallel.launch import send
 from hyimg_cli.parallel.ranks import Rank, form_group
-from hyimg_cli.parallel.wire import Answer, Failed, Join, Task
+from hyimg_cli.parallel.wire import Failed, Numerics
 
 
 def main(descriptor: int) -> None:
@@ -24,16 +25,16 @@ def main(descriptor: int) -> None:
     pipe = Connection(descriptor)
     inbox: SimpleQueue[bytes] = SimpleQueue()
     threading.Thread(target=_read, args=(pipe, inbox), daemon=True).start()
-    _send(pipe, Answer("up"))
-    join: Join = pickle.loads(inbox.get())
-    rank = join.rank
+    _send(pipe, "up")
+    join: tuple[str, Rank, Numerics] = pickle.loads(inbox.get())
+    store, rank, numerics = join
     try:
-        join.numerics.apply()
-        form_group(join.store, rank)
-        _send(pipe, Answer("joined"))
+        numerics.apply()
+        form_group(store, rank)
+        _send(pipe, "joined")
         while True:
-            task: Task = pickle.loads(inbox.get())
-            _send(pipe, Answer(task.called(rank)))
+            work, args = pickle.loads(inbox.get())
+            _send(pipe, work(rank, *args))
     except BaseException as error:
         # The group's other members wait for this one: the end of its sockets tells them.
         _send(pipe, _failed(rank, error))
@@ -50,7 +51,7 @@ def _read(pipe: Connection, inbox: "SimpleQueue[bytes]") -> None:
 
 def _send(pipe: Connection, message: object) -> None:
     try:
-        pipe.send_bytes(pickle.dumps(message))
+        send(pipe, message)
     except OSError:
         os._exit(0)
 

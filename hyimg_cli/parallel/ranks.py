@@ -12,11 +12,12 @@ business: tiles, branches and tensor-parallel layers are all tasks.
 from __future__ import annotations
 
 import logging
+import pickle
 import shutil
 import tempfile
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
@@ -28,15 +29,7 @@ import torch.distributed as dist
 from hyimg_cli.errors import MachineError, RankError
 from hyimg_cli.parallel.devices import refuse_missing_gpus
 from hyimg_cli.parallel.launch import launched
-from hyimg_cli.parallel.wire import (
-    Failed,
-    Join,
-    Member,
-    Numerics,
-    Task,
-    loopback,
-    silence,
-)
+from hyimg_cli.parallel.wire import Member, Numerics, loopback, silence
 
 logger = logging.getLogger(__name__)
 DeviceKind = Literal["cpu", "cuda"]
@@ -61,12 +54,8 @@ class Rank:
 
 
 Loader = Callable[[Rank], Any]
-
-
-@dataclass(frozen=True)
-class _Part:
-    loader: Loader
-    ranks: int
+# A function, and its arguments behind the rank.
+Task = tuple[Callable[..., Any], tuple[Any, ...]]
 
 
 class RankPool:
@@ -93,7 +82,7 @@ class RankPool:
         self.here = Rank(0, size, _device(device, 0), timeout_s)
         self._kind: DeviceKind = device
         self._threads = threads
-        self._parts: dict[str, _Part] = {}
+        self._parts: dict[str, tuple[Loader, int]] = {}
         self.stopped: list[Callable[[], None]] = []
         self._members: list[Member] = []
         self._has_group = False
@@ -107,12 +96,13 @@ class RankPool:
     @property
     def member_pids(self) -> list[int]:
         """Process ids of ranks 1, 2, ..; empty where none runs."""
-        return [member.process.pid for member in self._members]
+        return [member.child.process.pid for member in self._members]
 
     def launch(self) -> None:
         """Begin to start the members without waiting for them: rank 0 has other work meanwhile."""
         if not self._members:
-            self._members = [self._launched(number) for number in range(1, self.size)]
+            numbers = range(1, self.size)
+            self._members = [Member(n, launched("hyimg_cli.parallel.member")) for n in numbers]
 
     def start(self) -> None:
         """Start the members, form the group, load every part that was asked for before.
@@ -124,9 +114,9 @@ class RankPool:
         try:
             self.launch()
             self._join()
-            for name, part in self._parts.items():
-                self._ask(Task(load_part, (name, part.loader)), part.ranks)
-                self._answers(part.ranks)
+            for name, (loader, ranks) in self._parts.items():
+                self._ask((load_part, (name, loader)), ranks)
+                self._answers(ranks)
         except RankError as error:
             self.stop()
             raise MachineError(
@@ -143,7 +133,7 @@ class RankPool:
 
         Raises MachineError where a member does not come up.
         """
-        ended = [m.number for m in self._members if m.process.poll() is not None]
+        ended = [m.number for m in self._members if m.child.process.poll() is not None]
         if ended:
             logger.warning("rank %d ended while it had nothing to do", ended[0])
             self.stop()
@@ -162,22 +152,26 @@ class RankPool:
         `loader` is picklable. `own`: what rank 0 calls instead, while the others load. A part of
         the same name is replaced. Raises what the loader raises, wherever it runs.
         """
-        part = _Part(loader, self.size if ranks is None else ranks)
+        count = self.size if ranks is None else ranks
         self.start()
-        self._parts[name] = part
+        self._parts[name] = loader, count
         try:
-            self._ask(Task(load_part, (name, loader)), part.ranks)
+            self._ask((load_part, (name, loader)), count)
             self.here.parts[name] = loader(self.here) if own is None else own()
-            self._answers(part.ranks)
+            self._answers(count)
         except BaseException:
             del self._parts[name]
             self.stop()
             raise
 
     def run(
-        self, task: Task, *, ranks: int | None = None, own: Callable[[], Any] | None = None
+        self,
+        work: Callable[..., Any],
+        *args: Any,
+        ranks: int | None = None,
+        own: Callable[[], Any] | None = None,
     ) -> list[Any]:
-        """What ranks 0 to `ranks - 1`, all by default, returned from a task.
+        """Call `work(rank, *args)` on ranks 0 to `ranks - 1`, all by default; each one's result.
 
         `own`: what rank 0 does instead, where its share differs. Arguments and answers are
         picklable and small: tensors travel through the group. Raises RankError where a member died
@@ -189,8 +183,8 @@ class RankPool:
         if count > 1:
             self.start()
         try:
-            self._ask(task, count)
-            value = task.called(self.here) if own is None else own()
+            self._ask((work, args), count)
+            value = work(self.here, *args) if own is None else own()
             return [value, *self._answers(count)]
         except BaseException as error:
             blamed = self._blamed(error)
@@ -203,9 +197,9 @@ class RankPool:
         """End the members and the group; parts of rank 0 stay, a later task starts anew."""
         members, self._members = self._members, []
         for member in members:
-            member.pipe.close()  # all end at once, then each is waited for
+            member.child.pipe.close()  # all end at once, then each is waited for
         for member in members:
-            member.end()
+            member.child.end()
         if self._has_group:
             self._has_group = False
             _forget_group()
@@ -219,10 +213,6 @@ class RankPool:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
-
-    def _launched(self, number: int) -> Member:
-        started = launched("hyimg_cli.parallel.member")
-        return Member(number, started.process, started.pipe)
 
     def _join(self) -> None:
         """Form the group, once every member has said that it is up."""
@@ -238,10 +228,12 @@ class RankPool:
             member.receive(_JOIN_S)
         if self._threads is not None:
             torch.set_num_threads(self._threads)
-        join = Join(str(self._scratch / "store"), self.here, Numerics.of_this_process())
+        store, numerics = str(self._scratch / "store"), Numerics.of_this_process()
         for member in self._members:
-            member.send(join.for_rank(member.number, _device(self._kind, member.number)))
-        form_group(join.store, self.here)
+            device = _device(self._kind, member.number)
+            rank = replace(self.here, number=member.number, device=device, parts={})
+            member.send(pickle.dumps((store, rank, numerics)))
+        form_group(store, self.here)
         self._has_group = True
         self._answers(self.size)
         if self._kind == "cuda":
@@ -249,19 +241,13 @@ class RankPool:
                 threading.Thread(target=self._abort_after, args=(member,), daemon=True).start()
 
     def _ask(self, task: Task, ranks: int) -> None:
-        data = task.packed()
+        packed = pickle.dumps(task)
         for member in self._members[: ranks - 1]:
-            member.send_bytes(data)
+            member.send(packed)
 
     def _answers(self, ranks: int) -> list[Any]:
-        """What ranks 1 to `ranks - 1` returned; raises the first fault among them."""
-        values = []
-        for member in self._members[: ranks - 1]:
-            answer = member.receive(self.here.timeout_s)
-            if isinstance(answer, Failed):
-                raise answer.as_error()
-            values.append(answer.value)
-        return values
+        """Results of ranks 1 to `ranks - 1`; raises the first fault among them."""
+        return [member.receive(self.here.timeout_s) for member in self._members[: ranks - 1]]
 
     def _blamed(self, error: BaseException) -> RankError | None:
         """The member's fault behind an error that rank 0 met while it waited for others."""
@@ -277,7 +263,7 @@ class RankPool:
 
     def _abort_after(self, member: Member) -> None:
         """On GPUs a dead peer goes unnoticed: end what rank 0 waits for when a process ends."""
-        member.process.wait()
+        member.child.process.wait()
         if member in self._members and dist.is_initialized():
             logger.warning("rank %d ended; its group is aborted", member.number)
             torch.distributed.group.WORLD.abort()  # type: ignore[union-attr]

@@ -13,8 +13,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from hyimg_cli.parallel.ranks import Rank
-
 
 @dataclass(frozen=True)
 class Share:
@@ -22,11 +20,6 @@ class Share:
 
     number: int
     count: int
-
-    @classmethod
-    def of(cls, rank: Rank, ranks: int | None = None) -> "Share":
-        """The rank's, among the first `ranks` of its pool or all."""
-        return cls(rank.number, rank.size if ranks is None else ranks)
 
     def of_length(self, length: int) -> slice:
         """This part of `length` things in a row; the first parts are longer where it is uneven."""

@@ -1,30 +1,26 @@
-"""What goes through the pipe between rank 0 and a member, and the member as rank 0 sees it.
+"""Messages between rank 0 and a member, and the member as rank 0 sees it.
 
-Pickled by plain `pickle`: functions go by name, tensors among the arguments by value.
+to a member     where the group meets, the Rank it is there, its Numerics; then tasks: a function
+                of a module and its arguments, to be called with the rank first
+from a member   a word that it is up, one that it has joined; then what each task returned, or
+                Failed and nothing more
 """
 
 from __future__ import annotations
 
 import os
-import pickle
-import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from hyimg_cli.errors import HyimgError, RankError
-
-if TYPE_CHECKING:
-    from hyimg_cli.parallel.ranks import Rank
-
-_END_S = 5.0
+from hyimg_cli.parallel.launch import Launched, received
 
 
 @dataclass(frozen=True)
@@ -49,41 +45,6 @@ class Numerics:
         torch.set_float32_matmul_precision(self.float32_precision)
         torch.backends.cudnn.allow_tf32 = self.cudnn_allow_tf32
         torch.backends.cudnn.benchmark = False
-
-
-@dataclass(frozen=True)
-class Join:
-    """Where the group meets, who the member is there, and how it computes."""
-
-    store: str
-    rank: Rank
-    numerics: Numerics
-
-    def for_rank(self, number: int, device: torch.device) -> Join:
-        """The same for a member."""
-        return replace(self, rank=replace(self.rank, number=number, device=device, parts={}))
-
-
-@dataclass(frozen=True)
-class Task:
-    """A function of a module, to be called with the rank first."""
-
-    work: Callable[..., Any]
-    args: tuple[Any, ...] = ()
-
-    def packed(self) -> bytes:
-        return pickle.dumps(self)
-
-    def called(self, rank: Rank) -> Any:
-        """Do it, on this rank."""
-        return self.work(rank, *self.args)
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What a task returned."""
-
-    value: Any
 
 
 @dataclass(frozen=True)
@@ -116,62 +77,49 @@ class Failed:
         return self.error or self.as_rank_error()
 
 
-@dataclass
+@dataclass(frozen=True, eq=False)
 class Member:
-    """A rank in another process: its pipe, and whether it still lives."""
+    """A rank in another process, as rank 0 sees it."""
 
     number: int
-    process: subprocess.Popen[bytes]
-    pipe: Connection
+    child: Launched
 
-    def send(self, message: object) -> None:
-        self.send_bytes(pickle.dumps(message))
-
-    def send_bytes(self, data: bytes) -> None:
-        """Raises RankError where nobody is left to read."""
+    def send(self, packed: bytes) -> None:
+        """A pickled message. Raises RankError where nobody is left to read."""
         try:
-            self.pipe.send_bytes(data)
+            self.child.pipe.send_bytes(packed)
         except OSError:
             raise self._death().as_rank_error() from None
 
     def receive(self, timeout_s: float) -> Any:
-        """The next message; a `Failed` too. Raises RankError where it died or says nothing."""
-        if not self.pipe.poll(timeout_s):
+        """The next answer. Raises what failed in the member, RankError where it died or says
+        nothing.
+        """
+        if not self.child.pipe.poll(timeout_s):
             raise silence(timeout_s, f"rank {self.number}")
         try:
-            return pickle.loads(self.pipe.recv_bytes())
+            answer = received(self.child.pipe)
         except (EOFError, OSError):
             raise self._death().as_rank_error() from None
+        if isinstance(answer, Failed):
+            raise answer.as_error()
+        return answer
 
     def fault(self, within_s: float) -> Failed | None:
-        """What went wrong in this member, None where it is well; answers are passed over."""
+        """This member's fault, None where it is well; answers are passed over."""
         until = time.monotonic() + within_s
-        while self.pipe.poll(max(0.0, until - time.monotonic())):
+        while self.child.pipe.poll(max(0.0, until - time.monotonic())):
             try:
-                message = pickle.loads(self.pipe.recv_bytes())
+                message = received(self.child.pipe)
             except (EOFError, OSError):
                 return self._death()
             if isinstance(message, Failed):
                 return message
         return None
 
-    def end(self) -> None:
-        """Close the pipe, which ends a member that listens; kill one that does not."""
-        self.pipe.close()
-        try:
-            self.process.wait(_END_S)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-
     def _death(self) -> Failed:
-        """The member is gone without a word; how, as the system tells it."""
-        try:
-            code = self.process.wait(_END_S)
-        except subprocess.TimeoutExpired:
-            return Failed(self.number, "it closed its pipe", 0.0)
-        how = f"killed by signal {-code}" if code < 0 else f"it ended with status {code}"
-        return Failed(self.number, how, 0.0)
+        """The member is gone without a word."""
+        return Failed(self.number, self.child.death(), 0.0)
 
 
 def silence(timeout_s: float, who: str = "a rank") -> RankError:

@@ -1,41 +1,77 @@
-"""Where a job's seconds go: disjoint wall segments, one per phase."""
+"""Where a job's seconds go: disjoint wall segments by phase, and its share of each."""
 
 import time
 from collections.abc import Callable
 
 from hyimg_cli.spec.events import PHASES
 
+# A job waits in them, or is passed over: they take no share while another is in another phase.
+_WAITS = ("queue",)
+_YIELDS = ("think",)
+
+
+class Shares:
+    """Deals wall time to the jobs that are at work at that moment, in equal parts.
+
+    All shares of one object together are never more than the time that passed. A job that writes
+    text waits while another is prefilled or drawn: then that other one has all of it.
+    """
+
+    def __init__(self) -> None:
+        self._at_work: dict[PhaseClock, str] = {}
+        self._dealt_until = 0.0
+
+    def move(self, clock: "PhaseClock", phase: str | None, now: float) -> None:
+        """A job's clock enters `phase`, or none; what passed until `now` is dealt first."""
+        firm = [one for one, name in self._at_work.items() if name not in _YIELDS]
+        sharers = firm or list(self._at_work)
+        for one in sharers:
+            name = self._at_work[one]
+            part = (now - self._dealt_until) / len(sharers)
+            one.deal(name, part)
+        self._dealt_until = now
+        self._at_work.pop(clock, None)
+        if phase is not None and phase not in _WAITS:
+            self._at_work[clock] = phase
+
 
 class PhaseClock:
     """Adds wall time to one phase at a time, from `since` on. `synchronize` waits for the device,
     so that a phase is charged for its own work."""
 
-    def __init__(self, since: float, synchronize: Callable[[], None]) -> None:
-        """`since` is a `time.perf_counter()` reading: what passed until now is the queue phase."""
+    def __init__(
+        self, since: float, synchronize: Callable[[], None], shares: Shares | None = None
+    ) -> None:
+        """`since` is a `time.perf_counter()` reading: what passed until now is the queue phase.
+        `shares`: one for all jobs that are at work in turn or together; by default the job's own.
+        """
         self._start = since
         self._synchronize = synchronize
+        self._shares = shares or Shares()
         self._seconds = dict.fromkeys(PHASES, 0.0)
         self._seconds["queue"] = time.perf_counter() - since
         self.overlapped_s: dict[str, float] = {}
+        self._dealt: dict[str, float] = {}
         self._phase: str | None = None
         self._entered = 0.0
 
     def enter(self, phase: str) -> None:
         """Close the phase that runs and open `phase`; one may be entered several times."""
-        self.leave()
         assert phase in self._seconds, f"{phase} is not a phase"
-        self._phase, self._entered = phase, time.perf_counter()
+        self._move(phase)
 
     def leave(self) -> None:
         """Close the phase that runs."""
         if self._phase is not None:
-            self._synchronize()
-            self._seconds[self._phase] += time.perf_counter() - self._entered
-            self._phase = None
+            self._move(None)
 
-    def beside(self, phase: str, seconds: float) -> None:
-        """Note work of this job that ran beside another phase: outside the sum."""
+    def overlapped(self, phase: str, seconds: float) -> None:
+        """Note work of this job that ran during another phase: outside the sum."""
         self.overlapped_s[phase] = self.overlapped_s.get(phase, 0.0) + seconds
+
+    def deal(self, phase: str, seconds: float) -> None:
+        """Count a part of the time in which this job and others worked."""
+        self._dealt[phase] = self._dealt.get(phase, 0.0) + seconds
 
     def timings_s(self) -> dict[str, float]:
         """Seconds of every phase, what no phase claims, and the total that they add up to."""
@@ -43,3 +79,17 @@ class PhaseClock:
         total = time.perf_counter() - self._start
         unattributed = total - sum(self._seconds.values())
         return {**self._seconds, "unattributed": unattributed, "total": total}
+
+    def share_s(self) -> dict[str, float]:
+        """The job's part of the seconds in which jobs worked together, by phase, and its sum."""
+        self.leave()
+        return {**self._dealt, "total": sum(self._dealt.values())}
+
+    def _move(self, phase: str | None) -> None:
+        if self._phase is not None:
+            self._synchronize()
+        now = time.perf_counter()
+        if self._phase is not None:
+            self._seconds[self._phase] += now - self._entered
+        self._shares.move(self, phase, now)
+        self._phase, self._entered = phase, now

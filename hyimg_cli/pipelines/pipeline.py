@@ -1,78 +1,123 @@
 """Pipelines, one for pictures and one for videos: a loaded model at work on one kind of job.
 
-A pipeline knows its kind of job from shape to pixels; the session knows the plan, the folder and
-the journal.
+A pipeline knows its kind of job from shape to pixels and line; the session knows the plan, the
+folder and the journal.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Protocol, TypeVar
+import gc
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import Any, Generic, TypeVar
 
 from hyimg_cli.journal.journal import JobFolder
-from hyimg_cli.pipelines.clock import PhaseClock
+from hyimg_cli.models.latent_video import LatentVideoModel
+from hyimg_cli.models.protocols import MixedModel
+from hyimg_cli.pipelines.gpu_lock import ModelRanks
 from hyimg_cli.pipelines.outcomes import Facts
-from hyimg_cli.spec.events import Event, Outcome, OutputFile, Prewarmed, Progress
+from hyimg_cli.pipelines.request import Finished, Lost
+from hyimg_cli.spec.events import Event, ModelLoaded, Outcome, OutputFile, Prewarmed, Progress
 from hyimg_cli.spec.job import Job
+from hyimg_cli.spec.run import RunConfig
 
-OneJob = TypeVar("OneJob", bound=Job, contravariant=True)
-
-
-@dataclass(frozen=True)
-class Lost:
-    """A job failed; `notes` stand in its line beside the error."""
-
-    job: Job
-    clock: PhaseClock
-    error: Exception
-    notes: tuple[str, ...] = ()
+Model = TypeVar("Model", bound=MixedModel | LatentVideoModel)
+OneJob = TypeVar("OneJob", bound=Job)
+Done = TypeVar("Done", bound=Finished[Any])
 
 
-@dataclass(frozen=True)
-class Made:
-    """A job's pixels are there, not written yet.
-
-    `write` puts them into the folder, in a thread of its own, and `settle` follows the job's line;
-    `outcome` is that line. `source_digests` are those of the images that were read, `notes_if_lost`
-    for the line of a job that cannot be written.
-    """
-
-    job: Job
-    clock: PhaseClock
-    write: Callable[[JobFolder], OutputFile]
-    outcome: Callable[[OutputFile | None, Facts], Outcome]
-    source_digests: tuple[str, ...] = ()
-    settle: Callable[[], None] = lambda: None
-    notes_if_lost: tuple[str, ...] = ()
-
-
-class Pipeline(Protocol[OneJob]):
+class Pipeline(ABC, Generic[Model, OneJob, Done]):
     """A model at work on groups of one kind of job; what its jobs share is its own."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self._config = config
+        self._model: Model | None = None
+        self._ranks: ModelRanks | None = None
+        # Shapes that were run once already.
+        self._warmed: set[Any] = set()
 
     @property
     def model(self) -> str | None:
         """The model that is loaded."""
+        return None if self._model is None else self._model.card.model
 
+    @abstractmethod
     def use(self, model: str, jobs: Sequence[OneJob], folder: JobFolder | None) -> Iterator[Event]:
         """Have `model` loaded, and what all of the plan's `jobs` for it need at once; `folder` may
         hold a part of them.
         """
 
+    def prepare(self, jobs: Sequence[OneJob], folder: JobFolder | None) -> Iterator[Prewarmed]:
+        """Get ready for a group; its shapes are run once where that was asked for."""
+        self._revive()
+        self._fit(jobs)
+        if self._config.batch.prewarm:
+            started = time.perf_counter()
+            shapes, graphs = self._prewarm(jobs, folder)
+            if shapes or graphs:
+                yield Prewarmed(shapes, time.perf_counter() - started, graphs)
+
+    @abstractmethod
+    def work(
+        self, jobs: Sequence[OneJob], folder: JobFolder | None, started: float
+    ) -> Iterator[Progress | Done | Lost[OneJob]]:
+        """A group's jobs on their way; `started` is where their clocks begin."""
+
+    @abstractmethod
+    def write(self, done: Done, folder: JobFolder) -> OutputFile | None:
+        """Put a finished job's pixels into the folder, where it has some; called in a thread of its
+        own.
+        """
+
+    @abstractmethod
+    def outcome(self, done: Done, output: OutputFile | None, facts: Facts) -> Outcome:
+        """The line of a finished job; `output` is None where nothing was written."""
+
+    @abstractmethod
     def forget(self) -> None:
         """Drop what earlier jobs left in memory for later ones; the model stays."""
 
     def release(self) -> None:
         """Let the model and all that hangs on it go."""
+        if self._ranks is not None:
+            self._ranks.stop()
+            self._ranks = None
+        if self._model is not None:
+            self._model = None
+            self.forget()
+            self._warmed.clear()
+            gc.collect()
 
-    def prepared(self, jobs: Sequence[OneJob], folder: JobFolder | None) -> Iterator[Prewarmed]:
-        """Get ready for a group; its shapes are run once where that was asked for."""
-
-    def work(
-        self, jobs: Sequence[OneJob], folder: JobFolder | None, started: float
-    ) -> Iterator[Progress | Made | Lost]:
-        """A group's jobs on their way; `started` is where their clocks begin."""
-
+    @abstractmethod
     def cache_counts(self) -> dict[str, dict[str, int]]:
         """By kind, what was found in memory, was found on disk, had to be made until now."""
 
+    @abstractmethod
     def peak_memory_mb(self) -> float:
         """The most memory that was in use until now."""
+
+    def _fit(self, jobs: Sequence[OneJob]) -> None:
+        """Settle how many of a group's jobs are at work together."""
+
+    @abstractmethod
+    def _prewarm(self, jobs: Sequence[OneJob], folder: JobFolder | None) -> tuple[int, int]:
+        """Run a group's new shapes once; how many, and how many graphs were captured."""
+
+    def _revive(self) -> None:
+        """Ranks that have ended since the last job, or left for another pool's, start again."""
+        if self._ranks is not None:
+            self._ranks.revive()
+
+    def _resident(self) -> Model:
+        assert self._model is not None, "a model is loaded before its jobs run"
+        return self._model
+
+    def _loaded(self, load_s: float, ranks: int, precision: str = "") -> ModelLoaded:
+        model = self._resident()
+        return ModelLoaded(
+            model=model.card.model,
+            load_s=load_s,
+            device=model.device_name,
+            dtype=precision or model.dtype_name,
+            parameters=model.parameter_count,
+            ranks=ranks,
+        )

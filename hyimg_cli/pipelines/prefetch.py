@@ -1,4 +1,4 @@
-"""Work beside the model: source images are read ahead, pictures are written behind."""
+"""Prefetch and write-behind: files are read and written in threads while the model works."""
 
 import time
 from collections import deque
@@ -13,7 +13,7 @@ from hyimg_cli.media.images import SourceImage, read_image
 Done = TypeVar("Done")
 
 
-class ReadAhead:
+class SourcePrefetch:
     """Reads source images in one thread, before they are asked for. A bad one fails its own job."""
 
     def __init__(
@@ -34,7 +34,7 @@ class ReadAhead:
         self._reads: dict[str, Future[tuple[SourceImage, float]]] = {}
 
     def read(self, path: str) -> tuple[SourceImage, float]:
-        """The image, and the seconds its reading took beside other work.
+        """The image, and the seconds its reading took while other work went on.
 
         Raises SourceImageError as `read_image` does.
         """

@@ -145,7 +145,7 @@ def _from_found(net: Net, path: Path, origin: str) -> Backbone:
 
 
 def _backbone(net: Net, path: Path, data: bytes, origin: str, *, must_be_known: bool) -> Backbone:
-    """What a file holds. Where it must be the published one, any other is refused unread."""
+    """Contents of a file. Where it must be the published one, any other is refused unread."""
     packaged = _PACKAGED.get(net) if path.suffix == ".ckpt" else None
     expected = packaged.sha256 if packaged else _hub_digits(net)
     found = hashlib.sha256(data).hexdigest()

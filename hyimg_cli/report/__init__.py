@@ -1,1 +1,1 @@
-"""Pages to look at and to pass on: one HTML file each, complete in itself."""
+"""Pages to look at and to pass on: a run's, and a comparison's."""

@@ -24,7 +24,6 @@ def comparison_page(entry: Entry, pictures: Mapping[str, tuple[Path, Path]]) -> 
         verdict=verdict["name"],
         tone="bad" if verdict["exit_code"] else "good",
         reasons=verdict["reasons"],
-        stamp="",
         pairs=list(_pairs(entry, pictures)),
         count=len(pictures),
         **_tables(entry),
@@ -63,7 +62,7 @@ def _speedup(timing: Entry) -> tuple[str, ...]:
     return (
         str(timing["steps"]),
         *(f"{timing[side]['s_per_job']:.3f}" for side in ("a", "b")),
-        f"{up['median']:.3f}",
+        f"{up['median']:.3f}" if timing["is_resolved"] else "not resolved",
         f"{up['low']:.3f} to {up['high']:.3f}",
         f"{timing['gain_s']:.3f}",
         f"{timing['explained_s']:.3f}",

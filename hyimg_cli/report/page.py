@@ -1,5 +1,4 @@
-"""Pages from templates: one HTML file each that asks nothing of the network, styles, script and
-pictures inside.
+"""Pages from templates: HTML that asks nothing of the network, styles and script inside.
 
 Light and dark follow the reader's system. Sliders are range inputs, so the arrow keys move them.
 """

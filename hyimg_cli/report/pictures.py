@@ -6,7 +6,6 @@ Pixels are uint8 arrays [H, W, 3], RGB.
 import base64
 import io
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import numpy as np
 from PIL import Image
@@ -14,36 +13,32 @@ from PIL import Image
 from hyimg_cli.quality.metrics import Pixels, level_differences
 from hyimg_cli.report.colormap import colored
 
-# Longest side in pixels of a picture that is looked at closely, and of one among many.
+# Longest side in pixels of a picture that is looked at closely.
 DISPLAY_SIDE = 768
-THUMBNAIL_SIDE = 256
 # Small pictures are shown enlarged, dot by dot.
 _ENLARGED_SIDE = 256
 _SCALES = (1, 2, 5, 10, 20, 50, 100, 255)
-Coding = Literal["png", "jpeg"]
 
 
 @dataclass(frozen=True)
 class EmbeddedPicture:
-    """A picture in a page. `uri` holds it whole; empty for one that is missing, `alt` says why.
+    """A picture in a page. `uri` holds it whole.
 
     `width`, `height`: pixels in the file; `shown_width`: CSS pixels at most; `note`: what was done
-    to it for the page; `link`: where the whole file is, relative to the page.
+    to it for the page.
     """
 
     uri: str
     alt: str
-    width: int = 0
-    height: int = 0
-    shown_width: int = THUMBNAIL_SIDE
-    caption: str = ""
+    width: int
+    height: int
+    shown_width: int
     note: str = ""
-    link: str = ""
 
     @property
     def is_enlarged(self) -> bool:
         """True where its dots are larger than those of the screen."""
-        return 0 < self.width < self.shown_width
+        return self.width < self.shown_width
 
 
 @dataclass(frozen=True)
@@ -66,18 +61,14 @@ class HeatMap:
         )
 
 
-def embedded(pixels: Pixels, alt: str, *, is_thumbnail: bool = False) -> EmbeddedPicture:
-    """`pixels` in a page, scaled down (Lanczos) where they are larger than it shows.
-
-    A thumbnail that was scaled down is a JPEG: a tenth of the room.
-    """
+def embedded(pixels: Pixels, alt: str) -> EmbeddedPicture:
+    """`pixels` in a page, scaled down (Lanczos) where they are larger than it shows."""
     image = Image.fromarray(pixels)
-    max_side = THUMBNAIL_SIDE if is_thumbnail else DISPLAY_SIDE
-    if max(image.size) <= max_side:
-        return _encoded(image, alt, "png")
-    image.thumbnail((max_side, max_side), Image.Resampling.LANCZOS)
-    picture = _encoded(image, alt, "jpeg" if is_thumbnail else "png")
-    return replace(picture, note=f"scaled down from {pixels.shape[1]}x{pixels.shape[0]}")
+    if max(image.size) <= DISPLAY_SIDE:
+        return _encoded(image, alt)
+    image.thumbnail((DISPLAY_SIDE, DISPLAY_SIDE), Image.Resampling.LANCZOS)
+    note = f"scaled down from {pixels.shape[1]}x{pixels.shape[0]}"
+    return replace(_encoded(image, alt), note=note)
 
 
 def heat_map(a: Pixels, b: Pixels) -> HeatMap:
@@ -95,18 +86,15 @@ def heat_map(a: Pixels, b: Pixels) -> HeatMap:
     step = -(-max(levels.shape) // DISPLAY_SIDE)
     dots = block_reduce(levels, step, np.max) if step > 1 else levels
     image = Image.fromarray(colored(dots / top))
-    picture = _encoded(image, f"Difference map: largest {largest} levels", "png")
+    picture = _encoded(image, f"Difference map: largest {largest} levels")
     note = f"each dot is the largest of {step}x{step} pixels" if step > 1 else ""
     return HeatMap(replace(picture, note=note), top, largest)
 
 
-def _encoded(image: Image.Image, alt: str, coding: Coding) -> EmbeddedPicture:
+def _encoded(image: Image.Image, alt: str) -> EmbeddedPicture:
     data = io.BytesIO()
-    if coding == "png":
-        image.save(data, format="PNG", optimize=True)
-    else:
-        image.save(data, format="JPEG", quality=85)
-    uri = f"data:image/{coding};base64,{base64.b64encode(data.getvalue()).decode()}"
+    image.save(data, format="PNG", optimize=True)
+    uri = f"data:image/png;base64,{base64.b64encode(data.getvalue()).decode()}"
     # A whole number of screen dots for each of the picture's.
     factor = max(1, _ENLARGED_SIDE // max(image.size))
     return EmbeddedPicture(uri, alt, image.width, image.height, shown_width=image.width * factor)

@@ -1,1 +1,1 @@
-"""What may be set outside the manifest: declared once, read everywhere."""
+"""Settings outside the manifest: declared once, read everywhere."""

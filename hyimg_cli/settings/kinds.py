@@ -61,9 +61,15 @@ def is_custom_id(text: str) -> bool:
 
 
 class Kind:
-    """A type with its range. `metavar` and `allowed` are what a help page says of it."""
+    """A type with its range. `metavar` and `allowed` are what a help page says of it; of `choices`
+    a shell completes one.
+    """
 
     metavar = "str"
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        return ()
 
     @property
     def allowed(self) -> str:
@@ -162,6 +168,10 @@ class OneOf(Kind):
     aliases: tuple[tuple[str, str], ...] = ()
 
     @property
+    def choices(self) -> tuple[str, ...]:
+        return self.values
+
+    @property
     def allowed(self) -> str:
         return ", ".join(self.values)
 
@@ -235,6 +245,10 @@ class CustomId(Kind):
 @dataclass(frozen=True)
 class DeviceName(Kind):
     """Where a model lives: auto, cpu, cuda, cuda:N, or balanced."""
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        return ("auto", "cpu", "cuda", "balanced")
 
     @property
     def allowed(self) -> str:
@@ -373,7 +387,7 @@ class Matrix(Kind):
 
 
 def _is_deeper(value: Any, levels: int) -> bool:
-    """Whether lists and objects stand in one another on more than so many levels."""
+    """True if lists and objects stand in one another on more than so many levels."""
     layer = [value]
     for _ in range(levels):
         layer = [part for one in layer for part in _parts(one)]

@@ -88,7 +88,7 @@ def _refuse_misspelt(environ: Mapping[str, str]) -> None:
 
 
 def as_given(setting: Setting) -> str:
-    """What the user wrote: the flag, the variable, or the recipe's key."""
+    """The setting as the user wrote it: the flag, the variable, or the recipe's key."""
     row = SETTINGS[setting.name]
     if setting.origin == "environment":
         return row.variable

@@ -1,4 +1,4 @@
-"""What may be set outside the manifest: each setting is declared here, once, as plain data.
+"""Settings outside the manifest: each is declared here, once, as plain data.
 
 Flags, environment variables, recipes, fields of a manifest line, `RunConfig`, the settings' part of
 the resume key and `hyimg schema` are derived from these rows. A new setting is a new row.
@@ -9,6 +9,7 @@ from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
+from hyimg_cli.settings.file_names import NameTemplate
 from hyimg_cli.settings.kinds import (
     MAX_SEED,
     DeviceName,
@@ -22,7 +23,7 @@ from hyimg_cli.settings.kinds import (
     Text,
     Truth,
 )
-from hyimg_cli.spec.job import BOT_TASKS, SizeRequest
+from hyimg_cli.spec.job import BOT_TASKS, BY_ID, FORMATS, SizeRequest
 from hyimg_cli.spec.run import DTYPES, FRAMES, GRAPHS, QUANTIZATIONS
 
 JobKind = Literal["pictures", "videos"]
@@ -40,6 +41,7 @@ SYSTEM_PROMPTS = (
     "dynamic",
     "custom",
 )
+VARY = ("picture", "text", "both")
 # About seven minutes at 24 a second: beyond any model, so a slip of the pen.
 MAX_FRAMES = 10001
 MAX_FPS = 240
@@ -61,10 +63,11 @@ class Declaration:
     """One setting.
 
     `table`: of a recipe, and part of `RunConfig`, where it fills the field `fills`, or that of its
-    own name. `panel`: of the help; without one there is no flag. `flags`: as spelled, where they do
-    not follow from the name. `only`: the kind of job that reads it, where not both do. `aliases`:
-    other names of the field in a manifest line. `pixels`: how they depend on it; what is said by
-    the "job" or the "checkpoint" is in the resume key by itself, and None changes none.
+    own name. `panel`: of the help; without one there is no flag. `is_basic`: on the first screen of
+    a run's help. `flags`: as spelled, where they do not follow from the name. `only`: the kind of
+    job that reads it, where not both do. `in_line`: a manifest line may say it, too; `aliases`: by
+    these other names. `pixels`: how they depend on it; what is said by the "job" or the
+    "checkpoint" is in the resume key by itself, and None changes none.
     """
 
     name: str
@@ -74,9 +77,11 @@ class Declaration:
     _: KW_ONLY
     table: str = ""
     panel: str = ""
+    is_basic: bool = False
     only: JobKind | None = None
     flags: tuple[str, ...] = ()
     fills: str = ""
+    in_line: bool = False
     aliases: tuple[str, ...] = ()
     pixels: InKey | Literal["job", "checkpoint"] | None = None
 
@@ -116,7 +121,8 @@ _MODEL = (
         "model",
         Text("model"),
         "tiny-image",
-        "Folder or hub id; tiny-image is embedded.",
+        "Folder or hub id.",
+        is_basic=True,
         pixels="checkpoint",
     ),
     _model(
@@ -135,7 +141,13 @@ _MODEL = (
         "Precision of weights and sums.",
         pixels=InKey("dtype", _words(*DTYPES[1:])),
     ),
-    _model("device", DeviceName(), "auto", "Where models run; balanced: over all GPUs."),
+    _model(
+        "device",
+        DeviceName(),
+        "auto",
+        "Where models run; balanced: over all GPUs.",
+        is_basic=True,
+    ),
     _model_of_pictures(
         "vae_use_tiling",
         Truth(),
@@ -148,6 +160,7 @@ _MODEL = (
         OneOf(QUANTIZATIONS),
         "none",
         "The experts of pictures' models in 8 or 4 bits.",
+        is_basic=True,
         pixels=InKey("experts", _words(*QUANTIZATIONS[1:])),
     ),
     _video(
@@ -167,12 +180,19 @@ _MODEL = (
     ),
 )
 _SAMPLING = (
-    _sampling("size", SizeText(), SizeRequest(), "Pixels of the result, or their ratio."),
+    _sampling(
+        "size",
+        SizeText(),
+        SizeRequest(),
+        "Of the result.",
+        is_basic=True,
+    ),
     _sampling(
         "num_inference_steps",
         Integer(1, 1000),
         CHECKPOINT,
         "Denoise steps.",
+        is_basic=True,
         flags=("--num-inference-steps", "--steps"),
         aliases=("steps",),
     ),
@@ -180,9 +200,27 @@ _SAMPLING = (
     _sampling(
         "flow_shift", Number(0, 100, above_low=True), CHECKPOINT, "Shift of the noise schedule."
     ),
-    _sampling("seed", Integer(0, MAX_SEED), None, "Seed of jobs without one of their own."),
+    _sampling(
+        "seed",
+        Integer(0, MAX_SEED),
+        None,
+        "Seed of jobs without one of their own.",
+        is_basic=True,
+    ),
+    _sampling(
+        "n",
+        Integer(1, 1000),
+        1,
+        "Number of results of a line.",
+        aliases=("num_outputs_per_prompt",),
+    ),
+    _text("vary", OneOf(VARY), "both", "What the results of a line differ in, by their seeds."),
     _text(
-        "bot_task", OneOf(BOT_TASKS, (("image", "none"),)), CHECKPOINT, "Text before the picture."
+        "bot_task",
+        OneOf(BOT_TASKS, (("image", "none"),)),
+        CHECKPOINT,
+        "Text before the picture.",
+        is_basic=True,
     ),
     _text(
         "drop_think",
@@ -328,9 +366,40 @@ _OUTPUT = (
         Folder(),
         None,
         "Folder for results. Default: runs/<manifest>.",
+        is_basic=True,
         flags=("-o", "--output-dir"),
     ),
-    _run("metadata", Truth(), True, "Write the job into its file."),
+    _run_of_pictures(
+        "format",
+        OneOf(FORMATS, (("jpg", "jpeg"),)),
+        "png",
+        "Pictures as PNG, JPEG or WebP.",
+        is_basic=True,
+        in_line=True,
+        aliases=("output_format",),
+        pixels="job",
+    ),
+    _run_of_pictures(
+        "quality",
+        Integer(1, 100),
+        95,
+        "Of a JPEG or a lossy WebP.",
+        in_line=True,
+        aliases=("output_compression",),
+        pixels="job",
+    ),
+    _run_of_pictures(
+        "lossless", Truth(), False, "WebP that keeps every pixel.", in_line=True, pixels="job"
+    ),
+    _run(
+        "name",
+        NameTemplate(),
+        BY_ID,
+        "Files by a template: custom_id, stem, folder, index, seed, width, height.",
+        is_basic=True,
+        in_line=True,
+    ),
+    _run("metadata", Truth(), True, "Write the job, and that a model made it, into its file."),
     _video("frames", OneOf(FRAMES), "none", "png: write every frame without loss too."),
     _video(
         "checkpoint_every",
@@ -339,7 +408,7 @@ _OUTPUT = (
         "Keep a video's latents every K denoise steps, so that a killed job goes on. Those behind "
         "the last step are always kept until the video is written.",
     ),
-    _run("report", Truth(), True, "Write report.html, a sheet of all jobs."),
+    _run("report", Truth(), True, "Keep report.html, a page of all jobs."),
 )
 _FAILURE = (
     _run(
@@ -360,7 +429,7 @@ _FAILURE = (
 )
 _ROWS = {
     "model": _MODEL,
-    "sampling": tuple(replace(row, pixels="job") for row in _SAMPLING),
+    "sampling": tuple(replace(row, pixels="job", in_line=True) for row in _SAMPLING),
     "reuse": _REUSE,
     "batch": _BATCH,
     "cache": _CACHE,

@@ -1,1 +1,1 @@
-"""What the rooms say to each other: frozen dataclasses, names, units. Standard library only."""
+"""Facts that rooms hand to each other: frozen dataclasses, names, units. Standard library only."""

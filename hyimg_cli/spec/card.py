@@ -3,7 +3,8 @@ defaults.
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from hyimg_cli.spec.job import Size, SizeRequest
 
@@ -13,7 +14,7 @@ PICTURE_BYTES = 3 * 4
 
 @dataclass(frozen=True)
 class SamplingDefaults:
-    """What the checkpoint's own generation config says; used where neither line nor flag does."""
+    """Defaults of the checkpoint's own generation config; used where neither line nor flag says."""
 
     num_inference_steps: int
     guidance_scale: float
@@ -62,23 +63,7 @@ class Working:
     """Bytes at a forward's widest moment, in 16 bits: of each row, and beside the rows."""
 
     row: int = 0
-    beside: int = 0
-
-
-@dataclass(frozen=True)
-class Activations:
-    """What a forward works with, by how its experts run: `plain` on a CPU, the others on a GPU."""
-
-    plain: Working = Working()
-    dense: Working = Working()
-    fp8: Working = Working()
-    nf4: Working = Working()
-
-    def of(self, device: str, quantization: str) -> Working:
-        """Those of a kind of device, cpu or cuda, and a format of the experts."""
-        if device == "cpu":
-            return self.plain
-        return {"none": self.dense, "fp8": self.fp8, "nf4": self.nf4}[quantization]
+    fixed: int = 0
 
 
 @dataclass(frozen=True)
@@ -95,10 +80,11 @@ class ModelCard:
     """A checkpoint's facts. `buckets` holds only the sizes that may be asked of it.
 
     `base_size` is the side of the square that all sizes have about the area of.
+    `activations`: what a forward works with on a CPU (`cpu`), else by its experts' quantization.
     `kv_bytes_per_token` counts keys and values of every layer, `row_bytes` a token's row in the
     network, both in bfloat16. `weight_bytes` is as stored. `vae_bytes_per_pixel` is what the VAE
-    holds of a whole picture at its widest level in either direction, `vae_band_bytes` the most of a
-    band that it works on; `tile_pixels` is the side of the tiles in which it may decode.
+    holds of a whole picture at its widest level in either direction, `vae_chunk_bytes` the most of
+    a chunk of rows that it works on; `tile_pixels` is the side of the tiles in which it may decode.
     """
 
     model: str
@@ -115,10 +101,10 @@ class ModelCard:
     vocab_size: int
     defaults: SamplingDefaults
     row_bytes: int = 0
-    activations: Activations = Activations()
+    activations: Mapping[str, Working] = field(default_factory=dict, hash=False)
     weights: WeightCounts | None = None
     vae_bytes_per_pixel: int = 0
-    vae_band_bytes: int = 0
+    vae_chunk_bytes: int = 0
     tile_pixels: int = 0
     base_size: int = 1024
 
@@ -131,14 +117,14 @@ class ModelCard:
     def vae_bytes(self, pixels: int, device: str, *, in_tiles: bool = False) -> int:
         """Bytes of a picture in the VAE, on a kind of device, cpu or cuda.
 
-        A band's tensors are at most as large as what is held of the whole. A CPU's library has a
+        A chunk's tensors are at most as large as what is held of the whole. A CPU's library has a
         second one of each, in an order of its own. In tiles this is so of a tile; beside it are the
         picture and the tiles that wait, which are two rows of them at most.
         """
         at_once = min(pixels, self.tile_pixels**2) if in_tiles and self.tile_pixels else pixels
         held = at_once * self.vae_bytes_per_pixel
-        band = min(held, self.vae_band_bytes) * (2 if device == "cpu" else 1)
-        return held + band + (2 * pixels * PICTURE_BYTES if in_tiles else 0)
+        chunk = min(held, self.vae_chunk_bytes) * (2 if device == "cpu" else 1)
+        return held + chunk + (2 * pixels * PICTURE_BYTES if in_tiles else 0)
 
     def nearest_bucket(self, height: int, width: int) -> Bucket:
         """The bucket whose height/width ratio is closest; the first of equals (official rule)."""
@@ -156,7 +142,7 @@ class ModelCard:
 
 @dataclass(frozen=True)
 class VideoDefaults:
-    """What a video checkpoint, or its authors, say; used where neither line nor flag does."""
+    """Defaults of a video checkpoint, or its authors; used where neither line nor flag says."""
 
     size: Size
     num_frames: int
@@ -180,7 +166,7 @@ class TileRule:
 
 @dataclass(frozen=True)
 class ForwardWork:
-    """What one forward of a video's transformer computes, in floating-point operations (two for a
+    """The cost of one forward of a video's transformer, in floating-point operations (two for a
     multiplication and its addition): so many for each token of `cells_per_token` latent cells, and
     so many for each pair of them. Text is not in it.
     """

@@ -1,4 +1,4 @@
-"""What a session tells its readers while it works, and what became of each job."""
+"""Events of a session while it works, and the outcome of each job."""
 
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -34,11 +34,12 @@ class BranchTokens:
 
 @dataclass(frozen=True)
 class ReuseReport:
-    """What the diffusion stage took over from the AR stage, and why not more.
+    """K/V that the diffusion stage took over from the AR stage, and why not more.
 
     `ar_prefill_tokens` of the AR prompt were computed for this job, `ar_shared_tokens` were there
     from other jobs. `ar_surplus_tokens` were decoded behind the text's end, or before a forced
-    token, and thrown away.
+    token, and thrown away. `ar_taken_tokens` were not decoded: the text was written already, and
+    its rows are among the shared ones, or else among those of the prompt.
     """
 
     status: ReuseStatus
@@ -48,11 +49,12 @@ class ReuseReport:
     branches: tuple[BranchTokens, ...]
     reason: str = ""
     ar_surplus_tokens: int = 0
+    ar_taken_tokens: int = 0
 
 
 @dataclass(frozen=True)
 class RankReport:
-    """What a rank did in one decode. `area`: latent cells; `busy_s`: decoding, wall time; bytes: as
+    """A rank's part in one decode. `area`: latent cells; `busy_s`: decoding, wall time; bytes: as
     they travelled.
     """
 
@@ -123,7 +125,14 @@ class Failure:
 
 @dataclass(frozen=True)
 class Outcome:
-    """One line of `results.jsonl`. `replica`: the one of several that did it, counted from 0."""
+    """One line of `results.jsonl`. `replica`: the one of several that did it, counted from 0.
+
+    `timings_s` are the job's own wall time from when its group could start, a batch's whole time in
+    each of its jobs. `share_s` is its part of that time: over all jobs no more than the run took.
+
+    `cot_from`: the job that wrote the text, where that was another one. `written`: how the text of
+    a job that ends with it came about.
+    """
 
     custom_id: str
     status: Literal["done", "failed"]
@@ -133,9 +142,12 @@ class Outcome:
     denoise_steps: int = 0
     cot_text: str | None = None
     cot_token_ids: tuple[int, ...] | None = None
+    cot_from: str | None = None
+    written: dict[str, Any] | None = None
     think_truncated: bool = False
     ratio_index: int | None = None
     timings_s: dict[str, float] = field(default_factory=dict)
+    share_s: dict[str, float] = field(default_factory=dict)
     overlapped_s: dict[str, float] = field(default_factory=dict)
     kv_reuse: ReuseReport | None = None
     cache: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -151,9 +163,10 @@ class Outcome:
 
 @dataclass(frozen=True)
 class ModelLoading:
-    """A model's weights are about to be read, which may take minutes."""
+    """A model's weights are about to be read, `nbytes` as they are stored; it may take minutes."""
 
     model: str
+    nbytes: int = 0
     replica: int | None = None
 
 
@@ -220,7 +233,7 @@ class Prewarmed:
 
 @dataclass(frozen=True)
 class ReplicaDied:
-    """A replica ended before its work did, and `why`; `jobs` of its own are dealt again.
+    """A replica ended before its work did, and `why`; `jobs` of its own are dispatched again.
 
     `starts_again`: a new process takes its place.
     """

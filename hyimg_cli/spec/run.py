@@ -52,7 +52,7 @@ class ModelChoice:
         return by_default if self.dtype == "auto" else self.dtype
 
     def wants_graphs(self, *, on_one_gpu: bool, has_triton: bool) -> bool:
-        """Whether text is decoded by CUDA graphs, in one process. Decided here alone: resume keys
+        """True if text is decoded by CUDA graphs, in one process. Decided here alone: resume keys
         say it before anything is loaded.
         """
         if self.decode_graphs == "auto":
@@ -73,7 +73,7 @@ class ReuseConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchConfig:
-    """How many jobs work together, and what they share.
+    """Batch sizes, and what jobs work with together.
 
     `max_size`: jobs that think together, and that draw together, at most; fewer where memory is
     short. `memory_gb`: of the device's memory, weights and all may fill so much; None: what is
@@ -101,7 +101,7 @@ class BatchConfig:
 
 @dataclass(frozen=True)
 class CacheConfig:
-    """What is kept on disk from one run to the next. Without a `folder`, nothing."""
+    """The disk cache, kept from one run to the next. Without a `folder`, nothing."""
 
     folder: Path | None = None
     _: KW_ONLY
@@ -117,7 +117,8 @@ class OutputConfig:
     """Where results go and what they carry.
 
     `frames`: beside a video, its frames without loss. `checkpoint_every`: denoise steps after which
-    a video's latents are kept until it is done; 0: only behind the last.
+    a video's latents are kept until it is done; 0: only behind the last. `only_texts`: a job ends
+    with its text, and nothing is drawn.
     """
 
     folder: Path
@@ -125,6 +126,7 @@ class OutputConfig:
     metadata: bool = True
     frames: Frames = "none"
     checkpoint_every: int = 0
+    only_texts: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,7 +152,7 @@ class ParallelConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class FailurePolicy:
-    """What a failed job means for the run."""
+    """Policy for failed jobs."""
 
     fail_fast: bool = False
     max_retries: int = 0

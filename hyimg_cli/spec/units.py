@@ -23,6 +23,19 @@ def duration_text(seconds: float) -> str:
     return f"{seconds * 1000:.1f} ms"
 
 
+def time_text(seconds: float) -> str:
+    """Seconds as a clock would tell them: 9.3 s, 45 s, 4 min 10 s, 3 h 12 min."""
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    for large, small, size, below in (("h", "min", 3600, 60), ("min", "s", 60, 1)):
+        if whole >= size:
+            whole = round(whole / below) * below
+            rest = whole % size // below
+            return f"{whole // size} {large}" + (f" {rest} {small}" if rest else "")
+    return f"{whole} s"
+
+
 def flops_text(count: float) -> str:
     """Floating-point operations in the unit that keeps the number short."""
     for unit, size in (("PFLOP", 1e15), ("TFLOP", 1e12)):

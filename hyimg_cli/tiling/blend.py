@@ -31,11 +31,11 @@ def merge(plan: TilePlan, tile_of: TileOf) -> Tensor:
     for tile in plan.tiles:
         own = tile_of(tile)
         assert own.shape[-2:] == pixel_shape(plan, tile), "a tile is decoded at its exact size"
-        above, beside = plan.above(tile), plan.beside(tile)
+        above, left = plan.above(tile), plan.left_of(tile)
         if above is not None:
             blend_(held.pop(above), own, row_axis.blend, dim=-2)
-        if beside is not None:
-            blend_(held[beside], own, column_axis.blend, dim=-1)
+        if left is not None:
+            blend_(held[left], own, column_axis.blend, dim=-1)
         held[tile.index] = own
         if len(plan.tiles) == 1:
             return own

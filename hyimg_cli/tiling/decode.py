@@ -19,7 +19,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hyimg_cli.parallel.ranks import Rank, RankPool
-from hyimg_cli.parallel.wire import Task
 from hyimg_cli.spec.events import DecodeReport, RankReport
 from hyimg_cli.tiling.blend import merge, pixel_shape
 from hyimg_cli.tiling.tiles import Tile, TilePlan, Tiling, assigned, tile_plan
@@ -29,19 +28,23 @@ class TiledVae(Protocol):
     """An autoencoder as the ranks need it; every rank holds one with the same weights."""
 
     @property
-    def tiling(self) -> Tiling: ...
+    def tiling(self) -> Tiling:
+        """Where the library cuts, by the module's own numbers."""
 
     @property
-    def tile_channels(self) -> int: ...
+    def tile_channels(self) -> int:
+        """Channels that `decode_tile` returns: three, times a patch's pixels."""
 
     def tile_frames(self, latent_frames: int) -> int:
         """Frames that `decode_tile` returns for so many latent frames."""
 
     def decode_tile(self, latents_BCFYX: Tensor) -> Tensor:
-        """One tile, [B, C, T, H, W], in the dtype and on the device of the latents."""
+        """One tile with all its frames, [B, C, T, H, W], in the dtype and on the device of the
+        latents; not re-entrant where features are kept between frames.
+        """
 
     def finish(self, merged_BCTHW: Tensor) -> Tensor:
-        """The picture of the merged tiles."""
+        """Merged tiles as pixels: patches unfolded and values clamped, where the VAE does so."""
 
 
 def decode_tiled(vae: TiledVae, latents_BCFYX: Tensor) -> Tensor:
@@ -85,7 +88,7 @@ class PatchParallelDecoder:
         )
         gathering = _Gathering(job, self._pool.here, latents_1CFYX.contiguous())
         reports = self._pool.run(
-            Task(decode_share, (job,)), ranks=working, own=partial(gathering.run, working)
+            decode_share, job, ranks=working, own=partial(gathering.run, working)
         )
         idle = [RankReport(rank, 0, 0, 0.0, 0, 0) for rank in range(working, self._ranks)]
         self.report = DecodeReport(

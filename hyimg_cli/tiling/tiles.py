@@ -131,14 +131,14 @@ class TilePlan:
         """Index of the tile above, None in the first row."""
         return tile.index - self.across if tile.index >= self.across else None
 
-    def beside(self, tile: Tile) -> int | None:
+    def left_of(self, tile: Tile) -> int | None:
         """Index of the tile at the left, None in the first column."""
         return tile.index - 1 if tile.index % self.across else None
 
 
 @dataclass(frozen=True)
 class DecodeShare:
-    """What one rank does of a tiled decode: tiles by index in the order it decodes them, their
+    """One rank's share of a tiled decode: tiles by index in the order it decodes them, their
     latent cells, and the bytes that rank 0 receives from it."""
 
     rank: int
@@ -149,7 +149,7 @@ class DecodeShare:
 
 @dataclass(frozen=True)
 class DecodeForecast:
-    """What a tiled decode will take: for `hyimg plan`, known before any weight is read.
+    """The cost of a tiled decode: for `hyimg plan`, known before any weight is read.
 
     `speed_up_limit`: of the decoder's work against one process that decodes the same tiles.
     `overlap_cost`: decoded area over the picture's.
@@ -167,7 +167,7 @@ class DecodeForecast:
 
     @property
     def received_bytes(self) -> int:
-        """What rank 0 receives from all others; they receive nothing but the latents."""
+        """Bytes that rank 0 receives from all others; they receive nothing but the latents."""
         return sum(share.sent_bytes for share in self.shares)
 
 
@@ -211,7 +211,7 @@ def assigned(plan: TilePlan, ranks: int) -> list[tuple[Tile, ...]]:
 def forecast(
     tiling: Tiling, grid: tuple[int, int], ranks: int, bytes_per_cell: int
 ) -> DecodeForecast:
-    """What decoding a latent grid of (rows, columns) on `ranks` processes takes.
+    """Forecast the decode of a latent grid of (rows, columns) on `ranks` processes.
 
     `bytes_per_cell`: of everything decoded from one latent cell of the grid, all frames: frames x
     channels x pixels of a cell squared x bytes of a value.
@@ -239,7 +239,7 @@ def forecast(
 def video_forecast(
     card: VideoCard, size: Size, num_frames: int, ranks: int, value_bytes: int
 ) -> DecodeForecast:
-    """What decoding a video of `size` takes; `value_bytes` of the autoencoder's dtype: 2 or 4."""
+    """Forecast a video's decode; `value_bytes` of the autoencoder's dtype: 2 or 4."""
     pixels = card.pixels_per_cell
     _, rows, columns = card.latent_grid(size, num_frames)
     cell = bytes_per_cell(num_frames, pixels, value_bytes)

@@ -108,7 +108,8 @@ class FakeSession:
             key=self._key(job),
             outputs=(file,),
             denoise_steps=job.num_inference_steps,
-            timings_s={"queue": 4.0, "total": 4.25},
+            timings_s={"queue": 4.0, "total": 4.75},
+            share_s={"denoise_rest": 0.25, "total": 0.25},
             metadata=json.loads(job.metadata_json),
         )
 

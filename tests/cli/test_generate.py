@@ -7,12 +7,16 @@ import os
 import shutil
 import signal
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jinja2
 import pytest
+
+from hyimg_cli.errors import Interrupted
+from hyimg_cli.files import remove
 
 GOOD = [{"custom_id": f"job-{n}", "prompt": "a circle", "seed": n} for n in range(4)]
 Run = Callable[..., Any]
@@ -307,7 +311,6 @@ def test_a_run_whose_files_are_touched_stops_clearly_and_resumes(
     assert stopped.err.count("error[storage.") == 1
     assert "hint: " in stopped.err
     assert "resume with: hyimg generate" in stopped.err
-    assert not (out / "report.html").exists()
     assert fake_session.ran == ["job-0", "job-1", "job-2"]
 
     fake_session.meanwhile.clear()
@@ -405,20 +408,66 @@ def test_plain_progress_is_one_line_for_each_job(run_cli: Run, write_manifest: W
     assert sum(line.startswith("[") for line in err.splitlines()) == len(GOOD)
 
 
-def test_a_run_ends_with_a_contact_sheet(
-    run_cli: Run, write_manifest: Write, tmp_path: Path
-) -> None:
-    manifest, page = write_manifest(*GOOD), tmp_path / "runs/jobs/report.html"
+def index_of(out: Path) -> dict[str, Any]:
+    """What the run's page says of the whole run."""
+    text = (out / "report/index.js").read_text()
+    found: dict[str, Any] = json.loads(text[text.index("(") + 1 : text.rindex(")")])
+    return found
+
+
+def counts_on_page(out: Path) -> tuple[int, int, int]:
+    """Done, failed, left."""
+    assert (out / "report.html").is_file()
+    found = index_of(out)
+    return found["done"], found["failed"], found["left"]
+
+
+def test_a_run_ends_with_its_page(run_cli: Run, write_manifest: Write, tmp_path: Path) -> None:
+    manifest, out = write_manifest(*GOOD), tmp_path / "runs/jobs"
     ran = run_cli("generate", manifest, "--limit", "2")
     assert ran.code == 0
-    assert "contact sheet: runs/jobs/report.html" in ran.err
-    assert "2 done, 0 failed, 2 left" in page.read_text()
+    assert ran.err.endswith("report: runs/jobs/report.html\n")
+    assert counts_on_page(out) == (2, 0, 2)
     assert run_cli("generate", manifest, "-q").err == ""
-    assert "4 done, 0 failed" in page.read_text()
-    assert "contact sheet" not in run_cli("generate", manifest).err
+    assert counts_on_page(out) == (4, 0, 0)
+    assert "report: " not in run_cli("generate", manifest).err
 
 
-def test_ctrl_c_while_the_sheet_is_made_exits_130(
+def test_a_run_has_its_page_while_it_goes(
+    run_cli: Run, write_manifest: Write, fake_session: Any, tmp_path: Path
+) -> None:
+    """A run killed here would leave what is seen here."""
+    seen: list[tuple[int, int, int]] = []
+
+    def look(out: Path) -> None:
+        end = time.monotonic() + 20
+        while not (out / "report/index.js").is_file() or counts_on_page(out) == (0, 0, 4):
+            assert time.monotonic() < end, "the first picture is not on the page"
+            time.sleep(0.01)
+        assert index_of(out)["running"]
+        seen.append(counts_on_page(out))
+
+    fake_session.meanwhile["job-2"] = look
+    assert run_cli("generate", write_manifest(*GOOD)).code == 0
+    ((done, failed, left),) = seen
+    assert done >= 1
+    assert (failed, left) == (0, 4 - done)
+    assert not index_of(tmp_path / "runs/jobs")["running"]
+
+
+@pytest.mark.parametrize("fault", [Interrupted(signal.SIGINT), RuntimeError("ours"), MemoryError()])
+def test_a_run_that_ends_early_has_its_page(
+    run_cli: Run, write_manifest: Write, fake_session: Any, tmp_path: Path, fault: Exception
+) -> None:
+    fake_session.meanwhile["job-2"] = raising(fault)
+    assert run_cli("generate", write_manifest(*GOOD)).code in (101, 130)
+    done, failed, left = counts_on_page(tmp_path / "runs/jobs")
+    assert done >= 2
+    assert (failed, left) == (0, 4 - done)
+    assert not index_of(tmp_path / "runs/jobs")["running"]
+
+
+def test_ctrl_c_while_the_page_is_made_exits_130(
     run_cli: Run, write_manifest: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def press(*_: Any, **__: Any) -> None:
@@ -426,19 +475,16 @@ def test_ctrl_c_while_the_sheet_is_made_exits_130(
 
     manifest = write_manifest(*GOOD)
     with monkeypatch.context() as patch:
-        patch.setattr("hyimg_cli.report.contact.render", press)
+        patch.setattr("hyimg_cli.report.follower.Follower.close", press)
         assert run_cli("generate", manifest).code == 130
-    assert not (tmp_path / "runs/jobs/report.html").exists()
     ran = run_cli("generate", manifest)
     assert (ran.code, "4 skipped" in ran.err) == (0, True)
-    assert (tmp_path / "runs/jobs/report.html").is_file()
+    assert counts_on_page(tmp_path / "runs/jobs") == (4, 0, 0)
 
 
-def test_the_contact_sheet_can_be_left_out(
-    run_cli: Run, write_manifest: Write, tmp_path: Path
-) -> None:
+def test_the_page_can_be_left_out(run_cli: Run, write_manifest: Write, tmp_path: Path) -> None:
     assert run_cli("generate", write_manifest(*GOOD), "--no-report").code == 0
-    assert not (tmp_path / "runs/jobs/report.html").exists()
+    assert not list((tmp_path / "runs/jobs").glob("report*"))
 
 
 def raising(error: Exception) -> Callable[..., Any]:
@@ -448,29 +494,35 @@ def raising(error: Exception) -> Callable[..., Any]:
     return fail
 
 
+def in_place_of(path: Path) -> Path:
+    """The path, with nothing there."""
+    remove(path)
+    return path
+
+
 def scribble(name: str) -> Callable[[Path], object]:
     return lambda out: (out / name).write_bytes(b"\xff not what was written")
 
 
-CONTACT = "hyimg_cli.report.contact"
-# What goes wrong behind the last job: an attribute that is replaced, or a deed in the folder.
+PAGE = "hyimg_cli.report.run_page"
+# What goes wrong with the page: an attribute that is replaced, or a deed in the folder.
 FAULTS: dict[str, tuple[str, Any]] = {
-    "a template's fault": (f"{CONTACT}.render", raising(jinja2.UndefinedError("'x' is undefined"))),
-    "a fault of ours": (f"{CONTACT}._cards", raising(KeyError("path\nand more"))),
-    "no memory": (f"{CONTACT}.read_image", raising(MemoryError())),
-    "a full disk": (f"{CONTACT}.replace_file", raising(OSError(errno.ENOSPC, "no space"))),
-    "no right to": (f"{CONTACT}.replace_file", raising(PermissionError(errno.EACCES, "no"))),
-    "no results": (f"{CONTACT}.RunFolder", raising(OSError(errno.EIO, "bad sector"))),
-    "no module": (f"{CONTACT}.write_contact_sheet", None),
+    "a template's fault": (f"{PAGE}.render", raising(jinja2.UndefinedError("'x' is undefined"))),
+    "a fault of ours": (f"{PAGE}.record", raising(KeyError("path\nand more"))),
+    "no memory": (f"{PAGE}.outcomes_in", raising(MemoryError())),
+    "a full disk": (f"{PAGE}.replace_file", raising(OSError(errno.ENOSPC, "no space"))),
+    "no right to": (f"{PAGE}.replace_file", raising(PermissionError(errno.EACCES, "no"))),
+    "no results": (f"{PAGE}.opened", raising(OSError(errno.EIO, "bad sector"))),
     "another's page": ("", scribble("report.html")),
-    "a folder": ("", lambda out: (out / "report.html").mkdir()),
+    "a folder": ("", lambda out: in_place_of(out / "report.html").mkdir()),
+    "a file": ("", lambda out: in_place_of(out / "report").write_text("")),
     "damaged jobs": ("", scribble("manifest.resolved.jsonl")),
 }
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("code", [0, 1])
-def test_a_contact_sheet_that_cannot_be_made_is_told_and_changes_no_exit_code(
+def test_a_page_that_cannot_be_made_is_told_and_changes_no_exit_code(
     run_cli: Run,
     write_manifest: Write,
     fake_session: Any,
@@ -489,19 +541,20 @@ def test_a_contact_sheet_that_cannot_be_made_is_told_and_changes_no_exit_code(
     assert ran.code == code
     assert f"4 done, {code} failed" in ran.err
     if fault == "another's page":
-        assert "contact sheet: runs/jobs/report.html" in ran.err
+        assert "report: runs/jobs/report.html" in ran.err
     else:
-        (told,) = (line for line in ran.err.splitlines() if line.startswith("no contact sheet: "))
+        (told,) = (line for line in ran.err.splitlines() if line.startswith("no report: "))
         assert ran.err.endswith(f"{told}\n")
         again = told.split("; to have one: hyimg ")[1]
         monkeypatch.undo()
         monkeypatch.chdir(tmp_path)
-        fake_session.meanwhile.clear()
-        if fault == "a folder":
-            (out / "report.html").rmdir()
-        assert run_cli(*again.split()).code == code
+        if fault in ("a folder", "a file"):
+            remove(out / {"a folder": "report.html", "a file": "report"}[fault])
+        if fault == "damaged jobs":
+            run_cli("generate", manifest)
+        assert run_cli(*again.split()).code == 0
     assert len(fake_session.ran) == 4 + code
-    assert "4 done" in (out / "report.html").read_text()
+    assert counts_on_page(out) == (4, code, 0)
 
 
 def test_a_journal_that_goes_after_the_last_line_is_put_back_and_the_run_is_done(
@@ -513,7 +566,7 @@ def test_a_journal_that_goes_after_the_last_line_is_put_back_and_the_run_is_done
     assert ran.code == 0
     assert "after the last job: runs/jobs/results.jsonl: results.jsonl was removed" in ran.err
     assert ids(read_lines(out / "results.jsonl")) == ids(GOOD)
-    assert "4 done, 0 failed" in (out / "report.html").read_text()
+    assert counts_on_page(out) == (4, 0, 0)
 
 
 def test_a_picture_that_is_gone_by_then_fails_no_sheet(
@@ -521,8 +574,8 @@ def test_a_picture_that_is_gone_by_then_fails_no_sheet(
 ) -> None:
     fake_session.meanwhile["close"] = lambda out: (out / "outputs/job-1.png").unlink()
     ran = run_cli("generate", write_manifest(*GOOD))
-    assert (ran.code, "no contact sheet" in ran.err) == (0, False)
-    assert "job-1.png cannot be shown" in (tmp_path / "runs/jobs/report.html").read_text()
+    assert (ran.code, "no report" in ran.err) == (0, False)
+    assert "there is no such file" in (tmp_path / "runs/jobs/report/data-0001.js").read_text()
 
 
 def test_a_session_that_does_not_close_fails_no_run(

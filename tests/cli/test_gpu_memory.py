@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from machines import with_gpus
 
 Run = Callable[..., Any]
 Write = Callable[..., Path]
@@ -98,3 +100,29 @@ def test_the_plan_names_the_flag_that_makes_it_fit(
     ):
         monkeypatch.setattr(BatchConfig, "memory_bytes", property(lambda _self, room=room: room))
         assert said in flat(run_cli("plan", manifest, "--recipe", recipe, "--device", device).out)
+
+
+@pytest.mark.parametrize(
+    ("device", "free", "what"),
+    [
+        ("cuda", (), "torch finds no GPU"),
+        ("cuda:7", (1e9, 1e9), "torch finds 2 GPUs, counted from 0"),
+        ("balanced", (), "torch finds no GPU"),
+    ],
+)
+def test_a_gpu_that_is_not_there_is_refused_before_anything_is_made(
+    run_cli: Run,
+    write_manifest: Write,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    device: str,
+    free: tuple[float, ...],
+    what: str,
+) -> None:
+    with_gpus(monkeypatch, free)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(free))
+    ran = run_cli("generate", write_manifest(PICTURE), "--device", device, "-o", tmp_path / "out")
+    assert (ran.code, ran.out) == (3, "")
+    assert what in flat(ran.err)
+    assert "loading" not in ran.err
+    assert not (tmp_path / "out").exists()

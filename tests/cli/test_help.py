@@ -6,7 +6,12 @@ from typing import Any
 import pytest
 
 from hyimg_cli.cli.app import command_line
-from hyimg_cli.cli.commands import COMMANDS, LazyCommand
+from hyimg_cli.cli.commands import COMMANDS, OF_A_RUN, LazyCommand
+from hyimg_cli.cli.help import LongCommand
+from hyimg_cli.settings.table import SETTINGS
+
+# Lines of a terminal that is 80 columns wide.
+SCREEN = 48
 
 
 def commands(command: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -30,7 +35,7 @@ def test_no_name_is_cut(
     columns: int,
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
-    shown = run_cli(*words, "--help").out
+    shown = run_cli(*words, "--help-all" if isinstance(command, LongCommand) else "--help").out
     # A comma is behind a name that has another after it.
     told = {word.rstrip(",") for word in shown.split()}
     for parameter in command.params:
@@ -41,7 +46,7 @@ def test_no_name_is_cut(
 
 
 def test_options_stand_under_their_panels(run_cli: Callable[..., Any]) -> None:
-    page = run_cli("generate", "--help").out
+    page = run_cli("generate", "--help-all").out
     heads = [line for line in page.splitlines() if line.endswith(":") and line[0] != " "]
     assert heads == [
         "Arguments:",
@@ -56,24 +61,56 @@ def test_options_stand_under_their_panels(run_cli: Callable[..., Any]) -> None:
     assert page.index("Selection:") < page.index("  --select ") < page.index("Model:")
 
 
+def _listed(param: Any) -> str:
+    """The word under which help lists it: a flag, or what an argument is called."""
+    return str(param.metavar if param.param_type_name == "argument" else param.opts[0])
+
+
+@pytest.mark.parametrize("name", OF_A_RUN)
+def test_the_first_screen_of_a_run_is_one_screen(
+    run_cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    page = run_cli(name, "--help").out
+    assert len(page.splitlines()) <= SCREEN
+    command = LazyCommand(name).loaded()
+    basic = {one.name for one in command.params if one not in command.rare}
+    shown = {one.name for one in command.params if f" {_listed(one)}" in page}
+    assert shown == basic
+    assert basic >= {row.name for row in SETTINGS.values() if row.is_basic}
+    assert 15 <= len(basic) - len({"inputs", "help_all"}) <= 20
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (["generate", "x", "--step", "3"], "--steps"),
+        (["generate", "x", "--no-kv"], "--no-kv-reuse"),
+        (["check", "x", "--temp", "1"], "--temperature"),
+        (["plan", "x", "--modle", "y"], "--model"),
+        (["bench", "--step", "3"], "--steps"),
+        (["info", "--jsn"], "--json"),
+        (["cache", "clear", "--knid", "x"], "--kind"),
+        (["--hlep"], "--help"),
+    ],
+)
+def test_a_misspelled_flag_is_told_the_one_that_is_meant(
+    run_cli: Callable[..., Any], words: list[str], meant: str
+) -> None:
+    ran = run_cli(*words)
+    assert ran.code == 2
+    assert f"hint: did you mean {meant}? hyimg" in ran.err
+
+
+def test_a_flag_like_no_other_is_told_where_all_are(run_cli: Callable[..., Any]) -> None:
+    assert "  hint: hyimg plan --help-all lists" in run_cli("plan", "x", "--zzzzz").err
+    assert "  hint: hyimg generate --help lists" in run_cli("generate", "x", "--steps").err
+
+
 def test_the_list_of_commands_tells_each_in_a_whole_sentence(run_cli: Callable[..., Any]) -> None:
     listed = run_cli("--help").out.partition("Commands:")[2]
     assert "..." not in listed
     assert "  generate  Make the pictures and videos of a manifest.\n" in listed
-
-
-def test_a_shell_completes_flags(
-    run_cli: Callable[..., Any],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setenv("_HYIMG_COMPLETE", "complete_bash")
-    monkeypatch.setenv("COMP_WORDS", "hyimg generate --num")
-    monkeypatch.setenv("COMP_CWORD", "2")
-    with pytest.raises(SystemExit) as ended:
-        run_cli()
-    assert not ended.value.code
-    assert capsys.readouterr().out.split() == ["--num-inference-steps", "--num-frames"]
 
 
 def test_the_list_says_what_each_commands_own_help_begins_with() -> None:

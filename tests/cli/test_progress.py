@@ -1,15 +1,20 @@
 """Many jobs at work at once: a line for each phase, and none that outlives its jobs."""
 
 import random
+import time
+from dataclasses import replace
 
 import pytest
 
-from hyimg_cli.cli import progress
+from hyimg_cli.cli import views
+from hyimg_cli.cli.sentences import loading_text
 from hyimg_cli.cli.underway import Underway
+from hyimg_cli.engine.timing.left import TimeLeft
 from hyimg_cli.spec.events import (
     DenoiseStep,
     Event,
     Failure,
+    GroupStarted,
     JobDone,
     JobFailed,
     JobStarted,
@@ -18,8 +23,12 @@ from hyimg_cli.spec.events import (
     Outcome,
     PhaseStarted,
     Prewarmed,
+    PromptEmbedded,
     ThinkToken,
 )
+from hyimg_cli.spec.job import ImageJob, SizeRequest, TextSampling
+from hyimg_cli.spec.plan import Group, Plan
+from hyimg_cli.spec.units import time_text
 
 STEPS, JOBS = 4, 40
 
@@ -54,7 +63,7 @@ def interleaved(count: int) -> list[Event]:
 
 
 def test_nothing_is_left_over_of_many_interleaved_jobs() -> None:
-    view = progress.RichView(JOBS)
+    view = views.RichView(JOBS)
     with view:
         for event in interleaved(JOBS):
             view.show(event)
@@ -83,10 +92,8 @@ def test_a_job_that_ends_without_a_start_or_starts_again_leaves_nothing() -> Non
     assert list(underway.lines()) == []
 
 
-@pytest.mark.parametrize("view", [progress.PlainView(2), progress.RichView(2)])
-def test_what_was_made_ready_is_told(
-    view: progress.View, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.parametrize("view", [views.PlainView(2), views.RichView(2)])
+def test_what_was_made_ready_is_told(view: views.View, capsys: pytest.CaptureFixture[str]) -> None:
     view.show(ModelLoading("tiny"))
     assert "loading tiny\n" in capsys.readouterr().err
     view.show(ModelLoaded("tiny", 0.5, "cpu", "float32", 1000))
@@ -99,5 +106,154 @@ def test_what_was_made_ready_is_told(
 
 
 def test_a_failure_takes_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    progress.View().show(end_of("a", is_failed=True))
+    views.View().show(end_of("a", is_failed=True))
     assert capsys.readouterr().err == "a: failed[job.fake]: told to fail\n"
+
+
+class Clock:
+    """A clock that a test moves."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Pages:
+    """Stands for what the system says was read."""
+
+    def __init__(self, **_: object) -> None:
+        self.nbytes = 0
+
+    def look(self) -> int:
+        self.nbytes += 12_300_000_000
+        return self.nbytes
+
+
+def two_jobs() -> Plan:
+    job = ImageJob(
+        custom_id="",
+        task="t2i",
+        prompt="a circle",
+        images=(),
+        model="tiny-image",
+        seed=7,
+        size=SizeRequest(),
+        num_inference_steps=STEPS,
+        guidance_scale=3.0,
+        flow_shift=2.0,
+        bot_task="think",
+        text=TextSampling(seed=7, temperature=0.6, top_k=1024, top_p=0.95, max_new_tokens=12),
+    )
+    return Plan((Group("tiny-image", "auto", tuple(replace(job, custom_id=n) for n in "ab")),))
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def plain(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> views.PlainView:
+    monkeypatch.setattr(views, "WeightsRead", Pages)
+    return views.PlainView(2, TimeLeft(two_jobs(), clock=clock), clock=clock)
+
+
+def test_plain_lines_say_how_far_a_run_is_at_least_every_half_minute(
+    plain: views.PlainView, clock: Clock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain.show(ModelLoading("tiny-image", 91_400_000_000))
+    for _ in range(70):
+        clock.now += 1
+        plain.tick()
+    told = capsys.readouterr().err.splitlines()
+    assert told[0] == "loading tiny-image"
+    assert told[1:] == [
+        "loading tiny-image: 91.4 of 91.4 GB, 30 s so far, time left: unknown",
+        "loading tiny-image: 91.4 of 91.4 GB, 1 min so far, time left: unknown",
+    ]
+    plain.show(GroupStarted("tiny-image", "auto", 2))
+    for event in life_of("a", is_failed=False):
+        clock.now += 10
+        plain.show(event)
+    plain.tick()
+    told = capsys.readouterr().err.splitlines()
+    assert told[0].startswith("[1/2] a: ")
+    (status,) = told[1:]
+    assert status.startswith("1 of 2 done, 3 min so far, 1 min 40 s a job, about ")
+    assert status.endswith(" left")
+    clock.now += 29
+    plain.tick()
+    assert capsys.readouterr().err == ""
+
+
+def test_loading_says_how_much_was_read(plain: views.PlainView) -> None:
+    assert plain.loading == ""
+    plain.show(ModelLoading("tiny-image", 91_400_000_000))
+    assert plain.loading == "loading tiny-image"
+    plain.tick()
+    assert plain.loading == "loading tiny-image: 12.3 of 91.4 GB"
+    plain.show(PromptEmbedded(1, 2))
+    assert plain.loading
+    plain.show(ModelLoaded("tiny-image", 0.5, "cpu", "float32", 1000))
+    assert plain.loading == ""
+
+
+def test_the_bars_say_rate_elapsed_and_left(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(views, "WeightsRead", Pages)
+    view = views.RichView(2, TimeLeft(two_jobs(), clock=clock))
+    view.show(ModelLoading("tiny-image", 91_400_000_000))
+    view.tick()
+    assert view.bars == ["all jobs", "loading tiny-image"]
+    assert view.counts == ["0/2, 0.0 s so far, time left: unknown", "12.3 of 91.4 GB"]
+    view.show(GroupStarted("tiny-image", "auto", 2))
+    for event in life_of("a", is_failed=False):
+        clock.now += 10
+        view.show(event)
+    assert view.bars == ["all jobs"]
+    assert view.counts[0].startswith("1/2, 1 min 50 s so far, 1 min 40 s a job, about ")
+    before = view.counts[0]
+    clock.now += 60
+    view.tick()
+    assert view.counts[0] != before
+
+
+def test_a_view_that_is_open_moves_by_itself_and_stops(
+    plain: views.PlainView, clock: Clock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with plain:
+        clock.now += 31
+        until = time.monotonic() + 20
+        said = ""
+        while "so far" not in said and time.monotonic() < until:
+            time.sleep(0.05)
+            said += capsys.readouterr().err
+    assert said == "0 of 2 done, 31 s so far, time left: unknown\n"
+    clock.now += 1000
+    time.sleep(0.3)
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("read", "nbytes", "said"),
+    [
+        (0, 10**9, "loading m"),
+        (10**6, 0, "loading m"),
+        (3_300_000, 38_700_000, "loading m: 3.3 of 38.7 MB"),
+        (10**12, 91_400_000_000, "loading m: 91.4 of 91.4 GB"),
+    ],
+)
+def test_loading_in_words(read: int, nbytes: int, said: str) -> None:
+    assert loading_text("m", read, nbytes) == said
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        (0.04, "0.0 s"), (9.3, "9.3 s"), (9.97, "10 s"), (59.7, "1 min"), (250, "4 min 10 s"),
+        (3599.6, "1 h"), (11_520, "3 h 12 min"), (90_000, "25 h"),
+    ],
+)  # fmt: skip
+def test_seconds_in_words(seconds: float, said: str) -> None:
+    assert time_text(seconds) == said

@@ -82,13 +82,15 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-def fail_once(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, error: Exception) -> None:
-    """The first call of a method raises."""
+def fail_once(
+    monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, error: Exception, times: int = 1
+) -> None:
+    """The first calls of a method raise."""
     inner, calls = getattr(owner, name), []
 
     def method(*arguments: Any) -> Any:
         calls.append(name)
-        if len(calls) == 1:
+        if len(calls) <= times:
             raise error
         return inner(*arguments)
 
@@ -173,7 +175,8 @@ def test_an_attempt_in_the_same_run_only_decodes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     short = torch.OutOfMemoryError("too much")
-    fail_once(monkeypatch, DiffusersVideo, "decode_latents", short)
+    # Twice: once more is a part of the first attempt.
+    fail_once(monkeypatch, DiffusersVideo, "decode_latents", short, times=2)
     ran = generate("out", "--max-retries", "1", "--no-prewarm")
     (line, _) = ran.json_lines
     assert (ran.code, line["attempt"], steps) == (0, 2, [1, 2, 3, 4, 5])

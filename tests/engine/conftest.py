@@ -17,10 +17,10 @@ from hyimg_cli.kv.tree import KVTree
 from hyimg_cli.media.images import read_image
 from hyimg_cli.models import registry
 from hyimg_cli.pipelines.clock import PhaseClock
-from hyimg_cli.pipelines.image import batch
 from hyimg_cli.pipelines.image.batch import ContinuousBatch
 from hyimg_cli.pipelines.image.prefixes import Prefixes
 from hyimg_cli.pipelines.image.stages import Decoded, ImageStages, encoded_by
+from hyimg_cli.pipelines.request import Lost
 from hyimg_cli.spec.job import ImageJob, SizeRequest, TextSampling
 from hyimg_cli.spec.run import ModelChoice, ReuseConfig
 
@@ -103,7 +103,7 @@ def drawn(family: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Drawn]:
             patch.setattr(model.network, "velocity", recorded)
             events = list(run.run())
         last = events.pop()
-        if isinstance(last, batch.Lost):
+        if isinstance(last, Lost):
             raise last.error
         assert isinstance(last, Decoded)
         return Drawn(last, velocities, events, clock.timings_s())

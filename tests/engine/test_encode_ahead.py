@@ -14,7 +14,7 @@ from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.media.images import read_image
 from hyimg_cli.models import registry
 from hyimg_cli.models.hunyuan_image3.family import HunyuanImage3
-from hyimg_cli.pipelines.image.sources import Sources, suits_beside
+from hyimg_cli.pipelines.image.sources import EncodedSources, suits_prefetch
 from hyimg_cli.spec.events import JobDone, JobFailed, Outcome
 from hyimg_cli.spec.job import ImageJob, SizeRequest
 from hyimg_cli.spec.run import BatchConfig, CacheConfig, ModelChoice, OutputConfig, RunConfig
@@ -69,7 +69,7 @@ def run(job: ImageJob, sources: tuple[str, ...], tmp_path: Path) -> Run:
 
 
 def test_a_cpu_encodes_in_turn_unless_told(run: Run, encoders: list[str], family: Any) -> None:
-    assert not suits_beside(family)
+    assert not suits_prefetch(family)
     run(None)
     assert set(encoders) == {"MainThread"}
 
@@ -79,16 +79,16 @@ def test_rows_and_counts_are_those_of_encoding_in_turn(
 ) -> None:
     """To the bit, with a missing picture among them that stalls nothing."""
     rows: list[dict[str, bytes]] = []
-    ask = Sources.ask
+    ask = EncodedSources.ask
 
-    def kept(self: Sources, key: str, make: Any) -> Any:
+    def kept(self: EncodedSources, key: str, make: Any) -> Any:
         encoded, beside_s = ask(self, key, make)
         rows[-1][encoded.digest] = b"".join(
             part.numpy().tobytes() for part in vars(encoded.rows).values()
         )
         return encoded, beside_s
 
-    monkeypatch.setattr(Sources, "ask", kept)
+    monkeypatch.setattr(EncodedSources, "ask", kept)
     ends = []
     for is_ahead in (False, True):
         rows.append({})
@@ -109,9 +109,9 @@ def test_rows_and_counts_are_those_of_encoding_in_turn(
 
 
 def test_seconds_beside_are_told_apart(family: Any, sources: tuple[str, ...]) -> None:
-    encoder = Sources(CacheConfig()).encoder(family, "print")
+    encoder = EncodedSources(CacheConfig()).encoder(family, "print")
     images = [read_image(Path(path)) for path in sources[:2]]
-    encoder.ahead(images[0])
+    encoder.prefetch(images[0])
     _, beside_s = encoder(images[0])
     assert beside_s > 0
     assert encoder(images[0])[1] == 0, "told once"
@@ -128,12 +128,12 @@ def test_lines_count_what_was_encoded_beside(run: Run) -> None:
 def test_what_fails_ahead_is_made_in_turn(
     family: Any, sources: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept = Sources(CacheConfig())
+    kept = EncodedSources(CacheConfig())
     encoder = kept.encoder(family, "print")
     image = read_image(Path(sources[0]))
     with monkeypatch.context() as patch:
         patch.setattr(family, "encode_source", lambda *_: 1 / 0, raising=False)
-        encoder.ahead(image)
+        encoder.prefetch(image)
         with pytest.raises(ZeroDivisionError):
             encoder(image)
     assert encoder(image)[0].digest == image.digest
@@ -153,10 +153,10 @@ def test_asking_waits_for_what_is_under_way(
         return encode(pixels, digest)
 
     monkeypatch.setattr(family, "encode_source", slow, raising=False)
-    kept = Sources(CacheConfig())
+    kept = EncodedSources(CacheConfig())
     encoder = kept.encoder(family, "print")
     image = read_image(Path(sources[0]))
-    thread = threading.Thread(target=encoder.ahead, args=(image,))
+    thread = threading.Thread(target=encoder.prefetch, args=(image,))
     thread.start()
     assert begun.wait(10)
     encoder(image)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from hyimg_cli.memory.footprint import Together
-from hyimg_cli.models.hunyuan_image3 import bands, card
+from hyimg_cli.models.hunyuan_image3 import card, row_chunks
 from hyimg_cli.models.hunyuan_image3.vae import Vae
 from hyimg_cli.pipelines.image.sampling import Draw, choose
 
@@ -56,7 +56,7 @@ def test_what_a_forward_works_with_is_what_the_plan_says(bench: Any) -> None:
 @pytest.mark.parametrize("is_matched", [True, False])
 @pytest.mark.parametrize("frames", [1, 4])
 def test_a_vae_holds_what_its_card_says(bench: Any, frames: int, is_matched: bool) -> None:
-    """Other networks than the released one, in many bands."""
+    """Other networks than the released one, in many chunks."""
     arch = replace(
         bench.load.arch.vae,
         block_out_channels=(32, 64, 64, 64, 64),
@@ -65,7 +65,7 @@ def test_a_vae_holds_what_its_card_says(bench: Any, frames: int, is_matched: boo
         upsample_match_channel=is_matched,
     )
     size, peaks = (768, 512), []
-    with torch.device("cuda:0"), patch.object(bands, "VAE_BAND_BYTES", 1 << 24):
+    with torch.device("cuda:0"), patch.object(row_chunks, "VAE_CHUNK_BYTES", 1 << 24):
         vae = Vae(arch)
         for call, shape in (
             (vae.encode_moments, (1, 3, *size)),
@@ -76,7 +76,7 @@ def test_a_vae_holds_what_its_card_says(bench: Any, frames: int, is_matched: boo
             call(given)
             peaks.append(bench.gpu.peak - base)
     widest = card._vae_bytes(arch)
-    facts = replace(bench.card, vae_bytes_per_pixel=widest, vae_band_bytes=1 << 24)
+    facts = replace(bench.card, vae_bytes_per_pixel=widest, vae_chunk_bytes=1 << 24)
     planned = facts.vae_bytes(size[0] * size[1], "cuda")
     assert 1.0 <= planned / max(peaks) <= 1.1, (planned, peaks)
 

@@ -17,7 +17,7 @@ from hyimg_cli.media.images import SourceImage
 from hyimg_cli.memory.footprint import Together
 from hyimg_cli.models.hunyuan_image3.tiled import TiledPicture
 from hyimg_cli.pipelines.image import sources
-from hyimg_cli.pipelines.image.sources import Sources
+from hyimg_cli.pipelines.image.sources import EncodedSources
 from hyimg_cli.pipelines.image.stages import Decoded
 from hyimg_cli.spec.job import SizeRequest
 from hyimg_cli.spec.run import CacheConfig
@@ -118,10 +118,10 @@ def _encoded_beside(bench: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
         return bench.model.encoded(digest, bench.load)
 
     monkeypatch.setattr(bench.model, "encode_source", encoded)
-    encoder = Sources(CacheConfig()).encoder(bench.model, "model")
+    encoder = EncodedSources(CacheConfig()).encoder(bench.model, "model")
     image = SourceImage(np.zeros((8, 8, 3), dtype=np.uint8), digest="image", notes=())
     _noted(bench.gpu)
-    encoder.ahead(image)
+    encoder.prefetch(image)
     found, _ = encoder(image)
     layout = bench.load.layout
     buffer = bench.network.new_buffer(layout.live_stop)
@@ -145,14 +145,14 @@ def test_memory_of_another_stream_would_be_found(
 
 def test_one_stream_encodes_for_good() -> None:
     """Each stream keeps the memory that it let go of."""
-    encoded = Sources(CacheConfig())
+    encoded = EncodedSources(CacheConfig())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.cuda, "Stream", _Stream)
         patch.setattr(torch.cuda, "current_stream", _Stream)
-        first = encoded.beside(torch.device("cuda:0"))
+        first = encoded.stream_on(torch.device("cuda:0"))
         encoded.clear()
-        assert encoded.beside(torch.device("cuda:0")) is first
-        assert encoded.beside(torch.device("cuda:1")) is not first
+        assert encoded.stream_on(torch.device("cuda:0")) is first
+        assert encoded.stream_on(torch.device("cuda:1")) is not first
 
 
 class _Stream:

@@ -25,7 +25,7 @@ from hyimg_cli.pipelines.clock import PhaseClock
 from hyimg_cli.pipelines.image.batch import ContinuousBatch
 from hyimg_cli.pipelines.image.stages import Decoded
 from hyimg_cli.pipelines.image.think import DecodeLoop
-from hyimg_cli.pipelines.pipeline import Lost
+from hyimg_cli.pipelines.request import Lost
 from hyimg_cli.quality.metrics import psnr
 from hyimg_cli.spec.events import DenoiseStep, JobDone, Outcome
 from hyimg_cli.spec.job import ImageJob, Size, SizeRequest

@@ -15,8 +15,9 @@ from hyimg_cli.kv.buffer import Buffer, Slice
 from hyimg_cli.kv.tree import Host, KVTree
 from hyimg_cli.memory.footprint import Together, needs
 from hyimg_cli.pipelines.clock import PhaseClock
-from hyimg_cli.pipelines.image.batch import ContinuousBatch, Lost
+from hyimg_cli.pipelines.image.batch import ContinuousBatch
 from hyimg_cli.pipelines.image.stages import Decoded, ImageStages
+from hyimg_cli.pipelines.request import Lost
 from hyimg_cli.spec.job import ImageJob, SizeRequest
 from hyimg_cli.spec.run import ModelChoice, OutputConfig, RunConfig
 

@@ -58,13 +58,13 @@ def jobs(job: ImageJob, sources: tuple[str, ...]) -> list[ImageJob]:
 def pixels(monkeypatch: pytest.MonkeyPatch) -> dict[str, np.ndarray]:
     """By id, the pictures that were made last: without an output folder nothing keeps them."""
     made: dict[str, np.ndarray] = {}
-    inner = ImagePipeline._made
+    inner = ImagePipeline.outcome
 
-    def seen(self: ImagePipeline, drawn: Any) -> Any:
-        made[drawn.job.custom_id] = drawn.pixels
-        return inner(self, drawn)
+    def seen(self: ImagePipeline, done: Any, *arguments: Any) -> Any:
+        made[done.job.custom_id] = done.pixels
+        return inner(self, done, *arguments)
 
-    monkeypatch.setattr(ImagePipeline, "_made", seen)
+    monkeypatch.setattr(ImagePipeline, "outcome", seen)
     return made
 
 
@@ -197,7 +197,7 @@ def test_what_cannot_be_split_is_refused_before_a_process_starts(
 def test_weights_of_every_rank_lie_in_main_memory() -> None:
     card = registry.model_card(registry.EMBEDDED)
     alone = held_weights(card, config(1))
-    held = registry.rank_bytes(ModelChoice(device="cpu"), 2, "float32")
+    held = registry.sequences(registry.EMBEDDED).rank_bytes(2, "float32", "none")
     first, other = held.first, held.other
     assert held_weights(card, config(2)) == first + other
     # Routers and norms are there twice, nothing else.

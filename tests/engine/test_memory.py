@@ -36,7 +36,7 @@ LARGE = Needs(40, JobBytes(context=10, branches=30, step=20, prefill=15), decode
 def test_counts_the_branches_of_a_job_without_text(family: Any, job: ImageJob) -> None:
     plain = replace(job, bot_task="none", size=SizeRequest(64, 64))
     layout = family.canvas(plain, [], GeneratedText()).layout
-    share, row = share_of(plain, family.card, CONFIG), 2 * family.card.activations.plain.row
+    share, row = share_of(plain, family.card, CONFIG), 2 * family.card.activations["cpu"].row
     # float32 is twice the stored bfloat16
     assert share.branches == 2 * layout.live_stop * 2 * family.card.kv_bytes_per_token
     assert share.step == 2 * (layout.live_stop - layout.live_start) * row
@@ -76,14 +76,14 @@ def test_other_moments_can_be_the_widest() -> None:
     assert (in_the_vae.moment, in_the_vae.kv, in_the_vae.activations) == ("decode", 70, 10**4)
     opening = replace(LARGE, encode=10**4).widest(Together(8, 2))
     assert (opening.moment, opening.kv, opening.activations) == ("think", 90, 10**4)
-    beside = replace(LARGE, beside=7, kept=3).widest(Together(16, 4))
+    beside = replace(LARGE, prefetch=7, kept=3).widest(Together(16, 4))
     assert (beside.kv, beside.activations) == (16 * 10 + 4 * 30 + 3, 4 * 20 + 7)
     few = replace(LARGE, jobs=5).widest(Together(16, 4))
     assert few.kv == 2 * 10 + 4 * 30, "five jobs: one that waits, one whose branches stand"
 
 
 def test_graphs_keep_a_steps_memory() -> None:
-    forward = Working(row=3, beside=11)
+    forward = Working(row=3, fixed=11)
     with_graphs = replace(LARGE, forward=forward, has_graphs=True)
     plain = replace(LARGE, forward=forward)
     more = with_graphs.widest(Together(16, 4)).total - plain.widest(Together(16, 4)).total
@@ -229,7 +229,7 @@ def test_the_plan_and_a_session_of_ranks_agree(
     planned, chosen = footprint(jobs, large, config), batch_sizes(jobs, model, config)
     assert 1 < chosen.drawing < 16, "memory decides"
     assert Together(planned.thinking, planned.drawing) == chosen
-    held = registry.rank_bytes(config.model, 2, "float32")
+    held = registry.sequences(config.model.model).rank_bytes(2, "float32", "none")
     expected = held.first + (held.other if device == "cpu" else 0)
     assert held_weights(large, config) == expected
 

@@ -28,7 +28,7 @@ from hyimg_cli.pipelines.clock import PhaseClock
 from hyimg_cli.pipelines.image.batch import ContinuousBatch
 from hyimg_cli.pipelines.image.stages import Decoded
 from hyimg_cli.quality.metrics import psnr
-from hyimg_cli.spec.card import PICTURE_BYTES, Activations
+from hyimg_cli.spec.card import PICTURE_BYTES
 from hyimg_cli.spec.job import ImageJob, SizeRequest
 from hyimg_cli.spec.run import BatchConfig, ModelChoice, OutputConfig, RunConfig
 
@@ -147,7 +147,7 @@ def test_tiles_bound_the_memory_of_the_vae(job: ImageJob) -> None:
     card = replace(registry.model_card(registry.EMBEDDED), tile_pixels=32)
     config = _config("none", max_size=1)
     tiled = replace(config, model=replace(config.model, vae_use_tiling=True))
-    rowless = replace(card, activations=Activations(), kv_bytes_per_token=0)
+    rowless = replace(card, activations={}, kv_bytes_per_token=0)
     whole, pieces = (footprint([job], rowless, each).activations for each in (config, tiled))
     beside = 2 * 64 * 64 * PICTURE_BYTES
     assert (pieces - beside) * 4 == whole

@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 import torch
+from masks import visibility
 
-from hyimg_cli.models.hunyuan_image3.attention import pieces, visibility
+from hyimg_cli.models.hunyuan_image3.attention import pieces
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 SCRIPT = FOLDER / "real_shape.py"

@@ -23,7 +23,15 @@ from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.models import registry
 from hyimg_cli.models.hunyuan_image3.family import HunyuanImage3
 from hyimg_cli.pipelines.prefetch import WriteBehind
-from hyimg_cli.spec.events import PHASES, DenoiseStep, JobDone, JobFailed, JobStarted, Outcome
+from hyimg_cli.spec.events import (
+    PHASES,
+    DenoiseStep,
+    GroupStarted,
+    JobDone,
+    JobFailed,
+    JobStarted,
+    Outcome,
+)
 from hyimg_cli.spec.job import ImageJob, SizeRequest
 from hyimg_cli.spec.run import BatchConfig, FailurePolicy, OutputConfig, RunConfig
 
@@ -117,6 +125,37 @@ def test_phases_are_disjoint_and_add_up(jobs: list[ImageJob], tmp_path: Path) ->
         assert timings["unattributed"] < 0.05 * timings["total"]
         assert timings["denoise_first"] > 0
         assert timings["denoise_rest"] > 0
+
+
+def test_what_comes_before_its_group_is_in_no_jobs_time(
+    jobs: list[ImageJob], tmp_path: Path
+) -> None:
+    """Neither loading, nor prewarming, nor groups before."""
+    plan = make_plan(jobs, registry.model_card)
+    assert len(plan.groups) > 1
+    began, most = 0.0, {}
+    with RunFolder(tmp_path) as folder, Session(RunConfig(OutputConfig(tmp_path))) as session:
+        for event in session.run(plan, folder):
+            if isinstance(event, GroupStarted):
+                began = time.perf_counter()
+            elif isinstance(event, JobDone):
+                most[event.outcome.custom_id] = time.perf_counter() - began
+                timings = event.outcome.timings_s
+                assert timings["queue"] < timings["total"] <= most[event.outcome.custom_id]
+    assert len(most) == len(jobs)
+
+
+def test_shares_add_up_to_no_more_than_the_run_took(jobs: list[ImageJob], tmp_path: Path) -> None:
+    began = time.perf_counter()
+    outcomes = _run([replace(jobs[n % 2], custom_id=f"j{n}") for n in range(6)], tmp_path / "out")
+    took = time.perf_counter() - began
+    shares = [one.share_s["total"] for one in outcomes.values()]
+    assert 0 < sum(shares) <= took
+    whole = sum(one.timings_s["total"] - one.timings_s["queue"] for one in outcomes.values())
+    assert whole > 1.5 * sum(shares)  # they were drawn together
+    for one in outcomes.values():
+        parts = sum(seconds for name, seconds in one.share_s.items() if name != "total")
+        assert parts == pytest.approx(one.share_s["total"], abs=1e-4)
 
 
 def test_one_source_is_encoded_once(

@@ -19,9 +19,10 @@ from hyimg_cli.kv.tree import KVTree
 from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.memory.footprint import Together
 from hyimg_cli.models import registry
-from hyimg_cli.pipelines.image.batch import Lost, Shortage
 from hyimg_cli.pipelines.image.memory_limits import MemoryLimits
 from hyimg_cli.pipelines.image.stages import Decoded
+from hyimg_cli.pipelines.out_of_memory import Shortage
+from hyimg_cli.pipelines.request import Lost
 from hyimg_cli.spec.events import JobDone, JobFailed, Outcome
 from hyimg_cli.spec.job import ImageJob, SizeRequest
 from hyimg_cli.spec.run import BatchConfig, OutputConfig, RunConfig

@@ -13,9 +13,8 @@ from short_tasks import held_parts, refuse_buffers, short, short_here
 from hyimg_cli.kv.tree import KVTree
 from hyimg_cli.models import registry
 from hyimg_cli.parallel.ranks import RankPool
-from hyimg_cli.parallel.wire import Task
-from hyimg_cli.pipelines.image.batch import Lost
 from hyimg_cli.pipelines.image.stages import Decoded
+from hyimg_cli.pipelines.request import Lost
 from hyimg_cli.spec.job import ImageJob, SizeRequest
 from hyimg_cli.spec.run import ModelChoice
 
@@ -55,7 +54,7 @@ def _nothing_is_short(pool: RankPool, expected: dict[str, bytes]) -> None:
 
 def on_member(pool: RankPool, where: str, **when: Any) -> None:
     most, at = when.get("most", 10**6), when.get("at", ())
-    pool.run(Task(short_here, (where, most, at)), own=lambda: None)
+    pool.run(short_here, where, most, at, own=lambda: None)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -105,10 +104,10 @@ def test_buffers_that_a_rank_cannot_have_come_later(
 ) -> None:
     pids, counts = pool.member_pids, []
     for refusals in (0, 1, 1):
-        pool.run(Task(refuse_buffers, (refusals,)), own=lambda: None)
+        pool.run(refuse_buffers, refusals, own=lambda: None)
         assert _pixels(_run(jobs, studio_of(spread), 4)) == expected
         gc.collect()
-        counts.append(pool.run(Task(held_parts), own=lambda: 0)[1])
+        counts.append(pool.run(held_parts, own=lambda: 0)[1])
     # Told with the next forward: what the last job had is still there, no more each time.
     assert counts[1] <= counts[0] + 1 >= counts[2]
     assert pool.member_pids == pids

@@ -19,7 +19,7 @@ from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.media.images import SourceImage, read_image
 from hyimg_cli.models import registry
 from hyimg_cli.models.hunyuan_image3.family import HunyuanImage3
-from hyimg_cli.pipelines.image.sources import Sources
+from hyimg_cli.pipelines.image.sources import EncodedSources
 from hyimg_cli.spec.events import JobDone, JobFailed, Outcome
 from hyimg_cli.spec.job import ImageJob
 from hyimg_cli.spec.run import BatchConfig, CacheConfig, ModelChoice, OutputConfig, RunConfig
@@ -152,14 +152,14 @@ def test_whole_bytes_that_are_no_source_are_encoded_again(
     image = SourceImage(np.zeros((64, 64, 3), dtype=np.uint8), "digest", ())
     key = source_key("digest", "print", device="cpu", dtype="float32")
     disk.DiskStore(tmp_path, 10**6).write(disk.SOURCE_IMAGES, key, b"foreign")
-    kept = Sources(CacheConfig(tmp_path))
+    kept = EncodedSources(CacheConfig(tmp_path))
     first, _ = kept.encoder(family, "print")(image)
     assert [note for note in first.notes if "damaged" in note]
     again, _ = kept.encoder(family, "print")(image)
     assert not [note for note in again.notes if "damaged" in note]
     assert tuple(kept.counts().values()) == (1, 0, 1)
     assert encoded == ["digest"]
-    fresh = Sources(CacheConfig(tmp_path))
+    fresh = EncodedSources(CacheConfig(tmp_path))
     fresh.encoder(family, "print")(image)
     assert tuple(fresh.counts().values()) == (0, 1, 0)
 

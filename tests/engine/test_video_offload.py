@@ -12,7 +12,7 @@ from hyimg_cli.errors import UsageError
 from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.memory.footprint import video_need
 from hyimg_cli.models import registry
-from hyimg_cli.models.diffusers_video.offload import OneAtATime
+from hyimg_cli.models.diffusers_video.offload import Offload
 from hyimg_cli.pipelines.video.pipeline import VideoPipeline
 from hyimg_cli.spec.events import JobDone, JobFailed
 from hyimg_cli.spec.job import ImageJob, Size, VideoJob
@@ -39,13 +39,13 @@ Frames = dict[int, list[bytes]]
 def frames(monkeypatch: pytest.MonkeyPatch) -> Frames:
     """By seed, what was made last: without an output folder nothing else keeps it."""
     made: Frames = {}
-    inner = VideoPipeline._made
+    inner = VideoPipeline.outcome
 
-    def seen(self: VideoPipeline, job: VideoJob, clock: Any, frames: Any, checkpoint: Any) -> Any:
-        made[job.seed] = [piece.tobytes() for piece in frames.pieces]
-        return inner(self, job, clock, frames, checkpoint)
+    def seen(self: VideoPipeline, done: Any, *arguments: Any) -> Any:
+        made[done.job.seed] = [piece.tobytes() for piece in done.pieces]
+        return inner(self, done, *arguments)
 
-    monkeypatch.setattr(VideoPipeline, "_made", seen)
+    monkeypatch.setattr(VideoPipeline, "outcome", seen)
     return made
 
 
@@ -53,14 +53,14 @@ def frames(monkeypatch: pytest.MonkeyPatch) -> Frames:
 def brought(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Classes of the networks that this process brought to the device, in order."""
     seen: list[str] = []
-    inner = OneAtATime.bring
+    inner = Offload.bring
 
-    def bring(self: OneAtATime, network: Any) -> None:
+    def bring(self: Offload, network: Any) -> None:
         if network is not self._network:
             seen.append(type(network).__name__)
         inner(self, network)
 
-    monkeypatch.setattr(OneAtATime, "bring", bring)
+    monkeypatch.setattr(Offload, "bring", bring)
     return seen
 
 

@@ -63,13 +63,13 @@ def events_of(session: Session, jobs: list[VideoJob]) -> Iterator[Event]:
 def latents(monkeypatch: pytest.MonkeyPatch) -> dict[int, Any]:
     """By seed, the frames that were made last: without an output folder nothing else keeps them."""
     made: dict[int, Any] = {}
-    inner = VideoPipeline._made
+    inner = VideoPipeline.outcome
 
-    def seen(self: VideoPipeline, job: VideoJob, clock: Any, frames: Any, checkpoint: Any) -> Any:
-        made[job.seed] = [piece.tobytes() for piece in frames.pieces]
-        return inner(self, job, clock, frames, checkpoint)
+    def seen(self: VideoPipeline, done: Any, *arguments: Any) -> Any:
+        made[done.job.seed] = [piece.tobytes() for piece in done.pieces]
+        return inner(self, done, *arguments)
 
-    monkeypatch.setattr(VideoPipeline, "_made", seen)
+    monkeypatch.setattr(VideoPipeline, "outcome", seen)
     return made
 
 
@@ -186,11 +186,11 @@ def test_models_with_ranks_take_turns_and_replace_what_ended(
     first.load()
     # One that ends while nobody needs it is replaced.
     (idle,) = first._pool._members
-    idle.process.kill()
-    idle.process.wait(5)
+    idle.child.process.kill()
+    idle.child.process.wait(5)
     first.revive()
     before = first.member_pids
-    assert before != [idle.process.pid]
+    assert before != [idle.child.process.pid]
     assert is_alive(before[0])
     second.load()
     assert not first.member_pids

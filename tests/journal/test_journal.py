@@ -17,10 +17,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from hyimg_cli.errors import JournalError, OutputFolderError, StorageError
+from hyimg_cli.journal.job_files import files_of
 from hyimg_cli.journal.journal import Resumption, RunFolder, job_key, outcome_to_json, resume
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.events import BranchTokens, Failure, Outcome, OutputFile, ReuseReport
-from hyimg_cli.spec.job import ImageJob, SizeRequest, TextSampling
+from hyimg_cli.spec.job import Encoding, ImageJob, Size, SizeRequest, TextSampling
 
 MakeJob = Callable[..., ImageJob]
 PIXELS = b"not really a PNG"
@@ -443,7 +444,7 @@ def test_a_file_in_the_place_of_the_folder(tmp_path: Path) -> None:
         assert caught.value.code == "output.not-a-folder"
 
 
-@pytest.mark.parametrize("custom_id", ["../x", "a/../b", "/a", "", ".hidden", "a\0b"])
+@pytest.mark.parametrize("custom_id", ["../x", "a/../b", "/a", "", ".hidden", "a\0b", "a//b"])
 def test_no_unchecked_id_becomes_a_path(tmp_path: Path, custom_id: str) -> None:
     with pytest.raises(AssertionError):
         RunFolder(tmp_path).path_for(custom_id)
@@ -732,3 +733,151 @@ def test_every_job_is_sorted_exactly_once(
     assert all(by_state[name] == "failed" for name in found.failed_before)
     assert not (retry and found.failed_before)
     assert {"done"}.isdisjoint(by_state[job.custom_id] for job in found.to_run)
+
+
+# --- names by a template --------------------------------------------------------------------------
+
+
+def made(run: RunFolder, job: ImageJob, key: str = "key") -> None:
+    """The job's picture under its name, and its line."""
+    path = run.place_for(job, Size(48, 64), job.encoding.suffix)
+    path.write_bytes(PIXELS)
+    relative = path.relative_to(run.folder).as_posix()
+    picture = OutputFile(relative, digest.of_bytes(PIXELS), "0" * 64, 64, 48, 7)
+    run.append(Outcome(job.custom_id, "done", key, outputs=(picture,)))
+
+
+def outputs_in(folder: Path) -> set[str]:
+    outputs = folder / "outputs"
+    return {str(path.relative_to(outputs)) for path in outputs.rglob("*") if path.is_file()}
+
+
+def test_a_file_is_found_by_its_line(tmp_path: Path, make_job: MakeJob) -> None:
+    job = make_job("a", file_name="in/{custom_id}-{width:04}x{height}")
+    with RunFolder(tmp_path) as run:
+        made(run, job)
+    assert outputs_in(tmp_path) == {"in/a-0064x48.png"}
+    assert resume(run, [job], {"a": "key"}).done == ["a"]
+    (tmp_path / "outputs/in/a-0064x48.png").unlink()
+    assert resume(run, [job], {"a": "key"}).to_run == [job]
+
+
+def test_another_name_in_a_used_folder_is_told(tmp_path: Path, make_job: MakeJob) -> None:
+    jobs = [make_job(name) for name in "abc"]
+    with RunFolder(tmp_path) as run:
+        made(run, jobs[0])
+        run.append(failed("b"))
+    named = [replace(job, file_name="new-{width}") for job in jobs]
+    keys = dict.fromkeys("ab", "key")
+    with pytest.raises(OutputFolderError) as caught:
+        resume(run, named, keys)
+    assert caught.value.code == "output.other-job"
+    assert "1 of 3 jobs differ (name: 1)" in caught.value.what
+    assert "--force" in caught.value.hint
+    found = resume(run, named, keys, force=True)
+    assert (found.to_run, found.failed_before) == ([named[0], named[2]], ["b"])
+    assert found.former == {"a": ["outputs/a.png"]}
+
+
+def test_what_is_replaced_goes_once_the_new_line_is_there(
+    tmp_path: Path, make_job: MakeJob
+) -> None:
+    """Names that are swapped take each other's place, in any order, and none is lost."""
+    jobs = [make_job("a", file_name="1"), make_job("b", file_name="2"), make_job("c")]
+    with RunFolder(tmp_path) as run:
+        for job in jobs:
+            made(run, job)
+    swapped = [replace(jobs[0], file_name="2"), replace(jobs[1], file_name="3"), jobs[2]]
+    keys = dict.fromkeys("abc", "key")
+    with RunFolder(tmp_path) as run:
+        found = resume(run, swapped, keys, force=True)
+        assert found.done == ["c"]
+        run.supersede(found.former)
+        made(run, swapped[0])
+        assert outputs_in(tmp_path) == {"2.png", "c.png"}
+    # Killed here: the line of b still names a file that is a's by now.
+    with RunFolder(tmp_path) as run:
+        found = resume(run, swapped, keys, force=True)
+        assert (found.to_run, found.former) == ([swapped[1]], {"b": []})
+        run.supersede(found.former)
+        made(run, swapped[1])
+    assert outputs_in(tmp_path) == {"2.png", "3.png", "c.png"}
+    assert resume(run, swapped, keys).done == ["a", "b", "c"]
+
+
+def test_a_job_made_again_under_its_name_keeps_its_file(tmp_path: Path, make_job: MakeJob) -> None:
+    job = make_job("a")
+    for key in ("key", "another"):
+        with RunFolder(tmp_path) as run:
+            run.supersede(resume(run, [job], {"a": key}, force=True).former)
+            made(run, job, key)
+    assert outputs_in(tmp_path) == {"a.png"}
+
+
+def test_a_failed_attempt_takes_no_file_with_it(tmp_path: Path, make_job: MakeJob) -> None:
+    job = make_job("a")
+    with RunFolder(tmp_path) as run:
+        made(run, job)
+        run.supersede(resume(run, [replace(job, file_name="b")], {"a": "key"}, force=True).former)
+        run.append(failed("a"))
+        assert outputs_in(tmp_path) == {"a.png"}
+
+
+def test_everything_of_a_film_goes(tmp_path: Path) -> None:
+    film = {"path": "outputs/a.mp4", "frames_path": "outputs/a.frames"}
+    assert files_of(film) == ["outputs/a.mp4", "outputs/a.json", "outputs/a.frames"]
+    with RunFolder(tmp_path) as run:
+        for name in ("a.mp4", "a.json", "a.frames/0000.png", "b.mp4"):
+            (tmp_path / "outputs" / name).parent.mkdir(exist_ok=True)
+            (tmp_path / "outputs" / name).touch()
+        run.supersede({"a": files_of(film)})
+        run.append(done(run, "a"))
+    assert outputs_in(tmp_path) == {"a.png", "b.mp4"}
+
+
+@pytest.mark.parametrize("path", ["../kept", "/kept", "outputs/../kept", "outputs", "", 7, None])
+def test_a_line_of_a_stranger_removes_nothing_elsewhere(
+    tmp_path: Path, make_job: MakeJob, path: Any
+) -> None:
+    run = RunFolder(tmp_path)
+    entry = {"custom_id": "a", "status": "done", "key": "k", "outputs": [{"path": path}]}
+    results_file(tmp_path).write_text(json.dumps(entry) + "\n")
+    found = resume(run, [make_job("a")], {"a": "key"}, force=True)
+    assert found.former == {"a": []}
+
+
+def test_the_file_of_another_manifests_job_is_not_written_over(
+    tmp_path: Path, make_job: MakeJob
+) -> None:
+    """Not even with --force: its line would name a picture that is not its own."""
+    with RunFolder(tmp_path) as run:
+        made(run, make_job("a", file_name="Cat-64"))
+    for name in ("cat-64", "CAT-{width}"):
+        job = make_job("b", file_name=name)
+        for force in (False, True):
+            with pytest.raises(OutputFolderError) as caught:
+                resume(run, [job], {}, force=force)
+            assert caught.value.code == "output.other-file"
+            assert 'outputs/Cat-64.png would be the file of "b"; it is that of "a"' in (
+                caught.value.what
+            )
+    assert resume(run, [make_job("b", file_name="cat-65")], {}).to_run
+
+
+def test_formats_are_of_the_key_and_png_is_as_before(make_job: MakeJob) -> None:
+    job = make_job("a")
+    keys = {
+        job_key(replace(job, encoding=encoding), [], "model", {})
+        for encoding in (
+            Encoding(),
+            Encoding("jpeg", 95),
+            Encoding("jpeg", 94),
+            Encoding("webp", 95),
+            Encoding("webp"),
+        )
+    }
+    assert len(keys) == 5
+    assert job_key(replace(job, file_name="other"), [], "model", {}) in keys
+    # Written down once: keys of folders from before there were formats.
+    known = "7b1b43774954"
+    assert job_key(job, [], "model", {}).startswith(known)

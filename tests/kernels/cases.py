@@ -65,7 +65,7 @@ def relative(ours: Tensor, expected: Tensor) -> float:
 
 
 def around_cases(ours: Any, plain: Any, device: str) -> Iterator[tuple[str, Callable[[], float]]]:
-    """Every method of an `Around` against the plain one: a name, and how far they are apart."""
+    """What stands around products of experts: a name, how far from the plain twin."""
     for dtype in (torch.float32, torch.bfloat16):
         rows = torch.randn(7, 2 * 96, device=device).to(dtype)
         rows[3] = 0

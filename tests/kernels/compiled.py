@@ -14,7 +14,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from hyimg_cli.kernels import addressed, decode, fused, fused_routes, fused_rows
+from hyimg_cli.kernels import decode, fused, fused_routes, fused_rows, pointer_decode
 from hyimg_cli.kernels.decode_attention import BLOCK as SLOTS
 from hyimg_cli.kernels.decode_attention import RUNS
 from hyimg_cli.kernels.formats import BLOCK, FP8_MAX
@@ -101,7 +101,7 @@ def _kernels() -> Any:
         {"rows": BF16, "row_of": I64, "weight": BF16, "onto": BF16, "out": BF16, "width": "i32"},
         {"CHOSEN": 8, "HAS_ONTO": True, "COLUMNS": 1024},
     )
-    yield from _addressed()
+    yield from _by_pointer()
     yield from _around_products()
     yield from _routes()
 
@@ -160,23 +160,23 @@ def _routes() -> Any:
     yield "spread", fused_routes._spread, spread, {**sizes, "CHOSEN": 8, "GROUP_ROWS": 16}
 
 
-def _addressed() -> Any:
-    tables = dict.fromkeys(("keys_at", "values_at", "slots", "length"), I64)
+def _by_pointer() -> Any:
+    tables = dict.fromkeys(("keys_ptr", "values_ptr", "slots", "length"), I64)
     yield (
         "put",
-        addressed._put,
+        pointer_decode._put,
         {"k": BF16, "v": BF16, **tables, "row_step": "i32", "head_step": "i32"},
         {"KV_HEADS": 8, "WIDTH": 128},
     )
     sums = dict.fromkeys(("sums", "largest", "weight"), F32)
     yield (
         "partial",
-        addressed._partial,
+        pointer_decode._partial,
         {"q": BF16, "k": BF16, **tables, **sums, "scale": "fp32"},
         {"KV_HEADS": 8, "GROUP": 4, "HELD": 16, "WIDTH": 128, "RUNS": RUNS, "BLOCK": SLOTS},
     )
     sizes = {"HEADS": 32, "RUNS": RUNS, "WIDTH": 128}
-    yield "joined", addressed._joined, {**sums, "out": BF16}, sizes
+    yield "joined", pointer_decode._joined, {**sums, "out": BF16}, sizes
 
 
 main()

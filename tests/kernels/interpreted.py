@@ -14,13 +14,12 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from kernels import cases, decode_cases, rowwise_cases
 
-from hyimg_cli.kernels.addressed import addressed_decode
 from hyimg_cli.kernels.decode import decode_experts
 from hyimg_cli.kernels.decode_attention import Rows, plain_decode
 from hyimg_cli.kernels.experts import plain_experts
-from hyimg_cli.kernels.fused import Fused
 from hyimg_cli.kernels.fused_rows import FusedRows
-from hyimg_cli.kernels.routed import PlainAround, routed_experts
+from hyimg_cli.kernels.pointer_decode import pointer_decode
+from hyimg_cli.kernels.routed import routed_experts
 from hyimg_cli.kernels.rowwise import PLAIN
 from hyimg_cli.models import registry
 from hyimg_cli.models.hunyuan_image3.graphs import DecodeGraphs
@@ -45,18 +44,18 @@ def main() -> None:
     )
     case = cases.call(33)
     found["routed"] = cases.relative(
-        routed_experts(*case.arguments, Fused()), plain_experts(*case.arguments)
+        routed_experts(*case.arguments, FusedRows()), plain_experts(*case.arguments)
     )
     # Every token to the same two experts, the last of them: the others have no rows.
     case.index_TK[:] = torch.tensor([7, 2])
     twin = plain_experts(*case.arguments)
-    found["routed alike"] = cases.relative(routed_experts(*case.arguments, Fused()), twin)
+    found["routed alike"] = cases.relative(routed_experts(*case.arguments, FusedRows()), twin)
     found["decode alike"] = cases.relative(decode_experts(*case.arguments), twin)
-    for name, apart in cases.around_cases(Fused(), PlainAround(), "cpu"):
+    for name, apart in cases.around_cases(FusedRows(), PLAIN, "cpu"):
         found[name] = apart()
-    for name, apart in _addressed():
+    for name, apart in _by_pointer():
         found[name] = apart
-    found["by addresses alone"] = _network_by_addresses()
+    found["network by pointers"] = _network_by_pointers()
     found |= _rowwise()
     found["network of fused rows"] = _network_of_fused_rows()
     sys.stdout.write(json.dumps(found))
@@ -99,11 +98,11 @@ def _network_of_fused_rows() -> float:
     return cases.relative(hidden[1], hidden[0])
 
 
-def _network_by_addresses() -> float:
+def _network_by_pointers() -> float:
     """The embedded network's steps by tables on the device alone, as a captured graph has them."""
 
     def attend(q: Tensor, k: Tensor, v: Tensor, rows: Rows) -> Tensor:
-        return addressed_decode(q, k, v, replace(rows, keys=(), values=()))
+        return pointer_decode(q, k, v, replace(rows, keys=(), values=()))
 
     model: Any = registry.load(ModelChoice(device="cpu", dtype="float32"))
     graphs = DecodeGraphs(model.network, attend, lambda compute: compute)
@@ -121,14 +120,14 @@ def _network_by_addresses() -> float:
     return apart
 
 
-def _addressed() -> Iterator[tuple[str, float]]:
-    """Attention by addresses: what it returns, and what it leaves in memory."""
+def _by_pointer() -> Iterator[tuple[str, float]]:
+    """Attention by pointers: what it returns, and what it leaves in memory."""
     kinds = {"float32": ((6, 2), 32), "float32 one head each": ((2, 2), 16)}
     for name, (heads, width) in kinds.items():
         step = decode_cases.step(heads=heads, width=width)
         twin = step.apart()
-        out, expected = addressed_decode(*step.arguments), plain_decode(*twin.arguments)
-        yield f"addressed {name}", cases.relative(out, expected)
+        out, expected = pointer_decode(*step.arguments), plain_decode(*twin.arguments)
+        yield f"by pointer {name}", cases.relative(out, expected)
         sides = ((step.rows.keys, twin.rows.keys), (step.rows.values, twin.rows.values))
         pairs = [pair for side in sides for pair in zip(*side, strict=True)]
         differ = [not torch.equal(a.nan_to_num(9.0), b.nan_to_num(9.0)) for a, b in pairs]
@@ -138,14 +137,14 @@ def _addressed() -> Iterator[tuple[str, float]]:
     step = decode_cases.step(dtype=torch.float16)
     twin = step.apart()
     yield (
-        "addressed float16",
-        cases.relative(addressed_decode(*step.arguments), plain_decode(*twin.arguments)),
+        "by pointer float16",
+        cases.relative(pointer_decode(*step.arguments), plain_decode(*twin.arguments)),
     )
     alone = decode_cases.step((65, 300))
     rows = alone.rows
-    both = addressed_decode(*alone.arguments)
+    both = pointer_decode(*alone.arguments)
     second = decode_cases.rows_of([rows.keys[1]], [rows.values[1]], rows.length_R[1:])
-    one = addressed_decode(alone.q_RHD[1:], alone.k_RKD[1:], alone.v_RKD[1:], second)
+    one = pointer_decode(alone.q_RHD[1:], alone.k_RKD[1:], alone.v_RKD[1:], second)
     yield "alone", float(not torch.equal(one[0], both[1]))
 
 

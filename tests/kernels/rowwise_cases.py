@@ -8,9 +8,7 @@ import torch
 from torch import Tensor
 
 from hyimg_cli.kernels import fused_rows
-from hyimg_cli.kernels.fused import Fused
 from hyimg_cli.kernels.fused_rows import FusedRows
-from hyimg_cli.kernels.routed import PlainAround
 from hyimg_cli.kernels.rowwise import PlainRowwise
 
 EPS = 1e-5
@@ -115,8 +113,8 @@ def route_cases(device: str) -> Iterator[tuple[str, bool]]:
     for tokens, chosen, experts, group_rows, same_choice in shares:
         index = torch.rand(tokens, experts, device=device).topk(chosen, dim=1)[1]
         index[:same_choice] = index[0]
-        ours = Fused().routes(index, experts, group_rows)
-        twin = PlainAround().routes(index, experts, group_rows)
+        ours = OURS.routes(index, experts, group_rows)
+        twin = TWIN.routes(index, experts, group_rows)
         pairs = zip(vars(ours).values(), vars(twin).values(), strict=True)
         same = all(torch.equal(a, b) and a.dtype == b.dtype for a, b in pairs)
         name = f"routes {tokens}x{chosen} of {experts}, by {group_rows}"

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
+from masks import plain_attention
 
 from hyimg_cli.kernels.attention import (
     fused_attention,
     masked_attention,
-    plain_attention,
     row_attention,
 )
 

@@ -5,15 +5,23 @@ import torch
 from kernels import cases
 from torch import nn
 
+from hyimg_cli.kernels import rows
 from hyimg_cli.kernels.choice import experts_of
-from hyimg_cli.kernels.experts import grouped_experts, plain_scaled_experts
 from hyimg_cli.kernels.experts import plain_experts as plain_stacks
+from hyimg_cli.kernels.experts import plain_scaled_experts
 from hyimg_cli.kernels.formats import dense
-from hyimg_cli.kernels.routed import FP8_GROUP_ROWS, routed_experts, routes
+from hyimg_cli.kernels.routed import FP8_GROUP_ROWS, routed_experts
 from hyimg_cli.kernels.rows import CANDIDATES, invariant_multiple, padding
+from hyimg_cli.kernels.rowwise import PLAIN
 from hyimg_cli.models.hunyuan_image3.moe import Mlp, plain_experts
 
 WIDTH, INNER, EXPERTS = 64, 32, 8
+
+
+def grouped_experts(*call: torch.Tensor) -> torch.Tensor:
+    """What a CPU runs over dense stacks."""
+    x, weight, index, gate_and_up, down = call
+    return experts_of(gate_and_up, down)(x, weight, index)
 
 
 def _experts(dtype: torch.dtype = torch.float32) -> nn.ModuleList:
@@ -73,6 +81,16 @@ def test_this_machine_has_an_invariant_multiple() -> None:
     assert [padding(n, 4) for n in (1, 4, 5, 8)] == [3, 0, 3, 0]
 
 
+def test_a_multiple_is_tried_at_every_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library whose rows change their bits at 12 rows and 20 is not invariant by fours."""
+
+    def odd(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return torch.full((len(x), len(weight)), float(len(x) % 8 and len(x) > 8))
+
+    monkeypatch.setattr(rows.F, "linear", odd)
+    assert rows.invariant_multiple.__wrapped__() == 8
+
+
 @pytest.mark.parametrize("tokens", [1, 4, 17])
 def test_the_kernels_share_one_call_and_one_answer(tokens: int) -> None:
     arguments = cases.call(tokens).arguments
@@ -94,7 +112,7 @@ def test_many_rows_of_a_quantised_stack_are_those_of_its_dense_weights(form: str
 def test_every_choice_stands_in_its_experts_group(multiple: int) -> None:
     index = torch.rand(23, 8).topk(3, dim=1).indices
     index[index == 5] = 4
-    to = routes(index, 8, group_rows=multiple)
+    to = PLAIN.routes(index, 8, multiple)
     assert to.ends_E.dtype == torch.int32
     assert (to.ends_E % multiple == 0).all()
     starts = to.ends_E - to.ends_E.diff(prepend=torch.zeros(1, dtype=torch.int32))

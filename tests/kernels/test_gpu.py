@@ -5,12 +5,14 @@ import importlib.util
 import pytest
 import torch
 from kernels import cases
+from masks import plain_attention
 
-from hyimg_cli.kernels.attention import fused_attention, plain_attention
+from hyimg_cli.kernels.attention import fused_attention
 from hyimg_cli.kernels.captures import waits_are_errors
 from hyimg_cli.kernels.choice import ByRows, experts_of
 from hyimg_cli.kernels.experts import plain_experts, plain_scaled_experts
-from hyimg_cli.kernels.routed import PlainAround, routed_experts, scaled_experts
+from hyimg_cli.kernels.routed import routed_experts, scaled_experts
+from hyimg_cli.kernels.rowwise import PLAIN
 from hyimg_cli.kernels.transfer import current
 
 pytestmark = [
@@ -44,17 +46,17 @@ def test_few_rows(form: str, tokens: int) -> None:
 
 @pytest.mark.parametrize("tokens", [11, 300, 4000])
 def test_many_rows(tokens: int) -> None:
-    from hyimg_cli.kernels.fused import Fused
+    from hyimg_cli.kernels.fused_rows import FusedRows
 
     case = _case(tokens, "dense")
     expected = plain_experts(*case.arguments)
-    for around in (PlainAround(), Fused()):
+    for around in (PLAIN, FusedRows()):
         assert cases.relative(routed_experts(*case.arguments, around), expected) < 1e-2
 
 
 @pytest.mark.parametrize("tokens", [11, 300, 4000])
 def test_many_rows_in_fp8(tokens: int) -> None:
-    from hyimg_cli.kernels.fused import Fused
+    from hyimg_cli.kernels.fused_rows import FusedRows
 
     _needs((9, 0))
     case = _case(tokens, "fp8")
@@ -62,7 +64,7 @@ def test_many_rows_in_fp8(tokens: int) -> None:
     # In float32: rounded to bfloat16 as well, the twin is further off than what it measures. Rows
     # that were not rounded to e4m3 are 0.045 apart, those that were 0.016.
     expected = plain_scaled_experts(x.float(), weight.float(), *others)
-    for around in (PlainAround(), Fused()):
+    for around in (PLAIN, FusedRows()):
         assert cases.relative(scaled_experts(*case.arguments, around), expected) < 3e-2
 
 
@@ -74,10 +76,10 @@ def test_many_rows_in_nf4() -> None:
 
 
 def test_the_parts_around_the_products() -> None:
-    from hyimg_cli.kernels.fused import Fused
+    from hyimg_cli.kernels.fused_rows import FusedRows
 
     _needs((8, 9))
-    for name, apart in cases.around_cases(Fused(), PlainAround(), "cuda"):
+    for name, apart in cases.around_cases(FusedRows(), PLAIN, "cuda"):
         assert apart() < 2e-2, name
 
 

@@ -189,6 +189,46 @@ def test_what_was_let_go_makes_room_for_what_is_due() -> None:
     assert len(pair.kv.parts) == 2
 
 
+@pytest.mark.parametrize("action", ["fork", "cut", "extend", "write", "host", "split"])
+def test_nothing_is_freed_before_its_last_reader(action: str) -> None:
+    """The leader has let go of what a follower, short of memory, has still to read or write."""
+    pair = Pair()
+    source, target = pair.new(CAPACITY), pair.new(CAPACITY)
+    pair.forward(source, 4)
+    pair.forward(target, 2)
+    rows = source.cut(0, 3)
+    pair.told()
+    original, pair.kv.new_buffer = pair.kv.new_buffer, _refused
+    late = pair.new(CAPACITY)
+    slices: list[Slice] = []
+    match action:
+        case "fork":
+            late = source.fork(3, CAPACITY)
+        case "cut":
+            slices = [source.cut(1, 4)]
+        case "extend":
+            target.extend(rows)
+            slices = [target.cut(2, 5)]
+        case "write":
+            target.extend(rows)
+        case _:
+            slices = list(rows.split(1)) if action == "split" else [rows.on_host()]
+    for _ in range(2):
+        with pytest.raises(torch.OutOfMemoryError):
+            pair.told()
+        # Freed behind its reader, which waits behind the buffer that there is no room for.
+        source = target = rows = None  # type: ignore[assignment]
+    pair.kv.new_buffer = original
+    pair.told()
+    for part in (late, *slices):
+        pair.assert_same(part)
+    assert len(pair.kv.parts) == 1 + len(slices)
+
+
+def _refused(capacity: int) -> Buffer:
+    raise torch.OutOfMemoryError("no room")
+
+
 def test_what_was_lost_cannot_be_used() -> None:
     pair = Pair()
     buffer = pair.new(CAPACITY)
@@ -212,4 +252,4 @@ def test_what_was_lost_cannot_be_used() -> None:
     pair.kv.parts.clear()
     del buffer, rows, uses, use, raised
     pair.told()
-    assert list(pair.kv.parts) == [fresh.handle.number]
+    assert list(pair.kv.parts) == [fresh.number]

@@ -237,13 +237,13 @@ class World:
             self.oracle.touch(pin.path)
 
     def check_prefix(self, prefix: Prefix[FakePayload], tokens: Tokens) -> None:
-        """Pieces are the tokens in order, each computed behind the very tokens before it."""
+        """Payloads are the tokens in order, each computed behind the very tokens before it."""
         start = 0
-        for piece in prefix.pieces:
-            assert piece.payload.home == "device"
-            assert piece.payload.before == tokens[:start]
-            assert piece.payload.tokens == tokens[start : start + piece.length]
-            start += piece.length
+        for payload in prefix.payloads:
+            assert payload.home == "device"
+            assert payload.before == tokens[:start]
+            assert payload.tokens == tokens[start : start + len(payload.tokens)]
+            start += len(payload.tokens)
         assert start == prefix.length == len(tokens)
 
     def check(self) -> None:
@@ -420,7 +420,7 @@ def test_budget_zero_asks_for_no_payload() -> None:
     tree: KVTree[FakePayload] = KVTree(0, splits_text=True)
     assert tree.insert("bf16", (text(1, 2), image("cat")), no_payload).length == 0
     with tree.pinned(tree.match("bf16", (text(1, 2),))) as prefix:
-        assert (prefix.length, prefix.pieces) == (0, ())
+        assert (prefix.length, prefix.payloads) == (0, ())
     assert (len(tree), tree.held_bytes) == (0, 0)
 
 
@@ -452,7 +452,7 @@ def test_a_split_leaves_matches_and_pins_true() -> None:
         assert world.match("bf16", (text(1, 2),)).length == 2
         world.check_prefix(before, (1, 2, 3, 4))
         with world.tree.pinned(match) as after:
-            assert [piece.length for piece in after.pieces] == [2, 2]
+            assert [len(payload.tokens) for payload in after.payloads] == [2, 2]
             world.check_prefix(after, (1, 2, 3, 4))
         world.tree.clear()
         assert world.match("bf16", (text(1, 2, 3, 4), image("cat"))).length == 4

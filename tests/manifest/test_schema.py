@@ -30,6 +30,9 @@ GOOD: tuple[dict[str, Any], ...] = (
     A | {"bot_task": "image"},
     A | {"matrix": {"guidance_scale": [2.5, 5], "seed": [1, 2], "model": ["a"], "steps": [1]}},
     A | {"task": "t2v", "matrix": {"num_frames": [5, 9], "negative_prompt": ["", "blur"]}},
+    A | {"format": "jpg", "quality": 80, "name": "{folder}/{stem}-{index:04}"},
+    A | {"output_format": "webp", "lossless": True},
+    A | {"task": "t2v", "name": "film-{seed}"},
     A | {"use_system_prompt": "None", "top_p": 1, "temperature": 0.5, "n": 3},
     A | {"cot_token_ids": [1, 2, 3], "drop_think": True},
     A | {"task": "t2v", "negative_prompt": "", "num_frames": 9, "fps": 8, "guidance_scale_2": 1},
@@ -79,6 +82,10 @@ BAD: tuple[dict[str, Any], ...] = (
     A | {"matrix": {"sede": [1]}},
     A | {"matrix": {"num_frames": [5]}},
     A | {"task": "t2v", "matrix": {"bot_task": ["none"]}},
+    A | {"format": "gif"},
+    A | {"quality": 0, "format": "jpeg"},
+    A | {"name": " "},
+    A | {"task": "t2v", "format": "webp"},
     {"url": "/v1/chat", "body": A},
     {"url": "/v1/videos"},
     {"url": "/v1/videos", "body": "a cat"},
@@ -95,6 +102,8 @@ TOGETHER: tuple[dict[str, Any], ...] = (
     A | {"task": "it2i"},
     A | {"bot_task": "none", "temperature": 1},
     A | {"size": "9000x16"},
+    A | {"name": "../{stem}"},
+    A | {"name": "{steam}"},
 )
 
 

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -129,7 +130,7 @@ def test_whatever_csv_writes_comes_back(prompts: list[str]) -> None:
         return
     table = read_table(data, "t", ",")
     assert [dict(one.cells)["prompt"] for one in table.records] == prompts
-    lines = out.getvalue().split("\n")
+    lines = re.split("\r\n|\r|\n", out.getvalue())
     assert [one.number for one in table.records] == sorted({one.number for one in table.records})
     assert all(1 < one.number <= len(lines) for one in table.records)
 

@@ -1,9 +1,10 @@
 """What a PNG tells: parameters that viewers know, the whole job, and nothing of the machine."""
 
 import json
+from dataclasses import asdict, replace
 from typing import Any
 
-from hyimg_cli.media.metadata import Making, PictureFacts, png_text
+from hyimg_cli.media.metadata import Making, PictureFacts, PictureText, picture_text
 from hyimg_cli.spec.job import ImageJob, Size, SizeRequest, TextSampling
 
 JOB = ImageJob(
@@ -31,7 +32,6 @@ RESOLVED: dict[str, Any] = {
     "x_path": "/home/me/secret",
 }
 FACTS = PictureFacts(
-    size=Size(height=768, width=1024),
     model_name="HunyuanImage-3.0-Instruct",
     making=Making("0.1.0", "0123456789abcdef", {"dtype": "float32"}, {"torch": "2.11.0"}),
     source_sha256=("aa", "bb"),
@@ -41,13 +41,17 @@ FACTS = PictureFacts(
 )
 
 
+def text_of(resolved: dict[str, Any] = RESOLVED, facts: PictureFacts = FACTS) -> PictureText:
+    return picture_text(JOB, resolved, facts, Size(height=768, width=1024), "cc")
+
+
 def settings_in(parameters: str) -> dict[str, str]:
     """The last line of the parameters, read as viewers read it."""
     return dict(part.split(": ", 1) for part in parameters.splitlines()[-1].split(", "))
 
 
 def test_parameters_have_the_layout_that_viewers_read() -> None:
-    parameters = png_text(JOB, RESOLVED, FACTS)["parameters"]
+    parameters = text_of().parameters
     assert parameters.startswith(JOB.prompt + "\n")
     assert settings_in(parameters) == {
         "Steps": "7",
@@ -62,7 +66,7 @@ def test_parameters_have_the_layout_that_viewers_read() -> None:
 
 
 def test_the_record_has_the_job_and_what_became_of_it() -> None:
-    record = json.loads(png_text(JOB, RESOLVED, FACTS)["hyimg"])
+    record = json.loads(text_of().record)
     assert record["job"]["prompt"] == JOB.prompt
     assert record["job"]["images"] == ["cat.png", "dog.png"]
     assert record["cot_token_ids"] == [1, 2, 3]
@@ -70,13 +74,15 @@ def test_the_record_has_the_job_and_what_became_of_it() -> None:
     assert (record["size"], record["ratio_index"]) == ("1024x768", 33)
     assert record["model_fingerprint"] == "0123456789abcdef"
     assert record["source_sha256"] == ["aa", "bb"]
+    assert record["pixel_sha256"] == "cc"
     assert record["settings"] == {"dtype": "float32"}
     assert record["packages"] == {"torch": "2.11.0"}
     assert (record["bot_task"], record["version"]) == ("think", "0.1.0")
 
 
 def test_nothing_of_the_machine_and_of_the_users_own_data_is_told() -> None:
-    for text in png_text(JOB, RESOLVED, FACTS).values():
+    resolved = RESOLVED | {"name": "secret/{width}"}
+    for text in asdict(text_of(resolved)).values():
         assert "/home" not in text
         assert "/models" not in text
         assert "secret" not in text
@@ -84,10 +90,25 @@ def test_nothing_of_the_machine_and_of_the_users_own_data_is_told() -> None:
 
 def test_a_hub_id_is_no_path() -> None:
     resolved = RESOLVED | {"model": "tencent/HunyuanImage-3.0-Instruct"}
-    record = json.loads(png_text(JOB, resolved, FACTS)["hyimg"])
+    record = json.loads(text_of(resolved).record)
     assert record["job"]["model"] == "tencent/HunyuanImage-3.0-Instruct"
 
 
 def test_a_model_name_with_commas_stays_one_setting() -> None:
-    facts = PictureFacts(FACTS.size, "a, b: c", FACTS.making)
-    assert 'Model: "a, b: c"' in png_text(JOB, RESOLVED, facts)["parameters"]
+    facts = PictureFacts("a, b: c", FACTS.making)
+    assert 'Model: "a, b: c"' in text_of(facts=facts).parameters
+
+
+def test_what_no_file_and_no_xml_can_hold_is_an_escape() -> None:
+    name = "\udce4\uffff é 犬.png"
+    record = text_of(RESOLVED | {"images": [name]}).record
+    assert r"\udce4\uffff é 犬.png" in record
+    assert json.loads(record)["job"]["images"] == [name]
+
+
+def test_an_edit_and_a_picture_from_nothing_are_told_apart() -> None:
+    """The addresses whole, as IPTC's list has them."""
+    made = picture_text(replace(JOB, task="t2i"), RESOLVED, FACTS, Size(1, 1), "")
+    start = "http://cv.iptc.org/newscodes/digitalsourcetype/"
+    assert text_of().source_type == f"{start}compositeWithTrainedAlgorithmicMedia"
+    assert made.source_type == f"{start}trainedAlgorithmicMedia"

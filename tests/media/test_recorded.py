@@ -1,6 +1,7 @@
 """Files from anywhere, read back: ours in full, others' as far as they speak, damage by name."""
 
 import json
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,14 @@ import pytest
 from PIL import Image, PngImagePlugin
 
 from hyimg_cli.errors import SourceImageError, UsageError
-from hyimg_cli.media.images import write_png
-from hyimg_cli.media.metadata import KEYWORD, Making, video_text
+from hyimg_cli.media import xmp
+from hyimg_cli.media.frames import read_frames
+from hyimg_cli.media.images import write_picture, write_png
+from hyimg_cli.media.metadata import KEYWORD, Making, PictureText, video_text
 from hyimg_cli.media.recorded import MAX_SIDECAR_BYTES, read_described
 from hyimg_cli.media.video import write_video
+from hyimg_cli.spec import digest
+from hyimg_cli.spec.job import Encoding
 
 MAKING = Making("0.1.0", "f" * 64, {"dtype": "float32"}, {"torch": "2.11.0"})
 JOB = {"custom_id": "犬", "prompt": "ein Hündchen\n犬", "model": "tiny-video", "task": "t2v"}
@@ -53,6 +58,43 @@ def test_a_record_comes_back_as_it_was_written(png: WritePng, tmp_path: Path) ->
         assert found.kind == kind
         assert found.record is not None
         assert (found.record.job, found.record.making) == (JOB, MAKING)
+
+
+@pytest.mark.parametrize("encoding", [Encoding("jpeg", 90), Encoding("webp", 90), Encoding("webp")])
+def test_every_format_of_a_picture_says_the_same(tmp_path: Path, encoding: Encoding) -> None:
+    path = tmp_path / "a.of-any-name"
+    text = PictureText("a cat", video_text(JOB, MAKING), xmp.EDITED)
+    write_picture(path, FRAMES[0], encoding, text)
+    found = read_described(path)
+    assert found.record is not None
+    assert (found.kind, found.source_type) == (encoding.format, xmp.EDITED)
+    assert (found.record.job, found.record.making, found.parameters) == (JOB, MAKING, "a cat")
+
+
+def test_a_film_says_that_a_model_made_it_and_plays_on(tmp_path: Path) -> None:
+    """In a box of its own at the top level, as XMP's specification says of MPEG-4."""
+    path, text = tmp_path / "a.mp4", video_text(JOB, MAKING)
+    plain = write_video(path, [FRAMES], fps=8, comment=text)
+    before = path.read_bytes()
+    marked = write_video(path, [FRAMES], fps=8, comment=text, box=xmp.mp4_box(xmp.MADE))
+    data = path.read_bytes()
+    assert data.startswith(before)
+    length, kind = struct.unpack(">I4s", data[len(before) : len(before) + 8])
+    assert (length, kind) == (len(data) - len(before), b"uuid")
+    assert data[len(before) + 8 :].startswith(
+        bytes.fromhex("BE7ACFCB97A942E89C71999491E3AFAC") + b"<?xpacket"
+    )
+    assert (plain.pixel_sha256, digest.of_file(path)) == (marked.pixel_sha256, marked.sha256)
+    assert len(list(read_frames(path))) == len(FRAMES)
+    found = read_described(path)
+    assert found.record is not None
+    assert (found.record.job, found.source_type) == (JOB, xmp.MADE)
+
+
+def test_what_another_program_says_of_a_picture_of_its_own(tmp_path: Path) -> None:
+    write_picture(tmp_path / "a.jpg", FRAMES[0], Encoding("jpeg", 90), PictureText("", "", "x"))
+    found = read_described(tmp_path / "a.jpg")
+    assert (found.record, found.parameters, found.source_type) == (None, "", "x")
 
 
 def test_a_picture_of_another_program_has_its_parameters_alone(png: WritePng) -> None:
@@ -116,7 +158,9 @@ def test_files_that_say_nothing(png: WritePng, tmp_path: Path) -> None:
     assert code_of(png()) == "metadata.none"
     assert code_of(tmp_path / "a.mp4") == "metadata.none"
     assert code_of(tmp_path / "a.txt") == "metadata.not-ours"
-    assert code_of(tmp_path / "a.jpg") == "metadata.not-ours"
+    assert code_of(tmp_path / "a.jpg") == "metadata.none"
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.gif")
+    assert code_of(tmp_path / "a.gif") == "metadata.not-ours"
     assert code_of(tmp_path / "empty") == "metadata.not-ours"
     assert code_of(tmp_path / "gone.png") == "metadata.missing"
     (tmp_path / "results.jsonl").write_text('{"custom_id": "a"}\n{"custom_id": "b"}\n')

@@ -21,7 +21,7 @@ from hyimg_cli.engine.replicas import run as replicas
 from hyimg_cli.engine.session import Session
 from hyimg_cli.errors import MachineError
 from hyimg_cli.manifest.planner import make_plan
-from hyimg_cli.memory.fit import FORMS, fits, in_forms, judged, need_beside, room_for
+from hyimg_cli.memory.fit import FORMS, fits, in_forms, judged, need_of_second, room_for
 from hyimg_cli.memory.footprint import Need, footprint, need
 from hyimg_cli.memory.present import Present, present
 from hyimg_cli.models import registry
@@ -80,10 +80,10 @@ def test_the_margin_is_of_the_work(released: str) -> None:
 def test_a_second_model_needs_room_for_a_full_batch(released: str) -> None:
     """Or for as much again as its weights, where its work is not known."""
     jobs = edits(released)
-    alone, beside = need(released, jobs[:1], CPU), need_beside(released, jobs, CPU)
+    alone, beside = need(released, jobs[:1], CPU), need_of_second(released, jobs, CPU)
     assert beside.work == need(released, jobs, CPU, together=3).work > alone.work
     weights = need("tiny-video", videos(), CPU).weights
-    assert need_beside("tiny-video", videos(), CPU).total > 2 * weights > 0
+    assert need_of_second("tiny-video", videos(), CPU).total > 2 * weights > 0
 
 
 def test_networks_that_wait_need_main_memory() -> None:
@@ -270,6 +270,11 @@ def test_memory_that_runs_out_while_loading_names_what_helps(released: str) -> N
     assert raised.value.code == "machine.memory"
     assert "the GPU ran out of memory" in raised.value.what
     assert "--quantization fp8 would fit" in raised.value.hint
+    # What is counted was there: it was too little all the same, and nothing takes less.
+    least = replace(GPU, model=replace(GPU.model, quantization="nf4"))
+    with pytest.raises(MachineError) as raised, room_for(released, edits(released), least):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+    assert raised.value.hint.startswith("free some, or use a machine with")
 
 
 def test_one_job_that_is_too_large_ends_no_run(released: str) -> None:

@@ -17,18 +17,16 @@ from hyimg_cli.kv.tree import Host, KVTree
 from hyimg_cli.manifest.manifest import read_manifest
 from hyimg_cli.manifest.resolve import resolve_jobs
 from hyimg_cli.models import registry
-from hyimg_cli.models.hunyuan_image3.config import architecture, read_json
+from hyimg_cli.models.hunyuan_image3.card import read_architecture
 from hyimg_cli.models.hunyuan_image3.family import HunyuanImage3
 from hyimg_cli.models.hunyuan_image3.ranked import load_ranked
-from hyimg_cli.models.hunyuan_image3.shares import Weights
 from hyimg_cli.models.hunyuan_image3.split import refuse_uneven
 from hyimg_cli.models.hunyuan_image3.weights import load
 from hyimg_cli.parallel.ranks import RankPool
 from hyimg_cli.parallel.tensor import Share
-from hyimg_cli.parallel.wire import Task
 from hyimg_cli.settings.precedence import settle
 from hyimg_cli.spec.job import ImageJob
-from hyimg_cli.spec.run import ModelChoice, Quantization
+from hyimg_cli.spec.run import Quantization
 
 # Largest difference over the largest value; sums over ranks round in another order.
 BOUND = {torch.float32: 2e-5, torch.bfloat16: 6e-2}
@@ -52,7 +50,7 @@ def one_process(dtype: torch.dtype, quantization: Quantization = "none") -> Huny
 def over_ranks(
     pool: RankPool, ranks: int, dtype: torch.dtype, quantization: Quantization = "none"
 ) -> HunyuanImage3:
-    network = load_ranked(Weights(FOLDER, dtype, quantization), pool, ranks)
+    network = load_ranked(FOLDER, pool, ranks, dtype=dtype, quantization=quantization)
     return HunyuanImage3(network, registry.sequences(registry.EMBEDDED))
 
 
@@ -70,9 +68,9 @@ def test_equal_to_one_process_within_rounding(
         assert worst < BOUND[dtype], f"{name}: {worst}"
     # What `plan` promises, to the byte; rank 0 has embeddings, heads, ViT and VAE besides.
     name = str(dtype).removeprefix("torch.")
-    promised = registry.rank_bytes(ModelChoice(), size, name)
+    promised = registry.sequences(registry.EMBEDDED).rank_bytes(size, name, "none")
     assert sum(p.nbytes for p in model.network.parameters()) <= promised.first
-    others = pool.run(Task(held), ranks=size, own=lambda: (0, 0))[1:]
+    others = pool.run(held, ranks=size, own=lambda: (0, 0))[1:]
     assert max(weights for weights, _ in others) == promised.other
 
 
@@ -94,7 +92,7 @@ def test_ranks_let_go_what_rank_0_lets_go(pool: RankPool, job: ImageJob) -> None
     counts = []
     for _ in range(4):
         written(model, job, tree)
-        counts.append(pool.run(Task(held), ranks=2, own=lambda: (0, 0))[1][1])
+        counts.append(pool.run(held, ranks=2, own=lambda: (0, 0))[1][1])
     # The tree's slices, the buffer of the last job, and that of the one before: told just now.
     assert counts[2] == counts[3] <= counts[0] + 1
 
@@ -137,7 +135,7 @@ def test_what_lost_ranks_held_is_never_used(pool: RankPool, job: ImageJob) -> No
 
 def test_ranks_that_heads_cannot_be_split_over_are_refused() -> None:
     arch = replace(
-        architecture(read_json(FOLDER, "config.json")),
+        read_architecture(FOLDER),
         num_attention_heads=32,
         num_key_value_heads=8,
         moe_intermediate_size=(3072,),

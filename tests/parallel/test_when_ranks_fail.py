@@ -16,17 +16,15 @@ from rank_tasks import DyingVae
 from hyimg_cli.errors import CheckpointError, MachineError, RankError
 from hyimg_cli.parallel import ranks
 from hyimg_cli.parallel.ranks import RankPool
-from hyimg_cli.parallel.wire import Task
 from hyimg_cli.tiling.decode import PatchParallelDecoder, decode_tiled
 
 PARENT = """
 import sys, time
 from rank_tasks import number, sleep
 from hyimg_cli.parallel.ranks import RankPool
-from hyimg_cli.parallel.wire import Task
 pool = RankPool(2)
-pool.run(Task(number))
-pool._ask(Task(sleep, (600.0,)), 2)
+pool.run(number)
+pool._ask((sleep, (600.0,)), 2)
 print(*pool.member_pids, flush=True)
 time.sleep(600)
 """
@@ -65,14 +63,14 @@ def test_a_member_that_raises_ends_the_task_and_the_next_one_works() -> None:
         pids = pool.member_pids
         started = time.monotonic()
         with pytest.raises(RankError, match="rank 1 failed: ValueError: a bad tile") as raised:
-            pool.run(Task(rank_tasks.fail, (1,)))
+            pool.run(rank_tasks.fail, 1)
         assert time.monotonic() - started < 10
         assert raised.value.retryable
         assert gone_within(pids, 1)
-        assert pool.run(Task(rank_tasks.number)) == [0, 1]
+        assert pool.run(rank_tasks.number) == [0, 1]
         assert pool.member_pids != pids
         with pytest.raises(KeyError, match="rank 0 itself"):
-            pool.run(Task(rank_tasks.fail_at_home))
+            pool.run(rank_tasks.fail_at_home)
         assert not pool.is_running
 
 
@@ -104,10 +102,10 @@ def test_a_rank_that_says_nothing_is_not_waited_for_forever() -> None:
     quick = RankPool(2, timeout_s=1.5)
     quick.start()
     with pytest.raises(RankError, match="rank 1 has not answered for 2 s"):
-        quick.run(Task(rank_tasks.sleep, (30.0,)))
+        quick.run(rank_tasks.sleep, 30.0)
     assert not quick.is_running
     with pytest.raises(RankError, match="a rank has not answered for 2 s") as raised:
-        quick.run(Task(rank_tasks.wait_for, (1,)))
+        quick.run(rank_tasks.wait_for, 1)
     assert raised.value.code == "rank.timeout"
     assert not quick.is_running
 
@@ -116,7 +114,7 @@ def test_ranks_that_cannot_start_end_the_run(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(sys, "executable", "/bin/false")
     pool = RankPool(2)
     with pytest.raises(MachineError, match="did not start: rank 1 failed: it ended with status 1"):
-        pool.run(Task(rank_tasks.number))
+        pool.run(rank_tasks.number)
     assert not pool.is_running
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from masks import visibility
 from parity.golden_layouts import Grids, layout_of, target_grid
 from safetensors.torch import save_file
 from torch import Tensor
@@ -16,12 +17,13 @@ from hyimg_cli.diffusion.denoise import Track, denoise
 from hyimg_cli.diffusion.guidance import CFG, guided
 from hyimg_cli.diffusion.schedule import Schedule, Step
 from hyimg_cli.loading.checkpoint import tensor_index
-from hyimg_cli.models.hunyuan_image3.attention import pieces, visibility
-from hyimg_cli.models.hunyuan_image3.model import Branch, Live, Noise
+from hyimg_cli.models.hunyuan_image3.attention import pieces
+from hyimg_cli.models.hunyuan_image3.model import Branch
 from hyimg_cli.models.hunyuan_image3.rope import positions
 from hyimg_cli.models.hunyuan_image3.sequence import Grid, Layout
 from hyimg_cli.models.hunyuan_image3.vision import VisionInputs
 from hyimg_cli.models.hunyuan_image3.weights import load
+from hyimg_cli.models.protocols import LivePicture
 
 pytestmark = pytest.mark.parity
 
@@ -54,8 +56,7 @@ class Scene:
         return self.network.branch(self.layout, buffer)
 
     def velocity(self, latents: Tensor, step: Step, branches: list[Branch]) -> Tensor:
-        noise = Noise(step.timestep, step.next_timestep, self.guidance)
-        return self.network.velocity([Live(latents, noise, branches)])[0]
+        return self.network.velocity([LivePicture(latents, step, self.guidance, branches)])[0]
 
 
 @pytest.fixture
@@ -217,8 +218,8 @@ def test_08_t2i_second_step(open_scene: Any, open_case: Any, goldens: Path) -> N
     hook = first.network.final_layer.register_forward_pre_hook(
         lambda _module, args: seen.append(args[0])
     )
-    noise = Noise(float(case["timestep"][0]), 0.0, first.guidance)
-    case.close("pred", first.network.velocity([Live(case["latents_in"][0], noise, branches)])[0])
+    step = Step(0, 1.0, 0.0, float(case["timestep"][0]), 0.0, -1.0)
+    case.close("pred", first.velocity(case["latents_in"][0], step, branches))
     hook.remove()
     case.close("image_hidden", seen[0])
 

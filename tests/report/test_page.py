@@ -1,6 +1,5 @@
 """Pages are complete in themselves, escaped, and work in a browser."""
 
-import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -13,7 +12,6 @@ from report.browser import needs_browser, seen_in
 
 from hyimg_cli.quality.metrics import SHARES
 from hyimg_cli.report.comparison import comparison_page, markdown
-from hyimg_cli.report.contact import contact_sheet
 
 HOSTILE = '<img src=x onerror=alert(1)> & "quoted" {{ 7 * 7 }} </script>'
 
@@ -51,6 +49,8 @@ def bench_entry(text: str = "invented") -> dict[str, Any]:
                 "a": side(6.0, 2.0),
                 "b": side(8.0, 4.0),
                 "speedup": {"median": 1.3, "low": 1.2, "high": 1.4, "coverage": 0.9},
+                "is_resolved": True,
+                "notes": [text],
                 "gain_s": 2.0,
                 "explained_s": 2.0,
             }
@@ -83,33 +83,6 @@ def bench_page(folder: Path, text: str = "invented") -> str:
     return comparison_page(bench_entry(text), pairs)
 
 
-def sheet(folder: Path, text: str = "invented") -> str:
-    """A contact sheet with a text in every place of one."""
-    times = {"queue": 1.0, "think": 0.5, "total": 2.0}
-    error = {"code": text, "message": text, "hint": text}
-    cot_text = f"<think>{text}</think><recaption>{text}</recaption>"
-    common = {"outputs": [], "timings_s": times, "cot_text": cot_text, "warnings": [text]}
-    results = [
-        {"custom_id": text, "status": "failed", "error": error, **common},
-        {"custom_id": "fine", "status": "done", "kv_reuse": {"status": text}, **common},
-    ]
-    (folder / "results.jsonl").write_text("".join(json.dumps(one) + "\n" for one in results))
-    asked = {"custom_id": text, "prompt": text, "images": [f"{len(text)}.png"], "seed": 3}
-    (folder / "manifest.resolved.jsonl").write_text(json.dumps(asked) + "\n")
-    info = {
-        "manifest": {"name": text, "digest": text},
-        "models": {text: text},
-        "versions": {text: text},
-        "hardware": {"system": text, "cpu": text, "cores": 2, "gpus": [text]},
-        "flags": {text: {"value": text, "origin": text}},
-    }
-    (folder / "run.json").write_text(json.dumps(info))
-    return contact_sheet(folder)
-
-
-PAGES = pytest.mark.parametrize("page_of", [bench_page, sheet])
-
-
 class Tags(HTMLParser):
     """Tags and attributes of a page, and what was left open."""
 
@@ -128,9 +101,8 @@ class Tags(HTMLParser):
         assert self.open.pop() == tag
 
 
-@PAGES
-def test_a_page_is_well_formed_and_asks_for_nothing_outside(page_of: Any, tmp_path: Path) -> None:
-    page = page_of(tmp_path)
+def test_a_page_is_well_formed_and_asks_for_nothing_outside(tmp_path: Path) -> None:
+    page = bench_page(tmp_path)
     assert page.startswith("<!doctype html>")
     tags = Tags(page)
     assert tags.open == []
@@ -143,13 +115,12 @@ def test_a_page_is_well_formed_and_asks_for_nothing_outside(page_of: Any, tmp_pa
     assert "default-src 'none'" in page
 
 
-@PAGES
-def test_every_text_is_escaped(page_of: Any, tmp_path: Path) -> None:
-    page = page_of(tmp_path, HOSTILE)
+def test_every_text_is_escaped(tmp_path: Path) -> None:
+    page = bench_page(tmp_path, HOSTILE)
     assert page.count("onerror=alert(1)&gt;") > 20
     assert "<img src=x" not in page
     assert "49" not in re.sub(r"data:image/[^\"]+", "", page).split("<body>")[1].split("{{ 7")[0]
-    plain = Tags(page_of(tmp_path))
+    plain = Tags(bench_page(tmp_path))
     hostile = Tags(page)
     assert [tag for tag, _ in hostile.found] == [tag for tag, _ in plain.found]
     assert hostile.open == []
@@ -171,6 +142,14 @@ def test_markdown_is_not_escaped_and_says_what_is_missing() -> None:
     assert "| 8 | 6.000 | 8.000 | 1.300 | 1.200 to 1.400 | 2.000, of it 2.000 where" in text
     assert "| <x> & y vs B, 8 steps | 1 | 29.0 | - | - | 9 | 50.00% |" in text
     assert "| <x> & y | 0, nothing to compare: <x> & y |" in text
+
+
+def test_a_clock_that_resolves_nothing_gives_no_speed_up(tmp_path: Path) -> None:
+    entry = bench_entry()
+    entry["timings"][0] |= {"is_resolved": False}
+    assert "| 8 | 6.000 | 8.000 | not resolved | 1.200 to 1.400 |" in markdown(entry)
+    assert '<td class="right">not resolved</td>' in comparison_page(entry, {})
+    assert "not resolved" not in bench_page(tmp_path)
 
 
 @needs_browser

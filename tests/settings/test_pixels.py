@@ -52,6 +52,7 @@ OTHER: dict[str, dict[str, str]] = {
     "fail_fast": {"fail_fast": "on"},
     "max_retries": {"max_retries": "3"},
     "skip_invalid": {"skip_invalid": "on"},
+    "name": {"name": "{seed}/{custom_id}"},
 }
 # What a CPU cannot vary, with the reason; tests with a GPU do (`tests/engine/test_gpu.py`).
 CANNOT = {

@@ -26,10 +26,11 @@ from tiny_films.train_vae import (
 )
 from tiny_films.world import TRAINABLE, Scene
 
-from hyimg_cli.models.diffusers_video.hunyuan_video15 import HoistedWay
+from hyimg_cli.models.diffusers_video.hunyuan_video15 import Forward, hoisted_forward
 from hyimg_cli.models.diffusers_video.layout import read_layout
 from hyimg_cli.models.diffusers_video.prompts_hunyuan import HunyuanPrompts
 from hyimg_cli.models.diffusers_video.weights import Place
+from hyimg_cli.models.latent_video import PromptEmbedding
 
 PROMPTS = ("a red circle moves left", 'the blue square that says "hi" slides up', "", "blurred")
 PLACE = Place(torch.device("cpu"), torch.float32)
@@ -76,15 +77,13 @@ def test_the_batched_forward_is_the_products_one_by_one(encoder: PromptEncoder) 
         for number, embedding in enumerate(embeddings):
             one = noisy[number : number + 1]
             condition = torch.zeros(1, 17, 3, 4, 4)
-            stock = hunyuan_forward(network)
-            wanted = stock.forward_of(embedding, one)(
-                torch.cat([one, condition], dim=1), 1000 * sigma[number : number + 1]
-            )
+            product = product_forward(network, embedding, one)
+            wanted = product(torch.cat([one, condition], dim=1), 1000 * sigma[number : number + 1])
             assert torch.allclose(found[number], wanted[0], atol=2e-5)
     assert found.std() > 0.1
 
 
-def hunyuan_forward(network: Any) -> HoistedWay:
+def product_forward(network: Any, embedding: PromptEmbedding, noise: torch.Tensor) -> Forward:
     """The product's way through the same weights, its own attention in the blocks."""
     from hyimg_cli.models.diffusers_video.attention import MaskFreeAttention
 
@@ -92,7 +91,7 @@ def hunyuan_forward(network: Any) -> HoistedWay:
     copy.load_state_dict(network.state_dict())
     for block in copy.transformer_blocks:
         block.attn.set_processor(MaskFreeAttention())
-    return HoistedWay(copy.eval())
+    return hoisted_forward(copy.eval(), embedding, noise)
 
 
 def test_the_batched_autoencoder_is_the_librarys_one_by_one() -> None:

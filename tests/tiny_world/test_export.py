@@ -13,12 +13,12 @@ from tiny_world.heldout import held_out
 from tiny_world.scenes import Scene
 from tiny_world.tokenizer import trained_tokenizer
 
-from hyimg_cli.models.hunyuan_image3.model import HunyuanImage3ForCausalMM, transformers_config
+from hyimg_cli.models.hunyuan_image3.model import HunyuanImage3ForCausalMM
 
 
 def _export(folder: Path, seen: frozenset[Scene]) -> None:
     tokenizer = trained_tokenizer(captions=600)
-    network = HunyuanImage3ForCausalMM(transformers_config(tiny_architecture(tokenizer, 0.5)))
+    network = HunyuanImage3ForCausalMM(tiny_architecture(tokenizer, 0.5))
     export(network, tokenizer, Provenance(False, seen, "# card\n"), folder)
 
 

@@ -15,13 +15,10 @@ from tiny_world.tokenizer import trained_tokenizer
 from tiny_world.train_forward import Pictures, patches, train_forward
 from torch import Tensor
 
-from hyimg_cli.models.hunyuan_image3.model import (
-    HunyuanImage3ForCausalMM,
-    Live,
-    Noise,
-    transformers_config,
-)
+from hyimg_cli.diffusion.schedule import Step
+from hyimg_cli.models.hunyuan_image3.model import HunyuanImage3ForCausalMM
 from hyimg_cli.models.hunyuan_image3.vision import vision_inputs
+from hyimg_cli.models.protocols import LivePicture
 
 SOURCE = Scene("star", "yellow", "purple", "left", "small")
 COPIES = 3
@@ -39,13 +36,17 @@ class Stage:
 def stage() -> Stage:
     torch.manual_seed(0)
     tokenizer = trained_tokenizer()
-    network = HunyuanImage3ForCausalMM(transformers_config(tiny_architecture(tokenizer))).eval()
+    network = HunyuanImage3ForCausalMM(tiny_architecture(tokenizer)).eval()
     return Stage(network, row_builder(tokenizer), render([SOURCE], no_jitter(1)))
 
 
 def _task(is_edit: bool, seed: int) -> Wish | Edit:
     rng = random.Random(seed)
     return random_edit(rng, SOURCE) if is_edit else random_wish(rng)
+
+
+def step(timestep: float) -> Step:
+    return Step(0, timestep / 1000, 0.0, timestep, 0.0, 0.0)
 
 
 def _product(
@@ -61,7 +62,7 @@ def _product(
     hidden_M = network.prefill(row.layout, row.ids, sources, buffer, row.prefix)
     branch = network.branch(row.layout, buffer)
     velocities = [
-        network.velocity([Live(latents_CYX, Noise(timestep.item(), 0.0, 0.0), [branch])])[0][0]
+        network.velocity([LivePicture(latents_CYX, step(timestep.item()), 0.0, [branch])])[0][0]
         for latents_CYX, timestep in zip(latents_KCYX, timesteps_K, strict=True)
     ]
     return hidden_M, torch.stack(velocities)

@@ -1,14 +1,12 @@
-"""What goes through the pipe between a run and one of its replicas; no torch.
+"""Messages between a run and one of its replicas; no torch.
 
-    to the replica     Setup, then for each piece Deal; Recorded after each OutcomeLine; Stop
-    from the replica   Up, then for each piece Told events and Lines, and Ended at its end
+    to the replica     Setup, then for each piece Dispatch; Recorded after each OutcomeLine; Stop
+    from the replica   Ready, then for each piece SessionEvents and OutcomeLines, and Finished
 
 Pickled by plain `pickle`: frozen dataclasses without tensors.
 """
 
-import pickle
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 from hyimg_cli.errors import HyimgError
@@ -29,7 +27,7 @@ class Setup:
 
 
 @dataclass(frozen=True)
-class Deal:
+class Dispatch:
     """Jobs to do, and how often each of them was tried before."""
 
     piece: Plan
@@ -49,12 +47,12 @@ class Stop:
 
 
 @dataclass(frozen=True)
-class Up:
+class Ready:
     """The replica has imported what it needs."""
 
 
 @dataclass(frozen=True)
-class Told:
+class SessionEvent:
     """An event of the replica's session."""
 
     event: Event
@@ -68,7 +66,7 @@ class OutcomeLine:
 
 
 @dataclass(frozen=True)
-class Ended:
+class Finished:
     """No more of the piece. With `error`, or the `trace` of one that is not ours, the replica
     itself ends too.
     """
@@ -77,16 +75,5 @@ class Ended:
     trace: str = ""
 
 
-ToReplica = Setup | Deal | Recorded | Stop
-FromReplica = Up | Told | OutcomeLine | Ended
-
-
-def send(pipe: Connection, message: ToReplica | FromReplica) -> None:
-    """Raises OSError where nobody is left to read."""
-    pipe.send_bytes(pickle.dumps(message))
-
-
-def received(pipe: Connection) -> ToReplica | FromReplica:
-    """The next message. Raises EOFError or OSError at the pipe's end."""
-    message: ToReplica | FromReplica = pickle.loads(pipe.recv_bytes())
-    return message
+ToReplica = Setup | Dispatch | Recorded | Stop
+FromReplica = Ready | SessionEvent | OutcomeLine | Finished

@@ -1,4 +1,4 @@
-"""What a run adds to what its replicas tell: who it was, and which died at a job; no torch."""
+"""Mark a replica's events and outcomes: who it was, and who died at a job; no torch."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -38,7 +38,8 @@ def marked(event: Event, number: int, deaths: Deaths) -> Event:
 def again(outcome: Outcome, number: int, deaths: Deaths) -> Outcome:
     """The outcome as replica `number`'s; that others died at the job is among its warnings."""
     told = tuple(
-        f"{who} died at this job; it was dealt again" for who in deaths.get(outcome.custom_id, ())
+        f"{who} died at this job; it was dispatched again"
+        for who in deaths.get(outcome.custom_id, ())
     )
     return replace(outcome, replica=number, warnings=outcome.warnings + told)
 

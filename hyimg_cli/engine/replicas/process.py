@@ -1,6 +1,6 @@
 """One replica: `python -m hyimg_cli.engine.replicas.process FD`, started by `run.Replicas`.
 
-It runs the pieces of a plan that it is dealt in a session of its own. Its files go into the run's
+It runs the pieces of a plan that it is given in a session of its own. Its files go into the run's
 folder, its lines through the pipe: the one journal is the parent's. The pipe is read by a thread,
 so that a stop reaches the session at once, and the parent's end ends this process whatever it
 computes. Signals for stopping are the parent's to answer.
@@ -20,27 +20,27 @@ from queue import SimpleQueue
 from typing import Protocol
 
 from hyimg_cli.engine.replicas.messages import (
-    Deal,
-    Ended,
+    Dispatch,
+    Finished,
     FromReplica,
     OutcomeLine,
+    Ready,
     Recorded,
+    SessionEvent,
     Setup,
     Stop,
-    Told,
-    Up,
-    received,
-    send,
+    ToReplica,
 )
 from hyimg_cli.errors import HyimgError, Interrupted
 from hyimg_cli.journal.journal import JobFolder
+from hyimg_cli.parallel.launch import received, send
 from hyimg_cli.spec.events import Event, Outcome
 from hyimg_cli.spec.plan import Plan
 from hyimg_cli.spec.run import RunConfig
 
 
 class RunsPieces(Protocol):
-    """What a replica needs of a session."""
+    """The part of a session that a replica needs."""
 
     def request_stop(self, signal_number: int) -> None: ...
 
@@ -49,21 +49,21 @@ class RunsPieces(Protocol):
     ) -> Generator[Event, None, None]: ...
 
 
-class Wire:
+class Channel:
     """The pipe to the parent: its end, in either direction, ends this process."""
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
-        self._work: SimpleQueue[Setup | Deal] = SimpleQueue()
+        self._work: SimpleQueue[Setup | Dispatch] = SimpleQueue()
         self._recorded: SimpleQueue[Recorded] = SimpleQueue()
         self.session: RunsPieces | None = None
         threading.Thread(target=self._read, daemon=True).start()
 
-    def work(self) -> Setup | Deal:
+    def work(self) -> Setup | Dispatch:
         """The next thing to do; waits for it."""
         return self._work.get()
 
-    def tell(self, message: FromReplica) -> None:
+    def send(self, message: FromReplica) -> None:
         try:
             send(self._pipe, message)
         except OSError:
@@ -71,18 +71,18 @@ class Wire:
 
     def record(self, outcome: Outcome) -> None:
         """Returns when the outcome's line is on disk."""
-        self.tell(OutcomeLine(outcome))
+        self.send(OutcomeLine(outcome))
         self._recorded.get()
 
     def _read(self) -> None:
         while True:
             try:
-                message = received(self._pipe)
+                message: FromReplica | ToReplica = received(self._pipe)
             except (EOFError, OSError):
                 os._exit(0)
             if isinstance(message, Recorded):
                 self._recorded.put(message)
-            elif isinstance(message, Setup | Deal):
+            elif isinstance(message, Setup | Dispatch):
                 self._work.put(message)
             elif isinstance(message, Stop) and self.session is not None:
                 self.session.request_stop(message.signal_number)
@@ -91,53 +91,53 @@ class Wire:
 class RemoteFolder(JobFolder):
     """The run's folder as a replica sees it: files are written here, lines by the parent."""
 
-    def __init__(self, folder: Path, wire: Wire, attempts: dict[str, int]) -> None:
+    def __init__(self, folder: Path, channel: Channel, attempts: dict[str, int]) -> None:
         super().__init__(folder)
-        self._wire = wire
+        self._channel = channel
         self._attempts = attempts
 
     def attempts(self) -> dict[str, int]:
         return self._attempts
 
     def append(self, outcome: Outcome) -> None:
-        self._wire.record(outcome)
+        self._channel.record(outcome)
 
 
 def serve(pipe: Connection, ready: Callable[[], Callable[[RunConfig], RunsPieces]]) -> None:
     """Work until the pipe ends. `ready` imports what makes a session, and returns that."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    wire = Wire(pipe)
+    channel = Channel(pipe)
     make = ready()
-    wire.tell(Up())
-    setup = wire.work()
+    channel.send(Ready())
+    setup = channel.work()
     assert isinstance(setup, Setup), "a replica is told first how it works"
     log_format = f"%(levelname)s replica {setup.number} %(name)s: %(message)s"
     logging.basicConfig(level=setup.log_level, format=log_format)
-    wire.session = make(setup.config)
+    channel.session = make(setup.config)
     while True:
-        dealt = wire.work()
-        assert isinstance(dealt, Deal), "a replica is set up once"
-        ended = _done(dealt, setup, wire, wire.session)
-        wire.tell(ended)
+        given = channel.work()
+        assert isinstance(given, Dispatch), "a replica is set up once"
+        ended = _done(given, setup, channel, channel.session)
+        channel.send(ended)
         if ended.error or ended.trace:
             os._exit(1)
 
 
-def _done(dealt: Deal, setup: Setup, wire: Wire, session: RunsPieces) -> Ended:
+def _done(given: Dispatch, setup: Setup, channel: Channel, session: RunsPieces) -> Finished:
     """How a piece ended. The session's own failure is the parent's to judge."""
-    folder = RemoteFolder(setup.folder, wire, dealt.attempts)
+    folder = RemoteFolder(setup.folder, channel, given.attempts)
     try:
-        with closing(session.run(dealt.piece, folder, whole=setup.whole)) as events:
+        with closing(session.run(given.piece, folder, whole=setup.whole)) as events:
             for event in events:
-                wire.tell(Told(event))
+                channel.send(SessionEvent(event))
     except Interrupted:
-        return Ended()
+        return Finished()
     except HyimgError as error:
-        return Ended(error)
+        return Finished(error)
     except Exception:
-        return Ended(trace=traceback.format_exc())
-    return Ended()
+        return Finished(trace=traceback.format_exc())
+    return Finished()
 
 
 def _session() -> Callable[[RunConfig], RunsPieces]:

@@ -1,6 +1,6 @@
 """Several sessions at one plan, each a process with a model of its own; no torch here.
 
-    this process    the folder, its lock and journal; the deck of jobs; one stream of events
+    this process    the folder, its lock and journal; the queue of jobs; one stream of events
     replica 0 .. N  replica.py: a session on GPU 0 .. N-1, or on its share of the CPU's threads
 
 A replica writes a job's file, then sends its line; the line is on disk before the replica goes on
@@ -18,10 +18,18 @@ from multiprocessing.connection import wait
 from typing import Self
 
 from hyimg_cli.engine.choice import replicas_of
-from hyimg_cli.engine.replicas.dealing import Deck
-from hyimg_cli.engine.replicas.link import Launch, Link, owing
-from hyimg_cli.engine.replicas.messages import Ended, OutcomeLine, Recorded, Setup, Stop, Told, Up
+from hyimg_cli.engine.replicas.job_queue import JobQueue
+from hyimg_cli.engine.replicas.messages import (
+    Finished,
+    OutcomeLine,
+    Ready,
+    Recorded,
+    SessionEvent,
+    Setup,
+    Stop,
+)
 from hyimg_cli.engine.replicas.outcomes import again, died_twice, marked
+from hyimg_cli.engine.replicas.worker import Launch, Worker, awaited
 from hyimg_cli.errors import (
     CheckpointError,
     HyimgError,
@@ -30,7 +38,7 @@ from hyimg_cli.errors import (
     MachineError,
     StorageError,
 )
-from hyimg_cli.journal.journal import RunFolder
+from hyimg_cli.journal.journal import JobFolder
 from hyimg_cli.journal.keys import key_of, precision, source_digests
 from hyimg_cli.journal.provenance import cores
 from hyimg_cli.memory.fit import judged
@@ -68,19 +76,19 @@ class Replicas:
         self._launch = launch
         self._silence_s = silence_s
         self._stop_signal: int | None = None
-        self._shift: _Shift | None = None
+        self._dispatcher: _Dispatcher | None = None
 
     def request_stop(self, signal_number: int) -> None:
         """Every replica stops after its current denoise step; `run` then raises Interrupted."""
         self._stop_signal = signal_number
-        if self._shift is not None:
-            self._shift.wake()
+        if self._dispatcher is not None:
+            self._dispatcher.wake()
 
     def close(self) -> None:
         """End the replicas that a run has left."""
-        shift, self._shift = self._shift, None
-        if shift is not None:
-            shift.end()
+        dispatcher, self._dispatcher = self._dispatcher, None
+        if dispatcher is not None:
+            dispatcher.end()
 
     def __enter__(self) -> Self:
         return self
@@ -88,7 +96,7 @@ class Replicas:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def run(self, plan: Plan, folder: RunFolder) -> Generator[Event, None, None]:
+    def run(self, plan: Plan, folder: JobFolder) -> Generator[Event, None, None]:
         """Every job of the plan, as in `Session.run`; only as many replicas as there are jobs.
 
         A replica that dies costs nobody a job: what it had begun runs once more, alone. Raises
@@ -100,33 +108,33 @@ class Replicas:
         _refuse_little_memory(self._config, plan, count)
         config = of_each(self._config, count)
         launch = self._launch or partial(_launched, config, count)
-        links = [Link(number, launch) for number in range(count)]
-        shift = self._shift = _Shift(plan, folder, config, links)
+        workers = [Worker(number, launch) for number in range(count)]
+        dispatcher = self._dispatcher = _Dispatcher(plan, folder, config, workers)
         try:
-            yield from self._worked(shift)
+            yield from self._worked(dispatcher)
         except GeneratorExit:
-            for _ in shift.wound_down(self._silence_s):
+            for _ in dispatcher.drained(self._silence_s):
                 pass
             raise
         finally:
             self.close()
 
-    def _worked(self, shift: "_Shift") -> Iterator[Event]:
-        shift.start()
+    def _worked(self, dispatcher: "_Dispatcher") -> Iterator[Event]:
+        dispatcher.start()
         try:
-            while shift.is_busy:
-                shift.deal()
-                for event in shift.heard(self._silence_s):
+            while dispatcher.is_busy:
+                dispatcher.dispatch()
+                for event in dispatcher.events(self._silence_s):
                     yield event
                     if isinstance(event, JobFailed) and self._config.failure.fail_fast:
-                        yield from shift.wound_down(self._silence_s)
+                        yield from dispatcher.drained(self._silence_s)
                         return
                 self._stop_if_asked()
         except HyimgError as error:
             if isinstance(error, StorageError) and not isinstance(error, JournalError):
                 raise  # nothing more can be written
             number = error.exit_code - 128 if isinstance(error, Interrupted) else signal.SIGTERM
-            yield from shift.wound_down(self._silence_s, number)
+            yield from dispatcher.drained(self._silence_s, number)
             raise
 
     def _stop_if_asked(self) -> None:
@@ -135,15 +143,17 @@ class Replicas:
             raise Interrupted(signal_number)
 
 
-class _Shift:
+class _Dispatcher:
     """One run: who works on what, and what has become of it."""
 
-    def __init__(self, plan: Plan, folder: RunFolder, config: RunConfig, links: list[Link]) -> None:
-        self._plan, self._folder, self._config, self._links = plan, folder, config, links
-        self._deck = Deck(plan, len(links))
+    def __init__(
+        self, plan: Plan, folder: JobFolder, config: RunConfig, workers: list[Worker]
+    ) -> None:
+        self._plan, self._folder, self._config, self._workers = plan, folder, config, workers
+        self._queue = JobQueue(plan, len(workers))
         self._attempts = folder.attempts()
         self._deaths: dict[str, list[str]] = {}
-        self._fallen: list[str] = []
+        self._dead: list[str] = []
         self._advice = ""
         self._is_over = False
         self._woken, self._waker = os.pipe()
@@ -151,141 +161,141 @@ class _Shift:
 
     @property
     def is_busy(self) -> bool:
-        return len(self._deck) > 0 or any(link.is_dealt for link in self._links)
+        return len(self._queue) > 0 or any(worker.has_work for worker in self._workers)
 
     def start(self) -> None:
-        for link in self._links:
-            link.start()
+        for worker in self._workers:
+            worker.start()
 
     def wake(self) -> None:
-        """End the wait in `heard`; a signal's handler may call this."""
+        """End the wait in `events`; a signal's handler may call this."""
         with suppress(OSError):
             os.write(self._waker, b"!")
 
     def end(self) -> None:
         """End every process, whatever it does."""
-        for link in self._links:
-            link.hang_up()
-        for link in self._links:
-            link.end()
+        for worker in self._workers:
+            worker.close_pipe()
+        for worker in self._workers:
+            worker.end()
         for descriptor in (self._woken, self._waker):
             os.close(descriptor)
 
-    def deal(self) -> None:
+    def dispatch(self) -> None:
         """Give work to those without. Raises MachineError where nobody is left to do it."""
-        for link in self._links:
-            if link.is_up and not link.is_dealt:
-                at_work = [one.model for one in self._links if one.is_dealt and one.model]
-                piece = self._deck.deal(link.model, at_work)
+        for worker in self._workers:
+            if worker.is_up and not worker.has_work:
+                at_work = [one.model for one in self._workers if one.has_work and one.model]
+                piece = self._queue.take(worker.model, at_work)
                 if piece is None:
                     break
                 tried = {job.custom_id: self._tried(job) for job in piece.jobs}
-                link.deal(piece, tried)
-        if len(self._deck) and not any(link.is_alive for link in self._links):
+                worker.dispatch(piece, tried)
+        if len(self._queue) and not any(worker.is_alive for worker in self._workers):
             raise MachineError(
-                f"every replica died: {'; '.join(self._fallen)}",
+                f"every replica died: {'; '.join(self._dead)}",
                 hint=self._advice or "run the same command again to resume, with fewer replicas",
                 code="machine.replicas",
             )
 
-    def heard(self, silence_s: float) -> Iterator[Event]:
+    def events(self, silence_s: float) -> Iterator[Event]:
         """What replicas have to say; waits for it."""
-        alive: list[Link] = [link for link in self._links if link.is_alive]
-        first = min((link.heard_at for link in owing(alive)), default=time.monotonic())
+        alive: list[Worker] = [worker for worker in self._workers if worker.is_alive]
+        first = min((worker.last_message_at for worker in awaited(alive)), default=time.monotonic())
         left_s = max(0.0, first + silence_s - time.monotonic())
         for one in wait([*alive, self._woken], left_s):  # type: ignore[list-item]
-            if isinstance(one, Link):
+            if isinstance(one, Worker):
                 yield from self._taken(one)
             else:
                 os.read(self._woken, 64)
-        for link in owing(self._links):
-            if time.monotonic() - link.heard_at >= silence_s:
-                yield from self._lost(link, why=f"no word from it for {silence_s:.0f} s")
+        for worker in awaited(self._workers):
+            if time.monotonic() - worker.last_message_at >= silence_s:
+                yield from self._lost(worker, why=f"no word from it for {silence_s:.0f} s")
 
-    def wound_down(self, silence_s: float, number: int = signal.SIGTERM) -> Iterator[Event]:
+    def drained(self, silence_s: float, number: int = signal.SIGTERM) -> Iterator[Event]:
         """Nothing more is begun; what is made is written and told, and all end."""
         self._is_over = True
-        self._deck.clear()
-        for link in self._links:
-            if link.is_alive and link.is_at_risk:
-                link.tell(Stop(number))
+        self._queue.clear()
+        for worker in self._workers:
+            if worker.is_alive and worker.is_at_risk:
+                worker.send(Stop(number))
             else:
-                link.hang_up()
-        for link in self._links:
-            if not link.is_at_risk:
-                link.end()
-        while any(link.is_dealt for link in self._links):
-            yield from self.heard(silence_s)
+                worker.close_pipe()
+        for worker in self._workers:
+            if not worker.is_at_risk:
+                worker.end()
+        while any(worker.has_work for worker in self._workers):
+            yield from self.events(silence_s)
 
-    def _taken(self, link: Link) -> Iterator[Event]:
+    def _taken(self, worker: Worker) -> Iterator[Event]:
         try:
-            message = link.received()
+            message = worker.received()
         except (EOFError, OSError):
-            yield from self._lost(link)
+            yield from self._lost(worker)
             return
         match message:
-            case Up():
-                link.is_up = True
-                link.tell(self._setup(link.number))
+            case Ready():
+                worker.is_up = True
+                worker.send(self._setup(worker.number))
             case OutcomeLine():
-                self._record(link, message.outcome)
-            case Told():
-                event = marked(message.event, link.number, self._deaths)
-                link.note(event)
+                self._record(worker, message.outcome)
+            case SessionEvent():
+                event = marked(message.event, worker.number, self._deaths)
+                worker.note(event)
                 yield event
-            case Ended():
-                yield from self._ended(link, message)
+            case Finished():
+                yield from self._ended(worker, message)
 
     def _setup(self, number: int) -> Setup:
         level = logging.getLogger().getEffectiveLevel()
         return Setup(number, self._config, self._plan, self._folder.folder, level)
 
-    def _record(self, link: Link, outcome: Outcome) -> None:
-        written = again(outcome, link.number, self._deaths)
+    def _record(self, worker: Worker, outcome: Outcome) -> None:
+        written = again(outcome, worker.number, self._deaths)
         fault: JournalError | None = None
         try:
             self._folder.append(written)
         except JournalError as error:  # behind the line
             fault = error
         self._attempts[written.custom_id] = written.attempt
-        link.recorded(written)
-        link.tell(Recorded())
+        worker.recorded(written)
+        worker.send(Recorded())
         if fault is not None:
             raise fault
 
-    def _ended(self, link: Link, ended: Ended) -> Iterator[Event]:
+    def _ended(self, worker: Worker, ended: Finished) -> Iterator[Event]:
         error, trace = ended.error, ended.trace
         if error is None and not trace:
-            link.finished()
+            worker.finished()
         elif error is not None and not (self._is_over or _is_its_own(error)):
             raise error
         else:
             if trace:
-                logger.error("replica %d ended by a fault of its own:\n%s", link.number, trace)
+                logger.error("replica %d ended by a fault of its own:\n%s", worker.number, trace)
             self._advice = error.hint if error else ""
             why = error.what if error else trace.strip().splitlines()[-1]
-            yield from self._lost(link, why=why)
+            yield from self._lost(worker, why=why)
 
-    def _lost(self, link: Link, why: str = "") -> Iterator[Event]:
+    def _lost(self, worker: Worker, why: str = "") -> Iterator[Event]:
         """A replica is dead, or will be now: its jobs go to others, or to one in its place."""
-        pid = link.pid
-        how, left = link.fallen(why=why)
+        pid = worker.pid
+        how, left = worker.died(why=why)
         self._folder.remove_temporaries(pid)
-        yield from (JobDone(outcome) for outcome in left.untold)
+        yield from (JobDone(outcome) for outcome in left.unreported)
         if self._is_over:
             return
-        self._fallen.append(f"replica {link.number}: {how}")
-        self._deck.put_back(left.waiting)
+        self._dead.append(f"replica {worker.number}: {how}")
+        self._queue.requeue(left.waiting)
         for job in left.begun:
-            self._deaths.setdefault(job.custom_id, []).append(f"replica {link.number} ({how})")
+            self._deaths.setdefault(job.custom_id, []).append(f"replica {worker.number} ({how})")
         given_up = [job for job in left.begun if len(self._of(job)) >= _MOST_DEATHS]
         for job in left.begun:
             if job not in given_up:
-                self._deck.put_aside(job)
-        returns = link.may_return and len(self._deck) > 0
+                self._queue.isolate(job)
+        returns = worker.may_return and len(self._queue) > 0
         if returns:
-            link.start()
-        yield ReplicaDied(link.number, how, len(left.begun), returns)
+            worker.start()
+        yield ReplicaDied(worker.number, how, len(left.begun), returns)
         for job in given_up:
             yield self._given_up(job)
 
@@ -304,7 +314,7 @@ class _Shift:
 
 
 def _is_its_own(error: HyimgError) -> bool:
-    """Whether an error is of one replica's GPU; checkpoint and disk are the same for all."""
+    """True if an error is of one replica's GPU; checkpoint and disk are the same for all."""
     return isinstance(error, MachineError) and not isinstance(error, CheckpointError | StorageError)
 
 
@@ -316,7 +326,7 @@ def _launched(config: RunConfig, count: int, number: int) -> Launched:
 def _environment(
     config: RunConfig, count: int, number: int, ours: Mapping[str, str]
 ) -> dict[str, str]:
-    """What a replica's process finds: one GPU of those that we see, its share of the cores."""
+    """Environment of a replica's process: one GPU of those that we see, its share of the cores."""
     found = {}
     if "OMP_NUM_THREADS" not in ours:
         found["OMP_NUM_THREADS"] = str(max(1, cores() // count))

@@ -230,7 +230,9 @@ class _Bench:
             shutil.rmtree(target, ignore_errors=True)
             target.mkdir(parents=True)
             for name, file in output_files(run.folder, by_frame=True).items():
-                shutil.copyfile(file, target / f"{name}.png")
+                copy = target / f"{name}{file.suffix}"
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(file, copy)
 
     def _place(self) -> Path:
         self._count += 1

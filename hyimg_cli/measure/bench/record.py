@@ -16,8 +16,8 @@ from hyimg_cli.journal.provenance import hardware, portable, versions
 from hyimg_cli.measure.bench.divergence import Divergence
 from hyimg_cli.measure.bench.runs import RUN_PHASES, RunResult
 from hyimg_cli.measure.bench.scenario import Scenario
-from hyimg_cli.measure.bench.stats import Spread, median_interval
-from hyimg_cli.measure.bench.verdict import Comparison, Timed
+from hyimg_cli.measure.bench.stats import Spread
+from hyimg_cli.measure.bench.verdict import Comparison, Timed, clock_notes
 from hyimg_cli.measure.pairs import BENCH_JSON, VARIANTS, folder_pairs
 from hyimg_cli.models import registry
 from hyimg_cli.report.comparison import comparison_page, markdown
@@ -83,13 +83,15 @@ def _timing(timed: Timed, scenario: Scenario) -> dict[str, Any]:
 
     `explained_s` is what the phases gain in which the variants may differ.
     """
-    ratios = [b.wall_s / a.wall_s for a, b in zip(timed.a, timed.b, strict=True)]
     gains = {phase: timed.gain_in_s(phase) for phase in RUN_PHASES}
     return {
         "steps": timed.steps,
         "a": _seconds(timed.a),
         "b": _seconds(timed.b),
-        "speedup": asdict(median_interval(ratios)),
+        "speedup": asdict(timed.speedup),
+        "speedup_of_medians": timed.speedup_of_medians,
+        "is_resolved": timed.is_resolved,
+        "notes": list(clock_notes(timed)),
         "gain_s": timed.gain_s,
         "explained_s": sum(s for phase, s in gains.items() if scenario.may_gain_in(phase)),
         "gain_by_phase_s": gains,

@@ -187,12 +187,8 @@ def timed_run(session: Session, config: RunConfig, jobs: Sequence[Job], folder: 
                 case _:
                     pass
         wall_s = time.perf_counter() - started
-    for outcome in outcomes:
-        for phase in WORK:
-            # A batch's seconds stand in each of its jobs.
-            batch = "think" if phase == "think" else phase.partition("_")[0]
-            sharers = outcome.batch.get(batch, 1)
-            phases_s[phase] += outcome.timings_s.get(phase, 0.0) / sharers
+    for phase in WORK:
+        phases_s[phase] += sum(outcome.share_s.get(phase, 0.0) for outcome in outcomes)
     phases_s[REST] = wall_s - sum(phases_s.values())
     return RunResult(folder, wall_s, idle.idle_s, phases_s, tuple(outcomes))
 

@@ -14,7 +14,7 @@ from hyimg_cli.measure.bench.budget import DistanceRow
 from hyimg_cli.measure.bench.divergence import Divergence
 from hyimg_cli.measure.bench.runs import RUN_PHASES, RunResult
 from hyimg_cli.measure.bench.scenario import Scenario
-from hyimg_cli.measure.bench.stats import is_steady
+from hyimg_cli.measure.bench.stats import Interval, is_steady, median_interval
 from hyimg_cli.measure.verdict import Verdict, VerdictName
 from hyimg_cli.spec.job import Job
 
@@ -43,6 +43,31 @@ class Timed:
         """The same for one phase."""
         a, b = ([run.phases_s[phase] for run in runs] for runs in (self.a, self.b))
         return median(b) - median(a)
+
+    @property
+    def speedup(self) -> Interval:
+        """Of A over B, each run measured against the one beside it."""
+        return median_interval([b.wall_s / a.wall_s for a, b in zip(self.a, self.b, strict=True)])
+
+    @property
+    def speedup_of_medians(self) -> float:
+        """Of A over B by the medians of all runs."""
+        return median(run.wall_s for run in self.b) / median(run.wall_s for run in self.a)
+
+    @property
+    def variations(self) -> tuple[float, float]:
+        """How many times longer than the fastest the slowest run took, for A and for B."""
+        a, b = ([run.wall_s for run in runs] for runs in (self.a, self.b))
+        return max(a) / min(a), max(b) / min(b)
+
+    @property
+    def is_resolved(self) -> bool:
+        """False where the runs of one variant are as far apart as the two variants, and none of
+        them is steadily the faster one.
+        """
+        a, b = ([run.wall_s for run in runs] for runs in (self.a, self.b))
+        apart = max(self.speedup_of_medians, 1 / self.speedup_of_medians)
+        return max(self.variations) < max(apart, 1 + _SHARE_OF_WALL) or is_steady(a, b, 0.0)
 
 
 @dataclass(frozen=True)
@@ -92,13 +117,16 @@ class Comparison:
         """The verdict on everything that was found."""
         faults = [*self.failures, *_control_faults(self)]
         clock = [reason for timed in self.timed for reason in time_faults(timed, self.scenario)]
+        unresolved = list(_unresolved(self))
         name = _by_pictures(self)
         has_fault = any(one.is_fault for one in self.divergences)
         if name == "differs" or has_fault or self.failures:
-            return Verdict("differs", _said_once([*_differences(self), *faults, *clock]))
+            return Verdict(
+                "differs", _said_once([*_differences(self), *faults, *clock, *unresolved])
+            )
         if faults or clock:
-            return Verdict("not explained", _said_once([*faults, *clock]))
-        return Verdict(name, (_in_words(name, self),))
+            return Verdict("not explained", _said_once([*faults, *clock, *unresolved]))
+        return Verdict(name, (_in_words(name, self), *unresolved))
 
 
 def time_faults(timed: Timed, scenario: Scenario) -> Iterator[str]:
@@ -127,6 +155,24 @@ def time_faults(timed: Timed, scenario: Scenario) -> Iterator[str]:
             f"{timed.steps} steps: {slower} waits {apart_s:.2f} s longer without any work, most "
             f"likely in {where}: a sleep or a timeout, no computation"
         )
+
+
+def clock_notes(timed: Timed) -> Iterator[str]:
+    """Sentences on figures of the clock that stand side by side and do not agree."""
+    paired, overall = timed.speedup.median, timed.speedup_of_medians
+    if timed.is_resolved and abs(overall / paired - 1) > _LEAST_SHARE:
+        yield (
+            f"{timed.steps} steps: the speed-up of {paired:.3f} is the median of ratios, each of "
+            f"two runs side by side; the medians of all runs give {overall:.3f}, for the machine "
+            "was not equally fast all the time"
+        )
+
+
+def _unresolved(found: Comparison) -> Iterator[str]:
+    for timed in found.timed:
+        if not timed.is_resolved:
+            most, label = max(zip(timed.variations, found.labels, strict=True))
+            yield f"time: not resolved, runs of {label} vary {most:.2g}x at {timed.steps} steps"
 
 
 def _noticeable_s(timed: Timed) -> float:

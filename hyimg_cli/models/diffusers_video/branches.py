@@ -47,8 +47,7 @@ class RunningBranches:
 
 
 def inputs_of(
-    job: VideoJob, embeddings: Mapping[str, PromptEmbedding], *, has_guidance: bool
+    job: VideoJob, texts: Sequence[str], embeddings: Mapping[str, PromptEmbedding]
 ) -> list[BranchInputs]:
-    """The conditional branch, and under CFG that of the negative prompt."""
-    texts = (job.prompt, job.negative_prompt)[: 2 if has_guidance else 1]
+    """A branch for each text: the conditional one, and under CFG that of the negative prompt."""
     return [BranchInputs(job, number, embeddings[text]) for number, text in enumerate(texts)]

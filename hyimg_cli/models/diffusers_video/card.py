@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from hyimg_cli.errors import CheckpointError
+from hyimg_cli.loading.checkpoint import read_json
 from hyimg_cli.models.diffusers_video.layout import (
     HUNYUAN_VIDEO15,
     CheckpointLayout,
-    read_json,
     read_layout,
 )
 from hyimg_cli.models.diffusers_video.unsupported import refuse_unsupported

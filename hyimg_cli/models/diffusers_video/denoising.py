@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hyimg_cli.models.diffusers_video import step_cache
+from hyimg_cli.errors import JobError
 from hyimg_cli.models.diffusers_video.scheduling import JobScheduler
 
 Velocity = Callable[[int, Tensor], Tensor]
@@ -41,11 +41,23 @@ class Denoiser:
         return self.schedule.advance(index, self._velocity(index, latents_BCFYX), latents_BCFYX)
 
     def state(self) -> Mapping[str, Tensor]:
-        """Raises JobError where a step cache is on: what it remembers cannot be kept."""
-        for network in self._networks:
-            step_cache.refuse_checkpoint(network)
+        """Raises JobError where a step cache is on: its memory is the library's own business."""
+        if any(network.is_cache_enabled for network in self._networks):
+            raise JobError(
+                "latents cannot be checkpointed while a step cache is on",
+                hint="its memory is not kept; run without the step cache or without checkpoints",
+                code="job.step-cache",
+            )
         return self.schedule.state()
 
     def restore(self, index: int, state: Mapping[str, Tensor]) -> None:
         """Raises ValueError where `state` was taken behind another step."""
         self.schedule.restore(index, state)
+
+
+def forget_step_cache(network: Any) -> None:
+    """Empty a step cache that is on (`transformer.enable_cache`): the library does so only behind a
+    run that succeeded.
+    """
+    if network.is_cache_enabled:
+        network._reset_stateful_cache()

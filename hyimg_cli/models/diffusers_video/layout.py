@@ -1,4 +1,4 @@
-"""What a checkpoint folder in diffusers' layout holds, from its JSON files and headers; no torch.
+"""Read a checkpoint folder in diffusers' layout, from its JSON files and headers; no torch.
 
     model_index.json                   which pipeline, and each component's library and class
     transformer/ vae/                  config.json + diffusion_pytorch_model.safetensors
@@ -9,14 +9,12 @@ Only components of the libraries named below are ever loaded: code that a checkp
 (`auto_map`, a component of its own module) is never looked at.
 """
 
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hyimg_cli.errors import CheckpointError
-from hyimg_cli.files import TABLE_BYTES, text_of
 from hyimg_cli.loading import checkpoint
 from hyimg_cli.spec import digest
 
@@ -66,7 +64,7 @@ class Component:
 
     @property
     def stem(self) -> str:
-        """What its weight files are called, before `.safetensors`."""
+        """Name of its weight files, before `.safetensors`."""
         return _STEMS[self.library]
 
     @property
@@ -75,7 +73,7 @@ class Component:
 
     def config(self) -> dict[str, Any]:
         """Its configuration file. Raises CheckpointError where there is none."""
-        return read_json(self.folder / _CONFIGS.get(self.name, "config.json"))
+        return checkpoint.read_json(self.folder / _CONFIGS.get(self.name, "config.json"))
 
     def identity(self) -> str:
         """A digest of everything in it that shapes what it computes."""
@@ -85,7 +83,7 @@ class Component:
         return digest.of_json([[file.name, checkpoint.file_digest(file)] for file in files])
 
     def parameters(self) -> int | None:
-        """How many numbers its weights are, by the files' headers; None where they are not all
+        """Number of its weights, by the files' headers; None where they are not all
         there yet.
         """
         try:
@@ -98,11 +96,9 @@ class Component:
         """Bytes of its weights, by the index's own sum where it has one; None where they are not
         there yet.
         """
-        index = self.folder / f"{self.stem}.safetensors.index.json"
-        if index.exists():
-            total = read_json(index).get("metadata", {}).get("total_size")
-            if isinstance(total, int):
-                return total
+        promised = checkpoint.promised_bytes(self.folder, self.stem)
+        if promised is not None:
+            return promised
         if not any(self.folder.glob("*.safetensors")) and not _pickles(self.folder):
             return None
         return checkpoint.weight_bytes(checkpoint.tensor_index(self.folder, self.stem))
@@ -126,7 +122,7 @@ class CheckpointLayout:
 
 
 def is_video_checkpoint(folder: Path) -> bool:
-    """Whether the folder is in diffusers' layout."""
+    """True if the folder is in diffusers' layout."""
     return (folder / INDEX).exists()
 
 
@@ -141,7 +137,7 @@ def read_layout(folder: Path) -> CheckpointLayout:
             "480p_t2v",
             code="checkpoint.missing",
         )
-    index = read_json(folder / INDEX)
+    index = checkpoint.read_json(folder / INDEX)
     pipeline = index.get("_class_name")
     if pipeline not in _FAMILIES:
         raise CheckpointError(
@@ -157,28 +153,6 @@ def read_layout(folder: Path) -> CheckpointLayout:
         if not (name in _OPTIONAL and _is_absent(index.get(name)))
     }
     return CheckpointLayout(folder, family, components, index)
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object. Raises CheckpointError where the file is missing or something else."""
-    try:
-        value = json.loads(text_of(path, TABLE_BYTES))
-    except FileNotFoundError:
-        raise CheckpointError(
-            f"{path.parent.name}/{path.name} is missing",
-            where=str(path.parent),
-            hint="download the checkpoint again, or copy the missing file",
-            code="checkpoint.missing",
-        ) from None
-    except (OSError, ValueError) as error:
-        raise CheckpointError(
-            f"{path.name} cannot be read as JSON: {error}", where=str(path), code="checkpoint.json"
-        ) from error
-    if not isinstance(value, dict):
-        raise CheckpointError(
-            f"{path.name} is not a JSON object", where=str(path), code="checkpoint.json"
-        )
-    return value
 
 
 def _component(folder: Path, name: str, entry: Any, classes: frozenset[str]) -> Component:

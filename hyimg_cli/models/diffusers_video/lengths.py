@@ -1,4 +1,4 @@
-"""Whether a job's texts fit their encoder, by the tokenizer's file alone; no torch.
+"""Refuse texts that are longer than their encoder reads, by the tokenizer's file alone; no torch.
 
 A template adds a few tokens of its own, so what is refused here is surely too long; what is only
 just too long is cut, and noted in its line.

@@ -1,13 +1,14 @@
 """A checkpoint folder on a device, as the engine's `LatentVideoModel`."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from hyimg_cli.errors import MachineError
-from hyimg_cli.models.diffusers_video.layout import HUNYUAN_VIDEO15, CheckpointLayout, read_layout
-from hyimg_cli.models.diffusers_video.model import DiffusersVideo, VideoNetworks
-from hyimg_cli.models.diffusers_video.offload import NoOffload, OneAtATime
+from hyimg_cli.models.diffusers_video.layout import HUNYUAN_VIDEO15, read_layout
+from hyimg_cli.models.diffusers_video.model import DiffusersVideo
+from hyimg_cli.models.diffusers_video.offload import Offload
 from hyimg_cli.models.diffusers_video.weights import Place, check_weights
 from hyimg_cli.parallel.devices import device_of
 from hyimg_cli.spec.card import VideoCard
@@ -22,22 +23,16 @@ def load_video(
     Every file is checked; weights are read when they are needed, the encoders' apart from the
     network's, so that both need not fit at once. Raises CheckpointError, or MachineError.
     """
-    place = _place(choice)
-    layout = read_layout(folder)
+    place, layout = _place(choice), read_layout(folder)
     parameters = sum(check_weights(c) for c in layout.components.values() if c.has_weights)
-    return DiffusersVideo(
-        card, _family(layout, place, is_fast=is_fast), parameter_count=parameters, is_tiled=is_tiled
-    )
-
-
-def _family(layout: CheckpointLayout, place: Place, *, is_fast: bool) -> VideoNetworks:
+    options: dict[str, Any] = {"parameter_count": parameters, "is_tiled": is_tiled}
     if layout.family == HUNYUAN_VIDEO15:
         from hyimg_cli.models.diffusers_video.hunyuan_video15 import HunyuanVideo15
 
-        return HunyuanVideo15(layout, place, is_fast=is_fast)
+        return HunyuanVideo15(card, layout, place, is_fast=is_fast, **options)
     from hyimg_cli.models.diffusers_video.wan import Wan
 
-    return Wan(layout, place)
+    return Wan(card, layout, place, **options)
 
 
 def _place(choice: ModelChoice) -> Place:
@@ -50,4 +45,4 @@ def _place(choice: ModelChoice) -> Place:
         )
     device = torch.device(device_of(choice))
     dtype = getattr(torch, choice.dtype_on(device.type))
-    return Place(device, dtype, OneAtATime(device) if choice.cpu_offload else NoOffload())
+    return Place(device, dtype, Offload(device) if choice.cpu_offload else None)

@@ -1,8 +1,10 @@
-"""A loaded video checkpoint as the engine knows it; families differ in their `VideoNetworks`."""
+"""A loaded video checkpoint as the engine knows it; a family is a subclass of `DiffusersVideo`."""
 
 # Legend: B batch, C channel, F latent frames, Y X latent rows and columns, T H W pixels
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from typing import Protocol
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,13 +12,12 @@ from diffusers.utils.torch_utils import randn_tensor
 from torch import Tensor
 
 from hyimg_cli.errors import JobError, OutputError
-from hyimg_cli.models.diffusers_video.branches import (
-    LocalBranches,
-    RunningBranches,
-    inputs_of,
-)
+from hyimg_cli.models.diffusers_video.branches import LocalBranches, RunningBranches, inputs_of
 from hyimg_cli.models.diffusers_video.decode import LibraryDecoder, frames
-from hyimg_cli.models.diffusers_video.weights import Place
+from hyimg_cli.models.diffusers_video.denoising import Denoiser, Velocity, forget_step_cache
+from hyimg_cli.models.diffusers_video.layout import CheckpointLayout
+from hyimg_cli.models.diffusers_video.scheduling import JobScheduler
+from hyimg_cli.models.diffusers_video.weights import Place, load_weights
 from hyimg_cli.models.latent_video import (
     Branch,
     BranchInputs,
@@ -31,56 +32,61 @@ from hyimg_cli.spec.card import VideoCard
 from hyimg_cli.spec.job import VideoJob
 
 
-class VideoNetworks(Protocol):
-    """What a family brings; its networks are loaded at their first use, or when it is asked."""
-
-    @property
-    def place(self) -> Place: ...
-
-    @property
-    def prompts(self) -> PromptEncoder: ...
-
-    @property
-    def vae(self) -> VideoVae: ...
-
-    def load_transformer(self) -> None:
-        """Read the transformer's weights now."""
-
-    def has_guidance(self, job: VideoJob) -> bool:
-        """Whether the job needs its negative prompt."""
-
-    def noise_dtype(self) -> torch.dtype: ...
-
-    def denoiser(
-        self, job: VideoJob, noise_1CFYX: Tensor, branches: RunningBranches
-    ) -> VideoDenoiser: ...
-
-    def branch(self, inputs: BranchInputs, noise_like_1CFYX: Tensor) -> Branch: ...
-
-
-class DiffusersVideo:
-    """One checkpoint, as `LatentVideoModel`.
+class DiffusersVideo(ABC):
+    """One checkpoint, as `LatentVideoModel`: its networks are loaded at their first use, or when it
+    is asked.
 
     Two parts may be replaced from outside: `branch_runner`, what evaluates a job's guidance
     branches (asked for once a job), and `decoder`, what turns the VAE's latents into pixels.
     """
 
-    def __init__(
-        self, card: VideoCard, family: VideoNetworks, *, parameter_count: int, is_tiled: bool
-    ) -> None:
-        self._card = card
-        self.family = family
-        self._parameter_count = parameter_count
-        self.branch_runner: Callable[[], BranchRunner] = lambda: LocalBranches(self.branch)
-        self.decoder: LatentDecoder = LibraryDecoder(lambda: family.vae, is_tiled=is_tiled)
+    # Whether sigmas are a straight line, not spaced by the scheduler's own rule.
+    has_linear_sigmas: bool
 
-    @property
-    def card(self) -> VideoCard:
-        return self._card
+    def __init__(
+        self,
+        card: VideoCard,
+        layout: CheckpointLayout,
+        place: Place,
+        *,
+        parameter_count: int,
+        is_tiled: bool,
+    ) -> None:
+        """`parameter_count`: of every component, loaded or not."""
+        self.card, self.layout, self.place = card, layout, place
+        self.parameter_count = parameter_count
+        self.branch_runner: Callable[[], BranchRunner] = lambda: LocalBranches(self.branch)
+        self.decoder: LatentDecoder = LibraryDecoder(lambda: self.vae, is_tiled=is_tiled)
+
+    @abstractmethod
+    def new_prompts(self) -> PromptEncoder:
+        """The text encoders; no weight is read."""
+
+    @abstractmethod
+    def new_vae(self) -> VideoVae:
+        """The VAE, read now."""
+
+    @abstractmethod
+    def has_guidance(self, job: VideoJob) -> bool:
+        """True if the job needs its negative prompt."""
+
+    @abstractmethod
+    def noise_dtype(self) -> torch.dtype: ...
+
+    @abstractmethod
+    def guided(self, job: VideoJob, schedule: JobScheduler, branches: RunningBranches) -> Velocity:
+        """How a job's branches make the velocity of each of its steps."""
+
+    @abstractmethod
+    def new_branch(self, inputs: BranchInputs, noise_like_1CFYX: Tensor) -> Branch: ...
+
+    def prepared(self, network: Any) -> Any:
+        """A transformer that was just read, as the family runs it."""
+        return network
 
     @property
     def device(self) -> torch.device:
-        return self.family.place.device
+        return self.place.device
 
     @property
     def device_name(self) -> str:
@@ -88,48 +94,62 @@ class DiffusersVideo:
 
     @property
     def dtype_name(self) -> str:
-        return self.family.place.dtype_name
+        return self.place.dtype_name
 
-    @property
-    def parameter_count(self) -> int:
-        """Of every component, loaded or not."""
-        return self._parameter_count
-
-    @property
+    @cached_property
     def prompts(self) -> PromptEncoder:
-        return self.family.prompts
+        return self.new_prompts()
 
-    @property
+    @cached_property
     def vae(self) -> VideoVae:
-        return self.family.vae
+        return self.new_vae()
+
+    @cached_property
+    def networks(self) -> list[Any]:
+        """The transformer, or the high-noise one and the low-noise one."""
+        found = (self.layout.components.get(name) for name in ("transformer", "transformer_2"))
+        return [self.prepared(load_weights(part, self.place)) for part in found if part is not None]
 
     def load_weights(self) -> None:
         """Read the transformer and the VAE now, not at the first job."""
         self.load_transformer()
-        _ = self.family.vae
+        _ = self.vae
 
     def load_transformer(self) -> None:
         """Read the transformer alone: all that a branch needs."""
-        self.family.load_transformer()
+        _ = self.networks
 
     def texts(self, job: VideoJob) -> tuple[str, ...]:
-        if self.family.has_guidance(job):
-            return job.prompt, job.negative_prompt
-        return (job.prompt,)
+        return (job.prompt, job.negative_prompt) if self.has_guidance(job) else (job.prompt,)
 
     @torch.no_grad()
     def denoiser(self, job: VideoJob, embeddings: Mapping[str, PromptEmbedding]) -> VideoDenoiser:
         self._check(job)
-        inputs = inputs_of(job, embeddings, has_guidance=self.family.has_guidance(job))
-        branches = RunningBranches(self.branch_runner(), inputs)
-        return self.family.denoiser(job, self._noise(job), branches)
+        noise_1CFYX, schedule = self._noise(job), self.schedule(job)
+        branches = RunningBranches(
+            self.branch_runner(), inputs_of(job, self.texts(job), embeddings)
+        )
+        velocity = self.guided(job, schedule, branches)
+        return Denoiser(schedule, velocity, noise_1CFYX, self.networks)
 
     @torch.no_grad()
     def branch(self, inputs: BranchInputs) -> Branch:
+        for network in self.networks:
+            forget_step_cache(network)
         like = torch.empty(
-            self._latents_shape(inputs.job), dtype=self.family.noise_dtype(), device=self.device
+            self._latents_shape(inputs.job), dtype=self.noise_dtype(), device=self.device
         )
-        return self.family.branch(inputs, like)
+        return self.new_branch(inputs, like)
+
+    def schedule(self, job: VideoJob) -> JobScheduler:
+        """A scheduler of the job's own."""
+        return JobScheduler(
+            self.layout.components["scheduler"],
+            steps=job.num_inference_steps,
+            flow_shift=job.flow_shift,
+            device=self.device,
+            is_linear=self.has_linear_sigmas,
+        )
 
     @torch.no_grad()
     def decode_latents(self, latents_BCFYX: Tensor) -> Iterator[np.ndarray]:
@@ -140,9 +160,8 @@ class DiffusersVideo:
         # Looked at here too: a VAE that clamps makes an ordinary colour of an infinity.
         if not bool(torch.isfinite(latents_BCFYX).all()):
             raise OutputError("the latents are not finite", code="output-video.not-finite")
-        vae = self.family.vae
-        self.family.place.offload.bring(vae.module)
-        return frames(self.decoder.decode(vae.unscaled(latents_BCFYX)))
+        self.place.bring(self.vae.module)
+        return frames(self.decoder.decode(self.vae.unscaled(latents_BCFYX)))
 
     def _noise(self, job: VideoJob) -> Tensor:
         """Drawn on the CPU in the dtype that the pipeline draws in: another dtype, other noise."""
@@ -150,7 +169,7 @@ class DiffusersVideo:
             self._latents_shape(job),
             generator=torch.Generator().manual_seed(job.seed),
             device=self.device,
-            dtype=self.family.noise_dtype(),
+            dtype=self.noise_dtype(),
         )
         return noise
 

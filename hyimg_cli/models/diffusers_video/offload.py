@@ -7,42 +7,12 @@ Weights are only read, so nothing is copied back: a network that leaves has its 
 Copies have the same bits, and so have the pixels.
 """
 
-from typing import Protocol
-
 import torch
 from torch import Tensor, nn
 
 
-class Offload(Protocol):
-    """Brings networks to the device at the borders of stages."""
-
-    def placed(self, network: nn.Module, device: torch.device) -> nn.Module:
-        """A network that was just read, where it stays while others work."""
-
-    def bring(self, network: nn.Module) -> None:
-        """Have a network on the device; called before each of its forwards. Raises
-        torch.OutOfMemoryError where it does not fit, and leaves it in main memory then.
-        """
-
-    def release(self) -> None:
-        """Free what on the device can be brought again."""
-
-
-class NoOffload:
-    """Every network goes to the device when it is read, and stays."""
-
-    def placed(self, network: nn.Module, device: torch.device) -> nn.Module:
-        return network.to(device)
-
-    def bring(self, network: nn.Module) -> None:
-        """It is there."""
-
-    def release(self) -> None:
-        """All are to stay."""
-
-
-class OneAtATime:
-    """One network at a time is on the device."""
+class Offload:
+    """Brings one network at a time to the device, at the borders of stages."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -50,10 +20,10 @@ class OneAtATime:
         # Its tensors, and what they held in main memory.
         self._at_home: list[tuple[Tensor, Tensor]] = []
 
-    def placed(self, network: nn.Module, device: torch.device) -> nn.Module:
-        return network
-
     def bring(self, network: nn.Module) -> None:
+        """Have a network on the device; called before each of its forwards. Raises
+        torch.OutOfMemoryError where it does not fit, and leaves it in main memory then.
+        """
         if network is self._network:
             return
         self.release()
@@ -68,6 +38,7 @@ class OneAtATime:
             raise
 
     def release(self) -> None:
+        """Free what is on the device: it can be brought again."""
         for tensor, at_home in self._at_home:
             tensor.data = at_home
         self._at_home.clear()

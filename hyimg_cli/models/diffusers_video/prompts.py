@@ -44,7 +44,7 @@ class CheckpointPrompts:
         if name not in self._networks:
             self._networks[name] = load_weights(self.layout.components[name], self.place)
         self.runs[name] += 1
-        self.place.offload.bring(self._networks[name])
+        self.place.bring(self._networks[name])
         return self._networks[name]
 
     def tokenizer(self, name: str) -> Any:
@@ -62,7 +62,7 @@ class CheckpointPrompts:
     def release(self) -> None:
         """Free the networks' memory; tokenizers stay."""
         if self._networks:
-            self.place.offload.release()
+            self.place.release()
         self._networks.clear()
         gc.collect()
         if self.place.device.type == "cuda":
@@ -110,19 +110,19 @@ def installed(name: str) -> str | None:
 
 
 def device_class(device: torch.device) -> str:
-    """What decides a kernel's rounding: the CPU, or a GPU's name."""
+    """The kind of device that decides a kernel's rounding: the CPU, or a GPU's name."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def cut_note(count: int, limit: int, what: str) -> tuple[str, ...]:
-    """What to tell where a text is longer than its encoder reads."""
+    """A note where a text is longer than its encoder reads."""
     if count <= limit:
         return ()
     return (f"{what} is {count} tokens long and was cut: its encoder reads {limit}",)
 
 
 def unpack(data: bytes, key: str, names: Mapping[str, bool]) -> PromptEmbedding:
-    """What `pack` was given under `key`; `names` says of each tensor whether it must be there.
+    """Undo `pack` of `key`; `names` says of each tensor whether it must be there.
 
     Raises ValueError for anything else.
     """

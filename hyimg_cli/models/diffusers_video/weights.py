@@ -11,7 +11,7 @@ import logging
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from transformers.utils import logging as transformers_logging
 from hyimg_cli.errors import CheckpointError
 from hyimg_cli.loading.checkpoint import TensorInfo, check_against, refuse_special, tensor_index
 from hyimg_cli.models.diffusers_video.layout import Component
-from hyimg_cli.models.diffusers_video.offload import NoOffload, Offload
+from hyimg_cli.models.diffusers_video.offload import Offload
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,8 @@ class Place:
 
     device: torch.device
     dtype: torch.dtype
-    offload: Offload = field(default_factory=NoOffload)
+    # None: every network goes to the device when it is read, and stays.
+    offload: Offload | None = None
 
     @property
     def dtype_name(self) -> str:
@@ -40,6 +41,16 @@ class Place:
     def in_float32(self) -> "Place":
         """The same place for a network that is wide whatever the others are."""
         return replace(self, dtype=torch.float32)
+
+    def bring(self, network: nn.Module) -> None:
+        """Have a network on the device; called before each of its forwards."""
+        if self.offload is not None:
+            self.offload.bring(network)
+
+    def release(self) -> None:
+        """Free what on the device can be brought again."""
+        if self.offload is not None:
+            self.offload.release()
 
 
 def check_weights(component: Component) -> int:
@@ -75,7 +86,7 @@ def load_weights(component: Component, place: Place) -> Any:
     """
     check_weights(component)
     # Whoever takes turns on the device leaves it to this one.
-    place.offload.release()
+    place.release()
     refuse_special(component.folder)
     cls: Any = component_class(component)
     with _quiet():
@@ -87,7 +98,8 @@ def load_weights(component: Component, place: Place) -> Any:
             output_loading_info=True,
         )
     _refuse_leftovers(component, report)
-    module = place.offload.placed(module, place.device)
+    if place.offload is None:
+        module = module.to(place.device)
     module.requires_grad_(False)
     module.eval()
     return module

@@ -1,4 +1,4 @@
-"""What a forward of each family's transformer computes, by its configuration; no torch.
+"""Count a forward of each family's transformer, by its configuration; no torch.
 
 Matrix products only, of the video's tokens only: a floor, which norms, rotations and text come on
 top of (a prompt of 150 tokens is less than a hundredth of a film at 480p).

@@ -14,7 +14,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from hyimg_cli.kernels.attention import RowAttention, causal_mask, masked_attention
+from hyimg_cli.kernels.attention import RowAttention, masked_attention
 from hyimg_cli.kernels.decode_attention import DecodeAttention, Rows
 from hyimg_cli.kernels.rowwise import PLAIN, Rowwise
 from hyimg_cli.kv.buffer import Buffer
@@ -83,20 +83,6 @@ def _causal(start: int, stop: int, borders: Sequence[int]) -> list[QuerySpan]:
     return [QuerySpan(a, b, is_causal=True) for a, b in pairwise(edges) if a < b]
 
 
-def visibility(parts: Sequence[QuerySpan], length: int) -> Tensor:
-    """The same mask written out, boolean [queries, length], True where visible: for tests and
-    twins.
-    """
-    first, last = parts[0].start, parts[-1].stop
-    seen = torch.zeros(last - first, length, dtype=torch.bool)
-    for piece in parts:
-        rows = slice(piece.start - first, piece.stop - first)
-        seen[rows, : piece.stop] = True
-        if piece.is_causal:
-            seen[rows, : piece.stop] = causal_mask(piece.stop - piece.start, piece.stop)
-    return seen
-
-
 class RMSNorm(nn.Module):
     """Root-mean-square norm: statistics in float32, cast to the input's dtype, then the weight."""
 
@@ -137,11 +123,11 @@ class Attention(nn.Module):
         if isinstance(new, StepRows):
             seen_THD = new.attend(q_THD, k_TKD, v_TKD, new.of_layer(self.layer))
         else:
-            seen_THD = self._by_stretch(new, q_THD, k_TKD, v_TKD)
+            seen_THD = self._by_query_block(new, q_THD, k_TKD, v_TKD)
         projected: Tensor = self.o_proj(seen_THD.flatten(1))
         return projected
 
-    def _by_stretch(
+    def _by_query_block(
         self, query_blocks: Sequence[QueryBlock], q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor
     ) -> Tensor:
         seen: list[Tensor] = []
@@ -170,7 +156,7 @@ class Attention(nn.Module):
     def _attend(
         self, query_block: QueryBlock, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor
     ) -> list[Tensor]:
-        """What each span of the query block sees, one after another."""
+        """Attention output of each span of the query block, one after another."""
         slots_T = torch.arange(query_block.start, query_block.stop, device=k_TKD.device)
         query_block.buffer.write(self.layer, slots_T, k_TKD, v_TKD)
         seen = []

@@ -5,20 +5,23 @@ from pathlib import Path
 from typing import Any
 
 from hyimg_cli.errors import CheckpointError
-from hyimg_cli.loading.checkpoint import INDEX_FILE, tensor_index, weight_bytes
+from hyimg_cli.loading.checkpoint import (
+    promised_bytes,
+    read_json,
+    tensor_index,
+    weight_bytes,
+)
 from hyimg_cli.models.hunyuan_image3.buckets import buckets
 from hyimg_cli.models.hunyuan_image3.config import (
-    VAE_BAND_BYTES,
+    VAE_CHUNK_BYTES,
     Architecture,
     GenerationConfig,
     VaeArchitecture,
     architecture,
     generation_config,
-    read_json,
 )
 from hyimg_cli.spec.card import (
     PICTURE_BYTES,
-    Activations,
     Bucket,
     ModelCard,
     WeightCounts,
@@ -33,12 +36,12 @@ _FP8_FILLED_ROWS = 15
 
 def read_architecture(folder: Path) -> Architecture:
     """The network that `folder/config.json` describes."""
-    return architecture(read_json(folder, "config.json"), where=f"{folder.name}/config.json")
+    return architecture(read_json(folder / "config.json"), where=f"{folder.name}/config.json")
 
 
 def read_generation(folder: Path) -> GenerationConfig:
     """The defaults in `folder/generation_config.json`."""
-    return generation_config(read_json(folder, "generation_config.json"))
+    return generation_config(read_json(folder / "generation_config.json"))
 
 
 def model_card(folder: Path, model: str) -> ModelCard:
@@ -48,7 +51,7 @@ def model_card(folder: Path, model: str) -> ModelCard:
     the sizes to the ratio indices that it was trained on.
     """
     arch, generation = read_architecture(folder), read_generation(folder)
-    extra = read_json(folder, "card.json") if (folder / "card.json").exists() else {}
+    extra = read_json(folder / "card.json") if (folder / "card.json").exists() else {}
     return ModelCard(
         model=model,
         family=FAMILY,
@@ -67,7 +70,7 @@ def model_card(folder: Path, model: str) -> ModelCard:
         activations=_activations(arch),
         weights=_weights(folder, arch),
         vae_bytes_per_pixel=_vae_bytes(arch.vae),
-        vae_band_bytes=VAE_BAND_BYTES,
+        vae_chunk_bytes=VAE_CHUNK_BYTES,
         tile_pixels=arch.vae.sample_size,
         base_size=arch.image_base_size,
     )
@@ -95,14 +98,9 @@ def _allowed(
 
 
 def _weight_bytes(folder: Path) -> int:
-    """Bytes of all tensors; by the index's own sum where it has one: shards may not be there
-    yet.
-    """
-    if (folder / INDEX_FILE).exists():
-        total = read_json(folder, INDEX_FILE).get("metadata", {}).get("total_size")
-        if isinstance(total, int):
-            return total
-    return weight_bytes(tensor_index(folder))
+    """Bytes of all tensors."""
+    promised = promised_bytes(folder)
+    return weight_bytes(tensor_index(folder)) if promised is None else promised
 
 
 def _weights(folder: Path, arch: Architecture) -> WeightCounts:
@@ -127,9 +125,9 @@ def _vae_bytes(vae: VaeArchitecture) -> int:
     """Bytes of one pixel that the VAE holds whole, in float32.
 
     A residual block has what enters and what its first convolution makes; what its second one makes
-    is added to what entered, band by band. So there are two tensors of the widest level, and where
-    blocks change the width a third, of a neighbour's. Beside them: the picture as it is given, and
-    as it is made.
+    is added to what entered, chunk by chunk. So there are two tensors of the widest level, and a
+    third, of a neighbour's, where blocks change the width. Beside them: the picture as it is given,
+    and as it is made.
     """
     widths, steps = vae.block_out_channels, int(math.log2(vae.ffactor_spatial))
     # Levels from the finest on that keep all frames.
@@ -143,7 +141,7 @@ def _vae_bytes(vae: VaeArchitecture) -> int:
     return math.ceil(widest * 4) + 2 * PICTURE_BYTES
 
 
-def _activations(arch: Architecture) -> Activations:
+def _activations(arch: Architecture) -> dict[str, Working]:
     """The widest of all layers, which is within its experts.
 
     A GPU holds the rows that enter the first product beside what comes out of it, and of the
@@ -155,14 +153,14 @@ def _activations(arch: Architecture) -> Activations:
     around = 8 * width * _BF16_BYTES
     dense = around + max(k * (width + 2 * i) for k, i in layers) * _BF16_BYTES
     fp8 = around + max(k * (width + 2 * i * _BF16_BYTES) for k, i in layers)
-    return Activations(
-        plain=Working(max(k * (2 * width + 3 * i) for k, i in layers) * _BF16_BYTES),
-        dense=Working(dense),
+    return {
+        "cpu": Working(max(k * (2 * width + 3 * i) for k, i in layers) * _BF16_BYTES),
+        "none": Working(dense),
         # Every expert's rows are filled up to whole groups.
-        fp8=Working(fp8, experts * _FP8_FILLED_ROWS * (width + 2 * inner * _BF16_BYTES)),
+        "fp8": Working(fp8, experts * _FP8_FILLED_ROWS * (width + 2 * inner * _BF16_BYTES)),
         # One of the two stacks is made dense for its product.
-        nf4=Working(dense, experts * 2 * inner * width * _BF16_BYTES),
-    )
+        "nf4": Working(dense, experts * 2 * inner * width * _BF16_BYTES),
+    }
 
 
 def _kv_bytes(arch: Architecture) -> int:

@@ -4,19 +4,16 @@ Keys that the released code never reads are ignored. A key whose other values ex
 unreleased code is refused, so that a checkpoint we would compute wrongly does not load.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_origin, get_type_hints
 
 from hyimg_cli.errors import CheckpointError
-from hyimg_cli.files import TABLE_BYTES, text_of
 from hyimg_cli.spec.card import SamplingDefaults
 from hyimg_cli.spec.job import BOT_TASKS
 
-# What a part of a picture that the VAE has at work at once may take; see `bands`.
-VAE_BAND_BYTES = 1 << 29
+# What a part of a picture that the VAE has at work at once may take; see `row_chunks`.
+VAE_CHUNK_BYTES = 1 << 29
 
 Template = Literal["instruct", "pretrain"]
 if TYPE_CHECKING:
@@ -159,29 +156,6 @@ class GenerationConfig:
 
     template: Template
     defaults: SamplingDefaults
-
-
-def read_json(folder: Path, name: str) -> dict[str, Any]:
-    """The object in `folder/name`. Raises CheckpointError where it is missing or not an object."""
-    path = folder / name
-    try:
-        value = json.loads(text_of(path, TABLE_BYTES))
-    except FileNotFoundError:
-        raise CheckpointError(
-            f"{name} is missing",
-            where=str(folder),
-            hint="give the folder of a complete HunyuanImage-3 checkpoint",
-            code="checkpoint.missing-file",
-        ) from None
-    except (OSError, ValueError) as error:
-        raise CheckpointError(
-            f"{name} cannot be read: {error}", where=str(folder), code="checkpoint.bad-json"
-        ) from None
-    if not isinstance(value, dict):
-        raise CheckpointError(
-            f"{name} does not hold an object", where=str(folder), code="checkpoint.bad-json"
-        )
-    return value
 
 
 def architecture(config: Mapping[str, Any], *, where: str = "config.json") -> Architecture:

@@ -27,19 +27,11 @@ from hyimg_cli.models.hunyuan_image3.graphs import (
     is_one_gpu,
     refuse_without_gpu,
 )
-from hyimg_cli.models.hunyuan_image3.model import (
-    Branch,
-    HunyuanImage3ForCausalMM,
-    Live,
-    Noise,
-    SourceRows,
-)
+from hyimg_cli.models.hunyuan_image3.model import Branch, HunyuanImage3ForCausalMM, SourceRows
 from hyimg_cli.models.hunyuan_image3.prompter import Prompter
 from hyimg_cli.models.hunyuan_image3.ranked import load_ranked
 from hyimg_cli.models.hunyuan_image3.script import Script, trigger
 from hyimg_cli.models.hunyuan_image3.sequence import Layout, SourceShape, segments
-from hyimg_cli.models.hunyuan_image3.shares import Weights
-from hyimg_cli.models.hunyuan_image3.split import rank_bytes
 from hyimg_cli.models.hunyuan_image3.tiled import TiledPicture
 from hyimg_cli.models.hunyuan_image3.vision import vision_inputs
 from hyimg_cli.models.hunyuan_image3.weights import expected_shapes, load
@@ -71,50 +63,27 @@ def load_family(
     """Load the weights in `folder` on the chosen device: float32 on the CPU, bfloat16 on a GPU by
     default. With a `pool` each of its ranks loads its share of the layers, on its own device.
     """
-    if pool is not None:
-        return _load_ranked(
-            prompter, folder, choice, is_batch_invariant=is_batch_invariant, pool=pool
-        )
-    device = device_of(choice)
+    device = device_of(choice) if pool is None else pool.here.device.type
     device_map = None if device == "cpu" else device
     if choice.decode_graphs == "on":
         refuse_without_gpu(device_map)
-    dtype = getattr(torch, choice.dtype_on(device))
-    network = load(folder, dtype=dtype, device_map=device_map, quantization=choice.quantization)
-    if is_batch_invariant and device_map is None:
+    name, form, card = choice.dtype_on(device), choice.quantization, prompter.card
+    graphs, dtype = None, getattr(torch, name)
+    if pool is None:
+        network = load(folder, dtype=dtype, device_map=device_map, quantization=form)
+        if choice.wants_graphs(on_one_gpu=is_one_gpu(device_map), has_triton=has_triton()):
+            graphs = decode_graphs(network, form)
+    else:
+        network = load_ranked(folder, pool, dtype=dtype, quantization=form)
+        # In main memory all ranks lie together; on GPUs each has its own.
+        together = pool.size if device == "cpu" else 1
+        share = prompter.rank_bytes(pool.size, name, form).kv_share
+        kv_bytes = round(card.kv_bytes_per_token * share * together)
+        card = replace(card, kv_bytes_per_token=kv_bytes)
+    if is_batch_invariant and device == "cpu":
         network.make_batch_invariant(invariant_multiple())
     tiled = TiledPicture(network.vae) if choice.vae_use_tiling else None
-    by_graphs = choice.wants_graphs(on_one_gpu=is_one_gpu(device_map), has_triton=has_triton())
-    graphs = decode_graphs(network, choice.quantization) if by_graphs else None
-    return HunyuanImage3(network, prompter, tiled, graphs=graphs)
-
-
-def _load_ranked(
-    prompter: Prompter,
-    folder: Path,
-    choice: ModelChoice,
-    *,
-    is_batch_invariant: bool,
-    pool: RankPool,
-) -> "HunyuanImage3":
-    kind, counts = pool.here.device.type, prompter.card.weights
-    is_on_cpu, name = kind == "cpu", choice.dtype_on(kind)
-    assert counts is not None, "a checkpoint's weights are counted by kind"
-    held = rank_bytes(
-        counts, prompter.arch, pool.size, dtype=name, quantization=choice.quantization
-    )
-    network = load_ranked(Weights(folder, getattr(torch, name), choice.quantization), pool)
-    if is_batch_invariant and is_on_cpu:
-        network.make_batch_invariant(invariant_multiple())
-    # In main memory all ranks lie together; on GPUs each has its own.
-    together = pool.size if is_on_cpu else 1
-    kv_bytes = round(prompter.card.kv_bytes_per_token * held.kv_share * together)
-    return HunyuanImage3(
-        network,
-        prompter,
-        TiledPicture(network.vae) if choice.vae_use_tiling else None,
-        card=replace(prompter.card, kv_bytes_per_token=kv_bytes),
-    )
+    return HunyuanImage3(network, prompter, tiled, graphs, card=card)
 
 
 class HunyuanImage3:
@@ -259,7 +228,8 @@ class HunyuanImage3:
         if job.size.is_auto:
             bucket, note = self.prompter.bucket_of_ratio(text.ending[-1]), ""
         else:
-            bucket, note = self.prompter.fit(job.size.height, job.size.width)
+            size = job.size
+            bucket, note = self.prompter.fit(size.height, size.width, is_ratio=size.is_ratio)
         layout = self.prompter.picture(job, _shapes(sources), text.ids, bucket)
         start, stop, known = layout.live_start, layout.live_stop, self.card.max_positions
         rows = (layout.ids, layout.unconditional_ids)[: self.prompter.branch_count(job)]
@@ -307,16 +277,7 @@ class HunyuanImage3:
 
     @torch.no_grad()
     def velocities(self, pictures: Sequence[LivePicture]) -> list[Tensor]:
-        return self.network.velocity(
-            [
-                Live(
-                    picture.latents_CYX,
-                    Noise(picture.step.timestep, picture.step.next_timestep, picture.guidance),
-                    picture.branches,
-                )
-                for picture in pictures
-            ]
-        )
+        return self.network.velocity(pictures)
 
     @torch.no_grad()
     def decode_latents(self, latents_CYX: Tensor) -> Tensor:

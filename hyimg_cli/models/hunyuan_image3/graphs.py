@@ -1,7 +1,7 @@
 """Decode steps as CUDA graphs: one graph for each number of rows, over memory that never moves.
 
-    fill     ids, lengths and, where the rows are others than before, the addresses of their K/V
-    replay   embed ▸ every layer, attention by addresses ▸ hidden rows
+    fill     ids, lengths and, where the rows are others than before, the pointers of their K/V
+    replay   embed ▸ every layer, attention by pointers ▸ hidden rows
     copy     the hidden rows out, before the next replay writes over them
 
 Rows that a step lacks are filled up: they write to a slot of their own and nobody reads them. What
@@ -42,7 +42,7 @@ Run = tuple[Sequence[int] | Tensor, Buffer]
 # experts are read for any number of rows.
 BUCKETS = (*range(1, MOST_FEW_ROWS + 1), 12, 16, 24, 32, 48, 64)
 # Slots of a trial's buffers, and what a reason may take of a line.
-_TRIAL_SLOTS, _MOST_TOLD = 4, 200
+_TRIAL_SLOTS, _MOST_REASON = 4, 200
 
 
 def bucket_of(rows: int) -> int | None:
@@ -69,7 +69,7 @@ class DecodeStep:
         layers = len(network.layer_devices)
         self._ids_R = torch.zeros(count, dtype=torch.int64, device=device)
         self._length_R = torch.zeros(count, dtype=torch.int64, device=device)
-        # Keys' addresses of every layer, values' addresses, and last the slots of a head.
+        # Keys' pointers of every layer, values' pointers, and last the slots of a head.
         self._table = torch.zeros(2 * layers + 1, count, dtype=torch.int64, device=device)
         self._rope = network.angles.text_table(network.arch.max_position_embeddings, device)
         # Held while a step is at work alone: a job's buffer is let go with the job.
@@ -131,8 +131,8 @@ class DecodeStep:
             return
         sides = [b.keys_HSD for b in buffers], [b.values_HSD for b in buffers]
         layers = range(len(self._spare.keys_HSD))
-        addresses = [[row[layer].data_ptr() for row in side] for side in sides for layer in layers]
-        flat = [*chain(*addresses), *(buffer.capacity for buffer in buffers)]
+        pointers = [[row[layer].data_ptr() for row in side] for side in sides for layer in layers]
+        flat = [*chain(*pointers), *(buffer.capacity for buffer in buffers)]
         self._table.copy_(to_device(flat, self._table.device).view_as(self._table))
         self._pointed_to = [ref(buffer) for buffer in buffers]
 
@@ -156,7 +156,7 @@ class DecodeGraphs:
         those of more than `most_rows` are in any case.
         """
         self._network, self._attend, self._capture = network, attend, capture
-        self._most_rows, self._is_bound_told = most_rows, False
+        self._most_rows, self._has_warned = most_rows, False
         self._spare = network.new_buffer(1)
         for rows in (*self._spare.keys_HSD, *self._spare.values_HSD):
             rows.zero_()
@@ -193,7 +193,7 @@ class DecodeGraphs:
         return len(self.captured) - before
 
     def degraded(self, rows: int) -> str:
-        """What to tell of a text that was decoded with up to `rows` rows; empty: nothing."""
+        """A note for a text that was decoded with up to `rows` rows; empty: nothing failed."""
         wanted = {bucket for bucket in buckets_up_to(rows) if bucket <= self._most_rows}
         return "" if wanted <= set(self.captured) else self.failure
 
@@ -205,7 +205,7 @@ class DecodeGraphs:
 
     def _replay(self, step: DecodeStep) -> Replay:
         if step.count > self._most_rows:
-            self._tell_bound()
+            self._warn_of_bound()
             return step.compute
         if self._capture is None:
             return step.compute
@@ -216,9 +216,9 @@ class DecodeGraphs:
         self.captured.append(step.count)
         return replay
 
-    def _tell_bound(self) -> None:
-        if not self._is_bound_told:
-            self._is_bound_told = True
+    def _warn_of_bound(self) -> None:
+        if not self._has_warned:
+            self._has_warned = True
             more = f" of more than {self._most_rows} rows" if self._most_rows else ""
             logger.warning(
                 "decode steps%s have no CUDA graph on this GPU: with these weights torch reads the "
@@ -243,7 +243,7 @@ class DecodeGraphs:
         self._capture = None
         rows = f"{count} row{'s' * (count > 1)}"
         self.failure = (
-            f"no CUDA graph of a decode step of {rows} ({_told(error)}): such steps' kernels are "
+            f"no CUDA graph of a decode step of {rows} ({_reason(error)}): such steps' kernels are "
             "launched one by one, with the same numbers, but slower"
         )
         logger.warning(self.failure)
@@ -308,10 +308,10 @@ def _traces(run: Replay, runs: Sequence[Run]) -> tuple[Tensor, Tensor, Tensor]:
     return hidden_RM, keys, values
 
 
-def _told(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     if isinstance(error, torch.OutOfMemoryError):
         return "out of memory"
-    return " ".join(str(error).split("\n")[0].split())[:_MOST_TOLD] or type(error).__name__
+    return " ".join(str(error).split("\n")[0].split())[:_MOST_REASON] or type(error).__name__
 
 
 def refuse_without_gpu(device_map: str | None) -> None:
@@ -330,12 +330,12 @@ def refuse_without_gpu(device_map: str | None) -> None:
 
 
 def is_one_gpu(device_map: str | None) -> bool:
-    """Whether a model is on one GPU: not on the CPU, nor spread over several."""
+    """True if a model is on one GPU: not on the CPU, nor spread over several."""
     return device_map is not None and device_map.startswith("cuda")
 
 
 def has_triton() -> bool:
-    """Whether Triton is installed: a graph's steps find K/V by its kernels."""
+    """True if Triton is installed: a graph's steps find K/V by its kernels."""
     return importlib.util.find_spec("triton") is not None
 
 

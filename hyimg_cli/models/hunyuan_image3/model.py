@@ -16,7 +16,6 @@ from itertools import accumulate, groupby
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import PretrainedConfig, PreTrainedModel
 
 from hyimg_cli.kernels.rows import padding
 from hyimg_cli.kernels.transfer import current, to_device
@@ -35,21 +34,7 @@ from hyimg_cli.models.hunyuan_image3.sequence import Layout, SourceBlock
 from hyimg_cli.models.hunyuan_image3.transformer import Transformer
 from hyimg_cli.models.hunyuan_image3.vae import Vae
 from hyimg_cli.models.hunyuan_image3.vision import VisionInputs, vision_features, vision_model
-
-
-class HunyuanImage3Config(PretrainedConfig):
-    """What transformers needs to load weights; the facts are in `arch`, read by our own code."""
-
-    model_type = "hunyuan_image_3_moe"
-    arch: Architecture | None = None
-
-
-def transformers_config(arch: Architecture) -> HunyuanImage3Config:
-    """A config around `arch`."""
-    config = HunyuanImage3Config()
-    config.tie_word_embeddings = False
-    config.arch = arch
-    return config
+from hyimg_cli.models.protocols import LivePicture
 
 
 @dataclass(frozen=True)
@@ -59,16 +44,6 @@ class SourceRows:
     timestep_M: Tensor
     vae_SM: Tensor
     vit_SM: Tensor
-
-
-@dataclass(frozen=True)
-class Noise:
-    """Where a denoise step stands. Timesteps in model units, 0 to 1000; `next_timestep` and
-    `guidance` reach only a distilled model, as tokens."""
-
-    timestep: float
-    next_timestep: float
-    guidance: float
 
 
 class Branch:
@@ -83,32 +58,14 @@ class Branch:
         self.query_block = QueryBlock(buffer, start, stop, pieces(start, stop, layout.full_spans))
 
 
-@dataclass(frozen=True)
-class Live:
-    """One picture at one denoise step: its latents, its noise level, its branches."""
-
-    latents_CYX: Tensor
-    noise: Noise
-    branches: Sequence[Branch]
-
-
-class HunyuanImage3ForCausalMM(PreTrainedModel):
+class HunyuanImage3ForCausalMM(nn.Module):
     """All of HunyuanImage-3, base, Instruct and Instruct-Distil: one class, steered by its
     config.
     """
 
-    config_class = HunyuanImage3Config
-    base_model_prefix = ""
-    main_input_name = "input_ids"
-    _no_split_modules = {"DecoderLayer", "Vae", "Siglip2VisionModel", "ResBlock"}
-    # The router decides in float32 whatever the rest is; the VAE loses detail below it.
-    _keep_in_fp32_modules_strict = {"wg", "vae"}
-    _supports_sdpa = True
-
-    def __init__(self, config: HunyuanImage3Config) -> None:
-        super().__init__(config)
-        assert config.arch is not None, "built by transformers_config"
-        arch = self.arch = config.arch
+    def __init__(self, arch: Architecture) -> None:
+        super().__init__()
+        self.arch = arch
         width = arch.hidden_size
         self.model = Transformer(arch)
         self.lm_head = nn.Linear(width, arch.vocab_size, bias=False)
@@ -129,10 +86,6 @@ class HunyuanImage3ForCausalMM(PreTrainedModel):
         self.angles = RopeTables(head_dim=arch.head_dim, theta=arch.rope_theta)
         # Another kind where other ranks hold parts of it.
         self.buffer_kind: Callable[..., Buffer] = Buffer
-        self.post_init()
-
-    def _init_weights(self, module: nn.Module) -> None:
-        """Nothing: weights come from a checkpoint or keep torch's own initialisation."""
 
     def encode_source(self, latents_BCYX: Tensor, inputs: VisionInputs) -> SourceRows:
         """Token rows of one source image, from its scaled latents [1, C, Y, X] and its patches.
@@ -176,10 +129,16 @@ class HunyuanImage3ForCausalMM(PreTrainedModel):
     def feed(self, runs: Sequence[tuple[Sequence[int] | Tensor, Buffer]]) -> Tensor:
         """Append text tokens behind the prefix of each buffer; each run's last hidden row, [R, M].
 
-        All runs enter the transformer together: this is a decode step of several rows. Ids that
-        are on the device, int64 [T], stay there.
+        All runs enter the transformer together: this is a decode step of several rows. Runs of one
+        buffer stand one behind another, with the bits that they have a step each. Ids that are on
+        the device, int64 [T], stay there.
         """
-        spans = [(buffer.length, buffer.length + len(ids)) for ids, buffer in runs]
+        spans: list[tuple[int, int]] = []
+        stops = {id(buffer): buffer.length for _, buffer in runs}
+        for ids, buffer in runs:
+            start = stops[id(buffer)]
+            stops[id(buffer)] = start + len(ids)
+            spans.append((start, start + len(ids)))
         query_blocks = [
             QueryBlock(buffer, start, stop, pieces(start, stop, ()))
             for (_, buffer), (start, stop) in zip(runs, spans, strict=True)
@@ -205,10 +164,11 @@ class HunyuanImage3ForCausalMM(PreTrainedModel):
         live_rope = self._rope(layout, layout.target.live_start, layout.target.image.stop)
         return Branch(layout, buffer, live_rope)
 
-    def velocity(self, pictures: Sequence[Live]) -> list[Tensor]:
+    def velocity(self, pictures: Sequence[LivePicture]) -> list[Tensor]:
         """Velocity of every picture's branches, [G, C, Y, X] each, float32, before guidance.
 
-        The pictures have one size. All their live rows enter the transformer together.
+        The pictures have one size. All their live rows enter the transformer together. The next
+        timestep and the guidance scale reach only a distilled model, as tokens.
         """
         branches = [branch for live in pictures for branch in live.branches]
         rows_PTM = self._live_rows(pictures)
@@ -232,8 +192,13 @@ class HunyuanImage3ForCausalMM(PreTrainedModel):
                 module.by_rows = True
 
     @property
+    def device(self) -> torch.device:
+        """Where tokens enter."""
+        return self.model.wte.weight.device
+
+    @property
     def rope_counts(self) -> dict[str, int]:
-        """How often a table of angles was there, and how often it was made."""
+        """Count how often a table of angles was there, and how often it was made."""
         return self.angles.counts()
 
     @property
@@ -252,33 +217,35 @@ class HunyuanImage3ForCausalMM(PreTrainedModel):
             devices=self.layer_devices,
         )
 
-    def _live_rows(self, pictures: Sequence[Live]) -> Tensor:
+    def _live_rows(self, pictures: Sequence[LivePicture]) -> Tensor:
         """The rows that change at every step: specials, then the picture's tokens, [P, T, M]."""
-        timestep_P = self._scalars([live.noise.timestep for live in pictures])
+        timestep_P = self._scalars([live.step.timestep for live in pictures])
         latents_PCYX = torch.stack([live.latents_CYX.to(self.device) for live in pictures])
         image_PSM = self.patch_embed(self._padded(latents_PCYX), self.time_embed(timestep_P))
         # A spread model's embedders may live on other devices than its first layer.
         special = [row.to(image_PSM.device) for row in self._special_rows(timestep_P, pictures)]
         return torch.cat([torch.stack(special, dim=1), image_PSM], dim=1)[: len(pictures)]
 
-    def _special_rows(self, timestep_P: Tensor, pictures: Sequence[Live]) -> list[Tensor]:
+    def _special_rows(self, timestep_P: Tensor, pictures: Sequence[LivePicture]) -> list[Tensor]:
         """The tokens before the picture's own: one, or three where distilled, [P, M] each."""
         target = pictures[0].branches[0].target
         rows = [self.timestep_emb(timestep_P)]
         if target.guidance is not None:
             # Upstream passes the scale in bfloat16: 2500 becomes 2496.
-            scale_P = self._scalars([1000.0 * live.noise.guidance for live in pictures])
+            scale_P = self._scalars([1000.0 * live.guidance for live in pictures])
             rows.append(self.guidance_emb(scale_P.to(torch.bfloat16)))
         if target.timestep_r is not None:
-            next_P = self._scalars([live.noise.next_timestep for live in pictures])
+            next_P = self._scalars([live.step.next_timestep for live in pictures])
             rows.append(self.timestep_r_emb(next_P))
         return rows
 
-    def _final(self, pictures: Sequence[Live], owner: Sequence[int], hidden_GTM: Tensor) -> Tensor:
+    def _final(
+        self, pictures: Sequence[LivePicture], owner: Sequence[int], hidden_GTM: Tensor
+    ) -> Tensor:
         """Velocities [G, C, Y, X] of all branches, from their last hidden rows."""
         first = pictures[0]
         image_GSM = hidden_GTM[:, first.branches[0].target.special_count :]
-        embedding_PM = self.time_embed_2(self._scalars([live.noise.timestep for live in pictures]))
+        embedding_PM = self.time_embed_2(self._scalars([live.step.timestep for live in pictures]))
         embedding_GM = torch.stack([embedding_PM[number] for number in owner])
         velocity: Tensor = self.final_layer(
             self._padded(image_GSM), self._padded(embedding_GM), first.latents_CYX.shape[1]

@@ -5,9 +5,8 @@ import torch
 from torch import Tensor, nn
 
 from hyimg_cli.kernels.choice import Experts, experts_of
-from hyimg_cli.kernels.experts import on
 from hyimg_cli.kernels.formats import Format, Fp8Rows, Nf4Blocks, empty_stack
-from hyimg_cli.kernels.rowwise import PLAIN, Rowwise
+from hyimg_cli.kernels.rowwise import PLAIN, Rowwise, on
 from hyimg_cli.models.hunyuan_image3.config import Architecture
 
 
@@ -68,37 +67,42 @@ class Moe(nn.Module):
 
     @torch.no_grad()
     def stack(self) -> None:
-        """Lay the experts' weights side by side, and choose the kernels that multiply them.
-
-        Their parameters become views of the stack, so nothing is held twice once this returns, or
-        at any time where they were laid out before.
+        """Choose the kernels that multiply the experts' weights, which lie side by side from now
+        on: parameters become views of a stack, where they were not yet.
         """
-        gate_and_up, down = self._room or map(_side_by_side, self._matrices())
-        self.compute = experts_of(gate_and_up, down)
+        if self.is_quantised:
+            gate_and_up, down = (held.stack for held in self._quantised_stacks())
+            self.compute = experts_of(gate_and_up, down)
+        else:
+            self.compute = experts_of(*(self._room or map(_side_by_side, self._matrices())))
 
-    def lay_out(self, dtype: torch.dtype, device: torch.device) -> None:
-        """Put the experts' matrices side by side before they have values, to be copied in."""
-        gate_and_up, down = (_empty(layers, dtype, device) for layers in self._matrices())
-        self._room = gate_and_up, down
+    @property
+    def is_quantised(self) -> bool:
+        """True if the experts' matrices gave way to stacks in fewer bits."""
+        return isinstance(self.experts[0], QuantizedStack)
+
+    def hold(self, form: Format) -> None:
+        """Give up the experts' own matrices for stacks of `form`, on their device."""
+        weights = [layers[0].weight for layers in self._matrices()]
+        count = len(self.experts)
+        stacks = [empty_stack(form, count, w.shape[0], w.shape[1], w.device) for w in weights]
+        self.experts = nn.ModuleList(map(QuantizedStack, stacks))
+
+    def make_room(self, dtype: torch.dtype, device: torch.device) -> None:
+        """Put the experts' matrices side by side on `device` before they have values, to be copied
+        in; quantised ones by `put`.
+        """
+        if self.is_quantised:
+            self.experts = nn.ModuleList(
+                QuantizedStack(held.on(device)) for held in self._quantised_stacks()
+            )
+        else:
+            gate_and_up, down = (_empty(layers, dtype, device) for layers in self._matrices())
+            self._room = gate_and_up, down
 
     def _matrices(self) -> tuple[list[nn.Linear], list[nn.Linear]]:
         experts = [expert for expert in self.experts if isinstance(expert, Mlp)]
         return [e.gate_and_up_proj for e in experts], [e.down_proj for e in experts]
-
-    def hold(self, form: Format) -> None:
-        """Give up the experts' own matrices for stacks of `form`, on the device at work."""
-        first = self.experts[0]
-        assert isinstance(first, Mlp)
-        weights = first.gate_and_up_proj.weight, first.down_proj.weight
-        count = len(self.experts)
-        self.experts = nn.ModuleList(
-            Held(empty_stack(form, count, weight.shape[0], weight.shape[1], weight.device))
-            for weight in weights
-        )
-
-    def make_room(self, device: torch.device) -> None:
-        """Put empty stacks on `device`, to be filled by `put`."""
-        self.experts = nn.ModuleList(Held(held.on(device)) for held in self._held_stacks())
 
     def put(
         self, expert: int, matrix: str, weight_OI: Tensor, columns: Tensor | None = None
@@ -106,25 +110,15 @@ class Moe(nn.Module):
         """Quantise one expert's `gate_and_up_proj` or `down_proj`, or some of its columns, into its
         stack.
         """
-        gate_and_up, down = self._held_stacks()
+        gate_and_up, down = self._quantised_stacks()
         held = gate_and_up if matrix == "gate_and_up_proj" else down
         held.stack.put(expert, weight_OI, columns)
 
-    def choose(self) -> None:
-        """Choose the kernels of filled stacks."""
-        gate_and_up, down = self._held_stacks()
-        self.compute = experts_of(gate_and_up.stack, down.stack)
-
-    @property
-    def quantised_count(self) -> int:
-        """Weights in quantised stacks."""
-        return sum(held.stack.shape.numel() for held in self._held_stacks())
-
-    def _held_stacks(self) -> list["Held"]:
-        return [held for held in self.experts if isinstance(held, Held)]
+    def _quantised_stacks(self) -> list["QuantizedStack"]:
+        return [held for held in self.experts if isinstance(held, QuantizedStack)]
 
 
-class Held(nn.Module):
+class QuantizedStack(nn.Module):
     """A quantised stack whose tensors are buffers: counted, placed and moved with the network."""
 
     def __init__(self, stack: Fp8Rows | Nf4Blocks) -> None:

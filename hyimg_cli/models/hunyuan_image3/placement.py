@@ -3,15 +3,19 @@
 from collections.abc import Mapping
 
 import torch
-from transformers import PreTrainedModel
+from torch import nn
 
 from hyimg_cli.errors import MachineError
 
 Places = Mapping[str, int | str | torch.device]
+# Modules that are on one device as a whole.
+_WHOLE = ["DecoderLayer", "ResBlock", "Siglip2VisionModel", "Vae"]
+# The router decides in float32 whatever the rest is; the VAE loses detail below it.
+_WIDE = {"wg", "vae"}
 
 
 def balanced(
-    network: PreTrainedModel, dtype: torch.dtype, shares: dict[int | str, int] | None = None
+    network: nn.Module, dtype: torch.dtype, shares: dict[int | str, int] | None = None
 ) -> Places:
     """Which module goes to which GPU, in even parts of what is free, or by `shares` in bytes.
 
@@ -20,18 +24,17 @@ def balanced(
     from accelerate import infer_auto_device_map
     from accelerate.utils import get_balanced_memory
 
-    whole = list(network._no_split_modules or ())
-    wide = {name: torch.float32 for name in network.state_dict() if stays_wide(network, name)}
-    known = {"no_split_module_classes": whole, "dtype": dtype, "special_dtypes": wide}
+    wide = {name: torch.float32 for name in network.state_dict() if stays_wide(name)}
+    known = {"no_split_module_classes": _WHOLE, "dtype": dtype, "special_dtypes": wide}
     shares = shares or get_balanced_memory(network, **known)
     # Nothing is offloaded in the end; this only keeps a warning about it away.
     found: Places = infer_auto_device_map(network, max_memory=shares, offload_buffers=True, **known)
     return found
 
 
-def stays_wide(network: PreTrainedModel, name: str) -> bool:
-    """Whether a tensor is float32 in any network."""
-    return not set(name.split(".")).isdisjoint(network._keep_in_fp32_modules_strict or ())
+def stays_wide(name: str) -> bool:
+    """True if a tensor is float32 in any network."""
+    return not _WIDE.isdisjoint(name.split("."))
 
 
 def place_of(name: str, places: Places) -> torch.device:

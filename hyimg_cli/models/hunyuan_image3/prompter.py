@@ -54,7 +54,7 @@ _LAYOUT_BYTES = 64_000_000
 
 @dataclass(frozen=True)
 class ArPrompt:
-    """What the AR stage is fed before it chooses anything: the layout's tokens `[0, stop)`."""
+    """The prompt of the AR stage: the layout's tokens `[0, stop)`."""
 
     layout: Layout
     stop: int
@@ -117,8 +117,11 @@ class Prompter:
         field = max(parts, key=lambda name: parts[name])
         self._refuse_too_long(frame + system_length + prompt_length + cot_length, field)
 
-    def fit(self, height: int, width: int) -> tuple[Bucket, str]:
-        """The bucket for a picture, and a note where training left the nearest one out, else ""."""
+    def fit(self, height: int, width: int, *, is_ratio: bool = False) -> tuple[Bucket, str]:
+        """The bucket for a picture, and a note where training left the nearest one out, else "".
+
+        `is_ratio`: the note says a ratio, no pixels.
+        """
         bucket = self.card.nearest_bucket(height, width)
         nearest = replace(self.card, buckets=official_buckets(self.arch)).nearest_bucket(
             height, width
@@ -126,15 +129,16 @@ class Prompter:
         if bucket == nearest:
             return bucket, ""
         known = ", ".join(str(b.size) for b in self.card.buckets)
-        return bucket, f"{width}x{height} fitted to {bucket.size}: {self.card.name} knows {known}"
+        asked = f"{width}{':' if is_ratio else 'x'}{height}"
+        return bucket, f"{asked} fitted to {bucket.size}: {self.card.name} knows {known}"
 
     def source_shape(self, bucket: Bucket, vit_grid: Grid) -> SourceShape:
-        """What a source image fitted to `bucket` asks of the sequence."""
+        """The place that a source image fitted to `bucket` takes in the sequence."""
         vae_grid = Grid(*self.card.latent_grid(bucket.size))
         return SourceShape(bucket.ratio_index, vae_grid, vit_grid, self.card.source_vit_tokens)
 
     def opening(self, job: ImageJob, shapes: Sequence[SourceShape]) -> ArPrompt | None:
-        """What the AR stage starts from; None where it has nothing to write or to decide.
+        """The prompt of the AR stage; None where it has nothing to write or to decide.
 
         A job that writes text opens with its trigger tag; one that only needs a ratio is fed all
         that comes before the ratio token.
@@ -202,7 +206,7 @@ class Prompter:
         return next(bucket for bucket in self.card.buckets if bucket.ratio_index == index)
 
     def text_budget(self, job: ImageJob, opening_length: int) -> int:
-        """How many tokens the AR stage may write: the job's limit, within the model's positions.
+        """Number of tokens the AR stage may write: the job's limit, within the model's positions.
 
         Room for a picture is left where there is any.
         """
@@ -279,7 +283,7 @@ class Prompter:
         )
 
     def _measured(self, text: str) -> tuple[int, tuple[str, ...]]:
-        """How many tokens a text has, and the names of the control tokens in it."""
+        """Number of tokens a text has, and the names of the control tokens in it."""
 
         def measure() -> tuple[int, tuple[str, ...]]:
             ids = self.vocabulary.encode(text)

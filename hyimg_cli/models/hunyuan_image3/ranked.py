@@ -18,6 +18,7 @@ before they are read. Rank 0 then raises torch.OutOfMemoryError, as one process 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TypeVar, cast
 
 import torch
@@ -29,11 +30,11 @@ from hyimg_cli.models.hunyuan_image3.attention import QueryBlock, QuerySpan
 from hyimg_cli.models.hunyuan_image3.model import HunyuanImage3ForCausalMM
 from hyimg_cli.models.hunyuan_image3.rope import Rope
 from hyimg_cli.models.hunyuan_image3.sharded import sums_of
-from hyimg_cli.models.hunyuan_image3.shares import Weights, load_share
 from hyimg_cli.models.hunyuan_image3.transformer import Transformer
+from hyimg_cli.models.hunyuan_image3.weights import load_share
 from hyimg_cli.parallel.ranks import Rank, RankPool
 from hyimg_cli.parallel.tensor import Share, Sums, spread
-from hyimg_cli.parallel.wire import Task
+from hyimg_cli.spec.run import Quantization
 
 PART = "layers"
 T = TypeVar("T")
@@ -71,25 +72,13 @@ class Follower:
         self.kv = FollowerKV(network.new_buffer, network.layer_devices)
 
     def compute(self, forward: Forward, x_TM: Tensor, angles_2TD: Tensor) -> None:
-        """What rank 0 noted since the last forward, then this rank's part of one."""
+        """Make rank 0's changes since the last forward, then this rank's part of one."""
         self.kv.change(forward.changes)
         query_blocks = [
             QueryBlock(self.kv.buffer(s.buffer), s.start, s.stop, s.pieces) for s in forward.spans
         ]
         self.layers.row_multiple = forward.row_multiple
         self.layers(x_TM, Rope(*angles_2TD.unbind()), query_blocks)
-
-
-@dataclass(frozen=True)
-class LayersPart:
-    """Loads a rank's share of the layers."""
-
-    weights: Weights
-    ranks: int
-
-    def __call__(self, rank: Rank) -> Follower:
-        share = Share.of(rank, self.ranks)
-        return Follower(load_share(self.weights, share, rank.device), self.ranks)
 
 
 @torch.no_grad()
@@ -108,7 +97,7 @@ def follow(rank: Rank, forward: Forward) -> str | None:
 def _computed(
     compute: Callable[[], T], sums: Sums, x_TM: Tensor, row_multiple: int
 ) -> tuple[T | None, str | None]:
-    """What `compute` gave, or why there was no memory for it: all sums are made in either case."""
+    """Result of `compute`, or why there was no memory for it: all sums are made in either case."""
     sums.begin()
     try:
         return compute(), None
@@ -159,8 +148,7 @@ class Leader:
             row_multiple,
         )
         lead = partial(self._led, x_TM.contiguous(), angles_2TD, row_multiple, own)
-        task = Task(follow, (forward,))
-        (hidden_TM, why), *others = self._pool.run(task, ranks=self._ranks, own=lead)
+        (hidden_TM, why), *others = self._pool.run(follow, forward, ranks=self._ranks, own=lead)
         short = [f"rank {n}: {told}" for n, told in enumerate([why, *others]) if told is not None]
         if short:
             raise torch.OutOfMemoryError("; ".join(short))
@@ -191,21 +179,33 @@ class LedTransformer(Transformer):
 
 
 def load_ranked(
-    weights: Weights, pool: RankPool, ranks: int | None = None
+    folder: Path,
+    pool: RankPool,
+    ranks: int | None = None,
+    *,
+    dtype: torch.dtype,
+    quantization: Quantization = "none",
 ) -> HunyuanImage3ForCausalMM:
     """The network over the first `ranks` of a pool, or all; each reads its own share meanwhile.
 
     Raises what loading raises on any rank.
     """
     count = pool.size if ranks is None else ranks
+    share_of = partial(load_share, folder, dtype=dtype, quantization=quantization)
     loaded: list[HunyuanImage3ForCausalMM] = []
 
     def own() -> None:
-        loaded.append(load_share(weights, Share(0, count), pool.here.device))
+        loaded.append(share_of(Share(0, count), pool.here.device))
 
-    pool.load(PART, LayersPart(weights, count), ranks=count, own=own)
+    pool.load(PART, partial(_follower, share_of, count), ranks=count, own=own)
     (network,) = loaded
     leader = Leader(pool, count, sums_of(network.model))
     network.model = LedTransformer(network.model, leader)
     network.buffer_kind = partial(MirroredBuffer, leader.mirror)
     return network
+
+
+def _follower(
+    share_of: Callable[[Share, torch.device], HunyuanImage3ForCausalMM], ranks: int, rank: Rank
+) -> Follower:
+    return Follower(share_of(Share(rank.number, ranks), rank.device), ranks)

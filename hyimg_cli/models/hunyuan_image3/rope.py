@@ -58,7 +58,7 @@ class RopeTables:
         self._tables: Memo[Hashable, Rope] = Memo(budget_bytes, lambda table: table.nbytes)
 
     def counts(self) -> dict[str, int]:
-        """How often a table was there, and how often it was made."""
+        """Count how often a table was there, and how often it was made."""
         return self._tables.counts()
 
     def text(self, spans: Sequence[tuple[int, int]], device: torch.device) -> Rope:

@@ -1,4 +1,4 @@
-"""What the AR stage may write next, and when it is done; no torch.
+"""Rules of what the AR stage may write next, and when it is done; no torch.
 
 The official code does this with two logits processors in one decode; here it is one small state
 machine that either leaves the choice free or names the allowed ids. Golden case 13 holds a trace.
@@ -75,7 +75,7 @@ class Script:
         return self._queue.pop(0) if self._queue else None
 
     def is_done(self, last: int) -> bool:
-        """Whether nothing is to be written after `last`, which `allowed` has let through."""
+        """True if nothing is to be written after `last`, which `allowed` has let through."""
         if self.needs_ratio or self._is_ending:
             return self._is_ending and not self._queue
         # NOTE: upstream stops plain `think` at either tag when the size is given.
@@ -99,7 +99,7 @@ class Script:
         return f"the text ended early at {name(id_)}, before {name(self.closing_tag)}"
 
     def is_open(self, written: list[int]) -> bool:
-        """Whether the text still lacks its last closing tag."""
+        """True if the text still lacks its last closing tag."""
         return self.closing_tag not in written
 
     def text_of(self, written: list[int]) -> list[int]:

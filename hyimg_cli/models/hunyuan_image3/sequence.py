@@ -41,7 +41,7 @@ class ImageBlock:
 
 @dataclass(frozen=True)
 class SourceShape:
-    """What a source image asks of the sequence: its bucket's ratio, VAE grid, ViT grid and
+    """The place that a source image takes: its bucket's ratio, VAE grid, ViT grid and
     slots.
     """
 
@@ -174,7 +174,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Prompt:
-    """What a job says before any thinking. `system` empty or None: no system section at all."""
+    """A job before any thinking. `system` empty or None: no system section at all."""
 
     user: str
     system: str | None = None
@@ -201,7 +201,7 @@ class LayoutBuilder:
         return draft.layout()
 
     def ratio_trigger(self, template: Template) -> str:
-        """What makes the next token a ratio token."""
+        """The text behind which the next token is a ratio token."""
         size = self.vocabulary.name(self.vocabulary.img_size)
         return _roles(template).answer + "<boi>" + size
 

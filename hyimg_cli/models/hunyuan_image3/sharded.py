@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from hyimg_cli.models.hunyuan_image3.attention import Attention
 from hyimg_cli.models.hunyuan_image3.config import Architecture
 from hyimg_cli.models.hunyuan_image3.model import HunyuanImage3ForCausalMM
-from hyimg_cli.models.hunyuan_image3.transformer import DecoderLayer, Transformer
+from hyimg_cli.models.hunyuan_image3.transformer import Transformer
 from hyimg_cli.parallel.tensor import Share, Summed, Sums, WeightCut
 
 _MATRIX = re.compile(
@@ -24,7 +24,7 @@ _MATRIX = re.compile(
 
 
 class Cuts:
-    """What a rank keeps of each tensor of a checkpoint, by the tensor's name."""
+    """The rows or columns of each tensor that a rank keeps, by the tensor's name."""
 
     def __init__(self, arch: Architecture, share: Share) -> None:
         """Of an architecture that can be split so: see `refuse_uneven`."""
@@ -105,16 +105,15 @@ def sum_over(network: HunyuanImage3ForCausalMM, ranks: int) -> None:
         return
     sums = Sums(ranks, 2 * len(network.model.layers))
     for layer in network.model.layers:
-        layer.self_attn.o_proj = Summed(layer.self_attn.o_proj, sums)
-        layer.mlp = Summed(layer.mlp, sums)
+        layer.self_attn.add_module("o_proj", Summed(layer.self_attn.o_proj, sums))
+        layer.add_module("mlp", Summed(layer.mlp, sums))
 
 
 def sums_of(layers: Transformer) -> Sums:
     """The sums of layers that `sum_over` has spread."""
-    last = layers.layers[-1]
-    assert isinstance(last, DecoderLayer), "the backbone is made of decoder layers"
-    assert isinstance(last.mlp, Summed), "its layers are spread over ranks"
-    return last.mlp.sums
+    last: nn.Module = layers.layers[-1].mlp
+    assert isinstance(last, Summed), "its layers are spread over ranks"
+    return last.sums
 
 
 def _set_weight(layer: nn.Linear, weight_OI: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""What a rank has of the decoder layers, in numbers; no torch.
+"""Count a rank's share of the decoder layers; no torch.
 
 attention   a rank has some kv heads with their query heads; with more ranks than kv heads it
             has one kv head, which others have too, and some of that head's query heads
@@ -6,7 +6,7 @@ experts     a rank has its share of the inner width of all experts, the shared o
             same work on every rank, whichever experts a row chooses
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from hyimg_cli.errors import UsageError
 from hyimg_cli.models.hunyuan_image3.config import Architecture
@@ -17,20 +17,12 @@ FLAG = "--tensor-parallel-size"
 _NF4_BLOCK = 64
 
 
-@dataclass(frozen=True)
-class HeadCounts:
-    """Heads of the rank that has most of them."""
-
-    kv_heads: int
-    query_heads: int
-
-
-def heads_of_rank(arch: Architecture, ranks: int) -> HeadCounts:
-    """The most heads that one of `ranks` ranks has."""
+def heads_of_rank(arch: Architecture, ranks: int) -> tuple[int, int]:
+    """KV heads and query heads of the rank, of so many, that has most."""
     kv_heads, group = arch.num_key_value_heads, arch.heads_per_kv_head
     if kv_heads % ranks == 0:
-        return HeadCounts(kv_heads // ranks, kv_heads // ranks * group)
-    return HeadCounts(1, -(-group // (ranks // kv_heads)))
+        return kv_heads // ranks, kv_heads // ranks * group
+    return 1, -(-group // (ranks // kv_heads))
 
 
 def rank_bytes(
@@ -49,7 +41,7 @@ def rank_bytes(
     return RankBytes(
         first=first.nbytes(dtype, quantization),
         other=experts.nbytes(dtype, quantization),
-        kv_share=heads_of_rank(arch, ranks).kv_heads / arch.num_key_value_heads,
+        kv_share=heads_of_rank(arch, ranks)[0] / arch.num_key_value_heads,
     )
 
 
@@ -57,9 +49,8 @@ def split_weights(arch: Architecture, ranks: int) -> int:
     """Weights of the layers without their routed experts that a rank has, of those that are split:
     attention's projections and the shared expert.
     """
-    heads = heads_of_rank(arch, ranks)
-    fused = heads.query_heads + 2 * heads.kv_heads
-    attention = (fused + heads.query_heads) * arch.head_dim * arch.hidden_size
+    kv_heads, query_heads = heads_of_rank(arch, ranks)
+    attention = 2 * (query_heads + kv_heads) * arch.head_dim * arch.hidden_size
     shared = 0
     if arch.use_mixed_mlp_moe:
         widths = zip(arch.moe_intermediate_size, arch.num_shared_expert, strict=True)

@@ -21,7 +21,7 @@ def pack(encoded: Encoded) -> bytes:
 
 
 def unpack(data: bytes, digest: str, where: device) -> Encoded:
-    """What `pack` was given, on the device `where`. Raises ValueError for other bytes."""
+    """Undo `pack`, on the device `where`. Raises ValueError for other bytes."""
     try:
         facts = _facts(data)
         if facts["digest"] != digest:

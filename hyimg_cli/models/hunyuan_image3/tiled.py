@@ -36,7 +36,7 @@ class TiledPicture:
     @torch.no_grad()
     def decode_tile(self, latents_BCFYX: Tensor) -> Tensor:
         """One tile, [B, C, 1, H, W]: the last of its frames. Without gradients wherever it runs, a
-        rank included: with them the VAE takes other bands, and more memory.
+        rank included: with them the VAE takes other chunks, and more memory.
         """
         picture_BCTHW: Tensor = self.vae.decoder(latents_BCFYX)
         return picture_BCTHW
@@ -46,5 +46,5 @@ class TiledPicture:
         return merged_BCTHW
 
     def decode(self, latents_BCYX: Tensor) -> Tensor:
-        """What `Vae.decode` returns, tile by tile: [B, 3, H, W], about [-1, 1], not clamped."""
+        """Pixels as of `Vae.decode`, tile by tile: [B, 3, H, W], about [-1, 1], not clamped."""
         return decode_tiled(self, self.vae.unscaled(latents_BCYX)).squeeze(2)

@@ -2,6 +2,7 @@
 
 # Legend: T new token (all branches' rows, one after another), M model width
 from collections.abc import Sequence
+from typing import cast
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -26,9 +27,8 @@ class Transformer(nn.Module):
     def __init__(self, arch: Architecture) -> None:
         super().__init__()
         self.wte = nn.Embedding(arch.vocab_size, arch.hidden_size, padding_idx=arch.pad_token_id)
-        self.layers = nn.ModuleList(
-            DecoderLayer(arch, layer) for layer in range(arch.num_hidden_layers)
-        )
+        layers = nn.ModuleList(DecoderLayer(arch, n) for n in range(arch.num_hidden_layers))
+        self.layers = cast("Sequence[DecoderLayer]", layers)
         self.ln_f = RMSNorm(arch.hidden_size, arch.rms_norm_eps)
         self.rows_seen = 0
         self.row_multiple = 1
@@ -45,7 +45,6 @@ class Transformer(nn.Module):
     def choose_kernels(self) -> None:
         """Take the kernels of each layer's device; asked once its weights are in their places."""
         for layer in self.layers:
-            assert isinstance(layer, DecoderLayer), "the backbone is made of decoder layers"
             layer.choose_kernels()
         self.ln_f.rows = rowwise(self.ln_f.weight.device)
 

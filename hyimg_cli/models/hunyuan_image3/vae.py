@@ -2,8 +2,8 @@
 
 It knows convolutions only. Fitting pictures to a size, drawing noise and cutting tiles is the
 caller's. Without gradients its memory is bounded: two tensors of a level, in one of which the other
-is worked out band by band (`bands`). For that, levels and blocks take the memory of what they are
-given: their callers read it no more.
+is worked out by chunks of rows (`row_chunks`). For that, levels and blocks take the memory of what
+they are given: their callers read it no more.
 
 Shapes: B batch · C channels · T frames · Y X rows, columns (pixels or latent cells).
 """
@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from hyimg_cli.models.hunyuan_image3.bands import Bands, plus
 from hyimg_cli.models.hunyuan_image3.config import VaeArchitecture
+from hyimg_cli.models.hunyuan_image3.row_chunks import RowChunks, plus
 
 _NORM_GROUPS = 32
 _NORM_EPS = 1e-6
@@ -54,7 +54,7 @@ class Vae(nn.Module):
         return picture_BC1YX.squeeze(2)
 
     def unscaled(self, latents_BCYX: Tensor) -> Tensor:
-        """What the decoder takes, [B, C, 1, Y, X]."""
+        """Latents in the decoder's own scale, [B, C, 1, Y, X]."""
         shift = self.architecture.shift_factor or 0.0
         return (latents_BCYX / self.architecture.scaling_factor + shift).unsqueeze(2)
 
@@ -73,8 +73,8 @@ class Encoder(nn.Module):
         self.conv_out = FrameConv3d(widths[-1], self.moments_width, 3)
 
     def forward(self, frames_BCTYX: Tensor) -> Tensor:
-        bands = Bands(frames_BCTYX, self.conv_in.in_channels + self.conv_in.out_channels)
-        h_BCTYX = bands.joined(self.conv_in)
+        chunks = RowChunks(frames_BCTYX, self.conv_in.in_channels + self.conv_in.out_channels)
+        h_BCTYX = chunks.joined(self.conv_in)
         for level in self.down:
             h_BCTYX = level(h_BCTYX)
         h_BCTYX = self.mid(h_BCTYX)
@@ -100,41 +100,28 @@ class Decoder(nn.Module):
         h_BCTYX = self.mid(self.conv_in(latents_BCTYX) + shortcut_BCTYX)
         for level in self.up:
             h_BCTYX = level(h_BCTYX)
-        bands = Bands(h_BCTYX, 2 * self.conv_out.in_channels)
-        swished = bands.swished(self.norm_out)
-        return bands.joined(lambda band_BCTYX: self.conv_out.last_frame(swished(band_BCTYX)))
+        chunks = RowChunks(h_BCTYX, 2 * self.conv_out.in_channels)
+        swished = chunks.swished(self.norm_out)
+        return chunks.joined(lambda chunk_BCTYX: self.conv_out.last_frame(swished(chunk_BCTYX)))
 
 
-class DownLevel(nn.Module):
-    """Blocks at one width, then the step to the next level where there is one."""
+class Level(nn.Module):
+    """Blocks at one width, then the step to the next level where there is one: its `downsample` or
+    `upsample`.
+    """
 
-    def __init__(
-        self, width_in: int, width: int, blocks: int, downsample: nn.Module | None
-    ) -> None:
+    def __init__(self, width_in: int, width: int, blocks: int, **step: nn.Module | None) -> None:
         super().__init__()
-        self.block = _blocks(width_in, width, blocks)
-        if downsample is not None:
-            self.downsample = downsample
+        widths = (width_in, *[width] * (blocks - 1))
+        self.block = nn.ModuleList(ResnetBlock(own, width) for own in widths)
+        (self._step,) = step
+        if (module := step[self._step]) is not None:
+            self.add_module(self._step, module)
 
     def forward(self, h_BCTYX: Tensor) -> Tensor:
         for block in self.block:
             h_BCTYX = block(h_BCTYX)
-        return self.downsample(h_BCTYX) if hasattr(self, "downsample") else h_BCTYX
-
-
-class UpLevel(nn.Module):
-    """Blocks at one width, then the step to the next finer level where there is one."""
-
-    def __init__(self, width_in: int, width: int, blocks: int, upsample: nn.Module | None) -> None:
-        super().__init__()
-        self.block = _blocks(width_in, width, blocks)
-        if upsample is not None:
-            self.upsample = upsample
-
-    def forward(self, h_BCTYX: Tensor) -> Tensor:
-        for block in self.block:
-            h_BCTYX = block(h_BCTYX)
-        return self.upsample(h_BCTYX) if hasattr(self, "upsample") else h_BCTYX
+        return getattr(self, self._step)(h_BCTYX) if hasattr(self, self._step) else h_BCTYX
 
 
 class MidBlock(nn.Module):
@@ -171,8 +158,8 @@ class ResnetBlock(nn.Module):
         if not hasattr(self, "nin_shortcut"):
             return x_BCTYX
         convolution = self.nin_shortcut
-        bands = Bands(x_BCTYX, convolution.in_channels + convolution.out_channels)
-        return bands.joined(convolution)
+        chunks = RowChunks(x_BCTYX, convolution.in_channels + convolution.out_channels)
+        return chunks.joined(convolution)
 
 
 class SpatialAttention(nn.Module):
@@ -206,11 +193,11 @@ class Downsample(nn.Module):
         self.conv = FrameConv3d(width_in, width // (4 * frames), 3)
 
     def forward(self, x_BCTYX: Tensor) -> Tensor:
-        # The band in the shortcut's order, and four tensors of what is made of it.
-        bands = Bands(x_BCTYX, self.conv.in_channels + 4 * self.conv.out_channels, halo=2)
-        return bands.joined(self._band)
+        # The chunk in the shortcut's order, and four tensors of what is made of it.
+        chunks = RowChunks(x_BCTYX, self.conv.in_channels + 4 * self.conv.out_channels, halo=2)
+        return chunks.joined(self._chunk)
 
-    def _band(self, x_BCTYX: Tensor) -> Tensor:
+    def _chunk(self, x_BCTYX: Tensor) -> Tensor:
         shortcut_BCTYX = _mean_of_groups(_space_to_depth(x_BCTYX, self.frames), self.width)
         return plus(shortcut_BCTYX, _space_to_depth(self.conv(x_BCTYX), self.frames))
 
@@ -226,10 +213,10 @@ class Upsample(nn.Module):
 
     def forward(self, x_BCTYX: Tensor) -> Tensor:
         # What is convolved, and what is made of it in two orders.
-        bands = Bands(x_BCTYX, self.conv.in_channels + 2 * self.conv.out_channels)
-        return bands.joined(self._band)
+        chunks = RowChunks(x_BCTYX, self.conv.in_channels + 2 * self.conv.out_channels)
+        return chunks.joined(self._chunk)
 
-    def _band(self, x_BCTYX: Tensor) -> Tensor:
+    def _chunk(self, x_BCTYX: Tensor) -> Tensor:
         deep_BCRTYX = self.conv(x_BCTYX).unflatten(1, (-1, self.repeats))
         deep_BCRTYX = plus(deep_BCRTYX, x_BCTYX.unsqueeze(2))
         return _depth_to_space(deep_BCRTYX.flatten(1, 2), self.frames)
@@ -271,17 +258,17 @@ def _convolved(
     onto_BCTYX: Tensor | None = None,
 ) -> Tensor:
     """Norm, swish and convolution of `x`; added in place to `onto` where that is given."""
-    bands = Bands(x_BCTYX, convolution.in_channels + convolution.out_channels)
-    swished = bands.swished(norm)
+    chunks = RowChunks(x_BCTYX, convolution.in_channels + convolution.out_channels)
+    swished = chunks.swished(norm)
 
-    def compute(band_BCTYX: Tensor) -> Tensor:
-        made_BCTYX: Tensor = convolution(swished(band_BCTYX))
+    def compute(chunk_BCTYX: Tensor) -> Tensor:
+        made_BCTYX: Tensor = convolution(swished(chunk_BCTYX))
         return made_BCTYX
 
-    return bands.joined(compute) if onto_BCTYX is None else bands.added(compute, onto_BCTYX)
+    return chunks.joined(compute) if onto_BCTYX is None else chunks.added(compute, onto_BCTYX)
 
 
-def _down_levels(architecture: VaeArchitecture) -> list[DownLevel]:
+def _down_levels(architecture: VaeArchitecture) -> list[Level]:
     widths = architecture.block_out_channels
     steps = int(math.log2(architecture.ffactor_spatial))
     first_in_time = steps - int(math.log2(architecture.ffactor_temporal))
@@ -291,12 +278,12 @@ def _down_levels(architecture: VaeArchitecture) -> list[DownLevel]:
         if i < steps:
             width_out = widths[i + 1] if architecture.downsample_match_channel else width
             step = Downsample(width, width_out, frames=2 if i >= first_in_time else 1)
-        levels.append(DownLevel(width_in, width, architecture.layers_per_block, step))
+        levels.append(Level(width_in, width, architecture.layers_per_block, downsample=step))
         width_in = width_out
     return levels
 
 
-def _up_levels(architecture: VaeArchitecture) -> list[UpLevel]:
+def _up_levels(architecture: VaeArchitecture) -> list[Level]:
     widths = architecture.block_out_channels[::-1]
     steps = int(math.log2(architecture.ffactor_spatial))
     steps_in_time = int(math.log2(architecture.ffactor_temporal))
@@ -306,13 +293,9 @@ def _up_levels(architecture: VaeArchitecture) -> list[UpLevel]:
         if i < steps:
             width_out = widths[i + 1] if architecture.upsample_match_channel else width
             step = Upsample(width, width_out, frames=2 if i < steps_in_time else 1)
-        levels.append(UpLevel(width_in, width, architecture.layers_per_block + 1, step))
+        levels.append(Level(width_in, width, architecture.layers_per_block + 1, upsample=step))
         width_in = width_out
     return levels
-
-
-def _blocks(width_in: int, width: int, count: int) -> nn.ModuleList:
-    return nn.ModuleList(ResnetBlock(width if i else width_in, width) for i in range(count))
 
 
 def _norm(width: int) -> nn.GroupNorm:

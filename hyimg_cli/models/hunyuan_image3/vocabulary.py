@@ -90,7 +90,7 @@ class Vocabulary:
         return list(self._encoded.get(text, made))
 
     def memo_counts(self) -> dict[str, int]:
-        """How often a section's ids were there, and how often they were made."""
+        """Count how often a section's ids were there, and how often they were made."""
         return self._encoded.counts()
 
     def decode(self, ids: Sequence[int]) -> str:

@@ -1,30 +1,52 @@
 """Loading a checkpoint in the official layout: every key, no other, safetensors only.
 
-Names and shapes are checked from the files' headers before a byte of weight is read; transformers
-then loads the shards. Code that a checkpoint names (`auto_map`) is never looked at: the class is
-ours.
+Names and shapes are checked from the files' headers before a byte of weight is read. Then each
+tensor is put into a network without weights; of it no more is kept than the network has room for:
+an expert's matrix in fewer bits, or a rank's share of a layer. Nothing is ever held twice. Code
+that a checkpoint names (`auto_map`) is never looked at: the class is ours.
+
+    one process   the whole network, on the CPU, a GPU, or spread over all of them
+    rank 0        its share of the layers, and all else: embeddings, heads, ViT, VAE
+    rank r        its share of the layers
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import re
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import torch
-from transformers.utils import logging as transformers_logging
+from torch import Tensor, nn
 
 from hyimg_cli.errors import CheckpointError
-from hyimg_cli.loading.checkpoint import (
-    check_against,
-    check_floating,
-    refuse_special,
-    tensor_index,
+from hyimg_cli.kernels.choice import require_bitsandbytes
+from hyimg_cli.loading.checkpoint import check_against, check_floating, tensor_index, weight_files
+from hyimg_cli.loading.stream import stored_tensors
+from hyimg_cli.models.hunyuan_image3.card import read_architecture
+from hyimg_cli.models.hunyuan_image3.config import Architecture
+from hyimg_cli.models.hunyuan_image3.model import HunyuanImage3ForCausalMM
+from hyimg_cli.models.hunyuan_image3.moe import Moe
+from hyimg_cli.models.hunyuan_image3.placement import (
+    Places,
+    balanced,
+    place_of,
+    refuse_outside,
+    stays_wide,
 )
-from hyimg_cli.models.hunyuan_image3.config import Architecture, architecture, read_json
-from hyimg_cli.models.hunyuan_image3.model import HunyuanImage3ForCausalMM, transformers_config
-from hyimg_cli.models.hunyuan_image3.placement import refuse_outside
-from hyimg_cli.models.hunyuan_image3.quantized import load_quantized
+from hyimg_cli.models.hunyuan_image3.sharded import Cuts, shard, sum_over
+from hyimg_cli.models.hunyuan_image3.split import refuse_uneven
+from hyimg_cli.parallel.tensor import Share, WeightCut
 from hyimg_cli.spec.run import Quantization
+
+_EXPERT = re.compile(
+    r"model\.layers\.(?P<layer>\d+)\.mlp\.experts\.(?P<expert>\d+)"
+    r"\.(?P<matrix>gate_and_up_proj|down_proj)\.weight"
+)
+_LAYERS = "model.layers."
+# Files read at a time: one thread alone waits for the disk, then for each copy.
+_READERS = 4
+PlaceOf = Callable[[str], torch.device]
+CutOf = Callable[[str], WeightCut | None]
 
 
 def load(
@@ -36,18 +58,57 @@ def load(
 ) -> HunyuanImage3ForCausalMM:
     """The network of `folder` in `dtype`, ready for inference. The router and the VAE stay float32.
 
-    `device_map` as in transformers: None for the CPU, "cuda:0" for one GPU, "balanced" for all of
-    them. `quantization` holds the routed experts in fewer bits. Raises CheckpointError where files
-    are missing, broken, pickled, of another shape, or quantised already.
+    `device_map`: None for the CPU, "cuda:0" for one GPU, "balanced" for all of them. `quantization`
+    holds the routed experts, 93 % of the weights, in fewer bits. Raises CheckpointError where files
+    are missing, broken, pickled, of another shape, or quantised already; MachineError where they do
+    not fit on the GPUs, or a package is missing.
     """
     arch = checked(folder)
-    if quantization == "none":
-        network = _as_stored(folder, arch, dtype, device_map)
-    else:
-        network = load_quantized(
-            folder, arch, dtype=dtype, device_map=device_map, form=quantization
-        )
-    return made_ready(network, quantization)
+    if quantization == "nf4" and device_map is not None:
+        require_bitsandbytes()
+    network = without_weights(arch, quantization)
+    places: Places = {"": device_map or "cpu"}
+    if device_map == "balanced":
+        places = balanced(network, dtype)
+        refuse_outside(places)
+    fill(network, folder, dtype=dtype, place_of=lambda name: place_of(name, places))
+    if len(set(places.values())) > 1:
+        from accelerate import dispatch_model
+
+        dispatch_model(network, dict(places))
+    return _made_ready(network)
+
+
+def load_share(
+    folder: Path,
+    share: Share,
+    device: torch.device,
+    *,
+    dtype: torch.dtype,
+    quantization: Quantization = "none",
+) -> HunyuanImage3ForCausalMM:
+    """The network with this share of its layers on `device`; of ranks above 0 nothing else.
+
+    The whole checkpoint is checked as for one process. Raises what `load` raises, and UsageError
+    where layers cannot be split so.
+    """
+    arch = checked(folder)
+    if quantization == "nf4" and device.type == "cuda":
+        require_bitsandbytes()
+    refuse_uneven(arch, share.count, quantization)
+    cuts = Cuts(arch, share)
+    network = without_weights(arch, quantization, cuts)
+    fill(
+        network,
+        folder,
+        dtype=dtype,
+        place_of=lambda name: device,
+        cut_of=cuts.of,
+        is_wanted=lambda name: share.number == 0 or name.startswith(_LAYERS),
+    )
+    _made_ready(network)
+    sum_over(network, share.count)
+    return network
 
 
 def checked(folder: Path) -> Architecture:
@@ -55,73 +116,102 @@ def checked(folder: Path) -> Architecture:
 
     Raises CheckpointError.
     """
-    arch = architecture(read_json(folder, "config.json"), where=f"{folder.name}/config.json")
+    arch = read_architecture(folder)
     found = tensor_index(folder)
     check_against(found, expected_shapes(arch))
     check_floating(found)
     return arch
 
 
-def made_ready(
-    network: HunyuanImage3ForCausalMM, quantization: Quantization
+def expected_shapes(arch: Architecture) -> dict[str, tuple[int, ...]]:
+    """Every tensor that a checkpoint of this architecture holds, without allocating any."""
+    tensors = without_weights(arch).state_dict().items()
+    return {name: tuple(tensor.shape) for name, tensor in tensors}
+
+
+def without_weights(
+    arch: Architecture, quantization: Quantization = "none", cuts: Cuts | None = None
 ) -> HunyuanImage3ForCausalMM:
+    """The network on the meta device, its layers cut to a rank's share, its experts in the form
+    that they will be held in.
+    """
+    with torch.device("meta"):
+        network = HunyuanImage3ForCausalMM(arch)
+    if cuts is not None:
+        shard(network, cuts)
+    if quantization != "none":
+        for layer in network.model.layers:
+            layer.mlp.hold(quantization)
+    return network
+
+
+def fill(
+    network: HunyuanImage3ForCausalMM,
+    folder: Path,
+    *,
+    dtype: torch.dtype,
+    place_of: PlaceOf,
+    cut_of: CutOf = lambda name: None,
+    is_wanted: Callable[[str], bool] = lambda name: True,
+) -> None:
+    """Every tensor of the checkpoint that is wanted to its place, cut to what its rank has.
+
+    Raises CheckpointError where a file cannot be read, or a tensor of the network is left without
+    values.
+    """
+    for number, layer in enumerate(network.model.layers):
+        layer.mlp.make_room(dtype, place_of(f"{_LAYERS}{number}.mlp.experts"))
+    missing = {name for name in network.state_dict() if is_wanted(name)}
+
+    def put_all(path: Path) -> None:
+        with torch.no_grad():
+            for name, stored in stored_tensors(path):
+                if is_wanted(name):
+                    missing.discard(name)
+                    _put(network, name, stored, dtype, place_of(name), cut_of(name))
+
+    with ThreadPoolExecutor(_READERS) as readers:
+        for _ in readers.map(put_all, weight_files(folder)):
+            pass
+    if missing:
+        what = f"loading left missing keys: {', '.join(sorted(missing)[:5])}"
+        raise CheckpointError(what, code="checkpoint.not-strict")
+
+
+def _put(
+    network: HunyuanImage3ForCausalMM,
+    name: str,
+    stored: Tensor,
+    dtype: torch.dtype,
+    place: torch.device,
+    cut: WeightCut | None,
+) -> None:
+    expert = _EXPERT.fullmatch(name)
+    moe: Moe | None = None if expert is None else network.model.layers[int(expert["layer"])].mlp
+    if expert is not None and moe is not None and moe.is_quantised:
+        is_by_columns = cut is not None and cut.dim == 1
+        kept = stored if cut is None or is_by_columns else cut.of(stored)
+        columns = cut.index if cut is not None and is_by_columns else None
+        moe.put(int(expert["expert"]), expert["matrix"], kept, columns)
+        return
+    wanted = torch.float32 if stays_wide(name) else dtype
+    kept = stored if cut is None else cut.of(stored)
+    # What is not cut is a view of its file.
+    tensor = kept.to(place, wanted, copy=cut is None)
+    path, _, own = name.rpartition(".")
+    module = network.get_submodule(path)
+    room: Tensor = getattr(module, own)
+    if room.is_meta:
+        setattr(module, own, nn.Parameter(tensor, requires_grad=False))
+    else:
+        room.copy_(tensor)
+
+
+def _made_ready(network: HunyuanImage3ForCausalMM) -> HunyuanImage3ForCausalMM:
     """The network whose layers have their weights, with kernels chosen, for inference."""
     network.requires_grad_(False)
     for layer in network.model.layers:
-        if quantization == "none":
-            layer.mlp.stack()
-        else:
-            layer.mlp.choose()
+        layer.mlp.stack()
     network.model.choose_kernels()
     network.eval()
     return network
-
-
-def _as_stored(
-    folder: Path, arch: Architecture, dtype: torch.dtype, device_map: str | None
-) -> HunyuanImage3ForCausalMM:
-    refuse_special(folder)
-    with _quiet_transformers():
-        loaded: Any = HunyuanImage3ForCausalMM.from_pretrained(
-            folder,
-            config=transformers_config(arch),
-            dtype=dtype,
-            use_safetensors=True,
-            local_files_only=True,
-            output_loading_info=True,
-            device_map=device_map,
-            attn_implementation="sdpa",
-        )
-    network: HunyuanImage3ForCausalMM = loaded[0]
-    _refuse_leftovers(loaded[1])
-    if torch.cuda.is_available():
-        refuse_outside(getattr(network, "hf_device_map", {}))
-    return network
-
-
-def expected_shapes(arch: Architecture) -> dict[str, tuple[int, ...]]:
-    """Every tensor that a checkpoint of this architecture holds, without allocating any."""
-    with torch.device("meta"):
-        network = HunyuanImage3ForCausalMM(transformers_config(arch))
-    return {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
-
-
-def _refuse_leftovers(report: dict[str, Any]) -> None:
-    for kind in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs"):
-        if report.get(kind):
-            names = ", ".join(str(name) for name in list(report[kind])[:5])
-            raise CheckpointError(
-                f"loading left {kind.replace('_', ' ')}: {names}", code="checkpoint.not-strict"
-            )
-
-
-@contextmanager
-def _quiet_transformers() -> Iterator[None]:
-    """No progress bar of the library's own: stderr belongs to the caller's progress."""
-    was_on = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if was_on:
-            transformers_logging.enable_progress_bar()

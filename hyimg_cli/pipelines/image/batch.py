@@ -1,4 +1,4 @@
-"""Jobs of one model and size at work together: some think, some wait to draw, one batch draws.
+"""Continuous batching: jobs of one model and size, of which some think while one batch draws.
 
     waiting ─ prefill ─▶ thinking ─ a token each, together ─▶ ready ─ all steps, together ─▶ decoded
               (joins as soon as a row is free)   (leaves when its text ends)
@@ -6,20 +6,14 @@
 
 As many think as one size says and as many draw as another: a decode step gains from every row, a
 denoise step is full with few pictures, and branches take more memory than contexts. A job that
-fails leaves the group; the others go on as if it had never been there.
-
-Out of memory, in this order, none of which changes a pixel: fewer together; the shared prefixes
-dropped; a picture decoded behind all others. Then the job is lost. Tiles are other pixels, and so
-another run: only who asks for them gets them.
+fails leaves the batch; the others go on as if it had never been there. What is tried before it is
+lost, and in which order, is `out_of_memory`'s to say. Of jobs that would write the same text one
+thinks, and the others wait for it, each in turn where it fails.
 """
 
-import logging
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Literal, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
-import torch
 from torch import Tensor
 
 from hyimg_cli.diffusion.denoise import denoise
@@ -33,27 +27,20 @@ from hyimg_cli.pipelines.image.stages import (
     ImageStages,
     Prefilled,
     decode,
+    leave_text,
     prefill,
+    shared_text,
     with_branches,
     with_text,
 )
+from hyimg_cli.pipelines.image.texts import SharedTexts
 from hyimg_cli.pipelines.image.think import DecodeLoop, Decoding, reading_lag
-from hyimg_cli.pipelines.pipeline import Lost
+from hyimg_cli.pipelines.out_of_memory import Attempt, MemoryPolicy, Remedy, SharedStage, Shortage
+from hyimg_cli.pipelines.request import Lost, Request
 from hyimg_cli.spec.events import DenoiseStep, JobStarted, PhaseStarted, Progress, ThinkToken
 from hyimg_cli.spec.job import ImageJob
 
-logger = logging.getLogger(__name__)
-Work = TypeVar("Work", Prefilled, Denoising)
-_FREED = "out of memory; it went on when the prefixes kept for other jobs were dropped"
-
-
-@dataclass(frozen=True)
-class Shortage:
-    """Memory was too small for more than `most` of such jobs to think, or to draw, together."""
-
-    stage: Literal["think", "draw"]
-    most: int
-    jobs: tuple[ImageJob, ...]
+Events = Iterator[Progress | Generated | Decoded | Lost[ImageJob]]
 
 
 class ContinuousBatch:
@@ -70,238 +57,202 @@ class ContinuousBatch:
         read_lag: int | None = None,
     ) -> None:
         """`draw_size`: by default as many draw as think. `read_lag`: see `DecodeLoop`; by default
-        what suits the model's device. What memory turns out to be too small for is in `shortages`.
+        what suits the model's device.
         """
-        self.shortages: list[Shortage] = []
         self._waiting = deque(jobs)
+        self._texts = SharedTexts([shared_text(job, stages) for job in self._waiting])
+        # Begun, and without K/V again: they come before those that wait.
+        self._preempted: deque[Request[ImageJob]] = deque()
         self._thinking: list[Prefilled] = []
         self._ready: deque[Generated] = deque()
+        self._undecoded: deque[Denoising] = deque()
         self._stages = stages
-        self._think_size = batch_size
-        self._draw_size = batch_size if draw_size is None else draw_size
         self._new_clock = new_clock
         lag = reading_lag(stages.model.layer_devices) if read_lag is None else read_lag
         self._loop = DecodeLoop(stages.model, lag=lag)
-        # Of jobs that wait although they have begun: their clocks, and what to tell of them.
-        self._begun: dict[str, tuple[PhaseClock, list[str]]] = {}
-        self._freed_for: set[str] = set()
-        self._undecoded: list[tuple[Denoising, Tensor, int]] = []
-        # No memory to open another job, until some have drawn.
-        self._is_short = False
+        self._memory = MemoryPolicy(
+            stages.prefixes.release,
+            "the prefixes kept for other jobs",
+            {"think": batch_size, "draw": batch_size if draw_size is None else draw_size},
+        )
+        # No memory to admit another job, until some have drawn.
+        self._is_full = False
 
-    def run(self) -> Iterator[Progress | Decoded | Lost]:
+    @property
+    def shortages(self) -> Sequence[Shortage]:
+        """What memory turned out to be too small for until now."""
+        return self._memory.shortages
+
+    def run(self) -> Events:
         """Every job's way, in as few forwards as the batch sizes allow."""
-        while self._waiting or self._thinking or self._ready:
-            self._is_short = self._is_short and self._holds_memory
-            yield from self._open_more()
-            yield from self._write_on()
-            is_full = len(self._ready) >= self._draw_size
-            has_more = self._thinking or (self._waiting and not self._is_short)
-            if self._ready and (is_full or not has_more):
+        while self._is_waiting or self._holds_memory:
+            yield from self._admit()
+            yield from self._decode_text()
+            if self._is_due:
                 yield from self._draw(self._next_batch())
-                self._is_short = False
+                self._is_full = False
         while self._undecoded:
-            yield from self._finished(*self._undecoded.pop(0))
+            yield from self._decode(self._undecoded.popleft())
+
+    @property
+    def _is_waiting(self) -> bool:
+        return bool(self._preempted or self._waiting)
 
     @property
     def _holds_memory(self) -> bool:
         return bool(self._thinking or self._ready)
 
-    def _open_more(self) -> Iterator[Progress | Lost]:
-        """Waiting jobs take the free rows."""
-        while self._waiting and self._has_room:
-            job = self._waiting.popleft()
-            is_new = job.custom_id not in self._begun
-            clock, notes = self._begun.pop(job.custom_id, (self._new_clock(), []))
-            if is_new:
-                yield JobStarted(job.custom_id)
-                yield PhaseStarted(job.custom_id, "prefill")
-            failure: Exception | None = None
-            try:
-                work = prefill(job, self._stages, clock)
-            except Exception as error:
-                failure = error
-            if failure is not None:
-                if not self._put_back(job, clock, notes, failure):
-                    yield Lost(job, clock, failure)
-                continue
-            work.notes.extend(notes)
-            if work.decoding is None:
-                yield from self._make_ready(work)
-            else:
-                yield PhaseStarted(job.custom_id, "think")
-                clock.enter("think")
-                self._thinking.append(work)
-
-    def _put_back(
-        self, job: ImageJob, clock: PhaseClock, notes: list[str], error: Exception
-    ) -> bool:
-        """Whether a job that could not be opened waits once more, for memory."""
-        if self._frees(job, error):
-            self._begins_anew(job, clock, [*notes, _FREED])
-        elif isinstance(error, torch.OutOfMemoryError) and self._holds_memory:
-            _without_frames(error, [job, job])
-            self._begins_behind(job, clock, [*notes, "no memory to begin it beside others"])
-            if self._thinking:
-                self._shorten("think", len(self._thinking), [job])
-        else:
-            return False
-        return True
-
-    def _begins_anew(self, job: ImageJob, clock: PhaseClock, notes: list[str]) -> None:
-        logger.warning("%s: %s", job.custom_id, notes[-1])
-        clock.enter("queue")
-        self._waiting.appendleft(job)
-        self._begun[job.custom_id] = clock, notes
-
-    def _begins_behind(self, job: ImageJob, clock: PhaseClock, notes: list[str]) -> None:
-        """The same, when some have drawn: the prefixes that they leave may be in its way again."""
-        self._begins_anew(job, clock, notes)
-        self._freed_for.discard(job.custom_id)
-        self._is_short = True
-
-    def _gives_way(self, batch: list[Generated]) -> bool:
-        """Whether a job that waits to draw gave its context back, and so begins anew: its draws
-        are its own, so it writes the same text.
-        """
-        if not batch and not self._ready:
-            return False
-        last = batch.pop() if batch else self._ready.pop()
-        told = [*last.notes, "it began anew: no memory for its context beside another's branches"]
-        self._begins_behind(last.job, last.clock, told)
-        return True
-
-    def _shorten(self, stage: Literal["think", "draw"], most: int, jobs: list[ImageJob]) -> None:
-        """From here on no more than `most` think, or draw, together."""
-        self.shortages.append(Shortage(stage, most, tuple(jobs)))
-        if stage == "think":
-            self._think_size = most
-        else:
-            self._draw_size = most
-
-    def _frees(self, job: ImageJob, error: Exception) -> bool:
-        """Whether memory was freed that a job alone may lack: once, and once more where it waited
-        for others.
-        """
-        if not isinstance(error, torch.OutOfMemoryError) or job.custom_id in self._freed_for:
-            return False
-        self._freed_for.add(job.custom_id)
-        logger.warning("%s: no memory for it; the shared prefixes are dropped", job.custom_id)
-        self._stages.prefixes.release()
-        _without_frames(error, [job, job])
-        return True
-
     @property
     def _has_room(self) -> bool:
-        if self._is_short:
-            return False
         # A batch that is ready to draw lets go of its contexts first; see `footprint.Needs`.
-        return len(self._thinking) < self._think_size and len(self._ready) < self._draw_size
+        most = self._memory.most
+        return len(self._thinking) < most["think"] and len(self._ready) < most["draw"]
 
-    def _write_on(self) -> Iterator[Progress | Decoded | Lost]:
+    @property
+    def _is_due(self) -> bool:
+        """Whether a batch draws now: it is full, or nothing is left that could fill it."""
+        has_more = self._thinking or (self._is_waiting and not self._is_full)
+        return bool(self._ready) and (len(self._ready) >= self._memory.most["draw"] or not has_more)
+
+    def _admit(self) -> Events:
+        """Waiting jobs take the free rows."""
+        self._is_full = self._is_full and self._holds_memory
+        while self._is_waiting and self._has_room and not self._is_full:
+            if self._preempted:
+                request = self._preempted.popleft()
+            else:
+                job = self._waiting.popleft()
+                if self._texts.defer(shared_text(job, self._stages), job):
+                    continue
+                request = Request(job, self._new_clock())
+                yield JobStarted(job.custom_id)
+                yield PhaseStarted(job.custom_id, "prefill")
+            yield from self._prefill(request)
+
+    def _prefill(self, request: Request[ImageJob]) -> Events:
+        with Attempt() as tried:
+            work = prefill(request, self._stages)
+        if tried.error is not None:
+            match self._memory.remedy(tried.error, [request], can_wait=self._holds_memory):
+                case Remedy.AGAIN:
+                    yield from self._prefill(request)
+                case Remedy.LATER:
+                    self._preempt(request, "prefill")
+                    if self._thinking:
+                        self._memory.limit("think", len(self._thinking), [request])
+                case _:
+                    yield Lost(request, tried.error)
+        elif work.decoding is None:
+            yield from self._make_ready(work)
+        else:
+            yield PhaseStarted(work.job.custom_id, "think")
+            work.clock.enter("think")
+            self._thinking.append(work)
+            self._texts.begin(shared_text(work.job, self._stages))
+
+    def _preempt(self, request: Request[ImageJob], lacking: str) -> None:
+        """It begins anew when some have drawn, and writes the same text: its draws are its own."""
+        self._memory.put_off(request, lacking)
+        self._preempted.appendleft(request)
+        self._is_full = True
+
+    def _decode_text(self) -> Events:
         """A token for every job that thinks; those whose text has ended leave."""
-        at_once = list(self._thinking)
-        for batch in _batches(at_once, self._think_size):
-            yield from self._written(batch)
-        for work in list(self._thinking):
-            if _decoding(work).is_done:
-                self._thinking.remove(work)
-                yield from self._make_ready(work)
+        thinking, size = list(self._thinking), self._memory.most["think"]
+        for first in range(0, len(thinking), size):
+            yield from self._decode_step(*thinking[first : first + size])
+        for work in [work for work in self._thinking if _decoding(work).is_done]:
+            self._thinking.remove(work)
+            text = shared_text(work.job, self._stages)
+            if self._texts.are_several(text):
+                leave_text(work, self._stages)
+            self._waiting.extendleft(reversed(self._texts.end(text)))
+            yield from self._make_ready(work)
 
-    def _written(self, batch: list[Prefilled]) -> Iterator[Progress | Decoded | Lost]:
-        failure = None
-        try:
-            told = self._loop.step([_decoding(work) for work in batch])
-        except Exception as error:
-            failure, told = _without_frames(error, batch), self._loop.settle()
+    def _decode_step(self, *batch: Prefilled) -> Events:
+        with Attempt() as tried:
+            known = self._loop.step([_decoding(work) for work in batch])
+        if tried.error is not None:
+            known = self._loop.settle()
         for work in self._thinking:
-            if _decoding(work) in told:
+            if _decoding(work) in known:
                 yield ThinkToken(work.job.custom_id, _decoding(work).count)
         for work in batch:
             work.batch["think"] = max(work.batch["think"], len(batch))
         left = [work for work in batch if not _decoding(work).is_done]
-        if failure is not None and left:
-            if _is_short_of_memory(failure, left):
-                self._shorten("think", len(left) // 2, [work.job for work in left])
-            yield from self._halved(left, failure, self._written)
+        if tried.error is not None and left:
+            yield from self._smaller(tried.error, left, self._decode_step, "think")
 
-    def _make_ready(self, work: Prefilled) -> Iterator[Lost]:
-        try:
-            self._ready.append(with_text(work, self._stages))
-        except Exception as error:
-            yield Lost(work.job, work.clock, error)
+    def _make_ready(self, work: Prefilled) -> Events:
+        with Attempt() as tried:
+            ready = with_text(work, self._stages)
+        if tried.error is not None:
+            yield Lost(work.request, tried.error)
+        elif self._stages.draws:
+            self._ready.append(ready)
+        else:
+            yield ready
 
-    def _next_batch(self) -> list[Generated]:
+    def _next_batch(self) -> deque[Generated]:
         """The jobs that can draw together with the one that has waited longest."""
         key = self._ready[0].draws_with
         fits = [work for work in self._ready if work.draws_with == key]
-        batch = fits[: self._draw_size]
+        batch = fits[: self._memory.most["draw"]]
         self._ready = deque(work for work in self._ready if work not in batch)
-        return batch
+        return deque(batch)
 
-    def _draw(self, batch: list[Generated]) -> Iterator[Progress | Decoded | Lost]:
-        standing = yield from self._standing(batch)
-        if standing:
-            yield from self._denoised(standing)
-
-    def _standing(
-        self, batch: list[Generated]
-    ) -> Generator[Progress | Lost, None, list[Denoising]]:
-        """The jobs of a batch with their branches; what memory is short of goes on waiting."""
+    def _draw(self, batch: deque[Generated]) -> Events:
+        """Branches for as many as there is memory for, then their pictures; the others wait on."""
         standing: list[Denoising] = []
-        # Each leaves the batch: nothing holds a context whose branches stand.
         while batch:
-            work, failure = batch.pop(0), None
-            try:
+            # Each leaves the batch: nothing holds a context whose branches stand.
+            work = batch.popleft()
+            with Attempt() as tried:
                 standing.append(with_branches(work, self._stages))
-            except Exception as error:
-                failure = error
-            if failure is None:
+            if tried.error is None:
                 continue
-            if standing and isinstance(failure, torch.OutOfMemoryError):
-                _without_frames(failure, [work, *standing])
-                self._ready.extendleft(reversed([work, *batch]))
-                short = [work.job, *(one.job for one in standing)]
-                self._shorten("draw", len(standing), short)
-                _note(standing, f"no memory to draw more than {len(standing)} together")
-                break
-            if self._frees(work.job, failure):
-                work.notes.append(_FREED)
-                batch.insert(0, work)
-                continue
-            if isinstance(failure, torch.OutOfMemoryError) and self._gives_way(batch):
-                _without_frames(failure, [work, work])
-                batch.insert(0, work)
-                continue
-            yield Lost(work.job, work.clock, failure)
-        return standing
+            # What waits to draw may give its context back.
+            others = batch or self._ready
+            match self._memory.remedy(
+                tried.error,
+                [work.request],
+                company=[one.request for one in standing],
+                can_wait=bool(others),
+            ):
+                case Remedy.FEWER:
+                    self._ready.extendleft(reversed([work, *batch]))
+                    break
+                case Remedy.AGAIN:
+                    batch.appendleft(work)
+                case Remedy.LATER:
+                    self._preempt(others.pop().request, "branches")
+                    batch.appendleft(work)
+                case _:
+                    yield Lost(work.request, tried.error)
+        if standing:
+            yield from self._denoise(*standing)
 
-    def _denoised(self, batch: list[Denoising]) -> Iterator[Progress | Decoded | Lost]:
+    def _denoise(self, *batch: Denoising) -> Events:
         for work in batch:
             work.batch["denoise"] = len(batch)
             yield PhaseStarted(work.job.custom_id, "denoise", work.job.num_inference_steps)
-        latents, steps = [work.track.noise_CYX for work in batch], 0
-        failure = None
-        try:
+        with Attempt() as tried:
             _enter(batch, "denoise_first")
-            for moved in denoise([work.track for work in batch], self._velocities(batch)):
-                latents, steps = moved, steps + 1
-                if steps == 1:
+            tracks = [work.track for work in batch]
+            for step, latents in enumerate(denoise(tracks, self._velocities(batch)), 1):
+                if step == 1:
                     _enter(batch, "denoise_rest")
-                for work in batch:
-                    yield DenoiseStep(work.job.custom_id, steps, work.job.num_inference_steps)
+                for work, latents_CYX in zip(batch, latents, strict=True):
+                    work.latents_CYX, work.steps = latents_CYX, step
+                    yield DenoiseStep(work.job.custom_id, step, work.job.num_inference_steps)
             _enter(batch, "queue")
-        except Exception as error:
-            failure = _without_frames(error, batch)
-        if failure is not None:
-            if _is_short_of_memory(failure, batch):
-                self._shorten("draw", len(batch) // 2, [work.job for work in batch])
-            yield from self._halved(batch, failure, self._denoised)
+        if tried.error is not None:
+            yield from self._smaller(tried.error, batch, self._denoise, "draw")
             return
         for work in batch:
             work.release()
-        for work, latents_CYX in zip(batch, latents, strict=True):
-            yield from self._finished(work, latents_CYX, steps)
+        for work in batch:
+            yield from self._decode(work)
 
     def _velocities(
         self, batch: Sequence[Denoising]
@@ -316,75 +267,45 @@ class ContinuousBatch:
 
         return velocities
 
-    def _finished(
-        self, work: Denoising, latents_CYX: Tensor, steps: int
-    ) -> Iterator[Decoded | Lost]:
-        """The picture of the last latents; these wait where memory is short beside other jobs."""
-        failure = None
-        try:
-            picture = decode(work, latents_CYX, steps, self._stages)
-        except Exception as error:
-            failure = error
-        if failure is None:
+    def _decode(self, work: Denoising) -> Events:
+        with Attempt() as tried:
+            picture = decode(work, self._stages)
+        if tried.error is None:
             yield picture
-        elif self._frees(work.job, failure):
-            work.notes.append(_FREED)
-            yield from self._finished(work, latents_CYX, steps)
-        elif isinstance(failure, torch.OutOfMemoryError) and (self._waiting or self._holds_memory):
-            _without_frames(failure, [work, work])
-            _note([work], "no memory to decode beside other jobs; it was decoded behind them")
-            work.clock.enter("queue")
-            self._freed_for.discard(work.job.custom_id)
-            self._undecoded.append((work, latents_CYX, steps))
-        else:
-            yield Lost(work.job, work.clock, failure)
+            return
+        can_wait = self._is_waiting or self._holds_memory
+        match self._memory.remedy(tried.error, [work.request], can_wait=can_wait):
+            case Remedy.AGAIN:
+                yield from self._decode(work)
+            case Remedy.LATER:
+                self._memory.put_off(work.request, "decode")
+                self._undecoded.append(work)
+            case _:
+                yield Lost(work.request, tried.error)
 
-    def _halved(
+    def _smaller(
         self,
-        batch: list[Work],
         error: Exception,
-        again: Callable[[list[Work]], Iterator[Progress | Decoded | Lost]],
-    ) -> Iterator[Progress | Decoded | Lost]:
-        """A batch that failed, in halves, down to the job whose fault it is."""
-        if len(batch) == 1 and self._frees(batch[0].job, error):
-            batch[0].notes.append(_FREED)
-            yield from again(batch)
-            return
-        if len(batch) == 1:
-            self._thinking = [work for work in self._thinking if work is not batch[0]]
-            yield Lost(batch[0].job, batch[0].clock, error)
-            return
-        half = len(batch) // 2
-        what = "out of memory" if isinstance(error, torch.OutOfMemoryError) else repr(error)
-        _note(batch, f"a batch of {len(batch)} failed ({what}); it went on in halves")
-        for part in (batch[:half], batch[half:]):
-            yield from again(part)
-
-
-def _batches(works: list[Prefilled], size: int) -> Iterator[list[Prefilled]]:
-    return (works[first : first + size] for first in range(0, len(works), size))
-
-
-def _is_short_of_memory(error: Exception, batch: Sequence[object]) -> bool:
-    """Whether fewer together may do what these could not."""
-    return len(batch) > 1 and isinstance(error, torch.OutOfMemoryError)
-
-
-def _note(batch: Sequence[Prefilled] | Sequence[Denoising], note: str) -> None:
-    logger.warning(note)
-    for work in batch:
-        work.notes.append(note)
-
-
-def _without_frames(error: Exception, batch: Sequence[object]) -> Exception:
-    """The error, without the frames that keep a failed batch's activations alive while its halves
-    are tried. A job alone keeps them: they tell where its fault is.
-    """
-    if len(batch) > 1:
-        error.__traceback__ = error.__context__ = None
-    if isinstance(error, torch.OutOfMemoryError):
-        torch.cuda.empty_cache()
-    return error
+        batch: Sequence[Prefilled] | Sequence[Denoising],
+        again: Callable[..., Events],
+        stage: SharedStage,
+    ) -> Events:
+        """A batch that failed together, in halves, down to the job whose fault it is."""
+        match self._memory.remedy(error, [work.request for work in batch], stage=stage):
+            case Remedy.FEWER:
+                half = len(batch) // 2
+                yield from again(*batch[:half])
+                yield from again(*batch[half:])
+            case Remedy.AGAIN:
+                yield from again(*batch)
+            case _:
+                (lost,) = batch
+                if lost in self._thinking:
+                    self._thinking.remove(lost)
+                    self._waiting.extendleft(
+                        reversed(self._texts.end(shared_text(lost.job, self._stages)))
+                    )
+                yield Lost(lost.request, error)
 
 
 def _decoding(work: Prefilled) -> Decoding:

@@ -4,8 +4,8 @@ import logging
 from collections.abc import Iterable, Sequence
 
 from hyimg_cli.memory.footprint import Together
-from hyimg_cli.pipelines.image.batch import Shortage
 from hyimg_cli.pipelines.image.prewarm import Shape, shape_of
+from hyimg_cli.pipelines.out_of_memory import Shortage
 from hyimg_cli.spec.card import ModelCard
 from hyimg_cli.spec.job import ImageJob
 

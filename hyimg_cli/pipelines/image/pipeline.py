@@ -1,10 +1,9 @@
 """Pictures at work: a model, the tree of shared prefixes and the encoded source images."""
 
-import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Protocol
@@ -12,11 +11,11 @@ from typing import Protocol
 from hyimg_cli.journal.journal import JobFolder
 from hyimg_cli.journal.keys import confirm_dtype, confirm_graphs
 from hyimg_cli.journal.making import making
+from hyimg_cli.journal.written import write_picture
 from hyimg_cli.kv.buffer import Slice
 from hyimg_cli.kv.tree import Host, KVTree
-from hyimg_cli.manifest.resolved import job_to_json
-from hyimg_cli.media.images import SourceImage, write_png
-from hyimg_cli.media.metadata import PictureFacts, png_text
+from hyimg_cli.media.images import SourceImage
+from hyimg_cli.media.metadata import PictureFacts
 from hyimg_cli.memory.fit import room_for
 from hyimg_cli.memory.footprint import Together
 from hyimg_cli.memory.gpu_settings import offload_of_pictures
@@ -25,18 +24,27 @@ from hyimg_cli.memory.tensor_ranks import refuse_unsplit
 from hyimg_cli.models import registry
 from hyimg_cli.models.protocols import MixedModel
 from hyimg_cli.pipelines import outcomes
-from hyimg_cli.pipelines.clock import PhaseClock
+from hyimg_cli.pipelines.clock import PhaseClock, Shares
 from hyimg_cli.pipelines.image.batch import ContinuousBatch
 from hyimg_cli.pipelines.image.memory_limits import MemoryLimits
 from hyimg_cli.pipelines.image.prefixes import Prefixes
-from hyimg_cli.pipelines.image.prewarm import Shape, prewarm, writing_rows
+from hyimg_cli.pipelines.image.prewarm import prewarm, writing_rows
 from hyimg_cli.pipelines.image.ranks import ImageRanks
-from hyimg_cli.pipelines.image.sources import SourceEncoder, Sources, suits_beside
-from hyimg_cli.pipelines.image.stages import Decoded, EncodeSource, ImageStages, ReadSource
-from hyimg_cli.pipelines.pipeline import Lost, Made
-from hyimg_cli.pipelines.prefetch import ReadAhead
-from hyimg_cli.spec.events import ModelLoaded, OutputFile, Prewarmed, Progress
-from hyimg_cli.spec.job import ImageJob, Size
+from hyimg_cli.pipelines.image.sources import EncodedSources, SourceEncoder, suits_prefetch
+from hyimg_cli.pipelines.image.stages import (
+    Decoded,
+    EncodeSource,
+    Generated,
+    ImageStages,
+    ReadSource,
+)
+from hyimg_cli.pipelines.image.texts import Texts
+from hyimg_cli.pipelines.outcomes import Facts
+from hyimg_cli.pipelines.pipeline import Pipeline
+from hyimg_cli.pipelines.prefetch import SourcePrefetch
+from hyimg_cli.pipelines.request import Lost
+from hyimg_cli.spec.events import ModelLoaded, Outcome, OutputFile, Progress
+from hyimg_cli.spec.job import ImageJob
 from hyimg_cli.spec.run import ModelChoice, RunConfig
 
 _MB = 1_000_000
@@ -48,25 +56,19 @@ class LoadModel(Protocol):
     def __call__(self, choice: ModelChoice, *, is_batch_invariant: bool) -> MixedModel: ...
 
 
-class ImagePipeline:
+class ImagePipeline(Pipeline[MixedModel, ImageJob, Generated | Decoded]):
     """Draws pictures, one model at a time."""
 
     def __init__(self, config: RunConfig, load: LoadModel | None = None) -> None:
         """`load` is asked for every model; by default `registry.load`."""
-        self._config = config
+        super().__init__(config)
         self._load = load
-        self._model: MixedModel | None = None
-        self._ranks: ImageRanks | None = None
-        self._sources = Sources(config.cache)
+        self._sources = EncodedSources(config.cache)
         self.tree = self._new_tree()
-        self._warmed: set[Shape] = set()
+        self._texts = Texts()
         self._together = Together(1, 1)
         self._memory_limits = MemoryLimits()
         self._counted: dict[str, dict[str, int]] = {}
-
-    @property
-    def model(self) -> str | None:
-        return None if self._model is None else self._model.card.model
 
     def use(
         self, model: str, jobs: Sequence[ImageJob], folder: JobFolder | None
@@ -79,98 +81,104 @@ class ImagePipeline:
         started = time.perf_counter()
         # Judging whether the model fits measures its jobs' texts: that counts too.
         before = registry.sequences(model, self._config.model.revision).memo_counts()
-        loaded = self._loaded(replace(self._config.model, model=model), jobs)
-        confirm_dtype(self._config.model, loaded.dtype_name)
-        confirm_graphs(self._config.model, self._tensor_ranks, loaded.has_graphs)
-        self._model = loaded
+        self._model = loaded = self._read(replace(self._config.model, model=model), jobs)
         self._counted = loaded.memo_counts() | before
-        yield ModelLoaded(
-            model=model,
-            load_s=time.perf_counter() - started,
-            device=loaded.device_name,
-            dtype=_precision_said(loaded.dtype_name, self._config.model.quantization),
-            parameters=loaded.parameter_count,
-            ranks=self._tensor_ranks,
-        )
+        load_s = time.perf_counter() - started
+        precision = _precision_said(loaded.dtype_name, self._config.model.quantization)
+        yield self._loaded(load_s, self._tensor_ranks, precision)
 
-    def _loaded(self, choice: ModelChoice, jobs: Sequence[ImageJob]) -> MixedModel:
-        is_invariant = self._config.batch.is_invariant
-        if self._tensor_ranks == 1 and self._load is not None:
-            return self._load(choice, is_batch_invariant=is_invariant)
+    def _read(self, choice: ModelChoice, jobs: Sequence[ImageJob]) -> MixedModel:
+        load: LoadModel = self._load or registry.load
         if self._tensor_ranks > 1:
             refuse_unsplit(choice, self._tensor_ranks)
-            self._ranks = ImageRanks(choice, self._tensor_ranks, lost=self.tree.clear)
-        load = registry.load if self._ranks is None else self._ranks.load
-        with room_for(choice.model, jobs, self._config):
-            return load(choice, is_batch_invariant=is_invariant)
-
-    @property
-    def _tensor_ranks(self) -> int:
-        return self._config.parallel.tensor_ranks
-
-    def forget(self) -> None:
-        self._sources.clear()
-        self.tree.clear()
-
-    def release(self) -> None:
-        if self._ranks is not None:
-            self._ranks.stop()
-            self._ranks = None
-        if self._model is None:
-            return
-        self._model = None
-        self.forget()
-        self._warmed.clear()
-        self._memory_limits.clear()
-        gc.collect()
-
-    def prepared(self, jobs: Sequence[ImageJob], folder: JobFolder | None) -> Iterator[Prewarmed]:
-        """Every job's sequence is counted to see how many fit; then the new shapes are run."""
-        config = self._config
-        self._revive()
-        held = self.tree.held_bytes
-        sizes = batch_sizes(jobs, self._resident(), config, held_prefixes=held)
-        self._together = self._memory_limits.within(jobs, sizes, self._resident().card)
-        if not config.batch.prewarm:
-            return
-        started = time.perf_counter()
-        stages = self._stages(_unread, self._encoder())
-        # First: what is left of memory is the stand-ins' and the jobs'.
-        graphs = self._resident().prepare_decode(writing_rows(jobs, self._together))
-        learn = partial(self._memory_limits.learn, card=stages.model.card)
-        shapes = prewarm(jobs, stages, together=self._together, warmed=self._warmed, learn=learn)
-        if shapes or graphs:
-            yield Prewarmed(shapes, time.perf_counter() - started, graphs)
+            self._ranks = ranks = ImageRanks(choice, self._tensor_ranks, lost=self.tree.clear)
+            load = ranks.load
+        # What the session is handed has its room already.
+        is_handed = load is self._load
+        with nullcontext() if is_handed else room_for(choice.model, jobs, self._config):
+            loaded = load(choice, is_batch_invariant=self._config.batch.is_invariant)
+        confirm_dtype(choice, loaded.dtype_name)
+        confirm_graphs(choice, self._tensor_ranks, loaded.has_graphs)
+        return loaded
 
     def work(
         self, jobs: Sequence[ImageJob], folder: JobFolder | None, started: float
-    ) -> Iterator[Progress | Made | Lost]:
+    ) -> Iterator[Progress | Generated | Decoded | Lost[ImageJob]]:
         model = self._resident()
         self._revive()
         self._together = self._memory_limits.within(jobs, self._together, model.card)
         coming = [path for job in jobs for path in job.images]
         encode, asked = self._encoder(), self._config.batch.encodes_ahead
-        is_beside = suits_beside(model) if asked is None else asked
+        is_prefetching = suits_prefetch(model) if asked is None else asked
+        waits, shares = partial(synchronize, model.layer_devices), Shares()
         with ExitStack() as pools:
             encoder, reader = _pool(pools), _pool(pools)
-            then = _ahead(encoder, encode, jobs) if is_beside else None
-            ahead = ReadAhead(reader, coming, window=2 * self._together.thinking, then=then)
+            then = _encoding(encoder, encode, jobs) if is_prefetching else None
+            source_images = SourcePrefetch(
+                reader, coming, window=2 * self._together.thinking, then=then
+            )
             run = ContinuousBatch(
                 jobs,
-                self._stages(ahead.read, encode),
+                self._stages(source_images.read, encode),
                 batch_size=self._together.thinking,
                 draw_size=self._together.drawing,
-                new_clock=lambda: PhaseClock(started, partial(synchronize, model.layer_devices)),
+                new_clock=lambda: PhaseClock(started, waits, shares),
             )
             try:
-                for event in run.run():
-                    yield self._made(event) if isinstance(event, Decoded) else event
+                yield from run.run()
             finally:
                 self._memory_limits.learn(run.shortages, model.card)
 
-    def _revive(self) -> None:
-        if self._ranks is not None:
-            self._ranks.revive()
+    def write(self, done: Generated | Decoded, folder: JobFolder) -> OutputFile | None:
+        if isinstance(done, Generated):
+            done.prefilled.release()  # a job that ends with its text
+            return None
+        facts = self._facts(done) if self._config.output.metadata else None
+        return write_picture(folder, done.job, done.pixels, facts)
+
+    def _facts(self, done: Decoded) -> PictureFacts:
+        return PictureFacts(
+            model_name=self._resident().card.name,
+            making=making(done.job, self._config),
+            source_sha256=done.source_digests,
+            cot_text=done.text.text,
+            cot_token_ids=done.text.ids,
+            ratio_index=done.bucket.ratio_index,
+        )
+
+    def outcome(
+        self, done: Generated | Decoded, output: OutputFile | None, facts: Facts
+    ) -> Outcome:
+        text, job, reuse = done.text, done.job, done.reuse
+        warnings = [text.cut] if text.cut else []
+        if reuse.status == "partial":
+            warnings.append(f"KV reuse is partial: {reuse.reason}")
+        has_written = text.ids is not None
+        return outcomes.done(
+            done,
+            output,
+            facts,
+            *warnings,
+            denoise_steps=done.denoise_steps,
+            cot_text=text.text if has_written else job.cot_text,
+            cot_token_ids=text.ids if has_written else job.cot_token_ids,
+            cot_from=done.cot_from,
+            written=done.written if isinstance(done, Generated) else None,
+            think_truncated=text.is_truncated,
+            ratio_index=done.bucket.ratio_index,
+            kv_reuse=reuse,
+            batch=done.batch,
+            parallel=None if self._ranks is None else self._ranks.report(),
+        )
+
+    def forget(self) -> None:
+        self._sources.clear()
+        self._texts.clear()
+        self.tree.clear()
+
+    def release(self) -> None:
+        super().release()
+        self._memory_limits.clear()
 
     def cache_counts(self) -> dict[str, dict[str, int]]:
         """Source images, and the model's own memos from when this pipeline loaded it."""
@@ -182,6 +190,24 @@ class ImagePipeline:
 
     def peak_memory_mb(self) -> float:
         return peak_memory_mb(self._resident().layer_devices)
+
+    def _fit(self, jobs: Sequence[ImageJob]) -> None:
+        """Every job's sequence is counted to see how many fit together."""
+        model, held = self._resident(), self.tree.held_bytes
+        sizes = batch_sizes(jobs, model, self._config, held_prefixes=held)
+        self._together = self._memory_limits.within(jobs, sizes, model.card)
+
+    def _prewarm(self, jobs: Sequence[ImageJob], folder: JobFolder | None) -> tuple[int, int]:
+        stages = self._stages(_unread, self._encoder())
+        # First: what is left of memory is the stand-ins' and the jobs'.
+        graphs = stages.model.prepare_decode(writing_rows(jobs, self._together))
+        learn = partial(self._memory_limits.learn, card=stages.model.card)
+        shapes = prewarm(jobs, stages, together=self._together, warmed=self._warmed, learn=learn)
+        return shapes, graphs
+
+    @property
+    def _tensor_ranks(self) -> int:
+        return self._config.parallel.tensor_ranks
 
     def _new_tree(self) -> KVTree[Slice]:
         batch = self._config.batch
@@ -204,42 +230,11 @@ class ImagePipeline:
     def _stages(self, read: ReadSource, encode: EncodeSource) -> ImageStages:
         model = self._resident()
         scope = f"{model.card.model} {model.dtype_name}"
-        return ImageStages(model, self._config.reuse, Prefixes(self.tree, scope), read, encode)
-
-    def _made(self, picture: Decoded) -> Made:
-        job = picture.job
-        spread = None if self._ranks is None else self._ranks.report()
-        return Made(
-            job,
-            picture.clock,
-            write=partial(self._written, job, picture),
-            outcome=partial(outcomes.done, job, picture, spread),
-            source_digests=picture.source_digests,
+        prefixes = Prefixes(self.tree, scope)
+        draws = not self._config.output.only_texts
+        return ImageStages(
+            model, self._config.reuse, prefixes, read, encode, texts=self._texts, draws=draws
         )
-
-    def _written(self, job: ImageJob, picture: Decoded, folder: JobFolder) -> OutputFile:
-        path = folder.path_for(job.custom_id)
-        text = self._metadata(job, picture) if self._config.output.metadata else {}
-        sha256, pixel_sha256 = write_png(path, picture.pixels, text)
-        height, width = picture.pixels.shape[:2]
-        relative = path.relative_to(folder.folder).as_posix()
-        return OutputFile(relative, sha256, pixel_sha256, width, height, job.seed)
-
-    def _metadata(self, job: ImageJob, picture: Decoded) -> dict[str, str]:
-        facts = PictureFacts(
-            size=Size(*picture.pixels.shape[:2]),
-            model_name=self._resident().card.name,
-            making=making(job, self._config),
-            source_sha256=picture.source_digests,
-            cot_text=picture.text.text,
-            cot_token_ids=picture.text.ids,
-            ratio_index=picture.bucket.ratio_index,
-        )
-        return png_text(job, job_to_json(job), facts)
-
-    def _resident(self) -> MixedModel:
-        assert self._model is not None, "a model is loaded before its jobs run"
-        return self._model
 
 
 def _precision_said(dtype: str, quantization: str) -> str:
@@ -253,7 +248,7 @@ def _pool(pools: ExitStack) -> ThreadPoolExecutor:
     return pool
 
 
-def _ahead(
+def _encoding(
     pool: ThreadPoolExecutor, encode: SourceEncoder, jobs: Sequence[ImageJob]
 ) -> Callable[[SourceImage], None] | None:
     """Has an image encoded as its job will ask for it; None where jobs ask differently."""
@@ -262,10 +257,10 @@ def _ahead(
         return None
     is_aligned = kinds.pop()
 
-    def ahead(image: SourceImage) -> None:
-        pool.submit(encode.ahead, image.stretched() if is_aligned else image)
+    def prefetch(image: SourceImage) -> None:
+        pool.submit(encode.prefetch, image.stretched() if is_aligned else image)
 
-    return ahead
+    return prefetch
 
 
 def _unread(path: str) -> tuple[SourceImage, float]:

@@ -23,8 +23,8 @@ class Prefixes:
         assert buffer.length == 0, "a prefix stands at the front"
         match = self._tree.match(self._scope, segments)
         with self._tree.pinned(match) as prefix:
-            for piece in prefix.pieces:
-                buffer.extend(piece.payload)
+            for payload in prefix.payloads:
+                buffer.extend(payload)
         return buffer.length
 
     def keep(self, segments: Sequence[Segment], buffer: Buffer) -> None:

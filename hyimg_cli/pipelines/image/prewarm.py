@@ -16,10 +16,11 @@ from hyimg_cli.kv.tree import KVTree
 from hyimg_cli.media.images import SourceImage, probe_image
 from hyimg_cli.memory.footprint import Together
 from hyimg_cli.pipelines.clock import PhaseClock
-from hyimg_cli.pipelines.image.batch import ContinuousBatch, Shortage
+from hyimg_cli.pipelines.image.batch import ContinuousBatch
 from hyimg_cli.pipelines.image.prefixes import Prefixes
 from hyimg_cli.pipelines.image.stages import ImageStages, encoded_by
-from hyimg_cli.pipelines.pipeline import Lost
+from hyimg_cli.pipelines.out_of_memory import Shortage
+from hyimg_cli.pipelines.request import Lost
 from hyimg_cli.spec.card import ModelCard
 from hyimg_cli.spec.job import ImageJob, Size
 
@@ -106,6 +107,7 @@ def _run(jobs: list[ImageJob], stages: ImageStages, together: Together) -> Seque
         prefixes=Prefixes(KVTree(0), "prewarm"),
         read=lambda path: (images[path], 0.0),
         encode=lambda image: (encoded[image.digest], 0.0),
+        texts=None,
     )
     run = ContinuousBatch(
         jobs,

@@ -1,10 +1,10 @@
 """Source images as the network sees them: from memory, else from disk, else encoded now.
 
-    reader thread    reads the next image ─▶ `ahead`
-    encoder thread                             └▶ encodes it beside the model
+    reader thread    reads the next image ─▶ `prefetch`
+    encoder thread                             └▶ encodes it while the model works
     the run itself   `encode`: there already, or encoded now
 
-One image is encoded at a time, whoever asks. What goes wrong ahead is tried again in its turn,
+One image is encoded at a time, whoever asks. What goes wrong early is tried again in its turn,
 where it is its own job's fault alone.
 """
 
@@ -28,7 +28,7 @@ from hyimg_cli.spec.run import CacheConfig
 logger = logging.getLogger(__name__)
 
 
-class Sources:
+class EncodedSources:
     """Encodes each source image once; what it encodes, later runs find on disk."""
 
     def __init__(self, cache: CacheConfig) -> None:
@@ -37,7 +37,7 @@ class Sources:
         self._disk_hits = self._misses = self._first_asks = 0
         self._held, self._making = Lock(), Lock()
         self._stream: torch.cuda.Stream | None = None
-        self._ahead_s: dict[str, float] = {}
+        self._prefetch_s: dict[str, float] = {}
         self._notes: dict[str, tuple[str, ...]] = {}
 
     def encoder(self, model: MixedModel, model_print: str) -> "SourceEncoder":
@@ -55,7 +55,7 @@ class Sources:
     def clear(self) -> None:
         """Forget what is in memory."""
         self._memo.clear()
-        self._ahead_s.clear()
+        self._prefetch_s.clear()
 
     def prepare(self, key: str, make: Callable[[], Encoded]) -> None:
         """Have an image's rows ready before they are asked for."""
@@ -67,24 +67,24 @@ class Sources:
             made = self._made(key, make)
             with self._held:
                 self._memo.get(key, lambda: made)
-                self._ahead_s[key] = time.perf_counter() - started
+                self._prefetch_s[key] = time.perf_counter() - started
 
     def ask(self, key: str, make: Callable[[], Encoded]) -> tuple[Encoded, float]:
-        """An image's rows, and the seconds that others spent on them beside the asking thread."""
+        """An image's rows, and the seconds that another thread spent on them meanwhile."""
         started = time.perf_counter()
         encoded = self._known(key) or self._waited(key, make)
         waited_s = time.perf_counter() - started
         with self._held:
-            ahead_s = self._ahead_s.pop(key, None)
-            self._first_asks += ahead_s is not None
+            prefetch_s = self._prefetch_s.pop(key, None)
+            self._first_asks += prefetch_s is not None
             notes = self._notes.pop(key, ())
-        if ahead_s is not None:
+        if prefetch_s is not None:
             _belongs_here(encoded)
         noted = replace(encoded, notes=(*encoded.notes, *notes)) if notes else encoded
-        return noted, max(0.0, (ahead_s or 0.0) - waited_s)
+        return noted, max(0.0, (prefetch_s or 0.0) - waited_s)
 
-    def beside(self, device: torch.device) -> torch.cuda.Stream:
-        """The stream of a GPU on which images are encoded ahead: one for good, since memory that a
+    def stream_on(self, device: torch.device) -> torch.cuda.Stream:
+        """The stream of a GPU on which images are prefetched: one for good, since memory that a
         stream let go of is kept for that stream.
         """
         if self._stream is None or self._stream.device != device:
@@ -97,14 +97,15 @@ class Sources:
         self, key: str, encode: Callable[[], Encoded], *, model: MixedModel, digest: str
     ) -> Encoded:
         """The rows from disk, else encoded and put there."""
-        stored = self._stored(key, model, digest)
-        if stored is not None:
-            self._disk_hits += 1
-            return stored
-        encoded = encode()
-        self._misses += 1
-        if self._store.takes_more:
-            self._store.write(SOURCE_IMAGES, key, model.pack_source(encoded))
+        encoded, was_there = self._store.read_through(
+            SOURCE_IMAGES,
+            key,
+            encode,
+            pack=model.pack_source,
+            unpack=lambda data: model.unpack_source(data, digest),
+        )
+        self._disk_hits += was_there
+        self._misses += not was_there
         return encoded
 
     def _known(self, key: str) -> Encoded | None:
@@ -118,7 +119,7 @@ class Sources:
             known = self._known(key)
             if known is not None:
                 return known
-            self._ahead_s.pop(key, None)  # made ahead, and evicted since
+            self._prefetch_s.pop(key, None)  # prefetched, and evicted since
             made = self._made(key, make)
             with self._held:
                 return self._memo.get(key, lambda: made)
@@ -129,33 +130,23 @@ class Sources:
             self._notes[key] = notes
         return made
 
-    def _stored(self, key: str, model: MixedModel, digest: str) -> Encoded | None:
-        data = self._store.read(SOURCE_IMAGES, key)
-        if data is None:
-            return None
-        try:
-            return model.unpack_source(data, digest)
-        except ValueError:
-            self._store.discard(SOURCE_IMAGES, key)
-            return None
-
 
 class SourceEncoder:
-    """Encodes images for one model; called with an image, it gives rows and seconds beside."""
+    """Encodes images for one model; called with an image, it gives rows and overlapped seconds."""
 
-    def __init__(self, sources: Sources, model: MixedModel, model_print: str) -> None:
+    def __init__(self, sources: EncodedSources, model: MixedModel, model_print: str) -> None:
         self._sources, self._model, self._print = sources, model, model_print
 
     def __call__(self, image: SourceImage) -> tuple[Encoded, float]:
         return self._sources.ask(self._key(image), lambda: self._made(image))
 
-    def ahead(self, image: SourceImage) -> None:
+    def prefetch(self, image: SourceImage) -> None:
         """Encode in the calling thread; on a GPU on a stream of its own."""
         try:
-            self._sources.prepare(self._key(image), lambda: self._made_beside(image))
+            self._sources.prepare(self._key(image), lambda: self._made_aside(image))
         except Exception as error:
             # Not lost: the job that asks for the image tries again, and fails for its own reason.
-            logger.info("encoding %s ahead failed: %r", image.digest, error)
+            logger.info("prefetching %s failed: %r", image.digest, error)
 
     def _key(self, image: SourceImage) -> str:
         # A model spread over GPUs may keep a layer on the CPU; its encoders are on the GPUs.
@@ -170,10 +161,10 @@ class SourceEncoder:
             digest=image.digest,
         )
 
-    def _made_beside(self, image: SourceImage) -> Encoded:
+    def _made_aside(self, image: SourceImage) -> Encoded:
         if not self._model.device_name.startswith("cuda"):
             return self._made(image)
-        stream = self._sources.beside(torch.device(self._model.device_name))
+        stream = self._sources.stream_on(torch.device(self._model.device_name))
         with torch.cuda.stream(stream):
             made = self._made(image)
         # This thread waits; the model's own stream goes on.
@@ -181,8 +172,8 @@ class SourceEncoder:
         return made
 
 
-def suits_beside(model: MixedModel) -> bool:
-    """Whether images are best encoded beside the model: where that leaves the CPU to it, on a GPU.
+def suits_prefetch(model: MixedModel) -> bool:
+    """Whether images are best encoded while the model works: on a GPU, that leaves the CPU to it.
 
     A model spread over several devices encodes in turn: its encoders may be on any of them.
     """

@@ -7,7 +7,6 @@ They leave when the video's file and its line are on disk. What is not whole, or
 is left aside: the job then starts at its first step.
 """
 
-import contextlib
 import hashlib
 import json
 import logging
@@ -52,25 +51,14 @@ class LatentsCheckpoint:
     """The place for one job's latents. `key` is the job's: latents of another key are not its own.
 
     With `every` 0 only those behind the last step are kept; what is there is taken up in any case.
-    `notes` say what went wrong and where the job went on.
+    `notes` say what went wrong and where the job went on; `holds_last`: only the decode is left.
     """
 
     path: Path
     key: str
     every: int
-    _notes: list[str] = field(default_factory=list)
-    _holds_last: bool = False
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        return tuple(self._notes)
-
-    @property
-    def notes_if_lost(self) -> tuple[str, ...]:
-        """The notes for the line of a failed job: what its next attempt need not do, too."""
-        if not self._holds_last:
-            return self.notes
-        return (*self.notes, "its denoised latents are kept: the next attempt only decodes them")
+    notes: list[str] = field(default_factory=list)
+    holds_last: bool = False
 
     def is_due(self, step: int, steps: int) -> bool:
         """Whether the latents behind `step` steps are to be kept."""
@@ -99,7 +87,7 @@ class LatentsCheckpoint:
                 # Told at once too: there may be time to make room before the decode ends.
                 logger.warning("%s: %s", self.path.stem, text)
         else:
-            self._holds_last = kept.is_last
+            self.holds_last = kept.is_last
 
     def found(self) -> Kept | None:
         """What an earlier attempt at the job has kept, or None."""
@@ -119,13 +107,8 @@ class LatentsCheckpoint:
             self._note("latents of another job, or of other settings, were left aside")
             return None
         self._note(_taken_up(kept))
-        self._holds_last = kept.is_last
+        self.holds_last = kept.is_last
         return kept
-
-    def discard(self) -> None:
-        """Remove what is kept: the job is done."""
-        with contextlib.suppress(OSError):
-            self.path.unlink(missing_ok=True)
 
     def _make_folder(self) -> None:
         folder = self.path.parent
@@ -150,9 +133,9 @@ class LatentsCheckpoint:
 
     def _note(self, text: str) -> bool:
         """Whether it is new."""
-        if text in self._notes:
+        if text in self.notes:
             return False
-        self._notes.append(text)
+        self.notes.append(text)
         return True
 
 

@@ -1,6 +1,5 @@
 """Videos at work: a model, the embedded prompts, and the latents of what is not done yet."""
 
-import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
@@ -15,46 +14,47 @@ from hyimg_cli.journal.keys import confirm_dtype, key_of
 from hyimg_cli.journal.making import making
 from hyimg_cli.manifest.resolved import job_to_json
 from hyimg_cli.media.metadata import video_text
+from hyimg_cli.media.xmp import MADE, mp4_box
 from hyimg_cli.memory.fit import room_for
 from hyimg_cli.memory.room import peak_memory_mb, synchronize
 from hyimg_cli.models import registry
 from hyimg_cli.models.latent_video import LatentVideoModel, PromptEmbedding, PromptEncoder
 from hyimg_cli.pipelines import outcomes
-from hyimg_cli.pipelines.clock import PhaseClock
-from hyimg_cli.pipelines.pipeline import Lost, Made
+from hyimg_cli.pipelines.clock import PhaseClock, Shares
+from hyimg_cli.pipelines.out_of_memory import Attempt
+from hyimg_cli.pipelines.outcomes import Facts
+from hyimg_cli.pipelines.pipeline import Pipeline
+from hyimg_cli.pipelines.request import Lost, Request
 from hyimg_cli.pipelines.video.latents_checkpoint import LatentsCheckpoint
-from hyimg_cli.pipelines.video.prewarm import VideoShape, prewarm
+from hyimg_cli.pipelines.video.prewarm import prewarm
 from hyimg_cli.pipelines.video.prompts import Prompts
 from hyimg_cli.pipelines.video.ranks import VideoRanks
 from hyimg_cli.pipelines.video.stages import Frames, VideoStages, make_video
 from hyimg_cli.spec.events import (
     Event,
     JobStarted,
-    ModelLoaded,
-    Prewarmed,
+    Outcome,
+    OutputFile,
     Progress,
+    ReuseReport,
     VideoFile,
 )
 from hyimg_cli.spec.job import VideoJob
 from hyimg_cli.spec.run import RunConfig
 
 
-class VideoPipeline:
+class VideoPipeline(Pipeline[LatentVideoModel, VideoJob, Frames]):
     """Makes videos one at a time, one model at a time."""
 
-    def __init__(self, config: RunConfig) -> None:
-        self._config = config
-        self._model: LatentVideoModel | None = None
-        self._is_loaded = self._denoises = False
+    def __init__(self, config: RunConfig, forget_pictures: Callable[[], object] = int) -> None:
+        """`forget_pictures` drops what pictures keep on the same device for later ones."""
+        super().__init__(config)
         self._ranks: VideoRanks | None = None
+        self._forget_pictures = forget_pictures
+        self._is_loaded = self._denoises = False
         self._prompts = Prompts(config.cache, is_on=config.reuse.prompt_cache)
         self._embedded: set[str] = set()
-        self._warmed: set[VideoShape] = set()
         self._denoised: set[tuple[Path, str]] = set()
-
-    @property
-    def model(self) -> str | None:
-        return None if self._model is None else self._model.card.model
 
     def use(
         self, model: str, jobs: Sequence[VideoJob], folder: JobFolder | None
@@ -69,12 +69,12 @@ class VideoPipeline:
         left = self._not_denoised(jobs, folder)
         needs_room = bool(left) and not self._denoises
         with room_for(model, left, self._config) if needs_room else nullcontext():
-            yield from self._made_ready(model, left, is_new=is_new)
+            yield from self._load(model, left, is_new=is_new)
 
-    def _made_ready(self, model: str, left: Sequence[VideoJob], *, is_new: bool) -> Iterator[Event]:
+    def _load(self, model: str, left: Sequence[VideoJob], *, is_new: bool) -> Iterator[Event]:
         """Load what the jobs that are not denoised need, or the VAE alone."""
         started = time.perf_counter()
-        resident = self._opened(model) if is_new else self._resident()
+        resident = self._open(model) if is_new else self._resident()
         opened_s = time.perf_counter() - started
         texts = dict.fromkeys(text for job in left for text in _texts(resident, job))
         new = [text for text in texts if text not in self._embedded]
@@ -90,7 +90,70 @@ class VideoPipeline:
                 _ = resident.vae
             self._is_loaded, self._denoises = True, bool(left)
             load_s = opened_s + time.perf_counter() - started
-            yield _loaded(resident, load_s, self._config.parallel.ranks)
+            yield self._loaded(load_s, self._config.parallel.ranks)
+
+    def work(
+        self, jobs: Sequence[VideoJob], folder: JobFolder | None, started: float
+    ) -> Iterator[Progress | Frames | Lost[VideoJob]]:
+        stages = self._stages(self._prompts.of)
+        waits, shares = partial(synchronize, [stages.model.device]), Shares()
+        for job in jobs:
+            self._revive()
+            clock = PhaseClock(started, waits, shares)
+            yield JobStarted(job.custom_id)
+            yield from self._make(Request(job, clock), stages, folder)
+
+    def _make(
+        self, request: Request[VideoJob], stages: VideoStages, folder: JobFolder | None
+    ) -> Iterator[Progress | Frames | Lost[VideoJob]]:
+        checkpoint = self._checkpoint(request.job, folder, request.notes)
+        with Attempt() as tried:
+            frames = yield from make_video(request, stages, checkpoint)
+        if tried.error is not None:
+            yield Lost(request, tried.error)
+        else:
+            frames.parallel = None if self._ranks is None else self._ranks.report()
+            yield frames
+
+    def write(self, done: Frames, folder: JobFolder) -> VideoFile:
+        """The sidecar, the frames, then the film: whoever sees the film sees the others."""
+        # Imported here: a run of pictures needs no PyAV.
+        from hyimg_cli.media.video import write_video
+
+        job = done.job
+        film = folder.place_for(job, job.size, ".mp4")
+        shots = film.with_suffix(".frames") if self._config.output.frames == "png" else None
+        _clear(film)
+        text, box = None, b""
+        if self._config.output.metadata:
+            text = video_text(job_to_json(job), making(job, self._config))
+            box = mp4_box(MADE)
+            _write_sidecar(film.with_suffix(".json"), text)
+        written = write_video(
+            film, done.pieces, fps=job.fps, comment=text, box=box, frames_folder=shots
+        )
+        return VideoFile(
+            path=film.relative_to(folder.folder).as_posix(),
+            sha256=written.sha256,
+            pixel_sha256=written.pixel_sha256,
+            width=written.width,
+            height=written.height,
+            seed=job.seed,
+            num_frames=written.num_frames,
+            fps=job.fps,
+            frames_path=None if shots is None else shots.relative_to(folder.folder).as_posix(),
+        )
+
+    def outcome(self, done: Frames, output: OutputFile | None, facts: Facts) -> Outcome:
+        return outcomes.done(
+            done,
+            output,
+            facts,
+            denoise_steps=done.denoise_steps,
+            kv_reuse=ReuseReport("none", 0, 0, 0, (), reason="t2v has no text stage"),
+            batch={"denoise": 1},
+            parallel=done.parallel,
+        )
 
     def forget(self) -> None:
         self._prompts.clear()
@@ -98,44 +161,8 @@ class VideoPipeline:
         self._denoised.clear()
 
     def release(self) -> None:
-        if self._model is None:
-            return
-        if self._ranks is not None:
-            self._ranks.stop()
-        self._ranks = self._model = None
+        super().release()
         self._is_loaded = self._denoises = False
-        self.forget()
-        self._warmed.clear()
-        gc.collect()
-
-    def prepared(self, jobs: Sequence[VideoJob], folder: JobFolder | None) -> Iterator[Prewarmed]:
-        if not self._config.batch.prewarm:
-            return
-        if self._ranks is not None:
-            self._ranks.revive()
-        started = time.perf_counter()
-        left = self._not_denoised(jobs, folder)
-        shapes = prewarm(left, self._set(self._prompts.look), warmed=self._warmed)
-        if shapes:
-            yield Prewarmed(shapes, time.perf_counter() - started)
-
-    def work(
-        self, jobs: Sequence[VideoJob], folder: JobFolder | None, started: float
-    ) -> Iterator[Progress | Made | Lost]:
-        on = self._set(self._prompts.of)
-        devices = [on.model.device]
-        for job in jobs:
-            if self._ranks is not None:
-                self._ranks.revive()
-            clock = PhaseClock(started, partial(synchronize, devices))
-            checkpoint = self._checkpoint(job, folder)
-            yield JobStarted(job.custom_id)
-            try:
-                frames = yield from make_video(job, on, clock, checkpoint)
-            except Exception as error:
-                yield Lost(job, clock, error, _notes_if_lost(checkpoint))
-            else:
-                yield self._made(job, clock, frames, checkpoint)
 
     def cache_counts(self) -> dict[str, dict[str, int]]:
         runs = dict(self._resident().prompts.encoder_runs)
@@ -144,7 +171,11 @@ class VideoPipeline:
     def peak_memory_mb(self) -> float:
         return peak_memory_mb([self._resident().device])
 
-    def _opened(self, model: str) -> LatentVideoModel:
+    def _prewarm(self, jobs: Sequence[VideoJob], folder: JobFolder | None) -> tuple[int, int]:
+        left = self._not_denoised(jobs, folder)
+        return prewarm(left, self._stages(self._prompts.look), warmed=self._warmed), 0
+
+    def _open(self, model: str) -> LatentVideoModel:
         """The checkpoint, none of its weights in memory yet."""
         choice, parallel = replace(self._config.model, model=model), self._config.parallel
         opened = registry.load_video(choice)
@@ -154,9 +185,14 @@ class VideoPipeline:
             self._ranks = VideoRanks(opened, choice, parallel)
         return opened
 
-    def _set(self, embed: Callable[[PromptEncoder, str], PromptEmbedding]) -> VideoStages:
+    def _stages(self, embed: Callable[[PromptEncoder, str], PromptEmbedding]) -> VideoStages:
         model = self._resident()
-        return VideoStages(model, partial(embed, model.prompts))
+        return VideoStages(model, partial(embed, model.prompts), self._drop)
+
+    def _drop(self) -> None:
+        """Free what is on the device and no step needs: encoders, and what pictures keep there."""
+        self._resident().prompts.release()
+        self._forget_pictures()
 
     def _not_denoised(self, jobs: Sequence[VideoJob], folder: JobFolder | None) -> list[VideoJob]:
         """Those that need more than their decode."""
@@ -174,60 +210,16 @@ class VideoPipeline:
             self._denoised.add(place)
         return True
 
-    def _checkpoint(self, job: VideoJob, folder: JobFolder | None) -> LatentsCheckpoint | None:
+    def _checkpoint(
+        self, job: VideoJob, folder: JobFolder | None, notes: list[str] | None = None
+    ) -> LatentsCheckpoint | None:
         if folder is None:
             return None
         path = folder.latents_for(job.custom_id)
         every = self._config.output.checkpoint_every
-        return LatentsCheckpoint(path, key_of(job, (), self._config), every)
-
-    def _made(
-        self, job: VideoJob, clock: PhaseClock, frames: Frames, checkpoint: LatentsCheckpoint | None
-    ) -> Made:
-        spread = None if self._ranks is None else self._ranks.report()
-        return Made(
-            job,
-            clock,
-            write=partial(self._written, job, frames),
-            outcome=partial(outcomes.video_done, job, frames, spread),
-            settle=checkpoint.discard if checkpoint else lambda: None,
-            notes_if_lost=_notes_if_lost(checkpoint),
+        return LatentsCheckpoint(
+            path, key_of(job, (), self._config), every, [] if notes is None else notes
         )
-
-    def _written(self, job: VideoJob, frames: Frames, folder: JobFolder) -> VideoFile:
-        """The sidecar, the frames, then the film: whoever sees the film sees the others."""
-        # Imported here: a run of pictures needs no PyAV.
-        from hyimg_cli.media.video import write_video
-
-        film = folder.path_for(job.custom_id, ".mp4")
-        shots = None
-        if self._config.output.frames == "png":
-            shots = folder.path_for(job.custom_id, ".frames")
-        _clear(folder, job.custom_id)
-        text = None
-        if self._config.output.metadata:
-            text = video_text(job_to_json(job), making(job, self._config))
-            _write_sidecar(folder.path_for(job.custom_id, ".json"), text)
-        written = write_video(film, frames.pieces, fps=job.fps, comment=text, frames_folder=shots)
-        return VideoFile(
-            path=film.relative_to(folder.folder).as_posix(),
-            sha256=written.sha256,
-            pixel_sha256=written.pixel_sha256,
-            width=written.width,
-            height=written.height,
-            seed=job.seed,
-            num_frames=written.num_frames,
-            fps=job.fps,
-            frames_path=None if shots is None else shots.relative_to(folder.folder).as_posix(),
-        )
-
-    def _resident(self) -> LatentVideoModel:
-        assert self._model is not None, "a model is loaded before its jobs run"
-        return self._model
-
-
-def _notes_if_lost(checkpoint: LatentsCheckpoint | None) -> tuple[str, ...]:
-    return () if checkpoint is None else checkpoint.notes_if_lost
 
 
 def _texts(model: LatentVideoModel, job: VideoJob) -> tuple[str, ...]:
@@ -238,24 +230,13 @@ def _texts(model: LatentVideoModel, job: VideoJob) -> tuple[str, ...]:
         return ()
 
 
-def _loaded(model: LatentVideoModel, load_s: float, ranks: int) -> ModelLoaded:
-    return ModelLoaded(
-        model=model.card.model,
-        load_s=load_s,
-        device=model.device_name,
-        dtype=model.dtype_name,
-        parameters=model.parameter_count,
-        ranks=ranks,
-    )
-
-
-def _clear(folder: JobFolder, custom_id: str) -> None:
-    """Removes what an earlier film of this id has beside it: it would tell of another job."""
+def _clear(film: Path) -> None:
+    """Removes what an earlier film of this name has beside it: it would tell of another job."""
     try:
         for suffix in (".json", ".frames"):
-            remove(folder.path_for(custom_id, suffix))
+            remove(film.with_suffix(suffix))
     except OSError as error:
-        raise storage_error(error, folder.folder) from error
+        raise storage_error(error, film.parent) from error
 
 
 def _write_sidecar(path: Path, text: str) -> None:

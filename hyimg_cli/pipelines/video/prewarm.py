@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from hyimg_cli.pipelines.clock import PhaseClock
+from hyimg_cli.pipelines.out_of_memory import Attempt
+from hyimg_cli.pipelines.request import Request
 from hyimg_cli.pipelines.video.stages import VideoStages, make_video
 from hyimg_cli.spec.job import Size, VideoJob
 
@@ -32,7 +34,7 @@ def shape_of(job: VideoJob) -> VideoShape:
     return VideoShape(job.model, job.size, job.num_frames, job.branch_count)
 
 
-def prewarm(jobs: Sequence[VideoJob], on: VideoStages, *, warmed: set[VideoShape]) -> int:
+def prewarm(jobs: Sequence[VideoJob], stages: VideoStages, *, warmed: set[VideoShape]) -> int:
     """Run every shape that is not in `warmed` yet, and add it; how many ran to their end.
 
     A shape whose stand-in fails is not counted: the job itself will fail, and say why.
@@ -41,16 +43,14 @@ def prewarm(jobs: Sequence[VideoJob], on: VideoStages, *, warmed: set[VideoShape
     count = 0
     for shape, job in new.items():
         warmed.add(shape)
-        count += _runs(job, on)
+        count += _runs(job, stages)
     return count
 
 
-def _runs(job: VideoJob, on: VideoStages) -> bool:
+def _runs(job: VideoJob, stages: VideoStages) -> bool:
     steps = min(_STEPS, job.num_inference_steps)
     stand_in = replace(job, custom_id="prewarm", num_inference_steps=steps)
-    try:
-        for _ in make_video(stand_in, on, PhaseClock(0.0, lambda: None)):
+    with Attempt() as tried:
+        for _ in make_video(Request(stand_in, PhaseClock(0.0, lambda: None)), stages):
             pass
-    except Exception:
-        return False
-    return True
+    return tried.error is None

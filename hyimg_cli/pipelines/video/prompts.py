@@ -95,33 +95,23 @@ class Prompts:
         place = "memory_hits"
         key = encoder.key(text)
 
-        def stored_or_made() -> PromptEmbedding:
+        def stored_or_encoded() -> PromptEmbedding:
             nonlocal place
-            stored = self._stored(encoder, key)
-            place = "misses" if stored is None else "disk_hits"
-            return self._made(encoder, key, text) if stored is None else stored
+            embedding, was_there = self._store.read_through(
+                PROMPT_EMBEDDINGS,
+                key,
+                lambda: encoder.encode(text),
+                pack=encoder.pack,
+                unpack=lambda data: encoder.unpack(data, key),
+            )
+            place = "disk_hits" if was_there else "misses"
+            return embedding
 
-        embedding = self._memo.get(key, stored_or_made)
+        embedding = self._memo.get(key, stored_or_encoded)
         notes = self._store.take_notes()
         if notes:
             self._notes[key] = (*self._notes.get(key, ()), *notes)
         return embedding, place
-
-    def _made(self, encoder: PromptEncoder, key: str, text: str) -> PromptEmbedding:
-        embedding = encoder.encode(text)
-        if self._store.takes_more:
-            self._store.write(PROMPT_EMBEDDINGS, key, encoder.pack(embedding))
-        return embedding
-
-    def _stored(self, encoder: PromptEncoder, key: str) -> PromptEmbedding | None:
-        data = self._store.read(PROMPT_EMBEDDINGS, key)
-        if data is None:
-            return None
-        try:
-            return encoder.unpack(data, key)
-        except ValueError:
-            self._store.discard(PROMPT_EMBEDDINGS, key)
-            return None
 
 
 def _tensor_bytes(embedding: PromptEmbedding) -> int:

@@ -10,16 +10,15 @@ One pool of ranks serves both; it lives as long as the model. Pixels are those o
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
-from weakref import finalize
 
 from torch import Tensor
 
-from hyimg_cli.errors import MachineError, RankError
+from hyimg_cli.errors import MachineError
 from hyimg_cli.models import registry
 from hyimg_cli.models.latent_video import LatentDecoder, LatentVideoModel, VideoVae
 from hyimg_cli.parallel.branches import ParallelBranches
 from hyimg_cli.parallel.ranks import DeviceKind, Rank, RankPool
-from hyimg_cli.pipelines import gpu_lock
+from hyimg_cli.pipelines.gpu_lock import ModelRanks
 from hyimg_cli.spec.events import DecodeReport, ParallelReport
 from hyimg_cli.spec.run import ModelChoice, ParallelConfig
 from hyimg_cli.tiling.decode import PatchParallelDecoder
@@ -52,33 +51,23 @@ class TransformerPart:
         return _ready(_opened(self.choice, rank))
 
 
-class VideoRanks:
-    """The ranks that work with one loaded model. They end with `stop`, at the latest when this
-    object is let go or the process ends.
-    """
+class VideoRanks(ModelRanks):
+    """The ranks over which one model's guidance branches and decode are spread."""
 
     def __init__(
         self, model: LatentVideoModel, choice: ModelChoice, config: ParallelConfig
     ) -> None:
-        """`choice` names the model; the processes start up beside what comes before `load`.
+        """`choice` names the model.
 
         Raises MachineError where there are fewer GPUs than ranks, or rank 0 would be on another one
         than the first.
         """
         _refuse_other_gpu(model.device, config.ranks)
         self._model, self._choice, self._config = model, choice, config
-        kind: DeviceKind = "cuda" if model.device.type == "cuda" else "cpu"
-        self._pool = RankPool(config.ranks, device=kind)
         self._branches: ParallelBranches | None = None
         self._decoder: SpreadDecoder | None = None
-        self.stop = finalize(self, gpu_lock.end, self._pool)
-        gpu_lock.enter(self._pool)
-        self._pool.launch()
-
-    @property
-    def member_pids(self) -> list[int]:
-        """Process ids of ranks 1, 2, ..; empty where none runs."""
-        return self._pool.member_pids
+        kind: DeviceKind = "cuda" if model.device.type == "cuda" else "cpu"
+        super().__init__(RankPool(config.ranks, device=kind))
 
     def load(self, *, with_branches: bool = True) -> None:
         """Have each rank read what it works with, all at once, and put them to work for the model;
@@ -86,15 +75,8 @@ class VideoRanks:
 
         Raises what loading raises on any rank, MachineError where one does not come up, or dies.
         """
-        gpu_lock.take(self._pool)
-        try:
+        with self._loading("ask for fewer ranks; each needs memory for what it loads"):
             self._load(with_branches)
-        except RankError as error:
-            raise MachineError(
-                f"the ranks did not load the model: {error.what}",
-                hint="ask for fewer ranks; each needs memory for what it loads",
-                code="machine.ranks",
-            ) from error
 
     def _load(self, with_branches: bool) -> None:
         model, config, pool = self._model, self._config, self._pool
@@ -110,15 +92,7 @@ class VideoRanks:
             branches = ParallelBranches(pool, ranks=config.cfg_ranks, part=TRANSFORMER)
             self._branches, model.branch_runner = branches, lambda: branches
 
-    def revive(self) -> None:
-        """Ranks that an earlier job has lost, or that left for another session's, start again, each
-        with what it had. Raises MachineError where one does not come up.
-        """
-        gpu_lock.take(self._pool)
-        self._pool.revive()
-
     def report(self) -> ParallelReport:
-        """How the last video was spread."""
         return ParallelReport(
             branch_ranks=1 if self._branches is None else self._branches.ranks,
             decode=None if self._decoder is None else _rounded(self._decoder.report),

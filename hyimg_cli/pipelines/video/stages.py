@@ -8,92 +8,108 @@ denoiser is made for it, whatever became of the one before.
 # Legend: B batch, C channel, F latent frames, Y X latent rows and columns
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 from torch import Tensor
 
 from hyimg_cli.errors import OutputError
 from hyimg_cli.models.latent_video import LatentVideoModel, PromptEmbedding, VideoDenoiser
-from hyimg_cli.pipelines.clock import PhaseClock
+from hyimg_cli.pipelines.out_of_memory import MemoryPolicy
+from hyimg_cli.pipelines.request import Finished, Request
 from hyimg_cli.pipelines.video.latents_checkpoint import Kept, LatentsCheckpoint
-from hyimg_cli.spec.events import DenoiseStep, PhaseStarted, Progress
+from hyimg_cli.spec.events import DenoiseStep, ParallelReport, PhaseStarted, Progress
 from hyimg_cli.spec.job import VideoJob
 
+Result = TypeVar("Result")
+Stage: TypeAlias = Generator[Progress, None, Result]
 Embed = Callable[[str], PromptEmbedding]
+_KEPT = "its denoised latents are kept: the next attempt only decodes them"
 
 
 @dataclass(frozen=True)
 class VideoStages:
-    """What every job of a group works with."""
+    """What every job of a group works with. `drop` frees on the device what is kept for others."""
 
     model: LatentVideoModel
     embed: Embed
+    drop: Callable[[], object]
 
 
 @dataclass(frozen=True)
-class Frames:
-    """A finished video in pieces of uint8 [T, H, W, 3], and how it came about.
+class Denoised:
+    """Latents behind the last of `steps` denoise steps."""
+
+    latents_BCFYX: Tensor
+    steps: int
+
+
+@dataclass(eq=False)
+class Frames(Finished[VideoJob]):
+    """A video in pieces of uint8 [T, H, W, 3]; `parallel`: over which ranks, None without.
 
     `denoise_steps` are those of this run: a job that went on from kept latents has fewer.
     """
 
     pieces: tuple[np.ndarray, ...]
     denoise_steps: int
-    notes: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Denoised:
-    """Latents behind the last step, and how many steps led to them in this run."""
-
-    latents_BCFYX: Tensor
-    steps: int
-    notes: tuple[str, ...]
+    parallel: ParallelReport | None = None
 
 
 def make_video(
-    job: VideoJob, on: VideoStages, clock: PhaseClock, checkpoint: LatentsCheckpoint | None = None
+    request: Request[VideoJob], stages: VideoStages, checkpoint: LatentsCheckpoint | None = None
 ) -> Generator[Progress, None, Frames]:
-    """The whole story of a job but for its writing; tells what it does on the way.
+    """The whole story of a job but for its writing; each stage is tried as `out_of_memory` says.
 
     `checkpoint`: the place for its latents, None where they are not kept.
     """
-    # 1. read: the latents that an earlier attempt left.
-    clock.enter("read")
+    request.clock.enter("read")
     kept = None if checkpoint is None else checkpoint.found()
     if kept is not None and kept.is_last:
-        denoised = Denoised(kept.latents_BCFYX.to(on.model.device), 0, kept.notes)
+        request.notes.extend(kept.notes)
+        denoised = Denoised(kept.latents_BCFYX.to(stages.model.device), kept.steps)
     else:
-        # 2. encode: every string the job reads, mostly from memory.
-        yield PhaseStarted(job.custom_id, "encode")
-        clock.enter("encode")
-        embeddings = {text: on.embed(text) for text in dict.fromkeys(on.model.texts(job))}
-        # 3. denoise: all steps, or those behind the kept latents.
-        yield PhaseStarted(job.custom_id, "denoise", job.num_inference_steps)
-        clock.enter("denoise_first")
-        denoised = yield from denoise(job, embeddings, on.model, clock, checkpoint, kept)
-    # 4. decode_latents.
-    yield PhaseStarted(job.custom_id, "decode_latents")
-    clock.enter("decode_latents")
-    pieces = tuple(checked(job, on.model.decode_latents(denoised.latents_BCFYX)))
-    clock.enter("queue")
-    # 5. write: in a thread beside the next job.
-    ours = () if checkpoint is None else checkpoint.notes
-    return Frames(pieces, denoised.steps, tuple(dict.fromkeys((*denoised.notes, *ours))))
+        embeddings = yield from _alone(request, stages, lambda: encode(request, stages))
+        denoised = yield from _alone(
+            request, stages, lambda: denoise(request, embeddings, stages, checkpoint)
+        )
+    if checkpoint is not None and checkpoint.holds_last:
+        request.notes_if_lost.append(_KEPT)
+    pieces = yield from _alone(request, stages, lambda: decode(request, denoised, stages))
+    begun = 0 if kept is None else kept.step
+    return Frames(request, pieces, denoised.steps - begun)
+
+
+def _alone(
+    request: Request[VideoJob], stages: VideoStages, stage: Callable[[], Stage[Result]]
+) -> Stage[Result]:
+    memory = MemoryPolicy(stages.drop, "the text encoders and the prefixes of pictures")
+    return memory.alone(request, stage)
+
+
+def encode(request: Request[VideoJob], stages: VideoStages) -> Stage[Mapping[str, PromptEmbedding]]:
+    """Embed every string the job reads; mostly it is in memory."""
+    yield PhaseStarted(request.job.custom_id, "encode")
+    request.clock.enter("encode")
+    texts = dict.fromkeys(stages.model.texts(request.job))
+    embeddings = {text: stages.embed(text) for text in texts}
+    request.notes.extend(_notes(embeddings))
+    return embeddings
 
 
 def denoise(
-    job: VideoJob,
+    request: Request[VideoJob],
     embeddings: Mapping[str, PromptEmbedding],
-    model: LatentVideoModel,
-    clock: PhaseClock,
+    stages: VideoStages,
     checkpoint: LatentsCheckpoint | None,
-    kept: Kept | None,
-) -> Generator[Progress, None, Denoised]:
-    """Every denoise step behind `kept`; nothing of them is read on the host unless it is kept."""
-    denoiser = model.denoiser(job, embeddings)
-    notes = tuple(note for embedding in embeddings.values() for note in embedding.notes)
-    start, latents_BCFYX = _start(denoiser, kept, model)
+) -> Stage[Denoised]:
+    """Every denoise step behind the kept latents; none is read on the host unless it is kept."""
+    job, clock = request.job, request.clock
+    yield PhaseStarted(job.custom_id, "denoise", job.num_inference_steps)
+    kept = None if checkpoint is None else checkpoint.found()
+    clock.enter("denoise_first")
+    denoiser = stages.model.denoiser(job, embeddings)
+    start, latents_BCFYX = _start(denoiser, kept, stages.model)
     for index in range(start, denoiser.steps):
         latents_BCFYX = denoiser.step(index, latents_BCFYX)
         if index == start:
@@ -102,10 +118,25 @@ def denoise(
         if checkpoint is not None and checkpoint.is_due(step, steps):
             clock.enter("write")
             state = denoiser.state() if step < steps else {}
-            checkpoint.keep(Kept(step, steps, latents_BCFYX, state, notes))
+            checkpoint.keep(Kept(step, steps, latents_BCFYX, state, _notes(embeddings)))
             clock.enter("denoise_rest")
         yield DenoiseStep(job.custom_id, step, steps)
-    return Denoised(latents_BCFYX, denoiser.steps - start, notes)
+    return Denoised(latents_BCFYX, denoiser.steps)
+
+
+def decode(
+    request: Request[VideoJob], denoised: Denoised, stages: VideoStages
+) -> Stage[tuple[np.ndarray, ...]]:
+    """Decode the last latents into frames."""
+    yield PhaseStarted(request.job.custom_id, "decode_latents")
+    request.clock.enter("decode_latents")
+    pieces = tuple(checked(request.job, stages.model.decode_latents(denoised.latents_BCFYX)))
+    request.clock.enter("queue")
+    return pieces
+
+
+def _notes(embeddings: Mapping[str, PromptEmbedding]) -> tuple[str, ...]:
+    return tuple(note for embedding in embeddings.values() for note in embedding.notes)
 
 
 def _start(

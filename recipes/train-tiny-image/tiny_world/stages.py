@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer
 
-from hyimg_cli.models.hunyuan_image3.model import HunyuanImage3ForCausalMM, transformers_config
+from hyimg_cli.models.hunyuan_image3.model import HunyuanImage3ForCausalMM
 from hyimg_cli.models.hunyuan_image3.vocabulary import Vocabulary
 from tiny_world.architecture import tiny_architecture, with_scaling
 from tiny_world.batches import RowBuilder
@@ -89,7 +89,7 @@ def _network(run: WholeRun) -> HunyuanImage3ForCausalMM:
     arch = tiny_architecture(tokenizer_of(run))
     vae = trained_vae(arch.vae, run.vae.folder)
     arch = with_scaling(arch, vae.architecture.scaling_factor)
-    network = HunyuanImage3ForCausalMM(transformers_config(arch))
+    network = HunyuanImage3ForCausalMM(arch)
     torch.nn.init.normal_(network.model.wte.weight, std=_EMBEDDING_STD)
     network.vae = vae
     return network

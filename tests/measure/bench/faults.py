@@ -75,11 +75,11 @@ def sleep_in_decoding(patch: pytest.MonkeyPatch) -> None:
     """The reusing variant waits before it decodes: a phase that is the same in both."""
     original = batch.decode
 
-    def finished(work: Any, latents: Any, steps: int, studio: Any) -> Any:
+    def finished(work: Any, studio: Any) -> Any:
         if not studio.reuse.kv_reuse:
             work.clock.enter("decode_latents")
             sleep(0.3)
-        return original(work, latents, steps, studio)
+        return original(work, studio)
 
     patch.setattr(batch, "decode", finished)
 

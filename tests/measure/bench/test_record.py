@@ -47,11 +47,12 @@ def test_bench_json_says_everything_in_plain_values(
     entry, folder = written
     text = (folder / "bench.json").read_text()
     assert json.loads(text) == json.loads(json.dumps(entry))
-    assert entry["verdict"] == {
-        "name": "identical",
-        "reasons": ["every value of 1 pairs of pictures is the same"],
-        "exit_code": 0,
-    }
+    assert (entry["verdict"]["name"], entry["verdict"]["exit_code"]) == ("identical", 0)
+    first, *others = entry["verdict"]["reasons"]
+    assert first == "every value of 1 pairs of pictures is the same"
+    # A busy machine has a second one.
+    assert all(one.startswith("time: not resolved, runs of re") for one in others)
+    assert entry["timings"][0]["is_resolved"] == (not others)
     rows = {row["name"]: row for row in entry["precision"]}
     assert rows["reuse vs recompute, 2 steps"]["psnr_min"] == "inf"
     assert isinstance(rows["reuse, other seed"]["psnr_min"], float)

@@ -11,7 +11,7 @@ from hyimg_cli.measure.bench.budget import DistanceRow
 from hyimg_cli.measure.bench.divergence import Divergence
 from hyimg_cli.measure.bench.runs import RUN_PHASES, RunResult
 from hyimg_cli.measure.bench.scenario import read_scenario
-from hyimg_cli.measure.bench.verdict import Comparison, Timed
+from hyimg_cli.measure.bench.verdict import Comparison, Timed, clock_notes
 from hyimg_cli.quality.metrics import PIXEL_METRICS, Distance
 
 SCENARIO = read_scenario("kv-reuse")
@@ -179,3 +179,57 @@ def test_noise_is_no_reason() -> None:
     two = even[:2], [run(think=0.9) for _ in range(2)]
     for a, b in ((even, disturbed), (even, steady), busy, two):
         assert replace(CLEAN, timed=timed(a, b)).verdict.name == "identical"
+
+
+def runs(*walls: float) -> list[RunResult]:
+    """Runs of these seconds, all of them where the variants may differ."""
+    return [
+        RunResult(Path(), s, 0.0, dict.fromkeys(RUN_PHASES, 0.0) | {"prefill": s}, ())
+        for s in walls
+    ]
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "vary"),
+    [
+        ((1.0, 5.5, 2.0, 3.0, 1.5), (2.0, 1.2, 4.0, 1.4, 3.0), "reuse vary 5.5x"),
+        ((9.8, 11.4), (11.7, 12.0), "reuse vary 1.2x"),
+        ((1.0, 1.0, 1.0), (1.0, 1.5, 1.0), "recompute vary 1.5x"),
+    ],
+)
+def test_a_clock_that_tells_nothing_is_said_and_changes_no_verdict(
+    a: tuple[float, ...], b: tuple[float, ...], vary: str
+) -> None:
+    found = replace(CLEAN, timed=timed(runs(*a), runs(*b))).verdict
+    assert (found.name, found.exit_code) == ("identical", 0)
+    assert found.reasons[1:] == (f"time: not resolved, runs of {vary} at 8 steps",)
+    worse = replace(CLEAN, pairs={8: pair(APART)}, timed=timed(runs(*a), runs(*b))).verdict
+    assert worse.reasons[-1] == found.reasons[1]
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        ((1.0, 1.1, 1.0, 1.05, 1.0), (3.0, 3.4, 3.1, 2.9, 3.0)),  # far apart, whatever the noise
+        ((1.0, 1.0, 1.0, 1.0, 5.5), (1.3, 1.3, 1.3, 1.3, 1.3)),  # steady but for one run
+        ((1.0, 1.02, 1.01), (1.0, 1.01, 1.03)),  # equally fast, and known to be
+        ((1.0,), (1.0,)),
+    ],
+)
+def test_a_clock_that_tells_something_is_left_alone(
+    a: tuple[float, ...], b: tuple[float, ...]
+) -> None:
+    found = replace(CLEAN, timed=timed(runs(*a), runs(*b))).verdict
+    assert found.reasons == replace(CLEAN, timed=EVEN).verdict.reasons
+
+
+def test_a_speed_up_agrees_with_the_medians_beside_it_or_says_why() -> None:
+    (even,) = timed(runs(1.0, 1.01, 1.0), runs(2.0, 2.02, 2.0))
+    assert (even.speedup.median, even.speedup_of_medians) == (2.0, 2.0)
+    assert list(clock_notes(even)) == []
+    # The machine slows down: each pair says 3, the medians do not.
+    (slowing,) = timed(runs(1.0, 1.5, 1.4), runs(3.0, 4.5, 3.8))
+    assert slowing.is_resolved
+    (note,) = clock_notes(slowing)
+    assert "speed-up of 3.000 is the median of ratios" in note
+    assert "the medians of all runs give 2.714" in note

@@ -105,7 +105,7 @@ def test_both_wan_networks_are_used(
     seen: list[int] = []
     handles = [
         network.register_forward_hook(lambda *_, i=i: seen.append(i))
-        for i, network in enumerate(model.family.networks)  # type: ignore[attr-defined]
+        for i, network in enumerate(model.networks)
     ]
     draw(model, replace(job, num_inference_steps=6, flow_shift=3.0))
     for handle in handles:
@@ -222,8 +222,7 @@ def test_a_failing_job_leaves_nothing_in_a_step_cache(
 
     def cached() -> tuple[DiffusersVideo, Any]:
         model = registry.load_video(ModelChoice(str(folders[name]), device="cpu"))
-        family: Any = model.family
-        network = family.network if name == "hunyuan" else family.networks[0]
+        network: Any = model.networks[0]
         network.enable_cache(config)
         return model, network
 
@@ -361,8 +360,7 @@ def test_a_state_of_another_step_is_refused(tiny: DiffusersVideo, job: VideoJob)
 
 def test_a_step_cache_cannot_be_checkpointed(folders: dict[str, Path], job: VideoJob) -> None:
     model = registry.load_video(ModelChoice(str(folders["hunyuan"]), device="cpu"))
-    family: Any = model.family
-    family.network.enable_cache(TaylorSeerCacheConfig())
+    model.networks[0].enable_cache(TaylorSeerCacheConfig())
     with pytest.raises(JobError, match="step cache"):
         embedded(model, job).state()
 
@@ -476,14 +474,14 @@ def test_the_mask_free_processor_is_the_librarys_where_all_is_valid(
     tiny: DiffusersVideo, prompt: str
 ) -> None:
     """One block, the same rows, with a mask of ones and with none."""
-    family: Any = tiny.family
-    block = family.network.transformer_blocks[0]
+    network = tiny.networks[0]
+    block = network.transformer_blocks[0]
     generator = torch.Generator().manual_seed(len(prompt))
     video, text, time = (
         torch.randn(*shape, block.norm1.linear.in_features, generator=generator)
         for shape in ((1, 15), (1, 7), (1,))
     )
-    rotary = family.network.rope(torch.empty(1, 4, 1, 3, 5))
+    rotary = network.rope(torch.empty(1, 4, 1, 3, 5))
     with torch.no_grad():
         masked = block(video, text, time, torch.ones(1, 7), rotary)
         free = block(video, text, time, None, rotary)

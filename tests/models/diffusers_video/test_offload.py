@@ -13,7 +13,7 @@ from hyimg_cli.models import registry
 from hyimg_cli.models.diffusers_video import weights
 from hyimg_cli.models.diffusers_video.layout import Component, read_layout
 from hyimg_cli.models.diffusers_video.model import DiffusersVideo
-from hyimg_cli.models.diffusers_video.offload import NoOffload, OneAtATime
+from hyimg_cli.models.diffusers_video.offload import Offload
 from hyimg_cli.models.diffusers_video.weights import Place, load_weights
 from hyimg_cli.spec.job import VideoJob
 from hyimg_cli.spec.run import ModelChoice
@@ -34,7 +34,7 @@ class Watched:
 
         def watched(component: Component, place: Place) -> Any:
             module = original(component, place)
-            if isinstance(place.offload, NoOffload):
+            if place.offload is None:
                 return module
             tensors = (*module.parameters(), *module.buffers())
             self.homes[component.name] = module, [t.data_ptr() for t in tensors]
@@ -42,7 +42,7 @@ class Watched:
                 part.register_forward_pre_hook(lambda *_: self._at_work(component.name))
             return module
 
-        for name in ("prompts", "wan", "hunyuan_video15"):
+        for name in ("prompts", "model", "wan", "hunyuan_video15"):
             monkeypatch.setattr(f"hyimg_cli.models.diffusers_video.{name}.load_weights", watched)
 
     def away(self) -> list[str]:
@@ -112,7 +112,7 @@ def test_a_network_that_does_not_fit_is_left_whole(
 ) -> None:
     network = load_weights(read_layout(folders["wan"]).components["transformer"], _place())
     before = {name: t.data_ptr() for name, t in network.state_dict().items()}
-    offload, copies = OneAtATime(CPU), iter(range(5))
+    offload, copies = Offload(CPU), iter(range(5))
     original = Tensor.to
 
     def short(tensor: Tensor, *args: Any, **options: Any) -> Tensor:
@@ -130,4 +130,4 @@ def test_a_network_that_does_not_fit_is_left_whole(
 
 
 def _place() -> Place:
-    return Place(CPU, torch.float32, OneAtATime(CPU))
+    return Place(CPU, torch.float32, Offload(CPU))

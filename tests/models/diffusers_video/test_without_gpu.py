@@ -58,9 +58,8 @@ def prepared_schedule(model: DiffusersVideo, monkeypatch: pytest.MonkeyPatch) ->
     """The family gets a schedule whose values were computed on the host, as they always are, and
     that only then moves to the device.
     """
-    family: Any = model.family
     schedule = JobScheduler(
-        family.layout.components["scheduler"],
+        model.layout.components["scheduler"],
         steps=6,
         flow_shift=3.0,
         device=torch.device("cpu"),
@@ -71,7 +70,7 @@ def prepared_schedule(model: DiffusersVideo, monkeypatch: pytest.MonkeyPatch) ->
         schedule.move_to(options["device"])
         return schedule
 
-    monkeypatch.setattr(f"{type(family).__module__}.JobScheduler", moved)
+    monkeypatch.setattr("hyimg_cli.models.diffusers_video.model.JobScheduler", moved)
 
 
 @pytest.mark.parametrize("name", ["hunyuan", "wan", "wan22"])
@@ -100,14 +99,12 @@ def on_fake_gpu(
     prepared_schedule(model, monkeypatch)
     watch = OnTheHost()
     with FakeTensorMode(allow_non_fake_inputs=True):
-        family: Any = model.family
-        family.place = Place(GPU, torch.float32)
-        networks = [
-            fake_network(family.layout.components[name])
+        model.place = Place(GPU, torch.float32)
+        model.networks = [
+            fake_network(model.layout.components[name])
             for name in ("transformer", "transformer_2")
-            if name in family.layout.components
+            if name in model.layout.components
         ]
-        family.network, family.networks = networks[0], networks
         denoiser = model.denoiser(job, embeddings)
         # The first step moves the job's constants to the device, once.
         latents = denoiser.step(0, denoiser.initial_latents().to(GPU))

@@ -8,7 +8,7 @@ from diffusers import HunyuanVideo15Transformer3DModel, WanTransformer3DModel
 from torch.utils.flop_counter import FlopCounterMode
 
 from hyimg_cli.models.diffusers_video.attention import MaskFreeAttention
-from hyimg_cli.models.diffusers_video.hunyuan_video15 import HoistedWay
+from hyimg_cli.models.diffusers_video.hunyuan_video15 import hoisted_forward
 from hyimg_cli.models.diffusers_video.work import hunyuan_forward, wan_forward
 from hyimg_cli.models.latent_video import PromptEmbedding
 
@@ -36,7 +36,7 @@ def test_hunyuan_against_torchs_count(grid: tuple[int, int, int]) -> None:
         noise = torch.empty(1, 32, *grid)
         text = PromptEmbedding("k", {"text": torch.empty(1, 3584)}, ())
         with torch.no_grad(), FlopCounterMode(display=False) as counted:
-            forward = HoistedWay(network).forward_of(text, noise)
+            forward = hoisted_forward(network, text, noise)
             forward(torch.empty(1, 65, *grid), torch.empty(1))
     assert hunyuan_forward(HUNYUAN).flops(grid) == pytest.approx(
         counted.get_total_flops(), rel=0.01

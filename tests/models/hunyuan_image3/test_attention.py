@@ -6,8 +6,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from masks import visibility
 
-from hyimg_cli.models.hunyuan_image3.attention import QueryBlock, pieces, visibility
+from hyimg_cli.models.hunyuan_image3.attention import QueryBlock, pieces
 from hyimg_cli.models.hunyuan_image3.rope import Rope, positions, rope
 from hyimg_cli.models.hunyuan_image3.sequence import Grid, ImageBlock
 

@@ -14,8 +14,7 @@ from hyimg_cli.errors import CheckpointError, MachineError
 from hyimg_cli.kernels.formats import LEVELS
 from hyimg_cli.models.hunyuan_image3.config import architecture
 from hyimg_cli.models.hunyuan_image3.placement import balanced, place_of, refuse_outside
-from hyimg_cli.models.hunyuan_image3.weight_loading import fill, without_weights
-from hyimg_cli.models.hunyuan_image3.weights import load
+from hyimg_cli.models.hunyuan_image3.weights import fill, load, without_weights
 
 FORMS = ("fp8", "nf4")
 

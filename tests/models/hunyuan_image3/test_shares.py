@@ -11,12 +11,11 @@ from wide_checkpoint import Anonymous, wide_checkpoint
 
 from hyimg_cli.errors import CheckpointError
 from hyimg_cli.models import registry
-from hyimg_cli.models.hunyuan_image3.card import model_card
-from hyimg_cli.models.hunyuan_image3.config import architecture, read_json
+from hyimg_cli.models.hunyuan_image3.card import model_card, read_architecture
+from hyimg_cli.models.hunyuan_image3.config import architecture
 from hyimg_cli.models.hunyuan_image3.sharded import Cuts
-from hyimg_cli.models.hunyuan_image3.shares import Weights, load_share
 from hyimg_cli.models.hunyuan_image3.split import heads_of_rank, rank_bytes, split_weights
-from hyimg_cli.models.hunyuan_image3.weights import expected_shapes
+from hyimg_cli.models.hunyuan_image3.weights import expected_shapes, load_share
 from hyimg_cli.parallel.tensor import Share
 from hyimg_cli.spec.run import Quantization
 
@@ -27,7 +26,7 @@ FOLDER = registry.resolve_model(registry.EMBEDDED)
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_shares_put_together_are_the_checkpoint(ranks: int) -> None:
     """Rows and columns of every matrix, as often as there are ranks that have a kv head."""
-    arch = architecture(read_json(FOLDER, "config.json"))
+    arch = read_architecture(FOLDER)
     every = [Cuts(arch, Share(number, ranks)) for number in range(ranks)]
     for name, tensor in load_file(FOLDER / "model.safetensors").items():
         cuts = [cuts.of(name) for cuts in every]
@@ -47,9 +46,9 @@ def test_weights_are_the_checkpoints_own(
     """Every rank has the numbers that one process would have, in its rows and columns."""
     config = small_config | {"moe_intermediate_size": [128] * small_config["num_hidden_layers"]}
     folder = _written(tmp_path / "checkpoint", config)
-    whole = load_share(Weights(folder, torch.float32, quantization), Share(0, 1), CPU)
+    whole = load_share(folder, Share(0, 1), CPU, dtype=torch.float32, quantization=quantization)
     cuts = Cuts(whole.arch, Share(1, 2))
-    share = load_share(Weights(folder, torch.float32, quantization), Share(1, 2), CPU)
+    share = load_share(folder, Share(1, 2), CPU, dtype=torch.float32, quantization=quantization)
     for number, (layer, full) in enumerate(
         zip(share.model.layers, whole.model.layers, strict=True)
     ):
@@ -86,13 +85,13 @@ def _expert(moe: Any, part: str) -> torch.Tensor:
 def test_bytes_are_those_that_were_promised(quantization: Quantization) -> None:
     card, arch = (
         model_card(FOLDER, registry.EMBEDDED),
-        architecture(read_json(FOLDER, "config.json")),
+        read_architecture(FOLDER),
     )
     assert card.weights is not None
     for ranks, dtype in ((1, "float32"), (2, "bfloat16"), (4, "float32")):
         promised = rank_bytes(card.weights, arch, ranks, dtype=dtype, quantization=quantization)
-        weights = Weights(FOLDER, getattr(torch, dtype), quantization)
-        held = [_nbytes(load_share(weights, Share(n, ranks), CPU)) for n in range(ranks)]
+        form = {"dtype": getattr(torch, dtype), "quantization": quantization}
+        held = [_nbytes(load_share(FOLDER, Share(n, ranks), CPU, **form)) for n in range(ranks)]
         assert held[0] == promised.first
         assert max(held[1:], default=promised.other) == promised.other
         if ranks == 1:
@@ -103,7 +102,7 @@ def test_bytes_are_those_that_were_promised(quantization: Quantization) -> None:
 def test_released_numbers_by_rank(released_config: dict[str, Any]) -> None:
     arch = architecture(released_config)
     assert split_weights(arch, 4) * 4 == split_weights(arch, 1)
-    assert heads_of_rank(arch, 4).kv_heads == 2
+    assert heads_of_rank(arch, 4)[0] == 2
     # More ranks than kv heads: k and v are there twice.
     assert split_weights(arch, 16) * 16 > split_weights(arch, 1)
 
@@ -123,7 +122,7 @@ def test_no_rank_ever_holds_more_than_its_share(
     (folder / "config.json").write_text(json.dumps(config))
     whole = layers * experts * 3 * 640 * config["hidden_size"] * 2
     with Anonymous() as memory:
-        network = load_share(Weights(folder, torch.bfloat16), Share(1, 2), CPU)
+        network = load_share(folder, Share(1, 2), CPU, dtype=torch.bfloat16)
     assert whole > 90e6
     assert 0.5 * whole < _nbytes(network) < 0.53 * whole
     assert memory.grown < _nbytes(network) + 0.1 * whole
@@ -143,4 +142,4 @@ def test_a_checkpoint_is_checked_whole_on_every_rank(tmp_path: Path, small_folde
         save_file(changed, target / "model.safetensors")
         for number in (0, 1):
             with pytest.raises(CheckpointError, match=what):
-                load_share(Weights(target, torch.float32), Share(number, 2), CPU)
+                load_share(target, Share(number, 2), CPU, dtype=torch.float32)

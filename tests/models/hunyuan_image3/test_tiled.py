@@ -12,7 +12,7 @@ from diffusers import AutoencoderKLHunyuanVideo15
 
 from hyimg_cli.errors import UsageError
 from hyimg_cli.models import registry
-from hyimg_cli.models.hunyuan_image3 import bands
+from hyimg_cli.models.hunyuan_image3 import row_chunks
 from hyimg_cli.models.hunyuan_image3.config import VaeArchitecture
 from hyimg_cli.models.hunyuan_image3.tiled import TiledPicture
 from hyimg_cli.models.hunyuan_image3.vae import Vae
@@ -87,8 +87,8 @@ def test_a_picture_within_a_tile_is_not_changed(vae: Vae) -> None:
 def test_a_tile_has_the_same_bits_where_nobody_turned_gradients_off(
     vae: Vae, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on a rank: with gradients the VAE would take one band, and round otherwise."""
-    monkeypatch.setattr(bands, "VAE_BAND_BYTES", 1 << 12)
+    """As on a rank: with gradients the VAE would take one chunk, and round otherwise."""
+    monkeypatch.setattr(row_chunks, "VAE_CHUNK_BYTES", 1 << 12)
     latents, tiled = torch.randn(1, 8, 1, 8, 7), TiledPicture(vae)
     with torch.no_grad():
         expected = tiled.decode_tile(latents)

@@ -1,0 +1,83 @@
+"""What a shell completes where an option or an argument takes a value. Nothing here imports torch.
+
+No words means that the shell completes names of files, as it would without us.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from hyimg_cli.errors import HyimgError
+
+if TYPE_CHECKING:
+    from hyimg_cli.manifest.manifest import Manifest
+
+# A folder is one too: of pictures.
+_MANIFESTS = (".jsonl", ".txt", ".csv", ".tsv")
+
+
+def joined_values(environ: MutableMapping[str, str]) -> None:
+    """Take out the "=" that bash makes a word of its own in `--flag=value`."""
+    words = environ.get("COMP_WORDS", "").split("\n")
+    if "=" in words and (here := int(environ["COMP_CWORD"])) and words[here] != "=":
+        environ["COMP_WORDS"] = "\n".join(word for word in words if word != "=")
+        environ["COMP_CWORD"] = str(here - words[:here].count("="))
+
+
+def among(words: Iterable[str]) -> Callable[[], list[str]]:
+    """One of these."""
+    return lambda: list(words)
+
+
+def manifests(incomplete: str) -> list[str]:
+    """Packaged manifests by name, and with them what lies here under such a name."""
+    from hyimg_cli.cli import packaged
+
+    names = [name for name in packaged.names() if name.startswith(incomplete)]
+    if not names:
+        return []
+    here = sorted(path for path in Path().glob(f"{incomplete}*") if path.name[0] != ".")
+    folders = [f"{path}/" for path in here if path.is_dir()]
+    return names + folders + [str(path) for path in here if path.suffix in _MANIFESTS]
+
+
+def ids(ctx: typer.Context) -> list[str]:
+    """The ids of what stands on the command line: a manifest's good lines, or pictures' names."""
+    from hyimg_cli.manifest.line import child_ids
+
+    # NOTE: behind an option that lacks its value the parser leaves arguments unread.
+    names = ctx.params.get("inputs") or ctx.args
+    if not names or any(_is_stream(name) for name in names):
+        return []
+    try:
+        manifest = _manifest(dict(ctx.params) | {"inputs": names, "quiet": True})
+    except HyimgError:
+        return []
+    return [name for line in manifest.lines for name in child_ids(line.fields)]
+
+
+def _manifest(given: Mapping[str, Any]) -> "Manifest":
+    """What the command itself would read. Raises HyimgError."""
+    from hyimg_cli.cli import packaged
+
+    if not given.get("prompt"):
+        return packaged.read(given["inputs"][0])
+    # Pictures need numpy, which takes as long to import as all the rest.
+    from hyimg_cli.cli.inputs import manifest_of
+
+    return manifest_of(given)
+
+
+def _is_stream(name: str) -> bool:
+    """Tell if a name is read as it comes: then it is empty for the command itself."""
+    path = Path(name)
+    return name == "-" or (path.exists() and not path.is_file() and not path.is_dir())
+
+
+def scenarios() -> list[str]:
+    """The packaged comparisons of `hyimg bench`."""
+    from hyimg_cli.measure.bench.scenario import names
+
+    return list(names())

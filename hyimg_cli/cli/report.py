@@ -1,0 +1,69 @@
+"""`hyimg report`: the page of any run's folder."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hyimg_cli.cli import options as o
+from hyimg_cli.cli import render
+from hyimg_cli.errors import UsageError
+from hyimg_cli.files import replace_file, storage_error
+
+Folder = Annotated[
+    Path, typer.Argument(metavar="OUT", help="A run's folder: the -o of hyimg generate.")
+]
+SingleFile = Annotated[
+    bool, typer.Option("--single-file", help="One HTML file with its pictures inside, to attach.")
+]
+Out = Annotated[
+    Path | None,
+    typer.Option(
+        "-o",
+        "--output",
+        metavar="<path>",
+        help="Where the single file goes. Default: OUT/report-single.html.",
+    ),
+]
+MostMb = Annotated[
+    float, typer.Option("--max-mb", min=0.0, help="How much of pictures a single file may hold.")
+]
+
+
+def report(
+    folder: Folder,
+    single_file: SingleFile = False,
+    output: Out = None,
+    max_mb: MostMb = 24.0,
+    quiet: o.Quiet = False,
+) -> None:
+    """Make the page of a run's folder: report.html, or one file to attach.
+
+    The run may be going on, be of an older version, or have lost pictures: the page says so.
+    """
+    if output is not None and not single_file:
+        raise UsageError("-o is for a single file", hint="add --single-file, or leave out -o")
+    path = _single(folder, output, max_mb) if single_file else _page(folder)
+    if not quiet:
+        render.note(f"report: {path}")
+
+
+def _page(folder: Path) -> Path:
+    from hyimg_cli.journal.disk import is_locked
+    from hyimg_cli.journal.journal import LOCK
+    from hyimg_cli.report.run_page import NAME, RunPage
+
+    RunPage(folder).refresh(is_running=is_locked(folder / LOCK))
+    return folder / NAME
+
+
+def _single(folder: Path, output: Path | None, most_mb: float) -> Path:
+    from hyimg_cli.report.single_file import single_file
+
+    path = output or folder / "report-single.html"
+    text = single_file(folder, most_mb=most_mb)
+    try:
+        replace_file(path, text.encode("utf-8", "backslashreplace"))
+    except OSError as error:
+        raise storage_error(error, path.parent) from error
+    return path

@@ -1,0 +1,227 @@
+"""A run while it goes: a bar on a terminal, lines elsewhere. Each shows events as they come."""
+
+import sys
+import threading
+import time
+from collections.abc import Callable
+from threading import Lock
+from typing import Self
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    Progress,
+    ProgressColumn,
+    TaskID,
+    TextColumn,
+)
+
+from hyimg_cli.cli.render import Style, note
+from hyimg_cli.cli.sentences import Readiness, finished, loading_text, ready, status
+from hyimg_cli.cli.underway import Underway
+from hyimg_cli.engine.timing.left import TimeLeft
+from hyimg_cli.engine.timing.weights_read import WeightsRead
+from hyimg_cli.spec.events import (
+    Event,
+    JobDone,
+    JobFailed,
+    ModelLoading,
+    PromptEmbedded,
+    PromptsReady,
+)
+from hyimg_cli.spec.plan import Plan
+
+# Between looks at what changes without an event, and between plain lines that say how far it is.
+_TICK_S = 0.2
+_STATUS_S = 30.0
+_LOADING = "loading"
+
+
+class View:
+    """One line for each failed job, and nothing else."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def show(self, event: Event) -> None:
+        if isinstance(event, JobFailed):
+            note(finished(event.outcome))
+
+
+class LiveView(View):
+    """One that also moves between events: a thread looks at it a few times a second."""
+
+    def __init__(self, total: int, left: TimeLeft | None = None, *, replicas: int = 1) -> None:
+        """`left` knows what is left of a run; without one, nobody does."""
+        self._total = total
+        self._left = left or TimeLeft(Plan(()))
+        self._has_replicas = replicas > 1
+        self._lock = Lock()
+        self._is_over = threading.Event()
+        self._ticker = threading.Thread(target=self._tick_on, daemon=True)
+        self._loading: ModelLoading | None = None
+        self._read: WeightsRead | None = None
+
+    def __enter__(self) -> Self:
+        self._ticker.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        self._ticker.join()
+
+    def show(self, event: Event) -> None:
+        with self._lock:
+            self._left.add(event)
+            if isinstance(event, ModelLoading):
+                self._read = WeightsRead(of_children=self._has_replicas)
+                self._loading = event
+            elif not isinstance(event, PromptEmbedded | PromptsReady):
+                self._loading = self._read = None
+            self._show(event)
+
+    def tick(self) -> None:
+        """Bring up to date what changes without an event."""
+        with self._lock:
+            if self._read is not None:
+                self._read.look()
+            self._move()
+
+    @property
+    def loading(self) -> str:
+        """Which model is on its way and how much of it was read; empty while none is."""
+        if self._loading is None or self._read is None:
+            return ""
+        return loading_text(self._loading.model, self._read.nbytes, self._loading.nbytes)
+
+    def _show(self, event: Event) -> None:
+        raise NotImplementedError
+
+    def _move(self) -> None:
+        raise NotImplementedError
+
+    def _tick_on(self) -> None:
+        while not self._is_over.wait(_TICK_S):
+            self.tick()
+
+
+class PlainView(LiveView):
+    """One line when a model is on its way, ready or warm, one for each finished job, and after half
+    a minute at most one that says how far the run is.
+    """
+
+    def __init__(
+        self,
+        total: int,
+        left: TimeLeft | None = None,
+        *,
+        replicas: int = 1,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(total, left, replicas=replicas)
+        self._clock = clock
+        self._told_at = clock()
+        self._count = 0
+
+    def _show(self, event: Event) -> None:
+        if isinstance(event, Readiness):
+            note(ready(event))
+        elif isinstance(event, JobDone | JobFailed):
+            self._count += 1
+            note(f"[{self._count}/{self._total}] {finished(event.outcome)}")
+
+    def _move(self) -> None:
+        if self._clock() - self._told_at >= _STATUS_S:
+            self._told_at = self._clock()
+            note(status(self._left, self.loading))
+
+
+class RichView(LiveView):
+    """A bar over all jobs with the rate and the time that is left, and a line for each phase that
+    has jobs.
+    """
+
+    def __init__(self, total: int, left: TimeLeft | None = None, *, replicas: int = 1) -> None:
+        super().__init__(total, left, replicas=replicas)
+        columns: list[str | ProgressColumn] = [
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            TextColumn("{task.fields[count]}", markup=False),
+        ]
+        self._progress = Progress(
+            *columns, console=Console(stderr=True, highlight=False), transient=True
+        )
+        self._finished = 0
+        self._underway = Underway()
+        self._all = self._progress.add_task("all jobs", total=total, count=f"0/{total}")
+        self._of_phase: dict[str, TaskID] = {}
+
+    @property
+    def bars(self) -> list[str]:
+        """What each bar stands for, from the top."""
+        return [task.description for task in self._progress.tasks]
+
+    @property
+    def counts(self) -> list[str]:
+        """What is written behind each bar."""
+        return [str(task.fields["count"]) for task in self._progress.tasks]
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return super().__enter__()
+
+    def __exit__(self, *raised: object) -> None:
+        super().__exit__(*raised)
+        self._progress.stop()
+
+    def _show(self, event: Event) -> None:
+        self._underway.add(event)
+        if isinstance(event, Readiness):
+            self._print(ready(event))
+        elif isinstance(event, JobDone | JobFailed):
+            self._finished += 1
+            if event.outcome.status == "failed" or event.outcome.warnings:
+                self._print(finished(event.outcome))
+        self._move()
+
+    def _move(self) -> None:
+        """Brings every bar up to date; a phase without jobs has none."""
+        completed = self._finished + 0.9 * self._underway.drawn
+        count = status(self._left).partition(", ")[2]
+        count = f"{self._finished}/{self._total}, {count}"
+        self._progress.update(self._all, completed=completed, count=count)
+        lines = {line.at.phase: line for line in self._underway.lines()}
+        for phase in self._of_phase.keys() - {*lines, *([_LOADING] if self._loading else [])}:
+            self._progress.remove_task(self._of_phase.pop(phase))
+        for line in lines.values():
+            who, at = line.who, line.at
+            self._draw(at.phase, f"{at.phase}: {who}", at.completed, at.total, at.count)
+        if self._loading is not None and self._read is not None:
+            what, _, count = self.loading.partition(": ")
+            self._draw(_LOADING, what, self._read.nbytes, self._loading.nbytes, count)
+
+    def _draw(self, phase: str, what: str, completed: int, total: int, count: str) -> None:
+        if phase not in self._of_phase:
+            self._of_phase[phase] = self._progress.add_task(phase, total=None, count="")
+        self._progress.update(
+            self._of_phase[phase],
+            description=what,
+            completed=completed,
+            total=total or None,
+            count=count,
+        )
+
+    def _print(self, text: str) -> None:
+        self._progress.console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def view_of(style: Style, total: int, left: TimeLeft | None = None, *, replicas: int = 1) -> View:
+    """The view that fits: Rich on a terminal, a line for each finished job elsewhere."""
+    if style.is_quiet or style.progress == "none":
+        return View()
+    if style.progress == "rich" or (style.progress == "auto" and sys.stderr.isatty()):
+        return RichView(total, left, replicas=replicas)
+    return PlainView(total, left, replicas=replicas)

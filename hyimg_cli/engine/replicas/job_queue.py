@@ -1,0 +1,132 @@
+"""Which jobs a replica gets next: large pieces while much is left, single jobs at the end.
+
+Pieces shrink with what is left (guided self-scheduling, Polychronopoulos & Kuck 1987), so a slow
+replica takes fewer of them and holds nothing up at the end. No process is known here.
+"""
+
+from collections import Counter, deque
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+
+from hyimg_cli.manifest.texts import text_of
+from hyimg_cli.spec.job import ImageJob, Job, VideoJob
+from hyimg_cli.spec.plan import Group, Plan, VideoGroup
+
+# A replica's share of a piece is this part of what would be even: the rest levels differences.
+_ROUNDS = 2
+# Pictures that write and draw together cost less than one by one: fewer are only given where more
+# would leave another replica without work.
+_WORTH_BATCHING = 4
+
+
+@dataclass
+class _Pending:
+    """What is left of a group."""
+
+    group: Group | VideoGroup
+    jobs: deque[Job] = field(default_factory=deque)
+
+
+class JobQueue:
+    """The jobs of a plan that nobody has yet, for `replicas` of them to take from."""
+
+    def __init__(self, plan: Plan, replicas: int) -> None:
+        self._replicas = replicas
+        self._parts = [_Pending(group, deque(group.jobs)) for group in plan.groups]
+        self._part_of = {job.custom_id: part for part in self._parts for job in part.jobs}
+        self._alone: deque[Job] = deque()
+
+    def __len__(self) -> int:
+        """Jobs that are left."""
+        return sum(len(part.jobs) for part in self._parts) + len(self._alone)
+
+    def take(self, loaded: str | None, at_work: Sequence[str]) -> Plan | None:
+        """The next piece, of one group; None where nothing is left.
+
+        `loaded`: the model that the replica has already, which it keeps while there are jobs for
+        it. Else it gets the model with most jobs for each replica that is `at_work` on it (their
+        models), so that no model is loaded more often than it must be. Jobs that are to run alone
+        come last.
+        """
+        model = self._model(loaded, at_work)
+        if model is None:
+            return self._single() if self._alone else None
+        part = next(part for part in self._parts if part.jobs and part.group.model == model)
+        jobs = [part.jobs.popleft() for _ in range(self._cut(part))]
+        return _piece(part.group, jobs)
+
+    def requeue(self, jobs: Sequence[Job]) -> None:
+        """Jobs that were taken and not begun are the next ones of their group again."""
+        for job in reversed(jobs):
+            self._part_of[job.custom_id].jobs.appendleft(job)
+
+    def isolate(self, job: Job) -> None:
+        """A job that may have been what ended its replica: it runs alone, behind all others."""
+        self._alone.append(job)
+
+    def clear(self) -> None:
+        """Dispatch nothing more."""
+        self._alone.clear()
+        for part in self._parts:
+            part.jobs.clear()
+
+    def _model(self, loaded: str | None, at_work: Sequence[str]) -> str | None:
+        left: Counter[str] = Counter()
+        for part in self._parts:
+            left[part.group.model] += len(part.jobs)
+        if loaded is not None and left[loaded]:
+            return loaded
+        busy = Counter(at_work)
+        waiting = [model for model, count in left.items() if count]
+        return max(waiting, key=lambda model: left[model] / (busy[model] + 1), default=None)
+
+    def _single(self) -> Plan:
+        job = self._alone.popleft()
+        return _piece(self._part_of[job.custom_id].group, [job])
+
+    def _cut(self, part: _Pending) -> int:
+        """How many jobs of a group to dispatch: about as many as are due, whole sets of jobs with
+        the same source images, or else with the same text, unless a set is larger than two pieces.
+        """
+        due = self._due(part)
+        return _fill(due, part.jobs, _sources) or _fill(due, part.jobs, _text) or due
+
+    def _due(self, part: _Pending) -> int:
+        model = part.group.model
+        left = sum(len(one.jobs) for one in self._parts if one.group.model == model)
+        even = -(-left // self._replicas)
+        due = -(-left // (_ROUNDS * self._replicas))
+        if isinstance(part.group, Group):
+            due = max(due, min(_WORTH_BATCHING, even))
+        return min(due, len(part.jobs))
+
+
+def _piece(group: Group | VideoGroup, jobs: Sequence[Job]) -> Plan:
+    """The group with these of its jobs alone."""
+    if isinstance(group, Group):
+        pictures = tuple(job for job in jobs if isinstance(job, ImageJob))
+        return Plan((replace(group, jobs=pictures),))
+    return Plan((replace(group, jobs=tuple(job for job in jobs if isinstance(job, VideoJob))),))
+
+
+def _fill(due: int, jobs: Iterable[Job], alike: Callable[[Job], Hashable]) -> int:
+    """How many of the first jobs are about `due` in whole sets; 0 where the first is too large."""
+    end = 0
+    for _, same in groupby(jobs, key=alike):
+        count = sum(1 for _ in same)
+        if end + count > 2 * due:
+            break
+        end += count
+        if end >= due:
+            break
+    return end
+
+
+def _sources(job: Job) -> Hashable:
+    """Equal for jobs with the same source images; without any, for those with the same text."""
+    return (isinstance(job, ImageJob) and job.images) or _text(job)
+
+
+def _text(job: Job) -> Hashable:
+    return text_of(job) if isinstance(job, ImageJob) else job.custom_id

@@ -1,0 +1,89 @@
+"""The files of jobs in an output folder: what they are called, and whose a name was before."""
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import PurePosixPath
+from typing import Any
+
+from hyimg_cli.errors import OutputFolderError
+from hyimg_cli.manifest.file_names import path_of, suffix_of
+from hyimg_cli.settings.file_names import UNKNOWN, clashes, finished
+from hyimg_cli.spec.job import Job
+
+OUTPUTS = "outputs"
+_Results = Mapping[str, Mapping[str, Any]]
+
+
+def name_of(job: Job, width: int | str, height: int | str) -> str:
+    """The name of the job's file where it has these sides."""
+    sides = {"width": width, "height": height}
+    return finished(job.file_name, {"custom_id": job.custom_id} | sides)
+
+
+def files_of(output: Mapping[str, Any]) -> list[str]:
+    """Every file of an output: of a video its sidecar and its frames, too."""
+    path = str(output["path"])
+    sidecar = [path.removesuffix(".mp4") + ".json"] if path.endswith(".mp4") else []
+    return [path, *sidecar, *filter(None, [output.get("frames_path")])]
+
+
+def former_files(jobs: Iterable[Job], results: _Results) -> dict[str, list[str]]:
+    """By job the files of its earlier result, without those that another result names, too."""
+    owners = Counter(one["path"] for entry in results.values() for one in _outputs(entry))
+    return {
+        job.custom_id: [
+            file
+            for output in _outputs(results[job.custom_id])
+            if owners[output["path"]] == 1
+            for file in files_of(output)
+        ]
+        for job in jobs
+        if job.custom_id in results
+    }
+
+
+def is_renamed(job: Job, entry: Mapping[str, Any]) -> bool:
+    """True where a done job's file is called otherwise by now."""
+    return any(
+        output["path"] != _path(job, output.get("width", UNKNOWN), output.get("height", UNKNOWN))
+        for output in _outputs(entry)
+    )
+
+
+def _path(job: Job, width: int | str, height: int | str) -> str:
+    return f"{OUTPUTS}/{name_of(job, width, height)}{suffix_of(job)}"
+
+
+def refuse_files_of_others(jobs: Sequence[Job], results: _Results, own: Collection[str]) -> None:
+    """Raises OutputFolderError where a job's file would be that of a result of another manifest:
+    of one whose id is not among `own`.
+    """
+    others = {
+        output["path"]: name
+        for name, entry in results.items()
+        if name not in own
+        for output in _outputs(entry)
+    }
+    if not others:
+        return
+    paths = [*others, *(f"{OUTPUTS}/{path_of(job)}" for job in jobs)]
+    for later, earlier in clashes(paths):
+        if earlier < len(others) <= later:
+            path, job = paths[earlier], jobs[later - len(others)]
+            raise OutputFolderError(
+                f'{path} would be the file of "{job.custom_id}"; it is that of "{others[path]}"',
+                where=job.source_line,
+                hint="choose another folder with -o, or another --name",
+                code="output.other-file",
+            )
+
+
+def _outputs(entry: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The outputs of a result that name a file below `outputs`; a line may hold anything."""
+    found = entry.get("outputs") or []
+    return [one for one in found if isinstance(one, Mapping) and _is_below(one.get("path"))]
+
+
+def _is_below(path: Any) -> bool:
+    parts = PurePosixPath(path).parts if isinstance(path, str) else ()
+    return parts[:1] == (OUTPUTS,) and ".." not in parts and len(parts) > 1

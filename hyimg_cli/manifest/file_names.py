@@ -1,0 +1,106 @@
+"""The names of all jobs' files, filled in as far as they are known before anything is drawn, and
+those that would meet in one file.
+"""
+
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path, PurePath
+
+from hyimg_cli.errors import HyimgError
+from hyimg_cli.manifest.line import fault
+from hyimg_cli.manifest.manifest import Manifest
+from hyimg_cli.settings.file_names import UNKNOWN, clashes, fault_of, filled, finished, fit
+from hyimg_cli.settings.precedence import Setting
+from hyimg_cli.spec.job import ImageJob, Job, VideoJob
+
+
+def named(
+    manifest: Manifest, jobs: Sequence[Job], setting: Setting
+) -> tuple[list[Job], list[HyimgError]]:
+    """The jobs with the names of their files, and what is wrong with those; a line with such a
+    fault gives no job. `setting`: the name where a line says none.
+    """
+    numbered = _numbered(manifest, jobs)
+    found = [replace(job, file_name=_name(job, manifest.folder, n)) for n, job in numbered]
+    faults = dict(_faults(found, setting))
+    return [job for job in found if job.source_line not in faults], list(faults.values())
+
+
+def path_of(job: Job) -> str:
+    """The job's file below `outputs`, a side of a picture `UNKNOWN`."""
+    return finished(job.file_name, {"custom_id": job.custom_id}) + suffix_of(job)
+
+
+def suffix_of(job: Job) -> str:
+    return job.encoding.suffix if isinstance(job, ImageJob) else ".mp4"
+
+
+def _numbered(manifest: Manifest, jobs: Sequence[Job]) -> Iterator[tuple[int, Job]]:
+    """Each job with its place among all of the manifest, from 1. A faulty line counts as one: once
+    it is mended, those behind it keep their numbers.
+    """
+    counts = Counter(job.source_line for job in jobs)
+    lines = dict.fromkeys(manifest.bad_ids, "") | {
+        line.line_number: line.where for line in manifest.lines
+    }
+    next_number, number = {}, 1
+    for _, where in sorted(lines.items()):
+        next_number[where] = number
+        number += counts[where] or 1
+    for job in jobs:
+        yield next_number[job.source_line], job
+        next_number[job.source_line] += 1
+
+
+def _name(job: Job, folder: Path, number: int) -> str:
+    """The template of the job's name, with all that is known of it but the id, which stands in the
+    job: a name that is the id alone stays as it is.
+    """
+    source = job.images[0] if isinstance(job, ImageJob) and job.images else None
+    values: dict[str, str | int] = {
+        "stem": job.custom_id if source is None else fit(PurePath(source).stem),
+        "folder": "" if source is None else fit(_below(folder, source)),
+        "index": number,
+        "seed": job.seed,
+    }
+    if isinstance(job, VideoJob):
+        values |= {"height": job.size.height, "width": job.size.width}
+    return filled(job.file_name, values)
+
+
+def _below(folder: Path, source: str) -> str:
+    """The folder of a source image, seen from the manifest's; one elsewhere by its last name."""
+    place = os.path.abspath(os.path.dirname(source))
+    relative = os.path.relpath(place, os.path.abspath(folder))
+    is_elsewhere = relative == ".." or relative.startswith("../")
+    return os.path.basename(place) if is_elsewhere else relative.removeprefix(".")
+
+
+def _faults(jobs: Sequence[Job], setting: Setting) -> Iterator[tuple[str, HyimgError]]:
+    """What is wrong with the names, by the job's line."""
+    paths = [path_of(job) for job in jobs]
+    for job, path in zip(jobs, paths, strict=True):
+        if what := fault_of(path.removesuffix(suffix_of(job))):
+            yield job.source_line, _fault(job, setting, "bad-name", f"{_shown(path)}: {what}", "")
+    for later, earlier in clashes(paths):
+        job, twin = jobs[later], jobs[earlier]
+        is_own = twin.source_line == job.source_line
+        other = "another file of this line" if is_own else f"the file of {twin.source_line}"
+        what, hint = f"{_shown(paths[later])} is {other}", "add {custom_id} or {seed} to the name"
+        if paths[later] != paths[earlier]:
+            what = f"{_shown(paths[later])} may be {other}, {_shown(paths[earlier])}"
+        if UNKNOWN in paths[later] + paths[earlier]:
+            hint += ": sizes are known once a picture is drawn"
+        yield job.source_line, _fault(job, setting, "duplicate-name", what, hint)
+
+
+def _shown(path: str) -> str:
+    return f'"{path.replace(UNKNOWN, "?")}"'
+
+
+def _fault(job: Job, setting: Setting, slug: str, what: str, hint: str) -> HyimgError:
+    is_own = "name" in job.user_fields or setting.origin == "default"
+    where = f"{job.source_line}: name" if is_own else f"{job.source_line}: --name"
+    return fault(slug, what, where=where, hint=hint)

@@ -1,0 +1,157 @@
+"""A tensor's rows taken chunk by chunk, so that what is made of all of it is never whole at once.
+
+    ┌────────────────┐
+    │ chunk n - 1    │   A row of a 3x3 convolution needs the rows above and below it. So a chunk is
+    │ ░░░░░░ halo ░░ │   computed together with its halo, whose results are dropped; beyond the
+    │ chunk n        │   picture is the convolution's own padding. Every row has the value that it
+    │ ░░░░░░ halo ░░ │   has in the whole, up to rounding.
+    │ chunk n + 1    │
+    └────────────────┘
+
+A group norm looks at all rows: its statistics are taken first, with no copy of the tensor. Where
+all rows are one chunk, torch's modules compute it in one piece; so they do where gradients may be
+wanted, for which every middle must be kept anyway.
+"""
+
+# Legend: B batch · C channels · G groups of them · T frames · Y X rows, columns · N all of a group
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from hyimg_cli.models.hunyuan_image3.config import VAE_CHUNK_BYTES
+
+Compute = Callable[[Tensor], Tensor]
+# Of a group, at a time on a CPU: it stays in the cache, and in memory that is used again.
+_PIECE = 1 << 16
+
+
+class RowChunks:
+    """The rows of a tensor, and what is computed of them a chunk at a time.
+
+    `channels`: values at each position of a chunk that are held while it is computed; they give its
+    height. `halo`: rows above and below that it needs; chunks begin at multiples of it.
+    """
+
+    def __init__(self, x_BCTYX: Tensor, channels: int, *, halo: int = 1) -> None:
+        self._x_BCTYX, self._halo = x_BCTYX, halo
+        batch, _, frames, self._rows, columns = x_BCTYX.shape
+        row_bytes = channels * batch * frames * columns * x_BCTYX.element_size()
+        most = VAE_CHUNK_BYTES // row_bytes
+        self._is_one = most >= self._rows or torch.is_grad_enabled()
+        self._height = _even(self._rows, max(1, most // halo - 2) * halo, halo)
+
+    def swished(self, norm: nn.GroupNorm) -> Compute:
+        """Norm and swish of a chunk, by the statistics of all rows."""
+        if self._is_one:
+            return lambda x_BCTYX: functional.silu(norm(x_BCTYX))
+        shift_BC111, scale_BC111 = _shift_and_scale(norm, self._x_BCTYX)
+        return lambda chunk_BCTYX: functional.silu(
+            torch.addcmul(shift_BC111, chunk_BCTYX, scale_BC111), inplace=True
+        )
+
+    def joined(self, compute: Compute) -> Tensor:
+        """`compute` of all rows; it may return more or fewer rows by a whole factor."""
+        if self._is_one:
+            return compute(self._x_BCTYX)
+        out_BCTYX = self._with_chunk(None, compute, 0)
+        for start in range(self._height, self._rows, self._height):
+            self._with_chunk(out_BCTYX, compute, start)
+        return out_BCTYX
+
+    def added(self, compute: Compute, onto_BCTYX: Tensor) -> Tensor:
+        """`onto` plus `compute` of all rows; as `plus`, in the memory of `onto`."""
+        if self._is_one:
+            return plus(onto_BCTYX, compute(self._x_BCTYX))
+        for start in range(0, self._rows, self._height):
+            rows_BCTYX = onto_BCTYX[:, :, :, start : start + self._height]
+            rows_BCTYX.add_(self._chunk(compute, start))
+        return onto_BCTYX
+
+    def _with_chunk(self, out_BCTYX: Tensor | None, compute: Compute, start: int) -> Tensor:
+        """`out` with a chunk's rows in their place, made behind the first chunk. Here the chunk is
+        freed: the next one is not computed beside it.
+        """
+        chunk_BCTYX = self._chunk(compute, start)
+        rows = chunk_BCTYX.shape[3]
+        if out_BCTYX is None:
+            batch, channels, frames, _, columns = chunk_BCTYX.shape
+            every = rows * self._rows // self._height
+            out_BCTYX = torch.empty(
+                (batch, channels, frames, every, columns),
+                dtype=chunk_BCTYX.dtype,
+                device=chunk_BCTYX.device,
+                memory_format=_layout(chunk_BCTYX),
+            )
+        first = start * out_BCTYX.shape[3] // self._rows
+        out_BCTYX[:, :, :, first : first + rows] = chunk_BCTYX
+        return out_BCTYX
+
+    def _chunk(self, compute: Compute, start: int) -> Tensor:
+        """`compute` of the chunk that begins at row `start`, without its halo."""
+        stop = min(start + self._height, self._rows)
+        first, last = max(0, start - self._halo), min(self._rows, stop + self._halo)
+        made_BCTYX = compute(self._x_BCTYX[:, :, :, first:last])
+        top, bottom = (
+            (row - first) * made_BCTYX.shape[3] // (last - first) for row in (start, stop)
+        )
+        return made_BCTYX[:, :, :, top:bottom]
+
+
+def _layout(x_BCTYX: Tensor) -> torch.memory_format:
+    """How a tensor lies in memory, of the two orders that convolutions know."""
+    return torch.channels_last_3d if x_BCTYX.stride(1) == 1 else torch.contiguous_format
+
+
+def _even(rows: int, most: int, halo: int) -> int:
+    """The height of chunks of at most `most` rows: about even ones, where there are three or more.
+
+    torch convolves a chunk of few rows on a CPU by another, slower way, whose memory is 27 times as
+    much.
+    """
+    count = math.ceil(rows / most)
+    return most if count < 3 else math.ceil(rows / count / halo) * halo
+
+
+def plus(given: Tensor, more: Tensor) -> Tensor:
+    """The sum; in the memory of `given`, which nobody reads any more, unless gradients are on."""
+    return given + more if torch.is_grad_enabled() else given.add_(more)
+
+
+def _shift_and_scale(norm: nn.GroupNorm, x_BCTYX: Tensor) -> tuple[Tensor, Tensor]:
+    """A norm as a linear function of each channel, [B, C, 1, 1, 1] each."""
+    # On a CPU torch's own takes value by value: three times as long as two passes.
+    moments = _moments_by_pieces if x_BCTYX.is_cpu else _moments_at_once
+    variance_BG, mean_BG = (
+        of_group.repeat_interleave(norm.num_channels // norm.num_groups, dim=1)
+        for of_group in moments(x_BCTYX, norm.num_groups)
+    )
+    scale_BC = norm.weight * torch.rsqrt(variance_BG + norm.eps)
+    shift_BC = norm.bias - mean_BG * scale_BC
+    return shift_BC[..., None, None, None], scale_BC[..., None, None, None]
+
+
+def _moments_at_once(x_BCTYX: Tensor, groups: int) -> tuple[Tensor, Tensor]:
+    """Variance and mean of each group, [B, G] each, in one reading of `x` and no memory."""
+    of_groups = x_BCTYX.unflatten(1, (groups, -1))
+    return torch.var_mean(of_groups, dim=(2, 3, 4, 5), correction=0)
+
+
+def _moments_by_pieces(x_BCTYX: Tensor, groups: int) -> tuple[Tensor, Tensor]:
+    """The same in two readings, with the memory of a piece."""
+    x_BGN = x_BCTYX.reshape(x_BCTYX.shape[0], groups, -1)
+    mean_BG = x_BGN.mean(2)
+    variances = [
+        _mean_square(x_N, mean)
+        for x_GN, mean_G in zip(x_BGN, mean_BG, strict=True)
+        for x_N, mean in zip(x_GN, mean_G, strict=True)
+    ]
+    return torch.stack(variances).view_as(mean_BG), mean_BG
+
+
+def _mean_square(x_N: Tensor, mean: Tensor) -> Tensor:
+    """Of the deviations from `mean`, a piece at a time."""
+    sums = [(piece - mean).square_().sum() for piece in x_N.split(_PIECE)]
+    return torch.stack(sums).sum() / x_N.numel()

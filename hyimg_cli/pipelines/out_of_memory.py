@@ -1,0 +1,156 @@
+"""Out of memory: what is tried, in which order, and what the job's line tells of it.
+
+    FEWER   together: a forward in halves, or with those alone that there was room for
+    AGAIN   when what is kept for other jobs was dropped, and the allocator's cache
+    LATER   when others have given their memory back
+    LOST    the job fails; its line names the setting that needs less
+
+None of it changes a pixel. Tiles are other pixels, and so another run: only who asks for them gets
+them. Any other fault of a batch is looked for in halves too, and is then one job's own.
+"""
+
+import logging
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from types import TracebackType
+from typing import Any, Literal, Self, TypeVar
+
+import torch
+
+from hyimg_cli.pipelines.request import Request
+from hyimg_cli.spec.events import Progress
+from hyimg_cli.spec.job import ImageJob
+
+logger = logging.getLogger(__name__)
+Requests = Sequence[Request[Any]]
+Result = TypeVar("Result")
+SharedStage = Literal["think", "draw"]
+# Of a job that goes on LATER, by what there was no memory for.
+_WAITS = {
+    "prefill": "no memory to begin it beside others",
+    "branches": "it began anew: no memory for its context beside another's branches",
+    "decode": "no memory to decode beside other jobs; it was decoded behind them",
+}
+
+
+class Remedy(Enum):
+    """What comes next for requests whose stage has failed."""
+
+    FEWER = auto()
+    AGAIN = auto()
+    LATER = auto()
+    LOST = auto()
+
+
+class Attempt:
+    """The border around a stage: `with Attempt() as tried` keeps what it raises as `tried.error`,
+    for `MemoryPolicy.remedy` to judge.
+    """
+
+    error: Exception | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: object, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if isinstance(error, Exception):
+            self.error = error
+        return self.error is not None
+
+
+@dataclass(frozen=True)
+class Shortage:
+    """Memory was too small for more than `most` of such jobs to think, or to draw, together."""
+
+    stage: SharedStage
+    most: int
+    jobs: tuple[ImageJob, ...]
+
+
+class MemoryPolicy:
+    """The remedies of one run, and what it learns: the `most` jobs that think and draw together
+    from here on, and in `shortages` why.
+    """
+
+    def __init__(
+        self, drop: Callable[[], object], kept: str, most: Mapping[SharedStage, int] | None = None
+    ) -> None:
+        """`drop` frees what is kept for other jobs; `kept` says what that is."""
+        self.most = dict(most or {})
+        self.shortages: list[Shortage] = []
+        self._drop, self._kept = drop, kept
+        # Who had it dropped, and has not waited for others since.
+        self._dropped_for: set[str] = set()
+
+    def remedy(
+        self,
+        error: Exception,
+        requests: Requests,
+        *,
+        stage: SharedStage = "draw",
+        company: Requests = (),
+        can_wait: bool = False,
+    ) -> Remedy:
+        """What comes next for `requests`, that have failed together; room is made for it.
+
+        `company`: those that the memory went to; `can_wait`: others will give some back.
+        """
+        is_short, count = isinstance(error, torch.OutOfMemoryError), len(requests)
+        name = requests[0].job.custom_id
+        if is_short and company:
+            remedy = Remedy.FEWER
+            self._note(company, f"no memory to {stage} more than {len(company)} together")
+            self.limit(stage, len(company), [*requests, *company])
+        elif count > 1:
+            remedy = Remedy.FEWER
+            what = "out of memory" if is_short else repr(error)
+            self._note(requests, f"a batch of {count} failed ({what}); it went on in halves")
+            if is_short:
+                self.limit(stage, count // 2, requests)
+        elif is_short and name not in self._dropped_for:
+            remedy = Remedy.AGAIN
+            self._note(requests, f"out of memory; it went on when {self._kept} were dropped")
+            self._dropped_for.add(name)
+            self._drop()
+        else:
+            remedy = Remedy.LATER if is_short and can_wait else Remedy.LOST
+        if is_short or remedy is not Remedy.LOST:
+            # Its frames keep activations alive. Any other lost job's tell where its fault is.
+            error.__traceback__ = error.__context__ = None
+        if is_short:
+            torch.cuda.empty_cache()
+        return remedy
+
+    def alone(
+        self, request: Request[Any], stage: Callable[[], Generator[Progress, None, Result]]
+    ) -> Generator[Progress, None, Result]:
+        """A stage of a job that has no company: once more where that is a remedy. Raises its error
+        where it is lost.
+        """
+        while True:
+            with Attempt() as tried:
+                return (yield from stage())
+            assert tried.error is not None, "the stage gave nothing"
+            if self.remedy(tried.error, [request]) is not Remedy.AGAIN:
+                raise tried.error
+
+    def limit(self, stage: SharedStage, most: int, requests: Requests) -> None:
+        """From here on no more than `most` think, or draw, together."""
+        self.most[stage] = most
+        self.shortages.append(Shortage(stage, most, tuple(one.job for one in requests)))
+
+    def put_off(self, request: Request[Any], stage: str) -> None:
+        """Have a request wait until others have drawn: the prefixes that they leave may be in its
+        way again, and are dropped for it once more.
+        """
+        self._note([request], _WAITS[stage])
+        self._dropped_for.discard(request.job.custom_id)
+        request.clock.enter("queue")
+
+    def _note(self, requests: Requests, note: str) -> None:
+        logger.warning("%s: %s", ", ".join(one.job.custom_id for one in requests), note)
+        for request in requests:
+            request.notes.append(note)

@@ -1,0 +1,57 @@
+"""A job on its way through a pipeline, and the two ways to leave it: finished, or lost."""
+
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from hyimg_cli.pipelines.clock import PhaseClock
+from hyimg_cli.spec.job import Job
+
+OneJob = TypeVar("OneJob", bound=Job, covariant=True)
+
+
+@dataclass(eq=False)
+class Request(Generic[OneJob]):
+    """A job that has begun: its clock, and the notes that will stand in its line.
+
+    `notes_if_lost` stand there too where it fails: what its next attempt need not do.
+    """
+
+    job: OneJob
+    clock: PhaseClock
+    notes: list[str] = field(default_factory=list)
+    notes_if_lost: list[str] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class Work(Generic[OneJob]):
+    """A form of a request behind one of its stages; each stage adds its own fields."""
+
+    request: Request[OneJob]
+
+    @property
+    def job(self) -> OneJob:
+        return self.request.job
+
+    @property
+    def clock(self) -> PhaseClock:
+        return self.request.clock
+
+    @property
+    def notes(self) -> list[str]:
+        return self.request.notes
+
+
+@dataclass(eq=False)
+class Finished(Work[OneJob]):
+    """The last form: pixels that are not written yet. `source_digests`: of the images it read."""
+
+    @property
+    def source_digests(self) -> tuple[str, ...]:
+        return ()
+
+
+@dataclass(eq=False)
+class Lost(Work[OneJob]):
+    """A request that failed."""
+
+    error: Exception

@@ -1,0 +1,92 @@
+"""What the page shows of a job, in plain values: from its result line and from the job as it was
+resolved; either may be empty.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
+
+Entry = Mapping[str, Any]
+Record = dict[str, Any]
+
+_NO_TIME = ("queue", "total")
+# Said elsewhere in a record, or too long for a list of settings.
+_NO_SETTING = ("custom_id", "prompt", "images", "seed", "cot_text", "cot_token_ids", "model")
+
+
+class Pictures(Protocol):
+    """How the page gets at files: `name`, `link`, `thumb`, `width`, `height`; `gone` says why one
+    cannot be shown.
+    """
+
+    def source(self, path: str) -> Record: ...
+
+    def output(self, output: Entry) -> Record: ...
+
+
+def record(place: int, asked: Entry, result: Entry, pictures: Pictures) -> Record:
+    """One result; `place` is that of its job in the manifest."""
+    found = {
+        "id": result["custom_id"],
+        "place": place,
+        "status": str(result.get("status")),
+        "prompt": str(asked.get("prompt") or ""),
+        "seed": asked.get("seed"),
+        "sources": [pictures.source(str(path)) for path in asked.get("images") or ()],
+        "outputs": [pictures.output(output) for output in result.get("outputs") or ()],
+        "texts": list(_texts(result)),
+        "facts": list(_facts(asked, result)),
+        "settings": list(_settings(asked)),
+        "phases": list(_phases(result)),
+        "warnings": list(map(str, result.get("warnings") or ())),
+        "error": _error(result.get("error")),
+    }
+    return {name: value for name, value in found.items() if value not in (None, "", [])}
+
+
+def _error(error: Entry | None) -> Record | None:
+    if not error:
+        return None
+    return {name: str(error.get(name) or "") for name in ("code", "message", "hint")}
+
+
+def _facts(asked: Entry, result: Entry) -> Iterator[tuple[str, str]]:
+    """Short facts: steps, time, and how much was reused."""
+    if steps := result.get("denoise_steps") or asked.get("num_inference_steps"):
+        yield "steps", str(steps)
+    if times := result.get("timings_s"):
+        own = times.get("total", 0.0) - times.get("queue", 0.0)
+        yield "time", f"{(result.get('share_s') or {}).get('total', own):.2f} s"
+    reuse = (result.get("kv_reuse") or {}).get("status")
+    if reuse and asked.get("task") != "t2v":
+        yield "KV reuse", str(reuse)
+    if result.get("attempt", 1) > 1:
+        yield "attempt", str(result["attempt"])
+
+
+def _settings(asked: Entry) -> Iterator[tuple[str, str]]:
+    if "model" in asked:
+        yield "model", str(asked["model"]).rstrip("/").rpartition("/")[2]
+    yield from ((name, str(value)) for name, value in asked.items() if name not in _NO_SETTING)
+
+
+def _phases(result: Entry) -> Iterator[tuple[str, str]]:
+    """The time of each phase, and how long the job waited before the first."""
+    times = result.get("timings_s") or {}
+    phases = [(name, f"{s:.3f} s") for name, s in times.items() if name not in _NO_TIME and s]
+    if phases:
+        yield from phases
+        yield "waited before", f"{times.get('queue', 0.0):.3f} s"
+
+
+def _texts(result: Entry) -> Iterator[tuple[str, str]]:
+    """The text before the picture by the tags in it; text without them as a whole."""
+    text = str(result.get("cot_text") or "")
+    found = {
+        name: re.findall(rf"<{name}>(.*?)(?:</{name}>|$)", text, re.DOTALL)
+        for name in ("recaption", "think")
+    }
+    parts = [(name, "\n".join(texts).strip()) for name, texts in found.items() if texts]
+    yield from parts or ([("text before the picture", text)] if text else [])
+    if result.get("think_truncated"):
+        yield "note", "the text was cut off before its closing tag"

@@ -1,0 +1,208 @@
+"""The page of a run: `report.html` in its folder, and its data beside it.
+
+    OUT/report.html   report/index.js   report/data-0001.js …   report/thumbs/
+
+Data are scripts, since a page from a disk may not fetch. Each data file has a run of lines of
+results.jsonl in their order; the last one about a job counts. So the page of a folder is the same
+however often, and by whom, it was brought up to date.
+"""
+
+import json
+import math
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hyimg_cli.errors import OutputFolderError, UsageError
+from hyimg_cli.files import JOURNAL_BYTES, bytes_of, opened, replace_file, storage_error
+from hyimg_cli.journal.journal import RESOLVED, RESULTS, RUN, outcomes_in
+from hyimg_cli.journal.journal_file import whole_lines
+from hyimg_cli.journal.past_run import read_run_info, resolved_jobs
+from hyimg_cli.report.page import render
+from hyimg_cli.report.records import Entry, Pictures, Record, record
+from hyimg_cli.report.thumbnails import LinkedPictures
+
+NAME, DATA = "report.html", "report"
+FORMAT = 1
+_PER_FILE = 200
+Jobs = dict[str, tuple[int, dict[str, Any]]]
+
+
+class RunPage:
+    """Brings the page of a folder up to date, reading only what its journal has gained."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises UsageError for a folder that no run has written in, OutputFolderError for one
+        that is damaged.
+        """
+        self._folder = folder
+        self._asked = asked_in(folder)
+        self._pictures = LinkedPictures(folder, shared_folder(self._asked))
+        self._bytes_read = self._lines_read = 0
+        self._status: dict[str, str] = {}
+        self._records: list[str] = []
+        # Results whose thumbnails were put off, by their place among the records.
+        self._waiting: dict[int, Entry] = {}
+
+    @property
+    def is_waiting(self) -> bool:
+        """True where thumbnails were put off."""
+        return bool(self._waiting)
+
+    def refresh(self, *, is_running: bool = False, thumbnails_s: float = math.inf) -> bool:
+        """Write what is new; True where a file changed. Thumbnails may take `thumbnails_s`.
+
+        Raises OutputFolderError for a damaged journal, StorageError where nothing can be written.
+        """
+        try:
+            touched = self._take_in(self._new_results(), thumbnails_s)
+            (self._folder / DATA).mkdir(exist_ok=True)
+            files = {f"{DATA}/data-{n + 1:04}.js": self._data(n) for n in sorted(touched)}
+            files[f"{DATA}/index.js"] = call("index", self._index(is_running))
+            files[NAME] = render("report.html", title=title(self._folder), inline="")
+            return bool([name for name, text in files.items() if self._put(name, text)])
+        except OSError as error:
+            raise storage_error(error, self._folder) from error
+
+    def _new_results(self) -> list[dict[str, Any]]:
+        """The outcomes behind those that were read."""
+        try:
+            with opened(self._folder / RESULTS, JOURNAL_BYTES) as file:
+                file.seek(self._bytes_read)
+                fresh = whole_lines(file.read())
+        except FileNotFoundError:
+            return []
+        found = list(outcomes_in(fresh, self._lines_read + 1))
+        self._bytes_read += len(fresh)
+        self._lines_read += fresh.count(b"\n")
+        return found
+
+    def _take_in(self, results: Sequence[Entry], thumbnails_s: float) -> set[int]:
+        """Makes records of these, and again of those whose thumbnails wait; the numbers of the
+        data files that changed.
+        """
+        self._pictures.limit(thumbnails_s)
+        self._status |= {one["custom_id"]: str(one.get("status")) for one in results}
+        first = len(self._records)
+        self._records += [""] * len(results)
+        work = [*enumerate(results, first), *self._waiting.items()]
+        for number, result in work:
+            before = self._pictures.waiting
+            self._records[number] = as_json(record_of(result, self._asked, self._pictures))
+            self._waiting.pop(number, None)
+            if self._pictures.waiting > before:
+                self._waiting[number] = result
+        return {number // _PER_FILE for number, _ in work}
+
+    def _data(self, file: int) -> str:
+        records = self._records[file * _PER_FILE : (file + 1) * _PER_FILE]
+        return f"hyimgReport.data({file}, [\n" + ",\n".join(records) + "\n]);\n"
+
+    def _index(self, is_running: bool) -> Record:
+        count = len(self._records)
+        waiting = Counter(number // _PER_FILE for number in self._waiting)
+        return index(self._folder, self._asked, self._status) | {
+            "running": is_running,
+            # Of each data file the records in it, and how many of them will change yet.
+            "files": [
+                [min(_PER_FILE, count - start), waiting[start // _PER_FILE]]
+                for start in range(0, count, _PER_FILE)
+            ],
+        }
+
+    def _put(self, name: str, text: str) -> bool:
+        """Replaces a file unless it says the same already."""
+        path, data = self._folder / name, text.encode("utf-8", "backslashreplace")
+        try:
+            if bytes_of(path, len(data)) == data:
+                return False
+        except OSError:
+            pass  # not there, longer, or no file: it is replaced
+        replace_file(path, data, is_lasting=False)
+        return True
+
+
+def asked_in(folder: Path) -> Jobs:
+    """The jobs of a run's folder as they were resolved, each with its place. Raises UsageError for
+    a folder that no run has written in, OutputFolderError for one that is damaged.
+    """
+    if not any((folder / name).exists() for name in (RESULTS, RESOLVED, RUN)):
+        raise UsageError(
+            "this is not the folder of a run",
+            where=str(folder),
+            hint=f"name one that has {RESULTS}: the -o of hyimg generate",
+            code="report.no-run",
+        )
+    try:
+        return {name: (n, job) for n, (name, job) in enumerate(resolved_jobs(folder))}
+    except (OSError, ValueError) as error:
+        raise OutputFolderError(
+            f"{RESOLVED} cannot be read: {error}",
+            where=str(folder),
+            hint="run the same command again: it is written anew",
+            code="output.damaged-jobs",
+        ) from error
+
+
+def shared_folder(jobs: Jobs) -> Path | None:
+    """The folder, as sources are written, that all of them are in."""
+    paths = {os.path.dirname(path) for _, job in jobs.values() for path in job.get("images") or ()}
+    try:
+        return Path(os.path.commonpath(paths)) if paths else None
+    except ValueError:  # some absolute, some not
+        return None
+
+
+def record_of(result: Entry, jobs: Jobs, pictures: Pictures) -> Record:
+    """A result with its job; one that the manifest no longer has stands behind all others."""
+    place, asked = jobs.get(result["custom_id"], (len(jobs), {}))
+    return record(place, asked, result, pictures)
+
+
+def index(folder: Path, jobs: Jobs, status: Mapping[str, str]) -> Record:
+    """What the page says of the run as a whole."""
+    counts = Counter(status.values())
+    return {
+        "format": FORMAT,
+        "title": title(folder),
+        "done": counts["done"],
+        "failed": counts["failed"],
+        "left": len(jobs.keys() - status.keys()),
+        "environment": list(_environment(read_run_info(folder))),
+    }
+
+
+def title(folder: Path) -> str:
+    """The name of the run's manifest, or of its folder."""
+    manifest = read_run_info(folder).get("manifest") or {}
+    return str(manifest.get("name") or folder.resolve().name)
+
+
+def _environment(info: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """The run's circumstances, flags with where they came from."""
+    manifest, hardware = info.get("manifest"), info.get("hardware")
+    if manifest:
+        yield "manifest", f"{manifest.get('name')}, sha256 {str(manifest.get('digest'))[:16]}…"
+    for name, fingerprint in (info.get("models") or {}).items():
+        yield "model", f"{name.rpartition('/')[2]}, fingerprint {str(fingerprint)[:16]}…"
+    for name, flag in (info.get("flags") or {}).items():
+        if flag.get("origin") not in ("default", "model"):
+            yield f"{name} ({flag.get('origin')})", str(flag.get("value"))
+    if hardware:
+        gpus = ", ".join(hardware.get("gpus") or ()) or "no GPU"
+        yield "machine", f"{hardware.get('cpu')}, {hardware.get('cores')} cores, {gpus}"
+        yield "system", str(hardware.get("system"))
+    versions = info.get("versions") or {}
+    yield "versions", ", ".join(f"{name} {version}" for name, version in versions.items()) or "?"
+
+
+def call(name: str, value: Any) -> str:
+    """A script that hands a value to the page."""
+    return f"hyimgReport.{name}({as_json(value)});\n"
+
+
+def as_json(value: Any) -> str:
+    """JSON that may stand in a script: nothing in it ends one."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")

@@ -1,0 +1,108 @@
+"""A run's page as one file with its pictures inside, to attach; capped, and it says so."""
+
+import base64
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hyimg_cli.errors import HyimgError
+from hyimg_cli.journal.journal import RunFolder
+from hyimg_cli.report.page import render
+from hyimg_cli.report.records import Entry, Record
+from hyimg_cli.report.run_page import asked_in, call, index, record_of, shared_folder, title
+from hyimg_cli.report.thumbnails import as_jpeg, is_video, name_of, small
+
+# Longest side of a picture inside, and the bytes of a file that is taken as it is.
+_SIDE, _QUALITY = 640, 80
+_PICTURE_BYTES, _VIDEO_BYTES = 60_000, 4_000_000
+_TYPES = {
+    ".png": "image/png",
+    ".jpg": "image/jpeg",
+    ".jpeg": "image/jpeg",
+    ".webp": "image/webp",
+    ".gif": "image/gif",
+    ".mp4": "video/mp4",
+}
+MOST_MB = 24
+
+
+def single_file(folder: Path, *, most_mb: float = MOST_MB) -> str:
+    """The page with all jobs, and with pictures in the manifest's order up to `most_mb` of 10^6
+    bytes. Raises as `RunPage` does.
+    """
+    asked = asked_in(folder)
+    results = RunFolder(folder).results()
+    status = {name: str(result.get("status")) for name, result in results.items()}
+    pictures = EmbeddedPictures(folder, shared_folder(asked), int(most_mb * 1e6))
+    order = {name: n for n, name in enumerate(dict.fromkeys((*asked, *results)))}
+    found = sorted(results.values(), key=lambda result: order[result["custom_id"]])
+    records = [record_of(result, asked, pictures) for result in found]
+    facts = index(folder, asked, status) | {"running": False, "files": []}
+    facts["capped"] = (
+        f"{pictures.left_out} pictures are left out of this file, which holds up to {most_mb:g} MB "
+        "of them; the run's own report.html shows all."
+        if pictures.left_out
+        else "Large pictures are scaled down in this file."
+        if pictures.is_scaled
+        else ""
+    )
+    calls = (call("index", facts), call("pictures", pictures.uris), call("inside", records))
+    return render("report.html", title=title(folder), inline="".join(calls))
+
+
+@dataclass
+class EmbeddedPictures:
+    """Pictures as data URIs, one that is used twice kept once; links are keys of
+    `uris`."""
+
+    folder: Path
+    shared: Path | None
+    left_bytes: int
+    _known: dict[str, Record] = field(default_factory=dict)
+    _keys: dict[str, str] = field(default_factory=dict)
+    left_out: int = 0
+    is_scaled: bool = False
+
+    def source(self, path: str) -> Record:
+        return self._shown(path) | {"name": name_of(path, self.shared)}
+
+    def output(self, output: Entry) -> Record:
+        path = str(output.get("path"))
+        facts = {name: output[name] for name in ("width", "height", "seed") if name in output}
+        return facts | self._shown(path) | {"name": Path(path).name}
+
+    def _shown(self, path: str) -> Record:
+        if path not in self._known:
+            self._known[path] = self._embedded(path)
+        return self._known[path]
+
+    def _embedded(self, path: str) -> Record:
+        """The file, or a smaller copy; of a video its first frame, and all of it if it is small."""
+        file, whole, copy = self.folder / path, "", ""
+        try:
+            kind = _TYPES.get(file.suffix.lower())
+            most = _VIDEO_BYTES if is_video(path) else _PICTURE_BYTES
+            if kind and file.stat().st_size <= most:
+                whole = _uri(kind, file.read_bytes())
+            if is_video(path) or not whole:
+                copy = _uri("image/jpeg", as_jpeg(small(file, _SIDE), _QUALITY))
+        except (HyimgError, OSError, ValueError) as error:
+            return {"gone": getattr(error, "what", "there is no such file")}
+        if len(whole) + len(copy) > self.left_bytes:
+            self.left_out += 1
+            return {"gone": "left out of this file"}
+        self.left_bytes -= len(whole) + len(copy)
+        self.is_scaled |= not whole
+        link, thumb = (self._keep(uri) if uri else "" for uri in (whole or copy, copy))
+        found = {"link": link} | ({"thumb": thumb} if thumb else {})
+        return found | ({"is_video": True} if whole and is_video(path) else {})
+
+    def _keep(self, uri: str) -> str:
+        return self._keys.setdefault(uri, f"p{len(self._keys)}")
+
+    @property
+    def uris(self) -> dict[str, str]:
+        return {key: uri for uri, key in self._keys.items()}
+
+
+def _uri(kind: str, data: bytes) -> str:
+    return f"data:{kind};base64,{base64.b64encode(data).decode()}"

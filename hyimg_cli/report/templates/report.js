@@ -1,0 +1,416 @@
+"use strict";
+// The page of a run. `hyimgReport` takes what the data scripts hand over; all else is drawn from
+// that, cards only as far as somebody has scrolled.
+const hyimgReport = (() => {
+  const AT_ONCE = 40, TILES = 12, POLL_MS = 2000;
+  const by = (id) => document.getElementById(id);
+  const [cards, more, query, source, viewer, show, about] =
+    ["cards", "more", "query", "source", "viewer", "show", "about"].map(by);
+  let run = null, uris = null, files = [], jobs = [], order = [], groups = [];
+  let limit = AT_ONCE, filter = "all", opened = null, sideBySide = false, before = 0, at = 50, gathering = null;
+  const built = new Map(), unfolded = new Set();
+
+  // --- small things
+
+  // An element: properties as they are, `class` and attributes with a dash or in lower case too.
+  function make(tag, attributes = {}, ...children) {
+    const node = document.createElement(tag);
+    for (const [name, value] of Object.entries(attributes)) {
+      if (name in node) node[name] = value;
+      else if (value !== null) node.setAttribute(name, value);
+    }
+    node.append(...children.filter((child) => child !== null && child !== ""));
+    return node;
+  }
+  const count = (n, noun) => `${n.toLocaleString("en")} ${noun}${n === 1 ? "" : "s"}`;
+  const url = (link) => (uris ? uris[link] ?? "" : link);
+  const all = (job, name) => job[name] ?? [];
+  const failed = (job) => job.status === "failed";
+  const warned = (job) => all(job, "warnings").length > 0;
+  const gone = (job) => [...all(job, "sources"), ...all(job, "outputs")].some((one) => one.gone);
+  const kinds = { all: () => true, failed, warned };
+
+  function missing(picture) {
+    return make("span", { className: "missing" }, `${picture.name}: ${picture.gone ?? "cannot be shown"}`);
+  }
+
+  // An image, or a word on why there is none. `link`: the picture itself, not its thumbnail.
+  function image(picture, link, alt, lazy) {
+    if (!link || !url(link)) return missing(picture);
+    const img = make("img", { alt, decoding: "async", loading: lazy ? "lazy" : "eager" });
+    img.addEventListener("error", () => {
+      const small = picture.thumb && url(picture.thumb);
+      if (small && img.getAttribute("src") !== small) img.src = small;
+      else img.replaceWith(missing(picture));
+    });
+    img.addEventListener("load", () => img.classList.toggle("dots", 1.5 * img.naturalWidth < img.clientWidth));
+    img.src = url(link);
+    return img;
+  }
+  const thumbnail = (picture, alt) =>
+    picture.is_video && !picture.thumb
+      ? make("span", { className: "missing" }, "video")
+      : image(picture, picture.thumb ?? picture.link, alt, true);
+
+  // --- data
+
+  function index(value) {
+    run = value;
+    document.title = run.running ? `${run.done + run.failed}/${run.done + run.failed + run.left} ${run.title}` : run.title;
+    // The first file alone, so that its cards wait for no other.
+    run.files.forEach((state, n) => {
+      if (String(state) === String(files[n]?.state)) return;
+      files[n] = { state, records: files[n]?.records ?? [] };
+      setTimeout(() => load(n, state), n && !jobs.length ? 100 : 0);
+    });
+    if (!run.files.length) gather();
+    if (run.running) setTimeout(() => script("report/index.js", Date.now()), POLL_MS);
+  }
+  function load(n, state) {
+    script(`report/data-${String(n + 1).padStart(4, "0")}.js`, state.join("-"));
+  }
+  // A question behind the name asks for the file as it is now.
+  function script(name, version) {
+    const node = make("script", { src: `${name}?${version}`, async: false });
+    node.addEventListener("load", () => node.remove());
+    node.addEventListener("error", () => {
+      node.remove();
+      if (!run) by("verdict").textContent = "The folder report/ is not beside this page";
+      if (!run) by("state").textContent = "hyimg report OUT --single-file makes a page that can go alone.";
+    });
+    document.head.append(node);
+  }
+  // The first cards at once; of what comes close behind, all together.
+  function data(n, records) {
+    (files[n] ??= {}).records = records;
+    if (!jobs.length) gather();
+    else gathering ??= setTimeout(gather, 50);
+  }
+
+  // The last record about a job counts; jobs stand in the order of the manifest.
+  function gather() {
+    gathering = null;
+    const last = new Map();
+    for (const file of files) for (const record of file?.records ?? []) last.set(record.id, record);
+    jobs = [...last.values()].sort((a, b) => a.place - b.place);
+    for (const job of jobs) {
+      job.key ??= JSON.stringify(job.sources ? job.sources.map((one) => [one.name, one.link]) : [job.prompt]);
+      job.words ??= [
+        job.id, job.prompt, ...all(job, "texts").map((text) => text[1]), ...all(job, "warnings"),
+        ...all(job, "sources").map((one) => one.name), ...Object.values(job.error ?? {}),
+      ].join("\n").toLowerCase();
+    }
+    summarize();
+    sources();
+    draw();
+    if (opened === null && location.hash.startsWith("#job=")) open(decodeURIComponent(location.hash.slice(5)));
+  }
+
+  function summarize() {
+    const left = run.left, total = run.done + run.failed + left;
+    by("verdict").textContent = [`${run.done} done`, `${run.failed} failed`, ...(left ? [`${left} left`] : [])].join(", ");
+    const tone = run.failed ? "bad" : left ? "neutral" : "good";
+    by("summary").className = `tone-${tone}`;
+    by("state").textContent = run.running
+      ? `Running: ${run.done + run.failed} of ${total}. New jobs appear by themselves.`
+      : left ? "Stopped. The same command goes on where it was." : "";
+    const codes = new Map();
+    for (const job of jobs.filter(failed)) codes.set(job.error?.code ?? "?", (codes.get(job.error?.code ?? "?") ?? 0) + 1);
+    const vanished = jobs.filter(gone).length, waiting = run.files.reduce((sum, state) => sum + state[1], 0);
+    const search = (code) => make("button", { type: "button", className: "plain", onclick: () => look("failed", code) }, code);
+    by("reasons").replaceChildren(
+      ...[...codes].sort((a, b) => b[1] - a[1]).map(([code, n]) => make("li", {}, `${n} failed: `, search(code))),
+      ...(vanished ? [make("li", {}, `${count(vanished, "job")} with a picture that is not there any more, or cannot be read`)] : []),
+      ...(waiting ? [make("li", {}, `Thumbnails of ${count(waiting, "job")} are not made yet${run.running ? "" : ": hyimg report OUT makes them"}.`)] : []),
+      ...(run.capped ? [make("li", {}, run.capped)] : []),
+    );
+    by("environment").replaceChildren(
+      ...run.environment.flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, value)]));
+    for (const chip of document.querySelectorAll("[data-show]")) {
+      const n = jobs.filter(kinds[chip.dataset.show]).length;
+      chip.querySelector("b").textContent = n.toLocaleString("en");
+      chip.disabled = n === 0 && chip.dataset.show !== "all";
+    }
+  }
+
+  function sources() {
+    const names = [...new Set(jobs.flatMap((job) => all(job, "sources").map((one) => one.name)))];
+    if (names.length === source.options.length - 1) return;
+    const chosen = source.value;
+    source.replaceChildren(source.options[0], ...names.map((name) => make("option", { value: name }, name)));
+    source.value = chosen;
+    source.hidden = names.length < 2;
+  }
+
+  // --- cards: one for each set of sources, or for each prompt without sources
+
+  function look(what, words) {
+    filter = what;
+    query.value = words ?? query.value;
+    limit = AT_ONCE;
+    draw();
+    scrollTo({ top: Math.min(scrollY, cards.offsetTop) });
+  }
+
+  function draw() {
+    const words = query.value.toLowerCase().split(/\s+/).filter(Boolean);
+    const seen = jobs.filter((job) =>
+      kinds[filter](job) && words.every((word) => job.words.includes(word)) &&
+      (!source.value || all(job, "sources").some((one) => one.name === source.value)));
+    const found = new Map();
+    for (const job of seen) (found.get(job.key) ?? found.set(job.key, []).get(job.key)).push(job);
+    groups = [...found.values()];
+    order = groups.flat();
+    for (const chip of document.querySelectorAll("[data-show]"))
+      chip.setAttribute("aria-pressed", chip.dataset.show === filter);
+    by("count").textContent = `${count(seen.length, "job")}, ${count(groups.length, "card")}`;
+    by("none").hidden = seen.length > 0 || jobs.length === 0;
+    render();
+    if (opened !== null) turn(0);
+  }
+
+  // Elements of cards that did not change stay; the focus stays with its job.
+  function render() {
+    const focused = document.activeElement?.dataset?.id, wanted = groups.slice(0, limit).map(card);
+    wanted.forEach((node, n) => {
+      if (cards.children[n] !== node) cards.insertBefore(node, cards.children[n] ?? null);
+    });
+    while (cards.children.length > wanted.length) cards.lastChild.remove();
+    more.hidden = limit >= groups.length;
+    if (focused && document.activeElement.dataset.id !== focused) tileOf(focused)?.focus({ preventScroll: true });
+  }
+  const tileOf = (id) => [...cards.querySelectorAll(".job")].find((node) => node.dataset.id === id);
+
+  function card(group) {
+    const first = group[0], known = built.get(first.key);
+    const folded = !unfolded.has(first.key) && group.length > TILES;
+    if (known && known.folded === folded && known.group.length === group.length &&
+        known.group.every((job, n) => job === group[n])) return known.node;
+    const from = all(first, "sources"), alike = group.every((job) => job.prompt === first.prompt);
+    const shown = folded ? group.slice(0, TILES) : group;
+    const name = from.map((one) => one.name).join(" + ") || (group.length > 1 ? count(group.length, "picture") : first.id);
+    const strip = make("div", { className: "strip" },
+      ...from.map((picture) => make("figure", { className: "tile" },
+        make("span", { className: "frame" }, thumbnail(picture, `source ${picture.name}`)),
+        make("figcaption", {}, "source"))),
+      ...shown.map((job) => tile(job, !alike, job.id !== name)));
+    const node = make("article", { className: "card" },
+      make("div", { className: "head" },
+        make("h2", { title: name }, name),
+        from.length && group.length > 1 ? make("span", {}, count(group.length, "job")) : null),
+      alike && first.prompt ? make("p", { className: "prompt" }, first.prompt) : null,
+      strip,
+      folded ? make("button", { type: "button", className: "plain", onclick: () => { unfolded.add(first.key); render(); } },
+        `show all ${group.length}`) : null);
+    const { width, height } = all(first, "outputs")[0] ?? from[0] ?? {};
+    node.style.setProperty("--shape", width && height ? Math.min(2, Math.max(0.75, width / height)) : 1);
+    node.style.setProperty("--units", Math.ceil((from.length + shown.length) / 2));
+    built.set(first.key, { node, group, folded });
+    return node;
+  }
+
+  function tile(job, withPrompt, withId) {
+    const picture = all(job, "outputs")[0];
+    const inside = failed(job) || !picture
+      ? make("span", { className: "problem" }, make("b", {}, job.error?.code ?? job.status ?? ""), ` ${job.error?.message ?? ""}`)
+      : thumbnail(picture, `${job.id}: ${job.prompt ?? ""}`);
+    const marks = [picture?.is_video && "▶", failed(job) && "failed", warned(job) && "warned"].filter(Boolean);
+    return make("button", {
+      type: "button", className: `tile job${failed(job) ? " tone-bad" : ""}`, "data-id": job.id,
+      "aria-label": [job.id, job.prompt, ...marks].filter(Boolean).join(", "), onclick: () => open(job.id),
+    },
+      make("span", { className: "frame" }, inside, ...marks.filter((mark) => mark !== "failed").map((mark) => make("span", { className: "mark" }, mark))),
+      make("span", { className: "name" }, withId ? make("span", {}, job.id) : null, job.seed === undefined ? null : make("span", {}, `seed ${job.seed}`)),
+      withPrompt && job.prompt ? make("span", { className: "says" }, job.prompt) : null);
+  }
+
+  // --- one job, large
+
+  function open(id) {
+    if (!order.some((job) => job.id === id)) return;
+    opened = id;
+    before = 0;
+    at = 50;
+    if (!viewer.open) viewer.showModal();
+    detail();
+    by("viewer-title").focus();
+  }
+  function turn(step) {
+    const here = order.findIndex((job) => job.id === opened);
+    const next = order[here + step];
+    if (here < 0 || !next) return;
+    if (step) [opened, before, at] = [next.id, 0, 50];
+    if (step || next !== viewer.job) detail();
+    else position(here);
+  }
+  function position(here) {
+    by("position").textContent = `${here + 1} of ${order.length}`;
+    by("previous").disabled = here === 0;
+    by("next").disabled = here === order.length - 1;
+  }
+  function detail() {
+    const here = order.findIndex((job) => job.id === opened), job = order[here];
+    viewer.job = job;
+    history.replaceState(null, "", `#job=${encodeURIComponent(job.id)}`);
+    by("viewer-title").textContent = job.id;
+    position(here);
+    show.replaceChildren(...stage(job));
+    about.replaceChildren(...facts(job));
+    const after = all(order[here + 1] ?? {}, "outputs")[0];
+    if (after?.link && !after.is_video) new Image().src = url(after.link);
+  }
+
+  function stage(job) {
+    const result = all(job, "outputs")[0], from = all(job, "sources");
+    if (!result || failed(job)) return from.map((one) => figure(one, one.name));
+    if (result.is_video) return [film(result)];
+    if (!from.length) return [figure(result, "", job)];
+    const picture = from[Math.min(before, from.length - 1)];
+    const choices = from.length < 2 ? [] : from.map((one, n) => make("button", {
+      type: "button", "aria-pressed": String(n === before), onclick: () => { before = n; redraw(); },
+    }, `before: ${one.name}`));
+    const mode = make("button", { type: "button", id: "mode", "aria-pressed": String(sideBySide), onclick: toggle }, "side by side");
+    const controls = make("div", { className: "chips" }, mode, ...choices);
+    if (sideBySide || picture.gone || result.gone)
+      return [controls, make("div", { className: "pair" }, figure(picture, `before: ${picture.name}`, job), figure(result, "after", job))];
+    return [controls, slider(picture, result, job)];
+  }
+  const redraw = () => show.replaceChildren(...stage(viewer.job));
+  const toggle = () => { sideBySide = !sideBySide; redraw(); by("mode")?.focus(); };
+
+  function figure(picture, caption, job) {
+    const node = make("figure", { className: "large" }, image(picture, picture.link ?? picture.thumb, caption || job?.prompt || "", false),
+      caption ? make("figcaption", {}, caption) : null);
+    const img = node.querySelector("img");
+    if (!job) img?.addEventListener("load", () => shape(node, img.naturalWidth, img.naturalHeight));
+    return shaped(node, job);
+  }
+  // As large as the window lets it be, in the shape of the result.
+  function shaped(node, job) {
+    const { width = 1, height = 1 } = (job && all(job, "outputs")[0]) ?? {};
+    return shape(node, width, height);
+  }
+  function shape(node, width, height) {
+    node.style.setProperty("--w", width);
+    node.style.setProperty("--h", height);
+    return node;
+  }
+  function film(result) {
+    if (result.gone) return missing(result);
+    const video = make("video", { src: url(result.link), controls: true, loop: true, muted: true, autoplay: true, playsInline: true });
+    if (result.thumb) video.poster = url(result.thumb);
+    return shaped(make("figure", { className: "large" }, video), viewer.job);
+  }
+  // A source is cut around its centre to the result's shape, as the model saw it.
+  function slider(picture, result, job) {
+    const input = make("input", { type: "range", id: "slider", min: 0, max: 100, step: 1, value: at, "aria-label": "How much of the picture before covers the one after, percent" });
+    const node = make("div", { className: "stage" },
+      Object.assign(image(result, result.link, `after: ${job.prompt ?? ""}`, false), { id: "under" }),
+      Object.assign(image(picture, picture.link, `before: ${picture.name}`, false), { id: "over" }),
+      input, make("i", { className: "handle" }));
+    node.querySelector("#over").classList.add("over");
+    input.addEventListener("input", () => { at = Number(input.value); slide(); });
+    // With the mouse it needs no focus: the arrow keys stay those for the next job.
+    input.addEventListener("pointerup", () => input.blur());
+    const box = make("figure", { className: "large" }, node, make("figcaption", {}, make("span", {}, `before: ${picture.name}`), make("span", {}, "after")));
+    node.style.setProperty("--at", `${at}%`);
+    return shaped(box, job);
+  }
+  function slide() {
+    const input = by("slider");
+    if (!input) return;
+    input.value = at;
+    input.parentElement.style.setProperty("--at", `${at}%`);
+  }
+
+  function facts(job) {
+    const list = (pairs) => make("dl", { className: "facts" }, ...pairs.flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, value)]));
+    const fold = (name, ...inside) => make("details", {}, make("summary", {}, name), ...inside);
+    const result = all(job, "outputs")[0], think = all(job, "texts").filter((text) => text[0] === "think");
+    const size = result?.width ? [["size", `${result.width} × ${result.height}`]] : [];
+    const seed = job.seed === undefined ? [] : [["seed", String(job.seed)]];
+    return [
+      job.error ? make("div", { className: "problem tone-bad" }, make("p", {}, make("b", {}, job.error.code), ` ${job.error.message}`),
+        job.error.hint ? make("p", {}, `What to do: ${job.error.hint}`) : null) : null,
+      ...all(job, "warnings").map((text) => make("p", { className: "warning" }, text)),
+      job.prompt ? make("p", { className: "prompt" }, job.prompt) : null,
+      ...all(job, "texts").filter((text) => text[0] !== "think").map(([name, text]) => make("p", { className: "labelled" }, make("small", {}, name), text)),
+      ...think.map(([, text]) => fold("think", make("p", { className: "written" }, text))),
+      list([...seed, ...size, ...all(job, "facts")]),
+      job.phases ? fold("phases", list(job.phases)) : null,
+      job.settings ? fold("settings", list(job.settings)) : null,
+      result?.link && !uris ? make("p", {}, make("a", { href: result.link, target: "_blank", rel: "noopener" }, `open ${result.name}`)) : null,
+    ].filter(Boolean);
+  }
+
+  function closed() {
+    const tile = tileOf(opened);
+    opened = viewer.job = null;
+    show.replaceChildren();
+    history.replaceState(null, "", location.pathname + location.search);
+    tile?.focus();
+    tile?.scrollIntoView({ block: "nearest" });
+  }
+
+  // --- hands and keys
+
+  // Moves the focus to the tile before or behind; cards further down are made on the way.
+  function step(by) {
+    const tiles = () => [...cards.querySelectorAll(".job")];
+    const here = tiles().indexOf(document.activeElement) + by;
+    if (here >= tiles().length && limit < groups.length) grow();
+    const tile = tiles()[Math.max(0, here)];
+    tile?.focus();
+    tile?.scrollIntoView({ block: "nearest" });
+  }
+  function grow() {
+    limit += AT_ONCE;
+    render();
+  }
+  const typing = (node) => node.matches?.("input:not([type=range]), select, textarea");
+  function key(event) {
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    if (typing(event.target)) {
+      if (event.key === "Escape" && event.target === query) look(filter, (query.value = ""));
+      return;
+    }
+    const onSlider = event.target.id === "slider";
+    const deeds = viewer.open
+      ? {
+        ...(onSlider || event.target.tagName === "VIDEO" ? {} : {
+          ArrowLeft: () => turn(-1), ArrowRight: () => turn(1),
+          ArrowUp: () => by("slider") && (at = Math.min(100, at + 5), slide(), true),
+          ArrowDown: () => by("slider") && (at = Math.max(0, at - 5), slide(), true),
+        }),
+        k: () => turn(-1), j: () => turn(1), s: () => by("mode") && toggle(),
+      }
+      : { ArrowLeft: () => step(-1), ArrowRight: () => step(1), k: () => step(-1), j: () => step(1), "/": () => query.focus() };
+    if (deeds[event.key] && deeds[event.key]() !== null) event.preventDefault();
+  }
+
+  document.addEventListener("keydown", key);
+  query.addEventListener("input", () => { clearTimeout(query.timer); query.timer = setTimeout(() => look(filter), 80); });
+  source.addEventListener("change", () => look(filter));
+  document.querySelector("form").addEventListener("submit", (event) => event.preventDefault());
+  for (const chip of document.querySelectorAll("[data-show]")) chip.addEventListener("click", () => look(chip.dataset.show));
+  by("clear").addEventListener("click", () => { source.value = ""; look("all", ""); });
+  by("previous").addEventListener("click", () => turn(-1));
+  by("next").addEventListener("click", () => turn(1));
+  by("close").addEventListener("click", () => viewer.close());
+  viewer.addEventListener("close", closed);
+  viewer.addEventListener("click", (event) => { if (event.target === viewer) viewer.close(); });
+  // Observed anew each time: where it is still in sight nothing else would tell.
+  const below = new IntersectionObserver((seen) => {
+    if (!seen.some((one) => one.isIntersecting)) return;
+    grow();
+    below.unobserve(more);
+    below.observe(more);
+  }, { rootMargin: "1500px" });
+  below.observe(more);
+
+  return {
+    index, data, script,
+    pictures: (value) => { uris = value; },
+    inside: (records) => data(0, records),
+  };
+})();

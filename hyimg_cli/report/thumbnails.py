@@ -1,0 +1,146 @@
+"""Pictures of a run as its page links them, and their thumbnails, made once each.
+
+    OUT/report/thumbs/   <sha256 of a result>.jpg   <digest of a source's path>.jpg
+
+A picture that is no larger than a thumbnail is shown as it is.
+"""
+
+import io
+import math
+import os
+import time
+from pathlib import Path
+from urllib.parse import quote
+
+from PIL import Image
+
+from hyimg_cli.errors import HyimgError
+from hyimg_cli.files import replace_file
+from hyimg_cli.media.frames import VIDEO_SUFFIXES, read_frames
+from hyimg_cli.media.images import probe_image, read_small
+from hyimg_cli.report.records import Entry, Record
+from hyimg_cli.spec import digest
+
+SIDE = 320
+THUMBS = "report/thumbs"
+# What every browser shows.
+SHOWABLE = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".avif", ".bmp")
+_QUALITY = 82
+
+
+class LinkedPictures:
+    """Pictures by their paths from the run's folder.
+
+    `waiting` counts those whose thumbnail was put off: the page links the file itself meanwhile.
+    """
+
+    def __init__(self, folder: Path, shared: Path | None = None) -> None:
+        """`shared`: the folder, as sources are written, that stands before the names of all."""
+        self._folder, self._shared = folder, shared
+        self._sources: dict[str, Record] = {}
+        self._until = math.inf
+        self.waiting = 0
+
+    def limit(self, seconds: float) -> None:
+        """Make thumbnails until this thread has worked that long from now."""
+        self._until, self.waiting = time.thread_time() + seconds, 0
+
+    def source(self, path: str) -> Record:
+        if path not in self._sources:
+            before = self.waiting
+            shown = self._shown(path, _name(path))
+            found = shown | {"name": name_of(path, self._shared)}
+            if self.waiting > before:
+                return found
+            self._sources[path] = found
+        return self._sources[path]
+
+    def output(self, output: Entry) -> Record:
+        path = str(output.get("path"))
+        facts = {name: output[name] for name in ("width", "height", "seed") if name in output}
+        key = str(output.get("sha256") or _name(path))
+        shown = self._shown(path, key, facts.get("width", 0), facts.get("height", 0))
+        return facts | shown | ({"is_video": True} if is_video(path) else {})
+
+    def _shown(self, path: str, key: str, width: int = 0, height: int = 0) -> Record:
+        """Link and thumbnail. A file that is gone is shown by the thumbnail it left, if any."""
+        file, thumb = self._folder / path, f"{THUMBS}/{key[:24]}.jpg"
+        found: Record = {"name": Path(path).name}
+        try:
+            changed_ns = file.stat().st_mtime_ns
+        except (OSError, ValueError):
+            found |= {"gone": "there is no such file"}
+            return found | ({"thumb": thumb} if (self._folder / thumb).is_file() else {})
+        found["link"] = link_to(path)
+        if _is_of(self._folder / thumb, changed_ns):
+            return found | {"thumb": thumb}
+        try:
+            if not is_video(path):
+                size = (width, height) if width else _size(file)
+                if max(size) <= SIDE and file.suffix.lower() in SHOWABLE:
+                    return found
+            if time.thread_time() >= self._until:
+                self.waiting += 1
+                return found
+            image = small(file, SIDE)
+        except HyimgError as error:
+            return found | {"gone": error.what}
+        self._keep(self._folder / thumb, as_jpeg(image, _QUALITY), changed_ns)
+        return found | {"thumb": thumb}
+
+    def _keep(self, thumb: Path, data: bytes, changed_ns: int) -> None:
+        thumb.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(thumb, data, is_lasting=False)
+        os.utime(thumb, ns=(changed_ns, changed_ns))
+
+
+def small(file: Path, side: int) -> Image.Image:
+    """A picture, or a video's first frame, of `side` pixels at most. Raises HyimgError."""
+    if not is_video(file.name):
+        return read_small(file, side)
+    frame = next(read_frames(file), None)
+    if frame is None:
+        raise HyimgError("it has no frames")
+    image = Image.fromarray(frame)
+    image.thumbnail((side, side), Image.Resampling.LANCZOS)
+    return image
+
+
+def as_jpeg(image: Image.Image, quality: int) -> bytes:
+    """The bytes of a JPEG file."""
+    data = io.BytesIO()
+    image.save(data, format="JPEG", quality=quality)
+    return data.getvalue()
+
+
+def is_video(path: str) -> bool:
+    return Path(path).suffix.lower() in VIDEO_SUFFIXES
+
+
+def name_of(path: str, shared: Path | None) -> str:
+    """A source's path without what all sources share."""
+    pure = Path(path)
+    return str(pure.relative_to(shared)) if shared and shared in pure.parents else pure.name
+
+
+def link_to(path: str) -> str:
+    """A path from the page as a link from the page."""
+    return Path(path).as_uri() if Path(path).is_absolute() else quote(os.fsencode(path))
+
+
+def _name(path: str) -> str:
+    return digest.of_bytes(path.encode("utf-8", "surrogatepass"))
+
+
+def _size(file: Path) -> tuple[int, int]:
+    size, _ = probe_image(file, decode=False)
+    return size.width, size.height
+
+
+def _is_of(thumb: Path, changed_ns: int) -> bool:
+    """True for the thumbnail of the file as it is: whole, and with the file's own time."""
+    try:
+        status = thumb.stat()
+    except OSError:
+        return False
+    return status.st_size > 0 and status.st_mtime_ns == changed_ns

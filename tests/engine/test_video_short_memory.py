@@ -1,0 +1,137 @@
+"""Videos that run out of memory: each stage once more with all dropped that can be, to the bit."""
+
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from engine.fake_video import FakeDenoiser, FakeEncoder, FakeVideo, Studios, video_job
+from engine.test_video import COLD, pixels, run
+
+from hyimg_cli.engine.session import Session
+from hyimg_cli.models import registry
+from hyimg_cli.pipelines.image.pipeline import ImagePipeline
+from hyimg_cli.spec.events import DenoiseStep
+from hyimg_cli.spec.run import FailurePolicy, OutputConfig, ReuseConfig, RunConfig
+
+STAGES: dict[str, tuple[type, str]] = {
+    "encode": (FakeEncoder, "encode"),
+    "denoise": (FakeDenoiser, "step"),
+    "decode": (FakeVideo, "decode_latents"),
+}
+NOTE = "out of memory; it went on when the text encoders and the prefixes of pictures were dropped"
+
+
+@pytest.fixture(autouse=True)
+def studios(monkeypatch: pytest.MonkeyPatch) -> Studios:
+    opened = Studios()
+    monkeypatch.setattr(registry, "load_video", opened)
+    return opened
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
+    """Has calls of a stage fail, by their numbers; gives what was alive in each that failed."""
+
+    def refuse(stage: str, at: range) -> list[Any]:
+        owner, name = STAGES[stage]
+        original, calls, held = getattr(owner, name), [0], list[Any]()
+
+        def refusing(*arguments: Any) -> Any:
+            calls[0] += 1
+            if calls[0] - 1 in at:
+                activations = torch.zeros(8)
+                held.append(weakref.ref(activations))
+                raise torch.OutOfMemoryError("tried to allocate 80 GiB\nof 79")
+            assert not any(ref() is not None for ref in held), "a failed call is still alive"
+            return original(*arguments)
+
+        monkeypatch.setattr(owner, name, refusing)
+        return held
+
+    return refuse
+
+
+@pytest.mark.parametrize(("stage", "at"), [("encode", 0), ("denoise", 2), ("decode", 0)])
+def test_a_stage_is_tried_once_more_to_the_bit(
+    tmp_path: Path, studios: Studios, short: Any, stage: str, at: int
+) -> None:
+    # Off: strings are embedded by the job itself, and the encoders stay on the device.
+    off = ReuseConfig(prompt_cache=False)
+    _, clean = run([video_job()], tmp_path / "clean", batch=COLD, reuse=off)
+    held = short(stage, range(at, at + 1))
+    events, outcomes = run([video_job()], tmp_path / "short", batch=COLD, reuse=off)
+    assert len(held) == 1
+    assert pixels(outcomes["job"]) == pixels(clean["job"])
+    assert (outcomes["job"].attempt, outcomes["job"].warnings) == (1, (NOTE,))
+    assert outcomes["job"].denoise_steps == 4
+    assert "release" in studios.models[1].log, "the encoders have left the device"
+    steps = [event.step for event in events if isinstance(event, DenoiseStep)]
+    assert steps == ([1, 2, 1, 2, 3, 4] if stage == "denoise" else [1, 2, 3, 4])
+    assert not list((tmp_path / "short").glob("latents/*"))
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_what_never_fits_is_lost_alone(
+    tmp_path: Path, short: Any, stage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    off = ReuseConfig(prompt_cache=False)
+    held = short(stage, range(2))
+    jobs = [video_job("first"), video_job("second")]
+    _, outcomes = run(jobs, tmp_path, batch=COLD, reuse=off)
+    assert len(held) == 2, "once more, and no more"
+    error = outcomes["first"].error
+    assert error is not None
+    assert (error.code, error.retryable) == ("job.out-of-memory", True)
+    assert error.message == "tried to allocate 80 GiB"
+    assert "--enable-cpu-offload" in error.hint
+    kept = ("its denoised latents are kept: the next attempt only decodes them",)
+    assert outcomes["first"].warnings == (NOTE, *(kept if stage == "decode" else ()))
+    assert (outcomes["second"].status, outcomes["second"].warnings) == ("done", ())
+
+
+def test_each_stage_is_tried_once_more(tmp_path: Path, short: Any) -> None:
+    short("denoise", range(1))
+    short("decode", range(1))
+    _, outcomes = run([video_job()], tmp_path, batch=COLD)
+    assert (outcomes["job"].status, outcomes["job"].attempt) == ("done", 1)
+
+
+def test_steps_that_were_kept_on_the_way_are_not_run_again(tmp_path: Path, short: Any) -> None:
+    _, clean = run([video_job()], tmp_path / "clean", batch=COLD)
+    short("denoise", range(3, 4))
+    config = OutputConfig(tmp_path, checkpoint_every=2)
+    events, outcomes = run([video_job()], tmp_path, output=config, batch=COLD)
+    assert [event.step for event in events if isinstance(event, DenoiseStep)] == [1, 2, 3, 3, 4]
+    assert pixels(outcomes["job"]) == pixels(clean["job"])
+    assert outcomes["job"].denoise_steps == 4, "all of this run"
+    assert outcomes["job"].warnings == (
+        NOTE,
+        "went on behind denoise step 2, from latents kept on the way",
+    )
+
+
+def test_what_pictures_keep_beside_is_dropped(
+    tmp_path: Path, short: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forgotten: list[ImagePipeline] = []
+    monkeypatch.setattr(ImagePipeline, "forget", lambda self: forgotten.append(self))
+    session = Session(RunConfig(OutputConfig(tmp_path), batch=COLD))
+    short("decode", range(1))
+    run([video_job()], tmp_path, session=session)
+    assert forgotten == [session._images]
+
+
+def test_another_fault_is_not_tried_again(tmp_path: Path) -> None:
+    events, outcomes = run([video_job(prompt="it fails in step 2")], tmp_path, batch=COLD)
+    assert [event.step for event in events if isinstance(event, DenoiseStep)] == [1, 2]
+    assert outcomes["job"].warnings == ()
+
+
+def test_a_retry_of_the_run_comes_behind_it(tmp_path: Path, short: Any) -> None:
+    held = short("decode", range(3))
+    policy = FailurePolicy(max_retries=1)
+    _, outcomes = run([video_job()], tmp_path, batch=COLD, failure=policy)
+    assert (len(held), outcomes["job"].attempt, outcomes["job"].denoise_steps) == (3, 2, 0)

@@ -1,0 +1,122 @@
+"""A page that follows a run spends a hundredth of its time, and begins with the first picture."""
+
+import json
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from report.folders import asked, done, write_run
+from report.test_run_page import index, large, records
+
+from hyimg_cli.report import follower
+from hyimg_cli.report.follower import SHARE, Follower
+from hyimg_cli.spec.events import JobDone, Outcome, ThinkToken
+
+DONE = JobDone(Outcome("a", "done", key=""))
+OTHER = ThinkToken("a", 1)
+
+
+def journaled(out: Path, name: str) -> None:
+    with open(out / "results.jsonl", "a") as journal:
+        journal.write(json.dumps(done(name)) + "\n")
+
+
+class Clock:
+    """Time that passes only where it is told to: of the run, and of the page's own work."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.run_s = self.work_s = 0.0
+        patch.setattr(follower.time, "perf_counter", lambda: self.run_s)
+        patch.setattr(follower.time, "thread_time", lambda: self.work_s)
+        patch.setattr(follower, "cores", lambda: 2)
+
+
+def settled(page: Follower) -> None:
+    page._thread.submit(int).result()
+
+
+def test_a_page_is_refreshed_as_often_as_its_share_allows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each refresh works for 0.3 s; a job is done each second, for an hour."""
+    clock, refreshed = Clock(monkeypatch), []
+
+    class Page:
+        is_waiting = False
+
+        def __init__(self, folder: Path) -> None:
+            pass
+
+        def refresh(self, **how: Any) -> bool:
+            refreshed.append((clock.run_s, how["is_running"]))
+            clock.work_s += 0.3
+            return True
+
+    monkeypatch.setattr(follower, "RunPage", Page)
+    page = Follower(tmp_path)
+    page.look(OTHER)
+    settled(page)
+    for second in range(1, 3601):
+        clock.run_s = second
+        page.look(DONE)
+        settled(page)
+    assert page.close()
+    assert refreshed[0] == (0.0, True)
+    assert refreshed[1] == (1, True), "the first picture is shown at once"
+    assert refreshed[-1] == (3600, False)
+    # All but the first two and the last lie within the share.
+    assert clock.work_s - 3 * 0.3 <= SHARE * 3600 < clock.work_s + 0.3
+    assert len(refreshed) > 100
+
+
+def test_thumbnails_wait_until_there_is_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(monkeypatch)
+    out = large(tmp_path / "out")
+    page = Follower(out)
+    page.look(OTHER)
+    page.look(DONE)
+    settled(page)
+    assert index(out)["files"] == [[1, 1]]
+    clock.run_s = 10
+    page.look(OTHER)
+    settled(page)
+    assert index(out)["files"] == [[1, 0]]
+    assert "thumb" in records(out)[0]["outputs"][0]
+    assert not page.close() or not index(out)["running"]
+
+
+def test_looking_never_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that hangs holds up the page, not the run."""
+    out, hangs = write_run(tmp_path / "out", [], [asked("a")]), threading.Event()
+    whole = follower.RunPage.refresh
+
+    def slow(self: Any, **how: Any) -> bool:
+        hangs.wait(20)
+        return bool(whole(self, **how))
+
+    monkeypatch.setattr(follower.RunPage, "refresh", slow)
+    page, began = Follower(out), time.monotonic()
+    for _ in range(100):
+        page.look(DONE)
+    assert time.monotonic() - began < 1
+    hangs.set()
+    journaled(out, "a")
+    page.close()
+    assert [one["id"] for one in records(out)] == ["a"]
+
+
+def test_what_failed_on_the_way_is_made_good_at_the_end(tmp_path: Path) -> None:
+    out = write_run(tmp_path / "out", [], [asked("a")])
+    (out / "report").write_text("in the way")
+    page = Follower(out)
+    page.look(DONE)
+    settled(page)
+    (out / "report").unlink()
+    journaled(out, "a")
+    page.look(DONE)
+    assert page.close()
+    assert [one["id"] for one in records(out)] == ["a"]

@@ -1,0 +1,252 @@
+"""The data of a run's page: what is in a record, what is written when, and what is left out."""
+
+import json
+import os
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+import pytest
+from PIL import Image
+from report.folders import asked, done, failed, picture, write_run
+
+from hyimg_cli.errors import OutputFolderError, UsageError
+from hyimg_cli.media.images import read_image
+from hyimg_cli.report.run_page import RunPage
+from hyimg_cli.report.thumbnails import SIDE
+
+HOSTILE = "</script><img src=x onerror=alert(1)> \u2028 \ud800 {{ 7 * 7 }}"
+
+
+def given(folder: Path, name: str) -> list[Any]:
+    """What the calls of a data script hand over."""
+    text = (folder / "report" / name).read_text(encoding="utf-8")
+    start, end = text.index("("), text.rindex(")")
+    arguments: list[Any] = json.loads(f"[{text[start + 1 : end]}]")
+    return arguments
+
+
+def records(folder: Path) -> list[dict[str, Any]]:
+    files = sorted((folder / "report").glob("data-*.js"))
+    return [one for n, file in enumerate(files) for one in given(folder, file.name)[1]]
+
+
+def index(folder: Path) -> dict[str, Any]:
+    (value,) = given(folder, "index.js")
+    return dict(value)
+
+
+def bytes_in(folder: Path) -> dict[str, bytes]:
+    files = [folder / "report.html", *(folder / "report").rglob("*.*")]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    picture(tmp_path / "in.png", 1, size=(40, 30))
+    picture(tmp_path / "out/outputs/a.png", 2)
+    return tmp_path / "out"
+
+
+def test_a_record_has_all_that_belongs_to_a_job(out: Path) -> None:
+    text = "<think>The user wants blue.</think><recaption>A blue picture.</recaption>"
+    line = done("a", cot_text=text, warnings=["was slow"], attempt=2)
+    write_run(out, [line], [asked("a", guidance_scale=2.5, model="/models/big")])
+    assert RunPage(out).refresh()
+    (found,) = records(out)
+    assert found["prompt"] == "make it <b>blue</b>"
+    assert found["sources"] == [{"name": "in.png", "link": "../in.png"}]
+    assert found["outputs"] == [
+        {"name": "a.png", "link": "outputs/a.png", "width": 64, "height": 48, "seed": 5}
+    ]
+    assert found["texts"] == [["recaption", "A blue picture."], ["think", "The user wants blue."]]
+    facts = [["steps", "20"], ["time", "1.25 s"], ["KV reuse", "hit"], ["attempt", "2"]]
+    assert found["facts"] == facts
+    assert ["guidance_scale", "2.5"] in found["settings"]
+    assert ["model", "big"] in found["settings"]
+    assert found["phases"][-1] == ["waited before", "3.000 s"]
+    assert found["warnings"] == ["was slow"]
+
+
+def test_the_index_counts_what_is_done_failed_and_left(out: Path) -> None:
+    write_run(out, [done("a"), failed("b"), done("gone")], [asked(n) for n in ("a", "b", "c")])
+    RunPage(out).refresh(is_running=True)
+    found = index(out)
+    assert (found["done"], found["failed"], found["left"]) == (2, 1, 1)
+    assert (found["running"], found["files"]) == (True, [[3, 0]])
+    assert ["seed (flag)", "7"] in found["environment"]
+    assert not any(name.startswith("size") for name, _ in found["environment"])
+    # A result whose job the manifest no longer has stands behind all others.
+    assert [one["place"] for one in records(out)] == [0, 1, 3]
+
+
+def test_a_page_is_the_same_however_it_was_made(out: Path) -> None:
+    """Line by line while the run went on, with a job tried again, or all at once."""
+    lines = [*(done(f"j{n}") for n in range(450)), failed("b"), done("b")]
+    jobs = [asked(f"j{n}") for n in range(450)] + [asked("b")]
+    page = RunPage(write_run(out, lines[:0], jobs))
+    page.refresh(is_running=True)
+    with open(out / "results.jsonl", "a") as journal:
+        for n, line in enumerate(lines):
+            journal.write(json.dumps(line) + "\n")
+            journal.flush()
+            if n % 90 == 0:
+                page.refresh(is_running=True)
+    assert page.refresh()
+    grown = bytes_in(out)
+    assert sorted(grown) == sorted(
+        ["report.html", "report/index.js", *(f"report/data-{n:04}.js" for n in (1, 2, 3))]
+    )
+    assert not RunPage(out).refresh(), "nothing has changed"
+    for path in (out / "report").iterdir():
+        path.unlink()
+    RunPage(out).refresh()
+    assert bytes_in(out) == grown
+
+
+def test_only_files_with_news_are_written(out: Path) -> None:
+    page = RunPage(write_run(out, [done(f"j{n}") for n in range(250)], []))
+    page.refresh()
+    before = {path: path.stat().st_ino for path in (out / "report").glob("*.js")}
+    with open(out / "results.jsonl", "a") as journal:
+        journal.write(json.dumps(done("new")) + "\n" + '{"custom_id": "cut o')
+    page.refresh()
+    changed = [path.name for path, inode in before.items() if path.stat().st_ino != inode]
+    assert sorted(changed) == ["data-0002.js", "index.js"]
+    assert [one["id"] for one in given(out, "data-0002.js")[1]][-1] == "new"
+
+
+def test_no_text_ends_a_script_or_breaks_its_file(out: Path) -> None:
+    line = failed("a") | {"error": {"code": HOSTILE, "message": HOSTILE, "hint": HOSTILE}}
+    write_run(out, [line], [asked("a", prompt=HOSTILE, images=[HOSTILE])])
+    RunPage(out).refresh()
+    for path in (out / "report").iterdir():
+        assert "<" not in path.read_text(encoding="utf-8")
+    (found,) = records(out)
+    assert (found["prompt"], found["error"]["hint"]) == (HOSTILE, HOSTILE)
+    assert found["sources"][0]["gone"] == "there is no such file"
+
+
+# --- thumbnails
+
+
+def large(out: Path) -> Path:
+    """A run of one edit whose source and result are too large to be shown as they are."""
+    picture(out.parent / "in.png", 1, size=(1200, 900))
+    picture(out / "outputs/a.png", 2, size=(1000, 750))
+    line = done("a")
+    line["outputs"][0] |= {"width": 1000, "height": 750}
+    return write_run(out, [line], [asked("a")])
+
+
+def thumbs_of(out: Path) -> list[Path]:
+    (found,) = records(out)
+    shown = [*found.get("sources", ()), *found["outputs"]]
+    return [out / one["thumb"] for one in shown if "thumb" in one]
+
+
+def test_thumbnails_are_small_and_made_once(out: Path) -> None:
+    RunPage(large(out)).refresh()
+    thumbs = thumbs_of(out)
+    assert [read_image(path).pixels.shape for path in thumbs] == [(240, SIDE, 3)] * 2
+    before = [path.stat().st_ino for path in thumbs]
+    RunPage(out).refresh()
+    assert [path.stat().st_ino for path in thumbs] == before
+    # Another source under the same name is another picture.
+    picture(out.parent / "in.png", 5, size=(1200, 600))
+    RunPage(out).refresh()
+    assert read_image(thumbs_of(out)[0]).pixels.shape == (160, SIDE, 3)
+
+
+def test_thumbnails_that_take_too_long_are_made_later(out: Path) -> None:
+    page = RunPage(large(out))
+    page.refresh(thumbnails_s=0.0)
+    assert (page.is_waiting, index(out)["files"], thumbs_of(out)) == (True, [[1, 1]], [])
+    page.refresh()
+    assert (page.is_waiting, index(out)["files"], len(thumbs_of(out))) == (False, [[1, 0]], 2)
+
+
+def test_pictures_that_are_gone_leave_a_word_and_their_thumbnail(out: Path) -> None:
+    RunPage(large(out)).refresh()
+    (out / "outputs/a.png").unlink()
+    (out.parent / "in.png").write_bytes(b"damaged")
+    RunPage(out).refresh()
+    (found,) = records(out)
+    assert found["outputs"][0]["gone"] == "there is no such file"
+    assert (out / found["outputs"][0]["thumb"]).is_file()
+    assert found["sources"][0]["gone"] == "this is not a picture"
+
+
+@pytest.mark.parametrize("suffix", ["jpg", "webp", "tiff"])
+def test_other_kinds_of_pictures_are_shown(out: Path, suffix: str) -> None:
+    """What a browser cannot show itself has a thumbnail however small it is."""
+    with Image.open(out / "outputs/a.png") as image:
+        image.save(out / f"outputs/b.{suffix}")
+    write_run(out, [done("a", f"outputs/b.{suffix}")], [])
+    RunPage(out).refresh()
+    assert len(thumbs_of(out)) == (suffix == "tiff")
+
+
+def film(path: Path) -> Path:
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("libx264", rate=Fraction(8))
+        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
+        for level in range(0, 160, 10):
+            pixels = np.full((48, 64, 3), level, np.uint8)
+            frame = av.VideoFrame.from_ndarray(pixels, format="rgb24")
+            for packet in stream.encode(frame):
+                container.mux(packet)
+        for packet in stream.encode():
+            container.mux(packet)
+    return path
+
+
+def test_a_video_has_its_first_frame(out: Path) -> None:
+    film(out / "outputs/clip.mp4")
+    write_run(out, [done("a", "outputs/clip.mp4")], [])
+    RunPage(out).refresh()
+    (found,) = records(out)
+    assert found["outputs"][0]["is_video"]
+    assert len(thumbs_of(out)) == 1
+    (out / "outputs/clip.mp4").write_bytes(b"cut off")
+    os.utime(out / "outputs/clip.mp4", (1, 1))
+    RunPage(out).refresh()
+    assert "cannot be read" in records(out)[0]["outputs"][0]["gone"]
+
+
+def test_names_are_what_sources_do_not_share_and_links_lead_there(out: Path) -> None:
+    names = ["b/ä #1.png", "c/x.png"]
+    for name in names:
+        picture(out.parent / "photos" / name, 1)
+    jobs = [asked(str(n), images=[f"../photos/{name}"]) for n, name in enumerate(names)]
+    write_run(out, [done("0"), done("1")], jobs)
+    RunPage(out).refresh()
+    sources = [one["sources"][0] for one in records(out)]
+    assert [one["name"] for one in sources] == names
+    assert sources[0]["link"] == "../photos/b/%C3%A4%20%231.png"
+
+
+# --- folders
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="not the folder of a run"):
+        RunPage(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["results.jsonl", "manifest.resolved.jsonl"])
+def test_a_damaged_folder_is_an_error_of_its_own_kind(out: Path, name: str) -> None:
+    write_run(out, [done("a")], [asked("a")])
+    (out / name).write_text("{\n" + json.dumps(done("a")) + "\n")
+    with pytest.raises(OutputFolderError):
+        RunPage(out).refresh()
+
+
+def test_a_run_of_which_only_results_are_left_has_a_page(out: Path) -> None:
+    write_run(out, [done("a")], [])
+    for name in ("run.json", "manifest.resolved.jsonl"):
+        (out / name).unlink()
+    RunPage(out).refresh()
+    assert (index(out)["title"], len(records(out))) == ("out", 1)

@@ -1,0 +1,209 @@
+"""Templates of names: what they may hold, what they give, and which of them may meet."""
+
+import os
+import re
+import unicodedata
+from itertools import combinations
+from pathlib import PurePosixPath
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from hyimg_cli.settings.file_names import (
+    FIELDS,
+    UNKNOWN,
+    NameTemplate,
+    clashes,
+    fault_of,
+    filled,
+    finished,
+    fit,
+)
+from hyimg_cli.settings.kinds import BadValue
+
+VALUES: dict[str, str | int] = {
+    "custom_id": "cat-001",
+    "stem": "IMG_12",
+    "folder": "a/b",
+    "index": 7,
+    "seed": 42,
+    "width": 640,
+    "height": 480,
+}
+READ = NameTemplate().read
+
+
+@pytest.mark.parametrize(
+    ("template", "name"),
+    [
+        ("{custom_id}", "cat-001"),
+        ("{stem}-{seed}", "IMG_12-42"),
+        ("{folder}/{stem}", "a/b/IMG_12"),
+        ("{index}", "7"),
+        ("{index:04}-{seed:03d}", "0007-042"),
+        ("{width}x{height}/é {stem}", "640x480/é IMG_12"),
+        ("{{{stem}}}", "{IMG_12}"),
+        ("night", "night"),
+    ],
+)
+def test_what_a_template_gives(template: str, name: str) -> None:
+    assert finished(READ(template), VALUES) == name
+
+
+@pytest.mark.parametrize(
+    ("template", "what", "hint"),
+    [
+        ("{steam}", "{steam} is no field", "did you mean {stem}?"),
+        ("{}", "{} is no field", "its fields are {custom_id}, {stem}"),
+        ("{0}", "{0} is no field", "its fields"),
+        ("{stem.upper}", "is no field", "{stem}"),
+        ("{stem[0]}", "is no field", "{stem}"),
+        ("{stem!r}", "{stem} has a format", "{index:04}"),
+        ("{stem:>9}", "{stem} has a format", "{index:04}"),
+        ("{index:,}", "{index} has a format", "{index:04}"),
+        ("{index:{seed}}", "{index} has a format", "{index:04}"),
+        ("{stem", "expected '}'", "{{"),
+        ("stem}", "Single '}'", "{{"),
+        ("../{stem}", "begins with a dot", "outputs"),
+        ("a/../{stem}", "begins with a dot", "outputs"),
+        ("./{stem}", "begins with a dot", "outputs"),
+        (".{stem}", "begins with a dot", "outputs"),
+        ("/tmp/{stem}", "begins or ends with a slash", "outputs"),
+        ("{stem}/", "begins or ends with a slash", "outputs"),
+        ("C:{stem}", 'it holds ":"', "outputs"),
+        ("a\\{stem}", "which not every disk takes", "outputs"),
+        ("{stem}?", 'it holds "?"', "outputs"),
+        ("a\nb", "which not every disk takes", "outputs"),
+        ("a\u202eb", "which not every disk takes", "outputs"),
+        ("a./{stem}", "a folder in it ends with a dot", "outputs"),
+        ("a.frames/{stem}", "ends like a file of a run", "outputs"),
+        ("a" * 201, "it is too long", "outputs"),
+        ("a/" * 501 + "a", "it is too long", "outputs"),
+        ("", "is empty", "name"),
+        (7, "is not text", "name"),
+    ],
+)
+def test_what_is_no_template(template: Any, what: str, hint: str) -> None:
+    with pytest.raises(BadValue) as caught:
+        READ(template)
+    assert what in caught.value.what
+    assert hint in caught.value.hint
+
+
+def test_a_job_without_a_source_folder_leaves_no_slash() -> None:
+    assert finished("{folder}/{stem}", VALUES | {"folder": ""}) == "IMG_12"
+    assert finished("x/{folder}/{stem}", VALUES | {"folder": ""}) == "x/IMG_12"
+
+
+def test_what_is_not_known_yet_stays_a_field() -> None:
+    half = filled("{stem}-{width:05}x{height}{{", {"stem": "a{b}"})
+    assert half == "a{{b}}-{width:05}x{height}{{"
+    assert finished(half, {"width": 64, "height": 48}) == "a{b}-00064x48{"
+    assert finished(half, {}) == f"a{{b}}-{UNKNOWN}x{UNKNOWN}{{"
+
+
+TEXTS = st.text(st.characters(exclude_characters="\0"), max_size=40)
+# A file's stem, or the path of its folder, as a disk has them.
+STEMS = TEXTS.filter(lambda text: text and "/" not in text)
+TEMPLATES = st.lists(
+    st.one_of(st.sampled_from([f"{{{name}}}" for name in FIELDS] + ["/", "..", "-", "{{"]), TEXTS),
+    max_size=6,
+).map("".join)
+
+
+@given(TEMPLATES, STEMS, TEXTS)
+@example("{folder}/{stem}", "..", "../..")
+@example("{folder}{stem}", "b", "a/")
+@example("{stem}", "\udce4", "")
+@example("{stem}", "con\u202egnp", "")
+def test_nothing_leads_out_of_the_outputs(template: str, stem: str, folder: str) -> None:
+    """Whatever is written, and however the user's files are called."""
+    values = VALUES | {"stem": fit(stem), "folder": fit(folder)}
+    try:
+        name = finished(READ(template), values)
+    except BadValue:
+        return
+    if fault_of(name):
+        return
+    path = PurePosixPath("outputs") / f"{name}.png"
+    assert os.path.normpath(path) == str(path)
+    assert path.parts[0] == "outputs"
+    assert not any(part.startswith(".") for part in path.parts)
+    assert not set(name) & set('\0\\:*?"<>|\n\r\t')
+    assert name.isprintable()
+    name.encode()
+    assert all(len(part.encode()) < 220 for part in path.parts)
+
+
+@given(STEMS)
+@example("Foto ä (1)")
+@example(unicodedata.normalize("NFD", "ä"))
+def test_a_users_name_stays_where_it_can(stem: str) -> None:
+    clean = fit(stem)
+    assert fit(clean) == clean
+    assert clean
+    assert fault_of(clean) == ""
+    if re.fullmatch(r"[\w(-][\w ()-]*[\w)-]", unicodedata.normalize("NFC", stem)):
+        assert clean == unicodedata.normalize("NFC", stem)
+
+
+# --- names that meet ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "meet"),
+    [
+        ("a.png", "a.png", True),
+        ("a.png", "A.PNG", True),
+        ("straße.png", "STRASSE.png", True),
+        ("\u00e4.png", "a\u0308.png", True),
+        ("\u00c4.png", "a\u0308.png", True),
+        ("a.png", "a.jpg", False),
+        ("a1.png", "a2.png", False),
+        ("a01.png", "a1.png", False),
+        ("a-\0.png", "a-\0.png", True),
+        ("a-\0.png", "b-\0.png", False),
+        ("1-\0.png", "2-\0.png", False),
+        # Whatever the sides are: 1 beside 2048 is 12 beside 048.
+        ("1\0.png", "12\0.png", True),
+        ("a-\0.png", "a-64.png", True),
+        ("a-64.png", "a-\0.png", True),
+        ("1-\0-2.png", "1-64-3.png", False),
+        ("\0x64.png", "32x\0.png", True),
+    ],
+)
+def test_which_names_meet(a: str, b: str, meet: bool) -> None:
+    assert list(clashes([a, b])) == ([(1, 0)] if meet else [])
+
+
+PARTS = st.sampled_from(["a", "A", "1", "12", "0", "-", "x", UNKNOWN])
+
+
+@given(st.lists(st.lists(PARTS, min_size=1, max_size=4).map("".join), max_size=7))
+@example(["1-\0", "\0-2", "1-2", "3-\0"])
+def test_every_pair_that_may_meet_is_found(paths: list[str]) -> None:
+    """Against all pairs, an unknown number tried as every number that could make them equal."""
+
+    def may_meet(a: str, b: str) -> bool:
+        def pattern(path: str) -> re.Pattern[str]:
+            return re.compile(re.escape(path.casefold()).replace(re.escape(UNKNOWN), "[0-9]+"))
+
+        tries = [path.casefold().replace(UNKNOWN, digits) for path in (a, b)
+                 for digits in ("1", "12", "0", "10", "112", "121")]  # fmt: skip
+        return any(pattern(a).fullmatch(one) and pattern(b).fullmatch(one) for one in tries)
+
+    found = dict(clashes(paths))
+    kept = [n for n in range(len(paths)) if n not in found]
+    assert not any(may_meet(paths[a], paths[b]) for a, b in combinations(kept, 2))
+    assert all(later > earlier for later, earlier in found.items())
+    if not any(UNKNOWN in path for path in paths):
+        folded = [path.casefold() for path in paths]
+        assert len(found) == len(paths) - len(set(folded))
+
+
+def test_ten_thousand_names_are_quick() -> None:
+    paths = [f"a-{n}-{UNKNOWN}x{UNKNOWN}.png" for n in range(10_000)]
+    assert list(clashes(paths)) == []
+    assert list(clashes([*paths, paths[5]])) == [(10_000, 5)]
