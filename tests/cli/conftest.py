@@ -14,7 +14,8 @@ import pytest
 from hyimg_cli.errors import CheckpointError, Interrupted
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.journal.keys import job_keys
-from hyimg_cli.journal.written import write_picture
+from hyimg_cli.manifest.file_names import suffix_of
+from hyimg_cli.media.images import pixel_digest, write_picture
 from hyimg_cli.spec.events import (
     DenoiseStep,
     Event,
@@ -25,10 +26,11 @@ from hyimg_cli.spec.events import (
     JobStarted,
     ModelLoaded,
     Outcome,
+    OutputFile,
     PhaseStarted,
     ThinkToken,
 )
-from hyimg_cli.spec.job import ImageJob
+from hyimg_cli.spec.job import Encoding, ImageJob, Size
 from hyimg_cli.spec.plan import Plan
 from hyimg_cli.spec.run import RunConfig
 
@@ -98,11 +100,16 @@ class FakeSession:
 
     def _done(self, job: ImageJob) -> Outcome:
         pixels = np.full((16, 16, 3), job.seed % 256, dtype=np.uint8)
+        # Of a video there is a picture in its place.
+        path = self.folder.place_for(job, Size(16, 16), suffix_of(job))
+        sha256 = write_picture(path, pixels, getattr(job, "encoding", Encoding()), None)
+        name = path.relative_to(self.folder.folder).as_posix()
+        file = OutputFile(name, sha256, pixel_digest(pixels), 16, 16, job.seed)
         return Outcome(
             job.custom_id,
             "done",
             key=self._key(job),
-            outputs=(write_picture(self.folder, job, pixels, None),),
+            outputs=(file,),
             denoise_steps=job.num_inference_steps,
             timings_s={"queue": 4.0, "total": 4.75},
             share_s={"denoise_rest": 0.25, "total": 0.25},
