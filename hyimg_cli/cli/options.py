@@ -150,7 +150,14 @@ Select = Annotated[
 ]
 Limit = Annotated[
     int | None,
-    option("--limit", panel=_CHOICE, is_basic=True, min=1, help="Only the first N of the jobs."),
+    option(
+        "--limit",
+        panel=_CHOICE,
+        is_basic=True,
+        min=1,
+        metavar="<int>",
+        help="Only the first N of the jobs.",
+    ),
 ]
 Shard = Annotated[
     str | None, option("--shard", panel=_CHOICE, help="I/N: every N-th job, from the I-th on.")

@@ -41,7 +41,13 @@ _SETTINGS = tuple(
 )
 _Output = Annotated[
     Path,
-    o.option("-o", "--output", panel=RUN, help="File to write; what it has is not done again."),
+    o.option(
+        "-o",
+        "--output",
+        panel=RUN,
+        is_basic=True,
+        help="File to write; what it has is not done again.",
+    ),
 ]
 
 
@@ -61,6 +67,7 @@ def think(
     as_json: o.AsJson = False,
     quiet: o.Quiet = False,
     verbose: o.Verbose = 0,
+    help_all: o.HelpAll = False,
 ) -> None:
     """Write the texts of a manifest's jobs, and draw nothing.
 

@@ -2,7 +2,6 @@
 
 import json
 import math
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,8 +95,7 @@ def seen(jobs: Sequence[Job], *, decode: bool = False) -> SourcesSeen:
 def refuse_hopeless(found: SourcesSeen, jobs: Sequence[Job], tried: Mapping[str, object]) -> None:
     """Raise UsageError where no job can be tried, and none was before."""
     if found.leaves_none(jobs) and not any(job.custom_id in tried for job in jobs):
-        kinds = Counter(error.code for error in found.errors.values())
-        hint = next(error.hint for error in found.errors.values() if error.hint or len(kinds) > 1)
+        hint = next((error.hint for error in found.errors.values() if error.hint), "")
         what = f"no job has its source pictures: {', '.join(found.sentences())}"
         raise UsageError(what, hint=hint, code="source.none")
 

@@ -6,8 +6,8 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from hyimg_cli.errors import OutputFolderError
-from hyimg_cli.manifest.file_names import path_of, suffix_of
-from hyimg_cli.settings.file_names import UNKNOWN, clashes, finished
+from hyimg_cli.manifest.file_names import path_of
+from hyimg_cli.settings.file_names import SIDES, UNKNOWN, clashes, finished
 from hyimg_cli.spec.job import Job
 
 OUTPUTS = "outputs"
@@ -43,15 +43,13 @@ def former_files(jobs: Iterable[Job], results: _Results) -> dict[str, list[str]]
 
 
 def is_renamed(job: Job, entry: Mapping[str, Any]) -> bool:
-    """True where a done job's file is called otherwise by now."""
-    return any(
-        output["path"] != _path(job, output.get("width", UNKNOWN), output.get("height", UNKNOWN))
-        for output in _outputs(entry)
-    )
-
-
-def _path(job: Job, width: int | str, height: int | str) -> str:
-    return f"{OUTPUTS}/{name_of(job, width, height)}{suffix_of(job)}"
+    """True where a done job's file is called otherwise by now, but for its format."""
+    for output in _outputs(entry):
+        width, height = (output.get(side, UNKNOWN) for side in SIDES)
+        path = PurePosixPath(output["path"])
+        if f"{OUTPUTS}/{name_of(job, width, height)}" != str(path).removesuffix(path.suffix):
+            return True
+    return False
 
 
 def refuse_files_of_others(jobs: Sequence[Job], results: _Results, own: Collection[str]) -> None:

@@ -18,7 +18,7 @@ DELIMITERS = {".csv": ",", ".tsv": "\t"}
 
 
 @dataclass(frozen=True)
-class Record:
+class Row:
     """A job's cells by the names of their columns, and how many cells have no column."""
 
     number: int
@@ -30,7 +30,7 @@ class Record:
 class Table:
     """The records of a file, and the faults that are of no record."""
 
-    records: tuple[Record, ...]
+    records: tuple[Row, ...]
     faults: tuple[HyimgError, ...]
 
 
@@ -117,8 +117,8 @@ def _columns(
     return columns
 
 
-def _record(number: int, row: Sequence[str], columns: Sequence[str | None]) -> Record:
+def _record(number: int, row: Sequence[str], columns: Sequence[str | None]) -> Row:
     """Cells under unknown names are left out: the name is the fault."""
     named = zip(columns, row, strict=False)
     cells = tuple((name, text) for name, text in named if name is not None)
-    return Record(number, cells, sum(bool(text.strip()) for text in row[len(columns) :]))
+    return Row(number, cells, sum(bool(text.strip()) for text in row[len(columns) :]))

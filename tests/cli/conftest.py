@@ -14,7 +14,7 @@ import pytest
 from hyimg_cli.errors import CheckpointError, Interrupted
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.journal.keys import job_keys
-from hyimg_cli.media.images import write_png
+from hyimg_cli.journal.written import write_picture
 from hyimg_cli.spec.events import (
     DenoiseStep,
     Event,
@@ -25,7 +25,6 @@ from hyimg_cli.spec.events import (
     JobStarted,
     ModelLoaded,
     Outcome,
-    OutputFile,
     PhaseStarted,
     ThinkToken,
 )
@@ -99,14 +98,11 @@ class FakeSession:
 
     def _done(self, job: ImageJob) -> Outcome:
         pixels = np.full((16, 16, 3), job.seed % 256, dtype=np.uint8)
-        sha256, pixel_sha256 = write_png(self.folder.path_for(job.custom_id), pixels, {})
-        path = f"outputs/{job.custom_id}.png"
-        file = OutputFile(path, sha256, pixel_sha256, 16, 16, job.seed)
         return Outcome(
             job.custom_id,
             "done",
             key=self._key(job),
-            outputs=(file,),
+            outputs=(write_picture(self.folder, job, pixels, None),),
             denoise_steps=job.num_inference_steps,
             timings_s={"queue": 4.0, "total": 4.75},
             share_s={"denoise_rest": 0.25, "total": 0.25},

@@ -1,6 +1,7 @@
 """What is told before a model is loaded: sources that are missing, results made otherwise."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,18 @@ def test_with_no_source_there_is_nothing_to_run(
         ran.err
     )
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("kind", ["empty", "pipe", "folder", "link"])
+def test_with_no_source_that_is_a_picture_neither(
+    run_cli: Run, fake_session: Any, tmp_path: Path, kind: str
+) -> None:
+    path = tmp_path / "a.jpg"
+    make = {"empty": path.touch, "pipe": lambda: os.mkfifo(path), "folder": path.mkdir}
+    make.get(kind, lambda: path.symlink_to("nowhere"))()
+    ran = run_cli("generate", "a.jpg", "--prompt", "x")
+    assert (ran.code, fake_session.ran) == (2, [])
+    assert "Traceback" not in ran.err
 
 
 def test_other_jobs_run_where_every_source_is_missing(

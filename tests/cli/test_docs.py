@@ -30,6 +30,7 @@ def commands_of(page: str) -> list[str]:
 
 
 COMMANDS = [line for page in ON_JOBS for line in commands_of(page)]
+COMMANDS += [line for line in commands_of("output") if line.startswith("hyimg generate")]
 
 
 def fenced(page: str, language: str) -> str:

@@ -154,6 +154,10 @@ def test_a_used_folder_is_not_mixed(run_cli: Run, write_manifest: Callable[..., 
         assert f"2 of 2 jobs differ ({named})" in ran.err
         assert sorted(Path("out/outputs").iterdir()) == before
     assert run_cli(*run, "--quality", "3").code == 0
+    # Made again, they stand in their new places alone.
+    assert run_cli(*run, "--name", "{index}/{custom_id}", "--format", "jpeg", "--force").code == 0
+    found = [path for path in Path("out/outputs").rglob("*") if path.is_file()]
+    assert sorted(map(str, found)) == ["out/outputs/1/a.jpg", "out/outputs/2/b.jpg"]
 
 
 @pytest.mark.usefixtures("fake_session")

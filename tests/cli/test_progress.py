@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from hyimg_cli.cli import views
-from hyimg_cli.cli.sentences import loading_text
+from hyimg_cli.cli.sentences import finished, loading_text
 from hyimg_cli.cli.underway import Underway
 from hyimg_cli.engine.timing.left import TimeLeft
 from hyimg_cli.spec.events import (
@@ -21,10 +21,13 @@ from hyimg_cli.spec.events import (
     ModelLoaded,
     ModelLoading,
     Outcome,
+    OutputFile,
     PhaseStarted,
     Prewarmed,
     PromptEmbedded,
+    ReuseReport,
     ThinkToken,
+    VideoFile,
 )
 from hyimg_cli.spec.job import ImageJob, SizeRequest, TextSampling
 from hyimg_cli.spec.plan import Group, Plan
@@ -257,3 +260,14 @@ def test_loading_in_words(read: int, nbytes: int, said: str) -> None:
 )  # fmt: skip
 def test_seconds_in_words(seconds: float, said: str) -> None:
     assert time_text(seconds) == said
+
+
+def test_reuse_is_not_said_of_a_video() -> None:
+    reuse = ReuseReport("none", 0, 0, 0, ())
+    film = VideoFile("outputs/a.mp4", "", "", 64, 64, 1, num_frames=5, fps=8)
+    picture = OutputFile("outputs/a.png", "", "", 64, 64, 1)
+    said = [
+        finished(Outcome("a", "done", "key", outputs=(file,), kv_reuse=reuse))
+        for file in (film, picture)
+    ]
+    assert ["KV reuse none" in line for line in said] == [False, True]

@@ -20,8 +20,8 @@ from typing import Self
 from hyimg_cli.engine.choice import replicas_of
 from hyimg_cli.engine.replicas.job_queue import JobQueue
 from hyimg_cli.engine.replicas.messages import (
-    Finished,
     OutcomeLine,
+    PieceDone,
     Ready,
     Recorded,
     SessionEvent,
@@ -243,7 +243,7 @@ class _Dispatcher:
                 event = marked(message.event, worker.number, self._deaths)
                 worker.note(event)
                 yield event
-            case Finished():
+            case PieceDone():
                 yield from self._ended(worker, message)
 
     def _setup(self, number: int) -> Setup:
@@ -263,7 +263,7 @@ class _Dispatcher:
         if fault is not None:
             raise fault
 
-    def _ended(self, worker: Worker, ended: Finished) -> Iterator[Event]:
+    def _ended(self, worker: Worker, ended: PieceDone) -> Iterator[Event]:
         error, trace = ended.error, ended.trace
         if error is None and not trace:
             worker.finished()

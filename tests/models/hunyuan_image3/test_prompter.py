@@ -25,6 +25,12 @@ def prompter() -> Prompter:
     return registry.sequences(registry.EMBEDDED)
 
 
+def test_a_ratio_is_told_as_one(prompter: Prompter) -> None:
+    bucket, note = prompter.fit(9, 16, is_ratio=True)
+    assert note.startswith(f"16:9 fitted to {bucket.size}: tiny-image knows ")
+    assert prompter.fit(720, 1280)[1].startswith(f"1280x720 fitted to {bucket.size}: ")
+
+
 def a_job(**changes: Any) -> ImageJob:
     fields: dict[str, Any] = {
         "custom_id": "job",
