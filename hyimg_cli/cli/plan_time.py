@@ -72,7 +72,7 @@ def time_lines(estimate: Estimate) -> Iterator[str]:
     yield "  " + ", ".join(f"{name} {time_text(s)}" for name, s in told.items() if s >= 0.05)
     if estimate.slowdown > 1:
         yield (
-            f"  other programs have {estimate.others:.1f} cores of this machine now: without them "
+            f"  other programs want {estimate.others:.1f} cores of this machine now: without them "
             f"it would be {time_text(estimate.all.middle / estimate.slowdown)}"
         )
 
