@@ -16,7 +16,7 @@ from hyimg_cli.cli.sentences import UNMARKED
 from hyimg_cli.cli.stopping import Stopper, stoppable
 from hyimg_cli.cli.views import view_of
 from hyimg_cli.engine import runner
-from hyimg_cli.engine.choice import RunsPlans, refuse_missing_device, replicas_of, session_for
+from hyimg_cli.engine.choice import refuse_missing_device, replicas_of, session_for
 from hyimg_cli.engine.sources import SourcesSeen, refuse_hopeless, seen, turned_sizes
 from hyimg_cli.engine.timing.estimate import undisturbed
 from hyimg_cli.engine.timing.left import TimeLeft
@@ -24,7 +24,7 @@ from hyimg_cli.engine.timing.machine import process_age_s
 from hyimg_cli.engine.timing.observed import KeptTimings, conditions, kept_timings
 from hyimg_cli.engine.timing.watch import Watch
 from hyimg_cli.errors import HyimgError, Interrupted
-from hyimg_cli.journal.journal import RunFolder
+from hyimg_cli.journal.journal import JobFolder, RunFolder
 from hyimg_cli.journal.provenance import run_info
 from hyimg_cli.manifest.consumed import without_effect
 from hyimg_cli.manifest.manifest import Manifest
@@ -76,30 +76,15 @@ def carry_out(order: Order, style: render.Style) -> int:
             found=found,
         )
         counts = runner.Summary.before(run)
-        place = str(config.output.folder)
-        view = view_of(
-            style,
-            counts.left,
-            _time_left(run.plan, config),
-            replicas=replicas_of(run.plan, config),
-        )
-        report = Report(counts, style, view, place=place, again=order.again, retry=order.retry)
         with (
             _watched(run.plan, config, began) as watch,
             _page(settings, config.output.folder, style) as follow,
         ):
-            with report:
+            with _report(order, run.plan, counts, style) as report:
                 report.outcomes((*run.invalid, *run.untried))
                 if run.plan.jobs and not (run.untried and config.failure.fail_fast):
                     folder.write_run(run_info(manifest, settings, run.plan))
-                    with (
-                        open_session(config, stopper) as session,
-                        closing(session.run(run.plan, folder)) as events,
-                    ):
-                        for event in events:
-                            watch.add(event)
-                            report.show(event)
-                            follow(event)
+                    run_plan(run.plan, folder, config, stopper, (watch.add, report.show, follow))
             with _told("after the last job"):
                 folder.confirm()
             stopper.session = None  # from here on a signal stops at once
@@ -120,12 +105,20 @@ def look_at_sources(jobs: Sequence[Job], config: RunConfig, style: render.Style)
     return found
 
 
-@contextmanager
-def open_session(config: RunConfig, stopper: Stopper) -> Iterator[RunsPlans]:
-    """One that a signal stops."""
+def run_plan(
+    plan: Plan,
+    folder: JobFolder,
+    config: RunConfig,
+    stopper: Stopper,
+    readers: Sequence[Callable[[Event], None]],
+) -> None:
+    """Run a plan in a session that a signal stops; each event goes to every reader, in order."""
     session = stopper.session = session_for(config)
     try:
-        yield session
+        with closing(session.run(plan, folder)) as events:
+            for event in events:
+                for read in readers:
+                    read(event)
     finally:
         with _told("the session did not close in order"):
             session.close()
@@ -145,6 +138,15 @@ def _told(what: str, then: str = "") -> Iterator[None]:
         why = str(error) if is_ours else f"{type(error).__name__}: {error}".rstrip(": ")
         render.note(" ".join("; ".join(filter(None, (f"{what}: {why}", then))).splitlines()))
         logger.info(what, exc_info=error)
+
+
+def _report(order: Order, plan: Plan, counts: runner.Summary, style: render.Style) -> Report:
+    """What is shown of the run, with the time that is left of it."""
+    config = order.config
+    left, replicas = _time_left(plan, config), replicas_of(plan, config)
+    view = view_of(style, counts.left, left, replicas=replicas)
+    place = str(config.output.folder)
+    return Report(counts, style, view, place=place, again=order.again, retry=order.retry)
 
 
 def _time_left(plan: Plan, config: RunConfig) -> TimeLeft:

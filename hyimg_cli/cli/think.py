@@ -2,7 +2,6 @@
 
 import shlex
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,7 +10,7 @@ import typer
 
 from hyimg_cli.cli import inputs, render
 from hyimg_cli.cli import options as o
-from hyimg_cli.cli.carry_out import open_session
+from hyimg_cli.cli.carry_out import run_plan
 from hyimg_cli.cli.progress import Report
 from hyimg_cli.cli.selection import selection_of
 from hyimg_cli.cli.stopping import stoppable
@@ -101,12 +100,7 @@ def _carry_out(given: Mapping[str, Any], arguments: Sequence[str]) -> int:
         with Report(counts, style, view, place=str(path), again=again, retry=again) as report:
             report.outcomes(accepted.invalid)
             if plan.jobs:
-                with (
-                    open_session(config, stopper) as session,
-                    closing(session.run(plan, file)) as events,
-                ):
-                    for event in events:
-                        report.show(event)
+                run_plan(plan, file, config, stopper, [report.show])
     return 1 if counts.failed or counts.invalid else 0
 
 
