@@ -9,7 +9,7 @@ from hyimg_cli.diffusion.guidance import guided
 from hyimg_cli.diffusion.schedule import Schedule
 from hyimg_cli.kv.tree import KVTree
 from hyimg_cli.models.hunyuan_image3.family import HunyuanImage3
-from hyimg_cli.models.hunyuan_image3.ranked import PART, Follower
+from hyimg_cli.models.hunyuan_image3.ranked import PART, LayersFollower
 from hyimg_cli.models.protocols import Context, GeneratedText, LivePicture
 from hyimg_cli.parallel.ranks import Rank
 from hyimg_cli.spec.job import ImageJob
@@ -67,6 +67,6 @@ def drawn(model: HunyuanImage3, job: ImageJob) -> dict[str, Tensor]:
 
 def held(rank: Rank) -> tuple[int, int]:
     """Task: bytes of weights on a rank above 0, and how many buffers and slices it has."""
-    follower: Follower = rank.parts[PART]
+    follower: LayersFollower = rank.parts[PART]
     weights = [p for p in follower.layers.parameters() if not p.is_meta]
     return sum(p.nbytes for p in weights), len(follower.kv.parts)

@@ -76,7 +76,7 @@ class Bench:
         rows, live = working(self.card, self.config), self.load.live
         for count in (1, 2, 4):
             pictures = [self._picture() for _ in range(count)]
-            planned = rows.beside + 2 * count * live * rows.row
+            planned = rows.fixed + 2 * count * live * rows.row
             call = partial(self.network.velocity, pictures)
             yield self._peak(f"denoise step, {count} drawing", planned, call)
             del pictures, call
@@ -85,7 +85,7 @@ class Bench:
         prefill = partial(
             self.network.prefill, layout, layout.ids, [self._source()], buffer, layout.live_start
         )
-        yield self._peak("prefill", rows.beside + layout.live_start * rows.row, prefill)
+        yield self._peak("prefill", rows.fixed + layout.live_start * rows.row, prefill)
         pixels = self.load.scale.size.height * self.load.scale.size.width
         whole, tile = (
             self.card.vae_bytes(pixels, "cuda", in_tiles=in_tiles) for in_tiles in (False, True)

@@ -17,7 +17,7 @@ from hyimg_cli.cli.stopping import Stopper, stoppable
 from hyimg_cli.cli.views import view_of
 from hyimg_cli.engine import runner
 from hyimg_cli.engine.choice import RunsPlans, refuse_missing_device, replicas_of, session_for
-from hyimg_cli.engine.sources import SourcesSeen, refuse_hopeless, seen
+from hyimg_cli.engine.sources import SourcesSeen, refuse_hopeless, seen, turned_sizes
 from hyimg_cli.engine.timing.estimate import undisturbed
 from hyimg_cli.engine.timing.left import TimeLeft
 from hyimg_cli.engine.timing.machine import process_age_s
@@ -93,7 +93,7 @@ def carry_out(order: Order, style: render.Style) -> int:
                 if run.plan.jobs and not (run.untried and config.failure.fail_fast):
                     folder.write_run(run_info(manifest, settings, run.plan))
                     with (
-                        _session(config, stopper) as session,
+                        open_session(config, stopper) as session,
                         closing(session.run(run.plan, folder)) as events,
                     ):
                         for event in events:
@@ -115,12 +115,13 @@ def look_at_sources(jobs: Sequence[Job], config: RunConfig, style: render.Style)
     if found.errors and not style.is_quiet:
         for text in found.named():
             render.note(render.printable(text))
+    render.remarks(turned_sizes(found, jobs), style)
     refuse_hopeless(found, jobs, RunFolder(config.output.folder).results())
     return found
 
 
 @contextmanager
-def _session(config: RunConfig, stopper: Stopper) -> Iterator[RunsPlans]:
+def open_session(config: RunConfig, stopper: Stopper) -> Iterator[RunsPlans]:
     """One that a signal stops."""
     session = stopper.session = session_for(config)
     try:

@@ -10,7 +10,7 @@ from hyimg_cli.cli import inputs, render
 from hyimg_cli.cli import options as o
 from hyimg_cli.cli.selection import resume_policy_of, selection_of
 from hyimg_cli.engine import runner
-from hyimg_cli.engine.sources import faults, seen
+from hyimg_cli.engine.sources import faults, seen, turned_sizes
 from hyimg_cli.errors import HyimgError, OutputFolderError
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.manifest.consumed import without_effect
@@ -36,6 +36,7 @@ def check(ctx: typer.Context) -> None:
     in_files = faults(found, chosen)
     _show(in_files, style)
     if not (style.as_json or style.is_quiet):
+        render.remarks(turned_sizes(found, chosen), style)
         for text in found.sentences():
             render.note(text)
     in_folder = [] if in_lines else _clash(chosen, settings, ctx.params)

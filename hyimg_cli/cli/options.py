@@ -106,7 +106,7 @@ Prompt = Annotated[
         panel=RUN,
         is_basic=True,
         metavar="<text>",
-        help="What to do with each picture; again for more, or a .txt file of prompts.",
+        help="What to do with each picture; or a .txt of prompts.",
     ),
 ]
 Recursive = Annotated[
@@ -150,7 +150,14 @@ Select = Annotated[
 ]
 Limit = Annotated[
     int | None,
-    option("--limit", panel=_CHOICE, is_basic=True, min=1, help="Only the first N of the jobs."),
+    option(
+        "--limit",
+        panel=_CHOICE,
+        is_basic=True,
+        min=1,
+        metavar="<int>",
+        help="Only the first N of the jobs.",
+    ),
 ]
 Shard = Annotated[
     str | None, option("--shard", panel=_CHOICE, help="I/N: every N-th job, from the I-th on.")

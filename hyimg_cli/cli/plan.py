@@ -266,6 +266,9 @@ def _cost_lines(cost: Cost) -> Iterator[str]:
     yield f"  {jobs}, {steps} over {cost.denoise_rows} tokens"
     read = f"{cost.ar_prefill_rows} tokens read, {cost.ar_shared_rows} shared with earlier jobs"
     yield f"  text stage: {read}, {cost.think_rows} estimated to be written"
+    if cost.shared_texts:
+        texts = f"{counted(cost.texts, 'text')} for {cost.texts + cost.shared_texts} pictures"
+        yield f"  {texts}: {cost.spared_think_rows} tokens estimated not to be written again"
     yield f"  prefixes: {cost.prefix_rows_unshared} tokens, {saved} of them by KV reuse"
     kv = bytes_text(cost.kv_bytes_peak)
     yield f"  source images encoded: {cost.image_encodes}; KV at most {kv}"

@@ -11,6 +11,7 @@ from hyimg_cli.cli.stopping import stoppable
 from hyimg_cli.cli.views import view_of
 from hyimg_cli.engine.choice import RunsPlans, refuse_missing_device, session_for
 from hyimg_cli.engine.timing.estimate import Estimate, plan_time
+from hyimg_cli.engine.timing.left import TimeLeft
 from hyimg_cli.engine.timing.machine import Processors, others_now, process_age_s
 from hyimg_cli.engine.timing.observed import KeptTimings, RunTiming, conditions, kept_timings
 from hyimg_cli.engine.timing.trial import Trial, plans, tried
@@ -71,7 +72,7 @@ def time_lines(estimate: Estimate) -> Iterator[str]:
     yield "  " + ", ".join(f"{name} {time_text(s)}" for name, s in told.items() if s >= 0.05)
     if estimate.slowdown > 1:
         yield (
-            f"  other programs have {estimate.others:.1f} cores of this machine now: without them "
+            f"  other programs want {estimate.others:.1f} cores of this machine now: without them "
             f"it would be {time_text(estimate.all.middle / estimate.slowdown)}"
         )
 
@@ -113,11 +114,13 @@ def _measured(order: Plan, config: RunConfig, style: render.Style) -> dict[str, 
     """A trial of the plan, shown while it goes; a signal ends it."""
     refuse_missing_device(config)
     found = Trial(time.perf_counter() - process_age_s())
-    jobs = sum(len(part.jobs) for part in plans(order, config.batch.max_size))
-    with stoppable() as stopper, view_of(style, jobs) as view:
+    parts = plans(order, config.batch.max_size)
+    of_trial = Plan(tuple(group for part in parts for group in part.groups))
+    left = TimeLeft(of_trial, revision=config.model.revision)
+    with stoppable() as stopper, view_of(style, left.total, left) as view:
 
-        def opened(of_trial: RunConfig) -> RunsPlans:
-            stopper.session = session_for(of_trial)
+        def opened(alone: RunConfig) -> RunsPlans:
+            stopper.session = session_for(alone)
             return stopper.session
 
         with closing(tried(order, config, opened, found)) as events:

@@ -13,7 +13,6 @@ from hyimg_cli.spec.events import (
     Prewarmed,
     PromptsReady,
     ReplicaDied,
-    VideoFile,
 )
 from hyimg_cli.spec.units import time_text
 
@@ -108,11 +107,15 @@ def finished(outcome: Outcome) -> str:
         hint = f" ({outcome.error.hint})" if outcome.error.hint else ""
         text = f"{outcome.custom_id}: failed[{outcome.error.code}]: {outcome.error.message}{hint}"
     else:
-        paths = ", ".join(file.path for file in outcome.outputs)
-        is_video = any(isinstance(file, VideoFile) for file in outcome.outputs)
-        reuse = ""
-        if outcome.kv_reuse and not is_video:
-            reuse = f", KV reuse {outcome.kv_reuse.status}"
-        took = f"{work_s(outcome):.2f} s, {outcome.denoise_steps} steps"
-        text = f"{outcome.custom_id}: {paths} in {took}{reuse}"
+        text = f"{outcome.custom_id}: {_made(outcome)}"
     return " ".join("; ".join((text, *outcome.warnings)).splitlines())
+
+
+def _made(outcome: Outcome) -> str:
+    """What came of a job, and how long it took."""
+    seconds = f"{work_s(outcome):.2f} s"
+    if not outcome.denoise_steps:
+        return f"{len(outcome.cot_token_ids or ())} tokens in {seconds}"
+    paths = ", ".join(file.path for file in outcome.outputs)
+    reuse = f", KV reuse {outcome.kv_reuse.status}" if outcome.kv_reuse else ""
+    return f"{paths} in {seconds}, {outcome.denoise_steps} steps{reuse}"

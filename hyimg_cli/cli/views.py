@@ -134,7 +134,8 @@ class PlainView(LiveView):
             note(f"[{self._count}/{self._total}] {finished(event.outcome)}")
 
     def _move(self) -> None:
-        if self._clock() - self._told_at >= _STATUS_S:
+        is_over = 0 < self._left.total == self._left.done
+        if self._clock() - self._told_at >= _STATUS_S and not is_over:
             self._told_at = self._clock()
             note(status(self._left, self.loading))
 

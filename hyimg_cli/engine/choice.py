@@ -3,7 +3,7 @@
 from collections.abc import Generator
 from typing import Protocol
 
-from hyimg_cli.journal.journal import RunFolder
+from hyimg_cli.journal.journal import JobFolder
 from hyimg_cli.spec.events import Event
 from hyimg_cli.spec.plan import Plan
 from hyimg_cli.spec.run import RunConfig
@@ -14,7 +14,7 @@ class RunsPlans(Protocol):
 
     def request_stop(self, signal_number: int) -> None: ...
 
-    def run(self, plan: Plan, folder: RunFolder) -> Generator[Event, None, None]: ...
+    def run(self, plan: Plan, folder: JobFolder) -> Generator[Event, None, None]: ...
 
     def close(self) -> None: ...
 

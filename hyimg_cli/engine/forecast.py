@@ -13,10 +13,11 @@ from pathlib import Path
 
 from hyimg_cli.cache.disk import SOURCE_IMAGES, DiskStore
 from hyimg_cli.errors import CheckpointError, HyimgError, SourceImageError
-from hyimg_cli.journal.keys import precision, source_digest, source_key
-from hyimg_cli.kv.segments import Segment
+from hyimg_cli.journal.keys import UNREADABLE, precision, source_digest, source_key
+from hyimg_cli.kv.segments import Segment, TextSegment
 from hyimg_cli.kv.tree import KVTree
 from hyimg_cli.manifest.cost import JobTokens, PlanCost, cost
+from hyimg_cli.manifest.texts import TextIdentity, text_identity
 from hyimg_cli.manifest.video_cost import VideoCost, video_cost
 from hyimg_cli.media.images import probe_image, stretched_digest
 from hyimg_cli.models import registry
@@ -101,6 +102,9 @@ class Forecast:
     def __init__(self, config: RunConfig, assumed_think: int) -> None:
         self._config, self._assumed_think = config, assumed_think
         self._seen: set[tuple[str, str]] = set()
+        # Texts by number, and those that are left in the tree for others.
+        self._texts: dict[TextIdentity, int] = {}
+        self._left: set[int] = set()
         self._store = DiskStore(config.cache.folder, config.cache.budget_bytes)
         self.tree: KVTree[Sized] = KVTree(
             config.batch.prefix_cache_mb * 1_000_000, splits_text=not config.batch.is_invariant
@@ -115,14 +119,18 @@ class Forecast:
 
     def _tokens(self, job: ImageJob) -> JobTokens:
         sizes = [_source_size(path) for path in job.images]
-        digests = [source_digest(path) for path in job.images]
+        files = [source_digest(path) for path in job.images]
+        digests = files
         if job.infer_align_image_size:
             digests = [stretched_digest(name) for name in digests]
         think = min(self._assumed_think, job.text.max_new_tokens)
         known = registry.sequences(job.model, self._config.model.revision)
         tokens = known.count(job, sizes, think)
         tokens = replace(tokens, image_encodes=self._encodes(job.model, digests))
-        return self._shared(job, tokens, sizes, digests)
+        card = registry.model_card(job.model, self._config.model.revision)
+        is_lost = UNREADABLE in files
+        text = None if is_lost else text_identity(job, card)
+        return self._shared(job, tokens, sizes, digests, text)
 
     def _encodes(self, model: str, digests: Sequence[str]) -> int:
         """Number of the images that no earlier job had, and no earlier run left on disk."""
@@ -142,18 +150,49 @@ class Forecast:
         return self._store.has(SOURCE_IMAGES, key)
 
     def _shared(
-        self, job: ImageJob, tokens: JobTokens, sizes: list[Size], digests: list[str]
+        self,
+        job: ImageJob,
+        tokens: JobTokens,
+        sizes: list[Size],
+        digests: list[str],
+        text: TextIdentity | None,
     ) -> JobTokens:
         sequences = registry.sequences(job.model, self._config.model.revision)
         prefix = sequences.text_prefix(job, sizes, digests)
+        if prefix is not None and text is not None and text in self._texts:
+            return self._taken_over(job, tokens, prefix, self._texts[text])
         if prefix is not None:
-            return replace(tokens, ar_shared=self._passed(job, prefix))
+            if text is not None:
+                self._texts[text] = len(self._texts)
+            return replace(tokens, ar_shared=self._passed(job, prefix), texts=int(text is not None))
         if not self._config.reuse.kv_reuse:
             return replace(tokens, shared_prefix=0)
         branches = sequences.branch_prefixes(job, sizes, digests)
         positive, *negative = [self._passed(job, branch) for branch in branches]
         shared_prefix = max(tokens.shared_prefix, *negative) if negative else tokens.shared_prefix
         return replace(tokens, positive_shared=positive, shared_prefix=shared_prefix)
+
+    def _taken_over(
+        self, job: ImageJob, tokens: JobTokens, prefix: Sequence[Segment], text: int
+    ) -> JobTokens:
+        """The rows of a job that finds its text, one of those counted, written: it is fed what the
+        writing job was, which leaves that behind its prompt.
+        """
+        fed = tokens.ar_prefill + tokens.assumed_think
+        # As long as what is fed behind the prefix, and like no other text.
+        stand_in = TextSegment((-1 - text,) * (fed - sum(segment.length for segment in prefix)))
+        whole = [*prefix, stand_in]
+        if text not in self._left:
+            self._left.add(text)
+            self._passed(job, whole)
+        return replace(
+            tokens,
+            ar_prefill=fed,
+            ar_shared=self._passed(job, whole),
+            assumed_think=0,
+            shared_texts=1,
+            spared_think=tokens.assumed_think,
+        )
 
     def _passed(self, job: ImageJob, prefix: Sequence[Segment]) -> int:
         """Leading tokens of a prefix that are held already; afterwards all of it is."""

@@ -15,6 +15,7 @@ from hyimg_cli.errors import HyimgError, JobError, ManifestError, UsageError
 from hyimg_cli.journal.differences import differing
 from hyimg_cli.journal.journal import Resumption, RunFolder, resume
 from hyimg_cli.journal.keys import job_keys
+from hyimg_cli.journal.texts_file import TextsFile
 from hyimg_cli.manifest import planner
 from hyimg_cli.manifest.file_names import named
 from hyimg_cli.manifest.line import fault
@@ -42,9 +43,10 @@ from hyimg_cli.spec.events import (
     PromptsReady,
     ReplicaDied,
 )
-from hyimg_cli.spec.job import Job, VideoJob
+from hyimg_cli.spec.job import ImageJob, Job, VideoJob
 from hyimg_cli.spec.plan import Plan
 from hyimg_cli.spec.run import RunConfig
+from hyimg_cli.spec.units import counted
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ class Selection:
         if jobs and not chosen:
             hint = f"the first id is {jobs[0].custom_id!r}; * stands for anything"
             raise UsageError(
-                f"--select {self.pattern!r} matches none of {len(jobs)} jobs", hint=hint
+                f"--select {self.pattern!r} matches none of {counted(len(jobs), 'job')}", hint=hint
             )
         if self.shard is not None:
             chosen = chosen[self.shard[0] - 1 :: self.shard[1]]
@@ -334,6 +336,33 @@ def _untried(
             yield outcome
             if config.failure.fail_fast:
                 return
+
+
+@dataclass(frozen=True)
+class TextsLeft:
+    """What `think` has to do of a manifest: jobs whose text is to be written, jobs that have none
+    to write and only need their line, and those that have theirs.
+    """
+
+    to_write: tuple[ImageJob, ...]
+    as_they_are: tuple[Job, ...]
+    done: tuple[str, ...]
+
+
+def sift_texts(
+    file: TextsFile, jobs: Sequence[Job], config: RunConfig, *, force: bool
+) -> TextsLeft:
+    """What an earlier run left to do in a file of texts. Raises OutputFolderError on a clash."""
+    there = file.lines()
+    keys = job_keys([job for job in jobs if job.custom_id in there], config)
+    left = file.left(jobs, keys, force=force)
+    to_write = tuple(job for job in left if isinstance(job, ImageJob) and job.writes_text)
+    names = {job.custom_id for job in left}
+    return TextsLeft(
+        to_write,
+        tuple(job for job in left if job not in to_write),
+        tuple(job.custom_id for job in jobs if job.custom_id not in names),
+    )
 
 
 def _record(folder: RunFolder, invalid: Sequence[Outcome]) -> None:

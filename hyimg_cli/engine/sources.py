@@ -1,7 +1,7 @@
 """Source pictures looked at before a model is loaded: which cannot be read, and who wanted them."""
 
 import json
-from collections import Counter
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +10,7 @@ from hyimg_cli.errors import HyimgError, SourceImageError, UsageError
 from hyimg_cli.journal.keys import key_of, source_digests
 from hyimg_cli.media.images import probe_image
 from hyimg_cli.spec.events import Failure, Outcome
-from hyimg_cli.spec.job import ImageJob, Job, Size
+from hyimg_cli.spec.job import ImageJob, Job, Size, SizeRequest
 from hyimg_cli.spec.run import RunConfig
 from hyimg_cli.spec.units import counted
 
@@ -56,6 +56,30 @@ class SourcesSeen:
             yield f"  and {rest} more; hyimg check --json names every one"
 
 
+def turned_sizes(found: SourcesSeen, jobs: Sequence[Job]) -> Iterator[str]:
+    """A sentence where edits ask for the shape of their source, turned: `HxW` was meant."""
+    edits = [
+        (job, found.sizes[job.images[0]])
+        for job in jobs
+        if isinstance(job, ImageJob) and job.images and job.images[0] in found.sizes
+    ]
+    turned = [(job, size) for job, size in edits if _is_turned(job.size, size)]
+    if turned:
+        (job, size), more = turned[0], len(turned) - 1
+        yield (
+            f"{job.source_line}{f' and {more} more' if more else ''}: size is WIDTHxHEIGHT; "
+            f"{job.size} is the shape of the source ({size}) turned, as the official script "
+            "writes it, height first"
+        )
+
+
+def _is_turned(asked: SizeRequest, source: Size) -> bool:
+    if asked.is_auto or asked.is_ratio or asked.height == asked.width:
+        return False
+    ratio, turned = source.width / source.height, asked.height / asked.width
+    return (ratio > 1) == (turned > 1) and abs(math.log(ratio / turned)) < 0.05
+
+
 def seen(jobs: Sequence[Job], *, decode: bool = False) -> SourcesSeen:
     """The jobs' source pictures, each looked at once: at its head alone, unless `decode`."""
     sizes: dict[str, Size] = {}
@@ -71,8 +95,7 @@ def seen(jobs: Sequence[Job], *, decode: bool = False) -> SourcesSeen:
 def refuse_hopeless(found: SourcesSeen, jobs: Sequence[Job], tried: Mapping[str, object]) -> None:
     """Raise UsageError where no job can be tried, and none was before."""
     if found.leaves_none(jobs) and not any(job.custom_id in tried for job in jobs):
-        kinds = Counter(error.code for error in found.errors.values())
-        hint = next(error.hint for error in found.errors.values() if error.hint or len(kinds) > 1)
+        hint = next((error.hint for error in found.errors.values() if error.hint), "")
         what = f"no job has its source pictures: {', '.join(found.sentences())}"
         raise UsageError(what, hint=hint, code="source.none")
 

@@ -47,7 +47,7 @@ RUN = "run.json"
 LATENTS = "latents"
 LOCK = ".lock"
 # Of a resolved job, what never changes its file.
-_NOT_IN_KEY = ("custom_id", "images", "model", "metadata", "name")
+_NOT_IN_KEY = ("custom_id", "images", "model", "metadata", "name", "written")
 
 
 class JobFolder(ABC):
@@ -95,6 +95,19 @@ class JobFolder(ABC):
                     code="output.link",
                 )
             make_folders(place)
+
+    def remove_temporaries(self, pid: int) -> None:
+        """Removes what a process that was killed had not yet given its final name."""
+        with disk_errors(self.folder):
+            for place in self._places_of_files():
+                remove_temporaries(place, of=str(pid))
+
+    def _places_of_files(self) -> Iterator[Path]:
+        """The folders in which jobs' files are written; those of frames are not."""
+        yield self.folder / LATENTS
+        for place, below, _ in os.walk(self.folder / OUTPUTS):
+            below[:] = [name for name in below if not name.endswith(".frames")]
+            yield Path(place)
 
     @abstractmethod
     def attempts(self) -> dict[str, int]:
@@ -197,7 +210,7 @@ class RunFolder(JobFolder):
         Its paths lead from the folder: read there as a manifest, it gives the same jobs.
         """
         lines = lines_beside(jobs, self.folder)
-        self._replace(RESOLVED, b"".join(_json_line(line) for line in lines))
+        self._replace(RESOLVED, b"".join(json_line(line) for line in lines))
 
     def _replace(self, name: str, data: bytes) -> None:
         assert self._lock is not None, "the folder is written without its lock"
@@ -217,21 +230,8 @@ class RunFolder(JobFolder):
     def attempts(self) -> dict[str, int]:
         return {name: int(line.get("attempt", 0)) for name, line in self.results().items()}
 
-    def remove_temporaries(self, pid: int) -> None:
-        """Removes what a process that was killed had not yet given its final name."""
-        with disk_errors(self.folder):
-            for place in self._places_of_files():
-                remove_temporaries(place, of=str(pid))
-
-    def _places_of_files(self) -> Iterator[Path]:
-        """The folders in which jobs' files are written; those of frames are not."""
-        yield self.folder / LATENTS
-        for place, below, _ in os.walk(self.folder / OUTPUTS):
-            below[:] = [name for name in below if not name.endswith(".frames")]
-            yield Path(place)
-
     def append(self, outcome: Outcome) -> None:
-        line = _json_line(outcome_to_json(outcome))
+        line = json_line(outcome_to_json(outcome))
         with disk_errors(self.folder):
             self._held_journal().append(outcome.custom_id, line)
             if outcome.status == "done":
@@ -279,6 +279,8 @@ def outcome_to_json(outcome: Outcome) -> dict[str, Any]:
     """The outcome as a result line; the user's `x_` keys stand beside the other names."""
     entry = asdict(outcome)
     extra: dict[str, Any] = entry.pop("extra")
+    if outcome.written is None:
+        del entry["written"]
     return entry | extra
 
 
@@ -309,6 +311,9 @@ def line_key(
     facts: dict[str, Any] = {"job": shaping_fields(line), "model": model_fingerprint}
     facts["settings"] = dict(pixel_settings)
     if bot_task is not None:
+        if line.keys() & {"cot_text", "cot_token_ids"}:
+            # Some lines of a given text say bot_task, which only a dynamic system prompt reads.
+            facts["job"].pop("bot_task", None)
         facts |= {"bot_task": bot_task, "sources": list(source_digests)}
     return digest.of_json(facts)
 
@@ -434,7 +439,8 @@ def _has_frames(folder: Path, output: Mapping[str, Any]) -> bool:
     return shots is not None and len(os.listdir(folder / shots)) == output["num_frames"]
 
 
-def _json_line(entry: Mapping[str, Any]) -> bytes:
+def json_line(entry: Mapping[str, Any]) -> bytes:
+    """A line of a file of JSON lines."""
     # Half a surrogate pair (a file name that is not UTF-8) becomes a JSON escape, and so survives.
     text = json.dumps(entry, ensure_ascii=False, allow_nan=False) + "\n"
     return text.encode("utf-8", "backslashreplace")

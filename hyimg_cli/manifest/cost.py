@@ -17,7 +17,8 @@ class JobTokens:
     (`negative` is 0 without guidance branch). `ar_shared`, `positive_shared`: leading rows of them
     that earlier jobs left. `shared_prefix`: those of the negative branch that are there when it
     starts, from the positive one or an earlier job. `step_rows`: rows of one branch in one denoise
-    step.
+    step. `texts`: 1 where the job writes one; `shared_texts`: 1 where it takes an earlier job's,
+    which is part of what it is fed then, and `spared_think` what it need not write.
     """
 
     ar_prefill: int
@@ -30,13 +31,18 @@ class JobTokens:
     assumed_think: int
     ar_shared: int = 0
     positive_shared: int = 0
+    texts: int = 0
+    shared_texts: int = 0
+    spared_think: int = 0
 
 
 @dataclass(frozen=True)
 class Cost:
     """Sums over jobs. `kv_bytes_peak` is the largest of any one job, all branches together.
 
-    `ar_prefill_rows` are computed, `ar_shared_rows` were there from earlier jobs. `prefix_rows`
+    `ar_prefill_rows` are computed, `ar_shared_rows` were there from earlier jobs. `texts` are
+    written, in `think_rows`; `shared_texts` are not, for they are earlier jobs', which spares
+    `spared_think_rows`. `prefix_rows`
     enter the transformer once per job with reuse of what the AR stage and the other
     branch have; `prefix_rows_unshared` is the same without any reuse.
     """
@@ -46,7 +52,10 @@ class Cost:
     image_encodes: int = 0
     ar_prefill_rows: int = 0
     ar_shared_rows: int = 0
+    texts: int = 0
+    shared_texts: int = 0
     think_rows: int = 0
+    spared_think_rows: int = 0
     prefix_rows: int = 0
     prefix_rows_unshared: int = 0
     denoise_rows: int = 0
@@ -107,7 +116,10 @@ def _job_cost(job: ImageJob, tokens: JobTokens, kv_bytes_per_token: int) -> Cost
         image_encodes=tokens.image_encodes,
         ar_prefill_rows=tokens.ar_prefill - tokens.ar_shared,
         ar_shared_rows=tokens.ar_shared,
+        texts=tokens.texts,
+        shared_texts=tokens.shared_texts,
         think_rows=tokens.assumed_think,
+        spared_think_rows=tokens.spared_think,
         prefix_rows=unshared - from_ar - from_positive,
         prefix_rows_unshared=unshared,
         denoise_rows=job.num_inference_steps * tokens.branches * tokens.step_rows,

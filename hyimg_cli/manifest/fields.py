@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from hyimg_cli.manifest.written import Note
 from hyimg_cli.settings.kinds import (
     MAX_SEED,
     MAX_SIDE,
@@ -37,13 +38,14 @@ _OWN = (
     Field("prompt", Text("prompt"), "What to show, or to change in the images."),
     Field("images", Paths(), "Source pictures, in order.", ("image", "image_path"), "pictures"),
     Field("model", Text("model"), "Checkpoint of this job: a folder or a hub id."),
-    Field("n", Integer(1, 1000), "Number of results.", ("num_outputs_per_prompt",)),
     Field("seeds", Integers(1000, MAX_SEED, is_distinct=True), "A result for each seed."),
     Field("matrix", Matrix(), "A job for each combination of values: lists of them, by field."),
     Field("width", Integer(MIN_SIDE, MAX_SIDE), "With height, instead of size."),
     Field("height", Integer(MIN_SIDE, MAX_SIDE), "With width, instead of size."),
     Field("cot_text", Text("text"), "Text before the picture, given.", only="pictures"),
     Field("cot_token_ids", Integers(65536, 2**31 - 1), "The same as tokens.", only="pictures"),
+    Field("ratio_index", Integer(0, 999), "The size of a given text.", only="pictures"),
+    Field("written", Note(), "What hyimg think notes of its text.", only="pictures"),
     Field("metadata", Anything(), "Copied to the result."),
 )
 _SHARED = (

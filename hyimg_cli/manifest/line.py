@@ -5,6 +5,7 @@ here. Defaults of settings and model are not known yet.
 """
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
@@ -23,10 +24,31 @@ from hyimg_cli.manifest.fields import (
 )
 from hyimg_cli.manifest.matrix import Axis, AxisValue, axes_of
 from hyimg_cli.manifest.names import in_id
+from hyimg_cli.manifest.written import fault_of_tags, has_its_ids, is_as_written
 from hyimg_cli.settings.kinds import BadValue, Text, nearest, shown, size_request
+from hyimg_cli.spec.job import SizeRequest
 
+_TAGS_HINT = "edit what stands between the tags; with written taken out, any text will do"
 # How chat endpoints spell a conversation; the released models draw from a single turn.
 _TURNS = ("messages", "message_list", "conversation", "history")
+
+# What other tools can be asked for, by the names that they have for it.
+_NOT_SUPPORTED = {
+    "strength of an edit": (
+        (
+            *("strength", "denoising_strength", "denoise_strength", "denoise", "image_strength"),
+            *("img_strength", "init_strength", "init_image_strength", "prompt_strength"),
+        ),
+        "the source is read, not drawn over; say in the prompt how much to change",
+    ),
+    "upscaling": (
+        (
+            *("upscale", "upscaler", "upscaling", "upscale_by", "upscale_factor", "upscale_ratio"),
+            *("enable_hr", "hires_fix", "hr_scale", "hr_upscaler", "super_resolution", "scale_by"),
+        ),
+        "size chooses among the model's own; enlarge the file afterwards",
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -47,6 +69,31 @@ def fault(slug: str, what: str, *, where: str, hint: str = "") -> UsageError:
     return UsageError(what, where=where, hint=hint, code=f"manifest.{slug}")
 
 
+def not_a_field(key: str, value: Any = None) -> tuple[str, str]:
+    """What is wrong with a key that no field has, and what to do: other tools' words by name."""
+    if key in _TURNS:
+        hint = "write the one turn as prompt and images; earlier turns are not read"
+        return "a job has no turns before it", hint
+    if key == "image_size":
+        size = _turned(value)
+        hint = f'"size": "{size}"' if size else '"size": "WIDTHxHEIGHT"'
+        return f"{shown(key)} is not a field", f"write {hint}; the official script has height first"
+    for meaning, (names, hint) in _NOT_SUPPORTED.items():
+        if key.lower() in names:
+            return f"{shown(key)} is not supported: there is no {meaning}", hint
+    close = nearest(key, BY_NAME)
+    hint = f'did you mean "{close}"?' if close else "begin it with x_ to have it copied through"
+    return f"{shown(key)} is not a field", hint
+
+
+def _turned(size: Any) -> str:
+    """`HxW`, as the official script writes a size, as `WxH`; a ratio is the same in both."""
+    parts = re.fullmatch(r"([0-9]+)[xX]([0-9]+)", str(size))
+    if parts is None:
+        return size if isinstance(size, str) and re.fullmatch(r"auto|[0-9]+:[0-9]+", size) else ""
+    return f"{parts[2]}x{parts[1]}"
+
+
 def unconsumed(
     fields: Mapping[str, Any], given: Iterable[str], bot_task: str | None
 ) -> dict[str, str]:
@@ -60,7 +107,9 @@ def unconsumed(
     idle: dict[str, str] = {}
     if not names.isdisjoint(COT_FIELDS):
         reason = "the text is given, so none is written"
-        idle = dict.fromkeys((*AR_FIELDS, "bot_task"), reason)
+        # Of a dynamic system prompt the bot_task says which one it is.
+        is_dynamic = fields.get("use_system_prompt") == "dynamic"
+        idle = dict.fromkeys((*AR_FIELDS, *(() if is_dynamic else ("bot_task",))), reason)
     elif bot_task == "none":
         reason = "bot_task is none, so no text is written"
         idle = dict.fromkeys((*AR_FIELDS, "drop_think"), reason)
@@ -214,7 +263,7 @@ class Line:
     def _take(self, key: str, value: Any, *, is_cell: bool = False) -> None:
         known = BY_NAME.get(key)
         if known is None:
-            self._refuse_unknown(key)
+            self._refuse_unknown(key, value)
         elif known.name in self.given:
             self.refused.add(known.name)
             hint = f"give one of {', '.join((known.name, *known.aliases))}"
@@ -247,14 +296,9 @@ class Line:
         except BadValue as bad:
             self.add(bad.slug, bad.what, field="matrix", hint=bad.hint)
 
-    def _refuse_unknown(self, key: str) -> None:
-        if key in _TURNS:
-            hint = "write the one turn as prompt and images; earlier turns are not read"
-            self.add("unknown-field", "a job has no turns before it", field=key, hint=hint)
-            return
-        close = nearest(key, BY_NAME)
-        hint = f'did you mean "{close}"?' if close else "begin it with x_ to have it copied through"
-        self.add("unknown-field", f"{shown(key)} is not a field", field=_plain(key), hint=hint)
+    def _refuse_unknown(self, key: str, value: Any) -> None:
+        what, hint = not_a_field(key, value)
+        self.add("unknown-field", what, field=_plain(key), hint=hint)
 
     def _check_matrix(self) -> None:
         """Checks that no field is both in the line and in its matrix."""
@@ -333,7 +377,10 @@ class Line:
 
     def _check_text(self) -> None:
         """Checks the fields about the text that the AR stage writes or is given."""
-        if self.given.issuperset(COT_FIELDS):
+        self._check_ratio()
+        if {"written"} & self.given - self.refused:
+            self._settle_written()
+        elif self.given.issuperset(COT_FIELDS):
             hint = "give one of the two"
             self.add("conflict", "cot_text beside cot_token_ids", field="cot_text", hint=hint)
         idle = unconsumed(self.fields, self.given, self.fields.get("bot_task"))
@@ -343,6 +390,43 @@ class Line:
         for name, reason in idle.items():
             what = f"no stage would use it: {reason}"
             self.add("unconsumed", what, field=name, hint="take the field out")
+
+    def _check_ratio(self) -> None:
+        """Checks that the ratio is of a given text, and the only word on the size."""
+        if "ratio_index" not in self.given:
+            return
+        if self.given.isdisjoint(COT_FIELDS):
+            hint = "give size instead"
+            self.add("unconsumed", "it goes with a given text", field="ratio_index", hint=hint)
+        if not self.fields.get("size", SizeRequest()).is_auto:
+            hint = "take ratio_index out: the size is another one now"
+            self.add("conflict", "ratio_index beside a size", field="ratio_index", hint=hint)
+
+    def _settle_written(self) -> None:
+        """Keeps the one form of a written text that counts: its own tokens as long as nobody edited
+        it, else the text.
+        """
+        if self.refused & {*COT_FIELDS}:
+            return
+        noted = self.fields["written"]
+        text, ids = (self.fields.get(name) for name in COT_FIELDS)
+        if text is None:
+            if ids is None:
+                hint = "put the text back, or take written out to have one written"
+                self.add("written", "the line has no text", field="written", hint=hint)
+        elif not is_as_written(noted, text):
+            if why := fault_of_tags(noted, text):
+                self.add("written", f"edited: {why}", field="cot_text", hint=_TAGS_HINT)
+            self._leave_out("cot_token_ids")
+        elif ids is not None:
+            if not has_its_ids(noted, ids):
+                what, hint = "edited, and cot_text was not", "edit cot_text, and leave these as are"
+                self.add("written", what, field="cot_token_ids", hint=hint)
+            self._leave_out("cot_text")
+
+    def _leave_out(self, name: str) -> None:
+        self.fields.pop(name, None)
+        self.given.discard(name)
 
 
 def _of_all(where: str, children: Sequence[Line]) -> list[HyimgError]:

@@ -17,6 +17,7 @@ from hyimg_cli.manifest.line import Line, ManifestLine, child_ids, fault
 from hyimg_cli.manifest.table import DELIMITERS, read_table
 from hyimg_cli.settings.kinds import is_custom_id
 from hyimg_cli.spec import digest
+from hyimg_cli.spec.units import counted
 
 _STEM_LENGTH = 100
 _BOM = b"\xef\xbb\xbf"
@@ -147,7 +148,7 @@ class _Reading:
             line = Line(f"{self.title}:{record.number}")
             line.read_cells(record.cells)
             if record.beyond:
-                what = f"{record.beyond} cells more than columns"
+                what = f"{counted(record.beyond, 'cell')} more than columns"
                 line.add("bad-csv", what, hint="put a cell with a comma in it in quotes")
             self._take(line, record.number)
         self._name_the_nameless()

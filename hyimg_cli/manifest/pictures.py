@@ -1,14 +1,17 @@
 """A manifest line that asks for pictures: what its model cannot do, its jobs."""
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 from hyimg_cli.errors import HyimgError
+from hyimg_cli.manifest.fields import COT_FIELDS
 from hyimg_cli.manifest.line import unconsumed
-from hyimg_cli.manifest.resolved_line import ResolvedLine
+from hyimg_cli.manifest.resolved_line import Child, ResolvedLine, moved
 from hyimg_cli.spec.card import ModelCard
-from hyimg_cli.spec.job import Encoding, ImageJob, TextSampling
+from hyimg_cli.spec.job import Encoding, ImageJob, Size, SizeRequest, TextSampling
 
 
 @dataclass(frozen=True)
@@ -19,11 +22,19 @@ class PictureLine(ResolvedLine):
 
     def faults(self) -> Iterator[HyimgError]:
         fields = self.line.fields
-        for name, reason in unconsumed(fields, self.line.given, self.value("bot_task")).items():
+        settled = fields | {"use_system_prompt": self.value("use_system_prompt")}
+        for name, reason in unconsumed(settled, self.line.given, self.value("bot_task")).items():
             yield self.unused(name, reason)
         if fields.get("use_system_prompt") == "custom" and self.value("system_prompt") is None:
             what, hint = "custom without a system_prompt", "write the system_prompt"
             yield self.fault("missing-field", what, "use_system_prompt", hint)
+        yield from self._vary_faults()
+        if "ratio_index" in fields and self._of_ratio(fields["ratio_index"]) is None:
+            known = [f"{bucket.ratio_index} is {bucket.size}" for bucket in self.card.buckets]
+            names = ", ".join(known if len(known) < 5 else [known[0], "…", known[-1]])
+            what = f"the model has no ratio {fields['ratio_index']}"
+            hint = f"{names}; or take it out and give size"
+            yield self.fault("out-of-range", what, "ratio_index", hint)
         beyond = [n for n in fields.get("cot_token_ids", ()) if n >= self.card.vocab_size]
         if beyond:
             what = f"{beyond[0]} is no token of the model"
@@ -42,19 +53,20 @@ class PictureLine(ResolvedLine):
             what = "a PNG" if kind == "png" else "a lossless WebP"
             yield self.unused("quality", f"{what} has none")
 
-    def job(self, custom_id: str, seed: int, folder: Path) -> ImageJob:
+    def job(self, child: Child, folder: Path) -> ImageJob:
         fields = self.line.fields
         use_system_prompt, system_prompt = self._system_prompt()
         return ImageJob(
-            custom_id=custom_id,
+            custom_id=child.custom_id,
             task=fields["task"],
             images=tuple(str(folder / image) for image in fields.get("images", ())),
-            seed=seed,
-            size=self.value("size"),
+            seed=child.first_seed if self.value("vary") == "text" else child.seed,
+            size=self._size(),
             bot_task=self.value("bot_task"),
-            text=self._text_sampling(seed),
+            text=self._text_sampling(child),
             cot_text=fields.get("cot_text"),
             cot_token_ids=fields.get("cot_token_ids"),
+            written_json=self._written(),
             drop_think=self.value("drop_think"),
             infer_align_image_size=self.value("infer_align_image_size"),
             use_system_prompt=use_system_prompt,
@@ -68,11 +80,59 @@ class PictureLine(ResolvedLine):
         is_lossless = kind == "png" or (kind == "webp" and self.value("lossless"))
         return Encoding(kind, None if is_lossless else self.value("quality"))
 
-    def _text_sampling(self, seed: int) -> TextSampling:
-        ar_seed = self.value("ar_seed")
+    def _written(self) -> str:
+        """What was noted of the line's ids; nothing of a text that was edited."""
+        has_note = {"written", "cot_token_ids"} <= self.line.fields.keys()
+        return json.dumps(self.line.fields["written"], sort_keys=True) if has_note else ""
+
+    def _size(self) -> SizeRequest:
+        """As asked for, or the one that a given text's ratio stands for: its nearest is itself."""
+        index = self.line.fields.get("ratio_index")
+        if index is None:
+            return cast(SizeRequest, self.value("size"))
+        size = self._of_ratio(index)
+        assert size is not None, "faults come first"
+        return SizeRequest(size.height, size.width)
+
+    def _of_ratio(self, index: int) -> Size | None:
+        """The size that a ratio token stands for; None where the model has no such ratio."""
+        sizes = (b.size for b in self.card.buckets if b.ratio_index == index)
+        return next(sizes, None)
+
+    def _text_sampling(self, child: Child) -> TextSampling:
         names = ("temperature", "top_k", "top_p", "max_new_tokens")
         values = {name: self.value(name) for name in names}
-        return TextSampling(seed=seed if ar_seed is None else ar_seed, **values)
+        return TextSampling(seed=self._ar_seed(child), **values)
+
+    def _ar_seed(self, child: Child) -> int:
+        """The seed of the text: as asked for, where `vary` says `text` moved; else the picture's
+        own, where it says `picture` the first one's.
+        """
+        ar_seed, vary = self.value("ar_seed"), self.value("vary")
+        if ar_seed is not None:
+            return moved(ar_seed, child.index) if vary == "text" else int(ar_seed)
+        return child.first_seed if vary == "picture" else child.seed
+
+    def _vary_faults(self) -> Iterator[HyimgError]:
+        """What would make all results of the line one, or has none to tell apart."""
+        if len(self.child_ids) == 1:
+            if "vary" in self.line.given:
+                yield self.unused("vary", "the line has one result")
+        elif self.value("vary") == "text":
+            why = self._fixed_text()
+            if why:
+                what = f"vary text would give {len(self.child_ids)} equal pictures: {why}"
+                yield self.fault("vary", what, "vary", "vary the picture")
+
+    def _fixed_text(self) -> str:
+        """Why the line's text is the same whatever its seed; empty where it is not."""
+        if not self.line.given.isdisjoint(COT_FIELDS):
+            return "the text is given"
+        if self.value("bot_task") == "none":
+            return "bot_task is none, so no text is written"
+        if self.value("temperature") == 0:
+            return "temperature is 0, so the most likely token is taken"
+        return ""
 
     def _system_prompt(self) -> tuple[str, str | None]:
         """Which system prompt, and its text, which only `custom` has.

@@ -4,6 +4,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from functools import cache
 from typing import TypeVar
 
+from hyimg_cli.manifest.texts import size_class_of, text_of
 from hyimg_cli.spec.card import ModelCard
 from hyimg_cli.spec.job import ImageJob, Job, VideoJob
 from hyimg_cli.spec.plan import Group, Plan, VideoGroup
@@ -16,8 +17,9 @@ def make_plan(jobs: Sequence[Job], card_of: Callable[[str], ModelCard]) -> Plan:
     """Every job once, in groups of one model and one size class, or one size and frames.
 
     Models, then groups, then sets of source images or prompts stand in the order of their first
-    job; within a set the manifest's order holds. So a model is loaded once and an image encoded
-    once in a row. `card_of` is asked once per model of pictures.
+    job, as do jobs that write the same text within a set; else the manifest's order holds. So a
+    model is loaded once, and an image encoded and a text written once in a row. `card_of` is asked
+    once per model of pictures.
     """
     card = cache(card_of)
     groups: list[Group | VideoGroup] = []
@@ -28,9 +30,11 @@ def make_plan(jobs: Sequence[Job], card_of: Callable[[str], ModelCard]) -> Plan:
 
 
 def _image_groups(jobs: Sequence[ImageJob], card_of: Callable[[str], ModelCard]) -> Iterator[Group]:
-    by_size = _alike(jobs, lambda job: _size_class(job, card_of(job.model)))
+    by_size = _alike(jobs, lambda job: size_class_of(job, card_of(job.model)))
     for size_class, members in by_size.items():
-        yield Group(members[0].model, size_class, _side_by_side(members, lambda job: job.images))
+        by_source = _side_by_side(members, lambda job: job.images)
+        jobs = _side_by_side(by_source, lambda job: (job.images, text_of(job)))
+        yield Group(members[0].model, size_class, jobs)
 
 
 def _video_groups(jobs: Sequence[VideoJob]) -> Iterator[VideoGroup]:
@@ -41,11 +45,6 @@ def _video_groups(jobs: Sequence[VideoJob]) -> Iterator[VideoGroup]:
 
 def _side_by_side(jobs: Iterable[OneJob], key: Callable[[OneJob], Hashable]) -> tuple[OneJob, ...]:
     return tuple(job for same in _alike(jobs, key).values() for job in same)
-
-
-def _size_class(job: ImageJob, card: ModelCard) -> str:
-    bucket = card.bucket_of(job.size)
-    return "auto" if bucket is None else str(bucket.size)
 
 
 def _alike(jobs: Iterable[OneJob], key: Callable[[OneJob], Key]) -> dict[Key, list[OneJob]]:

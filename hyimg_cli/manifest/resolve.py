@@ -1,6 +1,6 @@
 """A manifest's lines over the settings: the jobs that they become, `n` and `seeds` expanded."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from hyimg_cli.manifest.manifest import Manifest
 from hyimg_cli.manifest.pictures import PictureLine
 from hyimg_cli.manifest.resolved_line import ResolvedLine
 from hyimg_cli.manifest.videos import VideoLine
+from hyimg_cli.settings.kinds import is_custom_id
 from hyimg_cli.settings.precedence import Setting
 from hyimg_cli.spec.card import ModelCard, VideoCard
 from hyimg_cli.spec.job import Job
@@ -32,6 +33,7 @@ def resolve_jobs(
     located = cache(partial(_located, manifest.folder))
     jobs: list[Job] = []
     faults: list[HyimgError] = []
+    claimed: dict[str, str] = {}
     for line in manifest.lines:
         is_video, named = line.fields["task"] == "t2v", line.fields.get("model")
         own = settings["video_model" if is_video else "model"].value
@@ -45,13 +47,27 @@ def resolve_jobs(
             continue
         kind: type[ResolvedLine] = VideoLine if is_video else PictureLine
         resolved = kind(line, settings, model, card)
-        if found := list(resolved.faults()):
-            faults += found
-        else:
+        found = [*resolved.faults(), *_unfit_ids(resolved, claimed)]
+        faults += found
+        if not found:
             jobs += resolved.jobs(manifest.folder)
     # What a setting caused is the same in every line; it is said once.
     once = {(one.where, one.what): one for one in faults}
     return jobs, list(once.values())
+
+
+def _unfit_ids(line: ResolvedLine, claimed: dict[str, str]) -> Iterator[HyimgError]:
+    """Faults of ids that a number of results outside the lines made, as `Manifest` has them of the
+    lines' own; claims the ids. `claimed`: an id with its case folded, and where its line is.
+    """
+    place = f"{line.line.where}: custom_id"
+    for name in line.child_ids:
+        if not is_custom_id(name):
+            yield fault("bad-id", f'"{name}" has more than 128 characters', where=place)
+        elif name.casefold() in claimed:
+            hint = f"give each line its own custom_id; {claimed[name.casefold()]} has this one"
+            yield fault("duplicate-id", f'"{name}" appears twice', where=place, hint=hint)
+        claimed.setdefault(name.casefold(), line.line.where)
 
 
 def _looked_up_once(card_of: Callable[[str], Any] | None) -> Callable[[str], Any]:

@@ -91,10 +91,13 @@ def _is_folder(model: str) -> bool:
 
 def _text_fields(job: ImageJob) -> dict[str, Any]:
     """Values that bear on the text before the picture, for a job that has such text."""
-    if job.cot_text is not None:
-        return {"cot_text": job.cot_text, "drop_think": job.drop_think}
-    if job.cot_token_ids is not None:
-        return {"cot_token_ids": list(job.cot_token_ids), "drop_think": job.drop_think}
+    if job.has_given_text:
+        ids = job.cot_token_ids
+        given = {"cot_text": job.cot_text} if ids is None else {"cot_token_ids": list(ids)}
+        is_dynamic = job.use_system_prompt == "dynamic"
+        task = {"bot_task": job.bot_task} if is_dynamic else {}
+        written = {"written": json.loads(job.written_json)} if job.written_json else {}
+        return {**given, **task, "drop_think": job.drop_think, **written}
     if not job.writes_text:
         return {"bot_task": job.bot_task}
     text = job.text

@@ -20,6 +20,16 @@ from hyimg_cli.spec.job import Job
 
 
 @dataclass(frozen=True)
+class Child:
+    """One of the results that a line asks for, counted from 0, and the seed of the first."""
+
+    custom_id: str
+    index: int
+    seed: int
+    first_seed: int
+
+
+@dataclass(frozen=True)
 class ResolvedLine:
     """A line over the settings over its model's card."""
 
@@ -32,19 +42,25 @@ class ResolvedLine:
         """What is wrong with the line only for this model and these settings."""
         raise NotImplementedError
 
-    def job(self, custom_id: str, seed: int, folder: Path) -> Job:
+    def job(self, child: Child, folder: Path) -> Job:
         """One job of the line; paths of images begin at `folder`."""
         raise NotImplementedError
 
     def jobs(self, folder: Path) -> Iterator[Job]:
         """The line's job, or its children where it asks for several."""
+        names = self.child_ids
         seeds, base = self.line.fields.get("seeds"), self.value("seed")
-        for index, name in enumerate(child_ids(self.line.fields)):
-            if seeds:
-                seed = seeds[index]
-            else:
-                seed = seed_from(name) if base is None else (base + index) % (MAX_SEED + 1)
-            yield self.job(name, seed, folder)
+        if not seeds and base is None:
+            seeds = [seed_from(name) for name in names]
+        elif not seeds:
+            seeds = [moved(base, index) for index in range(len(names))]
+        for index, name in enumerate(names):
+            yield self.job(Child(name, index, seeds[index], seeds[0]), folder)
+
+    @property
+    def child_ids(self) -> list[str]:
+        """The ids of the line's jobs."""
+        return child_ids({"n": self.value("n")} | self.line.fields)
 
     def value(self, name: str) -> Any:
         """The line's value, else the setting's, else the checkpoint's own."""
@@ -75,3 +91,8 @@ class ResolvedLine:
         """The fault of a field that would change nothing."""
         what = f"no stage would use it: {reason}"
         return self.fault("unconsumed", what, name, "take the field out")
+
+
+def moved(seed: int, by: int) -> int:
+    """The seed that stands `by` behind another."""
+    return (seed + by) % (MAX_SEED + 1)

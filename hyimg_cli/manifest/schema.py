@@ -124,7 +124,7 @@ def _matrix(jobs: JobKind | None) -> Any:
         for name, field in IN_MATRIX.items()
         if jobs is None or field.only in (None, jobs)
     }
-    return create_model("matrix", __base__=_Closed, **fields)
+    return create_model(f"Matrix of {jobs or 'any'}", __base__=_Closed, **fields)
 
 
 def _annotation(kind: k.Kind, jobs: JobKind | None = None) -> Any:

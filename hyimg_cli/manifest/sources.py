@@ -143,13 +143,14 @@ class _Search:
         ):
             if names:
                 plural = many or one.replace("folder", "folders").replace(" is ", " are ")
-                yield f"{len(names)} {one if len(names) == 1 else plural}: {_listed(names)}"
+                what = one if len(names) == 1 else plural
+                yield f"{len(names)} {what}: {_listed(sorted(names))}"
         if self.repeated:
             yield f"named more than once, taken once: {self.repeated}"
 
 
 def _none_found(arguments: Sequence[str], search: _Search) -> HyimgError:
-    hint = f"read are {', '.join(sorted(SUFFIXES))}"
+    hint = "a picture is known by its suffix: .jpg, .png, .webp, .tiff, .gif, .bmp, .avif, …"
     if search.left_out:
         hint = "--recursive looks into the folders below, too"
     what = "; ".join(("there is no picture here", *search.notes()))

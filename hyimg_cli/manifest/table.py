@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from hyimg_cli.errors import HyimgError
 from hyimg_cli.files import MANIFEST_BYTES
 from hyimg_cli.manifest.fields import BY_NAME
-from hyimg_cli.manifest.line import fault
-from hyimg_cli.settings.kinds import nearest, shown
+from hyimg_cli.manifest.line import fault, not_a_field
+from hyimg_cli.settings.kinds import shown
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 
 
 @dataclass(frozen=True)
-class Record:
+class Row:
     """A job's cells by the names of their columns, and how many cells have no column."""
 
     number: int
@@ -30,7 +30,7 @@ class Record:
 class Table:
     """The records of a file, and the faults that are of no record."""
 
-    records: tuple[Record, ...]
+    records: tuple[Row, ...]
     faults: tuple[HyimgError, ...]
 
 
@@ -106,9 +106,7 @@ def _columns(
         if known is None and not name.startswith("x_"):
             columns.append(None)
             if name:  # one without a name is there where a spreadsheet had a column once
-                close = nearest(name, BY_NAME)
-                hint = f'did you mean "{close}"?' if close else "begin it with x_ to keep it"
-                what = f"{shown(name)} is not a field"
+                what, hint = not_a_field(name)
                 faults.append(fault("unknown-field", what, where=where, hint=hint))
         elif own in columns:
             columns.append(None)
@@ -119,8 +117,8 @@ def _columns(
     return columns
 
 
-def _record(number: int, row: Sequence[str], columns: Sequence[str | None]) -> Record:
+def _record(number: int, row: Sequence[str], columns: Sequence[str | None]) -> Row:
     """Cells under unknown names are left out: the name is the fault."""
     named = zip(columns, row, strict=False)
     cells = tuple((name, text) for name, text in named if name is not None)
-    return Record(number, cells, sum(bool(text.strip()) for text in row[len(columns) :]))
+    return Row(number, cells, sum(bool(text.strip()) for text in row[len(columns) :]))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hyimg_cli.errors import HyimgError
-from hyimg_cli.manifest.resolved_line import ResolvedLine
+from hyimg_cli.manifest.resolved_line import Child, ResolvedLine
 from hyimg_cli.settings.kinds import MAX_SIDE
 from hyimg_cli.spec.card import VideoCard
 from hyimg_cli.spec.job import Size, SizeRequest, VideoJob
@@ -70,13 +70,13 @@ class VideoLine(ResolvedLine):
         multiple = self.card.size_multiple
         return max(multiple, round(pixels / multiple) * multiple)
 
-    def job(self, custom_id: str, seed: int, folder: Path) -> VideoJob:
+    def job(self, child: Child, folder: Path) -> VideoJob:
         has_two = self.card.defaults.guidance_scale_2 is not None
         return VideoJob(
-            custom_id=custom_id,
+            custom_id=child.custom_id,
             task="t2v",
             negative_prompt=self.value("negative_prompt"),
-            seed=seed,
+            seed=child.seed,
             size=self.size(),
             num_frames=self.value("num_frames"),
             fps=self.value("fps"),

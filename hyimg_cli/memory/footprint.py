@@ -21,6 +21,7 @@ from dataclasses import astuple, dataclass, field, replace
 
 from hyimg_cli.errors import JobError
 from hyimg_cli.journal.keys import by_graphs, precision
+from hyimg_cli.manifest.written import Replay
 from hyimg_cli.models.registry import model_card, sequences, video_card
 from hyimg_cli.spec.card import ModelCard, RankBytes, VideoCard, Working
 from hyimg_cli.spec.job import ImageJob, Job, Size
@@ -206,6 +207,8 @@ def share_of(job: ImageJob, card: ModelCard, config: RunConfig) -> JobBytes:
     A job whose sequence cannot be built fails later, for its own reason, and takes nothing.
     """
     square, revision = [Size(1, 1)] * len(job.images), config.model.revision
+    replay = Replay.of(job)  # a text that is fed again is held as the one that is written
+    job = replay.job if replay else job
     longest = job.text.max_new_tokens + _TAGS
     try:
         tokens = sequences(job.model, revision).count(job, square, longest)

@@ -188,6 +188,7 @@ class TextStage(Protocol):
 
     def feed(self, runs: Sequence[tuple[Context, Sequence[int] | Tensor]]) -> None:
         """Append tokens to each context's buffer, in one forward; ids may be on the device [T].
+        Runs of one context stand one behind another.
 
         `context.ids` is the caller's to keep: ids on the device are not known here.
         """

@@ -63,8 +63,10 @@ class Pipeline(ABC, Generic[Model, OneJob, Done]):
         """A group's jobs on their way; `started` is where their clocks begin."""
 
     @abstractmethod
-    def write(self, done: Done, folder: JobFolder) -> OutputFile:
-        """Put a finished job's pixels into the folder; called in a thread of its own."""
+    def write(self, done: Done, folder: JobFolder) -> OutputFile | None:
+        """Put a finished job's pixels into the folder, where it has some; called in a thread of its
+        own.
+        """
 
     @abstractmethod
     def outcome(self, done: Done, output: OutputFile | None, facts: Facts) -> Outcome:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from hyimg_cli.errors import UsageError
-from hyimg_cli.settings.precedence import Setting
+from hyimg_cli.settings.precedence import Setting, as_given
 from hyimg_cli.settings.table import SETTINGS, Declaration, InKey, JobKind
 from hyimg_cli.spec.run import RunConfig
 
@@ -74,7 +74,13 @@ def _key_parts(kind: JobKind) -> Iterator[tuple[str, InKey]]:
 
 
 def refuse_conflicts(settings: Mapping[str, Setting]) -> None:
-    """Raises UsageError where replicas are asked for, and a GPU each cannot be what they get."""
+    """Raises UsageError where two settings cannot both hold: reuse that is required and switched
+    off, or replicas that cannot get a GPU each.
+    """
+    if settings["require_kv_reuse"].value and not settings["kv_reuse"].value:
+        off, required = as_given(settings["kv_reuse"]), as_given(settings["require_kv_reuse"])
+        what = f"{required} does not go with {off}: every job would fail"
+        raise UsageError(what, hint="give one of the two", code="usage.kv-reuse")
     count = settings["replicas"].value
     if count == 1:
         return

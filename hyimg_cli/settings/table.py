@@ -41,6 +41,7 @@ SYSTEM_PROMPTS = (
     "dynamic",
     "custom",
 )
+VARY = ("picture", "text", "both")
 # About seven minutes at 24 a second: beyond any model, so a slip of the pen.
 MAX_FRAMES = 10001
 MAX_FPS = 240
@@ -120,7 +121,7 @@ _MODEL = (
         "model",
         Text("model"),
         "tiny-image",
-        "Folder or hub id; tiny-image is embedded.",
+        "Folder or hub id.",
         is_basic=True,
         pixels="checkpoint",
     ),
@@ -183,7 +184,7 @@ _SAMPLING = (
         "size",
         SizeText(),
         SizeRequest(),
-        "Pixels of the result, or their ratio.",
+        "Of the result.",
         is_basic=True,
     ),
     _sampling(
@@ -206,6 +207,14 @@ _SAMPLING = (
         "Seed of jobs without one of their own.",
         is_basic=True,
     ),
+    _sampling(
+        "n",
+        Integer(1, 1000),
+        1,
+        "Number of results of a line.",
+        aliases=("num_outputs_per_prompt",),
+    ),
+    _text("vary", OneOf(VARY), "both", "What the results of a line differ in, by their seeds."),
     _text(
         "bot_task",
         OneOf(BOT_TASKS, (("image", "none"),)),
@@ -365,6 +374,7 @@ _OUTPUT = (
         OneOf(FORMATS, (("jpg", "jpeg"),)),
         "png",
         "Pictures as PNG, JPEG or WebP.",
+        is_basic=True,
         in_line=True,
         aliases=("output_format",),
         pixels="job",
@@ -386,6 +396,7 @@ _OUTPUT = (
         NameTemplate(),
         BY_ID,
         "Files by a template: custom_id, stem, folder, index, seed, width, height.",
+        is_basic=True,
         in_line=True,
     ),
     _run("metadata", Truth(), True, "Write the job, and that a model made it, into its file."),

@@ -38,7 +38,8 @@ class ReuseReport:
 
     `ar_prefill_tokens` of the AR prompt were computed for this job, `ar_shared_tokens` were there
     from other jobs. `ar_surplus_tokens` were decoded behind the text's end, or before a forced
-    token, and thrown away.
+    token, and thrown away. `ar_taken_tokens` were not decoded: the text was written already, and
+    its rows are among the shared ones, or else among those of the prompt.
     """
 
     status: ReuseStatus
@@ -48,6 +49,7 @@ class ReuseReport:
     branches: tuple[BranchTokens, ...]
     reason: str = ""
     ar_surplus_tokens: int = 0
+    ar_taken_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -127,6 +129,9 @@ class Outcome:
 
     `timings_s` are the job's own wall time from when its group could start, a batch's whole time in
     each of its jobs. `share_s` is its part of that time: over all jobs no more than the run took.
+
+    `cot_from`: the job that wrote the text, where that was another one. `written`: how the text of
+    a job that ends with it came about.
     """
 
     custom_id: str
@@ -137,6 +142,8 @@ class Outcome:
     denoise_steps: int = 0
     cot_text: str | None = None
     cot_token_ids: tuple[int, ...] | None = None
+    cot_from: str | None = None
+    written: dict[str, Any] | None = None
     think_truncated: bool = False
     ratio_index: int | None = None
     timings_s: dict[str, float] = field(default_factory=dict)

@@ -72,10 +72,29 @@ class Encoding:
 
 
 @dataclass(frozen=True)
+class TextInputs:
+    """All of a job that decides the text it writes, but its bucket and what is in its files.
+
+    Of a greedy text `sampling` holds no seed, nor what only a choice by chance looks at.
+    """
+
+    model: str
+    prompt: str
+    images: tuple[str, ...]
+    is_aligned: bool
+    use_system_prompt: str
+    system_prompt: str | None
+    bot_task: BotTask
+    chooses_size: bool
+    sampling: TextSampling
+
+
+@dataclass(frozen=True)
 class ImageJob:
     """One `it2i` or `t2i` picture. `images` are paths as given, resolved against the manifest.
 
-    `cot_text` or `cot_token_ids` replace the AR stage's writing. `infer_align_image_size`: sources
+    `cot_text` or `cot_token_ids` replace the AR stage's writing; `written_json` is what was noted
+    of these ids when they were written, empty where nothing was. `infer_align_image_size`: sources
     are resized to the model's sizes, not cut, and a picture of the same size gets its source's
     aspect ratio. `file_name`: a template, see `settings.file_names`. `user_fields` names the
     manifest fields that the user set for this job: one that no stage consumes is an error.
@@ -95,6 +114,7 @@ class ImageJob:
     text: TextSampling
     cot_text: str | None = None
     cot_token_ids: tuple[int, ...] | None = None
+    written_json: str = ""
     drop_think: bool = False
     infer_align_image_size: bool = False
     use_system_prompt: str = "None"
@@ -109,7 +129,33 @@ class ImageJob:
     @property
     def writes_text(self) -> bool:
         """True if the AR stage has text to write for this job."""
-        return self.bot_task != "none" and self.cot_text is None and self.cot_token_ids is None
+        return self.bot_task != "none" and not self.has_given_text
+
+    @property
+    def has_given_text(self) -> bool:
+        """True if the text before the picture is the job's own."""
+        return self.cot_text is not None or self.cot_token_ids is not None
+
+    @property
+    def text_inputs(self) -> TextInputs | None:
+        """What decides the job's text; None where it writes none. Jobs of one bucket of which it
+        is equal write the same text, as long as their sources' files stay as they are.
+        """
+        if not self.writes_text:
+            return None
+        text = self.text
+        greedy = TextSampling(0, 0.0, 0, 1.0, text.max_new_tokens)
+        return TextInputs(
+            model=self.model,
+            prompt=self.prompt,
+            images=self.images,
+            is_aligned=self.infer_align_image_size and bool(self.images),
+            use_system_prompt=self.use_system_prompt,
+            system_prompt=self.system_prompt,
+            bot_task=self.bot_task,
+            chooses_size=self.size.is_auto,
+            sampling=text if text.temperature else greedy,
+        )
 
 
 @dataclass(frozen=True)

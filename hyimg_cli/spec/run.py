@@ -117,7 +117,8 @@ class OutputConfig:
     """Where results go and what they carry.
 
     `frames`: beside a video, its frames without loss. `checkpoint_every`: denoise steps after which
-    a video's latents are kept until it is done; 0: only behind the last.
+    a video's latents are kept until it is done; 0: only behind the last. `only_texts`: a job ends
+    with its text, and nothing is drawn.
     """
 
     folder: Path
@@ -125,6 +126,7 @@ class OutputConfig:
     metadata: bool = True
     frames: Frames = "none"
     checkpoint_every: int = 0
+    only_texts: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

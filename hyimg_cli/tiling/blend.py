@@ -13,7 +13,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from hyimg_cli.tiling.tiles import Axis, Tile, TilePlan
+from hyimg_cli.tiling.tiles import Tile, TileAxis, TilePlan
 
 TileOf = Callable[[Tile], Tensor]
 
@@ -90,6 +90,6 @@ def _kept(picture: Tensor, plan: TilePlan, tile: Tile) -> Tensor:
     return picture[..., rows, columns]
 
 
-def _span(axis: Axis, cell: int, pixels: int) -> slice:
+def _span(axis: TileAxis, cell: int, pixels: int) -> slice:
     start = cell * axis.pixels
     return slice(start, min(start + axis.keep, pixels))

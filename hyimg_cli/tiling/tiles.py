@@ -20,7 +20,7 @@ from hyimg_cli.spec.job import Size
 
 
 @dataclass(frozen=True)
-class Axis:
+class TileAxis:
     """The rule along rows or columns: `tile` and `stride` in latent cells, `pixels` of one cell.
 
     Raises UsageError where tiles would leave gaps, so only rules that cover the grid exist.
@@ -52,8 +52,8 @@ class Axis:
 class Tiling:
     """The rule of a VAE."""
 
-    rows: Axis
-    columns: Axis
+    rows: TileAxis
+    columns: TileAxis
 
     @classmethod
     def by_overlap(
@@ -89,7 +89,7 @@ class Tiling:
     @classmethod
     def of_card(cls, rule: TileRule, pixels: int) -> "Tiling":
         """From a model card's square rule and the pixels of a latent cell."""
-        axis = Axis(rule.tile_cells, rule.stride_cells, pixels)
+        axis = TileAxis(rule.tile_cells, rule.stride_cells, pixels)
         if axis.blend != rule.blend_pixels:
             what = f"a blend of {rule.blend_pixels} px is not the overlap of {axis.blend} px"
             raise _refused(what, "blend over exactly the pixels that two tiles share")
@@ -255,7 +255,7 @@ def _area(tiles: Sequence[Tile]) -> int:
     return sum(tile.area for tile in tiles)
 
 
-def _overlap_axis(sample_min: int, latent_min: int, overlap: float, pixels: int) -> Axis:
+def _overlap_axis(sample_min: int, latent_min: int, overlap: float, pixels: int) -> TileAxis:
     if not 0 < overlap < 1:
         raise _refused(
             f"a tile overlap of {overlap} is not between 0 and 1",
@@ -273,7 +273,7 @@ def _overlap_axis(sample_min: int, latent_min: int, overlap: float, pixels: int)
             f"{latent_min} latent cells x an overlap of {overlap} is not a whole number",
             f"for {latent_min} cells: {_whole_overlaps(latent_min)}",
         )
-    return Axis(latent_min, stride, pixels)
+    return TileAxis(latent_min, stride, pixels)
 
 
 def _whole_overlaps(cells: int) -> str:
@@ -282,14 +282,14 @@ def _whole_overlaps(cells: int) -> str:
     return ", ".join(f"{step / cells:.6g}" for step in steps if step < cells)
 
 
-def _stride_axis(sample_min: int, sample_stride: int, pixels: int, patch: int) -> Axis:
+def _stride_axis(sample_min: int, sample_stride: int, pixels: int, patch: int) -> TileAxis:
     for name, value in (("tile", sample_min), ("stride", sample_stride)):
         if value < pixels or value % pixels:
             raise _refused(
                 f"a tile {name} of {value:g} px is not a whole number of latent cells",
                 f"give a multiple of {pixels} px, {pixels * max(1, ceil(value / pixels))} say",
             )
-    return Axis(sample_min // pixels, sample_stride // pixels, pixels // patch)
+    return TileAxis(sample_min // pixels, sample_stride // pixels, pixels // patch)
 
 
 def _refused(what: str, hint: str) -> UsageError:

@@ -1,6 +1,7 @@
 """What is told before a model is loaded: sources that are missing, results made otherwise."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,18 @@ def test_with_no_source_there_is_nothing_to_run(
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.parametrize("kind", ["empty", "pipe", "folder", "link"])
+def test_with_no_source_that_is_a_picture_neither(
+    run_cli: Run, fake_session: Any, tmp_path: Path, kind: str
+) -> None:
+    path = tmp_path / "a.jpg"
+    make = {"empty": path.touch, "pipe": lambda: os.mkfifo(path), "folder": path.mkdir}
+    make.get(kind, lambda: path.symlink_to("nowhere"))()
+    ran = run_cli("generate", "a.jpg", "--prompt", "x")
+    assert (ran.code, fake_session.ran) == (2, [])
+    assert "Traceback" not in ran.err
+
+
 def test_other_jobs_run_where_every_source_is_missing(
     run_cli: Run, write_manifest: Write, fake_session: Any
 ) -> None:
@@ -111,6 +124,34 @@ def test_the_plan_leaves_them_out(
     write_picture("a.png")
     (plan,) = run_cli("plan", write_manifest(*edits("a.png", "gone.png")), "--json").json_lines
     assert (plan["total"]["jobs"], plan["untried"]) == (1, ["gone"])
+
+
+@pytest.mark.parametrize("command", ["check", "plan"])
+def test_a_size_that_is_its_sources_turned_gets_a_hint(
+    run_cli: Run, write_manifest: Write, write_picture: Write, command: str
+) -> None:
+    write_picture("wide.png", size=(96, 48))
+    write_picture("square.png", size=(48, 48))
+
+    def told(name: str, size: str) -> bool:
+        (line,) = edits(name, size=size)
+        return "height first" in run_cli(command, write_manifest(line)).err
+
+    assert told("wide.png", "64x128")
+    assert not told("wide.png", "128x64")
+    assert not told("wide.png", "64x96")
+    assert not told("wide.png", "1:2")
+    assert not told("square.png", "64x128")
+
+
+@pytest.mark.parametrize("command", ["check", "plan", "generate"])
+def test_reuse_that_is_required_and_switched_off_is_refused(
+    run_cli: Run, write_manifest: Write, command: str
+) -> None:
+    manifest = write_manifest({"prompt": "x"})
+    ran = run_cli(command, manifest, "--no-kv-reuse", "--require-kv-reuse")
+    assert (ran.code, "error[usage.kv-reuse]" in ran.err) == (2, True)
+    assert "--require-kv-reuse does not go with --no-kv-reuse" in ran.err
 
 
 # --- results made otherwise ------------------------------------------------------------------

@@ -19,8 +19,8 @@ REPOSITORY = Path(__file__).parents[2]
 DOCS = REPOSITORY / "docs"
 PAGES = [REPOSITORY / "README.md", REPOSITORY / "ARCHITECTURE.md", *sorted(DOCS.glob("*.md"))]
 HUB = "tencent/"
-# Their commands take the manifest of the first.
-ON_JOBS = ("fields", "commands", "models", "videos")
+# Their commands take the manifest of the page on what can be given.
+ON_JOBS = ("commands", "models", "videos")
 
 
 def commands_of(page: str) -> list[str]:
@@ -45,7 +45,7 @@ def jobs(tmp_path: Path, write_picture: Callable[..., Path]) -> Path:
     """A folder with the manifest of the docs and the picture it names."""
     (tmp_path / "in").mkdir()
     write_picture("in/cat.png")
-    (tmp_path / "jobs.jsonl").write_text(fenced("fields", "jsonl"))
+    (tmp_path / "jobs.jsonl").write_text(fenced("input", "jsonl"))
     return tmp_path
 
 

@@ -94,12 +94,15 @@ def test_it_can_be_measured_without_a_folder(
     run_cli: Run, write_manifest: Write, cache: tuple[str, Path], tmp_path: Path, fake_session: Any
 ) -> None:
     manifest = write_manifest(*LINES, {"custom_id": "long", "prompt": "x", "steps": 30})
+    closed: list[Path] = []
+    fake_session.meanwhile["close"] = closed.append
     ran = run_cli("plan", manifest, *cache, "--measure", "--progress", "plain")
     assert ran.code == 0
     assert line_of(ran).endswith(", from a measurement")
     # A few steps of all that work together, then two of each shape as they are.
-    full = [*(line["custom_id"] for line in LINES), "long"]
+    full = [f"trial-0-{n}" for n in range(7)]
     assert fake_session.ran == [*full, "job-0", "job-1", "long"]
+    assert len(closed) == 1
     assert not (tmp_path / "runs").exists()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["jobs.jsonl", "kept"]
     # It is kept, and a run adds to it.

@@ -157,3 +157,43 @@ def released_folder(tmp_path: Path) -> Path:
     index = {"metadata": {"total_size": 166_000_000_000}, "weight_map": {}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     return folder
+
+
+@pytest.mark.parametrize("size", [1, 16])
+def test_texts_are_counted_as_the_run_writes_them(
+    job: ImageJob, sources: tuple[str, ...], tmp_path: Path, size: int
+) -> None:
+    """A text of four seeds, an edit of two, a lone one; a copy of the source is another source."""
+    short = replace(job.text, max_new_tokens=5)
+    seeds = [replace(job, custom_id=f"seed-{n}", seed=n, text=short) for n in range(4)]
+    edits = [
+        replace(job, custom_id=f"edit-{n}", seed=n, images=sources[:1], text=short)
+        for n in range(2)
+    ]
+    copy = Path(sources[0]).with_name("copy.png")
+    shutil.copy(sources[0], copy)
+    lone = replace(job, custom_id="lone", images=(str(copy),), text=short)
+    lost = [replace(job, custom_id=f"lost-{n}", images=("gone.png",)) for n in range(2)]
+    config = _config(tmp_path / "out", prewarm=False, max_size=size)
+    plan = make_plan([*seeds, *edits, lone, *lost], lambda m: registry.model_card(m))
+    told = forecast(plan, config, assumed_think=5).total
+    assert (told.texts, told.shared_texts) == (3, 4)
+    with RunFolder(tmp_path / "out") as folder, Session(config) as session:
+        done = [e.outcome for e in session.run(plan, folder) if isinstance(e, JobDone)]
+    reports = [outcome.kv_reuse for outcome in done]
+    assert len(done) == 7
+    assert sum(report.ar_decode_tokens > 0 for report in reports if report) == told.texts
+    taken = [report.ar_taken_tokens for report in reports if report and report.ar_taken_tokens]
+    assert len(taken) == told.shared_texts
+    assert sum(outcome.cot_from is not None for outcome in done) == told.shared_texts
+    assert told.spared_think_rows == 5 * told.shared_texts
+    alone = _config(tmp_path / "alone", prewarm=False)
+    with RunFolder(tmp_path / "alone") as folder, Session(alone) as session:
+        for one in plan.jobs:
+            session.forget()
+            list(session.run(make_plan([one], lambda m: registry.model_card(m)), folder))
+        each = folder.results()
+    for outcome in done:
+        line = each[outcome.custom_id]
+        assert line["outputs"][0]["pixel_sha256"] == outcome.outputs[0].pixel_sha256
+        assert tuple(line["cot_token_ids"]) == outcome.cot_token_ids

@@ -284,7 +284,7 @@ def test_a_fault_in_a_batch_fails_its_own_job_alone(
     velocity = family.network.velocity
 
     def faulty(pictures: Any) -> Any:
-        if any(live.noise.guidance == 1.0 for live in pictures):
+        if any(live.guidance == 1.0 for live in pictures):
             raise RuntimeError("cannot draw this one")
         return velocity(pictures)
 

@@ -13,13 +13,19 @@ from hyimg_cli.spec.job import ImageJob, Job, Size, VideoJob
 from hyimg_cli.spec.plan import Group, Plan, VideoGroup
 
 
-def group_of(job: ImageJob, count: int, *, name: str = "a", each: int = 0, **more: Any) -> Group:
-    """`count` jobs; `each` of them in a row have the same source image, 0: none has any."""
+def group_of(
+    job: ImageJob, count: int, *, name: str = "a", each: int = 0, texts: int = 1, **more: Any
+) -> Group:
+    """`count` jobs; `each` of them in a row have the same source image, 0: none has any; `texts`
+    of them in a row write the same text.
+    """
     jobs = [
         replace(
             job,
             custom_id=f"{name}{n}",
             images=(f"{name}{n // each}.png",) if each else (),
+            seed=n,
+            text=replace(job.text, seed=n // texts),
             **more,
         )
         for n in range(count)
@@ -95,6 +101,28 @@ def test_jobs_with_the_same_source_stay_together_while_much_is_left(
 def test_many_edits_of_one_picture_are_shared_all_the_same(job: ImageJob) -> None:
     sizes = [
         len(piece.jobs) for piece in all_taken(JobQueue(Plan((group_of(job, 80, each=80),)), 8))
+    ]
+    assert sizes[0] == 5
+
+
+def _texts(piece: Plan) -> set[int]:
+    return {one.text.seed for one in piece.jobs if isinstance(one, ImageJob)}
+
+
+@pytest.mark.parametrize("each", [0, 80])
+def test_jobs_of_one_text_stay_together(job: ImageJob, each: int) -> None:
+    """Within edits of one picture too, which are too many for one replica."""
+    group = group_of(job, 80, each=each, texts=4)
+    pieces = all_taken(JobQueue(Plan((group,)), 2))
+    assert len(pieces) > 2
+    parted = sum(bool(_texts(first) & _texts(second)) for first, second in pairwise(pieces))
+    assert not any(_texts(first) & _texts(second) for first, second in pairwise(pieces[:4]))
+    assert parted <= 2  # at the end: a replica without work costs more than a text
+
+
+def test_a_text_of_too_many_jobs_is_shared_out(job: ImageJob) -> None:
+    sizes = [
+        len(piece.jobs) for piece in all_taken(JobQueue(Plan((group_of(job, 80, texts=80),)), 8))
     ]
     assert sizes[0] == 5
 

@@ -240,6 +240,16 @@ def test_others_are_what_was_busy_and_not_ours() -> None:
     assert before.others_since(before) == 0
 
 
+def test_where_no_core_is_left_others_are_those_who_want_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(machine, "cores", lambda: 2)
+    before = Processors(100.0, 50.0, 5.0, load=6.0)
+    assert Processors(110.0, 69.5, 7.0, load=8.0).others_since(before) == pytest.approx(6.8)
+    # A minute's average of what is over by now says nothing where cores are idle.
+    assert Processors(110.0, 60.0, 7.0, load=8.0).others_since(before) == pytest.approx(0.8)
+
+
 def test_a_system_that_does_not_tell_is_taken_to_be_idle(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

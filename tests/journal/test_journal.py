@@ -87,6 +87,7 @@ def test_a_result_line_has_the_names_of_the_conventions() -> None:
         "branches": [{"reused": 14, "shared": 0, "computed": 6, "per_step": 65}],
         "reason": "",
         "ar_surplus_tokens": 0,
+        "ar_taken_tokens": 0,
     }
     assert entry["error"] == {
         "code": "code",

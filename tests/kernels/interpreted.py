@@ -55,7 +55,7 @@ def main() -> None:
         found[name] = apart()
     for name, apart in _by_pointer():
         found[name] = apart
-    found["by pointers alone"] = _network_by_pointers()
+    found["network by pointers"] = _network_by_pointers()
     found |= _rowwise()
     found["network of fused rows"] = _network_of_fused_rows()
     sys.stdout.write(json.dumps(found))

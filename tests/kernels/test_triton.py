@@ -102,7 +102,7 @@ def test_attention_by_pointers_gives_a_row_its_bits_in_any_company(
 
 
 def test_decode_steps_of_a_network_by_pointers_alone(interpreted: dict[str, float]) -> None:
-    assert interpreted["by pointers alone"] < 1e-5
+    assert interpreted["network by pointers"] < 1e-5
 
 
 def test_norms_and_heads_round_as_their_plain_twin_does(interpreted: dict[str, float]) -> None:

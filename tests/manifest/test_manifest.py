@@ -126,6 +126,23 @@ def test_sizes(size: str, height: int, width: int) -> None:
     assert fields_of(size=size)["size"] == SizeRequest(height=height, width=width)
 
 
+@pytest.mark.parametrize("key", ["strength", "denoising_strength", "upscale", "enable_hr"])
+def test_what_others_can_is_answered_by_name(key: str) -> None:
+    fault = only_fault(**{key: 0.5})
+    assert f'"{key}" is not supported' in fault.what
+
+
+@pytest.mark.parametrize(
+    ("value", "meant"),
+    [("768x1280", '"1280x768"'), ("16:9", '"16:9"'), ("auto", '"auto"'), (5, "WIDTHxHEIGHT")],
+)
+def test_the_official_scripts_size_gets_a_hint(value: Any, meant: str) -> None:
+    fault = only_fault(image_size=value)
+    assert (fault.code, fault.where) == ("manifest.unknown-field", "stdin:1: image_size")
+    assert meant in fault.hint
+    assert "height first" in fault.hint
+
+
 def test_width_and_height_become_size() -> None:
     fields = fields_of(width=640, height=480)
     assert fields["size"] == SizeRequest(height=480, width=640)

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hyimg_cli.manifest.planner import make_plan
+from hyimg_cli.manifest.texts import text_of
 from hyimg_cli.spec.card import ModelCard
-from hyimg_cli.spec.job import ImageJob, SizeRequest
+from hyimg_cli.spec.job import ImageJob, SizeRequest, TextSampling
 
 JOBS = st.lists(
     st.fixed_dictionaries(
@@ -19,6 +20,9 @@ JOBS = st.lists(
                 [SizeRequest(), SizeRequest(9, 16), SizeRequest(96, 160), SizeRequest(100, 99)]
             ),
             "images": st.sampled_from([(), ("a.png",), ("b.png",), ("a.png", "b.png")]),
+            "bot_task": st.sampled_from(["none", "think_recaption"]),
+            "seed": st.integers(1, 9),
+            "text": st.integers(1, 3).map(lambda seed: TextSampling(seed, 0.6, 9, 0.9, 64)),
         }
     ),
     max_size=12,
@@ -51,8 +55,14 @@ def test_a_plan_is_a_permutation_with_alike_jobs_adjacent(
         sources: list[Hashable] = [job.images for job in group.jobs]
         assert len(set(sources)) == len(runs(sources)), "the same images stand side by side"
         for _, alike in groupby(group.jobs, key=lambda job: job.images):
-            places = [place[job.custom_id] for job in alike]
-            assert places == sorted(places), "else the manifest's order holds"
+            texts = [(text_of(job), place[job.custom_id]) for job in alike]
+            names = [name for name, _ in texts]
+            assert len(set(names)) == len(runs(names)), "the same text is written in a row"
+            first = [next(p for n, p in texts if n == name) for name in dict.fromkeys(names)]
+            assert first == sorted(first), "else the manifest's order holds"
+            for name in names:
+                places = [p for n, p in texts if n == name]
+                assert places == sorted(places)
 
 
 def test_sizes_of_one_bucket_are_one_group(

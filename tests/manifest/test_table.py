@@ -95,6 +95,7 @@ def test_a_columns_fault_is_of_the_whole_file(read: Read) -> None:
     [
         ("make it red,a.png\nmake it blue,b.png\n", "no-header", "jobs.csv:1"),
         ("promt,seed\nx,1\ny,2\n", "unknown-field", "jobs.csv:1: promt"),
+        ("prompt,strength\nx,1\n", "unknown-field", "jobs.csv:1: strength"),
         ("prompt\n", "empty", "jobs.csv"),
         ("", "empty", "jobs.csv"),
         ("prompt,seed,steps,num_inference_steps\nx,,,", "duplicate-field", "jobs.csv:1: num_"),

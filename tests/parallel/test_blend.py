@@ -8,12 +8,16 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from hyimg_cli.tiling.blend import blend_, merge, pixel_shape
-from hyimg_cli.tiling.tiles import Axis, Tile, TilePlan, Tiling, tile_plan
+from hyimg_cli.tiling.tiles import Tile, TileAxis, TilePlan, Tiling, tile_plan
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 TILINGS = st.builds(
     lambda rows, columns: Tiling(rows, columns),
-    *[st.builds(lambda t, s, p: Axis(t, min(s, t), p), *[st.integers(1, 7)] * 2, st.integers(1, 3))]
+    *[
+        st.builds(
+            lambda t, s, p: TileAxis(t, min(s, t), p), *[st.integers(1, 7)] * 2, st.integers(1, 3)
+        )
+    ]
     * 2,
 )
 

@@ -10,7 +10,7 @@ from hyimg_cli.errors import UsageError
 from hyimg_cli.spec.card import TileRule, VideoCard, VideoDefaults
 from hyimg_cli.spec.job import Size
 from hyimg_cli.tiling.tiles import (
-    Axis,
+    TileAxis,
     Tiling,
     assigned,
     bytes_per_cell,
@@ -23,7 +23,7 @@ HUNYUAN = Tiling.by_overlap((256, 256), (16, 16), 0.25, 16)
 WAN = Tiling.by_stride((256, 256), (192, 192), 8)
 WAN_PATCHES = Tiling.by_stride((256, 256), (192, 192), 16, patch=2)
 AXES = st.builds(
-    lambda tile, stride, pixels: Axis(tile, min(tile, stride), pixels),
+    lambda tile, stride, pixels: TileAxis(tile, min(tile, stride), pixels),
     st.integers(1, 9),
     st.integers(1, 9),
     st.integers(1, 4),

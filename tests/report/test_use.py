@@ -117,6 +117,7 @@ def test_a_click_opens_both_pictures_and_the_slider_moves(
 
 def test_keys_go_from_job_to_job(tab: Tab, runs: dict[int, Path]) -> None:
     opened(tab, runs[300])
+    tab.wait("document.querySelector('#count').textContent.startsWith('300 jobs')")
     order = tab.value("[...document.querySelectorAll('.job')].map((one) => one.dataset.id)")
     focused = "document.activeElement.dataset.id"
     tab.key("ArrowRight", "ArrowRight", "j", "ArrowLeft")
@@ -147,15 +148,30 @@ def test_an_open_page_takes_up_new_jobs_and_keeps_what_is_looked_at(
     page.refresh(is_running=True)
     opened(tab, out)
     assert "Running: 1 of 2" in text(tab, "#state")
-    tab.click(".job")
-    tab.wait(IS_OPEN)
+    tab.key("ArrowRight")
     with open(out / "results.jsonl", "a") as journal:
         journal.write(json.dumps(lines[1]) + "\n")
     page.refresh()
     tab.wait("document.querySelectorAll('.job').length === 2")
     assert text(tab, "#verdict") == "2 done, 0 failed"
+    assert tab.value("document.activeElement.dataset.id") == "a"
+
+
+def test_an_open_job_stays_open_while_others_come(tab: Tab, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    picture(out / "outputs/a.png", 2)
+    lines = [done(name, "outputs/a.png") for name in "ba"]
+    page = RunPage(write_run(out, lines[:1], [asked(name, images=[]) for name in "ab"]))
+    page.refresh(is_running=True)
+    opened(tab, out)
+    tab.click(".job")
+    tab.wait(IS_OPEN)
+    with open(out / "results.jsonl", "a") as journal:
+        journal.write(json.dumps(lines[1]) + "\n")
+    page.refresh()
+    tab.wait("document.querySelector('#position').textContent === '2 of 2'")
     assert tab.value(IS_OPEN)
-    assert text(tab, "#position") == "1 of 2"
+    assert text(tab, "#viewer-title") == "b"
 
 
 def test_films_play_and_what_is_gone_is_said(tab: Tab, tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ BEFORE: dict[str, Any] = {
     "skip_invalid": True,
     "name": "{stem}-{seed}",
 }
-NO_SETTING = {"output.folder", "cache.folder", "batch.encodes_ahead"}
+NO_SETTING = {"output.folder", "output.only_texts", "cache.folder", "batch.encodes_ahead"}
 # How each setting that changes pixels stands in the resume key: the words of folders that exist.
 PLAIN = {"dtype": "float32", "kv_reuse": "reuse"}
 IN_KEY: dict[tuple[str, Any], dict[str, str]] = {
@@ -95,13 +95,15 @@ OF_THE_JOB: dict[str, dict[str, Any]] = {
     "quality": {"quality": 50, "format": "jpeg"},
     "lossless": {"lossless": True, "format": "webp"},
 }
+# What decides which jobs a line becomes, and so is in no job.
+OF_THE_LINE: dict[str, dict[str, Any]] = {"n": {"n": 2}, "vary": {"vary": "picture"}}
 # The embedded video model has one transformer, and so no second scale.
 NOT_OF_TINY = {"guidance_scale_2": {"guidance_scale_2": 1.5}}
 OF_THE_CHECKPOINT = {"model", "video_model", "revision"}
 OFF_DEFAULT = (
     {name: value for name, (_, value) in FILLS.items()}
     | BEFORE
-    | {name: values[name] for name, values in (OF_THE_JOB | NOT_OF_TINY).items()}
+    | {name: values[name] for name, values in (OF_THE_JOB | OF_THE_LINE | NOT_OF_TINY).items()}
 )
 # The device decides the precision, which is in the key.
 WITHOUT_PIXELS = [n for n, row in SETTINGS.items() if row.pixels is None and n != "device"]
@@ -110,7 +112,7 @@ WITHOUT_PIXELS = [n for n, row in SETTINGS.items() if row.pixels is None and n !
 def test_every_setting_has_an_answer_here() -> None:
     of_the_job = {name for name, row in SETTINGS.items() if row.pixels == "job"}
     assert SETTINGS.keys() == FILLS.keys() | BEFORE.keys() | of_the_job
-    assert of_the_job == OF_THE_JOB.keys() | NOT_OF_TINY.keys()
+    assert of_the_job == OF_THE_JOB.keys() | OF_THE_LINE.keys() | NOT_OF_TINY.keys()
     assert {name for name, row in SETTINGS.items() if row.in_line} == of_the_job | {"name"}
     in_key = {name for name, row in SETTINGS.items() if isinstance(row.pixels, InKey)}
     assert in_key == {name for name, _ in IN_KEY}

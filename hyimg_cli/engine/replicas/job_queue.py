@@ -5,10 +5,11 @@ replica takes fewer of them and holds nothing up at the end. No process is known
 """
 
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 
+from hyimg_cli.manifest.texts import text_of
 from hyimg_cli.spec.job import ImageJob, Job, VideoJob
 from hyimg_cli.spec.plan import Group, Plan, VideoGroup
 
@@ -85,17 +86,11 @@ class JobQueue:
         return _piece(self._part_of[job.custom_id].group, [job])
 
     def _cut(self, part: _Pending) -> int:
-        """Number of jobs to dispatch of a group: about as many as are due, whole sets of jobs with
-        the same source images unless a set is larger than two pieces.
+        """How many jobs of a group to dispatch: about as many as are due, whole sets of jobs with
+        the same source images, or else with the same text, unless a set is larger than two pieces.
         """
-        due, end = self._due(part), 0
-        for count in _set_sizes(part.jobs):
-            if end + count > 2 * due:
-                return end or due
-            end += count
-            if end >= due:
-                break
-        return end
+        due = self._due(part)
+        return _fill(due, part.jobs, _sources) or _fill(due, part.jobs, _text) or due
 
     def _due(self, part: _Pending) -> int:
         model = part.group.model
@@ -115,10 +110,23 @@ def _piece(group: Group | VideoGroup, jobs: Sequence[Job]) -> Plan:
     return Plan((replace(group, jobs=tuple(job for job in jobs if isinstance(job, VideoJob))),))
 
 
-def _set_sizes(jobs: Sequence[Job] | deque[Job]) -> Iterator[int]:
-    """Lengths of runs of jobs with the same source images; a job without any stands alone."""
+def _fill(due: int, jobs: Iterable[Job], alike: Callable[[Job], Hashable]) -> int:
+    """How many of the first jobs are about `due` in whole sets; 0 where the first is too large."""
+    end = 0
+    for _, same in groupby(jobs, key=alike):
+        count = sum(1 for _ in same)
+        if end + count > 2 * due:
+            break
+        end += count
+        if end >= due:
+            break
+    return end
 
-    def shared(job: Job) -> tuple[str, ...] | str:
-        return (job.images or job.custom_id) if isinstance(job, ImageJob) else job.custom_id
 
-    return (sum(1 for _ in same) for _, same in groupby(jobs, key=shared))
+def _sources(job: Job) -> Hashable:
+    """Equal for jobs with the same source images; without any, for those with the same text."""
+    return (isinstance(job, ImageJob) and job.images) or _text(job)
+
+
+def _text(job: Job) -> Hashable:
+    return text_of(job) if isinstance(job, ImageJob) else job.custom_id

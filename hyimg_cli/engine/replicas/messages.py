@@ -1,7 +1,7 @@
 """Messages between a run and one of its replicas; no torch.
 
     to the replica     Setup, then for each piece Dispatch; Recorded after each OutcomeLine; Stop
-    from the replica   Ready, then for each piece SessionEvents and OutcomeLines, and Finished
+    from the replica   Ready, then for each piece SessionEvents and OutcomeLines, and PieceDone
 
 Pickled by plain `pickle`: frozen dataclasses without tensors.
 """
@@ -66,7 +66,7 @@ class OutcomeLine:
 
 
 @dataclass(frozen=True)
-class Finished:
+class PieceDone:
     """No more of the piece. With `error`, or the `trace` of one that is not ours, the replica
     itself ends too.
     """
@@ -76,4 +76,4 @@ class Finished:
 
 
 ToReplica = Setup | Dispatch | Recorded | Stop
-FromReplica = Ready | SessionEvent | OutcomeLine | Finished
+FromReplica = Ready | SessionEvent | OutcomeLine | PieceDone

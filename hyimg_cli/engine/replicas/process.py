@@ -21,9 +21,9 @@ from typing import Protocol
 
 from hyimg_cli.engine.replicas.messages import (
     Dispatch,
-    Finished,
     FromReplica,
     OutcomeLine,
+    PieceDone,
     Ready,
     Recorded,
     SessionEvent,
@@ -124,7 +124,7 @@ def serve(pipe: Connection, ready: Callable[[], Callable[[RunConfig], RunsPieces
             os._exit(1)
 
 
-def _done(given: Dispatch, setup: Setup, channel: Channel, session: RunsPieces) -> Finished:
+def _done(given: Dispatch, setup: Setup, channel: Channel, session: RunsPieces) -> PieceDone:
     """How a piece ended. The session's own failure is the parent's to judge."""
     folder = RemoteFolder(setup.folder, channel, given.attempts)
     try:
@@ -132,12 +132,12 @@ def _done(given: Dispatch, setup: Setup, channel: Channel, session: RunsPieces) 
             for event in events:
                 channel.send(SessionEvent(event))
     except Interrupted:
-        return Finished()
+        return PieceDone()
     except HyimgError as error:
-        return Finished(error)
+        return PieceDone(error)
     except Exception:
-        return Finished(trace=traceback.format_exc())
-    return Finished()
+        return PieceDone(trace=traceback.format_exc())
+    return PieceDone()
 
 
 def _session() -> Callable[[RunConfig], RunsPieces]:

@@ -20,8 +20,8 @@ from typing import Self
 from hyimg_cli.engine.choice import replicas_of
 from hyimg_cli.engine.replicas.job_queue import JobQueue
 from hyimg_cli.engine.replicas.messages import (
-    Finished,
     OutcomeLine,
+    PieceDone,
     Ready,
     Recorded,
     SessionEvent,
@@ -38,7 +38,7 @@ from hyimg_cli.errors import (
     MachineError,
     StorageError,
 )
-from hyimg_cli.journal.journal import RunFolder
+from hyimg_cli.journal.journal import JobFolder
 from hyimg_cli.journal.keys import key_of, precision, source_digests
 from hyimg_cli.journal.provenance import cores
 from hyimg_cli.memory.fit import judged
@@ -96,7 +96,7 @@ class Replicas:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def run(self, plan: Plan, folder: RunFolder) -> Generator[Event, None, None]:
+    def run(self, plan: Plan, folder: JobFolder) -> Generator[Event, None, None]:
         """Every job of the plan, as in `Session.run`; only as many replicas as there are jobs.
 
         A replica that dies costs nobody a job: what it had begun runs once more, alone. Raises
@@ -147,7 +147,7 @@ class _Dispatcher:
     """One run: who works on what, and what has become of it."""
 
     def __init__(
-        self, plan: Plan, folder: RunFolder, config: RunConfig, workers: list[Worker]
+        self, plan: Plan, folder: JobFolder, config: RunConfig, workers: list[Worker]
     ) -> None:
         self._plan, self._folder, self._config, self._workers = plan, folder, config, workers
         self._queue = JobQueue(plan, len(workers))
@@ -243,7 +243,7 @@ class _Dispatcher:
                 event = marked(message.event, worker.number, self._deaths)
                 worker.note(event)
                 yield event
-            case Finished():
+            case PieceDone():
                 yield from self._ended(worker, message)
 
     def _setup(self, number: int) -> Setup:
@@ -263,7 +263,7 @@ class _Dispatcher:
         if fault is not None:
             raise fault
 
-    def _ended(self, worker: Worker, ended: Finished) -> Iterator[Event]:
+    def _ended(self, worker: Worker, ended: PieceDone) -> Iterator[Event]:
         error, trace = ended.error, ended.trace
         if error is None and not trace:
             worker.finished()

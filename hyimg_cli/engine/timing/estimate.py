@@ -26,8 +26,8 @@ _QUIET = 1.1
 # A forecast from few runs may be off by this much, however alike they were.
 _LEAST_SPREAD = {1: 0.25, 2: 0.2}
 _LEAST = 0.15
-# A core that is shared also loses caches and clock.
-_CROWDED = 1.3
+# What others want now, they may want twice of while it runs, or nothing.
+_MORE = 2.0
 _PULL = 0.01
 
 
@@ -82,8 +82,12 @@ class Machine:
     @property
     def slowdown(self) -> float:
         """By what others compute now; on a GPU the processors count for nothing."""
+        return self.slowed_by(1.0)
+
+    def slowed_by(self, times: float) -> float:
+        """The same if others had so many times as much to compute."""
         crowd = self.threads * self.replicas
-        return slowdown(self.others, crowd, self.cores) if self.is_cpu else 1.0
+        return slowdown(times * self.others, crowd, self.cores) if self.is_cpu else 1.0
 
 
 def estimate(
@@ -112,8 +116,8 @@ def estimate(
         trials = sum(run.is_trial for run in chosen)
         sources.append((len(chosen) - trials, trials))
     busy = machine.slowdown
-    crowded = busy * _CROWDED if busy > 1.05 else 1.0
-    parts = {name: one.times(busy, spread[0], spread[1] * crowded) for name, one in parts.items()}
+    most = spread[1] * machine.slowed_by(_MORE)
+    parts = {name: one.times(busy, spread[0], most) for name, one in parts.items()}
     runs, trials = min(sources, key=sum, default=(0, 0))
     return Estimate(_summed(parts.values()), parts, runs, trials, (), machine.others, busy)
 

@@ -15,6 +15,8 @@ _COMMAND_S = 60.0
 # The system counts a processor's time in hundredths of a second.
 _MOMENT_S = 0.25
 _NOISE = 0.15
+# Of all processors' time: where so much is used, more may be wanted.
+_FULL = 0.9
 
 
 def device_name(kind: str) -> str:
@@ -47,11 +49,14 @@ def process_age_s() -> float:
 
 @dataclass(frozen=True)
 class Processors:
-    """A reading of the machine's processors: seconds that passed, were busy, and were ours."""
+    """A reading of the machine's processors: seconds that passed, were busy, and were ours; how
+    many programs want one (`load`, over the last minute).
+    """
 
     passed_s: float
     busy_s: float
     own_s: float
+    load: float = 0.0
 
     @classmethod
     def read(cls) -> "Processors":
@@ -63,13 +68,21 @@ class Processors:
             busy_s = (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")
         except (OSError, ValueError, IndexError):
             busy_s = own_s
-        return cls(time.perf_counter(), busy_s, own_s)
+        load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+        return cls(time.perf_counter(), busy_s, own_s, load)
 
     def others_since(self, before: "Processors") -> float:
-        """Cores that other processes had on average since an earlier reading."""
-        passed_s = self.passed_s - before.passed_s
-        others_s = (self.busy_s - before.busy_s) - (self.own_s - before.own_s)
-        return max(0.0, others_s / passed_s) if passed_s > 0 else 0.0
+        """Cores that other processes had on average since an earlier reading, and where no core
+        was left, those that they wanted.
+        """
+        passed_s, busy_s = self.passed_s - before.passed_s, self.busy_s - before.busy_s
+        if passed_s <= 0:
+            return 0.0
+        own = (self.own_s - before.own_s) / passed_s
+        others = busy_s / passed_s - own
+        if busy_s > _FULL * cores() * passed_s:
+            others = max(others, (self.load + before.load) / 2 - own)
+        return max(0.0, others)
 
 
 def others_now(before: Processors) -> float:
@@ -80,5 +93,5 @@ def others_now(before: Processors) -> float:
 
 
 def slowdown(others: float, threads: int, cores: int) -> float:
-    """Factor by which so many threads take longer where others have so many cores' time."""
+    """Factor by which so many threads take longer where others want so many cores."""
     return max(1.0, (others + threads) / max(cores, threads))

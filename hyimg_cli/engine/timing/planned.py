@@ -10,6 +10,7 @@ from hyimg_cli.engine.timing.observed import GroupTiming, TextLengths
 from hyimg_cli.engine.timing.watch import decode_steps, latent_cells
 from hyimg_cli.errors import SourceImageError
 from hyimg_cli.manifest.cost import Cost, PlanCost
+from hyimg_cli.manifest.texts import text_of
 from hyimg_cli.manifest.video_cost import strings
 from hyimg_cli.media.images import probe_image
 from hyimg_cli.models import registry
@@ -53,7 +54,8 @@ def _of_pictures(
     card = registry.model_card(group.model, config.model.revision)
     thinking = _together("think", group, config, kept)
     drawing = _together("denoise", group, config, kept)
-    texts = _lengths([job for job in group.jobs if job.writes_text], cost, kept)
+    writers = {text_of(job): job for job in group.jobs if job.writes_text}
+    texts = _lengths(list(writers.values()), cost, kept)
     rounds = sum(
         steps * ceil(count / drawing)
         for steps, count in Counter(job.num_inference_steps for job in group.jobs).items()

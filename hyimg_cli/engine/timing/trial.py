@@ -54,8 +54,8 @@ def plans(plan: Plan, most: int) -> list[Plan]:
     """What is run: of full batches a few steps first, then two jobs of each shape as they are."""
     pairs = Plan(tuple(_some(group) for group in plan.groups))
     full = [
-        _stand_ins(group, min(most, len(group.jobs)))
-        for group, few in zip(plan.groups, pairs.groups, strict=True)
+        _stand_ins(group, place, min(most, len(group.jobs)))
+        for place, (group, few) in enumerate(zip(plan.groups, pairs.groups, strict=True))
         if isinstance(group, Group) and min(most, len(group.jobs)) > len(few.jobs)
     ]
     return [*([Plan(tuple(full))] if full else []), pairs]
@@ -68,9 +68,10 @@ def tried(
 
     `open_session` gives what runs it. What it takes is added to `found`.
     """
-    with tempfile.TemporaryDirectory(prefix="hyimg-trial-") as place:
-        of_trial = trial_config(config, Path(place))
-        session = open_session(of_trial)
+    with (
+        tempfile.TemporaryDirectory(prefix="hyimg-trial-") as place,
+        closing(open_session(of_trial := trial_config(config, Path(place)))) as session,
+    ):
         parts = plans(plan, config.batch.max_size)
         for number, part in enumerate(parts):
             is_first, is_whole = number == 0, number == len(parts) - 1
@@ -112,14 +113,15 @@ def _picture_shape(job: ImageJob) -> Hashable:
     return len(job.images), job.bot_task, job.writes_text, job.num_inference_steps, guided
 
 
-def _stand_ins(group: Group, count: int) -> Group:
-    """As many of a group's jobs as work together, with few steps and short texts."""
+def _stand_ins(group: Group, place: int, count: int) -> Group:
+    """As many jobs of the group in that place as work together, with few steps and short texts."""
     jobs = tuple(
         replace(
             job,
+            custom_id=f"trial-{place}-{number}",
             num_inference_steps=min(_STEPS, job.num_inference_steps),
             text=replace(job.text, max_new_tokens=min(_TOKENS, job.text.max_new_tokens)),
         )
-        for job in group.jobs[:count]
+        for number, job in enumerate(group.jobs[:count])
     )
     return replace(group, jobs=jobs)

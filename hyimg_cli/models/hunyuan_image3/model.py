@@ -129,10 +129,16 @@ class HunyuanImage3ForCausalMM(nn.Module):
     def feed(self, runs: Sequence[tuple[Sequence[int] | Tensor, Buffer]]) -> Tensor:
         """Append text tokens behind the prefix of each buffer; each run's last hidden row, [R, M].
 
-        All runs enter the transformer together: this is a decode step of several rows. Ids that
-        are on the device, int64 [T], stay there.
+        All runs enter the transformer together: this is a decode step of several rows. Runs of one
+        buffer stand one behind another, with the bits that they have a step each. Ids that are on
+        the device, int64 [T], stay there.
         """
-        spans = [(buffer.length, buffer.length + len(ids)) for ids, buffer in runs]
+        spans: list[tuple[int, int]] = []
+        stops = {id(buffer): buffer.length for _, buffer in runs}
+        for ids, buffer in runs:
+            start = stops[id(buffer)]
+            stops[id(buffer)] = start + len(ids)
+            spans.append((start, start + len(ids)))
         query_blocks = [
             QueryBlock(buffer, start, stop, pieces(start, stop, ()))
             for (_, buffer), (start, stop) in zip(runs, spans, strict=True)

@@ -62,7 +62,7 @@ class Forward:
     row_multiple: int
 
 
-class Follower:
+class LayersFollower:
     """A rank above 0: its layers, and its parts of the buffers."""
 
     def __init__(self, network: HunyuanImage3ForCausalMM, ranks: int) -> None:
@@ -84,7 +84,7 @@ class Follower:
 @torch.no_grad()
 def follow(rank: Rank, forward: Forward) -> str | None:
     """Task of ranks 1, 2, ..: one forward beside rank 0's. What to tell where memory was short."""
-    follower: Follower = rank.parts[PART]
+    follower: LayersFollower = rank.parts[PART]
     # Without these a rank cannot take part at all: no memory for them ends it, and the task.
     x_TM = torch.empty(forward.rows, dtype=forward.dtype, device=rank.device)
     angles_2TD = torch.empty(forward.angles, device=rank.device)
@@ -207,5 +207,5 @@ def load_ranked(
 
 def _follower(
     share_of: Callable[[Share, torch.device], HunyuanImage3ForCausalMM], ranks: int, rank: Rank
-) -> Follower:
-    return Follower(share_of(Share(rank.number, ranks), rank.device), ranks)
+) -> LayersFollower:
+    return LayersFollower(share_of(Share(rank.number, ranks), rank.device), ranks)

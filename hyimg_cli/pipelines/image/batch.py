@@ -7,7 +7,8 @@
 As many think as one size says and as many draw as another: a decode step gains from every row, a
 denoise step is full with few pictures, and branches take more memory than contexts. A job that
 fails leaves the batch; the others go on as if it had never been there. What is tried before it is
-lost, and in which order, is `out_of_memory`'s to say.
+lost, and in which order, is `out_of_memory`'s to say. Of jobs that would write the same text one
+thinks, and the others wait for it, each in turn where it fails.
 """
 
 from collections import deque
@@ -26,17 +27,20 @@ from hyimg_cli.pipelines.image.stages import (
     ImageStages,
     Prefilled,
     decode,
+    leave_text,
     prefill,
+    shared_text,
     with_branches,
     with_text,
 )
+from hyimg_cli.pipelines.image.texts import SharedTexts
 from hyimg_cli.pipelines.image.think import DecodeLoop, Decoding, reading_lag
 from hyimg_cli.pipelines.out_of_memory import Attempt, MemoryPolicy, Remedy, SharedStage, Shortage
 from hyimg_cli.pipelines.request import Lost, Request
 from hyimg_cli.spec.events import DenoiseStep, JobStarted, PhaseStarted, Progress, ThinkToken
 from hyimg_cli.spec.job import ImageJob
 
-Events = Iterator[Progress | Decoded | Lost[ImageJob]]
+Events = Iterator[Progress | Generated | Decoded | Lost[ImageJob]]
 
 
 class ContinuousBatch:
@@ -56,6 +60,7 @@ class ContinuousBatch:
         what suits the model's device.
         """
         self._waiting = deque(jobs)
+        self._texts = SharedTexts([shared_text(job, stages) for job in self._waiting])
         # Begun, and without K/V again: they come before those that wait.
         self._preempted: deque[Request[ImageJob]] = deque()
         self._thinking: list[Prefilled] = []
@@ -116,9 +121,12 @@ class ContinuousBatch:
             if self._preempted:
                 request = self._preempted.popleft()
             else:
-                request = Request(self._waiting.popleft(), self._new_clock())
-                yield JobStarted(request.job.custom_id)
-                yield PhaseStarted(request.job.custom_id, "prefill")
+                job = self._waiting.popleft()
+                if self._texts.defer(shared_text(job, self._stages), job):
+                    continue
+                request = Request(job, self._new_clock())
+                yield JobStarted(job.custom_id)
+                yield PhaseStarted(job.custom_id, "prefill")
             yield from self._prefill(request)
 
     def _prefill(self, request: Request[ImageJob]) -> Events:
@@ -140,6 +148,7 @@ class ContinuousBatch:
             yield PhaseStarted(work.job.custom_id, "think")
             work.clock.enter("think")
             self._thinking.append(work)
+            self._texts.begin(shared_text(work.job, self._stages))
 
     def _preempt(self, request: Request[ImageJob], lacking: str) -> None:
         """It begins anew when some have drawn, and writes the same text: its draws are its own."""
@@ -154,6 +163,10 @@ class ContinuousBatch:
             yield from self._decode_step(*thinking[first : first + size])
         for work in [work for work in self._thinking if _decoding(work).is_done]:
             self._thinking.remove(work)
+            text = shared_text(work.job, self._stages)
+            if self._texts.are_several(text):
+                leave_text(work, self._stages)
+            self._waiting.extendleft(reversed(self._texts.end(text)))
             yield from self._make_ready(work)
 
     def _decode_step(self, *batch: Prefilled) -> Events:
@@ -172,9 +185,13 @@ class ContinuousBatch:
 
     def _make_ready(self, work: Prefilled) -> Events:
         with Attempt() as tried:
-            self._ready.append(with_text(work, self._stages))
+            ready = with_text(work, self._stages)
         if tried.error is not None:
             yield Lost(work.request, tried.error)
+        elif self._stages.draws:
+            self._ready.append(ready)
+        else:
+            yield ready
 
     def _next_batch(self) -> deque[Generated]:
         """The jobs that can draw together with the one that has waited longest."""
@@ -283,7 +300,11 @@ class ContinuousBatch:
                 yield from again(*batch)
             case _:
                 (lost,) = batch
-                self._thinking = [work for work in self._thinking if work is not lost]
+                if lost in self._thinking:
+                    self._thinking.remove(lost)
+                    self._waiting.extendleft(
+                        reversed(self._texts.end(shared_text(lost.job, self._stages)))
+                    )
                 yield Lost(lost.request, error)
 
 

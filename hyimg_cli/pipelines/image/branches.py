@@ -117,18 +117,26 @@ class BranchBuilder:
         return self._model.segments(self._canvas.layout, own.ids, self._sources, stop)
 
 
+@dataclass(frozen=True)
+class TextRows:
+    """Rows of a job's AR stage: those computed of its prompt, or of a text that it took over; those
+    that other jobs had left; of its own decode steps, and thrown away; and those of another job's
+    decode steps, which it took over.
+    """
+
+    computed: int
+    shared: int
+    decoded: int
+    overdecoded: int
+    taken: int
+
+
 def report(
-    branches: Branches,
-    context: Context,
-    *,
-    ar_tokens: tuple[int, int, int, int],
-    reuse: ReuseConfig,
+    branches: Branches, context: Context, *, text: TextRows, reuse: ReuseConfig
 ) -> ReuseReport:
     """What the diffusion stage took over, in counted rows.
 
-    `ar_tokens`: the AR prompt's rows that were computed, those shared with other jobs, the rows of
-    the decode steps, and those that were thrown away. Raises ReuseError where reuse is required and
-    the status is not `hit`.
+    Raises ReuseError where reuse is required and the status is not `hit`.
     """
     status, reason = _status(branches, context, reuse)
     if reuse.required and status != "hit":
@@ -137,8 +145,27 @@ def report(
             hint="leave out --require-kv-reuse, or change what the reason names",
             code="reuse.not-hit",
         )
-    prefilled, shared, decoded, overdecoded = ar_tokens
-    return ReuseReport(status, prefilled, shared, decoded, branches.tokens, reason, overdecoded)
+    return _report(text, status, branches.tokens, reason)
+
+
+def report_of_text(text: TextRows) -> ReuseReport:
+    """The same for a job that ends with its text."""
+    return _report(text, "none", (), "the text alone was asked for")
+
+
+def _report(
+    text: TextRows, status: ReuseStatus, branches: tuple[BranchTokens, ...], reason: str
+) -> ReuseReport:
+    return ReuseReport(
+        status,
+        text.computed,
+        text.shared,
+        text.decoded,
+        branches,
+        reason,
+        text.overdecoded,
+        text.taken,
+    )
 
 
 def _status(branches: Branches, context: Context, reuse: ReuseConfig) -> tuple[ReuseStatus, str]:

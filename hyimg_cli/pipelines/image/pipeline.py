@@ -31,7 +31,14 @@ from hyimg_cli.pipelines.image.prefixes import Prefixes
 from hyimg_cli.pipelines.image.prewarm import prewarm, writing_rows
 from hyimg_cli.pipelines.image.ranks import ImageRanks
 from hyimg_cli.pipelines.image.sources import EncodedSources, SourceEncoder, suits_prefetch
-from hyimg_cli.pipelines.image.stages import Decoded, EncodeSource, ImageStages, ReadSource
+from hyimg_cli.pipelines.image.stages import (
+    Decoded,
+    EncodeSource,
+    Generated,
+    ImageStages,
+    ReadSource,
+)
+from hyimg_cli.pipelines.image.texts import Texts
 from hyimg_cli.pipelines.outcomes import Facts
 from hyimg_cli.pipelines.pipeline import Pipeline
 from hyimg_cli.pipelines.prefetch import SourcePrefetch
@@ -49,7 +56,7 @@ class LoadModel(Protocol):
     def __call__(self, choice: ModelChoice, *, is_batch_invariant: bool) -> MixedModel: ...
 
 
-class ImagePipeline(Pipeline[MixedModel, ImageJob, Decoded]):
+class ImagePipeline(Pipeline[MixedModel, ImageJob, Generated | Decoded]):
     """Draws pictures, one model at a time."""
 
     def __init__(self, config: RunConfig, load: LoadModel | None = None) -> None:
@@ -58,6 +65,7 @@ class ImagePipeline(Pipeline[MixedModel, ImageJob, Decoded]):
         self._load = load
         self._sources = EncodedSources(config.cache)
         self.tree = self._new_tree()
+        self._texts = Texts()
         self._together = Together(1, 1)
         self._memory_limits = MemoryLimits()
         self._counted: dict[str, dict[str, int]] = {}
@@ -95,7 +103,7 @@ class ImagePipeline(Pipeline[MixedModel, ImageJob, Decoded]):
 
     def work(
         self, jobs: Sequence[ImageJob], folder: JobFolder | None, started: float
-    ) -> Iterator[Progress | Decoded | Lost[ImageJob]]:
+    ) -> Iterator[Progress | Generated | Decoded | Lost[ImageJob]]:
         model = self._resident()
         self._revive()
         self._together = self._memory_limits.within(jobs, self._together, model.card)
@@ -121,7 +129,10 @@ class ImagePipeline(Pipeline[MixedModel, ImageJob, Decoded]):
             finally:
                 self._memory_limits.learn(run.shortages, model.card)
 
-    def write(self, done: Decoded, folder: JobFolder) -> OutputFile:
+    def write(self, done: Generated | Decoded, folder: JobFolder) -> OutputFile | None:
+        if isinstance(done, Generated):
+            done.prefilled.release()  # a job that ends with its text
+            return None
         facts = self._facts(done) if self._config.output.metadata else None
         return write_picture(folder, done.job, done.pixels, facts)
 
@@ -135,7 +146,9 @@ class ImagePipeline(Pipeline[MixedModel, ImageJob, Decoded]):
             ratio_index=done.bucket.ratio_index,
         )
 
-    def outcome(self, done: Decoded, output: OutputFile | None, facts: Facts) -> Outcome:
+    def outcome(
+        self, done: Generated | Decoded, output: OutputFile | None, facts: Facts
+    ) -> Outcome:
         text, job, reuse = done.text, done.job, done.reuse
         warnings = [text.cut] if text.cut else []
         if reuse.status == "partial":
@@ -149,6 +162,8 @@ class ImagePipeline(Pipeline[MixedModel, ImageJob, Decoded]):
             denoise_steps=done.denoise_steps,
             cot_text=text.text if has_written else job.cot_text,
             cot_token_ids=text.ids if has_written else job.cot_token_ids,
+            cot_from=done.cot_from,
+            written=done.written if isinstance(done, Generated) else None,
             think_truncated=text.is_truncated,
             ratio_index=done.bucket.ratio_index,
             kv_reuse=reuse,
@@ -158,6 +173,7 @@ class ImagePipeline(Pipeline[MixedModel, ImageJob, Decoded]):
 
     def forget(self) -> None:
         self._sources.clear()
+        self._texts.clear()
         self.tree.clear()
 
     def release(self) -> None:
@@ -214,7 +230,11 @@ class ImagePipeline(Pipeline[MixedModel, ImageJob, Decoded]):
     def _stages(self, read: ReadSource, encode: EncodeSource) -> ImageStages:
         model = self._resident()
         scope = f"{model.card.model} {model.dtype_name}"
-        return ImageStages(model, self._config.reuse, Prefixes(self.tree, scope), read, encode)
+        prefixes = Prefixes(self.tree, scope)
+        draws = not self._config.output.only_texts
+        return ImageStages(
+            model, self._config.reuse, prefixes, read, encode, texts=self._texts, draws=draws
+        )
 
 
 def _precision_said(dtype: str, quantization: str) -> str:

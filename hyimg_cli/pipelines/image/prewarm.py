@@ -107,6 +107,7 @@ def _run(jobs: list[ImageJob], stages: ImageStages, together: Together) -> Seque
         prefixes=Prefixes(KVTree(0), "prewarm"),
         read=lambda path: (images[path], 0.0),
         encode=lambda image: (encoded[image.digest], 0.0),
+        texts=None,
     )
     run = ContinuousBatch(
         jobs,

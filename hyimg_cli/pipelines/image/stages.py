@@ -8,8 +8,10 @@ denoise steps for several jobs together. A stage raises JobError for what is wro
 alone.
 """
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,12 +19,22 @@ from torch import Tensor
 
 from hyimg_cli.diffusion.denoise import Track
 from hyimg_cli.errors import OutputError
+from hyimg_cli.kv.segments import Segment, TextSegment
+from hyimg_cli.manifest.texts import TextIdentity, text_identity
+from hyimg_cli.manifest.written import Replay
 from hyimg_cli.media.images import SourceImage
 from hyimg_cli.models.protocols import Canvas, Context, Encoded, GeneratedText, MixedModel
 from hyimg_cli.pipelines.clock import PhaseClock
 from hyimg_cli.pipelines.image.align import Origin, aligned
-from hyimg_cli.pipelines.image.branches import BranchBuilder, Branches, report
+from hyimg_cli.pipelines.image.branches import (
+    BranchBuilder,
+    Branches,
+    TextRows,
+    report,
+    report_of_text,
+)
 from hyimg_cli.pipelines.image.prefixes import Prefixes
+from hyimg_cli.pipelines.image.texts import KnownText, Texts
 from hyimg_cli.pipelines.image.think import Decoding
 from hyimg_cli.pipelines.request import Finished, Request, Work
 from hyimg_cli.spec.card import Bucket
@@ -30,19 +42,24 @@ from hyimg_cli.spec.events import ReuseReport
 from hyimg_cli.spec.job import ImageJob
 from hyimg_cli.spec.run import ReuseConfig
 
+logger = logging.getLogger(__name__)
 ReadSource = Callable[[str], tuple[SourceImage, float]]
 EncodeSource = Callable[[SourceImage], tuple[Encoded, float]]
 
 
 @dataclass(frozen=True)
 class ImageStages:
-    """What every job of a group works with."""
+    """What every job of a group works with. Without `texts` each job writes its own; where nothing
+    `draws` a job ends with its text.
+    """
 
     model: MixedModel
     reuse: ReuseConfig
     prefixes: Prefixes
     read: ReadSource
     encode: EncodeSource
+    texts: Texts | None = None
+    draws: bool = True
 
 
 @dataclass(eq=False)
@@ -50,7 +67,9 @@ class Prefilled(Work[ImageJob]):
     """Its AR prompt is in its context; `decoding` is None where there is no text to write.
 
     `computed`, `shared`: rows of the prompt that were computed, and that other jobs had left.
-    `batch`: how many jobs were at work together at most, by stage.
+    `prompt`: all but its last token, as others may share it. `taken`: the text where it had been
+    written before: its rows are in the context, and count like the prompt's. `batch`: how many jobs
+    were at work together at most, by stage.
     """
 
     sources: list[Encoded]
@@ -59,7 +78,33 @@ class Prefilled(Work[ImageJob]):
     decoding: Decoding | None
     computed: int
     shared: int
+    prompt: list[Segment]
+    taken: KnownText | None = None
     batch: dict[str, int] = field(default_factory=lambda: {"think": 1, "denoise": 1})
+
+    @property
+    def source_digests(self) -> tuple[str, ...]:
+        return tuple(origin.digest for origin in self.origins)
+
+    @property
+    def prompt_stop(self) -> int:
+        """Tokens of the AR prompt."""
+        return sum(segment.length for segment in self.prompt) + 1
+
+    def known(self, text: GeneratedText) -> KnownText:
+        """The job's text, when it has ended, as others may take it over."""
+        if self.taken is not None:
+            return self.taken
+        fed = tuple(self.context.ids[self.prompt_stop :])
+        runs = tuple(self.decoding.runs) if self.decoding else ()
+        return KnownText(text, fed, runs, self.job.custom_id)
+
+    @property
+    def cot_from(self) -> str | None:
+        """The job whose text this is; None where it is its own."""
+        if self.taken is None or self.taken.writer == self.job.custom_id:
+            return None
+        return self.taken.writer
 
     def release(self) -> None:
         """Give the context's K/V and the sources' rows back: the branches stand."""
@@ -68,17 +113,50 @@ class Prefilled(Work[ImageJob]):
 
 
 @dataclass(eq=False)
-class Generated(Work[ImageJob]):
-    """It waits to be drawn: its text is there, its K/V are the AR stage's alone."""
+class Generated(Finished[ImageJob]):
+    """It waits to be drawn, or ends here: its text is there, its K/V are the AR stage's alone."""
 
     prefilled: Prefilled
     text: GeneratedText
     canvas: Canvas
+    denoise_steps = 0
+
+    @property
+    def bucket(self) -> Bucket:
+        return self.canvas.bucket
+
+    @property
+    def batch(self) -> dict[str, int]:
+        return self.prefilled.batch
+
+    @property
+    def written(self) -> dict[str, Any]:
+        """What `Replay` needs to know."""
+        known = self.prefilled.known(self.text)
+        return {
+            "cut": self.text.cut,
+            "ending": list(self.text.ending),
+            "lengths": [len(run) for run in known.runs],
+            "withdrawn": list(known.withdrawn),
+        }
+
+    @property
+    def reuse(self) -> ReuseReport:
+        """What there is to tell of a job that ends with its text."""
+        return report_of_text(text_rows(self.prefilled))
+
+    @property
+    def cot_from(self) -> str | None:
+        return self.prefilled.cot_from
 
     @property
     def draws_with(self) -> tuple[Bucket, int]:
         """Jobs of which this is equal can be denoised together."""
         return self.canvas.bucket, self.job.num_inference_steps
+
+    @property
+    def source_digests(self) -> tuple[str, ...]:
+        return self.prefilled.source_digests
 
 
 @dataclass(eq=False)
@@ -118,7 +196,7 @@ class Decoded(Finished[ImageJob]):
 
     @property
     def bucket(self) -> Bucket:
-        return self.denoising.generated.canvas.bucket
+        return self.denoising.generated.bucket
 
     @property
     def reuse(self) -> ReuseReport:
@@ -130,7 +208,11 @@ class Decoded(Finished[ImageJob]):
 
     @property
     def source_digests(self) -> tuple[str, ...]:
-        return tuple(origin.digest for origin in self.denoising.generated.prefilled.origins)
+        return self.denoising.generated.source_digests
+
+    @property
+    def cot_from(self) -> str | None:
+        return self.denoising.generated.cot_from
 
 
 def encoded_by(model: MixedModel, image: SourceImage) -> Encoded:
@@ -139,8 +221,15 @@ def encoded_by(model: MixedModel, image: SourceImage) -> Encoded:
     return encode(image.pixels, image.digest)
 
 
+def shared_text(job: ImageJob, stages: ImageStages) -> TextIdentity | None:
+    """The identity of a text that others may have too; None where each job writes its own."""
+    return None if stages.texts is None else text_identity(job, stages.model.card)
+
+
 def prefill(request: Request[ImageJob], stages: ImageStages) -> Prefilled:
-    """Read and encode the sources, once for both stages; prefill the AR stage's prompt."""
+    """Read and encode the sources, once for both stages; prefill the AR stage's prompt, and its
+    text where that is known.
+    """
     job, clock = request.job, request.clock
     clock.enter("read")
     images = [_read(path, stages, clock) for path in job.images]
@@ -149,21 +238,48 @@ def prefill(request: Request[ImageJob], stages: ImageStages) -> Prefilled:
     sources = [_encoded(image, stages, clock) for image in shown]
     clock.enter("prefill")
     before = stages.model.rows_seen
-    context, shared = _context(job, stages, sources)
+    writing, taken = _replayed(job, stages, sources) or (job, None)
+    taken = taken or _known(job, stages, [image.digest for image in images])
+    needs_context = stages.draws or taken is None
+    context, prompt, shared = (
+        _context(writing, stages, sources, taken)
+        if needs_context
+        else (Context([], None, None), [], 0)
+    )
     computed = stages.model.rows_seen - before
-    is_writing = job.writes_text and context.buffer is not None
+    is_writing = job.writes_text and taken is None and context.buffer is not None
     decoding = Decoding(job, stages.model, context) if is_writing else None
     clock.enter("queue")
     request.notes += [note for image in images for note in image.notes]
     request.notes += [note for source in sources for note in source.notes]
     origins = tuple(Origin.of(image) for image in images)
-    return Prefilled(request, sources, origins, context, decoding, computed, shared)
+    return Prefilled(request, sources, origins, context, decoding, computed, shared, prompt, taken)
+
+
+def leave_text(work: Prefilled, stages: ImageStages) -> None:
+    """Leave a text that has ended to the jobs that would write the same, and its K/V."""
+    identity = shared_text(work.job, stages)
+    assert work.decoding is not None, "the job wrote its text"
+    assert identity is not None, "and others share it"
+    assert stages.texts is not None, "which some are to do"
+    assert work.context.buffer is not None, "a job that writes has a context"
+    known = work.known(work.decoding.generated(stages.model))
+    stages.texts.add(identity, work.source_digests, known)
+    if not stages.draws:
+        return
+    behind = TextSegment(tuple(work.context.ids[work.prompt_stop - 1 :]))
+    try:
+        stages.prefixes.keep([*work.prompt, behind], work.context.buffer)
+    except torch.OutOfMemoryError:
+        logger.warning("%s: no memory to leave its text's K/V to others", work.job.custom_id)
 
 
 def with_text(work: Prefilled, stages: ImageStages) -> Generated:
     """Lay out the sequence of the diffusion stage; nothing is computed for it yet."""
     model, text = stages.model, GeneratedText()
-    if work.decoding is not None:
+    if work.taken is not None:
+        text = work.taken.text
+    elif work.decoding is not None:
         text = work.decoding.generated(model)
     elif work.context.buffer is not None:
         # No decode step: what is left to decide follows from the prompt's own last logits.
@@ -176,6 +292,14 @@ def with_text(work: Prefilled, stages: ImageStages) -> Generated:
     return Generated(work.request, work, text, canvas)
 
 
+def text_rows(work: Prefilled) -> TextRows:
+    """What the AR stage of a job computed, and what it did not have to."""
+    decoded = len(work.context.ids) - work.computed - work.shared
+    overdecoded = work.decoding.overdecoded if work.decoding else 0
+    taken = len(work.taken.fed) if work.taken else 0
+    return TextRows(work.computed, work.shared, decoded, overdecoded, taken)
+
+
 def with_branches(waiting: Generated, stages: ImageStages) -> Denoising:
     """Build the branches on the prefix that the AR stage left, and release that; draw the noise."""
     work, model = waiting.prefilled, stages.model
@@ -184,14 +308,7 @@ def with_branches(waiting: Generated, stages: ImageStages) -> Denoising:
         model, waiting.canvas, work.sources, prefixes=prefixes, clock=work.clock
     )
     branches = builder.build(work.context)
-    decoded = len(work.context.ids) - work.computed - work.shared
-    overdecoded = work.decoding.overdecoded if work.decoding else 0
-    reuse = report(
-        branches,
-        work.context,
-        ar_tokens=(work.computed, work.shared, decoded, overdecoded),
-        reuse=stages.reuse,
-    )
+    reuse = report(branches, work.context, text=text_rows(work), reuse=stages.reuse)
     work.release()
     work.clock.enter("queue")
     track = model.track(waiting.job, waiting.canvas, len(branches.items))
@@ -225,20 +342,73 @@ def _encoded(image: SourceImage, stages: ImageStages, clock: PhaseClock) -> Enco
     return encoded
 
 
-def _context(job: ImageJob, stages: ImageStages, sources: list[Encoded]) -> tuple[Context, int]:
-    """The AR stage's context, and how many of its tokens other jobs had computed."""
+def _known(job: ImageJob, stages: ImageStages, digests: Sequence[str]) -> KnownText | None:
+    """The job's text, where another job, or an attempt of its own, has written it."""
+    identity = shared_text(job, stages)
+    if identity is None or stages.texts is None:
+        return None
+    return stages.texts.known(identity, digests)
+
+
+def _replayed(
+    job: ImageJob, stages: ImageStages, sources: list[Encoded]
+) -> tuple[ImageJob, KnownText] | None:
+    """The job as it wrote its given text, and that text; None where nothing was noted of it, or it
+    does not fit behind the prompt.
+    """
+    replay, model = Replay.of(job), stages.model
+    opening = None if replay is None else model.opening(replay.job, sources)
+    if replay is None or opening is None:
+        return None
+    count = len(model.opening_ids(replay.job))
+    runs = replay.runs(count)
+    if not runs or opening.stop + sum(map(len, runs)) > opening.capacity:
+        return None
+    text = GeneratedText(replay.ids, model.decode_text(replay.ids), replay.cut, replay.ending)
+    return replay.job, KnownText(text, replay.fed(count), runs, job.custom_id)
+
+
+def _context(
+    job: ImageJob, stages: ImageStages, sources: list[Encoded], taken: KnownText | None
+) -> tuple[Context, list[Segment], int]:
+    """The AR stage's context; its prompt but the last token, to share; and how many of its tokens
+    other jobs had computed.
+    """
     model = stages.model
     opening = model.opening(job, sources)
     if opening is None:
-        return Context([], None, None), 0
-    ids = opening.layout.ids
+        return Context([], None, None), [], 0
+    ids, stop = opening.layout.ids, opening.stop
     buffer = model.new_buffer(opening.capacity)
     # The last token is computed in any case: what follows is chosen from its hidden row.
-    segments = model.segments(opening.layout, ids, sources, opening.stop - 1)
-    shared = stages.prefixes.start(segments, buffer)
-    hidden_M = model.prefill(opening.layout, ids, sources, buffer, opening.stop)
-    stages.prefixes.keep(segments, buffer)
-    return Context(list(ids[: opening.stop]), buffer, hidden_M), shared
+    segments = model.segments(opening.layout, ids, sources, stop - 1)
+    if taken is not None:
+        behind = TextSegment((ids[stop - 1], *taken.fed))
+        shared = stages.prefixes.start([*segments, behind], buffer)
+    else:
+        shared = stages.prefixes.start(segments, buffer)
+    context = Context(list(ids[:stop]), buffer, None)
+    if shared < stop:
+        context.hidden_M = model.prefill(opening.layout, ids, sources, buffer, stop)
+        stages.prefixes.keep(segments, buffer)
+    if taken is not None:
+        _feed(taken, context, model)
+    return context, segments, shared
+
+
+def _feed(taken: KnownText, context: Context, model: MixedModel) -> None:
+    """Complete the context with a text: what the tree did not have of it is computed again.
+
+    On a CPU by its runs, which gives the same bits; elsewhere bits depend on the batch anyway.
+    """
+    assert context.buffer is not None, "a job with a text has a context"
+    prompt = len(context.ids)
+    context.ids.extend(taken.fed)
+    left = context.ids[context.buffer.length :]
+    is_exact = context.buffer.length == prompt and model.layer_devices[0].type == "cpu"
+    if left:
+        model.feed([(context, run) for run in (taken.runs if is_exact else [left])])
+    context.buffer.withdraw(len(context.ids))
 
 
 def _pixels(levels: Tensor) -> np.ndarray:

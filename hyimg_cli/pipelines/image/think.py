@@ -45,6 +45,8 @@ class Decoding:
     def __init__(self, job: ImageJob, model: MixedModel, context: Context) -> None:
         self.context = context
         self.steps = self.overdecoded = 0
+        # Tokens that entered the context together; of a text that is read late, one at a time.
+        self.runs: list[tuple[int, ...]] = []
         self.is_done = False
         self._script = model.script(job)
         self._written = model.opening_ids(job)
@@ -79,7 +81,9 @@ class Decoding:
     def fed(self) -> None:
         """Note that the context has them now."""
         if self._choice is None:
-            self.context.ids.extend(self._unfed_ids())
+            run = self._unfed_ids()
+            self.context.ids.extend(run)
+            self.runs.append(tuple(run))
         else:
             self._is_fed_ahead = True
 
@@ -111,6 +115,7 @@ class Decoding:
         self._is_fed_ahead = False
         if not self.is_done and self._allowed is None and self._unfed_ids() == [id_]:
             self.context.ids.append(id_)
+            self.runs.append((id_,))
         else:
             self._take_back(is_latest)
 

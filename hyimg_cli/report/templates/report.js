@@ -112,7 +112,7 @@ const hyimgReport = (() => {
     const tone = run.failed ? "bad" : left ? "neutral" : "good";
     by("summary").className = `tone-${tone}`;
     by("state").textContent = run.running
-      ? `Running: ${run.done + run.failed} of ${total}. New jobs appear by themselves.`
+      ? `Running: ${run.done + run.failed} of ${total}. New jobs appear by themselves; if the run was killed, the same command goes on.`
       : left ? "Stopped. The same command goes on where it was." : "";
     const codes = new Map();
     for (const job of jobs.filter(failed)) codes.set(job.error?.code ?? "?", (codes.get(job.error?.code ?? "?") ?? 0) + 1);
@@ -169,15 +169,17 @@ const hyimgReport = (() => {
     if (opened !== null) turn(0);
   }
 
-  // Elements of cards that did not change stay, and with them what has the focus.
+  // Elements of cards that did not change stay; the focus stays with its job.
   function render() {
-    const wanted = groups.slice(0, limit).map(card);
+    const focused = document.activeElement?.dataset?.id, wanted = groups.slice(0, limit).map(card);
     wanted.forEach((node, n) => {
       if (cards.children[n] !== node) cards.insertBefore(node, cards.children[n] ?? null);
     });
     while (cards.children.length > wanted.length) cards.lastChild.remove();
     more.hidden = limit >= groups.length;
+    if (focused && document.activeElement.dataset.id !== focused) tileOf(focused)?.focus({ preventScroll: true });
   }
+  const tileOf = (id) => [...cards.querySelectorAll(".job")].find((node) => node.dataset.id === id);
 
   function card(group) {
     const first = group[0], known = built.get(first.key);
@@ -342,7 +344,7 @@ const hyimgReport = (() => {
   }
 
   function closed() {
-    const tile = [...cards.querySelectorAll(".job")].find((node) => node.dataset.id === opened);
+    const tile = tileOf(opened);
     opened = viewer.job = null;
     show.replaceChildren();
     history.replaceState(null, "", location.pathname + location.search);

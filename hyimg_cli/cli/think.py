@@ -1,0 +1,127 @@
+"""`hyimg think`: the text stage of a manifest's jobs alone, into a manifest for people to edit."""
+
+import shlex
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from hyimg_cli.cli import inputs, render
+from hyimg_cli.cli import options as o
+from hyimg_cli.cli.carry_out import open_session
+from hyimg_cli.cli.progress import Report
+from hyimg_cli.cli.selection import selection_of
+from hyimg_cli.cli.stopping import stoppable
+from hyimg_cli.cli.views import view_of
+from hyimg_cli.engine import runner
+from hyimg_cli.engine.choice import refuse_missing_device, replicas_of
+from hyimg_cli.errors import UsageError
+from hyimg_cli.journal.texts_file import TextsFile
+from hyimg_cli.manifest.planner import make_plan
+from hyimg_cli.settings.table import MODEL, RUN, SAMPLING, SETTINGS
+from hyimg_cli.spec.run import RunConfig
+
+# Of the settings that a run takes, those that only a picture's making or its folder reads.
+_NOT_HERE = (
+    "kv_reuse",
+    "require_kv_reuse",
+    "vae_use_tiling",
+    "prewarm",
+    "metadata",
+    "report",
+    "output_dir",
+)
+_SETTINGS = tuple(
+    row.name
+    for row in SETTINGS.values()
+    if row.panel in (RUN, MODEL, SAMPLING) and row.only != "videos" and row.name not in _NOT_HERE
+)
+_Output = Annotated[
+    Path,
+    o.option(
+        "-o",
+        "--output",
+        panel=RUN,
+        is_basic=True,
+        help="File to write; what it has is not done again.",
+    ),
+]
+
+
+@o.takes(*_SETTINGS)
+def think(
+    ctx: typer.Context,
+    output: _Output,
+    inputs: o.Inputs = None,
+    prompt: o.Prompt = None,
+    recursive: o.Recursive = False,
+    recipe: o.Recipe = None,
+    force: o.Force = False,
+    select: o.Select = None,
+    limit: o.Limit = None,
+    shard: o.Shard = None,
+    progress: o.Progress = "auto",
+    as_json: o.AsJson = False,
+    quiet: o.Quiet = False,
+    verbose: o.Verbose = 0,
+    help_all: o.HelpAll = False,
+) -> None:
+    """Write the texts of a manifest's jobs, and draw nothing.
+
+    The file is a manifest with a line for each job: read it, edit its cot_text, and generate draws
+    from it; unedited, it draws the same pixels as without this step. A run that stopped goes on
+    where it was. Exit codes as generate: 1 where some job failed, which then has no line.
+    """
+    render.log_to_stderr(verbose)
+    raise typer.Exit(_carry_out(ctx.params, ctx.obj or ()))
+
+
+def _carry_out(given: Mapping[str, Any], arguments: Sequence[str]) -> int:
+    style, settings = render.style_of(given), o.settings_of(given)
+    path: Path = given["output"]
+    for name in given["inputs"] or ():
+        _refuse_itself(name, path)
+    accepted = runner.accept(inputs.manifest_of(given), settings)
+    config = _config(o.run_config(settings, path.parent))
+    refuse_missing_device(config)
+    jobs = selection_of(given).of(accepted.jobs)
+    again = shlex.join(["hyimg", *(word for word in arguments if word != "--force")])
+    with stoppable() as stopper, TextsFile(path, jobs) as file:
+        left = runner.sift_texts(file, jobs, config, force=given["force"])
+        file.drop([*left.to_write, *left.as_they_are])
+        for job in left.as_they_are:
+            file.append_as_is(job)
+        plan = make_plan(left.to_write, runner.cards(config.model.revision))
+        run = runner.PreparedRun(plan, left.done, (), accepted.invalid)
+        counts = replace(runner.Summary.before(run), noun="text", done=len(left.as_they_are))
+        view = view_of(style, counts.left, replicas=replicas_of(plan, config))
+        with Report(counts, style, view, place=str(path), again=again, retry=again) as report:
+            report.outcomes(accepted.invalid)
+            if plan.jobs:
+                with (
+                    open_session(config, stopper) as session,
+                    closing(session.run(plan, file)) as events,
+                ):
+                    for event in events:
+                        report.show(event)
+    return 1 if counts.failed or counts.invalid else 0
+
+
+def _config(config: RunConfig) -> RunConfig:
+    """That run without what only drawing needs."""
+    return replace(
+        config,
+        output=replace(config.output, only_texts=True),
+        batch=replace(config.batch, prewarm=False),
+    )
+
+
+def _refuse_itself(manifest: str, output: Path) -> None:
+    """Raises UsageError where the texts would be written over the manifest."""
+    there = manifest != "-" and output.exists() and Path(manifest).exists()
+    if there and output.samefile(manifest):
+        what, hint = "the texts would be written into the manifest itself", "choose another -o"
+        raise UsageError(what, where=str(output), hint=hint, code="usage.same-file")

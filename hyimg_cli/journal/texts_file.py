@@ -1,0 +1,178 @@
+"""The file of texts that `hyimg think` writes: a manifest, a line for each job as its text ends.
+
+A line is on disk when `append` returns, whole or not at all: a run that was killed goes on behind
+it. Lines are people's to edit; what is there is never written again.
+"""
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from hyimg_cli.errors import OutputFolderError
+from hyimg_cli.files import MANIFEST_BYTES, bytes_of, replace_file
+from hyimg_cli.journal.disk import disk_errors, locked
+from hyimg_cli.journal.journal import JobFolder, json_line
+from hyimg_cli.journal.journal_file import JournalFile, entry_of, whole_lines
+from hyimg_cli.manifest.fields import AR_FIELDS
+from hyimg_cli.manifest.resolved import job_to_json, lines_beside
+from hyimg_cli.manifest.written import note
+from hyimg_cli.spec.events import Outcome
+from hyimg_cli.spec.job import ImageJob, Job
+
+# What stands first in a line, for who reads it.
+_FIRST = ("custom_id", "prompt", "cot_text", "ratio_index")
+
+
+class TextsFile(JobFolder):
+    """The file at `path`. Reading needs no lock; writing needs `with`, which takes it."""
+
+    def __init__(self, path: Path, jobs: Sequence[Job]) -> None:
+        """`jobs`: all that may be appended."""
+        super().__init__(path.parent)
+        self._path = path
+        self._jobs = {job.custom_id: job for job in jobs}
+        self._lock: int | None = None
+        self._file: JournalFile | None = None
+
+    def __enter__(self) -> Self:
+        with disk_errors(self._path):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._lock = locked(self._path.with_name(f".{self._path.name}.lock"))
+            try:
+                self.lines()  # what is no file of texts is left as it is
+                self._file = JournalFile(self._path)
+            except BaseException:
+                os.close(self._lock)
+                raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._file is not None:
+            self._file.close()
+        if self._lock is not None:
+            os.close(self._lock)
+
+    def remove_temporaries(self, pid: int) -> None:
+        """Nothing: a line is written at its place."""
+
+    def attempts(self) -> dict[str, int]:
+        return {}
+
+    def lines(self) -> dict[str, dict[str, Any]]:
+        """The lines by custom_id; what a kill cut off is passed over. Raises OutputFolderError for
+        any other line that is no job.
+        """
+        with disk_errors(self._path):
+            try:
+                data = bytes_of(self._path, MANIFEST_BYTES)
+            except FileNotFoundError:
+                return {}
+        found: dict[str, dict[str, Any]] = {}
+        whole = whole_lines(data)
+        for number, line in enumerate(data.split(b"\n"), 1):
+            entry = entry_of(line) if line.strip() else None
+            is_cut_off = number > whole.count(b"\n") and line.startswith(b'{"custom_id"')
+            if entry is not None:
+                found[entry["custom_id"]] = entry
+            elif line.strip() and not is_cut_off:
+                raise OutputFolderError(
+                    "this line is no job",
+                    where=f"{self._path.name}:{number}",
+                    hint="mend it, or take it out: its text is written again",
+                    code="output.damaged-texts",
+                )
+        return found
+
+    def left(self, jobs: Iterable[Job], keys: Mapping[str, str], *, force: bool) -> list[Job]:
+        """The jobs that have no line yet; `keys`: by custom_id of those that have one.
+
+        Raises OutputFolderError where a line is of another job of that name, unless `force`: then
+        it counts as none.
+        """
+        lines, left = self.lines(), []
+        for job in jobs:
+            line = lines.get(job.custom_id)
+            if line is not None and not _is_of(line, keys.get(job.custom_id)):
+                if not force:
+                    raise _other_job(job, self._path)
+                line = None
+            if line is None:
+                left.append(job)
+        return left
+
+    def drop(self, jobs: Iterable[Job]) -> None:
+        """Takes the lines of jobs out that are about to be written anew."""
+        names = {job.custom_id for job in jobs}
+        lines = self.lines()
+        if names.isdisjoint(lines):
+            return
+        kept = [line for name, line in lines.items() if name not in names]
+        assert self._file is not None, "the file is written without its lock"
+        with disk_errors(self._path):
+            self._file.close()
+            replace_file(self._path, b"".join(map(json_line, kept)))
+            self._file = JournalFile(self._path)
+
+    def append_as_is(self, job: Job) -> None:
+        """Adds the line of a job that has no text to write."""
+        (line,) = lines_beside([job], self.folder)
+        self._append(job.custom_id, line)
+
+    def append(self, outcome: Outcome) -> None:
+        """A job that failed has no line: it is tried again by the next run."""
+        job = self._jobs[outcome.custom_id]
+        if outcome.status == "done" and isinstance(job, ImageJob):
+            self._append(job.custom_id, text_line(job, outcome, self.folder))
+
+    def _append(self, custom_id: str, line: Mapping[str, Any]) -> None:
+        assert self._file is not None, "the file is written without its lock"
+        with disk_errors(self._path):
+            self._file.append(custom_id, json_line(line))
+
+
+def text_line(job: ImageJob, outcome: Outcome, folder: Path) -> dict[str, Any]:
+    """The job with its text, as a line of a manifest in `folder`."""
+    text, ids = outcome.cot_text, outcome.cot_token_ids
+    assert text is not None, "the job wrote its text"
+    assert ids is not None, "and has its tokens"
+    given = replace(job, cot_token_ids=ids)
+    (line,) = lines_beside([given], folder)
+    line["cot_text"] = text
+    if job.size.is_auto:
+        line["ratio_index"] = outcome.ratio_index
+    line["cot_token_ids"] = line.pop("cot_token_ids")  # behind what people read
+    line["written"] = note(ids, text, _facts(job, outcome))
+    first = {name: line[name] for name in _FIRST if name in line}
+    return first | line
+
+
+def _facts(job: ImageJob, outcome: Outcome) -> dict[str, Any]:
+    """How the text came about; `key`: by which a later run knows the job."""
+    sampling = {
+        name: value for name, value in job_to_json(job).items() if name in (*AR_FIELDS, "bot_task")
+    }
+    return {"key": outcome.key} | sampling | dict(outcome.written or {})
+
+
+def _is_of(line: Mapping[str, Any], key: str | None) -> bool:
+    """Whether the line is of the job of that key; one without a text names none."""
+    written = line.get("written")
+    return not isinstance(written, dict) or written.get("key") == key
+
+
+def _other_job(job: Job, path: Path) -> OutputFolderError:
+    return OutputFolderError(
+        f'"{job.custom_id}" has a text in {path.name} already, written for another line, source '
+        "image, model or setting",
+        where=job.source_line,
+        hint="choose another file or custom_id, or replace its line with --force",
+        code="output.other-job",
+    )

@@ -1,0 +1,138 @@
+"""A text that `hyimg think` wrote, on its manifest line: what is noted of it, and what of it still
+holds once people have edited it.
+
+    cot_text        for people; edited, it is tokenised as it stands
+    cot_token_ids   the text's own tokens: what counts as long as cot_text is as it was written
+    ratio_index     the size that the text stage chose, where it was asked to
+    written         the note: digests that tell an edit, the text's tags, how it came about
+                    (ending: the ids behind the text; lengths, withdrawn: see `Replay.runs`)
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Any
+
+from hyimg_cli.settings.kinds import Anything, BadValue, shown
+from hyimg_cli.spec import digest
+from hyimg_cli.spec.job import BOT_TASKS, ImageJob
+
+# Of a note, beside its tags.
+_LISTS = ("ending", "lengths", "withdrawn")
+_SECTION = re.compile(r"<(\w+)>.*?</\1>", re.DOTALL)
+
+
+class Note(Anything):
+    """What is noted of a written text. Its other keys are for people."""
+
+    def read(self, value: Any) -> Any:
+        super().read(value)
+        if not (isinstance(value, dict) and _is_whole(value)):
+            what = f"{shown(value)} is no note of hyimg think"
+            raise BadValue(what, "leave it as it was written, or take it out", "written")
+        return value
+
+
+def _is_whole(note: Mapping[str, Any]) -> bool:
+    """Whether all is there that is read again, and of its type."""
+    kinds = {"tags": str} | dict.fromkeys(_LISTS, int)
+    return (
+        all(isinstance(note.get(name), str) for name in ("text_sha256", "ids_sha256", "cut"))
+        and note.get("bot_task") in BOT_TASKS[1:]
+        and all(isinstance(note.get(name), list) for name in kinds)
+        and all(type(one) is kind for name, kind in kinds.items() for one in note[name])
+        and all(one >= 0 for name in _LISTS for one in note[name])
+    )
+
+
+@dataclass(frozen=True)
+class Replay:
+    """A text that was written before, as the AR stage of its job had it: fed so again, it gives the
+    same K/V to the bit. `job` is the one that would write it; see `KnownText` for the rest.
+    """
+
+    job: ImageJob
+    ids: tuple[int, ...]
+    ending: tuple[int, ...]
+    cut: str
+    lengths: tuple[int, ...]
+    withdrawn: tuple[int, ...]
+
+    @classmethod
+    def of(cls, job: ImageJob) -> "Replay | None":
+        """The replay of a job's ids; None where nothing was noted of them or they have no size."""
+        if not job.written_json or job.cot_token_ids is None or job.size.is_auto:
+            return None
+        note, ids = json.loads(job.written_json), job.cot_token_ids
+        ending, lengths, withdrawn = (tuple(note[name]) for name in _LISTS)
+        most = len(ids) + len(ending) + len(withdrawn)
+        writing = replace(
+            job,
+            cot_token_ids=None,
+            written_json="",
+            bot_task=note["bot_task"],
+            text=replace(job.text, max_new_tokens=most),
+        )
+        return cls(writing, ids, ending, note["cut"], lengths, withdrawn)
+
+    def fed(self, opening: int) -> tuple[int, ...]:
+        """The ids behind a prompt that ends with the first `opening` of the text's."""
+        count = sum(self.lengths) - len(self.withdrawn)
+        return (self.ids + self.ending)[opening:][: max(0, count)]
+
+    def runs(self, opening: int) -> tuple[tuple[int, ...], ...]:
+        """The same as they entered the network together; none where the note was changed."""
+        every = self.fed(opening) + self.withdrawn
+        if len(every) != sum(self.lengths):
+            return ()
+        stops = accumulate(self.lengths)
+        return tuple(every[stop - n : stop] for n, stop in zip(self.lengths, stops, strict=True))
+
+
+def note(ids: Sequence[int], text: str, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """The note of a text as it was written; `facts`: how it came about."""
+    digests = {"text_sha256": _of_text(text), "ids_sha256": _of_ids(ids)}
+    return digests | {"tags": _tags(text, _names(text))} | dict(facts)
+
+
+def is_as_written(note: Mapping[str, Any], text: str) -> bool:
+    return bool(_of_text(text) == note["text_sha256"])
+
+
+def has_its_ids(note: Mapping[str, Any], ids: Sequence[int]) -> bool:
+    return bool(_of_ids(ids) == note["ids_sha256"])
+
+
+def fault_of_tags(note: Mapping[str, Any], text: str) -> str:
+    """What is wrong with the tags of an edited text; empty where they are as they were."""
+    expected = list(note["tags"])
+    found = _tags(text, {tag.strip("</>") for tag in expected})
+    if found == expected:
+        return ""
+    for tag in expected:
+        if found.count(tag) < expected.count(tag):
+            return f"{tag} is missing"
+    for tag in found:
+        if found.count(tag) > expected.count(tag):
+            return f"{tag} is there {found.count(tag)} times"
+    return f"its tags stand in another order: {' '.join(found)}"
+
+
+def _names(text: str) -> set[str]:
+    """The names of the sections that a text has: of tags that are opened and closed."""
+    return set(_SECTION.findall(text))
+
+
+def _tags(text: str, names: set[str]) -> list[str]:
+    """The tags of these names, in order."""
+    return [tag for tag in re.findall(r"</?\w+>", text) if tag.strip("</>") in names]
+
+
+def _of_text(text: str) -> str:
+    return digest.of_bytes(text.encode())
+
+
+def _of_ids(ids: Sequence[int]) -> str:
+    return digest.of_json(list(ids))

@@ -1,0 +1,93 @@
+"""Texts that are written, for the jobs that would write the same: one decode, n drawings.
+
+A text is known by its job's inputs and by the bytes of its sources. Its ids are kept here; its K/V
+are in the tree of prefixes, behind its prompt's, for as long as there is room.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from hyimg_cli.cache.memo import Memo
+from hyimg_cli.manifest.texts import TextIdentity
+from hyimg_cli.models.protocols import GeneratedText
+from hyimg_cli.spec.job import ImageJob
+
+_KEPT_BYTES = 64_000_000
+Key = tuple[TextIdentity, tuple[str, ...]]
+
+
+@dataclass(frozen=True)
+class KnownText:
+    """A text, and `writer`, the job that wrote it.
+
+    `fed`: the ids that its context has behind the prompt. `runs`: how they entered the network,
+    with what was withdrawn at the end: fed so again, they give the same K/V to the bit.
+    """
+
+    text: GeneratedText
+    fed: tuple[int, ...]
+    runs: tuple[tuple[int, ...], ...]
+    writer: str
+
+    @property
+    def withdrawn(self) -> tuple[int, ...]:
+        """What entered the network at the end, and was taken back."""
+        return tuple(id_ for run in self.runs for id_ in run)[len(self.fed) :]
+
+
+class Texts:
+    """The texts of one model; those that were asked for longest ago go first."""
+
+    def __init__(self) -> None:
+        self._kept: Memo[Key, KnownText] = Memo(_KEPT_BYTES, _nbytes)
+
+    def known(self, identity: TextIdentity, digests: Sequence[str]) -> KnownText | None:
+        """The text of jobs with these inputs and sources; None where none has written it."""
+        key = identity, tuple(digests)
+        return self._kept.get(key, _unmade) if key in self._kept else None
+
+    def add(self, identity: TextIdentity, digests: Sequence[str], known: KnownText) -> None:
+        self._kept.get((identity, tuple(digests)), lambda: known)
+
+    def clear(self) -> None:
+        self._kept.clear()
+
+
+class SharedTexts:
+    """Which texts of a group are being written, and the jobs that wait for them. A job of its own
+    text has None for its identity.
+    """
+
+    def __init__(self, texts: Iterable[TextIdentity | None]) -> None:
+        self._counts = Counter(texts)
+        self._awaited: dict[TextIdentity, list[ImageJob]] = {}
+
+    def are_several(self, text: TextIdentity | None) -> bool:
+        """Whether jobs share the text."""
+        return text is not None and self._counts[text] > 1
+
+    def begin(self, text: TextIdentity | None) -> None:
+        """Note that a job writes the text."""
+        if text is not None:
+            self._awaited.setdefault(text, [])
+
+    def defer(self, text: TextIdentity | None, job: ImageJob) -> bool:
+        """Whether the job waits until another one has written its text."""
+        if text is None or text not in self._awaited:
+            return False
+        self._awaited[text].append(job)
+        return True
+
+    def end(self, text: TextIdentity | None) -> list[ImageJob]:
+        """Note that nobody writes the text any more; the jobs that waited for it."""
+        return [] if text is None else self._awaited.pop(text, [])
+
+
+def _nbytes(known: KnownText) -> int:
+    # Ids twice, as a text and as runs, and the text itself.
+    return 1024 + 128 * len(known.fed)
+
+
+def _unmade() -> KnownText:
+    raise AssertionError("it is there")
