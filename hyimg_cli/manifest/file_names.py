@@ -4,16 +4,17 @@ those that would meet in one file.
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path, PurePath
+from functools import cache, partial
+from pathlib import PurePath
 
 from hyimg_cli.errors import HyimgError
 from hyimg_cli.manifest.line import fault
 from hyimg_cli.manifest.manifest import Manifest
 from hyimg_cli.settings.file_names import UNKNOWN, clashes, fault_of, filled, finished, fit
 from hyimg_cli.settings.precedence import Setting
-from hyimg_cli.spec.job import ImageJob, Job, VideoJob
+from hyimg_cli.spec.job import BY_ID, ImageJob, Job, VideoJob
 
 
 def named(
@@ -22,8 +23,11 @@ def named(
     """The jobs with the names of their files, and what is wrong with those; a line with such a
     fault gives no job. `setting`: the name where a line says none.
     """
+    if all(job.file_name == BY_ID for job in jobs):
+        return list(jobs), []  # no two have one id, in any spelling
+    below = cache(partial(_below, os.path.abspath(manifest.folder)))
     numbered = _numbered(manifest, jobs)
-    found = [replace(job, file_name=_name(job, manifest.folder, n)) for n, job in numbered]
+    found = [replace(job, file_name=_name(job, below, n)) for n, job in numbered]
     faults = dict(_faults(found, setting))
     return [job for job in found if job.source_line not in faults], list(faults.values())
 
@@ -54,14 +58,14 @@ def _numbered(manifest: Manifest, jobs: Sequence[Job]) -> Iterator[tuple[int, Jo
         next_number[job.source_line] += 1
 
 
-def _name(job: Job, folder: Path, number: int) -> str:
+def _name(job: Job, below: Callable[[str], str], number: int) -> str:
     """The template of the job's name, with all that is known of it but the id, which stands in the
     job: a name that is the id alone stays as it is.
     """
     source = job.images[0] if isinstance(job, ImageJob) and job.images else None
     values: dict[str, str | int] = {
         "stem": job.custom_id if source is None else fit(PurePath(source).stem),
-        "folder": "" if source is None else fit(_below(folder, source)),
+        "folder": "" if source is None else below(os.path.dirname(source)),
         "index": number,
         "seed": job.seed,
     }
@@ -70,12 +74,12 @@ def _name(job: Job, folder: Path, number: int) -> str:
     return filled(job.file_name, values)
 
 
-def _below(folder: Path, source: str) -> str:
-    """The folder of a source image, seen from the manifest's; one elsewhere by its last name."""
-    place = os.path.abspath(os.path.dirname(source))
-    relative = os.path.relpath(place, os.path.abspath(folder))
+def _below(own: str, folder: str) -> str:
+    """A source image's folder, seen from the manifest's own; one elsewhere by its last name."""
+    place = os.path.abspath(folder)
+    relative = os.path.relpath(place, own)
     is_elsewhere = relative == ".." or relative.startswith("../")
-    return os.path.basename(place) if is_elsewhere else relative.removeprefix(".")
+    return fit(os.path.basename(place) if is_elsewhere else relative.removeprefix("."))
 
 
 def _faults(jobs: Sequence[Job], setting: Setting) -> Iterator[tuple[str, HyimgError]]:
