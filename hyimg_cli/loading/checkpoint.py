@@ -135,7 +135,7 @@ def read_json(path: Path) -> dict[str, Any]:
         hint = "download the checkpoint again, or copy the missing file"
         raise _fault("missing", what, path.parent, hint) from None
     except (OSError, ValueError) as error:
-        raise _fault("json", f"{path.name} cannot be read as JSON: {error}", path) from None
+        raise _fault("json", f"{path.name} cannot be read: {error}", path) from None
     if not isinstance(value, dict):
         raise _fault("json", f"{path.name} is not a JSON object", path)
     return value
