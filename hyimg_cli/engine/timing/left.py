@@ -41,6 +41,8 @@ _STAGES = {
 _EARLIER = 0.1
 # A text that has grown beyond its kind's mean is not at its end yet.
 _ALMOST = 0.95
+# Seconds that a run may be late before nobody says when it ends.
+_PATIENCE_S = 10.0
 _READY = ModelLoading | ModelLoaded | PromptsReady | Prewarmed | GroupStarted
 
 
@@ -157,8 +159,11 @@ class TimeLeft:
             if left_s is None:
                 return None
             total += left_s
-        # Between two events it counts down, but never to nothing: what is awaited takes longer.
-        return max(total - (self._clock() - self._last), 0.1 * total)
+        waited = self._clock() - self._last
+        if waited > total + _PATIENCE_S:
+            return None  # what is awaited takes longer than all of it should
+        # Between two events it counts down, but never to nothing: something is still awaited.
+        return max(total - waited, 0.1 * total)
 
     def add(self, event: Event) -> None:
         now = self._clock()
