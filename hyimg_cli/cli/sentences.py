@@ -13,6 +13,7 @@ from hyimg_cli.spec.events import (
     Prewarmed,
     PromptsReady,
     ReplicaDied,
+    VideoFile,
 )
 from hyimg_cli.spec.units import time_text
 
@@ -114,8 +115,9 @@ def finished(outcome: Outcome) -> str:
 def _made(outcome: Outcome) -> str:
     """What came of a job, and how long it took."""
     seconds = f"{work_s(outcome):.2f} s"
-    if not outcome.denoise_steps:
+    if not (outcome.outputs or outcome.denoise_steps):
         return f"{len(outcome.cot_token_ids or ())} tokens in {seconds}"
     paths = ", ".join(file.path for file in outcome.outputs)
-    reuse = f", KV reuse {outcome.kv_reuse.status}" if outcome.kv_reuse else ""
+    is_video = any(isinstance(file, VideoFile) for file in outcome.outputs)
+    reuse = f", KV reuse {outcome.kv_reuse.status}" if outcome.kv_reuse and not is_video else ""
     return f"{paths} in {seconds}, {outcome.denoise_steps} steps{reuse}"

@@ -169,7 +169,7 @@ def test_help_imports_no_command(arguments: list[str]) -> None:
     ("arguments", "hint"),
     [
         (["nope"], "hint: hyimg --help "),
-        (["generate", "quickstart", "--no-such-flag"], "hint: hyimg generate --help-all "),
+        (["generate", "quickstart", "--zzz"], "hint: hyimg generate --help-all "),
         (["cache", "clear", "--limit", "1"], "hint: hyimg cache clear --help "),
     ],
 )
