@@ -107,11 +107,7 @@ def test_events_become_calls_units_and_seconds(plan: Plan) -> None:
         "end": Sample(1, 3, 1.0),
     }
     (group,) = timing.groups
-    assert (group.size_class, group.jobs, group.together) == (
-        "auto",
-        3,
-        {"think": 3, "denoise": 3},
-    )
+    assert (group.size_class, group.jobs, group.limits) == ("auto", 3, {})
     assert group.texts == {plan.groups[0].jobs[0].bot_task: TextLengths(2, 14.0, 20)}
     found = {name: (one.calls, one.units) for name, one in group.phases.items()}
     assert found == {
@@ -124,6 +120,25 @@ def test_events_become_calls_units_and_seconds(plan: Plan) -> None:
     }
     assert group.phases["denoise"].seconds == pytest.approx(1.5)
     assert group.phases["rest"].seconds == pytest.approx(3.0 - 3 * 0.85)
+
+
+def test_fewer_together_than_could_be_is_what_memory_had_room_for(plan: Plan) -> None:
+    jobs = {"a": 20, "b": 20, "c": 30}
+    for most, limits in ((16, {"denoise": 1, "think": 1}), (1, {})):
+        watch = Watch(plan, config(None, batch=BatchConfig(max_size=most)), began=0.0)
+        watch.add(GroupStarted("tiny-image", "auto", 3))
+        for name, steps in jobs.items():
+            done = replace(outcome(name, together=1, tokens=4), denoise_steps=steps)
+            watch.add(JobDone(done))
+        ((_, timing),) = watch.timings()
+        assert timing.groups[0].limits == limits
+    watch = Watch(plan, config(None), began=0.0)
+    watch.add(GroupStarted("tiny-image", "auto", 3))
+    for number, name in enumerate(jobs):  # of other steps each: they cannot be drawn together
+        done = replace(outcome(name, together=1), denoise_steps=number + 1)
+        watch.add(JobDone(done))
+    ((_, timing),) = watch.timings()
+    assert timing.groups[0].limits == {}
 
 
 def test_of_a_group_that_is_not_whole_what_was_done_counts(plan: Plan) -> None:

@@ -47,12 +47,16 @@ class TextLengths:
 
 @dataclass(frozen=True)
 class GroupTiming:
-    """One group of a run. `together`: most jobs at work at once, by stage; `texts` by bot task."""
+    """One group of a run.
+
+    `limits`: most jobs at work at once, by stage, where memory had no room for more; `texts`: their
+    lengths by bot task.
+    """
 
     size_class: str
     jobs: int
     phases: Mapping[str, Sample]
-    together: Mapping[str, int] = field(default_factory=dict)
+    limits: Mapping[str, int] = field(default_factory=dict)
     texts: Mapping[str, TextLengths] = field(default_factory=dict)
 
 
@@ -137,7 +141,7 @@ def _run_timing(facts: Mapping[str, Any]) -> RunTiming:
             str(group["size_class"]),
             int(group["jobs"]),
             _samples(group["phases"]),
-            {name: int(most) for name, most in group["together"].items()},
+            {name: int(most) for name, most in group["limits"].items()},
             {name: TextLengths(**lengths) for name, lengths in group["texts"].items()},
         )
         for group in facts["groups"]

@@ -98,9 +98,9 @@ def _together(stage: str, group: Group, config: RunConfig, kept: Sequence[GroupT
     replicas = min(config.parallel.replicas, len(group.jobs))
     # Pieces that replicas are dealt: half of what would be even, then smaller.
     jobs = len(group.jobs) if replicas == 1 else max(1, len(group.jobs) // (2 * replicas))
-    alike = [one for one in kept if one.size_class == group.size_class and stage in one.together]
-    short = [one.together[stage] for one in alike if one.together[stage] < one.jobs]
-    most = min([config.batch.max_size, max(short, default=config.batch.max_size)])
+    alike = [one.limits for one in kept if one.size_class == group.size_class]
+    limits = [one[stage] for one in alike if stage in one]
+    most = min(config.batch.max_size, max(limits, default=config.batch.max_size))
     return max(1, min(jobs, most))
 
 

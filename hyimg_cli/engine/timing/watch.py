@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -173,8 +173,9 @@ class Watch:
         if is_whole and self._config.parallel.replicas == 1:
             rest_s = seen.ended - seen.began - summed(phases.values()).seconds
             phases["rest"] = Sample(seen.count, 0, max(0.0, rest_s))
-        texts = _texts(seen.done)
-        return GroupTiming(seen.size_class, len(seen.done), phases, together, texts)
+        wanted = _wanted(seen.done, self._config.batch.max_size)
+        limits = {stage: most for stage, most in together.items() if most < wanted[stage]}
+        return GroupTiming(seen.size_class, len(seen.done), phases, limits, _texts(seen.done))
 
 
 def work_of(
@@ -208,6 +209,14 @@ def work_of(
         "denoise": (forwards, cells),
         "decode": (jobs, pixels),
     }
+
+
+def _wanted(done: Sequence[tuple[Job, Outcome]], most: int) -> dict[str, int]:
+    """Jobs of a group that would work together, by stage, if memory had room for all."""
+    writers = sum(tokens_written(outcome) > 0 for _, outcome in done)
+    alike = Counter((outcome.denoise_steps, outcome.ratio_index) for _, outcome in done)
+    of_pictures = max(alike.values()) if isinstance(done[0][0], ImageJob) else 1
+    return {"think": min(most, writers), "denoise": min(most, of_pictures)}
 
 
 def decode_steps(lengths: Sequence[float], together: int) -> float:
