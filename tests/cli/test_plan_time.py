@@ -8,12 +8,19 @@ from typing import Any
 import pytest
 
 from hyimg_cli.cache.disk import RATES
+from hyimg_cli.engine.timing.machine import Processors
 
 Run = Callable[..., Any]
 Write = Callable[..., Path]
 LINES = [{"custom_id": f"job-{n}", "prompt": "a circle", "seed": n} for n in range(6)]
 UNKNOWN = "time: unknown; run with --measure"
-pytestmark = pytest.mark.usefixtures("fake_session")
+pytestmark = pytest.mark.usefixtures("fake_session", "alone")
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody else computes: a fake run is too short for the system's ticks to tell."""
+    monkeypatch.setattr(Processors, "others_since", lambda *_: 0.0)
 
 
 @pytest.fixture
