@@ -11,6 +11,7 @@ from hyimg_cli.settings.file_names import SIDES, UNKNOWN, clashes, finished
 from hyimg_cli.spec.job import Job
 
 OUTPUTS = "outputs"
+EDIT_FILES = ("mask", "plain", "shown")
 _Results = Mapping[str, Mapping[str, Any]]
 
 
@@ -27,15 +28,24 @@ def files_of(output: Mapping[str, Any]) -> list[str]:
     return [path, *sidecar, *filter(None, [output.get("frames_path")])]
 
 
+def files_of_edit(entry: Mapping[str, Any]) -> list[str]:
+    """The files beside the result of a job that keeps its source outside an edit."""
+    edit = entry.get("edit")
+    found = [edit.get(name) for name in EDIT_FILES] if isinstance(edit, Mapping) else []
+    return [str(path) for path in found if _is_below(path)]
+
+
+def files_of_result(entry: Mapping[str, Any]) -> list[str]:
+    """Every file of a job, by its line: of a failed one the redraw that is kept."""
+    return [*(file for one in _outputs(entry) for file in files_of(one)), *files_of_edit(entry)]
+
+
 def former_files(jobs: Iterable[Job], results: _Results) -> dict[str, list[str]]:
     """By job the files of its earlier result, without those that another result names, too."""
-    owners = Counter(one["path"] for entry in results.values() for one in _outputs(entry))
+    owners = Counter(file for entry in results.values() for file in files_of_result(entry))
     return {
         job.custom_id: [
-            file
-            for output in _outputs(results[job.custom_id])
-            if owners[output["path"]] == 1
-            for file in files_of(output)
+            file for file in files_of_result(results[job.custom_id]) if owners[file] == 1
         ]
         for job in jobs
         if job.custom_id in results

@@ -25,7 +25,7 @@ from hyimg_cli.files import JOURNAL_BYTES, bytes_of, remove, replace_file
 from hyimg_cli.journal.disk import disk_errors, locked, make_folders, remove_temporaries
 from hyimg_cli.journal.job_files import (
     OUTPUTS,
-    files_of,
+    files_of_result,
     former_files,
     is_renamed,
     name_of,
@@ -38,7 +38,7 @@ from hyimg_cli.settings.file_names import UNKNOWN, fault_of
 from hyimg_cli.settings.kinds import is_custom_id
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.events import Outcome
-from hyimg_cli.spec.job import ImageJob, Job, Size
+from hyimg_cli.spec.job import FINISHING, ImageJob, Job, Size
 from hyimg_cli.spec.units import counted
 
 RESULTS = "results.jsonl"
@@ -47,7 +47,7 @@ RUN = "run.json"
 LATENTS = "latents"
 LOCK = ".lock"
 # Of a resolved job, what never changes its file.
-_NOT_IN_KEY = ("custom_id", "images", "model", "metadata", "name", "written")
+_NOT_IN_KEY = ("custom_id", "images", "model", "metadata", "name", "written", *FINISHING)
 
 
 class JobFolder(ABC):
@@ -231,11 +231,12 @@ class RunFolder(JobFolder):
         return {name: int(line.get("attempt", 0)) for name, line in self.results().items()}
 
     def append(self, outcome: Outcome) -> None:
-        line = json_line(outcome_to_json(outcome))
+        entry = outcome_to_json(outcome)
+        line = json_line(entry)
         with disk_errors(self.folder):
             self._held_journal().append(outcome.custom_id, line)
             if outcome.status == "done":
-                now = [path for file in outcome.outputs for path in files_of(asdict(file))]
+                now = files_of_result(entry)
                 for path in self._former.pop(outcome.custom_id, ()):
                     if path not in now:
                         remove(self.folder / path)
@@ -281,6 +282,8 @@ def outcome_to_json(outcome: Outcome) -> dict[str, Any]:
     extra: dict[str, Any] = entry.pop("extra")
     if outcome.written is None:
         del entry["written"]
+    if not outcome.finishing_key:
+        del entry["edit"], entry["finishing_key"]
     return entry | extra
 
 
@@ -327,12 +330,14 @@ def shaping_fields(line: Mapping[str, Any]) -> dict[str, Any]:
 class Resumption:
     """Jobs still to do, jobs that are there already, and failed ones that are left alone.
 
-    `former`: by job, files of results that are to be replaced.
+    `to_finish`: jobs whose redraw is there, to be put back on its source in another way. `former`:
+    by job, files of results that are to be replaced.
     """
 
     to_run: list[Job]
     done: list[str]
     failed_before: list[str]
+    to_finish: list[ImageJob] = field(default_factory=list)
     former: dict[str, list[str]] = field(default_factory=dict)
 
 
@@ -346,6 +351,7 @@ def resume(
     force: bool = False,
     with_frames: bool = False,
     differing: Callable[[Job, Mapping[str, Any]], Iterable[str]] | None = None,
+    finishing: Mapping[str, str] | None = None,
 ) -> Resumption:
     """Sorts `jobs` by what `folder` says of them; `keys` has the `job_key` of each custom_id with a
     result there.
@@ -354,7 +360,8 @@ def resume(
     Raises OutputFolderError, unless `force`, where a picture would be replaced by one of another
     key or name, and, with `resume` off, where the folder holds results at all; in any case where a
     file of another job would be. A job that failed under another key is a new job: it runs.
-    `differing`: in what a job and a result line differ.
+    `differing`: in what a job and a result line differ. `finishing`: the `finishing_key` of each
+    such id; where that alone differs, or its file is gone, and the redraw is there, that is enough.
     """
     results = folder.results()
     if not resume and results and not force:
@@ -372,6 +379,11 @@ def resume(
         elif is_renamed(job, entry):
             others.append(job)
             resumption.to_run.append(job)
+        elif _is_to_finish(
+            folder.folder, job, entry, (finishing or {}).get(job.custom_id, ""), retry_failed
+        ):
+            assert isinstance(job, ImageJob), "only pictures are put back on a source"
+            resumption.to_finish.append(job)
         elif entry.get("status") == "done" and _is_intact(folder.folder, entry, with_frames):
             resumption.done.append(job.custom_id)
         elif entry.get("status") == "failed" and not retry_failed:
@@ -416,6 +428,26 @@ def _other_jobs(
         "of before",
         code="output.other-job",
     )
+
+
+def _is_to_finish(
+    folder: Path, job: Job, entry: Mapping[str, Any], finishing_key: str, retry_failed: bool
+) -> bool:
+    """True if a job's redraw is there as it was written, and what was made of it is not wanted."""
+    if not finishing_key:
+        return False
+    is_same = entry.get("finishing_key") == finishing_key
+    is_done = entry.get("status") == "done"
+    if is_same and (_is_intact(folder, entry, False) if is_done else not retry_failed):
+        return False
+    try:
+        edit = entry["edit"]
+        return all(
+            digest.of_file(folder / edit[name]) == edit["sha256"][name]
+            for name in ("plain", "shown")
+        )
+    except (OSError, KeyError, TypeError):
+        return False
 
 
 def _is_intact(folder: Path, entry: Mapping[str, Any], with_frames: bool) -> bool:

@@ -47,7 +47,7 @@ def resolve_jobs(
             continue
         kind: type[ResolvedLine] = VideoLine if is_video else PictureLine
         resolved = kind(line, settings, model, card)
-        found = [*resolved.faults(), *_unfit_ids(resolved, claimed)]
+        found = [*resolved.faults(manifest.folder), *_unfit_ids(resolved, claimed)]
         faults += found
         if not found:
             jobs += resolved.jobs(manifest.folder)

@@ -3,11 +3,12 @@
 import json
 import os
 from collections.abc import Iterable, Iterator
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from hyimg_cli.spec.job import BY_ID, Encoding, ImageJob, Job, SizeRequest, VideoJob
+from hyimg_cli.spec.job import BY_ID, Encoding, ImageJob, Job, KeepOutside, SizeRequest, VideoJob
 
 _VIDEO = (
     *("custom_id", "task", "prompt", "negative_prompt", "model", "seed", "size"),
@@ -51,10 +52,20 @@ def _image_fields(job: ImageJob) -> dict[str, Any]:
         del entry["images"]
     if job.infer_align_image_size and job.images:
         entry["infer_align_image_size"] = True
+    if job.outside is not None:
+        entry |= {"keep_outside": True} | _said(job.outside)
     entry |= _text_fields(job) | {"use_system_prompt": job.use_system_prompt}
     if job.system_prompt is not None:
         entry["system_prompt"] = job.system_prompt
     return entry | _encoding_fields(job.encoding)
+
+
+def _said(outside: KeepOutside) -> dict[str, Any]:
+    """What is off its default."""
+    values = {
+        field.name: (getattr(outside, field.name), field.default) for field in fields(outside)
+    }
+    return {name: value for name, (value, default) in values.items() if value != default}
 
 
 def _encoding_fields(encoding: Encoding) -> dict[str, Any]:
@@ -78,6 +89,8 @@ def lines_beside(jobs: Iterable[Job], folder: Path) -> Iterator[dict[str, Any]]:
         entry = job_to_json(job)
         if isinstance(job, ImageJob) and job.images:
             entry["images"] = [from_folder(Path(image)) for image in job.images]
+            if job.outside is not None and job.outside.mask:
+                entry["region"] = from_folder(Path(job.outside.mask))
         if _is_folder(job.model):
             path = from_folder(Path(job.model).expanduser())
             entry["model"] = path if path.startswith("..") else f"./{path}"

@@ -38,8 +38,10 @@ class ResolvedLine:
     model: str
     card: ModelCard | VideoCard
 
-    def faults(self) -> Iterator[HyimgError]:
-        """What is wrong with the line only for this model and these settings."""
+    def faults(self, folder: Path) -> Iterator[HyimgError]:
+        """What is wrong with the line only for this model and these settings; paths of images begin
+        at `folder`.
+        """
         raise NotImplementedError
 
     def job(self, child: Child, folder: Path) -> Job:

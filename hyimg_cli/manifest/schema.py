@@ -25,6 +25,7 @@ _PATTERNS: dict[type[k.Kind], str] = {
     k.DeviceName: k.DEVICE_PATTERN,
     k.SizeText: k.SIZE_PATTERN,
     k.Text: _WRITTEN,
+    k.Region: r"(?!https?://|data:)[^\x00]+",
     k.Folder: _WRITTEN,
     NameTemplate: _WRITTEN,
 }
@@ -150,6 +151,10 @@ def _annotation(kind: k.Kind, jobs: JobKind | None = None) -> Any:
             return Annotated[numbers, AfterValidator(_distinct)] if is_distinct else numbers
         case k.Text(_, may_be_empty=True):
             return Annotated[str, Field(pattern=_whole(f"|{_WRITTEN}"))]
+        case k.Region():
+            side = Annotated[int, Field(strict=True, ge=0)]
+            box = Annotated[list[side], Field(min_length=4, max_length=4)]
+            return Annotated[str, Field(pattern=_whole(_PATTERNS[k.Region]))] | box
         case k.Matrix():
             return _matrix(jobs)
         case k.Anything():

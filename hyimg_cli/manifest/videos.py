@@ -18,7 +18,7 @@ class VideoLine(ResolvedLine):
 
     card: VideoCard
 
-    def faults(self) -> Iterator[HyimgError]:
+    def faults(self, folder: Path) -> Iterator[HyimgError]:
         # Libraries round sizes and frames down without a word.
         yield from self._size_faults()
         stride, frames = self.card.frame_stride, self.value("num_frames")
