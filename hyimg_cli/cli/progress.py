@@ -81,7 +81,8 @@ class Report:
     def finished_again(self, outcomes: Iterable[Outcome], follow: Callable[[Event], None]) -> None:
         """Shows jobs whose redraws were there, as each is put back on its source, and how many."""
         count = 0
-        for count, outcome in enumerate(outcomes, 1):
+        for outcome in outcomes:
+            count += 1
             self._has_begun = True
             self._counts.finish(outcome)
             if outcome.error or not self._style.is_quiet:

@@ -89,8 +89,8 @@ class Accepted:
 
 @dataclass(frozen=True)
 class PreparedRun:
-    """Jobs that a session has to do, and those that need none. `to_finish`: their redraws are there,
-    and are put back on their sources otherwise. `gated_before`: done ones that are beyond a gate.
+    """Jobs that a session has to do, and those that need none. `to_finish`: their redraws are
+    there, and are put back on their sources. `gated_before`: done ones that are beyond a gate.
     """
 
     plan: Plan

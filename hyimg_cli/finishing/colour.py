@@ -51,6 +51,11 @@ class Drift:
         )
 
 
+def unmoved(drift: Drift) -> Drift:
+    """No drift at all, in the shape of one."""
+    return Drift(np.ones_like(drift.gain), np.zeros_like(drift.bias), np.zeros_like(drift.field))
+
+
 def drift_of(reference: Plane, drawn: Plane, mask: Mask | None, scale: float) -> Drift:
     """The drift between levels [3, Y, X], as robust lines over blurred pixels outside the mask.
 

@@ -35,12 +35,14 @@ class Layers:
     """What is blended, in the size that was drawn and placed as what was shown.
 
     `matte` [Y, X] from 0 to 1; `membrane` [3, y, x], levels to add; `detail` [Y, X], how much of
-    the source's own fine structure belongs on the redraw.
+    the source's own fine lightness belongs on the edit; `around`: 1 where nothing was edited, and
+    all of it does.
     """
 
     matte: Plane
     membrane: Plane
     detail: Plane
+    around: Plane
 
 
 def matte_of(mask: Mask) -> Plane:
@@ -52,7 +54,8 @@ def matte_of(mask: Mask) -> Plane:
 
 def layers(reference: Plane, drawn: Plane, mask: Mask, matte: Plane) -> Layers:
     """From levels [3, Y, X] whose motion and drift are undone."""
-    return Layers(matte, _membrane(reference - drawn, mask), _detail(reference, drawn, mask))
+    detail, around = _detail(reference, drawn), np.float32(~mask)
+    return Layers(matte, _membrane(reference - drawn, mask), detail * (1 - around), around)
 
 
 def composite(
@@ -89,7 +92,9 @@ def composite(
             planes(mapped_back(drawn, placement, rows, columns)), box, reference=fitted
         )
         redraw += resized(what.membrane, shape, _in(what.membrane, box))
-        redraw += (own - fitted) * resized(what.detail, shape, _in(what.detail, box))
+        lost = own - fitted
+        redraw += luma(lost) * resized(what.detail, shape, _in(what.detail, box))
+        redraw += lost * resized(what.around, shape, _in(what.around, box))
         alpha = levels.astype(np.float32) / 255
         blended = np.clip(np.round(own + alpha * (redraw - own)), 0, 255).astype(np.uint8)
         # Selected, not computed: what lies outside is copied.
@@ -116,17 +121,15 @@ def _membrane(left: Plane, mask: Mask) -> Plane:
     return np.asarray(np.clip(filled, -_MOST_MEMBRANE, _MOST_MEMBRANE), np.float32)
 
 
-def _detail(reference: Plane, drawn: Plane, mask: Mask) -> Plane:
+def _detail(reference: Plane, drawn: Plane) -> Plane:
     """Weight of the source's fine structure: whole where the redraw kept its own."""
-    scale = scale_of(mask.shape)
-    window = max(1.0, _WINDOW * scale / 2)
+    window = max(1.0, _WINDOW * scale_of(reference.shape[1:]) / 2)
     fine = [plane - blurred(plane, 2 * window) for plane in (luma(reference), luma(drawn))]
     power = [blurred(np.square(one), window) for one in fine]
     alike = blurred(fine[0] * fine[1], window) / np.sqrt(power[0] * power[1] + 1.0)
     contrast = np.sqrt((power[1] + 0.5) / (power[0] + 0.5))
     weight = np.clip((alike - _LIKE) / (_SURE_LIKE - _LIKE), 0, 1)
-    weight = weight * np.minimum(contrast, _MOST_DETAIL)
-    return np.asarray(np.where(mask, weight, 1), np.float32)
+    return np.asarray(weight * np.minimum(contrast, _MOST_DETAIL), np.float32)
 
 
 def _strips(

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import ndimage
 
-from hyimg_cli.finishing.colour import Drift, drift_of
+from hyimg_cli.finishing.colour import Drift, drift_of, unmoved
 from hyimg_cli.finishing.composite import Bytes, composite, layers, matte_of
 from hyimg_cli.finishing.placement import Placement, mapped_back
 from hyimg_cli.finishing.planes import (
@@ -33,7 +33,8 @@ _LIMIT, _INSTEAD = "limit", "instead"
 class Edit:
     """What a redraw did to its source.
 
-    `mask` [Y, X], in the drawn size: what was edited, within the region that was given, if any.
+    `mask` [Y, X], in the drawn size: what was edited, within the region that was given, if any;
+    `found` wherever it is.
     `spill`: the part of what was found that lies outside that region. `outside`: how far the redraw
     itself is from the source outside the mask, mean and 99th percentile.
     """
@@ -41,6 +42,7 @@ class Edit:
     kind: Kind
     reasons: tuple[str, ...]
     mask: Mask
+    found: Mask
     placement: Placement
     drift: Drift
     motion: Motion
@@ -80,23 +82,30 @@ def edit_of(
     if moved_away:
         motion = Motion()
     drift, found, moved = _compared(r, m, motion)
-    if found.mask.any() and not moved_away:
+    if found.mask.any():
+        # The edit itself may be what moved.
         again = registered(_lightness(r), _lightness(m), _wider(found.mask))
-        if not again.is_too_far(shape) and _apart(again, motion, shape) > _MOVED_AGAIN:
-            motion = again
-            drift, found, moved = _compared(r, m, motion)
+        if not again.is_too_far(shape):
+            moved_away = False
+            if _apart(again, motion, shape) > _MOVED_AGAIN:
+                motion = again
+                drift, found, moved = _compared(r, m, motion)
     measures = _measures(r, m, moved, drift, found, moved_away)
     mask, spill = found.mask, None
     if own is not None:
         spill = float((found.mask & ~own).sum() / found.mask.sum()) if found.mask.any() else 0.0
         mask = own if mode == _INSTEAD else found.mask & own
-    reasons = () if own is not None and mode == _INSTEAD else measures.reasons
+    reasons = measures.reasons
+    if own is not None and mode == _INSTEAD and reasons:
+        # The user knows where; drift of a picture that is another one altogether is none.
+        reasons, drift, moved = (), unmoved(drift), motion.applied(m)
     kind: Kind = "global" if reasons else "local" if mask.any() else "none"
     difference = _distance(r, m, mask)
     return Edit(
         kind,
         reasons,
         mask,
+        found.mask,
         placement.moved(motion.zoom, motion.shift),
         drift,
         motion,
@@ -126,7 +135,9 @@ def put_back(
             for top in rows
         ]
         return Result(np.concatenate(strips), np.full((height, width), 255, np.uint8))
-    what = layers(edit.reference, edit.drawn, edit.mask, matte_of(edit.mask))
+    is_whole = bool(edit.measures.reasons)
+    left = np.ones_like(edit.mask) if is_whole else edit.mask | edit.found
+    what = layers(edit.reference, edit.drawn, left, matte_of(edit.mask))
     limit = None if given is None else np.float32(given > 127)
     return Result(*composite(source, drawn, reference, edit.placement, edit.drift, what, limit))
 
