@@ -6,7 +6,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hyimg_cli.finishing.planes import Mask, Plane, blurred, distance_to, reduced, resized, spread
+from hyimg_cli.finishing.planes import (
+    Mask,
+    Plane,
+    blurred,
+    distance_to,
+    numbers,
+    reduced,
+    resized,
+    spread,
+)
 
 _STEP, _TUKEY, _TURNS = 4, 4.0, 8
 # As if a gain of 1 had been seen on pixels that vary so much, in levels squared.
@@ -64,7 +73,7 @@ def drift_of(reference: Plane, drawn: Plane, mask: Mask | None, scale: float) ->
     small = [reduced(blurred(levels, 3 * scale), _STEP) for levels in (reference, drawn)]
     free = np.ones(small[0].shape[1:], np.float32)
     if mask is not None:
-        free = np.float32(reduced(mask.astype(np.float32), _STEP) == 0)
+        free = numbers(reduced(numbers(mask), _STEP) == 0)
     if free.sum() < 16:
         free[:] = 1
     lines = np.array([_line(r[free > 0], m[free > 0]) for r, m in zip(*small, strict=True)])
@@ -74,8 +83,8 @@ def drift_of(reference: Plane, drawn: Plane, mask: Mask | None, scale: float) ->
         return Drift(gain, bias, flat)
     left = small[0] - Drift(gain, bias, flat).undone(small[1])
     away = reduced(distance_to(mask), _STEP) if mask.any() else np.full(free.shape, np.inf)
-    weights = np.float32(away > _FIELD_AWAY * scale) * _near(left)
-    weights *= np.float32((small[1].min(0) > _DARKEST) & (small[1].max(0) < _BRIGHTEST))
+    weights = numbers(away > _FIELD_AWAY * scale) * _near(left)
+    weights *= numbers((small[1].min(0) > _DARKEST) & (small[1].max(0) < _BRIGHTEST))
     field, trust = spread(left, weights, _FIELD * max(free.shape))
     field *= np.clip(trust * 10, 0, 1)
     return Drift(gain, bias, np.clip(field, -_MOST_FIELD, _MOST_FIELD))

@@ -15,6 +15,7 @@ from hyimg_cli.finishing.planes import (
     blurred,
     distance_to,
     luma,
+    numbers,
     planes,
     reduced,
     resized,
@@ -54,7 +55,7 @@ def matte_of(mask: Mask) -> Plane:
 
 def layers(reference: Plane, drawn: Plane, mask: Mask, matte: Plane) -> Layers:
     """From levels [3, Y, X] whose motion and drift are undone."""
-    detail, around = _detail(reference, drawn), np.float32(~mask)
+    detail, around = _detail(reference, drawn), numbers(~mask)
     return Layers(matte, _membrane(reference - drawn, mask), detail * (1 - around), around)
 
 
@@ -108,7 +109,7 @@ def _membrane(left: Plane, mask: Mask) -> Plane:
     scale = scale_of(mask.shape)
     step = _MEMBRANE_STEP if min(mask.shape) >= 256 else 1
     small = reduced(left, step)
-    free = np.float32(reduced(mask.astype(np.float32), step) == 0)
+    free = numbers(reduced(numbers(mask), step) == 0)
     filled = np.zeros_like(small)
     for sigma in _MEMBRANE:
         width = sigma * scale / step

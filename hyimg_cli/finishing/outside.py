@@ -12,6 +12,7 @@ from hyimg_cli.finishing.planes import (
     Mask,
     Pixels,
     Plane,
+    numbers,
     opponent,
     planes,
     reduced,
@@ -25,6 +26,8 @@ from hyimg_cli.finishing.verdict import Kind, Measures, chroma_of, rim_of, struc
 _RIM = 3.0
 # A registration without the edit that says something else is believed.
 _MOVED_AGAIN = 0.1
+# Behind a larger edit there is no drift to be seen.
+_MOST_AREA = 0.7
 # Where what the user gave is a limit, so much around it may still be blended: nothing.
 _LIMIT, _INSTEAD = "limit", "instead"
 
@@ -138,7 +141,7 @@ def put_back(
     is_whole = bool(edit.measures.reasons)
     left = np.ones_like(edit.mask) if is_whole else edit.mask | edit.found
     what = layers(edit.reference, edit.drawn, left, matte_of(edit.mask))
-    limit = None if given is None else np.float32(given > 127)
+    limit = None if given is None else numbers(given > 127)
     return Result(*composite(source, drawn, reference, edit.placement, edit.drift, what, limit))
 
 
@@ -152,16 +155,15 @@ def _compared(r: Plane, m: Plane, motion: Motion) -> tuple[Drift, Found, Plane]:
     valid = motion.inside(shape, _RIM * scale if motion != Motion() else 0.0)
     step = 2 if min(shape) >= 256 else 1
     small_r, small_m = reduced(r, step), reduced(moved, step)
-    small_valid = reduced(valid.astype(np.float32), step) > 0.99
+    small_valid = reduced(numbers(valid), step) > 0.99
     mask, seen = None, views(small_r)
     for _ in range(2):
         drift = drift_of(small_r, small_m, mask, scale / step)
         level = drift.undone(small_m, small_r)
         mask = region(level, seen, small_valid).mask
-        if mask.mean() > 0.7:
-            break
-    whole = resized(np.float32(mask), shape) > 0.25
-    drift = drift_of(r, moved, None if whole.mean() > 0.7 else whole, scale)
+    assert mask is not None, "there were turns"
+    whole = resized(numbers(mask), shape) > 0.25
+    drift = drift_of(r, moved, None if whole.mean() > _MOST_AREA else whole, scale)
     level = drift.undone(moved, r)
     return drift, region(level, views(r), valid), level
 

@@ -79,6 +79,11 @@ def resized(
     return np.stack(grown).reshape(*array.shape[:-2], *shape)
 
 
+def numbers(mask: Mask) -> Plane:
+    """1 where it is true."""
+    return mask.astype(np.float32)
+
+
 def disc(radius: float) -> Mask:
     """A round neighbourhood."""
     reach = int(radius)

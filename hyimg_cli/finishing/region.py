@@ -16,6 +16,7 @@ from hyimg_cli.finishing.planes import (
     blurred,
     disc,
     distance_to,
+    numbers,
     opponent,
     reduced,
     resized,
@@ -161,9 +162,9 @@ def _tight(kept: Mask, fine: Mask, difference: Plane, valid: Mask, scale: float)
     base = kept & ndimage.binary_dilation(fine, disc(max(1.0, scale)))
     step = 2 if min(kept.shape) >= 256 else 1
     difference = reduced(difference, step)
-    inside = reduced(np.float32(base), step) > 0
-    free = np.float32(~inside & (reduced(np.float32(valid), step) > 0))
-    around = distance_to(reduced(np.float32(kept), step) > 0)
+    inside = reduced(numbers(base), step) > 0
+    free = numbers(~inside & (reduced(numbers(valid), step) > 0))
+    around = distance_to(reduced(numbers(kept), step) > 0)
     over = np.zeros(inside.shape, bool)
     for sigma, least in zip(_TAIL_SIGMAS, _TAIL, strict=True):
         # What the regions hold is left out, so that it does not spill.
@@ -177,7 +178,7 @@ def _tight(kept: Mask, fine: Mask, difference: Plane, valid: Mask, scale: float)
     labels, _ = ndimage.label(over, np.ones((3, 3)))
     own = np.unique(labels[(around == 0) & over])
     tails = np.isin(labels, own[own > 0])
-    return np.asarray(base | ((resized(np.float32(tails), kept.shape) > 0.5) & ~base & valid))
+    return np.asarray(base | ((resized(numbers(tails), kept.shape) > 0.5) & ~base & valid))
 
 
 def _closed(mask: Mask, scale: float) -> Mask:

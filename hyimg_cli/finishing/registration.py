@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image
 
-from hyimg_cli.finishing.planes import Mask, Plane, blurred, reduced
+from hyimg_cli.finishing.planes import Mask, Plane, blurred, numbers, reduced
 
 _HIGH_PASS, _TUKEY = 6.0, 4.7 * 1.4826
 _LEVELS, _LEAST_SIDE, _STEPS, _STILL = (8, 4, 2, 1), 24, 12, 0.005
@@ -80,7 +80,7 @@ def registered(shown: Plane, drawn: Plane, without: Mask | None = None) -> Motio
         near, far = (_high_passed(reduced(plane, level)) for plane in (shown, drawn))
         free = np.ones(near.shape, np.float32)
         if without is not None:
-            free = np.float32(reduced(without.astype(np.float32), level) == 0)
+            free = numbers(reduced(numbers(without), level) == 0)
         for _ in range(_STEPS):
             centre = sides / 2
             motion = _about(centre / level, zoom, shift / level)
@@ -129,12 +129,12 @@ def _step(shown: Plane, drawn: Plane, free: Plane, motion: Motion) -> tuple[np.n
 
 
 def _high_passed(plane: Plane) -> Plane:
-    return plane - blurred(plane, _HIGH_PASS)
+    return np.asarray(plane - blurred(plane, _HIGH_PASS))
 
 
 def _far(motion: Motion, shape: tuple[int, ...]) -> np.ndarray:
     """How far the corners move, in pixels."""
-    return np.array(
+    return np.asarray(
         [
             corner * (zoom - 1) * side + shift
             for zoom, shift, side in zip(motion.zoom, motion.shift, shape, strict=True)

@@ -77,10 +77,10 @@ def finish(
         what = "the picture was drawn in another size than its source was shown in"
         raise OutputError(what, code="outside.not-comparable")
     size = Size(*source.pixels.shape[:2])
-    given = _given(outside, size)
+    given = given_region(outside, size)
     placement = Placement.stretched((size.height, size.width), drawn.shape[:2])
     found = edit_of(drawn, reference, placement, given=given, mode=outside.region_mode)
-    edit |= _told(found, outside)
+    edit |= told(found, outside)
     if found.kind == "global" and outside.on_global == "fail":
         hint = "the plain picture is kept; --on-global keep takes it, a region limits it"
         what = f"the whole picture was edited: {', '.join(found.reasons)}"
@@ -144,13 +144,14 @@ def _text(
     return retold(text, job_to_json(job), size, sha256) if text.record else PictureText("", "", "")
 
 
-def _given(outside: KeepOutside, size: Size) -> Bytes | None:
+def given_region(outside: KeepOutside, size: Size) -> Bytes | None:
+    """The region that a user gave, of a source of this size. Raises SourceImageError."""
     if outside.box is not None:
         return box_region(outside.box, size)
     return region_of(Path(outside.mask), size) if outside.mask else None
 
 
-def _told(found: Edit, outside: KeepOutside) -> Record:
+def told(found: Edit, outside: KeepOutside) -> Record:
     """The line's `edit`: what was found, and which gates it does not pass."""
     measures, motion = found.measures, found.motion
     drawn = found.mask.shape
@@ -162,7 +163,7 @@ def _told(found: Edit, outside: KeepOutside) -> Record:
         "redraw": {"mean_de": round(found.outside[0], 2), "p99_de": round(found.outside[1], 2)},
         "drift": round(measures.drift, 2),
         "moved": {
-            "zoom": round(max((zoom - 1 for zoom in motion.zoom), key=lambda by: abs(by)), 5),
+            "zoom": max((round(zoom - 1, 5) for zoom in motion.zoom), key=lambda by: abs(by)),
             "shift_px": round(_shift(motion.zoom, motion.shift, drawn), 2),
         },
         "scale": round(found.placement.pixels_per_drawn, 2),

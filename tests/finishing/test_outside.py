@@ -14,12 +14,12 @@ from hyimg_cli.finishing.placement import Placement, mapped_back, shown
 from hyimg_cli.media.images import fit_cover, stretch
 from hyimg_cli.spec.job import Size
 
-AREA = 0.05e6
+AREA = 0.1e6
 
 
 @cache
 def made(kind: str, photo: str = "coffee.png", seed: int = 5) -> Case:
-    source = fitted(photograph(photo), (240, 360))
+    source = fitted(photograph(photo), (400, 600))
     return case(kind, kind, source, np.random.default_rng(seed), AREA)
 
 
@@ -89,25 +89,25 @@ def test_a_region_limits_what_is_found_or_stands_for_it() -> None:
     assert (result.pixels[half > 0] != one.source[half > 0]).any()
     # A whole-picture edit in a region that was given is one of that region.
     night, where = made("night"), np.zeros(one.source.shape[:2], np.uint8)
-    where[60:180, 120:240] = 255
+    where[100:300, 200:400] = 255
     edit, result = compared(night, where, mode="instead")
     assert edit.kind == "local"
     assert np.array_equal(result.pixels[where == 0], night.source[where == 0])
-    inside = result.pixels[80:160, 140:220].astype(float), night.source[80:160, 140:220]
+    inside = result.pixels[150:250, 250:350].astype(float), night.source[150:250, 250:350]
     assert np.abs(inside[0] - inside[1]).mean() > 10
 
 
 def test_a_moved_redraw_is_moved_back() -> None:
-    source = fitted(photograph("astronaut.png"), (256, 256))
+    source = fitted(photograph("astronaut.png"), (384, 384))
     moved = np.asarray(
         Image.fromarray(source).transform(
-            (256, 256),
+            (384, 384),
             Image.Transform.AFFINE,
             (1.006, 0, -3.0, 0, 1.006, 1.0),
             Image.Resampling.BICUBIC,
         )
     )
-    place = Placement.stretched((256, 256), (256, 256))
+    place = Placement.stretched((384, 384), (384, 384))
     edit = edit_of(moved, source, place)
     # What is drawn at x shows what was shown at 1.006 x - 3.
     assert edit.kind == "none"
