@@ -180,9 +180,8 @@ def _line(row: dict[str, Any]) -> str:
     shown = [f"n {row['n']}, local {row['local']}, global {row['global']}, none {row['none']}"]
     for name in ("overlap", "equal_outside", "kept", "psnr", "psnr_plain", "seam", "seam_plain"):
         if name in row:
-            shown.append(
-                f"{name} {row[name]['median']:.3f} ({row[name]['min']:.3f} to {row[name]['max']:.3f})"
-            )
+            median, low, high = (row[name][which] for which in ("median", "min", "max"))
+            shown.append(f"{name} {median:.3f} ({low:.3f} to {high:.3f})")
     return "; ".join(shown)
 
 
@@ -258,9 +257,9 @@ def _large() -> dict[str, Any]:
 
 
 def _job(source: Path) -> ImageJob:
-    text = TextSampling(0, 0.0, 0, 1.0, 1)
+    text, size = TextSampling(0, 0.0, 0, 1.0, 1), SizeRequest()
     return ImageJob(
-        "large", "it2i", "", (str(source),), "tiny-image", 0, SizeRequest(), 1, 1.0, 1.0, "none", text,
+        "large", "it2i", "", (str(source),), "tiny-image", 0, size, 1, 1.0, 1.0, "none", text,
         outside=KeepOutside(),
     )  # fmt: skip
 

@@ -9,9 +9,9 @@ from PIL import Image
 
 from hyimg_cli.errors import HyimgError, MachineError
 from hyimg_cli.journal.edited import edit_warnings, finish
-from hyimg_cli.journal.job_files import EDIT_FILES
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.journal.keys import finishing_key
+from hyimg_cli.manifest.file_names import BESIDE
 from hyimg_cli.spec.events import BranchTokens, Failure, Outcome, ReuseReport
 from hyimg_cli.spec.job import ImageJob
 from hyimg_cli.spec.run import RunConfig
@@ -34,7 +34,7 @@ def _finished(
     folder: RunFolder, job: ImageJob, entry: Mapping[str, Any], config: RunConfig
 ) -> Outcome:
     old = entry["edit"]
-    edit = {name: old[name] for name in EDIT_FILES if name in old and name != "mask"}
+    edit = {name: old[name] for name in BESIDE if name in old and name != "mask"}
     edit |= {"kind": "unfinished", "sha256": dict(old["sha256"])}
     before = _outcome(entry)
     # What was said of the former finishing does not hold for this one.

@@ -6,12 +6,11 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from hyimg_cli.errors import OutputFolderError
-from hyimg_cli.manifest.file_names import path_of
+from hyimg_cli.manifest.file_names import BESIDE, path_of
 from hyimg_cli.settings.file_names import SIDES, UNKNOWN, clashes, finished
 from hyimg_cli.spec.job import Job
 
 OUTPUTS = "outputs"
-EDIT_FILES = ("mask", "plain", "shown")
 _Results = Mapping[str, Mapping[str, Any]]
 
 
@@ -31,7 +30,7 @@ def files_of(output: Mapping[str, Any]) -> list[str]:
 def files_of_edit(entry: Mapping[str, Any]) -> list[str]:
     """The files beside the result of a job that keeps its source outside an edit."""
     edit = entry.get("edit")
-    found = [edit.get(name) for name in EDIT_FILES] if isinstance(edit, Mapping) else []
+    found = [edit.get(name) for name in BESIDE] if isinstance(edit, Mapping) else []
     return [str(path) for path in found if _is_below(path)]
 
 
