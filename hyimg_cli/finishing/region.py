@@ -28,6 +28,7 @@ _SIGMAS = (1.0, 2.0, 4.0, 8.0)
 _STRONG, _WEAK = (10.0, 7.0, 5.0, 4.5), (5.0, 3.5, 2.5, 2.3)
 _STRONG_Z, _WEAK_Z = 5.0, 2.5
 _QUANTILE, _BINS = 0.4, 10
+_MOST_OVER = 1.5
 _LEAST_NOISE, _LEAST_SHIFT, _MOST_SHIFT = (0.7, 0.7, 0.7, 0.9), 0.15, 1.5
 _OPENING, _CLOSING = 1.0, 5.0
 # By how much a blurred difference spills over what differs.
@@ -35,6 +36,7 @@ _SPILL = (0.0, 1.0, 2.0, 4.0)
 _STRONG_PIXELS, _STRONG_PART = 6, 0.04
 _LEAST_AREA, _LEAST_SOLID_AREA, _SOLID = 6e-4, 1.5e-4, 12.0
 _MOST_HOLE = 1e-3
+_SKIN, _SKIN_PART = 4.0, 0.45
 # Soft ends (shadows, light) of a region, as far as they hang together with it.
 _TAIL_SIGMAS, _TAIL, _TAIL_Z, _TAIL_REACH = (4.0, 8.0), (2.0, 1.3), 3.0, 96.0
 
@@ -113,7 +115,7 @@ def region(drawn: Plane, seen: list[View], valid: Mask) -> Found:
         sizes.append(size)
         noises.append(noise.floor)
     kept = _components(weak, strong, sizes[2], scale)
-    mask = _tight(kept, fine, difference, valid, scale)
+    mask = _tight(kept, _peeled(kept & fine, sizes[0], scale), difference, valid, scale)
     mask = _to_the_border(_filled(mask), valid)
     regions = int(ndimage.label(_closed(mask, scale), np.ones((3, 3)))[1])
     return Found(mask, regions, noises[1], sizes[1])
@@ -133,7 +135,15 @@ def noise_of(size: np.ndarray, slope: np.ndarray, least: float) -> Noise:
         if own.sum() > 8:
             rows.append((1.0, float(np.mean(slope[own])) ** 2))
             levels.append(float(np.quantile(size[own], _QUANTILE)) ** 2)
-    floor2, shift2 = optimize.nnls(np.array(rows), np.array(levels))[0] if rows else (0, 0)
+    if not rows:
+        return Noise(least, _LEAST_SHIFT)
+    slopes, level = np.array(rows), np.array(levels)
+    floor2, shift2 = optimize.nnls(slopes, level)[0]
+    # A flat thing that was edited may be all there is of one slope.
+    most2 = (_MOST_OVER * float(np.quantile(size, _QUANTILE))) ** 2
+    if floor2 > most2:
+        floor2 = most2
+        shift2 = max(0.0, float(np.median((level - floor2) / np.maximum(slopes[:, 1], 1e-3))))
     shift = float(np.clip(np.sqrt(shift2), _LEAST_SHIFT, _MOST_SHIFT))
     return Noise(max(least, float(np.sqrt(floor2))), shift)
 
@@ -159,7 +169,7 @@ def _tight(kept: Mask, fine: Mask, difference: Plane, valid: Mask, scale: float)
     """
     if not kept.any():
         return kept
-    base = kept & ndimage.binary_dilation(fine, disc(max(1.0, scale)))
+    base = kept & fine
     step = 2 if min(kept.shape) >= 256 else 1
     difference = reduced(difference, step)
     inside = reduced(numbers(base), step) > 0
@@ -179,6 +189,17 @@ def _tight(kept: Mask, fine: Mask, difference: Plane, valid: Mask, scale: float)
     own = np.unique(labels[(around == 0) & over])
     tails = np.isin(labels, own[own > 0])
     return np.asarray(base | ((resized(numbers(tails), kept.shape) > 0.5) & ~base & valid))
+
+
+def _peeled(mask: Mask, size: Plane, scale: float) -> Mask:
+    """The mask without the skin over which a blurred edge runs out: up to half of what is near."""
+    reach = max(1, round(_SKIN * scale))
+    wide = 2 * reach + 1
+    low = mask & (size < _SKIN_PART * ndimage.maximum_filter(size, wide))
+    around = ~mask
+    reached = ndimage.binary_propagation(around, mask=around | low)
+    near = distance_to(around) <= reach
+    return np.asarray(mask & ~(reached & near))
 
 
 def _closed(mask: Mask, scale: float) -> Mask:

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
+from scipy import ndimage
 
 from hyimg_cli.finishing.outside import edit_of
 from hyimg_cli.finishing.placement import Placement, shown
-from hyimg_cli.finishing.planes import distance_to, scale_of
+from hyimg_cli.finishing.planes import distance_to, numbers, resized, scale_of
 from hyimg_cli.journal.edited import given_region, told
 from hyimg_cli.media.images import read_image, stretch
 from hyimg_cli.spec.job import KeepOutside, Size
@@ -21,8 +21,8 @@ from hyimg_cli.spec.job import KeepOutside, Size
 _AREA = 1_200_000
 # Ratios that are further apart were cut, not stretched.
 _SAME_RATIO = 0.02
-# So far from an edit, for a megapixel, its blend into the source is not counted as outside.
-_BLEND = 24.0
+# So far from an edit, for a megapixel, what hangs together with it is its blend into the source.
+_BLEND = 64.0
 
 
 def outside_of(source: Path, result: Path, outside: KeepOutside) -> dict[str, Any]:
@@ -47,8 +47,11 @@ def outside_of(source: Path, result: Path, outside: KeepOutside) -> dict[str, An
     if own.pixels.shape != other.pixels.shape:
         return record | {"outside_equal": None, "outside_differing_pixels": None}
     differs = (own.pixels != other.pixels).any(axis=2)
-    mask = Image.fromarray(found.mask).resize((width, height))
-    free = distance_to(np.asarray(mask)) > _BLEND * scale_of((height, width))
+    mask = resized(numbers(found.mask), (height, width)) > 0.5
+    labels, _ = ndimage.label(differs | mask, np.ones((3, 3)))
+    own_labels = np.unique(labels[mask])
+    blend = np.isin(labels, own_labels[own_labels > 0])
+    free = ~(blend & (distance_to(mask) <= _BLEND * scale_of((height, width))))
     if given is not None and outside.region_mode == "instead":
         free = given <= 127
     count = int((differs & free).sum())

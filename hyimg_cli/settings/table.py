@@ -270,7 +270,6 @@ _OUTSIDE = (
         Truth(),
         False,
         "Edits in their source's size, every pixel outside the edit equal to it.",
-        is_basic=True,
     ),
     _outside("kept_source", Integer(1, MAX_SOURCE_IMAGES), 1, "Of several sources the one kept."),
     _outside("region", Region(), None, "Where an edit may be, in the source's pixels."),
