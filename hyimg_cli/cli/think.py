@@ -32,6 +32,10 @@ _NOT_HERE = (
     "metadata",
     "report",
     "output_dir",
+    "format",
+    "quality",
+    "lossless",
+    "name",
 )
 _SETTINGS = tuple(
     row.name
