@@ -1,8 +1,8 @@
 """The data of a run's page: what is in a record, what is written when, and what is left out."""
 
 import json
-import time
 import os
+import time
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
