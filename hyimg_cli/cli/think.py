@@ -49,6 +49,8 @@ _Output = Annotated[
         "--output",
         panel=RUN,
         is_basic=True,
+        parser=o.folder,
+        metavar="<path>",
         help="File to write; what it has is not done again.",
     ),
 ]
