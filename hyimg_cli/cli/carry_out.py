@@ -65,13 +65,14 @@ def carry_out(order: Order, style: render.Style) -> int:
     refuse_missing_device(config)
     if not settings["metadata"].value:
         render.remarks([UNMARKED], style)
-    found = look_at_sources(order.selection.of(accepted.jobs), config, style)
+    jobs = order.selection.of(accepted.jobs, config.model.revision).jobs
+    found = look_at_sources(jobs, config, style)
     with stoppable() as stopper, RunFolder(config.output.folder) as folder:
         run = runner.prepare(
             folder,
             accepted,
+            jobs,
             config=config,
-            selection=order.selection,
             policy=order.policy,
             found=found,
         )

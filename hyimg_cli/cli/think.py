@@ -92,7 +92,7 @@ def _carry_out(given: Mapping[str, Any], arguments: Sequence[str]) -> int:
     accepted = runner.accept(inputs.manifest_of(given), settings)
     config = _config(o.run_config(settings, path.parent))
     refuse_missing_device(config)
-    jobs = selection_of(given).of(accepted.jobs)
+    jobs = selection_of(given).of(accepted.jobs, config.model.revision).jobs
     again = shlex.join(["hyimg", *(word for word in arguments if word != "--force")])
     with stoppable() as stopper, TextsFile(path, jobs) as file:
         left = runner.sift_texts(file, jobs, config, force=given["force"])

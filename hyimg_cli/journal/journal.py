@@ -43,6 +43,7 @@ from hyimg_cli.spec.units import counted
 
 RESULTS = "results.jsonl"
 RESOLVED = "manifest.resolved.jsonl"
+MISSING = "missing.jsonl"
 RUN = "run.json"
 LATENTS = "latents"
 LOCK = ".lock"
@@ -209,8 +210,15 @@ class RunFolder(JobFolder):
 
         Its paths lead from the folder: read there as a manifest, it gives the same jobs.
         """
-        lines = lines_beside(jobs, self.folder)
-        self._replace(RESOLVED, b"".join(json_line(line) for line in lines))
+        self.write_as_is(lines_beside(jobs, self.folder))
+
+    def write_as_is(self, lines: Iterable[Mapping[str, Any]], name: str = RESOLVED) -> None:
+        """Replaces a manifest in the folder by these lines."""
+        self._replace(name, b"".join(map(json_line, lines)))
+
+    def write_results(self, lines: Iterable[bytes]) -> None:
+        """Replaces all of the journal by lines of outcomes."""
+        self._replace(RESULTS, b"".join(lines))
 
     def _replace(self, name: str, data: bytes) -> None:
         assert self._lock is not None, "the folder is written without its lock"
@@ -223,9 +231,13 @@ class RunFolder(JobFolder):
         A last line that a kill cut off is passed over. Raises OutputFolderError for any other line
         that is no outcome.
         """
+        return {entry["custom_id"]: entry for entry, _ in self.lines()}
+
+    def lines(self) -> Iterator[tuple[dict[str, Any], bytes]]:
+        """Every outcome with its line, as `results` reads them."""
         with disk_errors(self.folder):
             data = _bytes_if_any(self.folder / RESULTS)
-        return {entry["custom_id"]: entry for entry in outcomes_in(data)}
+        return outcomes_in(data)
 
     def attempts(self) -> dict[str, int]:
         return {name: int(line.get("attempt", 0)) for name, line in self.results().items()}
@@ -255,8 +267,8 @@ class RunFolder(JobFolder):
         return self._journal
 
 
-def outcomes_in(data: bytes, first: int = 1) -> Iterator[dict[str, Any]]:
-    """The outcomes in the bytes of a journal, of which line `first` is the first.
+def outcomes_in(data: bytes, first: int = 1) -> Iterator[tuple[dict[str, Any], bytes]]:
+    """The outcomes in the bytes of a journal, of which line `first` is the first, with their lines.
 
     A last line that a kill cut off is passed over. Raises OutputFolderError for any other line that
     is no outcome.
@@ -272,7 +284,7 @@ def outcomes_in(data: bytes, first: int = 1) -> Iterator[dict[str, Any]]:
                 hint="take the line out: its job runs again",
                 code="output.damaged-journal",
             )
-        yield entry
+        yield entry, line + b"\n"
 
 
 def outcome_to_json(outcome: Outcome) -> dict[str, Any]:
