@@ -85,7 +85,10 @@ def _model(path: Path, record: Record, custom_id: str, wishes: Wishes) -> tuple[
     """Which model runs, checked against the recorded digest."""
     recorded = str(record.job.get("model", ""))
     model = wishes.model or _located_model(path, recorded, custom_id)
-    found, expected = registry.fingerprint(model, wishes.revision), record.making.model_fingerprint
+    found, expected = (
+        registry.fingerprint(model, wishes.revision),
+        record.provenance.model_fingerprint,
+    )
     if found == expected:
         return model, []
     what = f"the model {PurePath(model).name} is not the one recorded"
@@ -158,7 +161,7 @@ def _settings(record: Record, device: str) -> dict[str, Any]:
 
     A CPU's picture is made on the CPU again; which GPU, and whether there is one, is the machine's.
     """
-    recorded = record.making.settings
+    recorded = record.provenance.settings
     if not recorded:
         return {}
     is_video = record.job.get("task") == "t2v"
