@@ -53,6 +53,8 @@ _KINDS = {
 }
 # A shell's `<(…)`, and standard input by its name: open already, so that no other end is awaited.
 _OWN_STREAM = re.compile(r"/dev/stdin|/(dev|proc/self)/fd/[0-9]+")
+# One letter would be a drive; a Path makes one slash of two.
+ADDRESS_PATTERN = "([A-Za-z][A-Za-z0-9+.-]+):/"
 
 
 class UnfitFile(OSError):
@@ -65,6 +67,14 @@ class UnfitFile(OSError):
 
     def __str__(self) -> str:
         return self.strerror
+
+
+def scheme_of(name: str) -> str:
+    """The scheme of an address in small letters, `s3` of `s3://bucket/run`; empty for a path, as
+    `./s3:/run` is one.
+    """
+    match = re.match(ADDRESS_PATTERN, name)
+    return match[1].lower() if match else ""
 
 
 def opened(path: Path, most: int | None = None) -> io.BufferedReader:

@@ -1,5 +1,6 @@
 """The `hyimg` command: its subcommands, and the one place where errors become exit codes."""
 
+import logging
 import os
 import sys
 import traceback
@@ -16,6 +17,7 @@ from hyimg_cli.cli.commands import COMMANDS, LazyCommand, refuse_later
 from hyimg_cli.cli.completion import joined_values
 from hyimg_cli.errors import HyimgError, UsageError
 from hyimg_cli.settings.kinds import nearest
+from hyimg_cli.spec.printed import log_printable
 
 INTERNAL_ERROR = 101
 
@@ -53,6 +55,7 @@ def command_line() -> TyperGroup:
 
 def run(arguments: Sequence[str]) -> int:
     """The exit code of one command line; errors are printed on stderr."""
+    log_printable()
     try:
         refuse_later(arguments)
         joined_values(os.environ)
@@ -98,4 +101,5 @@ def _meant(given: str, context: typer.Context) -> str | None:
 
 def main() -> None:
     """The console script: runs the process's own command line and exits with its code."""
+    logging.captureWarnings(True)
     sys.exit(run(sys.argv[1:]))

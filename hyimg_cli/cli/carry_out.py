@@ -100,7 +100,7 @@ def look_at_sources(jobs: Sequence[Job], config: RunConfig, style: render.Style)
     found = seen(jobs)
     if found.errors and not style.is_quiet:
         for text in found.named():
-            render.note(render.printable(text))
+            render.note(text)
     render.remarks(turned_sizes(found, jobs), style)
     refuse_hopeless(found, jobs, RunFolder(config.output.folder).results())
     return found
@@ -137,7 +137,7 @@ def _told(what: str, then: str = "") -> Iterator[None]:
     except Exception as error:
         is_ours = isinstance(error, HyimgError)
         why = str(error) if is_ours else f"{type(error).__name__}: {error}".rstrip(": ")
-        render.note(" ".join("; ".join(filter(None, (f"{what}: {why}", then))).splitlines()))
+        render.note("; ".join(filter(None, (f"{what}: {why}", then))))
         logger.info(what, exc_info=error)
 
 

@@ -50,7 +50,7 @@ def pictures_and_prompts(given: Mapping[str, Any]) -> tuple[Sources | None, list
         raise ManifestError(faults) if len(faults) > 1 else faults[0]
     if found and not given["quiet"]:
         for text in found.notes:
-            render.note(render.printable(text))
+            render.note(text)
     return found, prompts
 
 

@@ -22,7 +22,7 @@ from hyimg_cli.cli.render import PROGRESS
 from hyimg_cli.cli.shard import folder_of, shard_named
 from hyimg_cli.errors import UsageError
 from hyimg_cli.settings.config import configured, refuse_conflicts
-from hyimg_cli.settings.kinds import Truth
+from hyimg_cli.settings.kinds import BadValue, Folder, Truth
 from hyimg_cli.settings.precedence import Setting, settle
 from hyimg_cli.settings.recipe import FOLDERS_OWN, read_folders_own, read_recipe
 from hyimg_cli.settings.table import CHECKPOINT, RUN, SETTINGS, Declaration
@@ -42,10 +42,11 @@ def option(*names: str, panel: str, help: str, is_basic: bool = False, **more: A
 
 
 def folder(text: str) -> Path:
-    """The folder that a flag names; an empty name, as of an unset variable, is not this one."""
-    if not text:
-        raise typer.BadParameter("an empty name; for this folder give .")
-    return Path(text)
+    """The place that a flag names; an empty name, as of an unset variable, is not this folder."""
+    try:
+        return Path(Folder().parse(text))
+    except BadValue as bad:
+        raise typer.BadParameter(f"{bad.what}; {bad.hint}") from None
 
 
 def takes(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:

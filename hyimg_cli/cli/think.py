@@ -32,6 +32,10 @@ _NOT_HERE = (
     "metadata",
     "report",
     "output_dir",
+    "format",
+    "quality",
+    "lossless",
+    "name",
 )
 _SETTINGS = tuple(
     row.name
@@ -45,6 +49,8 @@ _Output = Annotated[
         "--output",
         panel=RUN,
         is_basic=True,
+        parser=o.folder,
+        metavar="<path>",
         help="File to write; what it has is not done again.",
     ),
 ]

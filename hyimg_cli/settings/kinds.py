@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from hyimg_cli.files import scheme_of
 from hyimg_cli.spec.job import MAX_SOURCE_IMAGES, SizeRequest
 
 MIN_SIDE, MAX_SIDE, MAX_RATIO = 16, 8192, 16
@@ -219,10 +220,17 @@ class Text(Kind):
 
 @dataclass(frozen=True)
 class Folder(Text):
-    """The path of a folder."""
+    """The path of a folder; an address is none."""
 
     noun: str = "folder"
     metavar = "path"
+
+    def read(self, value: Any) -> str:
+        text = super().read(value)
+        if scheme := scheme_of(text):
+            what = f"{shown(text)} is not a place on this machine, and {scheme}: is not served"
+            raise BadValue(what, "give a path; ./ in front of it makes it one", "not-served")
+        return text
 
     def parse(self, text: str) -> str:
         if not text:
@@ -281,7 +289,9 @@ def _path(value: Any) -> str:
         raise BadValue(f"{shown(value)} is not a path", hint, "wrong-type")
     if not value or "\0" in value:
         raise BadValue(f"{shown(value)} is not a path", hint)
-    if value.startswith(("http://", "https://", "data:")):
+    if scheme_of(value) == "file":
+        raise BadValue(f"{shown(value)} is not a path", "leave file:// out, and %20 and its like")
+    if scheme_of(value) or value[:5].lower() == "data:":
         raise BadValue(f"{shown(value)} is not a file on this machine", "save the picture first")
     return value
 

@@ -26,6 +26,8 @@ class SamplingDefaults:
     top_k: int
     top_p: float
     max_new_tokens: int
+    # No job's to choose: what generation makes of tokens that are there already.
+    repetition_penalty: float = 1.0
 
 
 @dataclass(frozen=True)

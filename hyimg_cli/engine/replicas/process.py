@@ -36,6 +36,7 @@ from hyimg_cli.journal.journal import JobFolder
 from hyimg_cli.parallel.launch import received, send
 from hyimg_cli.spec.events import Event, Outcome
 from hyimg_cli.spec.plan import Plan
+from hyimg_cli.spec.printed import log_printable
 from hyimg_cli.spec.run import RunConfig
 
 
@@ -112,6 +113,7 @@ def serve(pipe: Connection, ready: Callable[[], Callable[[RunConfig], RunsPieces
     channel.send(Ready())
     setup = channel.work()
     assert isinstance(setup, Setup), "a replica is told first how it works"
+    log_printable()
     log_format = f"%(levelname)s replica {setup.number} %(name)s: %(message)s"
     logging.basicConfig(level=setup.log_level, format=log_format)
     channel.session = make(setup.config)

@@ -4,6 +4,7 @@ Keys that the released code never reads are ignored. A key whose other values ex
 unreleased code is refused, so that a checkpoint we would compute wrongly does not load.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_origin, get_type_hints
@@ -63,7 +64,6 @@ _NO_EFFECT: dict[str, Any] = {
     "no_repeat_ngram_size": 0,
     "num_beams": 1,
     "penalty_alpha": None,
-    "repetition_penalty": 1.0,
     "sequence_bias": None,
     "stop_strings": None,
     "suppress_tokens": None,
@@ -215,8 +215,15 @@ def _generation_config(config: Mapping[str, Any]) -> GenerationConfig:
             top_k=int(config.get("top_k", 1024)),
             top_p=float(config.get("top_p", 0.95)),
             max_new_tokens=int(config.get("max_new_tokens", 2048)),
+            repetition_penalty=_penalty(float(config.get("repetition_penalty", 1.0))),
         ),
     )
+
+
+def _penalty(value: float) -> float:
+    if not 0 < value < math.inf:
+        raise ValueError(f"repetition_penalty {value} is not above 0")
+    return value
 
 
 def _bot_task(name: str) -> str:

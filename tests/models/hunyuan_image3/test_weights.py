@@ -236,7 +236,7 @@ def test_null_leaves_nothing_of_the_sampling() -> None:
 
 @pytest.mark.parametrize(
     ("key", "value", "neutral"),
-    [("repetition_penalty", 1.1, 1.0), ("min_p", 0.05, None), ("num_beams", 4, 1)],
+    [("encoder_repetition_penalty", 1.1, 1.0), ("min_p", 0.05, None), ("num_beams", 4, 1)],
 )
 def test_sampling_that_we_would_leave_out_is_refused(key: str, value: Any, neutral: Any) -> None:
     assert generation_config(_RELEASED_GENERATION | {key: neutral})
