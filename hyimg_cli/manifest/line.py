@@ -51,7 +51,11 @@ _NOT_SUPPORTED = {
 }
 
 
-@dataclass(frozen=True)
+_SETS: dict[frozenset[str], frozenset[str]] = {}
+_NOTHING: dict[str, Any] = {}
+
+
+@dataclass(frozen=True, slots=True)
 class ManifestLine:
     """A line without faults. `fields` has canonical names and typed values; `given` names those set
     by the user (custom_id and task may be filled in here); `extra` holds the `x_` keys.
@@ -149,9 +153,10 @@ class Line:
         self.faults.append(fault(slug, what, where=where, hint=hint))
 
     def done(self, number: int) -> ManifestLine:
-        """The line as it is kept."""
+        """The line as it is kept. A million lines mostly set the same few fields."""
         given = frozenset(self.given)
-        return ManifestLine(number, self.where, self.fields, self.extra, given)
+        given = _SETS.setdefault(given, given)
+        return ManifestLine(number, self.where, self.fields, self.extra or _NOTHING, given)
 
     def read_prompt(self, raw: bytes) -> None:
         """Takes the line as a prompt."""
