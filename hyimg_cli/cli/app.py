@@ -15,11 +15,13 @@ from hyimg_cli.cli import help as pages
 from hyimg_cli.cli import render
 from hyimg_cli.cli.commands import COMMANDS, LazyCommand, refuse_later
 from hyimg_cli.cli.completion import joined_values
-from hyimg_cli.errors import HyimgError, UsageError
+from hyimg_cli.errors import HyimgError, StorageError, UsageError
+from hyimg_cli.files import is_of_the_disk
 from hyimg_cli.settings.kinds import nearest
 from hyimg_cli.spec.printed import log_printable
 
 INTERNAL_ERROR = 101
+logger = logging.getLogger(__name__)
 
 _app = typer.Typer(
     name="hyimg",
@@ -65,14 +67,25 @@ def run(arguments: Sequence[str]) -> int:
         )
         return code if isinstance(code, int) else 0
     except HyimgError as error:
-        render.error(error)
-        return error.exit_code
+        return _told(error)
     except typer.TyperException as error:
         render.error(_as_usage(error, arguments))
         return error.exit_code
+    except OSError as error:
+        # A name that no disk takes, or a folder that may not be looked into: no mistake of ours.
+        if error.filename is None or not is_of_the_disk(error.errno):
+            render.internal_error(traceback.format_exc())
+            return INTERNAL_ERROR
+        logger.debug("refused by the disk", exc_info=error)
+        return _told(StorageError(f"{error.strerror}", where=str(error.filename)))
     except Exception:
         render.internal_error(traceback.format_exc())
         return INTERNAL_ERROR
+
+
+def _told(error: HyimgError) -> int:
+    render.error(error)
+    return error.exit_code
 
 
 def _as_usage(error: typer.TyperException, arguments: Sequence[str]) -> UsageError:

@@ -32,6 +32,7 @@ from hyimg_cli.journal.job_files import (
     refuse_files_of_others,
 )
 from hyimg_cli.journal.journal_file import JournalFile, entry_of, whole_lines
+from hyimg_cli.journal.outcome_shape import fault_in
 from hyimg_cli.manifest.file_names import path_of
 from hyimg_cli.manifest.resolved import job_to_json, lines_beside
 from hyimg_cli.settings.file_names import UNKNOWN, fault_of
@@ -240,7 +241,7 @@ class RunFolder(JobFolder):
         return outcomes_in(data)
 
     def attempts(self) -> dict[str, int]:
-        return {name: int(line.get("attempt", 0)) for name, line in self.results().items()}
+        return {name: line.get("attempt", 0) for name, line in self.results().items()}
 
     def append(self, outcome: Outcome) -> None:
         line = json_line(outcome_to_json(outcome))
@@ -277,9 +278,10 @@ def outcomes_in(data: bytes, first: int = 1) -> Iterator[tuple[dict[str, Any], b
         if not line.strip():
             continue
         entry = entry_of(line)
-        if entry is None:
+        why = "" if entry is None else fault_in(entry)
+        if entry is None or why:
             raise OutputFolderError(
-                "this line is no outcome of a job",
+                f"this line is no outcome of a job{f': {why}' if why else ''}",
                 where=f"{RESULTS}:{number}",
                 hint="take the line out: its job runs again",
                 code="output.damaged-journal",

@@ -73,7 +73,7 @@ def lines_beside(jobs: Iterable[Job], folder: Path) -> Iterator[dict[str, Any]]:
         if isinstance(job, ImageJob) and job.images:
             entry["images"] = [from_folder(Path(image)) for image in job.images]
         if _is_folder(job.model):
-            entry["model"] = _with_dots(from_folder(Path(job.model).expanduser()))
+            entry["model"] = _with_dots(from_folder(Path(os.path.expanduser(job.model))))
         yield entry
 
 
@@ -105,7 +105,7 @@ def _with_dots(path: str) -> str:
 
 def _is_folder(model: str) -> bool:
     """True if a model is named by its path; a bare name or a hub id is none."""
-    return os.sep in model and Path(model).expanduser().is_dir()
+    return os.sep in model and os.path.isdir(os.path.expanduser(model))
 
 
 def _text_fields(job: ImageJob) -> dict[str, Any]:

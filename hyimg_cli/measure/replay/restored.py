@@ -5,6 +5,7 @@ user allows it.
 """
 
 import json
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -131,7 +132,7 @@ def _images(
         # Where it may be, in the order of looking.
         beside = [path.parent / name, *there[number : number + 1]]
         places = [wishes.images_from / name] if wishes.images_from else beside
-        present = [place for place in places if place.is_file()]
+        present = [place for place in places if os.path.isfile(place)]
         if not present:
             folders = " nor in ".join(dict.fromkeys(str(place.parent) for place in places))
             what = f"the source image {name} is not in {folders}"
