@@ -165,6 +165,7 @@ def architecture(config: Mapping[str, Any], *, where: str = "config.json") -> Ar
     unreleased.
     """
     try:
+        _refuse_packed_otherwise(config, where)
         _refuse_unreleased(config, where)
         return _architecture(config)
     except KeyError as error:
@@ -234,6 +235,22 @@ def _bot_task(name: str) -> str:
     if name in ("image", "auto", "img_ratio"):
         return "none"
     raise ValueError(f"bot_task {name!r} is not one of {', '.join(BOT_TASKS)}")
+
+
+def _refuse_packed_otherwise(config: Mapping[str, Any], where: str) -> None:
+    """Passes weights as they were released, and those that bitsandbytes has packed: their parts
+    are known. Others' mean nothing without the program that made them.
+    """
+    found = config.get("quantization_config") or {}
+    method = found.get("quant_method", "bitsandbytes")
+    if method != "bitsandbytes":
+        raise CheckpointError(
+            f"its weights are quantised by {method!r}, which is not read",
+            where=where,
+            hint="use the checkpoint as it was released, with --quantization fp8 or nf4, or one "
+            "that transformers has saved with bitsandbytes (NF4, INT8)",
+            code="checkpoint.quantized",
+        )
 
 
 def _refuse_unreleased(config: Mapping[str, Any], where: str) -> None:
