@@ -44,6 +44,7 @@ SETTINGS_BYTES = 10_000_000  # a recipe, a scenario, the record of a run
 TABLE_BYTES = 200_000_000  # a checkpoint's JSON, a tokenizer
 MANIFEST_BYTES = 1_000_000_000
 JOURNAL_BYTES = 4_000_000_000  # 200,000 jobs with texts of the greatest length
+LATENTS_BYTES = 10_000_000_000  # of a film of minutes, several times over
 _PIECE_BYTES = 1 << 20
 _KINDS = {
     stat.S_IFIFO: "a named pipe",
