@@ -45,6 +45,7 @@ SETTINGS_BYTES = 10_000_000  # a recipe, a scenario, the record of a run
 TABLE_BYTES = 200_000_000  # a checkpoint's JSON, a tokenizer
 MANIFEST_BYTES = 1_000_000_000
 JOURNAL_BYTES = 4_000_000_000  # 200,000 jobs with texts of the greatest length
+LATENTS_BYTES = 10_000_000_000  # of a film of minutes, several times over
 _PIECE_BYTES = 1 << 20
 # Levels of a JSON value: twice what a manifest may hold, and far below what Python can write.
 MAX_DEPTH = 200
