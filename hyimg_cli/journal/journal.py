@@ -22,7 +22,7 @@ from pathlib import Path, PurePath
 from types import TracebackType
 from typing import Any, Self
 
-from hyimg_cli.errors import OutputFolderError, StorageError
+from hyimg_cli.errors import JobError, OutputFolderError, StorageError
 from hyimg_cli.files import JOURNAL_BYTES, LATENTS_BYTES, bytes_of, remove, replace_file
 from hyimg_cli.journal.disk import disk_errors, locked, make_folders, remove_temporaries
 from hyimg_cli.journal.job_files import (
@@ -79,9 +79,19 @@ class JobFolder(ABC):
         return self.folder / OUTPUTS / f"{name}{suffix}"
 
     def place_for(self, job: Job, size: Size, suffix: str) -> Path:
-        """The same for a job's file of this size; its folder is made. Raises as `make_places`."""
+        """The same for a job's file of this size; its folder is made. Raises as `make_places`, and
+        JobError where a folder has the file's name, or that of a video's sidecar.
+        """
         path = self.path_for(name_of(job, size.width, size.height), suffix)
         self._make_place(path.parent)
+        for place in (path, path.with_suffix(".json")) if suffix == ".mp4" else (path,):
+            if os.path.isdir(place) and not os.path.islink(place):
+                raise JobError(
+                    "a folder stands where the file goes",
+                    where=str(place.relative_to(self.folder)),
+                    hint="take it away, and run the job again with --retry-failed",
+                    code="job.folder-in-the-way",
+                )
         return path
 
     def latents_for(self, custom_id: str) -> Path:

@@ -6,6 +6,7 @@ here. Defaults of settings and model are not known yet.
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
@@ -33,6 +34,8 @@ _TAGS_HINT = "edit what stands between the tags; with written taken out, any tex
 # How chat endpoints spell a conversation; the released models draw from a single turn.
 _TURNS = ("messages", "message_list", "conversation", "history")
 
+# Of a line's keys that are no fields, or of a table's columns, so many are named.
+MOST_UNKNOWN = 20
 # What other tools can be asked for, by the names that they have for it.
 _NOT_SUPPORTED = {
     "strength of an edit": (
@@ -83,12 +86,18 @@ def not_a_field(key: str, value: Any = None) -> tuple[str, str]:
         size = _turned(value)
         hint = f'"size": "{size}"' if size else '"size": "WIDTHxHEIGHT"'
         return f"{shown(key)} is not a field", f"write {hint}; the official script has height first"
-    for meaning, (names, hint) in _NOT_SUPPORTED.items():
-        if key.lower() in names:
-            return f"{shown(key)} is not supported: there is no {meaning}", hint
+    if lacking := not_supported(key):
+        meaning, hint = lacking
+        return f"{shown(key)} is not supported: there is no {meaning}", hint
     close = nearest(key, BY_NAME)
     hint = f'did you mean "{close}"?' if close else "begin it with x_ to have it copied through"
     return f"{shown(key)} is not a field", hint
+
+
+def not_supported(key: str) -> tuple[str, str] | None:
+    """What a word of other tools means, and what to do instead; None for any other word."""
+    found = ((m, hint) for m, (names, hint) in _NOT_SUPPORTED.items() if key.lower() in names)
+    return next(found, None)
 
 
 def _turned(size: Any) -> str:
@@ -147,6 +156,7 @@ class Line:
         self.refused: set[str] = set()
         self.axes: list[Axis] = []
         self.faults: list[HyimgError] = []
+        self.unknown = 0
 
     def add(self, slug: str, what: str, *, field: str = "", hint: str = "") -> None:
         """Adds a fault of the line, or of a field in it."""
@@ -179,6 +189,8 @@ class Line:
                 self._take_extra(key, value)
             else:
                 self._take(key, value)
+        if self.unknown > MOST_UNKNOWN:
+            self.add("unknown-field", f"{self.unknown - MOST_UNKNOWN:,} more keys are no fields")
         if not self.axes:
             self._check_together()
 
@@ -301,8 +313,10 @@ class Line:
             self.add(bad.slug, bad.what, field="matrix", hint=bad.hint)
 
     def _refuse_unknown(self, key: str, value: Any) -> None:
-        what, hint = not_a_field(key, value)
-        self.add("unknown-field", what, field=_plain(key), hint=hint)
+        self.unknown += 1
+        if self.unknown <= MOST_UNKNOWN:
+            what, hint = not_a_field(key, value)
+            self.add("unknown-field", what, field=_plain(key), hint=hint)
 
     def _check_matrix(self) -> None:
         """Checks that no field is both in the line and in its matrix."""
@@ -461,8 +475,8 @@ class _TwiceError(Exception):
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     entry = dict(pairs)
     if len(entry) < len(pairs):
-        keys = [key for key, _ in pairs]
-        raise _TwiceError(next(key for key in keys if keys.count(key) > 1))
+        counts = Counter(key for key, _ in pairs)
+        raise _TwiceError(next(key for key, count in counts.items() if count > 1))
     return entry
 
 

@@ -150,6 +150,8 @@ def _annotation(kind: k.Kind, jobs: JobKind | None = None) -> Any:
             number = Annotated[int, Field(strict=True, ge=0, le=high)]
             numbers = Annotated[list[number], Field(min_length=1, max_length=most)]
             return Annotated[numbers, AfterValidator(_distinct)] if is_distinct else numbers
+        case k.Names():
+            return list[Annotated[str, Field(pattern=_whole(_WRITTEN))]]
         case k.Text(_, may_be_empty=True):
             return Annotated[str, Field(pattern=_whole(f"|{_WRITTEN}"))]
         case k.Matrix():

@@ -140,6 +140,9 @@ def _public(resolved: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _public_name(model: str) -> str:
-    """A hub id as it is, a folder by its last name."""
+    """A hub id as it is, also that of a folder in the hub's cache; any other by its last name."""
+    hub = PurePath(model).parent
+    if hub.name == "snapshots" and hub.parent.name.startswith("models--"):
+        return hub.parent.name.removeprefix("models--").replace("--", "/", 1)
     is_folder = model.startswith(("/", ".", "~")) or model.count("/") > 1
     return PurePath(model).name if is_folder else model

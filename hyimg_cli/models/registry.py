@@ -59,6 +59,16 @@ def resolve_model(model: str, revision: str | None = None, *, with_weights: bool
     return _fetched(model, revision, with_weights=with_weights)
 
 
+def in_cache(model: str, revision: str | None = None) -> Path | None:
+    """Where a hub id lies in the hub's cache; None where nothing of it does. Asks nobody."""
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(model, revision=revision, local_files_only=True))
+    except (OSError, ValueError):
+        return None
+
+
 def register(family: Family) -> None:
     """Have checkpoints of one more family known; it is asked before the built-in ones."""
     _REGISTERED.insert(0, family)

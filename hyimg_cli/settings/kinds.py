@@ -239,6 +239,22 @@ class Folder(Text):
 
 
 @dataclass(frozen=True)
+class Names(Kind):
+    """A list of names, in a text with commas between; comes back as a tuple."""
+
+    metavar = "name,…"
+
+    def parse(self, text: str) -> tuple[str, ...]:
+        return self.read([name.strip() for name in text.split(",") if name.strip()])
+
+    def read(self, value: Any) -> tuple[str, ...]:
+        if type(value) not in (list, tuple):
+            hint = "give a list of names"
+            raise BadValue(f"{shown(value)} is not a list", hint, "wrong-type")
+        return tuple(Text("name").read(name) for name in value)
+
+
+@dataclass(frozen=True)
 class CustomId(Kind):
     """A job's name, which also names its file."""
 

@@ -16,6 +16,7 @@ from hyimg_cli.settings.kinds import (
     Folder,
     Integer,
     Kind,
+    Names,
     Number,
     OneOf,
     SizeText,
@@ -132,6 +133,12 @@ _MODEL = (
         "The same for t2v; tiny-video is embedded.",
         only="videos",
         pixels="checkpoint",
+    ),
+    _model(
+        "allow_model",
+        Names(),
+        None,
+        "Models that a line may name for itself, beside those of --model and --video-model.",
     ),
     _model("revision", Text("revision"), None, "Hub revision.", pixels="checkpoint"),
     _model(

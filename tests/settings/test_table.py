@@ -55,6 +55,7 @@ BEFORE: dict[str, Any] = {
     "output_dir": "other",
     "report": False,
     "skip_invalid": True,
+    "allow_model": ("other",),
     "name": "{stem}-{seed}",
 }
 NO_SETTING = {"output.folder", "output.only_texts", "cache.folder", "batch.prefetches_sources"}
