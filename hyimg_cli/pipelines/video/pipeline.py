@@ -92,7 +92,8 @@ class VideoPipeline(Pipeline[LatentVideoModel, VideoJob, Frames]):
         yield from self._prompts.ready(resident.prompts, new)
         views = dict.fromkeys(view for job in left for view in self._views(resident, job))
         unseen = [view for view in views if view not in self._embedded]
-        yield from self._pictures.ready(resident.pictures, _longest_first(unseen))
+        if unseen:
+            yield from self._pictures.ready(resident.pictures, _longest_first(unseen))
         self._embedded.update(new, unseen)
         if is_new or (left and not self._denoises):
             started = time.perf_counter()

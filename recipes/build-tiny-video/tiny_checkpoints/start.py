@@ -11,7 +11,7 @@ from tiny_checkpoints import hunyuan_video15, wan
 from tiny_checkpoints.writing import bfloat16, write_json, write_weights
 
 WEIGHTS = "diffusion_pytorch_model.safetensors"
-# Shaped like the released ones: a class row and rows of patches, read behind the last layer but one.
+# Shaped like the released ones: a class row, rows of patches; the last layer but one is read.
 CLIP: dict[str, Any] = {
     "hidden_size": 16,
     "intermediate_size": 32,

@@ -22,7 +22,7 @@ from hyimg_cli.journal.keys import source_digest
 from hyimg_cli.media.images import read_image
 from hyimg_cli.models import registry
 from hyimg_cli.models.diffusers_video.model import DiffusersVideo
-from hyimg_cli.models.latent_video import LATENTS, TOKENS, PromptEmbedding
+from hyimg_cli.models.latent_video import PromptEmbedding
 from hyimg_cli.spec.job import Size, VideoJob
 from hyimg_cli.spec.run import ModelChoice
 
@@ -111,7 +111,9 @@ def latents_of(model: DiffusersVideo, job: VideoJob) -> Tensor:
 def embeddings_of(model: DiffusersVideo, job: VideoJob) -> dict[str, Any]:
     """The prompts as Wan's pipeline takes them; its own cleaning needs ftfy."""
     made: dict[str, Any] = {}
-    for name, text in zip(("prompt_embeds", "negative_prompt_embeds"), model.texts(job)):
+    for name, text in zip(
+        ("prompt_embeds", "negative_prompt_embeds"), model.texts(job), strict=False
+    ):
         valid = model.prompts.encode(text).tensors["text"]
         padded = valid.new_zeros(1, 512, valid.shape[1])
         padded[0, : len(valid)] = valid
