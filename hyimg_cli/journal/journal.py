@@ -382,6 +382,8 @@ def line_key(
     """The `job_key` of a job by its resolved line; `bot_task` is None for a video."""
     facts: dict[str, Any] = {"job": shaping_fields(line), "model": model_fingerprint}
     facts["settings"] = dict(pixel_settings)
+    if bot_task is None and source_digests:
+        facts["sources"] = list(source_digests)
     if bot_task is not None:
         if line.keys() & {"cot_text", "cot_token_ids"}:
             # Some lines of a given text say bot_task, which only a dynamic system prompt reads.

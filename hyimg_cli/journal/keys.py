@@ -100,8 +100,7 @@ def _has_gpu_files(devices: Path) -> bool:
 
 def source_digests(job: Job, digest_of: Callable[[str], str] | None = None) -> list[str]:
     """Digests of the pictures that a job reads, in order."""
-    images = job.images if isinstance(job, ImageJob) else ()
-    return [(digest_of or source_digest)(path) for path in images]
+    return [(digest_of or source_digest)(path) for path in job.images]
 
 
 def source_digest(path: str) -> str:

@@ -40,6 +40,8 @@ def _video_fields(job: VideoJob) -> dict[str, Any]:
         del entry["negative_prompt"]
     if job.guidance_scale_2 is None:
         del entry["guidance_scale_2"]
+    if job.images:
+        entry |= {"images": list(job.images), "fit": job.fit}
     return entry
 
 
@@ -70,7 +72,7 @@ def lines_beside(jobs: Iterable[Job], folder: Path) -> Iterator[dict[str, Any]]:
     from_folder = _leading_from(folder)
     for job in jobs:
         entry = job_to_json(job)
-        if isinstance(job, ImageJob) and job.images:
+        if job.images:
             entry["images"] = [from_folder(Path(image)) for image in job.images]
         if _is_folder(job.model):
             entry["model"] = _with_dots(from_folder(Path(os.path.expanduser(job.model))))

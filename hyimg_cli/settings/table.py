@@ -24,7 +24,7 @@ from hyimg_cli.settings.kinds import (
     Text,
     Truth,
 )
-from hyimg_cli.spec.job import BOT_TASKS, BY_ID, FORMATS, SizeRequest
+from hyimg_cli.spec.job import BOT_TASKS, BY_ID, FITS, FORMATS, SizeRequest
 from hyimg_cli.spec.run import DTYPES, FRAMES, GRAPHS, QUANTIZATIONS
 
 JobKind = Literal["pictures", "videos"]
@@ -32,7 +32,7 @@ JobKind = Literal["pictures", "videos"]
 CHECKPOINT = object()
 PREFIX = "HYIMG_"
 # Panels of the help.
-RUN, MODEL, SAMPLING, VIDEO = "Run", "Model", "Sampling defaults", "Video (t2v)"
+RUN, MODEL, SAMPLING, VIDEO = "Run", "Model", "Sampling defaults", "Video (t2v, i2v)"
 SYSTEM_PROMPTS = (
     "None",
     "en_vanilla",
@@ -130,7 +130,7 @@ _MODEL = (
         "video_model",
         Text("model"),
         "tiny-video",
-        "The same for t2v; tiny-video is embedded.",
+        "The same for videos; tiny-video is embedded.",
         only="videos",
         pixels="checkpoint",
     ),
@@ -252,6 +252,12 @@ _SAMPLING = (
     ),
     _video("num_frames", Integer(1, MAX_FRAMES), CHECKPOINT, "Frames of a video, 4 k + 1."),
     _video("fps", Integer(1, MAX_FPS), CHECKPOINT, "Frames a second in the file."),
+    _video(
+        "fit",
+        OneOf(FITS),
+        None,
+        "How an i2v picture gets the video's shape. Default: as the model's authors do it.",
+    ),
     _video(
         "guidance_scale_2",
         Number(0, 100),

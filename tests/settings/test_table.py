@@ -99,7 +99,7 @@ OF_THE_JOB: dict[str, dict[str, Any]] = {
 # What decides which jobs a line becomes, and so is in no job.
 OF_THE_LINE: dict[str, dict[str, Any]] = {"n": {"n": 2}, "vary": {"vary": "picture"}}
 # The embedded video model has one transformer, and so no second scale.
-NOT_OF_TINY = {"guidance_scale_2": {"guidance_scale_2": 1.5}}
+NOT_OF_TINY = {"guidance_scale_2": {"guidance_scale_2": 1.5}, "fit": {"fit": "crop"}}
 OF_THE_CHECKPOINT = {"model", "video_model", "revision"}
 OFF_DEFAULT = (
     {name: value for name, (_, value) in FILLS.items()}

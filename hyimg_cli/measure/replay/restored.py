@@ -21,6 +21,7 @@ from hyimg_cli.media.recorded import Described, Record
 from hyimg_cli.models import registry
 from hyimg_cli.settings.config import values_in_key
 from hyimg_cli.spec import digest
+from hyimg_cli.spec.job import VIDEO_TASKS
 from hyimg_cli.spec.run import ModelChoice
 
 _HUB_ID = re.compile(r"[\w][\w.-]*/[\w][\w.-]*", re.ASCII)
@@ -168,7 +169,7 @@ def _settings(record: Record, device: str) -> dict[str, Any]:
     recorded = record.provenance.settings
     if not recorded:
         return {}
-    is_video = record.job.get("task") == "t2v"
+    is_video = record.job.get("task") in VIDEO_TASKS
     found = values_in_key(recorded, "videos" if is_video else "pictures")
     if found["dtype"] == "auto":  # none is recorded
         found["dtype"] = None
