@@ -140,6 +140,12 @@ def stretch(pixels: Pixels, size: Size) -> Pixels:
     return np.array(resized)
 
 
+def bicubic(pixels: Pixels, size: Size) -> Pixels:
+    """The same by another filter."""
+    resized = Image.fromarray(pixels).resize((size.width, size.height), Image.Resampling.BICUBIC)
+    return np.array(resized)
+
+
 def pixel_digest(pixels: Pixels) -> str:
     """Hex sha256 of the RGB bytes, row by row: what reproducibility compares."""
     return digest.of_bytes(pixels.tobytes())

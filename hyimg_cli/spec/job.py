@@ -12,6 +12,8 @@ VIDEO_TASKS: tuple[VideoTask, ...] = ("t2v",)
 BOT_TASKS: tuple[BotTask, ...] = ("none", "think", "recaption", "think_recaption")
 FORMATS: tuple[Format, ...] = get_args(Format)
 MAX_SOURCE_IMAGES = 3
+# Read by some models only.
+GUIDANCE_FIELDS = ("image_guidance_scale", "guidance_interval", "guidance_renorm")
 # Its name is its id.
 BY_ID = "{custom_id}"
 _SUFFIXES: dict[Format, str] = {"png": ".png", "jpeg": ".jpg", "webp": ".webp"}
@@ -93,7 +95,8 @@ class TextInputs:
 class ImageJob:
     """One `it2i` or `t2i` picture. `images` are paths as given, resolved against the manifest.
 
-    `cot_text` or `cot_token_ids` replace the AR stage's writing; `written_json` is what was noted
+    `image_guidance_scale`, `guidance_interval` and `guidance_renorm` are None for a model that reads
+    none. `cot_text` or `cot_token_ids` replace the AR stage's writing; `written_json` is what was noted
     of these ids when they were written, empty where nothing was. `infer_align_image_size`: sources
     are resized to the model's sizes, not cut, and a picture of the same size gets its source's
     aspect ratio. `file_name`: a template, see `settings.file_names`. `user_fields` names the
@@ -120,6 +123,9 @@ class ImageJob:
     use_system_prompt: str = "None"
     system_prompt: str | None = None
     encoding: Encoding = Encoding()
+    image_guidance_scale: float | None = None
+    guidance_interval: tuple[float, float] | None = None
+    guidance_renorm: str | None = None
     file_name: str = BY_ID
     metadata_json: str = "null"
     extra_json: str = "{}"
