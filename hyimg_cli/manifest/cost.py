@@ -18,9 +18,9 @@ class JobTokens:
     that earlier jobs left. `shared_prefix`: those of the negative branch that are there when it
     starts, from the positive one or an earlier job. `step_rows`: rows of one branch in one denoise
     step. `texts`: 1 where the job writes one; `shared_texts`: 1 where it takes an earlier job's,
-    which is part of what it is fed then, and `spared_think` what it need not write. `steps`: denoise
-    steps, where they are not as many as the job says; `forwards`: of branches in all of them, where
-    not every step has every branch.
+    which is part of what it is fed then, and `spared_think` what it need not write. `steps`:
+    denoise steps, where they are not as many as the job says; `forwards`: of branches in all of
+    them, where not every step has every branch.
     """
 
     ar_prefill: int

@@ -95,12 +95,12 @@ class TextInputs:
 class ImageJob:
     """One `it2i` or `t2i` picture. `images` are paths as given, resolved against the manifest.
 
-    `image_guidance_scale`, `guidance_interval` and `guidance_renorm` are None for a model that reads
-    none. `cot_text` or `cot_token_ids` replace the AR stage's writing; `written_json` is what was noted
-    of these ids when they were written, empty where nothing was. `infer_align_image_size`: sources
-    are resized to the model's sizes, not cut, and a picture of the same size gets its source's
-    aspect ratio. `file_name`: a template, see `settings.file_names`. `user_fields` names the
-    manifest fields that the user set for this job: one that no stage consumes is an error.
+    `GUIDANCE_FIELDS` are None for a model that reads none. `cot_text` or `cot_token_ids` replace
+    the AR stage's writing; `written_json` is what was noted of these ids when they were written,
+    empty where nothing was. `infer_align_image_size`: sources are resized to the model's sizes,
+    not cut, and a picture of the same size gets its source's aspect ratio. `file_name`: a
+    template, see `settings.file_names`. `user_fields` names the manifest fields that the user set
+    for this job: one that no stage consumes is an error.
     """
 
     custom_id: str

@@ -149,12 +149,16 @@ class Attention(InPairs):
         """Queries, keys and values of the tokens as the cache holds them."""
 
         def heads(name: str) -> Tensor:
-            return self.both(name, x_RM, rows.und).unflatten(-1, (-1, self.head_dim))
+            split: Tensor = self.both(name, x_RM, rows.und).unflatten(-1, (-1, self.head_dim))
+            return split
 
         q_RHD = self.both("q_norm", heads("q_proj"), rows.und)
         k_RKD = self.both("k_norm", heads("k_proj"), rows.und)
         angles = rows.cos_TD, rows.sin_TD
-        q_THD, k_TKD = turned(rows.of_tokens(q_RHD), *angles), turned(rows.of_tokens(k_RKD), *angles)
+        q_THD, k_TKD = (
+            turned(rows.of_tokens(q_RHD), *angles),
+            turned(rows.of_tokens(k_RKD), *angles),
+        )
         return q_THD, k_TKD, rows.of_tokens(heads("v_proj"))
 
 
@@ -172,7 +176,8 @@ class Layer(InPairs):
     def forward(self, x_RM: Tensor, rows: Rows) -> Tensor:
         und = rows.und
         x_RM = x_RM + self.self_attn(self.both("input_layernorm", x_RM, und), rows)
-        return x_RM + self.both("mlp", self.both("post_attention_layernorm", x_RM, und), und)
+        normed_RM = self.both("post_attention_layernorm", x_RM, und)
+        return x_RM + self.both("mlp", normed_RM, und)
 
 
 class Transformer(InPairs):

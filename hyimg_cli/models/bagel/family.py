@@ -155,7 +155,9 @@ class Bagel:
         vae, vit = (_levels(bicubic(resized, size)) for size in (shape.vae_size, shape.vit_size))
         latents_CYX = self.codec.encode(vae, self.posterior_noise(shape.vae_size, digest))
         patches_NP = sent(_patches(vit, shape.vit), self.network.weight.device)
-        return Encoded(digest, shape, self.network.encode_source(latents_CYX, patches_NP, shape.vit))
+        return Encoded(
+            digest, shape, self.network.encode_source(latents_CYX, patches_NP, shape.vit)
+        )
 
     encode_stretched = encode_source
 
@@ -179,7 +181,8 @@ class Bagel:
                 raise ValueError("the rows of another image")
             device = self.network.weight.device
             rows = {name: rows.to(device) for name, rows in unpack_tensors(data).items()}
-            shape = SourceShape(*(Size(*size) for size in facts["sizes"]), Grid(*facts["vit"]))
+            size, vae, vit = (Size(*size) for size in facts["sizes"])
+            shape = SourceShape(size, vae, vit, Grid(*facts["vit"]))
             return Encoded(digest, shape, SourceRows(**rows))
         except (SafetensorError, KeyError, TypeError) as error:
             raise ValueError("not an encoded source image") from error

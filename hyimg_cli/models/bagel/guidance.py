@@ -63,7 +63,8 @@ class Guidance:
         axes = (-1,) if by_token else (-2, -1)
         long = torch.linalg.vector_norm(full_NP, dim=axes, keepdim=True)
         own = torch.linalg.vector_norm(rows_NP, dim=axes, keepdim=True)
-        return rows_NP * (long / (own + 1e-8)).clamp(self.least, 1.0)
+        factor: Tensor = (long / (own + 1e-8)).clamp(self.least, 1.0)
+        return rows_NP * factor
 
 
 def packed(latents_CYX: Tensor) -> Tensor:

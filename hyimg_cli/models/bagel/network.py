@@ -1,7 +1,7 @@
 """The network: its modules under their released names, and the things it computes.
 
-    encode_source ▸ a source image's rows      prefill, feed ▸ context K/V, last state
-    text_logits   ▸ the next token's logits    velocities ▸ one denoise step of all branches
+encode_source ▸ a source image's rows      prefill, feed ▸ context K/V, last state
+text_logits   ▸ the next token's logits    velocities ▸ one denoise step of all branches
 """
 
 # Legend: T new token, N image token, M model width, P values of a latent token or patch, G branch,
@@ -10,11 +10,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import SiglipVisionConfig
+from transformers import SiglipConfig, SiglipVisionConfig
 from transformers.models.siglip.modeling_siglip import SiglipEncoder
 
 from hyimg_cli.kernels.attention import row_attention
@@ -64,7 +65,7 @@ class TimeEmbedder(nn.Module):
         self.mlp = nn.Sequential(nn.Linear(_SINUSOID, width), nn.SiLU(), nn.Linear(width, width))
 
     def forward(self, t_1: Tensor) -> Tensor:
-        row: Tensor = self.mlp(sinusoid(t_1).to(self.mlp[0].weight.dtype))
+        row: Tensor = self.mlp(sinusoid(t_1).to(next(self.parameters()).dtype))
         return row
 
 
@@ -133,7 +134,7 @@ class VisionTransformer(nn.Module):
         )
         config._attn_implementation = "sdpa"
         self.embeddings = VisionEmbeddings(arch)
-        self.encoder = SiglipEncoder(config)
+        self.encoder = SiglipEncoder(cast(SiglipConfig, config))
         self.post_layernorm = nn.LayerNorm(arch.hidden_size, eps=arch.layer_norm_eps)
 
     def forward(self, patches_NP: Tensor, grid: Grid) -> Tensor:
@@ -195,7 +196,7 @@ class BagelNetwork(nn.Module):
     def encode_source(self, latents_CYX: Tensor, patches_NP: Tensor, vit: Grid) -> SourceRows:
         """Token rows of one source image, from its scaled latents and its patches; it is clean."""
         seen_NM = self.vit_model.vision_model(patches_NP.to(self.weight.dtype), vit)
-        connected_NM = self.connector(seen_NM) + self.vit_pos_embed(vit)
+        connected_NM: Tensor = self.connector(seen_NM) + self.vit_pos_embed(vit)
         return SourceRows(self.latent_rows(latents_CYX, 0.0), connected_NM)
 
     def latent_rows(self, latents_CYX: Tensor, sigma: float) -> Tensor:
@@ -204,7 +205,8 @@ class BagelNetwork(nn.Module):
         grid = Grid(latents_CYX.shape[-2] // 2, latents_CYX.shape[-1] // 2)
         level_1 = torch.full((1,), sigma, device=self.weight.device)
         rows: Tensor = self.vae2llm(rows_NP) + self.time_embedder(level_1)
-        return rows + self.latent_pos_embed(grid)
+        placed_NM: Tensor = rows + self.latent_pos_embed(grid)
+        return placed_NM
 
     def prefill(
         self, layout: Layout, sources: Sequence[SourceRows], buffer: Buffer, stop: int
@@ -259,9 +261,7 @@ class BagelNetwork(nn.Module):
         piece = Piece(noise.start, noise.stop, is_causal=False)
         return Branch(QueryBlock(buffer, [piece], positions, is_gen), noise.grid)
 
-    def velocities(
-        self, pictures: Sequence[LivePicture], markers: tuple[int, int]
-    ) -> list[Tensor]:
+    def velocities(self, pictures: Sequence[LivePicture], markers: tuple[int, int]) -> list[Tensor]:
         """Velocity of every picture's branches, [G, C, Y, X] each, float32, before guidance."""
         first_M, last_M = self._embedded(markers).split(1)
         rows = []

@@ -58,12 +58,13 @@ class Vocabulary:
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         found = [self._tokenizer.token_to_id(name) for name in _MARKERS]
-        if None in found:
+        known = [id_ for id_ in found if id_ is not None]
+        if len(known) < len(found):
             what = f"the tokenizer has no token {_MARKERS[found.index(None)]}"
             raise _fault(what, folder, "tokenizer", "use the files of one checkpoint together")
-        self.markers = Markers(*found)
+        self.markers = Markers(*known)
         added = self._tokenizer.get_added_tokens_decoder().items()
-        self._control = {*found, *(id_ for id_, token in added if token.special)}
+        self._control = {*known, *(id_ for id_, token in added if token.special)}
         self._encoded: Memo[str, tuple[int, ...]] = Memo(
             _TOKEN_BYTES, lambda ids: 256 + 8 * len(ids)
         )

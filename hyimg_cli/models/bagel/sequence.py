@@ -117,7 +117,9 @@ class Layout:
             is_text = block.kind == "text"
             assert is_text or start <= block.start < block.stop <= stop, "an image is one run"
             first, last = max(start, block.start), min(stop, block.stop)
-            edges = {first, last, stop - 1} if is_text and first < stop - 1 < last else {first, last}
+            edges = (
+                {first, last, stop - 1} if is_text and first < stop - 1 < last else {first, last}
+            )
             yield from ((a, b, is_text) for a, b in pairwise(sorted(edges)))
 
     def positions(self, start: int, stop: int) -> list[int]:

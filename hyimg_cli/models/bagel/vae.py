@@ -2,6 +2,7 @@
 
 # Legend: B batch, C channel, Y X latent rows and columns, H W pixels
 import re
+from typing import Any
 
 import torch
 from diffusers import AutoencoderKL
@@ -16,7 +17,7 @@ _UP = re.compile(r"(decoder)\.up_blocks\.(\d+)\.(resnets|upsamplers)\.(\d+)\.(.+
 _MIDDLE = re.compile(r"(\w+)\.mid_block\.(\w+\.\d)\.(.+)\.(\w+)")
 
 
-def autoencoder(arch: Vae) -> AutoencoderKL:
+def autoencoder(arch: Vae) -> Any:
     """The network without values of its own."""
     levels = len(arch.ch_mult)
     return AutoencoderKL(
@@ -60,7 +61,7 @@ def stored_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
 class PictureCodec:
     """Pictures to scaled latents and back."""
 
-    def __init__(self, vae: AutoencoderKL, *, in_tiles: bool) -> None:
+    def __init__(self, vae: Any, *, in_tiles: bool) -> None:
         """`in_tiles`: large pictures are decoded tile by tile, in bounded memory."""
         self.vae = vae
         vae.use_tiling = in_tiles

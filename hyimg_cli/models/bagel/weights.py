@@ -6,9 +6,9 @@ tensor is put into a network without weights, one at a time. The VAE stays float
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
-from diffusers import AutoencoderKL
 from torch import nn
 
 from hyimg_cli.errors import CheckpointError
@@ -25,9 +25,7 @@ from hyimg_cli.models.bagel.network import BagelNetwork
 from hyimg_cli.models.bagel.vae import autoencoder, stored_name, stored_shape
 
 
-def load(
-    folder: Path, *, dtype: torch.dtype, device: torch.device
-) -> tuple[BagelNetwork, AutoencoderKL]:
+def load(folder: Path, *, dtype: torch.dtype, device: torch.device) -> tuple[BagelNetwork, Any]:
     """The network in `dtype` and the autoencoder, ready for inference. Raises CheckpointError."""
     arch = checked(folder)
     network, vae = without_weights(arch)
@@ -74,7 +72,7 @@ def _check(
         ) from None
 
 
-def without_weights(arch: Architecture) -> tuple[BagelNetwork, AutoencoderKL]:
+def without_weights(arch: Architecture) -> tuple[BagelNetwork, Any]:
     """Both networks on the meta device."""
     with torch.device("meta"):
         return BagelNetwork(arch), autoencoder(arch.vae)
@@ -108,9 +106,7 @@ def _place(network: nn.Module, name: str) -> tuple[nn.Module, str]:
     return network.get_submodule(path), own
 
 
-def _vae_names(vae: AutoencoderKL, arch: Architecture) -> dict[str, str]:
+def _vae_names(vae: Any, arch: Architecture) -> dict[str, str]:
     """diffusers' names by those of the checkpoint."""
     levels = len(arch.vae.ch_mult)
     return {stored_name(name, levels): name for name in vae.state_dict()}
-
-
