@@ -64,7 +64,6 @@ def load_family(prompter: Prompter, choice: ModelChoice, *, is_batch_invariant: 
     """
     device = device_of(choice)
     refused = {
-        f"--quantization {choice.quantization}": choice.quantization != "none",
         "--device balanced": device == "balanced",
         "decode_graphs": choice.decode_graphs == "on",
     }

@@ -24,7 +24,7 @@ from hyimg_cli.models.bagel.sequence import (
     source_shape,
 )
 from hyimg_cli.spec.card import NO_RATIO, Bucket, RankBytes
-from hyimg_cli.spec.job import ImageJob, Size
+from hyimg_cli.spec.job import GUIDANCE_FIELDS, ImageJob, Size
 from hyimg_cli.spec.run import ModelChoice, Quantization
 
 if TYPE_CHECKING:
@@ -259,6 +259,14 @@ class Prompter:
                     hint="bot_task is none or think here" if field == "bot_task" else "take it out",
                     code="job.unconsumed",
                 )
+        idle = sorted(job.user_fields & {*GUIDANCE_FIELDS})
+        if job.guidance_scale <= 1 and idle:
+            raise JobError(
+                f"a guidance_scale of {job.guidance_scale:g} switches all guidance off",
+                where=idle[0],
+                hint="take the field out, or raise guidance_scale above 1",
+                code="job.unconsumed",
+            )
         if job.num_inference_steps < 2:
             raise JobError(
                 "one noise level leaves nothing to evaluate: the last of them is only an end point",
