@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from tokenizers import Tokenizer
 
 from hyimg_cli.cache.memo import Memo
-from hyimg_cli.errors import CheckpointError, JobError, UsageError
+from hyimg_cli.errors import CheckpointError, JobError, UsageError, require
 from hyimg_cli.files import TABLE_BYTES, bytes_of
 from hyimg_cli.kv.segments import Segment
 from hyimg_cli.manifest.cost import JobTokens
@@ -235,9 +235,10 @@ class Prompter:
     def load(
         self, choice: ModelChoice, *, is_batch_invariant: bool, pool: "RankPool | None"
     ) -> "Bagel":
+        assert pool is None, "refused before"
+        require("diffusers")
         from hyimg_cli.models.bagel.family import load_family  # imports torch
 
-        assert pool is None, "refused before"
         return load_family(self, choice, is_batch_invariant=is_batch_invariant)
 
     def _shapes(self, sizes: Sequence[Size]) -> list[SourceShape]:

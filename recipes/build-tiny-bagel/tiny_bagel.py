@@ -1,6 +1,6 @@
 """Writes a tiny BAGEL checkpoint in the released layout into a folder.
 
-    python recipes/build-tiny-bagel/build.py OUT
+    python recipes/build-tiny-bagel/tiny_bagel.py OUT
 
 Weights are random, from a fixed seed: for trying out and for tests, not for pictures. What the
 released configuration says wrongly is wrong here, too: a ViT layer that is not there, a position
