@@ -110,6 +110,9 @@ class Canvas:
     branches: tuple[BranchSequence, ...]
     notes: tuple[str, ...] = ()
 
+    def layout_of(self, own: BranchSequence) -> Any:
+        return self.layout if own.layout is None else own.layout
+
 
 class TextScript(Protocol):
     """Rules of what may be written next, and when it is done. Made for one job."""

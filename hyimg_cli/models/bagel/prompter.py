@@ -76,8 +76,9 @@ class Vocabulary:
         return self._encoded.get(text, made)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of ids, without the markers around it."""
-        text: str = self._tokenizer.decode(self.inner(ids), skip_special_tokens=False)
+        """The text of ids, without the markers around it; an image's tokens have none."""
+        known = [id_ for id_ in self.inner(ids) if id_ >= 0]
+        text: str = self._tokenizer.decode(known, skip_special_tokens=False)
         return text
 
     def inner(self, ids: Sequence[int]) -> list[int]:

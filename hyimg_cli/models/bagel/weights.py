@@ -5,8 +5,9 @@ tensor is put into a network without weights, one at a time. The VAE stays float
 """
 
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -23,6 +24,8 @@ from hyimg_cli.loading.stream import stored_tensors
 from hyimg_cli.models.bagel.config import VAE_WEIGHTS, WEIGHTS, Architecture, read_architecture
 from hyimg_cli.models.bagel.network import BagelNetwork
 from hyimg_cli.models.bagel.vae import autoencoder, stored_name, stored_shape
+
+Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
 
 
 def load(folder: Path, *, dtype: torch.dtype, device: torch.device) -> tuple[BagelNetwork, Any]:
@@ -42,23 +45,28 @@ def checked(folder: Path) -> Architecture:
     Raises CheckpointError, for the VAE with its file in `where`.
     """
     arch = read_architecture(folder)
-    network, vae = without_weights(arch)
-    names = _vae_names(vae, arch)
-    shapes = {name: tuple(value.shape) for name, value in network.state_dict().items()}
-    of_vae = {
-        stored: stored_shape(stored, tuple(vae.state_dict()[name].shape))
-        for stored, name in names.items()
-    }
-    for stem, expected in ((WEIGHTS, shapes), (VAE_WEIGHTS, of_vae)):
+    for stem, expected in zip((WEIGHTS, VAE_WEIGHTS), _expected(arch), strict=True):
         _check(folder, stem, tensor_index(folder, stem), expected)
     return arch
+
+
+@lru_cache(maxsize=4)
+def _expected(arch: Architecture) -> tuple[Shapes, Shapes]:
+    """Shapes of every stored tensor, of the network and of the autoencoder."""
+    network, vae = without_weights(arch)
+    values = vae.state_dict()
+    shapes = {name: tuple(value.shape) for name, value in network.state_dict().items()}
+    return shapes, {
+        stored: stored_shape(stored, tuple(values[name].shape))
+        for stored, name in _vae_names(vae, arch).items()
+    }
 
 
 def _check(
     folder: Path,
     stem: str,
     found: Mapping[str, TensorInfo],
-    expected: Mapping[str, tuple[int, ...]],
+    expected: Shapes,
 ) -> None:
     try:
         check_against(found, expected)

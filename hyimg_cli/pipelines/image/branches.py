@@ -74,7 +74,7 @@ class BranchBuilder:
         return Branches(tuple(b for b, _ in built), tuple(t for _, t in built))
 
     def _branch(self, own: BranchSequence) -> tuple[Any, BranchTokens]:
-        model, layout = self._model, self._layout_of(own)
+        model, layout = self._model, self._canvas.layout_of(own)
         self._clock.enter("kv_handoff")
         buffer, reused, shared = self._started(own)
         self._clock.enter("prefill")
@@ -114,10 +114,7 @@ class BranchBuilder:
     def _shareable(self, own: BranchSequence) -> list[Any]:
         """The prefix but its last token, as segments."""
         stop = own.live_start - 1
-        return self._model.segments(self._layout_of(own), own.ids, self._sources, stop)
-
-    def _layout_of(self, own: BranchSequence) -> Any:
-        return self._canvas.layout if own.layout is None else own.layout
+        return self._model.segments(self._canvas.layout_of(own), own.ids, self._sources, stop)
 
 
 @dataclass(frozen=True)

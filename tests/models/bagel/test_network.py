@@ -174,7 +174,7 @@ def _one_forward(
 
 def _filled(network: BagelNetwork, layout: Layout, source: SourceRows) -> Any:
     """The noise branch behind a context that was prefilled block by block."""
-    context, *_ = (layout.cut(len(layout.blocks) - 1),)
+    context = layout.cut(len(layout.blocks) - 1)
     buffer = network.new_buffer(layout.length)
     for block in context.blocks:
         network.prefill(context, [source], buffer, block.stop)
