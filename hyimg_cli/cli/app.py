@@ -1,5 +1,6 @@
 """The `hyimg` command: its subcommands, and the one place where errors become exit codes."""
 
+import logging
 import os
 import sys
 import traceback
@@ -14,10 +15,13 @@ from hyimg_cli.cli import help as pages
 from hyimg_cli.cli import render
 from hyimg_cli.cli.commands import COMMANDS, LazyCommand, refuse_later
 from hyimg_cli.cli.completion import joined_values
-from hyimg_cli.errors import HyimgError, UsageError
+from hyimg_cli.errors import HyimgError, StorageError, UsageError
+from hyimg_cli.files import is_of_the_disk
 from hyimg_cli.settings.kinds import nearest
+from hyimg_cli.spec.printed import log_printable
 
 INTERNAL_ERROR = 101
+logger = logging.getLogger(__name__)
 
 _app = typer.Typer(
     name="hyimg",
@@ -53,6 +57,7 @@ def command_line() -> TyperGroup:
 
 def run(arguments: Sequence[str]) -> int:
     """The exit code of one command line; errors are printed on stderr."""
+    log_printable()
     try:
         refuse_later(arguments)
         joined_values(os.environ)
@@ -62,14 +67,25 @@ def run(arguments: Sequence[str]) -> int:
         )
         return code if isinstance(code, int) else 0
     except HyimgError as error:
-        render.error(error)
-        return error.exit_code
+        return _told(error)
     except typer.TyperException as error:
         render.error(_as_usage(error, arguments))
         return error.exit_code
+    except OSError as error:
+        # A name that no disk takes, or a folder that may not be looked into: no mistake of ours.
+        if error.filename is None or not is_of_the_disk(error.errno):
+            render.internal_error(traceback.format_exc())
+            return INTERNAL_ERROR
+        logger.debug("refused by the disk", exc_info=error)
+        return _told(StorageError(f"{error.strerror}", where=str(error.filename)))
     except Exception:
         render.internal_error(traceback.format_exc())
         return INTERNAL_ERROR
+
+
+def _told(error: HyimgError) -> int:
+    render.error(error)
+    return error.exit_code
 
 
 def _as_usage(error: typer.TyperException, arguments: Sequence[str]) -> UsageError:
@@ -98,4 +114,5 @@ def _meant(given: str, context: typer.Context) -> str | None:
 
 def main() -> None:
     """The console script: runs the process's own command line and exits with its code."""
+    logging.captureWarnings(True)
     sys.exit(run(sys.argv[1:]))

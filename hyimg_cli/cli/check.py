@@ -1,7 +1,6 @@
 """`hyimg check`: every fault of a manifest and of the files it names, without loading a model."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import typer
@@ -31,7 +30,7 @@ def check(ctx: typer.Context) -> None:
     if not in_lines:  # a faulty line may be of the other kind
         render.remarks(without_effect(settings, jobs), style)
     # A pattern that matches no job ends here, behind the faults that may be why.
-    chosen = selection.of(jobs)
+    chosen = selection.of(jobs, settings["revision"].value).jobs
     found = seen(chosen, decode=True)
     in_files = faults(found, chosen)
     _show(in_files, style)
@@ -50,10 +49,9 @@ def _clash(
     jobs: Sequence[Job], settings: Mapping[str, Setting], given: Mapping[str, Any]
 ) -> list[HyimgError]:
     """That the folder which is named for the results holds others by the same ids, if so."""
-    folder = settings["output_dir"].value
-    if folder is None:
+    if settings["output_dir"].value is None:
         return []
-    config = o.run_config(settings, Path(folder))
+    config = o.run_config(settings, o.output_folder(given, settings, ""))
     try:
         runner.sift(RunFolder(config.output.folder), jobs, config, resume_policy_of(given))
     except OutputFolderError as error:

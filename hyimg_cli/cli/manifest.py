@@ -15,7 +15,14 @@ from hyimg_cli.settings.table import RUN
 
 To = Annotated[
     Path | None,
-    o.option("-o", "--output", panel=RUN, help="File to write; its paths lead from its folder."),
+    o.option(
+        "-o",
+        "--output",
+        panel=RUN,
+        parser=o.folder,
+        metavar="<path>",
+        help="File to write; its paths lead from its folder.",
+    ),
 ]
 Replace = Annotated[bool, o.option("--force", panel=RUN, help="Replace a file that is there.")]
 
@@ -41,7 +48,7 @@ def manifest(
         raise UsageError("there is no prompt", hint=hint, code="manifest.no-prompt")
     found, prompts = given_inputs.pictures_and_prompts(ctx.params)
     if output is None:
-        render.line(json_lines(found, prompts, Path()).decode().rstrip("\n"))
+        render.lines(json_lines(found, prompts, Path()).decode().rstrip("\n"))
         return
     if output.exists() and not force:
         hint = "--force replaces it"

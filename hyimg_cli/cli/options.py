@@ -19,9 +19,10 @@ from hyimg_cli.cli import render
 from hyimg_cli.cli.completion import among, ids, manifests
 from hyimg_cli.cli.help import show_all
 from hyimg_cli.cli.render import PROGRESS
+from hyimg_cli.cli.shard import folder_of, shard_named
 from hyimg_cli.errors import UsageError
 from hyimg_cli.settings.config import configured, refuse_conflicts
-from hyimg_cli.settings.kinds import Truth
+from hyimg_cli.settings.kinds import BadValue, Folder, Truth
 from hyimg_cli.settings.precedence import Setting, settle
 from hyimg_cli.settings.recipe import FOLDERS_OWN, read_folders_own, read_recipe
 from hyimg_cli.settings.table import CHECKPOINT, RUN, SETTINGS, Declaration
@@ -41,10 +42,11 @@ def option(*names: str, panel: str, help: str, is_basic: bool = False, **more: A
 
 
 def folder(text: str) -> Path:
-    """The folder that a flag names; an empty name, as of an unset variable, is not this one."""
-    if not text:
-        raise typer.BadParameter("an empty name; for this folder give .")
-    return Path(text)
+    """The place that a flag names; an empty name, as of an unset variable, is not this folder."""
+    try:
+        return Path(Folder().parse(text))
+    except BadValue as bad:
+        raise typer.BadParameter(f"{bad.what}; {bad.hint}") from None
 
 
 def takes(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -160,7 +162,13 @@ Limit = Annotated[
     ),
 ]
 Shard = Annotated[
-    str | None, option("--shard", panel=_CHOICE, help="I/N: every N-th job, from the I-th on.")
+    str | None,
+    option(
+        "--shard",
+        panel=_CHOICE,
+        metavar="<I/N>",
+        help="One of N parts, jobs that share work together; auto: by the queue's task.",
+    ),
 ]
 AsJson = Annotated[
     bool, option("--json", panel=STYLE, help="Results as JSON lines on standard output.")
@@ -227,11 +235,9 @@ def _folders_own(given: Mapping[str, Any]) -> dict[str, Any]:
 def output_folder(
     given: Mapping[str, Any], settings: Mapping[str, Setting], manifest_name: str
 ) -> Path:
-    """Where results go: as asked, else under `runs`, each shard in a folder of its own."""
-    if settings["output_dir"].value is not None:
-        return Path(settings["output_dir"].value)
-    shard = f"-shard-{given['shard'].replace('/', '-of-')}" if given["shard"] else ""
-    return Path("runs") / f"{manifest_name}{shard}"
+    """Where results go: as asked, else under `runs`; each shard has a folder of its own beside."""
+    folder = Path(settings["output_dir"].value or Path("runs") / manifest_name)
+    return folder_of(shard_named(given["shard"]), folder)
 
 
 def cache_folder(settings: Mapping[str, Setting]) -> Path | None:

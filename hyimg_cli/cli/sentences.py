@@ -109,7 +109,7 @@ def finished(outcome: Outcome) -> str:
         text = f"{outcome.custom_id}: failed[{outcome.error.code}]: {outcome.error.message}{hint}"
     else:
         text = f"{outcome.custom_id}: {_made(outcome)}"
-    return " ".join("; ".join((text, *outcome.warnings)).splitlines())
+    return "; ".join((text, *outcome.warnings))
 
 
 def _made(outcome: Outcome) -> str:

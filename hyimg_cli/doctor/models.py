@@ -203,5 +203,5 @@ def model_name(model: str) -> str:
 
 
 def _is_hub_id(model: str) -> bool:
-    is_path = model.startswith((".", "/", "~")) or Path(model).expanduser().is_dir()
+    is_path = model.startswith((".", "/", "~")) or os.path.isdir(os.path.expanduser(model))
     return not is_path and model.count("/") == 1

@@ -94,7 +94,13 @@ def confirm_graphs(choice: ModelChoice, ranks: int, has_graphs: bool) -> None:
 def _has_gpu() -> bool:
     """True if the driver shows a GPU, and CUDA_VISIBLE_DEVICES does not hide them all."""
     first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
-    return first not in ("", "-1") and any(_DEVICES.glob("nvidia[0-9]*"))
+    return first not in ("", "-1") and _has_gpu_files(_DEVICES)
+
+
+@cache
+def _has_gpu_files(devices: Path) -> bool:
+    """Looked at once: it is asked for each job, several times."""
+    return any(devices.glob("nvidia[0-9]*"))
 
 
 def source_digests(job: Job, digest_of: Callable[[str], str] | None = None) -> list[str]:

@@ -1,5 +1,6 @@
 """A manifest's lines over the settings: the jobs that they become, `n` and `seeds` expanded."""
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache, partial
 from pathlib import Path
@@ -90,4 +91,4 @@ def _located(folder: Path, name: str) -> str:
     One that leads nowhere from there is left as it is: a name, or a path from here.
     """
     beside = folder / name
-    return str(beside) if name.split("/")[0] in (".", "..") and beside.is_dir() else name
+    return str(beside) if name.split("/")[0] in (".", "..") and os.path.isdir(beside) else name

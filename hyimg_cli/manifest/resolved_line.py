@@ -18,6 +18,8 @@ from hyimg_cli.spec.card import ModelCard, SamplingDefaults, VideoCard, VideoDef
 from hyimg_cli.spec.digest import seed_from
 from hyimg_cli.spec.job import Job
 
+_NOTHING = {"None": "null", "{}": "{}"}
+
 
 @dataclass(frozen=True)
 class Child:
@@ -81,8 +83,8 @@ class ResolvedLine:
             "prompt": self.line.fields["prompt"],
             "model": self.model,
             "file_name": self.value("name"),
-            "metadata_json": json.dumps(self.line.fields.get("metadata")),
-            "extra_json": json.dumps(self.line.extra),
+            "metadata_json": _json(self.line.fields.get("metadata")),
+            "extra_json": _json(self.line.extra),
             "source_line": self.line.where,
             "user_fields": self.line.given,
         }
@@ -96,6 +98,11 @@ class ResolvedLine:
         """The fault of a field that would change nothing."""
         what = f"no stage would use it: {reason}"
         return self.fault("unconsumed", what, name, "take the field out")
+
+
+def _json(value: Any) -> str:
+    """JSON; most lines have nothing here, and share the text of that."""
+    return json.dumps(value) if value else _NOTHING.get(str(value)) or json.dumps(value)
 
 
 def moved(seed: int, by: int) -> int:

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, RootModel, create_model
 from pydantic.json_schema import GenerateJsonSchema
 
+from hyimg_cli.files import ADDRESS_PATTERN
 from hyimg_cli.manifest.envelope import TASK_OF_URL
 from hyimg_cli.manifest.fields import FIELDS, IN_MATRIX
 from hyimg_cli.manifest.matrix import MOST
@@ -20,12 +21,13 @@ from hyimg_cli.spec.job import MAX_SOURCE_IMAGES, TASKS, VIDEO_TASKS
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _WRITTEN = r"[^\x00]*[^\s\x00][^\x00]*"
+_PICTURE = rf"(?!{ADDRESS_PATTERN}|[Dd][Aa][Tt][Aa]:)[^\x00]+"
 _PATTERNS: dict[type[k.Kind], str] = {
     k.CustomId: k.ID_PATTERN,
     k.DeviceName: k.DEVICE_PATTERN,
     k.SizeText: k.SIZE_PATTERN,
     k.Text: _WRITTEN,
-    k.Folder: _WRITTEN,
+    k.Folder: f"(?!{ADDRESS_PATTERN}){_WRITTEN}",
     NameTemplate: _WRITTEN,
 }
 
@@ -146,7 +148,7 @@ def _annotation(kind: k.Kind, jobs: JobKind | None = None) -> Any:
         case k.OneOf(values, aliases):
             return Literal[(*values, *(alias for alias, _ in aliases))]
         case k.Paths():
-            path = Annotated[str, Field(pattern=_whole(r"(?!https?://|data:)[^\x00]+"))]
+            path = Annotated[str, Field(pattern=_whole(_PICTURE))]
             return path | Annotated[list[path], Field(max_length=MAX_SOURCE_IMAGES)]
         case k.Integers(most, high, is_distinct):
             number = Annotated[int, Field(strict=True, ge=0, le=high)]

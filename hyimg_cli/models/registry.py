@@ -7,7 +7,9 @@ needed here.
 
 import math
 import os
-from collections.abc import Mapping
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
@@ -44,8 +46,10 @@ def resolve_model(model: str, revision: str | None = None, *, with_weights: bool
     """
     if model in (EMBEDDED, EMBEDDED_VIDEO):
         return _ASSETS / model
-    if Path(model).expanduser().is_dir():
-        return Path(model).expanduser()
+    # Unlike those of Path these raise for no name, however long it is and whose home it means.
+    folder = os.path.expanduser(model)
+    if os.path.isdir(folder):
+        return Path(folder)
     if model.startswith((".", "/", "~")) or model.count("/") != 1:
         raise CheckpointError(
             f"there is no checkpoint folder {model}",
@@ -80,13 +84,15 @@ def _family(folder: Path, makes: Literal["pictures", "videos"] | None = None) ->
 def sequences(model: str, revision: str | None = None) -> ImageCheckpoint:
     """A picture checkpoint, read once; its weights need not be there."""
     folder = resolve_model(model, revision, with_weights=False)
-    return cast(ImageCheckpoint, _family(folder, "pictures").open(folder, model))
+    with _of_anybody(folder):
+        return cast(ImageCheckpoint, _family(folder, "pictures").open(folder, model))
 
 
 @lru_cache(maxsize=8)
 def _video(model: str, revision: str | None = None) -> VideoCheckpoint:
     folder = resolve_model(model, revision, with_weights=False)
-    return cast(VideoCheckpoint, _family(folder, "videos").open(folder, model))
+    with _of_anybody(folder):
+        return cast(VideoCheckpoint, _family(folder, "videos").open(folder, model))
 
 
 def model_card(model: str, revision: str | None = None) -> ModelCard:
@@ -108,7 +114,8 @@ def fingerprint(model: str, revision: str | None = None) -> str:
     folder = resolve_model(model, revision, with_weights=False)
     if folder.parent.name == "snapshots":
         return digest.of_bytes(f"hub:{folder.name}".encode())
-    return _family(folder).fingerprint(folder)
+    with _of_anybody(folder):
+        return _family(folder).fingerprint(folder)
 
 
 @dataclass(frozen=True)
@@ -125,7 +132,8 @@ def stored_weights(model: str, revision: str | None = None) -> dict[str, StoredW
     Raises CheckpointError where a file is missing, cut short, or not what its index says.
     """
     folder = resolve_model(model, revision, with_weights=False)
-    return {part: _counted(found) for part, found in _family(folder).tensors(folder).items()}
+    with _of_anybody(folder):
+        return {part: _counted(found) for part, found in _family(folder).tensors(folder).items()}
 
 
 def refuse_other_weights(model: str, revision: str | None = None) -> None:
@@ -133,7 +141,8 @@ def refuse_other_weights(model: str, revision: str | None = None) -> None:
     family knows. Imports torch. Raises CheckpointError.
     """
     folder = resolve_model(model, revision, with_weights=False)
-    _family(folder).refuse_wrong(folder)
+    with _of_anybody(folder):
+        _family(folder).refuse_wrong(folder)
 
 
 def _counted(tensors: Mapping[str, checkpoint.TensorInfo]) -> StoredWeights:
@@ -155,7 +164,8 @@ def load(
     """The loaded model; see `ImageCheckpoint.load`. Imports torch."""
     resolve_model(choice.model, choice.revision)  # fetches the weights, too
     known = sequences(choice.model, choice.revision)
-    return known.load(choice, is_batch_invariant=is_batch_invariant, pool=pool)
+    with _of_anybody(resolve_model(choice.model, choice.revision)):
+        return known.load(choice, is_batch_invariant=is_batch_invariant, pool=pool)
 
 
 def load_video(
@@ -164,7 +174,26 @@ def load_video(
     """The loaded video model; see `VideoCheckpoint.load`. Imports torch."""
     resolve_model(choice.model, choice.revision)
     known = _video(choice.model, choice.revision)
-    return known.load(choice, is_fast=is_fast, is_tiled=is_tiled)
+    with _of_anybody(resolve_model(choice.model, choice.revision)):
+        return known.load(choice, is_fast=is_fast, is_tiled=is_tiled)
+
+
+@contextmanager
+def _of_anybody(folder: Path) -> Iterator[None]:
+    """Raises CheckpointError where values of a checkpoint's files lead to an error that nobody
+    foresaw: any number, text or list may stand there in place of any other.
+    """
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        raise CheckpointError(
+            f"its files do not fit together: {type(error).__name__}: {error}",
+            where=str(folder),
+            hint="download or copy the checkpoint again; if it is as released, report this with "
+            f"{Path(where.filename).name}:{where.lineno}",
+            code="checkpoint.unfit",
+        ) from error
 
 
 def _fetched(model: str, revision: str | None, *, with_weights: bool) -> Path:

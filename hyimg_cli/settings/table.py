@@ -219,7 +219,7 @@ _SAMPLING = (
     _text("vary", OneOf(VARY), "both", "What the results of a line differ in, by their seeds."),
     _text(
         "bot_task",
-        OneOf(BOT_TASKS, (("image", "none"),)),
+        OneOf(BOT_TASKS, (("auto", "none"), ("image", "none"))),
         CHECKPOINT,
         "Text before the picture.",
         is_basic=True,

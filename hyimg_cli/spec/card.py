@@ -30,6 +30,8 @@ class SamplingDefaults:
     top_k: int
     top_p: float
     max_new_tokens: int
+    # No job's to choose: what generation makes of tokens that are there already.
+    repetition_penalty: float = 1.0
     image_guidance_scale: float | None = None
     guidance_interval: tuple[float, float] | None = None
     guidance_renorm: str | None = None

@@ -19,7 +19,7 @@ BY_ID = "{custom_id}"
 _SUFFIXES: dict[Format, str] = {"png": ".png", "jpeg": ".jpg", "webp": ".webp"}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Size:
     """Height and width in pixels, in that order."""
 
@@ -30,7 +30,7 @@ class Size:
         return f"{self.width}x{self.height}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class SizeRequest:
     """A size as a job asks for it: `auto` (the model chooses), or a height and width to be matched.
 
@@ -50,7 +50,7 @@ class SizeRequest:
         return "auto" if self.is_auto else f"{self.width}x{self.height}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class TextSampling:
     """How the AR stage picks tokens. `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 are off."""
 
@@ -61,7 +61,7 @@ class TextSampling:
     max_new_tokens: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Encoding:
     """How pixels become a file. `quality`: 1 to 100, None where nothing of them is lost."""
 
@@ -73,7 +73,7 @@ class Encoding:
         return _SUFFIXES[self.format]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class TextInputs:
     """All of a job that decides the text it writes, but its bucket and what is in its files.
 
@@ -91,7 +91,7 @@ class TextInputs:
     sampling: TextSampling
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ImageJob:
     """One `it2i` or `t2i` picture. `images` are paths as given, resolved against the manifest.
 
@@ -164,7 +164,7 @@ class ImageJob:
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class VideoJob:
     """One `t2v` video. `size` in pixels and `num_frames` are what the file will hold.
 

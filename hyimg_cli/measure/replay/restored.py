@@ -5,6 +5,7 @@ user allows it.
 """
 
 import json
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -85,7 +86,10 @@ def _model(path: Path, record: Record, custom_id: str, wishes: Wishes) -> tuple[
     """Which model runs, checked against the recorded digest."""
     recorded = str(record.job.get("model", ""))
     model = wishes.model or _located_model(path, recorded, custom_id)
-    found, expected = registry.fingerprint(model, wishes.revision), record.making.model_fingerprint
+    found, expected = (
+        registry.fingerprint(model, wishes.revision),
+        record.provenance.model_fingerprint,
+    )
     if found == expected:
         return model, []
     what = f"the model {PurePath(model).name} is not the one recorded"
@@ -128,7 +132,7 @@ def _images(
         # Where it may be, in the order of looking.
         beside = [path.parent / name, *there[number : number + 1]]
         places = [wishes.images_from / name] if wishes.images_from else beside
-        present = [place for place in places if place.is_file()]
+        present = [place for place in places if os.path.isfile(place)]
         if not present:
             folders = " nor in ".join(dict.fromkeys(str(place.parent) for place in places))
             what = f"the source image {name} is not in {folders}"
@@ -158,7 +162,7 @@ def _settings(record: Record, device: str) -> dict[str, Any]:
 
     A CPU's picture is made on the CPU again; which GPU, and whether there is one, is the machine's.
     """
-    recorded = record.making.settings
+    recorded = record.provenance.settings
     if not recorded:
         return {}
     is_video = record.job.get("task") == "t2v"

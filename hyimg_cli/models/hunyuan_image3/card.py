@@ -8,9 +8,9 @@ from hyimg_cli.errors import CheckpointError
 from hyimg_cli.loading.checkpoint import (
     promised_bytes,
     read_json,
-    tensor_index,
     weight_bytes,
 )
+from hyimg_cli.loading.packed import stored_index
 from hyimg_cli.models.hunyuan_image3.buckets import buckets
 from hyimg_cli.models.hunyuan_image3.config import (
     VAE_CHUNK_BYTES,
@@ -100,7 +100,7 @@ def _allowed(
 def _weight_bytes(folder: Path) -> int:
     """Bytes of all tensors."""
     promised = promised_bytes(folder)
-    return weight_bytes(tensor_index(folder)) if promised is None else promised
+    return weight_bytes(stored_index(folder).tensors) if promised is None else promised
 
 
 def _weights(folder: Path, arch: Architecture) -> WeightCounts:
@@ -113,7 +113,7 @@ def _weights(folder: Path, arch: Architecture) -> WeightCounts:
     rows = sum(2 * inner for inner in per_layer)
     rows += arch.num_hidden_layers * arch.num_experts * arch.hidden_size
     try:
-        sizes = {name: math.prod(info.shape) for name, info in tensor_index(folder).items()}
+        sizes = {name: math.prod(info.shape) for name, info in stored_index(folder).tensors.items()}
     except CheckpointError:
         every = _weight_bytes(folder) // _BF16_BYTES
         return WeightCounts(experts, rows, 0, every - experts)

@@ -4,6 +4,7 @@ Keys that the released code never reads are ignored. A key whose other values ex
 unreleased code is refused, so that a checkpoint we would compute wrongly does not load.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_origin, get_type_hints
@@ -14,6 +15,8 @@ from hyimg_cli.spec.job import BOT_TASKS
 
 # What a part of a picture that the VAE has at work at once may take; see `row_chunks`.
 VAE_CHUNK_BYTES = 1 << 29
+# Of all layers: each has tensors with names of their own.
+_MOST_EXPERTS = 100_000
 
 Template = Literal["instruct", "pretrain"]
 if TYPE_CHECKING:
@@ -63,7 +66,6 @@ _NO_EFFECT: dict[str, Any] = {
     "no_repeat_ngram_size": 0,
     "num_beams": 1,
     "penalty_alpha": None,
-    "repetition_penalty": 1.0,
     "sequence_bias": None,
     "stop_strings": None,
     "suppress_tokens": None,
@@ -163,11 +165,12 @@ def architecture(config: Mapping[str, Any], *, where: str = "config.json") -> Ar
     unreleased.
     """
     try:
+        _refuse_packed_otherwise(config, where)
         _refuse_unreleased(config, where)
         return _architecture(config)
     except KeyError as error:
         what = f"config key {error} is missing"
-    except (TypeError, ValueError, AttributeError, IndexError) as error:
+    except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError) as error:
         what = f"a config value is of the wrong kind: {error}"
     raise CheckpointError(what, where=where, code="checkpoint.config")
 
@@ -189,7 +192,7 @@ def generation_config(config: Mapping[str, Any]) -> GenerationConfig:
     off = {key: value for key, value in _OFF.items() if config.get(key, value) is None}
     try:
         return _generation_config({k: v for k, v in config.items() if v is not None} | off)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise CheckpointError(
             f"a value is of the wrong kind: {error}",
             where="generation_config.json",
@@ -215,8 +218,15 @@ def _generation_config(config: Mapping[str, Any]) -> GenerationConfig:
             top_k=int(config.get("top_k", 1024)),
             top_p=float(config.get("top_p", 0.95)),
             max_new_tokens=int(config.get("max_new_tokens", 2048)),
+            repetition_penalty=_penalty(float(config.get("repetition_penalty", 1.0))),
         ),
     )
+
+
+def _penalty(value: float) -> float:
+    if not 0 < value < math.inf:
+        raise ValueError(f"repetition_penalty {value} is not above 0")
+    return value
 
 
 def _bot_task(name: str) -> str:
@@ -225,6 +235,22 @@ def _bot_task(name: str) -> str:
     if name in ("image", "auto", "img_ratio"):
         return "none"
     raise ValueError(f"bot_task {name!r} is not one of {', '.join(BOT_TASKS)}")
+
+
+def _refuse_packed_otherwise(config: Mapping[str, Any], where: str) -> None:
+    """Passes weights as they were released, and those that bitsandbytes has packed: their parts
+    are known. Others' mean nothing without the program that made them.
+    """
+    found = config.get("quantization_config") or {}
+    method = found.get("quant_method", "bitsandbytes")
+    if method != "bitsandbytes":
+        raise CheckpointError(
+            f"its weights are quantised by {method!r}, which is not read",
+            where=where,
+            hint="use the checkpoint as it was released, with --quantization fp8 or nf4, or one "
+            "that transformers has saved with bitsandbytes (NF4, INT8)",
+            code="checkpoint.quantized",
+        )
 
 
 def _refuse_unreleased(config: Mapping[str, Any], where: str) -> None:
@@ -250,6 +276,8 @@ def _has_joint_source_span(kind: Any) -> bool:
 def _architecture(config: Mapping[str, Any]) -> Architecture:
     layers = int(config["num_hidden_layers"])
     heads = int(config["num_attention_heads"])
+    if not 0 < layers * int(config["num_experts"]) <= _MOST_EXPERTS:
+        raise ValueError(f"{layers} layers of {config['num_experts']} experts")
     head_dim = config.get("attention_head_dim") or config.get("head_dim")
     down = config["vae_downsample_factor"]
     if down[0] != down[1]:
