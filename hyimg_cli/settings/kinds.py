@@ -170,7 +170,7 @@ class Span(Kind):
 
     def parse(self, text: str) -> tuple[float, float]:
         numbers = Number(self.low, self.high)
-        return self.read([numbers.parse(part.strip()) for part in text.split(",")])
+        return self.read([numbers.parse(part.strip()) for part in text.strip(" []").split(",")])
 
 
 @dataclass(frozen=True)

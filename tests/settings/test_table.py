@@ -102,7 +102,7 @@ OF_THE_LINE: dict[str, dict[str, Any]] = {"n": {"n": 2}, "vary": {"vary": "pictu
 NOT_OF_TINY: dict[str, dict[str, Any]] = {
     "guidance_scale_2": {"guidance_scale_2": 1.5},
     "image_guidance_scale": {"image_guidance_scale": 1.5},
-    "guidance_interval": {"guidance_interval": "0.2,0.9"},
+    "guidance_interval": {"guidance_interval": [0.2, 0.9]},
     "guidance_renorm": {"guidance_renorm": "channel"},
 }
 OF_THE_CHECKPOINT = {"model", "video_model", "revision"}
