@@ -30,6 +30,7 @@ from hyimg_cli.spec.events import (
     ThinkToken,
 )
 from hyimg_cli.spec.plan import Plan
+from hyimg_cli.spec.printed import log_printable
 
 # The next one of a job says all that these say.
 _PROGRESS = PhaseStarted | ThinkToken | DenoiseStep | PromptEmbedded
