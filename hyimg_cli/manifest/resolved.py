@@ -7,7 +7,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from hyimg_cli.spec.job import BY_ID, Encoding, ImageJob, Job, SizeRequest, VideoJob
+from hyimg_cli.spec.job import (
+    BY_ID,
+    GUIDANCE_FIELDS,
+    Encoding,
+    ImageJob,
+    Job,
+    SizeRequest,
+    VideoJob,
+)
 
 _VIDEO = (
     *("custom_id", "task", "prompt", "negative_prompt", "model", "seed", "size"),
@@ -47,6 +55,9 @@ def _video_fields(job: VideoJob) -> dict[str, Any]:
 
 def _image_fields(job: ImageJob) -> dict[str, Any]:
     entry = {name: getattr(job, name) for name in _PICTURE} | {"size": size_text(job.size)}
+    # Of models that read them: the keys of others stay as they are.
+    guidance = {name: getattr(job, name) for name in GUIDANCE_FIELDS}
+    entry |= {name: value for name, value in guidance.items() if value is not None}
     if job.images:
         entry["images"] = list(job.images)
     else:

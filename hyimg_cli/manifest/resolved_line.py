@@ -14,7 +14,7 @@ from hyimg_cli.errors import HyimgError
 from hyimg_cli.manifest.line import ManifestLine, child_ids, fault
 from hyimg_cli.settings.kinds import MAX_SEED
 from hyimg_cli.settings.precedence import Setting
-from hyimg_cli.spec.card import ModelCard, VideoCard
+from hyimg_cli.spec.card import ModelCard, SamplingDefaults, VideoCard, VideoDefaults
 from hyimg_cli.spec.digest import seed_from
 from hyimg_cli.spec.job import Job
 
@@ -76,7 +76,12 @@ class ResolvedLine:
         if name in self.line.fields:
             return self.line.fields[name]
         setting = self.settings[name]
-        return getattr(self.card.defaults, name) if setting.origin == "model" else setting.value
+        return getattr(self.defaults, name) if setting.origin == "model" else setting.value
+
+    @property
+    def defaults(self) -> SamplingDefaults | VideoDefaults:
+        """The checkpoint's own."""
+        return self.card.defaults
 
     def shared(self) -> dict[str, Any]:
         """The fields of a job that pictures and videos have in common."""

@@ -143,6 +143,10 @@ def _annotation(kind: k.Kind, jobs: JobKind | None = None) -> Any:
         case k.Number(low, high, above_low):
             least = Field(gt=low) if above_low else Field(ge=low)
             return Annotated[float, Field(strict=True, le=high, allow_inf_nan=False), least]
+        case k.Span(low, high):
+            side = Annotated[float, Field(strict=True, ge=low, le=high)]
+            pair = Annotated[list[side], Field(min_length=2, max_length=2)]
+            return Annotated[pair, AfterValidator(_rising)]
         case k.Truth():
             return Annotated[bool, Field(strict=True)]
         case k.Switch(values):
@@ -165,6 +169,12 @@ def _annotation(kind: k.Kind, jobs: JobKind | None = None) -> Any:
         case k.Anything():
             return Any
     return Annotated[str, Field(pattern=_whole(_PATTERNS[type(kind)]))]
+
+
+def _rising(pair: list[float]) -> list[float]:
+    if pair[0] >= pair[1]:
+        raise ValueError("the smaller number stands first")
+    return pair
 
 
 def _distinct(numbers: list[int]) -> list[int]:

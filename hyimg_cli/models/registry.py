@@ -29,8 +29,9 @@ if TYPE_CHECKING:
     from hyimg_cli.models.protocols import MixedModel
     from hyimg_cli.parallel.ranks import RankPool
 
-# A folder of no family is taken for the first of its kind, which says what is missing.
-_BUILT_IN = ("hunyuan_image3", "diffusers_video")
+# In the order in which they are asked; a folder of no family is taken for the last of its kind,
+# which says what is missing.
+_BUILT_IN = ("bagel", "hunyuan_image3", "diffusers_video")
 _REGISTERED: list[Family] = []
 EMBEDDED = "tiny-image"
 EMBEDDED_VIDEO = "tiny-video"
@@ -86,7 +87,7 @@ def _family(folder: Path, makes: Literal["pictures", "videos"] | None = None) ->
     """The family of the checkpoint in `folder`; `makes`: by what a job wants of it."""
     asked = [family for family in families() if makes in (None, family.makes)]
     built_in = [family for family in asked if family not in _REGISTERED]
-    return next((family for family in asked if family.is_one(folder)), built_in[0])
+    return next((family for family in asked if family.is_one(folder)), built_in[-1])
 
 
 @lru_cache(maxsize=8)

@@ -148,6 +148,32 @@ class Number(Kind):
 
 
 @dataclass(frozen=True)
+class Span(Kind):
+    """Two numbers from `low` to `high`, the smaller one first; as text with a comma between."""
+
+    low: float
+    high: float
+    metavar = "low,high"
+
+    @property
+    def allowed(self) -> str:
+        return f"two numbers from {self.low:g} to {self.high:g}, the smaller one first"
+
+    def read(self, value: Any) -> tuple[float, float]:
+        numbers = Number(self.low, self.high)
+        if not isinstance(value, list | tuple) or len(value) != 2:
+            raise BadValue(f"{shown(value)} is no span", f"give {self.allowed}", "wrong-type")
+        first, last = (numbers.read(one) for one in value)
+        if first >= last:
+            raise BadValue(f"{shown(value)} is empty", f"give {self.allowed}", "out-of-range")
+        return first, last
+
+    def parse(self, text: str) -> tuple[float, float]:
+        numbers = Number(self.low, self.high)
+        return self.read([numbers.parse(part.strip()) for part in text.strip(" []").split(",")])
+
+
+@dataclass(frozen=True)
 class Truth(Kind):
     """true or false."""
 

@@ -20,6 +20,7 @@ from hyimg_cli.settings.kinds import (
     Number,
     OneOf,
     SizeText,
+    Span,
     Switch,
     Text,
     Truth,
@@ -43,6 +44,7 @@ SYSTEM_PROMPTS = (
     "custom",
 )
 VARY = ("picture", "text", "both")
+RENORMS = ("global", "channel", "text_channel", "none")
 # About seven minutes at 24 a second: beyond any model, so a slip of the pen.
 MAX_FRAMES = 10001
 MAX_FPS = 240
@@ -243,6 +245,24 @@ _SAMPLING = (
     _text("top_k", Integer(0, 2**31 - 1), CHECKPOINT, "Text stage; 0 is off."),
     _text("top_p", Number(0, 1, above_low=True), CHECKPOINT, "Text stage; 1 is off."),
     _text("max_new_tokens", Integer(1, 65536), CHECKPOINT, "Longest text to write."),
+    _text(
+        "image_guidance_scale",
+        Number(0, 100),
+        CHECKPOINT,
+        "How hard source images pull; BAGEL. Up to 1: not apart from the prompt.",
+    ),
+    _text(
+        "guidance_interval",
+        Span(0, 1),
+        CHECKPOINT,
+        "Noise levels that are guided, the lower one left out: 0.4,1; BAGEL.",
+    ),
+    _text(
+        "guidance_renorm",
+        OneOf(RENORMS),
+        CHECKPOINT,
+        "How guidance is kept from growing; BAGEL.",
+    ),
     _text("infer_align_image_size", Truth(), False, "Edits get their source's aspect ratio."),
     _video(
         "negative_prompt",

@@ -15,6 +15,8 @@ BOT_TASKS: tuple[BotTask, ...] = ("none", "think", "recaption", "think_recaption
 FORMATS: tuple[Format, ...] = get_args(Format)
 FITS: tuple[Fit, ...] = get_args(Fit)
 MAX_SOURCE_IMAGES = 3
+# Read by some models only.
+GUIDANCE_FIELDS = ("image_guidance_scale", "guidance_interval", "guidance_renorm")
 # Its name is its id.
 BY_ID = "{custom_id}"
 _SUFFIXES: dict[Format, str] = {"png": ".png", "jpeg": ".jpg", "webp": ".webp"}
@@ -96,11 +98,12 @@ class TextInputs:
 class ImageJob:
     """One `it2i` or `t2i` picture. `images` are paths as given, resolved against the manifest.
 
-    `cot_text` or `cot_token_ids` replace the AR stage's writing; `written_json` is what was noted
-    of these ids when they were written, empty where nothing was. `infer_align_image_size`: sources
-    are resized to the model's sizes, not cut, and a picture of the same size gets its source's
-    aspect ratio. `file_name`: a template, see `settings.file_names`. `user_fields` names the
-    manifest fields that the user set for this job: one that no stage consumes is an error.
+    `GUIDANCE_FIELDS` are None for a model that reads none. `cot_text` or `cot_token_ids` replace
+    the AR stage's writing; `written_json` is what was noted of these ids when they were written,
+    empty where nothing was. `infer_align_image_size`: sources are resized to the model's sizes,
+    not cut, and a picture of the same size gets its source's aspect ratio. `file_name`: a
+    template, see `settings.file_names`. `user_fields` names the manifest fields that the user set
+    for this job: one that no stage consumes is an error.
     """
 
     custom_id: str
@@ -123,6 +126,9 @@ class ImageJob:
     use_system_prompt: str = "None"
     system_prompt: str | None = None
     encoding: Encoding = Encoding()
+    image_guidance_scale: float | None = None
+    guidance_interval: tuple[float, float] | None = None
+    guidance_renorm: str | None = None
     file_name: str = BY_ID
     metadata_json: str = "null"
     extra_json: str = "{}"
