@@ -36,7 +36,7 @@ def _show(described: Described, *, as_json: bool) -> None:
         render.json_line(_as_json(described))
         return
     for text in _lines(described):
-        render.line(render.printable(text))
+        render.line(text)
 
 
 def _as_json(described: Described) -> dict[str, Any]:

@@ -261,7 +261,7 @@ def needs(
         prefetch=encode if _prefetches_sources(config) else 0,
         forward=working(card, config),
         kept=prefixes + _encoded_bytes(jobs, card, config),
-        has_graphs=by_graphs(config.model, config.parallel.tensor_ranks),
+        has_graphs=by_graphs(replace(config.model, model=card.model), config.parallel.tensor_ranks),
     )
 
 

@@ -149,6 +149,11 @@ class ParallelConfig:
         """Processes that are needed for a video, this one counted."""
         return max(self.vae_ranks, self.cfg_ranks)
 
+    @property
+    def of_session(self) -> int:
+        """Processes, a GPU each, that one session needs for whatever it makes."""
+        return max(self.ranks, self.tensor_ranks)
+
 
 @dataclass(frozen=True, kw_only=True)
 class FailurePolicy:

@@ -143,7 +143,7 @@ class ImagePipeline(Pipeline[MixedModel, ImageJob, Generated | Decoded]):
             source_sha256=done.source_digests,
             cot_text=done.text.text,
             cot_token_ids=done.text.ids,
-            ratio_index=done.bucket.ratio_index,
+            ratio_index=done.bucket.token_index,
         )
 
     def outcome(
@@ -165,7 +165,7 @@ class ImagePipeline(Pipeline[MixedModel, ImageJob, Generated | Decoded]):
             cot_from=done.cot_from,
             written=done.written if isinstance(done, Generated) else None,
             think_truncated=text.is_truncated,
-            ratio_index=done.bucket.ratio_index,
+            ratio_index=done.bucket.token_index,
             kv_reuse=reuse,
             batch=done.batch,
             parallel=None if self._ranks is None else self._ranks.report(),
