@@ -65,13 +65,14 @@ def carry_out(order: Order, style: render.Style) -> int:
     refuse_missing_device(config)
     if not settings["metadata"].value:
         render.remarks([UNMARKED], style)
-    found = look_at_sources(order.selection.of(accepted.jobs), config, style)
+    jobs = order.selection.of(accepted.jobs, config.model.revision).jobs
+    found = look_at_sources(jobs, config, style)
     with stoppable() as stopper, RunFolder(config.output.folder) as folder:
         run = runner.prepare(
             folder,
             accepted,
+            jobs,
             config=config,
-            selection=order.selection,
             policy=order.policy,
             found=found,
         )
@@ -99,7 +100,7 @@ def look_at_sources(jobs: Sequence[Job], config: RunConfig, style: render.Style)
     found = seen(jobs)
     if found.errors and not style.is_quiet:
         for text in found.named():
-            render.note(render.printable(text))
+            render.note(text)
     render.remarks(turned_sizes(found, jobs), style)
     refuse_hopeless(found, jobs, RunFolder(config.output.folder).results())
     return found
@@ -136,7 +137,7 @@ def _told(what: str, then: str = "") -> Iterator[None]:
     except Exception as error:
         is_ours = isinstance(error, HyimgError)
         why = str(error) if is_ours else f"{type(error).__name__}: {error}".rstrip(": ")
-        render.note(" ".join("; ".join(filter(None, (f"{what}: {why}", then))).splitlines()))
+        render.note("; ".join(filter(None, (f"{what}: {why}", then))))
         logger.info(what, exc_info=error)
 
 

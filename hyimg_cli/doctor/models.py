@@ -2,6 +2,7 @@
 are read, no weights.
 """
 
+import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
@@ -168,6 +169,14 @@ def _sample(line: bytes, **flags: str | None) -> Sequence[Job]:
     return found
 
 
+def _film(card: VideoCard) -> bytes:
+    """A line of the checkpoint's own task."""
+    if card.start is None or not card.needs_start:
+        return _VIDEO
+    images = ["picture.png"] * card.start.fewest
+    return json.dumps({"prompt": "a film", "task": "i2v", "images": images}).encode()
+
+
 def _free_text(there: Present, copies: int) -> str:
     return f"{bytes_text(there.free * copies)} free"
 
@@ -188,7 +197,7 @@ def video_memory(subject: Subject) -> Check:
     loaded = card.loaded_bytes(precision(config.model)[1])
     if not loaded:
         return Check("video memory", "warning", _UNCOUNTED)
-    found = judged(name, _sample(_VIDEO, video_model=name, revision=revision), config, there)
+    found = judged(name, _sample(_film(card), video_model=name, revision=revision), config, there)
     copies = copies_of(config, config.parallel.replicas)
     said = f"{model_name(name)}: "
     if config.model.cpu_offload:
@@ -219,5 +228,5 @@ def model_name(model: str) -> str:
 
 
 def _is_hub_id(model: str) -> bool:
-    is_path = model.startswith((".", "/", "~")) or Path(model).expanduser().is_dir()
+    is_path = model.startswith((".", "/", "~")) or os.path.isdir(os.path.expanduser(model))
     return not is_path and model.count("/") == 1

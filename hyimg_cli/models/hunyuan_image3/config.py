@@ -15,6 +15,8 @@ from hyimg_cli.spec.job import BOT_TASKS
 
 # What a part of a picture that the VAE has at work at once may take; see `row_chunks`.
 VAE_CHUNK_BYTES = 1 << 29
+# Of all layers: each has tensors with names of their own.
+_MOST_EXPERTS = 100_000
 
 Template = Literal["instruct", "pretrain"]
 if TYPE_CHECKING:
@@ -190,7 +192,7 @@ def architecture(config: Mapping[str, Any], *, where: str = "config.json") -> Ar
         return _architecture(config)
     except KeyError as error:
         what = f"config key {error} is missing"
-    except (TypeError, ValueError, AttributeError, IndexError) as error:
+    except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError) as error:
         what = f"a config value is of the wrong kind: {error}"
     raise CheckpointError(what, where=where, code="checkpoint.config")
 
@@ -212,7 +214,7 @@ def generation_config(config: Mapping[str, Any]) -> GenerationConfig:
     off = {key: value for key, value in _OFF.items() if config.get(key, value) is None}
     try:
         return _generation_config({k: v for k, v in config.items() if v is not None} | off)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise CheckpointError(
             f"a value is of the wrong kind: {error}",
             where="generation_config.json",
@@ -311,6 +313,8 @@ def _architecture(config: Mapping[str, Any]) -> Architecture:
     told = {**_CONFIG_DEFAULTS, **config}
     layers = int(config["num_hidden_layers"])
     heads = int(config["num_attention_heads"])
+    if not 0 < layers * int(config["num_experts"]) <= _MOST_EXPERTS:
+        raise ValueError(f"{layers} layers of {config['num_experts']} experts")
     head_dim = config.get("attention_head_dim") or config.get("head_dim")
     down = config["vae_downsample_factor"]
     if down[0] != down[1]:
