@@ -148,7 +148,7 @@ class Number(Kind):
 
 
 @dataclass(frozen=True)
-class Span(Kind):
+class NumberPair(Kind):
     """Two numbers from `low` to `high`, the smaller one first; as text with a comma between."""
 
     low: float
