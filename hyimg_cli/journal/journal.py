@@ -47,7 +47,7 @@ RUN = "run.json"
 LATENTS = "latents"
 LOCK = ".lock"
 # Of a resolved job, what never changes its file.
-_NOT_IN_KEY = ("custom_id", "images", "model", "metadata", "name", "written")
+_NOT_IN_KEY = ("custom_id", "images", "model", "metadata", "name", "written", "lora")
 
 
 class JobFolder(ABC):
