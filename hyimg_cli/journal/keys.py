@@ -11,7 +11,7 @@ from hyimg_cli.errors import MachineError
 from hyimg_cli.journal.journal import job_key
 from hyimg_cli.journal.provenance import versions
 from hyimg_cli.media.images import MAX_SOURCE_BYTES
-from hyimg_cli.models import registry
+from hyimg_cli.models import lora_files, registry
 from hyimg_cli.settings.config import in_key
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.job import ImageJob, Job
@@ -38,7 +38,8 @@ def pixel_settings(job: Job, config: RunConfig) -> dict[str, str]:
     """The settings that change the job's pixels, as they are declared to, by their words."""
     decided = {"dtype": precision(config.model)[1]}
     if not isinstance(job, ImageJob):
-        return in_key(config, "videos", decided)
+        lora = {"lora": lora_files.in_key(job.lora)} if job.lora else {}
+        return in_key(config, "videos", decided) | lora
     graphs = by_graphs(replace(config.model, model=job.model), config.parallel.tensor_ranks)
     return in_key(config, "pictures", decided | {"decode_graphs": "on" if graphs else "off"})
 

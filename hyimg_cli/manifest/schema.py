@@ -27,6 +27,7 @@ _PATTERNS: dict[type[k.Kind], str] = {
     k.CustomId: k.ID_PATTERN,
     k.DeviceName: k.DEVICE_PATTERN,
     k.SizeText: k.SIZE_PATTERN,
+    k.LoraText: f"|{_WRITTEN}",
     k.Text: _WRITTEN,
     k.Folder: f"(?!{ADDRESS_PATTERN}){_WRITTEN}",
     NameTemplate: _WRITTEN,

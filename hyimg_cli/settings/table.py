@@ -16,6 +16,7 @@ from hyimg_cli.settings.kinds import (
     Folder,
     Integer,
     Kind,
+    LoraText,
     Names,
     Number,
     NumberPair,
@@ -277,6 +278,19 @@ _SAMPLING = (
         OneOf(FITS),
         None,
         "How an i2v picture gets the video's shape. Default: as the model's authors do it.",
+    ),
+    _video(
+        "lora",
+        LoraText(),
+        (),
+        "LoRA files: FILE[@WEIGHT], for two transformers high=FILE;low=FILE. Needs peft.",
+    ),
+    _video(
+        "scheduler",
+        OneOf(("euler",)),
+        None,
+        "euler: the steps that four- and eight-step models were distilled to. Default: the "
+        "checkpoint's own.",
     ),
     _video(
         "guidance_scale_2",
