@@ -292,6 +292,8 @@ class _Dispatcher:
         if error is None and not trace:
             worker.finished()
         elif error is not None and not (self._is_over or _is_its_own(error)):
+            self.transport.kill(worker.number)
+            worker.died()
             raise error
         else:
             if trace:
