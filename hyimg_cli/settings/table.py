@@ -402,9 +402,15 @@ _PARALLEL = (
     ),
     _run(
         "replicas",
-        Integer(1, 64),
+        Integer(1, 4096),
         1,
-        "Processes with a model each, a GPU each, that share the jobs. Same pixels.",
+        "Processes with a model each, GPUs of its own each, that share the jobs. Same pixels.",
+    ),
+    _run(
+        "ray_address",
+        Text("address"),
+        None,
+        "Replicas on a Ray cluster: its address, auto, or local for one that is started here.",
     ),
 )
 _OUTPUT = (

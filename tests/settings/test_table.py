@@ -42,6 +42,7 @@ FILLS: dict[str, tuple[str, Any]] = {
     "cfg_parallel_size": ("parallel.cfg_ranks", 2),
     "tensor_parallel_size": ("parallel.tensor_ranks", 4),
     "replicas": ("parallel.replicas", 5),
+    "ray_address": ("parallel.ray_address", "10.0.0.1:6379"),
     "metadata": ("output.metadata", False),
     "frames": ("output.frames", "png"),
     "checkpoint_every": ("output.checkpoint_every", 6),
