@@ -84,7 +84,7 @@ class Facts:
         device, dtype = precision(choice)
         names = dict.fromkeys(group.model for group in plan.groups)
         prints = {name: registry.fingerprint(name, choice.revision) for name in names}
-        sources = (path for job in plan.jobs if isinstance(job, ImageJob) for path in job.images)
+        sources = (path for job in plan.jobs for path in job.images)
         source = next((source_digest(path) for path in sources), None)
         return cls(device, dtype, by_graphs(choice, ranks), ranks, prints, _versions(), source)
 

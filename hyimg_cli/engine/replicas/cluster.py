@@ -128,7 +128,8 @@ class RayCluster:
         self._head = _Head()
 
     def start(self, setup: Setup) -> None:
-        of_ray = ray.remote(max_restarts=0, max_task_retries=0, concurrency_groups={"watch": 2})
+        remote: Any = ray.remote  # its types lack concurrency groups
+        of_ray = remote(max_restarts=0, max_task_retries=0, concurrency_groups={"watch": 2})
         actor = of_ray(Replica).options(**self._needs, **self.options(setup.number))
         handle: Any = actor.remote(setup)
         self._actors[setup.number] = _Actor(handle, handle.up.remote(), setup.beat_s)
