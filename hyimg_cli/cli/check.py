@@ -11,7 +11,7 @@ from hyimg_cli.cli.selection import resume_policy_of, selection_of
 from hyimg_cli.engine import runner
 from hyimg_cli.engine.sources import faults, seen, turned_sizes
 from hyimg_cli.errors import HyimgError, OutputFolderError
-from hyimg_cli.journal.journal import RunFolder
+from hyimg_cli.journal.bucket import run_folder
 from hyimg_cli.manifest.consumed import without_effect
 from hyimg_cli.settings.precedence import Setting
 from hyimg_cli.spec.job import Job
@@ -53,7 +53,7 @@ def _clash(
         return []
     config = o.run_config(settings, o.output_folder(given, settings, ""))
     try:
-        runner.sift(RunFolder(config.output.folder), jobs, config, resume_policy_of(given))
+        runner.sift(run_folder(config.output.folder), jobs, config, resume_policy_of(given))
     except OutputFolderError as error:
         return [error]
     return []

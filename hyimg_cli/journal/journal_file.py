@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -37,24 +37,27 @@ class JournalFile:
     def close(self) -> None:
         os.close(self._file)
 
-    def append(self, custom_id: str, line: bytes) -> None:
-        """Add a line about a job; it is on disk when this returns.
+    def append(self, lines: Mapping[str, bytes]) -> None:
+        """Add lines about jobs, by their ids; they are on disk when this returns.
 
-        Raises JournalError where the file was touched meanwhile: the line is in it all the same.
-        Raises OSError where the disk refuses: nothing of the line is left.
+        Raises JournalError where the file was touched meanwhile: they are in it all the same.
+        Raises OSError where the disk refuses: nothing of them is left.
         """
+        if not lines:
+            return
+        *_, last = lines.values()
         fault = None
         with suppress(FileNotFoundError):  # a folder that was moved has its journal with it
             fault = self._mended()
         length = os.fstat(self._file).st_size
         try:
-            write_all(self._file, line)
+            write_all(self._file, b"".join(lines.values()))
             os.fsync(self._file)
         except OSError:
             os.ftruncate(self._file, length)
             raise
-        self._ours[custom_id] = line
-        self._end, self._last = length + len(line), line
+        self._ours |= lines
+        self._end, self._last = length + sum(map(len, lines.values())), last
         # A copy that was put in the file's place shows only now.
         fault = self._mended() or fault
         if fault is not None:

@@ -126,16 +126,17 @@ class TextsFile(JobFolder):
         (line,) = lines_beside([job], self.folder)
         self._append(job.custom_id, line)
 
-    def append(self, outcome: Outcome) -> None:
+    def append(self, *outcomes: Outcome) -> None:
         """A job that failed has no line: it is tried again by the next run."""
-        job = self._jobs[outcome.custom_id]
-        if outcome.status == "done" and isinstance(job, ImageJob):
-            self._append(job.custom_id, text_line(job, outcome, self.folder))
+        for outcome in outcomes:
+            job = self._jobs[outcome.custom_id]
+            if outcome.status == "done" and isinstance(job, ImageJob):
+                self._append(job.custom_id, text_line(job, outcome, self.folder))
 
     def _append(self, custom_id: str, line: Mapping[str, Any]) -> None:
         assert self._file is not None, "the file is written without its lock"
         with disk_errors(self._path):
-            self._file.append(custom_id, json_line(line))
+            self._file.append({custom_id: json_line(line)})
 
 
 def text_line(job: ImageJob, outcome: Outcome, folder: Path) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import cast
 
 from hyimg_cli.errors import HyimgError
+from hyimg_cli.files import joined, shown_place
 from hyimg_cli.manifest.fields import COT_FIELDS
 from hyimg_cli.manifest.line import unconsumed
 from hyimg_cli.manifest.resolved_line import Child, ResolvedLine, moved
@@ -59,7 +60,7 @@ class PictureLine(ResolvedLine):
         return ImageJob(
             custom_id=child.custom_id,
             task=fields["task"],
-            images=tuple(str(folder / image) for image in fields.get("images", ())),
+            images=tuple(shown_place(joined(folder, image)) for image in fields.get("images", ())),
             seed=child.first_seed if self.value("vary") == "text" else child.seed,
             size=self._size(),
             bot_task=self.value("bot_task"),

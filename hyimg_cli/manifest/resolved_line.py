@@ -18,7 +18,6 @@ from hyimg_cli.spec.card import ModelCard, VideoCard
 from hyimg_cli.spec.digest import seed_from
 from hyimg_cli.spec.job import Job
 
-
 _NOTHING = {"None": "null", "{}": "{}"}
 
 

@@ -18,6 +18,7 @@ from hyimg_cli.settings.kinds import (
     Kind,
     Number,
     OneOf,
+    RunPlace,
     SizeText,
     Switch,
     Text,
@@ -363,9 +364,9 @@ _PARALLEL = (
 _OUTPUT = (
     _run(
         "output_dir",
-        Folder(),
+        RunPlace(),
         None,
-        "Folder for results. Default: runs/<manifest>.",
+        "Folder for results, or s3://bucket/run. Default: runs/<manifest>.",
         is_basic=True,
         flags=("-o", "--output-dir"),
     ),
