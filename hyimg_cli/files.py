@@ -13,7 +13,7 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -191,7 +191,7 @@ def nearest_existing(path: Path) -> Path:
     return next(place for place in (path, *path.absolute().parents) if os.path.lexists(place))
 
 
-def replace_file(path: Path, data: bytes, *, is_lasting: bool = True) -> None:
+def replace_file(path: Path, data: bytes | Iterable[bytes], *, is_lasting: bool = True) -> None:
     """Writes `data` to `path`, all of it or nothing.
 
     `is_lasting` off: a power cut may leave nothing of it, and nobody waits for the disk.
@@ -199,7 +199,8 @@ def replace_file(path: Path, data: bytes, *, is_lasting: bool = True) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with open(temporary, "wb", buffering=0) as file:
-            write_all(file.fileno(), data)
+            for piece in (data,) if isinstance(data, bytes) else data:
+                write_all(file.fileno(), piece)
             if is_lasting:
                 os.fsync(file.fileno())
         os.replace(temporary, path)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.request import Request, urlopen
 
 import pytest
 
@@ -51,6 +52,9 @@ def s3_endpoint() -> Iterator[Endpoint]:
     endpoint.url = f"http://127.0.0.1:{server.server_port}"
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
+    # What an earlier test left is the process's.
+    urlopen(Request(f"{endpoint.url}/moto-api/reset", method="POST")).close()
+    endpoint.requests.clear()
     try:
         yield endpoint
     finally:

@@ -7,7 +7,7 @@ import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hyimg_cli.cli import render
@@ -62,6 +62,9 @@ def carry_out(order: Order, style: render.Style) -> int:
     began = time.perf_counter() - process_age_s()
     manifest, settings, config = order.manifest, order.settings, order.config
     accepted = runner.accept(manifest, settings)
+    # Of a million lines none is needed any more: the jobs are.
+    manifest = replace(manifest, lines=())
+    order = replace(order, manifest=manifest)
     if not accepted.invalid:  # a faulty line may be of the other kind
         render.remarks(without_effect(settings, accepted.jobs), style)
     refuse_missing_device(config)

@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from hyimg_cli.errors import OutputFolderError, StorageError
-from hyimg_cli.files import JOURNAL_BYTES, bytes_of, remove, replacing, shown_place
+from hyimg_cli.files import JOURNAL_BYTES, bytes_of, remove, replace_file, replacing, shown_place
 from hyimg_cli.journal.disk import disk_errors, locked, make_folders, remove_temporaries
 from hyimg_cli.journal.job_files import (
     OUTPUTS,
@@ -252,12 +252,8 @@ class RunFolder(JobFolder):
 
     def _replace(self, name: str, data: Iterable[bytes]) -> None:
         assert self._lock is not None, "the folder is written without its lock"
-        with (
-            disk_errors(self.folder),
-            replacing(self.folder / name) as temporary,
-            open(temporary, "wb") as file,
-        ):
-            file.writelines(data)
+        with disk_errors(self.folder):
+            replace_file(self.folder / name, data)
 
     def results(self) -> dict[str, dict[str, Any]]:
         """The last outcome of each job, by custom_id, in the order of first appearance.
