@@ -9,13 +9,14 @@ socket would let a run wait for ever.
 import contextlib
 import errno
 import io
+import json
 import os
 import re
 import shutil
 import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from hyimg_cli import remote
 from hyimg_cli.errors import StorageError
@@ -45,7 +46,10 @@ SETTINGS_BYTES = 10_000_000  # a recipe, a scenario, the record of a run
 TABLE_BYTES = 200_000_000  # a checkpoint's JSON, a tokenizer
 MANIFEST_BYTES = 1_000_000_000
 JOURNAL_BYTES = 4_000_000_000  # 200,000 jobs with texts of the greatest length
+LATENTS_BYTES = 10_000_000_000  # of a film of minutes, several times over
 _PIECE_BYTES = 1 << 20
+# Levels of a JSON value: twice what a manifest may hold, and far below what Python can write.
+MAX_DEPTH = 200
 _KINDS = {
     stat.S_IFIFO: "a named pipe",
     stat.S_IFSOCK: "a socket",
@@ -68,6 +72,40 @@ class UnfitFile(OSError):
 
     def __str__(self) -> str:
         return self.strerror
+
+
+def json_of(text: str | bytes, **how: Any) -> Any:
+    """The value of a JSON text; `how`: as `json.loads` takes it. Raises ValueError, and so for what
+    is nested so deeply that nobody could compare, copy or write it.
+    """
+    try:
+        value = json.loads(text, **how)
+    except RecursionError:
+        is_deep = True
+    else:
+        # Most texts have no such number of brackets at all.
+        data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
+        is_deep = data.count(b"[") + data.count(b"{") > MAX_DEPTH and is_deeper(value, MAX_DEPTH)
+    if is_deep:
+        raise ValueError("nested too deeply")
+    return value
+
+
+def refuse_constant(name: str) -> Any:
+    """For `parse_constant`: NaN and Infinity are read by Python alone. Raises ValueError."""
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def is_deeper(value: Any, levels: int) -> bool:
+    """True if lists and objects stand in one another on more than so many levels."""
+    layer = [value]
+    for _ in range(levels):
+        layer = [part for one in layer for part in _parts(one)]
+    return any(isinstance(one, list | dict) for one in layer)
+
+
+def _parts(value: Any) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
 def scheme_of(name: str) -> str:

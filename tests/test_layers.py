@@ -100,12 +100,10 @@ WITHOUT_TORCH = (
     "engine.runner",
     "engine.timing",
     "engine.sources",
-    "engine.replicas.job_queue",
-    "engine.replicas.process",
-    "engine.replicas.worker",
-    "engine.replicas.outcomes",
-    "engine.replicas.run",
+    "engine.replicas",
+    "parallel.child",
     "parallel.launch",
+    "parallel.watch",
 )
 MODULES = sorted(PACKAGE.rglob("*.py"))
 

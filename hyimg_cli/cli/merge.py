@@ -54,7 +54,7 @@ def merge(
         render.json_line({"merged": merged, "output_dir": shown_place(into)})
     elif not quiet:
         for text in _sentences(found, len(folders), into):
-            render.note(render.printable(text))
+            render.note(text)
     raise typer.Exit(1 if found.missing else 0)
 
 

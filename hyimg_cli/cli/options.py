@@ -24,10 +24,11 @@ from hyimg_cli.cli.shard import folder_of, shard_named
 from hyimg_cli.errors import UsageError
 from hyimg_cli.remote import keep_copies_in
 from hyimg_cli.settings.config import configured, refuse_conflicts
-from hyimg_cli.settings.kinds import BadValue, Folder, RunPlace, Truth
+from hyimg_cli.settings.kinds import BadValue, Folder, OneOf, RunPlace, Truth
 from hyimg_cli.settings.precedence import Setting, settle
 from hyimg_cli.settings.recipe import FOLDERS_OWN, read_folders_own, read_recipe
 from hyimg_cli.settings.table import CHECKPOINT, RUN, SETTINGS, Declaration
+from hyimg_cli.spec.job import TASKS, VIDEO_TASKS
 from hyimg_cli.spec.run import RunConfig
 
 STYLE = "Style"
@@ -55,6 +56,14 @@ def place(text: str) -> Path:
     """The same of a run's results, which may lie at an address."""
     try:
         return Path(RunPlace().parse(text))
+    except BadValue as bad:
+        raise typer.BadParameter(f"{bad.what}; {bad.hint}") from None
+
+
+def task_named(text: str) -> str:
+    """One of the tasks that a line may have."""
+    try:
+        return str(OneOf((*TASKS, *VIDEO_TASKS)).parse(text))
     except BadValue as bad:
         raise typer.BadParameter(f"{bad.what}; {bad.hint}") from None
 
@@ -119,6 +128,16 @@ Prompt = Annotated[
         is_basic=True,
         metavar="<text>",
         help="What to do with each picture; or a .txt of prompts.",
+    ),
+]
+Task = Annotated[
+    str | None,
+    option(
+        "--task",
+        panel=RUN,
+        parser=task_named,
+        metavar="<task>",
+        help="Of the jobs that --prompt makes: i2v starts a video from each picture.",
     ),
 ]
 Recursive = Annotated[

@@ -1,5 +1,6 @@
 """`hyimg think`: the text stage of a manifest's jobs alone, into a manifest for people to edit."""
 
+import os
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -121,7 +122,7 @@ def _config(config: RunConfig) -> RunConfig:
 
 def _refuse_itself(manifest: str, output: Path) -> None:
     """Raises UsageError where the texts would be written over the manifest."""
-    there = manifest != "-" and output.exists() and Path(manifest).exists()
+    there = manifest != "-" and os.path.exists(output) and os.path.exists(manifest)
     if there and output.samefile(manifest):
         what, hint = "the texts would be written into the manifest itself", "choose another -o"
         raise UsageError(what, where=str(output), hint=hint, code="usage.same-file")

@@ -82,9 +82,9 @@ class PartJournal:
     def confirm(self) -> None:
         """Nothing: nobody but the next run can write behind the last part."""
 
-    def append(self, lines: Mapping[str, bytes]) -> None:
-        """Adds lines by custom_id. Raises StorageError where another run has taken over."""
-        self._create(b"".join(lines.values()))
+    def append(self, lines: Sequence[tuple[str, bytes]]) -> None:
+        """Adds lines, each with its job, in one part. Raises StorageError where another run has taken over."""
+        self._create(b"".join(line for _, line in lines))
 
     def _create(self, data: bytes) -> None:
         name, part = self._name(self._next), self._signed(data)
@@ -162,7 +162,7 @@ class BucketFolder(RunFolder):
     def write_results(self, lines: Iterable[bytes]) -> None:
         """Adds lines to the journal, all in one part: the last one of a job counts."""
         with self._errors():
-            self._append({RESULTS: b"".join(lines)})
+            self._append([(RESULTS, b"".join(lines))])
 
     def bring(self, name: str, local: Path) -> None:
         """Puts a file of this machine under a name in the folder."""
@@ -182,10 +182,10 @@ class BucketFolder(RunFolder):
         shots = sum(name.startswith(f"{frames}/") for name in self._sizes) if with_frames else 0
         return not (with_frames and "num_frames" in output) or shots == output["num_frames"]
 
-    def _append(self, lines: Mapping[str, bytes]) -> None:
+    def _append(self, lines: Sequence[tuple[str, bytes]]) -> None:
         super()._append(lines)
         if self._known is not None:
-            self._known += b"".join(lines.values())
+            self._known += b"".join(line for _, line in lines)
 
     def _publish(self, outcomes: Sequence[Outcome]) -> None:
         """Puts the files of done jobs, checked once more, then takes them from this machine."""

@@ -4,7 +4,8 @@
           outputs/NAME.frames/0000.png   latents/<custom_id>.safetensors (unfinished videos)
 
 NAME is the custom_id, or what the job's template makes of it; a job's line says where its file is.
-A line is appended only after its file is in place, and is on disk when `append` returns. So a
+A line is appended only after its file is in place, and is on disk when `append` returns; of what
+was made elsewhere, file and line, when `store` returns. So a
 kill can leave a picture without a line, or half a line at the end, never a line without its file.
 Each append looks whether the lock and the journal are still those of this run.
 """
@@ -16,13 +17,22 @@ import shutil
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path, PurePath
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from hyimg_cli.errors import OutputFolderError, StorageError
-from hyimg_cli.files import JOURNAL_BYTES, bytes_of, remove, replace_file, replacing, shown_place
+from hyimg_cli.errors import JobError, OutputFolderError, StorageError
+from hyimg_cli.files import (
+    JOURNAL_BYTES,
+    LATENTS_BYTES,
+    bytes_of,
+    remove,
+    replace_file,
+    replacing,
+    shown_place,
+)
 from hyimg_cli.journal.disk import disk_errors, locked, make_folders, remove_temporaries
 from hyimg_cli.journal.job_files import (
     OUTPUTS,
@@ -33,6 +43,7 @@ from hyimg_cli.journal.job_files import (
     refuse_files_of_others,
 )
 from hyimg_cli.journal.journal_file import JournalFile, entry_of, whole_lines
+from hyimg_cli.journal.outcome_shape import fault_in
 from hyimg_cli.manifest.file_names import path_of
 from hyimg_cli.manifest.resolved import job_to_json, lines_beside
 from hyimg_cli.settings.file_names import UNKNOWN, fault_of
@@ -48,8 +59,20 @@ MISSING = "missing.jsonl"
 RUN = "run.json"
 LATENTS = "latents"
 LOCK = ".lock"
+# Files that are written at the same time.
+_WRITERS = 8
 # Of a resolved job, what never changes its file.
 _NOT_IN_KEY = ("custom_id", "images", "model", "metadata", "name", "written")
+
+
+@dataclass(frozen=True)
+class Made:
+    """An outcome, and the bytes of its files by their place in the folder, in the order in which
+    they are to be written.
+    """
+
+    outcome: Outcome
+    files: Mapping[str, bytes] = field(default_factory=dict)
 
 
 class JobFolder(ABC):
@@ -65,9 +88,19 @@ class JobFolder(ABC):
         return self.folder / OUTPUTS / f"{name}{suffix}"
 
     def place_for(self, job: Job, size: Size, suffix: str) -> Path:
-        """The same for a job's file of this size; its folder is made. Raises as `make_places`."""
+        """The same for a job's file of this size; its folder is made. Raises as `make_places`, and
+        JobError where a folder has the file's name, or that of a video's sidecar.
+        """
         path = self.path_for(name_of(job, size.width, size.height), suffix)
         self._make_place(path.parent)
+        for place in (path, path.with_suffix(".json")) if suffix == ".mp4" else (path,):
+            if os.path.isdir(place) and not os.path.islink(place):
+                raise JobError(
+                    "a folder stands where the file goes",
+                    where=str(place.relative_to(self.folder)),
+                    hint="take it away, and run the job again with --retry-failed",
+                    code="job.folder-in-the-way",
+                )
         return path
 
     def latents_for(self, custom_id: str) -> Path:
@@ -98,37 +131,44 @@ class JobFolder(ABC):
                 )
             make_folders(place)
 
-    def remove_temporaries(self, pid: int) -> None:
-        """Removes what a process that was killed had not yet given its final name."""
-        with disk_errors(self.folder):
-            for place in self._places_of_files():
-                remove_temporaries(place, of=str(pid))
-
-    def _places_of_files(self) -> Iterator[Path]:
-        """The folders in which jobs' files are written; those of frames are not."""
-        yield self.folder / LATENTS
-        for place, below, _ in os.walk(self.folder / OUTPUTS):
-            below[:] = [name for name in below if not name.endswith(".frames")]
-            yield Path(place)
-
     @abstractmethod
     def attempts(self) -> dict[str, int]:
         """Count how often each job was tried until now, by custom_id."""
 
     @abstractmethod
-    def append(self, *outcomes: Outcome) -> None:
-        """Adds a line for each to the journal; they are on disk when this returns.
+    def append(self, outcome: Outcome) -> None:
+        """Adds a line to the journal; it is on disk when this returns.
 
         Raises JournalError where somebody else removed or changed the journal meanwhile: the line
         is in it all the same. Any other StorageError: nothing of the line is left.
         """
 
+    @abstractmethod
+    def store(self, made: Sequence[Made]) -> None:
+        """Writes the files of outcomes that were made elsewhere, then all their lines, at once.
+
+        All of it is on disk when this returns. Raises as `append` does, of all the lines.
+        """
+
+    def latents_of(self, custom_id: str) -> bytes | None:
+        """The latents that wait for a job, for who works elsewhere."""
+        with disk_errors(self.folder), contextlib.suppress(FileNotFoundError):
+            return bytes_of(self.latents_for(custom_id), LATENTS_BYTES)
+        return None
+
+    def keep_latents(self, custom_id: str, data: bytes) -> None:
+        """Keeps latents that were told from elsewhere, until the job's outcome is stored."""
+        path = self.latents_for(custom_id)
+        with disk_errors(self.folder):
+            make_folders(path.parent)
+            replace_file(path, data)
+
 
 class Journal(Protocol):
     """Where lines are added: a file, or parts in an object store."""
 
-    def append(self, lines: Mapping[str, bytes]) -> None:
-        """Adds lines by custom_id; they are on disk when this returns. Raises StorageError."""
+    def append(self, lines: Sequence[tuple[str, bytes]]) -> None:
+        """Adds lines, each with its job; they are on disk when this returns. Raises StorageError."""
 
     def confirm(self) -> None:
         """Raises StorageError where it is no longer as this run left it."""
@@ -208,6 +248,13 @@ class RunFolder(JobFolder):
             ) from None
         os.close(former)
 
+    def _places_of_files(self) -> Iterator[Path]:
+        """The folders in which jobs' files are written; those of frames are not."""
+        yield self.folder / LATENTS
+        for place, below, _ in os.walk(self.folder / OUTPUTS):
+            below[:] = [name for name in below if not name.endswith(".frames")]
+            yield Path(place)
+
     def drop_latents(self, jobs: Iterable[str]) -> None:
         """Removes the latents of jobs that are done, or that start afresh."""
         with disk_errors(self.folder):
@@ -270,10 +317,29 @@ class RunFolder(JobFolder):
         return outcomes_in(data)
 
     def attempts(self) -> dict[str, int]:
-        return {name: int(line.get("attempt", 0)) for name, line in self.results().items()}
+        return {name: line.get("attempt", 0) for name, line in self.results().items()}
 
-    def append(self, *outcomes: Outcome) -> None:
-        lines = {one.custom_id: json_line(outcome_to_json(one)) for one in outcomes}
+    def append(self, outcome: Outcome) -> None:
+        self._record([outcome])
+
+    def store(self, made: Sequence[Made]) -> None:
+        # The disk takes many files at a time as soon as one.
+        with disk_errors(self.folder), ThreadPoolExecutor(_WRITERS) as writers:
+            list(writers.map(self._put, made))
+        self._record([one.outcome for one in made])
+        self.drop_latents(one.outcome.custom_id for one in made if one.outcome.status == "done")
+
+    def _put(self, made: Made) -> None:
+        for output in made.outcome.outputs:
+            for name in files_of(asdict(output))[1:]:
+                remove(self.folder / name)  # an earlier film's would tell of another job
+        for name, data in made.files.items():
+            path = self.folder / name
+            self._make_place(path.parent)
+            replace_file(path, data)
+
+    def _record(self, outcomes: Sequence[Outcome]) -> None:
+        lines = [(one.custom_id, json_line(outcome_to_json(one))) for one in outcomes]
         done = [one for one in outcomes if one.status == "done"]
         with disk_errors(self.folder):
             self._publish(done)
@@ -287,7 +353,7 @@ class RunFolder(JobFolder):
     def _publish(self, done: Sequence[Outcome]) -> None:
         """Nothing: files are made where they belong."""
 
-    def _append(self, lines: Mapping[str, bytes]) -> None:
+    def _append(self, lines: Sequence[tuple[str, bytes]]) -> None:
         self._held_journal().append(lines)
 
     def _remove(self, name: str) -> None:
@@ -318,9 +384,10 @@ def outcomes_in(data: bytes, first: int = 1) -> Iterator[tuple[dict[str, Any], b
         if not line.strip():
             continue
         entry = entry_of(line)
-        if entry is None:
+        why = "" if entry is None else fault_in(entry)
+        if entry is None or why:
             raise OutputFolderError(
-                "this line is no outcome of a job",
+                f"this line is no outcome of a job{f': {why}' if why else ''}",
                 where=f"{RESULTS}:{number}",
                 hint="take the line out: its job runs again",
                 code="output.damaged-journal",
@@ -363,6 +430,8 @@ def line_key(
     """The `job_key` of a job by its resolved line; `bot_task` is None for a video."""
     facts: dict[str, Any] = {"job": shaping_fields(line), "model": model_fingerprint}
     facts["settings"] = dict(pixel_settings)
+    if bot_task is None and source_digests:
+        facts["sources"] = list(source_digests)
     if bot_task is not None:
         if line.keys() & {"cot_text", "cot_token_ids"}:
             # Some lines of a given text say bot_task, which only a dynamic system prompt reads.

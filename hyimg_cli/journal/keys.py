@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -35,9 +36,11 @@ def key_of(job: Job, source_digests: Sequence[str], config: RunConfig) -> str:
 
 def pixel_settings(job: Job, config: RunConfig) -> dict[str, str]:
     """The settings that change the job's pixels, as they are declared to, by their words."""
-    graphs = by_graphs(config.model, config.parallel.tensor_ranks)
-    decided = {"dtype": precision(config.model)[1], "decode_graphs": "on" if graphs else "off"}
-    return in_key(config, "pictures" if isinstance(job, ImageJob) else "videos", decided)
+    decided = {"dtype": precision(config.model)[1]}
+    if not isinstance(job, ImageJob):
+        return in_key(config, "videos", decided)
+    graphs = by_graphs(replace(config.model, model=job.model), config.parallel.tensor_ranks)
+    return in_key(config, "pictures", decided | {"decode_graphs": "on" if graphs else "off"})
 
 
 def job_keys(jobs: Sequence[Job], config: RunConfig) -> dict[str, str]:
@@ -68,6 +71,8 @@ def confirm_dtype(choice: ModelChoice, dtype: str) -> None:
 def by_graphs(choice: ModelChoice, ranks: int) -> bool:
     """True if a model over so many ranks will decode its text by CUDA graphs; without torch."""
     is_on_gpu = precision(choice)[0] == "cuda" and choice.device != "balanced"
+    if is_on_gpu and not registry.model_card(choice.model, choice.revision).has_graphs:
+        return False
     return choice.wants_graphs(
         on_one_gpu=is_on_gpu and ranks == 1, has_triton=find_spec("triton") is not None
     )
@@ -100,8 +105,7 @@ def _has_gpu_files(devices: Path) -> bool:
 
 def source_digests(job: Job, digest_of: Callable[[str], str] | None = None) -> list[str]:
     """Digests of the pictures that a job reads, in order."""
-    images = job.images if isinstance(job, ImageJob) else ()
-    return [(digest_of or source_digest)(path) for path in images]
+    return [(digest_of or source_digest)(path) for path in job.images]
 
 
 def source_digest(path: str) -> str:

@@ -8,7 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from hyimg_cli.files import address_of, joined
-from hyimg_cli.spec.job import BY_ID, Encoding, ImageJob, Job, SizeRequest, VideoJob
+from hyimg_cli.spec.job import (
+    BY_ID,
+    GUIDANCE_FIELDS,
+    Encoding,
+    ImageJob,
+    Job,
+    SizeRequest,
+    VideoJob,
+)
 
 _VIDEO = (
     *("custom_id", "task", "prompt", "negative_prompt", "model", "seed", "size"),
@@ -41,11 +49,16 @@ def _video_fields(job: VideoJob) -> dict[str, Any]:
         del entry["negative_prompt"]
     if job.guidance_scale_2 is None:
         del entry["guidance_scale_2"]
+    if job.images:
+        entry |= {"images": list(job.images), "fit": job.fit}
     return entry
 
 
 def _image_fields(job: ImageJob) -> dict[str, Any]:
     entry = {name: getattr(job, name) for name in _PICTURE} | {"size": size_text(job.size)}
+    # Of models that read them: the keys of others stay as they are.
+    guidance = {name: getattr(job, name) for name in GUIDANCE_FIELDS}
+    entry |= {name: value for name, value in guidance.items() if value is not None}
     if job.images:
         entry["images"] = list(job.images)
     else:
@@ -71,10 +84,10 @@ def lines_beside(jobs: Iterable[Job], folder: Path) -> Iterator[dict[str, Any]]:
     from_folder = _leading_from(folder)
     for job in jobs:
         entry = job_to_json(job)
-        if isinstance(job, ImageJob) and job.images:
+        if job.images:
             entry["images"] = [from_folder(Path(image)) for image in job.images]
         if _is_folder(job.model):
-            entry["model"] = _with_dots(from_folder(Path(job.model).expanduser()))
+            entry["model"] = _with_dots(from_folder(Path(os.path.expanduser(job.model))))
         yield entry
 
 
@@ -113,7 +126,7 @@ def _with_dots(path: str) -> str:
 
 def _is_folder(model: str) -> bool:
     """True if a model is named by its path; a bare name or a hub id is none."""
-    return os.sep in model and Path(model).expanduser().is_dir()
+    return os.sep in model and os.path.isdir(os.path.expanduser(model))
 
 
 def _text_fields(job: ImageJob) -> dict[str, Any]:

@@ -4,14 +4,19 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 Task = Literal["it2i", "t2i"]
-VideoTask = Literal["t2v"]
+VideoTask = Literal["t2v", "i2v"]
 BotTask = Literal["none", "think", "recaption", "think_recaption"]
 Format = Literal["png", "jpeg", "webp"]
+# How a picture becomes a frame of another shape: its aspect ratio goes, or its edges.
+Fit = Literal["stretch", "crop"]
 TASKS: tuple[Task, ...] = ("it2i", "t2i")
-VIDEO_TASKS: tuple[VideoTask, ...] = ("t2v",)
+VIDEO_TASKS: tuple[VideoTask, ...] = get_args(VideoTask)
 BOT_TASKS: tuple[BotTask, ...] = ("none", "think", "recaption", "think_recaption")
 FORMATS: tuple[Format, ...] = get_args(Format)
+FITS: tuple[Fit, ...] = get_args(Fit)
 MAX_SOURCE_IMAGES = 3
+# Read by some models only.
+GUIDANCE_FIELDS = ("image_guidance_scale", "guidance_interval", "guidance_renorm")
 # Its name is its id.
 BY_ID = "{custom_id}"
 _SUFFIXES: dict[Format, str] = {"png": ".png", "jpeg": ".jpg", "webp": ".webp"}
@@ -93,11 +98,12 @@ class TextInputs:
 class ImageJob:
     """One `it2i` or `t2i` picture. `images` are paths as given, resolved against the manifest.
 
-    `cot_text` or `cot_token_ids` replace the AR stage's writing; `written_json` is what was noted
-    of these ids when they were written, empty where nothing was. `infer_align_image_size`: sources
-    are resized to the model's sizes, not cut, and a picture of the same size gets its source's
-    aspect ratio. `file_name`: a template, see `settings.file_names`. `user_fields` names the
-    manifest fields that the user set for this job: one that no stage consumes is an error.
+    `GUIDANCE_FIELDS` are None for a model that reads none. `cot_text` or `cot_token_ids` replace
+    the AR stage's writing; `written_json` is what was noted of these ids when they were written,
+    empty where nothing was. `infer_align_image_size`: sources are resized to the model's sizes,
+    not cut, and a picture of the same size gets its source's aspect ratio. `file_name`: a
+    template, see `settings.file_names`. `user_fields` names the manifest fields that the user set
+    for this job: one that no stage consumes is an error.
     """
 
     custom_id: str
@@ -120,6 +126,9 @@ class ImageJob:
     use_system_prompt: str = "None"
     system_prompt: str | None = None
     encoding: Encoding = Encoding()
+    image_guidance_scale: float | None = None
+    guidance_interval: tuple[float, float] | None = None
+    guidance_renorm: str | None = None
     file_name: str = BY_ID
     metadata_json: str = "null"
     extra_json: str = "{}"
@@ -160,10 +169,12 @@ class ImageJob:
 
 @dataclass(frozen=True, slots=True)
 class VideoJob:
-    """One `t2v` video. `size` in pixels and `num_frames` are what the file will hold.
+    """One `t2v` or `i2v` video. `size` in pixels and `num_frames` are what the file will hold.
 
-    `negative_prompt` is only used where `guidance_scale` is not 1. `guidance_scale_2` is for models
-    of two transformers (Wan 2.2), None elsewhere.
+    `images` are paths of the first frame of an `i2v`, or of its first and its last; `fit` is how
+    they become frames of `size`, None without images. `negative_prompt` is only used where
+    `guidance_scale` is not 1. `guidance_scale_2` is for models of two transformers (Wan 2.2), None
+    elsewhere.
     """
 
     custom_id: str
@@ -179,6 +190,8 @@ class VideoJob:
     guidance_scale: float
     flow_shift: float
     guidance_scale_2: float | None = None
+    images: tuple[str, ...] = ()
+    fit: Fit | None = None
     file_name: str = BY_ID
     metadata_json: str = "null"
     extra_json: str = "{}"

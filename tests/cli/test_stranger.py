@@ -4,6 +4,7 @@ import io
 import json
 import logging
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from PIL import Image, PngImagePlugin
 
 from hyimg_cli.cli.views import RichView
+from hyimg_cli.models import registry
 from hyimg_cli.spec.events import ModelLoaded, ModelLoading
 
 Run = Callable[..., Any]
@@ -173,3 +175,184 @@ def test_a_live_view_shows_names_as_they_are(monkeypatch: pytest.MonkeyPatch) ->
         assert SHOWN in view.bars[-1]
         view.show(ModelLoaded(f"./{EVIL}", 0.5, "cpu", "float32", 1000))
     assert SHOWN in stderr.getvalue().replace("\n", "")
+
+
+def seconds_of(run_cli: Run, *words: object) -> tuple[Any, float]:
+    began = time.process_time()
+    return run_cli(*words), time.process_time() - began
+
+
+@pytest.mark.parametrize(
+    ("data", "what"),
+    [
+        ('{"prompt": "x", ' + ", ".join(['"seed": 1'] * 200_000) + "}", '"seed" is there twice'),
+        (
+            json.dumps({"prompt": "x"} | {f"seed{n}": n for n in range(20_000)}),
+            "19,980 more keys are no fields",
+        ),
+        ("custom_id,prompt," + ",".join(f"q{n}" for n in range(20_000)) + "\na,b\n",
+         "19,980 more columns are no fields"),
+        (json.dumps({"prompt": "x", "matrix": {f"seed{n}": [1] for n in range(20_000)}}),
+         "the matrix is too large"),
+        (json.dumps({"prompt": "x", "matrix": {"seed": [*range(200_000)]}}),
+         "the matrix is too large"),
+        (json.dumps(JOB).encode("utf-16"), "the file is not UTF-8, but UTF-16"),
+        (json.dumps(JOB).encode("utf-16-le"), "the file is not UTF-8, but UTF-16"),
+        ("[" * 100_000, "nested too deeply"),
+        ('{"prompt": "x", "seed": ' + "[" * 900 + "]" * 900 + "}", "nested too deeply"),
+        (json.dumps(JOB | {"images": ["file:///a.png"]}), "is not a path"),
+        (json.dumps(JOB | {"images": ["HTTP://example.org/a.png"]}), "save the picture first"),
+        (json.dumps(JOB | {"model": "m" * 256}), "there is no checkpoint folder mmm"),
+        (json.dumps(JOB | {"model": "m/" * 3000}), "there is no checkpoint folder m/m"),
+        (json.dumps(JOB | {"model": "~nouser/x"}), "there is no checkpoint folder ~nouser/x"),
+        (json.dumps(JOB | {"images": ["p" * 5000]}), "File name too long"),
+    ],
+    ids=range(15),
+)  # fmt: skip
+def test_much_and_odd_of_a_line_is_told_shortly(
+    run_cli: Run, tmp_path: Path, data: str | bytes, what: str
+) -> None:
+    suffix = "csv" if isinstance(data, str) and data.startswith("custom_id,") else "jsonl"
+    path = tmp_path / f"jobs.{suffix}"
+    path.write_bytes(data if isinstance(data, bytes) else data.encode())
+    ran, took_s = seconds_of(run_cli, "check", path)
+    assert ran.code == 2, ran.err
+    assert what in ran.err
+    assert len(ran.err) < 8000
+    assert took_s < 5  # 200,000 keys took half an hour
+
+
+def test_a_fault_of_a_models_name_hides_no_other(
+    run_cli: Run, write_manifest: Callable[..., Path]
+) -> None:
+    manifest = write_manifest(JOB | {"model": "m" * 256}, JOB | {"seed": "one"}, JOB)
+    ran = run_cli("check", manifest)
+    assert ran.code == 2
+    assert '"one" is not a whole number' in ran.err
+    assert "1 job, 2 faults" in ran.err
+
+
+@pytest.mark.parametrize("flag", ["--strength", "--upscale", "--denoising-strength"])
+def test_flags_of_other_tools_are_answered_by_name(run_cli: Run, flag: str) -> None:
+    ran = run_cli("generate", "jobs.jsonl", flag, "0.5")
+    assert (ran.code, f"{flag} is not supported: there is no" in ran.err) == (2, True), ran.err
+
+
+def test_check_refuses_what_generate_would(
+    run_cli: Run, write_manifest: Callable[..., Path], write_picture: Callable[..., Path]
+) -> None:
+    lines = [JOB | {"images": ["gone.png"]}, JOB | {"images": ["gone-too.png"]}]
+    for command in ("check", "plan", "generate"):
+        ran = run_cli(command, write_manifest(*lines))
+        assert (ran.code, "error[source.none]" in ran.err) == (2, True), ran.err
+    write_picture("here.png")
+    ran = run_cli("check", write_manifest(*lines, JOB | {"images": ["here.png"]}))
+    assert ran.code == 1, ran.err
+
+
+DONE = {"custom_id": "jobs-0001", "status": "done", "key": "k", "attempt": 1, "denoise_steps": 1}
+DONE |= {"timings_s": {"total": 1.0}, "outputs": [{"path": "outputs/jobs-0001.png"}]}
+EDITS: tuple[dict[str, Any], ...] = (
+    {"outputs": [5]},
+    {"outputs": {"path": "a"}},
+    {"outputs": [{}]},
+    {"outputs": [{"path": "outputs/a\0b.png"}]},
+    {"outputs": [{"path": "outputs/../../a.png"}]},
+    {"outputs": [{"path": "outputs/a.mp4", "frames_path": "/home"}]},
+    {"outputs": [{"path": "outputs/a.png", "sha256": 5}]},
+    {"outputs": [{"path": "outputs/a.png", "width": "wide"}]},
+    {"outputs": [{"path": "outputs/a.mp4", "num_frames": None}]},
+    {"timings_s": {"total": "long"}},
+    {"timings_s": [1]},
+    {"timings_s": {"total": 10**400}},
+    {"share_s": {"total": True}},
+    {"status": 3},
+    {"status": "well"},
+    {"key": ["k"]},
+    {"attempt": "two"},
+    {"attempt": 1.5},
+    {"error": "failed"},
+    {"error": {"message": 3}},
+    {"kv_reuse": "hit"},
+    {"kv_reuse": {"status": 7}},
+    {"warnings": "none"},
+    {"warnings": [1]},
+    {"cot_text": 5},
+    {"cot_token_ids": ["a"]},
+    {"think_truncated": "no"},
+    {"denoise_steps": "ten"},
+    {"parallel": {"decode": {"ranks": [3]}}},
+    {"replica": "first"},
+)
+
+
+@pytest.mark.parametrize("edit", EDITS, ids=lambda edit: json.dumps(edit)[:40])
+def test_a_journal_edited_by_hand_is_told_of(
+    run_cli: Run, write_manifest: Callable[..., Path], tmp_path: Path, edit: dict[str, Any]
+) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "kept.png").touch()
+    journal = tmp_path / "out" / "results.jsonl"
+    journal.write_text(json.dumps(DONE) + "\n" + json.dumps(DONE | edit) + "\n")
+    manifest = write_manifest(JOB)
+    for words in (
+        ("plan", manifest, "-o", "out", "--force"),
+        ("report", "out"),
+        ("eval", "psnr", "out", "out"),
+    ):
+        ran = run_cli(*words)
+        assert ran.code == 2, ran.err
+        assert "error[output.damaged-journal]: this line is no outcome of a job" in ran.err
+        assert "--> results.jsonl:2" in ran.err
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[" * 100_000, '{"manifest": 3, "hardware": [], "flags": {"a": 1}, "versions": [1]}', "[1]",
+     '{"manifest": {"name": [1]}, "hardware": {"gpus": 5}, "models": {"a": []}, "flags": 7}'],
+    ids=range(4),
+)  # fmt: skip
+def test_a_run_json_of_anybody(run_cli: Run, tmp_path: Path, text: str) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "results.jsonl").write_text(json.dumps(DONE) + "\n")
+    (tmp_path / "out" / "run.json").write_text(text)
+    ran = run_cli("report", "out")
+    assert ran.code == 0, ran.err
+    (tmp_path / "out" / "manifest.resolved.jsonl").write_text(text)
+    assert run_cli("report", "out").code in (0, 2)
+    (tmp_path / "out" / "manifest.resolved.jsonl").write_text('{"custom_id": "a", "images": 5}')
+    ran = run_cli("report", "out")
+    assert (ran.code, "images of a is 5" in ran.err) == (2, True), ran.err
+
+
+def test_only_listed_models_are_taken_from_lines(
+    run_cli: Run, write_manifest: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder = tmp_path / "mine"
+    folder.symlink_to(registry.resolve_model("tiny-image"))
+    manifest = write_manifest(JOB | {"model": "./mine"}, JOB, JOB | {"model": "tiny-image"})
+    assert run_cli("check", manifest).code == 0
+    ran = run_cli("check", manifest, "--allow-model", "a/b, c/d")
+    assert ran.code == 2
+    assert '"./mine" is not among the models that a line may name' in ran.err
+    assert "hint: --allow-model has: a/b, c/d" in ran.err
+    assert "2 jobs, 1 fault" in ran.err  # what --model names, a line may name
+    assert run_cli("check", manifest, "--allow-model", "./mine").code == 0
+    (tmp_path / "recipe.toml").write_text("[model]\nallow_model = []\n")
+    ran = run_cli("plan", manifest, "--recipe", "recipe.toml")
+    assert (ran.code, "allow_model of the recipe has: none" in ran.err) == (2, True), ran.err
+
+
+def test_a_folder_in_the_way_fails_its_job_alone(
+    run_cli: Run, write_manifest: Callable[..., Path], tmp_path: Path
+) -> None:
+    lines = [JOB | {"custom_id": f"j{n}", "size": "1:1"} for n in (1, 2, 3)]
+    precious = tmp_path / "out" / "outputs" / "j2.png" / "precious"
+    precious.parent.mkdir(parents=True)
+    precious.touch()
+    words = ("generate", write_manifest(*lines), "-o", "out", "--device", "cpu", "--no-prewarm")
+    ran = run_cli(*words, "--no-report")
+    assert ran.code == 1, ran.err
+    assert "j2: failed[job.folder-in-the-way]: outputs/j2.png: a folder stands where" in ran.err
+    assert "2 done, 1 failed" in ran.err
+    assert precious.exists()

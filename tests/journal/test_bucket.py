@@ -67,7 +67,7 @@ def test_files_are_put_before_their_lines_and_all_is_read_again(endpoint: Endpoi
     with run_folder(PLACE) as folder:
         assert isinstance(folder, BucketFolder)
         scratch = folder.folder
-        folder.append(done(folder, "a"), done(folder, "b"))
+        folder._record([done(folder, "a"), done(folder, "b")])
         folder.append(Outcome("c", "failed", key="k"))
         assert not list((scratch / "outputs").iterdir())
         folder.write_run({"versions": {}})
@@ -96,13 +96,13 @@ def test_who_is_taken_for_dead_stops_at_its_next_line(endpoint: Endpoint) -> Non
     """It was frozen, and its lease ran out; no clock is asked."""
     system, root = remote.located("s3://bucket/run")
     first = PartJournal(system, root, "first")
-    first.append({"a": b'{"custom_id": "a"}\n'})
+    first.append([("a", b'{"custom_id": "a"}\n')])
     second = PartJournal(system, root, "second")
     with pytest.raises(StorageError, match="another run writes here by now"):
-        first.append({"b": b'{"custom_id": "b"}\n'})
-    second.append({"c": b'{"custom_id": "c"}\n'})
+        first.append([("b", b'{"custom_id": "b"}\n')])
+    second.append([("c", b'{"custom_id": "c"}\n')])
     with pytest.raises(StorageError):
-        first.append({"b": b'{"custom_id": "b"}\n'})
+        first.append([("b", b'{"custom_id": "b"}\n')])
     assert list(run_folder(PLACE).results()) == ["a", "c"]
 
 
@@ -118,7 +118,7 @@ def test_writers_that_take_over_from_each_other_lose_no_line_that_was_acknowledg
                 journal = PartJournal(system, root, f"{writer} {turn}")
                 for n in range(3):
                     name = f"{writer}-{turn}-{n}"
-                    journal.append({name: json.dumps({"custom_id": name}).encode() + b"\n"})
+                    journal.append([(name, json.dumps({"custom_id": name}).encode() + b"\n")])
                     acknowledged.append(name)
             except StorageError:
                 continue

@@ -108,8 +108,9 @@ def test_aliases(alias: str, name: str, value: Any, typed: Any) -> None:
     assert alias not in fields
 
 
-def test_bot_task_image_is_none() -> None:
-    assert fields_of(bot_task="image")["bot_task"] == "none"
+@pytest.mark.parametrize("alias", ["image", "auto"])
+def test_bot_task_image_is_none(alias: str) -> None:
+    assert fields_of(bot_task=alias)["bot_task"] == "none"
 
 
 @pytest.mark.parametrize(

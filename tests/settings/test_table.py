@@ -55,9 +55,10 @@ BEFORE: dict[str, Any] = {
     "output_dir": "other",
     "report": False,
     "skip_invalid": True,
+    "allow_model": ("other",),
     "name": "{stem}-{seed}",
 }
-NO_SETTING = {"output.folder", "output.only_texts", "cache.folder", "batch.encodes_ahead"}
+NO_SETTING = {"output.folder", "output.only_texts", "cache.folder", "batch.prefetches_sources"}
 # How each setting that changes pixels stands in the resume key: the words of folders that exist.
 PLAIN = {"dtype": "float32", "kv_reuse": "reuse"}
 IN_KEY: dict[tuple[str, Any], dict[str, str]] = {
@@ -97,8 +98,15 @@ OF_THE_JOB: dict[str, dict[str, Any]] = {
 }
 # What decides which jobs a line becomes, and so is in no job.
 OF_THE_LINE: dict[str, dict[str, Any]] = {"n": {"n": 2}, "vary": {"vary": "picture"}}
-# The embedded video model has one transformer, and so no second scale.
-NOT_OF_TINY = {"guidance_scale_2": {"guidance_scale_2": 1.5}}
+# The embedded video model has one transformer, and so no second scale; BAGEL's own are not read by
+# the embedded picture model.
+NOT_OF_TINY: dict[str, dict[str, Any]] = {
+    "guidance_scale_2": {"guidance_scale_2": 1.5},
+    "fit": {"fit": "crop"},
+    "image_guidance_scale": {"image_guidance_scale": 1.5},
+    "guidance_interval": {"guidance_interval": [0.2, 0.9]},
+    "guidance_renorm": {"guidance_renorm": "channel"},
+}
 OF_THE_CHECKPOINT = {"model", "video_model", "revision"}
 OFF_DEFAULT = (
     {name: value for name, (_, value) in FILLS.items()}

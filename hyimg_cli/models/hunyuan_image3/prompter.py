@@ -105,7 +105,8 @@ class Prompter:
         system = self._system(job)
         is_rewritten = self._thinks_and_rewrites(self._given_ids(job))
         if job.writes_text:
-            is_rewritten = job.bot_task == "think_recaption"
+            closing = self.script(job).closing_tag
+            is_rewritten = job.bot_task != "recaption" and closing == self.vocabulary.end_recaption
         picture_system = self._picture_system(job, is_rewritten)
         cot_length = sum(len(section.ids) for section in self._given_cot(job))
         text = system if job.writes_text else picture_system

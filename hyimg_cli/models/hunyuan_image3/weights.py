@@ -20,7 +20,8 @@ from torch import Tensor, nn
 
 from hyimg_cli.errors import CheckpointError
 from hyimg_cli.kernels.choice import require_bitsandbytes
-from hyimg_cli.loading.checkpoint import check_against, check_floating, tensor_index, weight_files
+from hyimg_cli.loading.checkpoint import check_against, check_floating, weight_files
+from hyimg_cli.loading.packed import stored_index
 from hyimg_cli.loading.stream import stored_tensors
 from hyimg_cli.models.hunyuan_image3.card import read_architecture
 from hyimg_cli.models.hunyuan_image3.config import Architecture
@@ -117,9 +118,9 @@ def checked(folder: Path) -> Architecture:
     Raises CheckpointError.
     """
     arch = read_architecture(folder)
-    found = tensor_index(folder)
-    check_against(found, expected_shapes(arch))
+    found = stored_index(folder).tensors
     check_floating(found)
+    check_against(found, expected_shapes(arch))
     return arch
 
 
@@ -163,12 +164,13 @@ def fill(
         layer.mlp.make_room(dtype, place_of(f"{_LAYERS}{number}.mlp.experts"))
     missing = {name for name in network.state_dict() if is_wanted(name)}
 
+    index = stored_index(folder)
+
     def put_all(path: Path) -> None:
         with torch.no_grad():
-            for name, stored in stored_tensors(path):
-                if is_wanted(name):
-                    missing.discard(name)
-                    _put(network, name, stored, dtype, place_of(name), cut_of(name))
+            for name, stored in stored_tensors(path, index, is_wanted):
+                missing.discard(name)
+                _put(network, name, stored, dtype, place_of(name), cut_of(name))
 
     with ThreadPoolExecutor(_READERS) as readers:
         for _ in readers.map(put_all, weight_files(folder)):
