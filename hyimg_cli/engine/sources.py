@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 
 from hyimg_cli.errors import HyimgError, SourceImageError, UsageError
+from hyimg_cli.files import address_of
 from hyimg_cli.journal.keys import finishing_key, key_of, source_digests
 from hyimg_cli.media.carried import depth_fault, region_of
 from hyimg_cli.media.images import probe_image
@@ -37,7 +38,7 @@ class SourcesSeen:
 
     def error_of(self, job: Job) -> SourceImageError | None:
         """Why a job cannot be tried, if so."""
-        found = (self.errors[path] for path in _images(job) if path in self.errors)
+        found = (self.errors[path] for path in job.images if path in self.errors)
         return next(found, self.unfit.get(job.custom_id))
 
     def leaves_none(self, jobs: Sequence[Job]) -> bool:
@@ -90,10 +91,14 @@ def _is_turned(asked: SizeRequest, source: Size) -> bool:
 
 
 def seen(jobs: Sequence[Job], *, decode: bool = False) -> SourcesSeen:
-    """The jobs' source pictures, each looked at once: at its head alone, unless `decode`."""
+    """The jobs' source pictures, each looked at once: unless `decode`, at its head alone, and not
+    at those of a store.
+    """
     sizes: dict[str, Size] = {}
     errors: dict[str, SourceImageError] = {}
-    for path in dict.fromkeys(path for job in jobs for path in _images(job)):
+    for path in dict.fromkeys(path for job in jobs for path in job.images):
+        if address_of(path) and not decode:
+            continue  # a request each: their jobs find out when their turn comes
         try:
             sizes[path] = probe_image(Path(path), decode=decode)[0]
         except SourceImageError as error:
@@ -148,7 +153,7 @@ def faults(found: SourcesSeen, jobs: Sequence[Job]) -> list[HyimgError]:
         )
         for job in jobs
         for path, error in [
-            *((path, found.errors.get(path)) for path in _images(job)),
+            *((path, found.errors.get(path)) for path in job.images),
             *((one.where, one) for one in filter(None, [found.unfit.get(job.custom_id)])),
         ]
         if error
@@ -167,7 +172,3 @@ def untried(job: Job, error: SourceImageError, attempts: int, config: RunConfig)
         metadata=json.loads(job.metadata_json),
         extra=json.loads(job.extra_json),
     )
-
-
-def _images(job: Job) -> tuple[str, ...]:
-    return job.images if isinstance(job, ImageJob) else ()

@@ -11,9 +11,10 @@ from hyimg_cli.manifest.fields import COT_FIELDS
 from hyimg_cli.manifest.line import unconsumed
 from hyimg_cli.manifest.resolved_line import Child, ResolvedLine, moved
 from hyimg_cli.media.images import probe_image
-from hyimg_cli.spec.card import ModelCard
+from hyimg_cli.spec.card import ModelCard, SamplingDefaults
 from hyimg_cli.spec.job import (
     FINISHING,
+    GUIDANCE_FIELDS,
     Encoding,
     ImageJob,
     KeepOutside,
@@ -30,7 +31,7 @@ class PictureLine(ResolvedLine):
 
     card: ModelCard
 
-    def faults(self, folder: Path) -> Iterator[HyimgError]:
+    def faults(self) -> Iterator[HyimgError]:
         fields = self.line.fields
         settled = fields | {"use_system_prompt": self.value("use_system_prompt")}
         for name, reason in unconsumed(settled, self.line.given, self.value("bot_task")).items():
@@ -39,6 +40,9 @@ class PictureLine(ResolvedLine):
             what, hint = "custom without a system_prompt", "write the system_prompt"
             yield self.fault("missing-field", what, "use_system_prompt", hint)
         yield from self._vary_faults()
+        for name in GUIDANCE_FIELDS:
+            if getattr(self.defaults, name) is None and self.value(name) is not None:
+                yield self.unused(name, f"{self.card.name} does not read it")
         if "ratio_index" in fields and self._of_ratio(fields["ratio_index"]) is None:
             known = [f"{bucket.ratio_index} is {bucket.size}" for bucket in self.card.buckets]
             names = ", ".join(known if len(known) < 5 else [known[0], "…", known[-1]])
@@ -51,7 +55,13 @@ class PictureLine(ResolvedLine):
             hint = f"its tokens are 0 to {self.card.vocab_size - 1}"
             yield self.fault("out-of-range", what, "cot_token_ids", hint)
         yield from self._encoding_faults()
-        yield from self._outside_faults(folder)
+        yield from self._outside_faults()
+
+    @property
+    def defaults(self) -> SamplingDefaults:
+        """The checkpoint's own, for an edit or a new picture."""
+        edit = self.card.edit_defaults
+        return edit if edit is not None and self.line.fields.get("images") else self.card.defaults
 
     def _encoding_faults(self) -> Iterator[HyimgError]:
         """What was said of a file that its format cannot be, or is anyway."""
@@ -64,7 +74,7 @@ class PictureLine(ResolvedLine):
             what = "a PNG" if kind == "png" else "a lossless WebP"
             yield self.unused("quality", f"{what} has none")
 
-    def _outside_faults(self, folder: Path) -> Iterator[HyimgError]:
+    def _outside_faults(self) -> Iterator[HyimgError]:
         """What does not go with an edit that keeps its source outside, or only with one."""
         fields = self.line.fields
         if not self._keeps_outside:
@@ -87,11 +97,11 @@ class PictureLine(ResolvedLine):
             for name in ("region_mode", "max_spill"):
                 if name in self.line.given:
                     yield self.unused(name, "there is no region")
-        yield from self._size_faults(folder)
+        yield from self._size_faults()
 
-    def _size_faults(self, folder: Path) -> Iterator[HyimgError]:
+    def _size_faults(self) -> Iterator[HyimgError]:
         """Another size than the one that the kept source is fitted to."""
-        source, asked = self._kept_size(folder), self._size()
+        source, asked = self._kept_size(), self._size()
         if source is None or asked.is_auto:
             return
         bucket = self.card.nearest_bucket(source.height, source.width)
@@ -104,21 +114,21 @@ class PictureLine(ResolvedLine):
     def _keeps_outside(self) -> bool:
         return bool(self.value("keep_outside") and self.line.fields.get("images"))
 
-    def _kept_size(self, folder: Path) -> Size | None:
+    def _kept_size(self) -> Size | None:
         """The kept source's size by its head; None where it cannot be read, which is told later."""
-        image = self.line.fields["images"][self.value("kept_source") - 1]
         try:
-            return probe_image(folder / image, decode=False)[0]
+            path = Path(self.images[self.value("kept_source") - 1])
+            return probe_image(path, decode=False)[0]
         except SourceImageError:
             return None
 
-    def _outside(self, folder: Path) -> tuple[KeepOutside, SizeRequest]:
+    def _outside(self) -> tuple[KeepOutside, SizeRequest]:
         """How the edit is put back on its source, and the size that it is drawn in."""
         values = {name: self.value(name) for name in ("kept_source", *FINISHING)}
         region = KeepOutside(region=values["region"] or "")
         if region.mask and "region" in self.line.given:
-            region = KeepOutside(region=str(folder / region.mask))
-        source = self._kept_size(folder)
+            region = KeepOutside(region=str(self.folder / region.mask))
+        source = self._kept_size()
         size = self._size() if source is None else self._bucket_request(source)
         return KeepOutside(**(values | {"region": region.region})), size
 
@@ -126,14 +136,14 @@ class PictureLine(ResolvedLine):
         size = self.card.nearest_bucket(source.height, source.width).size
         return SizeRequest(size.height, size.width)
 
-    def job(self, child: Child, folder: Path) -> ImageJob:
+    def job(self, child: Child) -> ImageJob:
         fields = self.line.fields
         use_system_prompt, system_prompt = self._system_prompt()
-        outside, size = self._outside(folder) if self._keeps_outside else (None, self._size())
+        outside, size = self._outside() if self._keeps_outside else (None, self._size())
         return ImageJob(
             custom_id=child.custom_id,
             task=fields["task"],
-            images=tuple(str(folder / image) for image in fields.get("images", ())),
+            images=self.images,
             seed=child.first_seed if self.value("vary") == "text" else child.seed,
             size=size,
             bot_task=self.value("bot_task"),
@@ -147,6 +157,7 @@ class PictureLine(ResolvedLine):
             use_system_prompt=use_system_prompt,
             system_prompt=system_prompt,
             encoding=self._encoding(),
+            **{name: self.value(name) for name in GUIDANCE_FIELDS},
             **self.shared(),
         )
 

@@ -15,12 +15,12 @@ from hyimg_cli.journal.edited import finish, keep_redraw
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.media.carried import depth_fault, read_carried
 from hyimg_cli.media.images import stretch, text_of
-from hyimg_cli.media.metadata import Making, PictureFacts
+from hyimg_cli.media.metadata import PictureFacts, Provenance
 from hyimg_cli.spec.job import Encoding, ImageJob, KeepOutside, Size, SizeRequest, TextSampling
 from hyimg_cli.spec.run import OutputConfig
 
 SIZE = Size(64, 96)
-FACTS = PictureFacts("tiny", Making("0.1.0", "abc"))
+FACTS = PictureFacts("tiny", Provenance("0.1.0", "abc"))
 TEXT = TextSampling(0, 0.0, 0, 1.0, 1)
 
 
