@@ -162,15 +162,18 @@ class Interrupted(HyimgError):
         self.exit_code = 128 + signal_number
 
 
-def require(*packages: str) -> None:
+def require(*packages: str, extra: str = "") -> None:
     """Pass where all of these are installed. Raises MachineError.
 
-    For packages that most commands do without, where one begins that does not.
+    For packages that most commands do without, where one begins that does not; `extra` brings those
+    that are no part of a plain installation.
     """
     missing = [name for name in packages if find_spec(name) is None]
     if missing:
         raise MachineError(
             f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed",
-            hint="pip install hyimg-cli brings all that it needs",
+            hint=f"pip install 'hyimg-cli[{extra}]' brings it"
+            if extra
+            else "pip install hyimg-cli brings all that it needs",
             code="machine.no-package",
         )

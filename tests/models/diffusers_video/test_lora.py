@@ -181,9 +181,7 @@ def test_what_fits_no_layer_is_an_error(
 ) -> None:
     model = models[name]
     layer = next(
-        n
-        for n, m in model.networks[0].named_modules()
-        if n.endswith("attn.to_q") or n.endswith("attn1.to_q")
+        n for n, m in model.networks[0].named_modules() if n.endswith(("attn.to_q", "attn1.to_q"))
     )
     pairs = in_librarys_names(matrices(model.networks[0], [layer]))
     tensors = {rename + key.removeprefix("transformer."): value for key, value in pairs.items()}
