@@ -131,7 +131,7 @@ class Outcome:
     each of its jobs. `share_s` is its part of that time: over all jobs no more than the run took.
 
     `cot_from`: the job that wrote the text, where that was another one. `written`: how the text of
-    a job that ends with it came about.
+    a job that ends with it came about. `sigmas`: of a schedule that is not the checkpoint's own.
     """
 
     custom_id: str
@@ -144,6 +144,7 @@ class Outcome:
     cot_token_ids: tuple[int, ...] | None = None
     cot_from: str | None = None
     written: dict[str, Any] | None = None
+    sigmas: tuple[float, ...] | None = None
     think_truncated: bool = False
     ratio_index: int | None = None
     timings_s: dict[str, float] = field(default_factory=dict)
