@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
-from diffusers.schedulers.scheduling_utils import SchedulerMixin
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
@@ -52,7 +51,7 @@ class JobScheduler:
         self.class_name = _EULER if is_euler else component.class_name
         if is_euler:
             count = component.config().get("num_train_timesteps", 1000)
-            self.scheduler: SchedulerMixin = FlowMatchEulerDiscreteScheduler(count, flow_shift)
+            self.scheduler: Any = FlowMatchEulerDiscreteScheduler(count, flow_shift)
         else:
             shift = {_SHIFT_NAMES[component.class_name]: flow_shift}
             self.scheduler = configured(component, **shift)
