@@ -163,16 +163,15 @@ class Interrupted(HyimgError):
 
 
 def require(*packages: str, extra: str = "") -> None:
-    """Pass where all of these are installed. Raises MachineError.
+    """Pass where all of these are installed; `extra` brings them. Raises MachineError.
 
-    For packages that most commands do without, where one begins that does not; `extra` brings those
-    that are no part of a plain installation.
+    For packages that most commands do without, where one begins that does not.
     """
     missing = [name for name in packages if find_spec(name) is None]
     if missing:
         raise MachineError(
             f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed",
-            hint=f"pip install 'hyimg-cli[{extra}]' brings it"
+            hint=f"pip install 'hyimg-cli[{extra}]'"
             if extra
             else "pip install hyimg-cli brings all that it needs",
             code="machine.no-package",

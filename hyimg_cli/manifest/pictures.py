@@ -9,8 +9,15 @@ from hyimg_cli.errors import HyimgError
 from hyimg_cli.manifest.fields import COT_FIELDS
 from hyimg_cli.manifest.line import unconsumed
 from hyimg_cli.manifest.resolved_line import Child, ResolvedLine, moved
-from hyimg_cli.spec.card import ModelCard
-from hyimg_cli.spec.job import Encoding, ImageJob, Size, SizeRequest, TextSampling
+from hyimg_cli.spec.card import ModelCard, SamplingDefaults
+from hyimg_cli.spec.job import (
+    GUIDANCE_FIELDS,
+    Encoding,
+    ImageJob,
+    Size,
+    SizeRequest,
+    TextSampling,
+)
 
 
 @dataclass(frozen=True)
@@ -28,6 +35,9 @@ class PictureLine(ResolvedLine):
             what, hint = "custom without a system_prompt", "write the system_prompt"
             yield self.fault("missing-field", what, "use_system_prompt", hint)
         yield from self._vary_faults()
+        for name in GUIDANCE_FIELDS:
+            if getattr(self.defaults, name) is None and self.value(name) is not None:
+                yield self.unused(name, f"{self.card.name} does not read it")
         if "ratio_index" in fields and self._of_ratio(fields["ratio_index"]) is None:
             known = [f"{bucket.ratio_index} is {bucket.size}" for bucket in self.card.buckets]
             names = ", ".join(known if len(known) < 5 else [known[0], "…", known[-1]])
@@ -40,6 +50,12 @@ class PictureLine(ResolvedLine):
             hint = f"its tokens are 0 to {self.card.vocab_size - 1}"
             yield self.fault("out-of-range", what, "cot_token_ids", hint)
         yield from self._encoding_faults()
+
+    @property
+    def defaults(self) -> SamplingDefaults:
+        """The checkpoint's own, for an edit or a new picture."""
+        edit = self.card.edit_defaults
+        return edit if edit is not None and self.line.fields.get("images") else self.card.defaults
 
     def _encoding_faults(self) -> Iterator[HyimgError]:
         """What was said of a file that its format cannot be, or is anyway."""
@@ -71,6 +87,7 @@ class PictureLine(ResolvedLine):
             use_system_prompt=use_system_prompt,
             system_prompt=system_prompt,
             encoding=self._encoding(),
+            **{name: self.value(name) for name in GUIDANCE_FIELDS},
             **self.shared(),
         )
 

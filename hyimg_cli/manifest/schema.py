@@ -22,7 +22,8 @@ from hyimg_cli.spec.job import MAX_SOURCE_IMAGES, TASKS
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _WRITTEN = r"[^\x00]*[^\s\x00][^\x00]*"
-_PICTURE = rf"(?!{ADDRESS_PATTERN}|[Dd][Aa][Tt][Aa]:)[^\x00]+"
+_NO_STORE = "|".join("".join(f"[{c.upper()}{c}]" for c in name) for name in k.NO_STORES)
+_PICTURE = rf"(?!(?:{_NO_STORE}):/|[Dd][Aa][Tt][Aa]:)[^\x00]+"
 _PATTERNS: dict[type[k.Kind], str] = {
     k.CustomId: k.ID_PATTERN,
     k.DeviceName: k.DEVICE_PATTERN,
@@ -30,6 +31,7 @@ _PATTERNS: dict[type[k.Kind], str] = {
     k.LoraText: f"|{_WRITTEN}",
     k.Text: _WRITTEN,
     k.Folder: f"(?!{ADDRESS_PATTERN}){_WRITTEN}",
+    k.RunPlace: f"(?!(?:{_NO_STORE}):/){_WRITTEN}",
     NameTemplate: _WRITTEN,
 }
 
@@ -144,6 +146,10 @@ def _annotation(kind: k.Kind, jobs: JobKind | None = None) -> Any:
         case k.Number(low, high, above_low):
             least = Field(gt=low) if above_low else Field(ge=low)
             return Annotated[float, Field(strict=True, le=high, allow_inf_nan=False), least]
+        case k.NumberPair(low, high):
+            side = Annotated[float, Field(strict=True, ge=low, le=high)]
+            pair = Annotated[list[side], Field(min_length=2, max_length=2)]
+            return Annotated[pair, AfterValidator(_rising)]
         case k.Truth():
             return Annotated[bool, Field(strict=True)]
         case k.Switch(values):
@@ -157,6 +163,8 @@ def _annotation(kind: k.Kind, jobs: JobKind | None = None) -> Any:
             number = Annotated[int, Field(strict=True, ge=0, le=high)]
             numbers = Annotated[list[number], Field(min_length=1, max_length=most)]
             return Annotated[numbers, AfterValidator(_distinct)] if is_distinct else numbers
+        case k.Names():
+            return list[Annotated[str, Field(pattern=_whole(_WRITTEN))]]
         case k.Text(_, may_be_empty=True):
             return Annotated[str, Field(pattern=_whole(f"|{_WRITTEN}"))]
         case k.Matrix():
@@ -164,6 +172,12 @@ def _annotation(kind: k.Kind, jobs: JobKind | None = None) -> Any:
         case k.Anything():
             return Any
     return Annotated[str, Field(pattern=_whole(_PATTERNS[type(kind)]))]
+
+
+def _rising(pair: list[float]) -> list[float]:
+    if pair[0] >= pair[1]:
+        raise ValueError("the smaller number stands first")
+    return pair
 
 
 def _distinct(numbers: list[int]) -> list[int]:

@@ -2,7 +2,7 @@
 variants of a bench.
 """
 
-import json
+import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 from hyimg_cli.errors import HyimgError, ManifestError, UsageError
-from hyimg_cli.files import MANIFEST_BYTES, TABLE_BYTES, text_of
+from hyimg_cli.files import MANIFEST_BYTES, TABLE_BYTES, json_of, text_of
 from hyimg_cli.journal.journal import RESULTS
 from hyimg_cli.journal.past_run import output_files
 from hyimg_cli.media.frames import VIDEO_SUFFIXES
@@ -55,7 +55,7 @@ class Pairing:
 
 def is_video(path: Path) -> bool:
     """True for what is measured frame by frame."""
-    return path.suffix.lower() in VIDEO_SUFFIXES or path.is_dir()
+    return path.suffix.lower() in VIDEO_SUFFIXES or os.path.isdir(path)
 
 
 def find_pairs(
@@ -68,7 +68,7 @@ def find_pairs(
     be paired, ManifestError for faults of the manifest.
     """
     for path in (a, *([] if b is None else [b])):
-        if not path.exists():
+        if not os.path.exists(path):
             raise _fault("there is no such file or folder", path, slug="missing")
     pairing = _listed(a) if b is None else _two_sided(a, b, as_video)
     if pairing.unpaired and not allow_unpaired:
@@ -110,7 +110,7 @@ def newest_bench(folder: Path, comparison: str) -> Path | None:
 
 def _compares(path: Path, comparison: str) -> bool:
     try:
-        entry = json.loads(text_of(path, TABLE_BYTES))
+        entry = json_of(text_of(path, TABLE_BYTES))
     except (OSError, ValueError):
         return False
     return isinstance(entry, dict) and entry.get("name") == comparison
@@ -122,7 +122,7 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _two_sided(a: Path, b: Path, as_video: bool) -> Pairing:
-    if a.is_dir() != b.is_dir():
+    if os.path.isdir(a) != os.path.isdir(b):
         folder, file = (a, b) if a.is_dir() else (b, a)
         raise _fault("one is a folder and the other a file", folder, f"the file is {file}")
     if not a.is_dir() or as_video:
@@ -216,8 +216,8 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
 def _pair(line: str, folder: Path) -> Pair:
     shape = 'a line is an object like {"a": "one.png", "b": "other.png"}'
     try:
-        entry: Any = json.loads(line)
-    except (ValueError, RecursionError) as error:
+        entry: Any = json_of(line)
+    except ValueError as error:
         raise UsageError(f"not JSON: {error}", hint=shape) from None
     if not isinstance(entry, dict) or not all(isinstance(v, str) for v in entry.values()):
         raise UsageError("this is not an object of texts", hint=shape)
@@ -227,7 +227,7 @@ def _pair(line: str, folder: Path) -> Pair:
         what = "; ".join(f"{word}: {', '.join(sorted(names))}" for word, names in sets if names)
         raise UsageError(what, hint=f"{shape}; name is a third key")
     paths = [folder / entry[side] for side in ("a", "b")]
-    absent = [str(path) for path in paths if not path.exists()]
+    absent = [str(path) for path in paths if not os.path.exists(path)]
     if absent:
         raise UsageError(f"there is no {' and no '.join(absent)}", hint="relative to the manifest")
     return Pair(entry.get("name") or entry["b"], *paths)

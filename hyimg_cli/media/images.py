@@ -155,6 +155,12 @@ def crop_to(pixels: Pixels, size: Size) -> Pixels:
     return np.array(cut)
 
 
+def bicubic(pixels: Pixels, size: Size) -> Pixels:
+    """`pixels` stretched to `size` (bicubic), as `stretch` does by Lanczos."""
+    resized = Image.fromarray(pixels).resize((size.width, size.height), Image.Resampling.BICUBIC)
+    return np.array(resized)
+
+
 def pixel_digest(pixels: Pixels) -> str:
     """Hex sha256 of the RGB bytes, row by row: what reproducibility compares."""
     return digest.of_bytes(pixels.tobytes())

@@ -26,7 +26,7 @@ _ESCAPED = re.compile("[\ud800-\udfff\ufffe\uffff]")
 
 
 @dataclass(frozen=True)
-class Making:
+class Provenance:
     """Provenance of a file: hyimg's version, the checkpoint, by name what else decides its bits.
 
     `settings`: of the run (device, dtype, KV reuse, ...); `packages`: versions.
@@ -63,7 +63,7 @@ class PictureFacts:
     """
 
     model_name: str
-    making: Making
+    provenance: Provenance
     source_sha256: tuple[str, ...] = ()
     cot_text: str | None = None
     cot_token_ids: tuple[int, ...] | None = None
@@ -82,11 +82,11 @@ def picture_text(
 
 
 def video_text(
-    resolved: Mapping[str, Any], making: Making, source_sha256: Sequence[str] = ()
+    resolved: Mapping[str, Any], provenance: Provenance, source_sha256: Sequence[str] = ()
 ) -> str:
     """Contents of an MP4's `comment` and of its sidecar file: the job as JSON, and what made it."""
     sources = {"source_sha256": list(source_sha256)} if source_sha256 else {}
-    return _json({"format": FORMAT, "job": _public(resolved), **making.to_json(), **sources})
+    return _json({"format": FORMAT, "job": _public(resolved), **provenance.to_json(), **sources})
 
 
 def _json(record: Mapping[str, Any]) -> str:
@@ -102,9 +102,9 @@ def _parameters(job: ImageJob, facts: PictureFacts, size: Size) -> str:
         "CFG scale": f"{job.guidance_scale:g}",
         "Seed": job.seed,
         "Size": size,
-        "Model hash": facts.making.model_fingerprint[:10],
+        "Model hash": facts.provenance.model_fingerprint[:10],
         "Model": _quoted(facts.model_name),
-        "Version": f"hyimg {facts.making.version}",
+        "Version": f"hyimg {facts.provenance.version}",
     }
     return f"{job.prompt}\n" + ", ".join(f"{name}: {value}" for name, value in settings.items())
 
@@ -119,7 +119,7 @@ def _record(job: ImageJob, resolved: Mapping[str, Any], facts: PictureFacts) -> 
     return {
         "format": FORMAT,
         "job": _public(resolved),
-        **facts.making.to_json(),
+        **facts.provenance.to_json(),
         # Where the text is given the job has no bot_task, but a dynamic system prompt hangs on it.
         "bot_task": job.bot_task,
         "source_sha256": list(facts.source_sha256),
@@ -146,6 +146,9 @@ def _public(resolved: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _public_name(model: str) -> str:
-    """A hub id as it is, a folder by its last name."""
+    """A hub id as it is, also that of a folder in the hub's cache; any other by its last name."""
+    hub = PurePath(model).parent
+    if hub.name == "snapshots" and hub.parent.name.startswith("models--"):
+        return hub.parent.name.removeprefix("models--").replace("--", "/", 1)
     is_folder = model.startswith(("/", ".", "~")) or model.count("/") > 1
     return PurePath(model).name if is_folder else model

@@ -12,12 +12,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hyimg_cli.files import scheme_of
+from hyimg_cli.files import is_deeper, json_of, scheme_of
 from hyimg_cli.spec.job import MAX_SOURCE_IMAGES, Lora, SizeRequest
 
+# Addresses of no object store.
+NO_STORES = ("file", "http", "https", "data", "ftp")
 MIN_SIDE, MAX_SIDE, MAX_RATIO = 16, 8192, 16
 MAX_SEED = 2**63 - 1
-# Far below what Python can copy, compare or write as JSON.
+# Of a value that is copied through.
 MAX_DEPTH = 100
 # A folder's name has no dot, so that no folder is another job's file: "a.frames", "a.png".
 ID_PATTERN = r"(?!.{129})(?:[A-Za-z0-9_-]+/)*[A-Za-z0-9_-][A-Za-z0-9._-]*"
@@ -148,6 +150,32 @@ class Number(Kind):
 
 
 @dataclass(frozen=True)
+class NumberPair(Kind):
+    """Two numbers from `low` to `high`, the smaller one first; as text with a comma between."""
+
+    low: float
+    high: float
+    metavar = "low,high"
+
+    @property
+    def allowed(self) -> str:
+        return f"two numbers from {self.low:g} to {self.high:g}, the smaller one first"
+
+    def read(self, value: Any) -> tuple[float, float]:
+        numbers = Number(self.low, self.high)
+        if not isinstance(value, list | tuple) or len(value) != 2:
+            raise BadValue(f"{shown(value)} is no span", f"give {self.allowed}", "wrong-type")
+        first, last = (numbers.read(one) for one in value)
+        if first >= last:
+            raise BadValue(f"{shown(value)} is empty", f"give {self.allowed}", "out-of-range")
+        return first, last
+
+    def parse(self, text: str) -> tuple[float, float]:
+        numbers = Number(self.low, self.high)
+        return self.read([numbers.parse(part.strip()) for part in text.strip(" []").split(",")])
+
+
+@dataclass(frozen=True)
 class Truth(Kind):
     """true or false."""
 
@@ -239,6 +267,22 @@ class Folder(Text):
 
 
 @dataclass(frozen=True)
+class Names(Kind):
+    """A list of names, in a text with commas between; comes back as a tuple."""
+
+    metavar = "name,…"
+
+    def parse(self, text: str) -> tuple[str, ...]:
+        return self.read([name.strip() for name in text.split(",") if name.strip()])
+
+    def read(self, value: Any) -> tuple[str, ...]:
+        if type(value) not in (list, tuple):
+            hint = "give a list of names"
+            raise BadValue(f"{shown(value)} is not a list", hint, "wrong-type")
+        return tuple(Text("name").read(name) for name in value)
+
+
+@dataclass(frozen=True)
 class CustomId(Kind):
     """A job's name, which also names its file."""
 
@@ -283,6 +327,15 @@ class Paths(Kind):
         return tuple(_path(path) for path in paths)
 
 
+@dataclass(frozen=True)
+class RunPlace(Folder):
+    """A folder, or the address of one in an object store."""
+
+    def read(self, value: Any) -> str:
+        is_store = type(value) is str and scheme_of(value) not in ("", *NO_STORES)
+        return Text.read(self, value) if is_store else super().read(value)
+
+
 def _path(value: Any) -> str:
     hint = "give the path of a picture, relative to the manifest"
     if type(value) is not str:
@@ -291,7 +344,7 @@ def _path(value: Any) -> str:
         raise BadValue(f"{shown(value)} is not a path", hint)
     if scheme_of(value) == "file":
         raise BadValue(f"{shown(value)} is not a path", "leave file:// out, and %20 and its like")
-    if scheme_of(value) or value[:5].lower() == "data:":
+    if scheme_of(value) in NO_STORES or value[:5].lower() == "data:":
         raise BadValue(f"{shown(value)} is not a file on this machine", "save the picture first")
     return value
 
@@ -387,7 +440,7 @@ class Anything(Kind):
         return self.read(_json(text) if text.lstrip().startswith(("{", "[")) else text)
 
     def read(self, value: Any) -> Any:
-        if _is_deeper(value, MAX_DEPTH):
+        if is_deeper(value, MAX_DEPTH):
             hint = f"{MAX_DEPTH} levels are kept; write it as text"
             raise BadValue("it is nested too deeply", hint, "out-of-range")
         try:
@@ -400,8 +453,8 @@ class Anything(Kind):
 
 def _json(text: str) -> Any:
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
+        return json_of(text)
+    except ValueError:
         hint = "a cell that begins with { or [ is read as JSON"
         raise BadValue(f"{shown(text)} is not valid JSON", hint, "bad-json") from None
 
@@ -420,15 +473,3 @@ class Matrix(Kind):
         if not value:
             raise BadValue("the matrix is empty", hint, "out-of-range")
         return value
-
-
-def _is_deeper(value: Any, levels: int) -> bool:
-    """True if lists and objects stand in one another on more than so many levels."""
-    layer = [value]
-    for _ in range(levels):
-        layer = [part for one in layer for part in _parts(one)]
-    return any(isinstance(one, list | dict) for one in layer)
-
-
-def _parts(value: Any) -> Iterable[Any]:
-    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()

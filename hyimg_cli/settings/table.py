@@ -17,8 +17,11 @@ from hyimg_cli.settings.kinds import (
     Integer,
     Kind,
     LoraText,
+    Names,
     Number,
+    NumberPair,
     OneOf,
+    RunPlace,
     SizeText,
     Switch,
     Text,
@@ -43,6 +46,7 @@ SYSTEM_PROMPTS = (
     "custom",
 )
 VARY = ("picture", "text", "both")
+RENORMS = ("global", "channel", "text_channel", "none")
 # About seven minutes at 24 a second: beyond any model, so a slip of the pen.
 MAX_FRAMES = 10001
 MAX_FPS = 240
@@ -134,6 +138,12 @@ _MODEL = (
         only="videos",
         pixels="checkpoint",
     ),
+    _model(
+        "allow_model",
+        Names(),
+        None,
+        "Models that a line may name for itself, beside those of --model and --video-model.",
+    ),
     _model("revision", Text("revision"), None, "Hub revision.", pixels="checkpoint"),
     _model(
         "dtype",
@@ -218,7 +228,7 @@ _SAMPLING = (
     _text("vary", OneOf(VARY), "both", "What the results of a line differ in, by their seeds."),
     _text(
         "bot_task",
-        OneOf(BOT_TASKS, (("image", "none"),)),
+        OneOf(BOT_TASKS, (("auto", "none"), ("image", "none"))),
         CHECKPOINT,
         "Text before the picture.",
         is_basic=True,
@@ -237,6 +247,24 @@ _SAMPLING = (
     _text("top_k", Integer(0, 2**31 - 1), CHECKPOINT, "Text stage; 0 is off."),
     _text("top_p", Number(0, 1, above_low=True), CHECKPOINT, "Text stage; 1 is off."),
     _text("max_new_tokens", Integer(1, 65536), CHECKPOINT, "Longest text to write."),
+    _text(
+        "image_guidance_scale",
+        Number(0, 100),
+        CHECKPOINT,
+        "How hard source images pull; BAGEL. Up to 1: not apart from the prompt.",
+    ),
+    _text(
+        "guidance_interval",
+        NumberPair(0, 1),
+        CHECKPOINT,
+        "Noise levels that are guided, the lower one left out: 0.4,1; BAGEL.",
+    ),
+    _text(
+        "guidance_renorm",
+        OneOf(RENORMS),
+        CHECKPOINT,
+        "How guidance is kept from growing; BAGEL.",
+    ),
     _text("infer_align_image_size", Truth(), False, "Edits get their source's aspect ratio."),
     _video(
         "negative_prompt",
@@ -375,17 +403,23 @@ _PARALLEL = (
     ),
     _run(
         "replicas",
-        Integer(1, 64),
+        Integer(1, 4096),
         1,
-        "Processes with a model each, a GPU each, that share the jobs. Same pixels.",
+        "Processes with a model each, GPUs of its own each, that share the jobs. Same pixels.",
+    ),
+    _run(
+        "ray_address",
+        Text("address"),
+        None,
+        "Replicas on a Ray cluster: its address, auto, or local for one that is started here.",
     ),
 )
 _OUTPUT = (
     _run(
         "output_dir",
-        Folder(),
+        RunPlace(),
         None,
-        "Folder for results. Default: runs/<manifest>.",
+        "Folder for results, or s3://bucket/run. Default: runs/<manifest>.",
         is_basic=True,
         flags=("-o", "--output-dir"),
     ),

@@ -18,7 +18,7 @@ from engine.fake_video import FakeDenoiser, FakeVideo, Studios, video_job
 from machines import with_main_memory
 from PIL import Image
 
-from hyimg_cli.engine.runner import Accepted, ResumePolicy, Selection, prepare
+from hyimg_cli.engine.runner import Accepted, ResumePolicy, prepare
 from hyimg_cli.engine.session import Session
 from hyimg_cli.errors import Interrupted, StorageError
 from hyimg_cli.journal.journal import RunFolder, outcome_to_json, resume
@@ -639,8 +639,8 @@ def test_latents_of_what_is_done_or_starts_afresh_are_removed(tmp_path: Path) ->
             prepare,
             folder,
             Accepted(tuple(jobs)),
+            jobs,
             config=RunConfig(OutputConfig(tmp_path)),
-            selection=Selection(),
         )
         assert prepared(policy=ResumePolicy()).done_before == ("done",)
         assert [path.name for path in (tmp_path / "latents").iterdir()] == ["begun.safetensors"]

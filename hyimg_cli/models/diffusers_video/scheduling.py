@@ -55,7 +55,7 @@ class JobScheduler:
         else:
             shift = {_SHIFT_NAMES[component.class_name]: flow_shift}
             self.scheduler = configured(component, **shift)
-        scheduler: Any = self.scheduler
+        scheduler = self.scheduler
         if is_linear or is_euler:
             scheduler.set_timesteps(sigmas=np.linspace(1.0, 0.0, steps + 1)[:-1])
         else:

@@ -19,12 +19,17 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from hyimg_cli.files import bytes_of, replace_file, storage_error, sync_folder
+from hyimg_cli.files import (
+    LATENTS_BYTES,
+    bytes_of,
+    json_of,
+    replace_file,
+    storage_error,
+    sync_folder,
+)
 
 logger = logging.getLogger(__name__)
 _FORMAT = b"hyimg-latents 1"
-# The latents of a film of minutes, several times over.
-_MAX_BYTES = 10_000_000_000
 _LATENTS, _STATE = "latents", "state."
 
 
@@ -92,7 +97,7 @@ class LatentsCheckpoint:
     def found(self) -> Kept | None:
         """What an earlier attempt at the job has kept, or None."""
         try:
-            data = bytes_of(self.path, _MAX_BYTES)
+            data = bytes_of(self.path, LATENTS_BYTES)
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -100,7 +105,7 @@ class LatentsCheckpoint:
             return None
         try:
             kept = self._read(data)
-        except (ValueError, KeyError, safetensors.SafetensorError):
+        except (ValueError, KeyError, TypeError, safetensors.SafetensorError):
             self._note("damaged latents were left aside; the job began at its first step")
             return None
         if kept is None:
@@ -113,7 +118,7 @@ class LatentsCheckpoint:
     def _make_folder(self) -> None:
         folder = self.path.parent
         if not folder.is_dir():
-            folder.mkdir(exist_ok=True)  # by another replica meanwhile
+            folder.mkdir(exist_ok=True)
             sync_folder(folder.parent)
 
     def _read(self, data: bytes) -> Kept | None:
@@ -128,7 +133,7 @@ class LatentsCheckpoint:
         latents_BCFYX = tensors.pop(_LATENTS)
         state = {name.removeprefix(_STATE): value for name, value in tensors.items()}
         # Earlier versions kept nothing behind the last step, and wrote neither count nor notes.
-        steps, notes = int(facts.get("steps", 0)), tuple(json.loads(facts.get("notes", "[]")))
+        steps, notes = int(facts.get("steps", 0)), tuple(json_of(facts.get("notes", "[]")))
         return Kept(int(facts["step"]), steps, latents_BCFYX, state, notes)
 
     def _note(self, text: str) -> bool:
@@ -152,5 +157,5 @@ def _checksum(data: bytes) -> bytes:
 def _metadata(payload: bytes) -> dict[str, str]:
     """The metadata in a safetensors file's bytes: its header is JSON behind its own length."""
     length = int.from_bytes(payload[:8], "little")
-    header = json.loads(payload[8 : 8 + length])
+    header = json_of(payload[8 : 8 + length])
     return dict(header["__metadata__"])

@@ -10,9 +10,9 @@ from pathlib import Path
 from hyimg_cli.cache.disk import PROMPT_EMBEDDINGS, START_PICTURES
 from hyimg_cli.errors import JobError
 from hyimg_cli.files import remove, replace_file, storage_error
+from hyimg_cli.journal.file_provenance import file_provenance
 from hyimg_cli.journal.journal import JobFolder
 from hyimg_cli.journal.keys import confirm_dtype, key_of, source_digest, source_digests
-from hyimg_cli.journal.making import making
 from hyimg_cli.manifest.resolved import job_to_json
 from hyimg_cli.media.metadata import video_text
 from hyimg_cli.media.xmp import EDITED, MADE, mp4_box
@@ -142,7 +142,7 @@ class VideoPipeline(Pipeline[LatentVideoModel, VideoJob, Frames]):
         _clear(film)
         text, box = None, b""
         if self._config.output.metadata:
-            text = video_text(job_to_json(job), making(job, self._config), done.digests)
+            text = video_text(job_to_json(job), file_provenance(job, self._config), done.digests)
             box = mp4_box(EDITED if job.images else MADE)
             _write_sidecar(film.with_suffix(".json"), text)
         written = write_video(
