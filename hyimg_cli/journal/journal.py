@@ -404,8 +404,9 @@ def outcome_to_json(outcome: Outcome) -> dict[str, Any]:
     """The outcome as a result line; the user's `x_` keys stand beside the other names."""
     entry = asdict(outcome)
     extra: dict[str, Any] = entry.pop("extra")
-    if outcome.written is None:
-        del entry["written"]
+    for name in ("written", "sigmas"):
+        if entry[name] is None:
+            del entry[name]
     if not outcome.finishing_key:
         del entry["edit"], entry["finishing_key"]
     return entry | extra

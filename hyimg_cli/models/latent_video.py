@@ -195,6 +195,9 @@ class LatentVideoModel(Protocol):
     def load_transformer(self) -> None:
         """Read the transformer alone: all that a branch needs."""
 
+    def sigmas(self, job: VideoJob) -> tuple[float, ...]:
+        """Noise levels that the job's steps begin at, from 1 down."""
+
     def texts(self, job: VideoJob) -> tuple[str, ...]:
         """The strings whose embeddings the job needs: its prompt, and under CFG the negative."""
 
