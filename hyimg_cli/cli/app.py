@@ -90,6 +90,8 @@ def _told(error: HyimgError) -> int:
 
 def _as_usage(error: typer.TyperException, arguments: Sequence[str]) -> UsageError:
     """What the parser refused, with the flag that may be meant and the page that lists all."""
+    from hyimg_cli.manifest.line import not_supported
+
     context = getattr(error, "ctx", None)
     if context is None:
         command = " ".join(["hyimg", *(word for word in arguments[:1] if word in COMMANDS)])
@@ -97,6 +99,10 @@ def _as_usage(error: typer.TyperException, arguments: Sequence[str]) -> UsageErr
     what, guess = error.format_message(), ""
     page = "--help-all" if isinstance(context.command, pages.LongCommand) else "--help"
     if isinstance(given := getattr(error, "option_name", None), str):
+        lacking = not_supported(given.strip("-").replace("-", "_"))
+        if lacking and given not in _flags(context):
+            meaning, hint = lacking
+            return UsageError(f"{given} is not supported: there is no {meaning}", hint=hint)
         what, close = error.message, _meant(given, context)
         guess = f"did you mean {close}? " if close else ""
     return UsageError(what, hint=f"{guess}{context.command_path} {page} lists what there is")
@@ -104,12 +110,16 @@ def _as_usage(error: typer.TyperException, arguments: Sequence[str]) -> UsageErr
 
 def _meant(given: str, context: typer.Context) -> str | None:
     """The one flag that begins like this, else the nearest; None for one that lacks its value."""
-    every = context.command.get_params(context)
-    flags = [name for one in every for name in one.opts + one.secondary_opts]
+    flags = _flags(context)
     if given in flags:
         return None
     longer = [name for name in flags if name.startswith(given)]
     return min(longer, key=len, default=nearest(given, flags))
+
+
+def _flags(context: typer.Context) -> list[str]:
+    every = context.command.get_params(context)
+    return [name for one in every for name in one.opts + one.secondary_opts]
 
 
 def main() -> None:

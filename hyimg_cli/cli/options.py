@@ -22,10 +22,11 @@ from hyimg_cli.cli.render import PROGRESS
 from hyimg_cli.cli.shard import folder_of, shard_named
 from hyimg_cli.errors import UsageError
 from hyimg_cli.settings.config import configured, refuse_conflicts
-from hyimg_cli.settings.kinds import BadValue, Folder, Truth
+from hyimg_cli.settings.kinds import BadValue, Folder, OneOf, Truth
 from hyimg_cli.settings.precedence import Setting, settle
 from hyimg_cli.settings.recipe import FOLDERS_OWN, read_folders_own, read_recipe
 from hyimg_cli.settings.table import CHECKPOINT, RUN, SETTINGS, Declaration
+from hyimg_cli.spec.job import TASKS, VIDEO_TASKS
 from hyimg_cli.spec.run import RunConfig
 
 STYLE = "Style"
@@ -45,6 +46,14 @@ def folder(text: str) -> Path:
     """The place that a flag names; an empty name, as of an unset variable, is not this folder."""
     try:
         return Path(Folder().parse(text))
+    except BadValue as bad:
+        raise typer.BadParameter(f"{bad.what}; {bad.hint}") from None
+
+
+def task_named(text: str) -> str:
+    """One of the tasks that a line may have."""
+    try:
+        return str(OneOf((*TASKS, *VIDEO_TASKS)).parse(text))
     except BadValue as bad:
         raise typer.BadParameter(f"{bad.what}; {bad.hint}") from None
 
@@ -109,6 +118,16 @@ Prompt = Annotated[
         is_basic=True,
         metavar="<text>",
         help="What to do with each picture; or a .txt of prompts.",
+    ),
+]
+Task = Annotated[
+    str | None,
+    option(
+        "--task",
+        panel=RUN,
+        parser=task_named,
+        metavar="<task>",
+        help="Of the jobs that --prompt makes: i2v starts a video from each picture.",
     ),
 ]
 Recursive = Annotated[

@@ -22,8 +22,15 @@ from pathlib import Path, PurePath
 from types import TracebackType
 from typing import Any, Self
 
-from hyimg_cli.errors import OutputFolderError, StorageError
-from hyimg_cli.files import JOURNAL_BYTES, LATENTS_BYTES, bytes_of, remove, replace_file
+from hyimg_cli.errors import JobError, OutputFolderError, StorageError
+from hyimg_cli.files import (
+    JOURNAL_BYTES,
+    LATENTS_BYTES,
+    bytes_of,
+    remove,
+    replace_file,
+    sync_folder,
+)
 from hyimg_cli.journal.disk import disk_errors, locked, make_folders, remove_temporaries
 from hyimg_cli.journal.job_files import (
     OUTPUTS,
@@ -53,7 +60,7 @@ LOCK = ".lock"
 # Files that are written at the same time.
 _WRITERS = 8
 # Of a resolved job, what never changes its file.
-_NOT_IN_KEY = ("custom_id", "images", "model", "metadata", "name", "written")
+_NOT_IN_KEY = ("custom_id", "images", "model", "metadata", "name", "written", "lora")
 
 
 @dataclass(frozen=True)
@@ -79,9 +86,19 @@ class JobFolder(ABC):
         return self.folder / OUTPUTS / f"{name}{suffix}"
 
     def place_for(self, job: Job, size: Size, suffix: str) -> Path:
-        """The same for a job's file of this size; its folder is made. Raises as `make_places`."""
+        """The same for a job's file of this size; its folder is made. Raises as `make_places`, and
+        JobError where a folder has the file's name, or that of a video's sidecar.
+        """
         path = self.path_for(name_of(job, size.width, size.height), suffix)
         self._make_place(path.parent)
+        for place in (path, path.with_suffix(".json")) if suffix == ".mp4" else (path,):
+            if os.path.isdir(place) and not os.path.islink(place):
+                raise JobError(
+                    "a folder stands where the file goes",
+                    where=str(place.relative_to(self.folder)),
+                    hint="take it away, and run the job again with --retry-failed",
+                    code="job.folder-in-the-way",
+                )
         return path
 
     def latents_for(self, custom_id: str) -> Path:
@@ -278,8 +295,11 @@ class RunFolder(JobFolder):
         # The disk takes many files at a time as soon as one.
         with disk_errors(self.folder), ThreadPoolExecutor(_WRITERS) as writers:
             list(writers.map(self._put, made))
+            for place in {(self.folder / name).parent for one in made for name in one.files}:
+                sync_folder(place)
         self._record([one.outcome for one in made])
-        self.drop_latents(one.outcome.custom_id for one in made if one.outcome.status == "done")
+        if (self.folder / LATENTS).is_dir():
+            self.drop_latents(one.outcome.custom_id for one in made if one.outcome.status == "done")
 
     def _put(self, made: Made) -> None:
         for output in made.outcome.outputs:
@@ -288,7 +308,7 @@ class RunFolder(JobFolder):
         for name, data in made.files.items():
             path = self.folder / name
             self._make_place(path.parent)
-            replace_file(path, data)
+            replace_file(path, data, syncs_folder=False)
 
     def _record(self, outcomes: Sequence[Outcome]) -> None:
         lines = [(one.custom_id, json_line(outcome_to_json(one))) for one in outcomes]
@@ -372,6 +392,8 @@ def line_key(
     """The `job_key` of a job by its resolved line; `bot_task` is None for a video."""
     facts: dict[str, Any] = {"job": shaping_fields(line), "model": model_fingerprint}
     facts["settings"] = dict(pixel_settings)
+    if bot_task is None and source_digests:
+        facts["sources"] = list(source_digests)
     if bot_task is not None:
         if line.keys() & {"cot_text", "cot_token_ids"}:
             # Some lines of a given text say bot_task, which only a dynamic system prompt reads.

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import cast
 
 from hyimg_cli.errors import HyimgError
@@ -69,13 +68,13 @@ class PictureLine(ResolvedLine):
             what = "a PNG" if kind == "png" else "a lossless WebP"
             yield self.unused("quality", f"{what} has none")
 
-    def job(self, child: Child, folder: Path) -> ImageJob:
+    def job(self, child: Child) -> ImageJob:
         fields = self.line.fields
         use_system_prompt, system_prompt = self._system_prompt()
         return ImageJob(
             custom_id=child.custom_id,
             task=fields["task"],
-            images=tuple(str(folder / image) for image in fields.get("images", ())),
+            images=self.images,
             seed=child.first_seed if self.value("vary") == "text" else child.seed,
             size=self._size(),
             bot_task=self.value("bot_task"),

@@ -39,16 +39,18 @@ class ResolvedLine:
     settings: Mapping[str, Setting]
     model: str
     card: ModelCard | VideoCard
+    # Where paths of images begin.
+    folder: Path
 
     def faults(self) -> Iterator[HyimgError]:
         """What is wrong with the line only for this model and these settings."""
         raise NotImplementedError
 
-    def job(self, child: Child, folder: Path) -> Job:
-        """One job of the line; paths of images begin at `folder`."""
+    def job(self, child: Child) -> Job:
+        """One job of the line."""
         raise NotImplementedError
 
-    def jobs(self, folder: Path) -> Iterator[Job]:
+    def jobs(self) -> Iterator[Job]:
         """The line's job, or its children where it asks for several."""
         names = self.child_ids
         seeds, base = self.line.fields.get("seeds"), self.value("seed")
@@ -57,7 +59,12 @@ class ResolvedLine:
         elif not seeds:
             seeds = [moved(base, index) for index in range(len(names))]
         for index, name in enumerate(names):
-            yield self.job(Child(name, index, seeds[index], seeds[0]), folder)
+            yield self.job(Child(name, index, seeds[index], seeds[0]))
+
+    @property
+    def images(self) -> tuple[str, ...]:
+        """Paths of the line's pictures."""
+        return tuple(str(self.folder / image) for image in self.line.fields.get("images", ()))
 
     @property
     def child_ids(self) -> list[str]:

@@ -8,7 +8,7 @@ Basenames only: a picture that is passed on names no folder, user or host. Forma
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
@@ -81,9 +81,12 @@ def picture_text(
     return PictureText(_parameters(job, facts, size), _json(record), source_type)
 
 
-def video_text(resolved: Mapping[str, Any], provenance: Provenance) -> str:
+def video_text(
+    resolved: Mapping[str, Any], provenance: Provenance, source_sha256: Sequence[str] = ()
+) -> str:
     """Contents of an MP4's `comment` and of its sidecar file: the job as JSON, and what made it."""
-    return _json({"format": FORMAT, "job": _public(resolved), **provenance.to_json()})
+    sources = {"source_sha256": list(source_sha256)} if source_sha256 else {}
+    return _json({"format": FORMAT, "job": _public(resolved), **provenance.to_json(), **sources})
 
 
 def _json(record: Mapping[str, Any]) -> str:
@@ -135,11 +138,17 @@ def _public(resolved: Mapping[str, Any]) -> dict[str, Any]:
     }
     if "images" in job:
         job["images"] = [PurePath(image).name for image in job["images"]]
+    if "lora" in job:
+        parts = (re.sub(r"^((?:high|low)=)?.*/", r"\1", part) for part in job["lora"].split(";"))
+        job["lora"] = ";".join(parts)
     job["model"] = _public_name(job["model"])
     return job
 
 
 def _public_name(model: str) -> str:
-    """A hub id as it is, a folder by its last name."""
+    """A hub id as it is, also that of a folder in the hub's cache; any other by its last name."""
+    hub = PurePath(model).parent
+    if hub.name == "snapshots" and hub.parent.name.startswith("models--"):
+        return hub.parent.name.removeprefix("models--").replace("--", "/", 1)
     is_folder = model.startswith(("/", ".", "~")) or model.count("/") > 1
     return PurePath(model).name if is_folder else model

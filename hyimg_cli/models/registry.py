@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal, cast
 
 from hyimg_cli.errors import CheckpointError
 from hyimg_cli.loading import checkpoint
-from hyimg_cli.models.family import Family, ImageCheckpoint, VideoCheckpoint
+from hyimg_cli.models.family import Family, ImageCheckpoint, Reading, VideoCheckpoint
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.card import ModelCard, VideoCard
 from hyimg_cli.spec.job import Job, VideoJob
@@ -58,6 +58,16 @@ def resolve_model(model: str, revision: str | None = None, *, with_weights: bool
             code="checkpoint.missing",
         )
     return _fetched(model, revision, with_weights=with_weights)
+
+
+def in_cache(model: str, revision: str | None = None) -> Path | None:
+    """Where a hub id lies in the hub's cache; None where nothing of it does. Asks nobody."""
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(model, revision=revision, local_files_only=True))
+    except (OSError, ValueError):
+        return None
 
 
 def register(family: Family) -> None:
@@ -134,6 +144,14 @@ def stored_weights(model: str, revision: str | None = None) -> dict[str, StoredW
     folder = resolve_model(model, revision, with_weights=False)
     with _of_anybody(folder):
         return {part: _counted(found) for part, found in _family(folder).tensors(folder).items()}
+
+
+def reading(model: str, revision: str | None = None) -> Reading | None:
+    """Files of a checkpoint that are read, and what they leave to defaults; None where its family
+    does not tell. Raises CheckpointError.
+    """
+    folder = resolve_model(model, revision, with_weights=False)
+    return _family(folder).reading(folder)
 
 
 def refuse_other_weights(model: str, revision: str | None = None) -> None:

@@ -16,6 +16,8 @@ from hyimg_cli.settings.kinds import (
     Folder,
     Integer,
     Kind,
+    LoraText,
+    Names,
     Number,
     NumberPair,
     OneOf,
@@ -24,7 +26,7 @@ from hyimg_cli.settings.kinds import (
     Text,
     Truth,
 )
-from hyimg_cli.spec.job import BOT_TASKS, BY_ID, FORMATS, SizeRequest
+from hyimg_cli.spec.job import BOT_TASKS, BY_ID, FITS, FORMATS, SizeRequest
 from hyimg_cli.spec.run import DTYPES, FRAMES, GRAPHS, QUANTIZATIONS
 
 JobKind = Literal["pictures", "videos"]
@@ -32,7 +34,7 @@ JobKind = Literal["pictures", "videos"]
 CHECKPOINT = object()
 PREFIX = "HYIMG_"
 # Panels of the help.
-RUN, MODEL, SAMPLING, VIDEO = "Run", "Model", "Sampling defaults", "Video (t2v)"
+RUN, MODEL, SAMPLING, VIDEO = "Run", "Model", "Sampling defaults", "Video (t2v, i2v)"
 SYSTEM_PROMPTS = (
     "None",
     "en_vanilla",
@@ -131,9 +133,15 @@ _MODEL = (
         "video_model",
         Text("model"),
         "tiny-video",
-        "The same for t2v; tiny-video is embedded.",
+        "The same for videos; tiny-video is embedded.",
         only="videos",
         pixels="checkpoint",
+    ),
+    _model(
+        "allow_model",
+        Names(),
+        None,
+        "Models that a line may name for itself, beside those of --model and --video-model.",
     ),
     _model("revision", Text("revision"), None, "Hub revision.", pixels="checkpoint"),
     _model(
@@ -266,6 +274,25 @@ _SAMPLING = (
     _video("num_frames", Integer(1, MAX_FRAMES), CHECKPOINT, "Frames of a video, 4 k + 1."),
     _video("fps", Integer(1, MAX_FPS), CHECKPOINT, "Frames a second in the file."),
     _video(
+        "fit",
+        OneOf(FITS),
+        None,
+        "How an i2v picture gets the video's shape. Default: as the model's authors do it.",
+    ),
+    _video(
+        "lora",
+        LoraText(),
+        (),
+        "LoRA files: FILE[@WEIGHT], for two transformers high=FILE;low=FILE. Needs peft.",
+    ),
+    _video(
+        "scheduler",
+        OneOf(("euler",)),
+        None,
+        "euler: the steps that four- and eight-step models were distilled to. Default: the "
+        "checkpoint's own.",
+    ),
+    _video(
         "guidance_scale_2",
         Number(0, 100),
         CHECKPOINT,
@@ -375,9 +402,15 @@ _PARALLEL = (
     ),
     _run(
         "replicas",
-        Integer(1, 64),
+        Integer(1, 4096),
         1,
-        "Processes with a model each, a GPU each, that share the jobs. Same pixels.",
+        "Processes with a model each, GPUs of its own each, that share the jobs. Same pixels.",
+    ),
+    _run(
+        "ray_address",
+        Text("address"),
+        None,
+        "Replicas on a Ray cluster: its address, auto, or local for one that is started here.",
     ),
 )
 _OUTPUT = (

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from hyimg_cli.spec.job import Size, SizeRequest
+from hyimg_cli.spec.job import Fit, Size, SizeRequest
 
 # Of a pixel in float32.
 PICTURE_BYTES = 3 * 4
@@ -209,8 +209,31 @@ class ForwardWork:
 
 
 @dataclass(frozen=True)
+class StartRule:
+    """How a checkpoint starts from pictures: how many it takes (the second is the last frame), how
+    its authors fit them, and its `sizes`; without any, all of the default size's area.
+    """
+
+    fewest: int
+    most: int
+    fit: Fit
+    sizes: tuple[Size, ...] = ()
+
+    def size_for(self, picture: Size) -> Size:
+        """The nearest of `sizes` in ratio, on the square's side of it. Source: get_closest_ratio
+        of HunyuanVideo-1.5's release.
+        """
+        ratio = picture.height / picture.width
+        ratios = [(round(size.height / size.width, 5) - ratio, size) for size in self.sizes]
+        inner = [(off, size) for off, size in ratios if (off <= 0 if ratio >= 1 else off >= 0)]
+        return min(inner, key=lambda found: abs(found[0]))[1]
+
+
+@dataclass(frozen=True)
 class VideoCard:
-    """A text-to-video checkpoint's facts, read from its JSON files alone.
+    """A video checkpoint's facts, read from its JSON files alone.
+
+    `start`: how it starts from pictures, None where it cannot; `needs_start`: whether it must.
 
     Sizes must be multiples of `size_multiple` pixels; frames are `frame_stride * k + 1`.
     `max_prompt_tokens` is where the main text encoder cuts. `component_bytes` counts weights by
@@ -236,6 +259,8 @@ class VideoCard:
     guides_below_one: bool = True
     component_parameters: tuple[tuple[str, int], ...] = ()
     forward: ForwardWork = ForwardWork()
+    start: StartRule | None = None
+    needs_start: bool = False
 
     def loaded_bytes(self, dtype: str) -> dict[str, int]:
         """Bytes of each component once loaded in `dtype`; as stored where nothing is counted.

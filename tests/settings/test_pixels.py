@@ -31,6 +31,7 @@ COMMON = {
 }
 # A value off that of the first run, with what else makes it matter.
 OTHER: dict[str, dict[str, str]] = {
+    "allow_model": {"allow_model": "other"},
     "require_kv_reuse": {"require_kv_reuse": "on"},
     "prompt_cache": {"prompt_cache": "off"},
     "batching_max_size": {"batching_max_size": "1"},
@@ -44,6 +45,7 @@ OTHER: dict[str, dict[str, str]] = {
     "vae_patch_parallel_size": {"vae_patch_parallel_size": "2"},
     "cfg_parallel_size": {"cfg_parallel_size": "2"},
     "replicas": {"replicas": "2"},
+    "ray_address": {"ray_address": "auto"},
     "output_dir": {"output_dir": "others"},
     "metadata": {"metadata": "off"},
     "frames": {"frames": "png"},

@@ -73,6 +73,28 @@ _NO_EFFECT: dict[str, Any] = {
     "typical_p": 1.0,
     "watermarking_config": None,
 }
+# What is taken for a key that generation_config.json does not have.
+_GENERATION_DEFAULTS: dict[str, Any] = {
+    "sequence_template": "pretrain",
+    "diff_infer_steps": 50,
+    "diff_guidance_scale": 2.5,
+    "flow_shift": 3.0,
+    "bot_task": "think_recaption",
+    "drop_think": False,
+    "use_system_prompt": "None",
+    "do_sample": True,
+    "temperature": 0.6,
+    "top_k": 1024,
+    "top_p": 0.95,
+    "max_new_tokens": 2048,
+    "repetition_penalty": 1.0,
+}
+# The same of config.json, where the key is not the name of a fact below.
+_CONFIG_DEFAULTS = {
+    "cond_token_attn_type": "full",
+    "model_version": "HunyuanImage-3.0-Instruct",
+    "num_shared_expert": 1,
+}
 # What null says of the sampling: that nothing is left out, or changed.
 _OFF = {"temperature": 1.0, "top_k": 0, "top_p": 1.0}
 
@@ -201,26 +223,40 @@ def generation_config(config: Mapping[str, Any]) -> GenerationConfig:
 
 
 def _generation_config(config: Mapping[str, Any]) -> GenerationConfig:
-    template = config.get("sequence_template", "pretrain")
+    told = {key: config.get(key, default) for key, default in _GENERATION_DEFAULTS.items()}
+    template = told["sequence_template"]
     if template not in ("instruct", "pretrain"):
         raise ValueError(f"sequence_template {template!r} is not one of instruct, pretrain")
-    does_sample = config.get("do_sample", True)
     return GenerationConfig(
         template=template,
         defaults=SamplingDefaults(
-            num_inference_steps=int(config.get("diff_infer_steps", 50)),
-            guidance_scale=float(config.get("diff_guidance_scale", 2.5)),
-            flow_shift=float(config.get("flow_shift", 3.0)),
-            bot_task=_bot_task(config.get("bot_task", "think_recaption")),
-            drop_think=bool(config.get("drop_think", False)),
-            use_system_prompt=str(config.get("use_system_prompt", "None")),
-            temperature=float(config.get("temperature", 0.6)) if does_sample else 0.0,
-            top_k=int(config.get("top_k", 1024)),
-            top_p=float(config.get("top_p", 0.95)),
-            max_new_tokens=int(config.get("max_new_tokens", 2048)),
-            repetition_penalty=_penalty(float(config.get("repetition_penalty", 1.0))),
+            num_inference_steps=int(told["diff_infer_steps"]),
+            guidance_scale=float(told["diff_guidance_scale"]),
+            flow_shift=float(told["flow_shift"]),
+            bot_task=_bot_task(told["bot_task"]),
+            drop_think=bool(told["drop_think"]),
+            use_system_prompt=str(told["use_system_prompt"]),
+            temperature=float(told["temperature"]) if told["do_sample"] else 0.0,
+            top_k=int(told["top_k"]),
+            top_p=float(told["top_p"]),
+            max_new_tokens=int(told["max_new_tokens"]),
+            repetition_penalty=_penalty(float(told["repetition_penalty"])),
         ),
     )
+
+
+def defaulted(config: Mapping[str, Any], generation: Mapping[str, Any]) -> dict[str, Any]:
+    """Keys that neither file has, and what is taken for them."""
+    parts = [(Architecture, config), (VaeArchitecture, config.get("vae", {}))]
+    parts += [(VisionArchitecture, {**config.get("vit", {}), "aligner_depth": None})]
+    absent = {
+        field.name: field.default
+        for cls, values in parts
+        for field in fields(cls)
+        if field.default not in (MISSING, None) and field.name not in values
+    }
+    absent |= {key: value for key, value in _CONFIG_DEFAULTS.items() if key not in config}
+    return absent | {k: v for k, v in _GENERATION_DEFAULTS.items() if k not in generation}
 
 
 def _penalty(value: float) -> float:
@@ -274,10 +310,13 @@ def _has_joint_source_span(kind: Any) -> bool:
 
 
 def _architecture(config: Mapping[str, Any]) -> Architecture:
+    told = {**_CONFIG_DEFAULTS, **config}
     layers = int(config["num_hidden_layers"])
     heads = int(config["num_attention_heads"])
     if not 0 < layers * int(config["num_experts"]) <= _MOST_EXPERTS:
         raise ValueError(f"{layers} layers of {config['num_experts']} experts")
+    if heads < 1:
+        raise ValueError(f"{heads} attention heads")
     head_dim = config.get("attention_head_dim") or config.get("head_dim")
     down = config["vae_downsample_factor"]
     if down[0] != down[1]:
@@ -291,12 +330,12 @@ def _architecture(config: Mapping[str, Any]) -> Architecture:
         num_key_value_heads=int(config.get("num_key_value_heads") or heads),
         head_dim=int(head_dim or config["hidden_size"] // heads),
         moe_topk=_per_layer(config["moe_topk"], layers),
-        num_shared_expert=_per_layer(config.get("num_shared_expert", 1), layers),
+        num_shared_expert=_per_layer(told["num_shared_expert"], layers),
         moe_intermediate_size=_per_layer(inner, layers),
         pad_token_id=int(config.get("pad_token_id", config.get("pad_id", 0))),
         vae_downsample_factor=int(down[0]),
-        has_joint_source_span=_has_joint_source_span(config.get("cond_token_attn_type", "full")),
-        is_base=config.get("model_version", "HunyuanImage-3.0-Instruct") == "HunyuanImage-3.0",
+        has_joint_source_span=_has_joint_source_span(told["cond_token_attn_type"]),
+        is_base=told["model_version"] == "HunyuanImage-3.0",
         vae=_typed(VaeArchitecture, config["vae"]),
         vision=_vision(config["vit"], config["vit_processor"], config["vit_aligner"]),
     )

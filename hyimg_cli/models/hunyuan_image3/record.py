@@ -6,6 +6,7 @@ from hyimg_cli.loading import checkpoint
 from hyimg_cli.loading.packed import stored_index
 from hyimg_cli.models.family import Family
 from hyimg_cli.models.hunyuan_image3.card import FAMILY as NAME
+from hyimg_cli.models.hunyuan_image3.card import reading
 from hyimg_cli.models.hunyuan_image3.prompter import Prompter
 
 
@@ -24,4 +25,5 @@ FAMILY = Family(
     fingerprint=checkpoint.fingerprint,
     tensors=lambda folder: {"model": stored_index(folder).tensors},
     refuse_wrong=_refuse_wrong,
+    reading=reading,
 )

@@ -61,7 +61,8 @@ def test_from_check_to_replay(run_cli: Any, manifest: str, tiny: str, tmp_path: 
     assert [len(lines[n]["kv_reuse"]["branches"]) for n in ("new", "thought", "edit")] == [2, 3, 3]
     assert lines["new"]["kv_reuse"]["ar_decode_tokens"] == 0
     assert (lines["edit"]["outputs"][0]["width"], lines["edit"]["outputs"][0]["height"]) == (64, 96)
-    replayed = run_cli("replay", str(out / "outputs" / "edit.png"), "-o", str(tmp_path / "again"))
+    again = ("--model", tiny, "-o", str(tmp_path / "again"))
+    replayed = run_cli("replay", str(out / "outputs" / "edit.png"), *again)
     assert replayed.code == 0
     assert "equal" in replayed.err + replayed.out
 
