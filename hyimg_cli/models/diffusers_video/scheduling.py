@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
-from diffusers.schedulers.scheduling_utils import SchedulerMixin
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
@@ -56,7 +55,7 @@ class JobScheduler:
         else:
             shift = {_SHIFT_NAMES[component.class_name]: flow_shift}
             self.scheduler = configured(component, **shift)
-        scheduler: Any = self.scheduler
+        scheduler = self.scheduler
         if is_linear or is_euler:
             scheduler.set_timesteps(sigmas=np.linspace(1.0, 0.0, steps + 1)[:-1])
         else:
