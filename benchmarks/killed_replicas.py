@@ -38,7 +38,7 @@ from hyimg_cli.spec.events import JobDone, ReplicaDied
 from hyimg_cli.spec.run import ModelChoice, OutputConfig, ParallelConfig, RunConfig
 
 # A stopped replica is to be noticed within a trial's patience, not within a minute.
-_LIMITS, _BEAT_S = Limits(silence_s=6.0), 0.5
+_LIMITS, _BEAT_S = Limits(silence_s=10.0, start_s=40.0), 0.5
 
 
 def main() -> None:
@@ -155,7 +155,7 @@ def _jobs(place: Path, count: int) -> Any:
         for n in range(count)
     ]
     path = place / "jobs.jsonl"
-    path.write_text("".join(json.dumps(line | {"steps": 30}) + "\n" for line in lines))
+    path.write_text("".join(json.dumps(line | {"steps": 20}) + "\n" for line in lines))
     return list(accept(read_manifest(path), settle({}, {}, {})).jobs)
 
 

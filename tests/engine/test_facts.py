@@ -68,6 +68,8 @@ class Scripted:
         self._said: list[tuple[int, FromReplica]] = []
         self.assigned: list[int] = []
 
+    starts_at_once = True
+
     def start(self, setup: Setup) -> None:
         self._said.append((setup.number, Ready(self._facts[setup.number], "node-b")))
 

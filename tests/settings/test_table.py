@@ -58,7 +58,10 @@ BEFORE: dict[str, Any] = {
     "skip_invalid": True,
     "name": "{stem}-{seed}",
 }
-NO_SETTING = {"output.folder", "output.only_texts", "cache.folder", "batch.encodes_ahead"}
+NO_SETTING = {
+    *("output.folder", "output.only_texts", "cache.folder", "batch.encodes_ahead"),
+    "model.place",
+}
 # How each setting that changes pixels stands in the resume key: the words of folders that exist.
 PLAIN = {"dtype": "float32", "kv_reuse": "reuse"}
 IN_KEY: dict[tuple[str, Any], dict[str, str]] = {
