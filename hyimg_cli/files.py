@@ -9,14 +9,16 @@ socket would let a run wait for ever.
 import contextlib
 import errno
 import io
+import json
 import os
 import re
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
+from hyimg_cli import remote
 from hyimg_cli.errors import StorageError
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -46,6 +48,8 @@ MANIFEST_BYTES = 1_000_000_000
 JOURNAL_BYTES = 4_000_000_000  # 200,000 jobs with texts of the greatest length
 LATENTS_BYTES = 10_000_000_000  # of a film of minutes, several times over
 _PIECE_BYTES = 1 << 20
+# Levels of a JSON value: twice what a manifest may hold, and far below what Python can write.
+MAX_DEPTH = 200
 _KINDS = {
     stat.S_IFIFO: "a named pipe",
     stat.S_IFSOCK: "a socket",
@@ -54,6 +58,8 @@ _KINDS = {
 }
 # A shell's `<(…)`, and standard input by its name: open already, so that no other end is awaited.
 _OWN_STREAM = re.compile(r"/dev/stdin|/(dev|proc/self)/fd/[0-9]+")
+# One letter would be a drive; a Path makes one slash of two.
+ADDRESS_PATTERN = "([A-Za-z][A-Za-z0-9+.-]+):/"
 
 
 class UnfitFile(OSError):
@@ -68,11 +74,72 @@ class UnfitFile(OSError):
         return self.strerror
 
 
+def json_of(text: str | bytes, **how: Any) -> Any:
+    """The value of a JSON text; `how`: as `json.loads` takes it. Raises ValueError, and so for what
+    is nested so deeply that nobody could compare, copy or write it.
+    """
+    try:
+        value = json.loads(text, **how)
+    except RecursionError:
+        is_deep = True
+    else:
+        # Most texts have no such number of brackets at all.
+        data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
+        is_deep = data.count(b"[") + data.count(b"{") > MAX_DEPTH and is_deeper(value, MAX_DEPTH)
+    if is_deep:
+        raise ValueError("nested too deeply")
+    return value
+
+
+def refuse_constant(name: str) -> Any:
+    """For `parse_constant`: NaN and Infinity are read by Python alone. Raises ValueError."""
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def is_deeper(value: Any, levels: int) -> bool:
+    """True if lists and objects stand in one another on more than so many levels."""
+    layer = [value]
+    for _ in range(levels):
+        layer = [part for one in layer for part in _parts(one)]
+    return any(isinstance(one, list | dict) for one in layer)
+
+
+def _parts(value: Any) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+
+
+def scheme_of(name: str) -> str:
+    """The scheme of an address in small letters, `s3` of `s3://bucket/run`; empty for a path, as
+    `./s3:/run` is one.
+    """
+    match = re.match(ADDRESS_PATTERN, name)
+    return match[1].lower() if match else ""
+
+
+def address_of(place: Path | str) -> str:
+    """The address that a name, or the path made of it, stands for; empty for a path.
+
+    `Path("s3://bucket/run")` has lost a slash, which is put back.
+    """
+    match = re.match(ADDRESS_PATTERN + "/*", str(place))
+    return f"{match[1].lower()}://{str(place)[match.end() :]}" if match else ""
+
+
+def joined(folder: Path, name: str) -> Path:
+    """A name as it leads from a folder; an address stands for itself."""
+    return Path(name) if scheme_of(name) else folder / name
+
+
+def shown_place(place: Path) -> str:
+    """A folder as its user named it."""
+    return address_of(place) or str(place)
+
+
 def opened(path: Path, most: int | None = None) -> io.BufferedReader:
     """A regular file, behind links too, open for reading; `most`: the bytes it may have.
 
-    Never waits for another process, and touches no device. Raises OSError as `open` does, UnfitFile
-    for what is no regular file or too large.
+    Of an address: a copy of what is there. Never waits for another process, and touches no device.
+    Raises OSError as `open` does, UnfitFile for what is no regular file or too large.
     """
     return _opened(path, most, may_stream=False)
 
@@ -113,6 +180,10 @@ def bounded(stream: BinaryIO, most: int, name: str, *, expected: int = 0) -> byt
 
 
 def _opened(path: Path, most: int | None, *, may_stream: bool) -> io.BufferedReader:
+    if address := address_of(path):
+        if (copy := remote.copy_of(address, most)) is not None:
+            return copy
+        raise UnfitFile(errno.EFBIG, f"it has more than {most:,} bytes", address)
     is_stream = may_stream and _OWN_STREAM.fullmatch(str(path)) is not None
 
     def opener(_name: str, flags: int) -> int:
@@ -159,7 +230,11 @@ def nearest_existing(path: Path) -> Path:
 
 
 def replace_file(
-    path: Path, data: bytes, *, is_lasting: bool = True, syncs_folder: bool = True
+    path: Path,
+    data: bytes | Iterable[bytes],
+    *,
+    is_lasting: bool = True,
+    syncs_folder: bool = True,
 ) -> None:
     """Writes `data` to `path`, all of it or nothing.
 
@@ -169,7 +244,8 @@ def replace_file(
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with open(temporary, "wb", buffering=0) as file:
-            write_all(file.fileno(), data)
+            for piece in (data,) if isinstance(data, bytes) else data:
+                write_all(file.fileno(), piece)
             if is_lasting:
                 os.fsync(file.fileno())
         os.replace(temporary, path)
@@ -246,7 +322,11 @@ def is_of_the_disk(number: int | None) -> bool:
 
 def storage_error(error: OSError, folder: Path) -> StorageError:
     """Explain an error of the disk for `folder`, in plain words."""
-    where = str(folder)
+    where = shown_place(folder)
+    if address_of(folder):
+        hint = "look at the address, the credentials and the network, and run the command again"
+        what = f"the store refused: {error.strerror or error}"
+        return StorageError(what, where=where, hint=hint, code="storage.store", retryable=True)
     if isinstance(error, UnfitFile):
         hint = "take it away, or choose another folder with -o"
         return StorageError(

@@ -1,5 +1,6 @@
 """The `hyimg` command: its subcommands, and the one place where errors become exit codes."""
 
+import logging
 import os
 import sys
 import traceback
@@ -14,10 +15,13 @@ from hyimg_cli.cli import help as pages
 from hyimg_cli.cli import render
 from hyimg_cli.cli.commands import COMMANDS, LazyCommand, refuse_later
 from hyimg_cli.cli.completion import joined_values
-from hyimg_cli.errors import HyimgError, UsageError
+from hyimg_cli.errors import HyimgError, StorageError, UsageError
+from hyimg_cli.files import is_of_the_disk
 from hyimg_cli.settings.kinds import nearest
+from hyimg_cli.spec.printed import log_printable
 
 INTERNAL_ERROR = 101
+logger = logging.getLogger(__name__)
 
 _app = typer.Typer(
     name="hyimg",
@@ -53,6 +57,7 @@ def command_line() -> TyperGroup:
 
 def run(arguments: Sequence[str]) -> int:
     """The exit code of one command line; errors are printed on stderr."""
+    log_printable()
     try:
         refuse_later(arguments)
         joined_values(os.environ)
@@ -62,18 +67,31 @@ def run(arguments: Sequence[str]) -> int:
         )
         return code if isinstance(code, int) else 0
     except HyimgError as error:
-        render.error(error)
-        return error.exit_code
+        return _told(error)
     except typer.TyperException as error:
         render.error(_as_usage(error, arguments))
         return error.exit_code
+    except OSError as error:
+        # A name that no disk takes, or a folder that may not be looked into: no mistake of ours.
+        if error.filename is None or not is_of_the_disk(error.errno):
+            render.internal_error(traceback.format_exc())
+            return INTERNAL_ERROR
+        logger.debug("refused by the disk", exc_info=error)
+        return _told(StorageError(f"{error.strerror}", where=str(error.filename)))
     except Exception:
         render.internal_error(traceback.format_exc())
         return INTERNAL_ERROR
 
 
+def _told(error: HyimgError) -> int:
+    render.error(error)
+    return error.exit_code
+
+
 def _as_usage(error: typer.TyperException, arguments: Sequence[str]) -> UsageError:
     """What the parser refused, with the flag that may be meant and the page that lists all."""
+    from hyimg_cli.manifest.line import not_supported
+
     context = getattr(error, "ctx", None)
     if context is None:
         command = " ".join(["hyimg", *(word for word in arguments[:1] if word in COMMANDS)])
@@ -81,6 +99,10 @@ def _as_usage(error: typer.TyperException, arguments: Sequence[str]) -> UsageErr
     what, guess = error.format_message(), ""
     page = "--help-all" if isinstance(context.command, pages.LongCommand) else "--help"
     if isinstance(given := getattr(error, "option_name", None), str):
+        lacking = not_supported(given.strip("-").replace("-", "_"))
+        if lacking and given not in _flags(context):
+            meaning, hint = lacking
+            return UsageError(f"{given} is not supported: there is no {meaning}", hint=hint)
         what, close = error.message, _meant(given, context)
         guess = f"did you mean {close}? " if close else ""
     return UsageError(what, hint=f"{guess}{context.command_path} {page} lists what there is")
@@ -88,14 +110,19 @@ def _as_usage(error: typer.TyperException, arguments: Sequence[str]) -> UsageErr
 
 def _meant(given: str, context: typer.Context) -> str | None:
     """The one flag that begins like this, else the nearest; None for one that lacks its value."""
-    every = context.command.get_params(context)
-    flags = [name for one in every for name in one.opts + one.secondary_opts]
+    flags = _flags(context)
     if given in flags:
         return None
     longer = [name for name in flags if name.startswith(given)]
     return min(longer, key=len, default=nearest(given, flags))
 
 
+def _flags(context: typer.Context) -> list[str]:
+    every = context.command.get_params(context)
+    return [name for one in every for name in one.opts + one.secondary_opts]
+
+
 def main() -> None:
     """The console script: runs the process's own command line and exits with its code."""
+    logging.captureWarnings(True)
     sys.exit(run(sys.argv[1:]))

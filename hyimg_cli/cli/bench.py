@@ -158,7 +158,7 @@ def _show(entry: Mapping[str, Any], worse: list[str], folder: Path, *, as_json: 
     if as_json:
         render.json_line({**entry, "regressions": worse})
         return
-    render.line(markdown(entry))
+    render.lines(markdown(entry))
     for sentence in worse:
         render.note(f"worse than the baseline: {sentence}")
     render.note(f"written: {folder}/bench.json, bench.md, report.html, A/, B/")

@@ -10,9 +10,9 @@ from hyimg_cli.cli import inputs, render
 from hyimg_cli.cli import options as o
 from hyimg_cli.cli.selection import resume_policy_of, selection_of
 from hyimg_cli.engine import runner
-from hyimg_cli.engine.sources import faults, seen, turned_sizes
-from hyimg_cli.errors import HyimgError, OutputFolderError
-from hyimg_cli.journal.journal import RunFolder
+from hyimg_cli.engine.sources import SourcesSeen, faults, refuse_hopeless, seen, turned_sizes
+from hyimg_cli.errors import HyimgError, UsageError
+from hyimg_cli.journal.bucket import run_folder
 from hyimg_cli.manifest.consumed import without_effect
 from hyimg_cli.settings.precedence import Setting
 from hyimg_cli.spec.job import Job
@@ -26,12 +26,13 @@ def check(ctx: typer.Context) -> None:
     render.log_to_stderr(ctx.params["verbose"])
     style, settings = render.style_of(ctx.params), o.settings_of(ctx.params)
     selection = selection_of(ctx.params)
-    jobs, in_lines = runner.examine(inputs.manifest_of(ctx.params), settings)
+    manifest = inputs.manifest_of(ctx.params)
+    jobs, in_lines = runner.examine(manifest, settings)
     _show(in_lines, style)
     if not in_lines:  # a faulty line may be of the other kind
         render.remarks(without_effect(settings, jobs), style)
     # A pattern that matches no job ends here, behind the faults that may be why.
-    chosen = selection.of(jobs)
+    chosen = selection.of(jobs, settings["revision"].value).jobs
     found = seen(chosen, decode=True)
     in_files = faults(found, chosen)
     _show(in_files, style)
@@ -39,24 +40,30 @@ def check(ctx: typer.Context) -> None:
         render.remarks(turned_sizes(found, chosen), style)
         for text in found.sentences():
             render.note(text)
-    in_folder = [] if in_lines else _clash(chosen, settings, ctx.params)
+    folder = o.output_folder(ctx.params, settings, manifest.name)
+    in_folder = [] if in_lines else _refused(chosen, found, folder, settings, ctx.params)
     _show(in_folder, style)
     _close(len(chosen), len(in_lines) + len(in_files) + len(in_folder), style)
     is_refused = in_lines or in_folder
     raise typer.Exit(FAULTY_MANIFEST if is_refused else FAULTY_FILES if in_files else 0)
 
 
-def _clash(
-    jobs: Sequence[Job], settings: Mapping[str, Setting], given: Mapping[str, Any]
+def _refused(
+    jobs: Sequence[Job],
+    found: SourcesSeen,
+    folder: Path,
+    settings: Mapping[str, Setting],
+    given: Mapping[str, Any],
 ) -> list[HyimgError]:
-    """That the folder which is named for the results holds others by the same ids, if so."""
-    folder = settings["output_dir"].value
-    if folder is None:
-        return []
-    config = o.run_config(settings, Path(folder))
+    """Why the run would not begin, if so: there are no sources, or the folder which is named for
+    the results holds others by the same ids.
+    """
+    run = run_folder(folder)
     try:
-        runner.sift(RunFolder(config.output.folder), jobs, config, resume_policy_of(given))
-    except OutputFolderError as error:
+        refuse_hopeless(found, jobs, run.results())
+        if settings["output_dir"].value is not None:
+            runner.sift(run, jobs, o.run_config(settings, folder), resume_policy_of(given))
+    except UsageError as error:
         return [error]
     return []
 

@@ -20,14 +20,15 @@ from hyimg_cli.errors import UsageError
 OF_A_RUN = {
     "generate": "Make the pictures and videos of a manifest. A run that stopped goes on where it "
     "was.",
-    "check": "Name every fault of a manifest. Exit code 2: faulty lines, or a folder of other "
-    "results; 1: only unreadable pictures.",
+    "check": "Name every fault of a manifest. Exit code 2: it would not run, for faulty "
+    "lines, a folder of other results or no source at all; 1: only some pictures are unreadable.",
     "plan": "Show what generate would do, without loading a model or writing anything.",
 }
 # The first sentence of each command's own help.
 OTHERS = {
     "think": "Write the texts of a manifest's jobs, and draw nothing.",
     "manifest": "Write the manifest that pictures and prompts stand for, to be edited and run.",
+    "merge": "Join the folders of shards into one, and name what is missing.",
     "report": "Make the page of a run's folder: report.html, or one file to attach.",
     "info": "Show the prompt, seed, job, model and versions that a picture, an MP4 or its sidecar "
     "was made with.",

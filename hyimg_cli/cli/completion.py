@@ -38,7 +38,9 @@ def manifests(incomplete: str) -> list[str]:
     names = [name for name in packaged.names() if name.startswith(incomplete)]
     if not names:
         return []
-    here = sorted(path for path in Path().glob(f"{incomplete}*") if path.name[0] != ".")
+    found = Path().glob(f"{incomplete}*")
+    # A shell shows names as they are.
+    here = sorted(path for path in found if path.name[0] != "." and path.name.isprintable())
     folders = [f"{path}/" for path in here if path.is_dir()]
     return names + folders + [str(path) for path in here if path.suffix in _MANIFESTS]
 

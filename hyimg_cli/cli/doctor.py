@@ -73,9 +73,9 @@ def _subject(given: Mapping[str, Any]) -> Subject:
 
 
 def _show(answer: Check) -> None:
-    render.line(f"{answer.status:<8}{answer.name}: {render.printable(answer.found)}")
+    render.line(f"{answer.status:<8}{answer.name}: {answer.found}")
     if answer.status != "ok" and answer.hint:
-        render.line(f"{'':<8}hint: {render.printable(answer.hint)}")
+        render.line(f"{'':<8}hint: {answer.hint}")
 
 
 def _close(subject: Subject, answers: Sequence[Check], *, as_json: bool) -> None:

@@ -6,11 +6,11 @@ from typing import Any
 from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
-from rich.text import Text
 
 from hyimg_cli.measure.distances import Measured
 from hyimg_cli.quality.lpips import StoredPair
 from hyimg_cli.quality.metrics import Metric
+from hyimg_cli.spec.printed import printable
 
 TITLES = {
     "psnr": "PSNR dB ↑",
@@ -27,7 +27,7 @@ TITLES = {
 
 def show(table: Table) -> None:
     """A table on stdout, never narrower than what it says: no number is cut."""
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False, emoji=False)
     wide = console.options.update(width=10_000)
     console.width = max(console.width, Measurement.get(console, wide, table).maximum)
     console.print(table)
@@ -42,12 +42,12 @@ def distances(
         is_video = measured.pair.kind == "video"
         name = measured.pair.name + (f" ({measured.frames} frames)" if is_video else "")
         cells = [_cells(m, measured.values[m.name], is_video) for m in metrics]
-        table.add_row(Text(name), *cells)
+        table.add_row(printable(name), *cells)
     if len(results) > 1:
         table.add_section()
         for row in ("mean", "worst"):
             cells = [_cell(metric, summary[metric.name][row]) for metric in metrics]
-            table.add_row(Text(f"{row} of {len(results)}"), *cells)
+            table.add_row(f"{row} of {len(results)}", *cells)
     return table
 
 

@@ -63,7 +63,7 @@ def show_all(ctx: typer.Context, is_asked: bool) -> None:
     if is_asked:
         assert isinstance(ctx.command, LongCommand)
         ctx.command.shows_all = True
-        render.line(ctx.get_help())
+        render.lines(ctx.get_help())
         raise typer.Exit
 
 

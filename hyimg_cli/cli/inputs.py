@@ -1,5 +1,6 @@
 """What a command line gives to be done: a manifest, or pictures and prompts that stand for one."""
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,10 @@ def manifest_of(given: Mapping[str, Any]) -> Manifest:
     """The manifest of a command line. Raises UsageError where there is none, or it is unclear."""
     if given["prompt"]:
         found, prompts = pictures_and_prompts(given)
-        return manifest_of_prompts(found, prompts)
+        return manifest_of_prompts(found, prompts, given.get("task"))
+    if given.get("task"):
+        what = "--task goes with pictures and --prompt; the lines of a manifest have their own"
+        raise UsageError(what, hint="leave --task out", code="usage.task")
     names = given["inputs"] or []
     if not names:
         raise UsageError(
@@ -50,7 +54,7 @@ def pictures_and_prompts(given: Mapping[str, Any]) -> tuple[Sources | None, list
         raise ManifestError(faults) if len(faults) > 1 else faults[0]
     if found and not given["quiet"]:
         for text in found.notes:
-            render.note(render.printable(text))
+            render.note(text)
     return found, prompts
 
 
@@ -65,9 +69,9 @@ def _refuse_pictures(names: Sequence[str]) -> None:
         what = f"{len(names)} files are given; a manifest stands alone, and pictures need a prompt"
     elif is_pattern(names[0]):
         what = "a pattern stands for pictures, and there is no prompt"
-    elif is_picture_name(names[0]) and not Path(names[0]).is_dir():
+    elif is_picture_name(names[0]) and not os.path.isdir(names[0]):
         what = "this is a picture, and there is no prompt"
-    elif Path(names[0]).is_dir() and not packaged.is_packaged(names[0]):
+    elif os.path.isdir(names[0]) and not packaged.is_packaged(names[0]):
         what = "this is a folder, and there is no prompt"
     if what:
         where = ", ".join(names[:3])
@@ -78,7 +82,7 @@ def _refuse_manifest(names: Sequence[str]) -> None:
     """Raises UsageError for a manifest, whose lines have prompts of their own, beside --prompt."""
     for name in names:
         if name == "-" or (
-            Path(name).suffix in (".jsonl", ".csv", ".tsv", ".txt") and Path(name).is_file()
+            Path(name).suffix in (".jsonl", ".csv", ".tsv", ".txt") and os.path.isfile(name)
         ):
             raise UsageError(
                 "--prompt goes with pictures; the lines of a manifest have prompts of their own",

@@ -15,7 +15,14 @@ from hyimg_cli.settings.table import RUN
 
 To = Annotated[
     Path | None,
-    o.option("-o", "--output", panel=RUN, help="File to write; its paths lead from its folder."),
+    o.option(
+        "-o",
+        "--output",
+        panel=RUN,
+        parser=o.folder,
+        metavar="<path>",
+        help="File to write; its paths lead from its folder.",
+    ),
 ]
 Replace = Annotated[bool, o.option("--force", panel=RUN, help="Replace a file that is there.")]
 
@@ -24,6 +31,7 @@ def manifest(
     ctx: typer.Context,
     inputs: o.Inputs = None,
     prompt: o.Prompt = None,
+    task: o.Task = None,
     recursive: o.Recursive = False,
     output: To = None,
     force: Replace = False,
@@ -41,12 +49,12 @@ def manifest(
         raise UsageError("there is no prompt", hint=hint, code="manifest.no-prompt")
     found, prompts = given_inputs.pictures_and_prompts(ctx.params)
     if output is None:
-        render.line(json_lines(found, prompts, Path()).decode().rstrip("\n"))
+        render.lines(json_lines(found, prompts, Path(), task).decode().rstrip("\n"))
         return
     if output.exists() and not force:
         hint = "--force replaces it"
         raise UsageError("the file is there", where=str(output), hint=hint, code="usage.exists")
-    data = json_lines(found, prompts, output.parent)
+    data = json_lines(found, prompts, output.parent, task)
     try:
         replace_file(output, data)
     except OSError as error:

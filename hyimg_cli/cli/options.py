@@ -15,16 +15,20 @@ from typing import Annotated, Any
 
 import typer
 
+from hyimg_cli.cache.disk import DiskStore
 from hyimg_cli.cli import render
 from hyimg_cli.cli.completion import among, ids, manifests
 from hyimg_cli.cli.help import show_all
 from hyimg_cli.cli.render import PROGRESS
+from hyimg_cli.cli.shard import folder_of, shard_named
 from hyimg_cli.errors import UsageError
+from hyimg_cli.remote import keep_copies_in
 from hyimg_cli.settings.config import configured, refuse_conflicts
-from hyimg_cli.settings.kinds import Truth
+from hyimg_cli.settings.kinds import BadValue, Folder, OneOf, RunPlace, Truth
 from hyimg_cli.settings.precedence import Setting, settle
 from hyimg_cli.settings.recipe import FOLDERS_OWN, read_folders_own, read_recipe
 from hyimg_cli.settings.table import CHECKPOINT, RUN, SETTINGS, Declaration
+from hyimg_cli.spec.job import TASKS, VIDEO_TASKS
 from hyimg_cli.spec.run import RunConfig
 
 STYLE = "Style"
@@ -41,10 +45,27 @@ def option(*names: str, panel: str, help: str, is_basic: bool = False, **more: A
 
 
 def folder(text: str) -> Path:
-    """The folder that a flag names; an empty name, as of an unset variable, is not this one."""
-    if not text:
-        raise typer.BadParameter("an empty name; for this folder give .")
-    return Path(text)
+    """The place that a flag names; an empty name, as of an unset variable, is not this folder."""
+    try:
+        return Path(Folder().parse(text))
+    except BadValue as bad:
+        raise typer.BadParameter(f"{bad.what}; {bad.hint}") from None
+
+
+def place(text: str) -> Path:
+    """The same of a run's results, which may lie at an address."""
+    try:
+        return Path(RunPlace().parse(text))
+    except BadValue as bad:
+        raise typer.BadParameter(f"{bad.what}; {bad.hint}") from None
+
+
+def task_named(text: str) -> str:
+    """One of the tasks that a line may have."""
+    try:
+        return str(OneOf((*TASKS, *VIDEO_TASKS)).parse(text))
+    except BadValue as bad:
+        raise typer.BadParameter(f"{bad.what}; {bad.hint}") from None
 
 
 def takes(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -109,6 +130,16 @@ Prompt = Annotated[
         help="What to do with each picture; or a .txt of prompts.",
     ),
 ]
+Task = Annotated[
+    str | None,
+    option(
+        "--task",
+        panel=RUN,
+        parser=task_named,
+        metavar="<task>",
+        help="Of the jobs that --prompt makes: i2v starts a video from each picture.",
+    ),
+]
 Recursive = Annotated[
     bool,
     option("--recursive", panel=RUN, is_basic=True, help="Pictures of the folders below, too."),
@@ -160,7 +191,13 @@ Limit = Annotated[
     ),
 ]
 Shard = Annotated[
-    str | None, option("--shard", panel=_CHOICE, help="I/N: every N-th job, from the I-th on.")
+    str | None,
+    option(
+        "--shard",
+        panel=_CHOICE,
+        metavar="<I/N>",
+        help="One of N parts, jobs that share work together; auto: by the queue's task.",
+    ),
 ]
 AsJson = Annotated[
     bool, option("--json", panel=STYLE, help="Results as JSON lines on standard output.")
@@ -227,11 +264,9 @@ def _folders_own(given: Mapping[str, Any]) -> dict[str, Any]:
 def output_folder(
     given: Mapping[str, Any], settings: Mapping[str, Setting], manifest_name: str
 ) -> Path:
-    """Where results go: as asked, else under `runs`, each shard in a folder of its own."""
-    if settings["output_dir"].value is not None:
-        return Path(settings["output_dir"].value)
-    shard = f"-shard-{given['shard'].replace('/', '-of-')}" if given["shard"] else ""
-    return Path("runs") / f"{manifest_name}{shard}"
+    """Where results go: as asked, else under `runs`; each shard has a folder of its own beside."""
+    folder = Path(settings["output_dir"].value or Path("runs") / manifest_name)
+    return folder_of(shard_named(given["shard"]), folder)
 
 
 def cache_folder(settings: Mapping[str, Setting]) -> Path | None:
@@ -249,7 +284,9 @@ def cache_folder(settings: Mapping[str, Setting]) -> Path | None:
 def run_config(settings: Mapping[str, Setting], folder: Path) -> RunConfig:
     """The run that the settings describe, with results in `folder`."""
     has_cache = settings["disk_cache"].value
-    return configured(settings, folder, cache_folder(settings) if has_cache else None)
+    config = configured(settings, folder, cache_folder(settings) if has_cache else None)
+    keep_copies_in(DiskStore(config.cache.folder, config.cache.budget_bytes))
+    return config
 
 
 def whole_numbers(text: str, *, flag: str) -> tuple[int, ...]:

@@ -1,5 +1,6 @@
 """Manifests that ship with the package, found by their bare name."""
 
+import os
 from pathlib import Path
 from typing import Literal
 
@@ -34,7 +35,7 @@ def _located(name: str) -> Path | Literal["-"]:
     if name == "-":
         return "-"
     path = Path(name)
-    if (path.exists() and not path.is_dir()) or path.suffix or path.name != name:
+    if (os.path.exists(path) and not os.path.isdir(path)) or path.suffix or path.name != name:
         return path
     packaged = recipes_folder() / f"{name}.jsonl"
     if not packaged.is_file():

@@ -1,4 +1,6 @@
-"""Print messages on stderr, data on stdout. A run's progress is `progress`'s."""
+"""Print messages on stderr, data on stdout: all of it here, since texts of others are in it. A
+run's progress is `progress`'s.
+"""
 
 import json
 import logging
@@ -12,10 +14,13 @@ from typing import Any
 import typer
 
 from hyimg_cli.errors import HyimgError, ManifestError, StorageError, UsageError
+from hyimg_cli.spec.printed import printable
 
 PROGRESS = ("auto", "rich", "plain", "none")
 # Of one fault that many lines have, so many are named.
 PLACES = 10
+# Characters of a message's part.
+LONGEST = 2000
 
 
 def line(text: str) -> None:
@@ -24,23 +29,26 @@ def line(text: str) -> None:
     Raises StorageError where it cannot be written; a reader that closed its pipe is typer's.
     """
     try:
-        print(text, flush=True)
+        print(printable(text, sys.stdout.encoding or "utf-8"), flush=True)
     except BrokenPipeError:
         raise
     except OSError as error:
         raise StorageError(f"standard output cannot be written: {error.strerror}") from error
 
 
-def note(text: str) -> None:
-    """One line for the reader, on stderr. A reader who is gone, or a full log, ends no run."""
+def lines(text: str) -> None:
+    """Data of several lines, on stdout."""
+    for one in text.split("\n"):
+        line(one)
+
+
+def note(text: str, *, before: str = "") -> None:
+    """One line for the reader, on stderr; `before` it our own words, as they are. A reader who is
+    gone, or a full log, ends no run.
+    """
     with suppress(OSError):
         # In one piece: a run's status comes from a thread of its own.
-        print(f"{text}\n", end="", file=sys.stderr, flush=True)
-
-
-def printable(text: str) -> str:
-    """`text` of a stranger on one line: what would steer a terminal is written as its escape."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+        print(f"{before}{printable(text)}\n", end="", file=sys.stderr, flush=True)
 
 
 def remarks(texts: Iterable[str], style: "Style") -> None:
@@ -76,14 +84,19 @@ def _error(fault: HyimgError, places: Sequence[str]) -> None:
     # As elsewhere: no colour for a reader that is no terminal, or who wants none.
     if sys.stderr.isatty() and "NO_COLOR" not in os.environ:
         head = typer.style(head, fg="red", bold=True)
-    note(f"{head}: {fault.what}")
+    note(f": {cut(fault.what)}", before=head)
     for place in filter(None, places[:PLACES]):
-        note(f"  --> {printable(place)}")
+        note(f"  --> {cut(place)}")
     if len(places) > PLACES:
         rest = len(places) - PLACES
         note(f"  --> and {rest} more; hyimg check --json names every one")
     if fault.hint:
-        note(f"  hint: {fault.hint}")
+        note(f"  hint: {cut(fault.hint)}")
+
+
+def cut(text: str) -> str:
+    """What a message has room for of a text that may be a whole file."""
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}… ({len(text):,} characters)"
 
 
 def fault_as_json(fault: HyimgError) -> dict[str, str]:
@@ -93,7 +106,8 @@ def fault_as_json(fault: HyimgError) -> dict[str, str]:
 
 def internal_error(trace: str) -> None:
     """A mistake of ours: the traceback, and what to do with it."""
-    note(trace.rstrip())
+    for text in trace.rstrip().split("\n"):
+        note(text)
     note("error[internal]: this is a mistake in hyimg, not in what you asked for")
     note("  hint: report it with the lines above; finished pictures are kept")
 

@@ -21,6 +21,7 @@ Out = Annotated[
     typer.Option(
         "-o",
         "--output",
+        parser=o.folder,
         metavar="<path>",
         help="Where the single file goes. Default: OUT/report-single.html.",
     ),

@@ -26,4 +26,4 @@ def schema(of: Of) -> None:
         name = OneOf(tuple(MODELS)).read(of)
     except BadValue as bad:
         raise UsageError(bad.what, hint=bad.hint, code="usage.schema") from None
-    render.line(json.dumps(json_schema(MODELS[name]()), ensure_ascii=False, indent=2))
+    render.lines(json.dumps(json_schema(MODELS[name]()), ensure_ascii=False, indent=2))

@@ -1,5 +1,6 @@
 """`hyimg think`: the text stage of a manifest's jobs alone, into a manifest for people to edit."""
 
+import os
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -32,6 +33,10 @@ _NOT_HERE = (
     "metadata",
     "report",
     "output_dir",
+    "format",
+    "quality",
+    "lossless",
+    "name",
 )
 _SETTINGS = tuple(
     row.name
@@ -45,6 +50,8 @@ _Output = Annotated[
         "--output",
         panel=RUN,
         is_basic=True,
+        parser=o.folder,
+        metavar="<path>",
         help="File to write; what it has is not done again.",
     ),
 ]
@@ -86,7 +93,7 @@ def _carry_out(given: Mapping[str, Any], arguments: Sequence[str]) -> int:
     accepted = runner.accept(inputs.manifest_of(given), settings)
     config = placed(_config(o.run_config(settings, path.parent)))
     refuse_missing_device(config)
-    jobs = selection_of(given).of(accepted.jobs)
+    jobs = selection_of(given).of(accepted.jobs, config.model.revision).jobs
     again = shlex.join(["hyimg", *(word for word in arguments if word != "--force")])
     with stoppable() as stopper, TextsFile(path, jobs) as file:
         left = runner.sift_texts(file, jobs, config, force=given["force"])
@@ -115,7 +122,7 @@ def _config(config: RunConfig) -> RunConfig:
 
 def _refuse_itself(manifest: str, output: Path) -> None:
     """Raises UsageError where the texts would be written over the manifest."""
-    there = manifest != "-" and output.exists() and Path(manifest).exists()
+    there = manifest != "-" and os.path.exists(output) and os.path.exists(manifest)
     if there and output.samefile(manifest):
         what, hint = "the texts would be written into the manifest itself", "choose another -o"
         raise UsageError(what, where=str(output), hint=hint, code="usage.same-file")

@@ -30,6 +30,7 @@ from hyimg_cli.spec.events import (
     PromptsReady,
 )
 from hyimg_cli.spec.plan import Plan
+from hyimg_cli.spec.printed import printable
 
 # Between looks at what changes without an event, and between plain lines that say how far it is.
 _TICK_S = 0.2
@@ -153,7 +154,7 @@ class RichView(LiveView):
             TextColumn("{task.fields[count]}", markup=False),
         ]
         self._progress = Progress(
-            *columns, console=Console(stderr=True, highlight=False), transient=True
+            *columns, console=Console(stderr=True, highlight=False, emoji=False), transient=True
         )
         self._finished = 0
         self._underway = Underway()
@@ -201,7 +202,8 @@ class RichView(LiveView):
             who, at = line.who, line.at
             self._draw(at.phase, f"{at.phase}: {who}", at.completed, at.total, at.count)
         if self._loading is not None and self._read is not None:
-            what, _, count = self.loading.partition(": ")
+            what = loading_text(self._loading.model, 0, 0)
+            count = self.loading.removeprefix(what).removeprefix(": ")
             self._draw(_LOADING, what, self._read.nbytes, self._loading.nbytes, count)
 
     def _draw(self, phase: str, what: str, completed: int, total: int, count: str) -> None:
@@ -209,14 +211,14 @@ class RichView(LiveView):
             self._of_phase[phase] = self._progress.add_task(phase, total=None, count="")
         self._progress.update(
             self._of_phase[phase],
-            description=what,
+            description=printable(what),
             completed=completed,
             total=total or None,
             count=count,
         )
 
     def _print(self, text: str) -> None:
-        self._progress.console.print(text, highlight=False, markup=False, soft_wrap=True)
+        self._progress.console.print(printable(text), highlight=False, markup=False, soft_wrap=True)
 
 
 def view_of(style: Style, total: int, left: TimeLeft | None = None, *, replicas: int = 1) -> View:

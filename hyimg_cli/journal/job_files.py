@@ -24,7 +24,8 @@ def files_of(output: Mapping[str, Any]) -> list[str]:
     """Every file of an output: of a video its sidecar and its frames, too."""
     path = str(output["path"])
     sidecar = [path.removesuffix(".mp4") + ".json"] if path.endswith(".mp4") else []
-    return [path, *sidecar, *filter(None, [output.get("frames_path")])]
+    frames = output.get("frames_path")
+    return [path, *sidecar, *([str(frames)] if _is_below(frames) else [])]
 
 
 def former_files(jobs: Iterable[Job], results: _Results) -> dict[str, list[str]]:

@@ -13,6 +13,7 @@ Each append looks whether the lock and the journal are still those of this run.
 import contextlib
 import json
 import os
+import shutil
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,15 +21,17 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path, PurePath
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
-from hyimg_cli.errors import OutputFolderError, StorageError
+from hyimg_cli.errors import JobError, OutputFolderError, StorageError
 from hyimg_cli.files import (
     JOURNAL_BYTES,
     LATENTS_BYTES,
     bytes_of,
     remove,
     replace_file,
+    replacing,
+    shown_place,
     sync_folder,
 )
 from hyimg_cli.journal.disk import disk_errors, locked, make_folders, remove_temporaries
@@ -41,6 +44,7 @@ from hyimg_cli.journal.job_files import (
     refuse_files_of_others,
 )
 from hyimg_cli.journal.journal_file import JournalFile, entry_of, whole_lines
+from hyimg_cli.journal.outcome_shape import fault_in
 from hyimg_cli.manifest.file_names import path_of
 from hyimg_cli.manifest.resolved import job_to_json, lines_beside
 from hyimg_cli.settings.file_names import UNKNOWN, fault_of
@@ -52,13 +56,14 @@ from hyimg_cli.spec.units import counted
 
 RESULTS = "results.jsonl"
 RESOLVED = "manifest.resolved.jsonl"
+MISSING = "missing.jsonl"
 RUN = "run.json"
 LATENTS = "latents"
 LOCK = ".lock"
 # Files that are written at the same time.
 _WRITERS = 8
 # Of a resolved job, what never changes its file.
-_NOT_IN_KEY = ("custom_id", "images", "model", "metadata", "name", "written")
+_NOT_IN_KEY = ("custom_id", "images", "model", "metadata", "name", "written", "lora")
 
 
 @dataclass(frozen=True)
@@ -84,9 +89,19 @@ class JobFolder(ABC):
         return self.folder / OUTPUTS / f"{name}{suffix}"
 
     def place_for(self, job: Job, size: Size, suffix: str) -> Path:
-        """The same for a job's file of this size; its folder is made. Raises as `make_places`."""
+        """The same for a job's file of this size; its folder is made. Raises as `make_places`, and
+        JobError where a folder has the file's name, or that of a video's sidecar.
+        """
         path = self.path_for(name_of(job, size.width, size.height), suffix)
         self._make_place(path.parent)
+        for place in (path, path.with_suffix(".json")) if suffix == ".mp4" else (path,):
+            if os.path.isdir(place) and not os.path.islink(place):
+                raise JobError(
+                    "a folder stands where the file goes",
+                    where=str(place.relative_to(self.folder)),
+                    hint="take it away, and run the job again with --retry-failed",
+                    code="job.folder-in-the-way",
+                )
         return path
 
     def latents_for(self, custom_id: str) -> Path:
@@ -150,14 +165,27 @@ class JobFolder(ABC):
             replace_file(path, data)
 
 
+class Journal(Protocol):
+    """Where lines are added: a file, or parts in an object store."""
+
+    def append(self, lines: Sequence[tuple[str, bytes]]) -> None:
+        """Adds lines, each with its job: on disk when this returns. Raises StorageError."""
+
+    def confirm(self) -> None:
+        """Raises StorageError where it is no longer as this run left it."""
+
+    def close(self) -> None: ...
+
+
 class RunFolder(JobFolder):
     """An output folder. Reading needs no lock; writing needs `with`, which takes it."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
+        self.place = folder
         self._lock: int | None = None
         self._lock_text = b""
-        self._journal: JournalFile | None = None
+        self._journal: Journal | None = None
         self._former: dict[str, list[str]] = {}
 
     def __enter__(self) -> Self:
@@ -237,17 +265,40 @@ class RunFolder(JobFolder):
     def write_run(self, info: Mapping[str, Any]) -> None:
         """Replaces run.json."""
         text = json.dumps(info, indent=2, ensure_ascii=False, default=str) + "\n"
-        self._replace(RUN, text.encode("utf-8", "backslashreplace"))
+        self._replace(RUN, [text.encode("utf-8", "backslashreplace")])
 
     def write_resolved(self, jobs: Iterable[Job]) -> None:
         """Replaces manifest.resolved.jsonl with one line per job, nothing left to a default.
 
         Its paths lead from the folder: read there as a manifest, it gives the same jobs.
         """
-        lines = lines_beside(jobs, self.folder)
-        self._replace(RESOLVED, b"".join(json_line(line) for line in lines))
+        self.write_as_is(lines_beside(jobs, self.place))
 
-    def _replace(self, name: str, data: bytes) -> None:
+    def write_as_is(self, lines: Iterable[Mapping[str, Any]], name: str = RESOLVED) -> None:
+        """Replaces a manifest in the folder by these lines."""
+        self._replace(name, map(json_line, lines))
+
+    def write_results(self, lines: Iterable[bytes]) -> None:
+        """Replaces all of the journal by lines of outcomes."""
+        self._replace(RESULTS, lines)
+
+    def bring(self, name: str, local: Path) -> None:
+        """Puts a file of this machine under a name in the folder, by a link where the disk can."""
+        with disk_errors(self.folder):
+            (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
+            with replacing(self.folder / name) as temporary:
+                try:
+                    os.link(local, temporary)
+                except OSError:
+                    shutil.copy2(local, temporary)
+
+    def holds(self, output: Mapping[str, Any], *, with_frames: bool) -> bool:
+        """True if an output's files are there as they were written. Raises OSError."""
+        path: Path = self.folder / output["path"]
+        is_whole = digest.of_file(path) == output["sha256"]
+        return is_whole and (not with_frames or _has_frames(self.folder, output))
+
+    def _replace(self, name: str, data: Iterable[bytes]) -> None:
         assert self._lock is not None, "the folder is written without its lock"
         with disk_errors(self.folder):
             replace_file(self.folder / name, data)
@@ -258,12 +309,16 @@ class RunFolder(JobFolder):
         A last line that a kill cut off is passed over. Raises OutputFolderError for any other line
         that is no outcome.
         """
+        return {entry["custom_id"]: entry for entry, _ in self.lines()}
+
+    def lines(self) -> Iterator[tuple[dict[str, Any], bytes]]:
+        """Every outcome with its line, as `results` reads them."""
         with disk_errors(self.folder):
             data = _bytes_if_any(self.folder / RESULTS)
-        return {entry["custom_id"]: entry for entry in outcomes_in(data)}
+        return outcomes_in(data)
 
     def attempts(self) -> dict[str, int]:
-        return {name: int(line.get("attempt", 0)) for name, line in self.results().items()}
+        return {name: line.get("attempt", 0) for name, line in self.results().items()}
 
     def append(self, outcome: Outcome) -> None:
         self._record([outcome])
@@ -289,14 +344,24 @@ class RunFolder(JobFolder):
 
     def _record(self, outcomes: Sequence[Outcome]) -> None:
         lines = [(one.custom_id, json_line(outcome_to_json(one))) for one in outcomes]
+        done = [one for one in outcomes if one.status == "done"]
         with disk_errors(self.folder):
-            self._held_journal().append(lines)
-            for outcome in outcomes:
-                if outcome.status == "done":
-                    now = [path for file in outcome.outputs for path in files_of(asdict(file))]
-                    for path in self._former.pop(outcome.custom_id, ()):
-                        if path not in now:
-                            remove(self.folder / path)
+            self._publish(done)
+            self._append(lines)
+            for outcome in done:
+                now = [path for file in outcome.outputs for path in files_of(asdict(file))]
+                for path in self._former.pop(outcome.custom_id, ()):
+                    if path not in now:
+                        self._remove(path)
+
+    def _publish(self, done: Sequence[Outcome]) -> None:
+        """Nothing: files are made where they belong."""
+
+    def _append(self, lines: Sequence[tuple[str, bytes]]) -> None:
+        self._held_journal().append(lines)
+
+    def _remove(self, name: str) -> None:
+        remove(self.folder / name)
 
     def supersede(self, former: Mapping[str, list[str]]) -> None:
         """Files of earlier results, by job: they go once the job's new line is on disk."""
@@ -307,14 +372,14 @@ class RunFolder(JobFolder):
         with disk_errors(self.folder):
             self._held_journal().confirm()
 
-    def _held_journal(self) -> JournalFile:
+    def _held_journal(self) -> "Journal":
         assert self._journal is not None, "the journal is written without the folder's lock"
         self._keep_lock()
         return self._journal
 
 
-def outcomes_in(data: bytes, first: int = 1) -> Iterator[dict[str, Any]]:
-    """The outcomes in the bytes of a journal, of which line `first` is the first.
+def outcomes_in(data: bytes, first: int = 1) -> Iterator[tuple[dict[str, Any], bytes]]:
+    """The outcomes in the bytes of a journal, of which line `first` is the first, with their lines.
 
     A last line that a kill cut off is passed over. Raises OutputFolderError for any other line that
     is no outcome.
@@ -323,14 +388,15 @@ def outcomes_in(data: bytes, first: int = 1) -> Iterator[dict[str, Any]]:
         if not line.strip():
             continue
         entry = entry_of(line)
-        if entry is None:
+        why = "" if entry is None else fault_in(entry)
+        if entry is None or why:
             raise OutputFolderError(
-                "this line is no outcome of a job",
+                f"this line is no outcome of a job{f': {why}' if why else ''}",
                 where=f"{RESULTS}:{number}",
                 hint="take the line out: its job runs again",
                 code="output.damaged-journal",
             )
-        yield entry
+        yield entry, line + b"\n"
 
 
 def outcome_to_json(outcome: Outcome) -> dict[str, Any]:
@@ -368,6 +434,8 @@ def line_key(
     """The `job_key` of a job by its resolved line; `bot_task` is None for a video."""
     facts: dict[str, Any] = {"job": shaping_fields(line), "model": model_fingerprint}
     facts["settings"] = dict(pixel_settings)
+    if bot_task is None and source_digests:
+        facts["sources"] = list(source_digests)
     if bot_task is not None:
         if line.keys() & {"cot_text", "cot_token_ids"}:
             # Some lines of a given text say bot_task, which only a dynamic system prompt reads.
@@ -430,7 +498,7 @@ def resume(
         elif is_renamed(job, entry):
             others.append(job)
             resumption.to_run.append(job)
-        elif entry.get("status") == "done" and _is_intact(folder.folder, entry, with_frames):
+        elif entry.get("status") == "done" and _is_intact(folder, entry, with_frames):
             resumption.done.append(job.custom_id)
         elif entry.get("status") == "failed" and not retry_failed:
             resumption.failed_before.append(job.custom_id)
@@ -451,7 +519,7 @@ def resume(
 def _occupied(folder: RunFolder, count: int) -> OutputFolderError:
     return OutputFolderError(
         f"the folder holds {counted(count, 'result')} already",
-        where=str(folder.folder),
+        where=shown_place(folder.place),
         hint="choose another folder, leave out --no-resume, or run all again with --force",
         code="output.not-empty",
     )
@@ -469,21 +537,19 @@ def _other_jobs(
     return OutputFolderError(
         f"{len(others)} of {counted(total, 'job')} {differ}{f' ({named})' if named else ''} from "
         f'what is done in this folder, "{others[0].custom_id}" first',
-        where=str(folder.folder),
+        where=shown_place(folder.place),
         hint=f"--force makes {those} again{kept}; -o names another folder; run.json has the flags "
         "of before",
         code="output.other-job",
     )
 
 
-def _is_intact(folder: Path, entry: Mapping[str, Any], with_frames: bool) -> bool:
+def _is_intact(folder: RunFolder, entry: Mapping[str, Any], with_frames: bool) -> bool:
     """True if every file of a done job is there as it was written."""
     outputs = entry.get("outputs") or []
     try:
         return bool(outputs) and all(
-            digest.of_file(folder / output["path"]) == output["sha256"]
-            and (not with_frames or _has_frames(folder, output))
-            for output in outputs
+            folder.holds(output, with_frames=with_frames) for output in outputs
         )
     except (OSError, KeyError, TypeError):
         return False

@@ -14,6 +14,8 @@ from hyimg_cli.files import (
     UnfitFile,
     bytes_of,
     descriptor_of,
+    json_of,
+    refuse_constant,
     sync_folder,
     write_all,
 )
@@ -132,8 +134,8 @@ class JournalFile:
 def entry_of(line: bytes) -> dict[str, Any] | None:
     """The outcome in a line, or None where it holds none."""
     try:
-        entry = json.loads(line)
-    except (ValueError, RecursionError):
+        entry = json_of(line, parse_constant=refuse_constant)
+    except ValueError:
         return None
     return entry if isinstance(entry, dict) and isinstance(entry.get("custom_id"), str) else None
 

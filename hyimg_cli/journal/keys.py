@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,7 +11,7 @@ from hyimg_cli.errors import MachineError
 from hyimg_cli.journal.journal import job_key
 from hyimg_cli.journal.provenance import versions
 from hyimg_cli.media.images import MAX_SOURCE_BYTES
-from hyimg_cli.models import registry
+from hyimg_cli.models import lora_files, registry
 from hyimg_cli.settings.config import in_key
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.job import ImageJob, Job
@@ -37,9 +37,12 @@ def key_of(job: Job, source_digests: Sequence[str], config: RunConfig) -> str:
 
 def pixel_settings(job: Job, config: RunConfig) -> dict[str, str]:
     """The settings that change the job's pixels, as they are declared to, by their words."""
-    graphs = by_graphs(config.model, config.parallel.tensor_ranks)
-    decided = {"dtype": precision(config.model)[1], "decode_graphs": "on" if graphs else "off"}
-    return in_key(config, "pictures" if isinstance(job, ImageJob) else "videos", decided)
+    decided = {"dtype": precision(config.model)[1]}
+    if not isinstance(job, ImageJob):
+        lora = {"lora": lora_files.in_key(job.lora)} if job.lora else {}
+        return in_key(config, "videos", decided) | lora
+    graphs = by_graphs(replace(config.model, model=job.model), config.parallel.tensor_ranks)
+    return in_key(config, "pictures", decided | {"decode_graphs": "on" if graphs else "off"})
 
 
 def job_keys(jobs: Sequence[Job], config: RunConfig) -> dict[str, str]:
@@ -81,7 +84,7 @@ class Facts:
         device, dtype = precision(choice)
         names = dict.fromkeys(group.model for group in plan.groups)
         prints = {name: registry.fingerprint(name, choice.revision) for name in names}
-        sources = (path for job in plan.jobs if isinstance(job, ImageJob) for path in job.images)
+        sources = (path for job in plan.jobs for path in job.images)
         source = next((source_digest(path) for path in sources), None)
         return cls(device, dtype, by_graphs(choice, ranks), ranks, prints, _versions(), source)
 
@@ -117,6 +120,8 @@ def confirm_dtype(choice: ModelChoice, dtype: str) -> None:
 def by_graphs(choice: ModelChoice, ranks: int) -> bool:
     """True if a model over so many ranks will decode its text by CUDA graphs; without torch."""
     is_on_gpu = precision(choice)[0] == "cuda" and choice.device != "balanced"
+    if is_on_gpu and not registry.model_card(choice.model, choice.revision).has_graphs:
+        return False
     return choice.wants_graphs(
         on_one_gpu=is_on_gpu and ranks == 1, has_triton=(choice.place or here()).has_triton
     )
@@ -138,13 +143,18 @@ def confirm_graphs(choice: ModelChoice, ranks: int, has_graphs: bool) -> None:
 def _has_gpu() -> bool:
     """True if the driver shows a GPU, and CUDA_VISIBLE_DEVICES does not hide them all."""
     first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
-    return first not in ("", "-1") and any(_DEVICES.glob("nvidia[0-9]*"))
+    return first not in ("", "-1") and _has_gpu_files(_DEVICES)
+
+
+@cache
+def _has_gpu_files(devices: Path) -> bool:
+    """Looked at once: it is asked for each job, several times."""
+    return any(devices.glob("nvidia[0-9]*"))
 
 
 def source_digests(job: Job, digest_of: Callable[[str], str] | None = None) -> list[str]:
     """Digests of the pictures that a job reads, in order."""
-    images = job.images if isinstance(job, ImageJob) else ()
-    return [(digest_of or source_digest)(path) for path in images]
+    return [(digest_of or source_digest)(path) for path in job.images]
 
 
 def source_digest(path: str) -> str:

@@ -3,14 +3,14 @@
 Any part may be missing, damaged, or of another run: who asks checks.
 """
 
-import json
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from hyimg_cli.files import JOURNAL_BYTES, SETTINGS_BYTES, text_of
+from hyimg_cli.files import JOURNAL_BYTES, SETTINGS_BYTES, json_of, text_of
 from hyimg_cli.journal.journal import RESOLVED, RUN, RunFolder
+from hyimg_cli.settings.kinds import shown
 
 _FRAME = " frame "
 
@@ -18,7 +18,7 @@ _FRAME = " frame "
 def read_run_info(folder: Path) -> dict[str, Any]:
     """The object of run.json; empty where there is none."""
     try:
-        info = json.loads(text_of(folder / RUN, SETTINGS_BYTES))
+        info = json_of(text_of(folder / RUN, SETTINGS_BYTES))
     except (OSError, ValueError):
         return {}
     return info if isinstance(info, dict) else {}
@@ -30,8 +30,11 @@ def resolved_jobs(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """
     with suppress(FileNotFoundError):
         for line in text_of(folder / RESOLVED, JOURNAL_BYTES).split("\n"):
-            entry = json.loads(line) if line.strip() else None
+            entry = json_of(line) if line.strip() else None
             if isinstance(entry, dict) and isinstance(entry.get("custom_id"), str):
+                images = entry.get("images", [])
+                if not (isinstance(images, list) and all(isinstance(one, str) for one in images)):
+                    raise ValueError(f"images of {entry['custom_id']} is {shown(images)}")
                 yield entry["custom_id"], entry
 
 

@@ -87,5 +87,7 @@ def portable(value: Any) -> Any:
     """`value` as JSON; an absolute path loses its folders."""
     if value is None or isinstance(value, bool | int | float):
         return value
+    if isinstance(value, tuple):
+        return [portable(one) for one in value]
     text = str(value)
     return PurePath(text).name if PurePath(text).is_absolute() else text

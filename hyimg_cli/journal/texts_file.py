@@ -147,7 +147,7 @@ def text_line(job: ImageJob, outcome: Outcome, folder: Path) -> dict[str, Any]:
     given = replace(job, cot_token_ids=ids)
     (line,) = lines_beside([given], folder)
     line["cot_text"] = text
-    if job.size.is_auto:
+    if job.size.is_auto and outcome.ratio_index is not None:
         line["ratio_index"] = outcome.ratio_index
     line["cot_token_ids"] = line.pop("cot_token_ids")  # behind what people read
     line["written"] = note(ids, text, _facts(job, outcome))

@@ -5,9 +5,9 @@ expects is the caller's knowledge.
 """
 
 import hashlib
-import json
 import math
 import os
+import re
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from hyimg_cli.errors import CheckpointError
-from hyimg_cli.files import TABLE_BYTES, opened, refuse_unfit, text_of
+from hyimg_cli.files import TABLE_BYTES, json_of, opened, refuse_unfit, text_of
 from hyimg_cli.spec import digest
 
 STEM = "model"  # transformers' name for weights; diffusers says diffusion_pytorch_model
@@ -36,19 +36,27 @@ MAX_HEADER_BYTES = 100_000_000
 FULL_DIGEST_BELOW_BYTES = 1_000_000_000
 SAMPLE_BYTES = 1 << 20
 SHOWN = 5
+# Keys of a configuration by which modules are built one by one, and tensors made so wide.
+_MODULES = re.compile(r"(layers|blocks|experts|depth)(_per_\w+)?$")
+_WIDTHS = re.compile(r"(size|dim|dims|channels|heads|d_model|d_ff|d_kv)$")
+MOST_MODULES, MOST_WIDTH = 10_000, 1 << 24
 
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """One stored tensor: its shape, its dtype as safetensors spells it, its file's name."""
+    """One stored tensor: its shape, its dtype as safetensors spells it, its file's name.
+
+    `packed_bytes`: of a matrix that is stored in fewer bits, with all that belongs to it.
+    """
 
     shape: tuple[int, ...]
     dtype: str
     file: str
+    packed_bytes: int = 0
 
     @property
     def bytes(self) -> int:
-        return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
+        return self.packed_bytes or math.prod(self.shape) * DTYPE_BYTES[self.dtype]
 
 
 def weight_files(folder: Path, stem: str = STEM) -> tuple[Path, ...]:
@@ -121,15 +129,18 @@ def check_floating(found: Mapping[str, TensorInfo]) -> None:
         kinds = ", ".join(sorted(set(others.values())))
         raise CheckpointError(
             f"{len(others)} tensors are stored as {kinds}: {_some(others)}",
-            hint="use the checkpoint as it was released; --quantization fp8 makes it smaller",
+            hint="use the checkpoint as it was released (--quantization fp8 or nf4 makes it "
+            "smaller), or one that transformers has saved with bitsandbytes (NF4, INT8)",
             code="checkpoint.quantized",
         )
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object. Raises CheckpointError where the file is missing or something else."""
+    """A JSON object. Raises CheckpointError where the file is missing or something else, and for a
+    config.json by which more would be built than any checkpoint has.
+    """
     try:
-        value = json.loads(text_of(path, TABLE_BYTES))
+        value = json_of(text_of(path, TABLE_BYTES))
     except FileNotFoundError:
         what = f"{path.parent.name}/{path.name} is missing"
         hint = "download the checkpoint again, or copy the missing file"
@@ -138,15 +149,33 @@ def read_json(path: Path) -> dict[str, Any]:
         raise _fault("json", f"{path.name} cannot be read: {error}", path) from None
     if not isinstance(value, dict):
         raise _fault("json", f"{path.name} is not a JSON object", path)
+    if path.name == "config.json":
+        refuse_many(value, MOST_MODULES, path)
     return value
+
+
+def refuse_many(config: Mapping[str, Any], most_modules: int, where: Path) -> None:
+    """Passes a configuration, with its parts, whose numbers of modules and widths can be built.
+
+    Raises CheckpointError: whoever builds by other numbers does not come to an end.
+    """
+    for name, value in config.items():
+        if isinstance(value, dict):
+            refuse_many(value, most_modules, where)
+        most = most_modules if _MODULES.search(name) else MOST_WIDTH if _WIDTHS.search(name) else 0
+        for number in value if isinstance(value, list) else [value]:
+            if most and isinstance(number, int | float) and not 0 <= number <= most:
+                what = f"{name} is {number}; no checkpoint here has more than {most:,}, or less "
+                raise _fault("config", f"{what}than 0", where)
 
 
 def promised_bytes(folder: Path, stem: str = STEM) -> int | None:
     """Bytes of all weights by the index's own sum: shards may not be there yet. None without."""
     if not _index_path(folder, stem).exists():
         return None
-    total = read_json(_index_path(folder, stem)).get("metadata", {}).get("total_size")
-    return total if isinstance(total, int) else None
+    metadata = read_json(_index_path(folder, stem)).get("metadata")
+    total = metadata.get("total_size") if isinstance(metadata, dict) else None
+    return total if type(total) is int and total >= 0 else None
 
 
 def weight_bytes(found: Mapping[str, TensorInfo]) -> int:
@@ -222,7 +251,7 @@ def _weight_map(path: Path) -> dict[str, str]:
     """Tensor name to shard name, from the index file."""
     try:
         with readable(path):
-            table = json.loads(text_of(path, TABLE_BYTES))["weight_map"]
+            table = json_of(text_of(path, TABLE_BYTES))["weight_map"]
     except (ValueError, KeyError, TypeError) as error:
         raise _fault("index", "the index is not JSON with a weight_map", path) from error
     if not (isinstance(table, dict) and table and all(isinstance(v, str) for v in table.values())):
@@ -250,6 +279,14 @@ def _check_index(index: Path, found: Mapping[str, TensorInfo]) -> None:
 
 def _no_weights(folder: Path, stem: str) -> CheckpointError:
     """The error for a folder without a complete set of safetensors names."""
+    ggufs = sorted(f.name for f in folder.iterdir() if f.suffix == ".gguf")
+    if ggufs:
+        return _fault(
+            "quantized",
+            f"the weights are GGUF ({_some(ggufs)}), which is not read",
+            folder,
+            "use the checkpoint as it was released; --quantization fp8 or nf4 makes it smaller",
+        )
     pickles = sorted(f.name for f in folder.iterdir() if f.suffix in PICKLE_SUFFIXES)
     if pickles:
         return _fault(
@@ -275,9 +312,17 @@ def _read_header(path: Path) -> dict[str, TensorInfo]:
         if not 2 <= length <= MAX_HEADER_BYTES or 8 + length > size:
             raise _truncated(path, f"{size} bytes do not hold the header")
         header = _parse_header(path, file.read(length))
-    header.pop("__metadata__", None)
+    metadata = header.pop("__metadata__", {})
+    if not (isinstance(metadata, dict) and all(isinstance(v, str) for v in metadata.values())):
+        raise _fault("header", "the header's metadata are not texts", path)
     infos = {name: _tensor_info(path, name, entry) for name, entry in header.items()}
-    data_end = max((entry["data_offsets"][1] for entry in header.values()), default=0)
+    places = sorted((entry["data_offsets"], name) for name, entry in header.items())
+    data_end = 0
+    for (begin, end), name in places:
+        if begin != data_end:
+            what = f"{name!r} begins at byte {begin}, where the one before ends at {data_end}"
+            raise _fault("header", what, path)
+        data_end = end
     if size != 8 + length + data_end:
         raise _truncated(path, f"{size} bytes, its header promises {8 + length + data_end}")
     return infos
@@ -293,7 +338,7 @@ def _parse_header(path: Path, raw: bytes) -> dict[str, Any]:
         return table
 
     try:
-        header = json.loads(raw, object_pairs_hook=unique)
+        header = json_of(raw, object_pairs_hook=unique)
     except ValueError as error:
         raise _fault("header", "the header is not JSON", path) from error
     if not isinstance(header, dict):
@@ -304,14 +349,16 @@ def _parse_header(path: Path, raw: bytes) -> dict[str, Any]:
 def _tensor_info(path: Path, name: str, entry: Any) -> TensorInfo:
     """One header entry, its bytes agreeing with its shape and dtype."""
     try:
-        begin, end = (int(offset) for offset in entry["data_offsets"])
-        info = TensorInfo(tuple(int(n) for n in entry["shape"]), str(entry["dtype"]), path.name)
+        begin, end = entry["data_offsets"]
+        info = TensorInfo(tuple(entry["shape"]), str(entry["dtype"]), path.name)
+        if not all(type(n) is int and n >= 0 for n in (begin, end, *info.shape)):
+            raise ValueError("not whole numbers")
     except (KeyError, TypeError, ValueError) as error:
         raise _fault("header", f"the header's entry for {name!r} is incomplete", path) from error
     if info.dtype not in DTYPE_BYTES:
         known = ", ".join(DTYPE_BYTES)
         raise _fault("dtype", f"{name!r} has dtype {info.dtype!r}", path, f"known: {known}")
-    if begin < 0 or end - begin != info.bytes:
+    if end - begin != info.bytes:
         raise _fault(
             "header",
             f"{name!r} has {end - begin} bytes, its shape and dtype need {info.bytes}",

@@ -46,11 +46,11 @@ def _numbered(manifest: Manifest, jobs: Sequence[Job]) -> Iterator[tuple[int, Jo
     it is mended, those behind it keep their numbers.
     """
     counts = Counter(job.source_line for job in jobs)
-    lines = dict.fromkeys(manifest.bad_ids, "") | {
-        line.line_number: line.where for line in manifest.lines
-    }
+    # A matrix makes several lines of one; they stand in order already.
+    lines = [(line.line_number, line.where) for line in manifest.lines]
+    lines += [(number, "") for number in manifest.bad_ids]
     next_number, number = {}, 1
-    for _, where in sorted(lines.items()):
+    for _, where in sorted(lines, key=lambda line: line[0]):
         next_number[where] = number
         number += counts[where] or 1
     for job in jobs:
@@ -62,7 +62,7 @@ def _name(job: Job, below: Callable[[str], str], number: int) -> str:
     """The template of the job's name, with all that is known of it but the id, which stands in the
     job: a name that is the id alone stays as it is.
     """
-    source = job.images[0] if isinstance(job, ImageJob) and job.images else None
+    source = job.images[0] if job.images else None
     values: dict[str, str | int] = {
         "stem": job.custom_id if source is None else fit(PurePath(source).stem),
         "folder": "" if source is None else below(os.path.dirname(source)),

@@ -6,19 +6,20 @@ here. Defaults of settings and model are not known yet.
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
 from hyimg_cli.errors import HyimgError, UsageError
+from hyimg_cli.files import json_of, refuse_constant
 from hyimg_cli.manifest.envelope import is_envelope, unwrapped
 from hyimg_cli.manifest.fields import (
     AR_FIELDS,
     BY_NAME,
     COT_FIELDS,
-    NOT_IN_PICTURES,
-    NOT_IN_VIDEOS,
+    NOT_IN,
     SAMPLED_FIELDS,
     Field,
 )
@@ -26,12 +27,19 @@ from hyimg_cli.manifest.matrix import Axis, AxisValue, axes_of
 from hyimg_cli.manifest.names import in_id
 from hyimg_cli.manifest.written import fault_of_tags, has_its_ids, is_as_written
 from hyimg_cli.settings.kinds import BadValue, Text, nearest, shown, size_request
-from hyimg_cli.spec.job import SizeRequest
+from hyimg_cli.spec.job import VIDEO_TASKS, SizeRequest
 
 _TAGS_HINT = "edit what stands between the tags; with written taken out, any text will do"
 # How chat endpoints spell a conversation; the released models draw from a single turn.
 _TURNS = ("messages", "message_list", "conversation", "history")
 
+# Of a line's keys that are no fields, or of a table's columns, so many are named.
+MOST_UNKNOWN = 20
+# Tasks that begin with a picture, and what to do where there is none.
+_WITHOUT_IMAGES = {
+    "it2i": "name the picture to edit, or use task t2i",
+    "i2v": "name the picture to start from, or use task t2v",
+}
 # What other tools can be asked for, by the names that they have for it.
 _NOT_SUPPORTED = {
     "strength of an edit": (
@@ -51,7 +59,11 @@ _NOT_SUPPORTED = {
 }
 
 
-@dataclass(frozen=True)
+_SETS: dict[frozenset[str], frozenset[str]] = {}
+_NOTHING: dict[str, Any] = {}
+
+
+@dataclass(frozen=True, slots=True)
 class ManifestLine:
     """A line without faults. `fields` has canonical names and typed values; `given` names those set
     by the user (custom_id and task may be filled in here); `extra` holds the `x_` keys.
@@ -78,12 +90,18 @@ def not_a_field(key: str, value: Any = None) -> tuple[str, str]:
         size = _turned(value)
         hint = f'"size": "{size}"' if size else '"size": "WIDTHxHEIGHT"'
         return f"{shown(key)} is not a field", f"write {hint}; the official script has height first"
-    for meaning, (names, hint) in _NOT_SUPPORTED.items():
-        if key.lower() in names:
-            return f"{shown(key)} is not supported: there is no {meaning}", hint
+    if lacking := not_supported(key):
+        meaning, hint = lacking
+        return f"{shown(key)} is not supported: there is no {meaning}", hint
     close = nearest(key, BY_NAME)
     hint = f'did you mean "{close}"?' if close else "begin it with x_ to have it copied through"
     return f"{shown(key)} is not a field", hint
+
+
+def not_supported(key: str) -> tuple[str, str] | None:
+    """What a word of other tools means, and what to do instead; None for any other word."""
+    found = ((m, hint) for m, (names, hint) in _NOT_SUPPORTED.items() if key.lower() in names)
+    return next(found, None)
 
 
 def _turned(size: Any) -> str:
@@ -142,6 +160,7 @@ class Line:
         self.refused: set[str] = set()
         self.axes: list[Axis] = []
         self.faults: list[HyimgError] = []
+        self.unknown = 0
 
     def add(self, slug: str, what: str, *, field: str = "", hint: str = "") -> None:
         """Adds a fault of the line, or of a field in it."""
@@ -149,9 +168,10 @@ class Line:
         self.faults.append(fault(slug, what, where=where, hint=hint))
 
     def done(self, number: int) -> ManifestLine:
-        """The line as it is kept."""
+        """The line as it is kept. A million lines mostly set the same few fields."""
         given = frozenset(self.given)
-        return ManifestLine(number, self.where, self.fields, self.extra, given)
+        given = _SETS.setdefault(given, given)
+        return ManifestLine(number, self.where, self.fields, self.extra or _NOTHING, given)
 
     def read_prompt(self, raw: bytes) -> None:
         """Takes the line as a prompt."""
@@ -173,6 +193,8 @@ class Line:
                 self._take_extra(key, value)
             else:
                 self._take(key, value)
+        if self.unknown > MOST_UNKNOWN:
+            self.add("unknown-field", f"{self.unknown - MOST_UNKNOWN:,} more keys are no fields")
         if not self.axes:
             self._check_together()
 
@@ -222,7 +244,7 @@ class Line:
 
     def _parsed(self, text: str) -> dict[str, Any] | None:
         try:
-            entry = json.loads(text, object_pairs_hook=_object, parse_constant=_refuse_constant)
+            entry = json_of(text, object_pairs_hook=_object, parse_constant=refuse_constant)
             if "\\u" in text:
                 # JSON can spell half of a surrogate pair, which no file can hold.
                 json.dumps(entry, ensure_ascii=False).encode()
@@ -232,8 +254,6 @@ class Line:
             )
         except UnicodeEncodeError:
             self.add("bad-json", "a text holds half of a surrogate pair", hint="write it as UTF-8")
-        except RecursionError:
-            self.add("bad-json", "nested too deeply")
         except ValueError as error:
             what = f"not valid JSON: {_reason(error)}"
             self.add("bad-json", what, hint="write one JSON object per line")
@@ -297,8 +317,10 @@ class Line:
             self.add(bad.slug, bad.what, field="matrix", hint=bad.hint)
 
     def _refuse_unknown(self, key: str, value: Any) -> None:
-        what, hint = not_a_field(key, value)
-        self.add("unknown-field", what, field=_plain(key), hint=hint)
+        self.unknown += 1
+        if self.unknown <= MOST_UNKNOWN:
+            what, hint = not_a_field(key, value)
+            self.add("unknown-field", what, field=_plain(key), hint=hint)
 
     def _check_matrix(self) -> None:
         """Checks that no field is both in the line and in its matrix."""
@@ -316,7 +338,7 @@ class Line:
         self._check_task()
         self._check_foreign()
         self._check_counts()
-        if self.fields.get("task") != "t2v":
+        if self.fields.get("task") not in VIDEO_TASKS:
             self._check_text()
 
     def _merge_size(self) -> None:
@@ -346,13 +368,13 @@ class Line:
         if "prompt" not in self.given:
             hint = "say what it should show"
             self.add("missing-field", "the line has no prompt", field="prompt", hint=hint)
-        if {"task", "images"} & self.refused or self.fields.get("task") == "t2v":
+        if {"task", "images"} & self.refused:
             return
         images = self.fields.get("images", ())
         task = self.fields.setdefault("task", "it2i" if images else "t2i")
-        if task == "it2i" and not images:
-            hint = "name the picture to edit, or use task t2i"
-            self.add("missing-field", "it2i without images", field="images", hint=hint)
+        if task in _WITHOUT_IMAGES and not images:
+            hint = _WITHOUT_IMAGES[task]
+            self.add("missing-field", f"{task} without images", field="images", hint=hint)
         if task == "t2i" and images:
             hint = "use task it2i, or take the images out"
             self.add("conflict", "t2i does not look at images", field="images", hint=hint)
@@ -361,11 +383,11 @@ class Line:
         """Checks that no field belongs to the other kind of task."""
         if "task" in self.refused:
             return
-        is_video = self.fields.get("task") == "t2v"
+        task = self.fields.get("task", "t2i")
         hint = "take the field out"
-        if not (is_video or "task" in self.given):
-            hint += ', or set "task": "t2v"'
-        foreign = NOT_IN_VIDEOS if is_video else NOT_IN_PICTURES
+        if not (task in VIDEO_TASKS or "task" in self.given):
+            hint += f', or set "task": "{"i2v" if "images" in self.given else "t2v"}"'
+        foreign = NOT_IN[task]
         for name in sorted(self.given & foreign.keys()):
             self.add("foreign-field", foreign[name], field=name, hint=hint)
 
@@ -457,13 +479,9 @@ class _TwiceError(Exception):
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     entry = dict(pairs)
     if len(entry) < len(pairs):
-        keys = [key for key, _ in pairs]
-        raise _TwiceError(next(key for key in keys if keys.count(key) > 1))
+        counts = Counter(key for key, _ in pairs)
+        raise _TwiceError(next(key for key, count in counts.items() if count > 1))
     return entry
-
-
-def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not a JSON number")
 
 
 def _reason(error: ValueError) -> str:

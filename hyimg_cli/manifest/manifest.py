@@ -20,6 +20,7 @@ from hyimg_cli.spec import digest
 from hyimg_cli.spec.units import counted
 
 _STEM_LENGTH = 100
+_UTF16 = (b"\xff\xfe", b"\xfe\xff")
 _BOM = b"\xef\xbb\xbf"
 _HINT = "give a .jsonl, .csv, .tsv or .txt file, or - for standard input"
 
@@ -125,7 +126,10 @@ class _Reading:
     def read(self, data: bytes) -> None:
         lines = data.split(b"\n")
         first = next((line.strip() for line in lines if line.strip()), b"")
-        if not first:
+        if data.startswith(_UTF16) or b"\0" in data[:2]:
+            what, hint = "the file is not UTF-8, but UTF-16 or the like", "save it as UTF-8"
+            self._refuse_file("not-utf8", what, hint)
+        elif not first:
             self._refuse_file("empty", "it holds no jobs", "write one job per line")
         elif self.suffix in DELIMITERS:
             self._read_table(data)

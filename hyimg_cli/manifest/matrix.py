@@ -32,6 +32,10 @@ def axes_of(lists: Mapping[str, Any], add: Callable[..., None]) -> list[Axis]:
 
     Raises BadValue where all together would be too many jobs.
     """
+    sides = [len(values) for values in lists.values() if isinstance(values, list)]
+    if max(len(lists), *sides, 0) > MOST:
+        hint = f"up to {MOST} jobs are made of a line"
+        raise BadValue("the matrix is too large", hint, "out-of-range")
     axes = [axis for key, values in lists.items() if (axis := _axis(key, values, add))]
     names = [axis.name for axis in axes]
     for name in sorted({name for name in names if names.count(name) > 1}):

@@ -1,20 +1,23 @@
 """A manifest's lines over the settings: the jobs that they become, `n` and `seeds` expanded."""
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from hyimg_cli.errors import HyimgError
-from hyimg_cli.manifest.line import fault
+from hyimg_cli.manifest.line import ManifestLine, fault
 from hyimg_cli.manifest.manifest import Manifest
 from hyimg_cli.manifest.pictures import PictureLine
 from hyimg_cli.manifest.resolved_line import ResolvedLine
 from hyimg_cli.manifest.videos import VideoLine
-from hyimg_cli.settings.kinds import is_custom_id
-from hyimg_cli.settings.precedence import Setting
+from hyimg_cli.settings.kinds import is_custom_id, shown
+from hyimg_cli.settings.precedence import Setting, as_given
 from hyimg_cli.spec.card import ModelCard, VideoCard
-from hyimg_cli.spec.job import Job
+from hyimg_cli.spec.job import VIDEO_TASKS, Job
+
+_OWN = ("model", "video_model")
 
 
 def resolve_jobs(
@@ -25,19 +28,22 @@ def resolve_jobs(
 ) -> tuple[list[Job], list[HyimgError]]:
     """The jobs of the good lines in manifest order, and the faults that only now can be seen.
 
-    The cards are asked for once per model; without `video_card_of` there may be no line of t2v.
+    The cards are asked for once per model; without `video_card_of` there may be no line of a video.
     Raises what they raise for the models of the settings; for a model that a line names, that
     becomes a fault of the line.
     """
     pictures, videos = _looked_up_once(card_of), _looked_up_once(video_card_of)
-    located = cache(partial(_located, manifest.folder))
+    located, is_allowed = cache(partial(_located, manifest.folder)), cache(_allowed(settings))
     jobs: list[Job] = []
     faults: list[HyimgError] = []
     claimed: dict[str, str] = {}
     for line in manifest.lines:
-        is_video, named = line.fields["task"] == "t2v", line.fields.get("model")
+        is_video, named = line.fields["task"] in VIDEO_TASKS, line.fields.get("model")
         own = settings["video_model" if is_video else "model"].value
         model = located(named) if named else own
+        if named and not is_allowed(model):
+            faults.append(_not_allowed(line, named, settings["allow_model"]))
+            continue
         card = (videos if is_video else pictures)(model)
         if isinstance(card, HyimgError):
             if not named:
@@ -46,11 +52,11 @@ def resolve_jobs(
             faults.append(fault("model", card.what, where=place, hint=card.hint))
             continue
         kind: type[ResolvedLine] = VideoLine if is_video else PictureLine
-        resolved = kind(line, settings, model, card)
+        resolved = kind(line, settings, model, card, manifest.folder)
         found = [*resolved.faults(), *_unfit_ids(resolved, claimed)]
         faults += found
         if not found:
-            jobs += resolved.jobs(manifest.folder)
+            jobs += resolved.jobs()
     # What a setting caused is the same in every line; it is said once.
     once = {(one.where, one.what): one for one in faults}
     return jobs, list(once.values())
@@ -84,10 +90,34 @@ def _looked_up_once(card_of: Callable[[str], Any] | None) -> Callable[[str], Any
     return looked_up
 
 
+def _allowed(settings: Mapping[str, Setting]) -> Callable[[str], bool]:
+    """Tells if a line may name a model. Folders are known by where they lie."""
+    listed = settings["allow_model"].value
+    if listed is None:
+        return lambda model: True
+    known = {_place(name) for name in (*listed, *(settings[name].value for name in _OWN))}
+    return lambda model: _place(model) in known
+
+
+def _place(model: str) -> str:
+    folder = os.path.expanduser(model)
+    return os.path.realpath(folder) if os.path.isdir(folder) else model
+
+
+def _not_allowed(line: ManifestLine, model: str, allowed: Setting) -> HyimgError:
+    names = ", ".join(allowed.value) or "none"
+    return fault(
+        "model-not-allowed",
+        f"{shown(model)} is not among the models that a line may name",
+        where=f"{line.where}: model",
+        hint=f"{as_given(allowed)} has: {names}",
+    )
+
+
 def _located(folder: Path, name: str) -> str:
     """A line's model; a path, like those of images, begins at the manifest's folder.
 
     One that leads nowhere from there is left as it is: a name, or a path from here.
     """
     beside = folder / name
-    return str(beside) if name.split("/")[0] in (".", "..") and beside.is_dir() else name
+    return str(beside) if name.split("/")[0] in (".", "..") and os.path.isdir(beside) else name

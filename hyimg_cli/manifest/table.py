@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from hyimg_cli.errors import HyimgError
 from hyimg_cli.files import MANIFEST_BYTES
 from hyimg_cli.manifest.fields import BY_NAME
-from hyimg_cli.manifest.line import fault, not_a_field
+from hyimg_cli.manifest.line import MOST_UNKNOWN, fault, not_a_field
 from hyimg_cli.settings.kinds import shown
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
@@ -99,13 +99,16 @@ def _columns(
         faults.append(fault("no-header", what, where=place, hint=hint))
         return [None] * len(names)
     columns: list[str | None] = []
+    unknown = 0
     for name in names:
         known = BY_NAME.get(name)
         own = known.name if known else name
         where = f"{place}: {name if name.isidentifier() else shown(name, 40)}"
         if known is None and not name.startswith("x_"):
             columns.append(None)
-            if name:  # one without a name is there where a spreadsheet had a column once
+            unknown += bool(name)
+            # One without a name is there where a spreadsheet had a column once.
+            if name and unknown <= MOST_UNKNOWN:
                 what, hint = not_a_field(name)
                 faults.append(fault("unknown-field", what, where=where, hint=hint))
         elif own in columns:
@@ -114,6 +117,9 @@ def _columns(
             faults.append(fault("duplicate-field", f"{own} is there twice", where=where, hint=hint))
         else:
             columns.append(own)
+    if unknown > MOST_UNKNOWN:
+        what = f"{unknown - MOST_UNKNOWN:,} more columns are no fields"
+        faults.append(fault("unknown-field", what, where=place))
     return columns
 
 

@@ -2,14 +2,15 @@
 variants of a bench.
 """
 
-import json
+import os
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 from hyimg_cli.errors import HyimgError, ManifestError, UsageError
-from hyimg_cli.files import MANIFEST_BYTES, TABLE_BYTES, text_of
+from hyimg_cli.files import MANIFEST_BYTES, TABLE_BYTES, json_of, text_of
 from hyimg_cli.journal.journal import RESULTS
 from hyimg_cli.journal.past_run import output_files
 from hyimg_cli.media.frames import VIDEO_SUFFIXES
@@ -54,7 +55,7 @@ class Pairing:
 
 def is_video(path: Path) -> bool:
     """True for what is measured frame by frame."""
-    return path.suffix.lower() in VIDEO_SUFFIXES or path.is_dir()
+    return path.suffix.lower() in VIDEO_SUFFIXES or os.path.isdir(path)
 
 
 def find_pairs(
@@ -67,7 +68,7 @@ def find_pairs(
     be paired, ManifestError for faults of the manifest.
     """
     for path in (a, *([] if b is None else [b])):
-        if not path.exists():
+        if not os.path.exists(path):
             raise _fault("there is no such file or folder", path, slug="missing")
     pairing = _listed(a) if b is None else _two_sided(a, b, as_video)
     if pairing.unpaired and not allow_unpaired:
@@ -84,8 +85,12 @@ def run_pairs(a: Path, b: Path, *, by_frame: bool = False) -> Pairing:
 
 
 def folder_pairs(a: Path, b: Path) -> Pairing:
-    """Pictures and videos of the same name in two folders, subfolders too."""
-    return _matched(_media_in(a), _media_in(b))
+    """Pictures and videos of the same name in two folders, subfolders too.
+
+    `cat.png` and `cat.jpg` are the same name where either folder has one such file.
+    """
+    in_a, in_b = _media_in(a), _media_in(b)
+    return _matched(_by_stem(in_a, in_b), _by_stem(in_b, in_a))
 
 
 def newest_bench(folder: Path, comparison: str) -> Path | None:
@@ -105,7 +110,7 @@ def newest_bench(folder: Path, comparison: str) -> Path | None:
 
 def _compares(path: Path, comparison: str) -> bool:
     try:
-        entry = json.loads(text_of(path, TABLE_BYTES))
+        entry = json_of(text_of(path, TABLE_BYTES))
     except (OSError, ValueError):
         return False
     return isinstance(entry, dict) and entry.get("name") == comparison
@@ -117,7 +122,7 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _two_sided(a: Path, b: Path, as_video: bool) -> Pairing:
-    if a.is_dir() != b.is_dir():
+    if os.path.isdir(a) != os.path.isdir(b):
         folder, file = (a, b) if a.is_dir() else (b, a)
         raise _fault("one is a folder and the other a file", folder, f"the file is {file}")
     if not a.is_dir() or as_video:
@@ -151,6 +156,22 @@ def _media_in(folder: Path) -> dict[str, Path]:
         for name, path in found.items()
         if not any(part.startswith(".") for part in name.parts)
     }
+
+
+def _by_stem(mine: Mapping[str, Path], theirs: Mapping[str, Path]) -> dict[str, Path]:
+    """Mine, without suffix where only another suffix has a counterpart."""
+    stems = [Counter(_stem(name) for name in names) for names in (mine, theirs)]
+
+    def name_of(name: str) -> str:
+        stem = _stem(name)
+        is_clear = name not in theirs and all(count[stem] == 1 for count in stems)
+        return stem if is_clear else name
+
+    return {name_of(name): path for name, path in mine.items()}
+
+
+def _stem(name: str) -> str:
+    return PurePosixPath(name).with_suffix("").as_posix()
 
 
 def _matched(in_a: Mapping[str, Path], in_b: Mapping[str, Path]) -> Pairing:
@@ -195,8 +216,8 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
 def _pair(line: str, folder: Path) -> Pair:
     shape = 'a line is an object like {"a": "one.png", "b": "other.png"}'
     try:
-        entry: Any = json.loads(line)
-    except (ValueError, RecursionError) as error:
+        entry: Any = json_of(line)
+    except ValueError as error:
         raise UsageError(f"not JSON: {error}", hint=shape) from None
     if not isinstance(entry, dict) or not all(isinstance(v, str) for v in entry.values()):
         raise UsageError("this is not an object of texts", hint=shape)
@@ -206,7 +227,7 @@ def _pair(line: str, folder: Path) -> Pair:
         what = "; ".join(f"{word}: {', '.join(sorted(names))}" for word, names in sets if names)
         raise UsageError(what, hint=f"{shape}; name is a third key")
     paths = [folder / entry[side] for side in ("a", "b")]
-    absent = [str(path) for path in paths if not path.exists()]
+    absent = [str(path) for path in paths if not os.path.exists(path)]
     if absent:
         raise UsageError(f"there is no {' and no '.join(absent)}", hint="relative to the manifest")
     return Pair(entry.get("name") or entry["b"], *paths)

@@ -7,7 +7,9 @@ needed here.
 
 import math
 import os
-from collections.abc import Mapping
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
@@ -16,7 +18,7 @@ from typing import TYPE_CHECKING, Literal, cast
 
 from hyimg_cli.errors import CheckpointError
 from hyimg_cli.loading import checkpoint
-from hyimg_cli.models.family import Family, ImageCheckpoint, VideoCheckpoint
+from hyimg_cli.models.family import Family, ImageCheckpoint, Reading, VideoCheckpoint
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.card import ModelCard, VideoCard
 from hyimg_cli.spec.job import Job, VideoJob
@@ -27,8 +29,9 @@ if TYPE_CHECKING:
     from hyimg_cli.models.protocols import MixedModel
     from hyimg_cli.parallel.ranks import RankPool
 
-# A folder of no family is taken for the first of its kind, which says what is missing.
-_BUILT_IN = ("hunyuan_image3", "diffusers_video")
+# In the order in which they are asked; a folder of no family is taken for the last of its kind,
+# which says what is missing.
+_BUILT_IN = ("bagel", "hunyuan_image3", "diffusers_video")
 _REGISTERED: list[Family] = []
 EMBEDDED = "tiny-image"
 EMBEDDED_VIDEO = "tiny-video"
@@ -43,8 +46,10 @@ def resolve_model(model: str, revision: str | None = None, *, with_weights: bool
     """
     if model in (EMBEDDED, EMBEDDED_VIDEO):
         return _ASSETS / model
-    if Path(model).expanduser().is_dir():
-        return Path(model).expanduser()
+    # Unlike those of Path these raise for no name, however long it is and whose home it means.
+    folder = os.path.expanduser(model)
+    if os.path.isdir(folder):
+        return Path(folder)
     if model.startswith((".", "/", "~")) or model.count("/") != 1:
         raise CheckpointError(
             f"there is no checkpoint folder {model}",
@@ -53,6 +58,16 @@ def resolve_model(model: str, revision: str | None = None, *, with_weights: bool
             code="checkpoint.missing",
         )
     return _fetched(model, revision, with_weights=with_weights)
+
+
+def in_cache(model: str, revision: str | None = None) -> Path | None:
+    """Where a hub id lies in the hub's cache; None where nothing of it does. Asks nobody."""
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(model, revision=revision, local_files_only=True))
+    except (OSError, ValueError):
+        return None
 
 
 def register(family: Family) -> None:
@@ -72,20 +87,22 @@ def _family(folder: Path, makes: Literal["pictures", "videos"] | None = None) ->
     """The family of the checkpoint in `folder`; `makes`: by what a job wants of it."""
     asked = [family for family in families() if makes in (None, family.makes)]
     built_in = [family for family in asked if family not in _REGISTERED]
-    return next((family for family in asked if family.is_one(folder)), built_in[0])
+    return next((family for family in asked if family.is_one(folder)), built_in[-1])
 
 
 @lru_cache(maxsize=8)
 def sequences(model: str, revision: str | None = None) -> ImageCheckpoint:
     """A picture checkpoint, read once; its weights need not be there."""
     folder = resolve_model(model, revision, with_weights=False)
-    return cast(ImageCheckpoint, _family(folder, "pictures").open(folder, model))
+    with _of_anybody(folder):
+        return cast(ImageCheckpoint, _family(folder, "pictures").open(folder, model))
 
 
 @lru_cache(maxsize=8)
 def _video(model: str, revision: str | None = None) -> VideoCheckpoint:
     folder = resolve_model(model, revision, with_weights=False)
-    return cast(VideoCheckpoint, _family(folder, "videos").open(folder, model))
+    with _of_anybody(folder):
+        return cast(VideoCheckpoint, _family(folder, "videos").open(folder, model))
 
 
 def model_card(model: str, revision: str | None = None) -> ModelCard:
@@ -107,7 +124,8 @@ def fingerprint(model: str, revision: str | None = None) -> str:
     folder = resolve_model(model, revision, with_weights=False)
     if folder.parent.name == "snapshots":
         return digest.of_bytes(f"hub:{folder.name}".encode())
-    return _family(folder).fingerprint(folder)
+    with _of_anybody(folder):
+        return _family(folder).fingerprint(folder)
 
 
 @dataclass(frozen=True)
@@ -124,7 +142,16 @@ def stored_weights(model: str, revision: str | None = None) -> dict[str, StoredW
     Raises CheckpointError where a file is missing, cut short, or not what its index says.
     """
     folder = resolve_model(model, revision, with_weights=False)
-    return {part: _counted(found) for part, found in _family(folder).tensors(folder).items()}
+    with _of_anybody(folder):
+        return {part: _counted(found) for part, found in _family(folder).tensors(folder).items()}
+
+
+def reading(model: str, revision: str | None = None) -> Reading | None:
+    """Files of a checkpoint that are read, and what they leave to defaults; None where its family
+    does not tell. Raises CheckpointError.
+    """
+    folder = resolve_model(model, revision, with_weights=False)
+    return _family(folder).reading(folder)
 
 
 def refuse_other_weights(model: str, revision: str | None = None) -> None:
@@ -132,7 +159,8 @@ def refuse_other_weights(model: str, revision: str | None = None) -> None:
     family knows. Imports torch. Raises CheckpointError.
     """
     folder = resolve_model(model, revision, with_weights=False)
-    _family(folder).refuse_wrong(folder)
+    with _of_anybody(folder):
+        _family(folder).refuse_wrong(folder)
 
 
 def _counted(tensors: Mapping[str, checkpoint.TensorInfo]) -> StoredWeights:
@@ -154,7 +182,8 @@ def load(
     """The loaded model; see `ImageCheckpoint.load`. Imports torch."""
     resolve_model(choice.model, choice.revision)  # fetches the weights, too
     known = sequences(choice.model, choice.revision)
-    return known.load(choice, is_batch_invariant=is_batch_invariant, pool=pool)
+    with _of_anybody(resolve_model(choice.model, choice.revision)):
+        return known.load(choice, is_batch_invariant=is_batch_invariant, pool=pool)
 
 
 def load_video(
@@ -163,7 +192,26 @@ def load_video(
     """The loaded video model; see `VideoCheckpoint.load`. Imports torch."""
     resolve_model(choice.model, choice.revision)
     known = _video(choice.model, choice.revision)
-    return known.load(choice, is_fast=is_fast, is_tiled=is_tiled)
+    with _of_anybody(resolve_model(choice.model, choice.revision)):
+        return known.load(choice, is_fast=is_fast, is_tiled=is_tiled)
+
+
+@contextmanager
+def _of_anybody(folder: Path) -> Iterator[None]:
+    """Raises CheckpointError where values of a checkpoint's files lead to an error that nobody
+    foresaw: any number, text or list may stand there in place of any other.
+    """
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        raise CheckpointError(
+            f"its files do not fit together: {type(error).__name__}: {error}",
+            where=str(folder),
+            hint="download or copy the checkpoint again; if it is as released, report this with "
+            f"{Path(where.filename).name}:{where.lineno}",
+            code="checkpoint.unfit",
+        ) from error
 
 
 def _fetched(model: str, revision: str | None, *, with_weights: bool) -> Path:

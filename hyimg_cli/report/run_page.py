@@ -10,6 +10,7 @@ however often, and by whom, it was brought up to date.
 import json
 import math
 import os
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -74,7 +75,7 @@ class RunPage:
                 fresh = whole_lines(file.read())
         except FileNotFoundError:
             return []
-        found = list(outcomes_in(fresh, self._lines_read + 1))
+        found = [entry for entry, _ in outcomes_in(fresh, self._lines_read + 1)]
         self._bytes_read += len(fresh)
         self._lines_read += fresh.count(b"\n")
         return found
@@ -104,7 +105,8 @@ class RunPage:
         count = len(self._records)
         waiting = Counter(number // _PER_FILE for number in self._waiting)
         return index(self._folder, self._asked, self._status) | {
-            "running": is_running,
+            # When it was so: a run that was killed says nothing.
+            "running": is_running and round(time.time()),
             # Of each data file the records in it, and how many of them will change yet.
             "files": [
                 [min(_PER_FILE, count - start), waiting[start // _PER_FILE]]
@@ -128,7 +130,7 @@ def asked_in(folder: Path) -> Jobs:
     """The jobs of a run's folder as they were resolved, each with its place. Raises UsageError for
     a folder that no run has written in, OutputFolderError for one that is damaged.
     """
-    if not any((folder / name).exists() for name in (RESULTS, RESOLVED, RUN)):
+    if not any(os.path.exists(folder / name) for name in (RESULTS, RESOLVED, RUN)):
         raise UsageError(
             "this is not the folder of a run",
             where=str(folder),
@@ -176,26 +178,35 @@ def index(folder: Path, jobs: Jobs, status: Mapping[str, str]) -> Record:
 
 def title(folder: Path) -> str:
     """The name of the run's manifest, or of its folder."""
-    manifest = read_run_info(folder).get("manifest") or {}
+    manifest = _object(read_run_info(folder), "manifest")
     return str(manifest.get("name") or folder.resolve().name)
 
 
 def _environment(info: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """The run's circumstances, flags with where they came from."""
-    manifest, hardware = info.get("manifest"), info.get("hardware")
+    manifest, hardware = _object(info, "manifest"), _object(info, "hardware")
     if manifest:
         yield "manifest", f"{manifest.get('name')}, sha256 {str(manifest.get('digest'))[:16]}…"
-    for name, fingerprint in (info.get("models") or {}).items():
+    for name, fingerprint in _object(info, "models").items():
         yield "model", f"{name.rpartition('/')[2]}, fingerprint {str(fingerprint)[:16]}…"
-    for name, flag in (info.get("flags") or {}).items():
+    flags = _object(info, "flags")
+    for name in flags:
+        flag = _object(flags, name)
         if flag.get("origin") not in ("default", "model"):
             yield f"{name} ({flag.get('origin')})", str(flag.get("value"))
     if hardware:
-        gpus = ", ".join(hardware.get("gpus") or ()) or "no GPU"
+        found = hardware.get("gpus")
+        gpus = ", ".join(map(str, found if isinstance(found, list) else ())) or "no GPU"
         yield "machine", f"{hardware.get('cpu')}, {hardware.get('cores')} cores, {gpus}"
         yield "system", str(hardware.get("system"))
-    versions = info.get("versions") or {}
+    versions = _object(info, "versions")
     yield "versions", ", ".join(f"{name} {version}" for name, version in versions.items()) or "?"
+
+
+def _object(info: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """A part of run.json, which anybody may have written."""
+    part = info.get(name)
+    return part if isinstance(part, dict) else {}
 
 
 def call(name: str, value: Any) -> str:

@@ -58,7 +58,8 @@ class LinkedPictures:
     def output(self, output: Entry) -> Record:
         path = str(output.get("path"))
         facts = {name: output[name] for name in ("width", "height", "seed") if name in output}
-        key = str(output.get("sha256") or _name(path))
+        sha256 = str(output.get("sha256"))
+        key = sha256 if sha256.isalnum() else _name(path)
         shown = self._shown(path, key, facts.get("width", 0), facts.get("height", 0))
         return facts | shown | ({"is_video": True} if is_video(path) else {})
 

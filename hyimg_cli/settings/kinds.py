@@ -12,11 +12,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hyimg_cli.spec.job import MAX_SOURCE_IMAGES, SizeRequest
+from hyimg_cli.files import is_deeper, json_of, scheme_of
+from hyimg_cli.spec.job import MAX_SOURCE_IMAGES, Lora, SizeRequest
 
+# Addresses of no object store.
+NO_STORES = ("file", "http", "https", "data", "ftp")
 MIN_SIDE, MAX_SIDE, MAX_RATIO = 16, 8192, 16
 MAX_SEED = 2**63 - 1
-# Far below what Python can copy, compare or write as JSON.
+# Of a value that is copied through.
 MAX_DEPTH = 100
 # A folder's name has no dot, so that no folder is another job's file: "a.frames", "a.png".
 ID_PATTERN = r"(?!.{129})(?:[A-Za-z0-9_-]+/)*[A-Za-z0-9_-][A-Za-z0-9._-]*"
@@ -147,6 +150,32 @@ class Number(Kind):
 
 
 @dataclass(frozen=True)
+class NumberPair(Kind):
+    """Two numbers from `low` to `high`, the smaller one first; as text with a comma between."""
+
+    low: float
+    high: float
+    metavar = "low,high"
+
+    @property
+    def allowed(self) -> str:
+        return f"two numbers from {self.low:g} to {self.high:g}, the smaller one first"
+
+    def read(self, value: Any) -> tuple[float, float]:
+        numbers = Number(self.low, self.high)
+        if not isinstance(value, list | tuple) or len(value) != 2:
+            raise BadValue(f"{shown(value)} is no span", f"give {self.allowed}", "wrong-type")
+        first, last = (numbers.read(one) for one in value)
+        if first >= last:
+            raise BadValue(f"{shown(value)} is empty", f"give {self.allowed}", "out-of-range")
+        return first, last
+
+    def parse(self, text: str) -> tuple[float, float]:
+        numbers = Number(self.low, self.high)
+        return self.read([numbers.parse(part.strip()) for part in text.strip(" []").split(",")])
+
+
+@dataclass(frozen=True)
 class Truth(Kind):
     """true or false."""
 
@@ -219,15 +248,38 @@ class Text(Kind):
 
 @dataclass(frozen=True)
 class Folder(Text):
-    """The path of a folder."""
+    """The path of a folder; an address is none."""
 
     noun: str = "folder"
     metavar = "path"
+
+    def read(self, value: Any) -> str:
+        text = super().read(value)
+        if scheme := scheme_of(text):
+            what = f"{shown(text)} is not a place on this machine, and {scheme}: is not served"
+            raise BadValue(what, "give a path; ./ in front of it makes it one", "not-served")
+        return text
 
     def parse(self, text: str) -> str:
         if not text:
             raise BadValue("an empty name", "for this folder give .", "empty-text")
         return self.read(text)
+
+
+@dataclass(frozen=True)
+class Names(Kind):
+    """A list of names, in a text with commas between; comes back as a tuple."""
+
+    metavar = "name,…"
+
+    def parse(self, text: str) -> tuple[str, ...]:
+        return self.read([name.strip() for name in text.split(",") if name.strip()])
+
+    def read(self, value: Any) -> tuple[str, ...]:
+        if type(value) not in (list, tuple):
+            hint = "give a list of names"
+            raise BadValue(f"{shown(value)} is not a list", hint, "wrong-type")
+        return tuple(Text("name").read(name) for name in value)
 
 
 @dataclass(frozen=True)
@@ -275,13 +327,24 @@ class Paths(Kind):
         return tuple(_path(path) for path in paths)
 
 
+@dataclass(frozen=True)
+class RunPlace(Folder):
+    """A folder, or the address of one in an object store."""
+
+    def read(self, value: Any) -> str:
+        is_store = type(value) is str and scheme_of(value) not in ("", *NO_STORES)
+        return Text.read(self, value) if is_store else super().read(value)
+
+
 def _path(value: Any) -> str:
     hint = "give the path of a picture, relative to the manifest"
     if type(value) is not str:
         raise BadValue(f"{shown(value)} is not a path", hint, "wrong-type")
     if not value or "\0" in value:
         raise BadValue(f"{shown(value)} is not a path", hint)
-    if value.startswith(("http://", "https://", "data:")):
+    if scheme_of(value) == "file":
+        raise BadValue(f"{shown(value)} is not a path", "leave file:// out, and %20 and its like")
+    if scheme_of(value) in NO_STORES or value[:5].lower() == "data:":
         raise BadValue(f"{shown(value)} is not a file on this machine", "save the picture first")
     return value
 
@@ -311,6 +374,32 @@ class Integers(Kind):
 
 
 @dataclass(frozen=True)
+class LoraText(Kind):
+    """LoRA files, `;` between them: `[high=|low=]FILE[@WEIGHT]`; comes back as a tuple of Lora."""
+
+    metavar = "text"
+
+    def read(self, value: Any) -> tuple[Lora, ...]:
+        hint = "write FILE or FILE@WEIGHT; for a model of two transformers high=FILE;low=FILE"
+        if type(value) is not str:
+            raise BadValue(f"{shown(value)} is not a LoRA", hint, "wrong-type")
+        return tuple(_lora(part.strip(), hint) for part in value.split(";") if part.strip())
+
+
+def _lora(text: str, hint: str) -> Lora:
+    on = next((name for name in ("high", "low") if text.startswith(f"{name}=")), "")
+    file = text.removeprefix(f"{on}=" if on else "")
+    weighed = re.fullmatch(r"(.+)@(-?[0-9]+(?:\.[0-9]+)?)", file)
+    weight = 1.0 if weighed is None else float(weighed[2])
+    file = file if weighed is None else weighed[1]
+    if file == "none":
+        return Lora("", 0.0, on)
+    if not file.endswith(".safetensors") or "\0" in file:
+        what = f"{shown(text)} is not a LoRA: only safetensors files are read"
+        raise BadValue(what, hint)
+    return Lora(file, weight, on)
+
+
 class SizeText(Kind):
     """`auto`, `WxH` in pixels, or a ratio `W:H`; comes back as a SizeRequest."""
 
@@ -351,7 +440,7 @@ class Anything(Kind):
         return self.read(_json(text) if text.lstrip().startswith(("{", "[")) else text)
 
     def read(self, value: Any) -> Any:
-        if _is_deeper(value, MAX_DEPTH):
+        if is_deeper(value, MAX_DEPTH):
             hint = f"{MAX_DEPTH} levels are kept; write it as text"
             raise BadValue("it is nested too deeply", hint, "out-of-range")
         try:
@@ -364,8 +453,8 @@ class Anything(Kind):
 
 def _json(text: str) -> Any:
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
+        return json_of(text)
+    except ValueError:
         hint = "a cell that begins with { or [ is read as JSON"
         raise BadValue(f"{shown(text)} is not valid JSON", hint, "bad-json") from None
 
@@ -384,15 +473,3 @@ class Matrix(Kind):
         if not value:
             raise BadValue("the matrix is empty", hint, "out-of-range")
         return value
-
-
-def _is_deeper(value: Any, levels: int) -> bool:
-    """True if lists and objects stand in one another on more than so many levels."""
-    layer = [value]
-    for _ in range(levels):
-        layer = [part for one in layer for part in _parts(one)]
-    return any(isinstance(one, list | dict) for one in layer)
-
-
-def _parts(value: Any) -> Iterable[Any]:
-    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()

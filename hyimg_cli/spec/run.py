@@ -90,7 +90,7 @@ class BatchConfig:
     use, weights and all; where both are given, the smaller counts. `is_invariant`: a job's pixels
     do not depend on its batch, to the bit (CPU). `prefix_cache_mb`: K/V of shared prefixes kept
     between jobs, on the device; `prefix_cache_host_mb`: more of them in main memory. 0: none.
-    `prewarm`: each shape is run once before it counts. `encodes_ahead`: the next jobs' source
+    `prewarm`: each shape is run once before it counts. `prefetches_sources`: the next jobs' source
     images are encoded beside the model; None: where that suits the device.
     """
 
@@ -99,7 +99,7 @@ class BatchConfig:
     prefix_cache_mb: int = 4096
     prefix_cache_host_mb: int = 0
     prewarm: bool = True
-    encodes_ahead: bool | None = None
+    prefetches_sources: bool | None = None
     memory_gb: int | None = None
     gpu_memory_utilization: float | None = None
 

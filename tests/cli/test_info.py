@@ -56,7 +56,7 @@ def test_what_ours_says(run_cli: Run, files: dict[str, Path]) -> None:
 def test_nothing_steers_the_terminal(run_cli: Run, files: dict[str, Path]) -> None:
     ran = run_cli("info", files["ours"], files["other"])
     assert "\x1b" not in ran.out
-    assert r"prompt: a \x1b[31mred\x1b[0m cat\nasleep" in ran.out
+    assert r"prompt: a \u001b[31mred\u001b[0m cat\nasleep" in ran.out
     assert "not made by hyimg; its parameters:\n  a dog\n  Steps: 20" in ran.out
 
 

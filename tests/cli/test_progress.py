@@ -110,7 +110,7 @@ def test_what_was_made_ready_is_told(view: views.View, capsys: pytest.CaptureFix
 
 def test_a_failure_takes_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     views.View().show(end_of("a", is_failed=True))
-    assert capsys.readouterr().err == "a: failed[job.fake]: told to fail\n"
+    assert capsys.readouterr().err == "a: failed[job.fake]: told to\\nfail\n"
 
 
 class Clock:

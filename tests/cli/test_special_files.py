@@ -40,7 +40,7 @@ COMMANDS = {
     "check jobs.jsonl --recipe BAD.toml": 2,
     "plan jobs.jsonl --recipe BAD.toml": 2,
     "doctor --recipe BAD.toml": 2,
-    "check edits.jsonl": 1,
+    "check edits.jsonl": 2,
     "info BAD.png": 2,
     "info BAD.mp4": 2,
     "info BAD.json": 2,

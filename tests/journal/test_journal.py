@@ -836,15 +836,32 @@ def test_everything_of_a_film_goes(tmp_path: Path) -> None:
     assert outputs_in(tmp_path) == {"a.png", "b.mp4"}
 
 
-@pytest.mark.parametrize("path", ["../kept", "/kept", "outputs/../kept", "outputs", "", 7, None])
+@pytest.mark.parametrize("name", ["path", "frames_path"])
+@pytest.mark.parametrize("path", ["../kept", "/kept", "outputs/../kept", "", "a\0b", 7])
 def test_a_line_of_a_stranger_removes_nothing_elsewhere(
-    tmp_path: Path, make_job: MakeJob, path: Any
+    tmp_path: Path, make_job: MakeJob, name: str, path: Any
 ) -> None:
     run = RunFolder(tmp_path)
-    entry = {"custom_id": "a", "status": "done", "key": "k", "outputs": [{"path": path}]}
+    output = {"path": "outputs/a.mp4", "frames_path": "outputs/a.frames"} | {name: path}
+    entry = {"custom_id": "a", "status": "done", "key": "k", "outputs": [output]}
     results_file(tmp_path).write_text(json.dumps(entry) + "\n")
-    found = resume(run, [make_job("a")], {"a": "key"}, force=True)
+    what = f"no outcome of a job: (outputs|{name}) is"
+    with pytest.raises(OutputFolderError, match=what) as caught:
+        resume(run, [make_job("a")], {"a": "key"}, force=True)
+    assert (caught.value.code, caught.value.where) == ("output.damaged-journal", "results.jsonl:1")
+
+
+@pytest.mark.parametrize("path", ["outputs", "report.html"])
+def test_only_files_below_outputs_are_removed(tmp_path: Path, make_job: MakeJob, path: str) -> None:
+    output = {"path": path, "frames_path": path}
+    entry = {"custom_id": "a", "status": "done", "key": "k", "outputs": [output]}
+    results_file(tmp_path).write_text(json.dumps(entry) + "\n")
+    found = resume(RunFolder(tmp_path), [make_job("a")], {"a": "key"}, force=True)
     assert found.former == {"a": []}
+    entry["outputs"] = [output | {"path": "outputs/a.mp4"}]
+    results_file(tmp_path).write_text(json.dumps(entry) + "\n")
+    found = resume(RunFolder(tmp_path), [make_job("a")], {"a": "key"}, force=True)
+    assert found.former == {"a": ["outputs/a.mp4", "outputs/a.json"]}
 
 
 def test_the_file_of_another_manifests_job_is_not_written_over(

@@ -31,6 +31,7 @@ COMMON = {
 }
 # A value off that of the first run, with what else makes it matter.
 OTHER: dict[str, dict[str, str]] = {
+    "allow_model": {"allow_model": "other"},
     "require_kv_reuse": {"require_kv_reuse": "on"},
     "prompt_cache": {"prompt_cache": "off"},
     "batching_max_size": {"batching_max_size": "1"},

@@ -124,7 +124,7 @@ def _fill(due: int, jobs: Iterable[Job], alike: Callable[[Job], Hashable]) -> in
 
 def _sources(job: Job) -> Hashable:
     """Equal for jobs with the same source images; without any, for those with the same text."""
-    return (isinstance(job, ImageJob) and job.images) or _text(job)
+    return job.images or _text(job)
 
 
 def _text(job: Job) -> Hashable:

@@ -32,6 +32,7 @@ from hyimg_cli.spec.events import (
     ThinkToken,
 )
 from hyimg_cli.spec.plan import Plan
+from hyimg_cli.spec.printed import log_printable
 
 # The next one of a job says all that these say.
 _PROGRESS = PhaseStarted | ThinkToken | DenoiseStep | PromptEmbedded
@@ -53,6 +54,7 @@ class PieceWorker:
     def __init__(self, setup: Setup) -> None:
         """Imports what does the work."""
         log_format = f"%(levelname)s replica {setup.number} %(name)s: %(message)s"
+        log_printable()
         logging.basicConfig(level=setup.log_level, format=log_format)
         folder = own_folder()
         tempfile.tempdir = str(folder)  # what its ranks and libraries leave is removed with it

@@ -1,13 +1,12 @@
 """An earlier `bench.json` as a gate: no slower than it was, and no worse a verdict."""
 
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from hyimg_cli.errors import UsageError
-from hyimg_cli.files import TABLE_BYTES, text_of
+from hyimg_cli.files import TABLE_BYTES, json_of, text_of
 from hyimg_cli.measure.bench.record import FORMAT
 
 _RANK = {"identical": 0, "equal": 1, "within floor": 2, "not explained": 3, "differs": 3}
@@ -25,7 +24,7 @@ def read_share(text: str) -> float:
 def read_baseline(path: Path) -> dict[str, Any]:
     """An earlier bench.json. Raises UsageError where it is none."""
     try:
-        entry = json.loads(text_of(path, TABLE_BYTES, or_stream=True))
+        entry = json_of(text_of(path, TABLE_BYTES, or_stream=True))
         if entry["format"] == FORMAT and entry["timings"] and entry["verdict"]["name"] in _RANK:
             return dict(entry)
         what = "its format is another"

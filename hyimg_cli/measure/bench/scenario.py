@@ -4,6 +4,7 @@ A scenario is a TOML file with a manifest beside it; those of the package lie in
 comparison is a new file, never a new harness.
 """
 
+import os
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -73,7 +74,7 @@ def read_scenario(name: str) -> Scenario:
     Raises UsageError for a name or a field that is not known.
     """
     path = Path(name) if name.endswith(".toml") else SCENARIOS / f"{name}.toml"
-    if not path.exists():
+    if not os.path.exists(path):
         close = nearest(name, names())
         hint = f"did you mean {close}?" if close else f"there are: {', '.join(names())}"
         raise UsageError(f"there is no comparison {name!r}", hint=hint, code="bench.unknown")

@@ -5,6 +5,7 @@ user allows it.
 """
 
 import json
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +20,9 @@ from hyimg_cli.media.images import MAX_SOURCE_BYTES
 from hyimg_cli.media.recorded import Described, Record
 from hyimg_cli.models import registry
 from hyimg_cli.settings.config import values_in_key
+from hyimg_cli.settings.kinds import shown
 from hyimg_cli.spec import digest
+from hyimg_cli.spec.job import VIDEO_TASKS
 from hyimg_cli.spec.run import ModelChoice
 
 _HUB_ID = re.compile(r"[\w][\w.-]*/[\w][\w.-]*", re.ASCII)
@@ -76,7 +79,7 @@ def _manifest(job: dict[str, Any], title: str) -> Manifest:
     if manifest.faults:
         raise ManifestError(manifest.faults, where=title)
     fields = manifest.lines[0].fields
-    if "seeds" in fields or fields.get("n", 1) != 1:
+    if len(manifest.lines) > 1 or "seeds" in fields or fields.get("n", 1) != 1:
         raise UsageError("the record asks for several", where=title, code="metadata.damaged")
     return manifest
 
@@ -84,30 +87,38 @@ def _manifest(job: dict[str, Any], title: str) -> Manifest:
 def _model(path: Path, record: Record, custom_id: str, wishes: Wishes) -> tuple[str, list[str]]:
     """Which model runs, checked against the recorded digest."""
     recorded = str(record.job.get("model", ""))
-    model = wishes.model or _located_model(path, recorded, custom_id)
-    found, expected = registry.fingerprint(model, wishes.revision), record.making.model_fingerprint
+    model = wishes.model or _located_model(path, recorded, custom_id, wishes.revision)
+    found, expected = (
+        registry.fingerprint(model, wishes.revision),
+        record.provenance.model_fingerprint,
+    )
     if found == expected:
         return model, []
     what = f"the model {PurePath(model).name} is not the one recorded"
     if not wishes.allow_changed:
-        hint = f"name the folder or --revision of {recorded} with {expected[:10]}…; or {_ALLOW}"
+        hint = (
+            f"name the folder or --revision of {shown(recorded)} with {expected[:10]}…; or {_ALLOW}"
+        )
         raise _fault("other-model", what, path, hint)
     return model, [what]
 
 
-def _located_model(path: Path, recorded: str, custom_id: str) -> str:
-    """The recorded model: embedded, where the run folder says, or a hub id. A file from elsewhere
-    must not choose a folder of this machine.
+def _located_model(path: Path, recorded: str, custom_id: str, revision: str | None) -> str:
+    """The recorded model: embedded, or a hub id as the cache has it. A file from elsewhere chooses
+    no folder of this machine, nor does what lies beside it, and nothing is fetched for it.
     """
     if recorded in (registry.EMBEDDED, registry.EMBEDDED_VIDEO):
         return recorded
-    there = model_there(path, custom_id)
-    if there is not None and there.name == PurePath(recorded).name:
-        return str(there)
     if _HUB_ID.fullmatch(recorded):
-        return recorded
-    what = f"only the name of the model's folder is recorded: {PurePath(recorded).name!r}"
-    raise _fault("model", what, path, "give the folder with --model")
+        if (cached := registry.in_cache(recorded, revision)) is not None:
+            return str(cached)
+        name = shown(recorded).strip('"')
+        what = f"the model {name} is not on this machine, and no file has one fetched"
+        raise _fault("model", what, path, f"--model {name} fetches it")
+    what = f"only the name of the model's folder is recorded: {shown(PurePath(recorded).name)}"
+    there = model_there(path, custom_id)
+    hint = "give the folder with --model"
+    raise _fault("model", what, path, hint if there is None else f"{hint}; its run had {there}")
 
 
 def _images(
@@ -120,18 +131,19 @@ def _images(
     if digests and len(digests) != len(names):
         raise _fault("damaged", "the record names other images than digests", path)
     notes = [] if digests else ["digests of source images are not recorded: not checked"]
-    there = images_there(path, custom_id)
+    # Without a digest to know it by, no file is taken from where a folder of others leads.
+    there = images_there(path, custom_id) if digests else []
     found = []
     for number, name in enumerate(names):
         if PurePath(name).name != name or name in ("", ".", ".."):
-            raise _fault("damaged", f"{name!r} is no name of an image", path)
+            raise _fault("damaged", f"{shown(name)} is no name of an image", path)
         # Where it may be, in the order of looking.
         beside = [path.parent / name, *there[number : number + 1]]
         places = [wishes.images_from / name] if wishes.images_from else beside
-        present = [place for place in places if place.is_file()]
+        present = [place for place in places if os.path.isfile(place)]
         if not present:
             folders = " nor in ".join(dict.fromkeys(str(place.parent) for place in places))
-            what = f"the source image {name} is not in {folders}"
+            what = f"the source image {shown(name)} is not in {folders}"
             raise _fault("missing-image", what, path, "give its folder with --images-from")
         image = next((p for p in present if not digests or _digest(p) == digests[number]), None)
         if image is None:
@@ -158,10 +170,10 @@ def _settings(record: Record, device: str) -> dict[str, Any]:
 
     A CPU's picture is made on the CPU again; which GPU, and whether there is one, is the machine's.
     """
-    recorded = record.making.settings
+    recorded = record.provenance.settings
     if not recorded:
         return {}
-    is_video = record.job.get("task") == "t2v"
+    is_video = record.job.get("task") in VIDEO_TASKS
     found = values_in_key(recorded, "videos" if is_video else "pictures")
     if found["dtype"] == "auto":  # none is recorded
         found["dtype"] = None

@@ -31,7 +31,7 @@ def model_there(file: Path, custom_id: str) -> Path | None:
     if not isinstance(model, str) or os.sep not in model:
         return None
     place = _run_of(file) / model
-    return place if place.is_dir() else None
+    return place if os.path.isdir(place) else None
 
 
 def frames_digest(video: Path) -> str:
@@ -87,4 +87,4 @@ def _run_of(file: Path) -> Path:
 
 
 def _has_records(folder: Path) -> bool:
-    return any((folder / name).exists() for name in (RESULTS, RESOLVED))
+    return any(os.path.exists(folder / name) for name in (RESULTS, RESOLVED))

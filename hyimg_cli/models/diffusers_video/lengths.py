@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from hyimg_cli.errors import JobError
+from hyimg_cli.errors import CheckpointError, JobError
 from hyimg_cli.files import TABLE_BYTES, bytes_of
 from hyimg_cli.loading.checkpoint import readable
 from hyimg_cli.manifest.video_cost import strings
@@ -40,4 +40,9 @@ def _tokenizer(folder: Path) -> Tokenizer | None:
     if not file.exists():
         return None
     with readable(file):
-        return Tokenizer.from_buffer(bytes_of(file, TABLE_BYTES))
+        data = bytes_of(file, TABLE_BYTES)
+    try:
+        return Tokenizer.from_buffer(data)
+    except Exception as error:  # the library raises no other
+        what = f"tokenizer/tokenizer.json cannot be read: {error}"
+        raise CheckpointError(what, where=str(folder), code="checkpoint.tokenizer") from None

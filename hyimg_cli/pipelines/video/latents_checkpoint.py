@@ -19,7 +19,14 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from hyimg_cli.files import LATENTS_BYTES, bytes_of, replace_file, storage_error, sync_folder
+from hyimg_cli.files import (
+    LATENTS_BYTES,
+    bytes_of,
+    json_of,
+    replace_file,
+    storage_error,
+    sync_folder,
+)
 
 logger = logging.getLogger(__name__)
 _FORMAT = b"hyimg-latents 1"
@@ -98,7 +105,7 @@ class LatentsCheckpoint:
             return None
         try:
             kept = self._read(data)
-        except (ValueError, KeyError, safetensors.SafetensorError):
+        except (ValueError, KeyError, TypeError, safetensors.SafetensorError):
             self._note("damaged latents were left aside; the job began at its first step")
             return None
         if kept is None:
@@ -126,7 +133,7 @@ class LatentsCheckpoint:
         latents_BCFYX = tensors.pop(_LATENTS)
         state = {name.removeprefix(_STATE): value for name, value in tensors.items()}
         # Earlier versions kept nothing behind the last step, and wrote neither count nor notes.
-        steps, notes = int(facts.get("steps", 0)), tuple(json.loads(facts.get("notes", "[]")))
+        steps, notes = int(facts.get("steps", 0)), tuple(json_of(facts.get("notes", "[]")))
         return Kept(int(facts["step"]), steps, latents_BCFYX, state, notes)
 
     def _note(self, text: str) -> bool:
@@ -150,5 +157,5 @@ def _checksum(data: bytes) -> bytes:
 def _metadata(payload: bytes) -> dict[str, str]:
     """The metadata in a safetensors file's bytes: its header is JSON behind its own length."""
     length = int.from_bytes(payload[:8], "little")
-    header = json.loads(payload[8 : 8 + length])
+    header = json_of(payload[8 : 8 + length])
     return dict(header["__metadata__"])
