@@ -168,7 +168,7 @@ class Journal(Protocol):
     """Where lines are added: a file, or parts in an object store."""
 
     def append(self, lines: Sequence[tuple[str, bytes]]) -> None:
-        """Adds lines, each with its job; they are on disk when this returns. Raises StorageError."""
+        """Adds lines, each with its job; on disk when this returns. Raises StorageError."""
 
     def confirm(self) -> None:
         """Raises StorageError where it is no longer as this run left it."""
