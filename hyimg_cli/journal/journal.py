@@ -32,6 +32,7 @@ from hyimg_cli.files import (
     replace_file,
     replacing,
     shown_place,
+    sync_folder,
 )
 from hyimg_cli.journal.disk import disk_errors, locked, make_folders, remove_temporaries
 from hyimg_cli.journal.job_files import (
@@ -62,7 +63,7 @@ LOCK = ".lock"
 # Files that are written at the same time.
 _WRITERS = 8
 # Of a resolved job, what never changes its file.
-_NOT_IN_KEY = ("custom_id", "images", "model", "metadata", "name", "written")
+_NOT_IN_KEY = ("custom_id", "images", "model", "metadata", "name", "written", "lora")
 
 
 @dataclass(frozen=True)
@@ -326,8 +327,11 @@ class RunFolder(JobFolder):
         # The disk takes many files at a time as soon as one.
         with disk_errors(self.folder), ThreadPoolExecutor(_WRITERS) as writers:
             list(writers.map(self._put, made))
+            for place in {(self.folder / name).parent for one in made for name in one.files}:
+                sync_folder(place)
         self._record([one.outcome for one in made])
-        self.drop_latents(one.outcome.custom_id for one in made if one.outcome.status == "done")
+        if (self.folder / LATENTS).is_dir():
+            self.drop_latents(one.outcome.custom_id for one in made if one.outcome.status == "done")
 
     def _put(self, made: Made) -> None:
         for output in made.outcome.outputs:
@@ -336,7 +340,7 @@ class RunFolder(JobFolder):
         for name, data in made.files.items():
             path = self.folder / name
             self._make_place(path.parent)
-            replace_file(path, data)
+            replace_file(path, data, syncs_folder=False)
 
     def _record(self, outcomes: Sequence[Outcome]) -> None:
         lines = [(one.custom_id, json_line(outcome_to_json(one))) for one in outcomes]

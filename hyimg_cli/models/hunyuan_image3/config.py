@@ -315,6 +315,8 @@ def _architecture(config: Mapping[str, Any]) -> Architecture:
     heads = int(config["num_attention_heads"])
     if not 0 < layers * int(config["num_experts"]) <= _MOST_EXPERTS:
         raise ValueError(f"{layers} layers of {config['num_experts']} experts")
+    if heads < 1:
+        raise ValueError(f"{heads} attention heads")
     head_dim = config.get("attention_head_dim") or config.get("head_dim")
     down = config["vae_downsample_factor"]
     if down[0] != down[1]:
