@@ -1,20 +1,20 @@
-"""A replica without torch: `python -m fake_replica FD`. Its session does what a prompt says.
+"""A session of a replica without torch: it does what a prompt says.
 
     die          its process is killed at this job        die once     only the first time
-    hang         it says nothing any more                 fail         the job fails
+    hang         it says nothing any more, once           stop         it is stopped, once
+    fail         the job fails                            cut short    it dies behind step 2, once
     no checkpoint, gpu, crash     the session itself fails
 
-PACE_S in the environment: seconds for each step of a job. DIES in it: as soon as it has work.
+In the environment: MARKS, a folder for what must outlive a replica, its process id among it;
+PACE_S, seconds for each step of a job; DIES: as soon as it has work.
 """
 
 import os
 import signal
-import sys
 import time
 from collections.abc import Generator
-from multiprocessing.connection import Connection
+from pathlib import Path
 
-from hyimg_cli.engine.replicas.process import RunsPieces, serve
 from hyimg_cli.errors import CheckpointError, Interrupted, MachineError
 from hyimg_cli.files import replace_file
 from hyimg_cli.journal.journal import JobFolder
@@ -32,11 +32,12 @@ from hyimg_cli.spec.events import (
     Outcome,
     OutputFile,
 )
-from hyimg_cli.spec.job import Job
+from hyimg_cli.spec.job import Job, VideoJob
 from hyimg_cli.spec.plan import Plan
 from hyimg_cli.spec.run import RunConfig
 
 PACE_S = float(os.environ.get("PACE_S", "0.01"))
+MARKS = Path(os.environ["MARKS"])
 
 
 class FakeSession:
@@ -44,6 +45,7 @@ class FakeSession:
         self._config = config
         self._stopped_by = 0
         self._model = ""
+        (MARKS / f"{os.getpid()}.pid").touch()
 
     def request_stop(self, signal_number: int) -> None:
         self._stopped_by = signal_number
@@ -63,10 +65,21 @@ class FakeSession:
     def _job(self, job: Job, folder: JobFolder) -> Generator[Event, None, None]:
         yield JobStarted(job.custom_id)
         obey(job, folder)
+        latents = folder.latents_for(job.custom_id)
+        if isinstance(job, VideoJob):
+            begun = latents.read_bytes() if latents.exists() else b""
+            (MARKS / f"{job.custom_id}.found").write_bytes(begun)
         for step in range(1, job.num_inference_steps + 1):
             if self._stopped_by:
                 raise Interrupted(self._stopped_by)
             time.sleep(PACE_S)
+            if isinstance(job, VideoJob):
+                latents.parent.mkdir(exist_ok=True)
+                replace_file(latents, b"%d" % step)
+                if step == 2 and "cut short" in job.prompt and first_time(job):
+                    yield DenoiseStep(job.custom_id, step, job.num_inference_steps)
+                    time.sleep(0.1)
+                    die()
             yield DenoiseStep(job.custom_id, step, job.num_inference_steps)
         outcome = self._made(job, folder)
         folder.append(outcome)
@@ -91,16 +104,19 @@ def obey(job: Job, folder: JobFolder) -> None:
         raise MachineError("the GPU failed", code="machine.gpu")
     if "crash" in job.prompt:
         raise RuntimeError("a mistake of ours")
-    if "hang" in job.prompt and first_time(job, folder):
+    if "hang" in job.prompt and first_time(job):
         time.sleep(600)
-    if "die" in job.prompt and ("once" not in job.prompt or first_time(job, folder)):
+    if "stop" in job.prompt and first_time(job):
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if "die" in job.prompt.split() and ("once" not in job.prompt or first_time(job)):
         leftover = folder.path_for(job.custom_id).with_name(f".half.{os.getpid()}.tmp")
         leftover.write_bytes(b"half a picture")
+        time.sleep(0.1)  # Ray may lose what was told a moment before
         die()
 
 
-def first_time(job: Job, folder: JobFolder) -> bool:
-    mark = folder.folder / f"{job.custom_id}.mark"
+def first_time(job: Job) -> bool:
+    mark = MARKS / f"{job.custom_id}.mark"
     is_first = not mark.exists()
     mark.touch()
     return is_first
@@ -108,11 +124,3 @@ def first_time(job: Job, folder: JobFolder) -> bool:
 
 def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
-
-
-def ready() -> type[RunsPieces]:
-    return FakeSession
-
-
-if __name__ == "__main__":
-    serve(Connection(int(sys.argv[1])), ready)

@@ -96,11 +96,17 @@ WITHOUT_TORCH = (
     "engine.timing",
     "engine.sources",
     "engine.replicas.job_queue",
-    "engine.replicas.process",
-    "engine.replicas.worker",
+    "engine.replicas.local",
+    "engine.replicas.messages",
     "engine.replicas.outcomes",
+    "engine.replicas.pieces",
+    "engine.replicas.process",
     "engine.replicas.run",
+    "engine.replicas.scratch",
+    "engine.replicas.worker",
+    "parallel.child",
     "parallel.launch",
+    "parallel.watch",
 )
 MODULES = sorted(PACKAGE.rglob("*.py"))
 

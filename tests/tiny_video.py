@@ -18,3 +18,14 @@ def write_wan(folder: Path, *, boundary_ratio: float | None = None) -> Path:
 
     wan.write(folder, boundary_ratio=boundary_ratio)
     return folder
+
+
+def write_start(folder: Path, kind: str) -> Path:
+    """A checkpoint of image-to-video in its official layout: one of START_KINDS."""
+    from tiny_checkpoints import start
+
+    start.KINDS[kind](folder)
+    return folder
+
+
+START_KINDS = ("wan21", "flf", "a14b", "5b", "hunyuan", "distilled")

@@ -191,7 +191,7 @@ class Bench:
             # What graphs keep is not counted here: see `decode_step`.
             decode_graphs="off",
         )
-        batch = BatchConfig(prefix_cache_mb=0, encodes_ahead=False)
+        batch = BatchConfig(prefix_cache_mb=0, prefetches_sources=False)
         return RunConfig(OutputConfig(self.load.prompter.folder), model=choice, batch=batch)
 
 

@@ -237,7 +237,7 @@ def _config(jobs: list[ImageJob], model: HunyuanImage3, load: Workload, form: st
         quantization=quantization_of(form),
         decode_graphs="on" if model.has_graphs else "off",
     )
-    batch = BatchConfig(max_size=len(jobs), prefix_cache_mb=0, encodes_ahead=False)
+    batch = BatchConfig(max_size=len(jobs), prefix_cache_mb=0, prefetches_sources=False)
     return RunConfig(OutputConfig(load.prompter.folder), model=choice, batch=batch)
 
 

@@ -32,7 +32,7 @@ def check(ctx: typer.Context) -> None:
     if not in_lines:  # a faulty line may be of the other kind
         render.remarks(without_effect(settings, jobs), style)
     # A pattern that matches no job ends here, behind the faults that may be why.
-    chosen = selection.of(jobs)
+    chosen = selection.of(jobs, settings["revision"].value).jobs
     found = seen(chosen, decode=True)
     in_files = faults(found, chosen)
     _show(in_files, style)

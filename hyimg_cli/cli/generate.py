@@ -30,8 +30,10 @@ def _order(given: Mapping[str, Any], arguments: Sequence[str]) -> Order:
     selection, policy = selection_of(given), resume_policy_of(given)
     manifest = inputs.manifest_of(given)
     folder = o.output_folder(given, settings, manifest.name)
-    again = _again(arguments, str(folder))
-    retry = _again(arguments, str(folder), "--retry-failed")
+    # A shard's folder is beside the one that is named.
+    place = str(o.output_folder({**given, "shard": None}, settings, manifest.name))
+    again = _again(arguments, place)
+    retry = _again(arguments, place, "--retry-failed")
     return Order(
         manifest,
         settings,

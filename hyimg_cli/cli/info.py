@@ -49,7 +49,7 @@ def _as_json(described: Described) -> dict[str, Any]:
 
 def _lines(described: Described) -> Iterator[str]:
     if described.record is not None:
-        yield f"{described.path}: made by hyimg {described.record.making.version}"
+        yield f"{described.path}: made by hyimg {described.record.provenance.version}"
         yield from _record_lines(described.record)
     else:
         its = "; its parameters:" if described.parameters else ""
@@ -69,8 +69,11 @@ def _record_lines(record: Record) -> Iterator[str]:
         yield f"  text before the picture: {record.cot_text}"
     for number, digest in enumerate(record.source_sha256, 1):
         yield f"  sha256 of source image {number}: {digest}"
-    yield f"  sha256 of the model: {record.making.model_fingerprint}"
-    for title, values in (("made with", record.making.settings), ("by", record.making.packages)):
+    yield f"  sha256 of the model: {record.provenance.model_fingerprint}"
+    for title, values in (
+        ("made with", record.provenance.settings),
+        ("by", record.provenance.packages),
+    ):
         if values:
             yield f"  {title}: {', '.join(f'{name} {value}' for name, value in values.items())}"
 

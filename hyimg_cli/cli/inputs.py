@@ -18,7 +18,10 @@ def manifest_of(given: Mapping[str, Any]) -> Manifest:
     """The manifest of a command line. Raises UsageError where there is none, or it is unclear."""
     if given["prompt"]:
         found, prompts = pictures_and_prompts(given)
-        return manifest_of_prompts(found, prompts)
+        return manifest_of_prompts(found, prompts, given.get("task"))
+    if given.get("task"):
+        what = "--task goes with pictures and --prompt; the lines of a manifest have their own"
+        raise UsageError(what, hint="leave --task out", code="usage.task")
     names = given["inputs"] or []
     if not names:
         raise UsageError(

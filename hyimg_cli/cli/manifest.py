@@ -31,6 +31,7 @@ def manifest(
     ctx: typer.Context,
     inputs: o.Inputs = None,
     prompt: o.Prompt = None,
+    task: o.Task = None,
     recursive: o.Recursive = False,
     output: To = None,
     force: Replace = False,
@@ -48,12 +49,12 @@ def manifest(
         raise UsageError("there is no prompt", hint=hint, code="manifest.no-prompt")
     found, prompts = given_inputs.pictures_and_prompts(ctx.params)
     if output is None:
-        render.lines(json_lines(found, prompts, Path()).decode().rstrip("\n"))
+        render.lines(json_lines(found, prompts, Path(), task).decode().rstrip("\n"))
         return
     if output.exists() and not force:
         hint = "--force replaces it"
         raise UsageError("the file is there", where=str(output), hint=hint, code="usage.exists")
-    data = json_lines(found, prompts, output.parent)
+    data = json_lines(found, prompts, output.parent, task)
     try:
         replace_file(output, data)
     except OSError as error:

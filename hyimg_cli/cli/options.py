@@ -19,12 +19,14 @@ from hyimg_cli.cli import render
 from hyimg_cli.cli.completion import among, ids, manifests
 from hyimg_cli.cli.help import show_all
 from hyimg_cli.cli.render import PROGRESS
+from hyimg_cli.cli.shard import folder_of, shard_named
 from hyimg_cli.errors import UsageError
 from hyimg_cli.settings.config import configured, refuse_conflicts
-from hyimg_cli.settings.kinds import BadValue, Folder, Truth
+from hyimg_cli.settings.kinds import BadValue, Folder, OneOf, Truth
 from hyimg_cli.settings.precedence import Setting, settle
 from hyimg_cli.settings.recipe import FOLDERS_OWN, read_folders_own, read_recipe
 from hyimg_cli.settings.table import CHECKPOINT, RUN, SETTINGS, Declaration
+from hyimg_cli.spec.job import TASKS, VIDEO_TASKS
 from hyimg_cli.spec.run import RunConfig
 
 STYLE = "Style"
@@ -44,6 +46,14 @@ def folder(text: str) -> Path:
     """The place that a flag names; an empty name, as of an unset variable, is not this folder."""
     try:
         return Path(Folder().parse(text))
+    except BadValue as bad:
+        raise typer.BadParameter(f"{bad.what}; {bad.hint}") from None
+
+
+def task_named(text: str) -> str:
+    """One of the tasks that a line may have."""
+    try:
+        return str(OneOf((*TASKS, *VIDEO_TASKS)).parse(text))
     except BadValue as bad:
         raise typer.BadParameter(f"{bad.what}; {bad.hint}") from None
 
@@ -110,6 +120,16 @@ Prompt = Annotated[
         help="What to do with each picture; or a .txt of prompts.",
     ),
 ]
+Task = Annotated[
+    str | None,
+    option(
+        "--task",
+        panel=RUN,
+        parser=task_named,
+        metavar="<task>",
+        help="Of the jobs that --prompt makes: i2v starts a video from each picture.",
+    ),
+]
 Recursive = Annotated[
     bool,
     option("--recursive", panel=RUN, is_basic=True, help="Pictures of the folders below, too."),
@@ -161,7 +181,13 @@ Limit = Annotated[
     ),
 ]
 Shard = Annotated[
-    str | None, option("--shard", panel=_CHOICE, help="I/N: every N-th job, from the I-th on.")
+    str | None,
+    option(
+        "--shard",
+        panel=_CHOICE,
+        metavar="<I/N>",
+        help="One of N parts, jobs that share work together; auto: by the queue's task.",
+    ),
 ]
 AsJson = Annotated[
     bool, option("--json", panel=STYLE, help="Results as JSON lines on standard output.")
@@ -228,11 +254,9 @@ def _folders_own(given: Mapping[str, Any]) -> dict[str, Any]:
 def output_folder(
     given: Mapping[str, Any], settings: Mapping[str, Setting], manifest_name: str
 ) -> Path:
-    """Where results go: as asked, else under `runs`, each shard in a folder of its own."""
-    if settings["output_dir"].value is not None:
-        return Path(settings["output_dir"].value)
-    shard = f"-shard-{given['shard'].replace('/', '-of-')}" if given["shard"] else ""
-    return Path("runs") / f"{manifest_name}{shard}"
+    """Where results go: as asked, else under `runs`; each shard has a folder of its own beside."""
+    folder = Path(settings["output_dir"].value or Path("runs") / manifest_name)
+    return folder_of(shard_named(given["shard"]), folder)
 
 
 def cache_folder(settings: Mapping[str, Setting]) -> Path | None:

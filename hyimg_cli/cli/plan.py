@@ -20,6 +20,7 @@ from hyimg_cli.journal.keys import precision
 from hyimg_cli.manifest.consumed import without_effect
 from hyimg_cli.manifest.cost import Cost, PlanCost
 from hyimg_cli.manifest.planner import make_plan
+from hyimg_cli.manifest.shards import Shard
 from hyimg_cli.memory.fit import judged
 from hyimg_cli.memory.footprint import Footprint, footprints
 from hyimg_cli.memory.present import stated
@@ -48,7 +49,8 @@ def show_plan(given: Mapping[str, Any]) -> None:
     if not accepted.invalid:  # a faulty line may be of the other kind
         render.remarks(without_effect(settings, accepted.jobs), style)
     config = o.run_config(settings, o.output_folder(given, settings, manifest.name))
-    jobs = selection_of(given).of(accepted.jobs)
+    chosen = selection_of(given).of(accepted.jobs, config.model.revision)
+    jobs, shard = chosen.jobs, chosen.shard
     found = look_at_sources(jobs, config, style)
     rest = runner.sift(RunFolder(config.output.folder), jobs, config, resume_policy_of(given))
     to_run = [job for job in rest.to_run if not found.error_of(job)]
@@ -68,9 +70,13 @@ def show_plan(given: Mapping[str, Any]) -> None:
         facts |= {"replicas": replicas, "time": time_as_json(time_of)}
         if config.model.cpu_offload:
             facts |= {"on_gpu_bytes": {name: _largest(of) for name, of in components.items()}}
+        if shard:
+            facts |= {"shard": _shard_as_json(shard)}
         untried = [job.custom_id for job in rest.to_run if found.error_of(job)]
         render.json_line(facts | {"skipped": rest.done, "untried": untried})
         return
+    if shard:
+        render.line(_shard_line(shard))
     for text in _lines(order, costs, videos, think=given["assume_think"]):
         render.line(text)
     before = f", {len(rest.done)} done before" if rest.done else ""
@@ -85,6 +91,19 @@ def show_plan(given: Mapping[str, Any]) -> None:
         *_limit_lines(components, config, bool(memory)),
     ):
         render.line(text)
+
+
+def _shard_line(shard: Shard) -> str:
+    return (
+        f"shard {shard.index} of {shard.count}: {len(shard.jobs)} of "
+        f"{counted(shard.of_jobs, 'job')}, {shard.part:.1%} of the planned work; the largest shard "
+        f"has {shard.largest:.2f} x the mean"
+    )
+
+
+def _shard_as_json(shard: Shard) -> dict[str, Any]:
+    numbers = {name: getattr(shard, name) for name in ("index", "count", "part", "largest")}
+    return numbers | {"jobs": len(shard.jobs), "of_jobs": shard.of_jobs}
 
 
 def _components(order: Plan, config: RunConfig) -> dict[str, dict[str, int]]:

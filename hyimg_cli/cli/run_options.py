@@ -20,6 +20,7 @@ def run_command(command: Callable[[typer.Context], None]) -> Callable[..., None]
         ctx: typer.Context,
         inputs: o.Inputs = None,
         prompt: o.Prompt = None,
+        task: o.Task = None,
         recursive: o.Recursive = False,
         recipe: o.Recipe = None,
         no_config: o.NoConfig = False,

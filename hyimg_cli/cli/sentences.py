@@ -90,7 +90,7 @@ def _readiness(event: Readiness) -> str:
             shapes = f"{event.shapes} shape{'' if event.shapes == 1 else 's'}"
             return f"prewarmed {shapes}{graphs} in {event.prewarm_s:.2f} s"
         case PromptsReady():
-            made = f"{event.encoded} of {event.strings} distinct prompts embedded"
+            made = f"{event.encoded} of {event.strings} distinct {event.what} embedded"
             kept = ", the others were kept" if event.encoded < event.strings else ""
             return f"{made} in {event.encode_s:.2f} s{kept}"
         case ModelReleased():

@@ -17,7 +17,7 @@ from hyimg_cli.cli.selection import selection_of
 from hyimg_cli.cli.stopping import stoppable
 from hyimg_cli.cli.views import view_of
 from hyimg_cli.engine import runner
-from hyimg_cli.engine.choice import refuse_missing_device, replicas_of
+from hyimg_cli.engine.choice import placed, refuse_missing_device, replicas_of
 from hyimg_cli.errors import UsageError
 from hyimg_cli.journal.texts_file import TextsFile
 from hyimg_cli.manifest.planner import make_plan
@@ -33,6 +33,10 @@ _NOT_HERE = (
     "metadata",
     "report",
     "output_dir",
+    "format",
+    "quality",
+    "lossless",
+    "name",
 )
 _SETTINGS = tuple(
     row.name
@@ -87,9 +91,9 @@ def _carry_out(given: Mapping[str, Any], arguments: Sequence[str]) -> int:
     for name in given["inputs"] or ():
         _refuse_itself(name, path)
     accepted = runner.accept(inputs.manifest_of(given), settings)
-    config = _config(o.run_config(settings, path.parent))
+    config = placed(_config(o.run_config(settings, path.parent)))
     refuse_missing_device(config)
-    jobs = selection_of(given).of(accepted.jobs)
+    jobs = selection_of(given).of(accepted.jobs, config.model.revision).jobs
     again = shlex.join(["hyimg", *(word for word in arguments if word != "--force")])
     with stoppable() as stopper, TextsFile(path, jobs) as file:
         left = runner.sift_texts(file, jobs, config, force=given["force"])

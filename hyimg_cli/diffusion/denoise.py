@@ -15,11 +15,14 @@ Guidance = Callable[[Tensor, Step], Tensor]
 
 @dataclass(frozen=True)
 class Track:
-    """One picture's way: its noise, its schedule, and how its branches are combined."""
+    """One picture's way: its noise, its schedule, and how its branches are combined. At a step that
+    is not guided branch 0 alone is evaluated.
+    """
 
     noise_CYX: Tensor
     schedule: Schedule
     guidance: Guidance
+    is_guided: Callable[[Step], bool] = lambda step: True
 
 
 def denoise(tracks: Sequence[Track], velocities: Velocities) -> Iterator[list[Tensor]]:

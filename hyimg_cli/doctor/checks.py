@@ -5,6 +5,7 @@ from hyimg_cli.doctor.environment import gpus, hub, packages, processor, python
 from hyimg_cli.doctor.kernels import kernels
 from hyimg_cli.doctor.models import (
     image_checkpoint,
+    image_files,
     image_memory,
     video_checkpoint,
     video_memory,
@@ -18,6 +19,7 @@ CHECKS: tuple[tuple[str, Examine], ...] = (
     ("packages", packages),
     ("hub", hub),
     ("checkpoint", image_checkpoint),
+    ("checkpoint files", image_files),
     ("video checkpoint", video_checkpoint),
     ("output folder", output_folder),
     ("cache folder", cache_folder),

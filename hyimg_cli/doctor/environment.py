@@ -99,7 +99,7 @@ def gpus(subject: Subject) -> Check:
 
 def _processes(parallel: ParallelConfig) -> int:
     """The most at work at once, each on a GPU of its own."""
-    return max(parallel.ranks, parallel.tensor_ranks, parallel.replicas)
+    return parallel.of_session * parallel.replicas
 
 
 def _gpu(index: int) -> str:

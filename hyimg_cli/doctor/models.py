@@ -2,6 +2,7 @@
 are read, no weights.
 """
 
+import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
@@ -29,6 +30,7 @@ CardOf = Callable[[str, str | None], Card]
 # An edit, as most jobs are; everything else is the checkpoint's own default.
 _EDIT = b'{"prompt": "an edit", "images": ["picture.png"]}'
 _VIDEO = b'{"prompt": "a film", "task": "t2v"}'
+_SHOWN = 8
 _UNREAD = "what the model needs is not known: its checkpoint cannot be read"
 _UNCOUNTED = "what the model needs is not known: neither its weights nor their indexes are here"
 # What a folder lacks that has only been looked at: small files without weights.
@@ -38,6 +40,21 @@ _NOT_FETCHED = ("checkpoint.no-weights", "checkpoint.missing-shard")
 def image_checkpoint(subject: Subject) -> Check:
     """The files of the picture model."""
     return _checkpoint("checkpoint", subject.image_model, subject, registry.model_card)
+
+
+def image_files(subject: Subject) -> Check:
+    """Which files of the picture model are read, and what they leave to defaults."""
+    model = subject.image_model
+    try:
+        found = registry.reading(model, subject.config.model.revision)
+    except CheckpointError as error:
+        return Check("checkpoint files", "warning", f"{model_name(model)}: {error.what}")
+    if found is None:
+        return Check("checkpoint files", "ok", f"{model_name(model)}: nothing is told of them")
+    names = found.files if len(found.files) <= _SHOWN else (*found.files[:_SHOWN], "...")
+    said = f"{model_name(model)}: {len(found.files)} read: {', '.join(names)}"
+    absent = ", ".join(f"{key} {value}" for key, value in found.defaults.items())
+    return Check("checkpoint files", "ok", f"{said}; by default: {absent or 'nothing'}")
 
 
 def video_checkpoint(subject: Subject) -> Check:
@@ -152,6 +169,14 @@ def _sample(line: bytes, **flags: str | None) -> Sequence[Job]:
     return found
 
 
+def _film(card: VideoCard) -> bytes:
+    """A line of the checkpoint's own task."""
+    if card.start is None or not card.needs_start:
+        return _VIDEO
+    images = ["picture.png"] * card.start.fewest
+    return json.dumps({"prompt": "a film", "task": "i2v", "images": images}).encode()
+
+
 def _free_text(there: Present, copies: int) -> str:
     return f"{bytes_text(there.free * copies)} free"
 
@@ -172,7 +197,7 @@ def video_memory(subject: Subject) -> Check:
     loaded = card.loaded_bytes(precision(config.model)[1])
     if not loaded:
         return Check("video memory", "warning", _UNCOUNTED)
-    found = judged(name, _sample(_VIDEO, video_model=name, revision=revision), config, there)
+    found = judged(name, _sample(_film(card), video_model=name, revision=revision), config, there)
     copies = copies_of(config, config.parallel.replicas)
     said = f"{model_name(name)}: "
     if config.model.cpu_offload:

@@ -21,6 +21,7 @@ from hyimg_cli.manifest.file_names import named
 from hyimg_cli.manifest.line import fault
 from hyimg_cli.manifest.manifest import Manifest, failed_lines, in_line_order
 from hyimg_cli.manifest.resolve import resolve_jobs
+from hyimg_cli.manifest.shards import Shard, planned_work, shard_of
 from hyimg_cli.memory.disk_space import refuse_full_disk
 from hyimg_cli.memory.gpu_settings import refuse_unfollowed
 from hyimg_cli.memory.tensor_ranks import refuse_wrong
@@ -50,6 +51,14 @@ from hyimg_cli.spec.units import counted
 
 
 @dataclass(frozen=True)
+class Chosen:
+    """Jobs in manifest order, and the shard that they are of, where one was asked for."""
+
+    jobs: list[Job]
+    shard: Shard | None = None
+
+
+@dataclass(frozen=True)
 class Selection:
     """Which jobs are meant: ids that match, then one shard (counted from 1), then the first few."""
 
@@ -57,17 +66,18 @@ class Selection:
     limit: int | None = None
     shard: tuple[int, int] | None = None
 
-    def of(self, jobs: Sequence[Job]) -> list[Job]:
-        """The chosen jobs in manifest order. Raises UsageError where a pattern matches none."""
+    def of(self, jobs: Sequence[Job], revision: str | None = None) -> Chosen:
+        """The chosen jobs. Raises UsageError where a pattern matches none."""
         chosen = [j for j in jobs if self.pattern is None or fnmatchcase(j.custom_id, self.pattern)]
         if jobs and not chosen:
             hint = f"the first id is {jobs[0].custom_id!r}; * stands for anything"
             raise UsageError(
                 f"--select {self.pattern!r} matches none of {counted(len(jobs), 'job')}", hint=hint
             )
-        if self.shard is not None:
-            chosen = chosen[self.shard[0] - 1 :: self.shard[1]]
-        return chosen[: self.limit]
+        if self.shard is None:
+            return Chosen(chosen[: self.limit])
+        shard = shard_of(chosen, *self.shard, planned_work(cards(revision), video_cards(revision)))
+        return Chosen(list(shard.jobs[: self.limit]), shard)
 
 
 @dataclass(frozen=True)
@@ -293,18 +303,17 @@ def sift(
 def prepare(
     folder: RunFolder,
     accepted: Accepted,
+    jobs: Sequence[Job],
     *,
     config: RunConfig,
-    selection: Selection,
     policy: ResumePolicy,
     found: SourcesSeen | None = None,
 ) -> PreparedRun:
-    """The plan of what is selected and left to do; records the lines that could not become jobs,
-    and the jobs whose sources cannot be read, by what was `found` of them.
+    """The plan of what is left to do of the chosen `jobs`; records the lines that could not become
+    jobs, and the jobs whose sources cannot be read, by what was `found` of them.
 
     Raises StorageError where the disk cannot hold what is left, before anything is loaded.
     """
-    jobs = selection.of(accepted.jobs)
     found = found or seen(jobs)
     for model in sorted({job.model for job in jobs}):
         # A checkpoint that is not all there is told of before anything is written.

@@ -32,7 +32,7 @@ class SourcesSeen:
 
     def error_of(self, job: Job) -> SourceImageError | None:
         """Why a job cannot be tried, if so."""
-        return next((self.errors[path] for path in _images(job) if path in self.errors), None)
+        return next((self.errors[path] for path in job.images if path in self.errors), None)
 
     def leaves_none(self, jobs: Sequence[Job]) -> bool:
         """Tell if there are jobs, and none of them can be tried."""
@@ -84,7 +84,7 @@ def seen(jobs: Sequence[Job], *, decode: bool = False) -> SourcesSeen:
     """The jobs' source pictures, each looked at once: at its head alone, unless `decode`."""
     sizes: dict[str, Size] = {}
     errors: dict[str, SourceImageError] = {}
-    for path in dict.fromkeys(path for job in jobs for path in _images(job)):
+    for path in dict.fromkeys(path for job in jobs for path in job.images):
         try:
             sizes[path] = probe_image(Path(path), decode=decode)[0]
         except SourceImageError as error:
@@ -107,7 +107,7 @@ def faults(found: SourcesSeen, jobs: Sequence[Job]) -> list[HyimgError]:
             error.what, where=f"{job.source_line}: {path}", hint=error.hint, code=error.code
         )
         for job in jobs
-        for path in _images(job)
+        for path in job.images
         if (error := found.errors.get(path))
     ]
 
@@ -123,7 +123,3 @@ def untried(job: Job, error: SourceImageError, attempts: int, config: RunConfig)
         metadata=json.loads(job.metadata_json),
         extra=json.loads(job.extra_json),
     )
-
-
-def _images(job: Job) -> tuple[str, ...]:
-    return job.images if isinstance(job, ImageJob) else ()

@@ -17,7 +17,7 @@ from hyimg_cli.manifest.resolved import job_to_json
 from hyimg_cli.models import registry
 from hyimg_cli.settings.config import FILLED, in_config
 from hyimg_cli.settings.table import SETTINGS, InKey
-from hyimg_cli.spec.job import ImageJob, Job
+from hyimg_cli.spec.job import Job
 from hyimg_cli.spec.run import RunConfig
 
 UNKNOWN = "what this folder does not say"
@@ -40,7 +40,7 @@ def differing(folder: Path, config: RunConfig) -> Callable[[Job, Mapping[str, An
         if isinstance(models, dict) and fingerprint(job.model) not in models.values():
             names.append("model")
         names += _settings(info, config)
-        if not names and isinstance(job, ImageJob) and job.images:
+        if not names and job.images:
             names.append("source image")
         return sorted(names) or [UNKNOWN]
 

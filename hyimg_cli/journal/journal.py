@@ -4,7 +4,8 @@
           outputs/NAME.frames/0000.png   latents/<custom_id>.safetensors (unfinished videos)
 
 NAME is the custom_id, or what the job's template makes of it; a job's line says where its file is.
-A line is appended only after its file is in place, and is on disk when `append` returns. So a
+A line is appended only after its file is in place, and is on disk when `append` returns; of what
+was made elsewhere, file and line, when `store` returns. So a
 kill can leave a picture without a line, or half a line at the end, never a line without its file.
 Each append looks whether the lock and the journal are still those of this run.
 """
@@ -15,13 +16,21 @@ import os
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path, PurePath
 from types import TracebackType
 from typing import Any, Self
 
 from hyimg_cli.errors import JobError, OutputFolderError, StorageError
-from hyimg_cli.files import JOURNAL_BYTES, bytes_of, remove, replace_file
+from hyimg_cli.files import (
+    JOURNAL_BYTES,
+    LATENTS_BYTES,
+    bytes_of,
+    remove,
+    replace_file,
+    sync_folder,
+)
 from hyimg_cli.journal.disk import disk_errors, locked, make_folders, remove_temporaries
 from hyimg_cli.journal.job_files import (
     OUTPUTS,
@@ -44,11 +53,24 @@ from hyimg_cli.spec.units import counted
 
 RESULTS = "results.jsonl"
 RESOLVED = "manifest.resolved.jsonl"
+MISSING = "missing.jsonl"
 RUN = "run.json"
 LATENTS = "latents"
 LOCK = ".lock"
+# Files that are written at the same time.
+_WRITERS = 8
 # Of a resolved job, what never changes its file.
-_NOT_IN_KEY = ("custom_id", "images", "model", "metadata", "name", "written")
+_NOT_IN_KEY = ("custom_id", "images", "model", "metadata", "name", "written", "lora")
+
+
+@dataclass(frozen=True)
+class Made:
+    """An outcome, and the bytes of its files by their place in the folder, in the order in which
+    they are to be written.
+    """
+
+    outcome: Outcome
+    files: Mapping[str, bytes] = field(default_factory=dict)
 
 
 class JobFolder(ABC):
@@ -107,19 +129,6 @@ class JobFolder(ABC):
                 )
             make_folders(place)
 
-    def remove_temporaries(self, pid: int) -> None:
-        """Removes what a process that was killed had not yet given its final name."""
-        with disk_errors(self.folder):
-            for place in self._places_of_files():
-                remove_temporaries(place, of=str(pid))
-
-    def _places_of_files(self) -> Iterator[Path]:
-        """The folders in which jobs' files are written; those of frames are not."""
-        yield self.folder / LATENTS
-        for place, below, _ in os.walk(self.folder / OUTPUTS):
-            below[:] = [name for name in below if not name.endswith(".frames")]
-            yield Path(place)
-
     @abstractmethod
     def attempts(self) -> dict[str, int]:
         """Count how often each job was tried until now, by custom_id."""
@@ -131,6 +140,26 @@ class JobFolder(ABC):
         Raises JournalError where somebody else removed or changed the journal meanwhile: the line
         is in it all the same. Any other StorageError: nothing of the line is left.
         """
+
+    @abstractmethod
+    def store(self, made: Sequence[Made]) -> None:
+        """Writes the files of outcomes that were made elsewhere, then all their lines, at once.
+
+        All of it is on disk when this returns. Raises as `append` does, of all the lines.
+        """
+
+    def latents_of(self, custom_id: str) -> bytes | None:
+        """The latents that wait for a job, for who works elsewhere."""
+        with disk_errors(self.folder), contextlib.suppress(FileNotFoundError):
+            return bytes_of(self.latents_for(custom_id), LATENTS_BYTES)
+        return None
+
+    def keep_latents(self, custom_id: str, data: bytes) -> None:
+        """Keeps latents that were told from elsewhere, until the job's outcome is stored."""
+        path = self.latents_for(custom_id)
+        with disk_errors(self.folder):
+            make_folders(path.parent)
+            replace_file(path, data)
 
 
 class RunFolder(JobFolder):
@@ -204,6 +233,13 @@ class RunFolder(JobFolder):
             ) from None
         os.close(former)
 
+    def _places_of_files(self) -> Iterator[Path]:
+        """The folders in which jobs' files are written; those of frames are not."""
+        yield self.folder / LATENTS
+        for place, below, _ in os.walk(self.folder / OUTPUTS):
+            below[:] = [name for name in below if not name.endswith(".frames")]
+            yield Path(place)
+
     def drop_latents(self, jobs: Iterable[str]) -> None:
         """Removes the latents of jobs that are done, or that start afresh."""
         with disk_errors(self.folder):
@@ -220,8 +256,15 @@ class RunFolder(JobFolder):
 
         Its paths lead from the folder: read there as a manifest, it gives the same jobs.
         """
-        lines = lines_beside(jobs, self.folder)
-        self._replace(RESOLVED, b"".join(json_line(line) for line in lines))
+        self.write_as_is(lines_beside(jobs, self.folder))
+
+    def write_as_is(self, lines: Iterable[Mapping[str, Any]], name: str = RESOLVED) -> None:
+        """Replaces a manifest in the folder by these lines."""
+        self._replace(name, b"".join(map(json_line, lines)))
+
+    def write_results(self, lines: Iterable[bytes]) -> None:
+        """Replaces all of the journal by lines of outcomes."""
+        self._replace(RESULTS, b"".join(lines))
 
     def _replace(self, name: str, data: bytes) -> None:
         assert self._lock is not None, "the folder is written without its lock"
@@ -234,22 +277,49 @@ class RunFolder(JobFolder):
         A last line that a kill cut off is passed over. Raises OutputFolderError for any other line
         that is no outcome.
         """
+        return {entry["custom_id"]: entry for entry, _ in self.lines()}
+
+    def lines(self) -> Iterator[tuple[dict[str, Any], bytes]]:
+        """Every outcome with its line, as `results` reads them."""
         with disk_errors(self.folder):
             data = _bytes_if_any(self.folder / RESULTS)
-        return {entry["custom_id"]: entry for entry in outcomes_in(data)}
+        return outcomes_in(data)
 
     def attempts(self) -> dict[str, int]:
         return {name: line.get("attempt", 0) for name, line in self.results().items()}
 
     def append(self, outcome: Outcome) -> None:
-        line = json_line(outcome_to_json(outcome))
+        self._record([outcome])
+
+    def store(self, made: Sequence[Made]) -> None:
+        # The disk takes many files at a time as soon as one.
+        with disk_errors(self.folder), ThreadPoolExecutor(_WRITERS) as writers:
+            list(writers.map(self._put, made))
+            for place in {(self.folder / name).parent for one in made for name in one.files}:
+                sync_folder(place)
+        self._record([one.outcome for one in made])
+        if (self.folder / LATENTS).is_dir():
+            self.drop_latents(one.outcome.custom_id for one in made if one.outcome.status == "done")
+
+    def _put(self, made: Made) -> None:
+        for output in made.outcome.outputs:
+            for name in files_of(asdict(output))[1:]:
+                remove(self.folder / name)  # an earlier film's would tell of another job
+        for name, data in made.files.items():
+            path = self.folder / name
+            self._make_place(path.parent)
+            replace_file(path, data, syncs_folder=False)
+
+    def _record(self, outcomes: Sequence[Outcome]) -> None:
+        lines = [(one.custom_id, json_line(outcome_to_json(one))) for one in outcomes]
         with disk_errors(self.folder):
-            self._held_journal().append(outcome.custom_id, line)
-            if outcome.status == "done":
-                now = [path for file in outcome.outputs for path in files_of(asdict(file))]
-                for path in self._former.pop(outcome.custom_id, ()):
-                    if path not in now:
-                        remove(self.folder / path)
+            self._held_journal().append(lines)
+            for outcome in outcomes:
+                if outcome.status == "done":
+                    now = [path for file in outcome.outputs for path in files_of(asdict(file))]
+                    for path in self._former.pop(outcome.custom_id, ()):
+                        if path not in now:
+                            remove(self.folder / path)
 
     def supersede(self, former: Mapping[str, list[str]]) -> None:
         """Files of earlier results, by job: they go once the job's new line is on disk."""
@@ -266,8 +336,8 @@ class RunFolder(JobFolder):
         return self._journal
 
 
-def outcomes_in(data: bytes, first: int = 1) -> Iterator[dict[str, Any]]:
-    """The outcomes in the bytes of a journal, of which line `first` is the first.
+def outcomes_in(data: bytes, first: int = 1) -> Iterator[tuple[dict[str, Any], bytes]]:
+    """The outcomes in the bytes of a journal, of which line `first` is the first, with their lines.
 
     A last line that a kill cut off is passed over. Raises OutputFolderError for any other line that
     is no outcome.
@@ -284,7 +354,7 @@ def outcomes_in(data: bytes, first: int = 1) -> Iterator[dict[str, Any]]:
                 hint="take the line out: its job runs again",
                 code="output.damaged-journal",
             )
-        yield entry
+        yield entry, line + b"\n"
 
 
 def outcome_to_json(outcome: Outcome) -> dict[str, Any]:
@@ -322,6 +392,8 @@ def line_key(
     """The `job_key` of a job by its resolved line; `bot_task` is None for a video."""
     facts: dict[str, Any] = {"job": shaping_fields(line), "model": model_fingerprint}
     facts["settings"] = dict(pixel_settings)
+    if bot_task is None and source_digests:
+        facts["sources"] = list(source_digests)
     if bot_task is not None:
         if line.keys() & {"cot_text", "cot_token_ids"}:
             # Some lines of a given text say bot_task, which only a dynamic system prompt reads.

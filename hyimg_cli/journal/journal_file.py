@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -39,24 +39,24 @@ class JournalFile:
     def close(self) -> None:
         os.close(self._file)
 
-    def append(self, custom_id: str, line: bytes) -> None:
-        """Add a line about a job; it is on disk when this returns.
+    def append(self, lines: Sequence[tuple[str, bytes]]) -> None:
+        """Add lines, each with the job that it is about; all are on disk when this returns.
 
-        Raises JournalError where the file was touched meanwhile: the line is in it all the same.
-        Raises OSError where the disk refuses: nothing of the line is left.
+        Raises JournalError where the file was touched meanwhile: the lines are in it all the same.
+        Raises OSError where the disk refuses: nothing of the lines is left.
         """
-        fault = None
+        fault, data = None, b"".join(line for _, line in lines)
         with suppress(FileNotFoundError):  # a folder that was moved has its journal with it
             fault = self._mended()
         length = os.fstat(self._file).st_size
         try:
-            write_all(self._file, line)
+            write_all(self._file, data)
             os.fsync(self._file)
         except OSError:
             os.ftruncate(self._file, length)
             raise
-        self._ours[custom_id] = line
-        self._end, self._last = length + len(line), line
+        self._ours.update(lines)
+        self._end, self._last = length + len(data), lines[-1][1]
         # A copy that was put in the file's place shows only now.
         fault = self._mended() or fault
         if fault is not None:

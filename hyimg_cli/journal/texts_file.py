@@ -14,7 +14,7 @@ from typing import Any, Self
 from hyimg_cli.errors import OutputFolderError
 from hyimg_cli.files import MANIFEST_BYTES, bytes_of, replace_file
 from hyimg_cli.journal.disk import disk_errors, locked
-from hyimg_cli.journal.journal import JobFolder, json_line
+from hyimg_cli.journal.journal import JobFolder, Made, json_line
 from hyimg_cli.journal.journal_file import JournalFile, entry_of, whole_lines
 from hyimg_cli.manifest.fields import AR_FIELDS
 from hyimg_cli.manifest.resolved import job_to_json, lines_beside
@@ -59,9 +59,6 @@ class TextsFile(JobFolder):
             self._file.close()
         if self._lock is not None:
             os.close(self._lock)
-
-    def remove_temporaries(self, pid: int) -> None:
-        """Nothing: a line is written at its place."""
 
     def attempts(self) -> dict[str, int]:
         return {}
@@ -132,10 +129,14 @@ class TextsFile(JobFolder):
         if outcome.status == "done" and isinstance(job, ImageJob):
             self._append(job.custom_id, text_line(job, outcome, self.folder))
 
+    def store(self, made: Sequence[Made]) -> None:
+        for one in made:
+            self.append(one.outcome)
+
     def _append(self, custom_id: str, line: Mapping[str, Any]) -> None:
         assert self._file is not None, "the file is written without its lock"
         with disk_errors(self._path):
-            self._file.append(custom_id, json_line(line))
+            self._file.append([(custom_id, json_line(line))])
 
 
 def text_line(job: ImageJob, outcome: Outcome, folder: Path) -> dict[str, Any]:
@@ -146,7 +147,7 @@ def text_line(job: ImageJob, outcome: Outcome, folder: Path) -> dict[str, Any]:
     given = replace(job, cot_token_ids=ids)
     (line,) = lines_beside([given], folder)
     line["cot_text"] = text
-    if job.size.is_auto:
+    if job.size.is_auto and outcome.ratio_index is not None:
         line["ratio_index"] = outcome.ratio_index
     line["cot_token_ids"] = line.pop("cot_token_ids")  # behind what people read
     line["written"] = note(ids, text, _facts(job, outcome))

@@ -91,6 +91,7 @@ class KVTree(Generic[P]):
         self._splits_text = splits_text
         self._host = host
         self._roots: dict[str, _Root] = {}
+        self._pinned: set[_Root] = set()
         self._device_level: _Level[P] = _Level(budget_bytes)
         self._host_level: _Level[P] = _Level(host.budget_bytes if host else 0)
         self.matched_tokens = self.inserted_tokens = self.evicted_bytes = 0
@@ -128,7 +129,7 @@ class KVTree(Generic[P]):
         node = match.node
         while isinstance(node, _Node) and node not in self._device_level.payloads:
             node = node.parent
-        with _kept(node):
+        with self._kept(node):
             path, payloads = _path(node), self._device_level.payloads
             yield Prefix(_length(n.segment for n in path), tuple(payloads[n] for n in path))
         for used in _path(node):
@@ -197,7 +198,7 @@ class KVTree(Generic[P]):
         # A child that is there could not be restored: no room for this one either.
         if not self._device_level.budget_bytes or self._edge(segment) in parent.children:
             return None
-        with _kept(parent):
+        with self._kept(parent):
             payload = payload_of(start, start + segment.length)
             if not self._reserve(self._device_level, payload.nbytes):
                 return None
@@ -225,11 +226,22 @@ class KVTree(Generic[P]):
 
     # --- room
 
+    @contextmanager
+    def _kept(self, node: _Root) -> Iterator[None]:
+        node.pins += 1
+        self._pinned.add(node)
+        try:
+            yield
+        finally:
+            node.pins -= 1
+            if not node.pins:
+                self._pinned.discard(node)
+
     def _reserve(self, level: "_Level[P]", nbytes: int) -> bool:
         """True if `nbytes` fit now, after evictions; none are made where they cannot help."""
         if level.held_bytes + nbytes <= level.budget_bytes:
             return True
-        if level.pinned_bytes() + nbytes > level.budget_bytes:
+        if level.bytes_on_paths(self._pinned) + nbytes > level.budget_bytes:
             return False
         while level.held_bytes + nbytes > level.budget_bytes:
             self._evict(level)
@@ -252,7 +264,7 @@ class KVTree(Generic[P]):
         if self._host is None or node not in self._host_level.payloads:
             return False  # it went away while its ancestors came back
         payload = self._host_level.remove(node)  # first, so that what is evicted can take its room
-        with _kept(node.parent):
+        with self._kept(node.parent):
             if not self._reserve(self._device_level, payload.nbytes):
                 self._host_level.add(node, payload)
                 return False
@@ -305,9 +317,10 @@ class _Level(Generic[P]):
     def touch(self, node: _Node) -> None:
         self.payloads[node] = self.payloads.pop(node)
 
-    def pinned_bytes(self) -> int:
+    def bytes_on_paths(self, pinned: "Iterable[_Root]") -> int:
         """Bytes that no eviction can free: pinned nodes and the paths to them."""
-        kept = {on_path for node in self.payloads if node.pins for on_path in _path(node)}
+        ends = (node for node in pinned if node in self.payloads)
+        kept = {on_path for node in ends for on_path in _path(node)}
         return sum(self.payloads[node].nbytes for node in kept if node in self.payloads)
 
     def oldest_leaf(self) -> _Node:
@@ -317,15 +330,6 @@ class _Level(Generic[P]):
             for node in self.payloads
             if not node.pins and not any(c in self.payloads for c in node.children.values())
         )
-
-
-@contextmanager
-def _kept(node: _Root) -> Iterator[None]:
-    node.pins += 1
-    try:
-        yield
-    finally:
-        node.pins -= 1
 
 
 def _path(node: _Root) -> list[_Node]:

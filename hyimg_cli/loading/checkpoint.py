@@ -44,15 +44,19 @@ MOST_MODULES, MOST_WIDTH = 10_000, 1 << 24
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """One stored tensor: its shape, its dtype as safetensors spells it, its file's name."""
+    """One stored tensor: its shape, its dtype as safetensors spells it, its file's name.
+
+    `packed_bytes`: of a matrix that is stored in fewer bits, with all that belongs to it.
+    """
 
     shape: tuple[int, ...]
     dtype: str
     file: str
+    packed_bytes: int = 0
 
     @property
     def bytes(self) -> int:
-        return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
+        return self.packed_bytes or math.prod(self.shape) * DTYPE_BYTES[self.dtype]
 
 
 def weight_files(folder: Path, stem: str = STEM) -> tuple[Path, ...]:
@@ -125,7 +129,8 @@ def check_floating(found: Mapping[str, TensorInfo]) -> None:
         kinds = ", ".join(sorted(set(others.values())))
         raise CheckpointError(
             f"{len(others)} tensors are stored as {kinds}: {_some(others)}",
-            hint="use the checkpoint as it was released; --quantization fp8 makes it smaller",
+            hint="use the checkpoint as it was released (--quantization fp8 or nf4 makes it "
+            "smaller), or one that transformers has saved with bitsandbytes (NF4, INT8)",
             code="checkpoint.quantized",
         )
 
@@ -274,6 +279,14 @@ def _check_index(index: Path, found: Mapping[str, TensorInfo]) -> None:
 
 def _no_weights(folder: Path, stem: str) -> CheckpointError:
     """The error for a folder without a complete set of safetensors names."""
+    ggufs = sorted(f.name for f in folder.iterdir() if f.suffix == ".gguf")
+    if ggufs:
+        return _fault(
+            "quantized",
+            f"the weights are GGUF ({_some(ggufs)}), which is not read",
+            folder,
+            "use the checkpoint as it was released; --quantization fp8 or nf4 makes it smaller",
+        )
     pickles = sorted(f.name for f in folder.iterdir() if f.suffix in PICKLE_SUFFIXES)
     if pickles:
         return _fault(

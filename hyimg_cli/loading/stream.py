@@ -5,26 +5,42 @@ needs, so that of a large checkpoint no more than one tensor is held at a time.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from hyimg_cli.errors import CheckpointError
 from hyimg_cli.files import refuse_unfit
+from hyimg_cli.loading.packed import Packed, Stored
 
 
-def stored_tensors(path: Path) -> Iterator[tuple[str, Tensor]]:
-    """Name and tensor in the order in which they lie in the file at `path`; views of it.
+def stored_tensors(
+    path: Path, stored: Stored | None = None, is_wanted: Callable[[str], bool] = lambda name: True
+) -> Iterator[tuple[str, Tensor]]:
+    """Name and tensor in the order in which they lie in the file at `path`; views of it, or whole
+    float32 matrices where `stored` knows them packed.
 
     Raises CheckpointError where it cannot be read.
     """
     try:
         refuse_unfit(path, os.stat(path))
         with safe_open(path, framework="pt") as file:
+            packed, parts = (stored.packed, stored.parts) if stored else ({}, frozenset[str]())
+            here = set(file.keys())
             for name in file.offset_keys():
-                yield name, file.get_tensor(name)
+                if name in parts or not is_wanted(name):
+                    continue
+                if name not in packed:
+                    yield name, file.get_tensor(name)
+                    continue
+                held = {
+                    role: file.get_tensor(part) if part in here else _read(path.parent / at, part)
+                    for role, (part, at) in packed[name].parts.items()
+                }
+                yield name, whole(packed[name], held)
     except (SafetensorError, OSError) as error:
         raise CheckpointError(
             f"the weights cannot be read: {error}",
@@ -32,3 +48,26 @@ def stored_tensors(path: Path) -> Iterator[tuple[str, Tensor]]:
             hint="download or copy the checkpoint again",
             code="checkpoint.unreadable",
         ) from None
+
+
+def whole(packed: Packed, held: dict[str, Tensor]) -> Tensor:
+    """The matrix [rows, columns] of a packed one, float32, from its parts by role."""
+    if not packed.is_4_bit:
+        return held["weight"].float() * held["SCB"].float()[:, None] * (1 / 127)
+    absmax = held["absmax"]
+    if "nested_absmax" in held:
+        each = held["nested_quant_map"].float()[absmax.int()]
+        # The last block may be a part of one.
+        outer = held["nested_absmax"].float().repeat_interleave(packed.nested_block)
+        absmax = each * outer[: len(each)] + packed.offset
+    # Two indices a byte, the even weight in its upper half.
+    pairs = held["weight"].contiguous().flatten().view(torch.uint8)
+    indices = torch.stack([pairs >> 4, pairs & 15], dim=-1).int()
+    blocks = held["quant_map"].float()[indices].view(len(absmax), -1)
+    return (blocks * absmax.float()[:, None]).view(packed.shape)
+
+
+def _read(path: Path, name: str) -> Tensor:
+    with safe_open(path, framework="pt") as file:
+        tensor: Tensor = file.get_tensor(name)
+    return tensor

@@ -18,7 +18,9 @@ class JobTokens:
     that earlier jobs left. `shared_prefix`: those of the negative branch that are there when it
     starts, from the positive one or an earlier job. `step_rows`: rows of one branch in one denoise
     step. `texts`: 1 where the job writes one; `shared_texts`: 1 where it takes an earlier job's,
-    which is part of what it is fed then, and `spared_think` what it need not write.
+    which is part of what it is fed then, and `spared_think` what it need not write. `steps`:
+    denoise steps, where they are not as many as the job says; `forwards`: of branches in all of
+    them, where not every step has every branch.
     """
 
     ar_prefill: int
@@ -34,6 +36,8 @@ class JobTokens:
     texts: int = 0
     shared_texts: int = 0
     spared_think: int = 0
+    steps: int | None = None
+    forwards: int | None = None
 
 
 @dataclass(frozen=True)
@@ -110,9 +114,11 @@ def _job_cost(job: ImageJob, tokens: JobTokens, kv_bytes_per_token: int) -> Cost
     from_ar = min(tokens.positive, tokens.ar_prefill + tokens.assumed_think)
     from_ar = from_ar or tokens.positive_shared
     from_positive = min(tokens.negative, tokens.shared_prefix)
+    steps = job.num_inference_steps if tokens.steps is None else tokens.steps
+    forwards = steps * tokens.branches if tokens.forwards is None else tokens.forwards
     return Cost(
         jobs=1,
-        denoise_steps=job.num_inference_steps,
+        denoise_steps=steps,
         image_encodes=tokens.image_encodes,
         ar_prefill_rows=tokens.ar_prefill - tokens.ar_shared,
         ar_shared_rows=tokens.ar_shared,
@@ -122,7 +128,7 @@ def _job_cost(job: ImageJob, tokens: JobTokens, kv_bytes_per_token: int) -> Cost
         spared_think_rows=tokens.spared_think,
         prefix_rows=unshared - from_ar - from_positive,
         prefix_rows_unshared=unshared,
-        denoise_rows=job.num_inference_steps * tokens.branches * tokens.step_rows,
+        denoise_rows=forwards * tokens.step_rows,
         kv_bytes_peak=(unshared + tokens.branches * tokens.step_rows) * kv_bytes_per_token,
     )
 

@@ -57,23 +57,30 @@ def _lines_of(path: Path, faults: list[HyimgError]) -> list[str]:
     return prompts
 
 
-def manifest_of_prompts(found: Sources | None, prompts: Sequence[str]) -> Manifest:
+def manifest_of_prompts(
+    found: Sources | None, prompts: Sequence[str], task: str | None = None
+) -> Manifest:
     """Jobs that edit each picture by each prompt; without pictures, jobs of the prompts alone.
 
     Its name, and so the default folder of its results, is the pictures' folder and a digest of the
-    prompts.
+    prompts. `task`: what becomes of them, if not an edit or a picture.
     """
     title = str(found.base) if found else _NO_FOLDER
     folder = Path(os.path.abspath(found.base)).name if found else _NO_FOLDER
-    data = json_lines(found, prompts, Path())
-    name = f"{in_id(folder) if folder else _NO_FOLDER}-{short(json.dumps(list(prompts)))}"
+    data = json_lines(found, prompts, Path(), task)
+    asked = json.dumps([*prompts, task] if task else list(prompts))
+    name = f"{in_id(folder) if folder else _NO_FOLDER}-{short(asked)}"
     return manifest_of(data, title, name)
 
 
-def json_lines(found: Sources | None, prompts: Sequence[str], folder: Path) -> bytes:
+def json_lines(
+    found: Sources | None, prompts: Sequence[str], folder: Path, task: str | None = None
+) -> bytes:
     """The lines of such a manifest that stands in `folder`."""
     entries = _of_pictures(found, prompts, folder) if found else _of_prompts(prompts)
-    return "".join(json.dumps(entry, ensure_ascii=False) + "\n" for entry in entries).encode()
+    said = {"task": task} if task else {}
+    lines = (json.dumps(entry | said, ensure_ascii=False) + "\n" for entry in entries)
+    return "".join(lines).encode()
 
 
 def _of_pictures(found: Sources, prompts: Sequence[str], folder: Path) -> Iterator[dict[str, Any]]:

@@ -36,7 +36,12 @@ _OWN = (
     Field("custom_id", CustomId(), "Name of the job and its file.", ("id", "request_id")),
     Field("task", OneOf((*TASKS, *VIDEO_TASKS)), "Default: it2i where there are images, or t2i."),
     Field("prompt", Text("prompt"), "What to show, or to change in the images."),
-    Field("images", Paths(), "Source pictures, in order.", ("image", "image_path"), "pictures"),
+    Field(
+        "images",
+        Paths(),
+        "Source pictures, in order; of i2v first and last frame.",
+        ("image", "image_path"),
+    ),
     Field("model", Text("model"), "Checkpoint of this job: a folder or a hub id."),
     Field("seeds", Integers(1000, MAX_SEED, is_distinct=True), "A result for each seed."),
     Field("matrix", Matrix(), "A job for each combination of values: lists of them, by field."),
@@ -67,16 +72,22 @@ SAMPLED_FIELDS = ("ar_seed", "top_k", "top_p")
 COT_FIELDS = ("cot_text", "cot_token_ids")
 _WHY = {
     "negative_prompt": "HunyuanImage-3 has no negative prompt; its unconditional branch uses <cfg>",
-    "images": "t2v makes a video from its prompt alone",
 }
-# Fields that a line of each kind of task may not hold, with the reason.
-NOT_IN_PICTURES = {
-    field.name: _WHY.get(field.name, "it belongs to t2v")
-    for field in FIELDS
-    if field.only == "videos"
-}
-NOT_IN_VIDEOS = {
-    field.name: _WHY.get(field.name, "it belongs to it2i and t2i")
-    for field in FIELDS
-    if field.only == "pictures"
+
+
+def _only(kind: JobKind, tasks: str) -> dict[str, str]:
+    return {
+        field.name: _WHY.get(field.name, f"it belongs to {tasks}")
+        for field in FIELDS
+        if field.only == kind
+    }
+
+
+_OF_PICTURES, _OF_VIDEOS = _only("pictures", "it2i and t2i"), _only("videos", "t2v and i2v")
+# Fields that a line of each task may not hold, with the reason.
+NOT_IN: dict[str, dict[str, str]] = {
+    **dict.fromkeys(TASKS, _OF_VIDEOS),
+    "t2v": _OF_PICTURES
+    | {"images": "t2v makes a video from its prompt alone", "fit": "t2v has no picture to fit"},
+    "i2v": _OF_PICTURES,
 }

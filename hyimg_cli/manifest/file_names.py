@@ -62,7 +62,7 @@ def _name(job: Job, below: Callable[[str], str], number: int) -> str:
     """The template of the job's name, with all that is known of it but the id, which stands in the
     job: a name that is the id alone stays as it is.
     """
-    source = job.images[0] if isinstance(job, ImageJob) and job.images else None
+    source = job.images[0] if job.images else None
     values: dict[str, str | int] = {
         "stem": job.custom_id if source is None else fit(PurePath(source).stem),
         "folder": "" if source is None else below(os.path.dirname(source)),

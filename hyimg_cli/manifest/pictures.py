@@ -3,15 +3,21 @@
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import cast
 
 from hyimg_cli.errors import HyimgError
 from hyimg_cli.manifest.fields import COT_FIELDS
 from hyimg_cli.manifest.line import unconsumed
 from hyimg_cli.manifest.resolved_line import Child, ResolvedLine, moved
-from hyimg_cli.spec.card import ModelCard
-from hyimg_cli.spec.job import Encoding, ImageJob, Size, SizeRequest, TextSampling
+from hyimg_cli.spec.card import ModelCard, SamplingDefaults
+from hyimg_cli.spec.job import (
+    GUIDANCE_FIELDS,
+    Encoding,
+    ImageJob,
+    Size,
+    SizeRequest,
+    TextSampling,
+)
 
 
 @dataclass(frozen=True)
@@ -29,6 +35,9 @@ class PictureLine(ResolvedLine):
             what, hint = "custom without a system_prompt", "write the system_prompt"
             yield self.fault("missing-field", what, "use_system_prompt", hint)
         yield from self._vary_faults()
+        for name in GUIDANCE_FIELDS:
+            if getattr(self.defaults, name) is None and self.value(name) is not None:
+                yield self.unused(name, f"{self.card.name} does not read it")
         if "ratio_index" in fields and self._of_ratio(fields["ratio_index"]) is None:
             known = [f"{bucket.ratio_index} is {bucket.size}" for bucket in self.card.buckets]
             names = ", ".join(known if len(known) < 5 else [known[0], "…", known[-1]])
@@ -42,6 +51,12 @@ class PictureLine(ResolvedLine):
             yield self.fault("out-of-range", what, "cot_token_ids", hint)
         yield from self._encoding_faults()
 
+    @property
+    def defaults(self) -> SamplingDefaults:
+        """The checkpoint's own, for an edit or a new picture."""
+        edit = self.card.edit_defaults
+        return edit if edit is not None and self.line.fields.get("images") else self.card.defaults
+
     def _encoding_faults(self) -> Iterator[HyimgError]:
         """What was said of a file that its format cannot be, or is anyway."""
         kind, is_lossless = self.value("format"), self.value("lossless")
@@ -53,13 +68,13 @@ class PictureLine(ResolvedLine):
             what = "a PNG" if kind == "png" else "a lossless WebP"
             yield self.unused("quality", f"{what} has none")
 
-    def job(self, child: Child, folder: Path) -> ImageJob:
+    def job(self, child: Child) -> ImageJob:
         fields = self.line.fields
         use_system_prompt, system_prompt = self._system_prompt()
         return ImageJob(
             custom_id=child.custom_id,
             task=fields["task"],
-            images=tuple(str(folder / image) for image in fields.get("images", ())),
+            images=self.images,
             seed=child.first_seed if self.value("vary") == "text" else child.seed,
             size=self._size(),
             bot_task=self.value("bot_task"),
@@ -72,6 +87,7 @@ class PictureLine(ResolvedLine):
             use_system_prompt=use_system_prompt,
             system_prompt=system_prompt,
             encoding=self._encoding(),
+            **{name: self.value(name) for name in GUIDANCE_FIELDS},
             **self.shared(),
         )
 

@@ -10,7 +10,7 @@ from hyimg_cli.spec.job import ImageJob, Job, VideoJob
 from hyimg_cli.spec.plan import Group, Plan, VideoGroup
 
 Key = TypeVar("Key", bound=Hashable)
-OneJob = TypeVar("OneJob", bound=Job)
+One = TypeVar("One")
 
 
 def make_plan(jobs: Sequence[Job], card_of: Callable[[str], ModelCard]) -> Plan:
@@ -32,24 +32,28 @@ def make_plan(jobs: Sequence[Job], card_of: Callable[[str], ModelCard]) -> Plan:
 def _image_groups(jobs: Sequence[ImageJob], card_of: Callable[[str], ModelCard]) -> Iterator[Group]:
     by_size = _alike(jobs, lambda job: size_class_of(job, card_of(job.model)))
     for size_class, members in by_size.items():
-        by_source = _side_by_side(members, lambda job: job.images)
-        jobs = _side_by_side(by_source, lambda job: (job.images, text_of(job)))
+        by_source = side_by_side(members, lambda job: job.images)
+        jobs = side_by_side(by_source, lambda job: (job.images, text_of(job)))
         yield Group(members[0].model, size_class, jobs)
 
 
 def _video_groups(jobs: Sequence[VideoJob]) -> Iterator[VideoGroup]:
-    for (size, frames), members in _alike(jobs, lambda job: (job.size, job.num_frames)).items():
-        in_order = _side_by_side(members, lambda job: (job.prompt, job.negative_prompt))
+    # A LoRA is read once for all that want it.
+    by_lora = side_by_side(jobs, lambda job: job.lora)
+    alike = _alike(by_lora, lambda job: (job.lora, job.size, job.num_frames))
+    for (_, size, frames), members in alike.items():
+        in_order = side_by_side(members, lambda job: (job.prompt, job.negative_prompt))
         yield VideoGroup(members[0].model, size, frames, in_order)
 
 
-def _side_by_side(jobs: Iterable[OneJob], key: Callable[[OneJob], Hashable]) -> tuple[OneJob, ...]:
-    return tuple(job for same in _alike(jobs, key).values() for job in same)
+def side_by_side(ones: Iterable[One], key: Callable[[One], Hashable]) -> tuple[One, ...]:
+    """All of them, equal ones by `key` together, where the first of them was."""
+    return tuple(one for same in _alike(ones, key).values() for one in same)
 
 
-def _alike(jobs: Iterable[OneJob], key: Callable[[OneJob], Key]) -> dict[Key, list[OneJob]]:
-    """Jobs by `key`, in the order in which each key first appears."""
-    by_key: dict[Key, list[OneJob]] = {}
-    for job in jobs:
-        by_key.setdefault(key(job), []).append(job)
+def _alike(ones: Iterable[One], key: Callable[[One], Key]) -> dict[Key, list[One]]:
+    """They by `key`, in the order in which each key first appears."""
+    by_key: dict[Key, list[One]] = {}
+    for one in ones:
+        by_key.setdefault(key(one), []).append(one)
     return by_key

@@ -15,7 +15,7 @@ from hyimg_cli.manifest.videos import VideoLine
 from hyimg_cli.settings.kinds import is_custom_id, shown
 from hyimg_cli.settings.precedence import Setting, as_given
 from hyimg_cli.spec.card import ModelCard, VideoCard
-from hyimg_cli.spec.job import Job
+from hyimg_cli.spec.job import VIDEO_TASKS, Job
 
 _OWN = ("model", "video_model")
 
@@ -28,7 +28,7 @@ def resolve_jobs(
 ) -> tuple[list[Job], list[HyimgError]]:
     """The jobs of the good lines in manifest order, and the faults that only now can be seen.
 
-    The cards are asked for once per model; without `video_card_of` there may be no line of t2v.
+    The cards are asked for once per model; without `video_card_of` there may be no line of a video.
     Raises what they raise for the models of the settings; for a model that a line names, that
     becomes a fault of the line.
     """
@@ -38,7 +38,7 @@ def resolve_jobs(
     faults: list[HyimgError] = []
     claimed: dict[str, str] = {}
     for line in manifest.lines:
-        is_video, named = line.fields["task"] == "t2v", line.fields.get("model")
+        is_video, named = line.fields["task"] in VIDEO_TASKS, line.fields.get("model")
         own = settings["video_model" if is_video else "model"].value
         model = located(named) if named else own
         if named and not is_allowed(model):
@@ -52,11 +52,11 @@ def resolve_jobs(
             faults.append(fault("model", card.what, where=place, hint=card.hint))
             continue
         kind: type[ResolvedLine] = VideoLine if is_video else PictureLine
-        resolved = kind(line, settings, model, card)
+        resolved = kind(line, settings, model, card, manifest.folder)
         found = [*resolved.faults(), *_unfit_ids(resolved, claimed)]
         faults += found
         if not found:
-            jobs += resolved.jobs(manifest.folder)
+            jobs += resolved.jobs()
     # What a setting caused is the same in every line; it is said once.
     once = {(one.where, one.what): one for one in faults}
     return jobs, list(once.values())

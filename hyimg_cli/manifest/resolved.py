@@ -2,12 +2,22 @@
 
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from hyimg_cli.spec.job import BY_ID, Encoding, ImageJob, Job, SizeRequest, VideoJob
+from hyimg_cli.spec.job import (
+    BY_ID,
+    GUIDANCE_FIELDS,
+    Encoding,
+    ImageJob,
+    Job,
+    Lora,
+    SizeRequest,
+    VideoJob,
+)
 
 _VIDEO = (
     *("custom_id", "task", "prompt", "negative_prompt", "model", "seed", "size"),
@@ -40,11 +50,25 @@ def _video_fields(job: VideoJob) -> dict[str, Any]:
         del entry["negative_prompt"]
     if job.guidance_scale_2 is None:
         del entry["guidance_scale_2"]
+    if job.images:
+        entry |= {"images": list(job.images), "fit": job.fit}
+    if job.lora:
+        entry["lora"] = lora_text(job.lora)
+    if job.scheduler is not None:
+        entry["scheduler"] = job.scheduler
     return entry
+
+
+def lora_text(loras: Iterable[Lora]) -> str:
+    """LoRAs as a line writes them."""
+    return ";".join(map(str, loras))
 
 
 def _image_fields(job: ImageJob) -> dict[str, Any]:
     entry = {name: getattr(job, name) for name in _PICTURE} | {"size": size_text(job.size)}
+    # Of models that read them: the keys of others stay as they are.
+    guidance = {name: getattr(job, name) for name in GUIDANCE_FIELDS}
+    entry |= {name: value for name, value in guidance.items() if value is not None}
     if job.images:
         entry["images"] = list(job.images)
     else:
@@ -67,21 +91,46 @@ def _encoding_fields(encoding: Encoding) -> dict[str, Any]:
 
 def lines_beside(jobs: Iterable[Job], folder: Path) -> Iterator[dict[str, Any]]:
     """`job_to_json` for a manifest in `folder`: paths of images and models lead from there."""
+    from_folder = _leading_from(folder)
+    for job in jobs:
+        entry = job_to_json(job)
+        if job.images:
+            entry["images"] = [from_folder(Path(image)) for image in job.images]
+        if isinstance(job, VideoJob) and job.lora:
+            placed = (
+                replace(one, file=from_folder(Path(one.file))) if Path(one.file).is_file() else one
+                for one in job.lora
+            )
+            entry["lora"] = lora_text(placed)
+        if _is_folder(job.model):
+            entry["model"] = _with_dots(from_folder(Path(os.path.expanduser(job.model))))
+        yield entry
+
+
+def lines_moved(
+    lines: Iterable[Mapping[str, Any]], former: Path, folder: Path
+) -> Iterator[dict[str, Any]]:
+    """Lines of a manifest in the folder `former` for one in `folder`."""
+    from_folder = _leading_from(folder)
+    for line in lines:
+        moved = dict(line)
+        if "images" in line:
+            moved["images"] = [from_folder(former / image) for image in line["images"]]
+        if line.get("model", "").startswith("."):
+            moved["model"] = _with_dots(from_folder(former / line["model"]))
+        yield moved
+
+
+def _leading_from(folder: Path) -> Callable[[Path], str]:
+    """Gives a path as it leads from `folder`."""
     # NOTE: the system follows links before it goes up by "..", so both ends must be without them.
     real = cache(Path.resolve)
     start = folder.resolve()
+    return lambda path: os.path.relpath(real(path.parent) / path.name, start)
 
-    def from_folder(path: Path) -> str:
-        return os.path.relpath(real(path.parent) / path.name, start)
 
-    for job in jobs:
-        entry = job_to_json(job)
-        if isinstance(job, ImageJob) and job.images:
-            entry["images"] = [from_folder(Path(image)) for image in job.images]
-        if _is_folder(job.model):
-            path = from_folder(Path(os.path.expanduser(job.model)))
-            entry["model"] = path if path.startswith("..") else f"./{path}"
-        yield entry
+def _with_dots(path: str) -> str:
+    return path if path.startswith("..") else f"./{path}"
 
 
 def _is_folder(model: str) -> bool:

@@ -14,9 +14,11 @@ from hyimg_cli.errors import HyimgError
 from hyimg_cli.manifest.line import ManifestLine, child_ids, fault
 from hyimg_cli.settings.kinds import MAX_SEED
 from hyimg_cli.settings.precedence import Setting
-from hyimg_cli.spec.card import ModelCard, VideoCard
+from hyimg_cli.spec.card import ModelCard, SamplingDefaults, VideoCard, VideoDefaults
 from hyimg_cli.spec.digest import seed_from
 from hyimg_cli.spec.job import Job
+
+_NOTHING = {"None": "null", "{}": "{}"}
 
 
 @dataclass(frozen=True)
@@ -37,16 +39,18 @@ class ResolvedLine:
     settings: Mapping[str, Setting]
     model: str
     card: ModelCard | VideoCard
+    # Where paths of images begin.
+    folder: Path
 
     def faults(self) -> Iterator[HyimgError]:
         """What is wrong with the line only for this model and these settings."""
         raise NotImplementedError
 
-    def job(self, child: Child, folder: Path) -> Job:
-        """One job of the line; paths of images begin at `folder`."""
+    def job(self, child: Child) -> Job:
+        """One job of the line."""
         raise NotImplementedError
 
-    def jobs(self, folder: Path) -> Iterator[Job]:
+    def jobs(self) -> Iterator[Job]:
         """The line's job, or its children where it asks for several."""
         names = self.child_ids
         seeds, base = self.line.fields.get("seeds"), self.value("seed")
@@ -55,7 +59,12 @@ class ResolvedLine:
         elif not seeds:
             seeds = [moved(base, index) for index in range(len(names))]
         for index, name in enumerate(names):
-            yield self.job(Child(name, index, seeds[index], seeds[0]), folder)
+            yield self.job(Child(name, index, seeds[index], seeds[0]))
+
+    @property
+    def images(self) -> tuple[str, ...]:
+        """Paths of the line's pictures."""
+        return tuple(str(self.folder / image) for image in self.line.fields.get("images", ()))
 
     @property
     def child_ids(self) -> list[str]:
@@ -67,7 +76,12 @@ class ResolvedLine:
         if name in self.line.fields:
             return self.line.fields[name]
         setting = self.settings[name]
-        return getattr(self.card.defaults, name) if setting.origin == "model" else setting.value
+        return getattr(self.defaults, name) if setting.origin == "model" else setting.value
+
+    @property
+    def defaults(self) -> SamplingDefaults | VideoDefaults:
+        """The checkpoint's own."""
+        return self.card.defaults
 
     def shared(self) -> dict[str, Any]:
         """The fields of a job that pictures and videos have in common."""
@@ -76,8 +90,8 @@ class ResolvedLine:
             "prompt": self.line.fields["prompt"],
             "model": self.model,
             "file_name": self.value("name"),
-            "metadata_json": json.dumps(self.line.fields.get("metadata")),
-            "extra_json": json.dumps(self.line.extra),
+            "metadata_json": _json(self.line.fields.get("metadata")),
+            "extra_json": _json(self.line.extra),
             "source_line": self.line.where,
             "user_fields": self.line.given,
         }
@@ -91,6 +105,11 @@ class ResolvedLine:
         """The fault of a field that would change nothing."""
         what = f"no stage would use it: {reason}"
         return self.fault("unconsumed", what, name, "take the field out")
+
+
+def _json(value: Any) -> str:
+    """JSON; most lines have nothing here, and share the text of that."""
+    return json.dumps(value) if value else _NOTHING.get(str(value)) or json.dumps(value)
 
 
 def moved(seed: int, by: int) -> int:

@@ -5,6 +5,7 @@ read by `line` and `settings.recipe`, whose messages name the place and the way 
 what several fields together do wrong, so they refuse more than a schema can.
 """
 
+from collections.abc import Collection
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, RootModel, create_model
@@ -12,12 +13,12 @@ from pydantic.json_schema import GenerateJsonSchema
 
 from hyimg_cli.files import ADDRESS_PATTERN
 from hyimg_cli.manifest.envelope import TASK_OF_URL
-from hyimg_cli.manifest.fields import FIELDS, IN_MATRIX
+from hyimg_cli.manifest.fields import FIELDS, IN_MATRIX, NOT_IN
 from hyimg_cli.manifest.matrix import MOST
 from hyimg_cli.settings import kinds as k
 from hyimg_cli.settings.file_names import NameTemplate
 from hyimg_cli.settings.table import TABLES, Declaration, JobKind
-from hyimg_cli.spec.job import MAX_SOURCE_IMAGES, TASKS, VIDEO_TASKS
+from hyimg_cli.spec.job import MAX_SOURCE_IMAGES, TASKS
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _WRITTEN = r"[^\x00]*[^\s\x00][^\x00]*"
@@ -26,6 +27,7 @@ _PATTERNS: dict[type[k.Kind], str] = {
     k.CustomId: k.ID_PATTERN,
     k.DeviceName: k.DEVICE_PATTERN,
     k.SizeText: k.SIZE_PATTERN,
+    k.LoraText: f"|{_WRITTEN}",
     k.Text: _WRITTEN,
     k.Folder: f"(?!{ADDRESS_PATTERN}){_WRITTEN}",
     NameTemplate: _WRITTEN,
@@ -50,9 +52,12 @@ class _Line(BaseModel):
 
 
 def line_model() -> type[BaseModel]:
-    """A line of a manifest: a job of pictures, one of videos, or an OpenAI batch request."""
+    """A line of a manifest: a job of pictures, one of videos, with or without a
+    picture to start from, or an OpenAI batch request.
+    """
     pictures = _line("Pictures", "pictures", task=(Literal[TASKS], _unset("Default: by images.")))
-    videos = _line("Videos", "videos", task=(Literal[VIDEO_TASKS], ...))
+    videos = _line("Videos", "videos", without=NOT_IN["t2v"], task=(Literal["t2v"], ...))
+    started = _line("Videos from pictures", "videos", task=(Literal["i2v"], ...))
     request = _line(
         "OpenAI batch request",
         None,
@@ -61,7 +66,7 @@ def line_model() -> type[BaseModel]:
         url=(Literal[tuple(TASK_OF_URL)], ...),
         body=(dict[str, Any], ...),
     )
-    union = RootModel[pictures | videos | request]  # type: ignore[valid-type]
+    union = RootModel[pictures | videos | started | request]  # type: ignore[valid-type]
     return create_model("A line of an hyimg manifest", __base__=union)
 
 
@@ -89,12 +94,14 @@ def json_schema(model: type[BaseModel]) -> dict[str, Any]:
     return {"$schema": DIALECT} | model.model_json_schema(schema_generator=_WithoutTitles)
 
 
-def _line(title: str, kind: JobKind | None, **own: Any) -> type[BaseModel]:
-    """A line of one kind of job; None: with the fields of all."""
+def _line(
+    title: str, kind: JobKind | None, without: Collection[str] = (), **own: Any
+) -> type[BaseModel]:
+    """A line of one kind of job; None: with the fields of all, but those it is `without`."""
     fields: dict[str, Any] = {}
     for field in FIELDS:
         more = {"uniqueItems": True} if getattr(field.kind, "is_distinct", False) else {}
-        if kind is None or field.only in (None, kind):
+        if field.name not in without and (kind is None or field.only in (None, kind)):
             for name in (field.name, *field.aliases):
                 fields[name] = (_annotation(field.kind, kind), _unset(field.help, **more))
     fields["prompt"] = (_annotation(k.Text()), Field(description="What to show, or to change."))
@@ -137,6 +144,10 @@ def _annotation(kind: k.Kind, jobs: JobKind | None = None) -> Any:
         case k.Number(low, high, above_low):
             least = Field(gt=low) if above_low else Field(ge=low)
             return Annotated[float, Field(strict=True, le=high, allow_inf_nan=False), least]
+        case k.NumberPair(low, high):
+            side = Annotated[float, Field(strict=True, ge=low, le=high)]
+            pair = Annotated[list[side], Field(min_length=2, max_length=2)]
+            return Annotated[pair, AfterValidator(_rising)]
         case k.Truth():
             return Annotated[bool, Field(strict=True)]
         case k.Switch(values):
@@ -159,6 +170,12 @@ def _annotation(kind: k.Kind, jobs: JobKind | None = None) -> Any:
         case k.Anything():
             return Any
     return Annotated[str, Field(pattern=_whole(_PATTERNS[type(kind)]))]
+
+
+def _rising(pair: list[float]) -> list[float]:
+    if pair[0] >= pair[1]:
+        raise ValueError("the smaller number stands first")
+    return pair
 
 
 def _distinct(numbers: list[int]) -> list[int]:

@@ -2,14 +2,16 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
-from hyimg_cli.errors import HyimgError
+from hyimg_cli.errors import HyimgError, SourceImageError
 from hyimg_cli.manifest.resolved_line import Child, ResolvedLine
+from hyimg_cli.media.images import probe_image
 from hyimg_cli.settings.kinds import MAX_SIDE
 from hyimg_cli.spec.card import VideoCard
-from hyimg_cli.spec.job import Size, SizeRequest, VideoJob
+from hyimg_cli.spec.job import Fit, Lora, Size, SizeRequest, VideoJob
 
 
 @dataclass(frozen=True)
@@ -19,6 +21,7 @@ class VideoLine(ResolvedLine):
     card: VideoCard
 
     def faults(self) -> Iterator[HyimgError]:
+        yield from self._start_faults()
         # Libraries round sizes and frames down without a word.
         yield from self._size_faults()
         stride, frames = self.card.frame_stride, self.value("num_frames")
@@ -28,6 +31,29 @@ class VideoLine(ResolvedLine):
             hint = f"the nearest are {below} and {below + stride}"
             yield self.fault("frames", what, "num_frames", hint)
         yield from self._guidance_faults()
+        yield from self._lora_faults()
+
+    def _start_faults(self) -> Iterator[HyimgError]:
+        """Faults of a task that is not the checkpoint's, and of pictures that it has no use for."""
+        rule, count = self.card.start, len(self.images)
+        if self.card.needs_start and not count:
+            what = "this model makes videos from a picture and a prompt, not from a prompt alone"
+            hint = "set task i2v and images, or use the t2v checkpoint of the same size"
+            yield self.fault("task", what, "task", hint)
+        if not count:
+            return
+        if rule is None:
+            what = "this model makes videos from a prompt alone; it would not look at the picture"
+            hint = "use the i2v checkpoint of the same size, or task t2v without images"
+            yield self.fault("task", what, "task", hint)
+        elif count > rule.most:
+            kinds = "the first frame" if rule.most == 1 else "the first and the last frame"
+            what = f"{count} pictures; this model takes {kinds}"
+            yield self.fault("images", what, "images", "take the others out")
+        elif count < rule.fewest:
+            what = "this model goes from a first frame to a last one, and there is no last one"
+            hint = "name two pictures, or use the i2v checkpoint"
+            yield self.fault("images", what, "images", hint)
 
     def _guidance_faults(self) -> Iterator[HyimgError]:
         """Faults of a guidance that is asked for and is off, or that this model does not have."""
@@ -55,34 +81,95 @@ class VideoLine(ResolvedLine):
                 yield self.fault("size", what, "size", f"the nearest are {near}")
 
     def size(self) -> Size:
-        """Pixels of the video: as asked; the model's own; or of that area in a ratio asked for."""
+        """Pixels of the video: as asked; the model's own; or of that area in a ratio asked for, or
+        in that of the first picture.
+        """
         request: SizeRequest = self.value("size")
-        own = self.card.defaults.size
-        if request.is_auto:
-            return own
-        if not request.is_ratio:
+        own, rule = self.card.defaults.size, self.card.start
+        if not (request.is_auto or request.is_ratio):
             return Size(request.height, request.width)
-        ratio = request.height / request.width
+        shape = Size(request.height, request.width)
+        if request.is_auto:
+            picture = _picture_size(self.images[0]) if self.images and rule else None
+            if picture is None:
+                return own
+            shape = picture
+        if rule and rule.sizes:
+            return rule.size_for(shape)
+        ratio = shape.height / shape.width
         height = math.sqrt(own.height * own.width * ratio)
         return Size(self._on_grid(height), self._on_grid(height / ratio))
+
+    def _lora(self) -> tuple[Lora, ...]:
+        """The line's, whose paths begin at the manifest's folder, or the setting's."""
+        asked: tuple[Lora, ...] = self.value("lora")
+        if "lora" not in self.line.fields:
+            return asked
+        beside = {one: self.folder / one.file for one in asked if one.file}
+        return tuple(
+            replace(one, file=str(beside[one])) if one in beside and beside[one].is_file() else one
+            for one in asked
+        )
+
+    def _lora_faults(self) -> Iterator[HyimgError]:
+        """Faults of LoRAs for another number of transformers, and of files that are not there."""
+        loras, has_two = self._lora(), self.card.defaults.guidance_scale_2 is not None
+        places = {one.on for one in loras}
+        if loras and has_two and places != {"high", "low"}:
+            what = "this model has two transformers, and a LoRA of theirs is a pair of files"
+            hint = "write high=FILE;low=FILE; none in the place of a file leaves one without"
+            yield self.fault("lora", what, "lora", hint)
+        if places - {""} and not has_two:
+            what = "this model has one transformer, neither high nor low"
+            yield self.fault("lora", what, "lora", "write the file alone")
+        for one in loras:
+            if one.file and not Path(one.file).expanduser().is_file() and not _is_of_hub(one.file):
+                what = f"there is no LoRA file {one.file}"
+                hint = "paths in a manifest are relative to it"
+                yield self.fault("lora", what, "lora", hint)
+
+    def _fit(self) -> Fit | None:
+        """How pictures become frames: as asked, or as the checkpoint's authors do it."""
+        if not self.images or self.card.start is None:
+            return None
+        asked: Fit | None = self.line.fields.get("fit") or self.settings["fit"].value
+        return asked or self.card.start.fit
 
     def _on_grid(self, pixels: float) -> int:
         multiple = self.card.size_multiple
         return max(multiple, round(pixels / multiple) * multiple)
 
-    def job(self, child: Child, folder: Path) -> VideoJob:
+    def job(self, child: Child) -> VideoJob:
         has_two = self.card.defaults.guidance_scale_2 is not None
         return VideoJob(
             custom_id=child.custom_id,
-            task="t2v",
+            task=self.line.fields["task"],
             negative_prompt=self.value("negative_prompt"),
             seed=child.seed,
             size=self.size(),
             num_frames=self.value("num_frames"),
             fps=self.value("fps"),
             guidance_scale_2=self.value("guidance_scale_2") if has_two else None,
+            images=self.images,
+            fit=self._fit(),
+            lora=self._lora(),
+            scheduler=self.value("scheduler"),
             **self.shared(),
         )
+
+
+@cache
+def _picture_size(path: str) -> Size | None:
+    """A picture's own, by its header; None for one that its job will fail by."""
+    try:
+        return probe_image(Path(path), decode=False)[0]
+    except SourceImageError:
+        return None
+
+
+def _is_of_hub(name: str) -> bool:
+    """True for OWNER/REPOSITORY/FILE."""
+    return not name.startswith((".", "/", "~")) and name.count("/") >= 2
 
 
 def _nearest(pixels: int, multiple: int) -> list[int]:

@@ -3,9 +3,10 @@ variants of a bench.
 """
 
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 from hyimg_cli.errors import HyimgError, ManifestError, UsageError
@@ -84,8 +85,12 @@ def run_pairs(a: Path, b: Path, *, by_frame: bool = False) -> Pairing:
 
 
 def folder_pairs(a: Path, b: Path) -> Pairing:
-    """Pictures and videos of the same name in two folders, subfolders too."""
-    return _matched(_media_in(a), _media_in(b))
+    """Pictures and videos of the same name in two folders, subfolders too.
+
+    `cat.png` and `cat.jpg` are the same name where either folder has one such file.
+    """
+    in_a, in_b = _media_in(a), _media_in(b)
+    return _matched(_by_stem(in_a, in_b), _by_stem(in_b, in_a))
 
 
 def newest_bench(folder: Path, comparison: str) -> Path | None:
@@ -151,6 +156,22 @@ def _media_in(folder: Path) -> dict[str, Path]:
         for name, path in found.items()
         if not any(part.startswith(".") for part in name.parts)
     }
+
+
+def _by_stem(mine: Mapping[str, Path], theirs: Mapping[str, Path]) -> dict[str, Path]:
+    """Mine, without suffix where only another suffix has a counterpart."""
+    stems = [Counter(_stem(name) for name in names) for names in (mine, theirs)]
+
+    def name_of(name: str) -> str:
+        stem = _stem(name)
+        is_clear = name not in theirs and all(count[stem] == 1 for count in stems)
+        return stem if is_clear else name
+
+    return {name_of(name): path for name, path in mine.items()}
+
+
+def _stem(name: str) -> str:
+    return PurePosixPath(name).with_suffix("").as_posix()
 
 
 def _matched(in_a: Mapping[str, Path], in_b: Mapping[str, Path]) -> Pairing:

@@ -140,6 +140,27 @@ def stretch(pixels: Pixels, size: Size) -> Pixels:
     return np.array(resized)
 
 
+def crop_to(pixels: Pixels, size: Size) -> Pixels:
+    """`pixels` scaled (Lanczos) until they cover `size`, then cut to it around the centre.
+
+    Source: diffusers, `VaeImageProcessor._resize_and_crop`, which rounds down at each step.
+    """
+    height, width = pixels.shape[:2]
+    is_wider = size.width / size.height > width / height
+    new_width = size.width if is_wider else width * size.height // height
+    new_height = height * size.width // width if is_wider else size.height
+    resized = Image.fromarray(pixels).resize((new_width, new_height), Image.Resampling.LANCZOS)
+    cut = Image.new("RGB", (size.width, size.height))
+    cut.paste(resized, (size.width // 2 - new_width // 2, size.height // 2 - new_height // 2))
+    return np.array(cut)
+
+
+def bicubic(pixels: Pixels, size: Size) -> Pixels:
+    """`pixels` stretched to `size` (bicubic), as `stretch` does by Lanczos."""
+    resized = Image.fromarray(pixels).resize((size.width, size.height), Image.Resampling.BICUBIC)
+    return np.array(resized)
+
+
 def pixel_digest(pixels: Pixels) -> str:
     """Hex sha256 of the RGB bytes, row by row: what reproducibility compares."""
     return digest.of_bytes(pixels.tobytes())

@@ -8,7 +8,7 @@ Basenames only: a picture that is passed on names no folder, user or host. Forma
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
@@ -26,7 +26,7 @@ _ESCAPED = re.compile("[\ud800-\udfff\ufffe\uffff]")
 
 
 @dataclass(frozen=True)
-class Making:
+class Provenance:
     """Provenance of a file: hyimg's version, the checkpoint, by name what else decides its bits.
 
     `settings`: of the run (device, dtype, KV reuse, ...); `packages`: versions.
@@ -63,7 +63,7 @@ class PictureFacts:
     """
 
     model_name: str
-    making: Making
+    provenance: Provenance
     source_sha256: tuple[str, ...] = ()
     cot_text: str | None = None
     cot_token_ids: tuple[int, ...] | None = None
@@ -81,9 +81,12 @@ def picture_text(
     return PictureText(_parameters(job, facts, size), _json(record), source_type)
 
 
-def video_text(resolved: Mapping[str, Any], making: Making) -> str:
+def video_text(
+    resolved: Mapping[str, Any], provenance: Provenance, source_sha256: Sequence[str] = ()
+) -> str:
     """Contents of an MP4's `comment` and of its sidecar file: the job as JSON, and what made it."""
-    return _json({"format": FORMAT, "job": _public(resolved), **making.to_json()})
+    sources = {"source_sha256": list(source_sha256)} if source_sha256 else {}
+    return _json({"format": FORMAT, "job": _public(resolved), **provenance.to_json(), **sources})
 
 
 def _json(record: Mapping[str, Any]) -> str:
@@ -99,9 +102,9 @@ def _parameters(job: ImageJob, facts: PictureFacts, size: Size) -> str:
         "CFG scale": f"{job.guidance_scale:g}",
         "Seed": job.seed,
         "Size": size,
-        "Model hash": facts.making.model_fingerprint[:10],
+        "Model hash": facts.provenance.model_fingerprint[:10],
         "Model": _quoted(facts.model_name),
-        "Version": f"hyimg {facts.making.version}",
+        "Version": f"hyimg {facts.provenance.version}",
     }
     return f"{job.prompt}\n" + ", ".join(f"{name}: {value}" for name, value in settings.items())
 
@@ -116,7 +119,7 @@ def _record(job: ImageJob, resolved: Mapping[str, Any], facts: PictureFacts) -> 
     return {
         "format": FORMAT,
         "job": _public(resolved),
-        **facts.making.to_json(),
+        **facts.provenance.to_json(),
         # Where the text is given the job has no bot_task, but a dynamic system prompt hangs on it.
         "bot_task": job.bot_task,
         "source_sha256": list(facts.source_sha256),
@@ -135,6 +138,9 @@ def _public(resolved: Mapping[str, Any]) -> dict[str, Any]:
     }
     if "images" in job:
         job["images"] = [PurePath(image).name for image in job["images"]]
+    if "lora" in job:
+        parts = (re.sub(r"^((?:high|low)=)?.*/", r"\1", part) for part in job["lora"].split(";"))
+        job["lora"] = ";".join(parts)
     job["model"] = _public_name(job["model"])
     return job
 

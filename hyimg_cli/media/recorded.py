@@ -11,7 +11,7 @@ from hyimg_cli.errors import UsageError, require
 from hyimg_cli.files import UnfitFile, json_of, opened, text_of
 from hyimg_cli.media.frames import ALONE
 from hyimg_cli.media.images import text_of as picture_text_of
-from hyimg_cli.media.metadata import FORMAT, Making
+from hyimg_cli.media.metadata import FORMAT, Provenance
 from hyimg_cli.media.xmp import source_type_in
 from hyimg_cli.spec.job import Format
 
@@ -37,7 +37,7 @@ class Record:
     """
 
     job: dict[str, Any]
-    making: Making
+    provenance: Provenance
     source_sha256: tuple[str, ...]
     size: str
     pixel_sha256: str
@@ -149,7 +149,7 @@ def _record(text: str, path: Path, hint: str = _NO_RECORD) -> Record:
         raise _fault("newer", what, path, "use the hyimg that wrote it, or a newer one")
     return Record(
         job=raw["job"],
-        making=Making(
+        provenance=Provenance(
             _text(raw, "version"),
             _text(raw, "model_fingerprint"),
             _texts(raw, "settings"),

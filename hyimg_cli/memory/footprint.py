@@ -261,7 +261,7 @@ def needs(
         prefetch=encode if _prefetches_sources(config) else 0,
         forward=working(card, config),
         kept=prefixes + _encoded_bytes(jobs, card, config),
-        has_graphs=by_graphs(config.model, config.parallel.tensor_ranks),
+        has_graphs=by_graphs(replace(config.model, model=card.model), config.parallel.tensor_ranks),
     )
 
 
@@ -359,8 +359,8 @@ def _width(config: RunConfig) -> int:
 
 
 def _prefetches_sources(config: RunConfig) -> bool:
-    """True if source images are encoded while the model is at work; see `sources.suits_beside`."""
-    asked, choice = config.batch.encodes_ahead, config.model
+    """True if source images are encoded while the model works; see `sources.suits_prefetch`."""
+    asked, choice = config.batch.prefetches_sources, config.model
     by_itself = precision(choice)[0] == "cuda" and choice.device != "balanced"
     return by_itself if asked is None else asked
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from hyimg_cli.errors import UsageError
 from hyimg_cli.journal.keys import precision
 from hyimg_cli.memory.footprint import Footprint
-from hyimg_cli.models.registry import sequences
+from hyimg_cli.models.registry import model_card, sequences
 from hyimg_cli.spec.job import ImageJob, Job
 from hyimg_cli.spec.run import ModelChoice, RunConfig
 
@@ -37,7 +37,11 @@ def refuse_wrong(jobs: Iterable[Job], config: RunConfig) -> None:
 
 
 def refuse_unsplit(choice: ModelChoice, ranks: int) -> None:
-    """Passes a model that can be split over so many ranks. Raises UsageError."""
+    """Passes a model that can be held in so few bits, and split over so many ranks. Raises
+    UsageError.
+    """
+    if choice.quantization != "none":
+        _refuse_without_experts(choice)
     if ranks == 1:
         return
     if choice.device not in _DEVICES:
@@ -70,6 +74,17 @@ def _ranks(model: str, whole: Footprint, config: RunConfig) -> list[RankFootprin
     held = known.rank_bytes(ranks, precision(choice)[1], choice.quantization)
     kv, weights = round(whole.kv * held.kv_share), [held.first, *[held.other] * (ranks - 1)]
     return [RankFootprint(rank, count, kv, whole.activations) for rank, count in enumerate(weights)]
+
+
+def _refuse_without_experts(choice: ModelChoice) -> None:
+    weights = model_card(choice.model, choice.revision).weights
+    if weights is not None and not weights.experts:
+        raise UsageError(
+            f"{choice.model} has no routed experts, which alone are held in fewer bits",
+            where="--quantization",
+            hint="leave it out",
+            code="usage.quantization",
+        )
 
 
 def _refused(what: str, hint: str) -> UsageError:

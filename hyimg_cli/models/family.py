@@ -84,12 +84,22 @@ class VideoCheckpoint(Protocol):
 
 
 @dataclass(frozen=True)
+class Reading:
+    """What of a checkpoint is read: its `files`, and the keys that none of them has, which are
+    taken to be as in `defaults`.
+    """
+
+    files: tuple[str, ...]
+    defaults: Mapping[str, object]
+
+
+@dataclass(frozen=True)
 class Family:
     """How a kind of checkpoint is known and opened; the functions are given its folder.
 
     `open` reads the small files: weights need not be there. `tensors`: of each component, what its
     files' headers say. `refuse_wrong` passes a checkpoint with every tensor of its configuration,
-    and no other. All raise CheckpointError.
+    and no other. `reading`: what of it is read, where that is known. All raise CheckpointError.
     """
 
     name: str
@@ -99,3 +109,4 @@ class Family:
     fingerprint: Callable[[Path], str]
     tensors: Callable[[Path], Mapping[str, Mapping[str, TensorInfo]]]
     refuse_wrong: Callable[[Path], None] = lambda folder: None
+    reading: Callable[[Path], Reading | None] = lambda folder: None

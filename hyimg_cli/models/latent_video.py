@@ -1,4 +1,4 @@
-"""Protocols of a text-to-video model: embed a prompt, denoise latents, decode frames.
+"""Protocols of a video model: embed prompts and pictures, denoise latents, decode frames.
 
 No base class: a family offers these methods. Everything that one job leaves behind lives in its
 `VideoDenoiser`, which is made anew for each job, so no job can be hurt by the one before.
@@ -6,24 +6,47 @@ No base class: a family offers these methods. Everything that one job leaves beh
 
 # Legend: C channel, F latent frames, Y X latent rows and columns, H W pixels, T frames
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from hyimg_cli.spec.card import VideoCard
-from hyimg_cli.spec.job import VideoJob
+from hyimg_cli.spec.job import Fit, Size, VideoJob
 from hyimg_cli.tiling.decode import TiledVae
 
 # One guidance branch of one job: latents [1, C, F, Y, X] and timestep [1] to its velocity.
 Branch = Callable[[Tensor, Tensor], Tensor]
 
 
+ViewKind = Literal["tokens", "latents"]
+TOKENS: ViewKind = "tokens"
+LATENTS: ViewKind = "latents"
+
+
+@dataclass(frozen=True)
+class PictureView:
+    """One thing that a transformer reads of a job's start pictures: what an image encoder makes of
+    them, or the VAE of frames of a size. `images`: path and sha256 of each; `size` and `fit` are
+    None, `num_frames` 0 where they make no difference.
+    """
+
+    kind: ViewKind
+    images: tuple[tuple[str, str], ...]
+    size: Size | None
+    fit: Fit | None
+    num_frames: int = 0
+
+
+Item = TypeVar("Item", contravariant=True)
+
+
 @dataclass(frozen=True)
 class PromptEmbedding:
-    """One string as the transformer reads it: named tensors on the CPU, valid tokens only.
+    """One string, or view of a picture, as the transformer reads it: named tensors on the CPU,
+    valid tokens only.
 
     A negative prompt is embedded like a positive one. Read-only. `notes` go into the job's line
     (a prompt that was cut).
@@ -46,6 +69,8 @@ class BranchInputs:
     number: int
     embedding: PromptEmbedding
     first_step: int = 0
+    # Of its start pictures, by kind.
+    start: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 class BranchRunner(Protocol):
@@ -58,14 +83,16 @@ class BranchRunner(Protocol):
         """Every branch's velocity at one step, in the order of `begin`."""
 
 
-class PromptEncoder(Protocol):
-    """The text encoders of a checkpoint; no weight is read before the first `encode`."""
+class Encoder(Protocol[Item]):
+    """Encoders of a checkpoint, of strings or of views of pictures; no weight is read before the
+    first `encode`.
+    """
 
-    def key(self, text: str) -> str:
+    def key(self, item: Item, /) -> str:
         """A digest of everything that shapes the embedding; needs no encoder weights in memory."""
 
-    def encode(self, text: str) -> PromptEmbedding:
-        """The embedding, computed under no_grad; loads the encoders that this text really needs."""
+    def encode(self, item: Item, /) -> PromptEmbedding:
+        """The embedding, computed under no_grad; loads the encoders that it really needs."""
 
     def pack(self, embedding: PromptEmbedding) -> bytes:
         """An embedding as bytes that any process can keep (safetensors)."""
@@ -79,6 +106,16 @@ class PromptEncoder(Protocol):
     @property
     def encoder_runs(self) -> Mapping[str, int]:
         """Count how often each encoder ran since the checkpoint was opened."""
+
+
+class PictureEncoder(Encoder[PictureView], Protocol):
+    """The encoders of start pictures; the VAE among them stays with the model."""
+
+    def views(self, job: VideoJob, digests: Sequence[str]) -> tuple[PictureView, ...]:
+        """What of the job's pictures the transformer reads; `digests` are those of its files."""
+
+
+PromptEncoder = Encoder[str]
 
 
 class VideoDenoiser(Protocol):
@@ -117,9 +154,12 @@ class VideoVae(TiledVae, Protocol):
     def unscaled(self, latents_BCFYX: Tensor) -> Tensor:
         """A denoiser's latents in the VAE's scale and dtype, on its device."""
 
+    def encoded(self, pixels_BCTHW: Tensor, *, is_tiled: bool) -> Tensor:
+        """Frames in -1..1 as latents in the denoiser's scale."""
+
 
 class LatentVideoModel(Protocol):
-    """A text-to-video model. Methods raise JobError for what a job asks wrongly.
+    """A video model. Methods raise JobError for what a job asks wrongly.
 
     `branch_runner` and `decoder` may be replaced: guidance and decode are spread over ranks there.
     """
@@ -158,8 +198,17 @@ class LatentVideoModel(Protocol):
     def texts(self, job: VideoJob) -> tuple[str, ...]:
         """The strings whose embeddings the job needs: its prompt, and under CFG the negative."""
 
-    def denoiser(self, job: VideoJob, embeddings: Mapping[str, PromptEmbedding]) -> VideoDenoiser:
-        """A fresh denoiser; `embeddings` by text, as `texts` names them."""
+    @property
+    def pictures(self) -> PictureEncoder:
+        """What reads the pictures that a job starts from."""
+
+    def denoiser(
+        self,
+        job: VideoJob,
+        embeddings: Mapping[str, PromptEmbedding],
+        start: Mapping[str, Tensor] = ...,
+    ) -> VideoDenoiser:
+        """A fresh denoiser; `embeddings` by text, as `texts` names them, `start` by kind."""
 
     def branch(self, inputs: BranchInputs) -> Branch:
         """One branch of one job, its constants computed and its step cache empty."""

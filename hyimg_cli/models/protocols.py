@@ -10,7 +10,7 @@ with them.
 
 # Legend: C channel, Y X latent rows and columns, V vocabulary, M model width, G branch, R row
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -39,12 +39,14 @@ class Encoded:
 class Context:
     """The AR stage's sequence: ids that were fed, their K/V, the last row's hidden state [M].
 
-    `buffer` is None where a job needs nothing of the AR stage.
+    `buffer` is None where a job needs nothing of the AR stage. `layout`: the prompt's, which tells
+    a family where text behind it stands in rope.
     """
 
     ids: list[int]
     buffer: Buffer | None
     hidden_M: Tensor | None
+    layout: Any = None
 
 
 @dataclass(frozen=True)
@@ -87,12 +89,14 @@ class GeneratedText:
 @dataclass(frozen=True)
 class BranchSequence:
     """One guidance branch's tokens, of which each denoise step computes `[live_start, live_stop)`
-    anew. Rope positions are the layout's: no length here tells them.
+    anew. Rope positions are the layout's: no length here tells them. `layout`: the branch's own,
+    where branches are laid out differently; equal ids of one canvas have equal layouts.
     """
 
     ids: tuple[int, ...]
     live_start: int
     live_stop: int
+    layout: Any = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
@@ -105,6 +109,9 @@ class Canvas:
     layout: Any
     branches: tuple[BranchSequence, ...]
     notes: tuple[str, ...] = ()
+
+    def layout_of(self, own: BranchSequence) -> Any:
+        return self.layout if own.layout is None else own.layout
 
 
 class TextScript(Protocol):

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal, cast
 
 from hyimg_cli.errors import CheckpointError
 from hyimg_cli.loading import checkpoint
-from hyimg_cli.models.family import Family, ImageCheckpoint, VideoCheckpoint
+from hyimg_cli.models.family import Family, ImageCheckpoint, Reading, VideoCheckpoint
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.card import ModelCard, VideoCard
 from hyimg_cli.spec.job import Job, VideoJob
@@ -29,8 +29,9 @@ if TYPE_CHECKING:
     from hyimg_cli.models.protocols import MixedModel
     from hyimg_cli.parallel.ranks import RankPool
 
-# A folder of no family is taken for the first of its kind, which says what is missing.
-_BUILT_IN = ("hunyuan_image3", "diffusers_video")
+# In the order in which they are asked; a folder of no family is taken for the last of its kind,
+# which says what is missing.
+_BUILT_IN = ("bagel", "hunyuan_image3", "diffusers_video")
 _REGISTERED: list[Family] = []
 EMBEDDED = "tiny-image"
 EMBEDDED_VIDEO = "tiny-video"
@@ -86,7 +87,7 @@ def _family(folder: Path, makes: Literal["pictures", "videos"] | None = None) ->
     """The family of the checkpoint in `folder`; `makes`: by what a job wants of it."""
     asked = [family for family in families() if makes in (None, family.makes)]
     built_in = [family for family in asked if family not in _REGISTERED]
-    return next((family for family in asked if family.is_one(folder)), built_in[0])
+    return next((family for family in asked if family.is_one(folder)), built_in[-1])
 
 
 @lru_cache(maxsize=8)
@@ -143,6 +144,14 @@ def stored_weights(model: str, revision: str | None = None) -> dict[str, StoredW
     folder = resolve_model(model, revision, with_weights=False)
     with _of_anybody(folder):
         return {part: _counted(found) for part, found in _family(folder).tensors(folder).items()}
+
+
+def reading(model: str, revision: str | None = None) -> Reading | None:
+    """Files of a checkpoint that are read, and what they leave to defaults; None where its family
+    does not tell. Raises CheckpointError.
+    """
+    folder = resolve_model(model, revision, with_weights=False)
+    return _family(folder).reading(folder)
 
 
 def refuse_other_weights(model: str, revision: str | None = None) -> None:

@@ -11,14 +11,14 @@ def gpu_count() -> int:
     return torch.cuda.device_count()
 
 
-def refuse_missing_gpus(count: int, who: str, hint: str) -> None:
+def refuse_missing_gpus(count: int, who: str, hint: str, *, code: str = "") -> None:
     """Passes a machine with a GPU for each of `count` processes (`who`). Raises MachineError."""
     found = gpu_count()
     if found < count:
         raise MachineError(
             f"{count} {who} need {count} GPUs; torch finds {found}",
             hint=hint,
-            code=f"machine.{who}",
+            code=code or f"machine.{who}",
         )
 
 

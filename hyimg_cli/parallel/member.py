@@ -1,59 +1,37 @@
-"""A rank beside rank 0: `python -m hyimg_cli.parallel.member FD`, started by `ranks.RankPool`.
+"""A rank beside rank 0: `python -m hyimg_cli.parallel.member`, started by `ranks.RankPool`.
 
-It reads tasks from its pipe and answers each. The pipe is read by a thread of its own, so that the
-end of rank 0 ends this process at once, whatever it computes or waits for. Signals for stopping are
-rank 0's to answer: it finishes the step, and needs its ranks for that.
+It reads tasks from its line and answers each. Rank 0 finishes its step before it stops, and needs
+its ranks for that.
 """
 
 import os
 import pickle
-import signal
 import sys
-import threading
-from multiprocessing.connection import Connection
 from queue import SimpleQueue
 
-from hyimg_cli.parallel.launch import send
+from hyimg_cli.parallel.child import Parent
 from hyimg_cli.parallel.ranks import Rank, form_group
 from hyimg_cli.parallel.wire import Failed, Numerics
 
 
-def main(descriptor: int) -> None:
-    """Join the group, then work until the pipe ends; every way out is `os._exit`."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-    pipe = Connection(descriptor)
+def main() -> None:
+    """Join the group, then work until the line ends; every way out is `os._exit`."""
     inbox: SimpleQueue[bytes] = SimpleQueue()
-    threading.Thread(target=_read, args=(pipe, inbox), daemon=True).start()
-    _send(pipe, "up")
+    parent = Parent(sys.argv[1:], inbox.put)
+    parent.send("up")
     join: tuple[str, Rank, Numerics] = pickle.loads(inbox.get())
     store, rank, numerics = join
     try:
         numerics.apply()
         form_group(store, rank)
-        _send(pipe, "joined")
+        parent.send("joined")
         while True:
             work, args = pickle.loads(inbox.get())
-            _send(pipe, work(rank, *args))
+            parent.send(work(rank, *args))
     except BaseException as error:
         # The group's other members wait for this one: the end of its sockets tells them.
-        _send(pipe, _failed(rank, error))
+        parent.send(_failed(rank, error))
         os._exit(1)
-
-
-def _read(pipe: Connection, inbox: "SimpleQueue[bytes]") -> None:
-    while True:
-        try:
-            inbox.put(pipe.recv_bytes())
-        except (EOFError, OSError):
-            os._exit(0)
-
-
-def _send(pipe: Connection, message: object) -> None:
-    try:
-        send(pipe, message)
-    except OSError:
-        os._exit(0)
 
 
 def _failed(rank: Rank, error: BaseException) -> Failed:
@@ -66,4 +44,4 @@ def _failed(rank: Rank, error: BaseException) -> Failed:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main()

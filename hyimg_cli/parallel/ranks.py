@@ -12,7 +12,6 @@ business: tiles, branches and tensor-parallel layers are all tasks.
 from __future__ import annotations
 
 import logging
-import pickle
 import shutil
 import tempfile
 import threading
@@ -28,8 +27,9 @@ import torch.distributed as dist
 
 from hyimg_cli.errors import MachineError, RankError
 from hyimg_cli.parallel.devices import refuse_missing_gpus
-from hyimg_cli.parallel.launch import launched
-from hyimg_cli.parallel.wire import Member, Numerics, loopback, silence
+from hyimg_cli.parallel.launch import launched, packed
+from hyimg_cli.parallel.watch import BEAT_S, LIMITS, Limits, Steps
+from hyimg_cli.parallel.wire import Member, Numerics, loopback, silence, watch
 
 logger = logging.getLogger(__name__)
 DeviceKind = Literal["cpu", "cuda"]
@@ -64,7 +64,8 @@ class RankPool:
     Members start at the first use. A fault in any rank ends the task with an error and ends the
     members; the next task starts them again and loads their parts again. `threads` is each rank's
     count; by default rank 0's own, because a different count may round differently. `timeout_s` is
-    the longest wait for a rank that neither answers nor dies; a death is noticed at once. Whoever
+    the longest wait for a rank that neither answers nor dies; a death is noticed at once. A member
+    that is stopped, and a task that takes far longer than ever before, end by `limits`. Whoever
     left something with the members besides their parts is told by `stopped` when they end.
     """
 
@@ -75,6 +76,8 @@ class RankPool:
         device: DeviceKind = "cpu",
         threads: int | None = None,
         timeout_s: float = 1800.0,
+        limits: Limits = LIMITS,
+        beat_s: float = BEAT_S,
     ) -> None:
         assert size >= 1, "a pool has at least this process"
         _refuse_missing_gpus(size, device)
@@ -85,6 +88,8 @@ class RankPool:
         self._parts: dict[str, tuple[Loader, int]] = {}
         self.stopped: list[Callable[[], None]] = []
         self._members: list[Member] = []
+        self._limits, self._beat_s = limits, beat_s
+        self._steps, self._over = Steps(), threading.Event()
         self._has_group = False
         self._scratch = Path()
         self._forget_scratch: Callable[[], Any] = lambda: None
@@ -101,8 +106,13 @@ class RankPool:
     def launch(self) -> None:
         """Begin to start the members without waiting for them: rank 0 has other work meanwhile."""
         if not self._members:
-            numbers = range(1, self.size)
-            self._members = [Member(n, launched("hyimg_cli.parallel.member")) for n in numbers]
+            self._members = [
+                Member(n, launched("hyimg_cli.parallel.member", beat_s=self._beat_s))
+                for n in range(1, self.size)
+            ]
+            self._over = threading.Event()
+            watched = (tuple(self._members), self._steps, self._limits, self._over)
+            threading.Thread(target=watch, args=watched, daemon=True).start()
 
     def start(self) -> None:
         """Start the members, form the group, load every part that was asked for before.
@@ -183,6 +193,7 @@ class RankPool:
         if count > 1:
             self.start()
         try:
+            self._steps.begin(work.__qualname__ if count > 1 else "")
             self._ask((work, args), count)
             value = work(self.here, *args) if own is None else own()
             return [value, *self._answers(count)]
@@ -192,12 +203,15 @@ class RankPool:
             if blamed is None:
                 raise
             raise blamed from error
+        finally:
+            self._steps.begin()
 
     def stop(self) -> None:
         """End the members and the group; parts of rank 0 stay, a later task starts anew."""
         members, self._members = self._members, []
+        self._over.set()
         for member in members:
-            member.child.pipe.close()  # all end at once, then each is waited for
+            member.child.hang_up()  # all end at once, then each is waited for
         for member in members:
             member.child.end()
         if self._has_group:
@@ -232,7 +246,7 @@ class RankPool:
         for member in self._members:
             device = _device(self._kind, member.number)
             rank = replace(self.here, number=member.number, device=device, parts={})
-            member.send(pickle.dumps((store, rank, numerics)))
+            member.child.post(packed((store, rank, numerics)))
         form_group(store, self.here)
         self._has_group = True
         self._answers(self.size)
@@ -241,9 +255,9 @@ class RankPool:
                 threading.Thread(target=self._abort_after, args=(member,), daemon=True).start()
 
     def _ask(self, task: Task, ranks: int) -> None:
-        packed = pickle.dumps(task)
+        message = packed(task)
         for member in self._members[: ranks - 1]:
-            member.send(packed)
+            member.child.post(message)
 
     def _answers(self, ranks: int) -> list[Any]:
         """Results of ranks 1 to `ranks - 1`; raises the first fault among them."""

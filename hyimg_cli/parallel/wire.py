@@ -3,7 +3,7 @@
 to a member     where the group meets, the Rank it is there, its Numerics; then tasks: a function
                 of a module and its arguments, to be called with the rank first
 from a member   a word that it is up, one that it has joined; then what each task returned, or
-                Failed and nothing more
+                Failed and nothing more; between them that it goes on
 """
 
 from __future__ import annotations
@@ -12,15 +12,18 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from threading import Event
 from typing import Any
 
 import torch
 
 from hyimg_cli.errors import HyimgError, RankError
-from hyimg_cli.parallel.launch import Launched, received
+from hyimg_cli.parallel.launch import Launched
+from hyimg_cli.parallel.watch import Beat, Limits, Steps, StepWatch
 
 
 @dataclass(frozen=True)
@@ -77,30 +80,29 @@ class Failed:
         return self.error or self.as_rank_error()
 
 
-@dataclass(frozen=True, eq=False)
+_GONE = object()
+
+
 class Member:
     """A rank in another process, as rank 0 sees it."""
 
-    number: int
-    child: Launched
-
-    def send(self, packed: bytes) -> None:
-        """A pickled message. Raises RankError where nobody is left to read."""
-        try:
-            self.child.pipe.send_bytes(packed)
-        except OSError:
-            raise self._death().as_rank_error() from None
+    def __init__(self, number: int, child: Launched) -> None:
+        self.number, self.child = number, child
+        self.was_heard = True
+        self._why = ""
+        self._answers: SimpleQueue[Any] = SimpleQueue()
+        child.listen(self._hear, lambda: self._answers.put(_GONE))
 
     def receive(self, timeout_s: float) -> Any:
         """The next answer. Raises what failed in the member, RankError where it died or says
         nothing.
         """
-        if not self.child.pipe.poll(timeout_s):
-            raise silence(timeout_s, f"rank {self.number}")
         try:
-            answer = received(self.child.pipe)
-        except (EOFError, OSError):
-            raise self._death().as_rank_error() from None
+            answer = self._answers.get(timeout=timeout_s)
+        except Empty:
+            raise silence(timeout_s, f"rank {self.number}") from None
+        if answer is _GONE:
+            raise self._death().as_rank_error()
         if isinstance(answer, Failed):
             raise answer.as_error()
         return answer
@@ -108,18 +110,45 @@ class Member:
     def fault(self, within_s: float) -> Failed | None:
         """This member's fault, None where it is well; answers are passed over."""
         until = time.monotonic() + within_s
-        while self.child.pipe.poll(max(0.0, until - time.monotonic())):
-            try:
-                message = received(self.child.pipe)
-            except (EOFError, OSError):
-                return self._death()
-            if isinstance(message, Failed):
-                return message
+        with suppress(Empty):
+            while True:
+                message = self._answers.get(timeout=max(0.0, until - time.monotonic()))
+                if message is _GONE:
+                    return self._death()
+                if isinstance(message, Failed):
+                    return message
         return None
+
+    def kill(self, why: str) -> None:
+        """End it, whatever it does; whoever waits for it is told why."""
+        self._why = why
+        self.child.process.kill()
+
+    def _hear(self, message: Any) -> None:
+        self.was_heard = True
+        if not isinstance(message, Beat):
+            self._answers.put(message)
 
     def _death(self) -> Failed:
         """The member is gone without a word."""
-        return Failed(self.number, self.child.death(), 0.0)
+        self._answers.put(_GONE)
+        return Failed(self.number, self._why or self.child.death(), 0.0)
+
+
+def watch(members: Sequence[Member], steps: Steps, limits: Limits, over: Event) -> None:
+    """Kill members that were stopped, and all of them where their task hangs, until it is `over`.
+
+    `steps` has the tasks; what waits for a member learns of its death as of any other.
+    """
+    watched, pause_s = StepWatch(limits), min(1.0, limits.silence_s / 10)
+    last = dict.fromkeys(members, steps.clock())
+    while not over.wait(pause_s):
+        now, hangs = steps.clock(), watched.overdue(steps.beat())
+        for member in members:
+            if member.was_heard:
+                member.was_heard, last[member] = False, now
+            if hangs or now - last[member] > limits.silence_s:
+                member.kill(hangs or f"no sign of life for {limits.silence_s:.0f} s")
 
 
 def silence(timeout_s: float, who: str = "a rank") -> RankError:

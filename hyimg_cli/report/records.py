@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
+from hyimg_cli.spec.job import VIDEO_TASKS
+
 Entry = Mapping[str, Any]
 Record = dict[str, Any]
 
@@ -58,7 +60,7 @@ def _facts(asked: Entry, result: Entry) -> Iterator[tuple[str, str]]:
         own = times.get("total", 0.0) - times.get("queue", 0.0)
         yield "time", f"{(result.get('share_s') or {}).get('total', own):.2f} s"
     reuse = (result.get("kv_reuse") or {}).get("status")
-    if reuse and asked.get("task") != "t2v":
+    if reuse and asked.get("task") not in VIDEO_TASKS:
         yield "KV reuse", str(reuse)
     if result.get("attempt", 1) > 1:
         yield "attempt", str(result["attempt"])

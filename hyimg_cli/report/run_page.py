@@ -10,6 +10,7 @@ however often, and by whom, it was brought up to date.
 import json
 import math
 import os
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -74,7 +75,7 @@ class RunPage:
                 fresh = whole_lines(file.read())
         except FileNotFoundError:
             return []
-        found = list(outcomes_in(fresh, self._lines_read + 1))
+        found = [entry for entry, _ in outcomes_in(fresh, self._lines_read + 1)]
         self._bytes_read += len(fresh)
         self._lines_read += fresh.count(b"\n")
         return found
@@ -104,7 +105,8 @@ class RunPage:
         count = len(self._records)
         waiting = Counter(number // _PER_FILE for number in self._waiting)
         return index(self._folder, self._asked, self._status) | {
-            "running": is_running,
+            # When it was so: a run that was killed says nothing.
+            "running": is_running and round(time.time()),
             # Of each data file the records in it, and how many of them will change yet.
             "files": [
                 [min(_PER_FILE, count - start), waiting[start // _PER_FILE]]

@@ -11,8 +11,6 @@ from hyimg_cli.settings.precedence import Setting, as_given
 from hyimg_cli.settings.table import SETTINGS, Declaration, InKey, JobKind
 from hyimg_cli.spec.run import RunConfig
 
-_LARGE = "replicas do more jobs at once, ranks one job sooner"
-_RANKS = ("tensor_parallel_size", "vae_patch_parallel_size", "cfg_parallel_size")
 _PARTS: Mapping[str, type] = get_type_hints(RunConfig)
 
 
@@ -86,13 +84,6 @@ def refuse_conflicts(settings: Mapping[str, Setting]) -> None:
         return
     device = settings["device"].value
     if device == "balanced" or device.startswith("cuda:"):
-        raise _not_with_replicas(count, f"--device {device}", "--device cuda: a GPU each")
-    for name in _RANKS:
-        if (ranks := settings[name].value) > 1:
-            other = f"{SETTINGS[name].flag} {ranks}"
-            raise _not_with_replicas(count, other, f"one of the two; {_LARGE}")
-
-
-def _not_with_replicas(count: int, other: str, hint: str) -> UsageError:
-    what = f"--replicas {count} does not go with {other}"
-    return UsageError(what, hint=f"give {hint}", code="usage.replicas")
+        what = f"--replicas {count} does not go with --device {device}"
+        hint = "give --device cuda: GPUs of its own for each"
+        raise UsageError(what, hint=hint, code="usage.replicas")

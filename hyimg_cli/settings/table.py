@@ -16,15 +16,17 @@ from hyimg_cli.settings.kinds import (
     Folder,
     Integer,
     Kind,
+    LoraText,
     Names,
     Number,
+    NumberPair,
     OneOf,
     SizeText,
     Switch,
     Text,
     Truth,
 )
-from hyimg_cli.spec.job import BOT_TASKS, BY_ID, FORMATS, SizeRequest
+from hyimg_cli.spec.job import BOT_TASKS, BY_ID, FITS, FORMATS, SizeRequest
 from hyimg_cli.spec.run import DTYPES, FRAMES, GRAPHS, QUANTIZATIONS
 
 JobKind = Literal["pictures", "videos"]
@@ -32,7 +34,7 @@ JobKind = Literal["pictures", "videos"]
 CHECKPOINT = object()
 PREFIX = "HYIMG_"
 # Panels of the help.
-RUN, MODEL, SAMPLING, VIDEO = "Run", "Model", "Sampling defaults", "Video (t2v)"
+RUN, MODEL, SAMPLING, VIDEO = "Run", "Model", "Sampling defaults", "Video (t2v, i2v)"
 SYSTEM_PROMPTS = (
     "None",
     "en_vanilla",
@@ -43,6 +45,7 @@ SYSTEM_PROMPTS = (
     "custom",
 )
 VARY = ("picture", "text", "both")
+RENORMS = ("global", "channel", "text_channel", "none")
 # About seven minutes at 24 a second: beyond any model, so a slip of the pen.
 MAX_FRAMES = 10001
 MAX_FPS = 240
@@ -130,7 +133,7 @@ _MODEL = (
         "video_model",
         Text("model"),
         "tiny-video",
-        "The same for t2v; tiny-video is embedded.",
+        "The same for videos; tiny-video is embedded.",
         only="videos",
         pixels="checkpoint",
     ),
@@ -224,7 +227,7 @@ _SAMPLING = (
     _text("vary", OneOf(VARY), "both", "What the results of a line differ in, by their seeds."),
     _text(
         "bot_task",
-        OneOf(BOT_TASKS, (("image", "none"),)),
+        OneOf(BOT_TASKS, (("auto", "none"), ("image", "none"))),
         CHECKPOINT,
         "Text before the picture.",
         is_basic=True,
@@ -243,6 +246,24 @@ _SAMPLING = (
     _text("top_k", Integer(0, 2**31 - 1), CHECKPOINT, "Text stage; 0 is off."),
     _text("top_p", Number(0, 1, above_low=True), CHECKPOINT, "Text stage; 1 is off."),
     _text("max_new_tokens", Integer(1, 65536), CHECKPOINT, "Longest text to write."),
+    _text(
+        "image_guidance_scale",
+        Number(0, 100),
+        CHECKPOINT,
+        "How hard source images pull; BAGEL. Up to 1: not apart from the prompt.",
+    ),
+    _text(
+        "guidance_interval",
+        NumberPair(0, 1),
+        CHECKPOINT,
+        "Noise levels that are guided, the lower one left out: 0.4,1; BAGEL.",
+    ),
+    _text(
+        "guidance_renorm",
+        OneOf(RENORMS),
+        CHECKPOINT,
+        "How guidance is kept from growing; BAGEL.",
+    ),
     _text("infer_align_image_size", Truth(), False, "Edits get their source's aspect ratio."),
     _video(
         "negative_prompt",
@@ -252,6 +273,25 @@ _SAMPLING = (
     ),
     _video("num_frames", Integer(1, MAX_FRAMES), CHECKPOINT, "Frames of a video, 4 k + 1."),
     _video("fps", Integer(1, MAX_FPS), CHECKPOINT, "Frames a second in the file."),
+    _video(
+        "fit",
+        OneOf(FITS),
+        None,
+        "How an i2v picture gets the video's shape. Default: as the model's authors do it.",
+    ),
+    _video(
+        "lora",
+        LoraText(),
+        (),
+        "LoRA files: FILE[@WEIGHT], for two transformers high=FILE;low=FILE. Needs peft.",
+    ),
+    _video(
+        "scheduler",
+        OneOf(("euler",)),
+        None,
+        "euler: the steps that four- and eight-step models were distilled to. Default: the "
+        "checkpoint's own.",
+    ),
     _video(
         "guidance_scale_2",
         Number(0, 100),
@@ -362,9 +402,15 @@ _PARALLEL = (
     ),
     _run(
         "replicas",
-        Integer(1, 64),
+        Integer(1, 4096),
         1,
-        "Processes with a model each, a GPU each, that share the jobs. Same pixels.",
+        "Processes with a model each, GPUs of its own each, that share the jobs. Same pixels.",
+    ),
+    _run(
+        "ray_address",
+        Text("address"),
+        None,
+        "Replicas on a Ray cluster: its address, auto, or local for one that is started here.",
     ),
 )
 _OUTPUT = (

@@ -6,15 +6,19 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from hyimg_cli.spec.job import Size, SizeRequest
+from hyimg_cli.spec.job import Fit, Size, SizeRequest
 
 # Of a pixel in float32.
 PICTURE_BYTES = 3 * 4
+# Of a size that no ratio token stands for.
+NO_RATIO = -1
 
 
 @dataclass(frozen=True)
 class SamplingDefaults:
-    """Defaults of the checkpoint's own generation config; used where neither line nor flag says."""
+    """Defaults of the checkpoint's own generation config; used where neither line nor flag says.
+    None: the model does not read it.
+    """
 
     num_inference_steps: int
     guidance_scale: float
@@ -26,6 +30,11 @@ class SamplingDefaults:
     top_k: int
     top_p: float
     max_new_tokens: int
+    # No job's to choose: what generation makes of tokens that are there already.
+    repetition_penalty: float = 1.0
+    image_guidance_scale: float | None = None
+    guidance_interval: tuple[float, float] | None = None
+    guidance_renorm: str | None = None
 
 
 @dataclass(frozen=True)
@@ -34,6 +43,11 @@ class Bucket:
 
     ratio_index: int
     size: Size
+
+    @property
+    def token_index(self) -> int | None:
+        """The ratio token's index; None for a size that no token stands for."""
+        return None if self.ratio_index == NO_RATIO else self.ratio_index
 
 
 @dataclass(frozen=True)
@@ -77,9 +91,12 @@ class RankBytes:
 
 @dataclass(frozen=True)
 class ModelCard:
-    """A checkpoint's facts. `buckets` holds only the sizes that may be asked of it.
+    """A checkpoint's facts. `buckets` holds only the sizes that may be asked of it, or, where there
+    is a `size_multiple`, those that ratios lead to: any sides of such multiples may be asked then,
+    up to `base_size`.
 
-    `base_size` is the side of the square that all sizes have about the area of.
+    `base_size` is the side of the square that all sizes have about the area of. `edit_defaults`:
+    of jobs with source images, where they are others. `has_graphs`: text may be decoded by them.
     `activations`: what a forward works with on a CPU (`cpu`), else by its experts' quantization.
     `kv_bytes_per_token` counts keys and values of every layer, `row_bytes` a token's row in the
     network, both in bfloat16. `weight_bytes` is as stored. `vae_bytes_per_pixel` is what the VAE
@@ -107,6 +124,9 @@ class ModelCard:
     vae_chunk_bytes: int = 0
     tile_pixels: int = 0
     base_size: int = 1024
+    edit_defaults: SamplingDefaults | None = None
+    size_multiple: int = 0
+    has_graphs: bool = True
 
     def loaded_bytes(self, dtype: str, quantization: str = "none") -> int:
         """Bytes of all weights once loaded; where nothing is counted, as if stored in bfloat16."""
@@ -133,7 +153,14 @@ class ModelCard:
 
     def bucket_of(self, request: SizeRequest) -> Bucket | None:
         """The bucket a request is given, or None where the model chooses (`auto`)."""
-        return None if request.is_auto else self.nearest_bucket(request.height, request.width)
+        if request.is_auto:
+            return None
+        if not self.size_multiple or request.is_ratio:
+            return self.nearest_bucket(request.height, request.width)
+        scale = min(1.0, self.base_size / max(request.height, request.width))
+        step = self.size_multiple
+        sides = (round(side * scale / step) * step for side in (request.height, request.width))
+        return Bucket(NO_RATIO, Size(*(max(step, side) for side in sides)))
 
     def latent_grid(self, size: Size) -> tuple[int, int]:
         """Latent rows and columns of a picture of `size`."""
@@ -182,8 +209,31 @@ class ForwardWork:
 
 
 @dataclass(frozen=True)
+class StartRule:
+    """How a checkpoint starts from pictures: how many it takes (the second is the last frame), how
+    its authors fit them, and its `sizes`; without any, all of the default size's area.
+    """
+
+    fewest: int
+    most: int
+    fit: Fit
+    sizes: tuple[Size, ...] = ()
+
+    def size_for(self, picture: Size) -> Size:
+        """The nearest of `sizes` in ratio, on the square's side of it. Source: get_closest_ratio
+        of HunyuanVideo-1.5's release.
+        """
+        ratio = picture.height / picture.width
+        ratios = [(round(size.height / size.width, 5) - ratio, size) for size in self.sizes]
+        inner = [(off, size) for off, size in ratios if (off <= 0 if ratio >= 1 else off >= 0)]
+        return min(inner, key=lambda found: abs(found[0]))[1]
+
+
+@dataclass(frozen=True)
 class VideoCard:
-    """A text-to-video checkpoint's facts, read from its JSON files alone.
+    """A video checkpoint's facts, read from its JSON files alone.
+
+    `start`: how it starts from pictures, None where it cannot; `needs_start`: whether it must.
 
     Sizes must be multiples of `size_multiple` pixels; frames are `frame_stride * k + 1`.
     `max_prompt_tokens` is where the main text encoder cuts. `component_bytes` counts weights by
@@ -209,6 +259,8 @@ class VideoCard:
     guides_below_one: bool = True
     component_parameters: tuple[tuple[str, int], ...] = ()
     forward: ForwardWork = ForwardWork()
+    start: StartRule | None = None
+    needs_start: bool = False
 
     def loaded_bytes(self, dtype: str) -> dict[str, int]:
         """Bytes of each component once loaded in `dtype`; as stored where nothing is counted.

@@ -199,23 +199,28 @@ class ModelReleased:
     replica: int | None = None
 
 
+Embedded = Literal["prompts", "start pictures"]
+
+
 @dataclass(frozen=True)
 class PromptEmbedded:
-    """The `count`-th of `total` distinct strings of a plan is ready."""
+    """The `count`-th of `total` distinct prompts, or start pictures, of a plan is ready."""
 
     count: int
     total: int
+    what: Embedded = "prompts"
 
 
 @dataclass(frozen=True)
 class PromptsReady:
-    """Every distinct string of a model's jobs is embedded: `encoded` of them now, `encode_s` long;
-    the text encoders have left memory.
+    """Every distinct prompt, or start picture, of a model's jobs is embedded: `encoded` of them
+    now, `encode_s` long; their encoders have left memory.
     """
 
     strings: int
     encoded: int
     encode_s: float
+    what: Embedded = "prompts"
     replica: int | None = None
 
 

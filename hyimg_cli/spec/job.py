@@ -4,20 +4,25 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 Task = Literal["it2i", "t2i"]
-VideoTask = Literal["t2v"]
+VideoTask = Literal["t2v", "i2v"]
 BotTask = Literal["none", "think", "recaption", "think_recaption"]
 Format = Literal["png", "jpeg", "webp"]
+# How a picture becomes a frame of another shape: its aspect ratio goes, or its edges.
+Fit = Literal["stretch", "crop"]
 TASKS: tuple[Task, ...] = ("it2i", "t2i")
-VIDEO_TASKS: tuple[VideoTask, ...] = ("t2v",)
+VIDEO_TASKS: tuple[VideoTask, ...] = get_args(VideoTask)
 BOT_TASKS: tuple[BotTask, ...] = ("none", "think", "recaption", "think_recaption")
 FORMATS: tuple[Format, ...] = get_args(Format)
+FITS: tuple[Fit, ...] = get_args(Fit)
 MAX_SOURCE_IMAGES = 3
+# Read by some models only.
+GUIDANCE_FIELDS = ("image_guidance_scale", "guidance_interval", "guidance_renorm")
 # Its name is its id.
 BY_ID = "{custom_id}"
 _SUFFIXES: dict[Format, str] = {"png": ".png", "jpeg": ".jpg", "webp": ".webp"}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Size:
     """Height and width in pixels, in that order."""
 
@@ -28,7 +33,7 @@ class Size:
         return f"{self.width}x{self.height}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class SizeRequest:
     """A size as a job asks for it: `auto` (the model chooses), or a height and width to be matched.
 
@@ -48,7 +53,7 @@ class SizeRequest:
         return "auto" if self.is_auto else f"{self.width}x{self.height}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class TextSampling:
     """How the AR stage picks tokens. `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 are off."""
 
@@ -59,7 +64,7 @@ class TextSampling:
     max_new_tokens: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Encoding:
     """How pixels become a file. `quality`: 1 to 100, None where nothing of them is lost."""
 
@@ -71,7 +76,7 @@ class Encoding:
         return _SUFFIXES[self.format]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class TextInputs:
     """All of a job that decides the text it writes, but its bucket and what is in its files.
 
@@ -89,15 +94,16 @@ class TextInputs:
     sampling: TextSampling
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ImageJob:
     """One `it2i` or `t2i` picture. `images` are paths as given, resolved against the manifest.
 
-    `cot_text` or `cot_token_ids` replace the AR stage's writing; `written_json` is what was noted
-    of these ids when they were written, empty where nothing was. `infer_align_image_size`: sources
-    are resized to the model's sizes, not cut, and a picture of the same size gets its source's
-    aspect ratio. `file_name`: a template, see `settings.file_names`. `user_fields` names the
-    manifest fields that the user set for this job: one that no stage consumes is an error.
+    `GUIDANCE_FIELDS` are None for a model that reads none. `cot_text` or `cot_token_ids` replace
+    the AR stage's writing; `written_json` is what was noted of these ids when they were written,
+    empty where nothing was. `infer_align_image_size`: sources are resized to the model's sizes,
+    not cut, and a picture of the same size gets its source's aspect ratio. `file_name`: a
+    template, see `settings.file_names`. `user_fields` names the manifest fields that the user set
+    for this job: one that no stage consumes is an error.
     """
 
     custom_id: str
@@ -120,6 +126,9 @@ class ImageJob:
     use_system_prompt: str = "None"
     system_prompt: str | None = None
     encoding: Encoding = Encoding()
+    image_guidance_scale: float | None = None
+    guidance_interval: tuple[float, float] | None = None
+    guidance_renorm: str | None = None
     file_name: str = BY_ID
     metadata_json: str = "null"
     extra_json: str = "{}"
@@ -158,12 +167,29 @@ class ImageJob:
         )
 
 
-@dataclass(frozen=True)
-class VideoJob:
-    """One `t2v` video. `size` in pixels and `num_frames` are what the file will hold.
+@dataclass(frozen=True, slots=True)
+class Lora:
+    """A LoRA by its file's path or hub name, how much of it, and on which of two transformers
+    (Wan 2.2), empty where there is one. Without a file: none on this one.
+    """
 
-    `negative_prompt` is only used where `guidance_scale` is not 1. `guidance_scale_2` is for models
-    of two transformers (Wan 2.2), None elsewhere.
+    file: str
+    weight: float = 1.0
+    on: str = ""
+
+    def __str__(self) -> str:
+        where = f"{self.on}=" if self.on else ""
+        return f"{where}{self.file or 'none'}" + ("" if self.weight == 1 else f"@{self.weight:g}")
+
+
+@dataclass(frozen=True, slots=True)
+class VideoJob:
+    """One `t2v` or `i2v` video. `size` in pixels and `num_frames` are what the file will hold.
+
+    `images` are paths of the first frame of an `i2v`, or of its first and its last; `fit` is how
+    they become frames of `size`, None without images. `scheduler`: one that stands in for the
+    checkpoint's. `negative_prompt` is only used where `guidance_scale` is not 1. `guidance_scale_2`
+    is for models of two transformers (Wan 2.2), None elsewhere.
     """
 
     custom_id: str
@@ -179,6 +205,10 @@ class VideoJob:
     guidance_scale: float
     flow_shift: float
     guidance_scale_2: float | None = None
+    images: tuple[str, ...] = ()
+    fit: Fit | None = None
+    lora: tuple[Lora, ...] = ()
+    scheduler: Literal["euler"] | None = None
     file_name: str = BY_ID
     metadata_json: str = "null"
     extra_json: str = "{}"

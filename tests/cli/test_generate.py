@@ -161,9 +161,9 @@ def test_fail_fast_leaves_the_rest_and_says_how_to_go_on(
     [
         (["--select", "job-[13]"], ["job-1", "job-3"]),
         (["--limit", "2"], ["job-0", "job-1"]),
-        (["--shard", "2/3"], ["job-1"]),
-        (["--shard", "1/3"], ["job-0", "job-3"]),
-        (["--shard", "2/2", "--limit", "1"], ["job-1"]),
+        (["--shard", "2/3"], ["job-3"]),
+        (["--shard", "1/3"], ["job-0", "job-1"]),
+        (["--shard", "1/3", "--limit", "1"], ["job-0"]),
     ],
 )
 def test_selection(

@@ -119,8 +119,6 @@ def test_two_replicas_one_of_them_killed_make_the_pixels_of_one_process(
     [
         (["--device", "balanced"], "--device balanced"),
         (["--device", "cuda:2"], "--device cuda:2"),
-        (["--vae-patch-parallel-size", "2"], "--vae-patch-parallel-size 2"),
-        (["--cfg-parallel-size", "2"], "--cfg-parallel-size 2"),
     ],
 )
 @pytest.mark.parametrize("command", ["generate", "plan", "check"])

@@ -211,6 +211,29 @@ def test_every_file_that_is_missing_is_named_at_once(subject: MakeSubject, real_
     assert "tokenizer.json is missing" in found.found
 
 
+def test_files_that_are_read_and_what_they_leave_to_defaults(
+    subject: MakeSubject, real_size: Path
+) -> None:
+    small, whole = (models.image_files(subject(one)).found for one in (SMALL, "tiny-image"))
+    names = "config.json, generation_config.json, tokenizer.json, tokenizer_config.json"
+    assert f"checkpoint: 5 read: {names}, model.safetensors; by default: " in small
+    assert small.endswith("vision_use_head True, max_new_tokens 2048, repetition_penalty 1.0")
+    assert whole.endswith("by default: repetition_penalty 1.0")
+    generation = real_size / "generation_config.json"
+    said = json.loads(generation.read_text()) | {"repetition_penalty": 1.05}
+    del said["flow_shift"]
+    generation.write_text(json.dumps(said))
+    config = json.loads((real_size / "config.json").read_text()) | {"image_base_size": 1024}
+    (real_size / "config.json").write_text(json.dumps(config))
+    told = models.image_files(subject(real_size))
+    assert told.status == "ok", "weights are another check's"
+    assert "flow_shift 3.0" in told.found
+    assert "repetition_penalty" not in told.found
+    assert "image_base_size" not in told.found
+    generation.unlink()
+    assert models.image_files(subject(real_size)).status == "warning"
+
+
 def test_weights_of_another_configuration(subject: MakeSubject, tmp_path: Path) -> None:
     """All files are there, but a distilled model's embedders have no weights."""
     folder = tmp_path / "mixed"

@@ -148,7 +148,9 @@ class FakeVideo:
     def texts(self, job: VideoJob) -> tuple[str, ...]:
         return texts(job)
 
-    def denoiser(self, job: VideoJob, embeddings: Mapping[str, PromptEmbedding]) -> FakeDenoiser:
+    def denoiser(
+        self, job: VideoJob, embeddings: Mapping[str, PromptEmbedding], start: object
+    ) -> FakeDenoiser:
         self.denoisers.append(FakeDenoiser(job, embeddings, self._card))
         return self.denoisers[-1]
 

@@ -108,14 +108,14 @@ def test_both_kinds_of_one_source_together(family: Any, edit: ImageJob) -> None:
     assert shapes == {"aligned": wide, "again": wide, "cut": (64, 64)}
 
 
-@pytest.mark.parametrize("encodes_ahead", [False, True])
-def test_line_file_and_plan_agree(edit: ImageJob, tmp_path: Path, encodes_ahead: bool) -> None:
+@pytest.mark.parametrize("prefetches_sources", [False, True])
+def test_line_file_and_plan_agree(edit: ImageJob, tmp_path: Path, prefetches_sources: bool) -> None:
     jobs = [
         replace(edit, custom_id="aligned"),
         replace(edit, custom_id="cut", infer_align_image_size=False),
         replace(edit, custom_id="again", seed=9),
     ]
-    batch = BatchConfig(max_size=1, encodes_ahead=encodes_ahead)
+    batch = BatchConfig(max_size=1, prefetches_sources=prefetches_sources)
     config = RunConfig(OutputConfig(tmp_path), batch=batch)
     plan = make_plan(jobs, registry.model_card)
     with RunFolder(tmp_path) as folder:

@@ -164,7 +164,10 @@ def large_gpu(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, torch.device
 
 def _on_gpu(part: float | None, memory_gb: int | None = None) -> RunConfig:
     batch = BatchConfig(
-        prefix_cache_mb=0, encodes_ahead=False, memory_gb=memory_gb, gpu_memory_utilization=part
+        prefix_cache_mb=0,
+        prefetches_sources=False,
+        memory_gb=memory_gb,
+        gpu_memory_utilization=part,
     )
     return replace(CONFIG, model=ModelChoice(device="cuda", dtype="bfloat16"), batch=batch)
 
@@ -218,7 +221,7 @@ def test_the_plan_and_a_session_of_ranks_agree(
     config = replace(
         CONFIG,
         model=ModelChoice(device=device, dtype="float32"),
-        batch=BatchConfig(prefix_cache_mb=0, encodes_ahead=False, memory_gb=1),
+        batch=BatchConfig(prefix_cache_mb=0, prefetches_sources=False, memory_gb=1),
         parallel=ParallelConfig(tensor_ranks=2),
     )
     jobs = [replace(job, custom_id=str(n)) for n in range(40)]

@@ -3,13 +3,14 @@
 import errno
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,7 +20,8 @@ import psutil
 import pytest
 from machines import with_main_memory
 
-from hyimg_cli.engine.replicas import run as module
+from hyimg_cli.engine.replicas.local import LocalProcesses
+from hyimg_cli.engine.replicas.messages import Setup, Transport
 from hyimg_cli.engine.replicas.run import Replicas
 from hyimg_cli.engine.runner import ResumePolicy, sift
 from hyimg_cli.errors import (
@@ -34,7 +36,7 @@ from hyimg_cli.journal.keys import pixel_settings
 from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.memory.present import of_each
 from hyimg_cli.models import registry
-from hyimg_cli.parallel.launch import Launched, launched
+from hyimg_cli.parallel.watch import LIMITS, Limits
 from hyimg_cli.spec.events import (
     DenoiseStep,
     Event,
@@ -44,7 +46,7 @@ from hyimg_cli.spec.events import (
     Outcome,
     ReplicaDied,
 )
-from hyimg_cli.spec.job import ImageJob
+from hyimg_cli.spec.job import ImageJob, Job, Size, VideoJob
 from hyimg_cli.spec.plan import Plan
 from hyimg_cli.spec.run import (
     BatchConfig,
@@ -56,6 +58,7 @@ from hyimg_cli.spec.run import (
 )
 
 WAIT_S = 60
+DEATHS = "killed by signal 9", "its process or its machine is gone"
 
 
 @dataclass
@@ -63,42 +66,67 @@ class Floor:
     """Where replicas without torch are started, and what became of them."""
 
     out: Path
+    marks: Path
     environment: dict[int, dict[str, str]] = field(default_factory=dict)
-    started: list[Launched] = field(default_factory=list)
+    started: list[int] = field(default_factory=list)
+    limits: Limits = LIMITS
+    beat_s: float = 10.0
+    ray_address: str | None = None
 
-    def launch(self, number: int) -> Launched:
-        self.started.append(launched("fake_replica", self.environment.get(number, {})))
-        return self.started[-1]
+    def transport(self, config: RunConfig, plan: Plan, count: int) -> Transport:
+        """The one that the run would take, with an environment of each replica's own."""
+        floor, known = self, LocalProcesses
+        if self.ray_address is not None:
+            from hyimg_cli.engine.replicas.cluster import RayCluster as known  # type: ignore
+
+        class Watched(known):
+            def start(self, setup: Setup) -> None:
+                floor.started.append(setup.number)
+                super().start(setup)
+
+            def environment(self, number: int) -> dict[str, str]:
+                return super().environment(number) | floor.environment_of(number)
+
+            def options(self, number: int) -> dict[str, Any]:
+                return {"runtime_env": {"env_vars": floor.environment_of(number)}}
+
+        return Watched(config, plan, count)
+
+    def environment_of(self, number: int) -> dict[str, str]:
+        return {"MARKS": str(self.marks)} | self.environment.get(number, {})
+
+    def replicas(self, config: RunConfig) -> Replicas:
+        setup = {"session": "fake_replica:FakeSession", "beat_s": self.beat_s, "progress_s": 0.0}
+        return Replicas(config, transport=self.transport, limits=self.limits, setup=setup)
 
     def config(self, count: int, **failure: Any) -> RunConfig:
         return RunConfig(
             OutputConfig(self.out),
             model=ModelChoice(device="cpu"),
-            parallel=ParallelConfig(replicas=count),
+            parallel=ParallelConfig(replicas=count, ray_address=self.ray_address),
             failure=FailurePolicy(**failure),
         )
 
     def run(
         self,
-        jobs: list[ImageJob],
+        jobs: Sequence[Job],
         count: int = 2,
         *,
         each: Callable[[Event, Replicas], None] = lambda *_: None,
-        silence_s: float = WAIT_S,
         **failure: Any,
     ) -> list[Event]:
         """The events of what is left to do of the jobs; `each` sees them one by one."""
         config, events = self.config(count, **failure), []
         with RunFolder(self.out) as folder:
             rest = sift(folder, jobs, config, ResumePolicy())
-            several = Replicas(config, launch=self.launch, silence_s=silence_s)
+            several = self.replicas(config)
             with closing(several), closing(several.run(self.plan(rest.to_run), folder)) as told:
                 for event in told:
                     events.append(event)
                     each(event, several)
         return events
 
-    def plan(self, jobs: list[ImageJob]) -> Plan:
+    def plan(self, jobs: Sequence[Job]) -> Plan:
         return make_plan(jobs, registry.model_card)
 
     @property
@@ -115,14 +143,31 @@ class Floor:
     def leftovers(self) -> list[str]:
         return [path.name for path in (self.out / "outputs").glob(".*")]
 
+    @property
+    def pids(self) -> list[int]:
+        return [int(path.stem) for path in self.marks.glob("*.pid")]
+
     def assert_all_gone(self) -> None:
-        assert self.started
-        assert all(one.process.poll() is not None for one in self.started)
+        _, alive = psutil.wait_procs([psutil.Process(p) for p in self.pids if pid_exists(p)], 5)
+        assert not alive
+
+
+def pid_exists(pid: int) -> bool:
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
 @pytest.fixture
 def floor(tmp_path: Path) -> Floor:
-    return Floor(tmp_path / "out")
+    (tmp_path / "marks").mkdir()
+    return Floor(tmp_path / "out", tmp_path / "marks")
+
+
+@pytest.fixture(params=["local", pytest.param("ray", marks=pytest.mark.ray)])
+def each_floor(request: pytest.FixtureRequest, floor: Floor) -> Floor:
+    """Processes of this machine, and actors of a cluster of two."""
+    if request.param == "ray":
+        floor.ray_address = request.getfixturevalue("ray_cluster")
+    return floor
 
 
 @pytest.fixture
@@ -139,6 +184,12 @@ def some(job: ImageJob) -> Callable[..., list[ImageJob]]:
 Some = Callable[..., list[ImageJob]]
 
 
+@pytest.fixture
+def film() -> VideoJob:
+    model = registry.EMBEDDED_VIDEO
+    return VideoJob("f", "t2v", "a dog", "", model, 1, Size(32, 48), 5, 8, 4, 6.0, 5.0)
+
+
 def outcomes(events: list[Event]) -> dict[str, Outcome]:
     ended = [event.outcome for event in events if isinstance(event, JobDone | JobFailed)]
     assert len({outcome.custom_id for outcome in ended}) == len(ended), "a job ends once"
@@ -149,7 +200,11 @@ def deaths(events: list[Event]) -> list[ReplicaDied]:
     return [event for event in events if isinstance(event, ReplicaDied)]
 
 
-def test_all_is_done_once_and_the_line_stands_before_it_is_told(floor: Floor, some: Some) -> None:
+def test_all_is_done_once_and_the_line_stands_before_it_is_told(
+    each_floor: Floor, some: Some
+) -> None:
+    floor = each_floor
+
     def is_recorded(event: Event, _: Replicas) -> None:
         if isinstance(event, JobDone):
             last = floor.lines
@@ -185,13 +240,14 @@ def test_the_slow_one_gets_less(floor: Floor, some: Some) -> None:
     assert done[0] < 15 < done[1]
 
 
-def test_a_killed_replica_costs_no_job(floor: Floor, some: Some) -> None:
+def test_a_killed_replica_costs_no_job(each_floor: Floor, some: Some) -> None:
+    floor = each_floor
     events = floor.run(some(30, j3="die once"))
     found = outcomes(events)
     assert len(found) == 30
     assert all(outcome.status == "done" for outcome in found.values())
     (death,) = deaths(events)
-    assert death.why == "killed by signal 9"
+    assert death.why == DEATHS[floor.ray_address is not None]
     assert (death.jobs, death.starts_again) == (1, True)
     assert len(floor.started) == 3
     (warning,) = found["j3"].warnings
@@ -201,7 +257,8 @@ def test_a_killed_replica_costs_no_job(floor: Floor, some: Some) -> None:
     assert Counter(line["custom_id"] for line in floor.lines) == Counter(list(found))
 
 
-def test_a_job_that_kills_twice_fails_and_the_rest_is_done(floor: Floor, some: Some) -> None:
+def test_a_job_that_kills_twice_fails_and_the_rest_is_done(each_floor: Floor, some: Some) -> None:
+    floor = each_floor
     events = floor.run(some(12, j2="die", j7="fail"))
     found = outcomes(events)
     assert len(found) == 12
@@ -209,7 +266,7 @@ def test_a_job_that_kills_twice_fails_and_the_rest_is_done(floor: Floor, some: S
     assert sorted(failed) == ["j2", "j7"]
     assert failed["j2"] is not None
     assert (failed["j2"].code, failed["j2"].retryable) == ("replica.died", True)
-    assert "killed by signal 9" in failed["j2"].message
+    assert DEATHS[floor.ray_address is not None] in failed["j2"].message
     assert len(deaths(events)) == 2
     assert [line["status"] for line in floor.lines if line["custom_id"] == "j2"] == ["failed"]
     floor.assert_all_gone()
@@ -228,8 +285,8 @@ def test_all_dead_is_a_machine_error_and_resumable(floor: Floor, some: Some) -> 
     with pytest.raises(MachineError, match=r"every replica died: .*signal 9.*signal 9") as raised:
         floor.run(some(6), each=lambda event, _: events.append(event))
     assert raised.value.code == "machine.replicas"
-    assert len(floor.started) == 2, "what dies without a job dies again"
-    assert [death.starts_again for death in deaths(events)] == [False, False]
+    assert Counter(floor.started) == {0: 3, 1: 3}, "what dies without a job dies again"
+    assert Counter(death.starts_again for death in deaths(events)) == {True: 4, False: 2}
     floor.assert_all_gone()
     floor.environment = {}
     assert len(outcomes(floor.run(some(6)))) == 6
@@ -239,7 +296,7 @@ def test_one_that_never_comes_up_leaves_the_work_to_the_others(floor: Floor, som
     floor.environment = {1: {"DIES": "1"}}
     events = floor.run(some(10))
     assert {outcome.replica for outcome in outcomes(events).values()} == {0}
-    assert [death.replica for death in deaths(events)] == [1]
+    assert {death.replica for death in deaths(events)} == {1}
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -270,7 +327,7 @@ def test_a_stop_leaves_what_is_made_and_no_process(
 
 def test_a_stop_before_any_replica_is_up_is_answered_at_once(floor: Floor, some: Some) -> None:
     config = floor.config(2)
-    several = Replicas(config, launch=floor.launch)
+    several = floor.replicas(config)
     threading.Timer(0.05, several.request_stop, [signal.SIGINT]).start()
     began = time.monotonic()
     with RunFolder(floor.out) as folder, pytest.raises(Interrupted):
@@ -280,7 +337,7 @@ def test_a_stop_before_any_replica_is_up_is_answered_at_once(floor: Floor, some:
 
 
 def test_whoever_stops_listening_leaves_no_process(floor: Floor, some: Some) -> None:
-    several = Replicas(floor.config(2), launch=floor.launch)
+    several = floor.replicas(floor.config(2))
     with RunFolder(floor.out) as folder:
         told = several.run(floor.plan(some(30)), folder)
         while not isinstance(next(told), JobDone):
@@ -290,7 +347,8 @@ def test_whoever_stops_listening_leaves_no_process(floor: Floor, some: Some) -> 
     floor.assert_all_gone()
 
 
-def test_a_fault_of_the_checkpoint_ends_the_run(floor: Floor, some: Some) -> None:
+def test_a_fault_of_the_checkpoint_ends_the_run(each_floor: Floor, some: Some) -> None:
+    floor = each_floor
     with pytest.raises(CheckpointError, match="there is none") as raised:
         floor.run(some(20, j1="no checkpoint"))
     assert raised.value.hint == "copy it"
@@ -320,12 +378,37 @@ def test_fail_fast_stops_every_replica(floor: Floor, some: Some) -> None:
     floor.assert_all_gone()
 
 
-def test_one_that_says_nothing_is_taken_for_dead(floor: Floor, some: Some) -> None:
-    events = floor.run(some(6, j0="hang"), silence_s=3)
-    assert [death.why for death in deaths(events)] == ["no word from it for 3 s"]
+def test_one_that_is_stopped_is_ended_and_its_jobs_are_done(each_floor: Floor, some: Some) -> None:
+    floor = each_floor
+    floor.limits, floor.beat_s = Limits(silence_s=1.5), 0.2
+    events = floor.run(some(6, j0="stop"))
+    assert [death.why for death in deaths(events)] == ["no sign of life for 2 s"]
+    assert {one.status for one in outcomes(events).values()} == {"done"}
     assert len(outcomes(events)) == 6
-    assert all(one.status == "done" for one in outcomes(events).values())
     floor.assert_all_gone()
+
+
+def test_one_that_hangs_is_ended_by_its_own_beat(floor: Floor, some: Some) -> None:
+    floor.limits = Limits(first_s=1.5, step_s=1.0)
+    floor.beat_s = 0.2
+    events = floor.run(some(6, j0="hang"))
+    (death,) = deaths(events)
+    assert re.fullmatch(r"no progress for [12] s \(job of .*\); it hangs", death.why)
+    assert {one.status for one in outcomes(events).values()} == {"done"}
+    assert len(outcomes(events)) == 6
+    floor.assert_all_gone()
+
+
+def test_latents_of_a_film_travel_to_who_goes_on_with_it(each_floor: Floor, film: VideoJob) -> None:
+    floor = each_floor
+    films = [replace(film, custom_id=f"f{n}") for n in range(3)]
+    films[0] = replace(films[0], prompt="cut short")
+    events = floor.run(films)
+    assert len(outcomes(events)) == 3
+    assert len(deaths(events)) == 1
+    assert (floor.marks / "f0.found").read_bytes() == b"2"
+    assert (floor.marks / "f1.found").read_bytes() == b""
+    assert not (floor.out / "latents").exists(), "what is done needs none"
 
 
 def test_a_journal_that_is_removed_stops_all_and_no_picture_is_without_its_line(
@@ -374,7 +457,7 @@ def test_attempts_count_on_from_the_journal(floor: Floor, some: Some) -> None:
         assert [job.custom_id for job in rest.to_run] == ["j0"]
         (event,) = [
             event
-            for event in Replicas(config, launch=floor.launch).run(floor.plan(rest.to_run), folder)
+            for event in floor.replicas(config).run(floor.plan(rest.to_run), folder)
             if isinstance(event, JobFailed)
         ]
     assert event.outcome.attempt == 2
@@ -387,14 +470,16 @@ def test_loads_are_told_with_the_replica(floor: Floor, some: Some) -> None:
 
 # The command without what needs torch: neither its replicas nor what run.json says of GPUs.
 PARENT = """
-import sys
+import os, sys
+from functools import partial
 sys.path.append(sys.argv.pop(1))
+os.environ |= {"PACE_S": "0.05", "MARKS": sys.argv.pop(1)}
 from hyimg_cli.cli import carry_out
 from hyimg_cli.cli.app import run
-from hyimg_cli.engine.replicas import run as replicas
-from hyimg_cli.parallel.launch import launched
+from hyimg_cli.engine.replicas import run as module
 carry_out.run_info = lambda *_: {}
-replicas._launched = lambda config, count, number: launched("fake_replica", {"PACE_S": "0.05"})
+fake = {"session": "fake_replica:FakeSession"}
+module.Replicas = partial(module.Replicas, setup=fake)
 code = run(sys.argv[1:])
 assert "torch" not in sys.modules
 sys.exit(code)
@@ -409,12 +494,15 @@ def test_a_command_that_is_killed_leaves_no_process_and_resumes(
     lines[0] |= {"prompt": "hang"} if kill == "twice" else {}
     manifest, out = write_manifest(*lines), tmp_path / "out"
     tests = str(Path(__file__).parents[1])
-    command = [sys.executable, "-c", PARENT, tests, "generate", str(manifest), "-o", str(out)]
+    command = [sys.executable, "-c", PARENT, tests, str(tmp_path)]
+    command += ["generate", str(manifest), "-o", str(out)]
     command += ["--replicas", "2", "--device", "cpu", "--no-report", "--json"]
     ran = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     wait_for(lambda: (out / "results.jsonl").exists() and line_count(out) >= 2)
     children = psutil.Process(ran.pid).children()
     assert len(children) == 2
+    if kill in ("twice", signal.SIGKILL):
+        children[1].suspend()
     os.kill(ran.pid, signal.SIGTERM if kill == "twice" else kill)
     if kill == "twice":
         time.sleep(0.3)
@@ -450,12 +538,19 @@ def test_each_replica_sees_one_gpu_and_its_share_of_the_cores(
     cpu = RunConfig(OutputConfig(Path("out")), model=ModelChoice(device="cpu"))
     gpu = RunConfig(OutputConfig(Path("out")), model=ModelChoice(device="cuda"))
     cores = len(os.sched_getaffinity(0))
-    assert module._environment(cpu, 2, 1, {}) == {"OMP_NUM_THREADS": str(max(1, cores // 2))}
-    assert module._environment(cpu, 2, 1, {"OMP_NUM_THREADS": "3"}) == {}
-    ours = {"OMP_NUM_THREADS": "3", "CUDA_VISIBLE_DEVICES": "4, GPU-55,6"}
-    assert module._environment(gpu, 3, 1, ours) == {"CUDA_VISIBLE_DEVICES": "GPU-55"}
-    del ours["CUDA_VISIBLE_DEVICES"]
-    assert module._environment(gpu, 3, 2, ours) == {"CUDA_VISIBLE_DEVICES": "2"}
+    monkeypatch.setattr("hyimg_cli.parallel.devices.gpu_count", lambda: 8)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    share = {"OMP_NUM_THREADS": str(max(1, cores // 2))}
+    assert LocalProcesses(cpu, Plan(()), 2).environment(1) == share
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert LocalProcesses(cpu, Plan(()), 2).environment(1) == {}
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4, GPU-55,6,7")
+    assert LocalProcesses(gpu, Plan(()), 3).environment(1) == {"CUDA_VISIBLE_DEVICES": "GPU-55"}
+    pairs = replace(gpu, parallel=ParallelConfig(tensor_ranks=2))
+    assert LocalProcesses(pairs, Plan(()), 2).environment(1) == {"CUDA_VISIBLE_DEVICES": "6,7"}
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert LocalProcesses(gpu, Plan(()), 3).environment(2) == {"CUDA_VISIBLE_DEVICES": "2"}
+    assert LocalProcesses(pairs, Plan(()), 3).environment(2) == {"CUDA_VISIBLE_DEVICES": "4,5"}
 
 
 def test_memory_that_cannot_hold_them_all_is_said_before_any_starts(

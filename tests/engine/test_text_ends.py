@@ -4,12 +4,14 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from transformers import RepetitionPenaltyLogitsProcessor
 
 from hyimg_cli.models.hunyuan_image3.script import Script
 from hyimg_cli.models.hunyuan_image3.vocabulary import Vocabulary
@@ -21,7 +23,8 @@ from hyimg_cli.spec.job import ImageJob, SizeRequest, TextSampling
 WORDS = Vocabulary.from_folder(
     Path(__file__).parents[1] / "parity" / "tiny" / "checkpoint", base_size=256, ratio_count=37
 )
-PROMPT = (1, 2, 3)
+# With the size of a picture that the job has.
+PROMPT = (1, WORDS.ratios[4], 3)
 LIMIT = 16
 JOBS = 60
 # The ratios that a checkpoint's card lets it draw; the official loop knows no such limit.
@@ -47,12 +50,22 @@ def _logits_V(ids: Sequence[int]) -> Tensor:
     """What follows some ids: depends on every one of them."""
     logits_V = np.full(512, -30.0, np.float32)
     logits_V[list(CHANCES)] = np.log(list(CHANCES.values()))
-    noise_V = np.random.default_rng(list(ids)).normal(scale=0.5, size=512)
+    noise_V = np.random.default_rng([1, 2, *ids[2:]]).normal(scale=0.5, size=512)
     return torch.from_numpy(logits_V + noise_V.astype(np.float32))
 
 
-def _best_ratio(text: Sequence[int], ratios: Sequence[int]) -> int:
-    logits_V = _logits_V([*PROMPT, *text])
+def _processed_V(text: Sequence[int], penalty: float) -> Tensor:
+    """The logits behind a text as transformers' `generate` hands them to the official processors:
+    its own come first.
+    """
+    ids: Any = torch.tensor([[*PROMPT, *text]])
+    scores: Any = _logits_V(ids[0].tolist())[None]
+    processed: Tensor = RepetitionPenaltyLogitsProcessor(penalty)(ids, scores)[0]
+    return processed
+
+
+def _best_ratio(text: Sequence[int], ratios: Sequence[int], penalty: float) -> int:
+    logits_V = _processed_V(text, penalty)
     return max(ratios, key=lambda ratio: float(logits_V[ratio]))
 
 
@@ -62,7 +75,7 @@ def _opening(job: ImageJob, template: str) -> list[int]:
     return [*answer, WORDS.boi, WORDS.img_size] if job.size.is_auto else []
 
 
-def official(job: ImageJob, template: str) -> tuple[list[int], list[int]]:
+def official(job: ImageJob, template: str, penalty: float) -> tuple[list[int], list[int]]:
     """The loop of HunyuanImage-3.0-Instruct: one decode, two logits processors, its stop tokens.
 
     Its tokens, the trigger first, and the places of those that were sampled freely.
@@ -82,10 +95,10 @@ def official(job: ImageJob, template: str) -> tuple[list[int], list[int]]:
         if forced:
             token, *forced = forced
         elif needs_ratio and last == WORDS.img_size:
-            token = _best_ratio(tokens, WORDS.ratios)
+            token = _best_ratio(tokens, WORDS.ratios, penalty)
         else:
             draw = draws.at(len(free))
-            token = int(choose(_logits_V([*PROMPT, *tokens])[None], [draw]))
+            token = int(choose(_processed_V(tokens, penalty)[None], [draw]))
             free.append(len(tokens))
         tokens.append(token)
         if token in stops:
@@ -103,9 +116,9 @@ class End:
     kind: str
 
 
-def by_rule(job: ImageJob, template: str) -> End:
+def by_rule(job: ImageJob, template: str, penalty: float) -> End:
     """The official text, but closed before the first token in it that opens a picture."""
-    tokens, free = official(job, template)
+    tokens, free = official(job, template, penalty)
     closing = CLOSING[job.bot_task]
     stray = next((place for place in free if tokens[place] in OPENERS), None)
     cut = ""
@@ -123,7 +136,7 @@ def by_rule(job: ImageJob, template: str) -> End:
     if not job.size.is_auto:
         return End(text, cut, None, kind)
     opened = [*text, *_opening(job, template)]
-    ratio = _best_ratio(opened, DRAWABLE)
+    ratio = _best_ratio(opened, DRAWABLE, penalty)
     if not cut and tokens[-1] in WORDS.ratios:
         assert tokens[:-1] == opened
         assert ratio == tokens[-1] or tokens[-1] not in DRAWABLE
@@ -159,8 +172,9 @@ class Rows:
 class Model:
     """Stands for a model: a hidden state is all ids up to its row."""
 
-    def __init__(self, template: Any) -> None:
+    def __init__(self, template: Any, penalty: float) -> None:
         self.template = template
+        self.card = SimpleNamespace(defaults=SimpleNamespace(repetition_penalty=penalty))
         self.rows_fed = 0
 
     def script(self, job: ImageJob) -> Script:
@@ -201,20 +215,22 @@ def _written(jobs: Sequence[ImageJob], model: Any, *, lag: int, batch: int) -> l
 
 
 @pytest.mark.parametrize("lag", [0, 1])
-@pytest.mark.parametrize("template", ["instruct", "pretrain"])
+@pytest.mark.parametrize(
+    ("template", "penalty"), [("instruct", 1.0), ("pretrain", 1.0), ("instruct", 1.4)]
+)
 @pytest.mark.parametrize("size", [SizeRequest(), SizeRequest(256, 256)], ids=str)
 @pytest.mark.parametrize("bot_task", ["think", "recaption", "think_recaption"])
 def test_a_text_ends_where_the_rule_says(
-    job: ImageJob, bot_task: Any, size: SizeRequest, template: Any, lag: int
+    job: ImageJob, bot_task: Any, size: SizeRequest, template: Any, penalty: float, lag: int
 ) -> None:
     """Text, warning and ratio; and the rows that are kept are those of the picture's sequence."""
     base = replace(job, bot_task=bot_task, size=size)
     jobs = [replace(base, text=TextSampling(n, 1.0, 0, 1.0, LIMIT)) for n in range(JOBS)]
-    model: Any = Model(template)
+    model: Any = Model(template, penalty)
     kinds: Counter[str] = Counter()
     rows = 0
     for one, decoding in zip(jobs, _written(jobs, model, lag=lag, batch=7), strict=True):
-        end = by_rule(one, template)
+        end = by_rule(one, template, penalty)
         written, context = decoding.generated(model), decoding.context
         assert written.ids == tuple(end.text)
         assert (written.cut, written.ending[-1] if written.ending else None) == (end.cut, end.ratio)
@@ -225,4 +241,6 @@ def test_a_text_ends_where_the_rule_says(
         rows += len(context.ids) - len(PROMPT) - 1 + decoding.overdecoded
         kinds[end.kind.rstrip("0123456789>")] += 1
     assert rows == model.rows_fed
-    assert kinds.keys() == {"closed", "limit", "<answer", "<boi", "<img_size_", "<img_ratio_"}
+    every = {"closed", "limit", "<answer", "<boi", "<img_size_", "<img_ratio_"}
+    # Under a penalty words run out, and few texts reach their limit.
+    assert kinds.keys() == every if penalty == 1 else len(kinds) > 2

@@ -6,8 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+from engine.conftest import studio_of
+from transformers import RepetitionPenaltyLogitsProcessor
 
 from hyimg_cli.errors import JobError
+from hyimg_cli.pipelines.clock import PhaseClock
+from hyimg_cli.pipelines.image.batch import ContinuousBatch
+from hyimg_cli.pipelines.image.stages import Generated
 from hyimg_cli.spec.events import ThinkToken
 from hyimg_cli.spec.job import ImageJob, SizeRequest
 from hyimg_cli.spec.run import ReuseConfig
@@ -104,3 +109,59 @@ def test_text_that_would_break_the_sequence_fails_its_job(
 ) -> None:
     with pytest.raises(JobError, match=message):
         drawn(replace(job, **changes))
+
+
+def test_a_repetition_penalty_holds_alone_and_in_company(
+    family: Any, job: ImageJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hot = replace(job.text, temperature=5.0, top_p=1.0)
+    jobs = [replace(job, custom_id=f"{n}", text=replace(hot, seed=n)) for n in range(3)]
+    free = _texts(family, jobs, 3)
+    _penalize(family, 1.5, monkeypatch)
+    together = _texts(family, jobs, 3)
+    assert together == _texts(family, jobs, 1)
+    assert all(together[name] != free[name] for name in free)
+
+
+def _texts(model: Any, jobs: list[ImageJob], size: int) -> dict[str, tuple[int, ...] | None]:
+    stages = replace(studio_of(model), draws=False)
+    batch = ContinuousBatch(
+        jobs, stages, batch_size=size, new_clock=lambda: PhaseClock(0.0, lambda: None)
+    )
+    return {one.job.custom_id: one.text.ids for one in batch.run() if isinstance(one, Generated)}
+
+
+def test_the_size_of_a_source_counts_as_said_before(
+    drawn: Tell,
+    several_ratios: Any,
+    job: ImageJob,
+    sources: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The ratio behind the prompt is chosen from logits that the prompt's own ratio has changed."""
+    model = several_ratios
+    asked = replace(job, bot_task="none", images=sources[:1], num_inference_steps=1)
+    rows: list[tuple[list[int], torch.Tensor]] = []
+    text_logits = type(model).text_logits
+
+    def seen(self: Any, contexts: Any) -> torch.Tensor:
+        logits_RV: torch.Tensor = text_logits(self, contexts)
+        logits_RV -= logits_RV.max() + 1  # below 0 a penalty counts most
+        rows.append((contexts[0].ids, logits_RV.clone()))
+        return logits_RV
+
+    monkeypatch.setattr(type(model), "text_logits", seen)
+    free = drawn(asked, model=model).picture.text.ending
+    _penalize(model, 1000.0, monkeypatch)
+    found = drawn(asked, model=model).picture.text.ending
+    ids, logits_RV = rows[-1]
+    assert free[0] in ids, "a square source, a square picture"
+    told: Any = (torch.tensor([ids]), logits_RV)
+    processed = RepetitionPenaltyLogitsProcessor(1000.0)(*told)[0]
+    assert found == (max(model.prompter.allowed_ratios, key=lambda id_: float(processed[id_])),)
+    assert found != free
+
+
+def _penalize(model: Any, penalty: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    defaults = replace(model.card.defaults, repetition_penalty=penalty)
+    monkeypatch.setattr(model, "_card", replace(model.card, defaults=defaults))

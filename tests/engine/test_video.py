@@ -18,7 +18,7 @@ from engine.fake_video import FakeDenoiser, FakeVideo, Studios, video_job
 from machines import with_main_memory
 from PIL import Image
 
-from hyimg_cli.engine.runner import Accepted, ResumePolicy, Selection, prepare
+from hyimg_cli.engine.runner import Accepted, ResumePolicy, prepare
 from hyimg_cli.engine.session import Session
 from hyimg_cli.errors import Interrupted, StorageError
 from hyimg_cli.journal.journal import RunFolder, outcome_to_json, resume
@@ -506,7 +506,7 @@ def test_a_cache_that_is_too_small_costs_time_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, roomy = run(ten_jobs(), tmp_path / "roomy")
-    monkeypatch.setattr("hyimg_cli.pipelines.video.prompts._MEMO_BYTES", 1)
+    monkeypatch.setattr("hyimg_cli.pipelines.video.encodings._MEMO_BYTES", 1)
     _, narrow = run(ten_jobs(), tmp_path / "narrow")
     assert runs_of(narrow)["text"] > 4
     assert all(pixels(narrow[name]) == pixels(roomy[name]) for name in roomy)
@@ -639,8 +639,8 @@ def test_latents_of_what_is_done_or_starts_afresh_are_removed(tmp_path: Path) ->
             prepare,
             folder,
             Accepted(tuple(jobs)),
+            jobs,
             config=RunConfig(OutputConfig(tmp_path)),
-            selection=Selection(),
         )
         assert prepared(policy=ResumePolicy()).done_before == ("done",)
         assert [path.name for path in (tmp_path / "latents").iterdir()] == ["begun.safetensors"]

@@ -113,8 +113,8 @@ def test_a_failing_job_in_the_middle_leaves_no_trace(
 ) -> None:
     denoiser = DiffusersVideo.denoiser
 
-    def faulty(self: Any, job: VideoJob, embeddings: Any) -> Any:
-        made = denoiser(self, job, embeddings)
+    def faulty(self: Any, job: VideoJob, embeddings: Any, start: Any) -> Any:
+        made = denoiser(self, job, embeddings, start)
         step = made.step
 
         def fails(index: int, latents: torch.Tensor) -> torch.Tensor:

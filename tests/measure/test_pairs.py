@@ -37,6 +37,21 @@ def test_folders_are_paired_by_name(folders: tuple[Path, Path]) -> None:
     assert found.unpaired == "1 only in A: left.png; 1 only in B: r.png"
 
 
+def test_another_format_is_a_counterpart_where_it_is_the_only_one(
+    tmp_path: Path, write_picture: WritePicture
+) -> None:
+    names = {"a": ("cat.png", "x/dog.png", "two.png"), "b": ("cat.webp", "x/dog.webp", "two.webp")}
+    for side in names:
+        (tmp_path / side / "x").mkdir(parents=True)
+        for name in names[side]:
+            write_picture(f"{side}/{name}")
+    write_picture("b/two.bmp")
+    found = find_pairs(tmp_path / "a", tmp_path / "b", allow_unpaired=True)
+    assert [pair.name for pair in found.pairs] == ["cat", "x/dog"]
+    assert found.pairs[0].b == tmp_path / "b/cat.webp"
+    assert found.unpaired == "1 only in A: two.png; 2 only in B: two.bmp, two.webp"
+
+
 def test_names_without_counterpart_are_an_error(folders: tuple[Path, Path]) -> None:
     with pytest.raises(UsageError, match=r"1 only in A: left\.png; 1 only in B: r\.png"):
         find_pairs(*folders)

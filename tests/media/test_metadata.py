@@ -4,7 +4,7 @@ import json
 from dataclasses import asdict, replace
 from typing import Any
 
-from hyimg_cli.media.metadata import Making, PictureFacts, PictureText, picture_text
+from hyimg_cli.media.metadata import PictureFacts, PictureText, Provenance, picture_text
 from hyimg_cli.spec.job import ImageJob, Size, SizeRequest, TextSampling
 
 JOB = ImageJob(
@@ -33,7 +33,7 @@ RESOLVED: dict[str, Any] = {
 }
 FACTS = PictureFacts(
     model_name="HunyuanImage-3.0-Instruct",
-    making=Making("0.1.0", "0123456789abcdef", {"dtype": "float32"}, {"torch": "2.11.0"}),
+    provenance=Provenance("0.1.0", "0123456789abcdef", {"dtype": "float32"}, {"torch": "2.11.0"}),
     source_sha256=("aa", "bb"),
     cot_text="<think>red</think>",
     cot_token_ids=(1, 2, 3),
@@ -95,7 +95,7 @@ def test_a_hub_id_is_no_path() -> None:
 
 
 def test_a_model_name_with_commas_stays_one_setting() -> None:
-    facts = PictureFacts("a, b: c", FACTS.making)
+    facts = PictureFacts("a, b: c", FACTS.provenance)
     assert 'Model: "a, b: c"' in text_of(facts=facts).parameters
 
 

@@ -15,15 +15,15 @@ from hyimg_cli.errors import SourceImageError, UsageError
 from hyimg_cli.media import xmp
 from hyimg_cli.media.frames import read_frames
 from hyimg_cli.media.images import write_picture, write_png
-from hyimg_cli.media.metadata import KEYWORD, Making, PictureText, video_text
+from hyimg_cli.media.metadata import KEYWORD, PictureText, Provenance, video_text
 from hyimg_cli.media.recorded import MAX_SIDECAR_BYTES, read_described
 from hyimg_cli.media.video import write_video
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.job import Encoding
 
-MAKING = Making("0.1.0", "f" * 64, {"dtype": "float32"}, {"torch": "2.11.0"})
+PROVENANCE = Provenance("0.1.0", "f" * 64, {"dtype": "float32"}, {"torch": "2.11.0"})
 JOB = {"custom_id": "犬", "prompt": "ein Hündchen\n犬", "model": "tiny-video", "task": "t2v"}
-RECORD = json.loads(video_text(JOB, MAKING))
+RECORD = json.loads(video_text(JOB, PROVENANCE))
 FRAMES = np.zeros((2, 32, 32, 3), dtype=np.uint8)
 WritePng = Callable[..., Path]
 
@@ -46,7 +46,7 @@ def code_of(path: Path) -> str:
 
 
 def test_a_record_comes_back_as_it_was_written(png: WritePng, tmp_path: Path) -> None:
-    text = video_text(JOB, MAKING)
+    text = video_text(JOB, PROVENANCE)
     (tmp_path / "a.json").write_text(text + "\n")
     write_video(tmp_path / "a.mp4", [FRAMES], fps=8, comment=text)
     for path, kind in (
@@ -57,23 +57,27 @@ def test_a_record_comes_back_as_it_was_written(png: WritePng, tmp_path: Path) ->
         found = read_described(path)
         assert found.kind == kind
         assert found.record is not None
-        assert (found.record.job, found.record.making) == (JOB, MAKING)
+        assert (found.record.job, found.record.provenance) == (JOB, PROVENANCE)
 
 
 @pytest.mark.parametrize("encoding", [Encoding("jpeg", 90), Encoding("webp", 90), Encoding("webp")])
 def test_every_format_of_a_picture_says_the_same(tmp_path: Path, encoding: Encoding) -> None:
     path = tmp_path / "a.of-any-name"
-    text = PictureText("a cat", video_text(JOB, MAKING), xmp.EDITED)
+    text = PictureText("a cat", video_text(JOB, PROVENANCE), xmp.EDITED)
     write_picture(path, FRAMES[0], encoding, text)
     found = read_described(path)
     assert found.record is not None
     assert (found.kind, found.source_type) == (encoding.format, xmp.EDITED)
-    assert (found.record.job, found.record.making, found.parameters) == (JOB, MAKING, "a cat")
+    assert (found.record.job, found.record.provenance, found.parameters) == (
+        JOB,
+        PROVENANCE,
+        "a cat",
+    )
 
 
 def test_a_film_says_that_a_model_made_it_and_plays_on(tmp_path: Path) -> None:
     """In a box of its own at the top level, as XMP's specification says of MPEG-4."""
-    path, text = tmp_path / "a.mp4", video_text(JOB, MAKING)
+    path, text = tmp_path / "a.mp4", video_text(JOB, PROVENANCE)
     plain = write_video(path, [FRAMES], fps=8, comment=text)
     before = path.read_bytes()
     marked = write_video(path, [FRAMES], fps=8, comment=text, box=xmp.mp4_box(xmp.MADE))
@@ -117,7 +121,11 @@ def test_format_1_had_neither_settings_nor_digests(png: WritePng) -> None:
     old = {"format": 1, "version": "0.1.0", "job": JOB, "model_fingerprint": "f"}
     found = read_described(png(hyimg=json.dumps(old))).record
     assert found is not None
-    assert (found.making.settings, found.source_sha256, found.making.version) == ({}, (), "0.1.0")
+    assert (found.provenance.settings, found.source_sha256, found.provenance.version) == (
+        {},
+        (),
+        "0.1.0",
+    )
 
 
 @pytest.mark.parametrize(
@@ -146,7 +154,7 @@ def test_values_of_other_types_are_no_error(png: WritePng, wrong: Any) -> None:
     raw = {"format": 2, "job": {}} | dict.fromkeys(names, wrong)
     found = read_described(png(hyimg=json.dumps(raw))).record
     assert found is not None
-    assert all(isinstance(value, str) for value in found.making.settings.values())
+    assert all(isinstance(value, str) for value in found.provenance.settings.values())
     assert all(isinstance(value, str) for value in found.source_sha256)
 
 

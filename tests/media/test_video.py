@@ -15,7 +15,7 @@ from PIL import Image
 
 from hyimg_cli.errors import StorageError
 from hyimg_cli.media import video
-from hyimg_cli.media.metadata import Making, video_text
+from hyimg_cli.media.metadata import Provenance, video_text
 from hyimg_cli.media.video import Frames, write_video
 from hyimg_cli.spec import digest
 
@@ -78,7 +78,7 @@ def test_rate_and_comment(tmp_path: Path) -> None:
     text = video_text(
         {"custom_id": "a", "prompt": "ein Hündchen 犬\n" * 400, "model": "/home/me/models/film",
          "metadata": {"private": 1}, "x_note": "private"},
-        Making("1", "f"),
+        Provenance("1", "f"),
     )  # fmt: skip
     write_video(tmp_path / "a.mp4", [scene(2, 32, 32)], fps=30, comment=text)
     with av.open(str(tmp_path / "a.mp4")) as container:

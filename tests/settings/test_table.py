@@ -1,5 +1,6 @@
 """What is derived from the declarations, held against what is written here a second time."""
 
+import json
 from collections.abc import Callable
 from dataclasses import fields
 from operator import attrgetter
@@ -41,6 +42,7 @@ FILLS: dict[str, tuple[str, Any]] = {
     "cfg_parallel_size": ("parallel.cfg_ranks", 2),
     "tensor_parallel_size": ("parallel.tensor_ranks", 4),
     "replicas": ("parallel.replicas", 5),
+    "ray_address": ("parallel.ray_address", "10.0.0.1:6379"),
     "metadata": ("output.metadata", False),
     "frames": ("output.frames", "png"),
     "checkpoint_every": ("output.checkpoint_every", 6),
@@ -58,7 +60,7 @@ BEFORE: dict[str, Any] = {
     "allow_model": ("other",),
     "name": "{stem}-{seed}",
 }
-NO_SETTING = {"output.folder", "output.only_texts", "cache.folder", "batch.encodes_ahead"}
+NO_SETTING = {"output.folder", "output.only_texts", "cache.folder", "batch.prefetches_sources"}
 # How each setting that changes pixels stands in the resume key: the words of folders that exist.
 PLAIN = {"dtype": "float32", "kv_reuse": "reuse"}
 IN_KEY: dict[tuple[str, Any], dict[str, str]] = {
@@ -98,8 +100,15 @@ OF_THE_JOB: dict[str, dict[str, Any]] = {
 }
 # What decides which jobs a line becomes, and so is in no job.
 OF_THE_LINE: dict[str, dict[str, Any]] = {"n": {"n": 2}, "vary": {"vary": "picture"}}
-# The embedded video model has one transformer, and so no second scale.
-NOT_OF_TINY = {"guidance_scale_2": {"guidance_scale_2": 1.5}}
+# The embedded video model has one transformer, and so no second scale; BAGEL's own are not read by
+# the embedded picture model.
+NOT_OF_TINY: dict[str, dict[str, Any]] = {
+    "guidance_scale_2": {"guidance_scale_2": 1.5},
+    "fit": {"fit": "crop"},
+    "image_guidance_scale": {"image_guidance_scale": 1.5},
+    "guidance_interval": {"guidance_interval": [0.2, 0.9]},
+    "guidance_renorm": {"guidance_renorm": "channel"},
+}
 OF_THE_CHECKPOINT = {"model", "video_model", "revision"}
 OFF_DEFAULT = (
     {name: value for name, (_, value) in FILLS.items()}
@@ -191,15 +200,15 @@ def test_another_checkpoint_has_keys_of_its_own(
 @pytest.mark.parametrize("name", SETTINGS)
 def test_a_recipe_says_it_in_its_table(name: str, tmp_path: Path) -> None:
     row, path, value = SETTINGS[name], tmp_path / "run.toml", OFF_DEFAULT[name]
-    text = f'"{value}"' if isinstance(value, str) else str(value).lower()
-    path.write_text(f"[{row.table}]\n{name} = {text}\n")
+    path.write_text(f"[{row.table}]\n{name} = {json.dumps(value)}\n")
     assert read_recipe(path) == {name: row.kind.read(value)}
 
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_a_flag_or_a_variable_says_it(name: str) -> None:
     row, value = SETTINGS[name], OFF_DEFAULT[name]
-    by_variable = settle({}, {f"HYIMG_{name.upper()}": str(value)}, {})[name]
+    said = ",".join(value) if isinstance(value, tuple) else str(value)
+    by_variable = settle({}, {f"HYIMG_{name.upper()}": said}, {})[name]
     by_flag = settle({name: value}, {}, {})[name]
     assert by_flag.value == by_variable.value == row.kind.read(value) != row.default
     assert (by_flag.origin, by_variable.origin) == ("flag", "environment")

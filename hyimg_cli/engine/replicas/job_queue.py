@@ -41,12 +41,12 @@ class JobQueue:
         """Jobs that are left."""
         return sum(len(part.jobs) for part in self._parts) + len(self._alone)
 
-    def take(self, loaded: str | None, at_work: Sequence[str]) -> Plan | None:
+    def take(self, loaded: str | None, at_work: Counter[str]) -> Plan | None:
         """The next piece, of one group; None where nothing is left.
 
         `loaded`: the model that the replica has already, which it keeps while there are jobs for
-        it. Else it gets the model with most jobs for each replica that is `at_work` on it (their
-        models), so that no model is loaded more often than it must be. Jobs that are to run alone
+        it. Else it gets the model with most jobs for each replica that is `at_work` on it (how many
+        by model), so that no model is loaded more often than it must be. Jobs that are to run alone
         come last.
         """
         model = self._model(loaded, at_work)
@@ -71,13 +71,12 @@ class JobQueue:
         for part in self._parts:
             part.jobs.clear()
 
-    def _model(self, loaded: str | None, at_work: Sequence[str]) -> str | None:
+    def _model(self, loaded: str | None, busy: Counter[str]) -> str | None:
         left: Counter[str] = Counter()
         for part in self._parts:
             left[part.group.model] += len(part.jobs)
         if loaded is not None and left[loaded]:
             return loaded
-        busy = Counter(at_work)
         waiting = [model for model, count in left.items() if count]
         return max(waiting, key=lambda model: left[model] / (busy[model] + 1), default=None)
 
@@ -125,7 +124,7 @@ def _fill(due: int, jobs: Iterable[Job], alike: Callable[[Job], Hashable]) -> in
 
 def _sources(job: Job) -> Hashable:
     """Equal for jobs with the same source images; without any, for those with the same text."""
-    return (isinstance(job, ImageJob) and job.images) or _text(job)
+    return job.images or _text(job)
 
 
 def _text(job: Job) -> Hashable:

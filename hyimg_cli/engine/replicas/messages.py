@@ -1,42 +1,50 @@
-"""Messages between a run and one of its replicas; no torch.
+"""What a run and its replicas say to each other, and the transport that carries it; no torch.
 
-    to the replica     Setup, then for each piece Dispatch; Recorded after each OutcomeLine; Stop
-    from the replica   Ready, then for each piece SessionEvents and OutcomeLines, and PieceDone
+    to a replica      Setup as it starts, then Assign for each piece; Stop
+    from a replica    Ready, then for each piece Told until PieceDone; Beat now and then; Gone
 
-Pickled by plain `pickle`: frozen dataclasses without tensors.
+Pickled by plain `pickle`: frozen dataclasses without tensors. A replica writes no file of the run:
+what it made travels with its line.
 """
 
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
 
 from hyimg_cli.errors import HyimgError
-from hyimg_cli.spec.events import Event, Outcome
+from hyimg_cli.journal.journal import Made
+from hyimg_cli.journal.keys import Facts
+from hyimg_cli.parallel.watch import BEAT_S, Beat
+from hyimg_cli.spec.events import Event
 from hyimg_cli.spec.plan import Plan
 from hyimg_cli.spec.run import RunConfig
+
+SESSION = "hyimg_cli.engine.session:Session"
 
 
 @dataclass(frozen=True)
 class Setup:
-    """How the replica works, and the plan of which it will get pieces; `folder` takes its files."""
+    """How a replica works, and the plan of which it will get pieces. `session`: the module and
+    class that do the work. It tells that it goes on every `beat_s`, and of its jobs' progress every
+    `progress_s` at most.
+    """
 
     number: int
     config: RunConfig
     whole: Plan
-    folder: Path
     log_level: int
+    session: str = SESSION
+    beat_s: float = BEAT_S
+    progress_s: float = 1.0
 
 
 @dataclass(frozen=True)
-class Dispatch:
-    """Jobs to do, and how often each of them was tried before."""
+class Assign:
+    """Jobs to do, how often each of them was tried before, and latents that wait for them."""
 
     piece: Plan
-    attempts: dict[str, int]
-
-
-@dataclass(frozen=True)
-class Recorded:
-    """The line is in the journal, on disk."""
+    attempts: Mapping[str, int]
+    latents: Mapping[str, bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -48,21 +56,21 @@ class Stop:
 
 @dataclass(frozen=True)
 class Ready:
-    """The replica has imported what it needs."""
+    """The replica has imported what it needs. `node`: the machine it is on, empty where that is
+    this; `facts` are what it finds there.
+    """
+
+    facts: Facts
+    node: str = ""
 
 
 @dataclass(frozen=True)
-class SessionEvent:
-    """An event of the replica's session."""
+class Told:
+    """Events of the replica's session, with the lines that stand before them and their files."""
 
-    event: Event
-
-
-@dataclass(frozen=True)
-class OutcomeLine:
-    """An outcome whose file is in its place: to be recorded, and answered with `Recorded`."""
-
-    outcome: Outcome
+    events: tuple[Event, ...] = ()
+    made: tuple[Made, ...] = ()
+    latents: Mapping[str, bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -75,5 +83,43 @@ class PieceDone:
     trace: str = ""
 
 
-ToReplica = Setup | Dispatch | Recorded | Stop
-FromReplica = Ready | SessionEvent | OutcomeLine | PieceDone
+@dataclass(frozen=True)
+class Gone:
+    """The replica's process has ended, `why` in words: nothing more will come."""
+
+    why: str
+
+
+FromReplica = Ready | Told | PieceDone | Beat | Gone
+
+
+class Transport(Protocol):
+    """Starts replicas by their numbers and carries messages; it knows of no job and no journal.
+
+    Nothing here waits for a replica, but `events` for as long as it is told. `config`: the run's,
+    as one replica has it.
+    """
+
+    config: RunConfig
+
+    def start(self, setup: Setup) -> None:
+        """Begin to start a replica, in place of an earlier one of the number."""
+
+    def assign(self, number: int, work: Assign) -> None: ...
+
+    def stop(self, number: int, signal_number: int) -> None: ...
+
+    def events(self, timeout_s: float) -> list[tuple[int, FromReplica]]:
+        """Some of what replicas have said, by their numbers; waits for the first of it.
+
+        Nothing comes of a replica that was killed, or that another took the place of.
+        """
+
+    def wake(self) -> None:
+        """End the wait in `events`; a signal's handler may call this."""
+
+    def kill(self, number: int) -> None:
+        """End a replica, whatever it does; nobody waits for what it says."""
+
+    def close(self) -> None:
+        """End all replicas and what carried them."""

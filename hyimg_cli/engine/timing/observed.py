@@ -93,7 +93,7 @@ def conditions(model: str, config: RunConfig) -> str:
         "offload": choice.cpu_offload,
         "balanced": choice.device == "balanced",
         "ranks": [parallel.vae_ranks, parallel.cfg_ranks, parallel.tensor_ranks],
-        "batch": [batch.is_invariant, batch.prewarm, batch.encodes_ahead],
+        "batch": [batch.is_invariant, batch.prewarm, batch.prefetches_sources],
         "reuse": asdict(config.reuse),
     }
     return digest.of_json(facts)

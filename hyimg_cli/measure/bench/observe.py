@@ -18,6 +18,7 @@ from torch import Tensor
 from hyimg_cli.kv.buffer import Buffer
 from hyimg_cli.kv.segments import ImageSegment
 from hyimg_cli.models.protocols import (
+    BranchSequence,
     Canvas,
     Context,
     Encoded,
@@ -161,7 +162,8 @@ class Observed(Passing):
     def canvas(self, job: ImageJob, sources: Sequence[Encoded], text: GeneratedText) -> Canvas:
         canvas = self._inner.canvas(job, sources, text)
         seen = self.jobs[job.custom_id] = JobSeen(job.custom_id, text.ids)
-        self._layouts[id(canvas.layout)] = _Opened(canvas, sources, seen)
+        opened = _Opened(canvas, sources, seen)
+        self._layouts |= {id(canvas.layout_of(own)): opened for own in canvas.branches}
         return canvas
 
     def branch(self, layout: Any, buffer: Buffer) -> Any:
@@ -194,7 +196,7 @@ class Observed(Passing):
         own, buffer = opened.canvas.branches[number], opened.buffers[number]
         stop, ids = own.live_start, own.ids[: own.live_start]
         names = tuple(self._inner.decode_text([id_]) for id_ in ids)
-        groups = self._groups(opened, ids, names)
+        groups = self._groups(opened, own, names)
         prefix = buffer.cut(0, stop).on([torch.device("cpu")] * len(buffer.keys_HSD))
         is_seen: tuple[bool, ...] = ()
         if self._tries_tokens:
@@ -203,11 +205,12 @@ class Observed(Passing):
         return BranchSeen(ids, names, groups, is_seen, prefix.keys, prefix.values)
 
     def _groups(
-        self, opened: _Opened, ids: Sequence[int], names: Sequence[str]
+        self, opened: _Opened, own: BranchSequence, names: Sequence[str]
     ) -> tuple[TokenGroup, ...]:
         groups: list[TokenGroup] = []
         start = image = 0
-        for segment in self._inner.segments(opened.canvas.layout, ids, opened.sources, len(ids)):
+        layout, end = opened.canvas.layout_of(own), own.live_start
+        for segment in self._inner.segments(layout, own.ids[:end], opened.sources, end):
             stop = start + segment.length
             if isinstance(segment, ImageSegment):
                 image += 1

@@ -22,6 +22,7 @@ from hyimg_cli.models import registry
 from hyimg_cli.settings.config import values_in_key
 from hyimg_cli.settings.kinds import shown
 from hyimg_cli.spec import digest
+from hyimg_cli.spec.job import VIDEO_TASKS
 from hyimg_cli.spec.run import ModelChoice
 
 _HUB_ID = re.compile(r"[\w][\w.-]*/[\w][\w.-]*", re.ASCII)
@@ -87,7 +88,10 @@ def _model(path: Path, record: Record, custom_id: str, wishes: Wishes) -> tuple[
     """Which model runs, checked against the recorded digest."""
     recorded = str(record.job.get("model", ""))
     model = wishes.model or _located_model(path, recorded, custom_id, wishes.revision)
-    found, expected = registry.fingerprint(model, wishes.revision), record.making.model_fingerprint
+    found, expected = (
+        registry.fingerprint(model, wishes.revision),
+        record.provenance.model_fingerprint,
+    )
     if found == expected:
         return model, []
     what = f"the model {PurePath(model).name} is not the one recorded"
@@ -166,10 +170,10 @@ def _settings(record: Record, device: str) -> dict[str, Any]:
 
     A CPU's picture is made on the CPU again; which GPU, and whether there is one, is the machine's.
     """
-    recorded = record.making.settings
+    recorded = record.provenance.settings
     if not recorded:
         return {}
-    is_video = record.job.get("task") == "t2v"
+    is_video = record.job.get("task") in VIDEO_TASKS
     found = values_in_key(recorded, "videos" if is_video else "pictures")
     if found["dtype"] == "auto":  # none is recorded
         found["dtype"] = None

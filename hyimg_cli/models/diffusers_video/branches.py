@@ -47,7 +47,13 @@ class RunningBranches:
 
 
 def inputs_of(
-    job: VideoJob, texts: Sequence[str], embeddings: Mapping[str, PromptEmbedding]
+    job: VideoJob,
+    texts: Sequence[str],
+    embeddings: Mapping[str, PromptEmbedding],
+    start: Mapping[str, Tensor],
 ) -> list[BranchInputs]:
     """A branch for each text: the conditional one, and under CFG that of the negative prompt."""
-    return [BranchInputs(job, number, embeddings[text]) for number, text in enumerate(texts)]
+    return [
+        BranchInputs(job, number, embeddings[text], start=start)
+        for number, text in enumerate(texts)
+    ]

@@ -18,15 +18,16 @@ from hyimg_cli.models.diffusers_video.layout import (
 )
 from hyimg_cli.models.diffusers_video.unsupported import refuse_unsupported
 from hyimg_cli.models.diffusers_video.work import hunyuan_forward, wan_forward
-from hyimg_cli.spec.card import TileRule, VideoCard, VideoDefaults
+from hyimg_cli.spec.card import StartRule, TileRule, VideoCard, VideoDefaults
 from hyimg_cli.spec.job import Size
 
 HUNYUAN_MAX_TOKENS = 1000
 WAN_MAX_TOKENS = 512
 _TILE_PIXELS = 256
 _STRIDE_PIXELS = 192
-_LANDSCAPE = (9, 16)
+_LANDSCAPE = Size(9, 16)
 _MAX_RATIO = 4.0
+_SHIFT_OF_720P = 5.0
 _SHIFT_OF_TARGET = {640: 5.0, 960: 9.0}
 
 
@@ -51,13 +52,15 @@ def video_card(folder: Path, model: str) -> VideoCard:
 
 
 def default_size(target_size: int, cell: int) -> Size:
-    """The 16:9 size of a HunyuanVideo-1.5 checkpoint: of all sizes with about target_size² pixels
-    the one nearest in ratio from above. Source: generate_crop_size_list and get_closest_ratio of
-    the release.
+    """The 16:9 size of a HunyuanVideo-1.5 checkpoint."""
+    return start_rule(target_size, cell).size_for(_LANDSCAPE)
+
+
+def start_rule(target_size: int, cell: int) -> StartRule:
+    """Of a HunyuanVideo-1.5 checkpoint: all sizes with about target_size² pixels. Source:
+    generate_crop_size_list of the release.
     """
-    wanted = _LANDSCAPE[0] / _LANDSCAPE[1]
-    sizes = [s for s in _crop_sizes(target_size, cell) if round(s.height / s.width, 5) >= wanted]
-    return min(sizes, key=lambda s: round(s.height / s.width, 5) - wanted)
+    return StartRule(1, 1, "crop", tuple(_crop_sizes(target_size, cell)))
 
 
 def _crop_sizes(target_size: int, cell: int) -> Iterator[Size]:
@@ -91,11 +94,14 @@ def _hunyuan(layout: CheckpointLayout, model: str) -> VideoCard:
         tiles=TileRule(tile, tile - tile // 4, _TILE_PIXELS // 4),
         component_bytes=(),
         forward=hunyuan_forward(network),
+        start=start_rule(target, cell) if layout.starts_from_pictures else None,
+        needs_start=layout.starts_from_pictures,
         defaults=VideoDefaults(
             size=default_size(target, cell),
             num_frames=121,
             fps=24,
-            num_inference_steps=50,
+            # Distilled to few steps, by its own training; its authors say 8 or 12.
+            num_inference_steps=12 if network.get("use_meanflow") else 50,
             guidance_scale=_guidance(layout),
             flow_shift=_shift(layout, "shift", _SHIFT_OF_TARGET.get(target, 5.0)),
         ),
@@ -120,6 +126,8 @@ def _wan(layout: CheckpointLayout, model: str) -> VideoCard:
         tiles=TileRule(tile, stride, (tile - stride) * cell),
         component_bytes=(),
         forward=wan_forward(network),
+        start=_wan_start(layout),
+        needs_start=layout.starts_from_pictures and not layout.index.get("expand_timesteps"),
         defaults=_wan_defaults(layout),
         has_float32_vae=True,
         # WanPipeline.do_classifier_free_guidance: only above 1.
@@ -127,8 +135,24 @@ def _wan(layout: CheckpointLayout, model: str) -> VideoCard:
     )
 
 
+def _wan_start(layout: CheckpointLayout) -> StartRule | None:
+    """The 5B model makes the picture its first frame; others have channels for it. Tokens of a
+    picture are read in a fixed number; the 2.2 pair reads none, and takes a last frame or not.
+    """
+    if layout.index.get("expand_timesteps"):
+        return StartRule(1, 1, "stretch")
+    if not layout.starts_from_pictures:
+        return None
+    network = layout.components["transformer"].config()
+    if network.get("image_dim") is None:
+        return StartRule(1, 2, "stretch")
+    count = 1 if network.get("pos_embed_seq_len") is None else 2
+    return StartRule(count, count, "stretch")
+
+
 def _wan_defaults(layout: CheckpointLayout) -> VideoDefaults:
     """Wan 2.1's, those of the 2.2 pair (720p, two scales), or of the 2.2 5B (24 fps)."""
+    start = _wan_start(layout)
     scheduler = layout.components["scheduler"]
     key = "flow_shift" if scheduler.class_name == "UniPCMultistepScheduler" else "shift"
     plain = VideoDefaults(
@@ -142,14 +166,23 @@ def _wan_defaults(layout: CheckpointLayout) -> VideoDefaults:
     if layout.index.get("expand_timesteps"):
         return replace(plain, size=Size(704, 1280), num_frames=121, fps=24)
     if "transformer_2" in layout.components:
+        high, low = (4.0, 3.0) if start is None else (3.5, 3.5)
         return replace(
             plain,
             size=Size(720, 1280),
             num_inference_steps=40,
-            guidance_scale=4.0,
-            guidance_scale_2=3.0,
+            guidance_scale=high,
+            guidance_scale_2=low,
         )
-    return plain
+    if start is None:
+        return plain
+    # Only the shift tells the 720p checkpoint of 2.1 from the 480p one.
+    is_large = start.fewest == 2 or plain.flow_shift >= _SHIFT_OF_720P
+    return replace(
+        plain,
+        size=Size(720, 1280) if is_large else plain.size,
+        num_inference_steps=50 if start.fewest == 2 else 40,
+    )
 
 
 def _guidance(layout: CheckpointLayout) -> float:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from hyimg_cli.errors import OutputError
+from hyimg_cli.models.diffusers_video.vaes import tile
 from hyimg_cli.models.latent_video import VideoVae
 
 PIECE_FRAMES = 8
@@ -22,10 +23,7 @@ class LibraryDecoder:
 
     def decode(self, latents_BCFYX: Tensor) -> Tensor:
         module = self._vae().module
-        if self.is_tiled:
-            module.enable_tiling()
-        else:
-            module.disable_tiling()
+        tile(module, self.is_tiled)
         pixels: Tensor = module.decode(latents_BCFYX, return_dict=False)[0]
         return pixels
 

@@ -22,12 +22,15 @@ class Denoiser:
         velocity: Velocity,
         noise_1CFYX: Tensor,
         networks: Sequence[Any],
+        finish: Callable[[Tensor], Tensor] = lambda latents_BCFYX: latents_BCFYX,
     ) -> None:
-        """`networks` are those whose step caches the job may fill."""
+        """`networks` are those whose step caches the job may fill; `finish` makes of the last
+        step's latents what is decoded.
+        """
         self.schedule = schedule
         self._velocity = velocity
         self._noise = noise_1CFYX
-        self._networks = networks
+        self._networks, self._finish = networks, finish
 
     @property
     def steps(self) -> int:
@@ -38,7 +41,9 @@ class Denoiser:
 
     @torch.no_grad()
     def step(self, index: int, latents_BCFYX: Tensor) -> Tensor:
-        return self.schedule.advance(index, self._velocity(index, latents_BCFYX), latents_BCFYX)
+        velocity = self._velocity(index, latents_BCFYX)
+        moved = self.schedule.advance(index, velocity, latents_BCFYX)
+        return self._finish(moved) if index + 1 == self.steps else moved
 
     def state(self) -> Mapping[str, Tensor]:
         """Raises JobError where a step cache is on: its memory is the library's own business."""

@@ -7,6 +7,7 @@ tables, glyph tokens, their order) is computed once, no mask is built, nothing i
 
 # Legend: B batch, C channel, F latent frames, Y X latent rows and columns, N text tokens, M width
 from collections.abc import Callable
+from itertools import count
 from typing import Any
 
 import torch
@@ -26,12 +27,19 @@ from hyimg_cli.models.diffusers_video.prompts_hunyuan import (
 from hyimg_cli.models.diffusers_video.scheduling import JobScheduler
 from hyimg_cli.models.diffusers_video.vaes import HunyuanVae
 from hyimg_cli.models.diffusers_video.weights import configured, load_weights
-from hyimg_cli.models.latent_video import Branch, BranchInputs, PromptEmbedding
+from hyimg_cli.models.latent_video import (
+    LATENTS,
+    TOKENS,
+    Branch,
+    BranchInputs,
+    PromptEmbedding,
+)
 from hyimg_cli.spec.job import VideoJob
 
 IMAGE_TOKENS = 729
 CONTEXTS = ("pred_cond", "pred_uncond")
-Forward = Callable[[Tensor, Tensor], Tensor]  # model input [B, 2C + 1, F, Y, X], timestep [B]
+# Model input [B, 2C + 1, F, Y, X], timestep [B], and the next one where the network wants it.
+Forward = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 
 class HunyuanVideo15(DiffusersVideo):
@@ -86,17 +94,32 @@ class HunyuanVideo15(DiffusersVideo):
         # What depends on the job alone is computed now.
         self.place.bring(network)
         forward_of = hoisted_forward if self.is_fast else stock_forward
-        forward = forward_of(network, inputs.embedding, noise_like_1CFYX)
-        # No picture to continue from: its latents and their mask are zeros for every step.
+        tokens = inputs.start.get(TOKENS)
+        forward = forward_of(network, inputs.embedding, noise_like_1CFYX, tokens)
+        # Without a picture to continue from its latents and their mask are zeros for every step.
         channels = noise_like_1CFYX.shape[1] + 1
         condition = noise_like_1CFYX.new_zeros(1, channels, *noise_like_1CFYX.shape[2:])
+        if LATENTS in inputs.start:
+            condition[:, :-1, :1] = inputs.start[LATENTS].to(condition)
+            condition[:, -1, 0] = 1
+        following = self._following(inputs.job) if network.config.use_meanflow else None
+        steps = count(inputs.first_step)
 
         def velocity(latents_BCFYX: Tensor, timestep_B: Tensor) -> Tensor:
             self.place.bring(network)
+            step = next(steps)
+            behind = None if following is None else following[step].expand(1).to(timestep_B)
             with network.cache_context(CONTEXTS[inputs.number]):
-                return forward(torch.cat([latents_BCFYX, condition], dim=1), timestep_B)
+                return forward(torch.cat([latents_BCFYX, condition], dim=1), timestep_B, behind)
 
         return velocity
+
+    def _following(self, job: VideoJob) -> Tensor:
+        """The timestep behind each step: 0 behind the last. A distilled network's velocity is the
+        mean on the way there.
+        """
+        timesteps = self.schedule(job).timesteps
+        return torch.cat([timesteps[1:], timesteps.new_zeros(1)])
 
     def _guider(self, job: VideoJob) -> Any:
         """The checkpoint's guider, new and with the job's scale: a used one keeps its counter."""
@@ -105,7 +128,9 @@ class HunyuanVideo15(DiffusersVideo):
         )
 
 
-def stock_forward(network: Any, embedding: PromptEmbedding, noise_1CFYX: Tensor) -> Forward:
+def stock_forward(
+    network: Any, embedding: PromptEmbedding, noise_1CFYX: Tensor, tokens_1NM: Tensor | None
+) -> Forward:
     """The library's own forward, its inputs padded and masked as the pipeline gives them."""
     config = network.config
     text_1NM, text_mask = _padded(
@@ -115,11 +140,14 @@ def stock_forward(network: Any, embedding: PromptEmbedding, noise_1CFYX: Tensor)
         embedding, GLYPH, MAX_GLYPH_TOKENS, config.text_embed_2_dim, noise_1CFYX
     )
     image_1NM = noise_1CFYX.new_zeros(1, IMAGE_TOKENS, config.image_embed_dim)
+    if tokens_1NM is not None:
+        image_1NM = tokens_1NM.to(noise_1CFYX)
 
-    def forward(model_input: Tensor, timestep: Tensor) -> Tensor:
+    def forward(model_input: Tensor, timestep: Tensor, behind: Tensor | None) -> Tensor:
         velocity: Tensor = network(
             hidden_states=model_input,
             timestep=timestep,
+            timestep_r=behind,
             encoder_hidden_states=text_1NM,
             encoder_attention_mask=text_mask,
             encoder_hidden_states_2=glyph_1NM,
@@ -132,27 +160,31 @@ def stock_forward(network: Any, embedding: PromptEmbedding, noise_1CFYX: Tensor)
     return forward
 
 
-def hoisted_forward(network: Any, embedding: PromptEmbedding, noise_1CFYX: Tensor) -> Forward:
+def hoisted_forward(
+    network: Any, embedding: PromptEmbedding, noise_1CFYX: Tensor, tokens_1NM: Tensor | None
+) -> Forward:
     """The network's modules in the order of its forward, over valid tokens and without a mask.
 
     Equal to the stock way but for rounding: masked tokens take no part in either. Source: `forward`
     of diffusers' HunyuanVideo15Transformer3DModel.
     """
-    # The same at every step: the encoder's text rows, rotary tables, and the finished glyph rows,
-    # which do not see the timestep.
+    # The same at every step: the encoder's text rows, rotary tables, and the finished rows of
+    # pictures and glyphs, which do not see the timestep.
     text_1NM = embedding.tensors[TEXT][None].to(noise_1CFYX)
-    rotary, glyph_1NM = network.rope(noise_1CFYX), None
+    rotary, before = network.rope(noise_1CFYX), []
+    if tokens_1NM is not None:
+        image_1NM = network.image_embedder(tokens_1NM.to(noise_1CFYX))
+        before.append(image_1NM + network.cond_type_embed.weight[2])
     if GLYPH in embedding.tensors:
         glyph_1NM = network.context_embedder_2(embedding.tensors[GLYPH][None].to(noise_1CFYX))
-        glyph_1NM = glyph_1NM + network.cond_type_embed.weight[1]
+        before.append(glyph_1NM + network.cond_type_embed.weight[1])
 
-    def forward(model_input: Tensor, timestep: Tensor) -> Tensor:
-        embedded_time = network.time_embed(timestep)
+    def forward(model_input: Tensor, timestep: Tensor, behind: Tensor | None) -> Tensor:
+        embedded_time = network.time_embed(timestep, timestep_r=behind)
         video = network.x_embedder(model_input)
         text = network.context_embedder(text_1NM, timestep)
         text = text + network.cond_type_embed.weight[0]
-        if glyph_1NM is not None:
-            text = torch.cat([glyph_1NM, text], dim=1)
+        text = torch.cat([*before, text], dim=1) if before else text
         for block in network.transformer_blocks:
             video, text = block(video, text, embedded_time, None, rotary)
         rows = network.proj_out(network.norm_out(video, embedded_time))

@@ -3,7 +3,9 @@
     model_index.json                   which pipeline, and each component's library and class
     transformer/ vae/                  config.json + diffusion_pytorch_model.safetensors
     text_encoder/ text_encoder_2/      config.json + model.safetensors
-    tokenizer/ scheduler/ guider/      configuration only
+    image_encoder/                     the same, where a video starts from a picture
+    tokenizer/ scheduler/ guider/      configuration only, as are image_processor/ and
+                                       feature_extractor/
 
 Only components of the libraries named below are ever loaded: code that a checkpoint brings along
 (`auto_map`, a component of its own module) is never looked at.
@@ -22,8 +24,13 @@ INDEX = "model_index.json"
 HUNYUAN_VIDEO15 = "hunyuan_video15"
 WAN = "wan"
 _STEMS = {"diffusers": "diffusion_pytorch_model", "transformers": checkpoint.STEM}
-_CONFIGS = {"scheduler": "scheduler_config.json", "guider": "guider_config.json"}
-_WITHOUT_WEIGHTS = ("tokenizer", "tokenizer_2", "scheduler", "guider")
+_CONFIGS = {
+    "scheduler": "scheduler_config.json",
+    "guider": "guider_config.json",
+    "image_processor": "preprocessor_config.json",
+    "feature_extractor": "preprocessor_config.json",
+}
+_WITHOUT_WEIGHTS = ("tokenizer", "tokenizer_2", *_CONFIGS)
 _TOKENIZER_SUFFIXES = (".json", ".jinja", ".txt", ".model")
 _WAN_NETWORK = frozenset({"WanTransformer3DModel"})
 _KNOWN = {
@@ -36,6 +43,8 @@ _KNOWN = {
         "tokenizer_2": frozenset({"ByT5Tokenizer"}),
         "scheduler": frozenset({"FlowMatchEulerDiscreteScheduler"}),
         "guider": frozenset({"ClassifierFreeGuidance"}),
+        "image_encoder": frozenset({"SiglipVisionModel"}),
+        "feature_extractor": frozenset({"SiglipImageProcessor", "SiglipImageProcessorFast"}),
     },
     WAN: {
         "transformer": _WAN_NETWORK,
@@ -44,10 +53,20 @@ _KNOWN = {
         "text_encoder": frozenset({"UMT5EncoderModel"}),
         "tokenizer": frozenset({"T5Tokenizer", "T5TokenizerFast"}),
         "scheduler": frozenset({"UniPCMultistepScheduler", "FlowMatchEulerDiscreteScheduler"}),
+        "image_encoder": frozenset({"CLIPVisionModel"}),
+        "image_processor": frozenset({"CLIPImageProcessor", "CLIPImageProcessorFast"}),
     },
 }
-_FAMILIES = {"HunyuanVideo15Pipeline": HUNYUAN_VIDEO15, "WanPipeline": WAN}
+_START = "ImageToVideoPipeline"
+_FAMILIES = {
+    "HunyuanVideo15Pipeline": HUNYUAN_VIDEO15,
+    f"HunyuanVideo15{_START}": HUNYUAN_VIDEO15,
+    "WanPipeline": WAN,
+    f"Wan{_START}": WAN,
+}
 _OPTIONAL = frozenset({"transformer_2"})
+# Networks that read the picture a video starts from: of an i2v pipeline alone, Wan 2.2's has none.
+_OF_PICTURES = frozenset({"image_encoder", "image_processor", "feature_extractor"})
 
 
 @dataclass(frozen=True)
@@ -113,6 +132,11 @@ class CheckpointLayout:
     components: dict[str, Component]
     index: dict[str, Any]
 
+    @property
+    def starts_from_pictures(self) -> bool:
+        """True if its pipeline is one of image-to-video."""
+        return str(self.index["_class_name"]).endswith(_START)
+
     def fingerprint(self) -> str:
         """Changes when any file that matters does."""
         parts = [[c.name, c.identity()] for c in sorted(self.components.values(), key=_name)]
@@ -143,14 +167,17 @@ def read_layout(folder: Path) -> CheckpointLayout:
         raise CheckpointError(
             f"{INDEX} names the pipeline {pipeline!r}",
             where=str(folder),
-            hint=f"text-to-video is known for {', '.join(_FAMILIES)}",
+            hint=f"known are {', '.join(_FAMILIES)}",
             code="checkpoint.family",
         )
     family = _FAMILIES[pipeline]
+    optional = _OPTIONAL
+    if family == WAN or not pipeline.endswith(_START):
+        optional |= _OF_PICTURES
     components = {
         name: _component(folder, name, index.get(name), classes)
         for name, classes in _KNOWN[family].items()
-        if not (name in _OPTIONAL and _is_absent(index.get(name)))
+        if not (name in optional and _is_absent(index.get(name)))
     }
     return CheckpointLayout(folder, family, components, index)
 

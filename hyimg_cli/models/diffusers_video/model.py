@@ -3,7 +3,8 @@
 # Legend: B batch, C channel, F latent frames, Y X latent rows and columns, T H W pixels
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from functools import cached_property
+from functools import cached_property, partial
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,9 @@ from hyimg_cli.models.diffusers_video.branches import LocalBranches, RunningBran
 from hyimg_cli.models.diffusers_video.decode import LibraryDecoder, frames
 from hyimg_cli.models.diffusers_video.denoising import Denoiser, Velocity, forget_step_cache
 from hyimg_cli.models.diffusers_video.layout import CheckpointLayout
+from hyimg_cli.models.diffusers_video.lora import Adapters
 from hyimg_cli.models.diffusers_video.scheduling import JobScheduler
+from hyimg_cli.models.diffusers_video.start import StartEncoder
 from hyimg_cli.models.diffusers_video.weights import Place, load_weights
 from hyimg_cli.models.latent_video import (
     Branch,
@@ -56,6 +59,7 @@ class DiffusersVideo(ABC):
         self.card, self.layout, self.place = card, layout, place
         self.parameter_count = parameter_count
         self.branch_runner: Callable[[], BranchRunner] = lambda: LocalBranches(self.branch)
+        self.is_tiled = is_tiled
         self.decoder: LatentDecoder = LibraryDecoder(lambda: self.vae, is_tiled=is_tiled)
 
     @abstractmethod
@@ -65,6 +69,10 @@ class DiffusersVideo(ABC):
     @abstractmethod
     def new_vae(self) -> VideoVae:
         """The VAE, read now."""
+
+    def finished(self, latents_BCFYX: Tensor, start: Mapping[str, Tensor]) -> Tensor:
+        """The last step's latents as they are decoded."""
+        return latents_BCFYX
 
     @abstractmethod
     def has_guidance(self, job: VideoJob) -> bool:
@@ -101,6 +109,17 @@ class DiffusersVideo(ABC):
         return self.new_prompts()
 
     @cached_property
+    def pictures(self) -> StartEncoder:
+        return StartEncoder(
+            self.layout, self.encoder_place, lambda: self.vae, is_tiled=lambda: self.is_tiled
+        )
+
+    @property
+    def encoder_place(self) -> Place:
+        """Where the image encoder works."""
+        return self.place
+
+    @cached_property
     def vae(self) -> VideoVae:
         return self.new_vae()
 
@@ -109,6 +128,11 @@ class DiffusersVideo(ABC):
         """The transformer, or the high-noise one and the low-noise one."""
         found = (self.layout.components.get(name) for name in ("transformer", "transformer_2"))
         return [self.prepared(load_weights(part, self.place)) for part in found if part is not None]
+
+    @cached_property
+    def adapters(self) -> Adapters:
+        """The LoRAs of the job at work."""
+        return Adapters(self.networks, self.layout.family)
 
     def load_weights(self) -> None:
         """Read the transformer and the VAE now, not at the first job."""
@@ -123,17 +147,27 @@ class DiffusersVideo(ABC):
         return (job.prompt, job.negative_prompt) if self.has_guidance(job) else (job.prompt,)
 
     @torch.no_grad()
-    def denoiser(self, job: VideoJob, embeddings: Mapping[str, PromptEmbedding]) -> VideoDenoiser:
+    def denoiser(
+        self,
+        job: VideoJob,
+        embeddings: Mapping[str, PromptEmbedding],
+        start: Mapping[str, Tensor] = MappingProxyType({}),
+    ) -> VideoDenoiser:
         self._check(job)
         noise_1CFYX, schedule = self._noise(job), self.schedule(job)
         branches = RunningBranches(
-            self.branch_runner(), inputs_of(job, self.texts(job), embeddings)
+            self.branch_runner(), inputs_of(job, self.texts(job), embeddings, dict(start))
         )
         velocity = self.guided(job, schedule, branches)
-        return Denoiser(schedule, velocity, noise_1CFYX, self.networks)
+        finish = partial(self.finished, start=start)
+        return Denoiser(schedule, velocity, noise_1CFYX, self.networks, finish)
 
     @torch.no_grad()
     def branch(self, inputs: BranchInputs) -> Branch:
+        if inputs.job.lora or "adapters" in self.__dict__:
+            # Layers come and go with the weights in main memory.
+            self.place.release()
+            self.adapters.use(inputs.job.lora)
         for network in self.networks:
             forget_step_cache(network)
         like = torch.empty(
@@ -149,6 +183,7 @@ class DiffusersVideo(ABC):
             flow_shift=job.flow_shift,
             device=self.device,
             is_linear=self.has_linear_sigmas,
+            is_euler=job.scheduler == "euler",
         )
 
     @torch.no_grad()

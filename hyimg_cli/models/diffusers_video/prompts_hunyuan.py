@@ -18,7 +18,7 @@ from diffusers.pipelines.hunyuan_video1_5.pipeline_hunyuan_video1_5 import (
 from torch import Tensor
 
 from hyimg_cli.models.diffusers_video.card import HUNYUAN_MAX_TOKENS
-from hyimg_cli.models.diffusers_video.prompts import CheckpointPrompts, cut_note
+from hyimg_cli.models.diffusers_video.encoders import CheckpointEncoder, cut_note
 from hyimg_cli.models.latent_video import PromptEmbedding
 
 TEXT, GLYPH = "text", "glyph"
@@ -28,7 +28,7 @@ SKIPPED_LAYERS = 2
 _TENSORS = {TEXT: True, GLYPH: False}
 
 
-class HunyuanPrompts(CheckpointPrompts):
+class HunyuanPrompts(CheckpointEncoder):
     """The checkpoint's `PromptEncoder`: `text` [N, W] always, `glyph` [M, W] for quoted text."""
 
     tensors = _TENSORS

@@ -12,14 +12,14 @@ from diffusers import WanPipeline
 from diffusers.pipelines.wan.pipeline_wan import prompt_clean
 
 from hyimg_cli.models.diffusers_video.card import WAN_MAX_TOKENS
-from hyimg_cli.models.diffusers_video.prompts import CheckpointPrompts, cut_note, installed
+from hyimg_cli.models.diffusers_video.encoders import CheckpointEncoder, cut_note, installed
 from hyimg_cli.models.latent_video import PromptEmbedding
 
 TEXT = "text"
 _TENSORS = {TEXT: True}
 
 
-class WanPrompts(CheckpointPrompts):
+class WanPrompts(CheckpointEncoder):
     """The checkpoint's `PromptEncoder`: `text` [N, W]."""
 
     tensors = _TENSORS

@@ -40,6 +40,11 @@ class HunyuanVae:
         factor: float = self.module.config.scaling_factor
         return latents / factor
 
+    def encoded(self, pixels_BCTHW: Tensor, *, is_tiled: bool) -> Tensor:
+        """Frames in -1..1 as latents in the denoiser's scale."""
+        factor: float = self.module.config.scaling_factor
+        return _most_likely(self.module, pixels_BCTHW, is_tiled=is_tiled) * factor
+
     def tile_frames(self, latent_frames: int) -> int:
         """Frames decoded from `latent_frames`: the first latent frame gives one, others more."""
         return _causal_frames(latent_frames, self.module.temporal_compression_ratio)
@@ -83,6 +88,13 @@ class WanVae:
             self.module.config.latents_mean, latents.dtype
         )
 
+    def encoded(self, pixels_BCTHW: Tensor, *, is_tiled: bool) -> Tensor:
+        """Frames in -1..1 as latents in the denoiser's scale, in float32 as in the pipeline."""
+        found = _most_likely(self.module, pixels_BCTHW, is_tiled=is_tiled).float()
+        config = self.module.config
+        inverse = 1.0 / self._by_channel(config.latents_std, torch.float32)
+        return (found - self._by_channel(config.latents_mean, torch.float32)) * inverse
+
     def _by_channel(self, values: list[float], dtype: torch.dtype) -> Tensor:
         return torch.tensor(values).view(1, -1, 1, 1, 1).to(self.module.device, dtype)
 
@@ -120,6 +132,22 @@ class WanVae:
         if self.patch > 1:
             merged_BCTHW = unpatchify(merged_BCTHW, self.patch)
         return merged_BCTHW.clamp(-1.0, 1.0)
+
+
+@torch.no_grad()
+def _most_likely(vae: Any, pixels_BCTHW: Tensor, *, is_tiled: bool) -> Tensor:
+    """The mode of what the library's encoder says; tiled like the decode, or whole."""
+    tile(vae, is_tiled)
+    latents: Tensor = vae.encode(pixels_BCTHW.to(vae.device, vae.dtype)).latent_dist.mode()
+    return latents
+
+
+def tile(vae: Any, is_tiled: bool) -> None:
+    """Have the library's autoencoder work in tiles, or whole."""
+    if is_tiled:
+        vae.enable_tiling()
+    else:
+        vae.disable_tiling()
 
 
 def causal_mask(

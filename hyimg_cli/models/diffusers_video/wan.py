@@ -4,6 +4,7 @@ Its forward reads nothing back and takes no mask; only the scheduler's step need
 """
 
 # Legend: B batch, C channel, F latent frames, Y X latent rows and columns, N text tokens, M width
+from collections.abc import Mapping
 from itertools import count
 
 import torch
@@ -15,9 +16,16 @@ from hyimg_cli.models.diffusers_video.denoising import Velocity
 from hyimg_cli.models.diffusers_video.model import DiffusersVideo
 from hyimg_cli.models.diffusers_video.prompts_wan import TEXT, WanPrompts
 from hyimg_cli.models.diffusers_video.scheduling import JobScheduler
+from hyimg_cli.models.diffusers_video.start import frame_mask
 from hyimg_cli.models.diffusers_video.vaes import WanVae
-from hyimg_cli.models.diffusers_video.weights import load_weights
-from hyimg_cli.models.latent_video import Branch, BranchInputs, PromptEmbedding
+from hyimg_cli.models.diffusers_video.weights import Place, load_weights
+from hyimg_cli.models.latent_video import (
+    LATENTS,
+    TOKENS,
+    Branch,
+    BranchInputs,
+    PromptEmbedding,
+)
 from hyimg_cli.spec.job import VideoJob
 
 CONTEXTS = ("cond", "uncond")
@@ -34,6 +42,17 @@ class Wan(DiffusersVideo):
     def new_vae(self) -> WanVae:
         """In float32 whatever the transformer's dtype, as the authors' own examples load it."""
         return WanVae(load_weights(self.layout.components["vae"], self.place.in_float32()))
+
+    @property
+    def encoder_place(self) -> Place:
+        """In float32, too, as the authors' own examples load it."""
+        return self.place.in_float32()
+
+    def finished(self, latents_BCFYX: Tensor, start: Mapping[str, Tensor]) -> Tensor:
+        """The 5B model keeps the picture itself for the first latent frame."""
+        if LATENTS not in start or not self.layout.index.get("expand_timesteps"):
+            return latents_BCFYX
+        return _from_first(start[LATENTS][None].to(latents_BCFYX), latents_BCFYX)
 
     def has_guidance(self, job: VideoJob) -> bool:
         """The pipeline's rule: by the first scale alone."""
@@ -63,8 +82,12 @@ class Wan(DiffusersVideo):
         """It counts its steps: which network takes one is known on the host, beforehand."""
         schedule = self.schedule(inputs.job)
         at_step, steps = self._network_of(schedule), count(inputs.first_step)
-        text_1NM = _padded(inputs.embedding, self.networks[0].dtype, self.device)
+        dtype = self.networks[0].dtype
+        text_1NM = _padded(inputs.embedding, dtype, self.device)
         rows = self._timestep_rows(noise_like_1CFYX)
+        start = {name: part.to(self.device) for name, part in inputs.start.items()}
+        tokens = start[TOKENS].to(dtype) if TOKENS in start else None
+        condition = self._condition(start.get(LATENTS), inputs.job, dtype)
 
         def velocity(latents_BCFYX: Tensor, timestep_B: Tensor) -> Tensor:
             step = next(steps)
@@ -72,6 +95,14 @@ class Wan(DiffusersVideo):
             self.place.bring(network)
             if rows is not None:
                 timestep_B = timestep_B.float()[:, None].expand(-1, rows)
+                if condition is not None:
+                    # Nothing is left to denoise in the first latent frame.
+                    latents_BCFYX = _from_first(condition, latents_BCFYX)
+                    in_first = rows // latents_BCFYX.shape[2]
+                    timestep_B = timestep_B.clone()
+                    timestep_B[:, :in_first] = 0
+            elif condition is not None:
+                latents_BCFYX = torch.cat([latents_BCFYX, condition], dim=1)
             with network.cache_context(
                 CONTEXTS[inputs.number],
                 step_index=step,
@@ -82,11 +113,28 @@ class Wan(DiffusersVideo):
                     hidden_states=latents_BCFYX,
                     timestep=timestep_B,
                     encoder_hidden_states=text_1NM,
+                    encoder_hidden_states_image=tokens,
                     return_dict=False,
                 )[0]
             return made
 
         return velocity
+
+    def _condition(
+        self, latents_CFYX: Tensor | None, job: VideoJob, dtype: torch.dtype
+    ) -> Tensor | None:
+        """What stands beside the noise: the given frames' mask, then their latents; the latents
+        alone where they take a frame's place.
+        """
+        if latents_CFYX is None:
+            return None
+        latents_1CFYX = latents_CFYX[None].to(dtype)
+        if self.layout.index.get("expand_timesteps"):
+            return latents_1CFYX
+        stride, has_last = self.card.frame_stride, len(job.images) > 1
+        given = frame_mask(job.num_frames, stride, has_last=has_last).to(latents_1CFYX)
+        mask_1CFYX = given[None, :, :, None, None].expand(-1, -1, -1, *latents_1CFYX.shape[3:])
+        return torch.cat([mask_1CFYX, latents_1CFYX], dim=1)
 
     def _network_of(self, schedule: JobScheduler) -> list[int]:
         """Which network takes each step: from `boundary_ratio` on the second."""
@@ -102,6 +150,11 @@ class Wan(DiffusersVideo):
             return None
         frames, height, width = noise_1CFYX.shape[2:]
         return int(frames * len(range(0, height, 2)) * len(range(0, width, 2)))
+
+
+def _from_first(picture_1CFYX: Tensor, latents_BCFYX: Tensor) -> Tensor:
+    """Latents with a picture's in the place of their first frame."""
+    return torch.cat([picture_1CFYX[:, :, :1], latents_BCFYX[:, :, 1:]], dim=2)
 
 
 def _padded(embedding: PromptEmbedding, dtype: torch.dtype, device: torch.device) -> Tensor:

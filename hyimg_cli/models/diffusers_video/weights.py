@@ -127,7 +127,7 @@ def load_tokenizer(component: Component) -> Any:
         raise CheckpointError(
             f"the {component.name} cannot be read: {error}",
             where=str(component.folder),
-            hint="download the checkpoint again, with its tokenizer files",
+            hint="download the checkpoint again, with its small files",
             code="checkpoint.tokenizer",
         ) from error
 

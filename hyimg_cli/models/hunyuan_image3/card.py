@@ -8,9 +8,11 @@ from hyimg_cli.errors import CheckpointError
 from hyimg_cli.loading.checkpoint import (
     promised_bytes,
     read_json,
-    tensor_index,
     weight_bytes,
+    weight_files,
 )
+from hyimg_cli.loading.packed import stored_index
+from hyimg_cli.models.family import Reading
 from hyimg_cli.models.hunyuan_image3.buckets import buckets
 from hyimg_cli.models.hunyuan_image3.config import (
     VAE_CHUNK_BYTES,
@@ -18,6 +20,7 @@ from hyimg_cli.models.hunyuan_image3.config import (
     GenerationConfig,
     VaeArchitecture,
     architecture,
+    defaulted,
     generation_config,
 )
 from hyimg_cli.spec.card import (
@@ -29,6 +32,14 @@ from hyimg_cli.spec.card import (
 )
 
 FAMILY = "hunyuan_image3"
+_SMALL_FILES = (
+    "config.json",
+    "generation_config.json",
+    "card.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "system_prompt.py",
+)
 _BF16_BYTES = 2
 # Of a group of 16 rows (`kernels.routed`), at most.
 _FP8_FILLED_ROWS = 15
@@ -76,6 +87,20 @@ def model_card(folder: Path, model: str) -> ModelCard:
     )
 
 
+def reading(folder: Path) -> Reading:
+    """Files in `folder` that are read where they are there, and what they do not say."""
+    config, generation = (
+        read_json(folder / name) for name in ("config.json", "generation_config.json")
+    )
+    try:
+        weights = [path.name for path in weight_files(folder)]
+    except CheckpointError:  # not fetched yet, or named by who looks at them
+        weights = []
+    index = [] if weights == ["model.safetensors"] else ["model.safetensors.index.json"]
+    found = [name for name in (*_SMALL_FILES, *index) if (folder / name).exists()]
+    return Reading((*found, *weights), defaulted(config, generation))
+
+
 def official_buckets(arch: Architecture) -> tuple[Bucket, ...]:
     """Every size of the released rule for this base size."""
     return buckets(arch.image_base_size, has_extras=not arch.is_base)
@@ -100,7 +125,7 @@ def _allowed(
 def _weight_bytes(folder: Path) -> int:
     """Bytes of all tensors."""
     promised = promised_bytes(folder)
-    return weight_bytes(tensor_index(folder)) if promised is None else promised
+    return weight_bytes(stored_index(folder).tensors) if promised is None else promised
 
 
 def _weights(folder: Path, arch: Architecture) -> WeightCounts:
@@ -113,7 +138,7 @@ def _weights(folder: Path, arch: Architecture) -> WeightCounts:
     rows = sum(2 * inner for inner in per_layer)
     rows += arch.num_hidden_layers * arch.num_experts * arch.hidden_size
     try:
-        sizes = {name: math.prod(info.shape) for name, info in tensor_index(folder).items()}
+        sizes = {name: math.prod(info.shape) for name, info in stored_index(folder).tensors.items()}
     except CheckpointError:
         every = _weight_bytes(folder) // _BF16_BYTES
         return WeightCounts(experts, rows, 0, every - experts)

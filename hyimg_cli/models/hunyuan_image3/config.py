@@ -4,6 +4,7 @@ Keys that the released code never reads are ignored. A key whose other values ex
 unreleased code is refused, so that a checkpoint we would compute wrongly does not load.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_origin, get_type_hints
@@ -65,13 +66,34 @@ _NO_EFFECT: dict[str, Any] = {
     "no_repeat_ngram_size": 0,
     "num_beams": 1,
     "penalty_alpha": None,
-    "repetition_penalty": 1.0,
     "sequence_bias": None,
     "stop_strings": None,
     "suppress_tokens": None,
     "top_h": None,
     "typical_p": 1.0,
     "watermarking_config": None,
+}
+# What is taken for a key that generation_config.json does not have.
+_GENERATION_DEFAULTS: dict[str, Any] = {
+    "sequence_template": "pretrain",
+    "diff_infer_steps": 50,
+    "diff_guidance_scale": 2.5,
+    "flow_shift": 3.0,
+    "bot_task": "think_recaption",
+    "drop_think": False,
+    "use_system_prompt": "None",
+    "do_sample": True,
+    "temperature": 0.6,
+    "top_k": 1024,
+    "top_p": 0.95,
+    "max_new_tokens": 2048,
+    "repetition_penalty": 1.0,
+}
+# The same of config.json, where the key is not the name of a fact below.
+_CONFIG_DEFAULTS = {
+    "cond_token_attn_type": "full",
+    "model_version": "HunyuanImage-3.0-Instruct",
+    "num_shared_expert": 1,
 }
 # What null says of the sampling: that nothing is left out, or changed.
 _OFF = {"temperature": 1.0, "top_k": 0, "top_p": 1.0}
@@ -165,6 +187,7 @@ def architecture(config: Mapping[str, Any], *, where: str = "config.json") -> Ar
     unreleased.
     """
     try:
+        _refuse_packed_otherwise(config, where)
         _refuse_unreleased(config, where)
         return _architecture(config)
     except KeyError as error:
@@ -200,25 +223,46 @@ def generation_config(config: Mapping[str, Any]) -> GenerationConfig:
 
 
 def _generation_config(config: Mapping[str, Any]) -> GenerationConfig:
-    template = config.get("sequence_template", "pretrain")
+    told = {key: config.get(key, default) for key, default in _GENERATION_DEFAULTS.items()}
+    template = told["sequence_template"]
     if template not in ("instruct", "pretrain"):
         raise ValueError(f"sequence_template {template!r} is not one of instruct, pretrain")
-    does_sample = config.get("do_sample", True)
     return GenerationConfig(
         template=template,
         defaults=SamplingDefaults(
-            num_inference_steps=int(config.get("diff_infer_steps", 50)),
-            guidance_scale=float(config.get("diff_guidance_scale", 2.5)),
-            flow_shift=float(config.get("flow_shift", 3.0)),
-            bot_task=_bot_task(config.get("bot_task", "think_recaption")),
-            drop_think=bool(config.get("drop_think", False)),
-            use_system_prompt=str(config.get("use_system_prompt", "None")),
-            temperature=float(config.get("temperature", 0.6)) if does_sample else 0.0,
-            top_k=int(config.get("top_k", 1024)),
-            top_p=float(config.get("top_p", 0.95)),
-            max_new_tokens=int(config.get("max_new_tokens", 2048)),
+            num_inference_steps=int(told["diff_infer_steps"]),
+            guidance_scale=float(told["diff_guidance_scale"]),
+            flow_shift=float(told["flow_shift"]),
+            bot_task=_bot_task(told["bot_task"]),
+            drop_think=bool(told["drop_think"]),
+            use_system_prompt=str(told["use_system_prompt"]),
+            temperature=float(told["temperature"]) if told["do_sample"] else 0.0,
+            top_k=int(told["top_k"]),
+            top_p=float(told["top_p"]),
+            max_new_tokens=int(told["max_new_tokens"]),
+            repetition_penalty=_penalty(float(told["repetition_penalty"])),
         ),
     )
+
+
+def defaulted(config: Mapping[str, Any], generation: Mapping[str, Any]) -> dict[str, Any]:
+    """Keys that neither file has, and what is taken for them."""
+    parts = [(Architecture, config), (VaeArchitecture, config.get("vae", {}))]
+    parts += [(VisionArchitecture, {**config.get("vit", {}), "aligner_depth": None})]
+    absent = {
+        field.name: field.default
+        for cls, values in parts
+        for field in fields(cls)
+        if field.default not in (MISSING, None) and field.name not in values
+    }
+    absent |= {key: value for key, value in _CONFIG_DEFAULTS.items() if key not in config}
+    return absent | {k: v for k, v in _GENERATION_DEFAULTS.items() if k not in generation}
+
+
+def _penalty(value: float) -> float:
+    if not 0 < value < math.inf:
+        raise ValueError(f"repetition_penalty {value} is not above 0")
+    return value
 
 
 def _bot_task(name: str) -> str:
@@ -227,6 +271,22 @@ def _bot_task(name: str) -> str:
     if name in ("image", "auto", "img_ratio"):
         return "none"
     raise ValueError(f"bot_task {name!r} is not one of {', '.join(BOT_TASKS)}")
+
+
+def _refuse_packed_otherwise(config: Mapping[str, Any], where: str) -> None:
+    """Passes weights as they were released, and those that bitsandbytes has packed: their parts
+    are known. Others' mean nothing without the program that made them.
+    """
+    found = config.get("quantization_config") or {}
+    method = found.get("quant_method", "bitsandbytes")
+    if method != "bitsandbytes":
+        raise CheckpointError(
+            f"its weights are quantised by {method!r}, which is not read",
+            where=where,
+            hint="use the checkpoint as it was released, with --quantization fp8 or nf4, or one "
+            "that transformers has saved with bitsandbytes (NF4, INT8)",
+            code="checkpoint.quantized",
+        )
 
 
 def _refuse_unreleased(config: Mapping[str, Any], where: str) -> None:
@@ -250,6 +310,7 @@ def _has_joint_source_span(kind: Any) -> bool:
 
 
 def _architecture(config: Mapping[str, Any]) -> Architecture:
+    told = {**_CONFIG_DEFAULTS, **config}
     layers = int(config["num_hidden_layers"])
     heads = int(config["num_attention_heads"])
     if not 0 < layers * int(config["num_experts"]) <= _MOST_EXPERTS:
@@ -269,12 +330,12 @@ def _architecture(config: Mapping[str, Any]) -> Architecture:
         num_key_value_heads=int(config.get("num_key_value_heads") or heads),
         head_dim=int(head_dim or config["hidden_size"] // heads),
         moe_topk=_per_layer(config["moe_topk"], layers),
-        num_shared_expert=_per_layer(config.get("num_shared_expert", 1), layers),
+        num_shared_expert=_per_layer(told["num_shared_expert"], layers),
         moe_intermediate_size=_per_layer(inner, layers),
         pad_token_id=int(config.get("pad_token_id", config.get("pad_id", 0))),
         vae_downsample_factor=int(down[0]),
-        has_joint_source_span=_has_joint_source_span(config.get("cond_token_attn_type", "full")),
-        is_base=config.get("model_version", "HunyuanImage-3.0-Instruct") == "HunyuanImage-3.0",
+        has_joint_source_span=_has_joint_source_span(told["cond_token_attn_type"]),
+        is_base=told["model_version"] == "HunyuanImage-3.0",
         vae=_typed(VaeArchitecture, config["vae"]),
         vision=_vision(config["vit"], config["vit_processor"], config["vit_aligner"]),
     )

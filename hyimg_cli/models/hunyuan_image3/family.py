@@ -13,8 +13,9 @@ from torch import Tensor
 from hyimg_cli.diffusion.denoise import Track
 from hyimg_cli.diffusion.guidance import CFG
 from hyimg_cli.diffusion.schedule import Schedule
+from hyimg_cli.kernels.repetition import penalize
 from hyimg_cli.kernels.rows import invariant_multiple
-from hyimg_cli.kernels.transfer import sent
+from hyimg_cli.kernels.transfer import sent, to_device
 from hyimg_cli.kv.buffer import Buffer
 from hyimg_cli.kv.segments import Segment
 from hyimg_cli.media.images import fit_cover, stretch
@@ -220,6 +221,8 @@ class HunyuanImage3:
     def ending(self, context: Context) -> tuple[int, ...]:
         """The most likely of the ratio tokens that the checkpoint may choose."""
         logits_V, ratios = self.text_logits([context])[0], self.prompter.allowed_ratios
+        held_N = to_device(context.ids, logits_V.device)
+        penalize(logits_V, held_N, self.card.defaults.repetition_penalty)
         # The first of equals, as `choose` takes it.
         return (ratios[int(logits_V[list(ratios)].argmax())],)
 

@@ -4,6 +4,7 @@ torch.
 
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -82,6 +83,8 @@ class Prompter:
         )
         self._measures: Memo[str, tuple[int, tuple[str, ...]]] = Memo(_TEXT_BYTES, lambda _: 256)
         self._frames: Memo[tuple[bool, int, str], int] = Memo(_TEXT_BYTES, lambda _: 64)
+        self._counts: Memo[Hashable, JobTokens] = Memo(_TEXT_BYTES, lambda _: 1024)
+        self._fitted: Memo[Size, SourceShape] = Memo(_TEXT_BYTES, lambda _: 512)
         self._layouts: Memo[Hashable, Layout] = Memo(_LAYOUT_BYTES, _layout_bytes)
 
     def memo_counts(self) -> dict[str, dict[str, int]]:
@@ -102,7 +105,8 @@ class Prompter:
         system = self._system(job)
         is_rewritten = self._thinks_and_rewrites(self._given_ids(job))
         if job.writes_text:
-            is_rewritten = job.bot_task == "think_recaption"
+            closing = self.script(job).closing_tag
+            is_rewritten = job.bot_task != "recaption" and closing == self.vocabulary.end_recaption
         picture_system = self._picture_system(job, is_rewritten)
         cot_length = sum(len(section.ids) for section in self._given_cot(job))
         text = system if job.writes_text else picture_system
@@ -241,12 +245,36 @@ class Prompter:
         """Of pictures that are not read: the real patch grid only shapes positions, every count is
         the same with any.
         """
-        fitted = (self.fit(size.height, size.width)[0] for size in source_sizes)
-        return [self.source_shape(bucket, Grid(1, 1)) for bucket in fitted]
+        return [self._fitted.get(size, partial(self._shape, size)) for size in source_sizes]
+
+    def _shape(self, size: Size) -> SourceShape:
+        return self.source_shape(self.fit(size.height, size.width)[0], Grid(1, 1))
 
     def count(self, job: ImageJob, source_sizes: Sequence[Size], assumed_think: int) -> JobTokens:
         """Tokens that the job will take; text not yet written counts as `assumed_think` tokens."""
-        shapes = self._shapes(source_sizes)
+        length, names = self._measured(job.prompt)
+        self._refuse_names("prompt", names)
+        shapes = tuple(self._shapes(source_sizes))
+        # Of all that a sequence is made of, jobs of a manifest mostly differ in the prompt alone.
+        key = (
+            *(shapes, assumed_think, job.bot_task, job.size, self.branch_count(job)),
+            *(job.use_system_prompt, job.system_prompt, job.drop_think),
+            *(job.cot_text, job.cot_token_ids),
+        )
+        other = replace(job, prompt=_STAND_IN)
+        found = self._counts.get(key, lambda: self._counted(other, shapes, assumed_think))
+        more = length - self._measured(_STAND_IN)[0]
+        self._refuse_too_long(found.positive + more)
+        return replace(
+            found,
+            ar_prefill=found.ar_prefill and found.ar_prefill + more,
+            positive=found.positive + more,
+            negative=found.negative and found.negative + more,
+        )
+
+    def _counted(
+        self, job: ImageJob, shapes: Sequence[SourceShape], assumed_think: int
+    ) -> JobTokens:
         opening = self.opening(job, shapes)
         bucket = self.card.bucket_of(job.size) or self.card.nearest_bucket(1, 1)
         text = [self.vocabulary.cfg] * assumed_think

@@ -3,8 +3,10 @@
 from pathlib import Path
 
 from hyimg_cli.loading import checkpoint
+from hyimg_cli.loading.packed import stored_index
 from hyimg_cli.models.family import Family
 from hyimg_cli.models.hunyuan_image3.card import FAMILY as NAME
+from hyimg_cli.models.hunyuan_image3.card import reading
 from hyimg_cli.models.hunyuan_image3.prompter import Prompter
 
 
@@ -21,6 +23,7 @@ FAMILY = Family(
     is_one=lambda folder: not (folder / "model_index.json").is_file(),
     open=Prompter,
     fingerprint=checkpoint.fingerprint,
-    tensors=lambda folder: {"model": checkpoint.tensor_index(folder)},
+    tensors=lambda folder: {"model": stored_index(folder).tensors},
     refuse_wrong=_refuse_wrong,
+    reading=reading,
 )

@@ -17,7 +17,7 @@ follow. Ours differs from it in this:
   checkpoint's card leaves out.
 Other control tokens, `<|endoftext|>` among them, end a text in neither; but the base model's own
 code ends one at `</answer>` and `<|endoftext|>` as well, and asks for the ratio behind it in any
-case; so does ours.
+case; so does ours. There `think` goes on behind `</think>`, freely, and ends behind the recaption.
 """
 
 from dataclasses import dataclass, field
@@ -55,7 +55,7 @@ class Script:
     @property
     def closing_tag(self) -> int:
         """The tag that ends the whole text."""
-        is_think = self.bot_task == "think"
+        is_think = self.bot_task == "think" and not self.is_base
         return self.vocabulary.end_think if is_think else self.vocabulary.end_recaption
 
     @property

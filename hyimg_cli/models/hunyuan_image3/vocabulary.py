@@ -3,11 +3,12 @@
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer
 
 from hyimg_cli.cache.memo import Memo
 from hyimg_cli.errors import CheckpointError
 from hyimg_cli.files import TABLE_BYTES, bytes_of
+from hyimg_cli.loading.checkpoint import read_json
 
 # Ids of the sections that were encoded last: system prompts, role strings, users' prompts.
 _TOKEN_BYTES = 64_000_000
@@ -62,7 +63,9 @@ class Vocabulary:
 
     @classmethod
     def from_folder(cls, folder: Path, *, base_size: int, ratio_count: int) -> "Vocabulary":
-        """Read `folder/tokenizer.json`. Raises CheckpointError where it is missing or broken."""
+        """Read `folder/tokenizer.json`, and what `tokenizer_config.json` adds to it. Raises
+        CheckpointError where the one is missing, or either is broken.
+        """
         path = folder / "tokenizer.json"
         if not path.exists():
             raise CheckpointError(
@@ -79,6 +82,7 @@ class Vocabulary:
                 where=str(folder),
                 code="checkpoint.tokenizer",
             ) from None
+        _add_tokens(tokenizer, folder)
         return cls(tokenizer, base_size=base_size, ratio_count=ratio_count)
 
     def encode(self, text: str) -> list[int]:
@@ -124,3 +128,33 @@ class Vocabulary:
                 code="checkpoint.tokenizer",
             )
         return int(id_)
+
+
+def _add_tokens(tokenizer: Tokenizer, folder: Path) -> None:
+    """Add the tokens that stand in `tokenizer_config.json` alone, in order of their ids, as
+    transformers does. Raises CheckpointError where one would get another id than it has there.
+    """
+    path = folder / "tokenizer_config.json"
+    table = read_json(path).get("added_tokens_decoder", {}) if path.exists() else {}
+    known = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
+    try:
+        listed = sorted((int(id_), AddedToken(**entry)) for id_, entry in table.items())
+    except (TypeError, ValueError, AttributeError) as error:
+        raise CheckpointError(
+            f"added_tokens_decoder is of the wrong kind: {error}",
+            where=f"{folder.name}/tokenizer_config.json",
+            code="checkpoint.tokenizer",
+        ) from None
+    for id_, token in listed:
+        if token.content not in known:
+            add = tokenizer.add_special_tokens if token.special else tokenizer.add_tokens
+            add([token])
+        found = tokenizer.token_to_id(token.content)
+        if found != id_:
+            raise CheckpointError(
+                f"token {token.content} is {id_} in tokenizer_config.json, and {found} behind "
+                "tokenizer.json",
+                where=str(folder),
+                hint="use the files of one checkpoint together",
+                code="checkpoint.tokenizer",
+            )

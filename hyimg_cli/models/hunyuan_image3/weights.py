@@ -11,16 +11,19 @@ that a checkpoint names (`auto_map`) is never looked at: the class is ours.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from hyimg_cli.errors import CheckpointError
 from hyimg_cli.kernels.choice import require_bitsandbytes
-from hyimg_cli.loading.checkpoint import check_against, check_floating, tensor_index, weight_files
+from hyimg_cli.loading.checkpoint import check_against, check_floating, weight_files
+from hyimg_cli.loading.packed import stored_index
 from hyimg_cli.loading.stream import stored_tensors
 from hyimg_cli.models.hunyuan_image3.card import read_architecture
 from hyimg_cli.models.hunyuan_image3.config import Architecture
@@ -117,9 +120,9 @@ def checked(folder: Path) -> Architecture:
     Raises CheckpointError.
     """
     arch = read_architecture(folder)
-    found = tensor_index(folder)
-    check_against(found, expected_shapes(arch))
+    found = stored_index(folder).tensors
     check_floating(found)
+    check_against(found, expected_shapes(arch))
     return arch
 
 
@@ -135,7 +138,7 @@ def without_weights(
     """The network on the meta device, its layers cut to a rank's share, its experts in the form
     that they will be held in.
     """
-    with torch.device("meta"):
+    with torch.device("meta"), _NoValues():
         network = HunyuanImage3ForCausalMM(arch)
     if cuts is not None:
         shard(network, cuts)
@@ -143,6 +146,20 @@ def without_weights(
         for layer in network.model.layers:
             layer.mlp.hold(quantization)
     return network
+
+
+class _NoValues(TorchFunctionMode):
+    """Inside, new weights get no initial values: on the meta device these would have torch import
+    its compiler, which takes longer than a small model's loading.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if getattr(func, "__module__", "") == nn.init.__name__:
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **kwargs)
 
 
 def fill(
@@ -163,12 +180,13 @@ def fill(
         layer.mlp.make_room(dtype, place_of(f"{_LAYERS}{number}.mlp.experts"))
     missing = {name for name in network.state_dict() if is_wanted(name)}
 
+    index = stored_index(folder)
+
     def put_all(path: Path) -> None:
         with torch.no_grad():
-            for name, stored in stored_tensors(path):
-                if is_wanted(name):
-                    missing.discard(name)
-                    _put(network, name, stored, dtype, place_of(name), cut_of(name))
+            for name, stored in stored_tensors(path, index, is_wanted):
+                missing.discard(name)
+                _put(network, name, stored, dtype, place_of(name), cut_of(name))
 
     with ThreadPoolExecutor(_READERS) as readers:
         for _ in readers.map(put_all, weight_files(folder)):

@@ -235,7 +235,7 @@ class ContinuousBatch:
     def _denoise(self, *batch: Denoising) -> Events:
         for work in batch:
             work.batch["denoise"] = len(batch)
-            yield PhaseStarted(work.job.custom_id, "denoise", work.job.num_inference_steps)
+            yield PhaseStarted(work.job.custom_id, "denoise", work.track.schedule.count)
         with Attempt() as tried:
             _enter(batch, "denoise_first")
             tracks = [work.track for work in batch]
@@ -244,7 +244,7 @@ class ContinuousBatch:
                     _enter(batch, "denoise_rest")
                 for work, latents_CYX in zip(batch, latents, strict=True):
                     work.latents_CYX, work.steps = latents_CYX, step
-                    yield DenoiseStep(work.job.custom_id, step, work.job.num_inference_steps)
+                    yield DenoiseStep(work.job.custom_id, step, work.track.schedule.count)
             _enter(batch, "queue")
         if tried.error is not None:
             yield from self._smaller(tried.error, batch, self._denoise, "draw")
@@ -260,7 +260,7 @@ class ContinuousBatch:
         def velocities(latents: Sequence[Tensor], steps: Sequence[Step]) -> list[Tensor]:
             return self._stages.model.velocities(
                 [
-                    LivePicture(x_CYX, step, work.job.guidance_scale, work.branches.items)
+                    LivePicture(x_CYX, step, work.job.guidance_scale, work.branches_at(step))
                     for work, x_CYX, step in zip(batch, latents, steps, strict=True)
                 ]
             )

@@ -74,7 +74,7 @@ class BranchBuilder:
         return Branches(tuple(b for b, _ in built), tuple(t for _, t in built))
 
     def _branch(self, own: BranchSequence) -> tuple[Any, BranchTokens]:
-        model, layout = self._model, self._canvas.layout
+        model, layout = self._model, self._canvas.layout_of(own)
         self._clock.enter("kv_handoff")
         buffer, reused, shared = self._started(own)
         self._clock.enter("prefill")
@@ -114,7 +114,7 @@ class BranchBuilder:
     def _shareable(self, own: BranchSequence) -> list[Any]:
         """The prefix but its last token, as segments."""
         stop = own.live_start - 1
-        return self._model.segments(self._canvas.layout, own.ids, self._sources, stop)
+        return self._model.segments(self._canvas.layout_of(own), own.ids, self._sources, stop)
 
 
 @dataclass(frozen=True)

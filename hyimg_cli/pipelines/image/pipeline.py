@@ -8,9 +8,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
+from hyimg_cli.journal.file_provenance import file_provenance
 from hyimg_cli.journal.journal import JobFolder
 from hyimg_cli.journal.keys import confirm_dtype, confirm_graphs
-from hyimg_cli.journal.making import making
 from hyimg_cli.journal.written import write_picture
 from hyimg_cli.kv.buffer import Slice
 from hyimg_cli.kv.tree import Host, KVTree
@@ -108,7 +108,7 @@ class ImagePipeline(Pipeline[MixedModel, ImageJob, Generated | Decoded]):
         self._revive()
         self._together = self._memory_limits.within(jobs, self._together, model.card)
         coming = [path for job in jobs for path in job.images]
-        encode, asked = self._encoder(), self._config.batch.encodes_ahead
+        encode, asked = self._encoder(), self._config.batch.prefetches_sources
         is_prefetching = suits_prefetch(model) if asked is None else asked
         waits, shares = partial(synchronize, model.layer_devices), Shares()
         with ExitStack() as pools:
@@ -139,11 +139,11 @@ class ImagePipeline(Pipeline[MixedModel, ImageJob, Generated | Decoded]):
     def _facts(self, done: Decoded) -> PictureFacts:
         return PictureFacts(
             model_name=self._resident().card.name,
-            making=making(done.job, self._config),
+            provenance=file_provenance(done.job, self._config),
             source_sha256=done.source_digests,
             cot_text=done.text.text,
             cot_token_ids=done.text.ids,
-            ratio_index=done.bucket.ratio_index,
+            ratio_index=done.bucket.token_index,
         )
 
     def outcome(
@@ -165,7 +165,7 @@ class ImagePipeline(Pipeline[MixedModel, ImageJob, Generated | Decoded]):
             cot_from=done.cot_from,
             written=done.written if isinstance(done, Generated) else None,
             think_truncated=text.is_truncated,
-            ratio_index=done.bucket.ratio_index,
+            ratio_index=done.bucket.token_index,
             kv_reuse=reuse,
             batch=done.batch,
             parallel=None if self._ranks is None else self._ranks.report(),

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from hyimg_cli.diffusion.denoise import Track
+from hyimg_cli.diffusion.schedule import Step
 from hyimg_cli.errors import OutputError
 from hyimg_cli.kv.segments import Segment, TextSegment
 from hyimg_cli.manifest.texts import TextIdentity, text_identity
@@ -173,6 +174,10 @@ class Denoising(Work[ImageJob]):
     @property
     def batch(self) -> dict[str, int]:
         return self.generated.prefilled.batch
+
+    def branches_at(self, step: Step) -> tuple[Any, ...]:
+        """The branches that the step evaluates."""
+        return self.branches.items[: None if self.track.is_guided(step) else 1]
 
     def release(self) -> None:
         """Give the branches' K/V back: the last step is done."""
@@ -387,7 +392,7 @@ def _context(
         shared = stages.prefixes.start([*segments, behind], buffer)
     else:
         shared = stages.prefixes.start(segments, buffer)
-    context = Context(list(ids[:stop]), buffer, None)
+    context = Context(list(ids[:stop]), buffer, None, opening.layout)
     if shared < stop:
         context.hidden_M = model.prefill(opening.layout, ids, sources, buffer, stop)
         stages.prefixes.keep(segments, buffer)

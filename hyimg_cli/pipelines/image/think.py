@@ -17,7 +17,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hyimg_cli.kernels.transfer import Readback
+from hyimg_cli.kernels.repetition import penalize
+from hyimg_cli.kernels.transfer import Readback, to_device
 from hyimg_cli.models.protocols import Context, GeneratedText, MixedModel
 from hyimg_cli.pipelines.image.sampling import Draw, Draws, choose
 from hyimg_cli.spec.job import ImageJob
@@ -54,6 +55,7 @@ class Decoding:
         budget = model.text_budget(job, context)
         self._limit = len(self._written) + budget
         self._draws, self._drawn = Draws(job.text, budget), 0
+        self._penalty = model.card.defaults.repetition_penalty
         self._cut = ""
         self._allowed: tuple[int, ...] | None = None
         self._choice: ChosenToken | None = None
@@ -92,6 +94,18 @@ class Decoding:
         if self._is_free:
             return self._draws.at(self._drawn)
         return Draw(0.0, 0, 1.0, allowed=self._allowed)
+
+    def penalize(self, logits_V: Tensor) -> None:
+        """Change the logits of the next token by all that stands before it, prompt and tags
+        included, in place.
+        """
+        if self._penalty == 1:
+            return
+        known = [*self.context.ids[: self._unwritten], *self._written]
+        ids_N = to_device(known, logits_V.device)
+        if self._choice is not None:
+            ids_N = torch.cat([ids_N, self._choice.id_1.to(logits_V.device)])
+        penalize(logits_V, ids_N, self._penalty)
 
     def chosen(self, ids_R: Tensor, row: int) -> ChosenToken:
         """Note that the next token is chosen: it stands in `row` of the device's ids."""
@@ -172,9 +186,11 @@ class Decoding:
         self._written = self._script.forced_ending(self._written, before)
         self.is_done = self._script.is_done(self._written[-1])
         # A tag that opened nothing is left out, and may have been fed.
-        fed = self._unwritten + len(self._written)
-        if fed < len(self.context.ids):
-            del self.context.ids[fed:]
+        fed = self.context.ids[self._unwritten :]
+        pairs = enumerate(zip(fed, self._written, strict=False))
+        kept = next((n for n, (was, is_) in pairs if was != is_), min(len(fed), len(self._written)))
+        if kept < len(fed):
+            del self.context.ids[self._unwritten + kept :]
             self._withdraw()
 
 
@@ -214,6 +230,8 @@ class DecodeLoop:
             decoding.fed()
         draws = [decoding.draw() for decoding in decodings]
         logits_RV = self._model.text_logits([decoding.context for decoding in decodings])
+        for logits_V, decoding in zip(logits_RV, decodings, strict=True):
+            decoding.penalize(logits_V)
         ids_R = choose(logits_RV, draws)
         choices = [decoding.chosen(ids_R, row) for row, decoding in enumerate(decodings)]
         self._unread.append(_Launched(choices, Readback(ids_R)))

@@ -19,12 +19,17 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from hyimg_cli.files import bytes_of, json_of, replace_file, storage_error, sync_folder
+from hyimg_cli.files import (
+    LATENTS_BYTES,
+    bytes_of,
+    json_of,
+    replace_file,
+    storage_error,
+    sync_folder,
+)
 
 logger = logging.getLogger(__name__)
 _FORMAT = b"hyimg-latents 1"
-# The latents of a film of minutes, several times over.
-_MAX_BYTES = 10_000_000_000
 _LATENTS, _STATE = "latents", "state."
 
 
@@ -92,7 +97,7 @@ class LatentsCheckpoint:
     def found(self) -> Kept | None:
         """What an earlier attempt at the job has kept, or None."""
         try:
-            data = bytes_of(self.path, _MAX_BYTES)
+            data = bytes_of(self.path, LATENTS_BYTES)
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -113,7 +118,7 @@ class LatentsCheckpoint:
     def _make_folder(self) -> None:
         folder = self.path.parent
         if not folder.is_dir():
-            folder.mkdir(exist_ok=True)  # by another replica meanwhile
+            folder.mkdir(exist_ok=True)
             sync_folder(folder.parent)
 
     def _read(self, data: bytes) -> Kept | None:

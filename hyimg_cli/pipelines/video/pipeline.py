@@ -4,30 +4,37 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
+from hyimg_cli.cache.disk import PROMPT_EMBEDDINGS, START_PICTURES
 from hyimg_cli.errors import JobError
 from hyimg_cli.files import remove, replace_file, storage_error
+from hyimg_cli.journal.file_provenance import file_provenance
 from hyimg_cli.journal.journal import JobFolder
-from hyimg_cli.journal.keys import confirm_dtype, key_of
-from hyimg_cli.journal.making import making
+from hyimg_cli.journal.keys import confirm_dtype, key_of, source_digest, source_digests
 from hyimg_cli.manifest.resolved import job_to_json
 from hyimg_cli.media.metadata import video_text
-from hyimg_cli.media.xmp import MADE, mp4_box
+from hyimg_cli.media.xmp import EDITED, MADE, mp4_box
 from hyimg_cli.memory.fit import room_for
 from hyimg_cli.memory.room import peak_memory_mb, synchronize
 from hyimg_cli.models import registry
-from hyimg_cli.models.latent_video import LatentVideoModel, PromptEmbedding, PromptEncoder
+from hyimg_cli.models.latent_video import (
+    LatentVideoModel,
+    PictureEncoder,
+    PictureView,
+    PromptEmbedding,
+    PromptEncoder,
+)
 from hyimg_cli.pipelines import outcomes
 from hyimg_cli.pipelines.clock import PhaseClock, Shares
 from hyimg_cli.pipelines.out_of_memory import Attempt
 from hyimg_cli.pipelines.outcomes import Facts
 from hyimg_cli.pipelines.pipeline import Pipeline
 from hyimg_cli.pipelines.request import Lost, Request
+from hyimg_cli.pipelines.video.encodings import Encodings
 from hyimg_cli.pipelines.video.latents_checkpoint import LatentsCheckpoint
 from hyimg_cli.pipelines.video.prewarm import prewarm
-from hyimg_cli.pipelines.video.prompts import Prompts
 from hyimg_cli.pipelines.video.ranks import VideoRanks
 from hyimg_cli.pipelines.video.stages import Frames, VideoStages, make_video
 from hyimg_cli.spec.events import (
@@ -52,15 +59,19 @@ class VideoPipeline(Pipeline[LatentVideoModel, VideoJob, Frames]):
         self._ranks: VideoRanks | None = None
         self._forget_pictures = forget_pictures
         self._is_loaded = self._denoises = False
-        self._prompts = Prompts(config.cache, is_on=config.reuse.prompt_cache)
-        self._embedded: set[str] = set()
+        self._prompts = Encodings[str](
+            config.cache, PROMPT_EMBEDDINGS, is_on=config.reuse.prompt_cache
+        )
+        self._pictures = Encodings[PictureView](config.cache, START_PICTURES)
+        self._embedded: set[str | PictureView] = set()
+        self._digest_of = cache(source_digest)
         self._denoised: set[tuple[Path, str]] = set()
 
     def use(
         self, model: str, jobs: Sequence[VideoJob], folder: JobFolder | None
     ) -> Iterator[Event]:
-        """Every distinct string is embedded before the transformer comes: the text encoders, twice
-        its size, never lie beside it. Where every job is denoised already, neither comes.
+        """Every distinct string and picture is embedded before the transformer comes: the encoders,
+        twice its size, never lie beside it. Where every job is denoised already, neither comes.
         """
         # A load that was cut short, by a signal or a closed generator, begins again.
         is_new = self.model != model or not self._is_loaded
@@ -79,7 +90,11 @@ class VideoPipeline(Pipeline[LatentVideoModel, VideoJob, Frames]):
         texts = dict.fromkeys(text for job in left for text in _texts(resident, job))
         new = [text for text in texts if text not in self._embedded]
         yield from self._prompts.ready(resident.prompts, new)
-        self._embedded.update(new)
+        views = dict.fromkeys(view for job in left for view in self._views(resident, job))
+        unseen = [view for view in views if view not in self._embedded]
+        if unseen:
+            yield from self._pictures.ready(resident.pictures, _longest_first(unseen))
+        self._embedded.update(new, unseen)
         if is_new or (left and not self._denoises):
             started = time.perf_counter()
             if self._ranks is not None:
@@ -95,7 +110,7 @@ class VideoPipeline(Pipeline[LatentVideoModel, VideoJob, Frames]):
     def work(
         self, jobs: Sequence[VideoJob], folder: JobFolder | None, started: float
     ) -> Iterator[Progress | Frames | Lost[VideoJob]]:
-        stages = self._stages(self._prompts.of)
+        stages = self._stages(self._prompts.of, self._pictures.of)
         waits, shares = partial(synchronize, [stages.model.device]), Shares()
         for job in jobs:
             self._revive()
@@ -113,6 +128,7 @@ class VideoPipeline(Pipeline[LatentVideoModel, VideoJob, Frames]):
             yield Lost(request, tried.error)
         else:
             frames.parallel = None if self._ranks is None else self._ranks.report()
+            frames.digests = self._digests(request.job)
             yield frames
 
     def write(self, done: Frames, folder: JobFolder) -> VideoFile:
@@ -126,8 +142,8 @@ class VideoPipeline(Pipeline[LatentVideoModel, VideoJob, Frames]):
         _clear(film)
         text, box = None, b""
         if self._config.output.metadata:
-            text = video_text(job_to_json(job), making(job, self._config))
-            box = mp4_box(MADE)
+            text = video_text(job_to_json(job), file_provenance(job, self._config), done.digests)
+            box = mp4_box(EDITED if job.images else MADE)
             _write_sidecar(film.with_suffix(".json"), text)
         written = write_video(
             film, done.pieces, fps=job.fps, comment=text, box=box, frames_folder=shots
@@ -150,14 +166,16 @@ class VideoPipeline(Pipeline[LatentVideoModel, VideoJob, Frames]):
             output,
             facts,
             denoise_steps=done.denoise_steps,
-            kv_reuse=ReuseReport("none", 0, 0, 0, (), reason="t2v has no text stage"),
+            kv_reuse=ReuseReport("none", 0, 0, 0, (), reason=f"{done.job.task} has no text stage"),
             batch={"denoise": 1},
             parallel=done.parallel,
         )
 
     def forget(self) -> None:
         self._prompts.clear()
+        self._pictures.clear()
         self._embedded.clear()
+        self._digest_of.cache_clear()
         self._denoised.clear()
 
     def release(self) -> None:
@@ -165,15 +183,21 @@ class VideoPipeline(Pipeline[LatentVideoModel, VideoJob, Frames]):
         self._is_loaded = self._denoises = False
 
     def cache_counts(self) -> dict[str, dict[str, int]]:
-        runs = dict(self._resident().prompts.encoder_runs)
-        return {"prompt_embeddings": self._prompts.counts(), "encoder_runs": runs}
+        model, counts = self._resident(), {"prompt_embeddings": self._prompts.counts()}
+        runs = dict(model.prompts.encoder_runs)
+        if model.card.start is not None:
+            counts["start_pictures"] = self._pictures.counts()
+            runs |= model.pictures.encoder_runs
+        return counts | {"encoder_runs": runs}
 
     def peak_memory_mb(self) -> float:
         return peak_memory_mb([self._resident().device])
 
     def _prewarm(self, jobs: Sequence[VideoJob], folder: JobFolder | None) -> tuple[int, int]:
         left = self._not_denoised(jobs, folder)
-        return prewarm(left, self._stages(self._prompts.look), warmed=self._warmed), 0
+        return prewarm(
+            left, self._stages(self._prompts.look, self._pictures.look), warmed=self._warmed
+        ), 0
 
     def _open(self, model: str) -> LatentVideoModel:
         """The checkpoint, none of its weights in memory yet."""
@@ -185,13 +209,30 @@ class VideoPipeline(Pipeline[LatentVideoModel, VideoJob, Frames]):
             self._ranks = VideoRanks(opened, choice, parallel)
         return opened
 
-    def _stages(self, embed: Callable[[PromptEncoder, str], PromptEmbedding]) -> VideoStages:
+    def _stages(
+        self,
+        embed: Callable[[PromptEncoder, str], PromptEmbedding],
+        see: Callable[[PictureEncoder, PictureView], PromptEmbedding],
+    ) -> VideoStages:
         model = self._resident()
-        return VideoStages(model, partial(embed, model.prompts), self._drop)
+
+        def views(job: VideoJob) -> dict[str, PromptEmbedding]:
+            return {view.kind: see(model.pictures, view) for view in self._views(model, job)}
+
+        return VideoStages(model, partial(embed, model.prompts), views, self._drop)
+
+    def _views(self, model: LatentVideoModel, job: VideoJob) -> tuple[PictureView, ...]:
+        return model.pictures.views(job, self._digests(job)) if job.images else ()
+
+    def _digests(self, job: VideoJob) -> tuple[str, ...]:
+        return tuple(source_digests(job, self._digest_of))
 
     def _drop(self) -> None:
         """Free what is on the device and no step needs: encoders, and what pictures keep there."""
-        self._resident().prompts.release()
+        model = self._resident()
+        model.prompts.release()
+        if model.card.start is not None:
+            model.pictures.release()
         self._forget_pictures()
 
     def _not_denoised(self, jobs: Sequence[VideoJob], folder: JobFolder | None) -> list[VideoJob]:
@@ -218,7 +259,10 @@ class VideoPipeline(Pipeline[LatentVideoModel, VideoJob, Frames]):
         path = folder.latents_for(job.custom_id)
         every = self._config.output.checkpoint_every
         return LatentsCheckpoint(
-            path, key_of(job, (), self._config), every, [] if notes is None else notes
+            path,
+            key_of(job, self._digests(job), self._config),
+            every,
+            [] if notes is None else notes,
         )
 
 
@@ -228,6 +272,14 @@ def _texts(model: LatentVideoModel, job: VideoJob) -> tuple[str, ...]:
         return model.texts(job)
     except JobError:
         return ()
+
+
+def _longest_first(views: Sequence[PictureView]) -> list[PictureView]:
+    """The views of one picture together, that of most frames first: the others are a part of it."""
+    order: dict[PictureView, int] = {}
+    for view in views:
+        order.setdefault(replace(view, num_frames=0), len(order))
+    return sorted(views, key=lambda view: (order[replace(view, num_frames=0)], -view.num_frames))
 
 
 def _clear(film: Path) -> None:

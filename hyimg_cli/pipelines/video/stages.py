@@ -29,11 +29,28 @@ _KEPT = "its denoised latents are kept: the next attempt only decodes them"
 
 @dataclass(frozen=True)
 class VideoStages:
-    """What every job of a group works with. `drop` frees on the device what is kept for others."""
+    """What every job of a group works with. `see` gives the views of a job's start pictures, by
+    kind; `drop` frees on the device what is kept for others.
+    """
 
     model: LatentVideoModel
     embed: Embed
+    see: Callable[[VideoJob], Mapping[str, PromptEmbedding]]
     drop: Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """What a job's denoising reads: embeddings by text, views of its pictures by kind."""
+
+    texts: Mapping[str, PromptEmbedding]
+    views: Mapping[str, PromptEmbedding]
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was cut or changed on the way."""
+        found = (*self.texts.values(), *self.views.values())
+        return tuple(dict.fromkeys(note for one in found for note in one.notes))
 
 
 @dataclass(frozen=True)
@@ -49,11 +66,17 @@ class Frames(Finished[VideoJob]):
     """A video in pieces of uint8 [T, H, W, 3]; `parallel`: over which ranks, None without.
 
     `denoise_steps` are those of this run: a job that went on from kept latents has fewer.
+    `digests`: of its start pictures.
     """
 
     pieces: tuple[np.ndarray, ...]
     denoise_steps: int
     parallel: ParallelReport | None = None
+    digests: tuple[str, ...] = ()
+
+    @property
+    def source_digests(self) -> tuple[str, ...]:
+        return self.digests
 
 
 def make_video(
@@ -69,9 +92,9 @@ def make_video(
         request.notes.extend(kept.notes)
         denoised = Denoised(kept.latents_BCFYX.to(stages.model.device), kept.steps)
     else:
-        embeddings = yield from _alone(request, stages, lambda: encode(request, stages))
+        encoded = yield from _alone(request, stages, lambda: encode(request, stages))
         denoised = yield from _alone(
-            request, stages, lambda: denoise(request, embeddings, stages, checkpoint)
+            request, stages, lambda: denoise(request, encoded, stages, checkpoint)
         )
     if checkpoint is not None and checkpoint.holds_last:
         request.notes_if_lost.append(_KEPT)
@@ -87,19 +110,20 @@ def _alone(
     return memory.alone(request, stage)
 
 
-def encode(request: Request[VideoJob], stages: VideoStages) -> Stage[Mapping[str, PromptEmbedding]]:
-    """Embed every string the job reads; mostly it is in memory."""
+def encode(request: Request[VideoJob], stages: VideoStages) -> Stage[Encoded]:
+    """Embed every string and picture the job reads; mostly it is in memory."""
     yield PhaseStarted(request.job.custom_id, "encode")
     request.clock.enter("encode")
     texts = dict.fromkeys(stages.model.texts(request.job))
-    embeddings = {text: stages.embed(text) for text in texts}
-    request.notes.extend(_notes(embeddings))
-    return embeddings
+    views = stages.see(request.job) if request.job.images else {}
+    encoded = Encoded({text: stages.embed(text) for text in texts}, views)
+    request.notes.extend(encoded.notes)
+    return encoded
 
 
 def denoise(
     request: Request[VideoJob],
-    embeddings: Mapping[str, PromptEmbedding],
+    encoded: Encoded,
     stages: VideoStages,
     checkpoint: LatentsCheckpoint | None,
 ) -> Stage[Denoised]:
@@ -108,17 +132,18 @@ def denoise(
     yield PhaseStarted(job.custom_id, "denoise", job.num_inference_steps)
     kept = None if checkpoint is None else checkpoint.found()
     clock.enter("denoise_first")
-    denoiser = stages.model.denoiser(job, embeddings)
-    start, latents_BCFYX = _start(denoiser, kept, stages.model)
-    for index in range(start, denoiser.steps):
+    start = {kind: view.tensors[kind] for kind, view in encoded.views.items()}
+    denoiser = stages.model.denoiser(job, encoded.texts, start)
+    first, latents_BCFYX = _start(denoiser, kept, stages.model)
+    for index in range(first, denoiser.steps):
         latents_BCFYX = denoiser.step(index, latents_BCFYX)
-        if index == start:
+        if index == first:
             clock.enter("denoise_rest")
         step, steps = index + 1, denoiser.steps
         if checkpoint is not None and checkpoint.is_due(step, steps):
             clock.enter("write")
             state = denoiser.state() if step < steps else {}
-            checkpoint.keep(Kept(step, steps, latents_BCFYX, state, _notes(embeddings)))
+            checkpoint.keep(Kept(step, steps, latents_BCFYX, state, encoded.notes))
             clock.enter("denoise_rest")
         yield DenoiseStep(job.custom_id, step, steps)
     return Denoised(latents_BCFYX, denoiser.steps)
@@ -133,10 +158,6 @@ def decode(
     pieces = tuple(checked(request.job, stages.model.decode_latents(denoised.latents_BCFYX)))
     request.clock.enter("queue")
     return pieces
-
-
-def _notes(embeddings: Mapping[str, PromptEmbedding]) -> tuple[str, ...]:
-    return tuple(note for embedding in embeddings.values() for note in embedding.notes)
 
 
 def _start(

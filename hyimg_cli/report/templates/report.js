@@ -112,7 +112,7 @@ const hyimgReport = (() => {
     const tone = run.failed ? "bad" : left ? "neutral" : "good";
     by("summary").className = `tone-${tone}`;
     by("state").textContent = run.running
-      ? `Running: ${run.done + run.failed} of ${total}. New jobs appear by themselves; if the run was killed, the same command goes on.`
+      ? `Running: ${run.done + run.failed} of ${total} at ${new Date(run.running * 1000).toLocaleString()}. New jobs appear by themselves; if the run was killed, the same command goes on.`
       : left ? "Stopped. The same command goes on where it was." : "";
     const codes = new Map();
     for (const job of jobs.filter(failed)) codes.set(job.error?.code ?? "?", (codes.get(job.error?.code ?? "?") ?? 0) + 1);

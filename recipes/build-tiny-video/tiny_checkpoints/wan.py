@@ -71,7 +71,7 @@ SCHEDULER: dict[str, Any] = {
 
 def write(folder: Path, *, boundary_ratio: float | None = None, seed: str = SEED) -> None:
     """A Wan 2.1 checkpoint, or with `boundary_ratio` a Wan 2.2 one of two transformers."""
-    _write_index(folder, boundary_ratio)
+    write_json(folder / "model_index.json", index_of(boundary_ratio))
     write_json(folder / "card.json", CARD)
     write_json(folder / "scheduler" / "scheduler_config.json", SCHEDULER)
     _write_tokenizer(folder / "tokenizer")
@@ -87,23 +87,21 @@ def write(folder: Path, *, boundary_ratio: float | None = None, seed: str = SEED
     )
 
 
-def _write_index(folder: Path, boundary_ratio: float | None) -> None:
+def index_of(boundary_ratio: float | None) -> dict[str, Any]:
+    """Contents of model_index.json."""
     network = ["diffusers", "WanTransformer3DModel"]
-    write_json(
-        folder / "model_index.json",
-        {
-            "_class_name": "WanPipeline",
-            "_diffusers_version": LIBRARY,
-            "boundary_ratio": boundary_ratio,
-            "expand_timesteps": False,
-            "scheduler": ["diffusers", "UniPCMultistepScheduler"],
-            "text_encoder": ["transformers", "UMT5EncoderModel"],
-            "tokenizer": ["transformers", "T5Tokenizer"],
-            "transformer": network,
-            "transformer_2": [None, None] if boundary_ratio is None else network,
-            "vae": ["diffusers", "AutoencoderKLWan"],
-        },
-    )
+    return {
+        "_class_name": "WanPipeline",
+        "_diffusers_version": LIBRARY,
+        "boundary_ratio": boundary_ratio,
+        "expand_timesteps": False,
+        "scheduler": ["diffusers", "UniPCMultistepScheduler"],
+        "text_encoder": ["transformers", "UMT5EncoderModel"],
+        "tokenizer": ["transformers", "T5Tokenizer"],
+        "transformer": network,
+        "transformer_2": [None, None] if boundary_ratio is None else network,
+        "vae": ["diffusers", "AutoencoderKLWan"],
+    }
 
 
 def _write_text_encoder(folder: Path, seed: str) -> None:
@@ -122,11 +120,11 @@ def _write_transformer(folder: Path, seed: str) -> None:
         folder / "diffusion_pytorch_model.safetensors",
         lambda: WanTransformer3DModel(**_arguments(TRANSFORMER)),
         seed,
-        _kept_in_float32,
+        kept_in_float32,
     )
 
 
-def _kept_in_float32(name: str) -> torch.dtype:
+def kept_in_float32(name: str) -> torch.dtype:
     """As the released checkpoints are read: norms, time embedding and tables in float32."""
     kept = ("time_embedder", "scale_shift_table", "norm1", "norm2", "norm3")
     return torch.float32 if any(part in name for part in kept) else torch.bfloat16

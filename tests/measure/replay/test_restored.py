@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hyimg_cli.errors import HyimgError
+from hyimg_cli.errors import HyimgError, UsageError
 from hyimg_cli.journal import keys
 from hyimg_cli.measure.replay.restored import Restored, Wishes, restored
 from hyimg_cli.media.images import write_png

@@ -142,7 +142,8 @@ def test_other_pipelines_are_refused(copied: Path) -> None:
     assert fault_of(lambda: video_card(copied, "x")).code == "checkpoint.family"
 
 
-def test_an_image_to_video_transformer_is_refused(copied: Path) -> None:
+def test_an_image_to_video_transformer_in_the_other_pipeline_is_refused(copied: Path) -> None:
+    """The library would run it, and not look at the picture."""
     change(copied / "transformer" / "config.json", task_type="i2v")
     assert fault_of(lambda: video_card(copied, "x")).code == "checkpoint.family"
 
@@ -159,6 +160,7 @@ def test_a_step_distilled_transformer_is_refused(copied: Path) -> None:
     [
         ("transformer/config.json", {"in_channels": 36}, "36 channels"),
         ("transformer/config.json", {"image_dim": 1280}, "picture"),
+        ("model_index.json", {"_class_name": "WanImageToVideoPipeline"}, "takes 16 channels"),
         ("model_index.json", {"boundary_ratio": 0.9}, "no transformer_2"),
     ],
 )

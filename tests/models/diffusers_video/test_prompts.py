@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save, save_file
 
 from hyimg_cli.models import registry
-from hyimg_cli.models.diffusers_video import prompts, prompts_wan
+from hyimg_cli.models.diffusers_video import encoders, prompts_wan
 from hyimg_cli.models.diffusers_video.layout import read_layout
 from hyimg_cli.models.diffusers_video.model import DiffusersVideo
 from hyimg_cli.models.diffusers_video.prompts_hunyuan import HunyuanPrompts
@@ -107,7 +107,7 @@ def test_a_key_reads_no_weights(
         raise AssertionError("weights were loaded")
 
     expected = encoder(folders[name]).encode(QUOTED).key
-    monkeypatch.setattr(prompts, "load_weights", refuse)
+    monkeypatch.setattr(encoders, "load_weights", refuse)
     assert encoder(folders[name]).key(QUOTED) == expected
 
 
@@ -197,9 +197,9 @@ def test_keys_hold_library_versions_and_device(
 ) -> None:
     own = encoder(folders["hunyuan"])
     before = own.key("a ball")
-    monkeypatch.setattr(prompts, "library_versions", lambda: ("torch 1.0",))
+    monkeypatch.setattr(encoders, "library_versions", lambda: ("torch 1.0",))
     versions = own.key("a ball")
-    monkeypatch.setattr(prompts, "device_class", lambda _device: "NVIDIA H200")
+    monkeypatch.setattr(encoders, "device_class", lambda _device: "NVIDIA H200")
     assert len({before, versions, own.key("a ball")}) == 3
 
 

@@ -11,7 +11,8 @@ from safetensors.torch import load_file, save_file
 from wide_checkpoint import Anonymous, wide_checkpoint
 
 from hyimg_cli.errors import CheckpointError, MachineError
-from hyimg_cli.kernels.formats import LEVELS
+from hyimg_cli.kernels.formats import LEVELS, dequantize_nf4, quantize_nf4
+from hyimg_cli.models.hunyuan_image3.card import model_card
 from hyimg_cli.models.hunyuan_image3.config import architecture
 from hyimg_cli.models.hunyuan_image3.placement import balanced, place_of, refuse_outside
 from hyimg_cli.models.hunyuan_image3.weights import fill, load, without_weights
@@ -102,6 +103,68 @@ def test_already_quantised_weights_are_refused(small_folder: Path, tmp_path: Pat
         with pytest.raises(CheckpointError, match="1 tensors are stored as F8_E4M3: model") as bad:
             load(target, dtype=torch.float32, quantization=form)  # type: ignore[arg-type]
         assert bad.value.code == "checkpoint.quantized"
+
+
+def _packed(folder: Path, target: Path) -> dict[str, torch.Tensor]:
+    """The checkpoint with its experts in 4 bits and its attention in 8, as bitsandbytes saves them
+    in one file; and the weights that they stand for.
+    """
+    tensors, kept, meant = load_file(folder / "model.safetensors"), {}, {}
+    for name, tensor in tensors.items():
+        stem = name.removesuffix("weight")
+        if ".experts." in name:
+            packed, absmax = quantize_nf4(tensor)
+            state = {"blocksize": 64, "shape": list(tensor.shape), "quant_type": "nf4"}
+            text = torch.tensor(list(json.dumps(state).encode()), dtype=torch.uint8)
+            kept |= {name: packed[:, None], f"{name}.absmax": absmax}
+            kept |= {f"{name}.quant_map": torch.tensor(LEVELS)}
+            kept |= {f"{name}.quant_state.bitsandbytes__nf4": text}
+            meant[name] = dequantize_nf4(packed, absmax, torch.float32).view(tensor.shape)
+        elif name.endswith("_proj.weight") and ".self_attn." in name and "layers" in name:
+            scale = tensor.float().abs().amax(dim=1)
+            kept |= {name: (tensor.float() / scale[:, None] * 127).round().to(torch.int8)}
+            kept |= {
+                f"{stem}SCB": scale,
+                f"{stem}weight_format": torch.zeros((), dtype=torch.uint8),
+            }
+            meant[name] = kept[name].float() * scale[:, None] * (1 / 127)
+        else:
+            kept[name] = meant[name] = tensor
+    target.mkdir()
+    save_file(kept, target / "model.safetensors")
+    (target / "config.json").write_bytes((folder / "config.json").read_bytes())
+    return meant
+
+
+def test_a_checkpoint_that_bitsandbytes_packed_is_loaded_strictly(
+    small_folder: Path, tmp_path: Path
+) -> None:
+    """As it stands it has the weights that were meant; in 4 bits again, the experts' own bits."""
+    folder = tmp_path / "packed"
+    meant = _packed(small_folder, folder)
+    network = load(folder, dtype=torch.float32)
+    again = _experts(load(folder, dtype=torch.float32, quantization="nf4"), 1)
+    for number, matrix in enumerate(("gate_and_up_proj", "down_proj")):
+        names = [f"model.layers.1.mlp.experts.{e}.{matrix}.weight" for e in range(len(again[0]))]
+        expected = torch.stack([meant[name] for name in names])
+        assert torch.equal(again[number], expected)
+    others = dict(network.named_parameters())
+    for name, expected in meant.items():
+        assert torch.equal(others[name], expected.float()), name
+    (folder / "generation_config.json").write_text("{}")
+    assert model_card(folder, "packed").weights == model_card(small_folder, "small").weights
+
+
+@pytest.mark.parametrize("part", ["", ".absmax", ".quant_map"])
+def test_a_packed_checkpoint_that_lacks_a_part_is_refused(
+    small_folder: Path, tmp_path: Path, part: str
+) -> None:
+    _packed(small_folder, tmp_path / "packed")
+    tensors = load_file(tmp_path / "packed" / "model.safetensors")
+    del tensors[f"model.layers.1.mlp.experts.2.down_proj.weight{part}"]
+    save_file(tensors, tmp_path / "packed" / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"experts\.2\.down_proj.*is missing"):
+        load(tmp_path / "packed", dtype=torch.float32)
 
 
 def test_a_mixture_of_floats_is_cast(small_folder: Path, tmp_path: Path) -> None:

@@ -35,6 +35,17 @@ def test_think_recaption_with_ratio(words: Vocabulary) -> None:
     assert script.text_of(written) == written[:6]
 
 
+@pytest.mark.parametrize("needs_ratio", [True, False])
+def test_the_base_model_thinks_up_to_the_end_of_its_recaption(
+    words: Vocabulary, needs_ratio: bool
+) -> None:
+    """Its own code samples on behind `</think>`, a line break and the next tag among others."""
+    script = Script(words, "think", needs_ratio, "pretrain", words.ratios, is_base=True)
+    free = [70, words.end_think, 13, words.recaption, 71, words.end_recaption]
+    written = _played(script, free, start=words.think)
+    assert script.text_of(written) == [words.think, *free]
+
+
 def test_pretrain_template_has_no_answer_tag(words: Vocabulary) -> None:
     script = Script(words, "recaption", True, "pretrain", words.ratios)
     written = _played(script, [70, words.end_recaption], start=words.recaption)

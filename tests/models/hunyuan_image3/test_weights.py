@@ -163,6 +163,18 @@ def test_unreleased_options_are_refused(
         architecture(small_config | {key: value})
 
 
+@pytest.mark.parametrize("method", ["gptq", "quanto", "fp8", "torchao", "sdnq"])
+def test_a_format_that_is_not_read_is_named(small_config: dict[str, Any], method: str) -> None:
+    packed = small_config | {"quantization_config": {"quant_method": method}}
+    with pytest.raises(CheckpointError, match=f"quantised by '{method}'") as caught:
+        architecture(packed)
+    assert "bitsandbytes" in caught.value.hint
+    theirs = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+    assert architecture(small_config | {"quantization_config": theirs}) == architecture(
+        small_config
+    )
+
+
 def test_an_option_of_another_kind_is_a_fault_of_the_checkpoint(
     small_config: dict[str, Any],
 ) -> None:
@@ -236,7 +248,7 @@ def test_null_leaves_nothing_of_the_sampling() -> None:
 
 @pytest.mark.parametrize(
     ("key", "value", "neutral"),
-    [("repetition_penalty", 1.1, 1.0), ("min_p", 0.05, None), ("num_beams", 4, 1)],
+    [("encoder_repetition_penalty", 1.1, 1.0), ("min_p", 0.05, None), ("num_beams", 4, 1)],
 )
 def test_sampling_that_we_would_leave_out_is_refused(key: str, value: Any, neutral: Any) -> None:
     assert generation_config(_RELEASED_GENERATION | {key: neutral})

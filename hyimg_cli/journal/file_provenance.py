@@ -1,4 +1,4 @@
-"""How a file came about, as its metadata tells: what a replay sets again, and what it cannot."""
+"""Provenance of a file, for its metadata: what a replay sets again, and what it cannot."""
 
 from functools import cache
 
@@ -7,17 +7,17 @@ import torch
 from hyimg_cli import __version__
 from hyimg_cli.journal.keys import pixel_settings, precision
 from hyimg_cli.journal.provenance import versions
-from hyimg_cli.media.metadata import Making
+from hyimg_cli.media.metadata import Provenance
 from hyimg_cli.models import registry
 from hyimg_cli.spec.job import Job
 from hyimg_cli.spec.run import RunConfig
 
 
-def making(job: Job, config: RunConfig) -> Making:
-    """Provenance of the job's file in this process: everything known that decides its bits."""
+def file_provenance(job: Job, config: RunConfig) -> Provenance:
+    """Everything known in this process that decides the bits of the job's file."""
     choice = config.model
     kind = precision(choice)[0]
-    return Making(
+    return Provenance(
         version=__version__,
         model_fingerprint=registry.fingerprint(job.model, choice.revision),
         settings=pixel_settings(job, config) | {"device": kind} | _processor(kind),

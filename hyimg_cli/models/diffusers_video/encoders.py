@@ -1,4 +1,4 @@
-"""Prompt embeddings: encoders that come when needed and go when told, keys, and bytes to keep."""
+"""Embeddings: encoders that come when needed and go when told, keys, and bytes to keep."""
 
 import gc
 import json
@@ -22,14 +22,16 @@ _LIBRARIES = ("torch", "transformers", "diffusers", "tokenizers")
 _KEY, _NOTES = "key", "notes"
 
 
-class CheckpointPrompts:
-    """The text encoders and tokenizers of a checkpoint, loaded one by one at their first use: a
-    `PromptEncoder` once a family adds `key` and `encode`.
+class CheckpointEncoder:
+    """Encoders of a checkpoint and their tokenizers or processors, loaded one by one at their first
+    use: an `Encoder` once a family adds `key` and `encode`.
 
-    `tensors` names an embedding's tensors, and says of each whether it must be there.
+    `tensors` names an embedding's tensors, and says of each whether it must be there; `axes`: how
+    many each has.
     """
 
     tensors: Mapping[str, bool]
+    axes: Mapping[str, int] = {}
 
     def __init__(self, layout: CheckpointLayout, place: Place) -> None:
         self.layout = layout
@@ -40,7 +42,7 @@ class CheckpointPrompts:
         self._identities: dict[str, str] = {}
 
     def network(self, name: str) -> Any:
-        """A text encoder about to run once; `runs` counts it."""
+        """An encoder about to run once; `runs` counts it."""
         if name not in self._networks:
             self._networks[name] = load_weights(self.layout.components[name], self.place)
         self.runs[name] += 1
@@ -79,7 +81,7 @@ class CheckpointPrompts:
         return save(tensors, metadata={_KEY: embedding.key, _NOTES: notes})
 
     def unpack(self, data: bytes, key: str) -> PromptEmbedding:
-        return unpack(data, key, self.tensors)
+        return unpack(data, key, self.tensors, self.axes)
 
     def digest_of(self, **parts: Any) -> str:
         """A digest of `parts` and of what shapes every embedding: dtype, device, libraries."""
@@ -121,8 +123,11 @@ def cut_note(count: int, limit: int, what: str) -> tuple[str, ...]:
     return (f"{what} is {count} tokens long and was cut: its encoder reads {limit}",)
 
 
-def unpack(data: bytes, key: str, names: Mapping[str, bool]) -> PromptEmbedding:
-    """Undo `pack` of `key`; `names` says of each tensor whether it must be there.
+def unpack(
+    data: bytes, key: str, names: Mapping[str, bool], axes: Mapping[str, int]
+) -> PromptEmbedding:
+    """Undo `pack` of `key`; `names` says of each tensor whether it must be there, `axes` how many
+    it has where they are not 2.
 
     Raises ValueError for anything else.
     """
@@ -136,6 +141,10 @@ def unpack(data: bytes, key: str, names: Mapping[str, bool]) -> PromptEmbedding:
     if stored != key:
         raise ValueError("a prompt embedding of another key")
     missing = [name for name, is_needed in names.items() if is_needed and name not in tensors]
-    if missing or set(tensors) - set(names) or any(t.ndim != 2 for t in tensors.values()):
+    if (
+        missing
+        or set(tensors) - set(names)
+        or any(tensor.ndim != axes.get(name, 2) for name, tensor in tensors.items())
+    ):
         raise ValueError(f"not the tensors of a prompt embedding: {sorted(tensors)}")
     return PromptEmbedding(key, tensors, notes)

@@ -54,11 +54,13 @@ def run(job: ImageJob, sources: tuple[str, ...], tmp_path: Path) -> Run:
         for n, images in enumerate(given)
     ]
 
-    def drawn(encodes_ahead: bool | None, cache: CacheConfig | None = None) -> dict[str, Outcome]:
+    def drawn(
+        prefetches_sources: bool | None, cache: CacheConfig | None = None
+    ) -> dict[str, Outcome]:
         config = RunConfig(
             OutputConfig(tmp_path),
             model=ModelChoice(device="cpu", dtype="float32"),
-            batch=BatchConfig(max_size=2, prewarm=False, encodes_ahead=encodes_ahead),
+            batch=BatchConfig(max_size=2, prewarm=False, prefetches_sources=prefetches_sources),
             cache=cache or CacheConfig(),
         )
         events = list(Session(config).run(make_plan(edits, registry.model_card)))

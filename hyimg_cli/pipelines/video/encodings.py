@@ -1,33 +1,39 @@
-"""Prompts as a video model reads them: from memory, else from disk, else embedded now.
+"""Prompts and start pictures as a video model reads them: from memory, else from disk, else
+embedded now.
 
-What a key holds is the encoder's own affair; seeds, sizes and steps are no part of it. Embeddings
-are read, never written: a job gets the very tensors that another one had.
+What a key holds is the encoder's own affair; seeds and steps are no part of it. Embeddings are
+read, never written: a job gets the very tensors that another one had.
 """
 
 import logging
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from typing import Generic, TypeVar
 
-from hyimg_cli.cache.disk import PROMPT_EMBEDDINGS, DiskStore
+from hyimg_cli.cache.disk import START_PICTURES, DiskStore
 from hyimg_cli.cache.memo import Memo
 from hyimg_cli.errors import MachineError
-from hyimg_cli.models.latent_video import PromptEmbedding, PromptEncoder
-from hyimg_cli.spec.events import PromptEmbedded, PromptsReady
+from hyimg_cli.models.latent_video import Encoder, PromptEmbedding
+from hyimg_cli.spec.events import Embedded, PromptEmbedded, PromptsReady
 from hyimg_cli.spec.run import CacheConfig
 
+Item = TypeVar("Item")
 logger = logging.getLogger(__name__)
 _MEMO_BYTES = 2_000_000_000
 
 
-class Prompts:
-    """Embeds each distinct string once; what it embeds, later runs find on disk.
+class Encodings(Generic[Item]):
+    """Embeds each distinct item once, a string or a view of a picture; what it embeds, later runs
+    find on disk.
 
-    Switched off, every job embeds its own strings, and the encoders stay where they are.
+    Switched off, every job embeds its own, and the encoders stay where they are.
     """
 
-    def __init__(self, cache: CacheConfig, *, is_on: bool) -> None:
-        self._is_on = is_on
+    def __init__(self, cache: CacheConfig, kind: str, *, is_on: bool = True) -> None:
+        """`kind`: of the disk cache."""
+        self._is_on, self._kind = is_on, kind
+        self._what: Embedded = "start pictures" if kind == START_PICTURES else "prompts"
         self._memo: Memo[str, PromptEmbedding] = Memo(_MEMO_BYTES, _tensor_bytes)
         self._store = DiskStore(cache.folder, cache.budget_bytes)
         self._counts = {"memory_hits": 0, "disk_hits": 0, "misses": 0}
@@ -35,48 +41,48 @@ class Prompts:
         self._notes: dict[str, tuple[str, ...]] = {}
 
     def ready(
-        self, encoder: PromptEncoder, texts: Iterable[str]
+        self, encoder: Encoder[Item], items: Iterable[Item]
     ) -> Iterator[PromptEmbedded | PromptsReady]:
-        """Have every one of `texts` in memory, then let the text encoders go.
+        """Have every one of `items` in memory, then let the encoders go.
 
-        A string that cannot be embedded fails its own jobs later. Raises MachineError.
+        One that cannot be embedded fails its own jobs later. Raises MachineError.
         """
-        distinct = list(dict.fromkeys(texts)) if self._is_on else []
+        distinct = list(dict.fromkeys(items)) if self._is_on else []
         if not distinct:
             return
         started, before = time.perf_counter(), self._counts["misses"]
-        for count, text in enumerate(distinct, 1):
+        for count, item in enumerate(distinct, 1):
             try:
-                _, place = self._found(encoder, text)
+                _, place = self._found(encoder, item)
                 self._count(place, but="memory_hits")
             except MachineError:
                 raise
             except Exception:
-                logger.info("a prompt was not embedded ahead of its job", exc_info=True)
-            yield PromptEmbedded(count, len(distinct))
+                logger.info("an item was not embedded ahead of its job", exc_info=True)
+            yield PromptEmbedded(count, len(distinct), self._what)
         encoder.release()
         encoded = self._counts["misses"] - before
-        yield PromptsReady(len(distinct), encoded, time.perf_counter() - started)
+        yield PromptsReady(len(distinct), encoded, time.perf_counter() - started, self._what)
 
-    def of(self, encoder: PromptEncoder, text: str) -> PromptEmbedding:
-        """The embedding of a job's string, with what went wrong on the way to it."""
+    def of(self, encoder: Encoder[Item], item: Item) -> PromptEmbedding:
+        """The embedding of a job's item, with what went wrong on the way to it."""
         if not self._is_on:
             self._counts["misses"] += 1
-            return encoder.encode(text)
+            return encoder.encode(item)
         place = "misses"
         try:
-            embedding, place = self._found(encoder, text)
+            embedding, place = self._found(encoder, item)
         finally:
             self._counts[place] += 1
             if place == "misses":
-                # Memory was too small for the plan, or the string fails once more.
+                # Memory was too small for the plan, or it fails once more.
                 encoder.release()
         notes = self._notes.pop(embedding.key, ())
         return replace(embedding, notes=(*embedding.notes, *notes)) if notes else embedding
 
-    def look(self, encoder: PromptEncoder, text: str) -> PromptEmbedding:
+    def look(self, encoder: Encoder[Item], item: Item) -> PromptEmbedding:
         """The same for what is no job: neither counted nor told."""
-        return self._found(encoder, text)[0] if self._is_on else encoder.encode(text)
+        return self._found(encoder, item)[0] if self._is_on else encoder.encode(item)
 
     def counts(self) -> dict[str, int]:
         """How often a string was in memory for a job, was on disk, had to be embedded."""
@@ -90,17 +96,17 @@ class Prompts:
         if place != but:
             self._counts[place] += 1
 
-    def _found(self, encoder: PromptEncoder, text: str) -> tuple[PromptEmbedding, str]:
+    def _found(self, encoder: Encoder[Item], item: Item) -> tuple[PromptEmbedding, str]:
         """An embedding, and which count its place belongs to."""
         place = "memory_hits"
-        key = encoder.key(text)
+        key = encoder.key(item)
 
         def stored_or_encoded() -> PromptEmbedding:
             nonlocal place
             embedding, was_there = self._store.read_through(
-                PROMPT_EMBEDDINGS,
+                self._kind,
                 key,
-                lambda: encoder.encode(text),
+                lambda: encoder.encode(item),
                 pack=encoder.pack,
                 unpack=lambda data: encoder.unpack(data, key),
             )

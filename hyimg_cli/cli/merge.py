@@ -1,0 +1,83 @@
+"""`hyimg merge`: the folders of shards, or of clusters, joined into one."""
+
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hyimg_cli.cli import options as o
+from hyimg_cli.cli import render
+from hyimg_cli.errors import UsageError
+from hyimg_cli.journal.journal import MISSING, RESOLVED, RESULTS
+from hyimg_cli.journal.merge import Merged
+from hyimg_cli.journal.merge import merge as merged_from
+from hyimg_cli.settings.table import RUN
+from hyimg_cli.spec.units import counted
+
+Folders = Annotated[
+    list[Path], typer.Argument(metavar="OUT", help="Folders of runs: the -o of hyimg generate.")
+]
+Into = Annotated[
+    Path,
+    o.option(
+        "-o",
+        "--output-dir",
+        panel=RUN,
+        is_basic=True,
+        parser=o.folder,
+        metavar="<path>",
+        help="The folder to join them in; what it has stays.",
+    ),
+]
+
+
+def merge(
+    folders: Folders,
+    into: Into,
+    as_json: o.AsJson = False,
+    quiet: o.Quiet = False,
+) -> None:
+    """Join the folders of shards into one, and name what is missing.
+
+    Lines are copied unchanged, files linked or copied once their sha256 is checked. A done job wins
+    over a failed one; a job done in two folders by other settings is refused. missing.jsonl is the
+    manifest of what nobody has done. Exit code 1 where something is missing.
+    """
+    for folder in folders:
+        _refuse_no_run(folder)
+    found = merged_from(folders, into)
+    if as_json:
+        counts = {"done": found.done, "failed": found.failed, "missing": len(found.missing)}
+        render.json_line({"merged": counts | {"damaged": found.damaged}, "output_dir": str(into)})
+    elif not quiet:
+        for text in _sentences(found, len(folders), into):
+            render.note(text)
+    raise typer.Exit(1 if found.missing else 0)
+
+
+def _sentences(found: Merged, folders: int, into: Path) -> list[str]:
+    told = [
+        f"{counted(folders, 'folder')} joined in {into}: {found.done} done, {found.failed} failed, "
+        f"{len(found.missing)} missing"
+    ]
+    if found.damaged:
+        told.append(
+            f"{counted(len(found.damaged), 'job')} done, and their files are gone or changed: "
+            f"{', '.join(found.damaged[:3])}{', …' if len(found.damaged) > 3 else ''}"
+        )
+    if found.missing:
+        retry = ["--retry-failed"] if found.failed else []
+        again = ["hyimg", "generate", str(into / MISSING), "-o", str(into), *retry]
+        told.append(f"make what is missing with: {shlex.join(again)}")
+    return told
+
+
+def _refuse_no_run(folder: Path) -> None:
+    if not any((folder / name).is_file() for name in (RESULTS, RESOLVED)):
+        raise UsageError(
+            "this is no run's folder",
+            where=str(folder),
+            hint=f"one has {RESULTS} and {RESOLVED}",
+            code="usage.no-run",
+        )

@@ -1,0 +1,86 @@
+"""Which part of a manifest a command line means: by name, or by what a queue tells its tasks."""
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from hyimg_cli.errors import UsageError
+
+# Of a queue's tasks: the variable of this one's number, of how many there are, of the least number,
+# and of the step from one to the next. Ranks of one job (RANK, WORLD_SIZE) are no shards.
+_QUEUES = (
+    (
+        *("SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_COUNT"),
+        *("SLURM_ARRAY_TASK_MIN", "SLURM_ARRAY_TASK_STEP"),
+    ),
+    ("SKYPILOT_JOB_RANK", "SKYPILOT_NUM_JOBS", "", ""),
+    ("JOB_COMPLETION_INDEX", "", "", ""),
+)
+
+
+def shard_named(
+    text: str | None, environment: Mapping[str, str] = os.environ
+) -> tuple[int, int] | None:
+    """`2/4` as (2, 4), counted from 1; `auto` and `auto/4` by what a queue tells its tasks.
+
+    Raises UsageError.
+    """
+    if text is None:
+        return None
+    if by_queue := re.fullmatch(r"auto(?:/([0-9]+))?", text):
+        return _of_queue(text, int(by_queue[1]) if by_queue[1] else None, environment)
+    match = re.fullmatch(r"([0-9]+)/([0-9]+)", text)
+    if match is None or not 1 <= int(match[1]) <= int(match[2]):
+        raise _refusal(
+            f"--shard {text!r} is not I/N with I from 1 to N",
+            "for example --shard 2/4, or in a task of a queue --shard auto",
+        )
+    return int(match[1]), int(match[2])
+
+
+def folder_of(shard: tuple[int, int] | None, folder: Path) -> Path:
+    """The folder of a shard's results, beside those of the others: `OUT-shard-2-of-8`."""
+    if shard is None:
+        return folder
+    named = folder if folder.name not in ("", "..") else folder.resolve()
+    return named.with_name(f"{named.name}-shard-{shard[0]}-of-{shard[1]}")
+
+
+def _of_queue(text: str, given: int | None, environment: Mapping[str, str]) -> tuple[int, int]:
+    """The shard of this task; `given`: how many there are, by the user."""
+    queue = next((names for names in _QUEUES if environment.get(names[0])), None)
+    if queue is None:
+        tasks = ", ".join(names[0] for names in _QUEUES)
+        raise _refusal(
+            f"--shard {text}: this is no task of a queue: none of {tasks} is set",
+            "name the shard: --shard 2/4",
+        )
+    task, told, least, step = (_number(name, environment) for name in queue)
+    count = told or given
+    if count is None:
+        raise _refusal(f"{queue[0]} does not say how many tasks there are", "--shard auto/4 does")
+    if given not in (None, count):
+        raise _refusal(
+            f"--shard {text}, and {queue[1]} is {count}",
+            "a task that is sent again alone is named: --shard 2/4",
+        )
+    index, rest = divmod((task or 0) - (least or 0), step or 1)
+    if rest or not 0 <= index < count:
+        raise _refusal(
+            f"{queue[0]} is {task}, which is none of {count} tasks in a row",
+            "name the shard: --shard 2/4",
+        )
+    return index + 1, count
+
+
+def _number(name: str, environment: Mapping[str, str]) -> int | None:
+    """A variable that a queue sets; None where there is none of that name."""
+    text = environment.get(name, "") if name else ""
+    if text and not re.fullmatch(r"[0-9]+", text):
+        raise _refusal(f"{name} is {text!r}, no number", "name the shard: --shard 2/4")
+    return int(text) if text else None
+
+
+def _refusal(what: str, hint: str) -> UsageError:
+    return UsageError(what, hint=hint, code="usage.shard")

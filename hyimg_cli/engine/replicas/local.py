@@ -1,0 +1,148 @@
+"""Replicas as processes on this machine: nothing is installed for them, and nothing listens."""
+
+import os
+from functools import partial
+from queue import Empty, SimpleQueue
+from threading import BoundedSemaphore
+
+from hyimg_cli.engine.replicas.messages import Assign, FromReplica, Gone, Setup, Stop
+from hyimg_cli.engine.replicas.scratch import clear
+from hyimg_cli.errors import MachineError
+from hyimg_cli.journal.keys import precision
+from hyimg_cli.journal.provenance import cores
+from hyimg_cli.memory.fit import judged
+from hyimg_cli.memory.present import available_bytes, copies_of, of_each, present
+from hyimg_cli.parallel.launch import Launched, launched, packed
+from hyimg_cli.spec.plan import Plan
+from hyimg_cli.spec.run import RunConfig
+
+# Messages of one replica, and of all, that wait for the run to look at them.
+_WAITING = 64
+_AT_ONCE = 64
+
+
+class _Process:
+    """A replica's process, and how many of its messages wait."""
+
+    def __init__(self, child: Launched) -> None:
+        self.child = child
+        self.room = BoundedSemaphore(_WAITING)
+
+
+class LocalProcesses:
+    """A transport: replicas are children of this process, on a GPU or a share of the cores each."""
+
+    def __init__(self, config: RunConfig, plan: Plan, count: int) -> None:
+        """Raises MachineError where there are fewer GPUs than they need, and on a CPU whose memory
+        cannot hold a model each.
+        """
+        _refuse_missing_gpus(config, count)
+        _refuse_little_memory(config, plan, count)
+        self.config, self._count = of_each(config, count), count
+        self._processes: dict[int, _Process] = {}
+        self._inbox: SimpleQueue[tuple[_Process, int, FromReplica] | None] = SimpleQueue()
+
+    def start(self, setup: Setup) -> None:
+        environment = self.environment(setup.number)
+        child = launched("hyimg_cli.engine.replicas.process", environment, setup.beat_s)
+        process = self._processes[setup.number] = _Process(child)
+        child.listen(
+            partial(self._heard, process, setup.number), partial(self._ended, process, setup.number)
+        )
+        child.post(packed(setup))
+
+    def assign(self, number: int, work: Assign) -> None:
+        self._processes[number].child.post(packed(work))
+
+    def stop(self, number: int, signal_number: int) -> None:
+        self._processes[number].child.post(packed(Stop(signal_number)))
+
+    def events(self, timeout_s: float) -> list[tuple[int, FromReplica]]:
+        found: list[tuple[int, FromReplica]] = []
+        try:
+            one = self._inbox.get(timeout=timeout_s)
+            while one is not None:
+                process, number, message = one
+                process.room.release()
+                if self._processes.get(number) is process:
+                    found.append((number, message))
+                    if isinstance(message, Gone):
+                        self._processes.pop(number).child.end()
+                one = None if len(found) == _AT_ONCE else self._inbox.get_nowait()
+        except Empty:
+            pass
+        return found
+
+    def wake(self) -> None:
+        self._inbox.put(None)
+
+    def kill(self, number: int) -> None:
+        process = self._processes.pop(number, None)
+        if process is not None:
+            process.child.process.kill()
+            process.child.end()
+
+    def close(self) -> None:
+        processes, self._processes = list(self._processes.values()), {}
+        for process in processes:
+            process.child.hang_up()  # all end at once, then each is waited for
+        for process in processes:
+            process.child.end()
+        clear()
+
+    def environment(self, number: int) -> dict[str, str]:
+        """What a replica's process has beside our environment: GPUs of those that we see."""
+        found = {}
+        if "OMP_NUM_THREADS" not in os.environ:
+            found["OMP_NUM_THREADS"] = str(max(1, cores() // self._count))
+        if precision(self.config.model)[0] == "cuda":
+            ranks = self.config.parallel.of_session
+            visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+            every = range(self._count * ranks)
+            names = visible.split(",") if visible is not None else [str(n) for n in every]
+            own = names[number * ranks : (number + 1) * ranks]
+            found["CUDA_VISIBLE_DEVICES"] = ",".join(name.strip() for name in own)
+        return found
+
+    def _heard(self, process: _Process, number: int, message: FromReplica) -> None:
+        process.room.acquire()
+        self._inbox.put((process, number, message))
+
+    def _ended(self, process: _Process, number: int) -> None:
+        self._heard(process, number, Gone(process.child.death()))
+
+
+def _refuse_missing_gpus(config: RunConfig, count: int) -> None:
+    """Passes a machine with GPUs for so many replicas. Raises MachineError."""
+    if precision(config.model)[0] != "cuda":
+        return
+    from hyimg_cli.parallel import devices
+
+    found, ranks = devices.gpu_count(), config.parallel.of_session
+    fit = found // ranks
+    hint = f"--replicas {fit}" if fit > 1 else "leave --replicas out, or --device cpu"
+    what = "replicas" if ranks == 1 else "ranks of all replicas"
+    devices.refuse_missing_gpus(count * ranks, what, hint, code="machine.replicas")
+
+
+def _refuse_little_memory(config: RunConfig, plan: Plan, count: int) -> None:
+    """On a CPU every replica's model lies in the same memory; each is asked before any loads.
+
+    Raises MachineError.
+    """
+    if copies_of(config, count) == 1:
+        return
+    for model in dict.fromkeys(group.model for group in plan.groups):
+        judge = partial(judged, model, plan.jobs_of_model(model), config)
+        found = judge(present(config, replicas=count))
+        if not found.is_enough:
+            fewer = (
+                n for n in range(count - 1, 1, -1) if judge(present(config, replicas=n)).is_enough
+            )
+            fit = next(fewer, 1)
+            raise MachineError(
+                f"{count} replicas hold {found.needed.weights / 1e9:.1f} GB of weights each; main "
+                f"memory has {available_bytes() / 1e9:.1f} GB free",
+                hint=f"--replicas {fit}" if fit > 1 else "leave --replicas out",
+                code="machine.memory",
+            )

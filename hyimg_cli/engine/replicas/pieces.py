@@ -1,0 +1,126 @@
+"""A replica at work, whatever carries its messages: pieces of a plan through a session of its own.
+
+Every file goes into a scratch folder and from there into the message that tells of it. Of the
+progress of a job the latest is told, once a second: a run of a thousand replicas reads all of it.
+"""
+
+import importlib
+import logging
+import tempfile
+import time
+import traceback
+from collections.abc import Generator, Iterator
+from contextlib import closing
+from dataclasses import replace
+from typing import Protocol
+
+from hyimg_cli.engine.replicas.messages import Assign, PieceDone, Setup, Told
+from hyimg_cli.engine.replicas.scratch import ScratchFolder, own_folder
+from hyimg_cli.errors import HyimgError, Interrupted
+from hyimg_cli.journal.journal import JobFolder
+from hyimg_cli.journal.keys import Facts
+from hyimg_cli.parallel.watch import AwakeClock, Steps
+from hyimg_cli.spec.events import (
+    DenoiseStep,
+    Event,
+    GroupStarted,
+    JobDone,
+    JobFailed,
+    JobStarted,
+    PhaseStarted,
+    PromptEmbedded,
+    ThinkToken,
+)
+from hyimg_cli.spec.plan import Plan
+from hyimg_cli.spec.printed import log_printable
+
+# The next one of a job says all that these say.
+_PROGRESS = PhaseStarted | ThinkToken | DenoiseStep | PromptEmbedded
+
+
+class RunsPieces(Protocol):
+    """The part of a session that a replica needs."""
+
+    def request_stop(self, signal_number: int) -> None: ...
+
+    def run(
+        self, plan: Plan, folder: JobFolder, *, whole: Plan
+    ) -> Generator[Event, None, None]: ...
+
+
+class PieceWorker:
+    """Works on one piece after the other."""
+
+    def __init__(self, setup: Setup) -> None:
+        """Imports what does the work."""
+        log_format = f"%(levelname)s replica {setup.number} %(name)s: %(message)s"
+        log_printable()
+        logging.basicConfig(level=setup.log_level, format=log_format)
+        folder = own_folder()
+        tempfile.tempdir = str(folder)  # what its ranks and libraries leave is removed with it
+        self._whole = setup.whole
+        # By this machine; where that differs from the run's, nobody will want the session.
+        config = replace(setup.config, model=replace(setup.config.model, place=None))
+        self.facts = Facts.of(config, setup.whole)
+        self._folder = ScratchFolder(folder)
+        self.steps = Steps(AwakeClock(most_s=3 * setup.beat_s))
+        module, name = setup.session.split(":")
+        self._session: RunsPieces = getattr(importlib.import_module(module), name)(config)
+        self._group = ""
+        self._progress: dict[str, Event] = {}
+        self._progress_s, self._told_at = setup.progress_s, 0.0
+
+    def stop(self, signal_number: int) -> None:
+        self._session.request_stop(signal_number)
+
+    def run(self, given: Assign) -> Iterator[Told | PieceDone]:
+        """What is to be told of a piece, as it goes; last, how it ended."""
+        ended = PieceDone()
+        try:
+            self._folder.begin(given.piece, given.attempts, given.latents)
+            run = self._session.run(given.piece, self._folder, whole=self._whole)
+            with closing(run) as events:
+                for event in events:
+                    self.steps.begin()  # it may take until somebody listens
+                    yield from self._told(event)
+                    self.steps.begin(self._next_step(event))
+        except Interrupted:
+            pass
+        except HyimgError as error:
+            ended = PieceDone(error)
+        except Exception:
+            ended = PieceDone(trace=traceback.format_exc())
+        self.steps.begin()
+        if made := self._folder.take():
+            yield Told(made=made)
+        yield ended
+
+    def _told(self, event: Event) -> Iterator[Told]:
+        made, custom_id = self._folder.take(), getattr(event, "custom_id", "")
+        latents = self._folder.take_latents(custom_id)
+        now = time.monotonic()
+        if isinstance(event, _PROGRESS):
+            self._progress[custom_id] = event
+            if not made and not latents and now - self._told_at < self._progress_s:
+                return
+        events = *self._progress.values(), event
+        yield Told(events[:-1] if isinstance(event, _PROGRESS) else events, made, latents)
+        self._progress, self._told_at = {}, now
+
+    def _next_step(self, event: Event) -> str:
+        """The kind of what follows an event; nothing where that loads, compiles or captures."""
+        match event:
+            case GroupStarted():
+                self._group = f"{event.model} {event.size_class}"
+                kind = "start"
+            case PhaseStarted():
+                kind = event.phase
+            case ThinkToken():
+                kind = "think"
+            case DenoiseStep():
+                kind = "denoise" if event.step < event.total else "decode"
+            case JobStarted() | JobDone() | JobFailed():
+                kind = "job"
+            case _:
+                return ""
+        return f"{kind} of {self._group}"

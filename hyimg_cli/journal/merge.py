@@ -1,0 +1,178 @@
+"""Folders of runs joined into one: lines and files as they are, contradictions refused.
+
+Shards of a manifest have a folder each; so have two clusters that shared one.
+"""
+
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hyimg_cli.errors import OutputFolderError
+from hyimg_cli.files import replacing
+from hyimg_cli.journal.disk import disk_errors
+from hyimg_cli.journal.job_files import files_of
+from hyimg_cli.journal.journal import MISSING, RunFolder
+from hyimg_cli.journal.past_run import read_run_info, resolved_jobs
+from hyimg_cli.manifest.resolved import lines_moved
+from hyimg_cli.settings.file_names import clashes
+from hyimg_cli.spec import digest
+
+
+@dataclass
+class Merged:
+    """What a joined folder holds, in jobs: `missing` are those that no folder has done, `failed`
+    among them; `damaged`: done ones whose files are gone or changed, which are missing too.
+    """
+
+    done: int = 0
+    failed: int = 0
+    missing: list[str] = field(default_factory=list)
+    damaged: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Found:
+    """An outcome with the line and the folder that it is from."""
+
+    outcome: Mapping[str, Any]
+    line: bytes
+    folder: Path
+
+    @property
+    def is_done(self) -> bool:
+        return bool(self.outcome.get("status") == "done")
+
+    @property
+    def outputs(self) -> Sequence[Mapping[str, Any]]:
+        return self.outcome.get("outputs") or ()
+
+    def is_intact(self) -> bool:
+        """Tell if all of its files are there as they were written."""
+        with suppress(OSError, KeyError, TypeError):
+            return bool(self.outputs) and all(
+                digest.of_file(self.folder / output["path"]) == output["sha256"]
+                and all((self.folder / file).exists() for file in files_of(output))
+                for output in self.outputs
+            )
+        return False
+
+
+def merge(folders: Sequence[Path], into: Path) -> Merged:
+    """Joins folders into one, which may have results already: they stay.
+
+    A done job wins over a failed one. Writes `manifest.resolved.jsonl` of all jobs, and the
+    manifest of those that are missing. Raises OutputFolderError where two folders have done a job
+    of one id otherwise, or two jobs have one file; then nothing is written.
+    """
+    with RunFolder(into) as target:
+        sources = [into, *(folder for folder in folders if not _is_same(folder, into))]
+        found = {folder: _outcomes(folder) for folder in sources}
+        jobs: dict[str, dict[str, Any]] = {}
+        for folder in sources:
+            own = _resolved(folder)
+            moved = lines_moved(own.values(), folder, into)
+            for name, line in zip(own, moved, strict=True):
+                jobs.setdefault(name, line)
+        order = dict.fromkeys([*jobs, *(name for some in found.values() for name in some)])
+        chosen: dict[str, _Found] = {}
+        merged = Merged()
+        for name in order:
+            one = _chosen(name, [some[name] for some in found.values() if name in some], merged)
+            if one is not None:
+                chosen[name] = one
+        _refuse_clashes(chosen)
+        for one in chosen.values():
+            _bring(one, into)
+        target.write_results(one.line for one in chosen.values())
+        target.write_as_is(jobs.values())
+        info = next(filter(None, map(read_run_info, sources)), {})
+        target.write_run(info | {"merged": [folder.name for folder in folders]})
+        done = {name for name, one in chosen.items() if one.is_done}
+        merged.done, merged.failed = len(done), len(chosen) - len(done)
+        merged.missing = [name for name in order if name not in done]
+        target.write_as_is((jobs[name] for name in merged.missing if name in jobs), MISSING)
+    return merged
+
+
+def _is_same(folder: Path, other: Path) -> bool:
+    return other.exists() and folder.exists() and folder.samefile(other)
+
+
+def _outcomes(folder: Path) -> dict[str, _Found]:
+    return {
+        entry["custom_id"]: _Found(entry, line, folder) for entry, line in RunFolder(folder).lines()
+    }
+
+
+def _resolved(folder: Path) -> dict[str, dict[str, Any]]:
+    try:
+        return dict(resolved_jobs(folder))
+    except (OSError, ValueError):
+        raise OutputFolderError(
+            "its manifest.resolved.jsonl cannot be read",
+            where=str(folder),
+            hint="plan or generate with this folder writes it again",
+            code="output.damaged-manifest",
+        ) from None
+
+
+def _chosen(name: str, found: Sequence[_Found], merged: Merged) -> _Found | None:
+    """The outcome that counts of a job; None where all that is left of it is a damaged file."""
+    done = [one for one in found if one.is_done]
+    for other in done[1:]:
+        if other.outcome.get("key") != done[0].outcome.get("key"):
+            raise OutputFolderError(
+                f'"{name}" was done otherwise in {done[0].folder}: its line, a source image, the '
+                "model or a setting differs",
+                where=str(other.folder),
+                hint="leave one of the folders out; run.json has the flags of each",
+                code="output.other-job",
+            )
+    intact = next((one for one in done if one.is_intact()), None)
+    if done and intact is None:
+        merged.damaged.append(name)
+    failed = [one for one in found if not one.is_done]
+    return intact or (failed[-1] if failed else None)
+
+
+def _refuse_clashes(chosen: Mapping[str, _Found]) -> None:
+    owners = [(output["path"], name) for name, one in chosen.items() for output in one.outputs]
+    for later, earlier in clashes([path for path, _ in owners]):
+        path, name = owners[later]
+        other = owners[earlier][1]
+        raise OutputFolderError(
+            f'{path} would be the file of "{name}" and of "{other}"',
+            where=str(chosen[name].folder),
+            hint="join folders of one manifest, or of manifests whose ids and names differ",
+            code="output.other-file",
+        )
+
+
+def _bring(one: _Found, into: Path) -> None:
+    """Puts the files of an outcome where they belong, by a link where the disk can."""
+    if one.folder == into:
+        return
+    with disk_errors(into):
+        for output in one.outputs:
+            for file in files_of(output):
+                _place(one.folder / file, into / file)
+
+
+def _place(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(target) as temporary:
+        if source.is_dir():
+            shutil.copytree(source, temporary, copy_function=_link_or_copy)
+        else:
+            _link_or_copy(str(source), str(temporary))
+
+
+def _link_or_copy(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)

@@ -1,0 +1,197 @@
+"""A manifest's jobs dealt to shards: what shares work stays together, and no shard gets much more
+than its part.
+
+Each shard computes the whole deal, from the manifest alone: no file is looked at, and nothing of
+what is done already, so that all of them, and a resumed one, come to the same.
+"""
+
+import hashlib
+import math
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+
+from hyimg_cli.manifest.planner import side_by_side
+from hyimg_cli.manifest.texts import text_of
+from hyimg_cli.spec.card import ModelCard, VideoCard
+from hyimg_cli.spec.job import ImageJob, Job, Size, SizeRequest, VideoJob
+
+# A written token costs a forward of its own: about as much as so many rows of a denoise step.
+_ROWS_OF_A_TOKEN = 256
+_ASSUMED_TEXT = 256
+# Counts stay below 2**63 whatever a manifest asks for.
+_VIDEO_UNIT = 10**6
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One shard of `count`, from 1: its jobs in manifest order, of `of_jobs`; its part of all
+    planned work, and the largest part that any shard has over the mean.
+    """
+
+    index: int
+    count: int
+    jobs: tuple[Job, ...]
+    of_jobs: int
+    part: float
+    largest: float
+
+
+Weigh = Callable[[Job], int]
+
+
+def shard_of(jobs: Sequence[Job], index: int, count: int, weigh: Weigh) -> Shard:
+    """The jobs of one shard. Pictures and videos are dealt each by themselves."""
+    own: set[int] = set()
+    parts = [0.0] * count
+    for kind in (ImageJob, VideoJob):
+        numbers = [number for number, job in enumerate(jobs) if isinstance(job, kind)]
+        pieces = _pieces(jobs, numbers, count, weigh)
+        dealt = deal([(piece.name, piece.weight) for piece in pieces], count)
+        for piece, shard in zip(pieces, dealt, strict=True):
+            parts[shard] += piece.weight
+            if shard == index - 1:
+                own.update(piece.numbers)
+    whole = sum(parts) or 1.0
+    return Shard(
+        index,
+        count,
+        tuple(job for number, job in enumerate(jobs) if number in own),
+        len(jobs),
+        parts[index - 1] / whole,
+        max(parts) * count / whole,
+    )
+
+
+def deal(pieces: Sequence[tuple[str, int]], count: int) -> list[int]:
+    """The shard, from 0, of each piece, given as name and weight.
+
+    Heavy ones first, each goes to the shard that it prefers (by a hash of both) among those that
+    have room for it under the mean, else to the one that has least.
+    """
+    import numpy as np
+
+    loads = np.zeros(count, np.int64)
+    mean = math.ceil(sum(weight for _, weight in pieces) / count)
+    of_shards = np.array([_hash(f"shard {shard}") for shard in range(count)], np.uint64)
+    hashes = [_hash(name) for name, _ in pieces]
+    found = [0] * len(pieces)
+    for number in sorted(range(len(pieces)), key=lambda n: (-pieces[n][1], hashes[n], n)):
+        weight = pieces[number][1]
+        has_room = loads <= mean - weight
+        if has_room.any():
+            # A product by an odd number, then its upper half: each bit of both hashes counts.
+            mixed = (of_shards ^ np.uint64(hashes[number])) * np.uint64(0x9E3779B97F4A7C15)
+            mixed = (mixed ^ (mixed >> np.uint64(32))) * np.uint64(0xD6E8FEB86659FD93)
+            shard = int(np.argmax(np.where(has_room, mixed >> np.uint64(1), 0)))
+        else:
+            shard = int(np.argmin(loads))
+        found[number] = shard
+        loads[shard] += weight
+    return found
+
+
+def planned_work(
+    card_of: Callable[[str], ModelCard], video_card_of: Callable[[str], VideoCard]
+) -> Weigh:
+    """Gives a job's weight: rows of a picture's forwards, or operations of a video's.
+
+    A picture's size that the model will choose counts as a square, its text as an assumed length.
+    """
+    pictures, videos = cache(partial(_rows, card_of)), cache(partial(_operations, video_card_of))
+
+    def weight(job: Job) -> int:
+        if isinstance(job, VideoJob):
+            steps = job.num_inference_steps * job.branch_count
+            return videos(job.model, job.size, job.num_frames, steps)
+        written = min(_ASSUMED_TEXT, job.text.max_new_tokens) if job.writes_text else 0
+        guided = job.guidance_scale > 1
+        steps = job.num_inference_steps
+        return pictures(job.model, job.size, steps, guided, len(job.images), written)
+
+    return weight
+
+
+def _rows(
+    card_of: Callable[[str], ModelCard],
+    model: str,
+    size: SizeRequest,
+    steps: int,
+    is_guided: bool,
+    images: int,
+    written: int,
+) -> int:
+    card = card_of(model)
+    bucket = card.bucket_of(size) or card.nearest_bucket(1, 1)
+    cells = math.prod(card.latent_grid(bucket.size))
+    branches = 2 if is_guided and not card.is_distilled else 1
+    read = images * (cells + card.source_vit_tokens)
+    return steps * branches * cells + read + written * _ROWS_OF_A_TOKEN
+
+
+def _operations(
+    card_of: Callable[[str], VideoCard], model: str, size: Size, frames: int, steps: int
+) -> int:
+    card = card_of(model)
+    grid = card.latent_grid(size, frames)
+    return max(1, (card.forward.flops(grid) or math.prod(grid)) * steps // _VIDEO_UNIT)
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """Jobs that stay together, by their numbers; named by their first job's id, which is the same
+    wherever the manifest lies.
+    """
+
+    name: str
+    numbers: Sequence[int]
+    weight: int
+
+
+def _pieces(jobs: Sequence[Job], numbers: Sequence[int], count: int, weigh: Weigh) -> list[_Piece]:
+    """The jobs in groups that share work; a group of more than a shard's part is cut."""
+    groups: dict[Hashable, list[int]] = {}
+    for number in numbers:
+        groups.setdefault(_shared(jobs[number]), []).append(number)
+    weights = {number: weigh(jobs[number]) for number in numbers}
+    mean = sum(weights.values()) / count
+    found: list[_Piece] = []
+    for members in groups.values():
+        weight = sum(weights[number] for number in members)
+        name = jobs[members[0]].custom_id
+        if weight <= mean or len(members) == 1:
+            found.append(_Piece(name, members, weight))
+        else:
+            found += _cut(jobs, members, weights, math.ceil(weight / mean))
+    return found
+
+
+def _cut(
+    jobs: Sequence[Job], members: Sequence[int], weights: dict[int, int], parts: int
+) -> list[_Piece]:
+    """A group in pieces of about one weight; jobs that write the same text stand together."""
+    in_order = side_by_side(members, lambda number: _text(jobs[number]))
+    whole, before = sum(weights[number] for number in members), 0
+    pieces: dict[int, list[int]] = {}
+    for number in in_order:
+        pieces.setdefault(before * parts // whole, []).append(number)
+        before += weights[number]
+    return [
+        _Piece(jobs[piece[0]].custom_id, piece, sum(weights[number] for number in piece))
+        for piece in pieces.values()
+    ]
+
+
+def _shared(job: Job) -> Hashable:
+    """Equal for jobs that share work: their source pictures, else their prompt."""
+    images = job.images if isinstance(job, ImageJob) else ()
+    return job.model, images or job.prompt
+
+
+def _text(job: Job) -> Hashable:
+    return text_of(job) if isinstance(job, ImageJob) else job.prompt
+
+
+def _hash(name: str) -> int:
+    """The same everywhere, which Python's own is not."""
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")

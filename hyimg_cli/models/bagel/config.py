@@ -1,0 +1,334 @@
+"""The checkpoint's JSON files and safetensors headers as typed facts; no torch.
+
+What the files say wrongly, or leave out, is read off the weights: the released `config.json` may
+say 32 for a position table of 64 x 64, `vit_config.json` says one layer more than there is. That
+queries and keys are normed and that the embeddings are not tied, no file says.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hyimg_cli.errors import CheckpointError
+from hyimg_cli.loading.checkpoint import (
+    MOST_MODULES,
+    MOST_WIDTH,
+    TensorInfo,
+    promised_bytes,
+    read_json,
+    refuse_many,
+    tensor_index,
+)
+from hyimg_cli.spec.card import (
+    PICTURE_BYTES,
+    Bucket,
+    ModelCard,
+    SamplingDefaults,
+    WeightCounts,
+    Working,
+)
+from hyimg_cli.spec.job import Size
+
+FAMILY = "bagel"
+WEIGHTS, VAE_WEIGHTS = "ema", "ae"
+# Pixels in front of a cell of the VAE, cells in a token.
+VAE_STRIDE, PATCH = 8, 2
+TOKEN_PIXELS = VAE_STRIDE * PATCH
+TILE_PIXELS = 512
+_BF16_BYTES = 2
+_RELEASED_SIDE = 64
+_LATENT_TABLE, _VIT_TABLE = "latent_pos_embed.pos_embed", "vit_pos_embed.pos_embed"
+_VIT = "vit_model.vision_model."
+_VIT_POSITIONS = f"{_VIT}embeddings.position_embedding.weight"
+# Height and width of what the authors' demo offers, at 1024 pixels a side.
+_SIZES = ((1024, 1024), (768, 1024), (1024, 768), (576, 1024), (1024, 576))
+# Options with a single released value; anything else is another network.
+_ONLY_RELEASED: dict[str, Any] = {
+    "latent_patch_size": PATCH,
+    "connector_act": "gelu_pytorch_tanh",
+    "interpolate_pos": False,
+    "visual_gen": True,
+    "visual_und": True,
+}
+_ONLY_RELEASED_LLM: dict[str, Any] = {
+    "hidden_act": "silu",
+    "rope_scaling": None,
+    "use_sliding_window": False,
+}
+_ONLY_RELEASED_VIT: dict[str, Any] = {"hidden_act": "gelu_pytorch_tanh", "num_channels": 3}
+DEFAULTS = SamplingDefaults(
+    num_inference_steps=50,
+    guidance_scale=4.0,
+    flow_shift=3.0,
+    bot_task="none",
+    drop_think=False,
+    use_system_prompt="None",
+    temperature=0.0,
+    top_k=0,
+    top_p=1.0,
+    max_new_tokens=1024,
+    image_guidance_scale=1.5,
+    guidance_interval=(0.4, 1.0),
+    guidance_renorm="global",
+)
+# Those of the authors' demo for edits.
+EDIT_DEFAULTS = replace(
+    DEFAULTS,
+    image_guidance_scale=2.0,
+    guidance_interval=(0.0, 1.0),
+    guidance_renorm="text_channel",
+)
+
+
+@dataclass(frozen=True)
+class SizeLimits:
+    """How a picture is sized: its longest and shortest side, and what both are multiples of."""
+
+    max_size: int
+    min_size: int
+    stride: int
+
+
+@dataclass(frozen=True)
+class DecoderShape:
+    """The language model: its numbers are those of each of its two sets of weights."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    vocab_size: int
+    max_position_embeddings: int
+    rope_theta: float
+    rms_norm_eps: float
+
+
+@dataclass(frozen=True)
+class VisionShape:
+    """The SigLIP tower; `positions` rows in its own table, `table_side` squared in the model's."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    patch_size: int
+    layer_norm_eps: float
+    positions: int
+    table_side: int
+
+    @property
+    def patch_values(self) -> int:
+        return 3 * self.patch_size**2
+
+
+@dataclass(frozen=True)
+class AutoencoderShape:
+    """FLUX's autoencoder: width of its first level, multiples of it, and the latents' scale."""
+
+    ch: int = 128
+    ch_mult: tuple[int, ...] = (1, 2, 4, 4)
+    num_res_blocks: int = 2
+    z_channels: int = 16
+    scale_factor: float = 0.3611
+    shift_factor: float = 0.1159
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        return tuple(self.ch * multiple for multiple in self.ch_mult)
+
+
+@dataclass(frozen=True)
+class BagelShape:
+    """Everything about the network's shape. `table_side`: rows of tokens that a picture may have,
+    and columns.
+    """
+
+    decoder: DecoderShape
+    vision: VisionShape
+    vae: AutoencoderShape
+    table_side: int
+    vae_limits: SizeLimits
+    vit_limits: SizeLimits
+    max_pixels: int
+
+    @property
+    def patch_values(self) -> int:
+        """Numbers of a latent token."""
+        return self.vae.z_channels * PATCH**2
+
+    @property
+    def max_side(self) -> int:
+        """Pixels."""
+        return self.table_side * TOKEN_PIXELS
+
+
+def read_architecture(folder: Path) -> BagelShape:
+    """The network in `folder`. Raises CheckpointError for a key missing or unreleased."""
+    config = read_json(folder / "config.json")
+    parts = {
+        name: config.get(name) or read_json(folder / f"{name}.json")
+        for name in ("llm_config", "vit_config")
+    }
+    for values, only, name in (
+        (config, _ONLY_RELEASED, "config.json"),
+        (parts["llm_config"], _ONLY_RELEASED_LLM, "llm_config.json"),
+        (parts["vit_config"], _ONLY_RELEASED_VIT, "vit_config.json"),
+    ):
+        refuse_many(values, MOST_MODULES, folder / name)
+        _refuse_unreleased(values, only, f"{folder.name}/{name}")
+    try:
+        return _architecture(config, parts["llm_config"], parts["vit_config"], _headers(folder))
+    except KeyError as error:
+        what = f"config key {error} is missing"
+    except (TypeError, ValueError, AttributeError, ZeroDivisionError) as error:
+        what = f"a config value is of the wrong kind: {error}"
+    raise CheckpointError(what, where=str(folder), code="checkpoint.config")
+
+
+def _refuse_unreleased(values: Mapping[str, Any], only: Mapping[str, Any], where: str) -> None:
+    for key, released in only.items():
+        if values.get(key, released) != released:
+            raise CheckpointError(
+                f"{key} is {values[key]!r}; only {released!r} exists in released checkpoints",
+                where=where,
+                code="checkpoint.config",
+            )
+
+
+def _headers(folder: Path) -> Mapping[str, TensorInfo]:
+    """Every tensor but the VAE's; none where the weights are not here yet, to check and plan."""
+    try:
+        return tensor_index(folder, WEIGHTS)
+    except CheckpointError as error:
+        if error.code == "checkpoint.no-weights":
+            return {}
+        raise
+
+
+def _architecture(
+    config: Mapping[str, Any],
+    llm: Mapping[str, Any],
+    vit: Mapping[str, Any],
+    found: Mapping[str, TensorInfo],
+) -> BagelShape:
+    hidden, heads = int(llm["hidden_size"]), int(llm["num_attention_heads"])
+    decoder = DecoderShape(
+        hidden_size=hidden,
+        intermediate_size=int(llm["intermediate_size"]),
+        num_hidden_layers=int(llm["num_hidden_layers"]),
+        num_attention_heads=heads,
+        num_key_value_heads=int(llm["num_key_value_heads"]),
+        head_dim=int(llm.get("head_dim") or hidden // heads),
+        vocab_size=int(llm["vocab_size"]),
+        max_position_embeddings=int(llm["max_position_embeddings"]),
+        rope_theta=float(llm["rope_theta"]),
+        rms_norm_eps=float(llm["rms_norm_eps"]),
+    )
+    stated = int(vit["num_hidden_layers"])
+    # The released loader drops the last of the layers that are stated: the file has one less.
+    has_last = f"{_VIT}encoder.layers.{stated - 1}.layer_norm1.weight" in found
+    side = int(config.get("vit_max_num_patch_per_side", 70))
+    rows = found[_VIT_POSITIONS].shape[0] if _VIT_POSITIONS in found else side**2
+    vision = VisionShape(
+        hidden_size=int(vit["hidden_size"]),
+        intermediate_size=int(vit["intermediate_size"]),
+        num_hidden_layers=stated if has_last else stated - 1,
+        num_attention_heads=int(vit["num_attention_heads"]),
+        patch_size=int(vit["patch_size"]),
+        layer_norm_eps=float(vit.get("layer_norm_eps", 1e-6)),
+        positions=rows,
+        table_side=_side(found, _VIT_TABLE, side),
+    )
+    transforms = config.get("image_transforms", {})
+    vae = {key: value for key, value in config.get("vae_config", {}).items() if key in _VAE_KEYS}
+    if "ch_mult" in vae:
+        vae["ch_mult"] = tuple(vae["ch_mult"])
+    autoencoder = AutoencoderShape(**vae)
+    # What a FLUX autoencoder is made of; whoever builds by other numbers does not come to an end.
+    if not (len(autoencoder.ch_mult) == 4 and 0 < max(autoencoder.widths) < MOST_WIDTH):
+        raise ValueError(f"ch {autoencoder.ch} and ch_mult {autoencoder.ch_mult}")
+    return BagelShape(
+        decoder=decoder,
+        vision=vision,
+        vae=autoencoder,
+        table_side=_side(found, _LATENT_TABLE, _RELEASED_SIDE),
+        vae_limits=SizeLimits(**transforms.get("vae", _limits(1024, 512, TOKEN_PIXELS))),
+        vit_limits=SizeLimits(**transforms.get("vit", _limits(980, 224, vision.patch_size))),
+        max_pixels=int(transforms.get("max_pixels", 14 * 14 * 9 * 1024)),
+    )
+
+
+_VAE_KEYS = AutoencoderShape.__dataclass_fields__.keys()
+
+
+def _limits(max_size: int, min_size: int, stride: int) -> dict[str, int]:
+    return {"max_size": max_size, "min_size": min_size, "stride": stride}
+
+
+def _side(found: Mapping[str, TensorInfo], name: str, otherwise: int) -> int:
+    """Rows and columns of a square table of positions, from its rows."""
+    if name not in found:
+        return otherwise
+    rows = found[name].shape[0]
+    if math.isqrt(rows) ** 2 != rows:
+        what = f"{name} has {rows} rows, which is no square"
+        raise CheckpointError(what, code="checkpoint.mismatch")
+    return math.isqrt(rows)
+
+
+def model_card(folder: Path, model: str, arch: BagelShape) -> ModelCard:
+    """The card of the checkpoint in `folder`, called `model` by the user.
+
+    A `card.json` beside the weights may name it, and say that it is untrained.
+    """
+    extra = read_json(folder / "card.json") if (folder / "card.json").exists() else {}
+    decoder, counts = arch.decoder, _weights(folder)
+    kv = decoder.num_hidden_layers * 2 * decoder.num_key_value_heads * decoder.head_dim
+    row = 8 * decoder.hidden_size + 3 * decoder.intermediate_size
+    return ModelCard(
+        model=model,
+        family=FAMILY,
+        name=str(extra.get("name", folder.name)),
+        is_trained=bool(extra.get("trained", True)),
+        is_distilled=False,
+        buckets=_buckets(arch.max_side),
+        pixels_per_cell=VAE_STRIDE,
+        source_vit_tokens=arch.vision.table_side**2,
+        kv_bytes_per_token=kv * _BF16_BYTES,
+        weight_bytes=(counts.rest + counts.wide) * _BF16_BYTES,
+        max_positions=decoder.max_position_embeddings,
+        vocab_size=decoder.vocab_size,
+        defaults=DEFAULTS,
+        edit_defaults=EDIT_DEFAULTS,
+        row_bytes=decoder.hidden_size * _BF16_BYTES,
+        activations=dict.fromkeys(("cpu", "none"), Working(row * _BF16_BYTES)),
+        weights=counts,
+        # Of the finest level, whose first block is as wide as the level below.
+        vae_bytes_per_pixel=4 * (2 * arch.vae.widths[1] + arch.vae.widths[0]) + 2 * PICTURE_BYTES,
+        tile_pixels=TILE_PIXELS,
+        base_size=arch.max_side,
+        size_multiple=TOKEN_PIXELS,
+        has_graphs=False,
+    )
+
+
+def _buckets(side: int) -> tuple[Bucket, ...]:
+    """The demo's sizes, scaled to the longest side of the table of positions."""
+    scaled = [tuple(max(1, n * side // 1024 // 16) * 16 for n in size) for size in _SIZES]
+    return tuple(Bucket(index, Size(*size)) for index, size in enumerate(scaled))
+
+
+def _weights(folder: Path) -> WeightCounts:
+    """Weights by how they are held: the VAE in float32. From the index where no file is here."""
+    try:
+        rest, wide = (
+            sum(math.prod(info.shape) for info in tensor_index(folder, stem).values())
+            for stem in (WEIGHTS, VAE_WEIGHTS)
+        )
+    except CheckpointError:
+        return WeightCounts(0, 0, 0, (promised_bytes(folder) or 0) // _BF16_BYTES)
+    return WeightCounts(0, 0, wide, rest)

@@ -1,0 +1,321 @@
+"""BAGEL as the engine's `MixedModel`: networks and prompter behind one face."""
+
+# Legend: C channel, Y X latent rows and columns, H W pixels, N token, P values of a token,
+# V vocabulary
+import json
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
+from typing import cast
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as unpack_tensors
+from safetensors.torch import save as pack_tensors
+from torch import Tensor
+
+from hyimg_cli.diffusion.denoise import Track
+from hyimg_cli.diffusion.schedule import Schedule
+from hyimg_cli.errors import UsageError
+from hyimg_cli.kernels.rows import invariant_multiple
+from hyimg_cli.kernels.transfer import sent
+from hyimg_cli.kv.buffer import Buffer
+from hyimg_cli.kv.segments import Segment
+from hyimg_cli.media.images import bicubic
+from hyimg_cli.models.bagel.guidance import Guidance, Renorm, unpacked
+from hyimg_cli.models.bagel.network import BagelNetwork, ImageRows, NoiseBranch
+from hyimg_cli.models.bagel.prompter import BagelPrompter
+from hyimg_cli.models.bagel.sequence import (
+    BlockLayout,
+    Markers,
+    SourcePlace,
+    TokenGrid,
+    Writer,
+    picture_grid,
+    segments,
+    source_shape,
+)
+from hyimg_cli.models.bagel.vae import PictureCodec
+from hyimg_cli.models.bagel.weights import load
+from hyimg_cli.models.protocols import (
+    BranchSequence,
+    Canvas,
+    Context,
+    Encoded,
+    GeneratedText,
+    LivePicture,
+    TextPrompt,
+)
+from hyimg_cli.parallel.devices import device_of
+from hyimg_cli.spec.card import ModelCard
+from hyimg_cli.spec.digest import seed_from
+from hyimg_cli.spec.job import ImageJob, Size
+from hyimg_cli.spec.run import ModelChoice
+
+_RETOKENISED = (
+    "the written text's tokens are others when it is read again; those are prefilled, as published"
+)
+
+
+def load_family(
+    prompter: BagelPrompter, choice: ModelChoice, *, is_batch_invariant: bool
+) -> "Bagel":
+    """Load the weights on the chosen device: float32 on the CPU, bfloat16 on a GPU by default.
+
+    Raises UsageError for a form that this family is not held in.
+    """
+    device = device_of(choice)
+    refused = {
+        "--device balanced": device == "balanced",
+        "decode_graphs": choice.decode_graphs == "on",
+    }
+    for asked, is_refused in refused.items():
+        if is_refused:
+            raise UsageError(
+                f"{asked}: BAGEL is held whole, in bfloat16 or float32, on one device",
+                hint="leave it out",
+                code="usage.bagel",
+            )
+    dtype = getattr(torch, choice.dtype_on(device.partition(":")[0]))
+    network, vae = load(prompter.folder, dtype=dtype, device=torch.device(device))
+    if is_batch_invariant and device == "cpu":
+        network.decoder.row_multiple = invariant_multiple()
+    return Bagel(network, PictureCodec(vae, in_tiles=choice.vae_use_tiling), prompter)
+
+
+@dataclass(frozen=True)
+class PlainScript:
+    """What may be written: anything, up to the marker that ends a text."""
+
+    markers: Markers
+
+    def allowed(self, last: int) -> tuple[int, ...] | None:
+        return None
+
+    def is_done(self, last: int) -> bool:
+        return last == self.markers.eos
+
+    def early_end(self, id_: int) -> str:
+        return ""
+
+    def is_open(self, written: list[int]) -> bool:
+        return written[-1] != self.markers.eos
+
+    def forced_ending(self, written: list[int], before: int | None = None) -> list[int]:
+        return [*written, self.markers.eos]
+
+    def text_of(self, written: list[int]) -> list[int]:
+        return written
+
+
+class Bagel:
+    """One loaded checkpoint."""
+
+    has_graphs = False
+
+    def __init__(self, network: BagelNetwork, codec: PictureCodec, prompter: BagelPrompter) -> None:
+        self.network, self.codec, self.prompter = network, codec, prompter
+
+    @property
+    def card(self) -> ModelCard:
+        return self.prompter.card
+
+    @property
+    def rows_seen(self) -> int:
+        return self.network.decoder.rows_seen
+
+    def memo_counts(self) -> dict[str, dict[str, int]]:
+        return self.prompter.memo_counts()
+
+    @property
+    def device_name(self) -> str:
+        return str(self.network.weight.device)
+
+    @property
+    def layer_devices(self) -> list[torch.device]:
+        return [self.network.weight.device] * len(self.network.decoder.layers)
+
+    @property
+    def dtype_name(self) -> str:
+        return str(self.network.weight.dtype).removeprefix("torch.")
+
+    @property
+    def parameter_count(self) -> int:
+        both = (*self.network.parameters(), *self.codec.vae.parameters())
+        return sum(values.numel() for values in both)
+
+    @torch.no_grad()
+    def encode_source(self, pixels: np.ndarray, digest: str) -> Encoded:
+        """Both views of a source image, resized by the published rule.
+
+        The posterior is drawn by a seed made from the image's own bytes: every context of every job
+        with this source sees the same latents.
+        """
+        shape = source_shape(Size(*pixels.shape[:2]), self.prompter.arch)
+        resized = bicubic(pixels, shape.size)
+        vae, vit = (_levels(bicubic(resized, size)) for size in (shape.vae_size, shape.vit_size))
+        latents_CYX = self.codec.encode(vae, self.posterior_noise(shape.vae_size, digest))
+        patches_NP = sent(_patches(vit, shape.vit), self.network.weight.device)
+        return Encoded(
+            digest, shape, self.network.encode_source(latents_CYX, patches_NP, shape.vit)
+        )
+
+    encode_stretched = encode_source
+
+    def posterior_noise(self, size: Size, digest: str) -> Tensor:
+        """Of a source image's latents, [C, Y, X], float32 on the CPU."""
+        generator = torch.Generator().manual_seed(seed_from(digest))
+        shape = (self.prompter.arch.vae.z_channels, *self.card.latent_grid(size))
+        return torch.randn(shape, generator=generator)
+
+    def pack_source(self, encoded: Encoded) -> bytes:
+        tensors = {name: rows.contiguous().cpu() for name, rows in vars(encoded.rows).items()}
+        sizes = [[size.height, size.width] for size in _sizes(encoded.shape)]
+        facts = {"digest": encoded.digest, "sizes": sizes, "vit": astuple(encoded.shape.vit)}
+        return pack_tensors(tensors, metadata={"source": json.dumps(facts)})
+
+    def unpack_source(self, data: bytes, digest: str) -> Encoded:
+        try:
+            length = int.from_bytes(data[:8], "little")
+            facts = json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["source"])
+            if facts["digest"] != digest:
+                raise ValueError("the rows of another image")
+            device = self.network.weight.device
+            rows = {name: rows.to(device) for name, rows in unpack_tensors(data).items()}
+            size, vae, vit = (Size(*size) for size in facts["sizes"])
+            shape = SourcePlace(size, vae, vit, TokenGrid(*facts["vit"]))
+            return Encoded(digest, shape, ImageRows(**rows))
+        except (SafetensorError, KeyError, TypeError) as error:
+            raise ValueError("not an encoded source image") from error
+
+    def opening(self, job: ImageJob, sources: Sequence[Encoded]) -> TextPrompt | None:
+        layout = self.prompter.opening(job, _shapes(sources))
+        if layout is None:
+            return None
+        room = self.prompter.text_budget(job, layout)
+        return TextPrompt(layout, layout.length, layout.length + room + 2)
+
+    def segments(
+        self, layout: BlockLayout, ids: Sequence[int], sources: Sequence[Encoded], stop: int
+    ) -> list[Segment]:
+        return segments(layout, [source.digest for source in sources], stop)
+
+    def script(self, job: ImageJob) -> PlainScript:
+        return PlainScript(self.prompter.markers)
+
+    def text_budget(self, job: ImageJob, context: Context) -> int:
+        return self.prompter.text_budget(job, context.layout)
+
+    def opening_ids(self, job: ImageJob) -> list[int]:
+        return [self.prompter.markers.bos]
+
+    @torch.no_grad()
+    def feed(self, runs: Sequence[tuple[Context, Sequence[int] | Tensor]]) -> None:
+        for (context, _), hidden_M in zip(runs, self.network.feed(runs), strict=True):
+            context.hidden_M = hidden_M
+
+    @torch.no_grad()
+    def text_logits(self, contexts: Sequence[Context]) -> Tensor:
+        hidden = [context.hidden_M for context in contexts if context.hidden_M is not None]
+        assert len(hidden) == len(contexts), "logits stand behind a token"
+        return self.network.text_logits(torch.stack(hidden))
+
+    def decode_text(self, ids: Sequence[int]) -> str:
+        return self.prompter.vocabulary.decode(ids)
+
+    def ending(self, context: Context) -> tuple[int, ...]:
+        return ()
+
+    def prepare_decode(self, rows: int) -> int:
+        return 0
+
+    def decode_note(self, rows: int) -> str:
+        return ""
+
+    def canvas(self, job: ImageJob, sources: Sequence[Encoded], text: GeneratedText) -> Canvas:
+        """The branches that guidance needs; those with equal contexts are one to the engine."""
+        shapes, prompter = _shapes(sources), self.prompter
+        found, bucket = prompter.contexts(job, shapes, text.ids), prompter.bucket(job, shapes)
+        grid, written = picture_grid(bucket.size), []
+        for context in prompter.branches(job, found):
+            layout = Writer(prompter.markers, context).noise(grid).layout
+            written.append(BranchSequence(layout.ids, context.length, layout.length, layout))
+        words = prompter.vocabulary
+        read_again = text.ids is not None and list(words.encode(words.decode(text.ids)))
+        is_other = text.ids is not None and read_again != words.inner(text.ids)
+        return Canvas(bucket, None, tuple(written), (_RETOKENISED,) if is_other else ())
+
+    def new_buffer(self, capacity: int) -> Buffer:
+        return self.network.new_buffer(capacity)
+
+    @torch.no_grad()
+    def prefill(
+        self,
+        layout: BlockLayout,
+        ids: Sequence[int],
+        sources: Sequence[Encoded],
+        buffer: Buffer,
+        stop: int,
+    ) -> Tensor:
+        rows = [cast(ImageRows, source.rows) for source in sources]
+        return self.network.prefill(layout, rows, buffer, stop)
+
+    def branch(self, layout: BlockLayout, buffer: Buffer) -> NoiseBranch:
+        return self.network.branch(layout, buffer)
+
+    def track(self, job: ImageJob, canvas: Canvas, branches: int) -> Track:
+        """N noise levels are N - 1 steps: the last one is an end point alone."""
+        # Of equal branches the engine keeps the first.
+        places = {own: place for place, own in enumerate(dict.fromkeys(canvas.branches))}
+        number = [places[own] for own in canvas.branches]
+        guidance = Guidance(
+            text_scale=job.guidance_scale,
+            image_scale=job.image_guidance_scale or 0.0,
+            renorm=cast(Renorm, job.guidance_renorm or "none"),
+            interval=job.guidance_interval or (0.0, 1.0),
+            text=number[1] if len(number) > 1 else 0,
+            image=number[2] if len(number) > 2 else None,
+        )
+        return Track(
+            sent(self.initial_latents(canvas.bucket.size, job.seed), self.network.weight.device),
+            Schedule(job.num_inference_steps - 1, job.flow_shift),
+            guidance,
+            guidance.is_active,
+        )
+
+    def initial_latents(self, size: Size, seed: int) -> Tensor:
+        """Noise [C, Y, X], drawn token by token in float32 on the CPU, as published."""
+        grid = picture_grid(size)
+        generator = torch.Generator().manual_seed(seed)
+        rows_NP = torch.randn(grid.cells, self.prompter.arch.patch_values, generator=generator)
+        return unpacked(rows_NP, grid.rows, grid.columns)
+
+    @torch.no_grad()
+    def velocities(self, pictures: Sequence[LivePicture]) -> list[Tensor]:
+        markers = self.prompter.markers
+        return self.network.velocities(pictures, (markers.start, markers.end))
+
+    def decode_latents(self, latents_CYX: Tensor) -> Tensor:
+        levels_CHW = (self.codec.decode(latents_CYX) / 2 + 0.5).clamp(0, 1).float()
+        # Levels of 255 are cut down to whole ones, as published, not rounded.
+        return ((levels_CHW * 255).floor() / 255).permute(1, 2, 0).cpu()
+
+
+def _levels(pixels: np.ndarray) -> Tensor:
+    """A picture as the networks see it, [C, H, W], -1 to 1."""
+    return (torch.from_numpy(pixels).permute(2, 0, 1).float() / 255 - 0.5) / 0.5
+
+
+def _patches(levels_CHW: Tensor, grid: TokenGrid) -> Tensor:
+    """The ViT's patches, [N, P]: row in the patch, column in it, channel the fastest."""
+    side = levels_CHW.shape[-1] // grid.columns
+    cells = levels_CHW.reshape(3, grid.rows, side, grid.columns, side)
+    return cells.permute(1, 3, 2, 4, 0).reshape(grid.cells, -1)
+
+
+def _sizes(shape: SourcePlace) -> tuple[Size, Size, Size]:
+    return shape.size, shape.vae_size, shape.vit_size
+
+
+def _shapes(sources: Sequence[Encoded]) -> list[SourcePlace]:
+    return [source.shape for source in sources]

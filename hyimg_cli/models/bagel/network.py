@@ -1,0 +1,296 @@
+"""The network: its modules under their released names, and the things it computes.
+
+encode_source ▸ a source image's rows      prefill, feed ▸ context K/V, last state
+text_logits   ▸ the next token's logits    velocities ▸ one denoise step of all branches
+"""
+
+# Legend: T new token, N image token, M model width, P values of a latent token or patch, G branch,
+# C channel, Y X latent rows and columns, V vocabulary
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import SiglipConfig, SiglipVisionConfig
+from transformers.models.siglip.modeling_siglip import SiglipEncoder
+
+from hyimg_cli.kernels.attention import row_attention
+from hyimg_cli.kernels.rows import padding
+from hyimg_cli.kernels.transfer import to_device
+from hyimg_cli.kv.buffer import Buffer
+from hyimg_cli.models.bagel.config import BagelShape, VisionShape
+from hyimg_cli.models.bagel.decoder import NewTokens, PairedDecoder, Piece
+from hyimg_cli.models.bagel.guidance import packed, unpacked
+from hyimg_cli.models.bagel.sequence import BlockLayout, TokenGrid
+from hyimg_cli.models.protocols import Context, LivePicture
+
+_SINUSOID, _MAX_PERIOD = 256, 10000.0
+_IMAGES = ("vae", "vit", "noise")
+
+
+@dataclass(frozen=True)
+class ImageRows:
+    """A source image as token rows, markers aside: its clean latents [N, M], its patches [N, M]."""
+
+    vae_NM: Tensor
+    vit_NM: Tensor
+
+
+@dataclass(frozen=True)
+class NoiseBranch:
+    """One guidance branch while denoising: its noise block behind its context."""
+
+    block: NewTokens
+    grid: TokenGrid
+
+
+class LanguageModel(nn.Module):
+    """The decoder and its head."""
+
+    def __init__(self, arch: BagelShape) -> None:
+        super().__init__()
+        self.model = PairedDecoder(arch.decoder)
+        self.lm_head = nn.Linear(arch.decoder.hidden_size, arch.decoder.vocab_size, bias=False)
+
+
+class TimeEmbedder(nn.Module):
+    """A noise level, 0 to 1, as a token's row."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.mlp = nn.Sequential(nn.Linear(_SINUSOID, width), nn.SiLU(), nn.Linear(width, width))
+
+    def forward(self, t_1: Tensor) -> Tensor:
+        row: Tensor = self.mlp(sinusoid(t_1).to(next(self.parameters()).dtype))
+        return row
+
+
+def sinusoid(t_B: Tensor) -> Tensor:
+    """Cosines, then sines, of falling frequencies, float32 [B, 256]."""
+    half = _SINUSOID // 2
+    index = torch.arange(half, dtype=torch.float32, device=t_B.device)
+    angle = t_B[:, None].float() * torch.exp(-math.log(_MAX_PERIOD) * index / half)
+    return torch.cat([angle.cos(), angle.sin()], dim=-1)
+
+
+class PlaceTable(nn.Module):
+    """A row for each place of a square grid; frozen, but in the checkpoint."""
+
+    def __init__(self, side: int, width: int) -> None:
+        super().__init__()
+        self.side = side
+        self.pos_embed = nn.Parameter(torch.empty(side**2, width))
+
+    def forward(self, grid: TokenGrid) -> Tensor:
+        return self.pos_embed[to_device(grid.places(self.side), self.pos_embed.device)]
+
+
+class Connector(nn.Module):
+    """From the ViT's width to the decoder's."""
+
+    def __init__(self, inner: int, width: int) -> None:
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(inner, width), nn.Linear(width, width)
+
+    def forward(self, x_NM: Tensor) -> Tensor:
+        out_NM: Tensor = self.fc2(F.gelu(self.fc1(x_NM), approximate="tanh"))
+        return out_NM
+
+
+class VisionEmbeddings(nn.Module):
+    """Patches as rows of the ViT; each place has its row of the whole square's table."""
+
+    def __init__(self, arch: VisionShape) -> None:
+        super().__init__()
+        self.side = math.isqrt(arch.positions)
+        # A patch's values stand as (row, column, channel): the weights are a matrix's, and would be
+        # another picture's in a convolution's order.
+        self.patch_embedding = nn.Linear(arch.patch_values, arch.hidden_size)
+        self.position_embedding = nn.Embedding(arch.positions, arch.hidden_size)
+
+    def forward(self, patches_NP: Tensor, grid: TokenGrid) -> Tensor:
+        places_N = to_device(grid.places(self.side), patches_NP.device)
+        rows: Tensor = self.patch_embedding(patches_NP) + self.position_embedding(places_N)
+        return rows
+
+
+class VisionTransformer(nn.Module):
+    """SigLIP without its pooling head."""
+
+    def __init__(self, arch: VisionShape) -> None:
+        super().__init__()
+        config = SiglipVisionConfig(
+            hidden_size=arch.hidden_size,
+            intermediate_size=arch.intermediate_size,
+            num_hidden_layers=arch.num_hidden_layers,
+            num_attention_heads=arch.num_attention_heads,
+            patch_size=arch.patch_size,
+            layer_norm_eps=arch.layer_norm_eps,
+            hidden_act="gelu_pytorch_tanh",
+        )
+        config._attn_implementation = "sdpa"
+        self.embeddings = VisionEmbeddings(arch)
+        self.encoder = SiglipEncoder(cast(SiglipConfig, config))
+        self.post_layernorm = nn.LayerNorm(arch.hidden_size, eps=arch.layer_norm_eps)
+
+    def forward(self, patches_NP: Tensor, grid: TokenGrid) -> Tensor:
+        rows_1NM = self.embeddings(patches_NP, grid)[None]
+        out: Tensor = self.post_layernorm(self.encoder(inputs_embeds=rows_1NM).last_hidden_state)
+        return out[0]
+
+
+class VisionModel(nn.Module):
+    """The ViT under its released name."""
+
+    def __init__(self, arch: VisionShape) -> None:
+        super().__init__()
+        self.vision_model = VisionTransformer(arch)
+
+
+class BagelNetwork(nn.Module):
+    """All that `ema.safetensors` holds: everything but the VAE."""
+
+    def __init__(self, arch: BagelShape) -> None:
+        super().__init__()
+        self.arch = arch
+        width, values = arch.decoder.hidden_size, arch.patch_values
+        self.language_model = LanguageModel(arch)
+        self.time_embedder = TimeEmbedder(width)
+        self.vae2llm, self.llm2vae = nn.Linear(values, width), nn.Linear(width, values)
+        self.latent_pos_embed = PlaceTable(arch.table_side, width)
+        self.connector = Connector(arch.vision.hidden_size, width)
+        self.vit_pos_embed = PlaceTable(arch.vision.table_side, width)
+        self.vit_model = VisionModel(arch.vision)
+        # Of branches, in denoise steps.
+        self.branch_forwards = 0
+
+    @property
+    def decoder(self) -> PairedDecoder:
+        return self.language_model.model
+
+    @property
+    def weight(self) -> Tensor:
+        """One that tells the device and the dtype."""
+        return self.language_model.lm_head.weight
+
+    def choose_kernels(self) -> None:
+        """Take the kernels of the device, once the weights are on it."""
+        for layer in self.decoder.layers:
+            layer.self_attn.by_row = row_attention(self.weight.device)
+
+    def new_buffer(self, capacity: int) -> Buffer:
+        """An empty buffer for one context."""
+        arch = self.arch.decoder
+        return Buffer(
+            kv_heads=arch.num_key_value_heads,
+            head_dim=arch.head_dim,
+            capacity=capacity,
+            dtype=self.weight.dtype,
+            devices=[self.weight.device] * arch.num_hidden_layers,
+        )
+
+    def encode_source(self, latents_CYX: Tensor, patches_NP: Tensor, vit: TokenGrid) -> ImageRows:
+        """Token rows of one source image, from its scaled latents and its patches; it is clean."""
+        seen_NM = self.vit_model.vision_model(patches_NP.to(self.weight.dtype), vit)
+        connected_NM: Tensor = self.connector(seen_NM) + self.vit_pos_embed(vit)
+        return ImageRows(self.latent_rows(latents_CYX, 0.0), connected_NM)
+
+    def latent_rows(self, latents_CYX: Tensor, sigma: float) -> Tensor:
+        """Token rows of latents at a noise level, [N, M]."""
+        rows_NP = packed(latents_CYX.to(self.weight.device)).to(self.weight.dtype)
+        grid = TokenGrid(latents_CYX.shape[-2] // 2, latents_CYX.shape[-1] // 2)
+        level_1 = torch.full((1,), sigma, device=self.weight.device)
+        rows: Tensor = self.vae2llm(rows_NP) + self.time_embedder(level_1)
+        placed_NM: Tensor = rows + self.latent_pos_embed(grid)
+        return placed_NM
+
+    def prefill(
+        self, layout: BlockLayout, sources: Sequence[ImageRows], buffer: Buffer, stop: int
+    ) -> Tensor:
+        """Complete the buffer's prefix up to `stop`; the last token's state [M]."""
+        start = buffer.length
+        x_TM = self._embedded([max(0, id_) for id_ in layout.ids[start:stop]])
+        is_gen = [False] * (stop - start)
+        for block in layout.blocks:
+            if block.kind in _IMAGES and start <= block.start < stop:
+                inside = slice(block.start + 1 - start, block.stop - 1 - start)
+                rows = sources[block.source]
+                x_TM[inside] = rows.vae_NM if block.kind == "vae" else rows.vit_NM
+                is_gen[inside] = [block.kind == "vae"] * block.grid.cells
+        pieces = [Piece(*piece) for piece in layout.pieces(start, stop)]
+        query_block = NewTokens(buffer, pieces, layout.positions(start, stop), is_gen)
+        hidden_TM = self.decoder(x_TM, [query_block])
+        buffer.commit(stop)
+        last_M: Tensor = hidden_TM[-1]
+        return last_M
+
+    def feed(self, runs: Sequence[tuple[Context, Sequence[int] | Tensor]]) -> list[Tensor]:
+        """Append text behind each context, all in one forward; each run's last state [M]."""
+        blocks: list[NewTokens] = []
+        stops = {id(context.buffer): _buffer(context).length for context, _ in runs}
+        for context, ids in runs:
+            start, buffer = stops[id(context.buffer)], _buffer(context)
+            stop = stops[id(buffer)] = start + len(ids)
+            shift = context.layout.rope_shift
+            positions = range(start - shift, stop - shift)
+            piece = Piece(start, stop, is_causal=True)
+            blocks.append(NewTokens(buffer, [piece], positions, [False] * len(ids)))
+        hidden_TM = self.decoder(torch.cat([self._embedded(ids) for _, ids in runs]), blocks)
+        for block in blocks:
+            block.buffer.commit(block.stop)
+        return [hidden_TM[end - 1] for end in accumulate(len(ids) for _, ids in runs)]
+
+    def text_logits(self, hidden_RM: Tensor) -> Tensor:
+        """Next-token logits [R, V], float32."""
+        missing = padding(len(hidden_RM), self.decoder.row_multiple)
+        logits: Tensor = self.language_model.lm_head(F.pad(hidden_RM, (0, 0, 0, missing)))
+        return logits[: len(hidden_RM)].float()
+
+    def branch(self, layout: BlockLayout, buffer: Buffer) -> NoiseBranch:
+        """A branch ready to denoise, its context complete in `buffer`."""
+        noise = layout.blocks[-1]
+        assert noise.kind == "noise", "a branch has a picture to draw"
+        assert buffer.length == noise.start, "the context is complete before denoising"
+        # Its markers see the noise: they are computed anew as well, and are no latents.
+        is_gen = [False, *[True] * noise.grid.cells, False]
+        positions = [noise.rope] * len(is_gen)
+        piece = Piece(noise.start, noise.stop, is_causal=False)
+        return NoiseBranch(NewTokens(buffer, [piece], positions, is_gen), noise.grid)
+
+    def velocities(self, pictures: Sequence[LivePicture], markers: tuple[int, int]) -> list[Tensor]:
+        """Velocity of every picture's branches, [G, C, Y, X] each, float32, before guidance."""
+        first_M, last_M = self._embedded(markers).split(1)
+        rows = []
+        for live in pictures:
+            latents_NM = self.latent_rows(live.latents_CYX, live.step.sigma)
+            rows += [torch.cat([first_M, latents_NM, last_M])] * len(live.branches)
+        branches: list[NoiseBranch] = [branch for live in pictures for branch in live.branches]
+        self.branch_forwards += len(branches)
+        hidden_TM = self.decoder(torch.cat(rows), [branch.block for branch in branches])
+        states = hidden_TM.split([len(one) for one in rows])
+        found = [
+            unpacked(self.llm2vae(state_TM[1:-1]).float(), branch.grid.rows, branch.grid.columns)
+            for branch, state_TM in zip(branches, states, strict=True)
+        ]
+        return [torch.stack(found[stop - n : stop]) for n, stop in _counted(pictures)]
+
+    def _embedded(self, ids: Sequence[int] | Tensor) -> Tensor:
+        device = self.weight.device
+        ids_T = ids.to(device) if isinstance(ids, Tensor) else to_device(ids, device)
+        rows_TM: Tensor = self.decoder.embed_tokens(ids_T)
+        return rows_TM
+
+
+def _counted(pictures: Sequence[LivePicture]) -> list[tuple[int, int]]:
+    """Of each picture, how many branches it has, and how many there are up to its last one."""
+    counts = [len(live.branches) for live in pictures]
+    return list(zip(counts, accumulate(counts), strict=True))
+
+
+def _buffer(context: Context) -> Buffer:
+    assert context.buffer is not None, "an empty context has no text stage"
+    return context.buffer

@@ -1,0 +1,310 @@
+"""From a job to its contexts, for running it and for counting what it will cost; no torch."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tokenizers import Tokenizer
+
+from hyimg_cli.cache.memo import Memo
+from hyimg_cli.errors import CheckpointError, JobError, UsageError, require
+from hyimg_cli.files import TABLE_BYTES, bytes_of
+from hyimg_cli.kv.segments import Segment
+from hyimg_cli.manifest.cost import JobTokens
+from hyimg_cli.models.bagel.config import model_card, read_architecture
+from hyimg_cli.models.bagel.sequence import (
+    BlockLayout,
+    Contexts,
+    Markers,
+    SourcePlace,
+    Writer,
+    contexts,
+    picture_grid,
+    segments,
+    source_shape,
+)
+from hyimg_cli.spec.card import NO_RATIO, Bucket, RankBytes
+from hyimg_cli.spec.job import GUIDANCE_FIELDS, ImageJob, Size
+from hyimg_cli.spec.run import ModelChoice, Quantization
+
+if TYPE_CHECKING:
+    from hyimg_cli.models.bagel.family import Bagel
+    from hyimg_cli.parallel.ranks import RankPool
+
+# Before everything else of a request that thinks. The space before the line break is part of it.
+THINK_PROMPT = (
+    "You should first think about the planning process in the mind and then generate the image. \n"
+    "The planning process is enclosed within <think> </think> tags, i.e. <think> planning process "
+    "here </think> image here"
+)
+_MARKERS = ("<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>")
+_TOKEN_BYTES = 32_000_000
+
+
+class QwenVocabulary:
+    """Text to ids and back, and the markers' ids, looked up by name."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises CheckpointError where `tokenizer.json` is missing or broken."""
+        path = folder / "tokenizer.json"
+        try:
+            self._tokenizer = Tokenizer.from_buffer(bytes_of(path, TABLE_BYTES))
+        except FileNotFoundError:
+            hint = "download it again from where the checkpoint is from"
+            raise _fault("tokenizer.json is missing", folder, "missing-file", hint) from None
+        except Exception as error:  # the library raises bare Exception
+            what = f"tokenizer.json cannot be read: {error}"
+            raise _fault(what, folder, "tokenizer") from None
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        found = [self._tokenizer.token_to_id(name) for name in _MARKERS]
+        known = [id_ for id_ in found if id_ is not None]
+        if len(known) < len(found):
+            what = f"the tokenizer has no token {_MARKERS[found.index(None)]}"
+            raise _fault(what, folder, "tokenizer", "use the files of one checkpoint together")
+        self.markers = Markers(*known)
+        added = self._tokenizer.get_added_tokens_decoder().items()
+        self._control = {*known, *(id_ for id_, token in added if token.special)}
+        self._encoded: Memo[str, tuple[int, ...]] = Memo(
+            _TOKEN_BYTES, lambda ids: 256 + 8 * len(ids)
+        )
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        def made() -> tuple[int, ...]:
+            return tuple(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+        return self._encoded.get(text, made)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids, without the markers around it; an image's tokens have none."""
+        known = [id_ for id_ in self.inner(ids) if id_ >= 0]
+        text: str = self._tokenizer.decode(known, skip_special_tokens=False)
+        return text
+
+    def inner(self, ids: Sequence[int]) -> list[int]:
+        """Ids of a text without the markers around it."""
+        kept = list(ids)
+        if kept[:1] == [self.markers.bos]:
+            del kept[0]
+        if kept[-1:] == [self.markers.eos]:
+            del kept[-1]
+        return kept
+
+    def control_in(self, text: str) -> str:
+        """The first control token that is spelled out in `text`; empty where there is none."""
+        found = (id_ for id_ in self.encode(text) if id_ in self._control)
+        return next((str(self._tokenizer.id_to_token(id_)) for id_ in found), "")
+
+    def counts(self) -> dict[str, int]:
+        return self._encoded.counts()
+
+
+class BagelPrompter:
+    """Contexts for one checkpoint. Raises CheckpointError where its files are incomplete."""
+
+    def __init__(self, folder: Path, model: str) -> None:
+        self.folder = folder
+        self.arch = read_architecture(folder)
+        self.card = model_card(folder, model, self.arch)
+        self.vocabulary = QwenVocabulary(folder)
+
+    @property
+    def markers(self) -> Markers:
+        return self.vocabulary.markers
+
+    def memo_counts(self) -> dict[str, dict[str, int]]:
+        """Look-ups of texts' tokens."""
+        return {"prompt_tokens": self.vocabulary.counts()}
+
+    def check(self, job: ImageJob) -> None:
+        self._refuse_unread(job)
+        for field, text in (("prompt", job.prompt), ("cot_text", job.cot_text or "")):
+            if token := self.vocabulary.control_in(text):
+                raise JobError(
+                    f"{field} contains the model's control token {token}",
+                    where=field,
+                    hint="write it differently; control tokens would change the sequence",
+                    code="job.control-token",
+                )
+        unknown = [n for n in job.cot_token_ids or () if not 0 <= n < self.card.vocab_size]
+        if unknown:
+            raise JobError(
+                f"{unknown[0]} is no token of the model",
+                where="cot_token_ids",
+                code="job.unknown-token",
+            )
+        # A picture takes one position a block.
+        shape = source_shape(Size(1, 1), self.arch)
+        self._refuse_too_long(self.contexts(job, [shape] * len(job.images)).full)
+
+    def contexts(
+        self, job: ImageJob, shapes: Sequence[SourcePlace], written: Sequence[int] | None = None
+    ) -> Contexts:
+        """The contexts of a job's branches: its pictures, then its prompt, then the text that was
+        `written` for it or that it brings. Its tokens are those of the text read again, as
+        published.
+        """
+        text = None
+        if written is not None or job.cot_token_ids is not None:
+            ids = job.cot_token_ids if written is None else written
+            text = self.vocabulary.encode(self.vocabulary.decode(ids or ()))
+        elif job.cot_text is not None:
+            text = self.vocabulary.encode(job.cot_text)
+        return contexts(
+            self.markers,
+            [*shapes, self.vocabulary.encode(job.prompt)],
+            system=self.vocabulary.encode(THINK_PROMPT) if _thinks(job) else None,
+            written=text,
+        )
+
+    def opening(self, job: ImageJob, shapes: Sequence[SourcePlace]) -> BlockLayout | None:
+        """The prompt of the text stage, up to the text's first marker; None where a picture alone
+        is asked for: nothing is decoded then.
+        """
+        if not job.writes_text:
+            return None
+        return Writer(self.markers, self.contexts(job, shapes).full).opening().layout
+
+    def branches(self, job: ImageJob, found: Contexts) -> list[BlockLayout]:
+        """The contexts that guidance needs, the full one first: without the text, without images.
+
+        A text scale of 1 or less switches all guidance off, an image scale of 1 or less its own.
+        """
+        if job.guidance_scale <= 1:
+            return [found.full]
+        pair = [found.full, found.without_text]
+        return [*pair, found.without_images] if (job.image_guidance_scale or 0) > 1 else pair
+
+    def bucket(self, job: ImageJob, shapes: Sequence[SourcePlace]) -> Bucket:
+        """The picture's size: as asked for, else its last source's, else the first of the card."""
+        asked = self.card.bucket_of(job.size)
+        if asked is not None:
+            return Bucket(NO_RATIO, asked.size)
+        size = shapes[-1].size if shapes else self.card.buckets[0].size
+        return Bucket(NO_RATIO, size)
+
+    def text_budget(self, job: ImageJob, layout: BlockLayout) -> int:
+        """Number of tokens a text may have behind its first marker, which the limit counts, too."""
+        room = self.card.max_positions - layout.next_rope - 2
+        if room < 1:
+            self._refuse_too_long(layout)
+        return max(0, min(job.text.max_new_tokens - 1, room))
+
+    def text_prefix(
+        self, job: ImageJob, source_sizes: Sequence[Size], digests: Sequence[str]
+    ) -> list[Segment] | None:
+        opening = self.opening(job, self._shapes(source_sizes))
+        return None if opening is None else segments(opening, digests, opening.length - 1)
+
+    def branch_prefixes(
+        self, job: ImageJob, source_sizes: Sequence[Size], digests: Sequence[str]
+    ) -> list[list[Segment]]:
+        found = self.branches(job, self.contexts(job, self._shapes(source_sizes)))
+        return [segments(layout, digests, layout.length - 1) for layout in dict.fromkeys(found)]
+
+    def count(self, job: ImageJob, source_sizes: Sequence[Size], assumed_think: int) -> JobTokens:
+        shapes = self._shapes(source_sizes)
+        opening = self.opening(job, shapes)
+        found = self.contexts(job, shapes)
+        text = assumed_think if job.writes_text else 0
+        full, *others = dict.fromkeys(self.branches(job, found))
+        positive = full.length + (text + 2 if job.writes_text else 0)
+        steps = job.num_inference_steps - 1
+        return JobTokens(
+            ar_prefill=opening.length if opening else 0,
+            shared_prefix=sum(_shared(full, other) for other in others),
+            positive=positive,
+            negative=sum(other.length for other in others),
+            step_rows=picture_grid(self.bucket(job, shapes).size).cells + 2,
+            branches=1 + len(others),
+            image_encodes=len(shapes),
+            assumed_think=text,
+            steps=steps,
+            forwards=steps + _guided_steps(job) * len(others),
+        )
+
+    def refuse_uneven(self, ranks: int, quantization: Quantization) -> None:
+        raise UsageError(
+            "BAGEL's layers are not split over processes",
+            hint="leave --tensor-parallel-size out; --replicas shares the jobs",
+            code="usage.tensor-parallel",
+        )
+
+    def rank_bytes(self, ranks: int, dtype: str, quantization: Quantization) -> RankBytes:
+        raise AssertionError("refused before")
+
+    def load(
+        self, choice: ModelChoice, *, is_batch_invariant: bool, pool: "RankPool | None"
+    ) -> "Bagel":
+        assert pool is None, "refused before"
+        require("diffusers")
+        from hyimg_cli.models.bagel.family import load_family  # imports torch
+
+        return load_family(self, choice, is_batch_invariant=is_batch_invariant)
+
+    def _shapes(self, sizes: Sequence[Size]) -> list[SourcePlace]:
+        return [source_shape(size, self.arch) for size in sizes]
+
+    def _refuse_unread(self, job: ImageJob) -> None:
+        """Passes a job of which this model reads every field."""
+        faults = {
+            "bot_task": job.bot_task not in ("none", "think"),
+            "drop_think": job.drop_think,
+            "use_system_prompt": job.use_system_prompt != "None",
+            "infer_align_image_size": job.infer_align_image_size,
+        }
+        for field, is_wrong in faults.items():
+            if is_wrong:
+                raise JobError(
+                    f"BAGEL does not read {field} = {getattr(job, field)}",
+                    where=field,
+                    hint="bot_task is none or think here" if field == "bot_task" else "take it out",
+                    code="job.unconsumed",
+                )
+        idle = sorted(job.user_fields & {*GUIDANCE_FIELDS})
+        if job.guidance_scale <= 1 and idle:
+            raise JobError(
+                f"a guidance_scale of {job.guidance_scale:g} switches all guidance off",
+                where=idle[0],
+                hint="take the field out, or raise guidance_scale above 1",
+                code="job.unconsumed",
+            )
+        if job.num_inference_steps < 2:
+            raise JobError(
+                "one noise level leaves nothing to evaluate: the last of them is only an end point",
+                where="num_inference_steps",
+                hint="give 2 or more; N of them are N - 1 evaluations",
+                code="job.too-few-steps",
+            )
+
+    def _refuse_too_long(self, layout: BlockLayout) -> None:
+        # Behind it: the noise.
+        if layout.next_rope >= self.card.max_positions:
+            raise JobError(
+                f"its texts reach position {layout.next_rope} of {self.card.max_positions}",
+                where="prompt",
+                hint="shorten its texts",
+                code="job.too-long",
+            )
+
+
+def _thinks(job: ImageJob) -> bool:
+    return job.writes_text or job.has_given_text
+
+
+def _guided_steps(job: ImageJob) -> int:
+    """Number of the job's steps with guidance, which is on at noise levels within its interval."""
+    low, high = job.guidance_interval or (0.0, 1.0)
+    shift, last = job.flow_shift, max(1, job.num_inference_steps - 1)
+    line = (1 - step / last for step in range(last))
+    return sum(low < shift * x / (1 + (shift - 1) * x) <= high for x in line)
+
+
+def _shared(full: BlockLayout, other: BlockLayout) -> int:
+    """Leading tokens in common; a written text behind `full` changes nothing."""
+    pairs = zip(full.ids, other.ids, strict=False)
+    return next((at for at, (a, b) in enumerate(pairs) if a != b), min(full.length, other.length))
+
+
+def _fault(what: str, folder: Path, slug: str, hint: str = "") -> CheckpointError:
+    return CheckpointError(what, where=str(folder), hint=hint, code=f"checkpoint.{slug}")

@@ -1,0 +1,298 @@
+"""Token sequences as blocks, and the size rule of pictures; no torch.
+
+    text    bos ids eos                causal         consecutive rope ids
+    vae     start latents end          full           one rope id for all of them
+    vit     start patches end          full           one rope id
+    noise   start latents end          full           one rope id; computed anew at every step
+
+Every block sees all blocks before it, and none behind. So an image takes thousands of places in a
+K/V buffer and one step of rope: the two are counted apart, and neither is derived from the other.
+Ids of image tokens are negative: sequences whose ids agree agree in their blocks and positions.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import Literal, TypeAlias
+
+from hyimg_cli.kv.segments import ImageSegment, Segment, TextSegment
+from hyimg_cli.models.bagel.config import TOKEN_PIXELS, BagelShape, SizeLimits
+from hyimg_cli.spec.job import Size
+
+Kind: TypeAlias = Literal["text", "vae", "vit", "noise"]
+PLACEHOLDER: dict[Kind, int] = {"vae": -1, "vit": -2, "noise": -3}
+# Of no pictures known, where the largest is what counts.
+UNREAD = Size(1, 1)
+
+
+@dataclass(frozen=True)
+class TokenGrid:
+    """Rows and columns of image tokens."""
+
+    rows: int
+    columns: int
+
+    @property
+    def cells(self) -> int:
+        return self.rows * self.columns
+
+    def places(self, side: int) -> list[int]:
+        """Row of each token in a table of `side` x `side` positions."""
+        return [y * side + x for y in range(self.rows) for x in range(self.columns)]
+
+
+@dataclass(frozen=True)
+class SourcePlace:
+    """A source image's place. `size`: as resized, which an edit of it has too; `vae_size` and
+    `vit_size`: as both encoders see that.
+    """
+
+    size: Size
+    vae_size: Size
+    vit_size: Size
+    vit: TokenGrid
+
+    @property
+    def vae(self) -> TokenGrid:
+        return picture_grid(self.vae_size)
+
+
+@dataclass(frozen=True)
+class Block:
+    """Tokens `[start, stop)`; `rope` is the position of the first one, and of an image of all."""
+
+    kind: Kind
+    start: int
+    stop: int
+    rope: int
+    source: int = 0
+    grid: TokenGrid = TokenGrid(0, 0)
+
+    @property
+    def next_rope(self) -> int:
+        return self.rope + (self.stop - self.start if self.kind == "text" else 1)
+
+    def position(self, at: int) -> int:
+        """Rope id of token `at`."""
+        return self.rope + (at - self.start if self.kind == "text" else 0)
+
+
+@dataclass(frozen=True)
+class BlockLayout:
+    """A sequence of blocks: ids of all tokens, image tokens by their placeholders."""
+
+    ids: tuple[int, ...] = ()
+    blocks: tuple[Block, ...] = ()
+
+    @property
+    def length(self) -> int:
+        """Where the next token stands in a buffer."""
+        return len(self.ids)
+
+    @property
+    def next_rope(self) -> int:
+        """Where it stands in rope."""
+        return self.blocks[-1].next_rope if self.blocks else 0
+
+    @cached_property
+    def rope_shift(self) -> int:
+        """Length less rope behind the last block; text that follows keeps it."""
+        return self.length - self.next_rope
+
+    def cut(self, blocks: int) -> "BlockLayout":
+        """The first of its blocks."""
+        kept = self.blocks[:blocks]
+        return BlockLayout(self.ids[: kept[-1].stop] if kept else (), kept)
+
+    def pieces(self, start: int, stop: int) -> Iterator[tuple[int, int, bool]]:
+        """Runs of `[start, stop)` with one mask each: where from, where to, and if it is causal.
+
+        In a text the last token stands alone: the same runs, and so the same bits, whether all
+        before it is computed here or was there already.
+        """
+        for block in self.blocks:
+            if block.stop <= start or block.start >= stop:
+                continue
+            is_text = block.kind == "text"
+            assert is_text or start <= block.start < block.stop <= stop, "an image is one run"
+            first, last = max(start, block.start), min(stop, block.stop)
+            edges = (
+                {first, last, stop - 1} if is_text and first < stop - 1 < last else {first, last}
+            )
+            yield from ((a, b, is_text) for a, b in pairwise(sorted(edges)))
+
+    def positions(self, start: int, stop: int) -> list[int]:
+        """Rope ids of the tokens `[start, stop)`."""
+        inside = (block for block in self.blocks if block.start < stop and block.stop > start)
+        return [
+            block.position(at)
+            for block in inside
+            for at in range(max(start, block.start), min(stop, block.stop))
+        ]
+
+
+@dataclass(frozen=True)
+class Markers:
+    """Ids of the tokens around texts and images."""
+
+    bos: int
+    eos: int
+    start: int
+    end: int
+
+
+Part: TypeAlias = SourcePlace | tuple[int, ...]
+
+
+class Writer:
+    """Puts a layout together, block by block."""
+
+    def __init__(self, markers: Markers, layout: BlockLayout | None = None) -> None:
+        self._markers = markers
+        self.layout = layout or BlockLayout()
+
+    def text(self, ids: Sequence[int]) -> "Writer":
+        return self._add("text", (self._markers.bos, *ids, self._markers.eos))
+
+    def opening(self) -> "Writer":
+        """The first token of a text that is still to be written."""
+        return self._add("text", (self._markers.bos,))
+
+    def source(self, shape: SourcePlace, number: int) -> "Writer":
+        """Both blocks of a source image: what the VAE makes of it, then the ViT."""
+        return self._image("vae", shape.vae, number)._image("vit", shape.vit, number)
+
+    def noise(self, grid: TokenGrid) -> "Writer":
+        return self._image("noise", grid, 0)
+
+    def _image(self, kind: Kind, grid: TokenGrid, number: int) -> "Writer":
+        cells = (PLACEHOLDER[kind],) * grid.cells
+        return self._add(kind, (self._markers.start, *cells, self._markers.end), number, grid)
+
+    def _add(
+        self, kind: Kind, ids: tuple[int, ...], source: int = 0, grid: TokenGrid | None = None
+    ) -> "Writer":
+        known = self.layout
+        block = Block(
+            kind,
+            known.length,
+            known.length + len(ids),
+            known.next_rope,
+            source,
+            grid or TokenGrid(0, 0),
+        )
+        self.layout = BlockLayout(known.ids + ids, (*known.blocks, block))
+        return self
+
+
+@dataclass(frozen=True)
+class Contexts:
+    """What each guidance branch sees of the request before the noise.
+
+    `without_text` is a prefix of `full`: everything before the last text, but everything where an
+    image comes behind it. `without_images` has the texts alone, from rope 0, and no text that was
+    written.
+    """
+
+    full: BlockLayout
+    without_text: BlockLayout
+    without_images: BlockLayout
+
+
+def contexts(
+    markers: Markers,
+    parts: Sequence[Part],
+    *,
+    system: tuple[int, ...] | None = None,
+    written: tuple[int, ...] | None = None,
+) -> Contexts:
+    """The contexts of a request: texts and images in order, behind a `system` text if there is one.
+
+    `written`: ids of the text that was thought before the picture.
+    """
+    full, texts = Writer(markers), Writer(markers)
+    if system is not None:
+        full.text(system)
+        texts.text(system)
+    kept, images = len(full.layout.blocks), 0
+    for part in parts:
+        if isinstance(part, SourcePlace):
+            full.source(part, images)
+            images += 1
+            kept = len(full.layout.blocks)
+        else:
+            kept = len(full.layout.blocks)
+            full.text(part)
+            texts.text(part)
+    without_text = full.layout.cut(kept)
+    if written is not None:
+        full.text(written)
+    return Contexts(full.layout, without_text, texts.layout)
+
+
+def segments(layout: BlockLayout, digests: Sequence[str], stop: int) -> list[Segment]:
+    """The tokens `[0, stop)` as segments: a text each, and a source image by its digest, both of
+    its blocks in one. An image that does not end before `stop` is left out, with all behind it.
+    """
+    found: list[Segment] = []
+    at = 0
+    for block in layout.blocks:
+        if block.kind == "vae":
+            at = block.start
+        elif block.kind == "vit" and block.stop <= stop:
+            grids = _grids(layout, block)
+            ids = layout.ids[at : block.stop]
+            found.append(ImageSegment(ids, digests[block.source], grids))
+        elif block.kind == "text" and block.start < stop:
+            found.append(TextSegment(layout.ids[block.start : min(block.stop, stop)]))
+        else:
+            break
+    return found
+
+
+def _grids(layout: BlockLayout, vit: Block) -> tuple[tuple[int, int], ...]:
+    """Of both blocks of a source image."""
+    both = (one for one in layout.blocks if one.source == vit.source and one.kind in PLACEHOLDER)
+    return tuple((one.grid.rows, one.grid.columns) for one in both if one.kind != "noise")
+
+
+def fitted(size: Size, limits: SizeLimits, max_pixels: int) -> Size:
+    """The size that a picture is resized to; the longest side counts more than the shortest.
+
+    Source: the published transform, whose roundings these are, half to even. A picture of too many
+    pixels is scaled by their ratio, not by its root.
+    """
+    scale = min(limits.max_size / max(size.height, size.width), 1.0)
+    scale = max(scale, limits.min_size / min(size.height, size.width))
+    found = _scaled(size, scale, limits.stride)
+    if found.height * found.width > max_pixels:
+        found = _scaled(found, max_pixels / (found.height * found.width), limits.stride)
+    longest = max(found.height, found.width)
+    if longest > limits.max_size:
+        found = _scaled(found, limits.max_size / longest, limits.stride)
+    return found
+
+
+def _scaled(size: Size, scale: float, stride: int) -> Size:
+    height, width = (
+        max(stride, round(round(side * scale) / stride) * stride)
+        for side in (size.height, size.width)
+    )
+    return Size(height, width)
+
+
+def source_shape(size: Size, arch: BagelShape) -> SourcePlace:
+    """The place of a picture of `size` pixels; one that was not read counts as the largest."""
+    if size == UNREAD:
+        size = Size(arch.max_side, arch.max_side)
+    first = fitted(size, arch.vae_limits, arch.max_pixels)
+    # As published: what was resized goes through both rules once more.
+    vae, vit = (fitted(first, one, arch.max_pixels) for one in (arch.vae_limits, arch.vit_limits))
+    patch = arch.vision.patch_size
+    return SourcePlace(first, vae, vit, TokenGrid(vit.height // patch, vit.width // patch))
+
+
+def picture_grid(size: Size) -> TokenGrid:
+    """Latent tokens of a picture."""
+    return TokenGrid(size.height // TOKEN_PIXELS, size.width // TOKEN_PIXELS)

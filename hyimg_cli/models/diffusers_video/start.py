@@ -1,0 +1,206 @@
+"""The pictures that a video starts from, as a transformer reads them: tokens of an image encoder,
+and latents of the VAE's encoder.
+
+The steps are those of diffusers' image-to-video pipelines; what they come to depends on the
+picture, and not on the prompt, so it is kept by content like an embedded prompt.
+"""
+
+# Legend: B batch, C channel, F latent frame, Y X latent rows and columns, N tokens, W width
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hyimg_cli.errors import SourceImageError
+from hyimg_cli.media.images import Pixels, SourceImage, crop_to, read_image, stretch
+from hyimg_cli.models.diffusers_video.encoders import CheckpointEncoder, installed
+from hyimg_cli.models.diffusers_video.layout import HUNYUAN_VIDEO15, CheckpointLayout
+from hyimg_cli.models.diffusers_video.weights import Place
+from hyimg_cli.models.latent_video import (
+    LATENTS,
+    TOKENS,
+    PictureView,
+    PromptEmbedding,
+    VideoVae,
+)
+from hyimg_cli.spec.job import VideoJob
+
+_LIBRARIES = ("pillow", "torchvision")
+
+
+@dataclass(frozen=True)
+class StartReader:
+    """How a checkpoint reads start pictures: what its transformer takes of them.
+
+    `image_encoder` and `processor` are components, empty where no tokens are read. `sees_crop`: the
+    encoder sees the fitted picture, not the whole. `has_mask`: latents of all frames, grey behind
+    the picture; otherwise of the picture alone.
+    """
+
+    image_encoder: str
+    processor: str
+    sees_crop: bool
+    has_mask: bool
+
+
+def start_reader(layout: CheckpointLayout) -> StartReader:
+    """The rules of a checkpoint of image-to-video."""
+    if layout.family == HUNYUAN_VIDEO15:
+        return StartReader("image_encoder", "feature_extractor", sees_crop=True, has_mask=False)
+    reads = layout.components["transformer"].config().get("image_dim") is not None
+    return StartReader(
+        image_encoder="image_encoder" if reads else "",
+        processor="image_processor" if reads else "",
+        sees_crop=False,
+        has_mask=not layout.index.get("expand_timesteps"),
+    )
+
+
+class StartEncoder(CheckpointEncoder):
+    """The checkpoint's `PictureEncoder`: `tokens` [pictures, N, W], `latents` [C, F, Y, X] in the
+    denoiser's scale.
+    """
+
+    tensors = {TOKENS: False, LATENTS: False}
+    axes = {TOKENS: 3, LATENTS: 4}
+
+    def __init__(
+        self,
+        layout: CheckpointLayout,
+        place: Place,
+        vae: Callable[[], VideoVae],
+        *,
+        is_tiled: Callable[[], bool],
+    ) -> None:
+        """`place` is that of the image encoder; the VAE is the model's own."""
+        super().__init__(layout, place)
+        self.rule = start_reader(layout)
+        self._vae, self._is_tiled = vae, is_tiled
+        # The last picture's latents of most frames: those of fewer begin with the same ones.
+        self._longest: tuple[PictureView, Tensor] | None = None
+
+    def views(self, job: VideoJob, digests: Sequence[str]) -> tuple[PictureView, ...]:
+        """What of the job's pictures the transformer reads."""
+        images = tuple(zip(job.images, digests, strict=True))
+        frames = job.num_frames if self.rule.has_mask else 1
+        views = [PictureView(LATENTS, images, job.size, job.fit, frames)]
+        if self.rule.image_encoder:
+            of_crop = (job.size, job.fit) if self.rule.sees_crop else (None, None)
+            views.append(PictureView(TOKENS, images, *of_crop))
+        return tuple(views)
+
+    def key(self, view: PictureView) -> str:
+        """By the files' bytes, whatever they are called."""
+        if view.kind == TOKENS:
+            how: dict[str, Any] = {
+                "files": self.identity(self.rule.image_encoder, self.rule.processor),
+            }
+        else:
+            how = {"files": self.identity("vae"), "tiled": self._is_tiled()}
+        return self.digest_of(
+            kind=view.kind,
+            images=[image for _, image in view.images],
+            size=None if view.size is None else str(view.size),
+            fit=view.fit,
+            frames=view.num_frames,
+            pictures=[installed(name) for name in _LIBRARIES],
+            **how,
+        )
+
+    @torch.no_grad()
+    def encode(self, view: PictureView) -> PromptEmbedding:
+        pictures = [_read(Path(path), image) for path, image in view.images]
+        notes = tuple(dict.fromkeys(note for picture in pictures for note in picture.notes))
+        fitted = [_fitted(picture.pixels, view) for picture in pictures]
+        made = self._tokens(fitted) if view.kind == TOKENS else self._latents(fitted, view)
+        return PromptEmbedding(self.key(view), {view.kind: made.cpu()}, notes)
+
+    def release(self) -> None:
+        self._longest = None
+        super().release()
+
+    def _tokens(self, pictures: Sequence[Pixels]) -> Tensor:
+        network = self.network(self.rule.image_encoder)
+        processor = self.tokenizer(self.rule.processor)
+        options = {"do_resize": True, "do_convert_rgb": True} if self.rule.sees_crop else {}
+        inputs = processor(images=list(pictures), return_tensors="pt", **options)
+        inputs = inputs.to(self.place.device)
+        if self.rule.sees_crop:
+            states = network(**inputs.to(dtype=network.dtype)).last_hidden_state
+        else:
+            states = network(**inputs, output_hidden_states=True).hidden_states[-2]
+        return states.clone()  # type: ignore[no-any-return]
+
+    def _latents(self, pictures: Sequence[Pixels], view: PictureView) -> Tensor:
+        """Encoded as one video, grey between the pictures."""
+        known = self._of_longest(view)
+        if known is not None:
+            return known
+        frames_BCTHW = _values(pictures[0])
+        grey = view.num_frames - len(pictures)
+        if grey > 0:
+            shape = list(frames_BCTHW.shape)
+            shape[2] = grey
+            frames_BCTHW = torch.cat([frames_BCTHW, frames_BCTHW.new_zeros(shape)], dim=2)
+        for last in pictures[1:]:
+            frames_BCTHW = torch.cat([frames_BCTHW, _values(last)], dim=2)
+        vae = self._vae()
+        self.place.bring(vae.module)
+        self.runs["vae"] += 1
+        latents_CFYX = vae.encoded(frames_BCTHW, is_tiled=self._is_tiled())[0].cpu().clone()
+        if len(pictures) == 1:
+            self._longest = view, latents_CFYX
+        return latents_CFYX
+
+    def _of_longest(self, view: PictureView) -> Tensor | None:
+        """The first latents of a longer encode of the same picture: the encoder is causal."""
+        if self._longest is None:
+            return None
+        known, latents_CFYX = self._longest
+        if len(view.images) > 1 or known.num_frames < view.num_frames:
+            return None
+        if (known.images[0][1], known.size, known.fit) != (
+            view.images[0][1], view.size, view.fit
+        ):  # fmt: skip
+            return None
+        stride = self.layout.components["vae"].config().get("scale_factor_temporal", 4)
+        return latents_CFYX[:, : (view.num_frames - 1) // stride + 1].clone()
+
+
+def frame_mask(frames: int, stride: int, *, has_last: bool) -> Tensor:
+    """Which frames are given, by (frame within a latent one, latent frame), 1 or 0.
+
+    The first pixel frame is a latent frame of its own, and stands for all of its sub-frames.
+    """
+    given = torch.zeros((frames - 1) // stride + 1, stride)
+    given[0] = 1
+    if has_last:
+        given[-1, -1] = 1
+    return given.T
+
+
+def _read(path: Path, expected: str) -> SourceImage:
+    picture = read_image(path)
+    if picture.digest != expected:
+        raise SourceImageError(
+            "the picture changed while the run went on",
+            where=str(path),
+            hint="run again",
+            code="source.changed",
+        )
+    return picture
+
+
+def _fitted(pixels: Pixels, view: PictureView) -> Pixels:
+    if view.size is None:
+        return pixels
+    return (crop_to if view.fit == "crop" else stretch)(pixels, view.size)
+
+
+def _values(pixels: Pixels) -> Tensor:
+    """One frame in -1..1, [1, C, 1, H, W], rounded as the library's own image import does."""
+    values_HWC = torch.from_numpy(pixels.astype("float32") / 255.0)
+    return (2.0 * values_HWC - 1.0).permute(2, 0, 1)[None, :, None].contiguous()

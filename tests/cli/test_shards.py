@@ -1,0 +1,187 @@
+"""`--shard` by name and by a queue's variables; `hyimg merge` joins folders."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from hyimg_cli.cli.shard import folder_of, shard_named
+from hyimg_cli.errors import UsageError
+from hyimg_cli.spec import digest
+
+Run = Callable[..., Any]
+Write = Callable[..., Path]
+ReadLines = Callable[[Path], list[dict[str, Any]]]
+pytestmark = pytest.mark.usefixtures("fake_session")
+
+SLURM = {"SLURM_ARRAY_TASK_ID": "7", "SLURM_ARRAY_TASK_COUNT": "4", "SLURM_ARRAY_TASK_MIN": "5"}
+KUBERNETES = {"JOB_COMPLETION_INDEX": "0"}
+
+
+@pytest.mark.parametrize(
+    ("text", "environment", "expected"),
+    [
+        ("2/8", SLURM, (2, 8)),
+        ("auto", SLURM, (3, 4)),
+        ("auto/4", SLURM, (3, 4)),
+        ("auto", SLURM | {"SLURM_ARRAY_TASK_ID": "9", "SLURM_ARRAY_TASK_STEP": "2"}, (3, 4)),
+        ("auto", SLURM | KUBERNETES | {"SKYPILOT_JOB_RANK": "1"}, (3, 4)),
+        ("auto", {"SKYPILOT_JOB_RANK": "0", "SKYPILOT_NUM_JOBS": "3"} | KUBERNETES, (1, 3)),
+        ("auto/5", KUBERNETES | {"RANK": "3", "WORLD_SIZE": "8"}, (1, 5)),
+        (None, SLURM, None),
+    ],
+)
+def test_a_shard_by_name_and_by_what_a_queue_says(
+    text: str | None, environment: dict[str, str], expected: tuple[int, int] | None
+) -> None:
+    assert shard_named(text, environment) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "environment", "says"),
+    [
+        ("3/2", {}, "is not I/N"),
+        ("0/2", {}, "is not I/N"),
+        ("half", {}, "is not I/N"),
+        ("auto", {"RANK": "0", "WORLD_SIZE": "2"}, "no task of a queue"),
+        ("auto", KUBERNETES, "does not say how many"),
+        ("auto/8", SLURM, "SLURM_ARRAY_TASK_COUNT is 4"),
+        ("auto", SLURM | {"SLURM_ARRAY_TASK_ID": "9"}, "none of 4 tasks in a row"),
+        ("auto/2", {"JOB_COMPLETION_INDEX": "2"}, "none of 2 tasks"),
+        ("auto/2", {"JOB_COMPLETION_INDEX": "one"}, "no number"),
+    ],
+)
+def test_what_names_no_shard_is_refused(text: str, environment: dict[str, str], says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        shard_named(text, environment)
+
+
+def test_each_shard_has_a_folder_beside_the_one_that_is_named(tmp_path: Path) -> None:
+    assert folder_of((2, 8), Path("runs/a.b")) == Path("runs/a.b-shard-2-of-8")
+    assert folder_of((2, 8), Path()) == Path.cwd().with_name(f"{Path.cwd().name}-shard-2-of-8")
+    assert folder_of(None, tmp_path) == tmp_path
+
+
+def a_photo(folder: Path, name: str) -> str:
+    Image.new("RGB", (64, 64), f"#{digest.of_bytes(name.encode())[:6]}").save(
+        folder / f"{name}.png"
+    )
+    return f"{name}.png"
+
+
+def edits(folder: Path, photos: int = 4) -> list[dict[str, Any]]:
+    return [
+        {"custom_id": f"{photo}-{edit}", "prompt": edit, "images": [a_photo(folder, f"p{photo}")]}
+        for photo in range(photos)
+        for edit in ("brighter", "darker")
+    ]
+
+
+def test_shards_share_a_manifest_and_their_folders_meet_again(
+    run_cli: Run, write_manifest: Write, read_lines: ReadLines, fake_session: Any, tmp_path: Path
+) -> None:
+    entries = edits(tmp_path)
+    manifest = write_manifest(*entries)
+    plans = [run_cli("plan", manifest, "--shard", f"{n}/2", "--json").json_lines[0] for n in (1, 2)]
+    assert [plan["total"]["image_encodes"] for plan in plans] == [2, 2]
+    assert plans[0]["shard"] == {"index": 1, "count": 2, "jobs": 4, "of_jobs": 8} | {
+        "part": 0.5,
+        "largest": 1.0,
+    }
+    assert "shard 1 of 2: 4 of 8 jobs, 50.0%" in run_cli("plan", manifest, "--shard", "1/2").out
+    out = tmp_path / "out"
+    ran = run_cli("generate", manifest, "--shard", "1/2", "-o", out, "--json")
+    assert (ran.code, len(fake_session.ran)) == (0, 4)
+    first, second = (tmp_path / f"out-shard-{n}-of-2" for n in (1, 2))
+    again = run_cli("generate", manifest, "--shard", "1/2", "-o", out)
+    assert (again.code, len(fake_session.ran)) == (0, 4)
+
+    merged = run_cli("merge", first, "-o", tmp_path / "all")
+    assert merged.code == 1
+    assert "1 folder joined in" in merged.err
+    assert "4 done, 0 failed, 4 missing" in merged.err
+    assert len(read_lines(tmp_path / "all/missing.jsonl")) == 4
+
+    run_cli("generate", manifest, "--shard", "2/2", "-o", out)
+    merged = run_cli("merge", first, second, "-o", tmp_path / "all", "--json")
+    assert (merged.code, merged.json_lines[0]["merged"]["done"]) == (0, 8)
+    lines = read_lines(tmp_path / "all/results.jsonl")
+    assert [line["custom_id"] for line in lines] == [entry["custom_id"] for entry in entries]
+    assert {json.dumps(line) for line in lines} == {
+        json.dumps(line)
+        for folder in (first, second)
+        for line in read_lines(folder / "results.jsonl")
+    }
+    for line in lines:
+        file = line["outputs"][0]
+        assert digest.of_file(tmp_path / "all" / file["path"]) == file["sha256"]
+    assert read_lines(tmp_path / "all/missing.jsonl") == []
+    fake_session.ran.clear()
+    assert run_cli("generate", manifest, "-o", tmp_path / "all").code == 0
+    assert fake_session.ran == []
+
+
+def test_what_is_missing_is_a_manifest_that_completes_the_folder(
+    run_cli: Run, write_manifest: Write, fake_session: Any, tmp_path: Path
+) -> None:
+    manifest = write_manifest(*edits(tmp_path), {"custom_id": "bad", "prompt": "fail"})
+    run_cli("generate", manifest, "-o", tmp_path / "deep/er/one", "--select", "[0b]*")
+    ran = run_cli("merge", tmp_path / "deep/er/one", "-o", tmp_path / "all")
+    assert "2 done, 1 failed, 7 missing" in ran.err
+    assert "--retry-failed" in ran.err
+    fake_session.ran.clear()
+    missing = tmp_path / "all/missing.jsonl"
+    assert run_cli("generate", missing, "-o", tmp_path / "all", "--select", "[0-9]*").code == 0
+    assert len(fake_session.ran) == 6
+    fake_session.ran.clear()
+    assert run_cli("generate", manifest, "-o", tmp_path / "all", "--select", "[0-9]*").code == 0
+    assert fake_session.ran == []
+
+
+def test_done_wins_over_failed_and_a_damaged_file_is_missing(
+    run_cli: Run, write_manifest: Write, read_lines: ReadLines, tmp_path: Path
+) -> None:
+    manifest = write_manifest({"custom_id": "a", "prompt": "x"}, {"custom_id": "b", "prompt": "y"})
+    for name in ("one", "two"):
+        run_cli("generate", manifest, "-o", tmp_path / name)
+    journal = tmp_path / "one/results.jsonl"
+    failed = read_lines(journal)
+    failed[0] |= {"status": "failed", "outputs": [], "key": "of a source that was not there"}
+    journal.write_text("".join(json.dumps(line) + "\n" for line in failed))
+    (tmp_path / "two/outputs/b.png").write_bytes(b"cut")
+    assert run_cli("merge", tmp_path / "one", tmp_path / "two", "-o", tmp_path / "all").code == 0
+    lines = read_lines(tmp_path / "all/results.jsonl")
+    assert [(line["custom_id"], line["status"]) for line in lines] == [("a", "done"), ("b", "done")]
+    ran = run_cli("merge", tmp_path / "two", "-o", tmp_path / "other", "--json")
+    assert (ran.code, ran.json_lines[0]["merged"]["damaged"]) == (1, ["b"])
+    assert not (tmp_path / "other/outputs/b.png").exists()
+
+
+def test_contradictions_are_refused_and_nothing_is_written(
+    run_cli: Run, write_manifest: Write, tmp_path: Path
+) -> None:
+    job = {"custom_id": "a", "prompt": "x"}
+    run_cli("generate", write_manifest(job), "-o", tmp_path / "one")
+    run_cli("generate", write_manifest(job), "-o", tmp_path / "two", "--steps", "9")
+    ran = run_cli("merge", tmp_path / "one", tmp_path / "two", "-o", tmp_path / "all")
+    assert ran.code == 2
+    assert '"a" was done otherwise in' in ran.err
+    assert not list((tmp_path / "all/outputs").iterdir())
+    for name in ("three", "four"):
+        named = job | {"custom_id": name, "name": "same"}
+        run_cli("generate", write_manifest(named), "-o", tmp_path / name)
+    ran = run_cli("merge", tmp_path / "three", tmp_path / "four", "-o", tmp_path / "all")
+    assert (ran.code, 'outputs/same.png would be the file of "four" and of "three"' in ran.err) == (
+        2,
+        True,
+    )
+
+
+def test_a_folder_without_a_run_is_refused(run_cli: Run, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    ran = run_cli("merge", tmp_path / "empty", "-o", tmp_path / "all")
+    assert (ran.code, "this is no run's folder" in ran.err) == (2, True)
+    assert not (tmp_path / "all").exists()

@@ -1,0 +1,105 @@
+"""Matrices that bitsandbytes has packed, against its own numbers.
+
+`bitsandbytes/model.safetensors` holds what its 0.50 modules save, twice packed and plain, in 4 and
+in 8 bits; `expected.safetensors` what its own functions make of them.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from hyimg_cli.errors import CheckpointError
+from hyimg_cli.loading.packed import stored_index
+from hyimg_cli.loading.stream import stored_tensors
+
+GOLDEN = Path(__file__).parent / "bitsandbytes"
+Tensors = dict[str, torch.Tensor]
+
+
+@pytest.fixture
+def tensors() -> Tensors:
+    return dict(load_file(GOLDEN / "model.safetensors"))
+
+
+def _whole(folder: Path) -> Tensors:
+    stored = stored_index(folder)
+    found: Tensors = {}
+    for path in sorted(folder.glob("model*.safetensors")):
+        found.update({name: tensor.clone() for name, tensor in stored_tensors(path, stored)})
+    assert {n: tuple(t.shape) for n, t in found.items()} == {
+        n: info.shape for n, info in stored.tensors.items()
+    }
+    return found
+
+
+def test_packed_matrices_are_made_whole_as_bitsandbytes_makes_them() -> None:
+    expected = load_file(GOLDEN / "expected.safetensors")
+    found = _whole(GOLDEN)
+    assert found.keys() == {*expected, "eight.bias"}
+    for name, tensor in expected.items():
+        assert torch.equal(found[name].to(tensor.dtype), tensor), name
+
+
+def test_parts_may_lie_in_another_shard(tensors: Tensors, tmp_path: Path) -> None:
+    names = [f"model-{n}.safetensors" for n in range(2)]
+    # Every other tensor: no matrix has all its parts in one file.
+    places = {name: names[n % 2] for n, name in enumerate(sorted(tensors))}
+    for file in names:
+        save_file({n: t for n, t in tensors.items() if places[n] == file}, tmp_path / file)
+    index = {"weight_map": places}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    for name, tensor in _whole(GOLDEN).items():
+        assert torch.equal(_whole(tmp_path)[name], tensor)
+
+
+def _state(**changes: object) -> Callable[[Tensors], None]:
+    def change(tensors: Tensors) -> None:
+        name = "plain.weight.quant_state.bitsandbytes__nf4"
+        state = json.loads(bytes(tensors[name].tolist())) | changes
+        tensors[name] = torch.tensor(list(json.dumps(state).encode()), dtype=torch.uint8)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda t: t.pop("plain.weight.absmax"), "plain.weight.absmax is missing"),
+        (lambda t: t.pop("plain.weight"), "plain.weight is missing"),
+        (lambda t: t.pop("eight.weight"), "eight.weight is missing"),
+        (lambda t: t.update({"eight.SCB": torch.ones(3)}), r"its SCB is \[3\], expected \[32\]"),
+        (lambda t: t.update({"eight.weight": torch.ones(32, 64)}), "no matrix of 8-bit integers"),
+        (
+            lambda t: t.update({"eight.weight_format": torch.ones((), dtype=torch.uint8)}),
+            "ordered for one kind of GPU",
+        ),
+        (
+            lambda t: t.update({"nested.weight.nested_absmax": torch.ones(1)}),
+            r"its nested_absmax is \[1\], expected \[2\]",
+        ),
+        (_state(shape=[64, 64]), "1024 bytes, 64 x 64 need 2048"),
+        (_state(shape=[-32, -64]), "cannot be read"),
+        (_state(shape=5), "cannot be read"),
+        (_state(blocksize=0), "cannot be read"),
+        (_state(blocksize=60), "cannot be read"),
+        (_state(pad="x" * 20_000), "it is U8 of 20"),
+    ],
+)
+def test_parts_that_do_not_fit_are_named(
+    tensors: Tensors, tmp_path: Path, change: Callable[[Tensors], None], said: str
+) -> None:
+    change(tensors)
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=said) as caught:
+        stored_index(tmp_path)
+    assert "--quantization nf4" in caught.value.hint
+
+
+def test_what_is_stored_is_counted_as_it_lies_there() -> None:
+    infos = stored_index(GOLDEN).tensors
+    assert infos["plain.weight"].bytes == 1024 + 32 * 4 + 16 * 4 + 78
+    assert infos["eight.weight"].bytes == 32 * 64 + 32 * 4 + 1
