@@ -13,6 +13,7 @@ import hyimg_cli
 PACKAGE = Path(hyimg_cli.__file__).parent
 LAYERS = (
     ("errors",),
+    ("remote",),
     ("files",),
     ("spec",),
     ("settings", "media", "quality", "cache"),
@@ -32,6 +33,7 @@ TERMINAL = {"typer", "rich"}
 NEVER = {
     "spec": TERMINAL | {"torch", "transformers", "diffusers", "numpy", "PIL", "safetensors"},
     "errors": TERMINAL | {"torch", "transformers", "diffusers", "numpy", "PIL", "safetensors"},
+    "remote": TERMINAL | {"torch", "transformers", "diffusers", "numpy", "PIL", "safetensors"},
     "files": TERMINAL | {"torch", "transformers", "diffusers", "numpy", "PIL", "safetensors"},
     "settings": TERMINAL | {"torch", "transformers", "diffusers", "numpy", "PIL", "safetensors"},
     "manifest": TERMINAL | {"torch", "transformers", "diffusers"},
@@ -56,12 +58,15 @@ NEVER = {
 WITHOUT_TORCH = (
     "spec",
     "errors",
+    "remote",
     "files",
     "settings",
     "manifest",
     "journal.differences",
     "journal.disk",
+    "journal.bucket",
     "journal.journal",
+    "journal.merge",
     "journal.keys",
     "journal.past_run",
     "media",

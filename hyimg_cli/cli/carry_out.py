@@ -24,7 +24,9 @@ from hyimg_cli.engine.timing.machine import process_age_s
 from hyimg_cli.engine.timing.observed import KeptTimings, conditions, kept_timings
 from hyimg_cli.engine.timing.watch import Watch
 from hyimg_cli.errors import HyimgError, Interrupted
-from hyimg_cli.journal.journal import JobFolder, RunFolder
+from hyimg_cli.files import address_of, shown_place
+from hyimg_cli.journal.bucket import run_folder
+from hyimg_cli.journal.journal import JobFolder
 from hyimg_cli.journal.keys import here
 from hyimg_cli.journal.provenance import run_info
 from hyimg_cli.manifest.consumed import without_effect
@@ -62,6 +64,9 @@ def carry_out(order: Order, style: render.Style) -> int:
     order = replace(order, config=placed(order.config))
     manifest, settings, config = order.manifest, order.settings, order.config
     accepted = runner.accept(manifest, settings)
+    # Of a million lines none is needed any more: the jobs are.
+    manifest = replace(manifest, lines=())
+    order = replace(order, manifest=manifest)
     if not accepted.invalid:  # a faulty line may be of the other kind
         render.remarks(without_effect(settings, accepted.jobs), style)
     refuse_missing_device(config)
@@ -69,7 +74,7 @@ def carry_out(order: Order, style: render.Style) -> int:
         render.remarks([UNMARKED], style)
     jobs = order.selection.of(accepted.jobs, config.model.revision).jobs
     found = look_at_sources(jobs, config, style)
-    with stoppable() as stopper, RunFolder(config.output.folder) as folder:
+    with stoppable() as stopper, run_folder(config.output.folder) as folder:
         run = runner.prepare(
             folder,
             accepted,
@@ -105,7 +110,7 @@ def look_at_sources(jobs: Sequence[Job], config: RunConfig, style: render.Style)
         for text in found.named():
             render.note(text)
     render.remarks(turned_sizes(found, jobs), style)
-    refuse_hopeless(found, jobs, RunFolder(config.output.folder).results())
+    refuse_hopeless(found, jobs, run_folder(config.output.folder).results())
     return found
 
 
@@ -149,7 +154,7 @@ def _report(order: Order, plan: Plan, counts: runner.Summary, style: render.Styl
     config = order.config
     left, replicas = _time_left(plan, config), replicas_of(plan, config)
     view = view_of(style, counts.left, left, replicas=replicas)
-    place = str(config.output.folder)
+    place = shown_place(config.output.folder)
     return Report(counts, style, view, place=place, again=order.again, retry=order.retry)
 
 
@@ -187,7 +192,11 @@ def _page(
     """What keeps the run's page up to date, event by event; whatever ends the run, the page says
     what was done.
     """
-    if not settings["report"].value:
+    address = address_of(folder)
+    if address and settings["report"].value and not style.is_quiet:
+        bring = shlex.join(["hyimg", "merge", address, "-o", "FOLDER"])
+        render.note(f"no report.html at an address; {bring} brings all of it here")
+    if address or not settings["report"].value:
         yield lambda event: None
         return
     follower = Follower(folder)

@@ -15,14 +15,16 @@ from typing import Annotated, Any
 
 import typer
 
+from hyimg_cli.cache.disk import DiskStore
 from hyimg_cli.cli import render
 from hyimg_cli.cli.completion import among, ids, manifests
 from hyimg_cli.cli.help import show_all
 from hyimg_cli.cli.render import PROGRESS
 from hyimg_cli.cli.shard import folder_of, shard_named
 from hyimg_cli.errors import UsageError
+from hyimg_cli.remote import keep_copies_in
 from hyimg_cli.settings.config import configured, refuse_conflicts
-from hyimg_cli.settings.kinds import BadValue, Folder, OneOf, Truth
+from hyimg_cli.settings.kinds import BadValue, Folder, OneOf, RunPlace, Truth
 from hyimg_cli.settings.precedence import Setting, settle
 from hyimg_cli.settings.recipe import FOLDERS_OWN, read_folders_own, read_recipe
 from hyimg_cli.settings.table import CHECKPOINT, RUN, SETTINGS, Declaration
@@ -46,6 +48,14 @@ def folder(text: str) -> Path:
     """The place that a flag names; an empty name, as of an unset variable, is not this folder."""
     try:
         return Path(Folder().parse(text))
+    except BadValue as bad:
+        raise typer.BadParameter(f"{bad.what}; {bad.hint}") from None
+
+
+def place(text: str) -> Path:
+    """The same of a run's results, which may lie at an address."""
+    try:
+        return Path(RunPlace().parse(text))
     except BadValue as bad:
         raise typer.BadParameter(f"{bad.what}; {bad.hint}") from None
 
@@ -274,7 +284,9 @@ def cache_folder(settings: Mapping[str, Setting]) -> Path | None:
 def run_config(settings: Mapping[str, Setting], folder: Path) -> RunConfig:
     """The run that the settings describe, with results in `folder`."""
     has_cache = settings["disk_cache"].value
-    return configured(settings, folder, cache_folder(settings) if has_cache else None)
+    config = configured(settings, folder, cache_folder(settings) if has_cache else None)
+    keep_copies_in(DiskStore(config.cache.folder, config.cache.budget_bytes))
+    return config
 
 
 def whole_numbers(text: str, *, flag: str) -> tuple[int, ...]:

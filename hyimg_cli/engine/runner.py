@@ -296,7 +296,7 @@ def sift(
         retry_failed=policy.retry_failed,
         force=policy.force,
         with_frames=config.output.frames != "none",
-        differing=differing(folder.folder, config),
+        differing=differing(folder.place, config),
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hyimg_cli.errors import HyimgError, SourceImageError, UsageError
+from hyimg_cli.files import address_of
 from hyimg_cli.journal.keys import key_of, source_digests
 from hyimg_cli.media.images import probe_image
 from hyimg_cli.spec.events import Failure, Outcome
@@ -81,10 +82,14 @@ def _is_turned(asked: SizeRequest, source: Size) -> bool:
 
 
 def seen(jobs: Sequence[Job], *, decode: bool = False) -> SourcesSeen:
-    """The jobs' source pictures, each looked at once: at its head alone, unless `decode`."""
+    """The jobs' source pictures, each looked at once: unless `decode`, at its head alone, and not
+    at those of a store.
+    """
     sizes: dict[str, Size] = {}
     errors: dict[str, SourceImageError] = {}
     for path in dict.fromkeys(path for job in jobs for path in job.images):
+        if address_of(path) and not decode:
+            continue  # a request each: their jobs find out when their turn comes
         try:
             sizes[path] = probe_image(Path(path), decode=decode)[0]
         except SourceImageError as error:

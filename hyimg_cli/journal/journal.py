@@ -13,6 +13,7 @@ Each append looks whether the lock and the journal are still those of this run.
 import contextlib
 import json
 import os
+import shutil
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path, PurePath
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from hyimg_cli.errors import JobError, OutputFolderError, StorageError
 from hyimg_cli.files import (
@@ -29,6 +30,8 @@ from hyimg_cli.files import (
     bytes_of,
     remove,
     replace_file,
+    replacing,
+    shown_place,
     sync_folder,
 )
 from hyimg_cli.journal.disk import disk_errors, locked, make_folders, remove_temporaries
@@ -162,14 +165,27 @@ class JobFolder(ABC):
             replace_file(path, data)
 
 
+class Journal(Protocol):
+    """Where lines are added: a file, or parts in an object store."""
+
+    def append(self, lines: Sequence[tuple[str, bytes]]) -> None:
+        """Adds lines, each with its job: on disk when this returns. Raises StorageError."""
+
+    def confirm(self) -> None:
+        """Raises StorageError where it is no longer as this run left it."""
+
+    def close(self) -> None: ...
+
+
 class RunFolder(JobFolder):
     """An output folder. Reading needs no lock; writing needs `with`, which takes it."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
+        self.place = folder
         self._lock: int | None = None
         self._lock_text = b""
-        self._journal: JournalFile | None = None
+        self._journal: Journal | None = None
         self._former: dict[str, list[str]] = {}
 
     def __enter__(self) -> Self:
@@ -249,24 +265,40 @@ class RunFolder(JobFolder):
     def write_run(self, info: Mapping[str, Any]) -> None:
         """Replaces run.json."""
         text = json.dumps(info, indent=2, ensure_ascii=False, default=str) + "\n"
-        self._replace(RUN, text.encode("utf-8", "backslashreplace"))
+        self._replace(RUN, [text.encode("utf-8", "backslashreplace")])
 
     def write_resolved(self, jobs: Iterable[Job]) -> None:
         """Replaces manifest.resolved.jsonl with one line per job, nothing left to a default.
 
         Its paths lead from the folder: read there as a manifest, it gives the same jobs.
         """
-        self.write_as_is(lines_beside(jobs, self.folder))
+        self.write_as_is(lines_beside(jobs, self.place))
 
     def write_as_is(self, lines: Iterable[Mapping[str, Any]], name: str = RESOLVED) -> None:
         """Replaces a manifest in the folder by these lines."""
-        self._replace(name, b"".join(map(json_line, lines)))
+        self._replace(name, map(json_line, lines))
 
     def write_results(self, lines: Iterable[bytes]) -> None:
         """Replaces all of the journal by lines of outcomes."""
-        self._replace(RESULTS, b"".join(lines))
+        self._replace(RESULTS, lines)
 
-    def _replace(self, name: str, data: bytes) -> None:
+    def bring(self, name: str, local: Path) -> None:
+        """Puts a file of this machine under a name in the folder, by a link where the disk can."""
+        with disk_errors(self.folder):
+            (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
+            with replacing(self.folder / name) as temporary:
+                try:
+                    os.link(local, temporary)
+                except OSError:
+                    shutil.copy2(local, temporary)
+
+    def holds(self, output: Mapping[str, Any], *, with_frames: bool) -> bool:
+        """True if an output's files are there as they were written. Raises OSError."""
+        path: Path = self.folder / output["path"]
+        is_whole = digest.of_file(path) == output["sha256"]
+        return is_whole and (not with_frames or _has_frames(self.folder, output))
+
+    def _replace(self, name: str, data: Iterable[bytes]) -> None:
         assert self._lock is not None, "the folder is written without its lock"
         with disk_errors(self.folder):
             replace_file(self.folder / name, data)
@@ -312,14 +344,24 @@ class RunFolder(JobFolder):
 
     def _record(self, outcomes: Sequence[Outcome]) -> None:
         lines = [(one.custom_id, json_line(outcome_to_json(one))) for one in outcomes]
+        done = [one for one in outcomes if one.status == "done"]
         with disk_errors(self.folder):
-            self._held_journal().append(lines)
-            for outcome in outcomes:
-                if outcome.status == "done":
-                    now = [path for file in outcome.outputs for path in files_of(asdict(file))]
-                    for path in self._former.pop(outcome.custom_id, ()):
-                        if path not in now:
-                            remove(self.folder / path)
+            self._publish(done)
+            self._append(lines)
+            for outcome in done:
+                now = [path for file in outcome.outputs for path in files_of(asdict(file))]
+                for path in self._former.pop(outcome.custom_id, ()):
+                    if path not in now:
+                        self._remove(path)
+
+    def _publish(self, done: Sequence[Outcome]) -> None:
+        """Nothing: files are made where they belong."""
+
+    def _append(self, lines: Sequence[tuple[str, bytes]]) -> None:
+        self._held_journal().append(lines)
+
+    def _remove(self, name: str) -> None:
+        remove(self.folder / name)
 
     def supersede(self, former: Mapping[str, list[str]]) -> None:
         """Files of earlier results, by job: they go once the job's new line is on disk."""
@@ -330,7 +372,7 @@ class RunFolder(JobFolder):
         with disk_errors(self.folder):
             self._held_journal().confirm()
 
-    def _held_journal(self) -> JournalFile:
+    def _held_journal(self) -> "Journal":
         assert self._journal is not None, "the journal is written without the folder's lock"
         self._keep_lock()
         return self._journal
@@ -456,7 +498,7 @@ def resume(
         elif is_renamed(job, entry):
             others.append(job)
             resumption.to_run.append(job)
-        elif entry.get("status") == "done" and _is_intact(folder.folder, entry, with_frames):
+        elif entry.get("status") == "done" and _is_intact(folder, entry, with_frames):
             resumption.done.append(job.custom_id)
         elif entry.get("status") == "failed" and not retry_failed:
             resumption.failed_before.append(job.custom_id)
@@ -477,7 +519,7 @@ def resume(
 def _occupied(folder: RunFolder, count: int) -> OutputFolderError:
     return OutputFolderError(
         f"the folder holds {counted(count, 'result')} already",
-        where=str(folder.folder),
+        where=shown_place(folder.place),
         hint="choose another folder, leave out --no-resume, or run all again with --force",
         code="output.not-empty",
     )
@@ -495,21 +537,19 @@ def _other_jobs(
     return OutputFolderError(
         f"{len(others)} of {counted(total, 'job')} {differ}{f' ({named})' if named else ''} from "
         f'what is done in this folder, "{others[0].custom_id}" first',
-        where=str(folder.folder),
+        where=shown_place(folder.place),
         hint=f"--force makes {those} again{kept}; -o names another folder; run.json has the flags "
         "of before",
         code="output.other-job",
     )
 
 
-def _is_intact(folder: Path, entry: Mapping[str, Any], with_frames: bool) -> bool:
+def _is_intact(folder: RunFolder, entry: Mapping[str, Any], with_frames: bool) -> bool:
     """True if every file of a done job is there as it was written."""
     outputs = entry.get("outputs") or []
     try:
         return bool(outputs) and all(
-            digest.of_file(folder / output["path"]) == output["sha256"]
-            and (not with_frames or _has_frames(folder, output))
-            for output in outputs
+            folder.holds(output, with_frames=with_frames) for output in outputs
         )
     except (OSError, KeyError, TypeError):
         return False

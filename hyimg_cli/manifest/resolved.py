@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from hyimg_cli.files import address_of, joined
 from hyimg_cli.spec.job import (
     BY_ID,
     GUIDANCE_FIELDS,
@@ -115,7 +116,7 @@ def lines_moved(
     for line in lines:
         moved = dict(line)
         if "images" in line:
-            moved["images"] = [from_folder(former / image) for image in line["images"]]
+            moved["images"] = [from_folder(joined(former, image)) for image in line["images"]]
         if line.get("model", "").startswith("."):
             moved["model"] = _with_dots(from_folder(former / line["model"]))
         yield moved
@@ -126,11 +127,18 @@ def _leading_from(folder: Path) -> Callable[[Path], str]:
     # NOTE: the system follows links before it goes up by "..", so both ends must be without them.
     real = cache(Path.resolve)
     start = folder.resolve()
-    return lambda path: os.path.relpath(real(path.parent) / path.name, start)
+
+    def leading(path: Path) -> str:
+        if address := address_of(path):
+            return address
+        there = real(path.parent) / path.name
+        return str(there) if address_of(folder) else os.path.relpath(there, start)
+
+    return leading
 
 
 def _with_dots(path: str) -> str:
-    return path if path.startswith("..") else f"./{path}"
+    return path if path.startswith(("..", "/")) else f"./{path}"
 
 
 def _is_folder(model: str) -> bool:

@@ -22,7 +22,8 @@ from hyimg_cli.spec.job import MAX_SOURCE_IMAGES, TASKS
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _WRITTEN = r"[^\x00]*[^\s\x00][^\x00]*"
-_PICTURE = rf"(?!{ADDRESS_PATTERN}|[Dd][Aa][Tt][Aa]:)[^\x00]+"
+_NO_STORE = "|".join("".join(f"[{c.upper()}{c}]" for c in name) for name in k.NO_STORES)
+_PICTURE = rf"(?!(?:{_NO_STORE}):/|[Dd][Aa][Tt][Aa]:)[^\x00]+"
 _PATTERNS: dict[type[k.Kind], str] = {
     k.CustomId: k.ID_PATTERN,
     k.DeviceName: k.DEVICE_PATTERN,
@@ -30,6 +31,7 @@ _PATTERNS: dict[type[k.Kind], str] = {
     k.LoraText: f"|{_WRITTEN}",
     k.Text: _WRITTEN,
     k.Folder: f"(?!{ADDRESS_PATTERN}){_WRITTEN}",
+    k.RunPlace: f"(?!(?:{_NO_STORE}):/){_WRITTEN}",
     NameTemplate: _WRITTEN,
 }
 

@@ -15,6 +15,8 @@ from typing import Any
 from hyimg_cli.files import is_deeper, json_of, scheme_of
 from hyimg_cli.spec.job import MAX_SOURCE_IMAGES, Lora, SizeRequest
 
+# Addresses of no object store.
+NO_STORES = ("file", "http", "https", "data", "ftp")
 MIN_SIDE, MAX_SIDE, MAX_RATIO = 16, 8192, 16
 MAX_SEED = 2**63 - 1
 # Of a value that is copied through.
@@ -325,6 +327,15 @@ class Paths(Kind):
         return tuple(_path(path) for path in paths)
 
 
+@dataclass(frozen=True)
+class RunPlace(Folder):
+    """A folder, or the address of one in an object store."""
+
+    def read(self, value: Any) -> str:
+        is_store = type(value) is str and scheme_of(value) not in ("", *NO_STORES)
+        return Text.read(self, value) if is_store else super().read(value)
+
+
 def _path(value: Any) -> str:
     hint = "give the path of a picture, relative to the manifest"
     if type(value) is not str:
@@ -333,7 +344,7 @@ def _path(value: Any) -> str:
         raise BadValue(f"{shown(value)} is not a path", hint)
     if scheme_of(value) == "file":
         raise BadValue(f"{shown(value)} is not a path", "leave file:// out, and %20 and its like")
-    if scheme_of(value) or value[:5].lower() == "data:":
+    if scheme_of(value) in NO_STORES or value[:5].lower() == "data:":
         raise BadValue(f"{shown(value)} is not a file on this machine", "save the picture first")
     return value
 

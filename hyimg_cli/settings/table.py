@@ -21,6 +21,7 @@ from hyimg_cli.settings.kinds import (
     Number,
     NumberPair,
     OneOf,
+    RunPlace,
     SizeText,
     Switch,
     Text,
@@ -416,9 +417,9 @@ _PARALLEL = (
 _OUTPUT = (
     _run(
         "output_dir",
-        Folder(),
+        RunPlace(),
         None,
-        "Folder for results. Default: runs/<manifest>.",
+        "Folder for results, or s3://bucket/run. Default: runs/<manifest>.",
         is_basic=True,
         flags=("-o", "--output-dir"),
     ),
