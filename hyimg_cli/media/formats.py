@@ -57,7 +57,7 @@ def encoded(pixels: NDArray[np.uint8], encoding: Encoding, text: PictureText | N
 
 
 def text_in(image: ImageFile.ImageFile) -> PictureText:
-    """What an opened picture of these formats says; empty where it says nothing.
+    """Metadata of an opened picture of these formats; empty where it has none.
 
     Raises what Pillow does for a damaged PNG.
     """

@@ -83,7 +83,7 @@ def load_family(prompter: Prompter, choice: ModelChoice, *, is_batch_invariant: 
 
 @dataclass(frozen=True)
 class Script:
-    """What may be written: anything, up to the marker that ends a text."""
+    """Script of a text: anything may be written, up to the marker that ends it."""
 
     markers: Markers
 

@@ -50,7 +50,7 @@ EncodeSource = Callable[[SourceImage], tuple[Encoded, float]]
 
 @dataclass(frozen=True)
 class ImageStages:
-    """What every job of a group works with. Without `texts` each job writes its own; where nothing
+    """Parts that all jobs of a group share. Without `texts` each job writes its own; where nothing
     `draws` a job ends with its text.
     """
 
@@ -132,7 +132,7 @@ class Generated(Finished[ImageJob]):
 
     @property
     def written(self) -> dict[str, Any]:
-        """What `Replay` needs to know."""
+        """The text and how its tokens entered the network, for `Replay`."""
         known = self.prefilled.known(self.text)
         return {
             "cut": self.text.cut,
@@ -143,7 +143,7 @@ class Generated(Finished[ImageJob]):
 
     @property
     def reuse(self) -> ReuseReport:
-        """What there is to tell of a job that ends with its text."""
+        """Reuse report of a job that ends with its text."""
         return report_of_text(text_rows(self.prefilled))
 
     @property
@@ -298,7 +298,7 @@ def with_text(work: Prefilled, stages: ImageStages) -> Generated:
 
 
 def text_rows(work: Prefilled) -> TextRows:
-    """What the AR stage of a job computed, and what it did not have to."""
+    """Rows that the AR stage of a job computed, and those that it did not have to."""
     decoded = len(work.context.ids) - work.computed - work.shared
     overdecoded = work.decoding.overdecoded if work.decoding else 0
     taken = len(work.taken.fed) if work.taken else 0
