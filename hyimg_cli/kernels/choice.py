@@ -125,7 +125,7 @@ def require_bitsandbytes() -> None:
     if importlib.util.find_spec("bitsandbytes") is None:
         raise MachineError(
             "nf4 on a GPU needs bitsandbytes, which is not installed",
-            hint="pip install 'bitsandbytes>=0.48', or use --quantization fp8",
+            hint="pip install 'hyimg-cli[nf4]', or use --quantization fp8",
             code="machine.no-bitsandbytes",
         )
 

@@ -135,7 +135,6 @@ class VisionArchitecture:
     processor: tuple[tuple[str, Any], ...]
     hidden_act: str = "gelu_pytorch_tanh"
     layer_norm_eps: float = 1e-6
-    attention_dropout: float = 0.0
     vision_use_head: bool = True
     aligner_depth: int = 2
 
@@ -315,6 +314,8 @@ def _architecture(config: Mapping[str, Any]) -> Architecture:
     heads = int(config["num_attention_heads"])
     if not 0 < layers * int(config["num_experts"]) <= _MOST_EXPERTS:
         raise ValueError(f"{layers} layers of {config['num_experts']} experts")
+    if heads < 1:
+        raise ValueError(f"{heads} attention heads")
     head_dim = config.get("attention_head_dim") or config.get("head_dim")
     down = config["vae_downsample_factor"]
     if down[0] != down[1]:
