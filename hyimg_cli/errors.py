@@ -162,8 +162,8 @@ class Interrupted(HyimgError):
         self.exit_code = 128 + signal_number
 
 
-def require(*packages: str) -> None:
-    """Pass where all of these are installed. Raises MachineError.
+def require(*packages: str, extra: str = "") -> None:
+    """Pass where all of these are installed; `extra` brings them. Raises MachineError.
 
     For packages that most commands do without, where one begins that does not.
     """
@@ -171,6 +171,8 @@ def require(*packages: str) -> None:
     if missing:
         raise MachineError(
             f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed",
-            hint="pip install hyimg-cli brings all that it needs",
+            hint=f"pip install 'hyimg-cli[{extra}]'"
+            if extra
+            else "pip install hyimg-cli brings all that it needs",
             code="machine.no-package",
         )

@@ -205,10 +205,13 @@ def nearest_existing(path: Path) -> Path:
     return next(place for place in (path, *path.absolute().parents) if os.path.lexists(place))
 
 
-def replace_file(path: Path, data: bytes, *, is_lasting: bool = True) -> None:
+def replace_file(
+    path: Path, data: bytes, *, is_lasting: bool = True, syncs_folder: bool = True
+) -> None:
     """Writes `data` to `path`, all of it or nothing.
 
     `is_lasting` off: a power cut may leave nothing of it, and nobody waits for the disk.
+    `syncs_folder` off: the name is made to last by who calls, for many files at a time.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -217,7 +220,7 @@ def replace_file(path: Path, data: bytes, *, is_lasting: bool = True) -> None:
             if is_lasting:
                 os.fsync(file.fileno())
         os.replace(temporary, path)
-        if is_lasting:
+        if is_lasting and syncs_folder:
             sync_folder(path.parent)
     except BaseException:
         temporary.unlink(missing_ok=True)

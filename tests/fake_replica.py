@@ -78,6 +78,7 @@ class FakeSession:
                 replace_file(latents, b"%d" % step)
                 if step == 2 and "cut short" in job.prompt and first_time(job):
                     yield DenoiseStep(job.custom_id, step, job.num_inference_steps)
+                    time.sleep(0.1)
                     die()
             yield DenoiseStep(job.custom_id, step, job.num_inference_steps)
         outcome = self._made(job, folder)
@@ -110,6 +111,7 @@ def obey(job: Job, folder: JobFolder) -> None:
     if "die" in job.prompt.split() and ("once" not in job.prompt or first_time(job)):
         leftover = folder.path_for(job.custom_id).with_name(f".half.{os.getpid()}.tmp")
         leftover.write_bytes(b"half a picture")
+        time.sleep(0.1)  # Ray may lose what was told a moment before
         die()
 
 

@@ -13,8 +13,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from hyimg_cli.kernels import attention
-
 # A kernel's name and its arguments by name; queries, keys, values, a mask, whether rows are causal.
 Launched = Callable[[str, dict[str, Any]], None]
 Attended = Callable[[Tensor, Tensor, Tensor, Tensor | None, bool], None]
@@ -55,7 +53,7 @@ def stand_ins(launched: Launched = _nothing, attended: Attended = _nothing) -> I
         mock.patch.object(JITFunction, "run", run),
         mock.patch.object(F, "scaled_dot_product_attention", attend),
         # torch's own bias is a tensor subclass that its fake mode cannot make.
-        mock.patch.object(attention, "causal_lower_right", _lower_right),
+        mock.patch("torch.nn.attention.bias.causal_lower_right", _lower_right),
     ):
         yield
 

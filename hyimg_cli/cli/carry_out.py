@@ -7,7 +7,7 @@ import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from hyimg_cli.cli import render
@@ -16,7 +16,7 @@ from hyimg_cli.cli.sentences import UNMARKED
 from hyimg_cli.cli.stopping import Stopper, stoppable
 from hyimg_cli.cli.views import view_of
 from hyimg_cli.engine import runner
-from hyimg_cli.engine.choice import refuse_missing_device, replicas_of, session_for
+from hyimg_cli.engine.choice import placed, refuse_missing_device, replicas_of, session_for
 from hyimg_cli.engine.sources import SourcesSeen, refuse_hopeless, seen, turned_sizes
 from hyimg_cli.engine.timing.estimate import undisturbed
 from hyimg_cli.engine.timing.left import TimeLeft
@@ -25,6 +25,7 @@ from hyimg_cli.engine.timing.observed import KeptTimings, conditions, kept_timin
 from hyimg_cli.engine.timing.watch import Watch
 from hyimg_cli.errors import HyimgError, Interrupted
 from hyimg_cli.journal.journal import JobFolder, RunFolder
+from hyimg_cli.journal.keys import here
 from hyimg_cli.journal.provenance import run_info
 from hyimg_cli.manifest.consumed import without_effect
 from hyimg_cli.manifest.manifest import Manifest
@@ -58,6 +59,7 @@ class Order:
 def carry_out(order: Order, style: render.Style) -> int:
     """Runs what is left of the manifest, shows it, and returns the exit code."""
     began = time.perf_counter() - process_age_s()
+    order = replace(order, config=placed(order.config))
     manifest, settings, config = order.manifest, order.settings, order.config
     accepted = runner.accept(manifest, settings)
     if not accepted.invalid:  # a faulty line may be of the other kind
@@ -84,7 +86,8 @@ def carry_out(order: Order, style: render.Style) -> int:
             with _report(order, run.plan, counts, style) as report:
                 report.outcomes((*run.invalid, *run.untried))
                 if run.plan.jobs and not (run.untried and config.failure.fail_fast):
-                    folder.write_run(run_info(manifest, settings, run.plan))
+                    place = asdict(config.model.place or here())
+                    folder.write_run(run_info(manifest, settings, run.plan) | {"place": place})
                     run_plan(run.plan, folder, config, stopper, (watch.add, report.show, follow))
             with _told("after the last job"):
                 folder.confirm()

@@ -17,7 +17,7 @@ from hyimg_cli.cli.selection import selection_of
 from hyimg_cli.cli.stopping import stoppable
 from hyimg_cli.cli.views import view_of
 from hyimg_cli.engine import runner
-from hyimg_cli.engine.choice import refuse_missing_device, replicas_of
+from hyimg_cli.engine.choice import placed, refuse_missing_device, replicas_of
 from hyimg_cli.errors import UsageError
 from hyimg_cli.journal.texts_file import TextsFile
 from hyimg_cli.manifest.planner import make_plan
@@ -91,7 +91,7 @@ def _carry_out(given: Mapping[str, Any], arguments: Sequence[str]) -> int:
     for name in given["inputs"] or ():
         _refuse_itself(name, path)
     accepted = runner.accept(inputs.manifest_of(given), settings)
-    config = _config(o.run_config(settings, path.parent))
+    config = placed(_config(o.run_config(settings, path.parent)))
     refuse_missing_device(config)
     jobs = selection_of(given).of(accepted.jobs, config.model.revision).jobs
     again = shlex.join(["hyimg", *(word for word in arguments if word != "--force")])

@@ -1,12 +1,18 @@
 """Choose what runs a plan: one session here, or replicas of it in processes of their own."""
 
+import os
+import secrets
+import sys
 from collections.abc import Generator
+from dataclasses import replace
 from typing import Protocol
 
+from hyimg_cli.errors import require
 from hyimg_cli.journal.journal import JobFolder
+from hyimg_cli.journal.past_run import read_run_info
 from hyimg_cli.spec.events import Event
 from hyimg_cli.spec.plan import Plan
-from hyimg_cli.spec.run import RunConfig
+from hyimg_cli.spec.run import Place, RunConfig
 
 
 class RunsPlans(Protocol):
@@ -30,15 +36,53 @@ def refuse_missing_device(config: RunConfig) -> None:
     `auto` takes one that is there, and replicas count theirs: only for a GPU that is asked for by
     name torch is imported here.
     """
-    if config.parallel.replicas == 1 and config.model.device not in ("auto", "cpu"):
+    if not config.parallel.has_replicas and config.model.device not in ("auto", "cpu"):
         from hyimg_cli.parallel.devices import device_of
 
         device_of(config.model)
 
 
+def placed(config: RunConfig) -> RunConfig:
+    """The run with the place that it is done on, where that is a cluster: as its folder tells, or
+    as one of its machines does. This one may have no GPU.
+
+    Raises MachineError where the cluster is not there, or has not what the replicas need.
+    """
+    if config.parallel.ray_address is None:
+        return config
+    found = read_run_info(config.output.folder).get("place")
+    if isinstance(found, dict) and found.keys() == {"has_gpu", "has_triton"}:
+        place = Place(**{name: bool(value) for name, value in found.items()})
+    else:
+        _admit_ray(config.parallel.ray_address)
+        from hyimg_cli.engine.replicas.cluster import place_of
+
+        place = place_of(config)
+    return replace(config, model=replace(config.model, place=place))
+
+
+def _admit_ray(address: str) -> None:
+    """Pass where Ray is installed; the cluster that it may start lets nobody else in.
+
+    Raises MachineError.
+    """
+    require("ray", extra="ray")
+    # Ray reads these as it is imported. Of a worker's death we tell ourselves, and not on stdout.
+    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS_SKIP_REGEX": "."}
+    if address == "local" and "ray" not in sys.modules:
+        # Ray listens to the network, and whoever gets in runs code.
+        os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+
+
 def session_for(config: RunConfig) -> RunsPlans:
     """The one that `config` asks for. Raises MachineError where GPUs are missing."""
     # Imported here: `--help` must not wait for torch, and replicas need none in this process.
+    if config.parallel.ray_address is not None:
+        _admit_ray(config.parallel.ray_address)
+        from hyimg_cli.engine.replicas.cluster import RayCluster
+        from hyimg_cli.engine.replicas.run import Replicas
+
+        return Replicas(config, transport=RayCluster)
     if config.parallel.replicas > 1:
         from hyimg_cli.engine.replicas.run import Replicas
 

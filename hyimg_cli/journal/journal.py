@@ -23,7 +23,14 @@ from types import TracebackType
 from typing import Any, Self
 
 from hyimg_cli.errors import JobError, OutputFolderError, StorageError
-from hyimg_cli.files import JOURNAL_BYTES, LATENTS_BYTES, bytes_of, remove, replace_file
+from hyimg_cli.files import (
+    JOURNAL_BYTES,
+    LATENTS_BYTES,
+    bytes_of,
+    remove,
+    replace_file,
+    sync_folder,
+)
 from hyimg_cli.journal.disk import disk_errors, locked, make_folders, remove_temporaries
 from hyimg_cli.journal.job_files import (
     OUTPUTS,
@@ -53,7 +60,7 @@ LOCK = ".lock"
 # Files that are written at the same time.
 _WRITERS = 8
 # Of a resolved job, what never changes its file.
-_NOT_IN_KEY = ("custom_id", "images", "model", "metadata", "name", "written")
+_NOT_IN_KEY = ("custom_id", "images", "model", "metadata", "name", "written", "lora")
 
 
 @dataclass(frozen=True)
@@ -288,8 +295,11 @@ class RunFolder(JobFolder):
         # The disk takes many files at a time as soon as one.
         with disk_errors(self.folder), ThreadPoolExecutor(_WRITERS) as writers:
             list(writers.map(self._put, made))
+            for place in {(self.folder / name).parent for one in made for name in one.files}:
+                sync_folder(place)
         self._record([one.outcome for one in made])
-        self.drop_latents(one.outcome.custom_id for one in made if one.outcome.status == "done")
+        if (self.folder / LATENTS).is_dir():
+            self.drop_latents(one.outcome.custom_id for one in made if one.outcome.status == "done")
 
     def _put(self, made: Made) -> None:
         for output in made.outcome.outputs:
@@ -298,7 +308,7 @@ class RunFolder(JobFolder):
         for name, data in made.files.items():
             path = self.folder / name
             self._make_place(path.parent)
-            replace_file(path, data)
+            replace_file(path, data, syncs_folder=False)
 
     def _record(self, outcomes: Sequence[Outcome]) -> None:
         lines = [(one.custom_id, json_line(outcome_to_json(one))) for one in outcomes]

@@ -1,8 +1,8 @@
 """The key of each job in a run: what must be equal for an earlier result to count as this one."""
 
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,11 +11,12 @@ from hyimg_cli.errors import MachineError
 from hyimg_cli.journal.journal import job_key
 from hyimg_cli.journal.provenance import versions
 from hyimg_cli.media.images import MAX_SOURCE_BYTES
-from hyimg_cli.models import registry
+from hyimg_cli.models import lora_files, registry
 from hyimg_cli.settings.config import in_key
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.job import ImageJob, Job
-from hyimg_cli.spec.run import ModelChoice, RunConfig
+from hyimg_cli.spec.plan import Plan
+from hyimg_cli.spec.run import ModelChoice, Place, RunConfig
 
 UNREADABLE = "unreadable"
 _DEVICES = Path("/dev")
@@ -38,7 +39,8 @@ def pixel_settings(job: Job, config: RunConfig) -> dict[str, str]:
     """The settings that change the job's pixels, as they are declared to, by their words."""
     decided = {"dtype": precision(config.model)[1]}
     if not isinstance(job, ImageJob):
-        return in_key(config, "videos", decided)
+        lora = {"lora": lora_files.in_key(job.lora)} if job.lora else {}
+        return in_key(config, "videos", decided) | lora
     graphs = by_graphs(replace(config.model, model=job.model), config.parallel.tensor_ranks)
     return in_key(config, "pictures", decided | {"decode_graphs": "on" if graphs else "off"})
 
@@ -51,8 +53,55 @@ def job_keys(jobs: Sequence[Job], config: RunConfig) -> dict[str, str]:
 
 def precision(choice: ModelChoice) -> tuple[str, str]:
     """Kind of device and dtype that a run will choose; without torch, so by the driver's files."""
-    kind = choice.kind(has_gpu=_has_gpu())
+    kind = choice.kind(has_gpu=(choice.place or here()).has_gpu)
     return kind, choice.dtype_on(kind)
+
+
+def here() -> Place:
+    """This machine, as far as keys depend on it."""
+    return Place(_has_gpu(), find_spec("triton") is not None)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What all who make one folder's results have in common, told where the work is done: what
+    decides keys and pixels of jobs, fingerprints of models by name, versions of packages, and the
+    digest of the first `source` picture, as it is found there.
+    """
+
+    device: str
+    dtype: str
+    decode_graphs: bool
+    tensor_ranks: int
+    models: Mapping[str, str]
+    versions: Mapping[str, str]
+    source: str | None
+
+    @classmethod
+    def of(cls, config: RunConfig, plan: Plan) -> "Facts":
+        """By this process, or by the place that `config` names. Raises CheckpointError."""
+        choice, ranks = config.model, config.parallel.tensor_ranks
+        device, dtype = precision(choice)
+        names = dict.fromkeys(group.model for group in plan.groups)
+        prints = {name: registry.fingerprint(name, choice.revision) for name in names}
+        sources = (path for job in plan.jobs for path in job.images)
+        source = next((source_digest(path) for path in sources), None)
+        return cls(device, dtype, by_graphs(choice, ranks), ranks, prints, _versions(), source)
+
+    def differences(self, other: "Facts") -> str:
+        """In words, what `other` has otherwise; of versions, those that are known here."""
+        theirs = other.flat()
+        told = [
+            f"{name} {theirs.get(name)} instead of {value}"
+            for name, value in self.flat().items()
+            if theirs.get(name) != value
+        ]
+        return ", ".join(told)
+
+    def flat(self) -> dict[str, object]:
+        found = {name: getattr(self, name) for name in ("device", "dtype", "decode_graphs")}
+        found |= {"tensor ranks": self.tensor_ranks, "source picture": self.source}
+        return found | dict(self.models) | dict(self.versions)
 
 
 def confirm_dtype(choice: ModelChoice, dtype: str) -> None:
@@ -74,7 +123,7 @@ def by_graphs(choice: ModelChoice, ranks: int) -> bool:
     if is_on_gpu and not registry.model_card(choice.model, choice.revision).has_graphs:
         return False
     return choice.wants_graphs(
-        on_one_gpu=is_on_gpu and ranks == 1, has_triton=find_spec("triton") is not None
+        on_one_gpu=is_on_gpu and ranks == 1, has_triton=(choice.place or here()).has_triton
     )
 
 

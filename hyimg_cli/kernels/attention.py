@@ -10,7 +10,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.nn.attention.bias import causal_lower_right
 
 RowAttention = Callable[[Tensor, Tensor, Tensor, bool], Tensor]
 
@@ -43,6 +42,9 @@ def fused_attention(q_THD: Tensor, keys_KSD: Tensor, values_KSD: Tensor, is_caus
     single query: cuDNN makes a plan for each length that it has not seen, and every token of a
     text that is written has a new one.
     """
+    # It brings the compiler of torch along, which takes longer than a small model's loading.
+    from torch.nn.attention.bias import causal_lower_right
+
     queries, slots = q_THD.shape[0], keys_KSD.shape[1]
     is_behind = queries < slots and (is_causal or queries == 1)
     return _attended(

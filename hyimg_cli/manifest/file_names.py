@@ -46,11 +46,11 @@ def _numbered(manifest: Manifest, jobs: Sequence[Job]) -> Iterator[tuple[int, Jo
     it is mended, those behind it keep their numbers.
     """
     counts = Counter(job.source_line for job in jobs)
-    lines = dict.fromkeys(manifest.bad_ids, "") | {
-        line.line_number: line.where for line in manifest.lines
-    }
+    # A matrix makes several lines of one; they stand in order already.
+    lines = [(line.line_number, line.where) for line in manifest.lines]
+    lines += [(number, "") for number in manifest.bad_ids]
     next_number, number = {}, 1
-    for _, where in sorted(lines.items()):
+    for _, where in sorted(lines, key=lambda line: line[0]):
         next_number[where] = number
         number += counts[where] or 1
     for job in jobs:

@@ -38,7 +38,10 @@ def _image_groups(jobs: Sequence[ImageJob], card_of: Callable[[str], ModelCard])
 
 
 def _video_groups(jobs: Sequence[VideoJob]) -> Iterator[VideoGroup]:
-    for (size, frames), members in _alike(jobs, lambda job: (job.size, job.num_frames)).items():
+    # A LoRA is read once for all that want it.
+    by_lora = side_by_side(jobs, lambda job: job.lora)
+    alike = _alike(by_lora, lambda job: (job.lora, job.size, job.num_frames))
+    for (_, size, frames), members in alike.items():
         in_order = side_by_side(members, lambda job: (job.prompt, job.negative_prompt))
         yield VideoGroup(members[0].model, size, frames, in_order)
 

@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from hyimg_cli.spec.job import (
     Encoding,
     ImageJob,
     Job,
+    Lora,
     SizeRequest,
     VideoJob,
 )
@@ -50,7 +52,16 @@ def _video_fields(job: VideoJob) -> dict[str, Any]:
         del entry["guidance_scale_2"]
     if job.images:
         entry |= {"images": list(job.images), "fit": job.fit}
+    if job.lora:
+        entry["lora"] = lora_text(job.lora)
+    if job.scheduler is not None:
+        entry["scheduler"] = job.scheduler
     return entry
+
+
+def lora_text(loras: Iterable[Lora]) -> str:
+    """LoRAs as a line writes them."""
+    return ";".join(map(str, loras))
 
 
 def _image_fields(job: ImageJob) -> dict[str, Any]:
@@ -85,6 +96,12 @@ def lines_beside(jobs: Iterable[Job], folder: Path) -> Iterator[dict[str, Any]]:
         entry = job_to_json(job)
         if job.images:
             entry["images"] = [from_folder(Path(image)) for image in job.images]
+        if isinstance(job, VideoJob) and job.lora:
+            placed = (
+                replace(one, file=from_folder(Path(one.file))) if Path(one.file).is_file() else one
+                for one in job.lora
+            )
+            entry["lora"] = lora_text(placed)
         if _is_folder(job.model):
             entry["model"] = _with_dots(from_folder(Path(os.path.expanduser(job.model))))
         yield entry

@@ -27,6 +27,7 @@ _PATTERNS: dict[type[k.Kind], str] = {
     k.CustomId: k.ID_PATTERN,
     k.DeviceName: k.DEVICE_PATTERN,
     k.SizeText: k.SIZE_PATTERN,
+    k.LoraText: f"|{_WRITTEN}",
     k.Text: _WRITTEN,
     k.Folder: f"(?!{ADDRESS_PATTERN}){_WRITTEN}",
     NameTemplate: _WRITTEN,
@@ -143,7 +144,7 @@ def _annotation(kind: k.Kind, jobs: JobKind | None = None) -> Any:
         case k.Number(low, high, above_low):
             least = Field(gt=low) if above_low else Field(ge=low)
             return Annotated[float, Field(strict=True, le=high, allow_inf_nan=False), least]
-        case k.Span(low, high):
+        case k.NumberPair(low, high):
             side = Annotated[float, Field(strict=True, ge=low, le=high)]
             pair = Annotated[list[side], Field(min_length=2, max_length=2)]
             return Annotated[pair, AfterValidator(_rising)]

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from hyimg_cli.manifest.resolved_line import Child, ResolvedLine
 from hyimg_cli.media.images import probe_image
 from hyimg_cli.settings.kinds import MAX_SIDE
 from hyimg_cli.spec.card import VideoCard
-from hyimg_cli.spec.job import Fit, Size, SizeRequest, VideoJob
+from hyimg_cli.spec.job import Fit, Lora, Size, SizeRequest, VideoJob
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,7 @@ class VideoLine(ResolvedLine):
             hint = f"the nearest are {below} and {below + stride}"
             yield self.fault("frames", what, "num_frames", hint)
         yield from self._guidance_faults()
+        yield from self._lora_faults()
 
     def _start_faults(self) -> Iterator[HyimgError]:
         """Faults of a task that is not the checkpoint's, and of pictures that it has no use for."""
@@ -99,6 +100,34 @@ class VideoLine(ResolvedLine):
         height = math.sqrt(own.height * own.width * ratio)
         return Size(self._on_grid(height), self._on_grid(height / ratio))
 
+    def _lora(self) -> tuple[Lora, ...]:
+        """The line's, whose paths begin at the manifest's folder, or the setting's."""
+        asked: tuple[Lora, ...] = self.value("lora")
+        if "lora" not in self.line.fields:
+            return asked
+        beside = {one: self.folder / one.file for one in asked if one.file}
+        return tuple(
+            replace(one, file=str(beside[one])) if one in beside and beside[one].is_file() else one
+            for one in asked
+        )
+
+    def _lora_faults(self) -> Iterator[HyimgError]:
+        """Faults of LoRAs for another number of transformers, and of files that are not there."""
+        loras, has_two = self._lora(), self.card.defaults.guidance_scale_2 is not None
+        places = {one.on for one in loras}
+        if loras and has_two and places != {"high", "low"}:
+            what = "this model has two transformers, and a LoRA of theirs is a pair of files"
+            hint = "write high=FILE;low=FILE; none in the place of a file leaves one without"
+            yield self.fault("lora", what, "lora", hint)
+        if places - {""} and not has_two:
+            what = "this model has one transformer, neither high nor low"
+            yield self.fault("lora", what, "lora", "write the file alone")
+        for one in loras:
+            if one.file and not Path(one.file).expanduser().is_file() and not _is_of_hub(one.file):
+                what = f"there is no LoRA file {one.file}"
+                hint = "paths in a manifest are relative to it"
+                yield self.fault("lora", what, "lora", hint)
+
     def _fit(self) -> Fit | None:
         """How pictures become frames: as asked, or as the checkpoint's authors do it."""
         if not self.images or self.card.start is None:
@@ -123,6 +152,8 @@ class VideoLine(ResolvedLine):
             guidance_scale_2=self.value("guidance_scale_2") if has_two else None,
             images=self.images,
             fit=self._fit(),
+            lora=self._lora(),
+            scheduler=self.value("scheduler"),
             **self.shared(),
         )
 
@@ -134,6 +165,11 @@ def _picture_size(path: str) -> Size | None:
         return probe_image(Path(path), decode=False)[0]
     except SourceImageError:
         return None
+
+
+def _is_of_hub(name: str) -> bool:
+    """True for OWNER/REPOSITORY/FILE."""
+    return not name.startswith((".", "/", "~")) and name.count("/") >= 2
 
 
 def _nearest(pixels: int, multiple: int) -> list[int]:

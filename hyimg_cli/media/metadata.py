@@ -138,6 +138,9 @@ def _public(resolved: Mapping[str, Any]) -> dict[str, Any]:
     }
     if "images" in job:
         job["images"] = [PurePath(image).name for image in job["images"]]
+    if "lora" in job:
+        parts = (re.sub(r"^((?:high|low)=)?.*/", r"\1", part) for part in job["lora"].split(";"))
+        job["lora"] = ";".join(parts)
     job["model"] = _public_name(job["model"])
     return job
 

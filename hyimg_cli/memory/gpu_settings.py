@@ -15,6 +15,8 @@ OFFLOAD = "--enable-cpu-offload"
 
 def refuse_unfollowed(jobs: Iterable[Job], config: RunConfig) -> None:
     """Passes settings of a GPU's memory that the jobs' run can follow. Raises UsageError."""
+    if config.parallel.ray_address is not None and config.model.place is None:
+        return  # each session asks on the machine that it works on
     _refuse_part(config)
     if config.model.cpu_offload:
         if any(isinstance(job, ImageJob) for job in jobs):

@@ -9,6 +9,7 @@ import os
 import signal
 import threading
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 
@@ -45,12 +46,14 @@ class Parent:
             os._exit(0)
 
     def _read(self, heard: Callable[[bytes], None]) -> None:
-        while True:
-            try:
-                data = self._line.recv_bytes()
-            except (EOFError, OSError):
-                os._exit(0)
-            heard(data)
+        try:
+            while True:
+                heard(self._line.recv_bytes())
+        except (EOFError, OSError):
+            os._exit(0)
+        except BaseException:  # a message that is not understood
+            traceback.print_exc()
+            os._exit(1)
 
     def _beat(self, beat: Callable[[], object], beat_s: float) -> None:
         while True:

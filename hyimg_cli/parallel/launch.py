@@ -68,11 +68,13 @@ class Launched:
     def _read(
         self, line: Connection, heard: Callable[[Any], None], ended: Callable[[], None]
     ) -> None:
-        with line, suppress(EOFError, OSError):
-            while True:
-                heard(pickle.loads(line.recv_bytes()))
-        self._outbox.put(None)
-        ended()
+        try:
+            with line, suppress(EOFError, OSError):
+                while True:
+                    heard(pickle.loads(line.recv_bytes()))
+        finally:  # also where a message is not understood
+            self._outbox.put(None)
+            ended()
 
     def _write(self, line: Connection) -> None:
         with line, suppress(OSError):

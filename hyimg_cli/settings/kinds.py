@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hyimg_cli.files import is_deeper, json_of, scheme_of
-from hyimg_cli.spec.job import MAX_SOURCE_IMAGES, SizeRequest
+from hyimg_cli.spec.job import MAX_SOURCE_IMAGES, Lora, SizeRequest
 
 MIN_SIDE, MAX_SIDE, MAX_RATIO = 16, 8192, 16
 MAX_SEED = 2**63 - 1
@@ -148,7 +148,7 @@ class Number(Kind):
 
 
 @dataclass(frozen=True)
-class Span(Kind):
+class NumberPair(Kind):
     """Two numbers from `low` to `high`, the smaller one first; as text with a comma between."""
 
     low: float
@@ -363,6 +363,32 @@ class Integers(Kind):
 
 
 @dataclass(frozen=True)
+class LoraText(Kind):
+    """LoRA files, `;` between them: `[high=|low=]FILE[@WEIGHT]`; comes back as a tuple of Lora."""
+
+    metavar = "text"
+
+    def read(self, value: Any) -> tuple[Lora, ...]:
+        hint = "write FILE or FILE@WEIGHT; for a model of two transformers high=FILE;low=FILE"
+        if type(value) is not str:
+            raise BadValue(f"{shown(value)} is not a LoRA", hint, "wrong-type")
+        return tuple(_lora(part.strip(), hint) for part in value.split(";") if part.strip())
+
+
+def _lora(text: str, hint: str) -> Lora:
+    on = next((name for name in ("high", "low") if text.startswith(f"{name}=")), "")
+    file = text.removeprefix(f"{on}=" if on else "")
+    weighed = re.fullmatch(r"(.+)@(-?[0-9]+(?:\.[0-9]+)?)", file)
+    weight = 1.0 if weighed is None else float(weighed[2])
+    file = file if weighed is None else weighed[1]
+    if file == "none":
+        return Lora("", 0.0, on)
+    if not file.endswith(".safetensors") or "\0" in file:
+        what = f"{shown(text)} is not a LoRA: only safetensors files are read"
+        raise BadValue(what, hint)
+    return Lora(file, weight, on)
+
+
 class SizeText(Kind):
     """`auto`, `WxH` in pixels, or a ratio `W:H`; comes back as a SizeRequest."""
 

@@ -16,11 +16,12 @@ from hyimg_cli.settings.kinds import (
     Folder,
     Integer,
     Kind,
+    LoraText,
     Names,
     Number,
+    NumberPair,
     OneOf,
     SizeText,
-    Span,
     Switch,
     Text,
     Truth,
@@ -253,7 +254,7 @@ _SAMPLING = (
     ),
     _text(
         "guidance_interval",
-        Span(0, 1),
+        NumberPair(0, 1),
         CHECKPOINT,
         "Noise levels that are guided, the lower one left out: 0.4,1; BAGEL.",
     ),
@@ -277,6 +278,19 @@ _SAMPLING = (
         OneOf(FITS),
         None,
         "How an i2v picture gets the video's shape. Default: as the model's authors do it.",
+    ),
+    _video(
+        "lora",
+        LoraText(),
+        (),
+        "LoRA files: FILE[@WEIGHT], for two transformers high=FILE;low=FILE. Needs peft.",
+    ),
+    _video(
+        "scheduler",
+        OneOf(("euler",)),
+        None,
+        "euler: the steps that four- and eight-step models were distilled to. Default: the "
+        "checkpoint's own.",
     ),
     _video(
         "guidance_scale_2",
@@ -388,9 +402,15 @@ _PARALLEL = (
     ),
     _run(
         "replicas",
-        Integer(1, 64),
+        Integer(1, 4096),
         1,
-        "Processes with a model each, a GPU each, that share the jobs. Same pixels.",
+        "Processes with a model each, GPUs of its own each, that share the jobs. Same pixels.",
+    ),
+    _run(
+        "ray_address",
+        Text("address"),
+        None,
+        "Replicas on a Ray cluster: its address, auto, or local for one that is started here.",
     ),
 )
 _OUTPUT = (

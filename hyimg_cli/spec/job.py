@@ -168,13 +168,28 @@ class ImageJob:
 
 
 @dataclass(frozen=True, slots=True)
+class Lora:
+    """A LoRA by its file's path or hub name, how much of it, and on which of two transformers
+    (Wan 2.2), empty where there is one. Without a file: none on this one.
+    """
+
+    file: str
+    weight: float = 1.0
+    on: str = ""
+
+    def __str__(self) -> str:
+        where = f"{self.on}=" if self.on else ""
+        return f"{where}{self.file or 'none'}" + ("" if self.weight == 1 else f"@{self.weight:g}")
+
+
+@dataclass(frozen=True, slots=True)
 class VideoJob:
     """One `t2v` or `i2v` video. `size` in pixels and `num_frames` are what the file will hold.
 
     `images` are paths of the first frame of an `i2v`, or of its first and its last; `fit` is how
-    they become frames of `size`, None without images. `negative_prompt` is only used where
-    `guidance_scale` is not 1. `guidance_scale_2` is for models of two transformers (Wan 2.2), None
-    elsewhere.
+    they become frames of `size`, None without images. `scheduler`: one that stands in for the
+    checkpoint's. `negative_prompt` is only used where `guidance_scale` is not 1. `guidance_scale_2`
+    is for models of two transformers (Wan 2.2), None elsewhere.
     """
 
     custom_id: str
@@ -192,6 +207,8 @@ class VideoJob:
     guidance_scale_2: float | None = None
     images: tuple[str, ...] = ()
     fit: Fit | None = None
+    lora: tuple[Lora, ...] = ()
+    scheduler: Literal["euler"] | None = None
     file_name: str = BY_ID
     metadata_json: str = "null"
     extra_json: str = "{}"

@@ -19,6 +19,14 @@ GRAPHS: tuple[Graphs, ...] = get_args(Graphs)
 
 
 @dataclass(frozen=True)
+class Place:
+    """What a machine has by which the device, dtype and graphs of "auto" are decided."""
+
+    has_gpu: bool
+    has_triton: bool
+
+
+@dataclass(frozen=True)
 class ModelChoice:
     """Which weights, where and in which precision.
 
@@ -28,7 +36,7 @@ class ModelChoice:
     the routed experts in 8 bits (`fp8`) or 4 (`nf4`); other pixels, too. `decode_graphs`: text
     is decoded by CUDA graphs, by default where they can be; they round differently, so other texts
     are possible. `cpu_offload`: of a video model one network at a time is on the GPU, the others
-    are in main memory; the same pixels.
+    are in main memory; the same pixels. `place`: the machine that the work is done on; None: this.
     """
 
     model: str = "tiny-image"
@@ -40,6 +48,7 @@ class ModelChoice:
     quantization: Quantization = "none"
     decode_graphs: Graphs = "auto"
     cpu_offload: bool = False
+    place: Place | None = None
 
     def kind(self, *, has_gpu: bool) -> Literal["cpu", "cuda"]:
         """Kind of device that is asked for, on a machine with a GPU or without."""
@@ -136,18 +145,25 @@ class ParallelConfig:
     Of a video: `vae_ranks`, the tiles of its decode; `cfg_ranks`, its guidance branches, of which
     there are at most two. Neither changes its pixels. `tensor_ranks`: the layers of a picture's
     model; sums round differently then. `replicas`: sessions with a model of their own each, on a
-    GPU of their own, that share the jobs; no pixel changes.
+    GPU of their own, that share the jobs; no pixel changes. `ray_address`: of the Ray cluster that
+    they run on, `local` for one that is started here; None: processes of this machine.
     """
 
     vae_ranks: int = 1
     cfg_ranks: int = 1
     tensor_ranks: int = 1
     replicas: int = 1
+    ray_address: str | None = None
 
     @property
     def ranks(self) -> int:
         """Processes that are needed for a video, this one counted."""
         return max(self.vae_ranks, self.cfg_ranks)
+
+    @property
+    def has_replicas(self) -> bool:
+        """True if sessions run in other processes than this."""
+        return self.replicas > 1 or self.ray_address is not None
 
     @property
     def of_session(self) -> int:

@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
-from hyimg_cli.models.bagel.config import Vae, read_architecture
+from hyimg_cli.models.bagel.config import AutoencoderShape, read_architecture
 from hyimg_cli.models.bagel.vae import autoencoder, stored_name, stored_shape
 from hyimg_cli.models.bagel.weights import without_weights
 
@@ -93,7 +93,7 @@ def write(folder: Path) -> None:
     write_vae(folder, arch.vae)
 
 
-def write_vae(folder: Path, arch: Vae) -> None:
+def write_vae(folder: Path, arch: AutoencoderShape) -> None:
     """The autoencoder's own file, under the names of its released layout."""
     with torch.device("meta"):
         found = autoencoder(arch).state_dict()

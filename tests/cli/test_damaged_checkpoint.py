@@ -48,7 +48,7 @@ DAMAGES: list[tuple[Callable[[Path], Any], str]] = [
     (_bytes("config.json", lambda _: b"[]"), "config.json is not a JSON object"),
     (_json("config.json", vae=[]), "a config value is of the wrong kind"),
     (_json("config.json", moe_topk=99), "99 of 4 experts for a token"),
-    (_json("config.json", num_attention_heads=0), "0 heads"),
+    (_json("config.json", num_attention_heads=0), "0 attention heads"),
     (_json("config.json", quantization_config={"quant_method": "gptq"}), "quantised by 'gptq'"),
     (_json("generation_config.json", repetition_penalty=0), "repetition_penalty 0.0"),
     (_json("generation_config.json", min_p=0.1), "min_p is 0.1, which is not implemented"),

@@ -3,6 +3,9 @@
 import io
 import json
 import logging
+import os
+import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -10,11 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from huggingface_hub import constants
 from PIL import Image, PngImagePlugin
 
+import hyimg_cli
 from hyimg_cli.cli.views import RichView
+from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.models import registry
-from hyimg_cli.spec.events import ModelLoaded, ModelLoading
+from hyimg_cli.spec.events import ModelLoaded, ModelLoading, Outcome
 
 Run = Callable[..., Any]
 JOB = {"prompt": "a red circle", "num_inference_steps": 1, "bot_task": "none", "seed": 1}
@@ -356,3 +362,248 @@ def test_a_folder_in_the_way_fails_its_job_alone(
     assert "j2: failed[job.folder-in-the-way]: outputs/j2.png: a folder stands where" in ran.err
     assert "2 done, 1 failed" in ran.err
     assert precious.exists()
+
+
+def a_copy_of(model: str, folder: Path) -> Path:
+    return Path(shutil.copytree(registry.resolve_model(model), folder))
+
+
+def rewritten(path: Path, **changes: Any) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def with_header(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    data = path.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    change(header)
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data[8 + length :])
+
+
+def overlap(header: dict[str, Any]) -> None:
+    """Two tensors of one length share their bytes; the last one's end stays that of the file."""
+    by_size: dict[int, str] = {}
+    for name, entry in header.items():
+        begin, end = entry.get("data_offsets", (0, 0)) if name != "__metadata__" else (0, 0)
+        if end and (twin := by_size.setdefault(end - begin, name)) != name:
+            entry["data_offsets"] = header[twin]["data_offsets"]
+            return
+
+
+def negative(header: dict[str, Any]) -> None:
+    entry = next(one for name, one in header.items() if name != "__metadata__")
+    entry["shape"] = [-n for n in entry["shape"]]
+
+
+DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "deep": (lambda p: (p / "config.json").write_text("[" * 100_000), "nested too deeply"),
+    "wide": (lambda p: rewritten(p / "config.json", hidden_size=10**12), "hidden_size is 10000"),
+    "minus": (lambda p: rewritten(p / "config.json", hidden_size=-1), "hidden_size is -1"),
+    "experts": (lambda p: rewritten(p / "config.json", num_experts=10**7), "num_experts is 1000"),
+    "some": (lambda p: rewritten(p / "config.json", num_experts=9999, num_hidden_layers=9999),
+             "9999 layers of 9999 experts"),
+    "layers": (lambda p: rewritten(p / "config.json", num_hidden_layers=10**9), "_layers is 100"),
+    "heads": (lambda p: rewritten(p / "config.json", num_attention_heads=0), "0 attention heads"),
+    "vae": (lambda p: rewritten(p / "config.json", vae="none"), "wrong kind"),
+    "infinite": (lambda p: (p / "generation_config.json").write_text('{"top_k": Infinity}'),
+                 "wrong kind"),
+    "card": (lambda p: rewritten(p / "card.json", ratio_indices=7), "do not fit together"),
+    "overlap": (lambda p: with_header(p / "model.safetensors", overlap), "where the one before"),
+    "negative": (lambda p: with_header(p / "model.safetensors", negative), "is incomplete"),
+    "cut": (lambda p: os.truncate(p / "model.safetensors", 10_000), "is damaged"),
+    "tokenizer": (lambda p: (p / "tokenizer.json").write_text("{}"), "tokenizer.json cannot be"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_a_damaged_checkpoint_is_told_of(
+    run_cli: Run, write_manifest: Callable[..., Path], tmp_path: Path, name: str
+) -> None:
+    damage, what = DAMAGES[name]
+    damage(a_copy_of("tiny-image", tmp_path / "model"))
+    for command in ("check", "plan"):
+        ran, took_s = seconds_of(
+            run_cli, command, write_manifest(JOB), "--model", tmp_path / "model"
+        )
+        assert took_s < 5
+        # What is only in the files of weights a plan need not read.
+        is_found = ran.code == 3 and what in ran.err
+        assert is_found or (command == "check" and name in WEIGHTS and ran.code == 0), ran.err
+    ran = run_cli("generate", write_manifest(JOB), "--model", tmp_path / "model", "-o", "out")
+    assert (ran.code, what in ran.err) == (3, True), ran.err
+    assert not (tmp_path / "out" / "results.jsonl").exists()
+
+
+WEIGHTS = ("overlap", "negative", "cut")
+FILM = {"task": "t2v", "prompt": "a dog", "num_frames": 5, "num_inference_steps": 1}
+NETWORK = "transformer/diffusion_pytorch_model.safetensors"
+VIDEO_DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "cut": (lambda p: os.truncate(p / NETWORK, 5000), "is damaged"),
+    "overlap": (lambda p: with_header(p / NETWORK, overlap), "where the one before"),
+    "gone": (lambda p: (p / NETWORK).unlink(), "diffusion_pytorch_model.safetensors"),
+    "no config": (lambda p: (p / "vae" / "config.json").unlink(), "vae/config.json is missing"),
+    "no folder": (lambda p: shutil.rmtree(p / "text_encoder"), "text_encoder/ is missing"),
+    "deep": (lambda p: (p / "model_index.json").write_text("[" * 100_000), "nested too deeply"),
+    "list": (lambda p: (p / "transformer" / "config.json").write_text("[1]"), "not a JSON object"),
+    "layers": (lambda p: rewritten(p / "transformer" / "config.json", num_layers=10**7),
+               "num_layers is 10000000"),
+    "text": (lambda p: rewritten(p / "vae" / "config.json", latent_channels="many"), "do not fit"),
+    "shift": (lambda p: rewritten(p / "scheduler" / "scheduler_config.json", shift=[1]),
+              "do not fit"),
+    "tokenizer": (lambda p: (p / "tokenizer" / "tokenizer.json").write_text("{}"),
+                  "tokenizer.json cannot be read"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", VIDEO_DAMAGES)
+def test_a_damaged_video_checkpoint_is_told_of(
+    run_cli: Run, write_manifest: Callable[..., Path], tmp_path: Path, name: str
+) -> None:
+    damage, what = VIDEO_DAMAGES[name]
+    damage(a_copy_of("tiny-video", tmp_path / "model"))
+    for command in ("generate",) if name == "gone" else ("plan", "generate"):
+        words = ("--video-model", tmp_path / "model", "--device", "cpu", "-o", "out")
+        ran = run_cli(command, write_manifest(FILM), *words)
+        assert (ran.code, what in ran.err) == (3, True), ran.err
+
+
+@pytest.fixture
+def record(tmp_path: Path) -> Callable[..., Path]:
+    """A sidecar whose record has these fields of a job."""
+
+    def write(path: Path = tmp_path / "film.json", **job: Any) -> Path:
+        fields = JOB | {"custom_id": "a", "model": "tiny-image"} | job
+        path.write_text(json.dumps({"format": 2, "model_fingerprint": "f", "job": fields}))
+        return path
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("job", "what"),
+    [
+        ({"model": "m" * 5000}, "only the name of the model's folder is recorded"),
+        ({"model": "a/" + "m" * 5000}, "is not on this machine"),
+        ({"model": "~nouser/x/y"}, "only the name of the model's folder is recorded"),
+        ({"model": 5}, "is not text"),
+        ({"images": ["p" * 5000]}, "is not in"),
+        ({"images": ["../a.png"]}, "is no name of an image"),
+        ({"matrix": {"size": ["1:1", "2:1"]}}, "the record asks for several"),
+        ({"n": 2}, "the record asks for several"),
+        ({"custom_id": "../a"}, "cannot name a job"),
+        ({"prompt": "\ud800"}, "half of a surrogate pair"),
+    ],
+    ids=range(10),
+)
+def test_a_record_of_anybody_is_refused_shortly(
+    run_cli: Run, record: Callable[..., Path], job: dict[str, Any], what: str
+) -> None:
+    ran = run_cli("replay", record(**job), "--allow-changed")
+    assert (ran.code, what in ran.err) == (2, True), ran.err
+    assert len(ran.err) < 5000
+
+
+def test_a_file_chooses_no_folder_even_where_its_run_says_one(
+    run_cli: Run, record: Callable[..., Path], tmp_path: Path
+) -> None:
+    a_copy_of("tiny-image", tmp_path / "model")
+    (tmp_path / "run" / "outputs").mkdir(parents=True)
+    line = JOB | {"custom_id": "a", "model": "../model"}
+    (tmp_path / "run" / "manifest.resolved.jsonl").write_text(json.dumps(line))
+    file = record(tmp_path / "run" / "outputs" / "a.json", model="model")
+    ran = run_cli("replay", file, "--allow-changed")
+    assert ran.code == 2
+    assert "error[replay.model]: only the name of the model's folder is recorded" in ran.err
+    assert "hint: give the folder with --model; its run had " in ran.err
+
+
+def test_a_file_has_no_model_fetched(
+    run_cli: Run,
+    fake_session: Any,
+    record: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A hub id is taken as the cache has it; nobody is asked, and the next file says the id."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(registry, "_fetched", lambda *_, **__: pytest.fail("it was fetched"))
+    file = record(model="acme/tiny")
+    ran = run_cli("replay", file, "--allow-changed")
+    assert ran.code == 2
+    assert "error[replay.model]: the model acme/tiny is not on this machine" in ran.err
+    assert "hint: --model acme/tiny fetches it" in ran.err
+    kept = tmp_path / "hub" / "models--acme--tiny"
+    a_copy_of("tiny-image", kept / "snapshots" / ("c" * 40))
+    (kept / "refs").mkdir()
+    (kept / "refs" / "main").write_text("c" * 40)
+    ran = run_cli("replay", file, "--allow-changed", "-o", "out")
+    assert fake_session.ran == ["a"], ran.err
+
+
+def test_one_folder_two_processes(
+    run_cli: Run, fake_session: Any, write_manifest: Callable[..., Path], tmp_path: Path
+) -> None:
+    """The second is refused as long as the first lives; a kill leaves nothing in the way."""
+    code = (
+        "import sys; from pathlib import Path; from hyimg_cli.journal.journal import RunFolder\n"
+        "with RunFolder(Path('out')): print('in', flush=True); sys.stdin.read()"
+    )
+    pipe = subprocess.PIPE
+    path = {"PYTHONPATH": str(Path(hyimg_cli.__file__).parents[1])}
+    first = subprocess.Popen(
+        [sys.executable, "-c", code], cwd=tmp_path, stdin=pipe, stdout=pipe, env=os.environ | path
+    )
+    try:
+        assert first.stdout is not None
+        assert first.stdout.readline() == b"in\n"
+        words = ("generate", write_manifest(JOB), "-o", "out")
+        ran = run_cli(*words)
+        assert ran.code == 2
+        assert f"another run is writing to this folder: process {first.pid} on" in ran.err
+        assert fake_session.ran == []
+    finally:
+        first.kill()
+        first.communicate()
+    assert run_cli(*words).code == 0
+    assert fake_session.ran == ["jobs-0001"]
+
+
+def test_the_clock_set_back_and_the_cache_removed_while_a_run_goes(
+    run_cli: Run,
+    write_manifest: Callable[..., Path],
+    write_picture: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    read_lines: Callable[[Path], list[dict[str, Any]]],
+) -> None:
+    cache, append, clock = tmp_path / "cache", RunFolder.append, time.time_ns
+
+    def append_and_disturb(folder: RunFolder, outcome: Outcome) -> None:
+        append(folder, outcome)
+        shutil.rmtree(cache, ignore_errors=True)
+        monkeypatch.setattr(time, "time_ns", lambda: clock() - 10**9 * 86_400)
+        monkeypatch.setattr(time, "time", lambda: clock() / 1e9 - 86_400)
+
+    lines = [JOB | {"images": [write_picture(f"{n}.png").name], "custom_id": f"j{n}"}
+             for n in (1, 2)]  # fmt: skip
+    words = ("generate", write_manifest(*lines), "--device", "cpu", "--no-prewarm")
+    words = (*words, "--cache-dir", cache, "--batching-max-size", "1")
+    assert run_cli(*words, "-o", "plain").code == 0
+    shutil.rmtree(cache)
+    monkeypatch.setattr(RunFolder, "append", append_and_disturb)
+    ran = run_cli(*words, "-o", "out")
+    assert ran.code == 0, ran.err
+    assert "2 done, 0 failed" in ran.err
+    found = [
+        [
+            line["outputs"][0]["pixel_sha256"]
+            for line in read_lines(tmp_path / out / "results.jsonl")
+        ]
+        for out in ("plain", "out")
+    ]
+    assert found[0] == found[1]
+    times = [s for line in read_lines(tmp_path / "out" / "results.jsonl")
+             for s in line["timings_s"].values()]  # fmt: skip
+    assert min(times) >= 0
+    assert max(times) < 600

@@ -1,9 +1,13 @@
 """The embedded checkpoint, loaded once, and jobs for it."""
 
 import json
+import os
+import secrets
 import shutil
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -122,3 +126,32 @@ def studio_of(
         read=lambda path: (read_image(Path(path)), 0.0),
         encode=lambda image: (encoded_by(model, image), 0.0),
     )
+
+
+@pytest.fixture(scope="session")
+def ray_cluster() -> Iterator[str]:
+    """A cluster of two machines, both of them this one, and a head without cores: its address."""
+    if find_spec("ray") is None:
+        pytest.skip("ray is not installed")
+    root = Path(__file__).parents[2]
+    ours = {
+        "PYTHONPATH": os.pathsep.join([str(root), str(root / "tests")]),
+        "RAY_TMPDIR": tempfile.mkdtemp(prefix="ray-"),  # sockets there have short names
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        "RAY_USAGE_STATS_ENABLED": "0",
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in ours.items():
+            patch.setenv(name, value)
+        from ray.cluster_utils import Cluster  # it reads the environment
+
+        cluster = Cluster(
+            initialize_head=True,
+            head_node_args={"num_cpus": 0, "object_store_memory": 80_000_000},
+        )
+        for _ in range(2):
+            cluster.add_node(num_cpus=2, object_store_memory=80_000_000)
+        yield cluster.address
+        cluster.shutdown()
+    shutil.rmtree(ours["RAY_TMPDIR"], ignore_errors=True)

@@ -58,6 +58,7 @@ from hyimg_cli.spec.run import (
 )
 
 WAIT_S = 60
+DEATHS = "killed by signal 9", "its process or its machine is gone"
 
 
 @dataclass
@@ -70,20 +71,29 @@ class Floor:
     started: list[int] = field(default_factory=list)
     limits: Limits = LIMITS
     beat_s: float = 10.0
+    ray_address: str | None = None
 
-    def transport(self, config: RunConfig, count: int) -> Transport:
-        floor = self
+    def transport(self, config: RunConfig, plan: Plan, count: int) -> Transport:
+        """The one that the run would take, with an environment of each replica's own."""
+        floor, known = self, LocalProcesses
+        if self.ray_address is not None:
+            from hyimg_cli.engine.replicas.cluster import RayCluster as known  # type: ignore
 
-        class Watched(LocalProcesses):
+        class Watched(known):
             def start(self, setup: Setup) -> None:
                 floor.started.append(setup.number)
                 super().start(setup)
 
             def environment(self, number: int) -> dict[str, str]:
-                more = {"MARKS": str(floor.marks)} | floor.environment.get(number, {})
-                return super().environment(number) | more
+                return super().environment(number) | floor.environment_of(number)
 
-        return Watched(config, count)
+            def options(self, number: int) -> dict[str, Any]:
+                return {"runtime_env": {"env_vars": floor.environment_of(number)}}
+
+        return Watched(config, plan, count)
+
+    def environment_of(self, number: int) -> dict[str, str]:
+        return {"MARKS": str(self.marks)} | self.environment.get(number, {})
 
     def replicas(self, config: RunConfig) -> Replicas:
         setup = {"session": "fake_replica:FakeSession", "beat_s": self.beat_s, "progress_s": 0.0}
@@ -93,7 +103,7 @@ class Floor:
         return RunConfig(
             OutputConfig(self.out),
             model=ModelChoice(device="cpu"),
-            parallel=ParallelConfig(replicas=count),
+            parallel=ParallelConfig(replicas=count, ray_address=self.ray_address),
             failure=FailurePolicy(**failure),
         )
 
@@ -152,6 +162,14 @@ def floor(tmp_path: Path) -> Floor:
     return Floor(tmp_path / "out", tmp_path / "marks")
 
 
+@pytest.fixture(params=["local", pytest.param("ray", marks=pytest.mark.ray)])
+def each_floor(request: pytest.FixtureRequest, floor: Floor) -> Floor:
+    """Processes of this machine, and actors of a cluster of two."""
+    if request.param == "ray":
+        floor.ray_address = request.getfixturevalue("ray_cluster")
+    return floor
+
+
 @pytest.fixture
 def some(job: ImageJob) -> Callable[..., list[ImageJob]]:
     """Jobs `j0`, `j1`, … with what each is told to do."""
@@ -182,7 +200,11 @@ def deaths(events: list[Event]) -> list[ReplicaDied]:
     return [event for event in events if isinstance(event, ReplicaDied)]
 
 
-def test_all_is_done_once_and_the_line_stands_before_it_is_told(floor: Floor, some: Some) -> None:
+def test_all_is_done_once_and_the_line_stands_before_it_is_told(
+    each_floor: Floor, some: Some
+) -> None:
+    floor = each_floor
+
     def is_recorded(event: Event, _: Replicas) -> None:
         if isinstance(event, JobDone):
             last = floor.lines
@@ -218,13 +240,14 @@ def test_the_slow_one_gets_less(floor: Floor, some: Some) -> None:
     assert done[0] < 15 < done[1]
 
 
-def test_a_killed_replica_costs_no_job(floor: Floor, some: Some) -> None:
+def test_a_killed_replica_costs_no_job(each_floor: Floor, some: Some) -> None:
+    floor = each_floor
     events = floor.run(some(30, j3="die once"))
     found = outcomes(events)
     assert len(found) == 30
     assert all(outcome.status == "done" for outcome in found.values())
     (death,) = deaths(events)
-    assert death.why == "killed by signal 9"
+    assert death.why == DEATHS[floor.ray_address is not None]
     assert (death.jobs, death.starts_again) == (1, True)
     assert len(floor.started) == 3
     (warning,) = found["j3"].warnings
@@ -234,7 +257,8 @@ def test_a_killed_replica_costs_no_job(floor: Floor, some: Some) -> None:
     assert Counter(line["custom_id"] for line in floor.lines) == Counter(list(found))
 
 
-def test_a_job_that_kills_twice_fails_and_the_rest_is_done(floor: Floor, some: Some) -> None:
+def test_a_job_that_kills_twice_fails_and_the_rest_is_done(each_floor: Floor, some: Some) -> None:
+    floor = each_floor
     events = floor.run(some(12, j2="die", j7="fail"))
     found = outcomes(events)
     assert len(found) == 12
@@ -242,7 +266,7 @@ def test_a_job_that_kills_twice_fails_and_the_rest_is_done(floor: Floor, some: S
     assert sorted(failed) == ["j2", "j7"]
     assert failed["j2"] is not None
     assert (failed["j2"].code, failed["j2"].retryable) == ("replica.died", True)
-    assert "killed by signal 9" in failed["j2"].message
+    assert DEATHS[floor.ray_address is not None] in failed["j2"].message
     assert len(deaths(events)) == 2
     assert [line["status"] for line in floor.lines if line["custom_id"] == "j2"] == ["failed"]
     floor.assert_all_gone()
@@ -261,8 +285,8 @@ def test_all_dead_is_a_machine_error_and_resumable(floor: Floor, some: Some) -> 
     with pytest.raises(MachineError, match=r"every replica died: .*signal 9.*signal 9") as raised:
         floor.run(some(6), each=lambda event, _: events.append(event))
     assert raised.value.code == "machine.replicas"
-    assert len(floor.started) == 2, "what dies without a job dies again"
-    assert [death.starts_again for death in deaths(events)] == [False, False]
+    assert Counter(floor.started) == {0: 3, 1: 3}, "what dies without a job dies again"
+    assert Counter(death.starts_again for death in deaths(events)) == {True: 4, False: 2}
     floor.assert_all_gone()
     floor.environment = {}
     assert len(outcomes(floor.run(some(6)))) == 6
@@ -272,7 +296,7 @@ def test_one_that_never_comes_up_leaves_the_work_to_the_others(floor: Floor, som
     floor.environment = {1: {"DIES": "1"}}
     events = floor.run(some(10))
     assert {outcome.replica for outcome in outcomes(events).values()} == {0}
-    assert [death.replica for death in deaths(events)] == [1]
+    assert {death.replica for death in deaths(events)} == {1}
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -323,7 +347,8 @@ def test_whoever_stops_listening_leaves_no_process(floor: Floor, some: Some) -> 
     floor.assert_all_gone()
 
 
-def test_a_fault_of_the_checkpoint_ends_the_run(floor: Floor, some: Some) -> None:
+def test_a_fault_of_the_checkpoint_ends_the_run(each_floor: Floor, some: Some) -> None:
+    floor = each_floor
     with pytest.raises(CheckpointError, match="there is none") as raised:
         floor.run(some(20, j1="no checkpoint"))
     assert raised.value.hint == "copy it"
@@ -353,7 +378,8 @@ def test_fail_fast_stops_every_replica(floor: Floor, some: Some) -> None:
     floor.assert_all_gone()
 
 
-def test_one_that_is_stopped_is_ended_and_its_jobs_are_done(floor: Floor, some: Some) -> None:
+def test_one_that_is_stopped_is_ended_and_its_jobs_are_done(each_floor: Floor, some: Some) -> None:
+    floor = each_floor
     floor.limits, floor.beat_s = Limits(silence_s=1.5), 0.2
     events = floor.run(some(6, j0="stop"))
     assert [death.why for death in deaths(events)] == ["no sign of life for 2 s"]
@@ -373,7 +399,8 @@ def test_one_that_hangs_is_ended_by_its_own_beat(floor: Floor, some: Some) -> No
     floor.assert_all_gone()
 
 
-def test_latents_of_a_film_travel_to_who_goes_on_with_it(floor: Floor, film: VideoJob) -> None:
+def test_latents_of_a_film_travel_to_who_goes_on_with_it(each_floor: Floor, film: VideoJob) -> None:
+    floor = each_floor
     films = [replace(film, custom_id=f"f{n}") for n in range(3)]
     films[0] = replace(films[0], prompt="cut short")
     events = floor.run(films)
@@ -511,18 +538,19 @@ def test_each_replica_sees_one_gpu_and_its_share_of_the_cores(
     cpu = RunConfig(OutputConfig(Path("out")), model=ModelChoice(device="cpu"))
     gpu = RunConfig(OutputConfig(Path("out")), model=ModelChoice(device="cuda"))
     cores = len(os.sched_getaffinity(0))
+    monkeypatch.setattr("hyimg_cli.parallel.devices.gpu_count", lambda: 8)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     share = {"OMP_NUM_THREADS": str(max(1, cores // 2))}
-    assert LocalProcesses(cpu, 2).environment(1) == share
+    assert LocalProcesses(cpu, Plan(()), 2).environment(1) == share
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    assert LocalProcesses(cpu, 2).environment(1) == {}
+    assert LocalProcesses(cpu, Plan(()), 2).environment(1) == {}
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4, GPU-55,6,7")
-    assert LocalProcesses(gpu, 3).environment(1) == {"CUDA_VISIBLE_DEVICES": "GPU-55"}
+    assert LocalProcesses(gpu, Plan(()), 3).environment(1) == {"CUDA_VISIBLE_DEVICES": "GPU-55"}
     pairs = replace(gpu, parallel=ParallelConfig(tensor_ranks=2))
-    assert LocalProcesses(pairs, 2).environment(1) == {"CUDA_VISIBLE_DEVICES": "6,7"}
+    assert LocalProcesses(pairs, Plan(()), 2).environment(1) == {"CUDA_VISIBLE_DEVICES": "6,7"}
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    assert LocalProcesses(gpu, 3).environment(2) == {"CUDA_VISIBLE_DEVICES": "2"}
-    assert LocalProcesses(pairs, 3).environment(2) == {"CUDA_VISIBLE_DEVICES": "4,5"}
+    assert LocalProcesses(gpu, Plan(()), 3).environment(2) == {"CUDA_VISIBLE_DEVICES": "2"}
+    assert LocalProcesses(pairs, Plan(()), 3).environment(2) == {"CUDA_VISIBLE_DEVICES": "4,5"}
 
 
 def test_memory_that_cannot_hold_them_all_is_said_before_any_starts(

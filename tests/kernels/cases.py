@@ -26,6 +26,11 @@ class Call:
     def arguments(self) -> tuple[Any, ...]:
         return self.x_TM, self.weight_TK, self.index_TK, self.gate_and_up, self.down
 
+    def few(self, tokens: int) -> "Call":
+        """The first tokens alone."""
+        rows = (t[:tokens] for t in (self.x_TM, self.weight_TK, self.index_TK))
+        return Call(*rows, self.gate_and_up, self.down)
+
 
 def call(
     tokens: int,

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.attention import bias
 
 from hyimg_cli.kernels import attention, choice, formats
 from hyimg_cli.kernels.choice import (
@@ -119,9 +120,9 @@ def test_a_single_query_goes_where_no_plan_is_made_for_its_length(
 ) -> None:
     """torch's lower-right bias is flash's own; what has none may be cuDNN's, a plan a length."""
     told: list[tuple[int, int]] = []
-    real = attention.causal_lower_right
+    real = bias.causal_lower_right
     monkeypatch.setattr(
-        attention, "causal_lower_right", lambda *sizes: told.append(sizes) or real(*sizes)
+        bias, "causal_lower_right", lambda *sizes: told.append(sizes) or real(*sizes)
     )
     q, keys, values = torch.randn(queries, 4, 8), *torch.randn(2, 2, slots, 8)
     attention.fused_attention(q, keys, values, is_causal)

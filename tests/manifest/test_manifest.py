@@ -463,7 +463,7 @@ def test_text_manifests_have_a_prompt_per_line(write_manifest: WriteManifest) ->
 
 def test_text_manifests_that_are_not_text(tmp_path: Path) -> None:
     path = tmp_path / "jobs.txt"
-    path.write_bytes(b"\xff\xfe\n[\n")
+    path.write_bytes(b"\xff\xfd\n[\n")
     manifest = read_manifest(path)
     assert [fault.code for fault in manifest.faults] == ["manifest.not-utf8"]
     assert [one.fields["prompt"] for one in manifest.lines] == ["["]

@@ -45,6 +45,7 @@ OTHER: dict[str, dict[str, str]] = {
     "vae_patch_parallel_size": {"vae_patch_parallel_size": "2"},
     "cfg_parallel_size": {"cfg_parallel_size": "2"},
     "replicas": {"replicas": "2"},
+    "ray_address": {"ray_address": "auto"},
     "output_dir": {"output_dir": "others"},
     "metadata": {"metadata": "off"},
     "frames": {"frames": "png"},

@@ -1,5 +1,6 @@
 """What is derived from the declarations, held against what is written here a second time."""
 
+import json
 from collections.abc import Callable
 from dataclasses import fields
 from operator import attrgetter
@@ -41,6 +42,7 @@ FILLS: dict[str, tuple[str, Any]] = {
     "cfg_parallel_size": ("parallel.cfg_ranks", 2),
     "tensor_parallel_size": ("parallel.tensor_ranks", 4),
     "replicas": ("parallel.replicas", 5),
+    "ray_address": ("parallel.ray_address", "10.0.0.1:6379"),
     "metadata": ("output.metadata", False),
     "frames": ("output.frames", "png"),
     "checkpoint_every": ("output.checkpoint_every", 6),
@@ -198,15 +200,15 @@ def test_another_checkpoint_has_keys_of_its_own(
 @pytest.mark.parametrize("name", SETTINGS)
 def test_a_recipe_says_it_in_its_table(name: str, tmp_path: Path) -> None:
     row, path, value = SETTINGS[name], tmp_path / "run.toml", OFF_DEFAULT[name]
-    text = f'"{value}"' if isinstance(value, str) else str(value).lower()
-    path.write_text(f"[{row.table}]\n{name} = {text}\n")
+    path.write_text(f"[{row.table}]\n{name} = {json.dumps(value)}\n")
     assert read_recipe(path) == {name: row.kind.read(value)}
 
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_a_flag_or_a_variable_says_it(name: str) -> None:
     row, value = SETTINGS[name], OFF_DEFAULT[name]
-    by_variable = settle({}, {f"HYIMG_{name.upper()}": str(value)}, {})[name]
+    said = ",".join(value) if isinstance(value, tuple) else str(value)
+    by_variable = settle({}, {f"HYIMG_{name.upper()}": said}, {})[name]
     by_flag = settle({name: value}, {}, {})[name]
     assert by_flag.value == by_variable.value == row.kind.read(value) != row.default
     assert (by_flag.origin, by_variable.origin) == ("flag", "environment")

@@ -11,7 +11,7 @@ from hyimg_cli.errors import MachineError
 from hyimg_cli.journal.keys import precision
 from hyimg_cli.journal.provenance import cores
 from hyimg_cli.memory.fit import judged
-from hyimg_cli.memory.present import available_bytes, copies_of, present
+from hyimg_cli.memory.present import available_bytes, copies_of, of_each, present
 from hyimg_cli.parallel.launch import Launched, launched, packed
 from hyimg_cli.spec.plan import Plan
 from hyimg_cli.spec.run import RunConfig
@@ -32,8 +32,13 @@ class _Process:
 class LocalProcesses:
     """A transport: replicas are children of this process, on a GPU or a share of the cores each."""
 
-    def __init__(self, config: RunConfig, count: int) -> None:
-        self._config, self._count = config, count
+    def __init__(self, config: RunConfig, plan: Plan, count: int) -> None:
+        """Raises MachineError where there are fewer GPUs than they need, and on a CPU whose memory
+        cannot hold a model each.
+        """
+        _refuse_missing_gpus(config, count)
+        _refuse_little_memory(config, plan, count)
+        self.config, self._count = of_each(config, count), count
         self._processes: dict[int, _Process] = {}
         self._inbox: SimpleQueue[tuple[_Process, int, FromReplica] | None] = SimpleQueue()
 
@@ -90,8 +95,8 @@ class LocalProcesses:
         found = {}
         if "OMP_NUM_THREADS" not in os.environ:
             found["OMP_NUM_THREADS"] = str(max(1, cores() // self._count))
-        if precision(self._config.model)[0] == "cuda":
-            ranks = self._config.parallel.of_session
+        if precision(self.config.model)[0] == "cuda":
+            ranks = self.config.parallel.of_session
             visible = os.environ.get("CUDA_VISIBLE_DEVICES")
             every = range(self._count * ranks)
             names = visible.split(",") if visible is not None else [str(n) for n in every]
@@ -107,7 +112,7 @@ class LocalProcesses:
         self._heard(process, number, Gone(process.child.death()))
 
 
-def refuse_missing_gpus(config: RunConfig, count: int) -> None:
+def _refuse_missing_gpus(config: RunConfig, count: int) -> None:
     """Passes a machine with GPUs for so many replicas. Raises MachineError."""
     if precision(config.model)[0] != "cuda":
         return
@@ -120,7 +125,7 @@ def refuse_missing_gpus(config: RunConfig, count: int) -> None:
     devices.refuse_missing_gpus(count * ranks, what, hint, code="machine.replicas")
 
 
-def refuse_little_memory(config: RunConfig, plan: Plan, count: int) -> None:
+def _refuse_little_memory(config: RunConfig, plan: Plan, count: int) -> None:
     """On a CPU every replica's model lies in the same memory; each is asked before any loads.
 
     Raises MachineError.

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from hyimg_cli.errors import HyimgError
 from hyimg_cli.journal.journal import Made
+from hyimg_cli.journal.keys import Facts
 from hyimg_cli.parallel.watch import BEAT_S, Beat
 from hyimg_cli.spec.events import Event
 from hyimg_cli.spec.plan import Plan
@@ -55,9 +56,12 @@ class Stop:
 
 @dataclass(frozen=True)
 class Ready:
-    """The replica has imported what it needs."""
+    """The replica has imported what it needs. `node`: the machine it is on, empty where that is
+    this; `facts` are what it finds there.
+    """
 
-    pid: int
+    facts: Facts
+    node: str = ""
 
 
 @dataclass(frozen=True)
@@ -92,8 +96,11 @@ FromReplica = Ready | Told | PieceDone | Beat | Gone
 class Transport(Protocol):
     """Starts replicas by their numbers and carries messages; it knows of no job and no journal.
 
-    Nothing here waits for a replica, but `events` for as long as it is told.
+    Nothing here waits for a replica, but `events` for as long as it is told. `config`: the run's,
+    as one replica has it.
     """
+
+    config: RunConfig
 
     def start(self, setup: Setup) -> None:
         """Begin to start a replica, in place of an earlier one of the number."""

@@ -11,12 +11,14 @@ import time
 import traceback
 from collections.abc import Generator, Iterator
 from contextlib import closing
+from dataclasses import replace
 from typing import Protocol
 
 from hyimg_cli.engine.replicas.messages import Assign, PieceDone, Setup, Told
 from hyimg_cli.engine.replicas.scratch import ScratchFolder, own_folder
 from hyimg_cli.errors import HyimgError, Interrupted
 from hyimg_cli.journal.journal import JobFolder
+from hyimg_cli.journal.keys import Facts
 from hyimg_cli.parallel.watch import AwakeClock, Steps
 from hyimg_cli.spec.events import (
     DenoiseStep,
@@ -57,10 +59,13 @@ class PieceWorker:
         folder = own_folder()
         tempfile.tempdir = str(folder)  # what its ranks and libraries leave is removed with it
         self._whole = setup.whole
+        # By this machine; where that differs from the run's, nobody will want the session.
+        config = replace(setup.config, model=replace(setup.config.model, place=None))
+        self.facts = Facts.of(config, setup.whole)
         self._folder = ScratchFolder(folder)
         self.steps = Steps(AwakeClock(most_s=3 * setup.beat_s))
         module, name = setup.session.split(":")
-        self._session: RunsPieces = getattr(importlib.import_module(module), name)(setup.config)
+        self._session: RunsPieces = getattr(importlib.import_module(module), name)(config)
         self._group = ""
         self._progress: dict[str, Event] = {}
         self._progress_s, self._told_at = setup.progress_s, 0.0

@@ -33,7 +33,7 @@ def main() -> None:
     worker = PieceWorker(setup)
     beat[0] = worker.steps.beat
     stops.append(worker.stop)
-    parent.send(Ready(os.getpid()))
+    parent.send(Ready(worker.facts))
     while True:
         given = inbox.get()
         assert isinstance(given, Assign), "a replica is set up once"

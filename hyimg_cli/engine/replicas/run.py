@@ -19,8 +19,6 @@ from hyimg_cli.engine.choice import replicas_of
 from hyimg_cli.engine.replicas.job_queue import JobQueue
 from hyimg_cli.engine.replicas.local import (
     LocalProcesses,
-    refuse_little_memory,
-    refuse_missing_gpus,
 )
 from hyimg_cli.engine.replicas.messages import (
     Assign,
@@ -43,8 +41,7 @@ from hyimg_cli.errors import (
     StorageError,
 )
 from hyimg_cli.journal.journal import JobFolder
-from hyimg_cli.journal.keys import key_of, source_digests
-from hyimg_cli.memory.present import of_each
+from hyimg_cli.journal.keys import Facts, key_of, source_digests
 from hyimg_cli.parallel.watch import LIMITS, AwakeClock, Beat, Limits, StepWatch
 from hyimg_cli.spec.events import Event, JobDone, JobFailed, ReplicaDied
 from hyimg_cli.spec.job import Job, VideoJob
@@ -67,14 +64,13 @@ class Replicas:
         self,
         config: RunConfig,
         *,
-        transport: Callable[[RunConfig, int], Transport] = LocalProcesses,
+        transport: Callable[[RunConfig, Plan, int], Transport] = LocalProcesses,
         limits: Limits = LIMITS,
         setup: Mapping[str, object] | None = None,
     ) -> None:
-        """`transport` makes what starts so many replicas; `setup`: of each one's `Setup` what is
-        not by default. Raises MachineError where there are fewer GPUs than replicas need.
+        """`transport` makes what starts so many replicas for a plan; `setup`: of each one's `Setup`
+        what is not by default.
         """
-        refuse_missing_gpus(config, config.parallel.replicas)
         self._config = config
         self._transport = transport
         self._limits, self._setup = limits, setup or {}
@@ -103,17 +99,16 @@ class Replicas:
         """Every job of the plan, as in `Session.run`; only as many replicas as there are jobs.
 
         A replica that dies costs nobody a job: what it had begun runs once more, alone. Raises
-        MachineError where all of them died, and on a CPU whose memory cannot hold a model each.
+        MachineError where all of them died, and where the machine has not what they need.
         """
         if not plan.jobs:
             return
         count = replicas_of(plan, self._config)
-        refuse_little_memory(self._config, plan, count)
-        config = of_each(self._config, count)
         folder.make_places(plan.jobs)
+        transport = self._transport(self._config, plan, count)
         level = logging.getLogger().getEffectiveLevel()
-        setup = replace(Setup(0, config, plan, level), **self._setup)  # type: ignore[arg-type]
-        transport = self._transport(config, count)
+        base = Setup(0, transport.config, plan, level)
+        setup = replace(base, **self._setup)  # type: ignore[arg-type]
         dispatcher = self._dispatcher = _Dispatcher(setup, count, folder, transport, self._limits)
         try:
             yield from self._worked(dispatcher)
@@ -159,6 +154,9 @@ class _Dispatcher:
         self._workers = [Worker(number) for number in range(count)]
         self._queue = JobQueue(setup.whole, count)
         self._attempts = folder.attempts()
+        facts = Facts.of(setup.config, setup.whole)
+        own = {name: facts.versions[name] for name in ("hyimg",)}
+        self._facts = replace(facts, versions=own)
         self._deaths: dict[str, list[str]] = {}
         self._dead: list[str] = []
         self._advice = ""
@@ -255,6 +253,9 @@ class _Dispatcher:
         match message:
             case Ready():
                 worker.is_up = True
+                if why := self._differences(message):
+                    worker.refused()
+                    yield from self._killed(worker, why)
             case Told():
                 yield from self._told(worker, message)
             case PieceDone():
@@ -263,6 +264,14 @@ class _Dispatcher:
                 worker.beat = message
             case Gone():
                 yield from self._lost(worker, message.why)
+
+    def _differences(self, ready: Ready) -> str:
+        """Why a replica may not work on this run; the first one's packages are all others'."""
+        expected, node = self._facts, f" ({ready.node})" if ready.node else ""
+        if found := expected.differences(ready.facts):
+            return f"refused{node}, it has {found}"
+        self._facts = replace(expected, versions=ready.facts.versions)
+        return ""
 
     def _told(self, worker: Worker, told: Told) -> Iterator[Event]:
         events = list(told.events)
@@ -283,6 +292,8 @@ class _Dispatcher:
         if error is None and not trace:
             worker.finished()
         elif error is not None and not (self._is_over or _is_its_own(error)):
+            self.transport.kill(worker.number)
+            worker.died()
             raise error
         else:
             if trace:

@@ -8,7 +8,7 @@ from hyimg_cli.spec.job import Job
 from hyimg_cli.spec.plan import Plan
 
 # A replica that dies so often without a finished job in between is not started again.
-_MOST_DEATHS_IN_A_ROW = 2
+_MOST_DEATHS_IN_A_ROW = 3
 
 
 @dataclass(eq=False)
@@ -37,7 +37,7 @@ class Worker:
 
     @property
     def may_return(self) -> bool:
-        """True if it died at a job, and not too often: what dies while it loads does so again."""
+        """True unless it dies again and again: whatever is wrong, it is not a job."""
         return self._deaths_in_a_row < _MOST_DEATHS_IN_A_ROW
 
     def started(self, now: float) -> None:
@@ -65,11 +65,15 @@ class Worker:
         self.has_work = False
         self._jobs, self._begun = {}, set()
 
+    def refused(self) -> None:
+        """It finds on its machine what the run's others do not: another one there would, too."""
+        self._deaths_in_a_row = _MOST_DEATHS_IN_A_ROW
+
     def died(self) -> tuple[list[Job], list[Job]]:
         """Its process is gone: the jobs that it worked on, and those that it had not begun."""
         begun = [job for name, job in self._jobs.items() if name in self._begun]
         waiting = [job for name, job in self._jobs.items() if name not in self._begun]
-        self._deaths_in_a_row = self._deaths_in_a_row + 1 if begun else _MOST_DEATHS_IN_A_ROW
+        self._deaths_in_a_row += 1
         self.is_alive = self.is_up = False
         self.finished()
         return begun, waiting

@@ -20,6 +20,7 @@ from hyimg_cli.media.images import MAX_SOURCE_BYTES
 from hyimg_cli.media.recorded import Described, Record
 from hyimg_cli.models import registry
 from hyimg_cli.settings.config import values_in_key
+from hyimg_cli.settings.kinds import shown
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.job import VIDEO_TASKS
 from hyimg_cli.spec.run import ModelChoice
@@ -95,7 +96,9 @@ def _model(path: Path, record: Record, custom_id: str, wishes: Wishes) -> tuple[
         return model, []
     what = f"the model {PurePath(model).name} is not the one recorded"
     if not wishes.allow_changed:
-        hint = f"name the folder or --revision of {recorded} with {expected[:10]}…; or {_ALLOW}"
+        hint = (
+            f"name the folder or --revision of {shown(recorded)} with {expected[:10]}…; or {_ALLOW}"
+        )
         raise _fault("other-model", what, path, hint)
     return model, [what]
 
@@ -109,9 +112,10 @@ def _located_model(path: Path, recorded: str, custom_id: str, revision: str | No
     if _HUB_ID.fullmatch(recorded):
         if (cached := registry.in_cache(recorded, revision)) is not None:
             return str(cached)
-        what = f"the model {recorded} is not on this machine, and no file has one fetched"
-        raise _fault("model", what, path, f"--model {recorded} fetches it")
-    what = f"only the name of the model's folder is recorded: {PurePath(recorded).name!r}"
+        name = shown(recorded).strip('"')
+        what = f"the model {name} is not on this machine, and no file has one fetched"
+        raise _fault("model", what, path, f"--model {name} fetches it")
+    what = f"only the name of the model's folder is recorded: {shown(PurePath(recorded).name)}"
     there = model_there(path, custom_id)
     hint = "give the folder with --model"
     raise _fault("model", what, path, hint if there is None else f"{hint}; its run had {there}")
@@ -132,14 +136,14 @@ def _images(
     found = []
     for number, name in enumerate(names):
         if PurePath(name).name != name or name in ("", ".", ".."):
-            raise _fault("damaged", f"{name!r} is no name of an image", path)
+            raise _fault("damaged", f"{shown(name)} is no name of an image", path)
         # Where it may be, in the order of looking.
         beside = [path.parent / name, *there[number : number + 1]]
         places = [wishes.images_from / name] if wishes.images_from else beside
         present = [place for place in places if os.path.isfile(place)]
         if not present:
             folders = " nor in ".join(dict.fromkeys(str(place.parent) for place in places))
-            what = f"the source image {name} is not in {folders}"
+            what = f"the source image {shown(name)} is not in {folders}"
             raise _fault("missing-image", what, path, "give its folder with --images-from")
         image = next((p for p in present if not digests or _digest(p) == digests[number]), None)
         if image is None:

@@ -12,7 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from hyimg_cli.errors import CheckpointError
-from hyimg_cli.loading.checkpoint import TensorInfo, promised_bytes, read_json, tensor_index
+from hyimg_cli.loading.checkpoint import (
+    MOST_MODULES,
+    MOST_WIDTH,
+    TensorInfo,
+    promised_bytes,
+    read_json,
+    refuse_many,
+    tensor_index,
+)
 from hyimg_cli.spec.card import (
     PICTURE_BYTES,
     Bucket,
@@ -75,7 +83,7 @@ EDIT_DEFAULTS = replace(
 
 
 @dataclass(frozen=True)
-class Limits:
+class SizeLimits:
     """How a picture is sized: its longest and shortest side, and what both are multiples of."""
 
     max_size: int
@@ -84,7 +92,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Decoder:
+class DecoderShape:
     """The language model: its numbers are those of each of its two sets of weights."""
 
     hidden_size: int
@@ -100,7 +108,7 @@ class Decoder:
 
 
 @dataclass(frozen=True)
-class Vision:
+class VisionShape:
     """The SigLIP tower; `positions` rows in its own table, `table_side` squared in the model's."""
 
     hidden_size: int
@@ -118,7 +126,7 @@ class Vision:
 
 
 @dataclass(frozen=True)
-class Vae:
+class AutoencoderShape:
     """FLUX's autoencoder: width of its first level, multiples of it, and the latents' scale."""
 
     ch: int = 128
@@ -134,17 +142,17 @@ class Vae:
 
 
 @dataclass(frozen=True)
-class Architecture:
+class BagelShape:
     """Everything about the network's shape. `table_side`: rows of tokens that a picture may have,
     and columns.
     """
 
-    decoder: Decoder
-    vision: Vision
-    vae: Vae
+    decoder: DecoderShape
+    vision: VisionShape
+    vae: AutoencoderShape
     table_side: int
-    vae_limits: Limits
-    vit_limits: Limits
+    vae_limits: SizeLimits
+    vit_limits: SizeLimits
     max_pixels: int
 
     @property
@@ -158,7 +166,7 @@ class Architecture:
         return self.table_side * TOKEN_PIXELS
 
 
-def read_architecture(folder: Path) -> Architecture:
+def read_architecture(folder: Path) -> BagelShape:
     """The network in `folder`. Raises CheckpointError for a key missing or unreleased."""
     config = read_json(folder / "config.json")
     parts = {
@@ -170,6 +178,7 @@ def read_architecture(folder: Path) -> Architecture:
         (parts["llm_config"], _ONLY_RELEASED_LLM, "llm_config.json"),
         (parts["vit_config"], _ONLY_RELEASED_VIT, "vit_config.json"),
     ):
+        refuse_many(values, MOST_MODULES, folder / name)
         _refuse_unreleased(values, only, f"{folder.name}/{name}")
     try:
         return _architecture(config, parts["llm_config"], parts["vit_config"], _headers(folder))
@@ -205,9 +214,9 @@ def _architecture(
     llm: Mapping[str, Any],
     vit: Mapping[str, Any],
     found: Mapping[str, TensorInfo],
-) -> Architecture:
+) -> BagelShape:
     hidden, heads = int(llm["hidden_size"]), int(llm["num_attention_heads"])
-    decoder = Decoder(
+    decoder = DecoderShape(
         hidden_size=hidden,
         intermediate_size=int(llm["intermediate_size"]),
         num_hidden_layers=int(llm["num_hidden_layers"]),
@@ -224,7 +233,7 @@ def _architecture(
     has_last = f"{_VIT}encoder.layers.{stated - 1}.layer_norm1.weight" in found
     side = int(config.get("vit_max_num_patch_per_side", 70))
     rows = found[_VIT_POSITIONS].shape[0] if _VIT_POSITIONS in found else side**2
-    vision = Vision(
+    vision = VisionShape(
         hidden_size=int(vit["hidden_size"]),
         intermediate_size=int(vit["intermediate_size"]),
         num_hidden_layers=stated if has_last else stated - 1,
@@ -238,18 +247,22 @@ def _architecture(
     vae = {key: value for key, value in config.get("vae_config", {}).items() if key in _VAE_KEYS}
     if "ch_mult" in vae:
         vae["ch_mult"] = tuple(vae["ch_mult"])
-    return Architecture(
+    autoencoder = AutoencoderShape(**vae)
+    # What a FLUX autoencoder is made of; whoever builds by other numbers does not come to an end.
+    if not (len(autoencoder.ch_mult) == 4 and 0 < max(autoencoder.widths) < MOST_WIDTH):
+        raise ValueError(f"ch {autoencoder.ch} and ch_mult {autoencoder.ch_mult}")
+    return BagelShape(
         decoder=decoder,
         vision=vision,
-        vae=Vae(**vae),
+        vae=autoencoder,
         table_side=_side(found, _LATENT_TABLE, _RELEASED_SIDE),
-        vae_limits=Limits(**transforms.get("vae", _limits(1024, 512, TOKEN_PIXELS))),
-        vit_limits=Limits(**transforms.get("vit", _limits(980, 224, vision.patch_size))),
+        vae_limits=SizeLimits(**transforms.get("vae", _limits(1024, 512, TOKEN_PIXELS))),
+        vit_limits=SizeLimits(**transforms.get("vit", _limits(980, 224, vision.patch_size))),
         max_pixels=int(transforms.get("max_pixels", 14 * 14 * 9 * 1024)),
     )
 
 
-_VAE_KEYS = Vae.__dataclass_fields__.keys()
+_VAE_KEYS = AutoencoderShape.__dataclass_fields__.keys()
 
 
 def _limits(max_size: int, min_size: int, stride: int) -> dict[str, int]:
@@ -267,7 +280,7 @@ def _side(found: Mapping[str, TensorInfo], name: str, otherwise: int) -> int:
     return math.isqrt(rows)
 
 
-def model_card(folder: Path, model: str, arch: Architecture) -> ModelCard:
+def model_card(folder: Path, model: str, arch: BagelShape) -> ModelCard:
     """The card of the checkpoint in `folder`, called `model` by the user.
 
     A `card.json` beside the weights may name it, and say that it is untrained.

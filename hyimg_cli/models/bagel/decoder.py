@@ -22,7 +22,7 @@ from hyimg_cli.kernels.attention import RowAttention, masked_attention
 from hyimg_cli.kernels.rows import padding
 from hyimg_cli.kernels.transfer import sent, to_device
 from hyimg_cli.kv.buffer import Buffer
-from hyimg_cli.models.bagel.config import Decoder
+from hyimg_cli.models.bagel.config import DecoderShape
 
 _GEN = "_moe_gen"
 
@@ -39,7 +39,7 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class QueryBlock:
+class NewTokens:
     """New tokens of one sequence, from slot `start` of its buffer on: what each of them sees, its
     rope id, and if it is a latent.
     """
@@ -59,7 +59,7 @@ class QueryBlock:
 
 
 @dataclass(frozen=True)
-class Rows:
+class KindRows:
     """Where the tokens of a forward stand: `und` rows first, `count` in all, zeros between them
     that fill up each kind. `row_T`: of each token; None where rows and tokens are the same.
     """
@@ -69,7 +69,7 @@ class Rows:
     row_T: Tensor | None
     cos_TD: Tensor
     sin_TD: Tensor
-    blocks: Sequence[tuple[QueryBlock, Tensor]]
+    blocks: Sequence[tuple[NewTokens, Tensor]]
 
     def of_tokens(self, x_RM: Tensor) -> Tensor:
         return x_RM if self.row_T is None else x_RM[self.row_T]
@@ -98,10 +98,10 @@ class InPairs(nn.Module):
         return torch.cat([cast(nn.Module, parts[part])(rows) for part, rows in halves])
 
 
-class Mlp(nn.Module):
+class SwiGlu(nn.Module):
     """SwiGLU."""
 
-    def __init__(self, arch: Decoder) -> None:
+    def __init__(self, arch: DecoderShape) -> None:
         super().__init__()
         width, inner = arch.hidden_size, arch.intermediate_size
         self.gate_proj = nn.Linear(width, inner, bias=False)
@@ -113,10 +113,10 @@ class Mlp(nn.Module):
         return out_RM
 
 
-class Attention(InPairs):
+class PairedAttention(InPairs):
     """Grouped-query attention; queries and keys are normed, then turned."""
 
-    def __init__(self, arch: Decoder, layer: int) -> None:
+    def __init__(self, arch: DecoderShape, layer: int) -> None:
         super().__init__()
         self.layer, self.head_dim = layer, arch.head_dim
         width, eps = arch.hidden_size, arch.rms_norm_eps
@@ -130,7 +130,7 @@ class Attention(InPairs):
         self.pair("k_norm", lambda: nn.RMSNorm(arch.head_dim, eps))
         self.by_row: RowAttention = masked_attention
 
-    def forward(self, x_RM: Tensor, rows: Rows) -> Tensor:
+    def forward(self, x_RM: Tensor, rows: KindRows) -> Tensor:
         q_THD, k_TKD, v_TKD = self.project(x_RM, rows)
         seen: list[Tensor] = []
         at = 0
@@ -145,7 +145,7 @@ class Attention(InPairs):
         seen_TM = torch.cat(seen).flatten(1)
         return self.both("o_proj", rows.from_tokens(seen_TM), rows.und)
 
-    def project(self, x_RM: Tensor, rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
+    def project(self, x_RM: Tensor, rows: KindRows) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values of the tokens as the cache holds them."""
 
         def heads(name: str) -> Tensor:
@@ -165,29 +165,29 @@ class Attention(InPairs):
 class Layer(InPairs):
     """Pre-norm attention and MLP, each added to the residual stream."""
 
-    def __init__(self, arch: Decoder, layer: int) -> None:
+    def __init__(self, arch: DecoderShape, layer: int) -> None:
         super().__init__()
         width, eps = arch.hidden_size, arch.rms_norm_eps
         self.pair("input_layernorm", lambda: nn.RMSNorm(width, eps))
-        self.self_attn = Attention(arch, layer)
+        self.self_attn = PairedAttention(arch, layer)
         self.pair("post_attention_layernorm", lambda: nn.RMSNorm(width, eps))
-        self.pair("mlp", lambda: Mlp(arch))
+        self.pair("mlp", lambda: SwiGlu(arch))
 
-    def forward(self, x_RM: Tensor, rows: Rows) -> Tensor:
+    def forward(self, x_RM: Tensor, rows: KindRows) -> Tensor:
         und = rows.und
         x_RM = x_RM + self.self_attn(self.both("input_layernorm", x_RM, und), rows)
         normed_RM = self.both("post_attention_layernorm", x_RM, und)
         return x_RM + self.both("mlp", normed_RM, und)
 
 
-class Transformer(InPairs):
+class PairedDecoder(InPairs):
     """Token rows in, their last states out; keys and values go to each query block's buffer.
 
     `rows_seen` counts every token row that ever entered. `row_multiple` above 1 fills up the rows
     of each kind, so that a row's bits do not depend on its company.
     """
 
-    def __init__(self, arch: Decoder) -> None:
+    def __init__(self, arch: DecoderShape) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(arch.vocab_size, arch.hidden_size)
         layers = nn.ModuleList(Layer(arch, number) for number in range(arch.num_hidden_layers))
@@ -196,7 +196,7 @@ class Transformer(InPairs):
         self.head_dim, self.theta = arch.head_dim, arch.rope_theta
         self.rows_seen, self.row_multiple = 0, 1
 
-    def forward(self, x_TM: Tensor, blocks: Sequence[QueryBlock]) -> Tensor:
+    def forward(self, x_TM: Tensor, blocks: Sequence[NewTokens]) -> Tensor:
         """States behind the final norm, [T, M]; the tokens of all blocks, one after another."""
         self.rows_seen += len(x_TM)
         rows = self.rows(blocks, x_TM.device)
@@ -205,7 +205,7 @@ class Transformer(InPairs):
             x_RM = layer(x_RM, rows)
         return rows.of_tokens(self.both("norm", x_RM, rows.und))
 
-    def rows(self, blocks: Sequence[QueryBlock], device: torch.device) -> Rows:
+    def rows(self, blocks: Sequence[NewTokens], device: torch.device) -> KindRows:
         """The places of all blocks' tokens."""
         is_gen_T = torch.tensor([one for block in blocks for one in block.is_gen])
         gen, multiple = int(is_gen_T.sum()), self.row_multiple
@@ -218,7 +218,7 @@ class Transformer(InPairs):
             row_T[~is_gen_T], row_T[is_gen_T] = torch.arange(und), torch.arange(gen) + first
         positions = [one for block in blocks for one in block.positions]
         slots = [(block, to_device(range(block.start, block.stop), device)) for block in blocks]
-        return Rows(
+        return KindRows(
             first,
             count,
             None if row_T is None else sent(row_T, device),

@@ -23,13 +23,13 @@ from hyimg_cli.kv.buffer import Buffer
 from hyimg_cli.kv.segments import Segment
 from hyimg_cli.media.images import bicubic
 from hyimg_cli.models.bagel.guidance import Guidance, Renorm, unpacked
-from hyimg_cli.models.bagel.network import BagelNetwork, Branch, SourceRows
-from hyimg_cli.models.bagel.prompter import Prompter
+from hyimg_cli.models.bagel.network import BagelNetwork, ImageRows, NoiseBranch
+from hyimg_cli.models.bagel.prompter import BagelPrompter
 from hyimg_cli.models.bagel.sequence import (
-    Grid,
-    Layout,
+    BlockLayout,
     Markers,
-    SourceShape,
+    SourcePlace,
+    TokenGrid,
     Writer,
     picture_grid,
     segments,
@@ -57,7 +57,9 @@ _RETOKENISED = (
 )
 
 
-def load_family(prompter: Prompter, choice: ModelChoice, *, is_batch_invariant: bool) -> "Bagel":
+def load_family(
+    prompter: BagelPrompter, choice: ModelChoice, *, is_batch_invariant: bool
+) -> "Bagel":
     """Load the weights on the chosen device: float32 on the CPU, bfloat16 on a GPU by default.
 
     Raises UsageError for a form that this family is not held in.
@@ -82,7 +84,7 @@ def load_family(prompter: Prompter, choice: ModelChoice, *, is_batch_invariant: 
 
 
 @dataclass(frozen=True)
-class Script:
+class PlainScript:
     """What may be written: anything, up to the marker that ends a text."""
 
     markers: Markers
@@ -111,7 +113,7 @@ class Bagel:
 
     has_graphs = False
 
-    def __init__(self, network: BagelNetwork, codec: PictureCodec, prompter: Prompter) -> None:
+    def __init__(self, network: BagelNetwork, codec: PictureCodec, prompter: BagelPrompter) -> None:
         self.network, self.codec, self.prompter = network, codec, prompter
 
     @property
@@ -181,8 +183,8 @@ class Bagel:
             device = self.network.weight.device
             rows = {name: rows.to(device) for name, rows in unpack_tensors(data).items()}
             size, vae, vit = (Size(*size) for size in facts["sizes"])
-            shape = SourceShape(size, vae, vit, Grid(*facts["vit"]))
-            return Encoded(digest, shape, SourceRows(**rows))
+            shape = SourcePlace(size, vae, vit, TokenGrid(*facts["vit"]))
+            return Encoded(digest, shape, ImageRows(**rows))
         except (SafetensorError, KeyError, TypeError) as error:
             raise ValueError("not an encoded source image") from error
 
@@ -194,12 +196,12 @@ class Bagel:
         return TextPrompt(layout, layout.length, layout.length + room + 2)
 
     def segments(
-        self, layout: Layout, ids: Sequence[int], sources: Sequence[Encoded], stop: int
+        self, layout: BlockLayout, ids: Sequence[int], sources: Sequence[Encoded], stop: int
     ) -> list[Segment]:
         return segments(layout, [source.digest for source in sources], stop)
 
-    def script(self, job: ImageJob) -> Script:
-        return Script(self.prompter.markers)
+    def script(self, job: ImageJob) -> PlainScript:
+        return PlainScript(self.prompter.markers)
 
     def text_budget(self, job: ImageJob, context: Context) -> int:
         return self.prompter.text_budget(job, context.layout)
@@ -249,16 +251,16 @@ class Bagel:
     @torch.no_grad()
     def prefill(
         self,
-        layout: Layout,
+        layout: BlockLayout,
         ids: Sequence[int],
         sources: Sequence[Encoded],
         buffer: Buffer,
         stop: int,
     ) -> Tensor:
-        rows = [cast(SourceRows, source.rows) for source in sources]
+        rows = [cast(ImageRows, source.rows) for source in sources]
         return self.network.prefill(layout, rows, buffer, stop)
 
-    def branch(self, layout: Layout, buffer: Buffer) -> Branch:
+    def branch(self, layout: BlockLayout, buffer: Buffer) -> NoiseBranch:
         return self.network.branch(layout, buffer)
 
     def track(self, job: ImageJob, canvas: Canvas, branches: int) -> Track:
@@ -304,16 +306,16 @@ def _levels(pixels: np.ndarray) -> Tensor:
     return (torch.from_numpy(pixels).permute(2, 0, 1).float() / 255 - 0.5) / 0.5
 
 
-def _patches(levels_CHW: Tensor, grid: Grid) -> Tensor:
+def _patches(levels_CHW: Tensor, grid: TokenGrid) -> Tensor:
     """The ViT's patches, [N, P]: row in the patch, column in it, channel the fastest."""
     side = levels_CHW.shape[-1] // grid.columns
     cells = levels_CHW.reshape(3, grid.rows, side, grid.columns, side)
     return cells.permute(1, 3, 2, 4, 0).reshape(grid.cells, -1)
 
 
-def _sizes(shape: SourceShape) -> tuple[Size, Size, Size]:
+def _sizes(shape: SourcePlace) -> tuple[Size, Size, Size]:
     return shape.size, shape.vae_size, shape.vit_size
 
 
-def _shapes(sources: Sequence[Encoded]) -> list[SourceShape]:
+def _shapes(sources: Sequence[Encoded]) -> list[SourcePlace]:
     return [source.shape for source in sources]

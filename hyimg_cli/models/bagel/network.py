@@ -22,10 +22,10 @@ from hyimg_cli.kernels.attention import row_attention
 from hyimg_cli.kernels.rows import padding
 from hyimg_cli.kernels.transfer import to_device
 from hyimg_cli.kv.buffer import Buffer
-from hyimg_cli.models.bagel.config import Architecture, Vision
-from hyimg_cli.models.bagel.decoder import Piece, QueryBlock, Transformer
+from hyimg_cli.models.bagel.config import BagelShape, VisionShape
+from hyimg_cli.models.bagel.decoder import NewTokens, PairedDecoder, Piece
 from hyimg_cli.models.bagel.guidance import packed, unpacked
-from hyimg_cli.models.bagel.sequence import Grid, Layout
+from hyimg_cli.models.bagel.sequence import BlockLayout, TokenGrid
 from hyimg_cli.models.protocols import Context, LivePicture
 
 _SINUSOID, _MAX_PERIOD = 256, 10000.0
@@ -33,7 +33,7 @@ _IMAGES = ("vae", "vit", "noise")
 
 
 @dataclass(frozen=True)
-class SourceRows:
+class ImageRows:
     """A source image as token rows, markers aside: its clean latents [N, M], its patches [N, M]."""
 
     vae_NM: Tensor
@@ -41,19 +41,19 @@ class SourceRows:
 
 
 @dataclass(frozen=True)
-class Branch:
+class NoiseBranch:
     """One guidance branch while denoising: its noise block behind its context."""
 
-    block: QueryBlock
-    grid: Grid
+    block: NewTokens
+    grid: TokenGrid
 
 
 class LanguageModel(nn.Module):
     """The decoder and its head."""
 
-    def __init__(self, arch: Architecture) -> None:
+    def __init__(self, arch: BagelShape) -> None:
         super().__init__()
-        self.model = Transformer(arch.decoder)
+        self.model = PairedDecoder(arch.decoder)
         self.lm_head = nn.Linear(arch.decoder.hidden_size, arch.decoder.vocab_size, bias=False)
 
 
@@ -77,7 +77,7 @@ def sinusoid(t_B: Tensor) -> Tensor:
     return torch.cat([angle.cos(), angle.sin()], dim=-1)
 
 
-class Table(nn.Module):
+class PlaceTable(nn.Module):
     """A row for each place of a square grid; frozen, but in the checkpoint."""
 
     def __init__(self, side: int, width: int) -> None:
@@ -85,7 +85,7 @@ class Table(nn.Module):
         self.side = side
         self.pos_embed = nn.Parameter(torch.empty(side**2, width))
 
-    def forward(self, grid: Grid) -> Tensor:
+    def forward(self, grid: TokenGrid) -> Tensor:
         return self.pos_embed[to_device(grid.places(self.side), self.pos_embed.device)]
 
 
@@ -104,7 +104,7 @@ class Connector(nn.Module):
 class VisionEmbeddings(nn.Module):
     """Patches as rows of the ViT; each place has its row of the whole square's table."""
 
-    def __init__(self, arch: Vision) -> None:
+    def __init__(self, arch: VisionShape) -> None:
         super().__init__()
         self.side = math.isqrt(arch.positions)
         # A patch's values stand as (row, column, channel): the weights are a matrix's, and would be
@@ -112,7 +112,7 @@ class VisionEmbeddings(nn.Module):
         self.patch_embedding = nn.Linear(arch.patch_values, arch.hidden_size)
         self.position_embedding = nn.Embedding(arch.positions, arch.hidden_size)
 
-    def forward(self, patches_NP: Tensor, grid: Grid) -> Tensor:
+    def forward(self, patches_NP: Tensor, grid: TokenGrid) -> Tensor:
         places_N = to_device(grid.places(self.side), patches_NP.device)
         rows: Tensor = self.patch_embedding(patches_NP) + self.position_embedding(places_N)
         return rows
@@ -121,7 +121,7 @@ class VisionEmbeddings(nn.Module):
 class VisionTransformer(nn.Module):
     """SigLIP without its pooling head."""
 
-    def __init__(self, arch: Vision) -> None:
+    def __init__(self, arch: VisionShape) -> None:
         super().__init__()
         config = SiglipVisionConfig(
             hidden_size=arch.hidden_size,
@@ -137,7 +137,7 @@ class VisionTransformer(nn.Module):
         self.encoder = SiglipEncoder(cast(SiglipConfig, config))
         self.post_layernorm = nn.LayerNorm(arch.hidden_size, eps=arch.layer_norm_eps)
 
-    def forward(self, patches_NP: Tensor, grid: Grid) -> Tensor:
+    def forward(self, patches_NP: Tensor, grid: TokenGrid) -> Tensor:
         rows_1NM = self.embeddings(patches_NP, grid)[None]
         out: Tensor = self.post_layernorm(self.encoder(inputs_embeds=rows_1NM).last_hidden_state)
         return out[0]
@@ -146,7 +146,7 @@ class VisionTransformer(nn.Module):
 class VisionModel(nn.Module):
     """The ViT under its released name."""
 
-    def __init__(self, arch: Vision) -> None:
+    def __init__(self, arch: VisionShape) -> None:
         super().__init__()
         self.vision_model = VisionTransformer(arch)
 
@@ -154,22 +154,22 @@ class VisionModel(nn.Module):
 class BagelNetwork(nn.Module):
     """All that `ema.safetensors` holds: everything but the VAE."""
 
-    def __init__(self, arch: Architecture) -> None:
+    def __init__(self, arch: BagelShape) -> None:
         super().__init__()
         self.arch = arch
         width, values = arch.decoder.hidden_size, arch.patch_values
         self.language_model = LanguageModel(arch)
         self.time_embedder = TimeEmbedder(width)
         self.vae2llm, self.llm2vae = nn.Linear(values, width), nn.Linear(width, values)
-        self.latent_pos_embed = Table(arch.table_side, width)
+        self.latent_pos_embed = PlaceTable(arch.table_side, width)
         self.connector = Connector(arch.vision.hidden_size, width)
-        self.vit_pos_embed = Table(arch.vision.table_side, width)
+        self.vit_pos_embed = PlaceTable(arch.vision.table_side, width)
         self.vit_model = VisionModel(arch.vision)
         # Of branches, in denoise steps.
         self.branch_forwards = 0
 
     @property
-    def decoder(self) -> Transformer:
+    def decoder(self) -> PairedDecoder:
         return self.language_model.model
 
     @property
@@ -193,23 +193,23 @@ class BagelNetwork(nn.Module):
             devices=[self.weight.device] * arch.num_hidden_layers,
         )
 
-    def encode_source(self, latents_CYX: Tensor, patches_NP: Tensor, vit: Grid) -> SourceRows:
+    def encode_source(self, latents_CYX: Tensor, patches_NP: Tensor, vit: TokenGrid) -> ImageRows:
         """Token rows of one source image, from its scaled latents and its patches; it is clean."""
         seen_NM = self.vit_model.vision_model(patches_NP.to(self.weight.dtype), vit)
         connected_NM: Tensor = self.connector(seen_NM) + self.vit_pos_embed(vit)
-        return SourceRows(self.latent_rows(latents_CYX, 0.0), connected_NM)
+        return ImageRows(self.latent_rows(latents_CYX, 0.0), connected_NM)
 
     def latent_rows(self, latents_CYX: Tensor, sigma: float) -> Tensor:
         """Token rows of latents at a noise level, [N, M]."""
         rows_NP = packed(latents_CYX.to(self.weight.device)).to(self.weight.dtype)
-        grid = Grid(latents_CYX.shape[-2] // 2, latents_CYX.shape[-1] // 2)
+        grid = TokenGrid(latents_CYX.shape[-2] // 2, latents_CYX.shape[-1] // 2)
         level_1 = torch.full((1,), sigma, device=self.weight.device)
         rows: Tensor = self.vae2llm(rows_NP) + self.time_embedder(level_1)
         placed_NM: Tensor = rows + self.latent_pos_embed(grid)
         return placed_NM
 
     def prefill(
-        self, layout: Layout, sources: Sequence[SourceRows], buffer: Buffer, stop: int
+        self, layout: BlockLayout, sources: Sequence[ImageRows], buffer: Buffer, stop: int
     ) -> Tensor:
         """Complete the buffer's prefix up to `stop`; the last token's state [M]."""
         start = buffer.length
@@ -222,7 +222,7 @@ class BagelNetwork(nn.Module):
                 x_TM[inside] = rows.vae_NM if block.kind == "vae" else rows.vit_NM
                 is_gen[inside] = [block.kind == "vae"] * block.grid.cells
         pieces = [Piece(*piece) for piece in layout.pieces(start, stop)]
-        query_block = QueryBlock(buffer, pieces, layout.positions(start, stop), is_gen)
+        query_block = NewTokens(buffer, pieces, layout.positions(start, stop), is_gen)
         hidden_TM = self.decoder(x_TM, [query_block])
         buffer.commit(stop)
         last_M: Tensor = hidden_TM[-1]
@@ -230,7 +230,7 @@ class BagelNetwork(nn.Module):
 
     def feed(self, runs: Sequence[tuple[Context, Sequence[int] | Tensor]]) -> list[Tensor]:
         """Append text behind each context, all in one forward; each run's last state [M]."""
-        blocks: list[QueryBlock] = []
+        blocks: list[NewTokens] = []
         stops = {id(context.buffer): _buffer(context).length for context, _ in runs}
         for context, ids in runs:
             start, buffer = stops[id(context.buffer)], _buffer(context)
@@ -238,7 +238,7 @@ class BagelNetwork(nn.Module):
             shift = context.layout.rope_shift
             positions = range(start - shift, stop - shift)
             piece = Piece(start, stop, is_causal=True)
-            blocks.append(QueryBlock(buffer, [piece], positions, [False] * len(ids)))
+            blocks.append(NewTokens(buffer, [piece], positions, [False] * len(ids)))
         hidden_TM = self.decoder(torch.cat([self._embedded(ids) for _, ids in runs]), blocks)
         for block in blocks:
             block.buffer.commit(block.stop)
@@ -250,7 +250,7 @@ class BagelNetwork(nn.Module):
         logits: Tensor = self.language_model.lm_head(F.pad(hidden_RM, (0, 0, 0, missing)))
         return logits[: len(hidden_RM)].float()
 
-    def branch(self, layout: Layout, buffer: Buffer) -> Branch:
+    def branch(self, layout: BlockLayout, buffer: Buffer) -> NoiseBranch:
         """A branch ready to denoise, its context complete in `buffer`."""
         noise = layout.blocks[-1]
         assert noise.kind == "noise", "a branch has a picture to draw"
@@ -259,7 +259,7 @@ class BagelNetwork(nn.Module):
         is_gen = [False, *[True] * noise.grid.cells, False]
         positions = [noise.rope] * len(is_gen)
         piece = Piece(noise.start, noise.stop, is_causal=False)
-        return Branch(QueryBlock(buffer, [piece], positions, is_gen), noise.grid)
+        return NoiseBranch(NewTokens(buffer, [piece], positions, is_gen), noise.grid)
 
     def velocities(self, pictures: Sequence[LivePicture], markers: tuple[int, int]) -> list[Tensor]:
         """Velocity of every picture's branches, [G, C, Y, X] each, float32, before guidance."""
@@ -268,7 +268,7 @@ class BagelNetwork(nn.Module):
         for live in pictures:
             latents_NM = self.latent_rows(live.latents_CYX, live.step.sigma)
             rows += [torch.cat([first_M, latents_NM, last_M])] * len(live.branches)
-        branches: list[Branch] = [branch for live in pictures for branch in live.branches]
+        branches: list[NoiseBranch] = [branch for live in pictures for branch in live.branches]
         self.branch_forwards += len(branches)
         hidden_TM = self.decoder(torch.cat(rows), [branch.block for branch in branches])
         states = hidden_TM.split([len(one) for one in rows])

@@ -13,10 +13,10 @@ from hyimg_cli.kv.segments import Segment
 from hyimg_cli.manifest.cost import JobTokens
 from hyimg_cli.models.bagel.config import model_card, read_architecture
 from hyimg_cli.models.bagel.sequence import (
+    BlockLayout,
     Contexts,
-    Layout,
     Markers,
-    SourceShape,
+    SourcePlace,
     Writer,
     contexts,
     picture_grid,
@@ -41,7 +41,7 @@ _MARKERS = ("<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>")
 _TOKEN_BYTES = 32_000_000
 
 
-class Vocabulary:
+class QwenVocabulary:
     """Text to ids and back, and the markers' ids, looked up by name."""
 
     def __init__(self, folder: Path) -> None:
@@ -99,14 +99,14 @@ class Vocabulary:
         return self._encoded.counts()
 
 
-class Prompter:
+class BagelPrompter:
     """Contexts for one checkpoint. Raises CheckpointError where its files are incomplete."""
 
     def __init__(self, folder: Path, model: str) -> None:
         self.folder = folder
         self.arch = read_architecture(folder)
         self.card = model_card(folder, model, self.arch)
-        self.vocabulary = Vocabulary(folder)
+        self.vocabulary = QwenVocabulary(folder)
 
     @property
     def markers(self) -> Markers:
@@ -138,7 +138,7 @@ class Prompter:
         self._refuse_too_long(self.contexts(job, [shape] * len(job.images)).full)
 
     def contexts(
-        self, job: ImageJob, shapes: Sequence[SourceShape], written: Sequence[int] | None = None
+        self, job: ImageJob, shapes: Sequence[SourcePlace], written: Sequence[int] | None = None
     ) -> Contexts:
         """The contexts of a job's branches: its pictures, then its prompt, then the text that was
         `written` for it or that it brings. Its tokens are those of the text read again, as
@@ -157,7 +157,7 @@ class Prompter:
             written=text,
         )
 
-    def opening(self, job: ImageJob, shapes: Sequence[SourceShape]) -> Layout | None:
+    def opening(self, job: ImageJob, shapes: Sequence[SourcePlace]) -> BlockLayout | None:
         """The prompt of the text stage, up to the text's first marker; None where a picture alone
         is asked for: nothing is decoded then.
         """
@@ -165,7 +165,7 @@ class Prompter:
             return None
         return Writer(self.markers, self.contexts(job, shapes).full).opening().layout
 
-    def branches(self, job: ImageJob, found: Contexts) -> list[Layout]:
+    def branches(self, job: ImageJob, found: Contexts) -> list[BlockLayout]:
         """The contexts that guidance needs, the full one first: without the text, without images.
 
         A text scale of 1 or less switches all guidance off, an image scale of 1 or less its own.
@@ -175,7 +175,7 @@ class Prompter:
         pair = [found.full, found.without_text]
         return [*pair, found.without_images] if (job.image_guidance_scale or 0) > 1 else pair
 
-    def bucket(self, job: ImageJob, shapes: Sequence[SourceShape]) -> Bucket:
+    def bucket(self, job: ImageJob, shapes: Sequence[SourcePlace]) -> Bucket:
         """The picture's size: as asked for, else its last source's, else the first of the card."""
         asked = self.card.bucket_of(job.size)
         if asked is not None:
@@ -183,7 +183,7 @@ class Prompter:
         size = shapes[-1].size if shapes else self.card.buckets[0].size
         return Bucket(NO_RATIO, size)
 
-    def text_budget(self, job: ImageJob, layout: Layout) -> int:
+    def text_budget(self, job: ImageJob, layout: BlockLayout) -> int:
         """Number of tokens a text may have behind its first marker, which the limit counts, too."""
         room = self.card.max_positions - layout.next_rope - 2
         if room < 1:
@@ -242,7 +242,7 @@ class Prompter:
 
         return load_family(self, choice, is_batch_invariant=is_batch_invariant)
 
-    def _shapes(self, sizes: Sequence[Size]) -> list[SourceShape]:
+    def _shapes(self, sizes: Sequence[Size]) -> list[SourcePlace]:
         return [source_shape(size, self.arch) for size in sizes]
 
     def _refuse_unread(self, job: ImageJob) -> None:
@@ -277,7 +277,7 @@ class Prompter:
                 code="job.too-few-steps",
             )
 
-    def _refuse_too_long(self, layout: Layout) -> None:
+    def _refuse_too_long(self, layout: BlockLayout) -> None:
         # Behind it: the noise.
         if layout.next_rope >= self.card.max_positions:
             raise JobError(
@@ -300,7 +300,7 @@ def _guided_steps(job: ImageJob) -> int:
     return sum(low < shift * x / (1 + (shift - 1) * x) <= high for x in line)
 
 
-def _shared(full: Layout, other: Layout) -> int:
+def _shared(full: BlockLayout, other: BlockLayout) -> int:
     """Leading tokens in common; a written text behind `full` changes nothing."""
     pairs = zip(full.ids, other.ids, strict=False)
     return next((at for at, (a, b) in enumerate(pairs) if a != b), min(full.length, other.length))

@@ -7,7 +7,7 @@ from hyimg_cli.loading import checkpoint
 from hyimg_cli.loading.checkpoint import TensorInfo
 from hyimg_cli.models.bagel.config import FAMILY as NAME
 from hyimg_cli.models.bagel.config import VAE_WEIGHTS, WEIGHTS
-from hyimg_cli.models.bagel.prompter import Prompter
+from hyimg_cli.models.bagel.prompter import BagelPrompter
 from hyimg_cli.models.family import Family
 from hyimg_cli.spec import digest
 
@@ -43,7 +43,7 @@ FAMILY = Family(
     name=NAME,
     makes="pictures",
     is_one=_is_one,
-    open=Prompter,
+    open=BagelPrompter,
     fingerprint=_fingerprint,
     tensors=_tensors,
     refuse_wrong=_refuse_wrong,

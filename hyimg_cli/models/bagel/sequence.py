@@ -17,7 +17,7 @@ from itertools import pairwise
 from typing import Literal, TypeAlias
 
 from hyimg_cli.kv.segments import ImageSegment, Segment, TextSegment
-from hyimg_cli.models.bagel.config import TOKEN_PIXELS, Architecture, Limits
+from hyimg_cli.models.bagel.config import TOKEN_PIXELS, BagelShape, SizeLimits
 from hyimg_cli.spec.job import Size
 
 Kind: TypeAlias = Literal["text", "vae", "vit", "noise"]
@@ -27,7 +27,7 @@ UNREAD = Size(1, 1)
 
 
 @dataclass(frozen=True)
-class Grid:
+class TokenGrid:
     """Rows and columns of image tokens."""
 
     rows: int
@@ -43,7 +43,7 @@ class Grid:
 
 
 @dataclass(frozen=True)
-class SourceShape:
+class SourcePlace:
     """A source image's place. `size`: as resized, which an edit of it has too; `vae_size` and
     `vit_size`: as both encoders see that.
     """
@@ -51,10 +51,10 @@ class SourceShape:
     size: Size
     vae_size: Size
     vit_size: Size
-    vit: Grid
+    vit: TokenGrid
 
     @property
-    def vae(self) -> Grid:
+    def vae(self) -> TokenGrid:
         return picture_grid(self.vae_size)
 
 
@@ -67,7 +67,7 @@ class Block:
     stop: int
     rope: int
     source: int = 0
-    grid: Grid = Grid(0, 0)
+    grid: TokenGrid = TokenGrid(0, 0)
 
     @property
     def next_rope(self) -> int:
@@ -79,7 +79,7 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Layout:
+class BlockLayout:
     """A sequence of blocks: ids of all tokens, image tokens by their placeholders."""
 
     ids: tuple[int, ...] = ()
@@ -100,10 +100,10 @@ class Layout:
         """Length less rope behind the last block; text that follows keeps it."""
         return self.length - self.next_rope
 
-    def cut(self, blocks: int) -> "Layout":
+    def cut(self, blocks: int) -> "BlockLayout":
         """The first of its blocks."""
         kept = self.blocks[:blocks]
-        return Layout(self.ids[: kept[-1].stop] if kept else (), kept)
+        return BlockLayout(self.ids[: kept[-1].stop] if kept else (), kept)
 
     def pieces(self, start: int, stop: int) -> Iterator[tuple[int, int, bool]]:
         """Runs of `[start, stop)` with one mask each: where from, where to, and if it is causal.
@@ -142,15 +142,15 @@ class Markers:
     end: int
 
 
-Part: TypeAlias = SourceShape | tuple[int, ...]
+Part: TypeAlias = SourcePlace | tuple[int, ...]
 
 
 class Writer:
     """Puts a layout together, block by block."""
 
-    def __init__(self, markers: Markers, layout: Layout | None = None) -> None:
+    def __init__(self, markers: Markers, layout: BlockLayout | None = None) -> None:
         self._markers = markers
-        self.layout = layout or Layout()
+        self.layout = layout or BlockLayout()
 
     def text(self, ids: Sequence[int]) -> "Writer":
         return self._add("text", (self._markers.bos, *ids, self._markers.eos))
@@ -159,19 +159,19 @@ class Writer:
         """The first token of a text that is still to be written."""
         return self._add("text", (self._markers.bos,))
 
-    def source(self, shape: SourceShape, number: int) -> "Writer":
+    def source(self, shape: SourcePlace, number: int) -> "Writer":
         """Both blocks of a source image: what the VAE makes of it, then the ViT."""
         return self._image("vae", shape.vae, number)._image("vit", shape.vit, number)
 
-    def noise(self, grid: Grid) -> "Writer":
+    def noise(self, grid: TokenGrid) -> "Writer":
         return self._image("noise", grid, 0)
 
-    def _image(self, kind: Kind, grid: Grid, number: int) -> "Writer":
+    def _image(self, kind: Kind, grid: TokenGrid, number: int) -> "Writer":
         cells = (PLACEHOLDER[kind],) * grid.cells
         return self._add(kind, (self._markers.start, *cells, self._markers.end), number, grid)
 
     def _add(
-        self, kind: Kind, ids: tuple[int, ...], source: int = 0, grid: Grid | None = None
+        self, kind: Kind, ids: tuple[int, ...], source: int = 0, grid: TokenGrid | None = None
     ) -> "Writer":
         known = self.layout
         block = Block(
@@ -180,9 +180,9 @@ class Writer:
             known.length + len(ids),
             known.next_rope,
             source,
-            grid or Grid(0, 0),
+            grid or TokenGrid(0, 0),
         )
-        self.layout = Layout(known.ids + ids, (*known.blocks, block))
+        self.layout = BlockLayout(known.ids + ids, (*known.blocks, block))
         return self
 
 
@@ -195,9 +195,9 @@ class Contexts:
     written.
     """
 
-    full: Layout
-    without_text: Layout
-    without_images: Layout
+    full: BlockLayout
+    without_text: BlockLayout
+    without_images: BlockLayout
 
 
 def contexts(
@@ -217,7 +217,7 @@ def contexts(
         texts.text(system)
     kept, images = len(full.layout.blocks), 0
     for part in parts:
-        if isinstance(part, SourceShape):
+        if isinstance(part, SourcePlace):
             full.source(part, images)
             images += 1
             kept = len(full.layout.blocks)
@@ -231,7 +231,7 @@ def contexts(
     return Contexts(full.layout, without_text, texts.layout)
 
 
-def segments(layout: Layout, digests: Sequence[str], stop: int) -> list[Segment]:
+def segments(layout: BlockLayout, digests: Sequence[str], stop: int) -> list[Segment]:
     """The tokens `[0, stop)` as segments: a text each, and a source image by its digest, both of
     its blocks in one. An image that does not end before `stop` is left out, with all behind it.
     """
@@ -251,13 +251,13 @@ def segments(layout: Layout, digests: Sequence[str], stop: int) -> list[Segment]
     return found
 
 
-def _grids(layout: Layout, vit: Block) -> tuple[tuple[int, int], ...]:
+def _grids(layout: BlockLayout, vit: Block) -> tuple[tuple[int, int], ...]:
     """Of both blocks of a source image."""
     both = (one for one in layout.blocks if one.source == vit.source and one.kind in PLACEHOLDER)
     return tuple((one.grid.rows, one.grid.columns) for one in both if one.kind != "noise")
 
 
-def fitted(size: Size, limits: Limits, max_pixels: int) -> Size:
+def fitted(size: Size, limits: SizeLimits, max_pixels: int) -> Size:
     """The size that a picture is resized to; the longest side counts more than the shortest.
 
     Source: the published transform, whose roundings these are, half to even. A picture of too many
@@ -282,7 +282,7 @@ def _scaled(size: Size, scale: float, stride: int) -> Size:
     return Size(height, width)
 
 
-def source_shape(size: Size, arch: Architecture) -> SourceShape:
+def source_shape(size: Size, arch: BagelShape) -> SourcePlace:
     """The place of a picture of `size` pixels; one that was not read counts as the largest."""
     if size == UNREAD:
         size = Size(arch.max_side, arch.max_side)
@@ -290,9 +290,9 @@ def source_shape(size: Size, arch: Architecture) -> SourceShape:
     # As published: what was resized goes through both rules once more.
     vae, vit = (fitted(first, one, arch.max_pixels) for one in (arch.vae_limits, arch.vit_limits))
     patch = arch.vision.patch_size
-    return SourceShape(first, vae, vit, Grid(vit.height // patch, vit.width // patch))
+    return SourcePlace(first, vae, vit, TokenGrid(vit.height // patch, vit.width // patch))
 
 
-def picture_grid(size: Size) -> Grid:
+def picture_grid(size: Size) -> TokenGrid:
     """Latent tokens of a picture."""
-    return Grid(size.height // TOKEN_PIXELS, size.width // TOKEN_PIXELS)
+    return TokenGrid(size.height // TOKEN_PIXELS, size.width // TOKEN_PIXELS)

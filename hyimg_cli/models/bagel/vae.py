@@ -8,7 +8,7 @@ import torch
 from diffusers import AutoencoderKL
 from torch import Tensor
 
-from hyimg_cli.models.bagel.config import TILE_PIXELS, Vae
+from hyimg_cli.models.bagel.config import TILE_PIXELS, AutoencoderShape
 
 _MID = {"resnets.0": "block_1", "resnets.1": "block_2", "attentions.0": "attn_1"}
 _ATTENTION = {"group_norm": "norm", "to_q": "q", "to_k": "k", "to_v": "v", "to_out.0": "proj_out"}
@@ -17,7 +17,7 @@ _UP = re.compile(r"(decoder)\.up_blocks\.(\d+)\.(resnets|upsamplers)\.(\d+)\.(.+
 _MIDDLE = re.compile(r"(\w+)\.mid_block\.(\w+\.\d)\.(.+)\.(\w+)")
 
 
-def autoencoder(arch: Vae) -> Any:
+def autoencoder(arch: AutoencoderShape) -> Any:
     """The network without values of its own."""
     levels = len(arch.ch_mult)
     return AutoencoderKL(

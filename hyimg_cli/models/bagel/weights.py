@@ -21,7 +21,7 @@ from hyimg_cli.loading.checkpoint import (
     weight_files,
 )
 from hyimg_cli.loading.stream import stored_tensors
-from hyimg_cli.models.bagel.config import VAE_WEIGHTS, WEIGHTS, Architecture, read_architecture
+from hyimg_cli.models.bagel.config import VAE_WEIGHTS, WEIGHTS, BagelShape, read_architecture
 from hyimg_cli.models.bagel.network import BagelNetwork
 from hyimg_cli.models.bagel.vae import autoencoder, stored_name, stored_shape
 
@@ -39,7 +39,7 @@ def load(folder: Path, *, dtype: torch.dtype, device: torch.device) -> tuple[Bag
     return network, vae
 
 
-def checked(folder: Path) -> Architecture:
+def checked(folder: Path) -> BagelShape:
     """The architecture of `folder`, whose files hold every tensor of it and no other.
 
     Raises CheckpointError, for the VAE with its file in `where`.
@@ -51,7 +51,7 @@ def checked(folder: Path) -> Architecture:
 
 
 @lru_cache(maxsize=4)
-def _expected(arch: Architecture) -> tuple[Shapes, Shapes]:
+def _expected(arch: BagelShape) -> tuple[Shapes, Shapes]:
     """Shapes of every stored tensor, of the network and of the autoencoder."""
     network, vae = without_weights(arch)
     values = vae.state_dict()
@@ -80,7 +80,7 @@ def _check(
         ) from None
 
 
-def without_weights(arch: Architecture) -> tuple[BagelNetwork, Any]:
+def without_weights(arch: BagelShape) -> tuple[BagelNetwork, Any]:
     """Both networks on the meta device."""
     with torch.device("meta"):
         return BagelNetwork(arch), autoencoder(arch.vae)
@@ -114,7 +114,7 @@ def _place(network: nn.Module, name: str) -> tuple[nn.Module, str]:
     return network.get_submodule(path), own
 
 
-def _vae_names(vae: Any, arch: Architecture) -> dict[str, str]:
+def _vae_names(vae: Any, arch: BagelShape) -> dict[str, str]:
     """diffusers' names by those of the checkpoint."""
     levels = len(arch.vae.ch_mult)
     return {stored_name(name, levels): name for name in vae.state_dict()}

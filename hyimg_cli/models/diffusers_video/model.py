@@ -17,6 +17,7 @@ from hyimg_cli.models.diffusers_video.branches import LocalBranches, RunningBran
 from hyimg_cli.models.diffusers_video.decode import LibraryDecoder, frames
 from hyimg_cli.models.diffusers_video.denoising import Denoiser, Velocity, forget_step_cache
 from hyimg_cli.models.diffusers_video.layout import CheckpointLayout
+from hyimg_cli.models.diffusers_video.lora import Adapters
 from hyimg_cli.models.diffusers_video.scheduling import JobScheduler
 from hyimg_cli.models.diffusers_video.start import StartEncoder
 from hyimg_cli.models.diffusers_video.weights import Place, load_weights
@@ -128,6 +129,11 @@ class DiffusersVideo(ABC):
         found = (self.layout.components.get(name) for name in ("transformer", "transformer_2"))
         return [self.prepared(load_weights(part, self.place)) for part in found if part is not None]
 
+    @cached_property
+    def adapters(self) -> Adapters:
+        """The LoRAs of the job at work."""
+        return Adapters(self.networks, self.layout.family)
+
     def load_weights(self) -> None:
         """Read the transformer and the VAE now, not at the first job."""
         self.load_transformer()
@@ -158,6 +164,10 @@ class DiffusersVideo(ABC):
 
     @torch.no_grad()
     def branch(self, inputs: BranchInputs) -> Branch:
+        if inputs.job.lora or "adapters" in self.__dict__:
+            # Layers come and go with the weights in main memory.
+            self.place.release()
+            self.adapters.use(inputs.job.lora)
         for network in self.networks:
             forget_step_cache(network)
         like = torch.empty(
@@ -173,6 +183,7 @@ class DiffusersVideo(ABC):
             flow_shift=job.flow_shift,
             device=self.device,
             is_linear=self.has_linear_sigmas,
+            is_euler=job.scheduler == "euler",
         )
 
     @torch.no_grad()

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from diffusers.schedulers.scheduling_utils import SchedulerMixin
+from diffusers import FlowMatchEulerDiscreteScheduler
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
@@ -27,6 +27,7 @@ _REMEMBERED = {
         "timestep_list",
     ),
 }
+_EULER = "FlowMatchEulerDiscreteScheduler"
 _SHIFT_NAMES = {"FlowMatchEulerDiscreteScheduler": "shift", "UniPCMultistepScheduler": "flow_shift"}
 
 
@@ -41,15 +42,21 @@ class JobScheduler:
         flow_shift: float,
         device: torch.device,
         is_linear: bool,
+        is_euler: bool = False,
     ) -> None:
         """`is_linear` passes HunyuanVideo-1.5's straight line of sigmas; else the class spaces
-        them by its own rule.
+        them by its own rule. `is_euler` takes Euler's steps along that line, whatever the
+        checkpoint's class: what models are distilled to. The class alone would end them near 0.
         """
-        self.component = component
-        shift = {_SHIFT_NAMES[component.class_name]: flow_shift}
-        self.scheduler: SchedulerMixin = configured(component, **shift)
-        scheduler: Any = self.scheduler
-        if is_linear:
+        self.class_name = _EULER if is_euler else component.class_name
+        if is_euler:
+            count = component.config().get("num_train_timesteps", 1000)
+            self.scheduler: Any = FlowMatchEulerDiscreteScheduler(count, flow_shift)
+        else:
+            shift = {_SHIFT_NAMES[component.class_name]: flow_shift}
+            self.scheduler = configured(component, **shift)
+        scheduler = self.scheduler
+        if is_linear or is_euler:
             scheduler.set_timesteps(sigmas=np.linspace(1.0, 0.0, steps + 1)[:-1])
         else:
             scheduler.set_timesteps(steps)
@@ -87,7 +94,7 @@ class JobScheduler:
     def state(self) -> dict[str, Tensor]:
         """All that the steps so far left in the scheduler, as copies on the CPU."""
         kept: dict[str, Tensor] = {}
-        for name in _REMEMBERED[self.component.class_name]:
+        for name in _REMEMBERED[self.class_name]:
             value: Any = getattr(self.scheduler, name, None)
             is_list = isinstance(value, list)
             parts = {f"{name}.{i}": v for i, v in enumerate(value)} if is_list else {name: value}
@@ -98,7 +105,7 @@ class JobScheduler:
         """As `state` found it behind step `index - 1`. Raises ValueError for another step's."""
         if "_step_index" not in state or int(state["_step_index"]) != index:
             raise ValueError(f"this is not the scheduler's state at step {index}")
-        for name in _REMEMBERED[self.component.class_name]:
+        for name in _REMEMBERED[self.class_name]:
             value = getattr(self.scheduler, name, None)
             if isinstance(value, list):
                 parts = [self._back(state.get(f"{name}.{i}")) for i in range(len(value))]

@@ -316,9 +316,11 @@ def _architecture(config: Mapping[str, Any]) -> Architecture:
     experts = int(config["num_experts"])
     if not 0 < layers * experts <= _MOST_EXPERTS:
         raise ValueError(f"{layers} layers of {experts} experts")
+    if heads < 1:
+        raise ValueError(f"{heads} attention heads")
     chosen = _per_layer(config["moe_topk"], layers)
-    if heads < 1 or not all(0 < k <= experts for k in chosen):
-        raise ValueError(f"{heads} heads, {max(chosen)} of {experts} experts for a token")
+    if not all(0 < k <= experts for k in chosen):
+        raise ValueError(f"{max(chosen)} of {experts} experts for a token")
     head_dim = config.get("attention_head_dim") or config.get("head_dim")
     down = config["vae_downsample_factor"]
     if down[0] != down[1]:

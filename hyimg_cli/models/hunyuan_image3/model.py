@@ -33,7 +33,7 @@ from hyimg_cli.models.hunyuan_image3.rope import Rope, RopeTables, joined
 from hyimg_cli.models.hunyuan_image3.sequence import Layout, SourceBlock
 from hyimg_cli.models.hunyuan_image3.transformer import Transformer
 from hyimg_cli.models.hunyuan_image3.vae import Vae
-from hyimg_cli.models.hunyuan_image3.vision import VisionInputs, vision_features, vision_model
+from hyimg_cli.models.hunyuan_image3.vision import VisionInputs, VisionTower, vision_features
 from hyimg_cli.models.protocols import LivePicture
 
 
@@ -78,7 +78,7 @@ class HunyuanImage3ForCausalMM(nn.Module):
             self.timestep_r_emb = TimestepEmbedder(width)
         self.patch_embed = PatchEmbed(arch)
         self.final_layer = FinalLayer(arch)
-        self.vision_model = vision_model(arch.vision)
+        self.vision_model = VisionTower(arch.vision)
         self.vision_aligner = VisionAligner(
             arch.vision.hidden_size, width, arch.vision.aligner_depth
         )

@@ -9,7 +9,7 @@ from hyimg_cli.errors import MachineError
 
 Places = Mapping[str, int | str | torch.device]
 # Modules that are on one device as a whole.
-_WHOLE = ["DecoderLayer", "ResBlock", "Siglip2VisionModel", "Vae"]
+_WHOLE = ["DecoderLayer", "ResBlock", "VisionTower", "Vae"]
 # The router decides in float32 whatever the rest is; the VAE loses detail below it.
 _WIDE = {"wg", "vae"}
 

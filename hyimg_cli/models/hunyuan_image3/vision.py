@@ -1,22 +1,45 @@
-"""The ViT side of a source image: transformers' Siglip2 tower and its NaFlex processor."""
+"""The ViT side of a source image: the tower of Siglip2 and its NaFlex processor.
 
-# Legend: S image token (patch slot), M width
+Both give what those of transformers give, to the bit (tests); importing the latter takes longer
+than loading a small model. Source: `models/siglip2` of transformers.
+"""
+
+# Legend: B image, S image token (patch slot), M width, P numbers of a patch
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
-from transformers import Siglip2ImageProcessor, Siglip2VisionConfig, Siglip2VisionModel
+from torch import Tensor, nn
+from torch.nn import functional as F
 
+from hyimg_cli.errors import CheckpointError
 from hyimg_cli.kernels.transfer import sent
 from hyimg_cli.models.hunyuan_image3.config import VisionArchitecture
 from hyimg_cli.models.hunyuan_image3.sequence import Grid
 
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
+    "gelu": F.gelu,
+}
+# Of a processor's options those that are left out have these values.
+_PROCESSOR: dict[str, Any] = {
+    "resample": 2,
+    "rescale_factor": 1 / 255,
+    "image_mean": (0.5, 0.5, 0.5),
+    "image_std": (0.5, 0.5, 0.5),
+}
+_STEPS = ("do_resize", "do_rescale", "do_normalize")
+# By Pillow's numbers, as configurations name them.
+_INTERPOLATIONS = {2: "bilinear", 3: "bicubic"}
+
 
 @dataclass(frozen=True)
 class VisionInputs:
-    """Patches [1, S, P*P*3], which of the S slots are real, and the patch grid."""
+    """Patches [1, S, P], which of the S slots are real, and the patch grid."""
 
     patches_1SP: Tensor
     is_real_1S: Tensor
@@ -28,50 +51,192 @@ class VisionInputs:
         return Grid(rows, columns)
 
 
-def vision_model(arch: VisionArchitecture) -> Siglip2VisionModel:
-    """The tower, whose parameter names equal the checkpoint's below `vision_model.`."""
-    config = Siglip2VisionConfig(
-        hidden_size=arch.hidden_size,
-        intermediate_size=arch.intermediate_size,
-        num_hidden_layers=arch.num_hidden_layers,
-        num_attention_heads=arch.num_attention_heads,
-        num_channels=arch.num_channels,
-        patch_size=arch.patch_size,
-        num_patches=arch.num_patches,
-        hidden_act=arch.hidden_act,
-        layer_norm_eps=arch.layer_norm_eps,
-        attention_dropout=arch.attention_dropout,
-        vision_use_head=arch.vision_use_head,
-    )
-    return Siglip2VisionModel(config)
+class VisionTower(nn.Module):
+    """A ViT whose position embeddings are resized to each image's grid of patches.
+
+    Parameter names equal the checkpoint's below `vision_model.`; its pooling head is held if the
+    checkpoint has one, and never asked.
+    """
+
+    def __init__(self, arch: VisionArchitecture) -> None:
+        super().__init__()
+        self.embeddings = _Embeddings(arch)
+        self.encoder = _Encoder(arch)
+        self.post_layernorm = nn.LayerNorm(arch.hidden_size, eps=arch.layer_norm_eps)
+        if arch.vision_use_head:
+            self.head = _PoolingHead(arch)
+
+    def forward(self, patches_BSP: Tensor, is_real_BS: Tensor, shapes_B2: Tensor) -> Tensor:
+        """Features of every slot, [B, S, M]; slots that are not real are hidden as keys."""
+        x_BSM = self.embeddings(patches_BSP, shapes_B2)
+        # Asked where it lies, on the host as a rule: no device is waited for.
+        mask_B11S = None if bool(is_real_BS.all()) else is_real_BS[:, None, None].bool()
+        if mask_B11S is not None:
+            mask_B11S = sent(mask_B11S, x_BSM.device)
+        features: Tensor = self.post_layernorm(self.encoder(x_BSM, mask_B11S))
+        return features
+
+
+class _Embeddings(nn.Module):
+    def __init__(self, arch: VisionArchitecture) -> None:
+        super().__init__()
+        numbers, width = arch.num_channels * arch.patch_size**2, arch.hidden_size
+        self.patch_embedding = nn.Linear(numbers, width)
+        self.position_embedding = nn.Embedding(arch.num_patches, width)
+        nn.init.normal_(self.position_embedding.weight, std=width**-0.5)
+
+    def forward(self, patches_BSP: Tensor, shapes_B2: Tensor) -> Tensor:
+        rows_BSM: Tensor = self.patch_embedding(patches_BSP)
+        shapes = shapes_B2.tolist()
+        return rows_BSM + torch.stack([self._positions(grid, rows_BSM.shape[1]) for grid in shapes])
+
+    def _positions(self, grid: list[int], slots: int) -> Tensor:
+        """Position embeddings of one image, [S, M]; slots behind its grid have the first one's."""
+        weight = self.position_embedding.weight
+        side = int(weight.shape[0] ** 0.5)
+        map_1MYX = weight.view(side, side, -1).permute(2, 0, 1)[None]
+        if weight.device.type == "cpu":
+            map_1MYX = map_1MYX.float()  # a CPU resizes nothing smaller with antialias
+        resized = F.interpolate(map_1MYX, size=grid, mode="bilinear", antialias=True)
+        rows_NM = resized.flatten(2)[0].mT.to(weight.dtype)
+        return torch.cat([rows_NM, rows_NM[:1].expand(slots - len(rows_NM), -1)])
+
+
+class _Encoder(nn.Module):
+    def __init__(self, arch: VisionArchitecture) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(_Layer(arch) for _ in range(arch.num_hidden_layers))
+
+    def forward(self, x_BSM: Tensor, mask_B11S: Tensor | None) -> Tensor:
+        for layer in self.layers:
+            x_BSM = layer(x_BSM, mask_B11S)
+        return x_BSM
+
+
+class _Layer(nn.Module):
+    def __init__(self, arch: VisionArchitecture) -> None:
+        super().__init__()
+        width, eps = arch.hidden_size, arch.layer_norm_eps
+        self.layer_norm1 = nn.LayerNorm(width, eps=eps)
+        self.self_attn = _Attention(width, arch.num_attention_heads)
+        self.layer_norm2 = nn.LayerNorm(width, eps=eps)
+        self.mlp = _Mlp(arch)
+
+    def forward(self, x_BSM: Tensor, mask_B11S: Tensor | None) -> Tensor:
+        x_BSM = x_BSM + self.self_attn(self.layer_norm1(x_BSM), mask_B11S)
+        out_BSM: Tensor = x_BSM + self.mlp(self.layer_norm2(x_BSM))
+        return out_BSM
+
+
+class _Attention(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.k_proj = nn.Linear(width, width)
+        self.v_proj = nn.Linear(width, width)
+        self.q_proj = nn.Linear(width, width)
+        self.out_proj = nn.Linear(width, width)
+
+    def forward(self, x_BSM: Tensor, mask_B11S: Tensor | None) -> Tensor:
+        projections = (self.q_proj, self.k_proj, self.v_proj)
+        q, k, v = (p(x_BSM).unflatten(2, (self.heads, -1)).transpose(1, 2) for p in projections)
+        seen_BHSD = F.scaled_dot_product_attention(q, k, v, attn_mask=mask_B11S)
+        out_BSM: Tensor = self.out_proj(seen_BHSD.transpose(1, 2).flatten(2))
+        return out_BSM
+
+
+class _Mlp(nn.Module):
+    def __init__(self, arch: VisionArchitecture) -> None:
+        super().__init__()
+        if arch.hidden_act not in _ACTIVATIONS:
+            raise _unreleased(f"vit hidden_act {arch.hidden_act!r}")
+        self.activation = arch.hidden_act
+        self.fc1 = nn.Linear(arch.hidden_size, arch.intermediate_size)
+        self.fc2 = nn.Linear(arch.intermediate_size, arch.hidden_size)
+
+    def forward(self, x_BSM: Tensor) -> Tensor:
+        out_BSM: Tensor = self.fc2(_ACTIVATIONS[self.activation](self.fc1(x_BSM)))
+        return out_BSM
+
+
+class _PoolingHead(nn.Module):
+    """Weights alone: features of patches are what the network reads."""
+
+    def __init__(self, arch: VisionArchitecture) -> None:
+        super().__init__()
+        width = arch.hidden_size
+        self.probe = nn.Parameter(torch.randn(1, 1, width))
+        self.attention = nn.MultiheadAttention(width, arch.num_attention_heads, batch_first=True)
+        self.layernorm = nn.LayerNorm(width, eps=arch.layer_norm_eps)
+        self.mlp = _Mlp(arch)
 
 
 def vision_inputs(pixels: np.ndarray, arch: VisionArchitecture) -> VisionInputs:
     """Patches of an RGB uint8 image [H, W, 3], resized to the largest size the patch limit
     allows.
+
+    Raises CheckpointError for a processor that does otherwise than the released one.
     """
-    options: dict[str, Any] = {k: list(v) if isinstance(v, tuple) else v for k, v in arch.processor}
-    processor = Siglip2ImageProcessor(**options)
-    batch = processor(
-        torch.from_numpy(pixels).permute(2, 0, 1),
-        return_tensors="pt",
-        input_data_format="channels_first",
+    options, side = _options(arch), arch.patch_size
+    grid = _grid(pixels.shape[0], pixels.shape[1], arch)
+    size, mode = [grid.rows * side, grid.columns * side], _INTERPOLATIONS[options["resample"]]
+    image_CYX = torch.from_numpy(pixels).permute(2, 0, 1)
+    if [*image_CYX.shape[1:]] != size:
+        # In whole levels, rounded: a float would differ in the last bits.
+        image_CYX = F.interpolate(image_CYX[None], size=size, mode=mode, antialias=True)[0]
+    mean_C11, std_C11 = (
+        (torch.tensor(options[name]) * (1.0 / options["rescale_factor"]))[:, None, None]
+        for name in ("image_mean", "image_std")
     )
+    image_CYX = (image_CYX - mean_C11) / std_C11
+    split = image_CYX.unflatten(2, (grid.columns, side)).unflatten(1, (grid.rows, side))
+    patches_NP = split.permute(1, 3, 2, 4, 0).flatten(2).flatten(0, 1)
+    count, slots = len(patches_NP), arch.max_num_patches
     return VisionInputs(
-        batch["pixel_values"], batch["pixel_attention_mask"], batch["spatial_shapes"]
+        F.pad(patches_NP, (0, 0, 0, slots - count))[None],
+        (torch.arange(slots) < count).int()[None],
+        torch.tensor([[grid.rows, grid.columns]]),
     )
 
 
-def vision_features(tower: Siglip2VisionModel, inputs: VisionInputs) -> Tensor:
+def _options(arch: VisionArchitecture) -> dict[str, Any]:
+    options = _PROCESSOR | dict(arch.processor)
+    for step in _STEPS:
+        if not options.get(step, True):
+            raise _unreleased(f"vit_processor {step}: false")
+    if options["resample"] not in _INTERPOLATIONS:
+        raise _unreleased(f"vit_processor resample: {options['resample']}")
+    return options
+
+
+def _unreleased(what: str) -> CheckpointError:
+    return CheckpointError(f"{what} is not released", code="checkpoint.config")
+
+
+def _grid(height: int, width: int, arch: VisionArchitecture) -> Grid:
+    """Patches of the largest image of that shape within the limit: a search for its scale."""
+    eps, side = 1e-5, arch.patch_size
+
+    def cells(scale: float) -> tuple[int, int]:
+        rows, columns = (max(1, math.ceil(length * scale / side)) for length in (height, width))
+        return rows, columns
+
+    least, most = eps / 10, 100.0
+    while most - least >= eps:
+        scale = (least + most) / 2
+        rows, columns = cells(scale)
+        if rows * columns <= arch.max_num_patches:
+            least = scale
+        else:
+            most = scale
+    return Grid(*cells(least))
+
+
+def vision_features(tower: VisionTower, inputs: VisionInputs) -> Tensor:
     """Features of every slot, padding included, [1, S, M]; padding is hidden from attention as
     keys.
     """
     weight = tower.embeddings.patch_embedding.weight
-    output = tower(
-        pixel_values=sent(inputs.patches_1SP, weight.device).to(weight.dtype),
-        pixel_attention_mask=sent(inputs.is_real_1S, weight.device),
-        # Left where they are: the tower reads them as numbers.
-        spatial_shapes=inputs.shapes_12,
-    )
-    features: Tensor = output.last_hidden_state
+    patches_1SP = sent(inputs.patches_1SP, weight.device).to(weight.dtype)
+    features: Tensor = tower(patches_1SP, inputs.is_real_1S, inputs.shapes_12)
     return features

@@ -11,12 +11,14 @@ that a checkpoint names (`auto_map`) is never looked at: the class is ours.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from hyimg_cli.errors import CheckpointError
 from hyimg_cli.kernels.choice import require_bitsandbytes
@@ -136,7 +138,7 @@ def without_weights(
     """The network on the meta device, its layers cut to a rank's share, its experts in the form
     that they will be held in.
     """
-    with torch.device("meta"):
+    with torch.device("meta"), _NoValues():
         network = HunyuanImage3ForCausalMM(arch)
     if cuts is not None:
         shard(network, cuts)
@@ -144,6 +146,20 @@ def without_weights(
         for layer in network.model.layers:
             layer.mlp.hold(quantization)
     return network
+
+
+class _NoValues(TorchFunctionMode):
+    """Inside, new weights get no initial values: on the meta device these would have torch import
+    its compiler, which takes longer than a small model's loading.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if getattr(func, "__module__", "") == nn.init.__name__:
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **kwargs)
 
 
 def fill(

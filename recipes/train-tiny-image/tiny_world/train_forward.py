@@ -83,13 +83,13 @@ def embedded(network: HunyuanImage3ForCausalMM, batch: Batch, pictures: Pictures
 
 def source_features(network: HunyuanImage3ForCausalMM, pixels_BCYX: Tensor) -> Tensor:
     """ViT rows [B, N, M] of uint8 pictures that fill the patch grid exactly."""
-    count, device = len(pixels_BCYX), pixels_BCYX.device
-    output = network.vision_model(
-        pixel_values=patches(pixels_BCYX),
-        pixel_attention_mask=torch.ones(count, VISION_GRID**2, dtype=torch.int32, device=device),
-        spatial_shapes=torch.tensor([[VISION_GRID, VISION_GRID]], device=device).repeat(count, 1),
+    count = len(pixels_BCYX)
+    features_BNM = network.vision_model(
+        patches(pixels_BCYX),
+        torch.ones(count, VISION_GRID**2, dtype=torch.int32),
+        torch.tensor([[VISION_GRID, VISION_GRID]]).repeat(count, 1),
     )
-    rows_BNM: Tensor = network.vision_aligner(output.last_hidden_state)
+    rows_BNM: Tensor = network.vision_aligner(features_BNM)
     return rows_BNM
 
 

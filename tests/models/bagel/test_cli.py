@@ -58,18 +58,22 @@ def test_from_check_to_replay(run_cli: Any, manifest: str, tiny: str, tmp_path: 
     assert [len(lines[n]["kv_reuse"]["branches"]) for n in ("new", "thought", "edit")] == [2, 3, 3]
     assert lines["new"]["kv_reuse"]["ar_decode_tokens"] == 0
     assert (lines["edit"]["outputs"][0]["width"], lines["edit"]["outputs"][0]["height"]) == (64, 96)
-    replayed = run_cli("replay", str(out / "outputs" / "edit.png"), "-o", str(tmp_path / "again"))
+    again = ("--model", tiny, "-o", str(tmp_path / "again"))
+    replayed = run_cli("replay", str(out / "outputs" / "edit.png"), *again)
     assert replayed.code == 0
     assert "equal" in replayed.err + replayed.out
 
 
-def test_bench_and_doctor(run_cli: Any, write_manifest: Any, tiny: str, tmp_path: Path) -> None:
+def test_bench(run_cli: Any, write_manifest: Any, tiny: str, tmp_path: Path) -> None:
     line = {"custom_id": "a", "prompt": "a red house", "size": "32x32", "steps": 2, **SHORT}
     ran = run_cli(
         *("bench", "--compare", "kv-reuse", "--manifest", str(write_manifest(line))),
-        *("--model", tiny, "--repeats", "1", "-o", str(tmp_path / "bench")),
+        *("--model", tiny, "--repeats", "1", "--steps", "2", "-o", str(tmp_path / "bench")),
     )
     assert ran.code == 0, ran.err
+
+
+def test_doctor(run_cli: Any, tiny: str) -> None:
     checked = run_cli("doctor", "--model", tiny, "--device", "cpu")
     assert "complete, 1.7 M weights (model" in checked.out + checked.err
 

@@ -96,6 +96,9 @@ def test_a_missing_tokenizer(folder: Path) -> None:
         ("llm_config.json", lambda c: c.pop("rope_theta"), "'rope_theta' is missing"),
         ("vit_config.json", lambda c: c.update(patch_size="x"), "of the wrong kind"),
         ("llm_config.json", lambda c: c.update(hidden_size=32), "of another shape"),
+        ("llm_config.json", lambda c: c.update(num_hidden_layers=10**9), "no checkpoint here has"),
+        ("config.json", lambda c: c["vae_config"].update(ch=1 << 40), "of the wrong kind"),
+        ("config.json", lambda c: c["vae_config"].update(ch_mult=[1, 1]), "of the wrong kind"),
     ],
 )
 def test_a_configuration_of_another_network(

@@ -13,8 +13,9 @@ from hyimg_cli.diffusion.schedule import Step
 from hyimg_cli.errors import JobError
 from hyimg_cli.models.bagel.family import Bagel
 from hyimg_cli.models.bagel.guidance import Guidance, packed
+from hyimg_cli.models.bagel.sequence import contexts
 from hyimg_cli.spec.events import PhaseStarted, ThinkToken
-from hyimg_cli.spec.job import SizeRequest, TextSampling
+from hyimg_cli.spec.job import ImageJob, SizeRequest, TextSampling
 
 from .conftest import CASES, JOB, Runs, give_golden, golden_job, latents, noise_picture
 
@@ -48,6 +49,29 @@ def test_latents_of_the_published_code(
     else:
         assert not any(isinstance(one, ThinkToken) for one in runs.events)
         assert done.reuse.ar_decode_tokens == done.reuse.ar_prefill_tokens == 0
+
+
+@pytest.mark.parametrize("name", ["08b", "08c"])
+def test_texts_between_pictures(
+    bagel: Bagel, golden: dict[str, Tensor], pictures: Picture, name: str, monkeypatch: Any
+) -> None:
+    """What no manifest can say: a text between two pictures, and one before a picture, where the
+    context without the text is the full one.
+    """
+    run = CASES["runs"][name]
+    give_golden(bagel, golden, name)
+
+    def interleaved(job: ImageJob, shapes: Any, written: Any = None) -> Any:
+        left = iter(shapes)
+        parts = [
+            next(left) if text.startswith("<") else bagel.prompter.vocabulary.encode(text)
+            for text in run["inputs"]
+        ]
+        return contexts(bagel.prompter.markers, parts)
+
+    monkeypatch.setattr(bagel.prompter, "contexts", interleaved)
+    done = Runs(bagel).one(golden_job(run, pictures))
+    torch.testing.assert_close(packed(latents(done)), golden[f"{name}.latents"], **PUBLISHED)
 
 
 def test_renorm_has_a_least(bagel: Bagel, golden: dict[str, Tensor], pictures: Picture) -> None:

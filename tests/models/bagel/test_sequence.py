@@ -5,13 +5,13 @@ from typing import Any
 import pytest
 
 from hyimg_cli.kv.segments import ImageSegment, TextSegment
-from hyimg_cli.models.bagel.config import Limits, read_architecture
-from hyimg_cli.models.bagel.prompter import THINK_PROMPT, Prompter
+from hyimg_cli.models.bagel.config import SizeLimits, read_architecture
+from hyimg_cli.models.bagel.prompter import THINK_PROMPT, BagelPrompter
 from hyimg_cli.models.bagel.sequence import (
-    Grid,
-    Layout,
+    BlockLayout,
     Markers,
-    SourceShape,
+    SourcePlace,
+    TokenGrid,
     Writer,
     contexts,
     fitted,
@@ -23,13 +23,13 @@ from hyimg_cli.spec.job import Size
 from .conftest import CASES, GOLDEN
 
 MARKERS = Markers(398, 399, 400, 401)
-VAE_LIMITS, VIT_LIMITS, PIXELS = Limits(1024, 512, 16), Limits(980, 224, 14), 1_806_336
-SQUARE = SourceShape(Size(1024, 1024), Size(1024, 1024), Size(980, 980), Grid(70, 70))
+VAE_LIMITS, VIT_LIMITS, PIXELS = SizeLimits(1024, 512, 16), SizeLimits(980, 224, 14), 1_806_336
+SQUARE = SourcePlace(Size(1024, 1024), Size(1024, 1024), Size(980, 980), TokenGrid(70, 70))
 
 
 @pytest.fixture(scope="module")
-def prompter() -> Prompter:
-    return Prompter(GOLDEN / "checkpoint", "golden")
+def prompter() -> BagelPrompter:
+    return BagelPrompter(GOLDEN / "checkpoint", "golden")
 
 
 def test_an_edit_at_the_real_sizes() -> None:
@@ -41,14 +41,14 @@ def test_an_edit_at_the_real_sizes() -> None:
     assert (found.without_text.length, found.without_text.next_rope) == (9000, 2)
     assert (found.without_images.length, found.without_images.next_rope) == (10, 10)
     assert found.full.ids[: found.without_text.length] == found.without_text.ids
-    noise = Writer(MARKERS, found.full).noise(Grid(64, 64)).layout
+    noise = Writer(MARKERS, found.full).noise(TokenGrid(64, 64)).layout
     assert set(noise.positions(9010, 9010 + 4098)) == {12}
     # No token stands between the two blocks of an image but their markers.
     assert found.full.ids[4096:4101] == (-1, 401, 400, -2, -2)
 
 
 @pytest.mark.parametrize("name", sorted(CASES["runs"]))
-def test_contexts_of_the_published_code(prompter: Prompter, name: str) -> None:
+def test_contexts_of_the_published_code(prompter: BagelPrompter, name: str) -> None:
     run = CASES["runs"][name]
     sizes = {"RGB": Size(118, 75), "RGBA": Size(60, 90)}
     modes = iter(run["modes"])
@@ -69,7 +69,7 @@ def test_contexts_of_the_published_code(prompter: Prompter, name: str) -> None:
     assert {name: layout.length for name, layout in by_name.items()} == run["length"]
 
 
-def test_texts_and_markers(prompter: Prompter) -> None:
+def test_texts_and_markers(prompter: BagelPrompter) -> None:
     assert CASES["system_text"] == THINK_PROMPT
     for text, ids in CASES["text_ids"].items():
         assert list(prompter.vocabulary.encode(text)) == ids
@@ -88,7 +88,7 @@ def test_sizes_at_the_real_limits(one: dict[str, Any]) -> None:
     assert (vit.width // 14) * (vit.height // 14) == one["vit_tokens"]
 
 
-def test_what_the_files_say_wrongly_is_read_off_the_weights(prompter: Prompter) -> None:
+def test_what_the_files_say_wrongly_is_read_off_the_weights(prompter: BagelPrompter) -> None:
     """The configuration says a table of 32 x 32, and a ViT of three layers."""
     arch = read_architecture(GOLDEN / "checkpoint")
     assert (arch.table_side, arch.vision.num_hidden_layers) == (8, 2)
@@ -96,7 +96,7 @@ def test_what_the_files_say_wrongly_is_read_off_the_weights(prompter: Prompter) 
 
 
 def test_segments_are_whole_images_and_texts() -> None:
-    shape = SourceShape(Size(32, 48), Size(32, 48), Size(28, 42), Grid(2, 3))
+    shape = SourcePlace(Size(32, 48), Size(32, 48), Size(28, 42), TokenGrid(2, 3))
     layout = contexts(MARKERS, [shape, (1, 2), shape, (3,)]).full
     found = segments(layout, ["a", "b"], layout.length - 1)
     assert [type(one) for one in found] == [ImageSegment, TextSegment, ImageSegment, TextSegment]
@@ -104,7 +104,7 @@ def test_segments_are_whole_images_and_texts() -> None:
     assert sum(one.length for one in found) == layout.length - 1
     inside = layout.blocks[3].start + 2
     assert [one.length for one in segments(layout, ["a", "b"], inside)] == [16, 4]
-    assert segments(Layout(), [], -1) == []
+    assert segments(BlockLayout(), [], -1) == []
 
 
 def test_a_text_alone_behind_a_shared_prefix_has_the_same_runs() -> None:

@@ -106,10 +106,10 @@ class _With:
 
 def test_the_released_layout(bagel: Bagel) -> None:
     """244 names in the released widths, as many as its file has; no two of them are one."""
-    from hyimg_cli.models.bagel.config import Vae
+    from hyimg_cli.models.bagel.config import AutoencoderShape
 
     with torch.device("meta"):
-        names = autoencoder(Vae()).state_dict()
+        names = autoencoder(AutoencoderShape()).state_dict()
     stored = {stored_name(name, LEVELS) for name in names}
     assert len(stored) == len(names) == 244
     assert "encoder.down.1.block.0.nin_shortcut.weight" in stored

@@ -1,0 +1,321 @@
+"""Replicas as actors of a Ray cluster, on as many machines as it has.
+
+Ray starts processes and carries messages; it restarts and retries nothing. Who is stopped is seen
+by our own beat, for Ray never notices; what an actor makes travels with its line, as everywhere.
+"""
+
+import atexit
+import logging
+import os
+import shutil
+import signal
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError, RayError
+
+from hyimg_cli.engine.replicas.messages import (
+    Assign,
+    FromReplica,
+    Gone,
+    PieceDone,
+    Ready,
+    Setup,
+    Told,
+)
+from hyimg_cli.engine.replicas.pieces import PieceWorker
+from hyimg_cli.errors import MachineError
+from hyimg_cli.journal.keys import here
+from hyimg_cli.journal.provenance import cores
+from hyimg_cli.memory.present import of_each
+from hyimg_cli.parallel.launch import tie_to
+from hyimg_cli.parallel.watch import Beat
+from hyimg_cli.spec.plan import Plan
+from hyimg_cli.spec.run import Place, RunConfig
+
+# Messages of one replica that wait for the run to look at them, and of all that are read at once.
+_WAITING = 16
+_AT_ONCE = 64
+# A stop is seen so soon.
+_LOOK_S = 0.5
+# How often the cluster's head is called, and how long it may give no answer.
+_HEAD_S, _HEAD_GONE_S = 5.0, 15.0
+_PROBE_S = 600.0
+_OBJECT_STORE_BYTES = 400_000_000
+# Of clusters that were started here.
+_FOLDERS: list[str] = []
+_IN_WATCH = ray.method(concurrency_group="watch")
+
+
+class Replica:
+    """A replica where it works: `run` in a thread, and beside it what must answer meanwhile."""
+
+    def __init__(self, setup: Setup) -> None:
+        tie_to(os.getppid())  # the node's own process: a stopped one would outlive it
+        self._setup = setup
+        self._worker: PieceWorker | None = None
+
+    def up(self) -> Ready:
+        """Import what does the work, and tell what is found here."""
+        self._worker = PieceWorker(self._setup)
+        return Ready(self._worker.facts, socket.gethostname())
+
+    def run(self, work: Assign) -> Iterator[Told | PieceDone]:
+        assert self._worker is not None, "a replica has work when it is up"
+        yield from self._worker.run(work)
+
+    @_IN_WATCH
+    def beat(self) -> Beat:
+        return Beat() if self._worker is None else self._worker.steps.beat()
+
+    @_IN_WATCH
+    def stop(self, signal_number: int) -> None:
+        if self._worker is not None:
+            self._worker.stop(signal_number)
+
+
+@dataclass(eq=False)
+class _Actor:
+    """A replica as it is seen here: its handle, and what it was asked and has not answered."""
+
+    handle: Any
+    up: Any
+    beat_s: float
+    run: Any = None
+    beat: Any = None
+    beat_at: float = 0.0
+
+    def asked(self) -> Iterator[Any]:
+        """What an answer is awaited to; it is asked for a sign of life now and then."""
+        if self.beat is None and time.monotonic() - self.beat_at >= self.beat_s:
+            self.beat, self.beat_at = self.handle.beat.remote(), time.monotonic()
+        yield from (one for one in (self.up, self.run, self.beat) if one is not None)
+
+    def answer(self, asked: Any) -> Any:
+        """The reference of what can be read by now; None at the end of a piece."""
+        if asked is self.run:
+            try:
+                return next(asked)
+            except StopIteration:
+                self.run = None
+                return None
+        if asked is self.up:
+            self.up = None
+        else:
+            self.beat = None
+        return asked
+
+
+class RayCluster:
+    """A transport: replicas are actors, wherever the cluster has room."""
+
+    def __init__(self, config: RunConfig, plan: Plan, count: int) -> None:
+        """Raises MachineError where the cluster is not there, or has not what the replicas need."""
+        connect(config)
+        self._needs = _needs(config, count)
+        each = -(-count // len(_nodes()))
+        # Taken by this machine's memory: of a cluster without GPUs all are taken to be alike.
+        self.config = of_each(config, each)
+        self._actors: dict[int, _Actor] = {}
+        self._is_woken = False
+        self._head = _Head()
+
+    def start(self, setup: Setup) -> None:
+        remote: Any = ray.remote  # its types lack concurrency groups
+        of_ray = remote(max_restarts=0, max_task_retries=0, concurrency_groups={"watch": 2})
+        actor = of_ray(Replica).options(**self._needs, **self.options(setup.number))
+        handle: Any = actor.remote(setup)
+        self._actors[setup.number] = _Actor(handle, handle.up.remote(), setup.beat_s)
+
+    def options(self, number: int) -> dict[str, Any]:
+        """What else a replica's actor is started with."""
+        return {}
+
+    def assign(self, number: int, work: Assign) -> None:
+        actor = self._actors[number]
+        run = actor.handle.run.options(
+            num_returns="streaming", _generator_backpressure_num_objects=_WAITING
+        )
+        actor.run = run.remote(work)
+
+    def stop(self, number: int, signal_number: int) -> None:
+        self._actors[number].handle.stop.remote(signal_number)
+
+    def events(self, timeout_s: float) -> list[tuple[int, FromReplica]]:
+        self._head.confirm()
+        waiting = {asked: n for n, actor in self._actors.items() for asked in actor.asked()}
+        read = [
+            (number, ref)
+            for asked, number in self._ready(waiting, timeout_s)
+            if (ref := self._actors[number].answer(asked)) is not None
+        ]
+        values = _values([ref for _, ref in read])
+        return [self._said(number, value) for (number, _), value in zip(read, values, strict=True)]
+
+    def wake(self) -> None:
+        self._is_woken = True
+
+    def kill(self, number: int) -> None:
+        actor = self._actors.pop(number, None)
+        if actor is not None:
+            with suppress(RayError):
+                ray.kill(actor.handle, no_restart=True)
+
+    def close(self) -> None:
+        for number in list(self._actors):
+            self.kill(number)
+        disconnect()
+
+    def _ready(self, waiting: dict[Any, int], timeout_s: float) -> list[tuple[Any, int]]:
+        """All that has an answer by now; waits for the first."""
+        until = time.monotonic() + timeout_s
+        ready: list[Any] = []
+        while waiting and not ready and not self._is_woken and time.monotonic() < until:
+            left_s = min(_LOOK_S, max(0.0, until - time.monotonic()))
+            ready, _ = ray.wait(list(waiting), num_returns=1, timeout=left_s, fetch_local=False)
+        if ready:
+            every = len(waiting)
+            ready, _ = ray.wait(list(waiting), num_returns=every, timeout=0.02, fetch_local=False)
+        self._is_woken = False
+        return [(one, waiting[one]) for one in ready[:_AT_ONCE]]
+
+    def _said(self, number: int, value: Any) -> tuple[int, FromReplica]:
+        if not isinstance(value, Exception):
+            return number, value
+        self.kill(number)
+        if isinstance(value, RayActorError):
+            return number, Gone("its process or its machine is gone")
+        return number, Gone(str(value).strip().splitlines()[-1])
+
+
+def _values(refs: list[Any]) -> list[Any]:
+    """What the references stand for: messages, or why there is none."""
+    try:
+        return list(ray.get(refs))
+    except RayError:
+        return [_value(ref) for ref in refs]
+
+
+def _value(ref: Any) -> Any:
+    try:
+        return ray.get(ref)
+    except RayError as error:
+        return error
+
+
+class _Head:
+    """The cluster's head, without which Ray ends this process after a minute, with no word."""
+
+    def __init__(self) -> None:
+        host, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
+        self._address = host.strip("[]"), int(port)
+        self._called_at = self._heard_at = time.monotonic()
+
+    def confirm(self) -> None:
+        """Raises MachineError where the head has not answered for some time."""
+        now = time.monotonic()
+        if now - self._called_at < _HEAD_S:
+            return
+        if now - self._called_at > 2 * _HEAD_GONE_S:
+            self._heard_at = now  # nobody called meanwhile: this process was stopped
+        self._called_at = now
+        try:
+            socket.create_connection(self._address, timeout=1.0).close()
+            self._heard_at = now
+        except OSError:
+            if now - self._heard_at > _HEAD_GONE_S:
+                raise MachineError(
+                    "the head of the Ray cluster does not answer any more",
+                    where=":".join(map(str, self._address)),
+                    hint="start the cluster, then run the same command again: it resumes",
+                    code="machine.ray",
+                ) from None
+
+
+def place_of(config: RunConfig) -> Place:
+    """What a machine of the cluster has on which a replica has room. Raises MachineError."""
+    connect(config)
+    probe = ray.remote(here).options(max_retries=0, **_needs(config, config.parallel.replicas))
+    try:
+        return ray.get(probe.remote(), timeout=_PROBE_S)
+    except RayError as error:
+        what = f"no machine of the Ray cluster answers: {str(error).strip().splitlines()[-1]}"
+        raise MachineError(what, hint="look at ray status", code="machine.ray") from error
+
+
+def _nodes() -> list[dict[str, Any]]:
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+
+
+def _needs(config: RunConfig, count: int) -> dict[str, Any]:
+    """What Ray is asked for each replica: GPUs for its ranks, or its share of a machine's cores.
+
+    Raises MachineError where so many have no room.
+    """
+    choice, ranks, nodes = config.model, config.parallel.of_session, _nodes()
+    gpus, cpus = ([int(node.get(what, 0)) for node in nodes] for what in ("GPU", "CPU"))
+    has_gpu = any(gpus) if choice.place is None else choice.place.has_gpu
+    is_on_gpu = choice.kind(has_gpu=has_gpu) == "cuda"
+    what, there, each = ("GPU", gpus, ranks) if is_on_gpu else ("CPU", cpus, 1)
+    fit = sum(one // each for one in there)
+    if fit < count:
+        raise MachineError(
+            f"{count} replicas need {count * each} {what}s; the Ray cluster has {sum(there)} on "
+            f"{len(nodes)} machines",
+            hint=f"--replicas {fit}" if fit else "--device cpu, or a cluster with GPUs",
+            code="machine.replicas",
+        )
+    if is_on_gpu:
+        return {"num_gpus": ranks, "num_cpus": 0}
+    shares = range(1, max(there) + 1)
+    return {"num_cpus": max(n for n in shares if sum(one // n for one in there) >= count)}
+
+
+def connect(config: RunConfig) -> None:
+    """Join the cluster that `config` names, or start one of our own. Raises MachineError."""
+    if ray.is_initialized():
+        return
+    # Ray takes SIGTERM for itself; ours end a run in order.
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    handlers = {number: signal.getsignal(number) for number in numbers}
+    address = config.parallel.ray_address
+    own = _own(config.parallel.replicas) if address == "local" else {}
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **own)
+    except (OSError, ValueError, RuntimeError, RayError) as error:
+        disconnect()
+        raise MachineError(
+            f"no Ray cluster at {address}: {str(error).strip().splitlines()[0]}",
+            hint="ray status shows one; --ray-address local starts one on this machine",
+            code="machine.ray",
+        ) from error
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+
+
+def _own(replicas: int) -> dict[str, Any]:
+    """A cluster of this machine that ends with this process."""
+    _FOLDERS.append(tempfile.mkdtemp(prefix="hyimg-ray-"))
+    atexit.register(disconnect)
+    return {
+        "num_cpus": max(cores(), replicas),
+        "include_dashboard": False,
+        "object_store_memory": _OBJECT_STORE_BYTES,
+        "_temp_dir": _FOLDERS[-1],
+    }
+
+
+def disconnect() -> None:
+    """Leave the cluster; one of our own ends, and its folders go."""
+    ray.shutdown()
+    while _FOLDERS:
+        shutil.rmtree(_FOLDERS.pop(), ignore_errors=True)

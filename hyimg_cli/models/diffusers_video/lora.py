@@ -1,0 +1,215 @@
+"""LoRA files on a checkpoint's transformers, as layers beside the weights: these stay as they are,
+so that a job without a LoRA has the very bits of a run that never saw one.
+
+    transformer.blocks.0.attn1.to_q.lora_A.weight             the library's names
+    diffusion_model.blocks.0.self_attn.q.lora_down.weight     Wan's own, with alpha; converted there
+    lora_unet_blocks_0_self_attn_q.lora_down.weight           musubi's, for Wan; converted there
+    diffusion_model.double_blocks.0.img_attn_q...             HunyuanVideo's own; converted here
+
+A pair that finds no layer of its shape is an error: the library would say nothing, or log it.
+"""
+
+# Legend: R rank, I O values in and out of a layer
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import safetensors
+from diffusers import WanPipeline
+from torch import Tensor, nn
+
+from hyimg_cli.errors import CheckpointError, require
+from hyimg_cli.loading.checkpoint import readable
+from hyimg_cli.models.diffusers_video.layout import HUNYUAN_VIDEO15
+from hyimg_cli.models.lora_files import lora_file
+from hyimg_cli.spec.job import Lora
+
+_PREFIX = "transformer."
+_DOWN, _UP, _BIAS = ".lora_A.weight", ".lora_B.weight", ".lora_B.bias"
+# HunyuanVideo's names of layers, and the library's; three stand in one of the refiner's.
+_HUNYUAN = {
+    r"double_blocks\.(\d+)\.img_attn_([qkv])": r"transformer_blocks.\1.attn.to_\2",
+    r"double_blocks\.(\d+)\.img_attn_proj": r"transformer_blocks.\1.attn.to_out.0",
+    r"double_blocks\.(\d+)\.img_mlp\.fc1": r"transformer_blocks.\1.ff.net.0.proj",
+    r"double_blocks\.(\d+)\.img_mlp\.fc2": r"transformer_blocks.\1.ff.net.2",
+    r"double_blocks\.(\d+)\.img_mod\.linear": r"transformer_blocks.\1.norm1.linear",
+    r"double_blocks\.(\d+)\.txt_attn_([qkv])": r"transformer_blocks.\1.attn.add_\2_proj",
+    r"double_blocks\.(\d+)\.txt_attn_proj": r"transformer_blocks.\1.attn.to_add_out",
+    r"double_blocks\.(\d+)\.txt_mlp\.fc1": r"transformer_blocks.\1.ff_context.net.0.proj",
+    r"double_blocks\.(\d+)\.txt_mlp\.fc2": r"transformer_blocks.\1.ff_context.net.2",
+    r"double_blocks\.(\d+)\.txt_mod\.linear": r"transformer_blocks.\1.norm1_context.linear",
+    r"txt_in\.individual_token_refiner\.blocks\.(\d+)\.self_attn_qkv": (
+        r"context_embedder.token_refiner.refiner_blocks.\1.attn.to_qkv"
+    ),
+    r"txt_in\.individual_token_refiner\.blocks\.(\d+)\.self_attn_proj": (
+        r"context_embedder.token_refiner.refiner_blocks.\1.attn.to_out.0"
+    ),
+    r"txt_in\.individual_token_refiner\.blocks\.(\d+)\.mlp\.fc1": (
+        r"context_embedder.token_refiner.refiner_blocks.\1.ff.net.0.proj"
+    ),
+    r"txt_in\.individual_token_refiner\.blocks\.(\d+)\.mlp\.fc2": (
+        r"context_embedder.token_refiner.refiner_blocks.\1.ff.net.2"
+    ),
+    r"final_layer\.linear": "proj_out",
+}
+
+
+class Adapters:
+    """The LoRAs that are on some transformers: those of one job at a time."""
+
+    def __init__(self, networks: Sequence[Any], family: str) -> None:
+        """`networks`: the transformer, or the high-noise one and the low-noise one."""
+        self._networks, self._family = networks, family
+        self._now: tuple[Lora, ...] = ()
+
+    def use(self, loras: tuple[Lora, ...]) -> None:
+        """Have these on the transformers, and no others. Raises CheckpointError for a file that
+        does not fit; there are none then.
+        """
+        if loras == self._now:
+            return
+        self.clear()
+        require("peft")
+        try:
+            for number, lora in enumerate(loras):
+                for network in self._of(lora):
+                    self._load(network, lora, f"lora{number}")
+            for network in self._networks:
+                _activate(network, {f"lora{n}": lora for n, lora in enumerate(loras)})
+        except BaseException:
+            self.clear()
+            raise
+        self._now = loras
+
+    def clear(self) -> None:
+        """Take every LoRA off: the layers are the loaded ones again."""
+        self._now = ()
+        for network in self._networks:
+            if getattr(network, "peft_config", None):
+                network.unload_lora()
+
+    def _of(self, lora: Lora) -> Sequence[Any]:
+        if not lora.file:
+            return ()
+        return self._networks[-1:] if lora.on == "low" else self._networks[:1]
+
+    def _load(self, network: Any, lora: Lora, name: str) -> None:
+        pairs, metadata = _pairs(lora_file(lora.file), network, self._family)
+        _refuse_misfits(pairs, network, lora.file)
+        network.load_lora_adapter(pairs, adapter_name=name, metadata=metadata, prefix="transformer")
+        network.requires_grad_(False)
+        network.eval()
+
+
+def _activate(network: Any, loras: Mapping[str, Lora]) -> None:
+    """Each by its weight."""
+    names = [name for name in loras if name in (getattr(network, "peft_config", None) or {})]
+    if names:
+        network.set_adapters(names, [loras[name].weight for name in names])
+
+
+def _pairs(file: Path, network: Any, family: str) -> tuple[dict[str, Tensor], Any]:
+    """A file's tensors by the library's names, and what its header says of alpha."""
+    with readable(file), safetensors.safe_open(file, framework="pt") as opened:
+        header = opened.metadata() or {}
+        tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+    metadata = json.loads(header["lora_adapter_metadata"]) if _says_alpha(header) else None
+    if all(name.startswith(_PREFIX) for name in tensors):
+        return tensors, metadata
+    if family == HUNYUAN_VIDEO15:
+        return _from_hunyuan(tensors, file), None
+    if not any(name.startswith(("diffusion_model.", "lora_unet_")) for name in tensors):
+        raise _misfit(file, sorted(tensors), "no name in it is one of this family's")
+    try:
+        found = WanPipeline.lora_state_dict(tensors)
+    except (ValueError, KeyError, RuntimeError, AttributeError) as error:
+        raise _misfit(file, sorted(tensors), f"its names cannot be converted ({error})") from error
+    return WanPipeline._maybe_expand_t2v_lora_for_i2v(network, found), None
+
+
+def _says_alpha(header: Mapping[str, str]) -> bool:
+    return "lora_adapter_metadata" in header
+
+
+def _from_hunyuan(tensors: Mapping[str, Tensor], file: Path) -> dict[str, Tensor]:
+    """HunyuanVideo's own names as the library's, alpha / rank multiplied into the second matrix."""
+    layers: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        plain = name.removeprefix("diffusion_model.")
+        layer, _, part = plain.replace(".lora_down.", ".lora_A.").replace(
+            ".lora_up.", ".lora_B."
+        ).rpartition(".lora_" if "lora_" in plain else ".")  # fmt: skip
+        layers.setdefault(layer, {})[part] = tensor
+    found: dict[str, Tensor] = {}
+    unknown: list[str] = []
+    for layer, parts in layers.items():
+        target = _hunyuan_name(layer)
+        if target is None or not {"A.weight", "B.weight"} <= parts.keys() <= {
+            "A.weight", "B.weight", "alpha",
+        }:  # fmt: skip
+            unknown.append(layer)
+            continue
+        down_RI, up_OR = parts["A.weight"], parts["B.weight"]
+        if "alpha" in parts:
+            up_OR = up_OR * (parts["alpha"].item() / down_RI.shape[0])
+        if target.endswith("to_qkv"):
+            for own, up in zip("qkv", up_OR.chunk(3), strict=True):
+                _add(found, f"{target.removesuffix('qkv')}{own}", down_RI, up.contiguous())
+        else:
+            _add(found, target, down_RI, up_OR)
+    if unknown:
+        raise _misfit(file, sorted(unknown), "the transformer has no such layers")
+    return found
+
+
+def _add(found: dict[str, Tensor], layer: str, down_RI: Tensor, up_OR: Tensor) -> None:
+    found[f"{_PREFIX}{layer}{_DOWN}"], found[f"{_PREFIX}{layer}{_UP}"] = down_RI, up_OR
+
+
+def _hunyuan_name(layer: str) -> str | None:
+    for pattern, name in _HUNYUAN.items():
+        match = re.fullmatch(pattern, layer)
+        if match is not None:
+            return match.expand(name)
+    return None
+
+
+def _refuse_misfits(pairs: Mapping[str, Tensor], network: Any, file: str) -> None:
+    """Raises CheckpointError unless every tensor is half of a pair that fits a layer."""
+    layers = dict(network.named_modules())
+    wrong = []
+    for name, tensor in pairs.items():
+        suffix = next((end for end in (_DOWN, _UP, _BIAS) if name.endswith(end)), None)
+        layer = layers.get(name.removeprefix(_PREFIX).removesuffix(suffix or ""))
+        base = getattr(layer, "base_layer", layer)
+        if suffix is None or not isinstance(base, nn.Linear) or not name.startswith(_PREFIX):
+            wrong.append(name)
+            continue
+        whole = name.removesuffix(suffix)
+        down, up = pairs.get(whole + _DOWN), pairs.get(whole + _UP)
+        fits = (
+            down is not None
+            and up is not None
+            and (down.shape[0], down.shape[1]) == (up.shape[1], base.in_features)
+            and up.shape[0] == base.out_features
+            and (suffix != _BIAS or tensor.shape[0] == base.out_features)
+        )
+        if not fits:
+            wrong.append(name)
+    if wrong or not pairs:
+        raise _misfit(
+            Path(file), sorted(wrong), "the transformer has no layer of the name and shape"
+        )
+
+
+def _misfit(file: Path, names: Sequence[str], why: str) -> CheckpointError:
+    count = f"{len(names)} of its entries" if names else "it"
+    return CheckpointError(
+        f"the LoRA {file.name} does not fit: {why}: {count}"
+        + (f", the first {', '.join(names[:3])}" if names else " is empty"),
+        where=str(file),
+        hint="use a file made for this very model",
+        code="lora.no-match",
+    )

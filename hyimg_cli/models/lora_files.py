@@ -1,0 +1,62 @@
+"""Where a LoRA file lies: a path, or a file of a hub repository; no torch."""
+
+from functools import lru_cache
+from pathlib import Path
+
+from hyimg_cli.errors import CheckpointError
+from hyimg_cli.spec import digest
+from hyimg_cli.spec.job import Lora
+
+_MAX_BYTES = 100_000_000_000
+
+
+def lora_file(name: str) -> Path:
+    """The file: there, or fetched from OWNER/REPOSITORY/FILE.safetensors into the hub's cache.
+
+    Raises CheckpointError where it cannot be had.
+    """
+    path = Path(name).expanduser()
+    if path.is_file():
+        return path
+    owner, _, rest = name.partition("/")
+    repository, _, file = rest.partition("/")
+    if name.startswith((".", "/", "~")) or not (owner and repository and file):
+        raise CheckpointError(
+            "there is no such LoRA file",
+            where=name,
+            hint="give the path of a .safetensors file, or OWNER/REPOSITORY/FILE of the hub",
+            code="lora.missing",
+        )
+    from huggingface_hub import hf_hub_download
+
+    try:
+        return Path(hf_hub_download(f"{owner}/{repository}", file))
+    except Exception as error:  # the hub client raises a family of its own, OSError and ValueError
+        raise CheckpointError(
+            f"the LoRA is neither a file nor in the hub's cache: {type(error).__name__}",
+            where=name,
+            hint="check the name and the connection, or give the path of a downloaded file",
+            code="lora.missing",
+            retryable=True,
+        ) from None
+
+
+def in_key(loras: tuple[Lora, ...]) -> str:
+    """What of LoRAs decides pixels: the bytes of each file, its header too, whatever its name;
+    where it goes, by which weight; that they stay beside the weights.
+    """
+    parts = [f"{lora.on or 'on'}={_digest(lora.file)}@{lora.weight:g}" for lora in loras]
+    return ";".join(("beside 1", *parts))
+
+
+def _digest(name: str) -> str:
+    if not name:
+        return "none"
+    path = lora_file(name)
+    stat = path.stat()
+    return _digest_of(path, stat.st_mtime_ns, stat.st_size)
+
+
+@lru_cache(maxsize=64)
+def _digest_of(path: Path, _changed: int, _size: int) -> str:
+    return digest.of_file(path, _MAX_BYTES)

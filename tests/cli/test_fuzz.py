@@ -1,0 +1,27 @@
+"""A little of `tests/fuzz.py`, which finds more the longer it runs."""
+
+from collections.abc import Iterator
+
+import fuzz
+import pytest
+
+CASES = {"manifests": 6, "sources": 15, "checkpoints": 20, "records": 25, "journals": 20,
+         "settings": 25, "tables": 20}  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def alone() -> Iterator[None]:
+    with fuzz.alone():
+        yield
+
+
+@pytest.mark.parametrize("kind", fuzz.KINDS)
+def test_nothing_of_others_ends_in_a_traceback(kind: str) -> None:
+    assert [text for seed in range(CASES[kind]) for text in fuzz.tried(kind, seed)] == []
+
+
+def test_what_would_be_wrong_is_seen() -> None:
+    assert fuzz.wrong(101, "", "Traceback") == "exit code 101"
+    assert fuzz.wrong(0, "\x9b", "") == "raw [\"'\\\\x9b'\"]"
+    assert fuzz.wrong(2, "", "error[y]: a\nerror[x]: b\n") == "a forged line"
+    assert not fuzz.wrong(2, "a\n", "error[y]: a\n")

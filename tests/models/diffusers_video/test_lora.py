@@ -1,0 +1,231 @@
+"""LoRA files: three spellings of the same matrices, held against W + B A merged by hand; what does
+not fit is an error; a job without one is as if there had been none. And the schedules of distilled
+models.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from hyimg_cli.errors import CheckpointError
+from hyimg_cli.models import lora_files, registry
+from hyimg_cli.models.diffusers_video.model import DiffusersVideo
+from hyimg_cli.spec.job import Lora, Size, VideoJob
+from hyimg_cli.spec.run import ModelChoice
+
+Draw = Callable[[DiffusersVideo, VideoJob], Tensor]
+RANK, ALPHA = 2, 3.0
+# Of a Wan block: the library's name, its authors', musubi's.
+WAN = {
+    "attn1.to_q": "self_attn.q", "attn1.to_k": "self_attn.k", "attn1.to_v": "self_attn.v",
+    "attn1.to_out.0": "self_attn.o", "attn2.to_q": "cross_attn.q", "attn2.to_k": "cross_attn.k",
+    "attn2.to_v": "cross_attn.v", "attn2.to_out.0": "cross_attn.o", "ffn.net.0.proj": "ffn.0",
+    "ffn.net.2": "ffn.2",
+}  # fmt: skip
+HUNYUAN = {
+    "attn.to_q": "img_attn_q", "attn.to_out.0": "img_attn_proj", "attn.add_k_proj": "txt_attn_k",
+    "attn.to_add_out": "txt_attn_proj", "ff.net.0.proj": "img_mlp.fc1",
+    "ff_context.net.2": "txt_mlp.fc2", "norm1.linear": "img_mod.linear",
+}  # fmt: skip
+
+
+@pytest.fixture
+def job(job: VideoJob) -> VideoJob:
+    return replace(job, num_inference_steps=2, size=Size(32, 48), num_frames=5)
+
+
+@pytest.fixture
+def fresh(folders: dict[str, Path]) -> Callable[[str], DiffusersVideo]:
+    """A model of a test's own: its layers are changed."""
+
+    def load(name: str) -> DiffusersVideo:
+        choice = ModelChoice(str(folders[name]), dtype="float32", device="cpu")
+        return registry.load_video(choice)
+
+    return load
+
+
+def matrices(network: Any, layers: list[str], seed: int = 1) -> dict[str, tuple[Tensor, Tensor]]:
+    """By layer: down [R, I] and up [O, R]."""
+    generator = torch.Generator().manual_seed(seed)
+    modules, made = dict(network.named_modules()), {}
+    for layer in layers:
+        base = modules[layer]
+        shapes = (RANK, base.in_features), (base.out_features, RANK)
+        made[layer] = tuple(torch.randn(shape, generator=generator) / 4 for shape in shapes)
+    return made
+
+
+def write(file: Path, tensors: dict[str, Tensor], **header: str) -> Path:
+    save_file({name: value.contiguous() for name, value in tensors.items()}, file, header or None)
+    return file
+
+
+def in_librarys_names(
+    pairs: dict[str, tuple[Tensor, Tensor]], scale: float = 1
+) -> dict[str, Tensor]:
+    made = {}
+    for layer, (down, up) in pairs.items():
+        made[f"transformer.{layer}.lora_A.weight"] = down
+        made[f"transformer.{layer}.lora_B.weight"] = up * scale
+    return made
+
+
+def wan_layers(network: Any) -> dict[str, str]:
+    """Every block's layers, by the authors' names."""
+    return {
+        f"blocks.{number}.{own}": f"blocks.{number}.{theirs}"
+        for number in range(len(network.blocks))
+        for own, theirs in WAN.items()
+    }
+
+
+def spelled(form: str, pairs: dict[str, tuple[Tensor, Tensor]], names: dict[str, str]) -> Any:
+    if form == "library":
+        return in_librarys_names(pairs, ALPHA / RANK)
+    made = {}
+    for layer, (down, up) in pairs.items():
+        name = names[layer]
+        if form == "musubi":
+            prefix = f"lora_unet_{name.replace('.', '_')}"
+        else:
+            prefix = f"diffusion_model.{name}"
+        made[f"{prefix}.lora_down.weight"], made[f"{prefix}.lora_up.weight"] = down, up
+        made[f"{prefix}.alpha"] = torch.tensor(ALPHA)
+    return made
+
+
+def merge(network: Any, pairs: dict[str, tuple[Tensor, Tensor]], scale: float) -> None:
+    modules = dict(network.named_modules())
+    for layer, (down, up) in pairs.items():
+        modules[layer].weight += scale * (up @ down)
+
+
+@pytest.mark.parametrize("form", ["library", "authors", "musubi"])
+def test_a_wan_file_is_its_merge_in_any_spelling(
+    fresh: Callable[[str], DiffusersVideo], draw: Draw, job: VideoJob, tmp_path: Path, form: str
+) -> None:
+    model, merged = fresh("wan"), fresh("wan")
+    names = wan_layers(model.networks[0])
+    pairs = matrices(model.networks[0], list(names))
+    file = write(tmp_path / "style.safetensors", spelled(form, pairs, names))
+    plain = draw(model, job)
+    found = draw(model, replace(job, lora=(Lora(str(file), 0.5),)))
+    merge(merged.networks[0], pairs, 0.5 * ALPHA / RANK)
+    expected = draw(merged, job)
+    assert (plain - expected).abs().max() > 1e-2
+    assert (found - expected).abs().max() < 1e-4
+    # What comes behind it never saw it.
+    assert torch.equal(draw(model, job), plain)
+    assert torch.equal(draw(model, replace(job, lora=(Lora(str(file), 0.5),))), found)
+
+
+def test_a_pair_goes_to_both_networks(
+    fresh: Callable[[str], DiffusersVideo], draw: Draw, job: VideoJob, tmp_path: Path
+) -> None:
+    job = replace(job, num_inference_steps=3, flow_shift=2.0, guidance_scale_2=3.0)
+    model, merged = fresh("wan22"), fresh("wan22")
+    names, files = wan_layers(model.networks[0]), []
+    for number, on in enumerate(("high", "low")):
+        pairs = matrices(model.networks[number], list(names), seed=number)
+        file = write(tmp_path / f"{on}.safetensors", in_librarys_names(pairs))
+        files.append(Lora(str(file), 1.0, on))
+        merge(merged.networks[number], pairs, 1.0)
+    found = draw(model, replace(job, lora=tuple(files)))
+    assert (found - draw(merged, job)).abs().max() < 1e-4
+    # Without the low one the second network is the loaded one again.
+    half = draw(model, replace(job, lora=(files[0], Lora("", 0.0, "low"))))
+    assert (half - found).abs().max() > 1e-3
+
+
+def test_a_hunyuan_file_in_its_authors_names_is_its_merge(
+    fresh: Callable[[str], DiffusersVideo], draw: Draw, job: VideoJob, tmp_path: Path
+) -> None:
+    model, merged = fresh("hunyuan"), fresh("hunyuan")
+    names = {
+        f"transformer_blocks.1.{own}": f"double_blocks.1.{its}" for own, its in HUNYUAN.items()
+    }
+    refiner = "context_embedder.token_refiner.refiner_blocks.0.attn"
+    of_three = matrices(model.networks[0], [f"{refiner}.to_{one}" for one in "qkv"], seed=2)
+    down = of_three[f"{refiner}.to_q"][0]
+    of_three = {layer: (down, up) for layer, (_, up) in of_three.items()}
+    pairs = matrices(model.networks[0], list(names))
+    tensors = spelled("authors", pairs, names)
+    fused = "diffusion_model.txt_in.individual_token_refiner.blocks.0.self_attn_qkv"
+    tensors[f"{fused}.lora_A.weight"] = down
+    tensors[f"{fused}.lora_B.weight"] = torch.cat([up for _, up in of_three.values()])
+    tensors[f"{fused}.alpha"] = torch.tensor(ALPHA)
+    file = write(tmp_path / "style.safetensors", tensors)
+    merge(merged.networks[0], pairs | of_three, ALPHA / RANK)
+    found = draw(model, replace(job, lora=(Lora(str(file)),)))
+    expected = draw(merged, job)
+    assert (draw(model, job) - expected).abs().max() > 1e-2
+    assert (found - expected).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("name", ["wan", "hunyuan"])
+@pytest.mark.parametrize("rename", ["", "transformer.elsewhere.", "diffusion_model.blocks.0.x."])
+def test_what_fits_no_layer_is_an_error(
+    models: dict[str, DiffusersVideo],
+    draw: Draw,
+    job: VideoJob,
+    tmp_path: Path,
+    name: str,
+    rename: str,
+) -> None:
+    model = models[name]
+    layer = next(
+        n for n, m in model.networks[0].named_modules() if n.endswith(("attn.to_q", "attn1.to_q"))
+    )
+    pairs = in_librarys_names(matrices(model.networks[0], [layer]))
+    tensors = {rename + key.removeprefix("transformer."): value for key, value in pairs.items()}
+    file = write(tmp_path / "other.safetensors", tensors)
+    with pytest.raises(CheckpointError) as caught:
+        draw(model, replace(job, lora=(Lora(str(file)),)))
+    assert (caught.value.code, layer.split(".")[-1] in caught.value.what) == ("lora.no-match", True)
+
+
+def test_a_pair_of_another_shape_or_without_its_half_is_an_error(
+    models: dict[str, DiffusersVideo], draw: Draw, job: VideoJob, tmp_path: Path
+) -> None:
+    layer = "blocks.0.attn1.to_q"
+    tensors = in_librarys_names(matrices(models["wan"].networks[0], [layer]))
+    up = f"transformer.{layer}.lora_B.weight"
+    for wrong in (tensors | {up: tensors[up][:-1]}, {k: v for k, v in tensors.items() if k != up}):
+        file = write(tmp_path / "other.safetensors", wrong)
+        with pytest.raises(CheckpointError, match="does not fit"):
+            draw(models["wan"], replace(job, lora=(Lora(str(file)),)))
+
+
+def test_its_key_is_of_its_bytes_and_header(tmp_path: Path) -> None:
+    tensors = {"transformer.x.lora_A.weight": torch.ones(2, 2)}
+    first = write(tmp_path / "a.safetensors", tensors, lora_alpha="1")
+    same = write(tmp_path / "b.safetensors", tensors, lora_alpha="1")
+    other = write(tmp_path / "c.safetensors", tensors, lora_alpha="2")
+    keys = [lora_files.in_key((Lora(str(file)),)) for file in (first, same, other)]
+    assert keys[0] == keys[1] != keys[2]
+    assert lora_files.in_key((Lora(str(first), 0.5),)) != keys[0]
+    assert lora_files.in_key((Lora(str(first), 1.0, "high"),)) != keys[0]
+
+
+def test_eulers_steps_are_those_that_models_are_distilled_to(
+    models: dict[str, DiffusersVideo], draw: Draw, job: VideoJob
+) -> None:
+    """Four at shift 5, without guidance: one pass a step, and no negative prompt."""
+    model = models["wan"]
+    job = replace(job, scheduler="euler", num_inference_steps=4, flow_shift=5.0, guidance_scale=1.0)
+    schedule = model.schedule(job)
+    assert schedule.sigmas == pytest.approx([1.0, 0.9375, 5 / 6, 0.625, 0.0])
+    assert schedule.levels == pytest.approx([1000, 937.5, 2500 / 3, 625])
+    passes = []
+    handle = model.networks[0].register_forward_hook(lambda *_: passes.append(1))
+    draw(model, job)
+    handle.remove()
+    assert (len(passes), model.texts(job)) == (4, (job.prompt,))
+    assert (model.schedule(replace(job, scheduler=None)).levels[1]) != 937.5

@@ -1,0 +1,73 @@
+"""The vision tower and its processor against those of transformers, to the bit."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import Siglip2ImageProcessor, Siglip2VisionConfig, Siglip2VisionModel
+
+from hyimg_cli.errors import CheckpointError
+from hyimg_cli.models.hunyuan_image3.config import VisionArchitecture
+from hyimg_cli.models.hunyuan_image3.vision import VisionTower, vision_features, vision_inputs
+
+ARCH = VisionArchitecture(
+    hidden_size=48,
+    intermediate_size=80,
+    num_hidden_layers=2,
+    num_attention_heads=3,
+    num_channels=3,
+    patch_size=8,
+    num_patches=25,
+    max_num_patches=30,
+    processor=(("patch_size", 8), ("max_num_patches", 30)),
+)
+SIZES = ((64, 64), (30, 200), (200, 30), (5, 7), (301, 299), (1, 900), (40, 48))
+
+
+def theirs(arch: VisionArchitecture) -> Any:
+    names = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+    names += ("num_channels", "patch_size", "num_patches", "hidden_act", "layer_norm_eps")
+    facts = {name: getattr(arch, name) for name in (*names, "vision_use_head")}
+    return Siglip2VisionModel(Siglip2VisionConfig(**facts)).eval()
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("resample", [2, 3])
+def test_an_image_is_cut_as_theirs(size: tuple[int, int], resample: int) -> None:
+    pixels = np.random.default_rng(1).integers(0, 256, (*size, 3), dtype=np.uint8)
+    uneven = {"image_mean": (0.4, 0.5, 0.6), "image_std": (0.2, 0.3, 0.5), "resample": resample}
+    arch = replace(ARCH, processor=(*ARCH.processor, *uneven.items()))
+    found = vision_inputs(pixels, arch)
+    options = {k: list(v) if isinstance(v, tuple) else v for k, v in arch.processor}
+    expected = Siglip2ImageProcessor(**options)(
+        torch.from_numpy(pixels).permute(2, 0, 1),
+        return_tensors="pt",
+        input_data_format="channels_first",
+    )
+    assert torch.equal(found.patches_1SP, expected["pixel_values"])
+    assert torch.equal(found.is_real_1S, expected["pixel_attention_mask"])
+    assert torch.equal(found.shapes_12, expected["spatial_shapes"])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("size", [(64, 64), (30, 200), (40, 48)])
+def test_features_are_theirs(size: tuple[int, int], dtype: torch.dtype) -> None:
+    tower, their = VisionTower(ARCH).to(dtype).eval(), theirs(ARCH).to(dtype)
+    tower.load_state_dict(their.state_dict())  # names and shapes are theirs as well
+    pixels = np.random.default_rng(1).integers(0, 256, (*size, 3), dtype=np.uint8)
+    inputs = vision_inputs(pixels, ARCH)
+    assert bool(inputs.is_real_1S.all()) == (size == (40, 48))
+    with torch.no_grad():
+        expected = their(
+            inputs.patches_1SP.to(dtype), inputs.is_real_1S, inputs.shapes_12
+        ).last_hidden_state
+        assert torch.equal(vision_features(tower, inputs), expected)
+
+
+@pytest.mark.parametrize("option", [("do_resize", False), ("resample", 0)])
+def test_another_processor_is_refused(option: tuple[str, Any]) -> None:
+    arch = replace(ARCH, processor=(*ARCH.processor, option))
+    with pytest.raises(CheckpointError, match=f"vit_processor {option[0]}"):
+        vision_inputs(np.zeros((8, 8, 3), np.uint8), arch)
