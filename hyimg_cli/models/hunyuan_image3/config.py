@@ -135,7 +135,6 @@ class VisionArchitecture:
     processor: tuple[tuple[str, Any], ...]
     hidden_act: str = "gelu_pytorch_tanh"
     layer_norm_eps: float = 1e-6
-    attention_dropout: float = 0.0
     vision_use_head: bool = True
     aligner_depth: int = 2
 
@@ -278,7 +277,7 @@ def _refuse_packed_otherwise(config: Mapping[str, Any], where: str) -> None:
     are known. Others' mean nothing without the program that made them.
     """
     found = config.get("quantization_config") or {}
-    method = found.get("quant_method", "bitsandbytes")
+    method = found.get("quant_method") or "bitsandbytes"
     if method != "bitsandbytes":
         raise CheckpointError(
             f"its weights are quantised by {method!r}, which is not read",
@@ -313,10 +312,14 @@ def _architecture(config: Mapping[str, Any]) -> Architecture:
     told = {**_CONFIG_DEFAULTS, **config}
     layers = int(config["num_hidden_layers"])
     heads = int(config["num_attention_heads"])
-    if not 0 < layers * int(config["num_experts"]) <= _MOST_EXPERTS:
-        raise ValueError(f"{layers} layers of {config['num_experts']} experts")
+    experts = int(config["num_experts"])
+    if not 0 < layers * experts <= _MOST_EXPERTS:
+        raise ValueError(f"{layers} layers of {experts} experts")
     if heads < 1:
         raise ValueError(f"{heads} attention heads")
+    chosen = _per_layer(config["moe_topk"], layers)
+    if not all(0 < k <= experts for k in chosen):
+        raise ValueError(f"{max(chosen)} of {experts} experts for a token")
     head_dim = config.get("attention_head_dim") or config.get("head_dim")
     down = config["vae_downsample_factor"]
     if down[0] != down[1]:
@@ -329,7 +332,7 @@ def _architecture(config: Mapping[str, Any]) -> Architecture:
         config,
         num_key_value_heads=int(config.get("num_key_value_heads") or heads),
         head_dim=int(head_dim or config["hidden_size"] // heads),
-        moe_topk=_per_layer(config["moe_topk"], layers),
+        moe_topk=chosen,
         num_shared_expert=_per_layer(told["num_shared_expert"], layers),
         moe_intermediate_size=_per_layer(inner, layers),
         pad_token_id=int(config.get("pad_token_id", config.get("pad_id", 0))),
