@@ -247,7 +247,7 @@ def settings_of(given: Mapping[str, Any]) -> dict[str, Setting]:
 
 
 def _folders_own(given: Mapping[str, Any]) -> dict[str, Any]:
-    """What the working folder's own file sets, unless it is left out, or is the recipe itself."""
+    """Settings of the working folder's own file, unless it is left out, or is the recipe itself."""
     named = given.get("recipe")
     if (
         given.get("no_config", True)
