@@ -16,6 +16,7 @@ from hyimg_cli.cli.sentences import UNMARKED
 from hyimg_cli.cli.stopping import Stopper, stoppable
 from hyimg_cli.cli.views import view_of
 from hyimg_cli.engine import runner
+from hyimg_cli.engine.again import finished_again
 from hyimg_cli.engine.choice import placed, refuse_missing_device, replicas_of, session_for
 from hyimg_cli.engine.sources import SourcesSeen, refuse_hopeless, seen, turned_sizes
 from hyimg_cli.engine.timing.estimate import undisturbed
@@ -90,6 +91,8 @@ def carry_out(order: Order, style: render.Style) -> int:
         ):
             with _report(order, run.plan, counts, style) as report:
                 report.outcomes((*run.invalid, *run.untried))
+                if run.to_finish:
+                    report.finished_again(finished_again(folder, run.to_finish, config), follow)
                 if run.plan.jobs and not (run.untried and config.failure.fail_fast):
                     place = asdict(config.model.place or here())
                     folder.write_run(run_info(manifest, settings, run.plan) | {"place": place})
@@ -97,7 +100,7 @@ def carry_out(order: Order, style: render.Style) -> int:
             with _told("after the last job"):
                 folder.confirm()
             stopper.session = None  # from here on a signal stops at once
-    return 1 if counts.failed or counts.invalid else 0
+    return 1 if counts.failed or counts.invalid or counts.gated else 0
 
 
 def look_at_sources(jobs: Sequence[Job], config: RunConfig, style: render.Style) -> SourcesSeen:

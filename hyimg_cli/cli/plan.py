@@ -73,13 +73,21 @@ def show_plan(given: Mapping[str, Any]) -> None:
         if shard:
             facts |= {"shard": _shard_as_json(shard)}
         untried = [job.custom_id for job in rest.to_run if found.error_of(job)]
-        render.json_line(facts | {"skipped": rest.done, "untried": untried})
+        render.json_line(
+            facts
+            | {
+                "skipped": rest.done,
+                "untried": untried,
+                "finished_again": [job.custom_id for job in rest.to_finish],
+            }
+        )
         return
     if shard:
         render.line(_shard_line(shard))
     for text in _lines(order, costs, videos, think=given["assume_think"]):
         render.line(text)
     before = f", {len(rest.done)} done before" if rest.done else ""
+    before += f", {len(rest.to_finish)} finished again without a model" if rest.to_finish else ""
     render.line(f"all: {counted(len(order.groups), 'group')}{before}")
     for text in time_lines(time_of):
         render.line(text)

@@ -23,15 +23,14 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
 
 from hyimg_cli.errors import MachineError, OutputFolderError, StorageError
 from hyimg_cli.files import address_of
 from hyimg_cli.journal.disk import disk_errors
-from hyimg_cli.journal.job_files import OUTPUTS, files_of
-from hyimg_cli.journal.journal import RESULTS, RunFolder, outcomes_in
+from hyimg_cli.journal.job_files import OUTPUTS, files_of_result
+from hyimg_cli.journal.journal import RESULTS, RunFolder, outcome_to_json, outcomes_in
 from hyimg_cli.remote import as_os_errors, located
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.events import Outcome
@@ -199,10 +198,10 @@ class BucketFolder(RunFolder):
                     raise StorageError(
                         "a file was changed before it was put", where=str(self.folder / output.path)
                     )
-                for name in files_of(asdict(output)):
-                    local = self.folder / name
-                    of_name = sorted(local.rglob("*")) if local.is_dir() else [local]
-                    files += [one.relative_to(self.folder).as_posix() for one in of_name]
+            for name in files_of_result(outcome_to_json(outcome)):
+                local = self.folder / name
+                of_name = sorted(local.rglob("*")) if local.is_dir() else [local]
+                files += [one.relative_to(self.folder).as_posix() for one in of_name]
         with self._errors() as (system, root):
             if files:
                 with ThreadPoolExecutor(min(_AT_ONCE, len(files))) as pool:

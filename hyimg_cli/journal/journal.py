@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path, PurePath
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, Protocol, Self
 
 from hyimg_cli.errors import JobError, OutputFolderError, StorageError
@@ -38,6 +38,7 @@ from hyimg_cli.journal.disk import disk_errors, locked, make_folders, remove_tem
 from hyimg_cli.journal.job_files import (
     OUTPUTS,
     files_of,
+    files_of_result,
     former_files,
     is_renamed,
     name_of,
@@ -51,7 +52,7 @@ from hyimg_cli.settings.file_names import UNKNOWN, fault_of
 from hyimg_cli.settings.kinds import is_custom_id
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.events import Outcome
-from hyimg_cli.spec.job import ImageJob, Job, Size
+from hyimg_cli.spec.job import FINISHING, ImageJob, Job, Size
 from hyimg_cli.spec.units import counted
 
 RESULTS = "results.jsonl"
@@ -63,7 +64,7 @@ LOCK = ".lock"
 # Files that are written at the same time.
 _WRITERS = 8
 # Of a resolved job, what never changes its file.
-_NOT_IN_KEY = ("custom_id", "images", "model", "metadata", "name", "written", "lora")
+_NOT_IN_KEY = ("custom_id", "images", "model", "metadata", "name", "written", "lora", *FINISHING)
 
 
 @dataclass(frozen=True)
@@ -346,10 +347,10 @@ class RunFolder(JobFolder):
         lines = [(one.custom_id, json_line(outcome_to_json(one))) for one in outcomes]
         done = [one for one in outcomes if one.status == "done"]
         with disk_errors(self.folder):
-            self._publish(done)
+            self._publish([one for one in outcomes if one.status == "done" or one.edit])
             self._append(lines)
             for outcome in done:
-                now = [path for file in outcome.outputs for path in files_of(asdict(file))]
+                now = files_of_result(outcome_to_json(outcome))
                 for path in self._former.pop(outcome.custom_id, ()):
                     if path not in now:
                         self._remove(path)
@@ -406,6 +407,8 @@ def outcome_to_json(outcome: Outcome) -> dict[str, Any]:
     for name in ("written", "sigmas"):
         if entry[name] is None:
             del entry[name]
+    if not outcome.finishing_key:
+        del entry["edit"], entry["finishing_key"]
     return entry | extra
 
 
@@ -454,12 +457,14 @@ def shaping_fields(line: Mapping[str, Any]) -> dict[str, Any]:
 class Resumption:
     """Jobs still to do, jobs that are there already, and failed ones that are left alone.
 
-    `former`: by job, files of results that are to be replaced.
+    `to_finish`: jobs whose redraw is there, to be put back on its source in another way. `former`:
+    by job, files of results that are to be replaced.
     """
 
     to_run: list[Job]
     done: list[str]
     failed_before: list[str]
+    to_finish: list[ImageJob] = field(default_factory=list)
     former: dict[str, list[str]] = field(default_factory=dict)
 
 
@@ -473,6 +478,7 @@ def resume(
     force: bool = False,
     with_frames: bool = False,
     differing: Callable[[Job, Mapping[str, Any]], Iterable[str]] | None = None,
+    finishing: Mapping[str, str] = MappingProxyType({}),
 ) -> Resumption:
     """Sorts `jobs` by what `folder` says of them; `keys` has the `job_key` of each custom_id with a
     result there.
@@ -481,7 +487,8 @@ def resume(
     Raises OutputFolderError, unless `force`, where a picture would be replaced by one of another
     key or name, and, with `resume` off, where the folder holds results at all; in any case where a
     file of another job would be. A job that failed under another key is a new job: it runs.
-    `differing`: in what a job and a result line differ.
+    `differing`: in what a job and a result line differ. `finishing`: the `finishing_key` of each
+    such id; where that alone differs, or its file is gone, and the redraw is there, that is enough.
     """
     results = folder.results()
     if not resume and results and not force:
@@ -498,6 +505,11 @@ def resume(
             resumption.to_run.append(job)
         elif is_renamed(job, entry):
             others.append(job)
+            resumption.to_run.append(job)
+        elif _is_to_finish(folder, entry, wanted := finishing.get(job.custom_id, ""), retry_failed):
+            assert isinstance(job, ImageJob), "only pictures are put back on a source"
+            resumption.to_finish.append(job)
+        elif wanted != entry.get("finishing_key", "") and entry.get("edit"):
             resumption.to_run.append(job)
         elif entry.get("status") == "done" and _is_intact(folder, entry, with_frames):
             resumption.done.append(job.custom_id)
@@ -543,6 +555,26 @@ def _other_jobs(
         "of before",
         code="output.other-job",
     )
+
+
+def _is_to_finish(
+    folder: RunFolder, entry: Mapping[str, Any], finishing_key: str, retry_failed: bool
+) -> bool:
+    """True if a job's redraw is there as it was written, and what was made of it is not wanted."""
+    if not finishing_key:
+        return False
+    is_same = entry.get("finishing_key") == finishing_key
+    is_done = entry.get("status") == "done"
+    if is_same and (_is_intact(folder, entry, False) if is_done else not retry_failed):
+        return False
+    try:
+        edit = entry["edit"]
+        return all(
+            digest.of_file(folder.folder / edit[name]) == edit["sha256"][name]
+            for name in ("plain", "shown")
+        )
+    except (OSError, KeyError, TypeError):
+        return False
 
 
 def _is_intact(folder: RunFolder, entry: Mapping[str, Any], with_frames: bool) -> bool:

@@ -15,7 +15,7 @@ from hyimg_cli.errors import OutputFolderError
 from hyimg_cli.files import address_of, opened, shown_place
 from hyimg_cli.journal.bucket import run_folder
 from hyimg_cli.journal.disk import disk_errors
-from hyimg_cli.journal.job_files import files_of
+from hyimg_cli.journal.job_files import files_of, files_of_edit
 from hyimg_cli.journal.journal import MISSING, RunFolder
 from hyimg_cli.journal.past_run import read_run_info, resolved_jobs
 from hyimg_cli.manifest.resolved import lines_moved
@@ -66,6 +66,7 @@ class _Found:
             for name in files_of(output):
                 count = output["num_frames"] if name == output.get("frames_path") else 0
                 yield from [f"{name}/{n:04}.png" for n in range(count)] or [name]
+        yield from files_of_edit(self.outcome)
 
 
 def merge(folders: Sequence[Path], into: Path) -> Merged:

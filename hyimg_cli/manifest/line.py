@@ -40,6 +40,9 @@ _WITHOUT_IMAGES = {
     "it2i": "name the picture to edit, or use task t2i",
     "i2v": "name the picture to start from, or use task t2v",
 }
+# How other tools call the part of a picture that an edit is meant for.
+_MASKS = ("mask", "masks", "mask_image", "mask_path", "mask_url", "inpaint_mask", "image_mask")
+_MASKED = "with keep_outside: region"
 # What other tools can be asked for, by the names that they have for it.
 _NOT_SUPPORTED = {
     "strength of an edit": (
@@ -86,6 +89,8 @@ def not_a_field(key: str, value: Any = None) -> tuple[str, str]:
     if key in _TURNS:
         hint = "write the one turn as prompt and images; earlier turns are not read"
         return "a job has no turns before it", hint
+    if key.lower() in _MASKS:
+        return f"{shown(key)} is not a field", f"{_MASKED}, a box or the path of a mask"
     if key == "image_size":
         size = _turned(value)
         hint = f'"size": "{size}"' if size else '"size": "WIDTHxHEIGHT"'
@@ -139,6 +144,7 @@ def unconsumed(
             idle["drop_think"] = "bot_task is recaption, so there is no thinking to drop"
     if not fields.get("images"):
         idle["infer_align_image_size"] = "there is no source image to align with"
+        idle["keep_outside"] = "there is no source image to keep"
     return {name: idle[name] for name in sorted(names & idle.keys())}
 
 

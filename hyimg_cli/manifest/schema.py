@@ -30,6 +30,7 @@ _PATTERNS: dict[type[k.Kind], str] = {
     k.SizeText: k.SIZE_PATTERN,
     k.LoraText: f"|{_WRITTEN}",
     k.Text: _WRITTEN,
+    k.Region: r"(?!https?://|data:)[^\x00]+",
     k.Folder: f"(?!{ADDRESS_PATTERN}){_WRITTEN}",
     k.RunPlace: f"(?!(?:{_NO_STORE}):/){_WRITTEN}",
     NameTemplate: _WRITTEN,
@@ -167,6 +168,10 @@ def _annotation(kind: k.Kind, jobs: JobKind | None = None) -> Any:
             return list[Annotated[str, Field(pattern=_whole(_WRITTEN))]]
         case k.Text(_, may_be_empty=True):
             return Annotated[str, Field(pattern=_whole(f"|{_WRITTEN}"))]
+        case k.Region():
+            side = Annotated[int, Field(strict=True, ge=0)]
+            box = Annotated[list[side], Field(min_length=4, max_length=4)]
+            return Annotated[str, Field(pattern=_whole(_PATTERNS[k.Region]))] | box
         case k.Matrix():
             return _matrix(jobs)
         case k.Anything():

@@ -81,6 +81,16 @@ def picture_text(
     return PictureText(_parameters(job, facts, size), _json(record), source_type)
 
 
+def retold(
+    text: PictureText, resolved: Mapping[str, Any], size: Size, pixel_sha256: str
+) -> PictureText:
+    """The same of another picture that was made of this one, by a job that draws the same."""
+    record = json.loads(text.record) | {"job": _public(resolved)}
+    record |= {"size": str(size), "pixel_sha256": pixel_sha256}
+    parameters = re.sub(r"(?<=, Size: )[0-9]+x[0-9]+(?=, )", str(size), text.parameters)
+    return PictureText(parameters, _json(record), text.source_type)
+
+
 def video_text(
     resolved: Mapping[str, Any], provenance: Provenance, source_sha256: Sequence[str] = ()
 ) -> str:
@@ -138,6 +148,8 @@ def _public(resolved: Mapping[str, Any]) -> dict[str, Any]:
     }
     if "images" in job:
         job["images"] = [PurePath(image).name for image in job["images"]]
+    if "region" in job:
+        job["region"] = PurePath(job["region"]).name
     if "lora" in job:
         parts = (re.sub(r"^((?:high|low)=)?.*/", r"\1", part) for part in job["lora"].split(";"))
         job["lora"] = ";".join(parts)

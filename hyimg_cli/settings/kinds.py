@@ -24,6 +24,7 @@ MAX_DEPTH = 100
 # A folder's name has no dot, so that no folder is another job's file: "a.frames", "a.png".
 ID_PATTERN = r"(?!.{129})(?:[A-Za-z0-9_-]+/)*[A-Za-z0-9_-][A-Za-z0-9._-]*"
 SIZE_PATTERN = r"auto|([0-9]{1,5})([xX:])([0-9]{1,5})"
+REGION_PATTERN = r"\s*" + r"\s*,\s*".join([r"([0-9]{1,6})"] * 4) + r"\s*"
 DEVICE_PATTERN = r"auto|cpu|cuda(:(0|[1-9][0-9]?))?|balanced"
 _INTEGER = re.compile(r"[+-]?[0-9]{1,20}", re.ASCII)
 _TRUTHS = dict.fromkeys(("1", "true", "yes", "on"), True)
@@ -264,6 +265,29 @@ class Folder(Text):
         if not text:
             raise BadValue("an empty name", "for this folder give .", "empty-text")
         return self.read(text)
+
+
+@dataclass(frozen=True)
+class Region(Kind):
+    """A part of a picture: a box of left, top, right and bottom, or the path of a mask."""
+
+    metavar = "box|path"
+
+    def read(self, value: Any) -> str:
+        hint = 'give a box "LEFT,TOP,RIGHT,BOTTOM" in pixels of the source, or the path of a mask'
+        if type(value) is list and len(value) == 4 and all(type(side) is int for side in value):
+            value = ",".join(map(str, value))
+        if type(value) is not str:
+            raise BadValue(f"{shown(value)} is not a region", hint, "wrong-type")
+        if not re.fullmatch(r"[\d\s,.+-]*", value, re.ASCII):
+            return _path(value)
+        sides = re.fullmatch(REGION_PATTERN, value, re.ASCII)
+        if sides is None:
+            raise BadValue(f"{shown(value)} is not a region", hint)
+        left, top, right, bottom = map(int, sides.groups())
+        if left >= right or top >= bottom:
+            raise BadValue(f"{shown(value)} is empty: right is beyond left, bottom below top", hint)
+        return f"{left},{top},{right},{bottom}"
 
 
 @dataclass(frozen=True)

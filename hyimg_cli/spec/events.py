@@ -131,7 +131,9 @@ class Outcome:
     each of its jobs. `share_s` is its part of that time: over all jobs no more than the run took.
 
     `cot_from`: the job that wrote the text, where that was another one. `written`: how the text of
-    a job that ends with it came about. `sigmas`: of a schedule that is not the checkpoint's own.
+    a job that ends with it came about. `edit`: what a redraw did to the source that it was put
+    back on, and its files; `finishing_key` what must be equal for that to count. `sigmas`: of a
+    schedule that is not the checkpoint's own.
     """
 
     custom_id: str
@@ -158,6 +160,8 @@ class Outcome:
     warnings: tuple[str, ...] = ()
     error: Failure | None = None
     replica: int | None = None
+    edit: dict[str, Any] | None = None
+    finishing_key: str = ""
     metadata: Any = None
     extra: dict[str, Any] = field(default_factory=dict)
 
