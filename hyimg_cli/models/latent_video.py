@@ -112,7 +112,7 @@ class PictureEncoder(Encoder[PictureView], Protocol):
     """The encoders of start pictures; the VAE among them stays with the model."""
 
     def views(self, job: VideoJob, digests: Sequence[str]) -> tuple[PictureView, ...]:
-        """What of the job's pictures the transformer reads; `digests` are those of its files."""
+        """The job's pictures as the transformer reads them; `digests` are those of its files."""
 
 
 PromptEncoder = Encoder[str]
@@ -203,7 +203,7 @@ class LatentVideoModel(Protocol):
 
     @property
     def pictures(self) -> PictureEncoder:
-        """What reads the pictures that a job starts from."""
+        """The encoder of pictures that a job starts from."""
 
     def denoiser(
         self,
