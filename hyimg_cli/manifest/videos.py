@@ -103,7 +103,7 @@ class VideoLine(ResolvedLine):
 
     def _lora(self) -> tuple[Lora, ...]:
         """The line's, whose paths begin at the manifest's folder, or the setting's."""
-        asked: tuple[Lora, ...] = self.value("lora")
+        asked: tuple[Lora, ...] = self.value("lora") or ()
         if "lora" not in self.line.fields:
             return asked
         beside = {one: self.folder / one.file for one in asked if one.file}

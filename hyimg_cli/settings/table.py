@@ -295,7 +295,7 @@ _SAMPLING = (
     _video(
         "lora",
         LoraText(),
-        (),
+        None,
         "LoRA files: FILE[@WEIGHT], for two transformers high=FILE;low=FILE. Needs peft.",
     ),
     _video(
