@@ -126,8 +126,14 @@ def address_of(place: Path | str) -> str:
 
 
 def joined(folder: Path, name: str) -> Path:
-    """A name as it leads from a folder; an address stands for itself."""
-    return Path(name) if scheme_of(name) else folder / name
+    """A name as it leads from a folder; an address stands for itself.
+
+    `./s3:/run` is a path, which the dot alone tells: such a one is made absolute.
+    """
+    if scheme_of(name):
+        return Path(name)
+    path = folder / name
+    return path.absolute() if address_of(path) and not address_of(folder) else path
 
 
 def shown_place(place: Path) -> str:

@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Order:
-    """What is to be run: a manifest's jobs under settings, and what earlier results mean.
+    """An order to run: a manifest's jobs under settings, and what earlier results mean.
 
     `again` is the command line that goes on with this run, `retry` the one that tries its failed
     jobs again.
@@ -104,7 +104,7 @@ def carry_out(order: Order, style: render.Style) -> int:
 
 
 def look_at_sources(jobs: Sequence[Job], config: RunConfig, style: render.Style) -> SourcesSeen:
-    """What there is of the jobs' sources; what there is not is told.
+    """The jobs' sources that are there; those that are not are told.
 
     Raises UsageError where no job has its sources, and the folder holds no result of any.
     """
@@ -138,7 +138,7 @@ def run_plan(
 
 @contextmanager
 def _told(what: str, then: str = "") -> Iterator[None]:
-    """What comes behind the jobs: it changes no exit code, so its failure is one line, with -v its
+    """Work behind the jobs: it changes no exit code, so its failure is one line, with -v its
     traceback.
     """
     try:
@@ -153,7 +153,7 @@ def _told(what: str, then: str = "") -> Iterator[None]:
 
 
 def _report(order: Order, plan: Plan, counts: runner.Summary, style: render.Style) -> Report:
-    """What is shown of the run, with the time that is left of it."""
+    """Display of the run, with the time that is left of it."""
     config = order.config
     left, replicas = _time_left(plan, config), replicas_of(plan, config)
     view = view_of(style, counts.left, left, replicas=replicas)
@@ -162,7 +162,7 @@ def _report(order: Order, plan: Plan, counts: runner.Summary, style: render.Styl
 
 
 def _time_left(plan: Plan, config: RunConfig) -> TimeLeft:
-    """What will follow the run, and knows what earlier ones have taken."""
+    """Estimate of the time left, from what earlier runs have taken."""
     models = dict.fromkeys(group.model for group in plan.groups)
     replicas = replicas_of(plan, config)
     return TimeLeft(
@@ -175,7 +175,7 @@ def _time_left(plan: Plan, config: RunConfig) -> TimeLeft:
 
 @contextmanager
 def _watched(plan: Plan, config: RunConfig, began: float) -> Iterator[Watch]:
-    """What this run takes is kept for the next plan, however it ends."""
+    """Keep the times of this run for the next plan, however it ends."""
     watch = Watch(plan, config, began=began)
     try:
         yield watch
@@ -192,7 +192,7 @@ def _watched(plan: Plan, config: RunConfig, began: float) -> Iterator[Watch]:
 def _page(
     settings: Mapping[str, Setting], folder: Path, style: render.Style
 ) -> Iterator[Callable[[Event], None]]:
-    """What keeps the run's page up to date, event by event; whatever ends the run, the page says
+    """Keep the run's page up to date, event by event; whatever ends the run, the page says
     what was done.
     """
     address = address_of(folder)

@@ -22,6 +22,7 @@ from hyimg_cli.cli.help import show_all
 from hyimg_cli.cli.render import PROGRESS
 from hyimg_cli.cli.shard import folder_of, shard_named
 from hyimg_cli.errors import UsageError
+from hyimg_cli.files import joined
 from hyimg_cli.remote import keep_copies_in
 from hyimg_cli.settings.config import configured, refuse_conflicts
 from hyimg_cli.settings.kinds import BadValue, Folder, OneOf, RunPlace, Truth
@@ -55,7 +56,7 @@ def folder(text: str) -> Path:
 def place(text: str) -> Path:
     """The same of a run's results, which may lie at an address."""
     try:
-        return Path(RunPlace().parse(text))
+        return joined(Path(), RunPlace().parse(text))
     except BadValue as bad:
         raise typer.BadParameter(f"{bad.what}; {bad.hint}") from None
 
@@ -246,7 +247,7 @@ def settings_of(given: Mapping[str, Any]) -> dict[str, Setting]:
 
 
 def _folders_own(given: Mapping[str, Any]) -> dict[str, Any]:
-    """What the working folder's own file sets, unless it is left out, or is the recipe itself."""
+    """Settings of the working folder's own file, unless it is left out, or is the recipe itself."""
     named = given.get("recipe")
     if (
         given.get("no_config", True)
@@ -265,7 +266,8 @@ def output_folder(
     given: Mapping[str, Any], settings: Mapping[str, Setting], manifest_name: str
 ) -> Path:
     """Where results go: as asked, else under `runs`; each shard has a folder of its own beside."""
-    folder = Path(settings["output_dir"].value or Path("runs") / manifest_name)
+    given_folder = settings["output_dir"].value
+    folder = joined(Path(), given_folder) if given_folder else Path("runs") / manifest_name
     return folder_of(shard_named(given["shard"]), folder)
 
 

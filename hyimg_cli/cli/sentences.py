@@ -116,7 +116,7 @@ def finished(outcome: Outcome) -> str:
 
 
 def _made(outcome: Outcome) -> str:
-    """What came of a job, and how long it took."""
+    """Sentence on a job's outcome, and how long it took."""
     seconds = f"{work_s(outcome):.2f} s"
     if not (outcome.outputs or outcome.denoise_steps):
         return f"{len(outcome.cot_token_ids or ())} tokens in {seconds}"

@@ -82,7 +82,7 @@ class Selection:
 
 @dataclass(frozen=True)
 class ResumePolicy:
-    """What results of an earlier run in the same folder mean."""
+    """Policy towards results of an earlier run in the same folder."""
 
     resume: bool = True
     retry_failed: bool = False
@@ -373,7 +373,7 @@ def _untried(
 
 @dataclass(frozen=True)
 class TextsLeft:
-    """What `think` has to do of a manifest: jobs whose text is to be written, jobs that have none
+    """Work of `think` on a manifest: jobs whose text is to be written, jobs that have none
     to write and only need their line, and those that have theirs.
     """
 
@@ -385,7 +385,7 @@ class TextsLeft:
 def sift_texts(
     file: TextsFile, jobs: Sequence[Job], config: RunConfig, *, force: bool
 ) -> TextsLeft:
-    """What an earlier run left to do in a file of texts. Raises OutputFolderError on a clash."""
+    """Work that an earlier run left in a file of texts. Raises OutputFolderError on a clash."""
     there = file.lines()
     keys = job_keys([job for job in jobs if job.custom_id in there], config)
     left = file.left(jobs, keys, force=force)

@@ -146,7 +146,7 @@ def refuse_hopeless(found: SourcesSeen, jobs: Sequence[Job], tried: Mapping[str,
 
 
 def faults(found: SourcesSeen, jobs: Sequence[Job]) -> list[HyimgError]:
-    """What is wrong with the source pictures, with the line that names each."""
+    """Faults of the source pictures, with the line that names each."""
     return [
         SourceImageError(
             error.what, where=f"{job.source_line}: {path}", hint=error.hint, code=error.code

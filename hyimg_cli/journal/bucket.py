@@ -82,10 +82,7 @@ class PartJournal:
         """Nothing: nobody but the next run can write behind the last part."""
 
     def append(self, lines: Sequence[tuple[str, bytes]]) -> None:
-        """Adds lines, each with its job, in one part.
-
-        Raises StorageError where another run has taken over.
-        """
+        """Adds lines in one part. Raises StorageError where another run has taken over."""
         self._create(b"".join(line for _, line in lines))
 
     def _create(self, data: bytes) -> None:

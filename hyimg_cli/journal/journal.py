@@ -404,8 +404,9 @@ def outcome_to_json(outcome: Outcome) -> dict[str, Any]:
     """The outcome as a result line; the user's `x_` keys stand beside the other names."""
     entry = asdict(outcome)
     extra: dict[str, Any] = entry.pop("extra")
-    if outcome.written is None:
-        del entry["written"]
+    for name in ("written", "sigmas"):
+        if entry[name] is None:
+            del entry[name]
     if not outcome.finishing_key:
         del entry["edit"], entry["finishing_key"]
     return entry | extra
@@ -448,7 +449,7 @@ def line_key(
 
 
 def shaping_fields(line: Mapping[str, Any]) -> dict[str, Any]:
-    """What of a resolved line changes pixels."""
+    """The fields of a resolved line that change pixels."""
     return {k: v for k, v in line.items() if k not in _NOT_IN_KEY and not k.startswith("x_")}
 
 
@@ -540,7 +541,7 @@ def _occupied(folder: RunFolder, count: int) -> OutputFolderError:
 def _other_jobs(
     folder: RunFolder, others: Sequence[Job], counts: Counter[str], total: int, done: int
 ) -> OutputFolderError:
-    """What differs in how many jobs, and what `--force` would do with these and with the rest."""
+    """Sentence on the fields that differ, in how many jobs, and on what `--force` would do."""
     named = ", ".join(f"{name}: {count}" for name, count in counts.most_common() if count)
     differ = "differs" if total == 1 else "differ"
     rest = total - len(others)

@@ -25,7 +25,7 @@ from hyimg_cli.spec import digest
 
 @dataclass
 class Merged:
-    """What a joined folder holds, in jobs: `missing` are those that no folder has done, `failed`
+    """Jobs of a joined folder: `missing` are those that no folder has done, `failed`
     among them; `damaged`: done ones whose files are gone or changed, which are missing too.
     """
 

@@ -108,7 +108,7 @@ def _below(own: str, folder: str) -> str:
 
 
 def _faults(jobs: Sequence[Job], setting: Setting) -> Iterator[tuple[str, HyimgError]]:
-    """What is wrong with the names, by the job's line."""
+    """Faults of the names, by the job's line."""
     paths = [path_of(job) for job in jobs]
     for job, path in zip(jobs, paths, strict=True):
         if what := fault_of(path.removesuffix(suffix_of(job))):

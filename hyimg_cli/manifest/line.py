@@ -85,7 +85,7 @@ def fault(slug: str, what: str, *, where: str, hint: str = "") -> UsageError:
 
 
 def not_a_field(key: str, value: Any = None) -> tuple[str, str]:
-    """What is wrong with a key that no field has, and what to do: other tools' words by name."""
+    """Fault of a key that no field has, with what to do: other tools' words by name."""
     if key in _TURNS:
         hint = "write the one turn as prompt and images; earlier turns are not read"
         return "a job has no turns before it", hint
@@ -104,7 +104,7 @@ def not_a_field(key: str, value: Any = None) -> tuple[str, str]:
 
 
 def not_supported(key: str) -> tuple[str, str] | None:
-    """What a word of other tools means, and what to do instead; None for any other word."""
+    """Meaning of a word of other tools, and what to do instead; None for any other word."""
     found = ((m, hint) for m, (names, hint) in _NOT_SUPPORTED.items() if key.lower() in names)
     return next(found, None)
 

@@ -64,7 +64,7 @@ class PictureLine(ResolvedLine):
         return edit if edit is not None and self.line.fields.get("images") else self.card.defaults
 
     def _encoding_faults(self) -> Iterator[HyimgError]:
-        """What was said of a file that its format cannot be, or is anyway."""
+        """Encoding options that the file's format does not take, or implies."""
         kind, is_lossless = self.value("format"), self.value("lossless")
         if kind == "jpeg" and is_lossless:
             yield self.fault("conflict", "no JPEG is lossless", "lossless", "use webp or png")
@@ -167,7 +167,7 @@ class PictureLine(ResolvedLine):
         return Encoding(kind, None if is_lossless else self.value("quality"))
 
     def _written(self) -> str:
-        """What was noted of the line's ids; nothing of a text that was edited."""
+        """The note beside the line's ids; empty for a text that was edited."""
         has_note = {"written", "cot_token_ids"} <= self.line.fields.keys()
         return json.dumps(self.line.fields["written"], sort_keys=True) if has_note else ""
 
@@ -200,7 +200,7 @@ class PictureLine(ResolvedLine):
         return child.first_seed if vary == "picture" else child.seed
 
     def _vary_faults(self) -> Iterator[HyimgError]:
-        """What would make all results of the line one, or has none to tell apart."""
+        """Faults of `vary`: it makes all results of the line one, or has none to tell apart."""
         if len(self.child_ids) == 1:
             if "vary" in self.line.given:
                 yield self.unused("vary", "the line has one result")

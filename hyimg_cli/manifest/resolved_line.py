@@ -44,7 +44,7 @@ class ResolvedLine:
     folder: Path
 
     def faults(self) -> Iterator[HyimgError]:
-        """What is wrong with the line only for this model and these settings."""
+        """Faults of the line for this model and these settings alone."""
         raise NotImplementedError
 
     def job(self, child: Child) -> Job:

@@ -81,7 +81,7 @@ def lossless(
 
 
 def text_in(image: ImageFile.ImageFile) -> PictureText:
-    """What an opened picture of these formats says; empty where it says nothing.
+    """Metadata of an opened picture of these formats; empty where it has none.
 
     Raises what Pillow does for a damaged PNG.
     """

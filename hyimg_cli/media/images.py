@@ -107,7 +107,7 @@ def read_small(path: Path, side: int) -> Image.Image:
 
 
 def text_of(path: Path) -> PictureText:
-    """What a PNG, JPEG or WebP says about itself, text behind a PNG's pixels too.
+    """Metadata of a PNG, JPEG or WebP, text behind a PNG's pixels too.
 
     Raises SourceImageError for a file that is no picture, or a damaged PNG.
     """

@@ -48,7 +48,7 @@ class Provenance:
 
 @dataclass(frozen=True)
 class PictureText:
-    """What a picture says about itself. `source_type`: IPTC's word for how it came about."""
+    """Texts of a picture's metadata. `source_type`: IPTC's word for how it came about."""
 
     parameters: str
     record: str
@@ -73,7 +73,7 @@ class PictureFacts:
 def picture_text(
     job: ImageJob, resolved: Mapping[str, Any], facts: PictureFacts, size: Size, pixel_sha256: str
 ) -> PictureText:
-    """What the job's picture of this size and these pixels says. `resolved` is the job as a
+    """Metadata of the job's picture of this size and these pixels. `resolved` is the job as a
     manifest line.
     """
     record = _record(job, resolved, facts) | {"size": str(size), "pixel_sha256": pixel_sha256}

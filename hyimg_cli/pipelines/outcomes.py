@@ -1,4 +1,4 @@
-"""What became of a job, as the line that the journal will hold."""
+"""Outcomes of jobs, as the lines that the journal will hold."""
 
 import json
 import logging
@@ -25,7 +25,7 @@ _SMALLER: dict[type[Job], str] = {
 
 @dataclass(frozen=True)
 class Facts:
-    """What every line says, whatever the job's end: its key, how often it was tried, and by kind
+    """Facts of every line, whatever the job's end: its key, how often it was tried, and by kind
     what the session found in memory, found on disk, or had to make until now.
     """
 

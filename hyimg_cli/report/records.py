@@ -1,4 +1,4 @@
-"""What the page shows of a job, in plain values: from its result line and from the job as it was
+"""A job as the page shows it, in plain values: from its result line and from the job as it was
 resolved; either may be empty.
 """
 

@@ -294,7 +294,7 @@ class Region(Kind):
 class Names(Kind):
     """A list of names, in a text with commas between; comes back as a tuple."""
 
-    metavar = "name,…"
+    metavar = "name,name"
 
     def parse(self, text: str) -> tuple[str, ...]:
         return self.read([name.strip() for name in text.split(",") if name.strip()])

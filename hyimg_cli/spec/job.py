@@ -199,8 +199,8 @@ class ImageJob:
 
     @property
     def text_inputs(self) -> TextInputs | None:
-        """What decides the job's text; None where it writes none. Jobs of one bucket of which it
-        is equal write the same text, as long as their sources' files stay as they are.
+        """Inputs that decide the job's text; None where it writes none. Jobs of one bucket with
+        equal ones write the same text, as long as their sources' files stay as they are.
         """
         if not self.writes_text:
             return None

@@ -61,7 +61,10 @@ BEFORE: dict[str, Any] = {
     "allow_model": ("other",),
     "name": "{stem}-{seed}",
 }
-NO_SETTING = {"output.folder", "output.only_texts", "cache.folder", "batch.prefetches_sources"}
+NO_SETTING = {
+    *("output.folder", "output.only_texts", "cache.folder", "batch.prefetches_sources"),
+    "model.place",
+}
 # How each setting that changes pixels stands in the resume key: the words of folders that exist.
 PLAIN = {"dtype": "float32", "kv_reuse": "reuse"}
 IN_KEY: dict[tuple[str, Any], dict[str, str]] = {

@@ -48,7 +48,7 @@ class EncodedSources:
         )
 
     def encoder(self, model: MixedModel, model_print: str) -> "SourceEncoder":
-        """What encodes an image for `model`, whose checkpoint has the fingerprint `model_print`."""
+        """Encoder of images for `model`, whose checkpoint has the fingerprint `model_print`."""
         return SourceEncoder(self, model, model_print)
 
     def counts(self) -> dict[str, int]:
@@ -132,7 +132,7 @@ class EncodedSources:
             return self._memo.get(key, _never) if key in self._memo else None
 
     def _waited(self, key: str, make: Callable[[], Encoded]) -> Encoded:
-        """What the encoder thread has made by the time it lets go, else made here."""
+        """The image as the encoder thread has encoded it when it lets go, else encoded here."""
         with self._making:
             known = self._known(key)
             if known is not None:
@@ -191,7 +191,7 @@ class SourceEncoder:
 
 
 def suits_prefetch(model: MixedModel) -> bool:
-    """Whether images are best encoded while the model works: on a GPU, that leaves the CPU to it.
+    """True if images are best encoded while the model works: on a GPU, which leaves the CPU free.
 
     A model spread over several devices encodes in turn: its encoders may be on any of them.
     """

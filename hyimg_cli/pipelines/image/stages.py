@@ -51,7 +51,7 @@ RoundTrip = Callable[[SourceImage, Size], tuple[np.ndarray, str]]
 
 @dataclass(frozen=True)
 class ImageStages:
-    """What every job of a group works with. Without `texts` each job writes its own; where nothing
+    """Parts that all jobs of a group share. Without `texts` each job writes its own; where nothing
     `draws` a job ends with its text. `round_trip`: a source as the model's own codec gives it back.
     """
 
@@ -136,7 +136,7 @@ class Generated(Finished[ImageJob]):
 
     @property
     def written(self) -> dict[str, Any]:
-        """What `Replay` needs to know."""
+        """The text and how its tokens entered the network, for `Replay`."""
         known = self.prefilled.known(self.text)
         return {
             "cut": self.text.cut,
@@ -147,7 +147,7 @@ class Generated(Finished[ImageJob]):
 
     @property
     def reuse(self) -> ReuseReport:
-        """What there is to tell of a job that ends with its text."""
+        """Reuse report of a job that ends with its text."""
         return report_of_text(text_rows(self.prefilled))
 
     @property
@@ -334,7 +334,7 @@ def with_text(work: Prefilled, stages: ImageStages) -> Generated:
 
 
 def text_rows(work: Prefilled) -> TextRows:
-    """What the AR stage of a job computed, and what it did not have to."""
+    """Rows that the AR stage of a job computed, and those that it did not have to."""
     decoded = len(work.context.ids) - work.computed - work.shared
     overdecoded = work.decoding.overdecoded if work.decoding else 0
     taken = len(work.taken.fed) if work.taken else 0
