@@ -169,8 +169,8 @@ def _annotation(kind: k.Kind, jobs: JobKind | None = None) -> Any:
         case k.Text(_, may_be_empty=True):
             return Annotated[str, Field(pattern=_whole(f"|{_WRITTEN}"))]
         case k.Region():
-            side = Annotated[int, Field(strict=True, ge=0)]
-            box = Annotated[list[side], Field(min_length=4, max_length=4)]
+            pixel = Annotated[int, Field(strict=True, ge=0)]
+            box = Annotated[list[pixel], Field(min_length=4, max_length=4)]
             return Annotated[str, Field(pattern=_whole(_PATTERNS[k.Region]))] | box
         case k.Matrix():
             return _matrix(jobs)
