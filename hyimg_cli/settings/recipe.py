@@ -69,7 +69,9 @@ def _read(path: Path) -> tuple[str, dict[str, Any]]:
         raise RecipeError(what, where=str(path), code="recipe.unreadable") from None
     except UnicodeDecodeError:
         raise RecipeError("not UTF-8", where=path.name, code="recipe.not-toml") from None
-    except tomllib.TOMLDecodeError as error:
+    except RecursionError:
+        raise RecipeError("nested too deeply", where=path.name, code="recipe.not-toml") from None
+    except ValueError as error:  # of a number with too many digits, too
         what = f"not valid TOML: {error}"
         raise RecipeError(what, where=path.name, code="recipe.not-toml") from None
 

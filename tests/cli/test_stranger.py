@@ -609,3 +609,14 @@ def test_the_clock_set_back_and_the_cache_removed_while_a_run_goes(
              for s in line["timings_s"].values()]  # fmt: skip
     assert min(times) >= 0
     assert max(times) < 600
+
+
+@pytest.mark.parametrize("text", ["a = " + "[" * 3000, "a = " + "1" * 5000], ids=["deep", "long"])
+def test_a_recipe_of_anybody(
+    run_cli: Run, write_manifest: Callable[..., Path], tmp_path: Path, text: str
+) -> None:
+    (tmp_path / "recipe.toml").write_text(text)
+    ran = run_cli("check", write_manifest(JOB), "--recipe", "recipe.toml")
+    assert (ran.code, "error[recipe.not-toml]" in ran.err) == (2, True), ran.err
+    ran = run_cli("bench", "--compare", "recipe.toml")
+    assert (ran.code, "Traceback" in ran.err) == (2, False), ran.err

@@ -82,8 +82,10 @@ def read_scenario(name: str) -> Scenario:
         return _scenario(path, tomllib.loads(text_of(path, SETTINGS_BYTES)))
     except OSError as error:
         raise _fault(path, f"it cannot be read: {error.strerror}") from None
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise _fault(path, f"not valid TOML: {error}") from None
+    except (TypeError, AttributeError, LookupError) as error:
+        raise _fault(path, f"a value is of the wrong kind: {error}") from None
 
 
 def _scenario(path: Path, table: dict[str, Any]) -> Scenario:
