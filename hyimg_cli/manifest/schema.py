@@ -148,8 +148,8 @@ def _annotation(kind: k.Kind, jobs: JobKind | None = None) -> Any:
             least = Field(gt=low) if above_low else Field(ge=low)
             return Annotated[float, Field(strict=True, le=high, allow_inf_nan=False), least]
         case k.NumberPair(low, high):
-            side = Annotated[float, Field(strict=True, ge=low, le=high)]
-            pair = Annotated[list[side], Field(min_length=2, max_length=2)]
+            end = Annotated[float, Field(strict=True, ge=low, le=high)]
+            pair = Annotated[list[end], Field(min_length=2, max_length=2)]
             return Annotated[pair, AfterValidator(_rising)]
         case k.Truth():
             return Annotated[bool, Field(strict=True)]
