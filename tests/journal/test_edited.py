@@ -24,6 +24,12 @@ FACTS = PictureFacts("tiny", Provenance("0.1.0", "abc"))
 TEXT = TextSampling(0, 0.0, 0, 1.0, 1)
 
 
+def opened(path: Path, mode: str = "") -> np.ndarray:
+    """A file as Pillow decodes it."""
+    with Image.open(path) as image:
+        return np.array(image.convert(mode) if mode else image)
+
+
 def picture() -> Image.Image:
     """A photograph's stand-in: smooth, with a disc in it, 150 x 101."""
     y, x = np.mgrid[:101, :150]
@@ -86,8 +92,8 @@ def test_outside_the_mask_every_pixel_is_the_files(
     path, edit = put_back(tmp_path / "out", source, encoding=encoding)
     assert (edit["kind"], edit["outside_equal"]) == ("local", True)
     kind = "RGBA" if mode in ("RGBA", "LA") else "RGB"
-    own, found = (np.array(Image.open(one).convert(kind)) for one in (source, path))
-    free = np.array(Image.open(tmp_path / "out" / edit["mask"])) == 0
+    own, found = (opened(one, kind) for one in (source, path))
+    free = opened(tmp_path / "out" / edit["mask"]) == 0
     assert found.shape == own.shape
     assert np.array_equal(found[free], own[free])
     assert 0.5 < free.mean() < 0.9
@@ -104,13 +110,13 @@ def test_profile_and_exif_go_along_upright_and_without_the_place(tmp_path: Path)
     exif.get_ifd(ExifTags.IFD.Exif)[ExifTags.Base.MakerNote] = b"serial 12345"
     exif.get_ifd(ExifTags.IFD.GPSInfo)[ExifTags.GPS.GPSLatitudeRef] = "N"
     source = saved(tmp_path, "RGB", ".jpg", exif=exif, icc_profile=profile, quality=95)
-    upright = np.array(Image.open(source).transpose(Image.Transpose.ROTATE_270))
+    upright = np.rot90(opened(source), -1)
     for name, how in (("plain", {}), ("gps", {"keep_gps": True}), ("bare", {"metadata": False})):
         path, edit = put_back(tmp_path / name, source, **how)
         with Image.open(path) as image:
             found, said = np.array(image), image.getexif()
             assert image.info["icc_profile"] == profile
-        free = np.array(Image.open(tmp_path / name / edit["mask"])) == 0
+        free = opened(tmp_path / name / edit["mask"]) == 0
         assert np.array_equal(found[free], upright[free])
         assert ExifTags.Base.Orientation not in said
         assert said.get(ExifTags.Base.Artist) == (None if name == "bare" else "somebody")
@@ -131,7 +137,7 @@ def test_no_edit_gives_the_source_without_a_mark(tmp_path: Path) -> None:
     source = saved(tmp_path, "RGB")
     path, edit = put_back(tmp_path / "out", source, no_edit=True)
     assert edit["kind"] == "none"
-    assert np.array_equal(np.array(Image.open(path)), np.array(Image.open(source)))
+    assert np.array_equal(opened(path), opened(source))
     text = text_of(path)
     assert (text.record, text.parameters, text.source_type) == ("", "", "")
     assert text_of(tmp_path / "out" / edit["plain"]).record
@@ -142,7 +148,7 @@ def test_an_edit_of_the_whole_is_kept_or_fails(tmp_path: Path) -> None:
     path, edit = put_back(tmp_path / "out", source, is_whole=True)
     assert (edit["kind"], edit["outside_equal"]) == ("global", None)
     assert edit["reasons"]
-    assert np.array(Image.open(path)).shape == (101, 150, 3)
+    assert opened(path).shape == (101, 150, 3)
     fail = KeepOutside(on_global="fail")
     with pytest.raises(OutputError, match="whole picture was edited") as raised:
         put_back(tmp_path / "fail", source, is_whole=True, outside=fail)
