@@ -82,6 +82,8 @@ def ran(
 def test_pictures_are_those_of_one_process_whatever_becomes_of_a_rank(
     jobs: list[ImageJob], pixels: dict[str, np.ndarray]
 ) -> None:
+    # The last two draw one text, by different seeds.
+    jobs = [*jobs, replace(jobs[-1], custom_id="fourth", seed=99)]
     loads: list[ModelLoaded] = []
     with Session(config(1)) as alone:
         expected = ran(alone, jobs, lambda event: _keep(event, loads))
@@ -97,6 +99,7 @@ def test_pictures_are_those_of_one_process_whatever_becomes_of_a_rank(
         assert line.parallel.tensor_ranks == 2
         assert line.cot_token_ids == expected[name].cot_token_ids
         assert line.kv_reuse == expected[name].kv_reuse
+        assert line.cot_from == expected[name].cot_from == ("third" if name == "fourth" else None)
         # Sums of two parts round otherwise than one product: no level moves by more than one.
         assert np.abs(together[name].astype(int) - plain[name]).max() <= 1
 

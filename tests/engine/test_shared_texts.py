@@ -317,7 +317,11 @@ def test_a_text_that_was_written_before_is_fed_again_to_the_bit(
                 size=SizeRequest(end.bucket.size.height, end.bucket.size.width),
             )
         )
-    again = told(run(given, studio_of(family, tree=KVTree(10**9)), size))
+    drawn = run(given, studio_of(family, tree=KVTree(10**9)), size)
+    again = told(drawn)
+    shared = [end.reuse for name, end in drawn.items() if name.startswith(("sampled", "edit"))]
+    # One of each text is fed, the others find all of its rows.
+    assert [reuse.ar_prefill_tokens for reuse in shared].count(0) == len(shared) - 2
     for name, (bits, text, status) in each.items():
         assert again[name][0] == bits, name
         assert again[name][1].ids == text.ids

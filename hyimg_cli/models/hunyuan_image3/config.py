@@ -10,6 +10,7 @@ from dataclasses import MISSING, dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_origin, get_type_hints
 
 from hyimg_cli.errors import CheckpointError
+from hyimg_cli.settings.table import SETTINGS
 from hyimg_cli.spec.card import SamplingDefaults
 from hyimg_cli.spec.job import BOT_TASKS
 
@@ -229,7 +230,7 @@ def _generation_config(config: Mapping[str, Any]) -> GenerationConfig:
     return GenerationConfig(
         template=template,
         defaults=SamplingDefaults(
-            num_inference_steps=int(told["diff_infer_steps"]),
+            num_inference_steps=_count("num_inference_steps", told["diff_infer_steps"]),
             guidance_scale=float(told["diff_guidance_scale"]),
             flow_shift=float(told["flow_shift"]),
             bot_task=_bot_task(told["bot_task"]),
@@ -238,10 +239,16 @@ def _generation_config(config: Mapping[str, Any]) -> GenerationConfig:
             temperature=float(told["temperature"]) if told["do_sample"] else 0.0,
             top_k=int(told["top_k"]),
             top_p=float(told["top_p"]),
-            max_new_tokens=int(told["max_new_tokens"]),
+            max_new_tokens=_count("max_new_tokens", told["max_new_tokens"]),
             repetition_penalty=_penalty(float(told["repetition_penalty"])),
         ),
     )
+
+
+def _count(name: str, value: Any) -> int:
+    """A default that a user could give as well. Raises ValueError for one out of that range."""
+    count: int = SETTINGS[name].kind.read(int(value))
+    return count
 
 
 def defaulted(config: Mapping[str, Any], generation: Mapping[str, Any]) -> dict[str, Any]:
@@ -277,7 +284,7 @@ def _refuse_packed_otherwise(config: Mapping[str, Any], where: str) -> None:
     are known. Others' mean nothing without the program that made them.
     """
     found = config.get("quantization_config") or {}
-    method = found.get("quant_method", "bitsandbytes")
+    method = found.get("quant_method") or "bitsandbytes"
     if method != "bitsandbytes":
         raise CheckpointError(
             f"its weights are quantised by {method!r}, which is not read",
@@ -312,10 +319,14 @@ def _architecture(config: Mapping[str, Any]) -> Architecture:
     told = {**_CONFIG_DEFAULTS, **config}
     layers = int(config["num_hidden_layers"])
     heads = int(config["num_attention_heads"])
-    if not 0 < layers * int(config["num_experts"]) <= _MOST_EXPERTS:
-        raise ValueError(f"{layers} layers of {config['num_experts']} experts")
+    experts = int(config["num_experts"])
+    if not 0 < layers * experts <= _MOST_EXPERTS:
+        raise ValueError(f"{layers} layers of {experts} experts")
     if heads < 1:
         raise ValueError(f"{heads} attention heads")
+    chosen = _per_layer(config["moe_topk"], layers)
+    if not all(0 < k <= experts for k in chosen):
+        raise ValueError(f"{max(chosen)} of {experts} experts for a token")
     head_dim = config.get("attention_head_dim") or config.get("head_dim")
     down = config["vae_downsample_factor"]
     if down[0] != down[1]:
@@ -328,7 +339,7 @@ def _architecture(config: Mapping[str, Any]) -> Architecture:
         config,
         num_key_value_heads=int(config.get("num_key_value_heads") or heads),
         head_dim=int(head_dim or config["hidden_size"] // heads),
-        moe_topk=_per_layer(config["moe_topk"], layers),
+        moe_topk=chosen,
         num_shared_expert=_per_layer(told["num_shared_expert"], layers),
         moe_intermediate_size=_per_layer(inner, layers),
         pad_token_id=int(config.get("pad_token_id", config.get("pad_id", 0))),

@@ -11,7 +11,7 @@ lost, and in which order, is `out_of_memory`'s to say. Of jobs that would write 
 thinks, and the others wait for it, each in turn where it fails.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from torch import Tensor
@@ -27,6 +27,7 @@ from hyimg_cli.pipelines.image.stages import (
     ImageStages,
     Prefilled,
     decode,
+    leave_rows,
     leave_text,
     prefill,
     shared_text,
@@ -61,6 +62,8 @@ class ContinuousBatch:
         """
         self._waiting = deque(jobs)
         self._texts = SharedTexts([shared_text(job, stages) for job in self._waiting])
+        # Texts that were written before: one job feeds each, the others find its rows.
+        self._given = Counter(job.cot_token_ids for job in self._waiting if job.cot_token_ids)
         # Begun, and without K/V again: they come before those that wait.
         self._preempted: deque[Request[ImageJob]] = deque()
         self._thinking: list[Prefilled] = []
@@ -143,6 +146,9 @@ class ContinuousBatch:
                 case _:
                     yield Lost(request, tried.error)
         elif work.decoding is None:
+            given = work.job.cot_token_ids
+            if given and work.taken is not None and self._given[given] > 1 and self._stages.draws:
+                leave_rows(work, self._stages)
             yield from self._make_ready(work)
         else:
             yield PhaseStarted(work.job.custom_id, "think")

@@ -303,11 +303,15 @@ def leave_text(work: Prefilled, stages: ImageStages) -> None:
     assert work.decoding is not None, "the job wrote its text"
     assert identity is not None, "and others share it"
     assert stages.texts is not None, "which some are to do"
-    assert work.context.buffer is not None, "a job that writes has a context"
     known = work.known(work.decoding.generated(stages.model))
     stages.texts.add(identity, work.source_digests, known)
-    if not stages.draws:
-        return
+    if stages.draws:
+        leave_rows(work, stages)
+
+
+def leave_rows(work: Prefilled, stages: ImageStages) -> None:
+    """Leave the K/V of a text that is whole to the jobs that draw the same."""
+    assert work.context.buffer is not None, "a job with a text has a context"
     behind = TextSegment(tuple(work.context.ids[work.prompt_stop - 1 :]))
     try:
         stages.prefixes.keep([*work.prompt, behind], work.context.buffer)
