@@ -187,7 +187,8 @@ def test_pixels_are_the_pipelines_in_tiles_too(
     own = np.concatenate(list(model.decode_latents(latents_of(model, job))))
     assert own.std() > 10
     assert np.array_equal(own, (video * 255).round().astype(np.uint8))
-    if kind != "hunyuan":
+    if kind == "wan21":
+        # The two tilings of the encode do differ.
         whole = encoded(model_of(kind), job)[LATENTS].tensors[LATENTS]
         assert not torch.equal(whole, encoded(model, job)[LATENTS].tensors[LATENTS])
 
