@@ -4,7 +4,190 @@ the pixels and keys of one process. On processes of this machine, or on two Ray 
     python benchmarks/killed_replicas.py --faults 30 --jobs 60 --out FILE
 """
 
+import argparse
+import json
+import os
+import random
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from hyimg_cli.engine.replicas.cluster import RayCluster
+from hyimg_cli.engine.replicas.local import LocalProcesses
+from hyimg_cli.engine.replicas.run import Replicas
+from hyimg_cli.engine.runner import ResumePolicy, accept, sift
+from hyimg_cli.engine.session import Session
+from hyimg_cli.errors import MachineError
+from hyimg_cli.journal.journal import RunFolder
+from hyimg_cli.journal.provenance import hardware
+from hyimg_cli.manifest.manifest import read_manifest
+from hyimg_cli.manifest.planner import make_plan
+from hyimg_cli.models import registry
 from hyimg_cli.parallel.watch import Limits
+from hyimg_cli.settings.precedence import settle
+from hyimg_cli.spec.events import JobDone, ReplicaDied
+from hyimg_cli.spec.run import ModelChoice, OutputConfig, ParallelConfig, RunConfig
 
 # A stopped replica is to be noticed within a trial's patience, not within a minute.
-_LIMITS, _BEAT_S = Limits(silence_s=6.0), 0.5
+_LIMITS, _BEAT_S = Limits(silence_s=10.0, start_s=40.0), 0.5
+
+
+def main() -> None:
+    """Run the trial, print what became of it, and write it as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--ray", action="store_true")
+    parser.add_argument("--jobs", type=int, default=60)
+    parser.add_argument("--faults", type=int, default=30)
+    parser.add_argument("--replicas", type=int, default=3)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as place, _cluster(given.ray) as address:
+        found = _tried(given, Path(place), address)
+    print(json.dumps(found))
+    if given.out:
+        given.out.write_text(json.dumps({"machine": hardware()} | found, indent=1) + "\n")
+    sys.exit(bool(found["lost"] or found["twice"] or found["other_pixels"] or found["alive"]))
+
+
+def _tried(given: argparse.Namespace, place: Path, address: str | None) -> dict[str, Any]:
+    """Counts of a run under faults, against the same jobs in one process."""
+    jobs = _jobs(place, given.jobs)
+    alone = RunConfig(OutputConfig(place / "alone"), model=ModelChoice(device="cpu"))
+    with Session(alone) as session, RunFolder(alone.output.folder) as folder:
+        for _ in session.run(make_plan(jobs, registry.model_card), folder):
+            pass
+    parallel = ParallelConfig(replicas=given.replicas, ray_address=address)
+    config = RunConfig(
+        OutputConfig(place / "many"), model=ModelChoice(device="cpu"), parallel=parallel
+    )
+    faults, deaths, rounds = _Faults(given.faults, given.seed), Counter[str](), 0
+    began, load = time.monotonic(), os.getloadavg()[0]
+    left = jobs
+    while left or faults.left:
+        rounds += 1
+        assert rounds < 20, "it never ends"
+        with RunFolder(config.output.folder) as folder:
+            left = sift(folder, jobs, config, ResumePolicy(retry_failed=True)).to_run
+            if not left:
+                break
+            several = Replicas(
+                config,
+                transport=RayCluster if address else LocalProcesses,
+                limits=_LIMITS,
+                setup={"beat_s": _BEAT_S},
+            )
+            try:
+                for event in several.run(make_plan(left, registry.model_card), folder):
+                    if isinstance(event, JobDone):
+                        faults.some()
+                    elif isinstance(event, ReplicaDied):
+                        deaths[event.why] += 1
+            except MachineError as error:
+                print(f"run {rounds}: {error}", file=sys.stderr)
+    lines = _lines(config.output.folder)
+    done = Counter(line["custom_id"] for line in lines if line["status"] == "done")
+    ours, theirs = _made(config.output.folder), _made(alone.output.folder)
+    time.sleep(8)  # Ray takes 5 s to end a stopped process
+    return {
+        "transport": "ray" if address else "local",
+        "jobs": given.jobs,
+        "replicas": given.replicas,
+        "killed": faults.done[signal.SIGKILL],
+        "stopped": faults.done[signal.SIGSTOP],
+        "deaths": dict(deaths),
+        "runs": rounds,
+        "lost": sum(job.custom_id not in done for job in jobs),
+        "twice": sum(count > 1 for count in done.values()),
+        "failed_lines": sum(line["status"] == "failed" for line in lines),
+        "other_pixels": sum(ours.get(name) != facts for name, facts in theirs.items()),
+        "alive": len(list(_replicas())),
+        "seconds": round(time.monotonic() - began, 1),
+        "load_before": round(load, 2),
+        "load_after": round(os.getloadavg()[0], 2),
+    }
+
+
+class _Faults:
+    """So many faults, each a moment after some job is done: a kill or a stop of any replica."""
+
+    def __init__(self, count: int, seed: int) -> None:
+        self.left, self.done, self._random = count, Counter[int](), random.Random(seed)
+
+    def some(self) -> None:
+        if self.left and self._random.random() < 0.8:
+            self.left -= 1
+            threading.Timer(self._random.random(), self._one).start()
+
+    def _one(self) -> None:
+        number = self._random.choice([signal.SIGKILL, signal.SIGSTOP])
+        running = [one for one in _replicas() if one.status() != psutil.STATUS_STOPPED]
+        if not running:
+            self.left += 1
+            return
+        self._random.choice(running).send_signal(number)
+        self.done[number] += 1
+
+
+def _replicas() -> Iterator[psutil.Process]:
+    """Processes of replicas below this one, in any state."""
+    for one in psutil.Process().children(recursive=True):
+        try:
+            words = " ".join(one.cmdline())
+        except psutil.Error:
+            continue
+        if "hyimg_cli.engine.replicas.process" in words or words.startswith("ray::Replica"):
+            yield one
+
+
+def _jobs(place: Path, count: int) -> Any:
+    lines = [
+        {"custom_id": f"j{n}", "prompt": f"circle {n % 7}", "seed": n, "bot_task": "none"}
+        for n in range(count)
+    ]
+    path = place / "jobs.jsonl"
+    path.write_text("".join(json.dumps(line | {"steps": 20}) + "\n" for line in lines))
+    return list(accept(read_manifest(path), settle({}, {}, {})).jobs)
+
+
+def _lines(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
+
+
+def _made(folder: Path) -> dict[str, tuple[str, str]]:
+    done = [line for line in _lines(folder) if line["status"] == "done"]
+    return {line["custom_id"]: (line["key"], line["outputs"][0]["pixel_sha256"]) for line in done}
+
+
+@contextmanager
+def _cluster(is_wanted: bool) -> Iterator[str | None]:
+    """Two nodes of two cores on this machine, with the environment that their workers need."""
+    os.environ |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1])}
+    if not is_wanted:
+        yield None
+        return
+    with tempfile.TemporaryDirectory(prefix="ray-") as place:
+        os.environ["RAY_TMPDIR"] = place
+        from ray.cluster_utils import Cluster
+
+        store = {"object_store_memory": 80_000_000}
+        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0} | store)
+        for _ in range(2):
+            cluster.add_node(num_cpus=2, **store)
+        try:
+            yield cluster.address
+        finally:
+            cluster.shutdown()
+
+
+if __name__ == "__main__":
+    main()

@@ -38,6 +38,8 @@ class Simulated:
         self._said: deque[tuple[int, FromReplica]] = deque()
         self._outcomes = {job.custom_id: _outcome(job, config) for job in plan.jobs}
 
+    starts_at_once = True
+
     def start(self, setup: Setup) -> None:
         self._said.append((setup.number, self._ready))
 

@@ -25,7 +25,7 @@ from importlib.util import find_spec
 
 
 class HyimgError(Exception):
-    """What was wrong (`what`), where (`where`, may be empty), what to do (`hint`, may be empty).
+    """A fault: what was wrong (`what`), where and what to do (`where`, `hint`: may be empty).
 
     `code` is a stable dotted name such as `manifest.duplicate-id`; `retryable` tells whether the
     same call may succeed later without a change by the user.

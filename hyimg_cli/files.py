@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from hyimg_cli import remote
 from hyimg_cli.errors import StorageError
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -115,11 +116,36 @@ def scheme_of(name: str) -> str:
     return match[1].lower() if match else ""
 
 
+def address_of(place: Path | str) -> str:
+    """The address that a name, or the path made of it, stands for; empty for a path.
+
+    `Path("s3://bucket/run")` has lost a slash, which is put back.
+    """
+    match = re.match(ADDRESS_PATTERN + "/*", str(place))
+    return f"{match[1].lower()}://{str(place)[match.end() :]}" if match else ""
+
+
+def joined(folder: Path, name: str) -> Path:
+    """A name as it leads from a folder; an address stands for itself.
+
+    `./s3:/run` is a path, which the dot alone tells: such a one is made absolute.
+    """
+    if scheme_of(name):
+        return Path(name)
+    path = folder / name
+    return path.absolute() if address_of(path) and not address_of(folder) else path
+
+
+def shown_place(place: Path) -> str:
+    """A folder as its user named it."""
+    return address_of(place) or str(place)
+
+
 def opened(path: Path, most: int | None = None) -> io.BufferedReader:
     """A regular file, behind links too, open for reading; `most`: the bytes it may have.
 
-    Never waits for another process, and touches no device. Raises OSError as `open` does, UnfitFile
-    for what is no regular file or too large.
+    Of an address: a copy of what is there. Never waits for another process, and touches no device.
+    Raises OSError as `open` does, UnfitFile for what is no regular file or too large.
     """
     return _opened(path, most, may_stream=False)
 
@@ -160,6 +186,10 @@ def bounded(stream: BinaryIO, most: int, name: str, *, expected: int = 0) -> byt
 
 
 def _opened(path: Path, most: int | None, *, may_stream: bool) -> io.BufferedReader:
+    if address := address_of(path):
+        if (copy := remote.copy_of(address, most)) is not None:
+            return copy
+        raise UnfitFile(errno.EFBIG, f"it has more than {most:,} bytes", address)
     is_stream = may_stream and _OWN_STREAM.fullmatch(str(path)) is not None
 
     def opener(_name: str, flags: int) -> int:
@@ -206,7 +236,11 @@ def nearest_existing(path: Path) -> Path:
 
 
 def replace_file(
-    path: Path, data: bytes, *, is_lasting: bool = True, syncs_folder: bool = True
+    path: Path,
+    data: bytes | Iterable[bytes],
+    *,
+    is_lasting: bool = True,
+    syncs_folder: bool = True,
 ) -> None:
     """Writes `data` to `path`, all of it or nothing.
 
@@ -216,7 +250,8 @@ def replace_file(
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with open(temporary, "wb", buffering=0) as file:
-            write_all(file.fileno(), data)
+            for piece in (data,) if isinstance(data, bytes) else data:
+                write_all(file.fileno(), piece)
             if is_lasting:
                 os.fsync(file.fileno())
         os.replace(temporary, path)
@@ -293,7 +328,11 @@ def is_of_the_disk(number: int | None) -> bool:
 
 def storage_error(error: OSError, folder: Path) -> StorageError:
     """Explain an error of the disk for `folder`, in plain words."""
-    where = str(folder)
+    where = shown_place(folder)
+    if address_of(folder):
+        hint = "look at the address, the credentials and the network, and run the command again"
+        what = f"the store refused: {error.strerror or error}"
+        return StorageError(what, where=where, hint=hint, code="storage.store", retryable=True)
     if isinstance(error, UnfitFile):
         hint = "take it away, or choose another folder with -o"
         return StorageError(

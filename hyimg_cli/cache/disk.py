@@ -23,10 +23,11 @@ from hyimg_cli.files import UnfitFile, opened
 
 Value = TypeVar("Value")
 SOURCE_IMAGES = "source-images"
+SOURCE_FILES = "source-files"
 PROMPT_EMBEDDINGS = "prompt-embeddings"
 START_PICTURES = "start-pictures"
 RATES = "rates"
-KINDS = (SOURCE_IMAGES, PROMPT_EMBEDDINGS, START_PICTURES, RATES)
+KINDS = (SOURCE_IMAGES, SOURCE_FILES, PROMPT_EMBEDDINGS, START_PICTURES, RATES)
 _KIND = re.compile(r"[a-z]+(-[a-z]+)*", re.ASCII)
 _KEY = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _HEADER = re.compile(rb"hyimg-store 1 ([0-9a-f]{64}) ([0-9]{1,18})\n")

@@ -89,7 +89,7 @@ def _told(error: HyimgError) -> int:
 
 
 def _as_usage(error: typer.TyperException, arguments: Sequence[str]) -> UsageError:
-    """What the parser refused, with the flag that may be meant and the page that lists all."""
+    """Usage error for the parser's, with the flag that may be meant and the page that lists all."""
     from hyimg_cli.manifest.line import not_supported
 
     context = getattr(error, "ctx", None)

@@ -16,6 +16,7 @@ from hyimg_cli.cli.sentences import UNMARKED
 from hyimg_cli.cli.stopping import Stopper, stoppable
 from hyimg_cli.cli.views import view_of
 from hyimg_cli.engine import runner
+from hyimg_cli.engine.again import finished_again
 from hyimg_cli.engine.choice import placed, refuse_missing_device, replicas_of, session_for
 from hyimg_cli.engine.sources import SourcesSeen, refuse_hopeless, seen, turned_sizes
 from hyimg_cli.engine.timing.estimate import undisturbed
@@ -24,7 +25,9 @@ from hyimg_cli.engine.timing.machine import process_age_s
 from hyimg_cli.engine.timing.observed import KeptTimings, conditions, kept_timings
 from hyimg_cli.engine.timing.watch import Watch
 from hyimg_cli.errors import HyimgError, Interrupted
-from hyimg_cli.journal.journal import JobFolder, RunFolder
+from hyimg_cli.files import address_of, shown_place
+from hyimg_cli.journal.bucket import run_folder
+from hyimg_cli.journal.journal import JobFolder
 from hyimg_cli.journal.keys import here
 from hyimg_cli.journal.provenance import run_info
 from hyimg_cli.manifest.consumed import without_effect
@@ -41,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Order:
-    """What is to be run: a manifest's jobs under settings, and what earlier results mean.
+    """An order to run: a manifest's jobs under settings, and what earlier results mean.
 
     `again` is the command line that goes on with this run, `retry` the one that tries its failed
     jobs again.
@@ -62,6 +65,9 @@ def carry_out(order: Order, style: render.Style) -> int:
     order = replace(order, config=placed(order.config))
     manifest, settings, config = order.manifest, order.settings, order.config
     accepted = runner.accept(manifest, settings)
+    # Of a million lines none is needed any more: the jobs are.
+    manifest = replace(manifest, lines=())
+    order = replace(order, manifest=manifest)
     if not accepted.invalid:  # a faulty line may be of the other kind
         render.remarks(without_effect(settings, accepted.jobs), style)
     refuse_missing_device(config)
@@ -69,7 +75,7 @@ def carry_out(order: Order, style: render.Style) -> int:
         render.remarks([UNMARKED], style)
     jobs = order.selection.of(accepted.jobs, config.model.revision).jobs
     found = look_at_sources(jobs, config, style)
-    with stoppable() as stopper, RunFolder(config.output.folder) as folder:
+    with stoppable() as stopper, run_folder(config.output.folder) as folder:
         run = runner.prepare(
             folder,
             accepted,
@@ -85,6 +91,8 @@ def carry_out(order: Order, style: render.Style) -> int:
         ):
             with _report(order, run.plan, counts, style) as report:
                 report.outcomes((*run.invalid, *run.untried))
+                if run.to_finish:
+                    report.finished_again(finished_again(folder, run.to_finish, config), follow)
                 if run.plan.jobs and not (run.untried and config.failure.fail_fast):
                     place = asdict(config.model.place or here())
                     folder.write_run(run_info(manifest, settings, run.plan) | {"place": place})
@@ -92,11 +100,11 @@ def carry_out(order: Order, style: render.Style) -> int:
             with _told("after the last job"):
                 folder.confirm()
             stopper.session = None  # from here on a signal stops at once
-    return 1 if counts.failed or counts.invalid else 0
+    return 1 if counts.failed or counts.invalid or counts.gated else 0
 
 
 def look_at_sources(jobs: Sequence[Job], config: RunConfig, style: render.Style) -> SourcesSeen:
-    """What there is of the jobs' sources; what there is not is told.
+    """The jobs' sources that are there; those that are not are told.
 
     Raises UsageError where no job has its sources, and the folder holds no result of any.
     """
@@ -105,7 +113,7 @@ def look_at_sources(jobs: Sequence[Job], config: RunConfig, style: render.Style)
         for text in found.named():
             render.note(text)
     render.remarks(turned_sizes(found, jobs), style)
-    refuse_hopeless(found, jobs, RunFolder(config.output.folder).results())
+    refuse_hopeless(found, jobs, run_folder(config.output.folder).results())
     return found
 
 
@@ -130,7 +138,7 @@ def run_plan(
 
 @contextmanager
 def _told(what: str, then: str = "") -> Iterator[None]:
-    """What comes behind the jobs: it changes no exit code, so its failure is one line, with -v its
+    """Work behind the jobs: it changes no exit code, so its failure is one line, with -v its
     traceback.
     """
     try:
@@ -145,16 +153,16 @@ def _told(what: str, then: str = "") -> Iterator[None]:
 
 
 def _report(order: Order, plan: Plan, counts: runner.Summary, style: render.Style) -> Report:
-    """What is shown of the run, with the time that is left of it."""
+    """Display of the run, with the time that is left of it."""
     config = order.config
     left, replicas = _time_left(plan, config), replicas_of(plan, config)
     view = view_of(style, counts.left, left, replicas=replicas)
-    place = str(config.output.folder)
+    place = shown_place(config.output.folder)
     return Report(counts, style, view, place=place, again=order.again, retry=order.retry)
 
 
 def _time_left(plan: Plan, config: RunConfig) -> TimeLeft:
-    """What will follow the run, and knows what earlier ones have taken."""
+    """Estimate of the time left, from what earlier runs have taken."""
     models = dict.fromkeys(group.model for group in plan.groups)
     replicas = replicas_of(plan, config)
     return TimeLeft(
@@ -167,7 +175,7 @@ def _time_left(plan: Plan, config: RunConfig) -> TimeLeft:
 
 @contextmanager
 def _watched(plan: Plan, config: RunConfig, began: float) -> Iterator[Watch]:
-    """What this run takes is kept for the next plan, however it ends."""
+    """Keep the times of this run for the next plan, however it ends."""
     watch = Watch(plan, config, began=began)
     try:
         yield watch
@@ -184,10 +192,14 @@ def _watched(plan: Plan, config: RunConfig, began: float) -> Iterator[Watch]:
 def _page(
     settings: Mapping[str, Setting], folder: Path, style: render.Style
 ) -> Iterator[Callable[[Event], None]]:
-    """What keeps the run's page up to date, event by event; whatever ends the run, the page says
+    """Keep the run's page up to date, event by event; whatever ends the run, the page says
     what was done.
     """
-    if not settings["report"].value:
+    address = address_of(folder)
+    if address and settings["report"].value and not style.is_quiet:
+        bring = shlex.join(["hyimg", "merge", address, "-o", "FOLDER"])
+        render.note(f"no report.html at an address; {bring} brings all of it here")
+    if address or not settings["report"].value:
         yield lambda event: None
         return
     follower = Follower(folder)

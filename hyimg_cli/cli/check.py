@@ -12,7 +12,7 @@ from hyimg_cli.cli.selection import resume_policy_of, selection_of
 from hyimg_cli.engine import runner
 from hyimg_cli.engine.sources import SourcesSeen, faults, refuse_hopeless, seen, turned_sizes
 from hyimg_cli.errors import HyimgError, UsageError
-from hyimg_cli.journal.journal import RunFolder
+from hyimg_cli.journal.bucket import run_folder
 from hyimg_cli.manifest.consumed import without_effect
 from hyimg_cli.settings.precedence import Setting
 from hyimg_cli.spec.job import Job
@@ -58,7 +58,7 @@ def _refused(
     """Why the run would not begin, if so: there are no sources, or the folder which is named for
     the results holds others by the same ids.
     """
-    run = RunFolder(folder)
+    run = run_folder(folder)
     try:
         refuse_hopeless(found, jobs, run.results())
         if settings["output_dir"].value is not None:

@@ -1,4 +1,4 @@
-"""What a shell completes where an option or an argument takes a value. Nothing here imports torch.
+"""Completion of values of options and arguments in a shell. Nothing here imports torch.
 
 No words means that the shell completes names of files, as it would without us.
 """
@@ -61,7 +61,7 @@ def ids(ctx: typer.Context) -> list[str]:
 
 
 def _manifest(given: Mapping[str, Any]) -> "Manifest":
-    """What the command itself would read. Raises HyimgError."""
+    """The inputs that the command itself would read. Raises HyimgError."""
     from hyimg_cli.cli import packaged
 
     if not given.get("prompt"):

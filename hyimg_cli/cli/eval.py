@@ -17,6 +17,9 @@ from hyimg_cli.measure.eval import breaches, given_gates, summary, to_record, wr
 from hyimg_cli.measure.pairs import VARIANTS, Pairing, find_pairs, newest_bench
 from hyimg_cli.quality.backbones import NETS
 from hyimg_cli.quality.metrics import PIXEL_METRICS, SHARES
+from hyimg_cli.settings.kinds import BadValue
+from hyimg_cli.settings.table import SETTINGS
+from hyimg_cli.spec.job import KeepOutside
 
 if TYPE_CHECKING:
     from hyimg_cli.quality.lpips import Lpips
@@ -28,6 +31,8 @@ MEASURED_BY: Mapping[str, tuple[str, ...]] = {
     "ssim": ("ssim",),
     "all": ("psnr", "ssim", "lpips", "max_abs", *SHARES),
 }
+# What is no distance: an edit outside itself.
+_OUTSIDE = "outside"
 # What is measured without paths.
 _COMPARISON = "kv-reuse"
 
@@ -46,6 +51,11 @@ def evaluate(
     min_ssim: e.MinSsim = None,
     max_lpips: e.MaxLpips = None,
     max_abs: e.MaxAbs = None,
+    region: e.Region = None,
+    region_mode: e.RegionMode = "limit",
+    max_outside_change: e.MaxOutsideChange = None,
+    max_edited_area: e.MaxEditedArea = None,
+    max_spill: e.MaxSpill = None,
     csv: e.CsvFile = None,
     as_json: o.AsJson = False,
 ) -> None:
@@ -53,15 +63,45 @@ def evaluate(
 
     Without paths: KV reuse against recompute, from the newest bench folder here.
     """
-    if metric not in MEASURED_BY:
-        hint = f"allowed: {', '.join(MEASURED_BY)}"
+    if metric not in (*MEASURED_BY, _OUTSIDE):
+        hint = f"allowed: {', '.join((*MEASURED_BY, _OUTSIDE))}"
         raise UsageError(f"{metric!r} is not a metric", hint=hint)
     # NOTE: readers of pictures catch every Exception, so the signal stays a KeyboardInterrupt until
     # it is out of them.
     try:
+        if metric == _OUTSIDE:
+            raise typer.Exit(_outside(ctx.params))
         raise typer.Exit(_self_test(ctx.params) if self_test else _carry_out(ctx.params))
     except KeyboardInterrupt:
         raise Interrupted(signal.SIGINT) from None
+
+
+def _outside(given: Mapping[str, Any]) -> int:
+    """Show what an edit changed outside itself; 1 where a gate says no."""
+    from hyimg_cli.measure.outside import lines, outside_of
+
+    if given["a"] is None or given["b"] is None:
+        raise UsageError("outside compares two pictures", hint="hyimg eval outside SOURCE RESULT")
+    values = {"region_mode": given["region_mode"], "region": given["region"]}
+    try:
+        read = {
+            name: SETTINGS[name].kind.read(value)
+            for name, value in values.items()
+            if value is not None
+        }
+    except BadValue as bad:
+        raise UsageError(f"--region: {bad.what}", hint=bad.hint) from None
+    gates = ("max_outside_change", "max_edited_area", "max_spill")
+    outside = KeepOutside(**read, **{name: given[name] for name in gates})
+    record = outside_of(given["a"], given["b"], outside)
+    if given["as_json"]:
+        render.json_line({"a": str(given["a"]), "b": str(given["b"])} | record)
+    else:
+        for name, text in lines(record):
+            render.line(f"{name}: {text}")
+    for breach in record["gates"]:
+        render.note(f"gate: {breach}")
+    return 1 if record["gates"] else 0
 
 
 def _carry_out(given: Mapping[str, Any]) -> int:

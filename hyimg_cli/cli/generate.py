@@ -11,6 +11,7 @@ from hyimg_cli.cli import options as o
 from hyimg_cli.cli.carry_out import Order, carry_out
 from hyimg_cli.cli.plan import show_plan
 from hyimg_cli.cli.selection import resume_policy_of, selection_of
+from hyimg_cli.files import shown_place
 
 NOT_AGAIN = ("--force", "--no-resume", "--retry-failed")
 
@@ -31,7 +32,7 @@ def _order(given: Mapping[str, Any], arguments: Sequence[str]) -> Order:
     manifest = inputs.manifest_of(given)
     folder = o.output_folder(given, settings, manifest.name)
     # A shard's folder is beside the one that is named.
-    place = str(o.output_folder({**given, "shard": None}, settings, manifest.name))
+    place = shown_place(o.output_folder({**given, "shard": None}, settings, manifest.name))
     again = _again(arguments, place)
     retry = _again(arguments, place, "--retry-failed")
     return Order(

@@ -74,5 +74,5 @@ def prose(docstring: str | None) -> str:
 
 
 def first_sentence(text: str) -> str:
-    """What a list of commands says of one."""
+    """First sentence of a command's help, for a list of commands."""
     return text.split("\n\n")[0].split(". ")[0].rstrip(".") + "."

@@ -1,4 +1,4 @@
-"""What a command line gives to be done: a manifest, or pictures and prompts that stand for one."""
+"""Inputs of a command line: a manifest, or pictures and prompts that stand for one."""
 
 import os
 from collections.abc import Mapping, Sequence

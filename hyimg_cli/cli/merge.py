@@ -9,6 +9,7 @@ import typer
 from hyimg_cli.cli import options as o
 from hyimg_cli.cli import render
 from hyimg_cli.errors import UsageError
+from hyimg_cli.files import address_of, shown_place
 from hyimg_cli.journal.journal import MISSING, RESOLVED, RESULTS
 from hyimg_cli.journal.merge import Merged
 from hyimg_cli.journal.merge import merge as merged_from
@@ -25,7 +26,7 @@ Into = Annotated[
         "--output-dir",
         panel=RUN,
         is_basic=True,
-        parser=o.folder,
+        parser=o.place,
         metavar="<path>",
         help="The folder to join them in; what it has stays.",
     ),
@@ -49,7 +50,8 @@ def merge(
     found = merged_from(folders, into)
     if as_json:
         counts = {"done": found.done, "failed": found.failed, "missing": len(found.missing)}
-        render.json_line({"merged": counts | {"damaged": found.damaged}, "output_dir": str(into)})
+        merged = counts | {"damaged": found.damaged}
+        render.json_line({"merged": merged, "output_dir": shown_place(into)})
     elif not quiet:
         for text in _sentences(found, len(folders), into):
             render.note(text)
@@ -58,8 +60,8 @@ def merge(
 
 def _sentences(found: Merged, folders: int, into: Path) -> list[str]:
     told = [
-        f"{counted(folders, 'folder')} joined in {into}: {found.done} done, {found.failed} failed, "
-        f"{len(found.missing)} missing"
+        f"{counted(folders, 'folder')} joined in {shown_place(into)}: {found.done} done, "
+        f"{found.failed} failed, {len(found.missing)} missing"
     ]
     if found.damaged:
         told.append(
@@ -68,13 +70,16 @@ def _sentences(found: Merged, folders: int, into: Path) -> list[str]:
         )
     if found.missing:
         retry = ["--retry-failed"] if found.failed else []
-        again = ["hyimg", "generate", str(into / MISSING), "-o", str(into), *retry]
+        names = [shown_place(into / MISSING), "-o", shown_place(into)]
+        again = ["hyimg", "generate", *names, *retry]
         told.append(f"make what is missing with: {shlex.join(again)}")
     return told
 
 
 def _refuse_no_run(folder: Path) -> None:
-    if not any((folder / name).is_file() for name in (RESULTS, RESOLVED)):
+    if not address_of(folder) and not any(
+        (folder / name).is_file() for name in (RESULTS, RESOLVED)
+    ):
         raise UsageError(
             "this is no run's folder",
             where=str(folder),

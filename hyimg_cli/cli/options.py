@@ -15,14 +15,17 @@ from typing import Annotated, Any
 
 import typer
 
+from hyimg_cli.cache.disk import DiskStore
 from hyimg_cli.cli import render
 from hyimg_cli.cli.completion import among, ids, manifests
 from hyimg_cli.cli.help import show_all
 from hyimg_cli.cli.render import PROGRESS
 from hyimg_cli.cli.shard import folder_of, shard_named
 from hyimg_cli.errors import UsageError
+from hyimg_cli.files import joined
+from hyimg_cli.remote import keep_copies_in
 from hyimg_cli.settings.config import configured, refuse_conflicts
-from hyimg_cli.settings.kinds import BadValue, Folder, OneOf, Truth
+from hyimg_cli.settings.kinds import BadValue, Folder, OneOf, RunPlace, Truth
 from hyimg_cli.settings.precedence import Setting, settle
 from hyimg_cli.settings.recipe import FOLDERS_OWN, read_folders_own, read_recipe
 from hyimg_cli.settings.table import CHECKPOINT, RUN, SETTINGS, Declaration
@@ -46,6 +49,14 @@ def folder(text: str) -> Path:
     """The place that a flag names; an empty name, as of an unset variable, is not this folder."""
     try:
         return Path(Folder().parse(text))
+    except BadValue as bad:
+        raise typer.BadParameter(f"{bad.what}; {bad.hint}") from None
+
+
+def place(text: str) -> Path:
+    """The same of a run's results, which may lie at an address."""
+    try:
+        return joined(Path(), RunPlace().parse(text))
     except BadValue as bad:
         raise typer.BadParameter(f"{bad.what}; {bad.hint}") from None
 
@@ -236,7 +247,7 @@ def settings_of(given: Mapping[str, Any]) -> dict[str, Setting]:
 
 
 def _folders_own(given: Mapping[str, Any]) -> dict[str, Any]:
-    """What the working folder's own file sets, unless it is left out, or is the recipe itself."""
+    """Settings of the working folder's own file, unless it is left out, or is the recipe itself."""
     named = given.get("recipe")
     if (
         given.get("no_config", True)
@@ -255,7 +266,8 @@ def output_folder(
     given: Mapping[str, Any], settings: Mapping[str, Setting], manifest_name: str
 ) -> Path:
     """Where results go: as asked, else under `runs`; each shard has a folder of its own beside."""
-    folder = Path(settings["output_dir"].value or Path("runs") / manifest_name)
+    given_folder = settings["output_dir"].value
+    folder = joined(Path(), given_folder) if given_folder else Path("runs") / manifest_name
     return folder_of(shard_named(given["shard"]), folder)
 
 
@@ -274,7 +286,9 @@ def cache_folder(settings: Mapping[str, Setting]) -> Path | None:
 def run_config(settings: Mapping[str, Setting], folder: Path) -> RunConfig:
     """The run that the settings describe, with results in `folder`."""
     has_cache = settings["disk_cache"].value
-    return configured(settings, folder, cache_folder(settings) if has_cache else None)
+    config = configured(settings, folder, cache_folder(settings) if has_cache else None)
+    keep_copies_in(DiskStore(config.cache.folder, config.cache.budget_bytes))
+    return config
 
 
 def whole_numbers(text: str, *, flag: str) -> tuple[int, ...]:

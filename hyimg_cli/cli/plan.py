@@ -15,7 +15,7 @@ from hyimg_cli.engine import runner
 from hyimg_cli.engine.choice import replicas_of
 from hyimg_cli.engine.forecast import VideoForecast, forecast, video_forecast
 from hyimg_cli.engine.timing.machine import Processors
-from hyimg_cli.journal.journal import RunFolder
+from hyimg_cli.journal.bucket import run_folder
 from hyimg_cli.journal.keys import precision
 from hyimg_cli.manifest.consumed import without_effect
 from hyimg_cli.manifest.cost import Cost, PlanCost
@@ -52,7 +52,7 @@ def show_plan(given: Mapping[str, Any]) -> None:
     chosen = selection_of(given).of(accepted.jobs, config.model.revision)
     jobs, shard = chosen.jobs, chosen.shard
     found = look_at_sources(jobs, config, style)
-    rest = runner.sift(RunFolder(config.output.folder), jobs, config, resume_policy_of(given))
+    rest = runner.sift(run_folder(config.output.folder), jobs, config, resume_policy_of(given))
     to_run = [job for job in rest.to_run if not found.error_of(job)]
     order = make_plan(to_run, runner.cards(config.model.revision))
     costs = forecast(order, config, assumed_think=given["assume_think"])
@@ -73,13 +73,21 @@ def show_plan(given: Mapping[str, Any]) -> None:
         if shard:
             facts |= {"shard": _shard_as_json(shard)}
         untried = [job.custom_id for job in rest.to_run if found.error_of(job)]
-        render.json_line(facts | {"skipped": rest.done, "untried": untried})
+        render.json_line(
+            facts
+            | {
+                "skipped": rest.done,
+                "untried": untried,
+                "finished_again": [job.custom_id for job in rest.to_finish],
+            }
+        )
         return
     if shard:
         render.line(_shard_line(shard))
     for text in _lines(order, costs, videos, think=given["assume_think"]):
         render.line(text)
     before = f", {len(rest.done)} done before" if rest.done else ""
+    before += f", {len(rest.to_finish)} finished again without a model" if rest.to_finish else ""
     render.line(f"all: {counted(len(order.groups), 'group')}{before}")
     for text in time_lines(time_of):
         render.line(text)

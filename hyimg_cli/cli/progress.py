@@ -1,6 +1,6 @@
 """A run's report: its events shown and counted, result lines as JSON, the summary at its end."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Self
 
@@ -11,6 +11,7 @@ from hyimg_cli.engine.runner import Summary
 from hyimg_cli.errors import Interrupted, StorageError
 from hyimg_cli.journal.journal import outcome_to_json
 from hyimg_cli.spec.events import Event, JobDone, JobFailed, JobStarted, Outcome
+from hyimg_cli.spec.units import counted
 
 SUMMARY = (
     "done",
@@ -18,6 +19,9 @@ SUMMARY = (
     "invalid",
     "skipped",
     "left",
+    "unchanged",
+    "whole",
+    "gated",
     "load_s",
     "prewarm_s",
     "encode_s",
@@ -73,6 +77,21 @@ class Report:
             note(finished(outcome))
             if self._style.as_json:
                 json_line(outcome_to_json(outcome))
+
+    def finished_again(self, outcomes: Iterable[Outcome], follow: Callable[[Event], None]) -> None:
+        """Shows jobs whose redraws were there, as each is put back on its source, and how many."""
+        count = 0
+        for outcome in outcomes:
+            count += 1
+            self._has_begun = True
+            self._counts.finish(outcome)
+            if outcome.error or not self._style.is_quiet:
+                note(finished(outcome))
+            if self._style.as_json:
+                json_line(outcome_to_json(outcome))
+            follow((JobFailed if outcome.error else JobDone)(outcome))
+        if not self._style.is_quiet:
+            note(f"{counted(count, 'edit')} finished again from the redraws that are kept")
 
     def show(self, event: Event) -> None:
         self._has_begun |= isinstance(event, JobStarted | JobDone | JobFailed)

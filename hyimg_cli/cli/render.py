@@ -95,7 +95,7 @@ def _error(fault: HyimgError, places: Sequence[str]) -> None:
 
 
 def cut(text: str) -> str:
-    """What a message has room for of a text that may be a whole file."""
+    """A text, perhaps a whole file, as far as a message has room for it."""
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}… ({len(text):,} characters)"
 
 

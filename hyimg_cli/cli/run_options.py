@@ -1,4 +1,4 @@
-"""What `generate`, `plan` and `check` take: one list, so that each reads the others' command line.
+"""Options of `generate`, `plan` and `check`: one list, so that each reads the others' lines.
 
 `check` and `plan` refuse what `generate` would refuse; flags that only matter once jobs run change
 nothing there.

@@ -13,5 +13,5 @@ def selection_of(given: Mapping[str, Any]) -> Selection:
 
 
 def resume_policy_of(given: Mapping[str, Any]) -> ResumePolicy:
-    """What an earlier run in the same folder means."""
+    """Policy towards results of an earlier run in the same folder."""
     return ResumePolicy(given["resume"], given["retry_failed"], given["force"])

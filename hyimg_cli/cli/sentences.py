@@ -56,6 +56,9 @@ def summary(counts: Summary, place: str) -> str:
     parts = [f"{counts.done} done", f"{counts.failed} failed", f"{counts.skipped} skipped"]
     parts += [f"{counts.invalid} invalid"] if counts.invalid else []
     parts += [f"{counts.left} left"] if counts.left else []
+    parts += [f"{counts.unchanged} without an edit"] if counts.unchanged else []
+    parts += [f"{counts.whole} edited as a whole"] if counts.whole else []
+    parts += [f"{counts.gated} beyond a gate"] if counts.gated else []
     parts += [f"model loaded in {counts.load_s:.2f} s"] if counts.load_s else []
     parts += [f"prewarmed in {counts.prewarm_s:.2f} s"] if counts.prewarm_s else []
     parts += [f"prompts embedded in {counts.encode_s:.2f} s"] if counts.encode_s else []
@@ -113,7 +116,7 @@ def finished(outcome: Outcome) -> str:
 
 
 def _made(outcome: Outcome) -> str:
-    """What came of a job, and how long it took."""
+    """Sentence on a job's outcome, and how long it took."""
     seconds = f"{work_s(outcome):.2f} s"
     if not (outcome.outputs or outcome.denoise_steps):
         return f"{len(outcome.cot_token_ids or ())} tokens in {seconds}"

@@ -163,12 +163,12 @@ class RichView(LiveView):
 
     @property
     def bars(self) -> list[str]:
-        """What each bar stands for, from the top."""
+        """Descriptions of the bars, from the top."""
         return [task.description for task in self._progress.tasks]
 
     @property
     def counts(self) -> list[str]:
-        """What is written behind each bar."""
+        """Texts behind the bars."""
         return [str(task.fields["count"]) for task in self._progress.tasks]
 
     def __enter__(self) -> Self:

@@ -6,8 +6,9 @@ from pathlib import Path
 
 from hyimg_cli.cache.disk import DiskStore
 from hyimg_cli.doctor.check import Check, Subject, portable_path
-from hyimg_cli.errors import CheckpointError
-from hyimg_cli.files import nearest_existing
+from hyimg_cli.errors import CheckpointError, HyimgError
+from hyimg_cli.files import address_of, nearest_existing
+from hyimg_cli.journal.bucket import run_folder
 from hyimg_cli.models import registry
 from hyimg_cli.spec.units import bytes_text
 
@@ -18,6 +19,12 @@ PICTURES, BYTES_PER_PIXEL = 500, 3
 def output_folder(subject: Subject) -> Check:
     """Free space for a night's pictures; videos are counted by `hyimg plan`."""
     folder, name = subject.config.output.folder, "output folder"
+    if address := address_of(folder):
+        try:
+            done = len(run_folder(folder).results())
+        except HyimgError as error:
+            return Check(name, "failed", f"{address}: {error.what}", error.hint)
+        return Check(name, "ok", f"{address} can be read, {done} results")
     free, above = free_bytes(folder), nearest_existing(folder)
     found = f"{portable_path(folder)}: {bytes_text(free)} free"
     if not _is_writable(above):

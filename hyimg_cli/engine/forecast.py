@@ -102,6 +102,7 @@ class Forecast:
     def __init__(self, config: RunConfig, assumed_think: int) -> None:
         self._config, self._assumed_think = config, assumed_think
         self._seen: set[tuple[str, str]] = set()
+        self._digest_of = cache(source_digest)
         # Texts by number, and those that are left in the tree for others.
         self._texts: dict[TextIdentity, int] = {}
         self._left: set[int] = set()
@@ -119,7 +120,7 @@ class Forecast:
 
     def _tokens(self, job: ImageJob) -> JobTokens:
         sizes = [_source_size(path) for path in job.images]
-        files = [source_digest(path) for path in job.images]
+        files = [self._digest_of(path) for path in job.images]
         digests = files
         if job.infer_align_image_size:
             digests = [stretched_digest(name) for name in digests]

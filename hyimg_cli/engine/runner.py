@@ -14,7 +14,7 @@ from hyimg_cli.engine.sources import SourcesSeen, seen, untried
 from hyimg_cli.errors import HyimgError, JobError, ManifestError, UsageError
 from hyimg_cli.journal.differences import differing
 from hyimg_cli.journal.journal import Resumption, RunFolder, resume
-from hyimg_cli.journal.keys import job_keys
+from hyimg_cli.journal.keys import finishing_key, job_keys
 from hyimg_cli.journal.texts_file import TextsFile
 from hyimg_cli.manifest import planner
 from hyimg_cli.manifest.file_names import named
@@ -82,7 +82,7 @@ class Selection:
 
 @dataclass(frozen=True)
 class ResumePolicy:
-    """What results of an earlier run in the same folder mean."""
+    """Policy towards results of an earlier run in the same folder."""
 
     resume: bool = True
     retry_failed: bool = False
@@ -99,13 +99,17 @@ class Accepted:
 
 @dataclass(frozen=True)
 class PreparedRun:
-    """Jobs that a session has to do, and those that need none."""
+    """Jobs that a session has to do, and those that need none. `to_finish`: their redraws are
+    there, and are put back on their sources. `gated_before`: done ones that are beyond a gate.
+    """
 
     plan: Plan
     done_before: tuple[str, ...] = ()
     failed_before: tuple[str, ...] = ()
     invalid: tuple[Outcome, ...] = ()
     untried: tuple[Outcome, ...] = ()
+    to_finish: tuple[ImageJob, ...] = ()
+    gated_before: int = 0
 
 
 # What makes ready for jobs, or tells of something else than jobs.
@@ -124,6 +128,8 @@ _OTHER = (
 class Summary:
     """Counts and times of a run, gathered from its events. `left` was planned and did not run.
 
+    Of edits that keep their source: `unchanged`, in which no edit was found, `whole`, which changed
+    the whole picture, and `gated`, which are beyond a gate, in this run and before.
     `failed` counts jobs, in this run and before; `invalid` lines that never became jobs. Of several
     replicas' seconds of loading, prewarming and embedding, those of the slowest count.
     """
@@ -133,6 +139,9 @@ class Summary:
     invalid: int = 0
     skipped: int = 0
     left: int = 0
+    unchanged: int = 0
+    whole: int = 0
+    gated: int = 0
     load_s: float = 0.0
     prewarm_s: float = 0.0
     encode_s: float = 0.0
@@ -151,7 +160,8 @@ class Summary:
             failed=len(run.failed_before) + len(run.untried),
             invalid=len(run.invalid),
             skipped=len(run.done_before),
-            left=len(run.plan.jobs),
+            gated=run.gated_before,
+            left=len(run.plan.jobs) + len(run.to_finish),
         )
 
     def add(self, event: Event) -> None:
@@ -168,16 +178,19 @@ class Summary:
                 self.encode_s = self._longest("encode", event.replica, event.encode_s)
             case JobStarted():
                 self._at_work.add(event.custom_id)
-            case JobDone():
-                self._finish(event.outcome)
-                self.done += 1
-            case JobFailed():
-                self._finish(event.outcome)
-                self.failed += 1
+            case JobDone() | JobFailed():
+                self.finish(event.outcome)
             case _:
                 pass
 
-    def _finish(self, outcome: Outcome) -> None:
+    def finish(self, outcome: Outcome) -> None:
+        """A job's end."""
+        self.done += outcome.status == "done"
+        self.failed += outcome.status == "failed"
+        edit = outcome.edit or {}
+        self.unchanged += edit.get("kind") == "none"
+        self.whole += edit.get("kind") == "global"
+        self.gated += bool(edit.get("gates"))
         self.left -= 1
         self._at_work.discard(outcome.custom_id)
 
@@ -288,15 +301,17 @@ def sift(
     Weights are looked at only where the folder has results to compare with.
     """
     made = folder.results()
+    there = [job for job in jobs if job.custom_id in made]
     return resume(
         folder,
         jobs,
-        job_keys([job for job in jobs if job.custom_id in made], config),
+        job_keys(there, config),
+        finishing={job.custom_id: finishing_key(job) for job in there},
         resume=policy.resume,
         retry_failed=policy.retry_failed,
         force=policy.force,
         with_frames=config.output.frames != "none",
-        differing=differing(folder.folder, config),
+        differing=differing(folder.place, config),
     )
 
 
@@ -330,7 +345,16 @@ def prepare(
     _record(folder, accepted.invalid)
     untried = tuple(_untried(folder, rest.to_run, found, config))
     plan = planner.make_plan(to_run, cards(config.model.revision))
-    return PreparedRun(plan, tuple(rest.done), tuple(rest.failed_before), accepted.invalid, untried)
+    results = folder.results()
+    return PreparedRun(
+        plan,
+        tuple(rest.done),
+        tuple(rest.failed_before),
+        accepted.invalid,
+        untried,
+        tuple(rest.to_finish),
+        sum(bool((results[name].get("edit") or {}).get("gates")) for name in rest.done),
+    )
 
 
 def _untried(
@@ -349,7 +373,7 @@ def _untried(
 
 @dataclass(frozen=True)
 class TextsLeft:
-    """What `think` has to do of a manifest: jobs whose text is to be written, jobs that have none
+    """Work of `think` on a manifest: jobs whose text is to be written, jobs that have none
     to write and only need their line, and those that have theirs.
     """
 
@@ -361,7 +385,7 @@ class TextsLeft:
 def sift_texts(
     file: TextsFile, jobs: Sequence[Job], config: RunConfig, *, force: bool
 ) -> TextsLeft:
-    """What an earlier run left to do in a file of texts. Raises OutputFolderError on a clash."""
+    """Work that an earlier run left in a file of texts. Raises OutputFolderError on a clash."""
     there = file.lines()
     keys = job_keys([job for job in jobs if job.custom_id in there], config)
     left = file.left(jobs, keys, force=force)

@@ -14,6 +14,7 @@ from typing import Any, Self
 
 import torch
 
+from hyimg_cli.cache.disk import DiskStore
 from hyimg_cli.errors import Interrupted, MachineError
 from hyimg_cli.journal.journal import JobFolder
 from hyimg_cli.journal.keys import key_of, source_digests
@@ -27,6 +28,7 @@ from hyimg_cli.pipelines.pipeline import Pipeline
 from hyimg_cli.pipelines.prefetch import WriteBehind
 from hyimg_cli.pipelines.request import Finished, Lost
 from hyimg_cli.pipelines.video.pipeline import VideoPipeline
+from hyimg_cli.remote import keep_copies_in
 from hyimg_cli.spec.events import (
     Event,
     GroupStarted,
@@ -63,6 +65,7 @@ class Session:
         """`load` is asked for every image model, by default `registry.load`: a bench shares models
         between sessions, looks through them and decides.
         """
+        keep_copies_in(DiskStore(config.cache.folder, config.cache.budget_bytes))
         self._config = config
         self._folder: JobFolder | None = None
         self._images = ImagePipeline(config, load)

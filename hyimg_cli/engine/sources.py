@@ -3,14 +3,17 @@
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 from hyimg_cli.errors import HyimgError, SourceImageError, UsageError
-from hyimg_cli.journal.keys import key_of, source_digests
+from hyimg_cli.files import address_of
+from hyimg_cli.journal.keys import finishing_key, key_of, source_digests
+from hyimg_cli.media.carried import depth_fault, region_of
 from hyimg_cli.media.images import probe_image
 from hyimg_cli.spec.events import Failure, Outcome
-from hyimg_cli.spec.job import ImageJob, Job, Size, SizeRequest
+from hyimg_cli.spec.job import ImageJob, Job, KeepOutside, Size, SizeRequest
 from hyimg_cli.spec.run import RunConfig
 from hyimg_cli.spec.units import counted
 
@@ -21,10 +24,13 @@ _MISSING = "source.missing"
 
 @dataclass(frozen=True)
 class SourcesSeen:
-    """The source pictures of some jobs by path: their sizes, or why they cannot be read."""
+    """The source pictures of some jobs by path: their sizes, or why they cannot be read. `unfit`:
+    by custom_id, why a job cannot keep its source outside an edit.
+    """
 
     sizes: Mapping[str, Size]
     errors: Mapping[str, SourceImageError]
+    unfit: Mapping[str, SourceImageError] = field(default_factory=dict)
 
     @property
     def count(self) -> int:
@@ -32,7 +38,8 @@ class SourcesSeen:
 
     def error_of(self, job: Job) -> SourceImageError | None:
         """Why a job cannot be tried, if so."""
-        return next((self.errors[path] for path in job.images if path in self.errors), None)
+        found = (self.errors[path] for path in job.images if path in self.errors)
+        return next(found, self.unfit.get(job.custom_id))
 
     def leaves_none(self, jobs: Sequence[Job]) -> bool:
         """Tell if there are jobs, and none of them can be tried."""
@@ -45,14 +52,17 @@ class SourcesSeen:
             if count:
                 of = counted(self.count, "source")
                 yield f"{count} of {of} {'is' if count == 1 else 'are'} {what}"
+        if self.unfit:
+            yield f"{counted(len(self.unfit), 'job')} cannot keep what is outside an edit"
 
     def named(self) -> Iterator[str]:
         """The sentences, and the first that they are about."""
         yield from self.sentences()
-        for error in list(self.errors.values())[:MOST_NAMED]:
+        errors = [*self.errors.values(), *self.unfit.values()]
+        for error in errors[:MOST_NAMED]:
             yield f"  {error.where}" + (f": {error.what}" if error.code != _MISSING else "")
-        if len(self.errors) > MOST_NAMED:
-            rest = len(self.errors) - MOST_NAMED
+        if len(errors) > MOST_NAMED:
+            rest = len(errors) - MOST_NAMED
             yield f"  and {rest} more; hyimg check --json names every one"
 
 
@@ -81,15 +91,50 @@ def _is_turned(asked: SizeRequest, source: Size) -> bool:
 
 
 def seen(jobs: Sequence[Job], *, decode: bool = False) -> SourcesSeen:
-    """The jobs' source pictures, each looked at once: at its head alone, unless `decode`."""
+    """The jobs' source pictures, each looked at once: unless `decode`, at its head alone, and not
+    at those of a store.
+    """
     sizes: dict[str, Size] = {}
     errors: dict[str, SourceImageError] = {}
     for path in dict.fromkeys(path for job in jobs for path in job.images):
+        if address_of(path) and not decode:
+            continue  # a request each: their jobs find out when their turn comes
         try:
             sizes[path] = probe_image(Path(path), decode=decode)[0]
         except SourceImageError as error:
             errors[path] = error
-    return SourcesSeen(sizes, errors)
+    unfit = dict(_unfit(jobs, sizes))
+    return SourcesSeen(sizes, errors, unfit)
+
+
+def _unfit(
+    jobs: Sequence[Job], sizes: Mapping[str, Size]
+) -> Iterator[tuple[str, SourceImageError]]:
+    """Jobs that cannot keep their source: no 8-bit picture could be equal to it, or their region is
+    none of its.
+    """
+    depth = cache(depth_fault)
+    for job in jobs:
+        if not isinstance(job, ImageJob) or job.outside is None or job.kept_image not in sizes:
+            continue
+        error = depth(Path(job.kept_image)) or _region_fault(job.outside, sizes[job.kept_image])
+        if error is not None:
+            yield job.custom_id, error
+
+
+def _region_fault(outside: KeepOutside, size: Size) -> SourceImageError | None:
+    box = outside.box
+    if box is not None and (box[2] > size.width or box[3] > size.height):
+        what = f"the source is {size}, and the region {outside.region} goes beyond it"
+        hint = "give LEFT,TOP,RIGHT,BOTTOM in the source's pixels"
+        return SourceImageError(what, where=outside.region, hint=hint, code="source.region")
+    try:
+        if outside.mask and not region_of(Path(outside.mask), size).any():
+            what, hint = "the mask is black", "paint white where an edit may be"
+            return SourceImageError(what, where=outside.mask, hint=hint, code="source.region")
+    except SourceImageError as error:
+        return error
+    return None
 
 
 def refuse_hopeless(found: SourcesSeen, jobs: Sequence[Job], tried: Mapping[str, object]) -> None:
@@ -101,14 +146,17 @@ def refuse_hopeless(found: SourcesSeen, jobs: Sequence[Job], tried: Mapping[str,
 
 
 def faults(found: SourcesSeen, jobs: Sequence[Job]) -> list[HyimgError]:
-    """What is wrong with the source pictures, with the line that names each."""
+    """Faults of the source pictures, with the line that names each."""
     return [
         SourceImageError(
             error.what, where=f"{job.source_line}: {path}", hint=error.hint, code=error.code
         )
         for job in jobs
-        for path in job.images
-        if (error := found.errors.get(path))
+        for path, error in [
+            *((path, found.errors.get(path)) for path in job.images),
+            *((one.where, one) for one in filter(None, [found.unfit.get(job.custom_id)])),
+        ]
+        if error
     ]
 
 
@@ -119,6 +167,7 @@ def untried(job: Job, error: SourceImageError, attempts: int, config: RunConfig)
         status="failed",
         key=key_of(job, source_digests(job), config),
         attempt=attempts + 1,
+        finishing_key=finishing_key(job),
         error=Failure(error.code, f"{error.where}: {error.what}", error.hint, error.retryable),
         metadata=json.loads(job.metadata_json),
         extra=json.loads(job.extra_json),

@@ -6,7 +6,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from hyimg_cli.errors import OutputFolderError
-from hyimg_cli.manifest.file_names import path_of
+from hyimg_cli.manifest.file_names import BESIDE, path_of
 from hyimg_cli.settings.file_names import SIDES, UNKNOWN, clashes, finished
 from hyimg_cli.spec.job import Job
 
@@ -28,15 +28,24 @@ def files_of(output: Mapping[str, Any]) -> list[str]:
     return [path, *sidecar, *([str(frames)] if _is_below(frames) else [])]
 
 
+def files_of_edit(entry: Mapping[str, Any]) -> list[str]:
+    """The files beside the result of a job that keeps its source outside an edit."""
+    edit = entry.get("edit")
+    found = [edit.get(name) for name in BESIDE] if isinstance(edit, Mapping) else []
+    return [str(path) for path in found if _is_below(path)]
+
+
+def files_of_result(entry: Mapping[str, Any]) -> list[str]:
+    """Every file of a job, by its line: of a failed one the redraw that is kept."""
+    return [*(file for one in _outputs(entry) for file in files_of(one)), *files_of_edit(entry)]
+
+
 def former_files(jobs: Iterable[Job], results: _Results) -> dict[str, list[str]]:
     """By job the files of its earlier result, without those that another result names, too."""
-    owners = Counter(one["path"] for entry in results.values() for one in _outputs(entry))
+    owners = Counter(file for entry in results.values() for file in files_of_result(entry))
     return {
         job.custom_id: [
-            file
-            for output in _outputs(results[job.custom_id])
-            if owners[output["path"]] == 1
-            for file in files_of(output)
+            file for file in files_of_result(results[job.custom_id]) if owners[file] == 1
         ]
         for job in jobs
         if job.custom_id in results

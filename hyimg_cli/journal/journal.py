@@ -13,14 +13,15 @@ Each append looks whether the lock and the journal are still those of this run.
 import contextlib
 import json
 import os
+import shutil
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path, PurePath
-from types import TracebackType
-from typing import Any, Self
+from types import MappingProxyType, TracebackType
+from typing import Any, Protocol, Self
 
 from hyimg_cli.errors import JobError, OutputFolderError, StorageError
 from hyimg_cli.files import (
@@ -29,12 +30,15 @@ from hyimg_cli.files import (
     bytes_of,
     remove,
     replace_file,
+    replacing,
+    shown_place,
     sync_folder,
 )
 from hyimg_cli.journal.disk import disk_errors, locked, make_folders, remove_temporaries
 from hyimg_cli.journal.job_files import (
     OUTPUTS,
     files_of,
+    files_of_result,
     former_files,
     is_renamed,
     name_of,
@@ -48,7 +52,7 @@ from hyimg_cli.settings.file_names import UNKNOWN, fault_of
 from hyimg_cli.settings.kinds import is_custom_id
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.events import Outcome
-from hyimg_cli.spec.job import ImageJob, Job, Size
+from hyimg_cli.spec.job import FINISHING, ImageJob, Job, Size
 from hyimg_cli.spec.units import counted
 
 RESULTS = "results.jsonl"
@@ -60,7 +64,7 @@ LOCK = ".lock"
 # Files that are written at the same time.
 _WRITERS = 8
 # Of a resolved job, what never changes its file.
-_NOT_IN_KEY = ("custom_id", "images", "model", "metadata", "name", "written", "lora")
+_NOT_IN_KEY = ("custom_id", "images", "model", "metadata", "name", "written", "lora", *FINISHING)
 
 
 @dataclass(frozen=True)
@@ -162,14 +166,27 @@ class JobFolder(ABC):
             replace_file(path, data)
 
 
+class Journal(Protocol):
+    """Where lines are added: a file, or parts in an object store."""
+
+    def append(self, lines: Sequence[tuple[str, bytes]]) -> None:
+        """Adds lines, each with its job: on disk when this returns. Raises StorageError."""
+
+    def confirm(self) -> None:
+        """Raises StorageError where it is no longer as this run left it."""
+
+    def close(self) -> None: ...
+
+
 class RunFolder(JobFolder):
     """An output folder. Reading needs no lock; writing needs `with`, which takes it."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
+        self.place = folder
         self._lock: int | None = None
         self._lock_text = b""
-        self._journal: JournalFile | None = None
+        self._journal: Journal | None = None
         self._former: dict[str, list[str]] = {}
 
     def __enter__(self) -> Self:
@@ -249,24 +266,40 @@ class RunFolder(JobFolder):
     def write_run(self, info: Mapping[str, Any]) -> None:
         """Replaces run.json."""
         text = json.dumps(info, indent=2, ensure_ascii=False, default=str) + "\n"
-        self._replace(RUN, text.encode("utf-8", "backslashreplace"))
+        self._replace(RUN, [text.encode("utf-8", "backslashreplace")])
 
     def write_resolved(self, jobs: Iterable[Job]) -> None:
         """Replaces manifest.resolved.jsonl with one line per job, nothing left to a default.
 
         Its paths lead from the folder: read there as a manifest, it gives the same jobs.
         """
-        self.write_as_is(lines_beside(jobs, self.folder))
+        self.write_as_is(lines_beside(jobs, self.place))
 
     def write_as_is(self, lines: Iterable[Mapping[str, Any]], name: str = RESOLVED) -> None:
         """Replaces a manifest in the folder by these lines."""
-        self._replace(name, b"".join(map(json_line, lines)))
+        self._replace(name, map(json_line, lines))
 
     def write_results(self, lines: Iterable[bytes]) -> None:
         """Replaces all of the journal by lines of outcomes."""
-        self._replace(RESULTS, b"".join(lines))
+        self._replace(RESULTS, lines)
 
-    def _replace(self, name: str, data: bytes) -> None:
+    def bring(self, name: str, local: Path) -> None:
+        """Puts a file of this machine under a name in the folder, by a link where the disk can."""
+        with disk_errors(self.folder):
+            (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
+            with replacing(self.folder / name) as temporary:
+                try:
+                    os.link(local, temporary)
+                except OSError:
+                    shutil.copy2(local, temporary)
+
+    def holds(self, output: Mapping[str, Any], *, with_frames: bool) -> bool:
+        """True if an output's files are there as they were written. Raises OSError."""
+        path: Path = self.folder / output["path"]
+        is_whole = digest.of_file(path) == output["sha256"]
+        return is_whole and (not with_frames or _has_frames(self.folder, output))
+
+    def _replace(self, name: str, data: Iterable[bytes]) -> None:
         assert self._lock is not None, "the folder is written without its lock"
         with disk_errors(self.folder):
             replace_file(self.folder / name, data)
@@ -312,14 +345,24 @@ class RunFolder(JobFolder):
 
     def _record(self, outcomes: Sequence[Outcome]) -> None:
         lines = [(one.custom_id, json_line(outcome_to_json(one))) for one in outcomes]
+        done = [one for one in outcomes if one.status == "done"]
         with disk_errors(self.folder):
-            self._held_journal().append(lines)
-            for outcome in outcomes:
-                if outcome.status == "done":
-                    now = [path for file in outcome.outputs for path in files_of(asdict(file))]
-                    for path in self._former.pop(outcome.custom_id, ()):
-                        if path not in now:
-                            remove(self.folder / path)
+            self._publish([one for one in outcomes if one.status == "done" or one.edit])
+            self._append(lines)
+            for outcome in done:
+                now = files_of_result(outcome_to_json(outcome))
+                for path in self._former.pop(outcome.custom_id, ()):
+                    if path not in now:
+                        self._remove(path)
+
+    def _publish(self, done: Sequence[Outcome]) -> None:
+        """Nothing: files are made where they belong."""
+
+    def _append(self, lines: Sequence[tuple[str, bytes]]) -> None:
+        self._held_journal().append(lines)
+
+    def _remove(self, name: str) -> None:
+        remove(self.folder / name)
 
     def supersede(self, former: Mapping[str, list[str]]) -> None:
         """Files of earlier results, by job: they go once the job's new line is on disk."""
@@ -330,7 +373,7 @@ class RunFolder(JobFolder):
         with disk_errors(self.folder):
             self._held_journal().confirm()
 
-    def _held_journal(self) -> JournalFile:
+    def _held_journal(self) -> "Journal":
         assert self._journal is not None, "the journal is written without the folder's lock"
         self._keep_lock()
         return self._journal
@@ -361,8 +404,11 @@ def outcome_to_json(outcome: Outcome) -> dict[str, Any]:
     """The outcome as a result line; the user's `x_` keys stand beside the other names."""
     entry = asdict(outcome)
     extra: dict[str, Any] = entry.pop("extra")
-    if outcome.written is None:
-        del entry["written"]
+    for name in ("written", "sigmas"):
+        if entry[name] is None:
+            del entry[name]
+    if not outcome.finishing_key:
+        del entry["edit"], entry["finishing_key"]
     return entry | extra
 
 
@@ -403,7 +449,7 @@ def line_key(
 
 
 def shaping_fields(line: Mapping[str, Any]) -> dict[str, Any]:
-    """What of a resolved line changes pixels."""
+    """The fields of a resolved line that change pixels."""
     return {k: v for k, v in line.items() if k not in _NOT_IN_KEY and not k.startswith("x_")}
 
 
@@ -411,12 +457,14 @@ def shaping_fields(line: Mapping[str, Any]) -> dict[str, Any]:
 class Resumption:
     """Jobs still to do, jobs that are there already, and failed ones that are left alone.
 
-    `former`: by job, files of results that are to be replaced.
+    `to_finish`: jobs whose redraw is there, to be put back on its source in another way. `former`:
+    by job, files of results that are to be replaced.
     """
 
     to_run: list[Job]
     done: list[str]
     failed_before: list[str]
+    to_finish: list[ImageJob] = field(default_factory=list)
     former: dict[str, list[str]] = field(default_factory=dict)
 
 
@@ -430,6 +478,7 @@ def resume(
     force: bool = False,
     with_frames: bool = False,
     differing: Callable[[Job, Mapping[str, Any]], Iterable[str]] | None = None,
+    finishing: Mapping[str, str] = MappingProxyType({}),
 ) -> Resumption:
     """Sorts `jobs` by what `folder` says of them; `keys` has the `job_key` of each custom_id with a
     result there.
@@ -438,7 +487,8 @@ def resume(
     Raises OutputFolderError, unless `force`, where a picture would be replaced by one of another
     key or name, and, with `resume` off, where the folder holds results at all; in any case where a
     file of another job would be. A job that failed under another key is a new job: it runs.
-    `differing`: in what a job and a result line differ.
+    `differing`: in what a job and a result line differ. `finishing`: the `finishing_key` of each
+    such id; where that alone differs, or its file is gone, and the redraw is there, that is enough.
     """
     results = folder.results()
     if not resume and results and not force:
@@ -456,7 +506,12 @@ def resume(
         elif is_renamed(job, entry):
             others.append(job)
             resumption.to_run.append(job)
-        elif entry.get("status") == "done" and _is_intact(folder.folder, entry, with_frames):
+        elif _is_to_finish(folder, entry, wanted := finishing.get(job.custom_id, ""), retry_failed):
+            assert isinstance(job, ImageJob), "only pictures are put back on a source"
+            resumption.to_finish.append(job)
+        elif wanted != entry.get("finishing_key", "") and entry.get("edit"):
+            resumption.to_run.append(job)
+        elif entry.get("status") == "done" and _is_intact(folder, entry, with_frames):
             resumption.done.append(job.custom_id)
         elif entry.get("status") == "failed" and not retry_failed:
             resumption.failed_before.append(job.custom_id)
@@ -477,7 +532,7 @@ def resume(
 def _occupied(folder: RunFolder, count: int) -> OutputFolderError:
     return OutputFolderError(
         f"the folder holds {counted(count, 'result')} already",
-        where=str(folder.folder),
+        where=shown_place(folder.place),
         hint="choose another folder, leave out --no-resume, or run all again with --force",
         code="output.not-empty",
     )
@@ -486,7 +541,7 @@ def _occupied(folder: RunFolder, count: int) -> OutputFolderError:
 def _other_jobs(
     folder: RunFolder, others: Sequence[Job], counts: Counter[str], total: int, done: int
 ) -> OutputFolderError:
-    """What differs in how many jobs, and what `--force` would do with these and with the rest."""
+    """Sentence on the fields that differ, in how many jobs, and on what `--force` would do."""
     named = ", ".join(f"{name}: {count}" for name, count in counts.most_common() if count)
     differ = "differs" if total == 1 else "differ"
     rest = total - len(others)
@@ -495,21 +550,39 @@ def _other_jobs(
     return OutputFolderError(
         f"{len(others)} of {counted(total, 'job')} {differ}{f' ({named})' if named else ''} from "
         f'what is done in this folder, "{others[0].custom_id}" first',
-        where=str(folder.folder),
+        where=shown_place(folder.place),
         hint=f"--force makes {those} again{kept}; -o names another folder; run.json has the flags "
         "of before",
         code="output.other-job",
     )
 
 
-def _is_intact(folder: Path, entry: Mapping[str, Any], with_frames: bool) -> bool:
+def _is_to_finish(
+    folder: RunFolder, entry: Mapping[str, Any], finishing_key: str, retry_failed: bool
+) -> bool:
+    """True if a job's redraw is there as it was written, and what was made of it is not wanted."""
+    if not finishing_key:
+        return False
+    is_same = entry.get("finishing_key") == finishing_key
+    is_done = entry.get("status") == "done"
+    if is_same and (_is_intact(folder, entry, False) if is_done else not retry_failed):
+        return False
+    try:
+        edit = entry["edit"]
+        return all(
+            digest.of_file(folder.folder / edit[name]) == edit["sha256"][name]
+            for name in ("plain", "shown")
+        )
+    except (OSError, KeyError, TypeError):
+        return False
+
+
+def _is_intact(folder: RunFolder, entry: Mapping[str, Any], with_frames: bool) -> bool:
     """True if every file of a done job is there as it was written."""
     outputs = entry.get("outputs") or []
     try:
         return bool(outputs) and all(
-            digest.of_file(folder / output["path"]) == output["sha256"]
-            and (not with_frames or _has_frames(folder, output))
-            for output in outputs
+            folder.holds(output, with_frames=with_frames) for output in outputs
         )
     except (OSError, KeyError, TypeError):
         return False

@@ -119,7 +119,7 @@ class JournalFile:
         )
 
     def _cleared(self) -> str:
-        """What happened to the file. Something else under its name is given another name."""
+        """The fault that happened to the file. Something else under its name gets another name."""
         if not os.path.lexists(self._path):
             return "removed"
         happened = "changed or replaced by another program"

@@ -14,7 +14,7 @@ from hyimg_cli.media.images import MAX_SOURCE_BYTES
 from hyimg_cli.models import lora_files, registry
 from hyimg_cli.settings.config import in_key
 from hyimg_cli.spec import digest
-from hyimg_cli.spec.job import ImageJob, Job
+from hyimg_cli.spec.job import FINISHING, ImageJob, Job
 from hyimg_cli.spec.plan import Plan
 from hyimg_cli.spec.run import ModelChoice, Place, RunConfig
 
@@ -22,6 +22,8 @@ UNREADABLE = "unreadable"
 _DEVICES = Path("/dev")
 # Counts up when the same image, weights and packages lead to other rows.
 _SOURCE_FORMAT = 2
+# Counts up when the same redraw is put back otherwise.
+_FINISHING_FORMAT = 1
 
 
 def key_of(job: Job, source_digests: Sequence[str], config: RunConfig) -> str:
@@ -33,6 +35,19 @@ def key_of(job: Job, source_digests: Sequence[str], config: RunConfig) -> str:
     """
     model_print = registry.fingerprint(job.model, config.model.revision)
     return job_key(job, source_digests, model_print, pixel_settings(job, config))
+
+
+def finishing_key(job: Job) -> str:
+    """The key of what is done behind a job's drawing, to put it back on its source; empty where
+    nothing is.
+    """
+    outside = job.outside if isinstance(job, ImageJob) else None
+    if outside is None:
+        return ""
+    facts = {name: getattr(outside, name) for name in FINISHING}
+    if outside.mask:
+        facts["region"] = source_digest(outside.mask)
+    return digest.of_json(facts | {"format": _FINISHING_FORMAT})
 
 
 def pixel_settings(job: Job, config: RunConfig) -> dict[str, str]:

@@ -3,18 +3,19 @@
 Shards of a manifest have a folder each; so have two clusters that shared one.
 """
 
-import os
 import shutil
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hyimg_cli.errors import OutputFolderError
-from hyimg_cli.files import replacing
+from hyimg_cli.files import address_of, opened, shown_place
+from hyimg_cli.journal.bucket import run_folder
 from hyimg_cli.journal.disk import disk_errors
-from hyimg_cli.journal.job_files import files_of
+from hyimg_cli.journal.job_files import files_of, files_of_edit
 from hyimg_cli.journal.journal import MISSING, RunFolder
 from hyimg_cli.journal.past_run import read_run_info, resolved_jobs
 from hyimg_cli.manifest.resolved import lines_moved
@@ -24,7 +25,7 @@ from hyimg_cli.spec import digest
 
 @dataclass
 class Merged:
-    """What a joined folder holds, in jobs: `missing` are those that no folder has done, `failed`
+    """Jobs of a joined folder: `missing` are those that no folder has done, `failed`
     among them; `damaged`: done ones whose files are gone or changed, which are missing too.
     """
 
@@ -55,10 +56,17 @@ class _Found:
         with suppress(OSError, KeyError, TypeError):
             return bool(self.outputs) and all(
                 digest.of_file(self.folder / output["path"]) == output["sha256"]
-                and all((self.folder / file).exists() for file in files_of(output))
                 for output in self.outputs
             )
         return False
+
+    def files(self) -> Iterator[str]:
+        """Every file of it, frames one by one."""
+        for output in self.outputs:
+            for name in files_of(output):
+                count = output["num_frames"] if name == output.get("frames_path") else 0
+                yield from [f"{name}/{n:04}.png" for n in range(count)] or [name]
+        yield from files_of_edit(self.outcome)
 
 
 def merge(folders: Sequence[Path], into: Path) -> Merged:
@@ -68,7 +76,7 @@ def merge(folders: Sequence[Path], into: Path) -> Merged:
     manifest of those that are missing. Raises OutputFolderError where two folders have done a job
     of one id otherwise, or two jobs have one file; then nothing is written.
     """
-    with RunFolder(into) as target:
+    with run_folder(into) as target:
         sources = [into, *(folder for folder in folders if not _is_same(folder, into))]
         found = {folder: _outcomes(folder) for folder in sources}
         jobs: dict[str, dict[str, Any]] = {}
@@ -86,7 +94,7 @@ def merge(folders: Sequence[Path], into: Path) -> Merged:
                 chosen[name] = one
         _refuse_clashes(chosen)
         for one in chosen.values():
-            _bring(one, into)
+            _bring(one, target)
         target.write_results(one.line for one in chosen.values())
         target.write_as_is(jobs.values())
         info = next(filter(None, map(read_run_info, sources)), {})
@@ -99,12 +107,15 @@ def merge(folders: Sequence[Path], into: Path) -> Merged:
 
 
 def _is_same(folder: Path, other: Path) -> bool:
+    if address_of(folder) or address_of(other):
+        return shown_place(folder) == shown_place(other)
     return other.exists() and folder.exists() and folder.samefile(other)
 
 
 def _outcomes(folder: Path) -> dict[str, _Found]:
     return {
-        entry["custom_id"]: _Found(entry, line, folder) for entry, line in RunFolder(folder).lines()
+        entry["custom_id"]: _Found(entry, line, folder)
+        for entry, line in run_folder(folder).lines()
     }
 
 
@@ -114,7 +125,7 @@ def _resolved(folder: Path) -> dict[str, dict[str, Any]]:
     except (OSError, ValueError):
         raise OutputFolderError(
             "its manifest.resolved.jsonl cannot be read",
-            where=str(folder),
+            where=shown_place(folder),
             hint="plan or generate with this folder writes it again",
             code="output.damaged-manifest",
         ) from None
@@ -126,9 +137,9 @@ def _chosen(name: str, found: Sequence[_Found], merged: Merged) -> _Found | None
     for other in done[1:]:
         if other.outcome.get("key") != done[0].outcome.get("key"):
             raise OutputFolderError(
-                f'"{name}" was done otherwise in {done[0].folder}: its line, a source image, the '
-                "model or a setting differs",
-                where=str(other.folder),
+                f'"{name}" was done otherwise in {shown_place(done[0].folder)}: its line, a source '
+                "image, the model or a setting differs",
+                where=shown_place(other.folder),
                 hint="leave one of the folders out; run.json has the flags of each",
                 code="output.other-job",
             )
@@ -146,33 +157,22 @@ def _refuse_clashes(chosen: Mapping[str, _Found]) -> None:
         other = owners[earlier][1]
         raise OutputFolderError(
             f'{path} would be the file of "{name}" and of "{other}"',
-            where=str(chosen[name].folder),
+            where=shown_place(chosen[name].folder),
             hint="join folders of one manifest, or of manifests whose ids and names differ",
             code="output.other-file",
         )
 
 
-def _bring(one: _Found, into: Path) -> None:
-    """Puts the files of an outcome where they belong, by a link where the disk can."""
-    if one.folder == into:
+def _bring(one: _Found, target: RunFolder) -> None:
+    """Puts the files of an outcome where they belong."""
+    if one.folder == target.place:
         return
-    with disk_errors(into):
-        for output in one.outputs:
-            for file in files_of(output):
-                _place(one.folder / file, into / file)
-
-
-def _place(source: Path, target: Path) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(target) as temporary:
-        if source.is_dir():
-            shutil.copytree(source, temporary, copy_function=_link_or_copy)
-        else:
-            _link_or_copy(str(source), str(temporary))
-
-
-def _link_or_copy(source: str, target: str) -> None:
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copy2(source, target)
+    for name in one.files():
+        with disk_errors(one.folder):
+            if not address_of(one.folder):
+                target.bring(name, one.folder / name)
+                continue
+            with opened(one.folder / name) as file, tempfile.NamedTemporaryFile() as local:
+                shutil.copyfileobj(file, local)
+                local.flush()
+                target.bring(name, Path(local.name))

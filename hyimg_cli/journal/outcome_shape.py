@@ -19,7 +19,7 @@ _LARGEST = 2**64
 
 
 def fault_in(entry: Mapping[str, Any]) -> str:
-    """What is wrong with an outcome, its first field that is not of its kind; else empty."""
+    """Fault of an outcome: its first field that is not of its kind; else empty."""
     for name, is_kind in _fields(Outcome).items():
         if name in entry and not is_kind(entry[name]):
             return f"{name} is {shown(entry[name])}"

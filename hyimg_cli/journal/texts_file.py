@@ -164,7 +164,7 @@ def _facts(job: ImageJob, outcome: Outcome) -> dict[str, Any]:
 
 
 def _is_of(line: Mapping[str, Any], key: str | None) -> bool:
-    """Whether the line is of the job of that key; one without a text names none."""
+    """True if the line is of the job of that key; one without a text names none."""
     written = line.get("written")
     return not isinstance(written, dict) or written.get("key") == key
 

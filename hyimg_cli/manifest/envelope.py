@@ -33,7 +33,7 @@ _FIXED: Mapping[str, tuple[Any, ...]] = {
 _INSTEAD = {
     "extra_body": "put its fields into body itself",
     "input_reference": "t2v makes a video from its prompt alone",
-    "mask": "say in the prompt what to change",
+    "mask": "with keep_outside: region, a box or the path of a mask",
     "seconds": "give num_frames and fps",
 }
 

@@ -16,6 +16,9 @@ from hyimg_cli.settings.file_names import UNKNOWN, clashes, fault_of, filled, fi
 from hyimg_cli.settings.precedence import Setting
 from hyimg_cli.spec.job import BY_ID, ImageJob, Job, VideoJob
 
+# What stands beside the result of an edit that keeps its source.
+BESIDE = ("mask", "plain", "shown")
+
 
 def named(
     manifest: Manifest, jobs: Sequence[Job], setting: Setting
@@ -23,13 +26,35 @@ def named(
     """The jobs with the names of their files, and what is wrong with those; a line with such a
     fault gives no job. `setting`: the name where a line says none.
     """
+    beside = dict(_beside(jobs))
     if all(job.file_name == BY_ID for job in jobs):
-        return list(jobs), []  # no two have one id, in any spelling
+        # No two have one id, in any spelling.
+        return [job for job in jobs if job.source_line not in beside], list(beside.values())
     below = cache(partial(_below, os.path.abspath(manifest.folder)))
     numbered = _numbered(manifest, jobs)
     found = [replace(job, file_name=_name(job, below, n)) for n, job in numbered]
-    faults = dict(_faults(found, setting))
+    faults = dict(_faults(found, setting)) | dict(_beside(found))
     return [job for job in found if job.source_line not in faults], list(faults.values())
+
+
+def _beside(jobs: Sequence[Job]) -> Iterator[tuple[str, HyimgError]]:
+    """Jobs whose file would be one that stands beside the result of an edit that keeps its source,
+    by their lines.
+    """
+    sides = {
+        path_of(job).removesuffix(suffix_of(job)) + f".{name}.png": job
+        for job in jobs
+        if isinstance(job, ImageJob) and job.outside is not None
+        for name in BESIDE
+    }
+    paths = [*sides, *(path_of(job) for job in jobs)] if sides else []
+    for later, earlier in clashes(paths):
+        if earlier < len(sides) <= later:
+            job, owner = jobs[later - len(sides)], sides[paths[earlier]]
+            what = f'{_shown(paths[later])} stands beside the result of "{owner.custom_id}"'
+            where = f"{job.source_line}: custom_id"
+            hint = "call it otherwise: no name ends in .mask, .plain or .shown there"
+            yield job.source_line, fault("duplicate-name", what, where=where, hint=hint)
 
 
 def path_of(job: Job) -> str:
@@ -83,7 +108,7 @@ def _below(own: str, folder: str) -> str:
 
 
 def _faults(jobs: Sequence[Job], setting: Setting) -> Iterator[tuple[str, HyimgError]]:
-    """What is wrong with the names, by the job's line."""
+    """Faults of the names, by the job's line."""
     paths = [path_of(job) for job in jobs]
     for job, path in zip(jobs, paths, strict=True):
         if what := fault_of(path.removesuffix(suffix_of(job))):

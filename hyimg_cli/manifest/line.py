@@ -40,6 +40,9 @@ _WITHOUT_IMAGES = {
     "it2i": "name the picture to edit, or use task t2i",
     "i2v": "name the picture to start from, or use task t2v",
 }
+# How other tools call the part of a picture that an edit is meant for.
+_MASKS = ("mask", "masks", "mask_image", "mask_path", "mask_url", "inpaint_mask", "image_mask")
+_MASKED = "with keep_outside: region"
 # What other tools can be asked for, by the names that they have for it.
 _NOT_SUPPORTED = {
     "strength of an edit": (
@@ -82,10 +85,12 @@ def fault(slug: str, what: str, *, where: str, hint: str = "") -> UsageError:
 
 
 def not_a_field(key: str, value: Any = None) -> tuple[str, str]:
-    """What is wrong with a key that no field has, and what to do: other tools' words by name."""
+    """Fault of a key that no field has, with what to do: other tools' words by name."""
     if key in _TURNS:
         hint = "write the one turn as prompt and images; earlier turns are not read"
         return "a job has no turns before it", hint
+    if key.lower() in _MASKS:
+        return f"{shown(key)} is not a field", f"{_MASKED}, a box or the path of a mask"
     if key == "image_size":
         size = _turned(value)
         hint = f'"size": "{size}"' if size else '"size": "WIDTHxHEIGHT"'
@@ -99,7 +104,7 @@ def not_a_field(key: str, value: Any = None) -> tuple[str, str]:
 
 
 def not_supported(key: str) -> tuple[str, str] | None:
-    """What a word of other tools means, and what to do instead; None for any other word."""
+    """Meaning of a word of other tools, and what to do instead; None for any other word."""
     found = ((m, hint) for m, (names, hint) in _NOT_SUPPORTED.items() if key.lower() in names)
     return next(found, None)
 
@@ -139,6 +144,7 @@ def unconsumed(
             idle["drop_think"] = "bot_task is recaption, so there is no thinking to drop"
     if not fields.get("images"):
         idle["infer_align_image_size"] = "there is no source image to align with"
+        idle["keep_outside"] = "there is no source image to keep"
     return {name: idle[name] for name in sorted(names & idle.keys())}
 
 

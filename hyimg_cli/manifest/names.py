@@ -81,7 +81,7 @@ def _folder(path: str) -> str:
 
 
 def _with_digest(text: str, whole: str, *, dots: str = ".") -> str:
-    """What ids can hold of `text`, shortened, and a digest of the `whole`."""
+    """`text` as far as ids can hold it, shortened, and a digest of the `whole`."""
     letters = "".join(
         c for c in unicodedata.normalize("NFKD", text) if not unicodedata.combining(c)
     )

@@ -3,21 +3,26 @@
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import cast
 
-from hyimg_cli.errors import HyimgError
+from hyimg_cli.errors import HyimgError, SourceImageError
 from hyimg_cli.manifest.fields import COT_FIELDS
 from hyimg_cli.manifest.line import unconsumed
 from hyimg_cli.manifest.resolved_line import Child, ResolvedLine, moved
+from hyimg_cli.media.images import probe_image
 from hyimg_cli.spec.card import ModelCard, SamplingDefaults
 from hyimg_cli.spec.job import (
+    FINISHING,
     GUIDANCE_FIELDS,
     Encoding,
     ImageJob,
+    KeepOutside,
     Size,
     SizeRequest,
     TextSampling,
 )
+from hyimg_cli.spec.units import counted
 
 
 @dataclass(frozen=True)
@@ -50,6 +55,7 @@ class PictureLine(ResolvedLine):
             hint = f"its tokens are 0 to {self.card.vocab_size - 1}"
             yield self.fault("out-of-range", what, "cot_token_ids", hint)
         yield from self._encoding_faults()
+        yield from self._outside_faults()
 
     @property
     def defaults(self) -> SamplingDefaults:
@@ -58,7 +64,7 @@ class PictureLine(ResolvedLine):
         return edit if edit is not None and self.line.fields.get("images") else self.card.defaults
 
     def _encoding_faults(self) -> Iterator[HyimgError]:
-        """What was said of a file that its format cannot be, or is anyway."""
+        """Encoding options that the file's format does not take, or implies."""
         kind, is_lossless = self.value("format"), self.value("lossless")
         if kind == "jpeg" and is_lossless:
             yield self.fault("conflict", "no JPEG is lossless", "lossless", "use webp or png")
@@ -68,22 +74,86 @@ class PictureLine(ResolvedLine):
             what = "a PNG" if kind == "png" else "a lossless WebP"
             yield self.unused("quality", f"{what} has none")
 
+    def _outside_faults(self) -> Iterator[HyimgError]:
+        """What does not go with an edit that keeps its source outside, or only with one."""
+        fields = self.line.fields
+        if not self._keeps_outside:
+            for name in sorted({"kept_source", *FINISHING} & self.line.given):
+                yield self.unused(name, "it goes with keep_outside")
+            return
+        number, images = self.value("kept_source"), fields["images"]
+        if number > len(images):
+            what = f"kept_source {number} of {counted(len(images), 'image')}"
+            yield self.fault("out-of-range", what, "kept_source", "they are counted from 1")
+            return
+        if not self._encoding().is_lossless:
+            kind = "a JPEG" if self.value("format") == "jpeg" else "a WebP with losses"
+            what = f"keep_outside cannot hold in {kind}: no pixel stays equal"
+            yield self.fault("conflict", what, "format", "use png, or webp with lossless")
+        if "infer_align_image_size" in self.line.given and not fields["infer_align_image_size"]:
+            what = "keep_outside has sources seen whole, as infer_align_image_size does"
+            yield self.fault("conflict", what, "infer_align_image_size", "take the field out")
+        if self.value("region") is None:
+            for name in ("region_mode", "max_spill"):
+                if name in self.line.given:
+                    yield self.unused(name, "there is no region")
+        yield from self._size_faults()
+
+    def _size_faults(self) -> Iterator[HyimgError]:
+        """Another size than the one that the kept source is fitted to."""
+        source, asked = self._kept_size(), self._size()
+        if source is None or asked.is_auto:
+            return
+        bucket = self.card.nearest_bucket(source.height, source.width)
+        if self.card.bucket_of(asked) != bucket:
+            name = "ratio_index" if "ratio_index" in self.line.fields else "size"
+            what = f"keep_outside draws in the size of its source, {bucket.size}; this is {asked}"
+            yield self.fault("conflict", what, name, "leave it out: the result has the source's")
+
+    @property
+    def _keeps_outside(self) -> bool:
+        return bool(self.value("keep_outside") and self.line.fields.get("images"))
+
+    def _kept_size(self) -> Size | None:
+        """The kept source's size by its head; None where it cannot be read, which is told later."""
+        try:
+            path = Path(self.images[self.value("kept_source") - 1])
+            return probe_image(path, decode=False)[0]
+        except SourceImageError:
+            return None
+
+    def _outside(self) -> tuple[KeepOutside, SizeRequest]:
+        """How the edit is put back on its source, and the size that it is drawn in."""
+        values = {name: self.value(name) for name in ("kept_source", *FINISHING)}
+        region = KeepOutside(region=values["region"] or "")
+        if region.mask and "region" in self.line.given:
+            region = KeepOutside(region=str(self.folder / region.mask))
+        source = self._kept_size()
+        size = self._size() if source is None else self._bucket_request(source)
+        return KeepOutside(**(values | {"region": region.region})), size
+
+    def _bucket_request(self, source: Size) -> SizeRequest:
+        size = self.card.nearest_bucket(source.height, source.width).size
+        return SizeRequest(size.height, size.width)
+
     def job(self, child: Child) -> ImageJob:
         fields = self.line.fields
         use_system_prompt, system_prompt = self._system_prompt()
+        outside, size = self._outside() if self._keeps_outside else (None, self._size())
         return ImageJob(
             custom_id=child.custom_id,
             task=fields["task"],
             images=self.images,
             seed=child.first_seed if self.value("vary") == "text" else child.seed,
-            size=self._size(),
+            size=size,
             bot_task=self.value("bot_task"),
             text=self._text_sampling(child),
             cot_text=fields.get("cot_text"),
             cot_token_ids=fields.get("cot_token_ids"),
             written_json=self._written(),
             drop_think=self.value("drop_think"),
-            infer_align_image_size=self.value("infer_align_image_size"),
+            infer_align_image_size=outside is not None or self.value("infer_align_image_size"),
+            outside=outside,
             use_system_prompt=use_system_prompt,
             system_prompt=system_prompt,
             encoding=self._encoding(),
@@ -97,7 +167,7 @@ class PictureLine(ResolvedLine):
         return Encoding(kind, None if is_lossless else self.value("quality"))
 
     def _written(self) -> str:
-        """What was noted of the line's ids; nothing of a text that was edited."""
+        """The note beside the line's ids; empty for a text that was edited."""
         has_note = {"written", "cot_token_ids"} <= self.line.fields.keys()
         return json.dumps(self.line.fields["written"], sort_keys=True) if has_note else ""
 
@@ -130,7 +200,7 @@ class PictureLine(ResolvedLine):
         return child.first_seed if vary == "picture" else child.seed
 
     def _vary_faults(self) -> Iterator[HyimgError]:
-        """What would make all results of the line one, or has none to tell apart."""
+        """Faults of `vary`: it makes all results of the line one, or has none to tell apart."""
         if len(self.child_ids) == 1:
             if "vary" in self.line.given:
                 yield self.unused("vary", "the line has one result")

@@ -3,17 +3,19 @@
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from hyimg_cli.files import address_of, joined
 from hyimg_cli.spec.job import (
     BY_ID,
     GUIDANCE_FIELDS,
     Encoding,
     ImageJob,
     Job,
+    KeepOutside,
     Lora,
     SizeRequest,
     VideoJob,
@@ -75,10 +77,20 @@ def _image_fields(job: ImageJob) -> dict[str, Any]:
         del entry["images"]
     if job.infer_align_image_size and job.images:
         entry["infer_align_image_size"] = True
+    if job.outside is not None:
+        entry |= {"keep_outside": True} | _said(job.outside)
     entry |= _text_fields(job) | {"use_system_prompt": job.use_system_prompt}
     if job.system_prompt is not None:
         entry["system_prompt"] = job.system_prompt
     return entry | _encoding_fields(job.encoding)
+
+
+def _said(outside: KeepOutside) -> dict[str, Any]:
+    """What is off its default."""
+    values = {
+        field.name: (getattr(outside, field.name), field.default) for field in fields(outside)
+    }
+    return {name: value for name, (value, default) in values.items() if value != default}
 
 
 def _encoding_fields(encoding: Encoding) -> dict[str, Any]:
@@ -96,6 +108,8 @@ def lines_beside(jobs: Iterable[Job], folder: Path) -> Iterator[dict[str, Any]]:
         entry = job_to_json(job)
         if job.images:
             entry["images"] = [from_folder(Path(image)) for image in job.images]
+        if isinstance(job, ImageJob) and job.outside is not None and job.outside.mask:
+            entry["region"] = from_folder(Path(job.outside.mask))
         if isinstance(job, VideoJob) and job.lora:
             placed = (
                 replace(one, file=from_folder(Path(one.file))) if Path(one.file).is_file() else one
@@ -115,7 +129,9 @@ def lines_moved(
     for line in lines:
         moved = dict(line)
         if "images" in line:
-            moved["images"] = [from_folder(former / image) for image in line["images"]]
+            moved["images"] = [from_folder(joined(former, image)) for image in line["images"]]
+        if KeepOutside(region=str(line.get("region") or "")).mask:
+            moved["region"] = from_folder(former / line["region"])
         if line.get("model", "").startswith("."):
             moved["model"] = _with_dots(from_folder(former / line["model"]))
         yield moved
@@ -126,11 +142,18 @@ def _leading_from(folder: Path) -> Callable[[Path], str]:
     # NOTE: the system follows links before it goes up by "..", so both ends must be without them.
     real = cache(Path.resolve)
     start = folder.resolve()
-    return lambda path: os.path.relpath(real(path.parent) / path.name, start)
+
+    def leading(path: Path) -> str:
+        if address := address_of(path):
+            return address
+        there = real(path.parent) / path.name
+        return str(there) if address_of(folder) else os.path.relpath(there, start)
+
+    return leading
 
 
 def _with_dots(path: str) -> str:
-    return path if path.startswith("..") else f"./{path}"
+    return path if path.startswith(("..", "/")) else f"./{path}"
 
 
 def _is_folder(model: str) -> bool:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hyimg_cli.errors import HyimgError
+from hyimg_cli.files import joined, shown_place
 from hyimg_cli.manifest.line import ManifestLine, child_ids, fault
 from hyimg_cli.settings.kinds import MAX_SEED
 from hyimg_cli.settings.precedence import Setting
@@ -43,7 +44,7 @@ class ResolvedLine:
     folder: Path
 
     def faults(self) -> Iterator[HyimgError]:
-        """What is wrong with the line only for this model and these settings."""
+        """Faults of the line for this model and these settings alone."""
         raise NotImplementedError
 
     def job(self, child: Child) -> Job:
@@ -64,7 +65,8 @@ class ResolvedLine:
     @property
     def images(self) -> tuple[str, ...]:
         """Paths of the line's pictures."""
-        return tuple(str(self.folder / image) for image in self.line.fields.get("images", ()))
+        images = self.line.fields.get("images", ())
+        return tuple(shown_place(joined(self.folder, image)) for image in images)
 
     @property
     def child_ids(self) -> list[str]:

@@ -22,14 +22,17 @@ from hyimg_cli.spec.job import MAX_SOURCE_IMAGES, TASKS
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _WRITTEN = r"[^\x00]*[^\s\x00][^\x00]*"
-_PICTURE = rf"(?!{ADDRESS_PATTERN}|[Dd][Aa][Tt][Aa]:)[^\x00]+"
+_NO_STORE = "|".join("".join(f"[{c.upper()}{c}]" for c in name) for name in k.NO_STORES)
+_PICTURE = rf"(?!(?:{_NO_STORE}):/|[Dd][Aa][Tt][Aa]:)[^\x00]+"
 _PATTERNS: dict[type[k.Kind], str] = {
     k.CustomId: k.ID_PATTERN,
     k.DeviceName: k.DEVICE_PATTERN,
     k.SizeText: k.SIZE_PATTERN,
     k.LoraText: f"|{_WRITTEN}",
     k.Text: _WRITTEN,
+    k.Region: r"(?!https?://|data:)[^\x00]+",
     k.Folder: f"(?!{ADDRESS_PATTERN}){_WRITTEN}",
+    k.RunPlace: f"(?!(?:{_NO_STORE}):/){_WRITTEN}",
     NameTemplate: _WRITTEN,
 }
 
@@ -165,6 +168,10 @@ def _annotation(kind: k.Kind, jobs: JobKind | None = None) -> Any:
             return list[Annotated[str, Field(pattern=_whole(_WRITTEN))]]
         case k.Text(_, may_be_empty=True):
             return Annotated[str, Field(pattern=_whole(f"|{_WRITTEN}"))]
+        case k.Region():
+            side = Annotated[int, Field(strict=True, ge=0)]
+            box = Annotated[list[side], Field(min_length=4, max_length=4)]
+            return Annotated[str, Field(pattern=_whole(_PATTERNS[k.Region]))] | box
         case k.Matrix():
             return _matrix(jobs)
         case k.Anything():

@@ -184,8 +184,7 @@ def _cut(
 
 def _shared(job: Job) -> Hashable:
     """Equal for jobs that share work: their source pictures, else their prompt."""
-    images = job.images if isinstance(job, ImageJob) else ()
-    return job.model, images or job.prompt
+    return job.model, job.images or job.prompt
 
 
 def _text(job: Job) -> Hashable:

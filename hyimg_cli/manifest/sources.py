@@ -134,7 +134,7 @@ class _Search:
         return Sources(base, files, tuple(self.notes()))
 
     def notes(self) -> Iterator[str]:
-        """What was left out, a sentence for each reason."""
+        """Sentences on the files left out, one for each reason."""
         for names, one, many in (
             (self.others, "file is no picture", "files are no pictures"),
             (self.left_out, "folder is left out without --recursive", ""),

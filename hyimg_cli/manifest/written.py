@@ -25,7 +25,7 @@ _SECTION = re.compile(r"<(\w+)>.*?</\1>", re.DOTALL)
 
 
 class Note(Anything):
-    """What is noted of a written text. Its other keys are for people."""
+    """The note of a written text. Its other keys are for people."""
 
     def read(self, value: Any) -> Any:
         super().read(value)
@@ -36,7 +36,7 @@ class Note(Anything):
 
 
 def _is_whole(note: Mapping[str, Any]) -> bool:
-    """Whether all is there that is read again, and of its type."""
+    """True if all that is read again is there, and of its type."""
     kinds = {"tags": str} | dict.fromkeys(_LISTS, int)
     return (
         all(isinstance(note.get(name), str) for name in ("text_sha256", "ids_sha256", "cut"))
@@ -106,7 +106,7 @@ def has_its_ids(note: Mapping[str, Any], ids: Sequence[int]) -> bool:
 
 
 def fault_of_tags(note: Mapping[str, Any], text: str) -> str:
-    """What is wrong with the tags of an edited text; empty where they are as they were."""
+    """Fault of an edited text's tags; empty where they are as they were."""
     expected = list(note["tags"])
     found = _tags(text, {tag.strip("</>") for tag in expected})
     if found == expected:

@@ -74,9 +74,9 @@ def probe_image(path: Path, *, decode: bool = True) -> tuple[Size, tuple[str, ..
     Raises SourceImageError.
     """
     if decode:
-        image, notes = _decoded(path, _file_bytes(path))
+        image, notes = _decoded(path, bytes_of_source(path))
         return Size(image.height, image.width), notes
-    with _open_file(path) as file, _opened(path, file) as image:
+    with _open_file(path) as file, opened_picture(path, file) as image:
         is_on_side = _orientation(image) in _SIDEWAYS
         return Size(*(image.size if is_on_side else image.size[::-1])), ()
 
@@ -86,7 +86,7 @@ def read_image(path: Path) -> SourceImage:
 
     Raises SourceImageError.
     """
-    data = _file_bytes(path)
+    data = bytes_of_source(path)
     image, notes = _decoded(path, data)
     return SourceImage(np.array(image), digest.of_bytes(data), notes)
 
@@ -96,7 +96,7 @@ def read_small(path: Path, side: int) -> Image.Image:
 
     A JPEG is decoded at a fraction of its size. Raises SourceImageError.
     """
-    with _open_file(path) as file, _opened(path, file) as image:
+    with _open_file(path) as file, opened_picture(path, file) as image:
         try:
             image.draft("RGB", (2 * side, 2 * side))
             upright, _ = _as_rgb(ImageOps.exif_transpose(image))
@@ -107,11 +107,11 @@ def read_small(path: Path, side: int) -> Image.Image:
 
 
 def text_of(path: Path) -> PictureText:
-    """What a PNG, JPEG or WebP says about itself, text behind a PNG's pixels too.
+    """Metadata of a PNG, JPEG or WebP, text behind a PNG's pixels too.
 
     Raises SourceImageError for a file that is no picture, or a damaged PNG.
     """
-    with _open_file(path) as file, _opened(path, file) as image:
+    with _open_file(path) as file, opened_picture(path, file) as image:
         try:
             return formats.text_in(image)
         except _DECODER_ERRORS as error:
@@ -171,15 +171,16 @@ def write_png(path: Path, pixels: Pixels, text: Mapping[str, str]) -> tuple[str,
 
     The file is on disk when this returns. Raises StorageError.
     """
-    return _written(path, formats.png(pixels, text)), pixel_digest(pixels)
+    return saved(path, formats.png(pixels, text)), pixel_digest(pixels)
 
 
 def write_picture(path: Path, pixels: Pixels, encoding: Encoding, text: PictureText | None) -> str:
     """The same in any format, with what the picture says about itself; gives the file's sha256."""
-    return _written(path, formats.encoded(pixels, encoding, text))
+    return saved(path, formats.encoded(pixels, encoding, text))
 
 
-def _written(path: Path, data: bytes) -> str:
+def saved(path: Path, data: bytes) -> str:
+    """Write a file, whole or not at all; its sha256. Raises StorageError."""
     try:
         replace_file(path, data)
     except OSError as error:
@@ -187,7 +188,8 @@ def _written(path: Path, data: bytes) -> str:
     return digest.of_bytes(data)
 
 
-def _file_bytes(path: Path) -> bytes:
+def bytes_of_source(path: Path) -> bytes:
+    """A picture's file. Raises SourceImageError."""
     with _file_faults(path):
         return bytes_of(path, MAX_SOURCE_BYTES)
 
@@ -215,7 +217,7 @@ def _file_faults(path: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _opened(path: Path, file: IO[bytes]) -> Iterator[ImageFile.ImageFile]:
+def opened_picture(path: Path, file: IO[bytes]) -> Iterator[ImageFile.ImageFile]:
     """The picture in `file`, not decoded yet, its size and kind checked."""
     start = file.read(16)
     if not start:
@@ -251,7 +253,7 @@ def _check_size(path: Path, width: int, height: int) -> None:
 
 def _decoded(path: Path, data: bytes) -> tuple[Image.Image, tuple[str, ...]]:
     """The first frame as an upright RGB picture, and what was changed on the way."""
-    with _opened(path, io.BytesIO(data)) as image:
+    with opened_picture(path, io.BytesIO(data)) as image:
         try:
             notes = _file_notes(image)
             image.load()

@@ -48,7 +48,7 @@ class Provenance:
 
 @dataclass(frozen=True)
 class PictureText:
-    """What a picture says about itself. `source_type`: IPTC's word for how it came about."""
+    """Texts of a picture's metadata. `source_type`: IPTC's word for how it came about."""
 
     parameters: str
     record: str
@@ -73,12 +73,22 @@ class PictureFacts:
 def picture_text(
     job: ImageJob, resolved: Mapping[str, Any], facts: PictureFacts, size: Size, pixel_sha256: str
 ) -> PictureText:
-    """What the job's picture of this size and these pixels says. `resolved` is the job as a
+    """Metadata of the job's picture of this size and these pixels. `resolved` is the job as a
     manifest line.
     """
     record = _record(job, resolved, facts) | {"size": str(size), "pixel_sha256": pixel_sha256}
     source_type = xmp.EDITED if job.task == "it2i" else xmp.MADE
     return PictureText(_parameters(job, facts, size), _json(record), source_type)
+
+
+def retold(
+    text: PictureText, resolved: Mapping[str, Any], size: Size, pixel_sha256: str
+) -> PictureText:
+    """The same of another picture that was made of this one, by a job that draws the same."""
+    record = json.loads(text.record) | {"job": _public(resolved)}
+    record |= {"size": str(size), "pixel_sha256": pixel_sha256}
+    parameters = re.sub(r"(?<=, Size: )[0-9]+x[0-9]+(?=, )", str(size), text.parameters)
+    return PictureText(parameters, _json(record), text.source_type)
 
 
 def video_text(
@@ -138,6 +148,8 @@ def _public(resolved: Mapping[str, Any]) -> dict[str, Any]:
     }
     if "images" in job:
         job["images"] = [PurePath(image).name for image in job["images"]]
+    if "region" in job:
+        job["region"] = PurePath(job["region"]).name
     if "lora" in job:
         parts = (re.sub(r"^((?:high|low)=)?.*/", r"\1", part) for part in job["lora"].split(";"))
         job["lora"] = ";".join(parts)

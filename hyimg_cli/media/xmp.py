@@ -107,7 +107,7 @@ def _meta(values: dict[tuple[str, str], str]) -> bytes:
 
 
 def _values(data: bytes) -> dict[tuple[str, str], str]:
-    """What a packet says of the properties above, as elements or as attributes; of a damaged or
+    """Values of the properties above in a packet, as elements or as attributes; of a damaged or
     hostile one what stands before the damage.
     """
     known = {f"{_NAMESPACES[space]} {name}": (space, name)

@@ -247,7 +247,8 @@ def needs(
     the `held_prefixes` that are there already.
     """
     shares = [share_of(job, card, config) for job in jobs]
-    share = JobBytes(*map(max, zip(*map(astuple, shares), strict=True))) if shares else JobBytes()
+    kinds = map(astuple, set(shares))  # of many jobs there are few
+    share = JobBytes(*map(max, zip(*kinds, strict=True))) if shares else JobBytes()
     if prefixes is None:
         most = sum(one.branches for one in shares)
         room = max(0, config.batch.prefix_cache_mb * 1_000_000 - held_prefixes)

@@ -85,7 +85,7 @@ class VideoCheckpoint(Protocol):
 
 @dataclass(frozen=True)
 class Reading:
-    """What of a checkpoint is read: its `files`, and the keys that none of them has, which are
+    """Files of a checkpoint that are read (`files`), and the keys that none of them has, which are
     taken to be as in `defaults`.
     """
 

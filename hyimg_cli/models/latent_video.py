@@ -112,7 +112,7 @@ class PictureEncoder(Encoder[PictureView], Protocol):
     """The encoders of start pictures; the VAE among them stays with the model."""
 
     def views(self, job: VideoJob, digests: Sequence[str]) -> tuple[PictureView, ...]:
-        """What of the job's pictures the transformer reads; `digests` are those of its files."""
+        """The job's pictures as the transformer reads them; `digests` are those of its files."""
 
 
 PromptEncoder = Encoder[str]
@@ -195,12 +195,15 @@ class LatentVideoModel(Protocol):
     def load_transformer(self) -> None:
         """Read the transformer alone: all that a branch needs."""
 
+    def sigmas(self, job: VideoJob) -> tuple[float, ...]:
+        """Noise levels that the job's steps begin at, from 1 down."""
+
     def texts(self, job: VideoJob) -> tuple[str, ...]:
         """The strings whose embeddings the job needs: its prompt, and under CFG the negative."""
 
     @property
     def pictures(self) -> PictureEncoder:
-        """What reads the pictures that a job starts from."""
+        """The encoder of pictures that a job starts from."""
 
     def denoiser(
         self,

@@ -11,7 +11,7 @@ with them.
 # Legend: C channel, Y X latent rows and columns, V vocabulary, M model width, G branch, R row
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -176,6 +176,14 @@ class Pixels(Protocol):
 
     def decode_latents(self, latents_CYX: Tensor) -> Tensor:
         """Pixels in [0, 1], float32 on the CPU, [H, W, 3]."""
+
+
+@runtime_checkable
+class RoundTrips(Protocol):
+    """What a family may offer beside `Pixels`: what its codec alone loses is no edit then."""
+
+    def round_trip(self, pixels: np.ndarray, digest: str) -> np.ndarray:
+        """A picture in one of the model's sizes, uint8 [H, W, 3], encoded and decoded again."""
 
 
 class TextStage(Protocol):

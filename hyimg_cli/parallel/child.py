@@ -57,5 +57,5 @@ class Parent:
 
     def _beat(self, beat: Callable[[], object], beat_s: float) -> None:
         while True:
-            time.sleep(beat_s)
             self.send(beat())
+            time.sleep(beat_s)

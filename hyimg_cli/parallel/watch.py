@@ -57,7 +57,7 @@ class Beat:
 
 @dataclass
 class Steps:
-    """What a process is at, by itself: one step ends where the next begins."""
+    """The step that a process is at, told by itself: one ends where the next begins."""
 
     clock: Callable[[], float] = field(default_factory=AwakeClock)
     _kind: str = ""

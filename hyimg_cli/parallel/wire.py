@@ -88,7 +88,7 @@ class Member:
 
     def __init__(self, number: int, child: Launched) -> None:
         self.number, self.child = number, child
-        self.was_heard = True
+        self.was_heard = False
         self._why = ""
         self._answers: SimpleQueue[Any] = SimpleQueue()
         child.listen(self._hear, lambda: self._answers.put(_GONE))
@@ -141,13 +141,13 @@ def watch(members: Sequence[Member], steps: Steps, limits: Limits, over: Event) 
     `steps` has the tasks; what waits for a member learns of its death as of any other.
     """
     watched, pause_s = StepWatch(limits), min(1.0, limits.silence_s / 10)
-    last = dict.fromkeys(members, steps.clock())
+    last: dict[Member, float] = {}  # nothing before the first word: to start has a limit of its own
     while not over.wait(pause_s):
         now, hangs = steps.clock(), watched.overdue(steps.beat())
         for member in members:
             if member.was_heard:
                 member.was_heard, last[member] = False, now
-            if hangs or now - last[member] > limits.silence_s:
+            if hangs or now - last.get(member, now) > limits.silence_s:
                 member.kill(hangs or f"no sign of life for {limits.silence_s:.0f} s")
 
 

@@ -35,7 +35,7 @@ _WAITS = {
 
 
 class Remedy(Enum):
-    """What comes next for requests whose stage has failed."""
+    """The next attempt at requests whose stage has failed."""
 
     FEWER = auto()
     AGAIN = auto()
@@ -94,7 +94,7 @@ class MemoryPolicy:
         company: Requests = (),
         can_wait: bool = False,
     ) -> Remedy:
-        """What comes next for `requests`, that have failed together; room is made for it.
+        """Decide the next attempt at `requests`, that have failed together, and make room for it.
 
         `company`: those that the memory went to; `can_wait`: others will give some back.
         """

@@ -1,4 +1,4 @@
-"""What became of a job, as the line that the journal will hold."""
+"""Outcomes of jobs, as the lines that the journal will hold."""
 
 import json
 import logging
@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from hyimg_cli.errors import HyimgError
+from hyimg_cli.journal.keys import finishing_key
 from hyimg_cli.pipelines.request import Finished, Lost, Work
 from hyimg_cli.spec.events import Failure, Outcome, OutputFile
 from hyimg_cli.spec.job import ImageJob, Job, VideoJob
@@ -24,7 +25,7 @@ _SMALLER: dict[type[Job], str] = {
 
 @dataclass(frozen=True)
 class Facts:
-    """What every line says, whatever the job's end: its key, how often it was tried, and by kind
+    """Facts of every line, whatever the job's end: its key, how often it was tried, and by kind
     what the session found in memory, found on disk, or had to make until now.
     """
 
@@ -66,6 +67,8 @@ def _common(work: Work[Job], facts: Facts, *warnings: str) -> dict[str, Any]:
         "peak_memory_mb": round(facts.peak_memory_mb, 1),
         "metadata": json.loads(work.job.metadata_json),
         "extra": json.loads(work.job.extra_json),
+        "edit": work.request.edit,
+        "finishing_key": finishing_key(work.job),
         "warnings": tuple(dict.fromkeys(warnings)),
     }
 

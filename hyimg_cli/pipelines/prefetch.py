@@ -73,7 +73,7 @@ class WriteBehind(Generic[Done]):
         self._writes.append(self._pool.submit(_timed, write))
 
     def finished(self, *, wait: bool) -> Iterable[tuple[Done, float]]:
-        """What is written by now, or all of it, with the seconds each took; raises what it
+        """Results written by now, or all of them, with the seconds each took; raises what it
         raised.
         """
         while self._writes and (wait or self._writes[0].done()):

@@ -1,7 +1,7 @@
 """A job on its way through a pipeline, and the two ways to leave it: finished, or lost."""
 
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from hyimg_cli.pipelines.clock import PhaseClock
 from hyimg_cli.spec.job import Job
@@ -13,13 +13,15 @@ OneJob = TypeVar("OneJob", bound=Job, covariant=True)
 class Request(Generic[OneJob]):
     """A job that has begun: its clock, and the notes that will stand in its line.
 
-    `notes_if_lost` stand there too where it fails: what its next attempt need not do.
+    `notes_if_lost` stand there too where it fails: what its next attempt need not do. `edit`: what
+    is known of how its picture was put back on its source.
     """
 
     job: OneJob
     clock: PhaseClock
     notes: list[str] = field(default_factory=list)
     notes_if_lost: list[str] = field(default_factory=list)
+    edit: dict[str, Any] | None = None
 
 
 @dataclass(eq=False)

@@ -1,4 +1,4 @@
-"""What the page shows of a job, in plain values: from its result line and from the job as it was
+"""A job as the page shows it, in plain values: from its result line and from the job as it was
 resolved; either may be empty.
 """
 
@@ -36,6 +36,7 @@ def record(place: int, asked: Entry, result: Entry, pictures: Pictures) -> Recor
         "seed": asked.get("seed"),
         "sources": [pictures.source(str(path)) for path in asked.get("images") or ()],
         "outputs": [pictures.output(output) for output in result.get("outputs") or ()],
+        "mask": _mask(result, pictures),
         "texts": list(_texts(result)),
         "facts": list(_facts(asked, result)),
         "settings": list(_settings(asked)),
@@ -44,6 +45,17 @@ def record(place: int, asked: Entry, result: Entry, pictures: Pictures) -> Recor
         "error": _error(result.get("error")),
     }
     return {name: value for name, value in found.items() if value not in (None, "", [])}
+
+
+def _mask(result: Entry, pictures: Pictures) -> Record | None:
+    """Where an edit was put back on its source."""
+    edit = result.get("edit") or {}
+    if not edit.get("mask"):
+        return None
+    digests = edit.get("sha256") or {}
+    size = next(iter(result.get("outputs") or ()), {})
+    sides = {name: size[name] for name in ("width", "height") if name in size}
+    return pictures.output({"path": edit["mask"], "sha256": digests.get("mask")} | sides)
 
 
 def _error(error: Entry | None) -> Record | None:
@@ -62,6 +74,11 @@ def _facts(asked: Entry, result: Entry) -> Iterator[tuple[str, str]]:
     reuse = (result.get("kv_reuse") or {}).get("status")
     if reuse and asked.get("task") not in VIDEO_TASKS:
         yield "KV reuse", str(reuse)
+    if (edit := result.get("edit") or {}).get("kind"):
+        area = f", {edit['area']:.1%} of the picture" if edit.get("area") else ""
+        yield "edit", f"{edit['kind']}{area}"
+    if edit.get("outside_equal"):
+        yield "outside the edit", "every pixel is the source's"
     if result.get("attempt", 1) > 1:
         yield "attempt", str(result["attempt"])
 

@@ -164,7 +164,7 @@ def record_of(result: Entry, jobs: Jobs, pictures: Pictures) -> Record:
 
 
 def index(folder: Path, jobs: Jobs, status: Mapping[str, str]) -> Record:
-    """What the page says of the run as a whole."""
+    """Summary of the run, for the head of the page."""
     counts = Counter(status.values())
     return {
         "format": FORMAT,

@@ -1,4 +1,4 @@
-"""What a job's files are called: a template, filled from the job and its first source image.
+"""Names of a job's files: a template, filled from the job and its first source image.
 
     {custom_id} {stem} {folder} {index} {seed} {width} {height}; {index:04}; {{ and }} for braces
 
@@ -99,7 +99,7 @@ def fit(text: str) -> str:
 
 
 def fault_of(name: str) -> str:
-    """What is wrong with a finished name; empty where it may be used."""
+    """Fault of a finished name; empty where it may be used."""
     parts = name.split("/")
     folders = parts[:-1]
     if not all(parts):

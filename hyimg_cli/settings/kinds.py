@@ -15,6 +15,8 @@ from typing import Any
 from hyimg_cli.files import is_deeper, json_of, scheme_of
 from hyimg_cli.spec.job import MAX_SOURCE_IMAGES, Lora, SizeRequest
 
+# Addresses of no object store.
+NO_STORES = ("file", "http", "https", "data", "ftp")
 MIN_SIDE, MAX_SIDE, MAX_RATIO = 16, 8192, 16
 MAX_SEED = 2**63 - 1
 # Of a value that is copied through.
@@ -22,6 +24,7 @@ MAX_DEPTH = 100
 # A folder's name has no dot, so that no folder is another job's file: "a.frames", "a.png".
 ID_PATTERN = r"(?!.{129})(?:[A-Za-z0-9_-]+/)*[A-Za-z0-9_-][A-Za-z0-9._-]*"
 SIZE_PATTERN = r"auto|([0-9]{1,5})([xX:])([0-9]{1,5})"
+REGION_PATTERN = r"\s*" + r"\s*,\s*".join([r"([0-9]{1,6})"] * 4) + r"\s*"
 DEVICE_PATTERN = r"auto|cpu|cuda(:(0|[1-9][0-9]?))?|balanced"
 _INTEGER = re.compile(r"[+-]?[0-9]{1,20}", re.ASCII)
 _TRUTHS = dict.fromkeys(("1", "true", "yes", "on"), True)
@@ -265,10 +268,33 @@ class Folder(Text):
 
 
 @dataclass(frozen=True)
+class Region(Kind):
+    """A part of a picture: a box of left, top, right and bottom, or the path of a mask."""
+
+    metavar = "box|path"
+
+    def read(self, value: Any) -> str:
+        hint = 'give a box "LEFT,TOP,RIGHT,BOTTOM" in pixels of the source, or the path of a mask'
+        if type(value) is list and len(value) == 4 and all(type(side) is int for side in value):
+            value = ",".join(map(str, value))
+        if type(value) is not str:
+            raise BadValue(f"{shown(value)} is not a region", hint, "wrong-type")
+        if not re.fullmatch(r"[\d\s,.+-]*", value, re.ASCII):
+            return _path(value)
+        sides = re.fullmatch(REGION_PATTERN, value, re.ASCII)
+        if sides is None:
+            raise BadValue(f"{shown(value)} is not a region", hint)
+        left, top, right, bottom = map(int, sides.groups())
+        if left >= right or top >= bottom:
+            raise BadValue(f"{shown(value)} is empty: right is beyond left, bottom below top", hint)
+        return f"{left},{top},{right},{bottom}"
+
+
+@dataclass(frozen=True)
 class Names(Kind):
     """A list of names, in a text with commas between; comes back as a tuple."""
 
-    metavar = "name,…"
+    metavar = "name,name"
 
     def parse(self, text: str) -> tuple[str, ...]:
         return self.read([name.strip() for name in text.split(",") if name.strip()])
@@ -325,6 +351,15 @@ class Paths(Kind):
         return tuple(_path(path) for path in paths)
 
 
+@dataclass(frozen=True)
+class RunPlace(Folder):
+    """A folder, or the address of one in an object store."""
+
+    def read(self, value: Any) -> str:
+        is_store = type(value) is str and scheme_of(value) not in ("", *NO_STORES)
+        return Text.read(self, value) if is_store else super().read(value)
+
+
 def _path(value: Any) -> str:
     hint = "give the path of a picture, relative to the manifest"
     if type(value) is not str:
@@ -333,7 +368,7 @@ def _path(value: Any) -> str:
         raise BadValue(f"{shown(value)} is not a path", hint)
     if scheme_of(value) == "file":
         raise BadValue(f"{shown(value)} is not a path", "leave file:// out, and %20 and its like")
-    if scheme_of(value) or value[:5].lower() == "data:":
+    if scheme_of(value) in NO_STORES or value[:5].lower() == "data:":
         raise BadValue(f"{shown(value)} is not a file on this machine", "save the picture first")
     return value
 

@@ -21,12 +21,23 @@ from hyimg_cli.settings.kinds import (
     Number,
     NumberPair,
     OneOf,
+    Region,
+    RunPlace,
     SizeText,
     Switch,
     Text,
     Truth,
 )
-from hyimg_cli.spec.job import BOT_TASKS, BY_ID, FITS, FORMATS, SizeRequest
+from hyimg_cli.spec.job import (
+    BOT_TASKS,
+    BY_ID,
+    FITS,
+    FORMATS,
+    MAX_SOURCE_IMAGES,
+    ON_GLOBAL,
+    REGION_MODES,
+    SizeRequest,
+)
 from hyimg_cli.spec.run import DTYPES, FRAMES, GRAPHS, QUANTIZATIONS
 
 JobKind = Literal["pictures", "videos"]
@@ -35,6 +46,7 @@ CHECKPOINT = object()
 PREFIX = "HYIMG_"
 # Panels of the help.
 RUN, MODEL, SAMPLING, VIDEO = "Run", "Model", "Sampling defaults", "Video (t2v, i2v)"
+OUTSIDE = "Edits that keep their source outside"
 SYSTEM_PROMPTS = (
     "None",
     "en_vanilla",
@@ -119,6 +131,7 @@ _run_of_pictures = partial(Declaration, panel=RUN, only="pictures")
 _model_of_pictures = partial(Declaration, panel=MODEL, only="pictures")
 _sampling = partial(Declaration, panel=SAMPLING)
 _text = partial(Declaration, panel=SAMPLING, only="pictures")
+_outside = partial(Declaration, panel=OUTSIDE, only="pictures", in_line=True, pixels="job")
 _video = partial(Declaration, panel=VIDEO, only="videos")
 _MODEL = (
     _model_of_pictures(
@@ -300,6 +313,28 @@ _SAMPLING = (
         panel="",
     ),
 )
+_OUTSIDE = (
+    _outside(
+        "keep_outside",
+        Truth(),
+        False,
+        "Edits in their source's size, every pixel outside the edit equal to it.",
+    ),
+    _outside("kept_source", Integer(1, MAX_SOURCE_IMAGES), 1, "Of several sources the one kept."),
+    _outside("region", Region(), None, "Where an edit may be, in the source's pixels."),
+    _outside(
+        "region_mode", OneOf(REGION_MODES), "limit", "The region limits what is found, or stands."
+    ),
+    _outside("on_global", OneOf(ON_GLOBAL), "keep", "What becomes of an edit of all the picture."),
+    _outside(
+        "max_outside_change",
+        Number(0, 100),
+        None,
+        "Gate: mean distance (CIE76) of the redraw outside the edit.",
+    ),
+    _outside("max_edited_area", Number(0, 1), None, "Gate: part of the picture that was edited."),
+    _outside("max_spill", Number(0, 1), None, "Gate: part of the edit outside the region."),
+)
 _REUSE = (
     _run_of_pictures(
         "kv_reuse",
@@ -416,9 +451,9 @@ _PARALLEL = (
 _OUTPUT = (
     _run(
         "output_dir",
-        Folder(),
+        RunPlace(),
         None,
-        "Folder for results. Default: runs/<manifest>.",
+        "Folder for results, or s3://bucket/run. Default: runs/<manifest>.",
         is_basic=True,
         flags=("-o", "--output-dir"),
     ),
@@ -453,6 +488,14 @@ _OUTPUT = (
         in_line=True,
     ),
     _run("metadata", Truth(), True, "Write the job, and that a model made it, into its file."),
+    Declaration(
+        "keep_gps",
+        Truth(),
+        False,
+        "Keep the place in a kept source's EXIF.",
+        panel=OUTSIDE,
+        only="pictures",
+    ),
     _video("frames", OneOf(FRAMES), "none", "png: write every frame without loss too."),
     _video(
         "checkpoint_every",
@@ -483,6 +526,7 @@ _FAILURE = (
 _ROWS = {
     "model": _MODEL,
     "sampling": tuple(replace(row, pixels="job", in_line=True) for row in _SAMPLING),
+    "outside": _OUTSIDE,
     "reuse": _REUSE,
     "batch": _BATCH,
     "cache": _CACHE,

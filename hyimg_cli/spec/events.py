@@ -131,7 +131,9 @@ class Outcome:
     each of its jobs. `share_s` is its part of that time: over all jobs no more than the run took.
 
     `cot_from`: the job that wrote the text, where that was another one. `written`: how the text of
-    a job that ends with it came about.
+    a job that ends with it came about. `edit`: what a redraw did to the source that it was put
+    back on, and its files; `finishing_key` what must be equal for that to count. `sigmas`: of a
+    schedule that is not the checkpoint's own.
     """
 
     custom_id: str
@@ -144,6 +146,7 @@ class Outcome:
     cot_token_ids: tuple[int, ...] | None = None
     cot_from: str | None = None
     written: dict[str, Any] | None = None
+    sigmas: tuple[float, ...] | None = None
     think_truncated: bool = False
     ratio_index: int | None = None
     timings_s: dict[str, float] = field(default_factory=dict)
@@ -157,6 +160,8 @@ class Outcome:
     warnings: tuple[str, ...] = ()
     error: Failure | None = None
     replica: int | None = None
+    edit: dict[str, Any] | None = None
+    finishing_key: str = ""
     metadata: Any = None
     extra: dict[str, Any] = field(default_factory=dict)
 

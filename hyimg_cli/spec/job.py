@@ -1,18 +1,22 @@
 """One picture or one video to make, fully resolved: nothing is left to a default further down."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Literal, get_args
 
 Task = Literal["it2i", "t2i"]
 VideoTask = Literal["t2v", "i2v"]
 BotTask = Literal["none", "think", "recaption", "think_recaption"]
 Format = Literal["png", "jpeg", "webp"]
+RegionMode = Literal["limit", "instead"]
+OnGlobal = Literal["keep", "fail"]
 # How a picture becomes a frame of another shape: its aspect ratio goes, or its edges.
 Fit = Literal["stretch", "crop"]
 TASKS: tuple[Task, ...] = ("it2i", "t2i")
 VIDEO_TASKS: tuple[VideoTask, ...] = get_args(VideoTask)
 BOT_TASKS: tuple[BotTask, ...] = ("none", "think", "recaption", "think_recaption")
 FORMATS: tuple[Format, ...] = get_args(Format)
+REGION_MODES: tuple[RegionMode, ...] = get_args(RegionMode)
+ON_GLOBAL: tuple[OnGlobal, ...] = get_args(OnGlobal)
 FITS: tuple[Fit, ...] = get_args(Fit)
 MAX_SOURCE_IMAGES = 3
 # Read by some models only.
@@ -75,6 +79,10 @@ class Encoding:
     def suffix(self) -> str:
         return _SUFFIXES[self.format]
 
+    @property
+    def is_lossless(self) -> bool:
+        return self.quality is None
+
 
 @dataclass(frozen=True, slots=True)
 class TextInputs:
@@ -95,15 +103,52 @@ class TextInputs:
 
 
 @dataclass(frozen=True, slots=True)
+class KeepOutside:
+    """How a redraw is put back on its source, which stays equal outside the edit.
+
+    `kept_source`: which of the job's images, from 1; it decides what is drawn. The rest is done
+    behind the drawing: `region` is a box "x0,y0,x1,y1" or the path of a mask, in the source's
+    pixels, by `region_mode` a limit to the edit that is found or taken instead of it. The others
+    are gates: a picture beyond them is kept and told.
+    """
+
+    kept_source: int = 1
+    region: str = ""
+    region_mode: RegionMode = "limit"
+    on_global: OnGlobal = "keep"
+    max_outside_change: float | None = None
+    max_edited_area: float | None = None
+    max_spill: float | None = None
+
+    @property
+    def box(self) -> tuple[int, int, int, int] | None:
+        """The region's left, top, right and bottom; None where it is a mask or nothing."""
+        parts = self.region.split(",")
+        if len(parts) != 4 or not all(part.isdecimal() for part in parts):
+            return None
+        left, top, right, bottom = map(int, parts)
+        return left, top, right, bottom
+
+    @property
+    def mask(self) -> str:
+        """The path of the region's mask; empty where it has none."""
+        return "" if self.box else self.region
+
+
+# What of them changes no drawing: the finishing is done again, and no more.
+FINISHING = tuple(field.name for field in fields(KeepOutside) if field.name != "kept_source")
+
+
+@dataclass(frozen=True, slots=True)
 class ImageJob:
     """One `it2i` or `t2i` picture. `images` are paths as given, resolved against the manifest.
 
     `GUIDANCE_FIELDS` are None for a model that reads none. `cot_text` or `cot_token_ids` replace
     the AR stage's writing; `written_json` is what was noted of these ids when they were written,
     empty where nothing was. `infer_align_image_size`: sources are resized to the model's sizes,
-    not cut, and a picture of the same size gets its source's aspect ratio. `file_name`: a
-    template, see `settings.file_names`. `user_fields` names the manifest fields that the user set
-    for this job: one that no stage consumes is an error.
+    not cut, and a picture of the same size gets its source's aspect ratio. `outside`: it is put
+    back on its source. `file_name`: a template, see `settings.file_names`. `user_fields` names the
+    manifest fields that the user set for this job: one that no stage consumes is an error.
     """
 
     custom_id: str
@@ -123,6 +168,7 @@ class ImageJob:
     written_json: str = ""
     drop_think: bool = False
     infer_align_image_size: bool = False
+    outside: KeepOutside | None = None
     use_system_prompt: str = "None"
     system_prompt: str | None = None
     encoding: Encoding = Encoding()
@@ -146,9 +192,15 @@ class ImageJob:
         return self.cot_text is not None or self.cot_token_ids is not None
 
     @property
+    def kept_image(self) -> str:
+        """The path of the source that stays equal outside the edit."""
+        assert self.outside is not None, "the job keeps what is outside an edit"
+        return self.images[self.outside.kept_source - 1]
+
+    @property
     def text_inputs(self) -> TextInputs | None:
-        """What decides the job's text; None where it writes none. Jobs of one bucket of which it
-        is equal write the same text, as long as their sources' files stay as they are.
+        """Inputs that decide the job's text; None where it writes none. Jobs of one bucket with
+        equal ones write the same text, as long as their sources' files stay as they are.
         """
         if not self.writes_text:
             return None

@@ -127,7 +127,7 @@ class OutputConfig:
 
     `frames`: beside a video, its frames without loss. `checkpoint_every`: denoise steps after which
     a video's latents are kept until it is done; 0: only behind the last. `only_texts`: a job ends
-    with its text, and nothing is drawn.
+    with its text, and nothing is drawn. `keep_gps`: a kept source's EXIF keeps its place.
     """
 
     folder: Path
@@ -136,6 +136,7 @@ class OutputConfig:
     frames: Frames = "none"
     checkpoint_every: int = 0
     only_texts: bool = False
+    keep_gps: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

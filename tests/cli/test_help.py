@@ -54,7 +54,7 @@ def test_options_stand_under_their_panels(run_cli: Callable[..., Any]) -> None:
         "Selection:",
         "Model:",
         "Sampling defaults:",
-        "Video (t2v):",
+        "Video (t2v, i2v):",
         "Style:",
         "Options:",
     ]

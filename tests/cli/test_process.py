@@ -89,12 +89,15 @@ def test_a_journal_that_is_removed_stops_the_run_and_is_put_back(
 
 
 def test_pictures_need_nothing_of_films_or_distances(
-    write_manifest: Callable[..., Path], tmp_path: Path
+    write_manifest: Callable[..., Path], write_picture: Callable[..., Path], tmp_path: Path
 ) -> None:
-    arguments = ["generate", str(write_manifest(LINES[0])), "-o", str(tmp_path / "out")]
+    lines = (LINES[0], LINES[0] | {"custom_id": "edit", "images": [str(write_picture())]})
+    arguments = ["generate", str(write_manifest(*lines)), "-o", str(tmp_path / "out")]
     code = (
         "import sys\n"
         "sys.modules |= dict.fromkeys(('av', 'diffusers', 'lpips', 'skimage'))\n"
+        # They take longer to import than a small picture to draw.
+        "sys.modules |= dict.fromkeys(('torch._dynamo', 'torchvision', 'transformers'))\n"
         "from hyimg_cli.cli.app import run\n"
         f"sys.exit(run({arguments!r}))\n"
     )

@@ -29,9 +29,9 @@ JOB = {"prompt": "a red circle", "num_inference_steps": 1, "bot_task": "none", "
 @pytest.mark.parametrize(
     "words",
     [
-        "generate jobs.jsonl -o s3://bucket/run",
-        "plan jobs.jsonl -o S3://bucket/run",
-        "check jobs.jsonl -o gs://bucket",
+        "generate jobs.jsonl -o https://bucket/run",
+        "plan jobs.jsonl -o FILE://bucket/run",
+        "check jobs.jsonl -o ftp://bucket",
         "generate jobs.jsonl --cache-dir file:///tmp/cache",
         "think jobs.jsonl -o s3://bucket/texts.jsonl",
         "replay a.png -o s3://bucket",
@@ -51,7 +51,7 @@ def test_an_address_that_nobody_serves_makes_no_folder(
 def test_a_recipe_names_no_address_either(
     run_cli: Run, write_manifest: Callable[..., Path], tmp_path: Path
 ) -> None:
-    (tmp_path / "recipe.toml").write_text('[output]\noutput_dir = "s3://bucket/run"\n')
+    (tmp_path / "recipe.toml").write_text('[output]\noutput_dir = "http://bucket/run"\n')
     ran = run_cli("plan", write_manifest(JOB), "--recipe", "recipe.toml")
     assert (ran.code, "error[recipe.not-served]" in ran.err) == (2, True), ran.err
 

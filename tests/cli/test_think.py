@@ -67,27 +67,31 @@ def pixels(folder: Path) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize(("think", "draw"), [(1, 4), (16, 1), (4, 16)])
-def test_unedited_texts_give_the_pixels_of_one_go(
-    run_cli: Run, jobs: Path, tmp_path: Path, think: int, draw: int
-) -> None:
+def test_unedited_texts_give_the_pixels_of_one_go(run_cli: Run, jobs: Path, tmp_path: Path) -> None:
     assert run_cli("generate", jobs, "-o", "one", *STEPS, "--no-report").code == 0
-    ran = run_cli("think", jobs, "-o", "texts/t.jsonl", *STEPS, "--batching-max-size", think)
-    assert ran.code == 0, ran.err
-    size = ["--batching-max-size", draw]
-    ran = run_cli("generate", "texts/t.jsonl", "-o", "two", "--no-report", *size)
-    assert ran.code == 0, ran.err
-    assert pixels(tmp_path / "two") == pixels(tmp_path / "one")
-    one, two = results_of(tmp_path / "one"), results_of(tmp_path / "two")
+    one = results_of(tmp_path / "one")
     assert len(one) == 11
-    for name, line in one.items():
-        for field in ("cot_text", "cot_token_ids", "ratio_index", "think_truncated", "metadata"):
-            assert two[name][field] == line[field], (name, field)
-        assert two[name].get("x_shelf") == line.get("x_shelf")
-        if line["cot_token_ids"]:
-            assert two[name]["kv_reuse"]["status"] == line["kv_reuse"]["status"]
-            assert two[name]["kv_reuse"]["ar_decode_tokens"] == 0
     assert one["short"]["think_truncated"]
+    for think, draw in ((1, 4), (16, 1), (4, 16)):
+        texts, two = f"texts/{think}.jsonl", f"two-{think}"
+        ran = run_cli("think", jobs, "-o", texts, *STEPS, "--batching-max-size", think)
+        assert ran.code == 0, ran.err
+        ran = run_cli("generate", texts, "-o", two, "--no-report", "--batching-max-size", draw)
+        assert ran.code == 0, ran.err
+        assert pixels(tmp_path / two) == pixels(tmp_path / "one"), (think, draw)
+        for name, line in results_of(tmp_path / two).items():
+            for field in (
+                "cot_text",
+                "cot_token_ids",
+                "ratio_index",
+                "think_truncated",
+                "metadata",
+            ):
+                assert line[field] == one[name][field], (name, field)
+            assert line.get("x_shelf") == one[name].get("x_shelf")
+            if one[name]["cot_token_ids"]:
+                assert line["kv_reuse"]["status"] == one[name]["kv_reuse"]["status"]
+                assert line["kv_reuse"]["ar_decode_tokens"] == 0
 
 
 def test_lines_are_for_people_and_texts_are_written_once(

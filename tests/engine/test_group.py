@@ -99,10 +99,23 @@ def alone(family: Any, mixed: list[ImageJob], _made_alone: dict[str, bytes]) -> 
 def test_same_pixels_in_any_batch_order_and_tree(
     family: Any, mixed: list[ImageJob], alone: dict[str, bytes], size: int, budget: int
 ) -> None:
-    """To the bit: alone, together, backwards, with prefixes shared, evicted, or never kept."""
-    studio = studio_of(family, tree=KVTree(budget))
-    assert _pixels(_run(mixed, studio, size)) == alone
-    assert _pixels(_run(mixed[::-1], studio, size)) == alone
+    """To the bit: alone, together, backwards, with prefixes shared, evicted, or never kept.
+
+    Every size meets every tree, in one order; each of them meets both orders.
+    """
+    is_backwards = (size == 5) != (budget == 300_000)
+    jobs = mixed[::-1] if is_backwards else mixed
+    assert _pixels(_run(jobs, studio_of(family, tree=KVTree(budget)), size)) == alone
+
+
+def test_same_pixels_from_a_tree_that_other_jobs_filled(
+    family: Any, mixed: list[ImageJob], alone: dict[str, bytes]
+) -> None:
+    studio = studio_of(family, tree=KVTree(10**9))
+    assert _pixels(_run(mixed[:5], studio, 5)) == {
+        j.custom_id: alone[j.custom_id] for j in mixed[:5]
+    }
+    assert _pixels(_run(mixed[::-1], studio, 5)) == alone
 
 
 def test_same_pixels_with_prefixes_spilled_to_main_memory(

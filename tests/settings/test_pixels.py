@@ -48,6 +48,7 @@ OTHER: dict[str, dict[str, str]] = {
     "ray_address": {"ray_address": "auto"},
     "output_dir": {"output_dir": "others"},
     "metadata": {"metadata": "off"},
+    "keep_gps": {"keep_gps": "on"},
     "frames": {"frames": "png"},
     "checkpoint_every": {"checkpoint_every": "1"},
     "report": {"report": "off"},

@@ -44,6 +44,7 @@ FILLS: dict[str, tuple[str, Any]] = {
     "replicas": ("parallel.replicas", 5),
     "ray_address": ("parallel.ray_address", "10.0.0.1:6379"),
     "metadata": ("output.metadata", False),
+    "keep_gps": ("output.keep_gps", True),
     "frames": ("output.frames", "png"),
     "checkpoint_every": ("output.checkpoint_every", 6),
     "fail_fast": ("failure.fail_fast", True),
@@ -60,7 +61,10 @@ BEFORE: dict[str, Any] = {
     "allow_model": ("other",),
     "name": "{stem}-{seed}",
 }
-NO_SETTING = {"output.folder", "output.only_texts", "cache.folder", "batch.prefetches_sources"}
+NO_SETTING = {
+    *("output.folder", "output.only_texts", "cache.folder", "batch.prefetches_sources"),
+    "model.place",
+}
 # How each setting that changes pixels stands in the resume key: the words of folders that exist.
 PLAIN = {"dtype": "float32", "kv_reuse": "reuse"}
 IN_KEY: dict[tuple[str, Any], dict[str, str]] = {
@@ -97,6 +101,16 @@ OF_THE_JOB: dict[str, dict[str, Any]] = {
     "format": {"format": "webp"},
     "quality": {"quality": 50, "format": "jpeg"},
     "lossless": {"lossless": True, "format": "webp"},
+    "keep_outside": {"keep_outside": True},
+}
+# What is done behind a drawing: in the key of that, and not of the drawing.
+OF_THE_FINISHING: dict[str, dict[str, Any]] = {
+    "region": {"region": "1,2,30,40"},
+    "region_mode": {"region_mode": "instead"},
+    "on_global": {"on_global": "fail"},
+    "max_outside_change": {"max_outside_change": 2.5},
+    "max_edited_area": {"max_edited_area": 0.5},
+    "max_spill": {"max_spill": 0.25},
 }
 # What decides which jobs a line becomes, and so is in no job.
 OF_THE_LINE: dict[str, dict[str, Any]] = {"n": {"n": 2}, "vary": {"vary": "picture"}}
@@ -108,12 +122,15 @@ NOT_OF_TINY: dict[str, dict[str, Any]] = {
     "image_guidance_scale": {"image_guidance_scale": 1.5},
     "guidance_interval": {"guidance_interval": [0.2, 0.9]},
     "guidance_renorm": {"guidance_renorm": "channel"},
+    # Nor has the edit a second source.
+    "kept_source": {"kept_source": 2},
 }
 OF_THE_CHECKPOINT = {"model", "video_model", "revision"}
+EVERY_JOBS = OF_THE_JOB | OF_THE_FINISHING | OF_THE_LINE | NOT_OF_TINY
 OFF_DEFAULT = (
     {name: value for name, (_, value) in FILLS.items()}
     | BEFORE
-    | {name: values[name] for name, values in (OF_THE_JOB | OF_THE_LINE | NOT_OF_TINY).items()}
+    | {name: values[name] for name, values in EVERY_JOBS.items()}
 )
 # The device decides the precision, which is in the key.
 WITHOUT_PIXELS = [n for n, row in SETTINGS.items() if row.pixels is None and n != "device"]
@@ -122,7 +139,7 @@ WITHOUT_PIXELS = [n for n, row in SETTINGS.items() if row.pixels is None and n !
 def test_every_setting_has_an_answer_here() -> None:
     of_the_job = {name for name, row in SETTINGS.items() if row.pixels == "job"}
     assert SETTINGS.keys() == FILLS.keys() | BEFORE.keys() | of_the_job
-    assert of_the_job == OF_THE_JOB.keys() | OF_THE_LINE.keys() | NOT_OF_TINY.keys()
+    assert of_the_job == EVERY_JOBS.keys()
     assert {name for name, row in SETTINGS.items() if row.in_line} == of_the_job | {"name"}
     in_key = {name for name, row in SETTINGS.items() if isinstance(row.pixels, InKey)}
     assert in_key == {name for name, _ in IN_KEY}
@@ -182,6 +199,20 @@ def test_what_is_of_the_job_changes_its_key(under: Callable[..., Any], name: str
         return keys.key_of(job, ["a source"], config)
 
     assert key(OF_THE_JOB[name]) != key({})
+
+
+@pytest.mark.parametrize("name", OF_THE_FINISHING)
+def test_what_is_of_the_finishing_changes_its_key_alone(
+    under: Callable[..., Any], name: str
+) -> None:
+    def both(environ: dict[str, Any]) -> tuple[str, str]:
+        settings, (job, _) = under({"keep_outside": True} | environ)
+        config = configured(settings, Path("out"), None)
+        return keys.key_of(job, ["a source"], config), keys.finishing_key(job)
+
+    (drawing, finishing), plain = both(OF_THE_FINISHING[name]), both({})
+    assert drawing == plain[0]
+    assert finishing != plain[1]
 
 
 @pytest.mark.parametrize("name", sorted(OF_THE_CHECKPOINT))

@@ -116,6 +116,8 @@ class _Actor:
 class RayCluster:
     """A transport: replicas are actors, wherever the cluster has room."""
 
+    starts_at_once = False
+
     def __init__(self, config: RunConfig, plan: Plan, count: int) -> None:
         """Raises MachineError where the cluster is not there, or has not what the replicas need."""
         connect(config)
@@ -128,10 +130,10 @@ class RayCluster:
         self._head = _Head()
 
     def start(self, setup: Setup) -> None:
-        remote: Any = ray.remote  # its types lack concurrency groups
+        remote: Any = ray.remote  # whose types know of no groups
         of_ray = remote(max_restarts=0, max_task_retries=0, concurrency_groups={"watch": 2})
         actor = of_ray(Replica).options(**self._needs, **self.options(setup.number))
-        handle: Any = actor.remote(setup)
+        handle = actor.remote(setup)
         self._actors[setup.number] = _Actor(handle, handle.up.remote(), setup.beat_s)
 
     def options(self, number: int) -> dict[str, Any]:

@@ -32,6 +32,8 @@ class _Process:
 class LocalProcesses:
     """A transport: replicas are children of this process, on a GPU or a share of the cores each."""
 
+    starts_at_once = True
+
     def __init__(self, config: RunConfig, plan: Plan, count: int) -> None:
         """Raises MachineError where there are fewer GPUs than they need, and on a CPU whose memory
         cannot hold a model each.

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from hyimg_cli.files import LATENTS_BYTES, bytes_of, descriptor_of, replace_file
-from hyimg_cli.journal.job_files import OUTPUTS, files_of
+from hyimg_cli.journal.job_files import OUTPUTS, files_of_result
 from hyimg_cli.journal.journal import JobFolder, Made, outcome_to_json
 from hyimg_cli.spec.events import Outcome
 from hyimg_cli.spec.plan import Plan
@@ -97,9 +97,7 @@ class ScratchFolder(JobFolder):
         return dict(self._attempts)
 
     def append(self, outcome: Outcome) -> None:
-        paths = [
-            path for output in outcome_to_json(outcome)["outputs"] for path in files_of(output)
-        ]
+        paths = files_of_result(outcome_to_json(outcome))
         # Who sees a film sees what stands beside it.
         files = {name: data for path in reversed(paths) for name, data in self._taken(path)}
         self._made.append(Made(outcome, files))

@@ -22,7 +22,7 @@ from hyimg_cli.models import registry
 from hyimg_cli.settings.config import values_in_key
 from hyimg_cli.settings.kinds import shown
 from hyimg_cli.spec import digest
-from hyimg_cli.spec.job import VIDEO_TASKS
+from hyimg_cli.spec.job import VIDEO_TASKS, KeepOutside
 from hyimg_cli.spec.run import ModelChoice
 
 _HUB_ID = re.compile(r"[\w][\w.-]*/[\w][\w.-]*", re.ASCII)
@@ -70,6 +70,8 @@ def restored(described: Described, wishes: Wishes) -> Restored:
     if "images" in job:
         images, more = _images(described.path, record, custom_id, wishes)
         job["images"], notes = images, [*notes, *more]
+        if KeepOutside(region=str(job.get("region", ""))).mask:
+            job["region"] = _mask(described.path, str(job["region"]), images, wishes)
     settings = _settings(record, wishes.device)
     return Restored(_manifest(job, title), custom_id, settings, tuple(notes))
 
@@ -155,6 +157,17 @@ def _images(
             notes.append(what)
         found.append(str(image.absolute()))
     return found, notes
+
+
+def _mask(path: Path, name: str, images: Sequence[str], wishes: Wishes) -> str:
+    """The mask of a region, looked for by its name where the images are; none is recorded of it."""
+    beside = [path.parent, *(Path(image).parent for image in images)]
+    places = [wishes.images_from] if wishes.images_from else beside
+    found = next((place / name for place in places if (place / name).is_file()), None)
+    if found is None or PurePath(name).name != name:
+        what = f"the mask {name} of the region is not there"
+        raise _fault("missing-image", what, path, "give its folder with --images-from")
+    return str(found.absolute())
 
 
 def _digest(path: Path) -> str:

@@ -85,7 +85,7 @@ def load_family(
 
 @dataclass(frozen=True)
 class PlainScript:
-    """What may be written: anything, up to the marker that ends a text."""
+    """A script that allows anything, up to the marker that ends a text."""
 
     markers: Markers
 

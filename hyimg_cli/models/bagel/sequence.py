@@ -188,7 +188,7 @@ class Writer:
 
 @dataclass(frozen=True)
 class Contexts:
-    """What each guidance branch sees of the request before the noise.
+    """Tokens of the request before the noise that each guidance branch sees.
 
     `without_text` is a prefix of `full`: everything before the last text, but everything where an
     image comes behind it. `without_images` has the texts alone, from rope 0, and no text that was

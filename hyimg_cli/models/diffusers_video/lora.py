@@ -71,7 +71,7 @@ class Adapters:
         if loras == self._now:
             return
         self.clear()
-        require("peft")
+        require("peft", extra="lora")
         try:
             for number, lora in enumerate(loras):
                 for network in self._of(lora):
@@ -115,7 +115,8 @@ def _pairs(file: Path, network: Any, family: str) -> tuple[dict[str, Tensor], An
     with readable(file), safetensors.safe_open(file, framework="pt") as opened:
         header = opened.metadata() or {}
         tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-    metadata = json.loads(header["lora_adapter_metadata"]) if _says_alpha(header) else None
+    said = header.get("lora_adapter_metadata")
+    metadata = None if said is None else json.loads(said)
     if all(name.startswith(_PREFIX) for name in tensors):
         return tensors, metadata
     if family == HUNYUAN_VIDEO15:
@@ -127,10 +128,6 @@ def _pairs(file: Path, network: Any, family: str) -> tuple[dict[str, Tensor], An
     except (ValueError, KeyError, RuntimeError, AttributeError) as error:
         raise _misfit(file, sorted(tensors), f"its names cannot be converted ({error})") from error
     return WanPipeline._maybe_expand_t2v_lora_for_i2v(network, found), None
-
-
-def _says_alpha(header: Mapping[str, str]) -> bool:
-    return "lora_adapter_metadata" in header
 
 
 def _from_hunyuan(tensors: Mapping[str, Tensor], file: Path) -> dict[str, Tensor]:

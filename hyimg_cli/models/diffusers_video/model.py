@@ -143,6 +143,9 @@ class DiffusersVideo(ABC):
         """Read the transformer alone: all that a branch needs."""
         _ = self.networks
 
+    def sigmas(self, job: VideoJob) -> tuple[float, ...]:
+        return tuple(round(sigma, 6) for sigma in self.schedule(job).sigmas[:-1])
+
     def texts(self, job: VideoJob) -> tuple[str, ...]:
         return (job.prompt, job.negative_prompt) if self.has_guidance(job) else (job.prompt,)
 

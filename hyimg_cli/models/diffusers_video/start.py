@@ -83,7 +83,7 @@ class StartEncoder(CheckpointEncoder):
         self._longest: tuple[PictureView, Tensor] | None = None
 
     def views(self, job: VideoJob, digests: Sequence[str]) -> tuple[PictureView, ...]:
-        """What of the job's pictures the transformer reads."""
+        """The job's pictures as the transformer reads them."""
         images = tuple(zip(job.images, digests, strict=True))
         frames = job.num_frames if self.rule.has_mask else 1
         views = [PictureView(LATENTS, images, job.size, job.fit, frames)]

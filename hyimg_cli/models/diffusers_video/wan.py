@@ -123,7 +123,7 @@ class Wan(DiffusersVideo):
     def _condition(
         self, latents_CFYX: Tensor | None, job: VideoJob, dtype: torch.dtype
     ) -> Tensor | None:
-        """What stands beside the noise: the given frames' mask, then their latents; the latents
+        """Channels beside the noise: the given frames' mask, then their latents; the latents
         alone where they take a frame's place.
         """
         if latents_CFYX is None:

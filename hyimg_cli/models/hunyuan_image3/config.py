@@ -135,7 +135,6 @@ class VisionArchitecture:
     processor: tuple[tuple[str, Any], ...]
     hidden_act: str = "gelu_pytorch_tanh"
     layer_norm_eps: float = 1e-6
-    attention_dropout: float = 0.0
     vision_use_head: bool = True
     aligner_depth: int = 2
 

@@ -289,6 +289,12 @@ class HunyuanImage3:
         pixels_CYX = vae.decode(latents_CYX[None].to(weight.device, weight.dtype))[0]
         return (pixels_CYX / 2 + 0.5).clamp(0, 1).float().permute(1, 2, 0).cpu()
 
+    @torch.no_grad()
+    def round_trip(self, pixels: np.ndarray, digest: str) -> np.ndarray:
+        latents_1CYX = self._latents(pixels, seed_from(digest))
+        levels = self.decode_latents(latents_1CYX[0])
+        return np.asarray((levels * 255).round().to(torch.uint8).numpy())
+
     def _latents(self, pixels: np.ndarray, seed: int) -> Tensor:
         vae = self.network.vae
         weight = vae.encoder.conv_in.weight

@@ -83,7 +83,7 @@ class ContinuousBatch:
 
     @property
     def shortages(self) -> Sequence[Shortage]:
-        """What memory turned out to be too small for until now."""
+        """Sizes that memory turned out to be too small for until now."""
         return self._memory.shortages
 
     def run(self) -> Events:
@@ -113,7 +113,7 @@ class ContinuousBatch:
 
     @property
     def _is_due(self) -> bool:
-        """Whether a batch draws now: it is full, or nothing is left that could fill it."""
+        """True if a batch draws now: it is full, or nothing is left that could fill it."""
         has_more = self._thinking or (self._is_waiting and not self._is_full)
         return bool(self._ready) and (len(self._ready) >= self._memory.most["draw"] or not has_more)
 

@@ -134,7 +134,7 @@ class TextRows:
 def report(
     branches: Branches, context: Context, *, text: TextRows, reuse: ReuseConfig
 ) -> ReuseReport:
-    """What the diffusion stage took over, in counted rows.
+    """Reuse by the diffusion stage, in counted rows.
 
     Raises ReuseError where reuse is required and the status is not `hit`.
     """

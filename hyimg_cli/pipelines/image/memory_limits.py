@@ -1,4 +1,4 @@
-"""What memory turned out to be too small for: learnt in one group, heeded by all that follow."""
+"""Sizes that memory was too small for: learnt in one group, heeded by all that follow."""
 
 import logging
 from collections.abc import Iterable, Sequence

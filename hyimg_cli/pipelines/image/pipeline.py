@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
+from hyimg_cli.journal.edited import edit_warnings, finish, keep_redraw
 from hyimg_cli.journal.file_provenance import file_provenance
 from hyimg_cli.journal.journal import JobFolder
 from hyimg_cli.journal.keys import confirm_dtype, confirm_graphs
@@ -134,7 +135,19 @@ class ImagePipeline(Pipeline[MixedModel, ImageJob, Generated | Decoded]):
             done.prefilled.release()  # a job that ends with its text
             return None
         facts = self._facts(done) if self._config.output.metadata else None
+        if done.job.outside is not None:
+            return self._put_back(done, folder, facts)
         return write_picture(folder, done.job, done.pixels, facts)
+
+    def _put_back(self, done: Decoded, folder: JobFolder, facts: PictureFacts | None) -> OutputFile:
+        """An edit on its source; its line tells of the redraw whatever becomes of that."""
+        assert done.job.outside is not None, "the job asked for it"
+        edit = keep_redraw(folder, done.job, done.pixels, done.reference, facts)
+        done.request.edit = edit
+        source = done.source_digests[done.job.outside.kept_source - 1]
+        return finish(
+            folder, done.job, done.pixels, done.reference, edit, self._config.output, source
+        )
 
     def _facts(self, done: Decoded) -> PictureFacts:
         return PictureFacts(
@@ -153,6 +166,7 @@ class ImagePipeline(Pipeline[MixedModel, ImageJob, Generated | Decoded]):
         warnings = [text.cut] if text.cut else []
         if reuse.status == "partial":
             warnings.append(f"KV reuse is partial: {reuse.reason}")
+        warnings += edit_warnings(done.request.edit)
         has_written = text.ids is not None
         return outcomes.done(
             done,
@@ -233,7 +247,14 @@ class ImagePipeline(Pipeline[MixedModel, ImageJob, Generated | Decoded]):
         prefixes = Prefixes(self.tree, scope)
         draws = not self._config.output.only_texts
         return ImageStages(
-            model, self._config.reuse, prefixes, read, encode, texts=self._texts, draws=draws
+            model,
+            self._config.reuse,
+            prefixes,
+            read,
+            encode,
+            texts=self._texts,
+            draws=draws,
+            round_trip=partial(self._sources.round_trip, model),
         )
 
 

@@ -30,7 +30,7 @@ _WORDS = 2
 
 @dataclass(frozen=True)
 class Shape:
-    """What decides the shapes of a job's forwards: the sizes that its sources are fitted to,
+    """Key of the shapes of a job's forwards: the sizes that its sources are fitted to,
     picture size, text, branches.
     """
 

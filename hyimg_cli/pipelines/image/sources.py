@@ -14,18 +14,22 @@ from collections.abc import Callable
 from dataclasses import replace
 from threading import Lock
 
+import numpy as np
 import torch
 
 from hyimg_cli.cache.disk import SOURCE_IMAGES, DiskStore
 from hyimg_cli.cache.memo import Memo
 from hyimg_cli.journal.keys import source_key
-from hyimg_cli.media.images import SourceImage
+from hyimg_cli.media.images import SourceImage, stretch
 from hyimg_cli.memory.footprint import ENCODED_BYTES
-from hyimg_cli.models.protocols import Encoded, MixedModel
+from hyimg_cli.models.protocols import Encoded, MixedModel, RoundTrips
 from hyimg_cli.pipelines.image.stages import encoded_by
+from hyimg_cli.spec.job import Size
 from hyimg_cli.spec.run import CacheConfig
 
 logger = logging.getLogger(__name__)
+# Some dozens of round trips.
+_TRIPS_BYTES = 128_000_000
 
 
 class EncodedSources:
@@ -39,9 +43,12 @@ class EncodedSources:
         self._stream: torch.cuda.Stream | None = None
         self._prefetch_s: dict[str, float] = {}
         self._notes: dict[str, tuple[str, ...]] = {}
+        self._trips: Memo[str, tuple[np.ndarray, str]] = Memo(
+            _TRIPS_BYTES, lambda one: one[0].nbytes
+        )
 
     def encoder(self, model: MixedModel, model_print: str) -> "SourceEncoder":
-        """What encodes an image for `model`, whose checkpoint has the fingerprint `model_print`."""
+        """Encoder of images for `model`, whose checkpoint has the fingerprint `model_print`."""
         return SourceEncoder(self, model, model_print)
 
     def counts(self) -> dict[str, int]:
@@ -55,6 +62,7 @@ class EncodedSources:
     def clear(self) -> None:
         """Forget what is in memory."""
         self._memo.clear()
+        self._trips.clear()
         self._prefetch_s.clear()
 
     def prepare(self, key: str, make: Callable[[], Encoded]) -> None:
@@ -82,6 +90,16 @@ class EncodedSources:
             _belongs_here(encoded)
         noted = replace(encoded, notes=(*encoded.notes, *notes)) if notes else encoded
         return noted, max(0.0, (prefetch_s or 0.0) - waited_s)
+
+    def round_trip(
+        self, model: MixedModel, image: SourceImage, size: Size
+    ) -> tuple[np.ndarray, str]:
+        """An image, resized to `size`, as the model's codec gives it back, once for each image; and
+        a note where it cannot.
+        """
+        return self._trips.get(
+            f"{model.card.model} {image.digest} {size}", lambda: _gone_round(model, image, size)
+        )
 
     def stream_on(self, device: torch.device) -> torch.cuda.Stream:
         """The stream of a GPU on which images are prefetched: one for good, since memory that a
@@ -114,7 +132,7 @@ class EncodedSources:
             return self._memo.get(key, _never) if key in self._memo else None
 
     def _waited(self, key: str, make: Callable[[], Encoded]) -> Encoded:
-        """What the encoder thread has made by the time it lets go, else made here."""
+        """The image as the encoder thread has encoded it when it lets go, else encoded here."""
         with self._making:
             known = self._known(key)
             if known is not None:
@@ -173,7 +191,7 @@ class SourceEncoder:
 
 
 def suits_prefetch(model: MixedModel) -> bool:
-    """Whether images are best encoded while the model works: on a GPU, that leaves the CPU to it.
+    """True if images are best encoded while the model works: on a GPU, which leaves the CPU free.
 
     A model spread over several devices encodes in turn: its encoders may be on any of them.
     """
@@ -185,6 +203,16 @@ def _belongs_here(encoded: Encoded) -> None:
     for rows in vars(encoded.rows).values():
         if rows.is_cuda:
             rows.record_stream(torch.cuda.current_stream(rows.device))
+
+
+def _gone_round(model: MixedModel, image: SourceImage, size: Size) -> tuple[np.ndarray, str]:
+    shown = stretch(image.pixels, size)
+    if not isinstance(model, RoundTrips):
+        return shown, ""
+    try:
+        return model.round_trip(shown, image.digest), ""
+    except torch.OutOfMemoryError:
+        return shown, "no memory for the source's round trip: the edit is compared with the source"
 
 
 def _never() -> Encoded:

@@ -40,18 +40,19 @@ from hyimg_cli.pipelines.image.think import Decoding
 from hyimg_cli.pipelines.request import Finished, Request, Work
 from hyimg_cli.spec.card import Bucket
 from hyimg_cli.spec.events import ReuseReport
-from hyimg_cli.spec.job import ImageJob
+from hyimg_cli.spec.job import ImageJob, Size
 from hyimg_cli.spec.run import ReuseConfig
 
 logger = logging.getLogger(__name__)
 ReadSource = Callable[[str], tuple[SourceImage, float]]
 EncodeSource = Callable[[SourceImage], tuple[Encoded, float]]
+RoundTrip = Callable[[SourceImage, Size], tuple[np.ndarray, str]]
 
 
 @dataclass(frozen=True)
 class ImageStages:
-    """What every job of a group works with. Without `texts` each job writes its own; where nothing
-    `draws` a job ends with its text.
+    """Parts that all jobs of a group share. Without `texts` each job writes its own; where nothing
+    `draws` a job ends with its text. `round_trip`: a source as the model's own codec gives it back.
     """
 
     model: MixedModel
@@ -61,6 +62,7 @@ class ImageStages:
     encode: EncodeSource
     texts: Texts | None = None
     draws: bool = True
+    round_trip: RoundTrip | None = None
 
 
 @dataclass(eq=False)
@@ -69,7 +71,8 @@ class Prefilled(Work[ImageJob]):
 
     `computed`, `shared`: rows of the prompt that were computed, and that other jobs had left.
     `prompt`: all but its last token, as others may share it. `taken`: the text where it had been
-    written before: its rows are in the context, and count like the prompt's. `batch`: how many jobs
+    written before: its rows are in the context, and count like the prompt's. `reference`: what the
+    picture will be compared with, where it is put back on its source. `batch`: how many jobs
     were at work together at most, by stage.
     """
 
@@ -81,6 +84,7 @@ class Prefilled(Work[ImageJob]):
     shared: int
     prompt: list[Segment]
     taken: KnownText | None = None
+    reference: np.ndarray | None = None
     batch: dict[str, int] = field(default_factory=lambda: {"think": 1, "denoise": 1})
 
     @property
@@ -132,7 +136,7 @@ class Generated(Finished[ImageJob]):
 
     @property
     def written(self) -> dict[str, Any]:
-        """What `Replay` needs to know."""
+        """The text and how its tokens entered the network, for `Replay`."""
         known = self.prefilled.known(self.text)
         return {
             "cut": self.text.cut,
@@ -143,7 +147,7 @@ class Generated(Finished[ImageJob]):
 
     @property
     def reuse(self) -> ReuseReport:
-        """What there is to tell of a job that ends with its text."""
+        """Reuse report of a job that ends with its text."""
         return report_of_text(text_rows(self.prefilled))
 
     @property
@@ -219,6 +223,13 @@ class Decoded(Finished[ImageJob]):
     def cot_from(self) -> str | None:
         return self.denoising.generated.cot_from
 
+    @property
+    def reference(self) -> np.ndarray:
+        """What an edit that keeps its source is compared with."""
+        found = self.denoising.generated.prefilled.reference
+        assert found is not None, "it is made where the source is read"
+        return found
+
 
 def encoded_by(model: MixedModel, image: SourceImage) -> Encoded:
     """Rows of an image, fitted as it asks."""
@@ -258,7 +269,32 @@ def prefill(request: Request[ImageJob], stages: ImageStages) -> Prefilled:
     request.notes += [note for image in images for note in image.notes]
     request.notes += [note for source in sources for note in source.notes]
     origins = tuple(Origin.of(image) for image in images)
-    return Prefilled(request, sources, origins, context, decoding, computed, shared, prompt, taken)
+    return Prefilled(
+        request,
+        sources,
+        origins,
+        context,
+        decoding,
+        computed,
+        shared,
+        prompt,
+        taken,
+        _reference(request, stages, images),
+    )
+
+
+def _reference(
+    request: Request[ImageJob], stages: ImageStages, images: Sequence[SourceImage]
+) -> np.ndarray | None:
+    """The kept source as the model would give it back, in the size that is drawn."""
+    job = request.job
+    if job.outside is None or not stages.draws or stages.round_trip is None:
+        return None
+    bucket = stages.model.card.bucket_of(job.size)
+    assert bucket is not None, "an edit that keeps its source is drawn in its size"
+    pixels, note = stages.round_trip(images[job.outside.kept_source - 1], bucket.size)
+    request.notes += [note] if note else []
+    return pixels
 
 
 def leave_text(work: Prefilled, stages: ImageStages) -> None:
@@ -302,7 +338,7 @@ def with_text(work: Prefilled, stages: ImageStages) -> Generated:
 
 
 def text_rows(work: Prefilled) -> TextRows:
-    """What the AR stage of a job computed, and what it did not have to."""
+    """Rows that the AR stage of a job computed, and those that it did not have to."""
     decoded = len(work.context.ids) - work.computed - work.shared
     overdecoded = work.decoding.overdecoded if work.decoding else 0
     taken = len(work.taken.fed) if work.taken else 0
@@ -330,7 +366,7 @@ def decode(work: Denoising, stages: ImageStages) -> Decoded:
     if not torch.isfinite(work.latents_CYX).all():
         raise OutputError("the latents are not finite", code="output-image.not-finite")
     pixels = _pixels(stages.model.decode_latents(work.latents_CYX))
-    if work.job.infer_align_image_size:
+    if work.job.infer_align_image_size and work.job.outside is None:
         generated = work.generated
         origins, bucket = generated.prefilled.origins, generated.canvas.bucket
         pixels = aligned(pixels, bucket, origins, stages.model.card)

@@ -32,7 +32,7 @@ class KnownText:
 
     @property
     def withdrawn(self) -> tuple[int, ...]:
-        """What entered the network at the end, and was taken back."""
+        """Tokens that entered the network at the end and were taken back."""
         return tuple(id_ for run in self.runs for id_ in run)[len(self.fed) :]
 
 
@@ -64,7 +64,7 @@ class SharedTexts:
         self._awaited: dict[TextIdentity, list[ImageJob]] = {}
 
     def are_several(self, text: TextIdentity | None) -> bool:
-        """Whether jobs share the text."""
+        """True if several jobs share the text."""
         return text is not None and self._counts[text] > 1
 
     def begin(self, text: TextIdentity | None) -> None:
@@ -73,7 +73,7 @@ class SharedTexts:
             self._awaited.setdefault(text, [])
 
     def defer(self, text: TextIdentity | None, job: ImageJob) -> bool:
-        """Whether the job waits until another one has written its text."""
+        """True if the job waits until another one has written its text."""
         if text is None or text not in self._awaited:
             return False
         self._awaited[text].append(job)

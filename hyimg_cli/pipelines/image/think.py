@@ -69,7 +69,7 @@ class Decoding:
 
     @property
     def can_step(self) -> bool:
-        """Whether another token can be chosen now; behind an unread one only a free choice may
+        """True if another token can be chosen now; behind an unread one only a free choice may
         stand, and only where the limit leaves room for it.
         """
         if self._choice is None:

@@ -47,7 +47,7 @@ class Kept:
 
     @property
     def is_last(self) -> bool:
-        """Whether nothing but the decode is left."""
+        """True if nothing but the decode is left."""
         return self.step == self.steps
 
 
@@ -66,7 +66,7 @@ class LatentsCheckpoint:
     holds_last: bool = False
 
     def is_due(self, step: int, steps: int) -> bool:
-        """Whether the latents behind `step` steps are to be kept."""
+        """True if the latents behind `step` steps are to be kept."""
         return step == steps or (self.every > 0 and step % self.every == 0)
 
     def keep(self, kept: Kept) -> None:
@@ -95,7 +95,7 @@ class LatentsCheckpoint:
             self.holds_last = kept.is_last
 
     def found(self) -> Kept | None:
-        """What an earlier attempt at the job has kept, or None."""
+        """The latents that an earlier attempt at the job has kept, or None."""
         try:
             data = bytes_of(self.path, LATENTS_BYTES)
         except FileNotFoundError:
@@ -122,7 +122,7 @@ class LatentsCheckpoint:
             sync_folder(folder.parent)
 
     def _read(self, data: bytes) -> Kept | None:
-        """What the bytes hold; None for another job's. Raises for damaged ones."""
+        """The latents that the bytes hold; None for another job's. Raises for damaged ones."""
         header, _, payload = data.partition(b"\n")
         if header != b"%s %s" % (_FORMAT, _checksum(payload)):
             raise ValueError("the checksum is another")
@@ -137,7 +137,7 @@ class LatentsCheckpoint:
         return Kept(int(facts["step"]), steps, latents_BCFYX, state, notes)
 
     def _note(self, text: str) -> bool:
-        """Whether it is new."""
+        """True if the note is new."""
         if text in self.notes:
             return False
         self.notes.append(text)

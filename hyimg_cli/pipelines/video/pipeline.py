@@ -168,6 +168,7 @@ class VideoPipeline(Pipeline[LatentVideoModel, VideoJob, Frames]):
             denoise_steps=done.denoise_steps,
             kv_reuse=ReuseReport("none", 0, 0, 0, (), reason=f"{done.job.task} has no text stage"),
             batch={"denoise": 1},
+            sigmas=self._resident().sigmas(done.job) if done.job.scheduler else None,
             parallel=done.parallel,
         )
 
@@ -240,7 +241,7 @@ class VideoPipeline(Pipeline[LatentVideoModel, VideoJob, Frames]):
         return [job for job in jobs if not self._is_denoised(self._checkpoint(job, folder))]
 
     def _is_denoised(self, checkpoint: LatentsCheckpoint | None) -> bool:
-        """Whether a job's last latents are kept, or were: they leave when it is done."""
+        """True if a job's last latents are kept, or were: they leave when it is done."""
         if checkpoint is None:
             return False
         place = (checkpoint.path, checkpoint.key)
@@ -267,7 +268,7 @@ class VideoPipeline(Pipeline[LatentVideoModel, VideoJob, Frames]):
 
 
 def _texts(model: LatentVideoModel, job: VideoJob) -> tuple[str, ...]:
-    """What the job embeds; nothing where it will fail."""
+    """The texts that the job embeds; none where it will fail."""
     try:
         return model.texts(job)
     except JobError:

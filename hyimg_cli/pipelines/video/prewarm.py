@@ -19,7 +19,7 @@ _STEPS = 2
 
 @dataclass(frozen=True)
 class VideoShape:
-    """What decides the shapes of a job's forwards but for the length of its text, which is trimmed
+    """Key of the shapes of a job's forwards but for the length of its text, which is trimmed
     to each prompt.
     """
 

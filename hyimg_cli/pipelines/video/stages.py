@@ -29,7 +29,7 @@ _KEPT = "its denoised latents are kept: the next attempt only decodes them"
 
 @dataclass(frozen=True)
 class VideoStages:
-    """What every job of a group works with. `see` gives the views of a job's start pictures, by
+    """Parts that all jobs of a group share. `see` gives the views of a job's start pictures, by
     kind; `drop` frees on the device what is kept for others.
     """
 
@@ -41,14 +41,14 @@ class VideoStages:
 
 @dataclass(frozen=True)
 class Encoded:
-    """What a job's denoising reads: embeddings by text, views of its pictures by kind."""
+    """Conditions of a job's denoising: embeddings by text, views of its pictures by kind."""
 
     texts: Mapping[str, PromptEmbedding]
     views: Mapping[str, PromptEmbedding]
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What was cut or changed on the way."""
+        """Warnings of what was cut or changed on the way."""
         found = (*self.texts.values(), *self.views.values())
         return tuple(dict.fromkeys(note for one in found for note in one.notes))
 

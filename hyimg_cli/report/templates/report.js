@@ -7,7 +7,7 @@ const hyimgReport = (() => {
   const [cards, more, query, source, viewer, show, about] =
     ["cards", "more", "query", "source", "viewer", "show", "about"].map(by);
   let run = null, uris = null, files = [], jobs = [], order = [], groups = [];
-  let limit = AT_ONCE, filter = "all", opened = null, sideBySide = false, before = 0, at = 50, gathering = null;
+  let limit = AT_ONCE, filter = "all", opened = null, sideBySide = false, masked = false, before = 0, at = 50, gathering = null;
   const built = new Map(), unfolded = new Set();
 
   // --- small things
@@ -270,9 +270,11 @@ const hyimgReport = (() => {
       type: "button", "aria-pressed": String(n === before), onclick: () => { before = n; redraw(); },
     }, `before: ${one.name}`));
     const mode = make("button", { type: "button", id: "mode", "aria-pressed": String(sideBySide), onclick: toggle }, "side by side");
-    const controls = make("div", { className: "chips" }, mode, ...choices);
+    // The matte darkens what was copied from the source.
+    const mask = job.mask?.link && url(job.mask.link) ? make("button", { type: "button", id: "masking", "aria-pressed": String(masked), onclick: () => { masked = !masked; redraw(); by("masking")?.focus(); } }, "mask") : "";
+    const controls = make("div", { className: "chips" }, mode, ...(mask ? [mask] : []), ...choices);
     if (sideBySide || picture.gone || result.gone)
-      return [controls, make("div", { className: "pair" }, figure(picture, `before: ${picture.name}`, job), figure(result, "after", job))];
+      return [controls, make("div", { className: "pair" }, figure(picture, `before: ${picture.name}`, job), overlaid(figure(result, "after", job), job))];
     return [controls, slider(picture, result, job)];
   }
   const redraw = () => show.replaceChildren(...stage(viewer.job));
@@ -284,6 +286,14 @@ const hyimgReport = (() => {
     const img = node.querySelector("img");
     if (!job) img?.addEventListener("load", () => shape(node, img.naturalWidth, img.naturalHeight));
     return shaped(node, job);
+  }
+  function overlaid(node, job) {
+    if (!masked || !job.mask?.link) return node;
+    const shown = node.querySelector("img");
+    const both = make("span", { className: "masked" });
+    shown?.replaceWith(both);
+    both.append(...(shown ? [shown] : []), Object.assign(image(job.mask, job.mask.link, "mask: white where the picture was edited", false), { className: "mask" }));
+    return node;
   }
   // As large as the window lets it be, in the shape of the result.
   function shaped(node, job) {
@@ -307,6 +317,7 @@ const hyimgReport = (() => {
     const node = make("div", { className: "stage" },
       Object.assign(image(result, result.link, `after: ${job.prompt ?? ""}`, false), { id: "under" }),
       Object.assign(image(picture, picture.link, `before: ${picture.name}`, false), { id: "over" }),
+      ...(masked && job.mask?.link ? [Object.assign(image(job.mask, job.mask.link, "mask: white where the picture was edited", false), { className: "mask" })] : []),
       input, make("i", { className: "handle" }));
     node.querySelector("#over").classList.add("over");
     input.addEventListener("input", () => { at = Number(input.value); slide(); });

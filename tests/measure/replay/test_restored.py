@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hyimg_cli.errors import HyimgError
+from hyimg_cli.errors import HyimgError, UsageError
 from hyimg_cli.journal import keys
 from hyimg_cli.measure.replay.restored import Restored, Wishes, restored
 from hyimg_cli.media.images import write_png
@@ -175,18 +175,21 @@ def test_a_folder_by_its_name_alone_is_asked_for(described: Describe, model: str
     assert code_of(described(job=JOB | {"model": model})) in ("replay.model", "manifest")
 
 
-def test_a_models_folder_is_found_through_its_run(described: Describe, tmp_path: Path) -> None:
+def test_a_models_folder_is_told_by_its_run_and_named_by_the_user(
+    described: Describe, tmp_path: Path
+) -> None:
+    """Whoever sends the file may send its run's folder too."""
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "my-model").symlink_to(registry.resolve_model("tiny-image"))
     file = described(job=JOB | {"model": "my-model"})
     line = {"custom_id": "cat", "model": "../models/my-model"}
     (tmp_path / "run" / "manifest.resolved.jsonl").write_text(json.dumps(line))
-    assert Path(fields(restored(file, Wishes()))["model"]).samefile(
-        registry.resolve_model("tiny-image")
-    )
-    line["model"] = "../models/another"
-    (tmp_path / "run" / "manifest.resolved.jsonl").write_text(json.dumps(line))
-    assert code_of(file) == "replay.model"
+    with pytest.raises(UsageError) as refused:
+        restored(file, Wishes())
+    assert refused.value.code == "replay.model"
+    folder = tmp_path / "run" / "../models/my-model"
+    assert refused.value.hint == f"give the folder with --model; its run had {folder}"
+    assert fields(restored(file, Wishes(model=str(folder))))["model"] == str(folder)
 
 
 def test_recorded_settings_are_set_again(described: Describe) -> None:

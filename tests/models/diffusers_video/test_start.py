@@ -19,10 +19,10 @@ from tiny_video import START_KINDS, write_start
 from torch import Tensor
 
 from hyimg_cli.journal.keys import source_digest
-from hyimg_cli.media.images import read_image
+from hyimg_cli.media.images import crop_to, read_image
 from hyimg_cli.models import registry
 from hyimg_cli.models.diffusers_video.model import DiffusersVideo
-from hyimg_cli.models.latent_video import PromptEmbedding
+from hyimg_cli.models.latent_video import LATENTS, TOKENS, PromptEmbedding
 from hyimg_cli.spec.job import Size, VideoJob
 from hyimg_cli.spec.run import ModelChoice
 
@@ -85,10 +85,11 @@ def start_job(kind: str, folder: Path, pictures: tuple[str, str], **changes: Any
         "fit": card.start.fit,
         "num_frames": 9,
         "num_inference_steps": 3,
+        "flow_shift": 5.0,
     }
     return VideoJob(
         custom_id="job", task="i2v", prompt="the ball rolls", negative_prompt="blurry",
-        model=str(folder), seed=3, fps=8, flow_shift=5.0, **(facts | changes),
+        model=str(folder), seed=3, fps=8, **(facts | changes),
     )  # fmt: skip
 
 
@@ -155,10 +156,142 @@ def test_latents_are_the_pipelines(
 ) -> None:
     """Two sizes and two lengths each."""
     model, pipeline = model_of(kind), pipeline_of(kind)
-    job = start_job(kind, folder_of(kind), pictures)
+    steps = 2 if kind == "hunyuan" else 3
+    job = start_job(kind, folder_of(kind), pictures, num_inference_steps=steps)
     assert torch.equal(latents_of(model, job), plain(pipeline, model, job))
-    other = replace(job, num_frames=5, num_inference_steps=2, seed=8)
+    other = replace(job, num_frames=5, num_inference_steps=1, seed=8)
     if kind not in ("hunyuan", "distilled"):
         # HunyuanVideo's pipeline takes the picture's own size alone.
         other = replace(other, size=Size(64, 32))
     assert torch.equal(latents_of(model, other), plain(pipeline, model, other))
+
+
+@pytest.mark.parametrize("kind", ["wan21", "5b", "hunyuan"])
+def test_pixels_are_the_pipelines_in_tiles_too(
+    kind: str, folder_of: FOLDERS, pipeline_of: Any, model_of: Any, pictures: tuple[str, str]
+) -> None:
+    """Larger than a tile, so that the picture's encode is cut as the decode is."""
+    choice = ModelChoice(str(folder_of(kind)), dtype="float32", device="cpu")
+    model = registry.load_video(choice, is_fast=False, is_tiled=True)
+    size = (
+        Size(32, 272 if kind == "wan21" else 288)
+        if kind != "hunyuan"
+        else model.card.start.size_for(Size(70, 90))
+    )
+    job = start_job(kind, folder_of(kind), pictures, size=size, num_frames=5)
+    job = replace(job, num_inference_steps=1, guidance_scale=1.0, guidance_scale_2=None)
+    pipeline = pipeline_of(kind)
+    pipeline.vae.enable_tiling()
+    video = plain(pipeline, model, job, "np")[0]
+    pipeline.vae.disable_tiling()
+    own = np.concatenate(list(model.decode_latents(latents_of(model, job))))
+    assert own.std() > 10
+    assert np.array_equal(own, (video * 255).round().astype(np.uint8))
+    if kind != "hunyuan":
+        whole = encoded(model_of(kind), job)[LATENTS].tensors[LATENTS]
+        assert not torch.equal(whole, encoded(model, job)[LATENTS].tensors[LATENTS])
+
+
+def test_what_the_network_is_given(
+    folder_of: FOLDERS, model_of: Any, pictures: tuple[str, str]
+) -> None:
+    """Noise, mask, picture; of a last frame the mask has its last sub-frame alone; the 5B model has
+    nothing to denoise in the first latent frame.
+    """
+    seen: dict[str, dict[str, Any]] = {}
+    for kind in ("wan21", "flf", "5b", "distilled"):
+        model = model_of(kind)
+        job = start_job(kind, folder_of(kind), pictures, num_inference_steps=4, flow_shift=7.0)
+        calls: list[dict[str, Any]] = []
+        handle = model.networks[0].register_forward_pre_hook(
+            lambda _module, _args, given, calls=calls: calls.append(given), with_kwargs=True
+        )
+        latents_of(model, job)
+        handle.remove()
+        seen[kind] = {"calls": calls, "views": encoded(model, job)}
+    given = seen["wan21"]["calls"][0]["hidden_states"]
+    assert given.shape[1] == 36
+    assert torch.equal(given[0, 16:20, :, 0, 0], torch.tensor([[1.0, 0, 0]] * 4))
+    assert torch.equal(given[0, 20:], seen["wan21"]["views"][LATENTS].tensors[LATENTS])
+    of_two = seen["flf"]["calls"][0]["hidden_states"][0, 16:20, :, 0, 0]
+    assert of_two.tolist() == [[1, 0, 0]] * 3 + [[1, 0, 1]]
+    call = seen["5b"]["calls"][0]
+    rows = call["timestep"][0].view(call["hidden_states"].shape[2], -1)
+    assert bool((rows[0] == 0).all())
+    assert bool((rows[1:] == rows[1, 0]).all())
+    assert float(rows[1, 0]) > 900
+    picture = seen["5b"]["views"][LATENTS].tensors[LATENTS]
+    assert torch.equal(call["hidden_states"][0, :, :1], picture)
+    pairs = [
+        (round(c["timestep"].item(), 1), round(c["timestep_r"].item(), 1))
+        for c in seen["distilled"]["calls"]
+    ]
+    assert pairs == [(1000, 954.5), (954.5, 875), (875, 700), (700, 0)]
+
+
+def test_a_shorter_video_has_the_first_latents_of_a_longer_one(
+    folder_of: FOLDERS, model_of: Any, pictures: tuple[str, str]
+) -> None:
+    """One encode, the longest first; the same bits as one of its own."""
+    model = registry.load_video(ModelChoice(str(folder_of("a14b")), dtype="float32", device="cpu"))
+    long, short = (
+        start_job("a14b", folder_of("a14b"), pictures, num_frames=frames) for frames in (13, 5)
+    )
+    encoded(model, long)
+    sliced = encoded(model, short)[LATENTS].tensors[LATENTS]
+    assert model.pictures.encoder_runs["vae"] == 1
+    own = encoded(model_of("a14b"), replace(short, custom_id="own"))[LATENTS].tensors[LATENTS]
+    assert torch.equal(sliced, own)
+    # The last frame is seen by the last latent alone, so nothing of it is shared.
+    both = replace(short, images=pictures)
+    assert not torch.equal(encoded(model, both)[LATENTS].tensors[LATENTS], sliced)
+    assert model.pictures.encoder_runs["vae"] == 2
+
+
+def test_the_key_of_a_view_is_of_what_decides_it(
+    folder_of: FOLDERS, model_of: Any, pictures: tuple[str, str]
+) -> None:
+    model, job = model_of("wan21"), start_job("wan21", folder_of("wan21"), pictures)
+
+    def keys(job: VideoJob, digests: list[str] | None = None) -> dict[str, str]:
+        found = model.pictures.views(job, digests or ["a" * 64] * len(job.images))
+        return {view.kind: model.pictures.key(view) for view in found}
+
+    own = keys(job)
+    for same in ({"seed": 9}, {"num_inference_steps": 1}, {"prompt": "x"}, {"images": ("b",)}):
+        assert keys(replace(job, **same)) == own
+    for change in ({"size": Size(64, 64)}, {"num_frames": 13}, {"fit": "crop"}):
+        other = keys(replace(job, **change))
+        # The image encoder sees the picture as it is.
+        assert (other[TOKENS], other[LATENTS] == own[LATENTS]) == (own[TOKENS], False)
+    assert not set(keys(job, ["b" * 64]).values()) & set(own.values())
+    model.is_tiled = True
+    assert keys(job)[LATENTS] != own[LATENTS]
+    model.is_tiled = False
+
+
+@pytest.mark.parametrize("target", [(640, Size(480, 816)), (960, Size(736, 1248))])
+def test_hunyuans_sizes_are_the_librarys(target: tuple[int, Size]) -> None:
+    from diffusers.pipelines.hunyuan_video1_5.image_processor import HunyuanVideo15ImageProcessor
+
+    from hyimg_cli.models.diffusers_video.card import start_rule
+
+    side, of_wide = target
+    rule, library = start_rule(side, 16), HunyuanVideo15ImageProcessor(vae_scale_factor=16)
+    for height, width in ((9, 16), (16, 9), (1, 1), (3, 4), (2, 3), (9, 21), (480, 832), (1, 10)):
+        expected = library.calculate_default_height_width(height, width, side)
+        assert rule.size_for(Size(height, width)) == Size(*expected)
+    assert rule.size_for(Size(480, 832)) == of_wide
+    if side == 960:
+        assert rule.size_for(Size(16, 9)) == Size(1264, 720)
+
+
+def test_a_cropped_picture_is_the_librarys(pictures: tuple[str, str]) -> None:
+    from diffusers.image_processor import VaeImageProcessor
+
+    pixels = read_image(Path(pictures[0])).pixels
+    for size in (Size(32, 64), Size(48, 16), Size(99, 97)):
+        expected = VaeImageProcessor(vae_scale_factor=8).resize(
+            Image.fromarray(pixels), size.height, size.width, resize_mode="crop"
+        )
+        assert np.array_equal(crop_to(pixels, size), np.array(expected))

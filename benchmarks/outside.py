@@ -1,0 +1,268 @@
+"""Edits that keep their source outside: is the edit found, is all else equal, is a whole edit seen.
+
+Photographs that scikit-image ships, edited and redrawn at random (`tests/simulated_edits.py`: the
+truth is known), the embedded model's own edits, and one source of 12 megapixels from file to file.
+Equality is counted in the files, as Pillow decodes them.
+
+    python benchmarks/outside.py --cases 60 --out benchmarks/results/outside-2core-cpu.json
+"""
+
+import argparse
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+from simulated_edits import GLOBAL, LOCAL, Case, case, cases, fitted, photograph
+
+from hyimg_cli.finishing.outside import edit_of, put_back
+from hyimg_cli.finishing.placement import Placement, mapped_back
+from hyimg_cli.journal.edited import finish
+from hyimg_cli.journal.journal import RunFolder
+from hyimg_cli.journal.provenance import hardware, versions
+from hyimg_cli.media.carried import encoded
+from hyimg_cli.spec.job import Encoding, ImageJob, KeepOutside, SizeRequest, TextSampling
+from hyimg_cli.spec.run import OutputConfig
+
+# Of the embedded model: what it was trained to do, and a background, which is an edit of the whole.
+EDITS = ("make the circle blue", "make the circle green", "make the circle yellow")
+SOURCE = Path(__file__).parents[1] / "recipes" / "quickstart" / "red-circle.png"
+_LARGE = (3000, 4000)
+
+
+def main() -> None:
+    """Measure, print a table, and write everything as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--cases", type=int, default=60, help="local edits; half as many whole")
+    parser.add_argument("--seed", type=int, default=2024)
+    parser.add_argument("--area", type=float, default=0.4e6, help="pixels that a model draws")
+    parser.add_argument("--large", action="store_true", help="the 12-megapixel case alone")
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/outside.json"))
+    given = parser.parse_args()
+    if given.large:
+        print(json.dumps(_large()))
+        return
+    kinds = (
+        ("local", LOCAL, given.cases),
+        ("global", GLOBAL, given.cases // 2),
+        ("none", ("none",), given.cases // 6),
+    )
+    rows: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for number, (group, names, count) in enumerate(kinds):
+        for one in cases(count, given.seed + number, names, given.area):
+            rows[group].append(_measured(one))
+    result = {
+        "date": datetime.now(UTC).date().isoformat(),
+        "what": "simulated edits and redraws of packaged photographs; equality counted in files",
+        "hardware": hardware(),
+        "versions": versions(),
+        "seed": given.seed,
+        "area": given.area,
+        "local": {kind: _spread([r for r in rows["local"] if r["edit"] == kind]) for kind in LOCAL},
+        "all_local": _spread(rows["local"]),
+        "global": _verdicts(rows["global"]),
+        "none": _verdicts(rows["none"]),
+        "embedded": list(_embedded()),
+        "large": json.loads(
+            subprocess.run(
+                [sys.executable, __file__, "--large"], check=True, capture_output=True, text=True
+            ).stdout
+        ),
+        "cases": [row for group in rows.values() for row in group],
+    }
+    given.out.parent.mkdir(parents=True, exist_ok=True)
+    given.out.write_text(json.dumps(result, indent=1) + "\n")
+    for name, row in (*result["local"].items(), ("all", result["all_local"])):
+        print(f"{name:9} {_line(row)}")
+    print("whole edits", result["global"], "\nno edit", result["none"])
+    print("embedded", *result["embedded"], "\n12 megapixels", result["large"], sep="\n")
+    assert result["all_local"]["equal_outside"]["min"] == 1.0, "outside every pixel is equal"
+
+
+def _measured(one: Case) -> dict[str, Any]:
+    """A case through the method and a file."""
+    started = time.process_time()
+    place = Placement.stretched(one.source.shape[:2], one.drawn.shape[:2])
+    edit = edit_of(one.drawn, one.reference, place)
+    result = put_back(one.source, one.drawn, one.reference, edit)
+    seconds = time.process_time() - started
+    with tempfile.TemporaryDirectory() as name:
+        path = Path(name) / "result.png"
+        path.write_bytes(encoded(result.pixels, Encoding(), None))
+        pixels = np.array(Image.open(path))
+    height, width = one.source.shape[:2]
+    mask = np.asarray(Image.fromarray(edit.mask).resize((width, height)))
+    outside, change = result.matte == 0, np.abs(one.truth.astype(int) - one.source).sum(2)
+    plain = mapped_back(one.drawn, place, (0, height), (0, width))
+    return {
+        "name": one.name,
+        "edit": one.kind,
+        "kind": edit.kind,
+        "reasons": list(edit.reasons),
+        "overlap": float((mask & one.mask).sum() / max(1, (mask | one.mask).sum())),
+        "equal_outside": float((pixels == one.source).all(2)[outside].mean())
+        if outside.any()
+        else None,
+        "equal_outside_truth": float((pixels == one.source).all(2)[~one.mask].mean())
+        if (~one.mask).any()
+        else None,
+        "kept": float(change[result.matte > 127].sum() / max(1, change.sum())),
+        "psnr": _psnr(pixels, one.truth),
+        "psnr_plain": _psnr(plain, one.truth),
+        "seam": _seam(pixels, one, result.matte),
+        "seam_plain": _seam(plain, one, result.matte),
+        "processor_s": round(seconds, 3),
+    }
+
+
+def _psnr(a: np.ndarray, b: np.ndarray) -> float:
+    error = float(np.square(a.astype(float) - b).mean())
+    return round(10 * np.log10(255**2 / max(error, 1e-3)), 2)
+
+
+def _seam(pixels: np.ndarray, one: Case, matte: np.ndarray) -> float | None:
+    """Error of the gradient where the edit is blended in, in levels a pixel."""
+    ring = (matte > 0) & (matte < 255)
+    if not ring.any():
+        return None
+    slopes = [np.stack(np.gradient(p.astype(float), axis=(0, 1))) for p in (pixels, one.truth)]
+    return round(float(np.abs(slopes[0] - slopes[1]).mean(axis=(0, 3))[ring].mean()), 3)
+
+
+def _spread(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Of local edits: how many were found, and the spread of each number."""
+    local = [row for row in rows if row["kind"] == "local"]
+    found: dict[str, Any] = _verdicts(rows)
+    names = (
+        "overlap",
+        "equal_outside",
+        "equal_outside_truth",
+        "kept",
+        "psnr",
+        "psnr_plain",
+        "seam",
+        "seam_plain",
+        "processor_s",
+    )
+    for name in names:
+        values = sorted(row[name] for row in local if row[name] is not None)
+        if values:
+            found[name] = {
+                "median": round(statistics.median(values), 4),
+                "mean": round(statistics.fmean(values), 4),
+                "p10": round(float(np.quantile(values, 0.1)), 4),
+                "min": round(values[0], 6),
+                "max": round(values[-1], 4),
+            }
+    return found
+
+
+def _verdicts(rows: list[dict[str, Any]]) -> dict[str, int]:
+    return {"n": len(rows)} | {
+        kind: sum(row["kind"] == kind for row in rows) for kind in ("local", "none", "global")
+    }
+
+
+def _line(row: dict[str, Any]) -> str:
+    shown = [f"n {row['n']}, local {row['local']}, global {row['global']}, none {row['none']}"]
+    for name in ("overlap", "equal_outside", "kept", "psnr", "psnr_plain", "seam", "seam_plain"):
+        if name in row:
+            median, low, high = (row[name][which] for which in ("median", "min", "max"))
+            shown.append(f"{name} {median:.3f} ({low:.3f} to {high:.3f})")
+    return "; ".join(shown)
+
+
+def _embedded() -> Iterator[dict[str, Any]]:
+    """The embedded model's edits, drawn by the command itself."""
+    with tempfile.TemporaryDirectory() as name:
+        folder, manifest = Path(name) / "run", Path(name) / "jobs.jsonl"
+        lines = [
+            {
+                "custom_id": f"{n}-{seed}",
+                "prompt": text,
+                "images": [str(SOURCE)],
+                "seed": seed,
+                "keep_outside": True,
+            }
+            for n, text in enumerate(EDITS)
+            for seed in (1, 2)
+        ]
+        manifest.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        command = [
+            sys.executable,
+            "-m",
+            "hyimg_cli",
+            "generate",
+            str(manifest),
+            "-o",
+            str(folder),
+            "--device",
+            "cpu",
+            "-q",
+        ]
+        subprocess.run(command, check=True)
+        own = np.array(Image.open(SOURCE).convert("RGB"))
+        for line in map(json.loads, (folder / "results.jsonl").read_text().splitlines()):
+            edit = line["edit"]
+            pixels = np.array(Image.open(folder / line["outputs"][0]["path"]).convert("RGB"))
+            free = np.array(Image.open(folder / edit["mask"])) == 0
+            yield {
+                "name": line["custom_id"],
+                "kind": edit["kind"],
+                "area": edit["area"],
+                "equal_outside": float((pixels == own).all(2)[free].mean()) if free.any() else None,
+                "outside": round(float(free.mean()), 3),
+            }
+
+
+def _large() -> dict[str, Any]:
+    """A redraw of about a megapixel on a source of 12, all files written and read back."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        source = fitted(photograph("motorcycle_left.png"), _LARGE)
+        one = case("large", "recolour", source, np.random.default_rng(3), 1024**2)
+        Image.fromarray(source).save(folder / "source.jpg", quality=95)
+        drawn, shown = one.drawn, one.reference
+        del one, source
+        job = _job(folder / "source.jpg")
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        edit: dict[str, Any] = {"kind": "unfinished", "sha256": {}}
+        with RunFolder(folder / "run") as run:
+            started, wall = time.process_time(), time.perf_counter()
+            finish(run, job, drawn, shown, edit, OutputConfig(folder, metadata=False))
+            found = time.process_time() - started
+        return {
+            "source": "4000x3000",
+            "drawn": f"{drawn.shape[1]}x{drawn.shape[0]}",
+            "kind": edit["kind"],
+            "outside_equal": edit["outside_equal"],
+            "processor_s": round(found, 2),
+            "wall_s": round(time.perf_counter() - wall, 2),
+            "peak_memory_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000),
+            "peak_before_mb": round(before / 1000),
+        }
+
+
+def _job(source: Path) -> ImageJob:
+    text, size = TextSampling(0, 0.0, 0, 1.0, 1), SizeRequest()
+    return ImageJob(
+        "large", "it2i", "", (str(source),), "tiny-image", 0, size, 1, 1.0, 1.0, "none", text,
+        outside=KeepOutside(),
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""Redraws that are kept, put back on their sources in another way: no model is loaded."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from hyimg_cli.errors import HyimgError, MachineError
+from hyimg_cli.journal.edited import edit_warnings, finish
+from hyimg_cli.journal.journal import RunFolder
+from hyimg_cli.journal.keys import finishing_key
+from hyimg_cli.manifest.file_names import BESIDE
+from hyimg_cli.spec.events import BranchTokens, Failure, Outcome, ReuseReport
+from hyimg_cli.spec.job import ImageJob
+from hyimg_cli.spec.run import RunConfig
+
+
+def finished_again(
+    folder: RunFolder, jobs: Sequence[ImageJob], config: RunConfig
+) -> Iterator[Outcome]:
+    """Finish each job from its plain picture, which is there; its new line is in the journal. A
+    job's fault is its outcome.
+    """
+    results = folder.results()
+    for job in jobs:
+        outcome = _finished(folder, job, results[job.custom_id], config)
+        folder.append(outcome)
+        yield outcome
+
+
+def _finished(
+    folder: RunFolder, job: ImageJob, entry: Mapping[str, Any], config: RunConfig
+) -> Outcome:
+    old = entry["edit"]
+    edit = {name: old[name] for name in BESIDE if name in old and name != "mask"}
+    edit |= {"kind": "unfinished", "sha256": dict(old["sha256"])}
+    before = _outcome(entry)
+    # What was said of the former finishing does not hold for this one.
+    said = tuple(text for text in before.warnings if text not in set(edit_warnings(_whole(old))))
+    before = replace(before, warnings=said, edit=edit, finishing_key=finishing_key(job))
+    try:
+        drawn, shown = (_pixels(folder, edit[name]) for name in ("plain", "shown"))
+        file = finish(folder, job, drawn, shown, edit, config.output)
+    except MachineError:
+        raise
+    except Exception as error:
+        return replace(before, status="failed", outputs=(), error=_failure(error))
+    warnings = (*said, *edit_warnings(edit))
+    return replace(before, status="done", outputs=(file,), error=None, warnings=warnings)
+
+
+def _pixels(folder: RunFolder, path: str) -> np.ndarray:
+    with Image.open(folder.folder / path) as image:
+        return np.asarray(image.convert("RGB"))
+
+
+def _whole(edit: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    return edit if "gates" in edit else None
+
+
+def _failure(error: Exception) -> Failure:
+    if isinstance(error, HyimgError):
+        where = f"{error.where}: " if error.where else ""
+        return Failure(error.code, where + error.what, error.hint, error.retryable)
+    what = f"{type(error).__name__}: {error}"
+    return Failure("job.internal", what, "this is a bug: please report it", retryable=False)
+
+
+def _outcome(entry: Mapping[str, Any]) -> Outcome:
+    """A line of the journal, which this version wrote, as an outcome."""
+    names = {field.name for field in fields(Outcome)}
+    known = {name: value for name, value in entry.items() if name in names}
+    extra = {name: value for name, value in entry.items() if name.startswith("x_")}
+    reuse = known.get("kv_reuse")
+    if isinstance(reuse, Mapping):
+        branches = tuple(BranchTokens(**branch) for branch in reuse["branches"])
+        known["kv_reuse"] = ReuseReport(**(dict(reuse) | {"branches": branches}))
+    known["warnings"] = tuple(known.get("warnings") or ())
+    return Outcome(**(known | {"outputs": (), "error": None, "extra": extra}))

@@ -1,0 +1,166 @@
+"""The edit on its source, in the source's own size: outside the matte its bytes are copied."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hyimg_cli.finishing.colour import Drift
+from hyimg_cli.finishing.placement import Placement, mapped_back
+from hyimg_cli.finishing.planes import (
+    Mask,
+    Pixels,
+    Plane,
+    blurred,
+    distance_to,
+    luma,
+    numbers,
+    planes,
+    reduced,
+    resized,
+    scale_of,
+    spread,
+)
+
+Bytes = NDArray[np.uint8]
+# A matte is whole so far from the mask, and then falls to nothing.
+_MARGIN, _FEATHER = 2.0, 7.0
+_MEMBRANE, _MEMBRANE_STEP, _MOST_MEMBRANE = (128.0, 64.0, 32.0, 16.0, 8.0), 4, 16.0
+_LIKE, _SURE_LIKE, _MOST_DETAIL, _WINDOW = 0.6, 0.9, 1.25, 5.0
+_STRIP = 256
+
+
+@dataclass(frozen=True)
+class Layers:
+    """What is blended, in the size that was drawn and placed as what was shown.
+
+    `matte` [Y, X] from 0 to 1; `membrane` [3, y, x], levels to add; `detail` [Y, X], how much of
+    the source's own fine lightness belongs on the edit; `around`: 1 where nothing was edited, and
+    all of it does.
+    """
+
+    matte: Plane
+    membrane: Plane
+    detail: Plane
+    around: Plane
+
+
+def matte_of(mask: Mask) -> Plane:
+    """1 at the mask and a little around it, then smoothly 0; small ones fall sooner."""
+    scale = scale_of(mask.shape)
+    ramp = np.clip(1 - (distance_to(mask) - _MARGIN * scale) / (_FEATHER * scale), 0, 1)
+    return np.asarray(ramp * ramp * (3 - 2 * ramp), np.float32)
+
+
+def layers(reference: Plane, drawn: Plane, mask: Mask, matte: Plane) -> Layers:
+    """From levels [3, Y, X] whose motion and drift are undone."""
+    detail, around = _detail(reference, drawn), numbers(~mask)
+    return Layers(matte, _membrane(reference - drawn, mask), detail * (1 - around), around)
+
+
+def composite(
+    source: Pixels,
+    drawn: Pixels,
+    reference: Pixels,
+    placement: Placement,
+    drift: Drift,
+    what: Layers,
+    limit: Plane | None = None,
+) -> tuple[Pixels, Bytes]:
+    """The result [H, W, 3] and its matte [H, W] in levels of 255, in the source's size.
+
+    `placement` is that of the drawn picture, its motion within; `limit` [H, W]: nothing is blended
+    where it is 0. Worked in strips, so that a large source takes little memory.
+    """
+    result, matte = source.copy(), np.zeros(source.shape[:2], np.uint8)
+    still = Placement.stretched(source.shape[:2], reference.shape[:2])
+    if abs(placement.unseen) > 0.001:
+        still = Placement.covered(source.shape[:2], reference.shape[:2])
+    for rows, columns in _strips(what.matte, still, source.shape[:2]):
+        shape = rows[1] - rows[0], columns[1] - columns[0]
+        box = _box(still, rows, columns)
+        place = slice(*rows), slice(*columns)
+        alpha = resized(what.matte, shape, _in(what.matte, box))
+        if limit is not None:
+            alpha = alpha * limit[place]
+        levels = np.asarray(np.round(alpha * 255), np.uint8)
+        if not levels.any():
+            continue
+        own = planes(source[place])
+        fitted = planes(mapped_back(reference, still, rows, columns))
+        redraw = drift.undone_in(
+            planes(mapped_back(drawn, placement, rows, columns)), box, reference=fitted
+        )
+        redraw += resized(what.membrane, shape, _in(what.membrane, box))
+        lost = own - fitted
+        redraw += luma(lost) * resized(what.detail, shape, _in(what.detail, box))
+        redraw += lost * resized(what.around, shape, _in(what.around, box))
+        alpha = levels.astype(np.float32) / 255
+        blended = np.clip(np.round(own + alpha * (redraw - own)), 0, 255).astype(np.uint8)
+        # Selected, not computed: what lies outside is copied.
+        result[place] = np.where((levels > 0)[..., None], blended.transpose(1, 2, 0), source[place])
+        matte[place] = levels
+    return result, matte
+
+
+def _membrane(left: Plane, mask: Mask) -> Plane:
+    """The drift just outside the mask, carried inwards, coarse to fine by confidence."""
+    scale = scale_of(mask.shape)
+    step = _MEMBRANE_STEP if min(mask.shape) >= 256 else 1
+    small = reduced(left, step)
+    free = numbers(reduced(numbers(mask), step) == 0)
+    filled = np.zeros_like(small)
+    for sigma in _MEMBRANE:
+        width = sigma * scale / step
+        if width < 0.5:
+            continue
+        found, trust = spread(small, free, width)
+        sure = np.clip(trust * 4, 0, 1)
+        filled = filled + sure * (found - filled)
+    # Outside the mask the ring takes the source's own colours as they are nearby.
+    return np.asarray(np.clip(filled, -_MOST_MEMBRANE, _MOST_MEMBRANE), np.float32)
+
+
+def _detail(reference: Plane, drawn: Plane) -> Plane:
+    """Weight of the source's fine structure: whole where the redraw kept its own."""
+    window = max(1.0, _WINDOW * scale_of(reference.shape[1:]) / 2)
+    fine = [plane - blurred(plane, 2 * window) for plane in (luma(reference), luma(drawn))]
+    power = [blurred(np.square(one), window) for one in fine]
+    alike = blurred(fine[0] * fine[1], window) / np.sqrt(power[0] * power[1] + 1.0)
+    contrast = np.sqrt((power[1] + 0.5) / (power[0] + 0.5))
+    weight = np.clip((alike - _LIKE) / (_SURE_LIKE - _LIKE), 0, 1)
+    return np.asarray(weight * np.minimum(contrast, _MOST_DETAIL), np.float32)
+
+
+def _strips(
+    matte: Plane, still: Placement, size: tuple[int, int]
+) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
+    """Rows and columns of the source that the matte reaches, some rows at a time."""
+    if not matte.any():
+        return
+    spans = []
+    for axis, place in ((0, still.y), (1, still.x)):
+        (at,) = np.nonzero(matte.any(axis=1 - axis))
+        first = (at[0] - 1 + place.offset) / place.scale
+        last = (at[-1] + 2 + place.offset) / place.scale
+        low, high = place.window
+        spans.append((max(low, int(first)), min(high, int(last) + 1)))
+    for top in range(spans[0][0], spans[0][1], _STRIP):
+        yield (top, min(top + _STRIP, spans[0][1])), spans[1]
+
+
+def _box(
+    still: Placement, rows: tuple[int, int], columns: tuple[int, int]
+) -> tuple[float, float, float, float]:
+    """Left, top, right and bottom of a part of the source as parts of what was shown."""
+    return tuple(
+        min(1.0, max(0.0, axis.at(at[end]) / axis.drawn))
+        for end in (0, 1)
+        for axis, at in ((still.x, columns), (still.y, rows))
+    )  # type: ignore[return-value]
+
+
+def _in(plane: Plane, box: tuple[float, float, float, float]) -> tuple[float, float, float, float]:
+    y, x = plane.shape[-2:]
+    return box[0] * x, box[1] * y, box[2] * x, box[3] * y

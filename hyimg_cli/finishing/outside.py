@@ -1,0 +1,229 @@
+"""A redraw on its source: what was edited, and the source with only that changed."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import ndimage
+
+from hyimg_cli.finishing.colour import Drift, drift_of, unmoved
+from hyimg_cli.finishing.composite import Bytes, composite, layers, matte_of
+from hyimg_cli.finishing.placement import Placement, mapped_back
+from hyimg_cli.finishing.planes import (
+    Mask,
+    Pixels,
+    Plane,
+    numbers,
+    opponent,
+    planes,
+    reduced,
+    resized,
+    scale_of,
+)
+from hyimg_cli.finishing.region import Found, region, views
+from hyimg_cli.finishing.registration import Motion, registered
+from hyimg_cli.finishing.verdict import Kind, Measures, chroma_of, rim_of, structure_of
+
+_RIM = 3.0
+# A registration without the edit that says something else is believed.
+_MOVED_AGAIN = 0.1
+# Behind a larger edit there is no drift to be seen.
+_MOST_AREA = 0.7
+# Where what the user gave is a limit, so much around it may still be blended: nothing.
+_LIMIT, _INSTEAD = "limit", "instead"
+
+
+@dataclass(frozen=True)
+class Edit:
+    """What a redraw did to its source.
+
+    `mask` [Y, X], in the drawn size: what was edited, within the region that was given, if any;
+    `found` wherever it is.
+    `spill`: the part of what was found that lies outside that region. `outside`: how far the redraw
+    itself is from the source outside the mask, mean and 99th percentile.
+    """
+
+    kind: Kind
+    reasons: tuple[str, ...]
+    mask: Mask
+    found: Mask
+    placement: Placement
+    drift: Drift
+    motion: Motion
+    measures: Measures
+    outside: tuple[float, float]
+    spill: float | None
+    reference: Plane
+    drawn: Plane
+
+
+@dataclass(frozen=True)
+class Result:
+    """`pixels` [H, W, 3] in the source's size; `matte` [H, W]: 0 where the source's were copied."""
+
+    pixels: Pixels
+    matte: Bytes
+
+
+def edit_of(
+    drawn: Pixels,
+    reference: Pixels,
+    placement: Placement,
+    *,
+    given: Bytes | None = None,
+    mode: str = _LIMIT,
+) -> Edit:
+    """Compare a redraw with the reference, both in the drawn size.
+
+    `given` [H, W] in the source's size, above 127 where the user allows an edit; by `mode` a limit
+    to what is found, or taken instead of it.
+    """
+    shape = drawn.shape[:2]
+    r, m = planes(reference), planes(drawn)
+    own = None if given is None else _fitted(given, placement)
+    motion = registered(_lightness(r), _lightness(m))
+    moved_away = motion.is_too_far(shape)
+    if moved_away:
+        motion = Motion()
+    drift, found, moved = _compared(r, m, motion)
+    if found.mask.any():
+        # The edit itself may be what moved.
+        again = registered(_lightness(r), _lightness(m), _wider(found.mask))
+        if not again.is_too_far(shape):
+            moved_away = False
+            if _apart(again, motion, shape) > _MOVED_AGAIN:
+                motion = again
+                drift, found, moved = _compared(r, m, motion)
+    measures = _measures(r, m, moved, drift, found, moved_away)
+    mask, spill = found.mask, None
+    if own is not None:
+        spill = float((found.mask & ~own).sum() / found.mask.sum()) if found.mask.any() else 0.0
+        mask = own if mode == _INSTEAD else found.mask & own
+    reasons = measures.reasons
+    if own is not None and mode == _INSTEAD and reasons:
+        # The user knows where; drift of a picture that is another one altogether is none.
+        reasons, drift, moved = (), unmoved(drift), motion.applied(m)
+    kind: Kind = "global" if reasons else "local" if mask.any() else "none"
+    difference = _distance(r, m, mask)
+    return Edit(
+        kind,
+        reasons,
+        mask,
+        found.mask,
+        placement.moved(motion.zoom, motion.shift),
+        drift,
+        motion,
+        measures,
+        difference,
+        spill,
+        r,
+        moved,
+    )
+
+
+def put_back(
+    source: Pixels,
+    drawn: Pixels,
+    reference: Pixels,
+    edit: Edit,
+    given: Bytes | None = None,
+) -> Result:
+    """The edit on its source. `none`: the source; `global`: the redraw, over the whole of it."""
+    height, width = source.shape[:2]
+    if edit.kind == "none":
+        return Result(source.copy(), np.zeros((height, width), np.uint8))
+    if edit.kind == "global":
+        rows = range(0, height, 512)
+        strips = [
+            mapped_back(drawn, edit.placement, (top, min(height, top + 512)), (0, width))
+            for top in rows
+        ]
+        return Result(np.concatenate(strips), np.full((height, width), 255, np.uint8))
+    is_whole = bool(edit.measures.reasons)
+    left = np.ones_like(edit.mask) if is_whole else edit.mask | edit.found
+    what = layers(edit.reference, edit.drawn, left, matte_of(edit.mask))
+    limit = None if given is None else numbers(given > 127)
+    return Result(*composite(source, drawn, reference, edit.placement, edit.drift, what, limit))
+
+
+def _compared(r: Plane, m: Plane, motion: Motion) -> tuple[Drift, Found, Plane]:
+    """Drift and region in turns, each without what the other one explains: at half the size until
+    the last.
+    """
+    shape = r.shape[1], r.shape[2]
+    scale = scale_of(shape)
+    moved = motion.applied(m)
+    valid = motion.inside(shape, _RIM * scale if motion != Motion() else 0.0)
+    step = 2 if min(shape) >= 256 else 1
+    small_r, small_m = reduced(r, step), reduced(moved, step)
+    small_valid = reduced(numbers(valid), step) > 0.99
+    mask, seen = None, views(small_r)
+    for _ in range(2):
+        drift = drift_of(small_r, small_m, mask, scale / step)
+        level = drift.undone(small_m, small_r)
+        mask = region(level, seen, small_valid).mask
+    assert mask is not None, "there were turns"
+    whole = resized(numbers(mask), shape) > 0.25
+    drift = drift_of(r, moved, None if whole.mean() > _MOST_AREA else whole, scale)
+    level = drift.undone(moved, r)
+    return drift, region(level, views(r), valid), level
+
+
+def _measures(
+    r: Plane, m: Plane, moved: Plane, drift: Drift, found: Found, moved_away: bool
+) -> Measures:
+    plain = drift.undone(reduced(m, 2)) - reduced(m, 2)
+    taken = float(np.sqrt(np.square(opponent(plain)).sum(0)).mean())
+    return Measures(
+        drift=taken,
+        noise=found.noise,
+        area=float(found.mask.mean()),
+        rim=rim_of(found.mask),
+        regions=found.regions,
+        structure=structure_of(r, moved, found.mask),
+        chroma=chroma_of(r, m, found.mask),
+        moved=moved_away,
+    )
+
+
+def _lightness(levels: Plane) -> Plane:
+    """In levels, so that all three channels count."""
+    return np.asarray(opponent(levels)[0] / 0.392, np.float32)
+
+
+def _wider(mask: Mask) -> Mask:
+    reach = max(1, round(4 * scale_of(mask.shape)))
+    return np.asarray(ndimage.maximum_filter(mask, 2 * reach + 1))
+
+
+def _apart(a: Motion, b: Motion, shape: tuple[int, ...]) -> float:
+    """How far two motions are from each other, in pixels, where it is furthest."""
+    return max(
+        abs((a.zoom[axis] - b.zoom[axis]) * at + a.shift[axis] - b.shift[axis])
+        for axis in (0, 1)
+        for at in (0, shape[axis])
+    )
+
+
+def _distance(r: Plane, m: Plane, mask: Mask) -> tuple[float, float]:
+    """CIE 1976 between the redraw as it was drawn and the reference, outside the mask."""
+    from skimage.color import deltaE_cie76, rgb2lab
+
+    outside = ~mask[::2, ::2]
+    if not outside.any():
+        return 0.0, 0.0
+    labs = [rgb2lab(levels[:, ::2, ::2][:, outside].T / 255) for levels in (r, m)]
+    difference = deltaE_cie76(*labs)
+    return float(difference.mean()), float(np.quantile(difference, 0.99))
+
+
+def _fitted(given: Bytes, placement: Placement) -> Mask:
+    """A region in the source's size as one in the drawn size."""
+    y, x = (
+        np.clip(
+            ((np.arange(axis.drawn) + 0.5 + axis.offset) / axis.scale).astype(int),
+            0,
+            axis.length - 1,
+        )
+        for axis in (placement.y, placement.x)
+    )
+    return np.asarray(given[y[:, None], x[None]] > 127)

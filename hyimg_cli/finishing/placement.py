@@ -1,0 +1,122 @@
+"""Where a model's picture lies on its source, exactly: one factor and one offset for each axis.
+
+Coordinates are those of pixel borders: `drawn = scale * source - offset`; a pixel's centre is at
+half. A registration moves the picture by one more factor and offset, so one Lanczos resize is the
+whole way back.
+"""
+
+from dataclasses import dataclass
+from math import ceil, floor, sqrt
+
+import numpy as np
+from PIL import Image
+
+from hyimg_cli.finishing.planes import Pixels
+
+_LANCZOS_REACH = 3
+
+
+@dataclass(frozen=True)
+class Axis:
+    """`length` pixels of the source, of which `drawn` were drawn."""
+
+    length: int
+    drawn: int
+    scale: float
+    offset: float = 0.0
+
+    def moved(self, zoom: float, shift: float) -> "Axis":
+        """The same where the drawn picture lies at `zoom * x + shift` of the one that was shown."""
+        return Axis(self.length, self.drawn, zoom * self.scale, zoom * self.offset - shift)
+
+    @property
+    def window(self) -> tuple[int, int]:
+        """Source pixels that lie wholly inside what the model was shown."""
+        first = max(0, ceil(self.offset / self.scale - 1e-6))
+        last = min(self.length, floor((self.drawn + self.offset) / self.scale + 1e-6))
+        return first, last
+
+    def at(self, source: float) -> float:
+        return self.scale * source - self.offset
+
+
+@dataclass(frozen=True)
+class Placement:
+    """A drawn picture on its source."""
+
+    y: Axis
+    x: Axis
+
+    @classmethod
+    def stretched(cls, source: tuple[int, int], drawn: tuple[int, int]) -> "Placement":
+        """Heights and widths, of a source that was resized whatever its shape."""
+        return cls(*(Axis(n, m, m / n) for n, m in zip(source, drawn, strict=True)))
+
+    @classmethod
+    def covered(cls, source: tuple[int, int], drawn: tuple[int, int]) -> "Placement":
+        """Of a source that was resized until it covered the drawn size, and cut around its centre;
+        rounded as `media.images.fit_cover` rounds.
+        """
+        (n_y, n_x), (m_y, m_x) = source, drawn
+        if n_y / n_x < m_y / m_x:
+            fitted = (m_y, round(m_y / n_y * n_x))
+        else:
+            fitted = (round(m_x / n_x * n_y), m_x)
+        return cls(
+            *(
+                Axis(n, m, full / n, round((full - m) / 2))
+                for n, m, full in zip(source, drawn, fitted, strict=True)
+            )
+        )
+
+    def moved(self, zoom: tuple[float, float], shift: tuple[float, float]) -> "Placement":
+        """By a registration, vertical first."""
+        return Placement(self.y.moved(zoom[0], shift[0]), self.x.moved(zoom[1], shift[1]))
+
+    @property
+    def unseen(self) -> float:
+        """Part of the source that the model was not shown."""
+        (top, bottom), (left, right) = self.y.window, self.x.window
+        return 1 - (bottom - top) * (right - left) / (self.y.length * self.x.length)
+
+    @property
+    def pixels_per_drawn(self) -> float:
+        """Source pixels for each that was drawn, along a side."""
+        return 1 / sqrt(self.y.scale * self.x.scale)
+
+
+def mapped_back(
+    drawn: Pixels, placement: Placement, rows: tuple[int, int], columns: tuple[int, int]
+) -> Pixels:
+    """The drawn picture over these rows and columns of the source, by Lanczos. Beyond its border it
+    goes on with the pixels there.
+    """
+    tops = [placement.y.at(row) for row in rows]
+    lefts = [placement.x.at(column) for column in columns]
+    # Only what the strip needs is padded and resized.
+    reach = [_LANCZOS_REACH * max(1.0, axis.scale) + 1 for axis in (placement.y, placement.x)]
+    y, x = (
+        (floor(low - more), ceil(high + more))
+        for (low, high), more in zip((tops, lefts), reach, strict=True)
+    )
+    part = drawn[
+        np.clip(np.arange(*y), 0, drawn.shape[0] - 1)[:, None],
+        np.clip(np.arange(*x), 0, drawn.shape[1] - 1)[None],
+    ]
+    box = (lefts[0] - x[0], tops[0] - y[0], lefts[1] - x[0], tops[1] - y[0])
+    size = columns[1] - columns[0], rows[1] - rows[0]
+    return np.asarray(Image.fromarray(part).resize(size, Image.Resampling.LANCZOS, box))
+
+
+def shown(source: Pixels, placement: Placement) -> Pixels:
+    """What the model was shown of the source."""
+    (top, bottom), (left, right) = (
+        [
+            min(float(axis.length), max(0.0, (at + axis.offset) / axis.scale))
+            for at in (0, axis.drawn)
+        ]
+        for axis in (placement.y, placement.x)
+    )
+    box = (left, top, right, bottom)
+    size = placement.x.drawn, placement.y.drawn
+    return np.asarray(Image.fromarray(source).resize(size, Image.Resampling.LANCZOS, box))

@@ -1,0 +1,228 @@
+"""Where a redraw shows something else than its source does.
+
+A difference counts against the noise of this redraw, of which the greater part of the picture
+tells: `noise² = floor² + (shift · gradient)²`. A value that the reference has within a pixel is no
+difference: that absorbs edges which moved by parts of a pixel, with no flow to estimate.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import ndimage, optimize
+
+from hyimg_cli.finishing.planes import (
+    Mask,
+    Plane,
+    blurred,
+    disc,
+    distance_to,
+    numbers,
+    opponent,
+    reduced,
+    resized,
+    scale_of,
+    spread,
+)
+
+_SIGMAS = (1.0, 2.0, 4.0, 8.0)
+_STRONG, _WEAK = (10.0, 7.0, 5.0, 4.5), (5.0, 3.5, 2.5, 2.3)
+_STRONG_Z, _WEAK_Z = 5.0, 2.5
+_QUANTILE, _BINS = 0.4, 10
+_MOST_OVER = 1.5
+_LEAST_NOISE, _LEAST_SHIFT, _MOST_SHIFT = (0.7, 0.7, 0.7, 0.9), 0.15, 1.5
+_OPENING, _CLOSING = 1.0, 5.0
+# By how much a blurred difference spills over what differs.
+_SPILL = (0.0, 1.0, 2.0, 4.0)
+_STRONG_PIXELS, _STRONG_PART = 6, 0.04
+_LEAST_AREA, _LEAST_SOLID_AREA, _SOLID = 6e-4, 1.5e-4, 12.0
+_MOST_HOLE = 1e-3
+_SKIN, _SKIN_PART = 4.0, 0.45
+# Soft ends (shadows, light) of a region, as far as they hang together with it.
+_TAIL_SIGMAS, _TAIL, _TAIL_Z, _TAIL_REACH = (4.0, 8.0), (2.0, 1.3), 3.0, 96.0
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Of a redraw at one scale: `floor` where the reference is flat, `shift` of its slope's."""
+
+    floor: float
+    shift: float
+
+    def at(self, slope: Plane) -> Plane:
+        return np.asarray(np.sqrt(self.floor**2 + np.square(self.shift * slope)), np.float32)
+
+
+@dataclass(frozen=True)
+class View:
+    """The reference at one scale: its lowest and highest values within a pixel, and its slope."""
+
+    sigma: float
+    low: Plane
+    high: Plane
+    slope: Plane
+
+
+@dataclass(frozen=True)
+class Found:
+    """The mask of the edit [Y, X], its connected regions, the noise of the redraw in the middle
+    scale, and the difference there.
+    """
+
+    mask: Mask
+    regions: int
+    noise: float
+    difference: Plane
+
+
+def views(reference: Plane) -> list[View]:
+    """The reference's levels [3, Y, X] as they are compared."""
+    scale, colours = scale_of(reference.shape[1:]), opponent(reference)
+    found = []
+    for sigma in _SIGMAS:
+        smooth = blurred(colours, sigma * scale)
+        size = (1, 3, 3)
+        slopes = np.gradient(smooth, axis=(1, 2))
+        slope = np.sqrt(sum(np.square(one).sum(0) for one in slopes))
+        low = ndimage.minimum_filter(smooth, size, mode="nearest")
+        high = ndimage.maximum_filter(smooth, size, mode="nearest")
+        found.append(View(sigma, low, high, np.asarray(slope, np.float32)))
+    return found
+
+
+def region(drawn: Plane, seen: list[View], valid: Mask) -> Found:
+    """What of the drawn levels, drift and motion undone, is an edit of what was `seen`. `valid`:
+    was drawn at all.
+    """
+    shape = valid.shape
+    scale = scale_of(shape)
+    colours = opponent(drawn)
+    strong, weak, fine = (np.zeros(shape, bool) for _ in range(3))
+    sizes, noises = [], []
+    difference = np.zeros_like(colours)
+    for number, view in enumerate(seen):
+        smooth = blurred(colours, view.sigma * scale)
+        beyond = np.maximum(smooth - view.high, 0) - np.maximum(view.low - smooth, 0)
+        size = np.sqrt(np.square(beyond).sum(0)) * valid
+        noise = noise_of(size[valid], view.slope[valid], _LEAST_NOISE[number])
+        z = size / noise.at(view.slope)
+        over = (z > _WEAK_Z) & (size > _WEAK[number])
+        if spill := _SPILL[number] * scale:
+            over = ndimage.binary_erosion(over, disc(spill), border_value=1)
+        if number < 2:
+            fine, difference = fine | over, beyond
+        weak |= over
+        strong |= (z > _STRONG_Z) & (size > _STRONG[number])
+        sizes.append(size)
+        noises.append(noise.floor)
+    kept = _components(weak, strong, sizes[2], scale)
+    mask = _tight(kept, _peeled(kept & fine, sizes[0], scale), difference, valid, scale)
+    mask = _to_the_border(_filled(mask), valid)
+    regions = int(ndimage.label(_closed(mask, scale), np.ones((3, 3)))[1])
+    return Found(mask, regions, noises[1], sizes[1])
+
+
+def noise_of(size: np.ndarray, slope: np.ndarray, least: float) -> Noise:
+    """The noise that explains the lower differences, in bins of slope: half of a picture may be
+    edited.
+    """
+    step = max(1, size.size // 200_000)
+    size, slope = size[::step], slope[::step]
+    edges = np.quantile(slope, np.linspace(0, 1, _BINS + 1))
+    bins = np.clip(np.searchsorted(edges, slope, side="right") - 1, 0, _BINS - 1)
+    rows, levels = [], []
+    for number in range(_BINS):
+        own = bins == number
+        if own.sum() > 8:
+            rows.append((1.0, float(np.mean(slope[own])) ** 2))
+            levels.append(float(np.quantile(size[own], _QUANTILE)) ** 2)
+    if not rows:
+        return Noise(least, _LEAST_SHIFT)
+    slopes, level = np.array(rows), np.array(levels)
+    floor2, shift2 = optimize.nnls(slopes, level)[0]
+    # A flat thing that was edited may be all there is of one slope.
+    most2 = (_MOST_OVER * float(np.quantile(size, _QUANTILE))) ** 2
+    if floor2 > most2:
+        floor2 = most2
+        shift2 = max(0.0, float(np.median((level - floor2) / np.maximum(slopes[:, 1], 1e-3))))
+    shift = float(np.clip(np.sqrt(shift2), _LEAST_SHIFT, _MOST_SHIFT))
+    return Noise(max(least, float(np.sqrt(floor2))), shift)
+
+
+def _components(weak: Mask, strong: Mask, coarse: Plane, scale: float) -> Mask:
+    """Connected parts of the weak differences that are strong enough somewhere."""
+    opened = ndimage.binary_opening(weak, disc(_OPENING * scale)) if scale > 0.5 else weak
+    labels, count = ndimage.label(_closed(opened | strong, scale), np.ones((3, 3)))
+    if not count:
+        return np.zeros(weak.shape, bool)
+    area = np.bincount(labels.ravel(), minlength=count + 1)
+    strength = np.bincount(labels[strong], minlength=count + 1)
+    solid = np.concatenate([[0], ndimage.maximum(coarse, labels, np.arange(1, count + 1))])
+    least = np.where(solid > _SOLID, _LEAST_SOLID_AREA, _LEAST_AREA) * weak.size
+    stays = (strength >= _STRONG_PIXELS) & (strength > _STRONG_PART * area) & (area >= least)
+    stays[0] = False
+    return np.asarray(stays[labels])
+
+
+def _tight(kept: Mask, fine: Mask, difference: Plane, valid: Mask, scale: float) -> Mask:
+    """The regions without what was only closed over, or blurred over: strokes of a text, and not
+    the word; with their soft ends.
+    """
+    if not kept.any():
+        return kept
+    base = kept & fine
+    step = 2 if min(kept.shape) >= 256 else 1
+    difference = reduced(difference, step)
+    inside = reduced(numbers(base), step) > 0
+    free = numbers(~inside & (reduced(numbers(valid), step) > 0))
+    around = distance_to(reduced(numbers(kept), step) > 0)
+    over = np.zeros(inside.shape, bool)
+    for sigma, least in zip(_TAIL_SIGMAS, _TAIL, strict=True):
+        # What the regions hold is left out, so that it does not spill.
+        mean, trust = spread(difference, free, sigma * scale / step)
+        size = np.sqrt(np.square(mean).sum(0)) * (trust > 0.02)
+        quiet = size[(around > 2 * sigma * scale / step) & (free > 0)]
+        noise = float(np.quantile(quiet, 0.7)) if quiet.size > 64 else 1.0
+        over |= size > max(least, _TAIL_Z * noise)
+    over &= around < _TAIL_REACH * scale / step
+    over = ndimage.binary_opening(over & ~inside, disc(max(1.0, 2 * scale / step))) | inside
+    labels, _ = ndimage.label(over, np.ones((3, 3)))
+    own = np.unique(labels[(around == 0) & over])
+    tails = np.isin(labels, own[own > 0])
+    return np.asarray(base | ((resized(numbers(tails), kept.shape) > 0.5) & ~base & valid))
+
+
+def _peeled(mask: Mask, size: Plane, scale: float) -> Mask:
+    """The mask without the skin over which a blurred edge runs out: up to half of what is near."""
+    reach = max(1, round(_SKIN * scale))
+    wide = 2 * reach + 1
+    low = mask & (size < _SKIN_PART * ndimage.maximum_filter(size, wide))
+    around = ~mask
+    reached = ndimage.binary_propagation(around, mask=around | low)
+    near = distance_to(around) <= reach
+    return np.asarray(mask & ~(reached & near))
+
+
+def _closed(mask: Mask, scale: float) -> Mask:
+    reach = int(_CLOSING * scale) + 1
+    wide = np.pad(mask, reach, mode="edge")
+    around = distance_to(wide) <= max(1.0, _CLOSING * scale)
+    closed = ~(distance_to(~around) <= max(1.0, _CLOSING * scale))
+    return np.asarray((closed | wide)[reach:-reach, reach:-reach])
+
+
+def _filled(mask: Mask) -> Mask:
+    """Without holes that are small."""
+    labels, count = ndimage.label(~mask)
+    if not count:
+        return mask
+    area = np.bincount(labels.ravel(), minlength=count + 1)
+    area[0] = mask.size
+    return np.asarray(mask | (area < _MOST_HOLE * mask.size)[labels])
+
+
+def _to_the_border(mask: Mask, valid: Mask) -> Mask:
+    """What was not drawn belongs to the edit where the next pixel that was drawn does."""
+    if valid.all() or not valid.any():
+        return mask
+    _, (y, x) = ndimage.distance_transform_edt(~valid, return_indices=True)
+    return np.asarray(mask[y, x])

@@ -1,0 +1,90 @@
+"""Local, none, or global: whether a redraw changed a part of the picture or all of it."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from hyimg_cli.finishing.planes import Mask, Plane, blurred, opponent, scale_of
+
+Kind = Literal["local", "none", "global"]
+_MOST_DRIFT, _MOST_NOISE, _MOST_AREA, _MOST_RIM = 9.0, 5.0, 0.55, 0.6
+_LEAST_STRUCTURE, _FLAT, _CHROMA, _LEAST_CHROMA = 0.6, 1.0, (0.6, 1.5), 6.0
+_MOST_REGIONS = 30
+
+
+@dataclass(frozen=True)
+class Measures:
+    """Of a redraw: mean difference that the drift took away; noise; part of the area and of the
+    rim in the mask; regions; how alike the structure outside is, and how colourful it still is.
+    None where there is nothing to measure by.
+    """
+
+    drift: float
+    noise: float
+    area: float
+    rim: float
+    regions: int
+    structure: float | None
+    chroma: float | None
+    moved: bool
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why the whole picture was changed, each with its value; empty where it was not."""
+        return tuple(self._reasons())
+
+    def _reasons(self) -> Iterator[str]:
+        most = {
+            "drift": (self.drift, _MOST_DRIFT),
+            "noise": (self.noise, _MOST_NOISE),
+            "area": (self.area, _MOST_AREA),
+            "border": (self.rim, _MOST_RIM),
+            "regions": (self.regions, _MOST_REGIONS),
+        }
+        for name, (value, limit) in most.items():
+            if value > limit:
+                yield f"{name} {_shown(value)} > {_shown(limit)}"
+        if self.structure is not None and self.structure < _LEAST_STRUCTURE:
+            yield f"structure {_shown(self.structure)} < {_shown(_LEAST_STRUCTURE)}"
+        low, high = _CHROMA
+        if self.chroma is not None and not low <= self.chroma <= high:
+            beyond = f"< {low}" if self.chroma < low else f"> {high}"
+            yield f"chroma {_shown(self.chroma)} {beyond}"
+        if self.moved:
+            yield "moved: the picture was zoomed or shifted"
+
+
+def structure_of(reference: Plane, drawn: Plane, mask: Mask) -> float | None:
+    """Correlation of band-passed lightness outside the mask; None where that is flat."""
+    scale, free = scale_of(mask.shape), ~mask
+    bands = [
+        (blurred(plane, 2 * scale) - blurred(plane, 10 * scale))[free]
+        for plane in (opponent(reference)[0], opponent(drawn)[0])
+    ]
+    if not free.any() or min(float(np.std(band)) for band in bands[:1]) < _FLAT:
+        return None
+    norm = float(np.linalg.norm(bands[0]) * np.linalg.norm(bands[1]))
+    return float(bands[0] @ bands[1]) / max(norm, 1e-6)
+
+
+def chroma_of(reference: Plane, drawn: Plane, mask: Mask) -> float | None:
+    """How much of its colour is left where the reference has some, outside the mask."""
+    own, other = (blurred(opponent(levels)[1:], 1.0)[:, ~mask] for levels in (reference, drawn))
+    strength = np.square(own).sum(0)
+    colourful = strength > _LEAST_CHROMA**2
+    if colourful.sum() < max(16, 0.01 * mask.size):
+        return None
+    part = (own * other).sum(0)[colourful] / strength[colourful]
+    return float(np.median(part))
+
+
+def rim_of(mask: Mask) -> float:
+    """Part of the outermost pixels that the mask has."""
+    rim = np.concatenate([mask[0], mask[-1], mask[:, 0], mask[:, -1]])
+    return float(rim.mean())
+
+
+def _shown(value: float) -> str:
+    return f"{value:.2f}".rstrip("0").rstrip(".")

@@ -1,0 +1,325 @@
+"""A run's folder in an object store.
+
+    results/00000000.jsonl      parts of the journal, numbered without a gap; each is created, and
+                                only if there is none of its name
+    results/00000999.all.jsonl  the last lines of all parts up to this one, so that few are read
+    outputs/…  run.json  manifest.resolved.jsonl       as in a folder; each is put whole
+    lease.json                  who writes, renewed while it does
+
+The numbered parts are the lock. A run creates the next one; whoever finds its next number taken by
+another's part has been replaced, and stops. No clock is asked. The lease is only for a refusal
+before a model is loaded. Pictures are made in a folder of this machine, and put before their line.
+"""
+
+import json
+import os
+import re
+import secrets
+import shutil
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Self
+
+from hyimg_cli.errors import MachineError, OutputFolderError, StorageError
+from hyimg_cli.files import address_of
+from hyimg_cli.journal.disk import disk_errors
+from hyimg_cli.journal.job_files import OUTPUTS, files_of_result
+from hyimg_cli.journal.journal import RESULTS, RunFolder, outcome_to_json, outcomes_in
+from hyimg_cli.remote import as_os_errors, located
+from hyimg_cli.spec import digest
+from hyimg_cli.spec.events import Outcome
+
+PARTS = "results"
+LEASE = "lease.json"
+# Seconds after which a lease is renewed, and after which one that nobody renewed is nobody's.
+RENEWED_S, STALE_S = 10.0, 30.0
+# Parts that are read one by one before they are joined in one.
+_JOINED_AFTER = 256
+_AT_ONCE = 16
+_READ_AT_ONCE = 500
+_PART = re.compile(r"([0-9]{8})(\.all)?\.jsonl")
+
+
+class PartJournal:
+    """A journal of parts. `append` returns once the lines are in the store."""
+
+    def __init__(self, system: Any, root: str, run: str) -> None:
+        """Goes behind the last part. Raises OSError, and MachineError for a store in which two may
+        create one name.
+        """
+        self._system, self._folder, self._run = system, f"{root}/{PARTS}", run
+        numbers = [number for number, is_all in parts_in(system, self._folder) if not is_all]
+        self._next = max(numbers, default=-1) + 1
+        self._open()
+
+    def _open(self) -> None:
+        """Creates this run's first part, and tries to once more, which must fail."""
+        name, data = self._name(self._next), self._signed(b"")
+        self._create(b"")
+        try:
+            self._system.pipe_file(name, data, mode="create")
+        except FileExistsError:
+            return
+        except (TypeError, NotImplementedError):
+            pass  # it knows no such thing
+        raise MachineError(
+            "this store lets two writers create one name: a run there would not be safe",
+            where=self._folder,
+            hint="use a store with conditional writes (S3, GCS, MinIO from 2024 on), or a folder",
+            code="machine.store",
+        )
+
+    def close(self) -> None:
+        """Nothing: each part is whole."""
+
+    def confirm(self) -> None:
+        """Nothing: nobody but the next run can write behind the last part."""
+
+    def append(self, lines: Sequence[tuple[str, bytes]]) -> None:
+        """Adds lines in one part. Raises StorageError where another run has taken over."""
+        self._create(b"".join(line for _, line in lines))
+
+    def _create(self, data: bytes) -> None:
+        name, part = self._name(self._next), self._signed(data)
+        try:
+            self._system.pipe_file(name, part, mode="create")
+        except FileExistsError:
+            # The answer to our own request may have been lost, and the request sent again.
+            if self._system.cat_file(name) != part:
+                raise StorageError(
+                    "another run writes here by now; this one was taken for dead",
+                    where=self._folder,
+                    hint="wait for it, then run the same command again: it resumes",
+                    code="storage.in-use",
+                ) from None
+        self._next += 1
+
+    def _name(self, number: int) -> str:
+        return f"{self._folder}/{number:08}.jsonl"
+
+    def _signed(self, data: bytes) -> bytes:
+        """A part: whose it is, then its lines. No two runs write the same bytes."""
+        return json.dumps({"run": self._run}).encode() + b"\n" + data
+
+
+def parts_in(system: Any, folder: str) -> list[tuple[int, bool]]:
+    """Numbers of the parts there, in order, and whether each has all before it."""
+    try:
+        names = system.ls(folder, detail=False, refresh=True)
+    except FileNotFoundError:
+        return []
+    found = (_PART.fullmatch(name.rpartition("/")[2]) for name in names)
+    return sorted((int(match[1]), bool(match[2])) for match in found if match)
+
+
+class BucketFolder(RunFolder):
+    """The folder of a run at an address; `folder` is where its files are made, on this machine."""
+
+    def __init__(self, place: Path) -> None:
+        self._address = address_of(place)
+        name = f"hyimg-{digest.of_bytes(self._address.encode())[:16]}-{os.getpid()}"
+        super().__init__(Path(tempfile.gettempdir()) / name)
+        self.place = place
+        self._run = secrets.token_hex(8)
+        self._ended = threading.Event()
+        self._sizes: dict[str, int] | None = None
+        self._known: bytearray | None = None
+
+    def __enter__(self) -> Self:
+        with self._errors() as (system, root):
+            self._refuse_held(system, root)
+            (self.folder / OUTPUTS).mkdir(parents=True, exist_ok=True)
+            self._journal = PartJournal(system, root, self._run)
+            self._join_parts(system, root)
+            self._renew(system, root)
+        threading.Thread(target=self._renew_always, daemon=True).start()
+        return self
+
+    def _release(self) -> None:
+        self._ended.set()
+        self._journal = None
+        shutil.rmtree(self.folder, ignore_errors=True)
+        with suppress(OSError, StorageError), self._errors() as (system, root):
+            if _lease(system, root).get("run") == self._run:
+                system.rm_file(f"{root}/{LEASE}")
+
+    def lines(self) -> Iterator[tuple[dict[str, Any], bytes]]:
+        known = self._known
+        if known is None:
+            with self._errors() as (system, root):
+                known = bytearray(_joined(system, f"{root}/{PARTS}"))
+            if self._journal is not None:  # from here on nobody else adds to it
+                self._known = known
+        return outcomes_in(bytes(known))
+
+    def write_results(self, lines: Iterable[bytes]) -> None:
+        """Adds lines to the journal, all in one part: the last one of a job counts."""
+        with self._errors():
+            self._append([(RESULTS, b"".join(lines))])
+
+    def bring(self, name: str, local: Path) -> None:
+        """Puts a file of this machine under a name in the folder."""
+        with self._errors() as (system, root):
+            _put(system, f"{root}/{name}", local)
+
+    def holds(self, output: Mapping[str, Any], *, with_frames: bool) -> bool:
+        """True if an output's files are there. They were put whole: nothing of them is read."""
+        if self._sizes is None:
+            with self._errors() as (system, root):
+                found = system.find(f"{root}/{OUTPUTS}", detail=True, refresh=True)
+                start = len(root) + 1
+                self._sizes = {name[start:]: facts["size"] for name, facts in found.items()}
+        path, frames = str(output["path"]), output.get("frames_path")
+        if not self._sizes.get(path) or (with_frames and "num_frames" in output and not frames):
+            return False
+        shots = sum(name.startswith(f"{frames}/") for name in self._sizes) if with_frames else 0
+        return not (with_frames and "num_frames" in output) or shots == output["num_frames"]
+
+    def _append(self, lines: Sequence[tuple[str, bytes]]) -> None:
+        super()._append(lines)
+        if self._known is not None:
+            self._known += b"".join(line for _, line in lines)
+
+    def _publish(self, outcomes: Sequence[Outcome]) -> None:
+        """Puts the files of done jobs, checked once more, then takes them from this machine."""
+        files: list[str] = []
+        for outcome in outcomes:
+            for output in outcome.outputs:
+                if digest.of_file(self.folder / output.path) != output.sha256:
+                    raise StorageError(
+                        "a file was changed before it was put", where=str(self.folder / output.path)
+                    )
+            for name in files_of_result(outcome_to_json(outcome)):
+                local = self.folder / name
+                of_name = sorted(local.rglob("*")) if local.is_dir() else [local]
+                files += [one.relative_to(self.folder).as_posix() for one in of_name]
+        with self._errors() as (system, root):
+            if files:
+                with ThreadPoolExecutor(min(_AT_ONCE, len(files))) as pool:
+                    list(pool.map(lambda f: _put(system, f"{root}/{f}", self.folder / f), files))
+        for name in files:
+            (self.folder / name).unlink(missing_ok=True)
+
+    def _remove(self, name: str) -> None:
+        with self._errors() as (system, root), suppress(FileNotFoundError):
+            system.rm(f"{root}/{name}", recursive=True)
+
+    def _replace(self, name: str, data: Iterable[bytes]) -> None:
+        # Through a file: a manifest of a million lines is not held twice.
+        with tempfile.NamedTemporaryFile(dir=self.folder) as local:
+            local.writelines(data)
+            local.flush()
+            self.bring(name, Path(local.name))
+
+    def _keep_lock(self) -> None:
+        """Nothing: the next part tells."""
+
+    @contextmanager
+    def _errors(self) -> Iterator[tuple[Any, str]]:
+        """The store and the folder in it; what the store raises is an error of the folder's."""
+        with disk_errors(self.place), as_os_errors(self._address):
+            system, root = located(self._address)
+            yield system, root.rstrip("/")
+
+    def _join_parts(self, system: Any, root: str) -> None:
+        """Writes the last line of every job in one piece, where many parts came since the last."""
+        folder = f"{root}/{PARTS}"
+        numbers = parts_in(system, folder)
+        joined = max((number for number, is_all in numbers if is_all), default=-1)
+        last = max(number for number, is_all in numbers if not is_all)
+        if last - joined < _JOINED_AFTER:
+            return
+        latest = {entry["custom_id"]: line for entry, line in outcomes_in(_joined(system, folder))}
+        with suppress(FileExistsError):
+            name = f"{folder}/{last:08}.all.jsonl"
+            system.pipe_file(name, b"".join(latest.values()), mode="create")
+
+    def _refuse_held(self, system: Any, root: str) -> None:
+        """Raises OutputFolderError where a lease is renewed while we look."""
+        held = _lease(system, root)
+        if not held or _is_dead(held) or time.time() - held.get("time", 0) > 4 * STALE_S:
+            return
+        until = time.monotonic() + STALE_S
+        while time.monotonic() < until:
+            time.sleep(min(1.0, RENEWED_S / 2))
+            now = _lease(system, root)
+            if not now:
+                return
+            if now != held:
+                raise OutputFolderError(
+                    f"another run is writing to this folder: process {now.get('process')} on "
+                    f"{now.get('host')}",
+                    where=self._address,
+                    hint="wait for it, stop it, or choose another folder",
+                    code="output.in-use",
+                )
+
+    def _renew(self, system: Any, root: str) -> None:
+        who = {"run": self._run, "host": socket.gethostname(), "process": os.getpid()}
+        system.pipe_file(f"{root}/{LEASE}", json.dumps(who | {"time": time.time()}).encode())
+
+    def _renew_always(self) -> None:
+        while not self._ended.wait(RENEWED_S):
+            # A lease that cannot be renewed costs others a refusal, and this run nothing.
+            with suppress(OSError, StorageError), self._errors() as (system, root):
+                if _lease(system, root).get("run") == self._run:
+                    self._renew(system, root)
+
+
+def _put(system: Any, name: str, local: Path) -> None:
+    system.put_file(str(local), name)
+
+
+def _lease(system: Any, root: str) -> dict[str, Any]:
+    try:
+        found = json.loads(system.cat_file(f"{root}/{LEASE}"))
+    except (FileNotFoundError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _is_dead(lease: Mapping[str, Any]) -> bool:
+    """True for a process of this machine that is gone."""
+    if lease.get("host") != socket.gethostname() or not isinstance(lease.get("process"), int):
+        return False
+    try:
+        os.kill(lease["process"], 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return False
+
+
+def _joined(system: Any, folder: str) -> bytes:
+    """The lines of all parts. Raises OutputFolderError where one between others is missing."""
+    numbers = parts_in(system, folder)
+    joined = max((number for number, is_all in numbers if is_all), default=-1)
+    single = [number for number, is_all in numbers if not is_all and number > joined]
+    if single != list(range(joined + 1, joined + 1 + len(single))):
+        gap = next(n for n, number in enumerate(single, joined + 1) if n != number)
+        raise OutputFolderError(
+            f"part {gap:08}.jsonl of the journal is missing",
+            where=folder,
+            hint="put it back; without it nobody knows what is done",
+            code="output.damaged-journal",
+        )
+    data = [system.cat_file(f"{folder}/{joined:08}.all.jsonl")] if joined >= 0 else []
+    names = [f"{folder}/{number:08}.jsonl" for number in single]
+    for start in range(0, len(names), _READ_AT_ONCE):
+        some = names[start : start + _READ_AT_ONCE]
+        found = system.cat(some)
+        found = found if isinstance(found, dict) else {some[0]: found}
+        data += [found[name].partition(b"\n")[2] for name in some]
+    return b"".join(data)
+
+
+def run_folder(place: Path) -> RunFolder:
+    """The folder of a run, on this machine or at an address."""
+    return BucketFolder(place) if address_of(place) else RunFolder(place)

@@ -1,0 +1,196 @@
+"""A source picture with all that a result in its place carries on: the numbers of its pixels as
+they are, also under clear ones, its colour profile and its EXIF. And the result as a file.
+
+What cannot be equal once it is read as 8 bits a channel is refused: 16-bit, CMYK and float
+pictures, and those of several frames.
+"""
+
+import io
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import ExifTags, Image, ImageFile, ImageOps
+
+from hyimg_cli.errors import SourceImageError
+from hyimg_cli.media import formats
+from hyimg_cli.media.images import Pixels, bytes_of_source, opened_picture
+from hyimg_cli.media.metadata import PictureText
+from hyimg_cli.spec import digest
+from hyimg_cli.spec.job import Encoding, Size
+
+Bytes = NDArray[np.uint8]
+# Modes whose numbers are 8 bits a channel of RGB, or grey.
+_EXACT = {"1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBX"}
+_ORIENTATION, _EXIF, _GPS = ExifTags.Base.Orientation, ExifTags.IFD.Exif, ExifTags.IFD.GPSInfo
+# Of the old pixels, or not to be read behind another head: sizes, offsets, the maker's own notes.
+_OLD = {
+    _ORIENTATION, _EXIF, _GPS, ExifTags.IFD.Interop, ExifTags.IFD.IFD1, ExifTags.Base.MakerNote,
+    *range(0x0100, 0x0104), 0x0106, 0x0111, 0x0115, 0x0116, 0x0117, 0x011C, 0x013D, 0x0142, 0x0143,
+    0x0144, 0x0145, 0x014A, 0x0152, 0x0153, 0x0201, 0x0202, 0x02BC, 0x8649, 0x8773, 0xC4A5,
+}  # fmt: skip
+# Ink of a redraw on white that is no more than noise.
+_CLEAR = 6
+
+
+@dataclass(frozen=True)
+class Carried:
+    """`own` [H, W] grey, [H, W, 3] or [H, W, 4]: the file's numbers, upright. `pixels`: as a model
+    is shown them, on white. `exif`: without orientation, preview and place, unless that is kept.
+    """
+
+    pixels: Pixels
+    own: Bytes
+    digest: str
+    icc: bytes | None
+    exif: bytes
+
+    def with_edit(self, result: Pixels, matte: Bytes) -> Bytes:
+        """The result in the source's channels; what the matte leaves out is the file's own."""
+        if self.own.ndim == 2:
+            is_grey = bool((result[..., :1] == result).all())
+            return result[..., 0] if is_grey else result
+        if self.own.shape[2] == 3:
+            return result
+        # Colour is un-mixed from the white that it was drawn on.
+        ink = (255 - result.min(axis=2)).astype(np.float32)
+        alpha = np.maximum(self.own[..., 3], np.where(ink > _CLEAR, np.ceil(ink), 0))
+        part = np.maximum(alpha, 1)[..., None] / 255
+        colour = np.round((result - 255 * (1 - part)) / part)
+        edited = np.dstack([np.clip(colour, 0, 255), alpha]).astype(np.uint8)
+        return np.where((matte > 0)[..., None], edited, self.own)
+
+    def differing(self, data: bytes, matte: Bytes) -> int:
+        """Pixels outside the matte that a result's file, decoded again, has otherwise."""
+        with Image.open(io.BytesIO(data)) as image:
+            found = np.asarray(image)
+        own = self.own
+        if own.ndim == 2 and found.ndim == 3:
+            own = np.repeat(own[..., None], 3, axis=2)
+        if found.shape != own.shape:
+            return int((matte == 0).sum())
+        other = found != own
+        return int(((other.any(axis=2) if other.ndim == 3 else other) & (matte == 0)).sum())
+
+
+def read_carried(path: Path, *, keep_gps: bool = False) -> Carried:
+    """A source as it is. Raises SourceImageError, `source.source-depth` where no result could be
+    equal to it.
+    """
+    data = bytes_of_source(path)
+    with opened_picture(path, io.BytesIO(data)) as image:
+        if why := _depth(image):
+            raise _too_deep(path, why)
+        try:
+            icc, exif = image.info.get("icc_profile"), _exif(image, keep_gps=keep_gps)
+            image.load()
+            upright = ImageOps.exif_transpose(image)
+            own = np.asarray(_own(upright))
+        except Exception as error:  # Pillow's decoders raise nearly anything
+            what = "the picture is damaged or ends too early"
+            raise SourceImageError(what, where=str(path), code="source.truncated") from error
+    return Carried(_on_white(own), own, digest.of_bytes(data), icc, exif)
+
+
+def depth_fault(path: Path) -> SourceImageError | None:
+    """Why no result could be equal to a picture, by its head; None also where it cannot be read."""
+    with suppress(SourceImageError), path.open("rb") as file, opened_picture(path, file) as image:
+        why = _depth(image)
+        return _too_deep(path, why) if why else None
+    return None
+
+
+def region_of(path: Path, size: Size) -> Bytes:
+    """A mask [H, W] in a source's size, white where an edit may be. Raises SourceImageError."""
+    with opened_picture(path, io.BytesIO(bytes_of_source(path))) as image:
+        try:
+            levels = np.asarray(_as_levels(image))
+        except Exception as error:
+            what = "the mask is damaged or ends too early"
+            raise SourceImageError(what, where=str(path), code="source.truncated") from error
+    if levels.shape != (size.height, size.width):
+        what = f"the mask is {levels.shape[1]}x{levels.shape[0]}, and its source {size}"
+        hint = "give a mask in the source's size, upright, white where an edit may be"
+        raise SourceImageError(what, where=str(path), hint=hint, code="source.region")
+    return levels
+
+
+def box_region(box: tuple[int, int, int, int], size: Size) -> Bytes:
+    """A box as such a mask."""
+    levels = np.zeros((size.height, size.width), np.uint8)
+    levels[box[1] : box[3], box[0] : box[2]] = 255
+    return levels
+
+
+def encoded(
+    pixels: Bytes, encoding: Encoding, text: PictureText | None, carried: Carried | None = None
+) -> bytes:
+    """A result's file, lossless; `text`: what it says of itself. Without it only the profile of
+    what is `carried` goes with it.
+    """
+    icc = None if carried is None else carried.icc
+    if carried is not None and carried.own.ndim != pixels.ndim and carried.own.ndim == 2:
+        icc = None  # a profile of grey is none of colours
+    return formats.lossless(pixels, encoding, text, icc=icc, exif=carried.exif if carried else b"")
+
+
+def _depth(image: ImageFile.ImageFile) -> str:
+    """Why the picture's numbers are lost in 8-bit RGB; empty where they are not."""
+    if getattr(image, "n_frames", 1) > 1:
+        return f"it has {getattr(image, 'n_frames', 1)} frames"
+    if image.mode.startswith("I") or any(";16" in str(tile.args) for tile in image.tile):
+        return "it has 16 bits a channel"
+    return "" if image.mode in _EXACT else f"its pixels are {image.mode}"
+
+
+def _too_deep(path: Path, why: str) -> SourceImageError:
+    what = f"{why}: a result in 8-bit RGB cannot be equal to it"
+    hint = "convert it to 8-bit RGB, or leave keep_outside out"
+    return SourceImageError(what, where=str(path), hint=hint, code="source.source-depth")
+
+
+def _own(image: Image.Image) -> Image.Image:
+    if image.has_transparency_data:
+        layer = image.convert("RGBA")
+        is_opaque = layer.getchannel("A").getextrema() == (255, 255)
+        return layer.convert("RGB") if is_opaque else layer
+    return image.convert("L") if image.mode in ("1", "L") else image.convert("RGB")
+
+
+def _on_white(own: Bytes) -> Pixels:
+    if own.ndim == 2:
+        return np.repeat(own[..., None], 3, axis=2)
+    if own.shape[2] == 3:
+        return own
+    layer = Image.fromarray(own)
+    white = Image.new("RGBA", layer.size, "white")
+    return np.array(Image.alpha_composite(white, layer).convert("RGB"))
+
+
+def _as_levels(image: Image.Image) -> Image.Image:
+    upright = ImageOps.exif_transpose(image)
+    if upright.has_transparency_data:
+        layer = upright.convert("RGBA")
+        colours = layer.convert("L").getextrema()
+        # A mask that is drawn in alpha alone.
+        return layer.getchannel("A") if colours[0] == colours[1] else layer.convert("L")
+    return upright.convert("L")
+
+
+def _exif(image: Image.Image, *, keep_gps: bool) -> bytes:
+    """The EXIF of upright pixels; what cannot be read is left out."""
+    found = Image.Exif()
+    with suppress(Exception):
+        # NOTE: `getexif` is the image's own object: taken from it, the orientation would be lost.
+        own = image.getexif()
+        found.update({tag: value for tag, value in own.items() if tag not in _OLD})
+        inner = {tag: value for tag, value in own.get_ifd(_EXIF).items() if tag not in _OLD}
+        if inner:
+            found.get_ifd(_EXIF).update(inner)
+        place = dict(own.get_ifd(_GPS)) if keep_gps else {}
+        if place:
+            found.get_ifd(_GPS).update(place)
+        return found.tobytes() if found or inner or place else b""
+    return b""

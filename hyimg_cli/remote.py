@@ -1,0 +1,139 @@
+"""Addresses (`s3://bucket/file`): what lies in an object store, by fsspec, which is asked for only
+where an address is named.
+
+The only place that knows what a store's library raises: all of it leaves as OSError, so that a
+file of a store fails as one of a disk does.
+"""
+
+import contextlib
+import errno
+import hashlib
+import io
+import tempfile
+from collections.abc import Iterator
+from functools import cache
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+from hyimg_cli.errors import MachineError, UsageError
+
+_SOURCE_FILES = "source-files"
+# Of S3 alone: what botocore waits and tries; a library of another store has its own rules.
+_S3_PATIENCE = {
+    "connect_timeout": 10,
+    "read_timeout": 60,
+    "retries": {"max_attempts": 8, "mode": "standard"},
+}
+
+
+class Keeps(Protocol):
+    """Copies by kind and key: the disk cache."""
+
+    def read(self, kind: str, key: str) -> bytes | None: ...
+
+    def write(self, kind: str, key: str, data: bytes) -> None: ...
+
+
+_copies: list[Keeps] = []
+
+
+def keep_copies_in(store: Keeps) -> None:
+    """Have this process keep copies of what it reads, by their content's tag."""
+    _copies[:] = [store]
+
+
+def located(address: str) -> tuple[Any, str]:
+    """The file system of an address, and its path there.
+
+    Raises MachineError where a library is missing, UsageError for an address that nobody serves.
+    """
+    parts = urlsplit(address)
+    if parts.password is not None:
+        raise UsageError(
+            "an address must not hold a password",
+            where=f"{parts.scheme}://…@{parts.hostname or ''}{parts.path}",
+            hint="credentials come from the environment or a profile",
+            code="usage.password",
+        )
+    system = _system(parts.scheme)
+    return system, system._strip_protocol(address)
+
+
+@cache
+def _system(scheme: str) -> Any:
+    try:
+        import fsspec
+
+        # Another writer's files must be seen: nothing that was listed is kept.
+        options: dict[str, Any] = {"skip_instance_cache": True, "use_listings_cache": False}
+        if scheme == "s3":
+            options["config_kwargs"] = _S3_PATIENCE
+        return fsspec.filesystem(scheme, **options)
+    except ImportError as error:
+        raise MachineError(
+            f"{scheme}:// needs a library that is not installed: {error.name or error}",
+            hint='pip install "hyimg-cli[s3]" brings what s3:// needs',
+            code="machine.no-package",
+        ) from None
+    except ValueError:
+        raise UsageError(
+            f"{scheme}:// is no kind of store that fsspec knows",
+            hint="s3:// and gs:// are; ./ in front makes a path of it",
+            code="usage.address",
+        ) from None
+
+
+def copy_of(address: str, most: int | None = None) -> io.BufferedReader | None:
+    """A copy of a store's file, open for reading; None where it has more than `most` bytes.
+
+    Raises OSError.
+    """
+    system, path = located(address)
+    with as_os_errors(address):
+        facts = system.info(path)
+        if facts.get("type") == "directory":
+            raise IsADirectoryError(errno.EISDIR, "this is a folder", address)
+        if most is not None and (facts.get("size") or 0) > most:
+            return None
+        data = _read_through(system, path, address, facts)
+    # A file like any other for who reads it: it has a number, and a length.
+    with tempfile.NamedTemporaryFile() as copy:
+        copy.write(data)
+        copy.flush()
+        return open(copy.name, "rb")
+
+
+def _read_through(system: Any, path: str, address: str, facts: dict[str, Any]) -> bytes:
+    """The bytes of a file, from the copy that was kept under its tag where there is one."""
+    tag = facts.get("ETag") or facts.get("etag") or facts.get("md5Hash")
+    if not (tag and _copies):
+        return bytes(system.cat_file(path))
+    key = hashlib.sha256(f"{address}\n{tag}\n{facts.get('size')}".encode()).hexdigest()
+    data = _copies[0].read(_SOURCE_FILES, key)
+    if data is None:
+        data = bytes(system.cat_file(path))
+        _copies[0].write(_SOURCE_FILES, key, data)
+    return data
+
+
+@contextlib.contextmanager
+def as_os_errors(address: str) -> Iterator[None]:
+    """What a store's library raises, as OSError with a number that tells of the disk."""
+    try:
+        yield
+    except (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError):
+        raise
+    except PermissionError as error:
+        raise PermissionError(errno.EACCES, _words(error), address) from error
+    except OSError as error:
+        raise OSError(errno.EIO, _words(error), address) from error
+    except Exception as error:
+        # NOTE: botocore's errors are no OSError; another store's library has others still.
+        if type(error).__module__.partition(".")[0] in ("hyimg_cli", "builtins"):
+            raise
+        raise OSError(errno.EIO, _words(error), address) from error
+
+
+def _words(error: BaseException) -> str:
+    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return " ".join(text.split())

@@ -1,0 +1,170 @@
+"""Edits that keep their source outside, from a manifest to files, and finished again."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from hyimg_cli.cli import app, carry_out
+from hyimg_cli.engine.session import Session
+
+Run = Callable[..., Any]
+SOURCE = Path(__file__).parents[2] / "recipes" / "quickstart" / "red-circle.png"
+JOB = {"custom_id": "blue", "prompt": "make the circle blue", "images": ["in/red.png"], "seed": 3}
+JOB |= {"keep_outside": True, "num_inference_steps": 8, "bot_task": "none"}
+PLAIN = {"custom_id": "plain", "prompt": "a red circle", "bot_task": "none", "seed": 1}
+FLAGS = ("--device", "cpu", "--no-prewarm")
+
+
+def write(home: Path, *lines: dict[str, Any]) -> Path:
+    path = home / "jobs.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a manifest, its source and a run of it; only copies of it are changed."""
+    home = tmp_path_factory.mktemp("made")
+    (home / "in").mkdir()
+    shutil.copy(SOURCE, home / "in" / "red.png")
+    command = ["generate", str(write(home, JOB)), "-o", str(home / "run"), *FLAGS, "-q"]
+    assert app.run([*command, "--cache-dir", str(home / "c")]) == 0
+    return home
+
+
+@pytest.fixture
+def home(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of it, in which no model can be asked for."""
+
+    def none(config: Any) -> Session:
+        raise AssertionError("no model is needed")
+
+    monkeypatch.setattr(carry_out, "session_for", none)
+    return Path(shutil.copytree(made, tmp_path / "copy"))
+
+
+def line_of(home: Path) -> dict[str, Any]:
+    return json.loads((home / "run" / "results.jsonl").read_text().splitlines()[-1])
+
+
+def test_the_result_is_the_source_but_for_the_edit(made: Path) -> None:
+    line = line_of(made)
+    edit, folder = line["edit"], made / "run"
+    assert line["finishing_key"]
+    assert edit["outside_equal"] or edit["kind"] == "global"
+    own = np.array(Image.open(SOURCE).convert("RGB"))
+    found = np.array(Image.open(folder / line["outputs"][0]["path"]).convert("RGB"))
+    assert edit["kind"] == "local", edit
+    assert found.shape == own.shape
+    free = np.array(Image.open(folder / edit["mask"])) == 0
+    assert np.array_equal(found[free], own[free])
+    assert free.mean() > 0.3
+    assert np.array(Image.open(folder / edit["plain"])).shape == (64, 64, 3)
+    records = (folder / "report" / "data-0001.js").read_text()
+    assert '"mask":{' in records.replace('": {', '":{')
+
+
+def test_another_finishing_needs_no_model_and_no_force(
+    home: Path, run_cli: Run, write_manifest: Any
+) -> None:
+    before = line_of(home)
+    half = JOB | {"region": [0, 0, 64, 128], "max_edited_area": 0.01}
+    command = ("generate", write(home, half), "-o", home / "run", *FLAGS)
+    ran = run_cli(*command)
+    assert ran.code == 1, "a gate says no"
+    assert "1 edit finished again from the redraws that are kept" in ran.err
+    assert "gate: max_edited_area 0.01" in ran.err
+    after = line_of(home)
+    assert after["key"] == before["key"]
+    assert after["finishing_key"] != before["finishing_key"]
+    assert after["edit"]["plain"] == before["edit"]["plain"]
+    own = np.array(Image.open(SOURCE).convert("RGB"))
+    found = np.array(Image.open(home / "run" / after["outputs"][0]["path"]).convert("RGB"))
+    assert np.array_equal(found[:, 64:], own[:, 64:])
+    assert not np.array_equal(found[:, :64], own[:, :64])
+    again = run_cli(*command)
+    assert again.code == 1, "what is done is still beyond its gate"
+    assert "1 skipped" in again.err
+    assert "finished again" not in again.err
+    # Back as it was: the same bytes.
+    write(home, JOB)
+    assert run_cli(*command).code == 0
+    assert line_of(home)["outputs"] == before["outputs"]
+
+
+def test_a_lost_result_is_made_again_of_its_redraw(home: Path, run_cli: Run) -> None:
+    result = home / "run" / line_of(home)["outputs"][0]["path"]
+    data = result.read_bytes()
+    result.unlink()
+    assert run_cli("generate", home / "jobs.jsonl", "-o", home / "run", *FLAGS).code == 0
+    assert result.read_bytes() == data
+
+
+def test_a_source_that_is_gone_fails_and_loses_no_picture(home: Path, run_cli: Run) -> None:
+    """The folder's keys are of the source's bytes: here only the finishing reads it."""
+    half = JOB | {"region": "mask.png"}
+    mask = np.zeros((128, 128), np.uint8)
+    mask[:, :64] = 255
+    Image.fromarray(mask).save(home / "mask.png")
+    command = ("generate", write(home, half), "-o", home / "run", *FLAGS)
+    assert run_cli(*command).code == 0
+    assert line_of(home)["edit"]["spill"] > 0.2
+    plan = run_cli("plan", home / "jobs.jsonl", "-o", home / "run")
+    assert "1 done before" in plan.out + plan.err
+    mask[:] = 255
+    Image.fromarray(mask).save(home / "mask.png")
+    plan = run_cli("plan", home / "jobs.jsonl", "-o", home / "run")
+    assert "1 finished again without a model" in plan.out + plan.err
+
+
+@pytest.mark.parametrize(
+    ("more", "what", "hint"),
+    [
+        ({"mask": "m.png"}, '"mask" is not a field', "with keep_outside: region"),
+        ({"format": "jpeg"}, "cannot hold in a JPEG", "use png, or webp with lossless"),
+        ({"format": "webp"}, "cannot hold in a WebP with losses", "lossless"),
+        ({"region": [5, 0, 3, 9]}, "is empty", "LEFT,TOP,RIGHT,BOTTOM"),
+        ({"region": "0,0,500,9"}, "goes beyond it", "in the source's pixels"),
+        ({"kept_source": 2}, "kept_source 2 of 1 image", "counted from 1"),
+        ({"infer_align_image_size": False}, "seen whole", "take the field out"),
+        ({"max_spill": 0.1}, "there is no region", "take the field out"),
+        ({"keep_outside": False, "on_global": "fail"}, "goes with keep_outside", ""),
+        ({"max_edited_area": 2}, "out of range", "from 0 to 1"),
+    ],
+)
+def test_check_knows_it_before_a_model_loads(
+    home: Path, run_cli: Run, more: dict[str, Any], what: str, hint: str
+) -> None:
+    ran = run_cli("check", write(home, JOB | more))
+    assert ran.code != 0
+    assert what in ran.err
+    assert hint in ran.err
+
+
+def test_eval_does_the_same_for_any_two_pictures(home: Path, run_cli: Run) -> None:
+    line = line_of(home)
+    result = home / "run" / line["outputs"][0]["path"]
+    ran = run_cli("eval", "outside", SOURCE, result, "--json")
+    found = json.loads(ran.out)
+    assert ran.code == 0
+    assert found["kind"] == "local"
+    assert found["outside_equal"]
+    plain = run_cli(
+        "eval", "outside", SOURCE, home / "run" / line["edit"]["plain"], "--max-edited-area", 0.01
+    )
+    assert plain.code == 1
+    assert "gate: max_edited_area 0.01" in plain.err
+    assert run_cli("eval", "outside", SOURCE).code == 2
+
+
+def test_two_jobs_of_which_one_is_called_like_the_others_mask(home: Path, run_cli: Run) -> None:
+    other = PLAIN | {"custom_id": "blue.mask"}
+    ran = run_cli("check", write(home, JOB, other))
+    assert ran.code == 2
+    assert "outputs/blue.mask.png" in ran.err or "blue.mask.png" in ran.err

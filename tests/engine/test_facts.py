@@ -1,0 +1,136 @@
+"""Keys come from where the work is done, and a replica that finds other things is refused."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hyimg_cli.engine.choice import placed
+from hyimg_cli.engine.replicas.messages import Assign, FromReplica, PieceDone, Ready, Setup
+from hyimg_cli.engine.replicas.run import Replicas
+from hyimg_cli.errors import MachineError
+from hyimg_cli.journal.journal import RunFolder
+from hyimg_cli.journal.keys import Facts, by_graphs, job_keys, precision
+from hyimg_cli.manifest.planner import make_plan
+from hyimg_cli.models import registry
+from hyimg_cli.spec.events import Event, ReplicaDied
+from hyimg_cli.spec.job import ImageJob
+from hyimg_cli.spec.plan import Plan
+from hyimg_cli.spec.run import ModelChoice, OutputConfig, ParallelConfig, Place, RunConfig
+
+GPU, BARE = Place(has_gpu=True, has_triton=True), Place(has_gpu=False, has_triton=False)
+
+
+def config(place: Place | None = None, **changes: Any) -> RunConfig:
+    choice = ModelChoice(place=place, **changes)
+    return RunConfig(OutputConfig(Path("out")), model=choice)
+
+
+def test_keys_are_those_of_the_place_that_does_the_work(job: ImageJob) -> None:
+    assert precision(config(GPU).model) == ("cuda", "bfloat16")
+    assert precision(config(BARE).model) == ("cpu", "float32")
+    assert by_graphs(config(GPU).model, 1)
+    assert not by_graphs(config(GPU).model, 2)
+    assert not by_graphs(config(BARE).model, 1)
+    assert job_keys([job], config(GPU)) != job_keys([job], config(BARE))
+    assert job_keys([job], config(GPU, device="cpu")) == job_keys([job], config(BARE))
+
+
+def test_a_folder_says_where_its_results_were_made(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text('{"place": {"has_gpu": true, "has_triton": false}}')
+    base = config()
+    on_ray = replace(
+        base, output=OutputConfig(tmp_path), parallel=ParallelConfig(ray_address="10.0.0.1:1")
+    )
+    assert placed(on_ray).model.place == Place(has_gpu=True, has_triton=False)
+    assert placed(base) is base
+
+
+def test_what_differs_is_said_by_name(job: ImageJob, tmp_path: Path) -> None:
+    plan = make_plan([job], registry.model_card)
+    here, there = Facts.of(config(BARE), plan), Facts.of(config(GPU), plan)
+    assert here.differences(here) == ""
+    assert here.differences(there) == (
+        "device cuda instead of cpu, dtype bfloat16 instead of float32, "
+        "decode_graphs True instead of False"
+    )
+    edit = replace(job, images=(str(tmp_path / "one.png"),))
+    assert Facts.of(config(BARE), make_plan([edit], registry.model_card)).source == "unreadable"
+
+
+class Scripted:
+    """A transport of replicas that have these facts, and do nothing."""
+
+    def __init__(self, config: RunConfig, facts: list[Facts]) -> None:
+        self.config, self._facts = config, facts
+        self._said: list[tuple[int, FromReplica]] = []
+        self.assigned: list[int] = []
+
+    starts_at_once = True
+
+    def start(self, setup: Setup) -> None:
+        self._said.append((setup.number, Ready(self._facts[setup.number], "node-b")))
+
+    def assign(self, number: int, work: Assign) -> None:
+        self.assigned.append(number)
+        self._said.append((number, PieceDone()))
+
+    def events(self, timeout_s: float) -> list[tuple[int, FromReplica]]:
+        said, self._said = self._said, []
+        return said
+
+    def stop(self, number: int, signal_number: int) -> None: ...
+    def wake(self) -> None: ...
+    def kill(self, number: int) -> None: ...
+    def close(self) -> None: ...
+
+
+Run = Callable[..., tuple[Scripted, list[Event]]]
+
+
+@pytest.fixture
+def run(job: ImageJob, tmp_path: Path) -> Run:
+    def go(*changes: dict[str, Any]) -> tuple[Scripted, list[Event]]:
+        parallel = ParallelConfig(replicas=len(changes))
+        mine = RunConfig(OutputConfig(tmp_path), model=ModelChoice(place=BARE), parallel=parallel)
+        jobs = [replace(job, custom_id=f"j{n}", prompt=f"{n}") for n in range(6)]
+        plan = make_plan(jobs, registry.model_card)
+        facts = [replace(Facts.of(mine, plan), **change) for change in changes]
+        scripted = Scripted(mine, facts)
+        with RunFolder(tmp_path) as folder:
+            events = list(Replicas(mine, transport=lambda *_: scripted).run(plan, folder))
+        return scripted, events
+
+    return go
+
+
+def test_a_replica_that_differs_is_refused_before_it_gets_a_job(run: Run) -> None:
+    scripted, events = run({}, {"dtype": "bfloat16"})
+    assert set(scripted.assigned) == {0}
+    (death,) = [event for event in events if isinstance(event, ReplicaDied)]
+    assert death.why == "refused (node-b), it has dtype bfloat16 instead of float32"
+    assert not death.starts_again
+
+
+def test_the_packages_of_the_first_are_those_of_all(run: Run) -> None:
+    versions = Facts.of(config(BARE), Plan(())).versions
+    newer = {"versions": dict(versions) | {"torch": "9.9"}}
+    scripted, events = run(newer, {}, newer)
+    assert set(scripted.assigned) == {0, 2}
+    assert [event.replica for event in events if isinstance(event, ReplicaDied)] == [1]
+    with pytest.raises(MachineError, match=r"every replica died: .*refused .* hyimg 0\.0"):
+        run({"versions": dict(versions) | {"hyimg": "0.0"}})
+
+
+def test_without_ray_the_extra_that_brings_it_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("hyimg_cli.errors.find_spec", lambda name: None)
+    on_ray = replace(
+        config(), output=OutputConfig(tmp_path), parallel=ParallelConfig(ray_address="auto")
+    )
+    with pytest.raises(MachineError, match="ray is not installed") as raised:
+        placed(on_ray)
+    assert raised.value.hint == "pip install 'hyimg-cli[ray]'"

@@ -1,0 +1,157 @@
+"""Redraws of edited photographs, put back on their sources: the truth of each is known."""
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from simulated_edits import GLOBAL, Case, case, fitted, photograph
+
+from hyimg_cli.finishing.composite import Bytes
+from hyimg_cli.finishing.outside import Edit, Result, edit_of, put_back
+from hyimg_cli.finishing.placement import Placement, mapped_back, shown
+from hyimg_cli.media.images import fit_cover, stretch
+from hyimg_cli.spec.job import Size
+
+AREA = 0.1e6
+
+
+@cache
+def made(kind: str, photo: str = "coffee.png", seed: int = 5) -> Case:
+    source = fitted(photograph(photo), (400, 600))
+    return case(kind, kind, source, np.random.default_rng(seed), AREA)
+
+
+@cache
+def told(kind: str) -> tuple[Edit, Result]:
+    return compared(made(kind))
+
+
+def compared(one: Case, given: Bytes | None = None, **how: Any) -> tuple[Edit, Result]:
+    place = Placement.stretched(one.source.shape[:2], one.drawn.shape[:2])
+    edit = edit_of(one.drawn, one.reference, place, given=given, **how)
+    return edit, put_back(one.source, one.drawn, one.reference, edit, given)
+
+
+def overlap(edit: Edit, truth: np.ndarray) -> float:
+    found = np.asarray(Image.fromarray(edit.mask).resize(truth.shape[::-1]))
+    return float((found & truth).sum() / (found | truth).sum())
+
+
+@pytest.mark.parametrize(
+    ("kind", "least", "kept"),
+    [("recolour", 0.7, 0.95), ("paste", 0.7, 0.9), ("fill", 0.6, 0.95), ("text", 0.3, 0.95)],
+)
+def test_an_edit_is_found_and_nothing_else_differs(kind: str, least: float, kept: float) -> None:
+    one = made(kind)
+    edit, result = told(kind)
+    assert edit.kind == "local", edit.reasons
+    assert overlap(edit, one.mask) > least
+    outside = result.matte == 0
+    assert np.array_equal(result.pixels[outside], one.source[outside])
+    assert outside.mean() > 0.6
+    change = np.abs(one.truth.astype(int) - one.source).sum(axis=2)
+    assert change[result.matte > 127].sum() > kept * change.sum()
+    error = [
+        np.square(picture.astype(float) - one.truth)[one.mask].mean()
+        for picture in (result.pixels, one.source)
+    ]
+    assert error[0] < 0.5 * error[1], "inside is what was drawn"
+
+
+@pytest.mark.parametrize("kind", GLOBAL)
+def test_an_edit_of_the_whole_is_left_whole(kind: str) -> None:
+    edit, result = told(kind)
+    assert edit.kind == "global"
+    assert edit.reasons
+    assert result.matte.min() == 255
+    assert result.pixels.shape == made(kind).source.shape
+
+
+def test_a_redraw_without_an_edit_gives_the_source() -> None:
+    one = made("none")
+    edit, result = told("none")
+    assert (edit.kind, edit.reasons) == ("none", ())
+    assert np.array_equal(result.pixels, one.source)
+    assert not result.matte.any()
+
+
+def test_a_region_limits_what_is_found_or_stands_for_it() -> None:
+    one = made("recolour")
+    _, columns = np.nonzero(one.mask)
+    half = np.zeros(one.source.shape[:2], np.uint8)
+    half[:, : int(np.median(columns))] = 255
+    edit, result = compared(one, half)
+    assert edit.spill is not None
+    assert 0.3 < edit.spill < 0.7
+    assert np.array_equal(result.pixels[half == 0], one.source[half == 0])
+    assert (result.pixels[half > 0] != one.source[half > 0]).any()
+    # A whole-picture edit in a region that was given is one of that region.
+    night, where = made("night"), np.zeros(one.source.shape[:2], np.uint8)
+    where[100:300, 200:400] = 255
+    edit, result = compared(night, where, mode="instead")
+    assert edit.kind == "local"
+    assert np.array_equal(result.pixels[where == 0], night.source[where == 0])
+    inside = result.pixels[150:250, 250:350].astype(float), night.source[150:250, 250:350]
+    assert np.abs(inside[0] - inside[1]).mean() > 10
+
+
+def test_a_moved_redraw_is_moved_back() -> None:
+    source = fitted(photograph("astronaut.png"), (384, 384))
+    moved = np.asarray(
+        Image.fromarray(source).transform(
+            (384, 384),
+            Image.Transform.AFFINE,
+            (1.006, 0, -3.0, 0, 1.006, 1.0),
+            Image.Resampling.BICUBIC,
+        )
+    )
+    place = Placement.stretched((384, 384), (384, 384))
+    edit = edit_of(moved, source, place)
+    # What is drawn at x shows what was shown at 1.006 x - 3.
+    assert edit.kind == "none"
+    assert edit.motion.zoom == pytest.approx((1 / 1.006,) * 2, abs=2e-4)
+    assert edit.motion.shift == pytest.approx((-1 / 1.006, 3 / 1.006), abs=0.1)
+
+
+def test_a_picture_that_is_all_edit_moves_nothing() -> None:
+    """What is left without the edit says too little of a shift."""
+
+    def dot(radius: float, colour: tuple[int, int, int]) -> np.ndarray:
+        y, x = np.mgrid[:256, :256] + 0.5
+        inside = np.clip(radius - np.hypot(y - 128, x - 128) + 0.5, 0, 1)[..., None]
+        return np.round(248 * (1 - inside) + np.array(colour) * inside).astype(np.uint8)
+
+    place = Placement.stretched((256, 256), (256, 256))
+    edit = edit_of(dot(68, (40, 60, 210)), dot(60, (210, 40, 40)), place)
+    assert edit.kind == "local"
+    assert edit.motion.zoom == (1.0, 1.0)
+
+
+@pytest.mark.parametrize("size", [(401, 613), (97, 300), (1000, 333)])
+@pytest.mark.parametrize("drawn", [(256, 256), (208, 320)])
+@pytest.mark.parametrize("fit", ["stretched", "covered"])
+def test_the_way_back_is_exact(size: tuple[int, int], drawn: tuple[int, int], fit: str) -> None:
+    """A ramp is at its place again, to a thousandth of the ramp's own levels a pixel."""
+    y, x = np.mgrid[: size[0], : size[1]]
+    ramp = np.stack([y * 250 / size[0], x * 250 / size[1], y * 0], -1).round().astype(np.uint8)
+    place = getattr(Placement, fit)(size, drawn)
+    fitter = stretch if fit == "stretched" else fit_cover
+    model = fitter(ramp, Size(*drawn))
+    rows, columns = place.y.window, place.x.window
+    back = mapped_back(model, place, rows, columns).astype(float)
+    error = (back - ramp[rows[0] : rows[1], columns[0] : columns[1]])[8:-8, 8:-8, :2]
+    assert np.abs(error.mean(axis=(0, 1))).max() < 0.25
+    assert np.array_equal(
+        shown(ramp, Placement.stretched(size, drawn)), stretch(ramp, Size(*drawn))
+    )
+
+
+def test_strips_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = made("recolour")
+    _, whole = told("recolour")
+    monkeypatch.setattr("hyimg_cli.finishing.composite._STRIP", 37)
+    _, cut = compared(one)
+    assert np.abs(whole.pixels.astype(int) - cut.pixels).max() <= 1
+    assert np.abs(whole.matte.astype(int) - cut.matte).max() <= 1

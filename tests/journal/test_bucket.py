@@ -1,0 +1,258 @@
+"""A run's folder in an object store: a real S3 endpoint over HTTP, and what may go wrong there."""
+
+import json
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from store_server import Endpoint, s3_endpoint
+
+from hyimg_cli import remote
+from hyimg_cli.errors import MachineError, OutputFolderError, StorageError, UsageError
+from hyimg_cli.files import bytes_of
+from hyimg_cli.journal import bucket
+from hyimg_cli.journal.bucket import BucketFolder, PartJournal, run_folder
+from hyimg_cli.journal.journal import RunFolder
+from hyimg_cli.spec import digest
+from hyimg_cli.spec.events import Outcome, OutputFile
+
+PLACE = Path("s3://bucket/run")
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Endpoint]:
+    with s3_endpoint() as endpoint:
+        yield endpoint
+
+
+@pytest.fixture
+def endpoint(served: Endpoint, monkeypatch: pytest.MonkeyPatch) -> Iterator[Endpoint]:
+    """The endpoint with an empty bucket, quick to lose patience."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", served.url)
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "testing")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    monkeypatch.setattr(bucket, "RENEWED_S", 0.05)
+    monkeypatch.setattr(bucket, "STALE_S", 0.3)
+    remote._system.cache_clear()
+    served.fault = lambda method, path: None
+    system, _ = remote.located("s3://bucket")
+    if system.exists("bucket"):
+        system.rm("bucket", recursive=True)
+    system.mkdir("bucket")
+    served.requests.clear()
+    yield served
+    remote._system.cache_clear()
+
+
+def done(folder: RunFolder, name: str, data: bytes | None = None) -> Outcome:
+    """A job with its file in the folder, not journaled yet."""
+    path = folder.path_for(name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data or name.encode())
+    sha256 = digest.of_file(path)
+    file = OutputFile(f"outputs/{name}.png", sha256, "0" * 64, 16, 16, 1)
+    return Outcome(name, "done", key="k", outputs=(file,))
+
+
+def names_in(folder: str) -> list[str]:
+    system, path = remote.located(folder)
+    return sorted(name.removeprefix(f"{path}/") for name in system.find(path))
+
+
+def test_files_are_put_before_their_lines_and_all_is_read_again(endpoint: Endpoint) -> None:
+    with run_folder(PLACE) as folder:
+        assert isinstance(folder, BucketFolder)
+        scratch = folder.folder
+        folder._record([done(folder, "a"), done(folder, "b")])
+        folder.append(Outcome("c", "failed", key="k"))
+        assert not list((scratch / "outputs").iterdir())
+        folder.write_run({"versions": {}})
+    assert not scratch.exists()
+    puts = [path for method, path in endpoint.requests if method == "PUT"]
+    line = puts.index("/bucket/run/results/00000001.jsonl")
+    assert {"/bucket/run/outputs/a.png", "/bucket/run/outputs/b.png"} <= set(puts[:line])
+    assert names_in("s3://bucket/run") == [
+        *("outputs/a.png", "outputs/b.png"),
+        *(f"results/0000000{n}.jsonl" for n in range(3)),
+        "run.json",
+    ]
+    again = run_folder(PLACE)
+    assert {name: line["status"] for name, line in again.results().items()} == {
+        "a": "done",
+        "b": "done",
+        "c": "failed",
+    }
+    (output,) = again.results()["a"]["outputs"]
+    assert again.holds(output, with_frames=False)
+    assert not again.holds(output | {"path": "outputs/gone.png"}, with_frames=False)
+    assert bytes_of(PLACE / "outputs/a.png", 100) == b"a"
+
+
+def test_who_is_taken_for_dead_stops_at_its_next_line(endpoint: Endpoint) -> None:
+    """It was frozen, and its lease ran out; no clock is asked."""
+    system, root = remote.located("s3://bucket/run")
+    first = PartJournal(system, root, "first")
+    first.append([("a", b'{"custom_id": "a"}\n')])
+    second = PartJournal(system, root, "second")
+    with pytest.raises(StorageError, match="another run writes here by now"):
+        first.append([("b", b'{"custom_id": "b"}\n')])
+    second.append([("c", b'{"custom_id": "c"}\n')])
+    with pytest.raises(StorageError):
+        first.append([("b", b'{"custom_id": "b"}\n')])
+    assert list(run_folder(PLACE).results()) == ["a", "c"]
+
+
+def test_writers_that_take_over_from_each_other_lose_no_line_that_was_acknowledged(
+    endpoint: Endpoint,
+) -> None:
+    acknowledged: list[str] = []
+
+    def write(writer: int) -> None:
+        system, root = remote.located("s3://bucket/run")
+        for turn in range(4):
+            try:
+                journal = PartJournal(system, root, f"{writer} {turn}")
+                for n in range(3):
+                    name = f"{writer}-{turn}-{n}"
+                    journal.append([(name, json.dumps({"custom_id": name}).encode() + b"\n")])
+                    acknowledged.append(name)
+            except StorageError:
+                continue
+
+    threads = [threading.Thread(target=write, args=(n,)) for n in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert acknowledged
+    assert sorted(run_folder(PLACE).results()) == sorted(acknowledged)
+
+
+def once(fault: Any, wanted: Callable[[str, str], bool]) -> Callable[[str, str], Any]:
+    """The fault at the first request that is wanted, and at no other."""
+    left = [fault]
+    return lambda method, path: left.pop() if left and wanted(method, path) else None
+
+
+@pytest.mark.parametrize("fault", ["lost", "503", 0.3])
+@pytest.mark.parametrize("part", ["results/00000001", "outputs/a.png"])
+def test_a_lost_answer_a_busy_store_and_a_slow_one_cost_no_line(
+    endpoint: Endpoint, fault: Any, part: str
+) -> None:
+    with run_folder(PLACE) as folder:
+        endpoint.fault = once(fault, lambda method, path: method == "PUT" and part in path)
+        folder.append(done(folder, "a"))
+        folder.append(done(folder, "b"))
+    tries = [path for method, path in endpoint.requests if method == "PUT" and part in path]
+    assert len(tries) == (1 if fault == 0.3 else 2)
+    assert list(run_folder(PLACE).results()) == ["a", "b"]
+    assert len([name for name in names_in("s3://bucket/run") if "results" in name]) == 3
+
+
+def test_a_store_that_stays_away_ends_the_run_in_plain_words(
+    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("s3fs.core.S3FileSystem.retries", 1)
+    retries = {"connect_timeout": 1, "read_timeout": 1, "retries": {"max_attempts": 1}}
+    monkeypatch.setattr(remote, "_S3_PATIENCE", retries)
+    remote._system.cache_clear()
+    with run_folder(PLACE) as folder:
+        outcome = done(folder, "a")
+        endpoint.fault = lambda method, path: "503"
+        with pytest.raises(StorageError, match="the store refused") as refused:
+            folder.append(outcome)
+        assert refused.value.where == "s3://bucket/run"
+        endpoint.fault = lambda method, path: None
+    assert run_folder(PLACE).results() == {}
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:9")
+    remote._system.cache_clear()
+    with pytest.raises(StorageError, match="the store refused"):
+        run_folder(PLACE).results()
+
+
+def test_a_store_that_ignores_conditions_is_refused(
+    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    system, root = remote.located("s3://bucket/run")
+    plain = system.pipe_file
+    monkeypatch.setattr(system, "pipe_file", lambda path, value, mode: plain(path, value))
+    with pytest.raises(MachineError, match="two writers create one name"):
+        PartJournal(system, root, "a")
+
+
+def test_a_lease_that_is_renewed_is_a_polite_refusal_and_a_dead_one_none(
+    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with run_folder(PLACE):
+        monkeypatch.setattr(bucket, "_is_dead", lambda lease: False)
+        with pytest.raises(OutputFolderError, match="another run is writing"), run_folder(PLACE):
+            pass
+    system, _ = remote.located("s3://bucket")
+    lease = {"run": "killed", "host": "elsewhere", "process": 1, "time": 1e12}
+    system.pipe_file("bucket/run/lease.json", json.dumps(lease).encode())
+    with run_folder(PLACE) as folder:
+        folder.append(Outcome("a", "failed", key="k"))
+    assert list(run_folder(PLACE).results()) == ["a"]
+
+
+def test_many_parts_are_joined_once_and_a_hole_is_told(
+    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bucket, "_JOINED_AFTER", 4)
+    with run_folder(PLACE) as folder:
+        for n in range(5):
+            folder.append(Outcome(f"job-{n % 4}", "failed", key=str(n)))
+    with run_folder(PLACE) as folder:
+        folder.append(Outcome("last", "failed", key="k"))
+    assert "results/00000006.all.jsonl" in names_in("s3://bucket/run")
+    endpoint.requests.clear()
+    results = run_folder(PLACE).results()
+    assert [line["key"] for line in results.values()] == ["4", "1", "2", "3", "k"]
+    assert len({path for _, path in endpoint.requests if path.endswith(".jsonl")}) == 2
+    system, _ = remote.located("s3://bucket")
+    with run_folder(PLACE) as folder:
+        folder.append(Outcome("more", "failed", key="k"))
+    system.rm_file("bucket/run/results/00000008.jsonl")
+    with pytest.raises(OutputFolderError, match=r"part 00000008\.jsonl of the journal is missing"):
+        run_folder(PLACE).results()
+
+
+def test_what_is_read_is_kept_by_its_tag(
+    endpoint: Endpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hyimg_cli.cache.disk import DiskStore
+
+    monkeypatch.setattr(remote, "_copies", [DiskStore(tmp_path, 1_000_000)])
+    system, _ = remote.located("s3://bucket")
+    system.pipe_file("bucket/a b#ü.png", b"one")
+    place = Path("s3://bucket/a b#ü.png")
+    endpoint.requests.clear()
+    assert [bytes_of(place, 10) for _ in range(2)] == [b"one", b"one"]
+    assert len([method for method, _ in endpoint.requests if method == "GET"]) == 1
+    system.pipe_file("bucket/a b#ü.png", b"two")
+    assert bytes_of(place, 10) == b"two"
+    with pytest.raises(OSError, match="more than 2 bytes"):
+        bytes_of(place, 2)
+    with pytest.raises(FileNotFoundError):
+        bytes_of(Path("s3://bucket/none.png"), 2)
+
+
+def test_a_missing_library_a_password_and_an_unknown_store_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(UsageError, match="must not hold a password") as refused:
+        remote.located("s3://key:secret@bucket/run")
+    assert "secret" not in str(refused.value)
+    with pytest.raises(UsageError, match="no kind of store"):
+        remote.located("nowhere://bucket")
+    for missing in ("fsspec", "gcsfs"):
+        remote._system.cache_clear()
+        monkeypatch.setitem(sys.modules, missing, None)
+        with pytest.raises(MachineError, match="gs:// needs a library") as refused:
+            remote.located("gs://bucket/run")
+        assert "hyimg-cli[s3]" in refused.value.hint
+        monkeypatch.undo()

@@ -1,0 +1,214 @@
+"""Files of an edit that keeps its source outside: what is equal, carried along, refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import ExifTags, Image, ImageCms
+
+from hyimg_cli.engine.sources import faults, seen
+from hyimg_cli.errors import JobError, OutputError, SourceImageError
+from hyimg_cli.journal import edited
+from hyimg_cli.journal.edited import finish, keep_redraw
+from hyimg_cli.journal.journal import RunFolder
+from hyimg_cli.media.carried import depth_fault, read_carried
+from hyimg_cli.media.images import stretch, text_of
+from hyimg_cli.media.metadata import PictureFacts, Provenance
+from hyimg_cli.spec.job import Encoding, ImageJob, KeepOutside, Size, SizeRequest, TextSampling
+from hyimg_cli.spec.run import OutputConfig
+
+SIZE = Size(64, 96)
+FACTS = PictureFacts("tiny", Provenance("0.1.0", "abc"))
+TEXT = TextSampling(0, 0.0, 0, 1.0, 1)
+
+
+def picture() -> Image.Image:
+    """A photograph's stand-in: smooth, with a disc in it, 150 x 101."""
+    y, x = np.mgrid[:101, :150]
+    noise = np.random.default_rng(0).normal(0, 2, (101, 150, 3))
+    levels = np.stack([x + 40, y + 60, 200 - x / 2], -1) + noise
+    levels[np.hypot(y - 50, x - 70) < 22] = (200, 60, 50)
+    return Image.fromarray(np.clip(levels, 0, 255).astype(np.uint8))
+
+
+def job(path: Path, outside: KeepOutside | None = None, **more: Any) -> ImageJob:
+    return ImageJob(
+        "a", "it2i", "blue", (str(path),), "tiny-image", 0, SizeRequest(64, 96), 1, 1.0, 1.0,
+        "none", TEXT, outside=outside or KeepOutside(), **more,
+    )  # fmt: skip
+
+
+def put_back(
+    folder: Path, source: Path, *, is_whole: bool = False, keep_gps: bool = False,
+    metadata: bool = True, no_edit: bool = False, **more: Any,
+) -> tuple[Path, dict[str, Any]]:  # fmt: skip
+    """A redraw that makes the disc blue, or all of it dark, on the source in a file."""
+    shown = stretch(read_carried(source).pixels, SIZE)
+    y, x = np.mgrid[:64, :96]
+    drawn = shown.copy()
+    if is_whole:
+        drawn = (drawn // 4).astype(np.uint8)
+    elif not no_edit:
+        drawn[np.hypot(y - 31.5, x - 44.5) < 14] = (40, 60, 210)
+    config = OutputConfig(folder, metadata=metadata, keep_gps=keep_gps)
+    one = job(source, **more)
+    with RunFolder(folder) as run:
+        edit = keep_redraw(run, one, drawn, shown, FACTS if metadata else None)
+        try:
+            file = finish(run, one, drawn, shown, edit, config)
+        except JobError as error:
+            error.add_note(json.dumps(edit))
+            raise
+    return folder / file.path, edit
+
+
+def saved(folder: Path, mode: str, suffix: str = ".png", **how: Any) -> Path:
+    image = picture()
+    if mode == "RGBA":
+        clear = np.full((101, 150), 255, np.uint8)
+        clear[:20] = 0  # colours of their own under clear pixels
+        image.putalpha(Image.fromarray(clear))
+    elif mode != "RGB":
+        image = image.quantize(64) if mode == "P" else image.convert(mode)
+    path = folder / f"source{suffix}"
+    image.save(path, **how)
+    return path
+
+
+@pytest.mark.parametrize("mode", ["RGB", "RGBA", "P", "L", "LA"])
+@pytest.mark.parametrize("encoding", [Encoding(), Encoding("webp")], ids=["png", "webp"])
+def test_outside_the_mask_every_pixel_is_the_files(
+    tmp_path: Path, mode: str, encoding: Encoding
+) -> None:
+    source = saved(tmp_path, mode)
+    path, edit = put_back(tmp_path / "out", source, encoding=encoding)
+    assert (edit["kind"], edit["outside_equal"]) == ("local", True)
+    kind = "RGBA" if mode in ("RGBA", "LA") else "RGB"
+    own, found = (np.array(Image.open(one).convert(kind)) for one in (source, path))
+    free = np.array(Image.open(tmp_path / "out" / edit["mask"])) == 0
+    assert found.shape == own.shape
+    assert np.array_equal(found[free], own[free])
+    assert 0.5 < free.mean() < 0.9
+    left, top, right, bottom = edit["box"]
+    assert not free[top:bottom, left:right].all()
+    assert (found[50, 70][:3].astype(int) - own[50, 70][:3])[2] > 50, "the disc is blue"
+    if mode == "RGBA":
+        assert not found[:15, ..., 3].any(), "clear stays clear"
+
+
+def test_profile_and_exif_go_along_upright_and_without_the_place(tmp_path: Path) -> None:
+    exif, profile = Image.Exif(), ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
+    exif[ExifTags.Base.Orientation], exif[ExifTags.Base.Artist] = 6, "somebody"
+    exif.get_ifd(ExifTags.IFD.Exif)[ExifTags.Base.MakerNote] = b"serial 12345"
+    exif.get_ifd(ExifTags.IFD.GPSInfo)[ExifTags.GPS.GPSLatitudeRef] = "N"
+    source = saved(tmp_path, "RGB", ".jpg", exif=exif, icc_profile=profile, quality=95)
+    upright = np.array(Image.open(source).transpose(Image.Transpose.ROTATE_270))
+    for name, how in (("plain", {}), ("gps", {"keep_gps": True}), ("bare", {"metadata": False})):
+        path, edit = put_back(tmp_path / name, source, **how)
+        with Image.open(path) as image:
+            found, said = np.array(image), image.getexif()
+            assert image.info["icc_profile"] == profile
+        free = np.array(Image.open(tmp_path / name / edit["mask"])) == 0
+        assert np.array_equal(found[free], upright[free])
+        assert ExifTags.Base.Orientation not in said
+        assert said.get(ExifTags.Base.Artist) == (None if name == "bare" else "somebody")
+        assert bool(said.get_ifd(ExifTags.IFD.GPSInfo)) == (name == "gps")
+        assert b"serial 12345" not in path.read_bytes()
+        assert bool(text_of(path).record) == (name != "bare")
+
+
+def test_a_result_tells_its_own_size_and_the_plain_picture_its_own(tmp_path: Path) -> None:
+    path, edit = put_back(tmp_path / "out", saved(tmp_path, "RGB"))
+    texts = [text_of(one) for one in (path, tmp_path / "out" / edit["plain"])]
+    assert [json.loads(text.record)["size"] for text in texts] == ["150x101", "96x64"]
+    assert "Size: 150x101" in texts[0].parameters
+    assert all("compositeWithTrained" in text.source_type for text in texts)
+
+
+def test_no_edit_gives_the_source_without_a_mark(tmp_path: Path) -> None:
+    source = saved(tmp_path, "RGB")
+    path, edit = put_back(tmp_path / "out", source, no_edit=True)
+    assert edit["kind"] == "none"
+    assert np.array_equal(np.array(Image.open(path)), np.array(Image.open(source)))
+    text = text_of(path)
+    assert (text.record, text.parameters, text.source_type) == ("", "", "")
+    assert text_of(tmp_path / "out" / edit["plain"]).record
+
+
+def test_an_edit_of_the_whole_is_kept_or_fails(tmp_path: Path) -> None:
+    source = saved(tmp_path, "RGB")
+    path, edit = put_back(tmp_path / "out", source, is_whole=True)
+    assert (edit["kind"], edit["outside_equal"]) == ("global", None)
+    assert edit["reasons"]
+    assert np.array(Image.open(path)).shape == (101, 150, 3)
+    fail = KeepOutside(on_global="fail")
+    with pytest.raises(OutputError, match="whole picture was edited") as raised:
+        put_back(tmp_path / "fail", source, is_whole=True, outside=fail)
+    assert raised.value.code == "outside.global"
+    assert (tmp_path / "fail" / "outputs" / "a.plain.png").is_file()
+    assert not (tmp_path / "fail" / "outputs" / "a.png").exists()
+
+
+def test_gates_say_what_they_judge(tmp_path: Path) -> None:
+    gates = KeepOutside(
+        region="0,0,70,101", max_spill=0.1, max_edited_area=0.001, max_outside_change=50
+    )
+    _, edit = put_back(tmp_path / "out", saved(tmp_path, "RGB"), outside=gates)
+    assert [text.split(":")[0] for text in edit["gates"]] == [
+        "max_edited_area 0.001",
+        "max_spill 0.1",
+    ]
+    assert edit["spill"] > 0.3
+
+
+def test_a_difference_outside_is_a_failure_and_the_redraw_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encode = edited.carried.encoded
+
+    def spoilt(pixels: Any, *more: Any) -> bytes:
+        if pixels.shape == (101, 150, 3):
+            pixels = pixels.copy()
+            pixels[3, 4] ^= 1
+        return encode(pixels, *more)
+
+    monkeypatch.setattr(edited.carried, "encoded", spoilt)
+    with pytest.raises(OutputError, match="1 pixels outside the edit differ"):
+        put_back(tmp_path / "out", saved(tmp_path, "RGB"))
+    assert (tmp_path / "out" / "outputs" / "a.plain.png").is_file()
+
+
+@pytest.mark.parametrize(
+    ("mode", "suffix", "why"),
+    [("I;16", ".png", "16 bits"), ("CMYK", ".jpg", "CMYK"), ("F", ".tif", "F")],
+)
+def test_what_cannot_be_equal_is_refused_before_a_model_loads(
+    tmp_path: Path, mode: str, suffix: str, why: str
+) -> None:
+    image, path = picture(), tmp_path / f"source{suffix}"
+    if mode == "I;16":
+        image = Image.fromarray(np.asarray(image.convert("L")).astype(np.uint16) * 257)
+    (image if mode == "I;16" else image.convert(mode)).save(path)
+    found = seen([job(path)])
+    (fault,) = faults(found, [job(path)])
+    assert fault.code == "source.source-depth"
+    assert why in fault.what
+    assert found.error_of(job(path)) is not None
+    with pytest.raises(SourceImageError, match="cannot be equal"):
+        read_carried(path)
+
+
+def test_frames_and_regions_are_looked_at_too(tmp_path: Path) -> None:
+    several, source = tmp_path / "several.gif", saved(tmp_path, "RGB")
+    picture().save(several, save_all=True, append_images=[picture().rotate(90)])
+    assert depth_fault(several) is not None
+    assert depth_fault(source) is None
+    mask = tmp_path / "mask.png"
+    for pixels, why in ((np.zeros((101, 150)), "black"), (np.ones((50, 50)), "its source 150x101")):
+        Image.fromarray(np.uint8(pixels * 255)).save(mask)
+        one = job(source, KeepOutside(region=str(mask)))
+        assert why in str(seen([one]).error_of(one))
+    beyond = job(source, KeepOutside(region="0,0,151,20"))
+    assert "goes beyond it" in str(seen([beyond]).error_of(beyond))
