@@ -38,7 +38,7 @@ from hyimg_cli.spec.events import JobDone, ReplicaDied
 from hyimg_cli.spec.run import ModelChoice, OutputConfig, ParallelConfig, RunConfig
 
 # A stopped replica is to be noticed within a trial's patience, not within a minute.
-_LIMITS, _BEAT_S = Limits(silence_s=10.0, start_s=40.0), 0.5
+_LIMITS, _BEAT_S = Limits(silence_s=20.0), 1.0
 
 
 def main() -> None:

@@ -38,7 +38,7 @@ class Simulated:
         self._said: deque[tuple[int, FromReplica]] = deque()
         self._outcomes = {job.custom_id: _outcome(job, config) for job in plan.jobs}
 
-    starts_at_once = True
+    start_s = 60.0
 
     def start(self, setup: Setup) -> None:
         self._said.append((setup.number, self._ready))

@@ -158,12 +158,12 @@ def confirm_graphs(choice: ModelChoice, ranks: int, has_graphs: bool) -> None:
 def _has_gpu() -> bool:
     """True if the driver shows a GPU, and CUDA_VISIBLE_DEVICES does not hide them all."""
     first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
-    return first not in ("", "-1") and _has_gpu_files(_DEVICES)
+    return first not in ("", "-1") and _has_gpu_files(_DEVICES, os.stat(_DEVICES).st_mtime_ns)
 
 
 @cache
-def _has_gpu_files(devices: Path) -> bool:
-    """Looked at once: it is asked for each job, several times."""
+def _has_gpu_files(devices: Path, changed_ns: int) -> bool:
+    """Looked at once, until something comes or goes: it is asked for each job, several times."""
     return any(devices.glob("nvidia[0-9]*"))
 
 

@@ -7,7 +7,6 @@
 Each stands for one matrix, which is made whole as it is loaded (`stream`). No torch.
 """
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -17,6 +16,7 @@ from typing import Any
 from safetensors import safe_open
 
 from hyimg_cli.errors import CheckpointError
+from hyimg_cli.files import json_of
 from hyimg_cli.loading.checkpoint import TensorInfo, tensor_index
 
 _STATE = ".quant_state.bitsandbytes__"
@@ -78,7 +78,7 @@ def stored_index(folder: Path) -> Stored:
 
 def _of_4_bits(folder: Path, name: str, state_name: str, found: Mapping[str, TensorInfo]) -> Packed:
     try:
-        state = json.loads(_read(folder, state_name, found))
+        state = json_of(_read(folder, state_name, found))
         rows, columns = (int(n) for n in state["shape"])
         block, is_nested = int(state["blocksize"]), "nested_blocksize" in state
         nested = int(state.get("nested_blocksize", 1))

@@ -41,8 +41,9 @@ def resolve_jobs(
         is_video, named = line.fields["task"] in VIDEO_TASKS, line.fields.get("model")
         own = settings["video_model" if is_video else "model"].value
         model = located(named) if named else own
-        if named and not is_allowed(model):
-            faults.append(_not_allowed(line, named, settings["allow_model"]))
+        if refused := [one for one in _weights_of(line, manifest.folder) if not is_allowed(one[2])]:
+            field, name, _ = refused[0]
+            faults.append(_not_allowed(f"{line.where}: {field}", name, settings["allow_model"]))
             continue
         card = (videos if is_video else pictures)(model)
         if isinstance(card, HyimgError):
@@ -95,21 +96,32 @@ def _allowed(settings: Mapping[str, Setting]) -> Callable[[str], bool]:
     listed = settings["allow_model"].value
     if listed is None:
         return lambda model: True
-    known = {_place(name) for name in (*listed, *(settings[name].value for name in _OWN))}
+    own = (*(settings[name].value for name in _OWN), *(one.file for one in settings["lora"].value))
+    known = {_place(name) for name in (*listed, *own)}
     return lambda model: _place(model) in known
 
 
-def _place(model: str) -> str:
-    folder = os.path.expanduser(model)
-    return os.path.realpath(folder) if os.path.isdir(folder) else model
+def _weights_of(line: ManifestLine, folder: Path) -> Iterator[tuple[str, str, str]]:
+    """Field, name and place of the model and the LoRAs that a line names."""
+    if named := line.fields.get("model"):
+        yield "model", named, _located(folder, named)
+    for one in line.fields.get("lora", ()):
+        if one.file:
+            beside = str(folder / one.file)
+            yield "lora", one.file, beside if os.path.isfile(beside) else one.file
 
 
-def _not_allowed(line: ManifestLine, model: str, allowed: Setting) -> HyimgError:
+def _place(name: str) -> str:
+    path = os.path.expanduser(name)
+    return os.path.realpath(path) if os.path.exists(path) else name
+
+
+def _not_allowed(where: str, name: str, allowed: Setting) -> HyimgError:
     names = ", ".join(allowed.value) or "none"
     return fault(
         "model-not-allowed",
-        f"{shown(model)} is not among the models that a line may name",
-        where=f"{line.where}: model",
+        f"{shown(name)} is not among the models that a line may name",
+        where=where,
         hint=f"{as_given(allowed)} has: {names}",
     )
 

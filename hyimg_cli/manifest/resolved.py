@@ -112,7 +112,7 @@ def lines_beside(jobs: Iterable[Job], folder: Path) -> Iterator[dict[str, Any]]:
             entry["region"] = from_folder(Path(job.outside.mask))
         if isinstance(job, VideoJob) and job.lora:
             placed = (
-                replace(one, file=from_folder(Path(one.file))) if Path(one.file).is_file() else one
+                replace(one, file=from_folder(Path(one.file))) if os.path.isfile(one.file) else one
                 for one in job.lora
             )
             entry["lora"] = lora_text(placed)

@@ -148,8 +148,8 @@ def _annotation(kind: k.Kind, jobs: JobKind | None = None) -> Any:
             least = Field(gt=low) if above_low else Field(ge=low)
             return Annotated[float, Field(strict=True, le=high, allow_inf_nan=False), least]
         case k.NumberPair(low, high):
-            side = Annotated[float, Field(strict=True, ge=low, le=high)]
-            pair = Annotated[list[side], Field(min_length=2, max_length=2)]
+            end = Annotated[float, Field(strict=True, ge=low, le=high)]
+            pair = Annotated[list[end], Field(min_length=2, max_length=2)]
             return Annotated[pair, AfterValidator(_rising)]
         case k.Truth():
             return Annotated[bool, Field(strict=True)]
@@ -169,8 +169,8 @@ def _annotation(kind: k.Kind, jobs: JobKind | None = None) -> Any:
         case k.Text(_, may_be_empty=True):
             return Annotated[str, Field(pattern=_whole(f"|{_WRITTEN}"))]
         case k.Region():
-            side = Annotated[int, Field(strict=True, ge=0)]
-            box = Annotated[list[side], Field(min_length=4, max_length=4)]
+            pixel = Annotated[int, Field(strict=True, ge=0)]
+            box = Annotated[list[pixel], Field(min_length=4, max_length=4)]
             return Annotated[str, Field(pattern=_whole(_PATTERNS[k.Region]))] | box
         case k.Matrix():
             return _matrix(jobs)

@@ -1,6 +1,7 @@
 """A manifest line that asks for videos: its size and frames by the rules of its model, its jobs."""
 
 import math
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
@@ -102,12 +103,12 @@ class VideoLine(ResolvedLine):
 
     def _lora(self) -> tuple[Lora, ...]:
         """The line's, whose paths begin at the manifest's folder, or the setting's."""
-        asked: tuple[Lora, ...] = self.value("lora")
+        asked: tuple[Lora, ...] = self.value("lora") or ()
         if "lora" not in self.line.fields:
             return asked
         beside = {one: self.folder / one.file for one in asked if one.file}
         return tuple(
-            replace(one, file=str(beside[one])) if one in beside and beside[one].is_file() else one
+            replace(one, file=str(beside[one])) if os.path.isfile(beside.get(one, "")) else one
             for one in asked
         )
 
@@ -123,7 +124,8 @@ class VideoLine(ResolvedLine):
             what = "this model has one transformer, neither high nor low"
             yield self.fault("lora", what, "lora", "write the file alone")
         for one in loras:
-            if one.file and not Path(one.file).expanduser().is_file() and not _is_of_hub(one.file):
+            is_there = os.path.isfile(os.path.expanduser(one.file))
+            if one.file and not is_there and not _is_of_hub(one.file):
                 what = f"there is no LoRA file {one.file}"
                 hint = "paths in a manifest are relative to it"
                 yield self.fault("lora", what, "lora", hint)

@@ -52,8 +52,12 @@ def in_key(loras: tuple[Lora, ...]) -> str:
 def _digest(name: str) -> str:
     if not name:
         return "none"
-    path = lora_file(name)
-    stat = path.stat()
+    try:
+        path = lora_file(name)
+        stat = path.stat()
+    except (CheckpointError, OSError):
+        # Its jobs fail by it later, not the run.
+        return "unreadable"
     return _digest_of(path, stat.st_mtime_ns, stat.st_size)
 
 

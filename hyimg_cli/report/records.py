@@ -53,7 +53,7 @@ def _mask(result: Entry, pictures: Pictures) -> Record | None:
     if not edit.get("mask"):
         return None
     digests = edit.get("sha256") or {}
-    size = next(iter(result.get("outputs") or ()), {})
+    size: Entry = next(iter(result.get("outputs") or ()), {})
     sides = {name: size[name] for name in ("width", "height") if name in size}
     return pictures.output({"path": edit["mask"], "sha256": digests.get("mask")} | sides)
 

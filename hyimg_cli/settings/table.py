@@ -154,7 +154,7 @@ _MODEL = (
         "allow_model",
         Names(),
         None,
-        "Models that a line may name for itself, beside those of --model and --video-model.",
+        "Models and LoRAs that a line may name, beside those of --model and --video-model.",
     ),
     _model("revision", Text("revision"), None, "Hub revision.", pixels="checkpoint"),
     _model(
@@ -295,7 +295,7 @@ _SAMPLING = (
     _video(
         "lora",
         LoraText(),
-        (),
+        None,
         "LoRA files: FILE[@WEIGHT], for two transformers high=FILE;low=FILE. Needs peft.",
     ),
     _video(

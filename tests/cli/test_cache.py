@@ -6,7 +6,14 @@ from typing import Any
 
 import pytest
 
-from hyimg_cli.cache.disk import PROMPT_EMBEDDINGS, RATES, SOURCE_IMAGES, START_PICTURES, DiskStore
+from hyimg_cli.cache.disk import (
+    PROMPT_EMBEDDINGS,
+    RATES,
+    SOURCE_FILES,
+    SOURCE_IMAGES,
+    START_PICTURES,
+    DiskStore,
+)
 from hyimg_cli.cli import options
 from hyimg_cli.spec.run import CacheConfig
 
@@ -28,6 +35,7 @@ def test_list_and_size_count_what_is_there(run_cli: Run, folder: Path) -> None:
     assert (listed.code, listed.json_lines) == (
         0, [{"kind": PROMPT_EMBEDDINGS, "entries": 0, "bytes": 0},
             {"kind": RATES, "entries": 0, "bytes": 0},
+            {"kind": SOURCE_FILES, "entries": 0, "bytes": 0},
             {"kind": SOURCE_IMAGES, "entries": 2, "bytes": size},
             {"kind": START_PICTURES, "entries": 0, "bytes": 0}],
     )  # fmt: skip
@@ -36,7 +44,8 @@ def test_list_and_size_count_what_is_there(run_cli: Run, folder: Path) -> None:
     text = run_cli("cache", "list", "--cache-dir", folder).out
     assert text.splitlines() == [
         f"{PROMPT_EMBEDDINGS}  0 entries  0 bytes", f"{RATES}  0 entries  0 bytes",
-        f"{SOURCE_IMAGES}  2 entries  {size} bytes", f"{START_PICTURES}  0 entries  0 bytes",
+        f"{SOURCE_FILES}  0 entries  0 bytes", f"{SOURCE_IMAGES}  2 entries  {size} bytes",
+        f"{START_PICTURES}  0 entries  0 bytes",
     ]  # fmt: skip
 
 

@@ -408,6 +408,8 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "vae": (lambda p: rewritten(p / "config.json", vae="none"), "wrong kind"),
     "infinite": (lambda p: (p / "generation_config.json").write_text('{"top_k": Infinity}'),
                  "wrong kind"),
+    "texts": (lambda p: rewritten(p / "generation_config.json", max_new_tokens=10**30),
+              "is out of range"),
     "card": (lambda p: rewritten(p / "card.json", ratio_indices=7), "do not fit together"),
     "overlap": (lambda p: with_header(p / "model.safetensors", overlap), "where the one before"),
     "negative": (lambda p: with_header(p / "model.safetensors", negative), "is incomplete"),

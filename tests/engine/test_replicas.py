@@ -380,9 +380,9 @@ def test_fail_fast_stops_every_replica(floor: Floor, some: Some) -> None:
 
 def test_one_that_is_stopped_is_ended_and_its_jobs_are_done(each_floor: Floor, some: Some) -> None:
     floor = each_floor
-    floor.limits, floor.beat_s = Limits(silence_s=1.5), 0.2
+    floor.limits, floor.beat_s = Limits(silence_s=3.0), 0.2
     events = floor.run(some(6, j0="stop"))
-    assert [death.why for death in deaths(events)] == ["no sign of life for 2 s"]
+    assert [death.why for death in deaths(events)] == ["no sign of life for 3 s"]
     assert {one.status for one in outcomes(events).values()} == {"done"}
     assert len(outcomes(events)) == 6
     floor.assert_all_gone()
@@ -576,3 +576,29 @@ def test_on_a_cpu_each_plans_for_its_part_of_memory(
     assert of_each(cpu, 1) == cpu
     # Which jobs are done is known by the run's own configuration.
     assert pixel_settings(job, cpu) == pixel_settings(job, of_each(cpu, 4))
+
+
+@pytest.mark.ray
+def test_our_signal_handlers_survive_ray(ray_cluster: str, tmp_path: Path) -> None:
+    from hyimg_cli.engine.replicas import cluster
+
+    def handler(*_: object) -> None: ...
+
+    numbers = signal.SIGINT, signal.SIGTERM
+    before = {number: signal.signal(number, handler) for number in numbers}
+    parallel = ParallelConfig(replicas=3, ray_address=ray_cluster)
+    config = RunConfig(OutputConfig(tmp_path), parallel=parallel)
+    try:
+        cluster.connect(config)
+        assert {signal.getsignal(number) for number in numbers} == {handler}
+        # Two machines of two cores each: three replicas have one, two have two.
+        assert [cluster._needs(config, count) for count in (3, 2)] == [
+            {"num_cpus": 1},
+            {"num_cpus": 2},
+        ]
+        with pytest.raises(MachineError, match="5 replicas need 5 CPUs; the Ray cluster has 4"):
+            cluster._needs(config, 5)
+    finally:
+        cluster.disconnect()
+        for number, former in before.items():
+            signal.signal(number, former)

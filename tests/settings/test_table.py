@@ -98,6 +98,7 @@ OF_THE_JOB: dict[str, dict[str, Any]] = {
     "negative_prompt": {"negative_prompt": "blur"},
     "num_frames": {"num_frames": 5},
     "fps": {"fps": 3},
+    "scheduler": {"scheduler": "euler"},
     "format": {"format": "webp"},
     "quality": {"quality": 50, "format": "jpeg"},
     "lossless": {"lossless": True, "format": "webp"},
@@ -119,6 +120,7 @@ OF_THE_LINE: dict[str, dict[str, Any]] = {"n": {"n": 2}, "vary": {"vary": "pictu
 NOT_OF_TINY: dict[str, dict[str, Any]] = {
     "guidance_scale_2": {"guidance_scale_2": 1.5},
     "fit": {"fit": "crop"},
+    "lora": {"lora": "style.safetensors@0.5"},
     "image_guidance_scale": {"image_guidance_scale": 1.5},
     "guidance_interval": {"guidance_interval": [0.2, 0.9]},
     "guidance_renorm": {"guidance_renorm": "channel"},

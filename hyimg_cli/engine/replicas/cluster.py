@@ -116,7 +116,7 @@ class _Actor:
 class RayCluster:
     """A transport: replicas are actors, wherever the cluster has room."""
 
-    starts_at_once = False
+    start_s = 600.0  # it may wait for room
 
     def __init__(self, config: RunConfig, plan: Plan, count: int) -> None:
         """Raises MachineError where the cluster is not there, or has not what the replicas need."""

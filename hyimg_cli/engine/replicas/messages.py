@@ -97,12 +97,11 @@ class Transport(Protocol):
     """Starts replicas by their numbers and carries messages; it knows of no job and no journal.
 
     Nothing here waits for a replica, but `events` for as long as it is told. `config`: the run's,
-    as one replica has it. `starts_at_once`: a replica's process is there from its start on, and
-    does not wait for room.
+    as one replica has it. `start_s`: how long a replica's first word may take.
     """
 
     config: RunConfig
-    starts_at_once: bool
+    start_s: float
 
     def start(self, setup: Setup) -> None:
         """Begin to start a replica, in place of an earlier one of the number."""

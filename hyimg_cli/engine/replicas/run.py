@@ -306,8 +306,7 @@ class _Dispatcher:
         """End those that are stopped or hang."""
         now = self._clock()
         for worker in [one for one in self._workers if one.is_alive]:
-            may_wait = not (worker.was_heard or self.transport.starts_at_once)
-            most_s = self._limits.start_s if may_wait else self._limits.silence_s
+            most_s = self._limits.silence_s if worker.was_heard else self.transport.start_s
             beat, worker.beat = worker.beat, Beat()
             if now - worker.heard_at > most_s:
                 yield from self._killed(worker, f"no sign of life for {most_s:.0f} s")

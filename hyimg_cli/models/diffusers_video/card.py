@@ -18,6 +18,7 @@ from hyimg_cli.models.diffusers_video.layout import (
 )
 from hyimg_cli.models.diffusers_video.unsupported import refuse_unsupported
 from hyimg_cli.models.diffusers_video.work import hunyuan_forward, wan_forward
+from hyimg_cli.settings.table import SETTINGS
 from hyimg_cli.spec.card import StartRule, TileRule, VideoCard, VideoDefaults
 from hyimg_cli.spec.job import Size
 
@@ -27,6 +28,8 @@ _TILE_PIXELS = 256
 _STRIDE_PIXELS = 192
 _LANDSCAPE = Size(9, 16)
 _MAX_RATIO = 4.0
+# Defaults by which is counted.
+_COUNTS = {"num_frames", "fps", "num_inference_steps"}
 _SHIFT_OF_720P = 5.0
 _SHIFT_OF_TARGET = {640: 5.0, 960: 9.0}
 
@@ -217,4 +220,6 @@ def _overridden(defaults: VideoDefaults, values: dict[str, Any], folder: Path) -
     changed: dict[str, Any] = {
         key: Size(*value) if key == "size" else value for key, value in values.items()
     }
+    for name in _COUNTS & changed.keys():
+        SETTINGS[name].kind.read(changed[name])
     return replace(defaults, **changed)

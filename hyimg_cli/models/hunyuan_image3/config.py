@@ -10,6 +10,7 @@ from dataclasses import MISSING, dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_origin, get_type_hints
 
 from hyimg_cli.errors import CheckpointError
+from hyimg_cli.settings.table import SETTINGS
 from hyimg_cli.spec.card import SamplingDefaults
 from hyimg_cli.spec.job import BOT_TASKS
 
@@ -229,7 +230,7 @@ def _generation_config(config: Mapping[str, Any]) -> GenerationConfig:
     return GenerationConfig(
         template=template,
         defaults=SamplingDefaults(
-            num_inference_steps=int(told["diff_infer_steps"]),
+            num_inference_steps=_count("num_inference_steps", told["diff_infer_steps"]),
             guidance_scale=float(told["diff_guidance_scale"]),
             flow_shift=float(told["flow_shift"]),
             bot_task=_bot_task(told["bot_task"]),
@@ -238,10 +239,16 @@ def _generation_config(config: Mapping[str, Any]) -> GenerationConfig:
             temperature=float(told["temperature"]) if told["do_sample"] else 0.0,
             top_k=int(told["top_k"]),
             top_p=float(told["top_p"]),
-            max_new_tokens=int(told["max_new_tokens"]),
+            max_new_tokens=_count("max_new_tokens", told["max_new_tokens"]),
             repetition_penalty=_penalty(float(told["repetition_penalty"])),
         ),
     )
+
+
+def _count(name: str, value: Any) -> int:
+    """A default that a user could give as well. Raises ValueError for one out of that range."""
+    count: int = SETTINGS[name].kind.read(int(value))
+    return count
 
 
 def defaulted(config: Mapping[str, Any], generation: Mapping[str, Any]) -> dict[str, Any]:
