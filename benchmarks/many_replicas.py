@@ -17,7 +17,7 @@ from typing import Any
 from hyimg_cli.engine.replicas.messages import Assign, FromReplica, PieceDone, Ready, Setup, Told
 from hyimg_cli.engine.replicas.run import Replicas
 from hyimg_cli.journal.journal import Made, RunFolder
-from hyimg_cli.journal.keys import Facts, key_of
+from hyimg_cli.journal.keys import ReplicaFacts, key_of
 from hyimg_cli.journal.provenance import hardware
 from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.models import registry
@@ -34,7 +34,7 @@ class Simulated:
 
     def __init__(self, config: RunConfig, plan: Plan, data: bytes) -> None:
         self.config, self._data = config, data
-        self._ready = Ready(Facts.of(config, plan))
+        self._ready = Ready(ReplicaFacts.of(config, plan))
         self._said: deque[tuple[int, FromReplica]] = deque()
         self._outcomes = {job.custom_id: _outcome(job, config) for job in plan.jobs}
 

@@ -17,7 +17,7 @@ _LANCZOS_REACH = 3
 
 
 @dataclass(frozen=True)
-class Axis:
+class AxisMap:
     """`length` pixels of the source, of which `drawn` were drawn."""
 
     length: int
@@ -25,9 +25,9 @@ class Axis:
     scale: float
     offset: float = 0.0
 
-    def moved(self, zoom: float, shift: float) -> "Axis":
+    def moved(self, zoom: float, shift: float) -> "AxisMap":
         """The same where the drawn picture lies at `zoom * x + shift` of the one that was shown."""
-        return Axis(self.length, self.drawn, zoom * self.scale, zoom * self.offset - shift)
+        return AxisMap(self.length, self.drawn, zoom * self.scale, zoom * self.offset - shift)
 
     @property
     def window(self) -> tuple[int, int]:
@@ -44,13 +44,13 @@ class Axis:
 class Placement:
     """A drawn picture on its source."""
 
-    y: Axis
-    x: Axis
+    y: AxisMap
+    x: AxisMap
 
     @classmethod
     def stretched(cls, source: tuple[int, int], drawn: tuple[int, int]) -> "Placement":
         """Heights and widths, of a source that was resized whatever its shape."""
-        return cls(*(Axis(n, m, m / n) for n, m in zip(source, drawn, strict=True)))
+        return cls(*(AxisMap(n, m, m / n) for n, m in zip(source, drawn, strict=True)))
 
     @classmethod
     def covered(cls, source: tuple[int, int], drawn: tuple[int, int]) -> "Placement":
@@ -64,7 +64,7 @@ class Placement:
             fitted = (round(m_x / n_x * n_y), m_x)
         return cls(
             *(
-                Axis(n, m, full / n, round((full - m) / 2))
+                AxisMap(n, m, full / n, round((full - m) / 2))
                 for n, m, full in zip(source, drawn, fitted, strict=True)
             )
         )

@@ -53,7 +53,7 @@ class Noise:
 
 
 @dataclass(frozen=True)
-class View:
+class BlurredView:
     """The reference at one scale: its lowest and highest values within a pixel, and its slope."""
 
     sigma: float
@@ -74,7 +74,7 @@ class Found:
     difference: Plane
 
 
-def views(reference: Plane) -> list[View]:
+def views(reference: Plane) -> list[BlurredView]:
     """The reference's levels [3, Y, X] as they are compared."""
     scale, colours = scale_of(reference.shape[1:]), opponent(reference)
     found = []
@@ -85,11 +85,11 @@ def views(reference: Plane) -> list[View]:
         slope = np.sqrt(sum(np.square(one).sum(0) for one in slopes))
         low = ndimage.minimum_filter(smooth, size, mode="nearest")
         high = ndimage.maximum_filter(smooth, size, mode="nearest")
-        found.append(View(sigma, low, high, np.asarray(slope, np.float32)))
+        found.append(BlurredView(sigma, low, high, np.asarray(slope, np.float32)))
     return found
 
 
-def region(drawn: Plane, seen: list[View], valid: Mask) -> Found:
+def region(drawn: Plane, seen: list[BlurredView], valid: Mask) -> Found:
     """What of the drawn levels, drift and motion undone, is an edit of what was `seen`. `valid`:
     was drawn at all.
     """

@@ -78,7 +78,7 @@ def here() -> Place:
 
 
 @dataclass(frozen=True)
-class Facts:
+class ReplicaFacts:
     """What all who make one folder's results have in common, told where the work is done: what
     decides keys and pixels of jobs, fingerprints of models by name, versions of packages, and the
     digest of the first `source` picture, as it is found there.
@@ -93,7 +93,7 @@ class Facts:
     source: str | None
 
     @classmethod
-    def of(cls, config: RunConfig, plan: Plan) -> "Facts":
+    def of(cls, config: RunConfig, plan: Plan) -> "ReplicaFacts":
         """By this process, or by the place that `config` names. Raises CheckpointError."""
         choice, ranks = config.model, config.parallel.tensor_ranks
         device, dtype = precision(choice)
@@ -103,7 +103,7 @@ class Facts:
         source = next((source_digest(path) for path in sources), None)
         return cls(device, dtype, by_graphs(choice, ranks), ranks, prints, _versions(), source)
 
-    def differences(self, other: "Facts") -> str:
+    def differences(self, other: "ReplicaFacts") -> str:
         """In words, what `other` has otherwise; of versions, those that are known here."""
         theirs = other.flat()
         told = [

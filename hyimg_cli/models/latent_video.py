@@ -83,7 +83,7 @@ class BranchRunner(Protocol):
         """Every branch's velocity at one step, in the order of `begin`."""
 
 
-class Encoder(Protocol[Item]):
+class ConditionEncoder(Protocol[Item]):
     """Encoders of a checkpoint, of strings or of views of pictures; no weight is read before the
     first `encode`.
     """
@@ -108,14 +108,14 @@ class Encoder(Protocol[Item]):
         """Count how often each encoder ran since the checkpoint was opened."""
 
 
-class PictureEncoder(Encoder[PictureView], Protocol):
+class PictureEncoder(ConditionEncoder[PictureView], Protocol):
     """The encoders of start pictures; the VAE among them stays with the model."""
 
     def views(self, job: VideoJob, digests: Sequence[str]) -> tuple[PictureView, ...]:
         """The job's pictures as the transformer reads them; `digests` are those of its files."""
 
 
-PromptEncoder = Encoder[str]
+PromptEncoder = ConditionEncoder[str]
 
 
 class VideoDenoiser(Protocol):

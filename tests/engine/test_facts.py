@@ -12,7 +12,7 @@ from hyimg_cli.engine.replicas.messages import Assign, FromReplica, PieceDone, R
 from hyimg_cli.engine.replicas.run import Replicas
 from hyimg_cli.errors import MachineError
 from hyimg_cli.journal.journal import RunFolder
-from hyimg_cli.journal.keys import Facts, by_graphs, job_keys, precision
+from hyimg_cli.journal.keys import ReplicaFacts, by_graphs, job_keys, precision
 from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.models import registry
 from hyimg_cli.spec.events import Event, ReplicaDied
@@ -50,20 +50,22 @@ def test_a_folder_says_where_its_results_were_made(tmp_path: Path) -> None:
 
 def test_what_differs_is_said_by_name(job: ImageJob, tmp_path: Path) -> None:
     plan = make_plan([job], registry.model_card)
-    here, there = Facts.of(config(BARE), plan), Facts.of(config(GPU), plan)
+    here, there = ReplicaFacts.of(config(BARE), plan), ReplicaFacts.of(config(GPU), plan)
     assert here.differences(here) == ""
     assert here.differences(there) == (
         "device cuda instead of cpu, dtype bfloat16 instead of float32, "
         "decode_graphs True instead of False"
     )
     edit = replace(job, images=(str(tmp_path / "one.png"),))
-    assert Facts.of(config(BARE), make_plan([edit], registry.model_card)).source == "unreadable"
+    assert (
+        ReplicaFacts.of(config(BARE), make_plan([edit], registry.model_card)).source == "unreadable"
+    )
 
 
 class Scripted:
     """A transport of replicas that have these facts, and do nothing."""
 
-    def __init__(self, config: RunConfig, facts: list[Facts]) -> None:
+    def __init__(self, config: RunConfig, facts: list[ReplicaFacts]) -> None:
         self.config, self._facts = config, facts
         self._said: list[tuple[int, FromReplica]] = []
         self.assigned: list[int] = []
@@ -97,7 +99,7 @@ def run(job: ImageJob, tmp_path: Path) -> Run:
         mine = RunConfig(OutputConfig(tmp_path), model=ModelChoice(place=BARE), parallel=parallel)
         jobs = [replace(job, custom_id=f"j{n}", prompt=f"{n}") for n in range(6)]
         plan = make_plan(jobs, registry.model_card)
-        facts = [replace(Facts.of(mine, plan), **change) for change in changes]
+        facts = [replace(ReplicaFacts.of(mine, plan), **change) for change in changes]
         scripted = Scripted(mine, facts)
         with RunFolder(tmp_path) as folder:
             events = list(Replicas(mine, transport=lambda *_: scripted).run(plan, folder))
@@ -115,7 +117,7 @@ def test_a_replica_that_differs_is_refused_before_it_gets_a_job(run: Run) -> Non
 
 
 def test_the_packages_of_the_first_are_those_of_all(run: Run) -> None:
-    versions = Facts.of(config(BARE), Plan(())).versions
+    versions = ReplicaFacts.of(config(BARE), Plan(())).versions
     newer = {"versions": dict(versions) | {"torch": "9.9"}}
     scripted, events = run(newer, {}, newer)
     assert set(scripted.assigned) == {0, 2}

@@ -29,11 +29,11 @@ from tiny_films.world import TRAINABLE, Scene
 from hyimg_cli.models.diffusers_video.hunyuan_video15 import Forward, hoisted_forward
 from hyimg_cli.models.diffusers_video.layout import read_layout
 from hyimg_cli.models.diffusers_video.prompts_hunyuan import HunyuanPrompts
-from hyimg_cli.models.diffusers_video.weights import Place
+from hyimg_cli.models.diffusers_video.weights import LoadTarget
 from hyimg_cli.models.latent_video import PromptEmbedding
 
 PROMPTS = ("a red circle moves left", 'the blue square that says "hi" slides up', "", "blurred")
-PLACE = Place(torch.device("cpu"), torch.float32)
+PLACE = LoadTarget(torch.device("cpu"), torch.float32)
 
 
 @pytest.fixture(scope="module")

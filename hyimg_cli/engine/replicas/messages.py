@@ -13,7 +13,7 @@ from typing import Protocol
 
 from hyimg_cli.errors import HyimgError
 from hyimg_cli.journal.journal import Made
-from hyimg_cli.journal.keys import Facts
+from hyimg_cli.journal.keys import ReplicaFacts
 from hyimg_cli.parallel.watch import BEAT_S, Beat
 from hyimg_cli.spec.events import Event
 from hyimg_cli.spec.plan import Plan
@@ -60,7 +60,7 @@ class Ready:
     this; `facts` are what it finds there.
     """
 
-    facts: Facts
+    facts: ReplicaFacts
     node: str = ""
 
 

@@ -18,7 +18,7 @@ from hyimg_cli.engine.replicas.messages import Assign, PieceDone, Setup, Told
 from hyimg_cli.engine.replicas.scratch import ScratchFolder, own_folder
 from hyimg_cli.errors import HyimgError, Interrupted
 from hyimg_cli.journal.journal import JobFolder
-from hyimg_cli.journal.keys import Facts
+from hyimg_cli.journal.keys import ReplicaFacts
 from hyimg_cli.parallel.watch import AwakeClock, Steps
 from hyimg_cli.spec.events import (
     DenoiseStep,
@@ -61,7 +61,7 @@ class PieceWorker:
         self._whole = setup.whole
         # By this machine; where that differs from the run's, nobody will want the session.
         config = replace(setup.config, model=replace(setup.config.model, place=None))
-        self.facts = Facts.of(config, setup.whole)
+        self.facts = ReplicaFacts.of(config, setup.whole)
         self._folder = ScratchFolder(folder)
         self.steps = Steps(AwakeClock(most_s=3 * setup.beat_s))
         module, name = setup.session.split(":")

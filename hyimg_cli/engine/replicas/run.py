@@ -41,7 +41,7 @@ from hyimg_cli.errors import (
     StorageError,
 )
 from hyimg_cli.journal.journal import JobFolder
-from hyimg_cli.journal.keys import Facts, key_of, source_digests
+from hyimg_cli.journal.keys import ReplicaFacts, key_of, source_digests
 from hyimg_cli.parallel.watch import LIMITS, AwakeClock, Beat, Limits, StepWatch
 from hyimg_cli.spec.events import Event, JobDone, JobFailed, ReplicaDied
 from hyimg_cli.spec.job import Job, VideoJob
@@ -154,7 +154,7 @@ class _Dispatcher:
         self._workers = [Worker(number) for number in range(count)]
         self._queue = JobQueue(setup.whole, count)
         self._attempts = folder.attempts()
-        facts = Facts.of(setup.config, setup.whole)
+        facts = ReplicaFacts.of(setup.config, setup.whole)
         own = {name: facts.versions[name] for name in ("hyimg",)}
         self._facts = replace(facts, versions=own)
         self._deaths: dict[str, list[str]] = {}

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load, save
 
 from hyimg_cli.models.diffusers_video.layout import CheckpointLayout
-from hyimg_cli.models.diffusers_video.weights import Place, load_tokenizer, load_weights
+from hyimg_cli.models.diffusers_video.weights import LoadTarget, load_tokenizer, load_weights
 from hyimg_cli.models.latent_video import PromptEmbedding
 from hyimg_cli.spec import digest
 
@@ -24,7 +24,7 @@ _KEY, _NOTES = "key", "notes"
 
 class CheckpointEncoder:
     """Encoders of a checkpoint and their tokenizers or processors, loaded one by one at their first
-    use: an `Encoder` once a family adds `key` and `encode`.
+    use: an `ConditionEncoder` once a family adds `key` and `encode`.
 
     `tensors` names an embedding's tensors, and says of each whether it must be there; `axes`: how
     many each has.
@@ -33,7 +33,7 @@ class CheckpointEncoder:
     tensors: Mapping[str, bool]
     axes: Mapping[str, int] = {}
 
-    def __init__(self, layout: CheckpointLayout, place: Place) -> None:
+    def __init__(self, layout: CheckpointLayout, place: LoadTarget) -> None:
         self.layout = layout
         self.place = place
         self.runs: Counter[str] = Counter()

@@ -9,7 +9,7 @@ from hyimg_cli.errors import MachineError
 from hyimg_cli.models.diffusers_video.layout import HUNYUAN_VIDEO15, read_layout
 from hyimg_cli.models.diffusers_video.model import DiffusersVideo
 from hyimg_cli.models.diffusers_video.offload import Offload
-from hyimg_cli.models.diffusers_video.weights import Place, check_weights
+from hyimg_cli.models.diffusers_video.weights import LoadTarget, check_weights
 from hyimg_cli.parallel.devices import device_of
 from hyimg_cli.spec.card import VideoCard
 from hyimg_cli.spec.run import ModelChoice
@@ -35,7 +35,7 @@ def load_video(
     return Wan(card, layout, place, **options)
 
 
-def _place(choice: ModelChoice) -> Place:
+def _place(choice: ModelChoice) -> LoadTarget:
     """The device and dtype that were asked for. Raises MachineError where there is no such GPU."""
     if choice.device == "balanced":
         raise MachineError(
@@ -45,4 +45,4 @@ def _place(choice: ModelChoice) -> Place:
         )
     device = torch.device(device_of(choice))
     dtype = getattr(torch, choice.dtype_on(device.type))
-    return Place(device, dtype, Offload(device) if choice.cpu_offload else None)
+    return LoadTarget(device, dtype, Offload(device) if choice.cpu_offload else None)

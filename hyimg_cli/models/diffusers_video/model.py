@@ -20,7 +20,7 @@ from hyimg_cli.models.diffusers_video.layout import CheckpointLayout
 from hyimg_cli.models.diffusers_video.lora import Adapters
 from hyimg_cli.models.diffusers_video.scheduling import JobScheduler
 from hyimg_cli.models.diffusers_video.start import StartEncoder
-from hyimg_cli.models.diffusers_video.weights import Place, load_weights
+from hyimg_cli.models.diffusers_video.weights import LoadTarget, load_weights
 from hyimg_cli.models.latent_video import (
     Branch,
     BranchInputs,
@@ -50,7 +50,7 @@ class DiffusersVideo(ABC):
         self,
         card: VideoCard,
         layout: CheckpointLayout,
-        place: Place,
+        place: LoadTarget,
         *,
         parameter_count: int,
         is_tiled: bool,
@@ -115,7 +115,7 @@ class DiffusersVideo(ABC):
         )
 
     @property
-    def encoder_place(self) -> Place:
+    def encoder_place(self) -> LoadTarget:
         """Where the image encoder works."""
         return self.place
 

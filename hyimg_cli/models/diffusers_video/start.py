@@ -18,7 +18,7 @@ from hyimg_cli.errors import SourceImageError
 from hyimg_cli.media.images import Pixels, SourceImage, crop_to, read_image, stretch
 from hyimg_cli.models.diffusers_video.encoders import CheckpointEncoder, installed
 from hyimg_cli.models.diffusers_video.layout import HUNYUAN_VIDEO15, CheckpointLayout
-from hyimg_cli.models.diffusers_video.weights import Place
+from hyimg_cli.models.diffusers_video.weights import LoadTarget
 from hyimg_cli.models.latent_video import (
     LATENTS,
     TOKENS,
@@ -70,7 +70,7 @@ class StartEncoder(CheckpointEncoder):
     def __init__(
         self,
         layout: CheckpointLayout,
-        place: Place,
+        place: LoadTarget,
         vae: Callable[[], VideoVae],
         *,
         is_tiled: Callable[[], bool],

@@ -18,7 +18,7 @@ from hyimg_cli.models.diffusers_video.prompts_wan import TEXT, WanPrompts
 from hyimg_cli.models.diffusers_video.scheduling import JobScheduler
 from hyimg_cli.models.diffusers_video.start import frame_mask
 from hyimg_cli.models.diffusers_video.vaes import WanVae
-from hyimg_cli.models.diffusers_video.weights import Place, load_weights
+from hyimg_cli.models.diffusers_video.weights import LoadTarget, load_weights
 from hyimg_cli.models.latent_video import (
     LATENTS,
     TOKENS,
@@ -44,7 +44,7 @@ class Wan(DiffusersVideo):
         return WanVae(load_weights(self.layout.components["vae"], self.place.in_float32()))
 
     @property
-    def encoder_place(self) -> Place:
+    def encoder_place(self) -> LoadTarget:
         """In float32, too, as the authors' own examples load it."""
         return self.place.in_float32()
 

@@ -35,7 +35,7 @@ _FEW = 500
 
 
 @dataclass(frozen=True)
-class Place:
+class LoadTarget:
     """Where networks work, in which precision, and which of them are there at a time."""
 
     device: torch.device
@@ -47,7 +47,7 @@ class Place:
     def dtype_name(self) -> str:
         return str(self.dtype).removeprefix("torch.")
 
-    def in_float32(self) -> "Place":
+    def in_float32(self) -> "LoadTarget":
         """The same place for a network that is wide whatever the others are."""
         return replace(self, dtype=torch.float32)
 
@@ -89,7 +89,7 @@ def check_weights(component: Component) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-def load_weights(component: Component, place: Place) -> Any:
+def load_weights(component: Component, place: LoadTarget) -> Any:
     """A component ready for inference, its files checked first: on its device, or in main memory
     where `place` brings it to its device for its work.
 

@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 from hyimg_cli.cache.disk import START_PICTURES, DiskStore
 from hyimg_cli.cache.memo import Memo
 from hyimg_cli.errors import MachineError
-from hyimg_cli.models.latent_video import Encoder, PromptEmbedding
+from hyimg_cli.models.latent_video import ConditionEncoder, PromptEmbedding
 from hyimg_cli.spec.events import Embedded, PromptEmbedded, PromptsReady
 from hyimg_cli.spec.run import CacheConfig
 
@@ -41,7 +41,7 @@ class Encodings(Generic[Item]):
         self._notes: dict[str, tuple[str, ...]] = {}
 
     def ready(
-        self, encoder: Encoder[Item], items: Iterable[Item]
+        self, encoder: ConditionEncoder[Item], items: Iterable[Item]
     ) -> Iterator[PromptEmbedded | PromptsReady]:
         """Have every one of `items` in memory, then let the encoders go.
 
@@ -64,7 +64,7 @@ class Encodings(Generic[Item]):
         encoded = self._counts["misses"] - before
         yield PromptsReady(len(distinct), encoded, time.perf_counter() - started, self._what)
 
-    def of(self, encoder: Encoder[Item], item: Item) -> PromptEmbedding:
+    def of(self, encoder: ConditionEncoder[Item], item: Item) -> PromptEmbedding:
         """The embedding of a job's item, with what went wrong on the way to it."""
         if not self._is_on:
             self._counts["misses"] += 1
@@ -80,7 +80,7 @@ class Encodings(Generic[Item]):
         notes = self._notes.pop(embedding.key, ())
         return replace(embedding, notes=(*embedding.notes, *notes)) if notes else embedding
 
-    def look(self, encoder: Encoder[Item], item: Item) -> PromptEmbedding:
+    def look(self, encoder: ConditionEncoder[Item], item: Item) -> PromptEmbedding:
         """The same for what is no job: neither counted nor told."""
         return self._found(encoder, item)[0] if self._is_on else encoder.encode(item)
 
@@ -96,7 +96,7 @@ class Encodings(Generic[Item]):
         if place != but:
             self._counts[place] += 1
 
-    def _found(self, encoder: Encoder[Item], item: Item) -> tuple[PromptEmbedding, str]:
+    def _found(self, encoder: ConditionEncoder[Item], item: Item) -> tuple[PromptEmbedding, str]:
         """An embedding, and which count its place belongs to."""
         place = "memory_hits"
         key = encoder.key(item)

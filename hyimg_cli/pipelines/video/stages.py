@@ -40,7 +40,7 @@ class VideoStages:
 
 
 @dataclass(frozen=True)
-class Encoded:
+class EncodedConditions:
     """Conditions of a job's denoising: embeddings by text, views of its pictures by kind."""
 
     texts: Mapping[str, PromptEmbedding]
@@ -110,20 +110,20 @@ def _alone(
     return memory.alone(request, stage)
 
 
-def encode(request: Request[VideoJob], stages: VideoStages) -> Stage[Encoded]:
+def encode(request: Request[VideoJob], stages: VideoStages) -> Stage[EncodedConditions]:
     """Embed every string and picture the job reads; mostly it is in memory."""
     yield PhaseStarted(request.job.custom_id, "encode")
     request.clock.enter("encode")
     texts = dict.fromkeys(stages.model.texts(request.job))
     views = stages.see(request.job) if request.job.images else {}
-    encoded = Encoded({text: stages.embed(text) for text in texts}, views)
+    encoded = EncodedConditions({text: stages.embed(text) for text in texts}, views)
     request.notes.extend(encoded.notes)
     return encoded
 
 
 def denoise(
     request: Request[VideoJob],
-    encoded: Encoded,
+    encoded: EncodedConditions,
     stages: VideoStages,
     checkpoint: LatentsCheckpoint | None,
 ) -> Stage[Denoised]:

@@ -22,12 +22,12 @@ from hyimg_cli.models.diffusers_video.prompts_hunyuan import (
     TEXT,
     HunyuanPrompts,
 )
-from hyimg_cli.models.diffusers_video.weights import Place
+from hyimg_cli.models.diffusers_video.weights import LoadTarget
 from hyimg_cli.models.latent_video import PromptEmbedding
 from tiny_films.captions import partial_prompt, random_prompt, unknown_prompt
 from tiny_films.world import TRAINABLE, Scene
 
-PLACE = Place(torch.device("cpu"), torch.float32)
+PLACE = LoadTarget(torch.device("cpu"), torch.float32)
 _EMPTY_SHARE = 0.07
 _UNKNOWN_SHARE = 0.03
 

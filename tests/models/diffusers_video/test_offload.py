@@ -14,7 +14,7 @@ from hyimg_cli.models.diffusers_video import weights
 from hyimg_cli.models.diffusers_video.layout import Component, read_layout
 from hyimg_cli.models.diffusers_video.model import DiffusersVideo
 from hyimg_cli.models.diffusers_video.offload import Offload
-from hyimg_cli.models.diffusers_video.weights import Place, load_weights
+from hyimg_cli.models.diffusers_video.weights import LoadTarget, load_weights
 from hyimg_cli.spec.job import VideoJob
 from hyimg_cli.spec.run import ModelChoice
 
@@ -32,7 +32,7 @@ class Watched:
         self.seen: list[str] = []
         original = weights.load_weights
 
-        def watched(component: Component, place: Place) -> Any:
+        def watched(component: Component, place: LoadTarget) -> Any:
             module = original(component, place)
             if place.offload is None:
                 return module
@@ -129,5 +129,5 @@ def test_a_network_that_does_not_fit_is_left_whole(
     assert all(t.data_ptr() != before[name] for name, t in network.state_dict().items())
 
 
-def _place() -> Place:
-    return Place(CPU, torch.float32, Offload(CPU))
+def _place() -> LoadTarget:
+    return LoadTarget(CPU, torch.float32, Offload(CPU))

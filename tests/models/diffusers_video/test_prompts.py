@@ -17,7 +17,7 @@ from hyimg_cli.models.diffusers_video.layout import read_layout
 from hyimg_cli.models.diffusers_video.model import DiffusersVideo
 from hyimg_cli.models.diffusers_video.prompts_hunyuan import HunyuanPrompts
 from hyimg_cli.models.diffusers_video.prompts_wan import WanPrompts
-from hyimg_cli.models.diffusers_video.weights import Place
+from hyimg_cli.models.diffusers_video.weights import LoadTarget
 from hyimg_cli.spec.job import VideoJob
 from hyimg_cli.spec.run import ModelChoice
 
@@ -28,7 +28,7 @@ QUOTED = 'a sign that says "HELLO" and "BYE"'
 def encoder(folder: Path, dtype: torch.dtype = torch.float32) -> HunyuanPrompts | WanPrompts:
     layout = read_layout(folder)
     made = HunyuanPrompts if "text_encoder_2" in layout.components else WanPrompts
-    return made(layout, Place(CPU, dtype))
+    return made(layout, LoadTarget(CPU, dtype))
 
 
 @pytest.mark.parametrize("text", [QUOTED, "a red ball", "", "ein Bär “läuft”", "'single'"])

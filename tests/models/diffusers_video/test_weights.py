@@ -16,7 +16,7 @@ from tiny_video import TINY_VIDEO, write_wan
 from hyimg_cli.errors import CheckpointError, MachineError
 from hyimg_cli.models import registry
 from hyimg_cli.models.diffusers_video.layout import read_layout
-from hyimg_cli.models.diffusers_video.weights import Place, check_weights, load_weights
+from hyimg_cli.models.diffusers_video.weights import LoadTarget, check_weights, load_weights
 from hyimg_cli.spec.run import ModelChoice
 
 FILES = {
@@ -25,7 +25,7 @@ FILES = {
     "text_encoder": "model.safetensors",
     "text_encoder_2": "model.safetensors",
 }
-PLACE = Place(torch.device("cpu"), torch.float32)
+PLACE = LoadTarget(torch.device("cpu"), torch.float32)
 
 
 @pytest.fixture
@@ -121,7 +121,7 @@ def test_every_dtype_as_stored_becomes_the_one_asked_for() -> None:
 
 
 def test_wan_keeps_its_norms_in_float32(wan_folder: Path) -> None:
-    place = Place(torch.device("cpu"), torch.bfloat16)
+    place = LoadTarget(torch.device("cpu"), torch.bfloat16)
     network = load_weights(read_layout(wan_folder).components["transformer"], place)
     assert network.dtype == torch.bfloat16
     assert network.scale_shift_table.dtype == torch.float32

@@ -20,7 +20,7 @@ from hyimg_cli.models.diffusers_video.attention import MaskFreeAttention
 from hyimg_cli.models.diffusers_video.layout import Component
 from hyimg_cli.models.diffusers_video.model import DiffusersVideo
 from hyimg_cli.models.diffusers_video.scheduling import JobScheduler
-from hyimg_cli.models.diffusers_video.weights import Place, component_class
+from hyimg_cli.models.diffusers_video.weights import LoadTarget, component_class
 from hyimg_cli.spec.job import VideoJob
 from hyimg_cli.spec.run import ModelChoice
 
@@ -99,7 +99,7 @@ def on_fake_gpu(
     prepared_schedule(model, monkeypatch)
     watch = OnTheHost()
     with FakeTensorMode(allow_non_fake_inputs=True):
-        model.place = Place(GPU, torch.float32)
+        model.place = LoadTarget(GPU, torch.float32)
         model.networks = [
             fake_network(model.layout.components[name])
             for name in ("transformer", "transformer_2")
