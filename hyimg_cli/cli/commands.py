@@ -20,8 +20,8 @@ from hyimg_cli.errors import UsageError
 OF_A_RUN = {
     "generate": "Make the pictures and videos of a manifest. A run that stopped goes on where it "
     "was.",
-    "check": "Name every fault of a manifest. Exit code 2: it would not run, for faulty "
-    "lines, a folder of other results or no source at all; 1: only some pictures are unreadable.",
+    "check": "Name every fault of a manifest. Exit code 2: it would not run; 1: only some pictures "
+    "are unreadable.",
     "plan": "Show what generate would do, without loading a model or writing anything.",
 }
 # The first sentence of each command's own help.

@@ -96,7 +96,10 @@ def _allowed(settings: Mapping[str, Setting]) -> Callable[[str], bool]:
     listed = settings["allow_model"].value
     if listed is None:
         return lambda model: True
-    own = (*(settings[name].value for name in _OWN), *(one.file for one in settings["lora"].value))
+    own = (
+        *(settings[name].value for name in _OWN),
+        *(one.file for one in settings["lora"].value or ()),
+    )
     known = {_place(name) for name in (*listed, *own)}
     return lambda model: _place(model) in known
 

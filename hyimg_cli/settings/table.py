@@ -453,7 +453,7 @@ _OUTPUT = (
         "output_dir",
         RunPlace(),
         None,
-        "Folder for results, or s3://bucket/run. Default: runs/<manifest>.",
+        "Folder, or s3://b/run. Default: runs/<manifest>.",
         is_basic=True,
         flags=("-o", "--output-dir"),
     ),

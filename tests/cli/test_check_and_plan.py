@@ -43,7 +43,7 @@ def test_faults_of_files_alone_exit_1(run_cli: Run, write_manifest: Write, tmp_p
     (tmp_path / "empty.png").write_bytes(b"")
     (tmp_path / "text.png").write_text("not a picture")
     lines = [{"prompt": "x", "images": [name]} for name in ("gone.png", "empty.png", "text.png")]
-    ran = run_cli("check", write_manifest(*lines), "--json")
+    ran = run_cli("check", write_manifest(*lines, {"prompt": "one that can run"}), "--json")
     codes = [line["fault"]["code"] for line in ran.json_lines[:-1]]
     assert (ran.code, codes) == (1, ["source.missing", "source.empty", "source.not-an-image"])
 
@@ -137,9 +137,10 @@ def test_each_reads_a_command_line_of_generate(
 
 def test_check_reads_the_files_of_what_is_selected(run_cli: Run, write_manifest: Write) -> None:
     lines = [{"custom_id": name, "prompt": "x", "images": [f"{name}.png"]} for name in "ab"]
-    ran = run_cli("check", write_manifest(*lines), "--select", "b", "--json")
+    can_run = {"custom_id": "b2", "prompt": "x"}
+    ran = run_cli("check", write_manifest(*lines, can_run), "--select", "b*", "--json")
     (fault, last) = ran.json_lines
-    assert (ran.code, last["summary"]) == (1, {"jobs": 1, "faults": 1})
+    assert (ran.code, last["summary"]) == (1, {"jobs": 2, "faults": 1})
     assert "b.png" in fault["fault"]["where"]
 
 

@@ -22,7 +22,8 @@ def under() -> Callable[..., tuple[dict[str, Setting], list[Job]]]:
     """Settings by variables, on the CPU unless they say otherwise, and both jobs under them."""
 
     def settled(environ: Mapping[str, Any]) -> tuple[dict[str, Setting], list[Job]]:
-        variables = {f"HYIMG_{name.upper()}": str(value) for name, value in environ.items()}
+        said = {n: ",".join(v) if isinstance(v, tuple) else str(v) for n, v in environ.items()}
+        variables = {f"HYIMG_{name.upper()}": value for name, value in said.items()}
         settings = settle({}, {"HYIMG_DEVICE": "cpu"} | variables, {})
         lines = "".join(f"{json.dumps(line)}\n" for line in (EDIT, VIDEO))
         manifest = read_manifest("-", io.StringIO(lines))

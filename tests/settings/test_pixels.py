@@ -45,7 +45,6 @@ OTHER: dict[str, dict[str, str]] = {
     "vae_patch_parallel_size": {"vae_patch_parallel_size": "2"},
     "cfg_parallel_size": {"cfg_parallel_size": "2"},
     "replicas": {"replicas": "2"},
-    "ray_address": {"ray_address": "auto"},
     "output_dir": {"output_dir": "others"},
     "metadata": {"metadata": "off"},
     "keep_gps": {"keep_gps": "on"},
@@ -57,9 +56,10 @@ OTHER: dict[str, dict[str, str]] = {
     "skip_invalid": {"skip_invalid": "on"},
     "name": {"name": "{seed}/{custom_id}"},
 }
-# What a CPU cannot vary, with the reason; tests with a GPU do (`tests/engine/test_gpu.py`).
+# What cannot be varied here, with the reason; other tests do (`tests/engine/test_gpu.py`).
 CANNOT = {
     "device": "another device than the CPU has to be there",
+    "ray_address": "a cluster has to be there: `tests/engine/test_replicas.py` has one",
     "enable_cpu_offload": "it is refused where everything is in main memory as it is",
     "gpu_memory_utilization": "it is refused where there is no GPU",
 }
