@@ -158,7 +158,9 @@ def confirm_graphs(choice: ModelChoice, ranks: int, has_graphs: bool) -> None:
 def _has_gpu() -> bool:
     """True if the driver shows a GPU, and CUDA_VISIBLE_DEVICES does not hide them all."""
     first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
-    return first not in ("", "-1") and _has_gpu_files(_DEVICES, os.stat(_DEVICES).st_mtime_ns)
+    if first in ("", "-1") or not _DEVICES.exists():
+        return False
+    return _has_gpu_files(_DEVICES, _DEVICES.stat().st_mtime_ns)
 
 
 @cache

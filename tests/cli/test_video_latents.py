@@ -13,7 +13,7 @@ import torch
 
 from hyimg_cli.engine.session import Session
 from hyimg_cli.media.video import _Film
-from hyimg_cli.models.diffusers_video import hunyuan_video15, prompts
+from hyimg_cli.models.diffusers_video import encoders, hunyuan_video15
 from hyimg_cli.models.diffusers_video.model import DiffusersVideo
 from hyimg_cli.pipelines.video import latents_checkpoint
 from hyimg_cli.spec.events import DenoiseStep, PromptEmbedded
@@ -71,7 +71,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the networks whose weights are read."""
     names: list[str] = []
-    for module in (hunyuan_video15, prompts):
+    for module in (hunyuan_video15, encoders):
         inner = module.load_weights
 
         def load(component: Any, place: Any, inner: Any = inner) -> Any:

@@ -36,8 +36,8 @@ def test_hunyuan_against_torchs_count(grid: tuple[int, int, int]) -> None:
         noise = torch.empty(1, 32, *grid)
         text = PromptEmbedding("k", {"text": torch.empty(1, 3584)}, ())
         with torch.no_grad(), FlopCounterMode(display=False) as counted:
-            forward = hoisted_forward(network, text, noise)
-            forward(torch.empty(1, 65, *grid), torch.empty(1))
+            forward = hoisted_forward(network, text, noise, None)
+            forward(torch.empty(1, 65, *grid), torch.empty(1), None)
     assert hunyuan_forward(HUNYUAN).flops(grid) == pytest.approx(
         counted.get_total_flops(), rel=0.01
     )
