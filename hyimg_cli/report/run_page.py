@@ -106,7 +106,7 @@ class RunPage:
         waiting = Counter(number // _PER_FILE for number in self._waiting)
         return index(self._folder, self._asked, self._status) | {
             # When it was so: a run that was killed says nothing.
-            "running": is_running and round(time.time()),
+            "running": is_running and int(time.time()),
             # Of each data file the records in it, and how many of them will change yet.
             "files": [
                 [min(_PER_FILE, count - start), waiting[start // _PER_FILE]]

@@ -96,7 +96,7 @@ def test_other_values_are_completed_where_they_are_a_list(
     assert complete("hyimg schema ") == ["line", "recipe"]
     assert complete("hyimg eval ps") == ["psnr"]
     assert complete("hyimg eval all --net ") == ["alex", "squeeze", "vgg"]
-    assert complete("hyimg cache clear --kind s") == ["source-images"]
+    assert complete("hyimg cache clear --kind source-i") == ["source-images"]
     assert complete("hyimg replay x --progress p") == ["plain"]
 
 

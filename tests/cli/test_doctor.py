@@ -64,8 +64,10 @@ def test_settings_of_the_run_are_those_of_the_check(
     assert run_cli("doctor", "--recipe", "r.toml", "--quantization", "nf4", "-o", "x").code == 0
     assert run_cli("doctor", "--video-model", "other/model").code == 0
     assert run_cli("doctor", "--tp-size", "2").code == 0
-    assert run_cli("doctor", "--replicas", "2", "--tp-size", "2").code == 2
-    (first, with_ranks), (second, without), (third, split) = seen
+    assert run_cli("doctor", "--replicas", "2", "--tp-size", "2").code == 0
+    (first, with_ranks), (second, without), (third, split), (several, _) = seen
+    parallel = several.config.parallel
+    assert (parallel.replicas, parallel.tensor_ranks) == (2, 2)
     assert (third.config.parallel.tensor_ranks, "ranks" in split) == (2, True)
     assert (first.config.model.quantization, first.config.output.folder) == ("nf4", Path("x"))
     assert second.video_model == "other/model"

@@ -223,7 +223,7 @@ def test_metadata_too_deep_for_a_result_line_is_a_fault_of_its_line(
     assert (ran.code, len(fake_session.ran)) == (1, 1)
     lines = read_lines(tmp_path / "runs/jobs/results.jsonl")
     codes = [line["error"] and line["error"]["code"] for line in lines]
-    assert codes == ["manifest.out-of-range", "manifest.out-of-range", None]
+    assert codes == ["manifest.out-of-range", "manifest.bad-json", None]
     assert lines[-1]["metadata"] == deepest["metadata"]
     assert "metadata: it is nested too deeply" in ran.err
     assert "x_a: it is nested too deeply" in ran.err

@@ -16,6 +16,7 @@ from released import released
 
 from hyimg_cli.errors import UsageError
 from hyimg_cli.journal.keys import key_of
+from hyimg_cli.loading import packed
 from hyimg_cli.loading.checkpoint import TensorInfo
 from hyimg_cli.measure.bench.harness import compare
 from hyimg_cli.measure.bench.scenario import read_scenario
@@ -98,7 +99,7 @@ def test_the_released_model_in_8_bits_takes_about_90_gb(
     shutil.copy(small / "generation_config.json", tmp_path)
     shapes = expected_shapes(architecture(config))
     infos = {name: TensorInfo(shape, "BF16", "headers alone") for name, shape in shapes.items()}
-    monkeypatch.setattr(card_module, "tensor_index", lambda _folder: infos)
+    monkeypatch.setattr(packed, "tensor_index", lambda _folder: infos)
     card = card_module.model_card(tmp_path, "released")
     assert card.weights is not None
     assert card.weights.experts == 32 * 64 * 3 * 3072 * 4096

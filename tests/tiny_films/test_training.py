@@ -78,7 +78,9 @@ def test_the_batched_forward_is_the_products_one_by_one(encoder: PromptEncoder) 
             one = noisy[number : number + 1]
             condition = torch.zeros(1, 17, 3, 4, 4)
             product = product_forward(network, embedding, one)
-            wanted = product(torch.cat([one, condition], dim=1), 1000 * sigma[number : number + 1])
+            wanted = product(
+                torch.cat([one, condition], dim=1), 1000 * sigma[number : number + 1], None
+            )
             assert torch.allclose(found[number], wanted[0], atol=2e-5)
     assert found.std() > 0.1
 
@@ -91,7 +93,7 @@ def product_forward(network: Any, embedding: PromptEmbedding, noise: torch.Tenso
     copy.load_state_dict(network.state_dict())
     for block in copy.transformer_blocks:
         block.attn.set_processor(MaskFreeAttention())
-    return hoisted_forward(copy.eval(), embedding, noise)
+    return hoisted_forward(copy.eval(), embedding, noise, None)
 
 
 def test_the_batched_autoencoder_is_the_librarys_one_by_one() -> None:
