@@ -95,15 +95,21 @@ class JobFolder(ABC):
         """
         path = self.path_for(name_of(job, size.width, size.height), suffix)
         self._make_place(path.parent)
-        for place in (path, path.with_suffix(".json")) if suffix == ".mp4" else (path,):
+        places = (path, path.with_suffix(".json")) if suffix == ".mp4" else (path,)
+        self.refuse_folders(str(place.relative_to(self.folder)) for place in places)
+        return path
+
+    def refuse_folders(self, names: Iterable[str]) -> None:
+        """Raises JobError where a folder has the name of one of these files."""
+        for name in names:
+            place = self.folder / name
             if os.path.isdir(place) and not os.path.islink(place):
                 raise JobError(
                     "a folder stands where the file goes",
-                    where=str(place.relative_to(self.folder)),
+                    where=name,
                     hint="take it away, and run the job again with --retry-failed",
                     code="job.folder-in-the-way",
                 )
-        return path
 
     def latents_for(self, custom_id: str) -> Path:
         """Where an unfinished video's latents wait; their folder is made by who writes them."""

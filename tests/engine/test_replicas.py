@@ -356,6 +356,22 @@ def test_a_fault_of_the_checkpoint_ends_the_run(each_floor: Floor, some: Some) -
     floor.assert_all_gone()
 
 
+def test_a_folder_in_the_way_of_a_file_fails_its_job_alone(floor: Floor, some: Some) -> None:
+    jobs = some(3)
+    precious = floor.out / "outputs" / f"{jobs[1].custom_id}.png" / "precious"
+    precious.parent.mkdir(parents=True)
+    precious.touch()
+    ended = outcomes(floor.run(jobs))
+    assert [ended[job.custom_id].status for job in jobs] == ["done", "failed", "done"]
+    error = ended[jobs[1].custom_id].error
+    assert error is not None
+    assert error.code == "job.folder-in-the-way"
+    assert precious.exists()
+    assert {line["custom_id"]: line["status"] for line in floor.lines} == {
+        name: outcome.status for name, outcome in ended.items()
+    }
+
+
 @pytest.mark.parametrize("fault", ["gpu", "crash"])
 def test_a_fault_of_one_replica_does_not_end_the_run(
     floor: Floor, some: Some, fault: str, caplog: pytest.LogCaptureFixture

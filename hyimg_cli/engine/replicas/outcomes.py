@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from hyimg_cli.errors import ReplicaError
+from hyimg_cli.errors import JobError, ReplicaError
 from hyimg_cli.spec.events import (
     Event,
     Failure,
@@ -42,6 +42,12 @@ def again(outcome: Outcome, number: int, deaths: Deaths) -> Outcome:
         for who in deaths.get(outcome.custom_id, ())
     )
     return replace(outcome, replica=number, warnings=outcome.warnings + told)
+
+
+def unplaced(outcome: Outcome, error: JobError) -> Outcome:
+    """The outcome of a job whose files could not be put into the run's folder."""
+    failure = Failure(error.code, f"{error.where}: {error.what}", error.hint, error.retryable)
+    return replace(outcome, status="failed", outputs=(), error=failure)
 
 
 def died_twice(job: Job, key: str, attempt: int, deaths: Sequence[str]) -> Outcome:

@@ -30,20 +30,21 @@ from hyimg_cli.engine.replicas.messages import (
     Told,
     Transport,
 )
-from hyimg_cli.engine.replicas.outcomes import again, died_twice, marked
+from hyimg_cli.engine.replicas.outcomes import again, died_twice, marked, unplaced
 from hyimg_cli.engine.replicas.worker import Worker
 from hyimg_cli.errors import (
     CheckpointError,
     HyimgError,
     Interrupted,
+    JobError,
     JournalError,
     MachineError,
     StorageError,
 )
-from hyimg_cli.journal.journal import JobFolder
+from hyimg_cli.journal.journal import JobFolder, Made
 from hyimg_cli.journal.keys import ReplicaFacts, key_of, source_digests
 from hyimg_cli.parallel.watch import LIMITS, AwakeClock, Beat, Limits, StepWatch
-from hyimg_cli.spec.events import Event, JobDone, JobFailed, ReplicaDied
+from hyimg_cli.spec.events import Event, JobDone, JobFailed, Outcome, ReplicaDied
 from hyimg_cli.spec.job import Job, VideoJob
 from hyimg_cli.spec.plan import Plan
 from hyimg_cli.spec.run import RunConfig
@@ -158,6 +159,8 @@ class _Dispatcher:
         own = {name: facts.versions[name] for name in ("hyimg",)}
         self._facts = replace(facts, versions=own)
         self._deaths: dict[str, list[str]] = {}
+        # Failed here, and done as their replicas know.
+        self._unplaced: dict[str, Outcome] = {}
         self._dead: list[str] = []
         self._advice = ""
         self._is_over = False
@@ -242,12 +245,22 @@ class _Dispatcher:
         made = [
             replace(one, outcome=again(one.outcome, number, self._deaths))
             for number, told in said
-            for one in told.made
+            for one in map(self._placed, told.made)
         ]
         for one in made:
             self._attempts[one.outcome.custom_id] = one.outcome.attempt
         if made:
             self._folder.store(made)
+
+    def _placed(self, made: Made) -> Made:
+        """The same, or its failure where a folder has the name of one of its files."""
+        try:
+            self._folder.refuse_folders(made.files)
+        except JobError as error:
+            failed = unplaced(made.outcome, error)
+            self._unplaced[failed.custom_id] = failed
+            return Made(failed)
+        return made
 
     def _taken(self, worker: Worker, message: FromReplica) -> Iterator[Event]:
         match message:
@@ -283,6 +296,8 @@ class _Dispatcher:
             if one.outcome.status == "done" and one.outcome.custom_id not in ended
         ]
         for event in events:
+            if isinstance(event, JobDone) and event.outcome.custom_id in self._unplaced:
+                event = JobFailed(self._unplaced.pop(event.outcome.custom_id))
             event = marked(event, worker.number, self._deaths)
             worker.note(event)
             yield event
