@@ -36,7 +36,7 @@ clean:
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c '$(NEEDS)'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-compile -c constraints.txt -e '.[dev]'
 	@touch $@
 
 # The backbones of LPIPS, which no dependency brings: 64 MB, some 10 s, once. Where they cannot be

@@ -293,7 +293,8 @@ def test_all_dead_is_a_machine_error_and_resumable(floor: Floor, some: Some) -> 
 
 
 def test_one_that_never_comes_up_leaves_the_work_to_the_others(floor: Floor, some: Some) -> None:
-    floor.environment = {1: {"DIES": "1"}}
+    # The other is not through before this one has work.
+    floor.environment = {0: {"PACE_S": "0.1"}, 1: {"DIES": "1"}}
     events = floor.run(some(10))
     assert {outcome.replica for outcome in outcomes(events).values()} == {0}
     assert {death.replica for death in deaths(events)} == {1}
