@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from hyimg_cli.errors import HyimgError, MachineError
+from hyimg_cli.errors import MachineError
 from hyimg_cli.journal.edited import edit_warnings, finish
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.journal.keys import finishing_key
@@ -46,7 +46,7 @@ def _finished(
     except MachineError:
         raise
     except Exception as error:
-        return replace(before, status="failed", outputs=(), error=_failure(error))
+        return replace(before, status="failed", outputs=(), error=Failure.of(error))
     warnings = (*said, *edit_warnings(edit))
     return replace(before, status="done", outputs=(file,), error=None, warnings=warnings)
 
@@ -58,14 +58,6 @@ def _pixels(folder: RunFolder, path: str) -> np.ndarray:
 
 def _whole(edit: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return edit if "gates" in edit else None
-
-
-def _failure(error: Exception) -> Failure:
-    if isinstance(error, HyimgError):
-        where = f"{error.where}: " if error.where else ""
-        return Failure(error.code, where + error.what, error.hint, error.retryable)
-    what = f"{type(error).__name__}: {error}"
-    return Failure("job.internal", what, "this is a bug: please report it", retryable=False)
 
 
 def _outcome(entry: Mapping[str, Any]) -> Outcome:

@@ -168,7 +168,7 @@ def untried(job: Job, error: SourceImageError, attempts: int, config: RunConfig)
         key=key_of(job, source_digests(job), config),
         attempt=attempts + 1,
         finishing_key=finishing_key(job),
-        error=Failure(error.code, f"{error.where}: {error.what}", error.hint, error.retryable),
+        error=Failure.of(error),
         metadata=json.loads(job.metadata_json),
         extra=json.loads(job.extra_json),
     )

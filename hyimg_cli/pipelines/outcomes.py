@@ -78,12 +78,9 @@ def _rounded(seconds: dict[str, float]) -> dict[str, float]:
 
 
 def _failure(job: Job, error: Exception) -> Failure:
-    if isinstance(error, HyimgError):
-        where = f"{error.where}: " if error.where else ""
-        return Failure(error.code, where + error.what, error.hint, error.retryable)
     if isinstance(error, torch.OutOfMemoryError):
         hint = _SMALLER[type(job)]
         return Failure("job.out-of-memory", str(error).split("\n")[0], hint, retryable=True)
-    logger.error("job %s failed by a fault of hyimg's own", job.custom_id, exc_info=error)
-    what = f"{type(error).__name__}: {error}"
-    return Failure("job.internal", what, "this is a bug: please report it", retryable=False)
+    if not isinstance(error, HyimgError):
+        logger.error("job %s failed by a fault of hyimg's own", job.custom_id, exc_info=error)
+    return Failure.of(error)

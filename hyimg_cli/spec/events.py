@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from hyimg_cli.errors import HyimgError
+
 PHASES = (
     "queue",
     "read",
@@ -121,6 +123,15 @@ class Failure:
     message: str
     hint: str
     retryable: bool
+
+    @classmethod
+    def of(cls, error: Exception) -> "Failure":
+        """In the error's own words, with where it was; one that is not ours is a bug."""
+        if isinstance(error, HyimgError):
+            where = f"{error.where}: " if error.where else ""
+            return cls(error.code, where + error.what, error.hint, error.retryable)
+        what = f"{type(error).__name__}: {error}"
+        return cls("job.internal", what, "this is a bug: please report it", retryable=False)
 
 
 @dataclass(frozen=True)

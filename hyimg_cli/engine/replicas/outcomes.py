@@ -45,9 +45,8 @@ def again(outcome: Outcome, number: int, deaths: Deaths) -> Outcome:
 
 
 def unplaced(outcome: Outcome, error: JobError) -> Outcome:
-    """The outcome of a job whose files could not be put into the run's folder."""
-    failure = Failure(error.code, f"{error.where}: {error.what}", error.hint, error.retryable)
-    return replace(outcome, status="failed", outputs=(), error=failure)
+    """The outcome of a job whose files could not be put into the run's folder: none of them is."""
+    return replace(outcome, status="failed", outputs=(), edit=None, error=Failure.of(error))
 
 
 def died_twice(job: Job, key: str, attempt: int, deaths: Sequence[str]) -> Outcome:
@@ -64,7 +63,7 @@ def died_twice(job: Job, key: str, attempt: int, deaths: Sequence[str]) -> Outco
         status="failed",
         key=key,
         attempt=attempt,
-        error=Failure(error.code, error.what, error.hint, error.retryable),
+        error=Failure.of(error),
         metadata=json.loads(job.metadata_json),
         extra=json.loads(job.extra_json),
     )

@@ -17,9 +17,7 @@ from typing import Self
 
 from hyimg_cli.engine.choice import replicas_of
 from hyimg_cli.engine.replicas.job_queue import JobQueue
-from hyimg_cli.engine.replicas.local import (
-    LocalProcesses,
-)
+from hyimg_cli.engine.replicas.local import LocalProcesses
 from hyimg_cli.engine.replicas.messages import (
     Assign,
     FromReplica,
