@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from hyimg_cli.errors import MachineError, OutputFolderError, StorageError
-from hyimg_cli.files import address_of
+from hyimg_cli.files import address_of, json_of
 from hyimg_cli.journal.disk import disk_errors
 from hyimg_cli.journal.job_files import OUTPUTS, files_of_result
 from hyimg_cli.journal.journal import RESULTS, RunFolder, outcome_to_json, outcomes_in
@@ -278,7 +278,7 @@ def _put(system: Any, name: str, local: Path) -> None:
 
 def _lease(system: Any, root: str) -> dict[str, Any]:
     try:
-        found = json.loads(system.cat_file(f"{root}/{LEASE}"))
+        found = json_of(system.cat_file(f"{root}/{LEASE}"))
     except (FileNotFoundError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

@@ -98,6 +98,16 @@ def tensor_index(folder: Path, stem: str = STEM) -> dict[str, TensorInfo]:
     return found
 
 
+def metadata_of(data: bytes) -> dict[str, str]:
+    """The metadata in a safetensors file's bytes, which the library's `load` does not give.
+
+    Layout: u64 length, JSON header, tensors. Raises ValueError, KeyError or TypeError for others.
+    """
+    length = int.from_bytes(data[:8], "little")
+    found: dict[str, str] = json_of(data[8 : 8 + length])["__metadata__"]
+    return found
+
+
 def check_against(found: Mapping[str, TensorInfo], expected: Mapping[str, tuple[int, ...]]) -> None:
     """Raises one CheckpointError that names what is missing, unexpected, or of another shape."""
     shapes = [

@@ -21,6 +21,7 @@ from hyimg_cli.kernels.rows import invariant_multiple
 from hyimg_cli.kernels.transfer import sent
 from hyimg_cli.kv.buffer import Buffer
 from hyimg_cli.kv.segments import Segment
+from hyimg_cli.loading.checkpoint import metadata_of
 from hyimg_cli.media.images import bicubic
 from hyimg_cli.models.bagel.guidance import Guidance, Renorm, unpacked
 from hyimg_cli.models.bagel.network import BagelNetwork, ImageRows, NoiseBranch
@@ -176,8 +177,7 @@ class Bagel:
 
     def unpack_source(self, data: bytes, digest: str) -> Encoded:
         try:
-            length = int.from_bytes(data[:8], "little")
-            facts = json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["source"])
+            facts = json.loads(metadata_of(data)["source"])
             if facts["digest"] != digest:
                 raise ValueError("the rows of another image")
             device = self.network.weight.device

@@ -2,7 +2,6 @@
 
 import gc
 import json
-import struct
 from collections import Counter
 from collections.abc import Mapping
 from functools import cache
@@ -12,6 +11,7 @@ from typing import Any
 import torch
 from safetensors.torch import load, save
 
+from hyimg_cli.loading.checkpoint import metadata_of
 from hyimg_cli.models.diffusers_video.layout import CheckpointLayout
 from hyimg_cli.models.diffusers_video.weights import LoadTarget, load_tokenizer, load_weights
 from hyimg_cli.models.latent_video import PromptEmbedding
@@ -132,8 +132,7 @@ def unpack(
     Raises ValueError for anything else.
     """
     try:
-        (length,) = struct.unpack("<Q", data[:8])
-        header = json.loads(data[8 : 8 + length])["__metadata__"]
+        header = metadata_of(data)
         stored, notes = header[_KEY], tuple(str(note) for note in json.loads(header[_NOTES]))
         tensors = load(data)
     except Exception as error:  # safetensors raises a type of its own, the rest KeyError and such

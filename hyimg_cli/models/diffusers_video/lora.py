@@ -10,7 +10,6 @@ A pair that finds no layer of its shape is an error: the library would say nothi
 """
 
 # Legend: R rank, I O values in and out of a layer
-import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ from diffusers import WanPipeline
 from torch import Tensor, nn
 
 from hyimg_cli.errors import CheckpointError, require
+from hyimg_cli.files import json_of
 from hyimg_cli.loading.checkpoint import readable
 from hyimg_cli.models.diffusers_video.layout import HUNYUAN_VIDEO15
 from hyimg_cli.models.lora_files import lora_file
@@ -116,7 +116,11 @@ def _pairs(file: Path, network: Any, family: str) -> tuple[dict[str, Tensor], An
         header = opened.metadata() or {}
         tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
     said = header.get("lora_adapter_metadata")
-    metadata = None if said is None else json.loads(said)
+    try:
+        metadata = None if said is None else json_of(said)
+    except ValueError as error:
+        why = f"its adapter's metadata is no JSON ({error})"
+        raise _misfit(file, sorted(tensors), why) from None
     if all(name.startswith(_PREFIX) for name in tensors):
         return tensors, metadata
     if family == HUNYUAN_VIDEO15:

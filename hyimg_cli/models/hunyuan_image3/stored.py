@@ -2,12 +2,12 @@
 
 import json
 from dataclasses import asdict
-from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import device
 
+from hyimg_cli.loading.checkpoint import metadata_of
 from hyimg_cli.models.hunyuan_image3.model import SourceRows
 from hyimg_cli.models.hunyuan_image3.sequence import Grid, SourceShape
 from hyimg_cli.models.protocols import Encoded
@@ -23,21 +23,13 @@ def pack(encoded: Encoded) -> bytes:
 def unpack(data: bytes, digest: str, where: device) -> Encoded:
     """Undo `pack`, on the device `where`. Raises ValueError for other bytes."""
     try:
-        facts = _facts(data)
+        facts = json.loads(metadata_of(data)["source"])
         if facts["digest"] != digest:
             raise ValueError("the rows of another image")
         rows = SourceRows(**{name: t.to(where) for name, t in load(data).items()})
         return Encoded(digest, _shape(**facts["shape"]), rows, tuple(facts["notes"]))
     except (SafetensorError, KeyError, TypeError) as error:
         raise ValueError("not an encoded source image") from error
-
-
-def _facts(data: bytes) -> dict[str, Any]:
-    """The metadata; `load` does not give it. Layout: u64 length, JSON header, tensors."""
-    length = int.from_bytes(data[:8], "little")
-    header = json.loads(data[8 : 8 + length])
-    facts: dict[str, Any] = json.loads(header["__metadata__"]["source"])
-    return facts
 
 
 def _shape(
