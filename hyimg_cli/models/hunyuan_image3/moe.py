@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from hyimg_cli.kernels.choice import Experts, experts_of
 from hyimg_cli.kernels.formats import Format, Fp8Rows, Nf4Blocks, empty_stack
 from hyimg_cli.kernels.rowwise import PLAIN, Rowwise, on
+from hyimg_cli.loading.readers import room_for_weights
 from hyimg_cli.models.hunyuan_image3.config import Architecture
 
 
@@ -104,15 +105,10 @@ class Moe(nn.Module):
         experts = [expert for expert in self.experts if isinstance(expert, Mlp)]
         return [e.gate_and_up_proj for e in experts], [e.down_proj for e in experts]
 
-    def put(
-        self, expert: int, matrix: str, weight_OI: Tensor, columns: Tensor | None = None
-    ) -> None:
-        """Quantise one expert's `gate_and_up_proj` or `down_proj`, or some of its columns, into its
-        stack.
-        """
+    def quantised(self, matrix: str) -> Fp8Rows | Nf4Blocks:
+        """The stack of the experts' `gate_and_up_proj` or `down_proj`."""
         gate_and_up, down = self._quantised_stacks()
-        held = gate_and_up if matrix == "gate_and_up_proj" else down
-        held.stack.put(expert, weight_OI, columns)
+        return (gate_and_up if matrix == "gate_and_up_proj" else down).stack
 
     def _quantised_stacks(self) -> list["QuantizedStack"]:
         return [held for held in self.experts if isinstance(held, QuantizedStack)]
@@ -134,7 +130,9 @@ class QuantizedStack(nn.Module):
 
     def on(self, device: torch.device) -> Fp8Rows | Nf4Blocks:
         """An empty stack like this one on `device`."""
-        return self._form.of(torch.empty_like(part, device=device) for part in self.buffers())
+        return self._form.of(
+            room_for_weights(part.shape, part.dtype, device) for part in self.buffers()
+        )
 
 
 def plain_experts(
@@ -152,7 +150,7 @@ def plain_experts(
 
 def _empty(layers: list[nn.Linear], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Room for the layers' weights, which become views of it."""
-    bank = torch.empty(len(layers), *layers[0].weight.shape, dtype=dtype, device=device)
+    bank = room_for_weights((len(layers), *layers[0].weight.shape), dtype, device)
     for number, layer in enumerate(layers):
         layer.weight = nn.Parameter(bank[number], requires_grad=False)
     return bank

@@ -12,7 +12,6 @@ that a checkpoint names (`auto_map`) is never looked at: the class is ours.
 
 import re
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +21,10 @@ from torch.overrides import TorchFunctionMode
 
 from hyimg_cli.errors import CheckpointError
 from hyimg_cli.kernels.choice import require_bitsandbytes
+from hyimg_cli.kernels.formats import Fp8Rows, Nf4Blocks
 from hyimg_cli.loading.checkpoint import check_against, check_floating, weight_files
 from hyimg_cli.loading.packed import stored_index
-from hyimg_cli.loading.stream import stored_tensors
+from hyimg_cli.loading.readers import StoredTensor, read_all, room_for_weights
 from hyimg_cli.models.hunyuan_image3.card import read_architecture
 from hyimg_cli.models.hunyuan_image3.config import Architecture
 from hyimg_cli.models.hunyuan_image3.model import HunyuanImage3ForCausalMM
@@ -46,8 +46,6 @@ _EXPERT = re.compile(
     r"\.(?P<matrix>gate_and_up_proj|down_proj)\.weight"
 )
 _LAYERS = "model.layers."
-# Files read at a time: one thread alone waits for the disk, then for each copy.
-_READERS = 4
 PlaceOf = Callable[[str], torch.device]
 CutOf = Callable[[str], WeightCut | None]
 
@@ -180,17 +178,11 @@ def fill(
         layer.mlp.make_room(dtype, place_of(f"{_LAYERS}{number}.mlp.experts"))
     missing = {name for name in network.state_dict() if is_wanted(name)}
 
-    index = stored_index(folder)
+    def put(stored: StoredTensor) -> None:
+        _put(network, stored, dtype, place_of(stored.name), cut_of(stored.name))
+        missing.discard(stored.name)
 
-    def put_all(path: Path) -> None:
-        with torch.no_grad():
-            for name, stored in stored_tensors(path, index, is_wanted):
-                missing.discard(name)
-                _put(network, name, stored, dtype, place_of(name), cut_of(name))
-
-    with ThreadPoolExecutor(_READERS) as readers:
-        for _ in readers.map(put_all, weight_files(folder)):
-            pass
+    read_all(weight_files(folder), stored_index(folder), put, is_wanted)
     if missing:
         what = f"loading left missing keys: {', '.join(sorted(missing)[:5])}"
         raise CheckpointError(what, code="checkpoint.not-strict")
@@ -198,31 +190,39 @@ def fill(
 
 def _put(
     network: HunyuanImage3ForCausalMM,
-    name: str,
-    stored: Tensor,
+    stored: StoredTensor,
     dtype: torch.dtype,
     place: torch.device,
     cut: WeightCut | None,
 ) -> None:
-    expert = _EXPERT.fullmatch(name)
+    expert = _EXPERT.fullmatch(stored.name)
     moe: Moe | None = None if expert is None else network.model.layers[int(expert["layer"])].mlp
     if expert is not None and moe is not None and moe.is_quantised:
-        is_by_columns = cut is not None and cut.dim == 1
-        kept = stored if cut is None or is_by_columns else cut.of(stored)
-        columns = cut.index if cut is not None and is_by_columns else None
-        moe.put(int(expert["expert"]), expert["matrix"], kept, columns)
+        _quantise(moe.quantised(expert["matrix"]), int(expert["expert"]), stored, cut)
         return
-    wanted = torch.float32 if stays_wide(name) else dtype
-    kept = stored if cut is None else cut.of(stored)
-    # What is not cut is a view of its file.
-    tensor = kept.to(place, wanted, copy=cut is None)
-    path, _, own = name.rpartition(".")
+    path, _, own = stored.name.rpartition(".")
     module = network.get_submodule(path)
     room: Tensor = getattr(module, own)
     if room.is_meta:
-        setattr(module, own, nn.Parameter(tensor, requires_grad=False))
+        wanted = torch.float32 if stays_wide(stored.name) else dtype
+        room = room_for_weights(room.shape, wanted, place)
+        setattr(module, own, nn.Parameter(room, requires_grad=False))
+    if cut is None:
+        stored.into(room)
     else:
-        room.copy_(tensor)
+        room.copy_(cut.of(stored.whole()))
+
+
+def _quantise(
+    stack: Fp8Rows | Nf4Blocks, expert: int, stored: StoredTensor, cut: WeightCut | None
+) -> None:
+    if cut is None:
+        for first, rows in stored.rows(stack.device):
+            stack.put(expert, rows, first=first)
+    elif cut.dim == 1:
+        stack.put(expert, stored.whole(), cut.index)
+    else:
+        stack.put(expert, cut.of(stored.whole()))
 
 
 def _made_ready(network: HunyuanImage3ForCausalMM) -> HunyuanImage3ForCausalMM:
