@@ -410,6 +410,13 @@ _CACHE = (
         "Most that the disk cache may hold.",
         fills="budget_mb",
     ),
+    _run_of_pictures(
+        "keep_quantized",
+        Truth(),
+        False,
+        "Keep quantised weights in the disk cache: the next start reads half. It must hold them.",
+        fills="keeps_weights",
+    ),
 )
 _PARALLEL = (
     _video(

@@ -27,6 +27,23 @@ class Place:
 
 
 @dataclass(frozen=True)
+class CacheConfig:
+    """The disk cache, kept from one run to the next. Without a `folder`, nothing.
+
+    `keeps_weights`: experts' weights are kept there as they were quantised.
+    """
+
+    folder: Path | None = None
+    _: KW_ONLY
+    budget_mb: int = 10240
+    keeps_weights: bool = False
+
+    @property
+    def budget_bytes(self) -> int:
+        return self.budget_mb * 1_000_000
+
+
+@dataclass(frozen=True)
 class ModelChoice:
     """Which weights, where and in which precision.
 
@@ -37,6 +54,7 @@ class ModelChoice:
     is decoded by CUDA graphs, by default where they can be; they round differently, so other texts
     are possible. `cpu_offload`: of a video model one network at a time is on the GPU, the others
     are in main memory; the same pixels. `place`: the machine that the work is done on; None: this.
+    `weights_cache`: where quantised weights are kept for the next start; None: nowhere.
     """
 
     model: str = "tiny-image"
@@ -49,6 +67,7 @@ class ModelChoice:
     decode_graphs: Graphs = "auto"
     cpu_offload: bool = False
     place: Place | None = None
+    weights_cache: CacheConfig | None = None
 
     def kind(self, *, has_gpu: bool) -> Literal["cpu", "cuda"]:
         """Kind of device that is asked for, on a machine with a GPU or without."""
@@ -106,19 +125,6 @@ class BatchConfig:
     @property
     def memory_bytes(self) -> int | None:
         return None if self.memory_gb is None else self.memory_gb * 1_000_000_000
-
-
-@dataclass(frozen=True)
-class CacheConfig:
-    """The disk cache, kept from one run to the next. Without a `folder`, nothing."""
-
-    folder: Path | None = None
-    _: KW_ONLY
-    budget_mb: int = 10240
-
-    @property
-    def budget_bytes(self) -> int:
-        return self.budget_mb * 1_000_000
 
 
 @dataclass(frozen=True)

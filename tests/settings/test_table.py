@@ -38,6 +38,7 @@ FILLS: dict[str, tuple[str, Any]] = {
     "memory_gb": ("batch.memory_gb", 10),
     "gpu_memory_utilization": ("batch.gpu_memory_utilization", 0.5),
     "disk_cache_mb": ("cache.budget_mb", 11),
+    "keep_quantized": ("cache.keeps_weights", True),
     "vae_patch_parallel_size": ("parallel.vae_ranks", 3),
     "cfg_parallel_size": ("parallel.cfg_ranks", 2),
     "tensor_parallel_size": ("parallel.tensor_ranks", 4),
@@ -64,6 +65,7 @@ BEFORE: dict[str, Any] = {
 NO_SETTING = {
     *("output.folder", "output.only_texts", "cache.folder", "batch.prefetches_sources"),
     "model.place",
+    "model.weights_cache",
 }
 # How each setting that changes pixels stands in the resume key: the words of folders that exist.
 PLAIN = {"dtype": "float32", "kv_reuse": "reuse"}

@@ -69,13 +69,13 @@ def load_family(
     if choice.decode_graphs == "on":
         refuse_without_gpu(device_map)
     name, form, card = choice.dtype_on(device), choice.quantization, prompter.card
-    graphs, dtype = None, getattr(torch, name)
+    graphs, dtype, cache = None, getattr(torch, name), choice.weights_cache
     if pool is None:
-        network = load(folder, dtype=dtype, device_map=device_map, quantization=form)
+        network = load(folder, dtype=dtype, device_map=device_map, quantization=form, cache=cache)
         if choice.wants_graphs(on_one_gpu=is_one_gpu(device_map), has_triton=has_triton()):
             graphs = decode_graphs(network, form)
     else:
-        network = load_ranked(folder, pool, dtype=dtype, quantization=form)
+        network = load_ranked(folder, pool, dtype=dtype, quantization=form, cache=cache)
         # In main memory all ranks lie together; on GPUs each has its own.
         together = pool.size if device == "cpu" else 1
         share = prompter.rank_bytes(pool.size, name, form).kv_share

@@ -23,6 +23,7 @@ from hyimg_cli.errors import CheckpointError
 from hyimg_cli.kernels.choice import require_bitsandbytes
 from hyimg_cli.kernels.formats import Fp8Rows, Nf4Blocks
 from hyimg_cli.loading.checkpoint import check_against, check_floating, weight_files
+from hyimg_cli.loading.kept import KeptWeights
 from hyimg_cli.loading.packed import stored_index
 from hyimg_cli.loading.readers import StoredTensor, read_all, room_for_weights
 from hyimg_cli.models.hunyuan_image3.card import read_architecture
@@ -39,7 +40,7 @@ from hyimg_cli.models.hunyuan_image3.placement import (
 from hyimg_cli.models.hunyuan_image3.sharded import Cuts, shard, sum_over
 from hyimg_cli.models.hunyuan_image3.split import refuse_uneven
 from hyimg_cli.parallel.tensor import Share, WeightCut
-from hyimg_cli.spec.run import Quantization
+from hyimg_cli.spec.run import CacheConfig, Quantization
 
 _EXPERT = re.compile(
     r"model\.layers\.(?P<layer>\d+)\.mlp\.experts\.(?P<expert>\d+)"
@@ -56,13 +57,14 @@ def load(
     dtype: torch.dtype,
     device_map: str | None = None,
     quantization: Quantization = "none",
+    cache: CacheConfig | None = None,
 ) -> HunyuanImage3ForCausalMM:
     """The network of `folder` in `dtype`, ready for inference. The router and the VAE stay float32.
 
     `device_map`: None for the CPU, "cuda:0" for one GPU, "balanced" for all of them. `quantization`
-    holds the routed experts, 93 % of the weights, in fewer bits. Raises CheckpointError where files
-    are missing, broken, pickled, of another shape, or quantised already; MachineError where they do
-    not fit on the GPUs, or a package is missing.
+    holds the routed experts, 93 % of the weights, in fewer bits, which a `cache` keeps. Raises
+    CheckpointError where files are missing, broken, pickled, of another shape, or quantised
+    already; MachineError where they do not fit on the GPUs, or a package is missing.
     """
     arch = checked(folder)
     if quantization == "nf4" and device_map is not None:
@@ -72,7 +74,7 @@ def load(
     if device_map == "balanced":
         places = balanced(network, dtype)
         refuse_outside(places)
-    fill(network, folder, dtype=dtype, place_of=lambda name: place_of(name, places))
+    fill(network, folder, dtype=dtype, place_of=lambda name: place_of(name, places), cache=cache)
     if len(set(places.values())) > 1:
         from accelerate import dispatch_model
 
@@ -87,6 +89,7 @@ def load_share(
     *,
     dtype: torch.dtype,
     quantization: Quantization = "none",
+    cache: CacheConfig | None = None,
 ) -> HunyuanImage3ForCausalMM:
     """The network with this share of its layers on `device`; of ranks above 0 nothing else.
 
@@ -106,6 +109,7 @@ def load_share(
         place_of=lambda name: device,
         cut_of=cuts.of,
         is_wanted=lambda name: share.number == 0 or name.startswith(_LAYERS),
+        cache=cache,
     )
     _made_ready(network)
     sum_over(network, share.count)
@@ -168,21 +172,30 @@ def fill(
     place_of: PlaceOf,
     cut_of: CutOf = lambda name: None,
     is_wanted: Callable[[str], bool] = lambda name: True,
+    cache: CacheConfig | None = None,
 ) -> None:
     """Every tensor of the checkpoint that is wanted to its place, cut to what its rank has.
 
-    Raises CheckpointError where a file cannot be read, or a tensor of the network is left without
-    values.
+    Quantised weights come from the `cache` where it has them, else they go there. Raises
+    CheckpointError where a file cannot be read, or a tensor of the network is left without values.
     """
     for number, layer in enumerate(network.model.layers):
         layer.mlp.make_room(dtype, place_of(f"{_LAYERS}{number}.mlp.experts"))
     missing = {name for name in network.state_dict() if is_wanted(name)}
+    kept = _kept(network, cache)
 
     def put(stored: StoredTensor) -> None:
-        _put(network, stored, dtype, place_of(stored.name), cut_of(stored.name))
+        expert, cut = _EXPERT.fullmatch(stored.name), cut_of(stored.name)
+        moe: Moe | None = expert and network.model.layers[int(expert["layer"])].mlp
+        if expert is not None and moe is not None and moe.is_quantised:
+            _quantise(moe.quantised(expert["matrix"]), int(expert["expert"]), stored, cut, kept)
+        else:
+            _put(network, stored, dtype, place_of(stored.name), cut)
         missing.discard(stored.name)
 
     read_all(weight_files(folder), stored_index(folder), put, is_wanted)
+    if kept is not None:
+        kept.tell()
     if missing:
         what = f"loading left missing keys: {', '.join(sorted(missing)[:5])}"
         raise CheckpointError(what, code="checkpoint.not-strict")
@@ -195,11 +208,6 @@ def _put(
     place: torch.device,
     cut: WeightCut | None,
 ) -> None:
-    expert = _EXPERT.fullmatch(stored.name)
-    moe: Moe | None = None if expert is None else network.model.layers[int(expert["layer"])].mlp
-    if expert is not None and moe is not None and moe.is_quantised:
-        _quantise(moe.quantised(expert["matrix"]), int(expert["expert"]), stored, cut)
-        return
     path, _, own = stored.name.rpartition(".")
     module = network.get_submodule(path)
     room: Tensor = getattr(module, own)
@@ -213,9 +221,24 @@ def _put(
         room.copy_(cut.of(stored.whole()))
 
 
+def _kept(network: HunyuanImage3ForCausalMM, cache: CacheConfig | None) -> KeptWeights | None:
+    moes = [layer.mlp for layer in network.model.layers]
+    if cache is None or cache.folder is None or not all(moe.is_quantised for moe in moes):
+        return None
+    nbytes = sum(part.nbytes for moe in moes for part in moe.experts.buffers())
+    return KeptWeights(cache, type(moes[0].quantised("down_proj")).__name__, nbytes)
+
+
 def _quantise(
-    stack: Fp8Rows | Nf4Blocks, expert: int, stored: StoredTensor, cut: WeightCut | None
+    stack: Fp8Rows | Nf4Blocks,
+    expert: int,
+    stored: StoredTensor,
+    cut: WeightCut | None,
+    kept: KeptWeights | None,
 ) -> None:
+    parts = [tensor[expert] for tensor in stack.tensors]
+    if kept is not None and kept.read(stored, cut, parts):
+        return
     if cut is None:
         for first, rows in stored.rows(stack.device):
             stack.put(expert, rows, first=first)
@@ -223,6 +246,8 @@ def _quantise(
         stack.put(expert, stored.whole(), cut.index)
     else:
         stack.put(expert, cut.of(stored.whole()))
+    if kept is not None:
+        kept.keep(stored, cut, parts)
 
 
 def _made_ready(network: HunyuanImage3ForCausalMM) -> HunyuanImage3ForCausalMM:

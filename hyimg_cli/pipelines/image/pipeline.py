@@ -82,7 +82,9 @@ class ImagePipeline(Pipeline[MixedModel, ImageJob, Generated | Decoded]):
         started = time.perf_counter()
         # Judging whether the model fits measures its jobs' texts: that counts too.
         before = registry.sequences(model, self._config.model.revision).memo_counts()
-        self._model = loaded = self._read(replace(self._config.model, model=model), jobs)
+        cache = self._config.cache if self._config.cache.keeps_weights else None
+        choice = replace(self._config.model, model=model, weights_cache=cache)
+        self._model = loaded = self._read(choice, jobs)
         self._counted = loaded.memo_counts() | before
         load_s = time.perf_counter() - started
         precision = _precision_said(loaded.dtype_name, self._config.model.quantization)
