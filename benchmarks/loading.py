@@ -1,7 +1,8 @@
 """A checkpoint's loading by this tree and by another one, in turn, its files in the system's cache.
 
 A layer of the model's real width with 24 experts (2 GB in bfloat16, four files, random weights) is
-loaded in a fresh process each time: as stored, into float32, and with FP8 experts. Beside the
+loaded in a fresh process each time: as stored, the same into huge pages, into float32, and with FP8
+experts. Beside the
 seconds stand those of the processors, which other programs disturb less, the bytes read a second,
 and how much memory the process took beyond the weights.
 
@@ -25,9 +26,12 @@ from typing import Any
 HERE = Path(__file__).parents[1]
 FORMS = {
     "as stored": ("bfloat16", "none"),
+    "huge pages": ("bfloat16", "none"),
     "float32": ("float32", "none"),
     "fp8": ("bfloat16", "fp8"),
 }
+# torch's own switch for memory in huge pages.
+HUGE_PAGES = "THP_MEM_ALLOC_ENABLE"
 EXPERTS, FILES = 24, 4
 
 
@@ -79,6 +83,8 @@ def _row(runs: list[dict[str, Any]], nbytes: int) -> dict[str, Any]:
 def _in_a_fresh_process(tree: Path, folder: Path, form: str) -> dict[str, Any]:
     command = [sys.executable, __file__, "--child", form, "--checkpoint", str(folder)]
     environment = os.environ | {"PYTHONPATH": str(tree)}
+    if form == "huge pages":
+        environment[HUGE_PAGES] = "1"
     ran = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
     found: dict[str, Any] = json.loads(ran.stdout)
     return found

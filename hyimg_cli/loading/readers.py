@@ -7,13 +7,11 @@ Threads take tensors from all files in turn, so neither one large file nor one s
 thread alone. Beside the room each thread holds its pieces, and what is made of one.
 """
 
-import math
-import mmap
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, zip_longest
@@ -34,7 +32,6 @@ READERS = 4
 PIECE_BYTES, PINNED_BYTES = 1 << 20, 1 << 24
 # Rows of a piece are a multiple: the blocks of 4-bit weights run on from one row to the next.
 _ROWS = 64
-_HUGE_PAGE = 1 << 21
 _DTYPES = {
     "F16": torch.float16,
     "BF16": torch.bfloat16,
@@ -135,21 +132,6 @@ def read_all(
         in_turn = chain.from_iterable(zip_longest(*of_files))
         for _ in readers.map(_reading(put), filter(None, in_turn)):
             pass
-
-
-def room_for_weights(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Memory of its own for weights that are still to come.
-
-    Main memory is asked for in huge pages: by small ones half of the time of loading goes into
-    making them. Nobody else's memory is touched by that.
-    """
-    nbytes = math.prod(shape) * dtype.itemsize
-    if device.type != "cpu" or nbytes < _HUGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
-        return torch.empty(*shape, dtype=dtype, device=device)
-    memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with suppress(OSError):  # a kernel without them: memory it is all the same
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=torch.uint8).view(dtype).view(*shape)
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 import os
 import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ from safetensors.torch import save_file
 from hyimg_cli.errors import CheckpointError
 from hyimg_cli.loading import readers
 from hyimg_cli.loading.packed import stored_index
-from hyimg_cli.loading.readers import StoredTensor, read_all, room_for_weights
+from hyimg_cli.loading.readers import StoredTensor, read_all
 
 CPU = torch.device("cpu")
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -102,13 +101,3 @@ def test_a_file_that_was_cut_short_meanwhile_is_an_error(tmp_path: Path) -> None
 
     with pytest.raises(CheckpointError, match="ends early"):
         read_all(files, index, put)
-
-
-@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.bfloat16])
-@pytest.mark.parametrize("rows", [3, 2048])
-def test_a_room_is_memory_as_any_other(rows: int, dtype: Any) -> None:
-    room = room_for_weights((rows, 1100), dtype, CPU)
-    assert (room.shape, room.dtype, room.is_contiguous()) == ((rows, 1100), dtype, True)
-    room.view(torch.uint8).fill_(7)
-    assert int(room.view(torch.uint8).long().sum()) == 7 * room.nbytes
-    assert room.untyped_storage().nbytes() == room.nbytes

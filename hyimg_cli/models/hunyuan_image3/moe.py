@@ -7,7 +7,6 @@ from torch import Tensor, nn
 from hyimg_cli.kernels.choice import Experts, experts_of
 from hyimg_cli.kernels.formats import Format, Fp8Rows, Nf4Blocks, empty_stack
 from hyimg_cli.kernels.rowwise import PLAIN, Rowwise, on
-from hyimg_cli.loading.readers import room_for_weights
 from hyimg_cli.models.hunyuan_image3.config import Architecture
 
 
@@ -130,9 +129,7 @@ class QuantizedStack(nn.Module):
 
     def on(self, device: torch.device) -> Fp8Rows | Nf4Blocks:
         """An empty stack like this one on `device`."""
-        return self._form.of(
-            room_for_weights(part.shape, part.dtype, device) for part in self.buffers()
-        )
+        return self._form.of(torch.empty_like(part, device=device) for part in self.buffers())
 
 
 def plain_experts(
@@ -150,7 +147,7 @@ def plain_experts(
 
 def _empty(layers: list[nn.Linear], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Room for the layers' weights, which become views of it."""
-    bank = room_for_weights((len(layers), *layers[0].weight.shape), dtype, device)
+    bank = torch.empty(len(layers), *layers[0].weight.shape, dtype=dtype, device=device)
     for number, layer in enumerate(layers):
         layer.weight = nn.Parameter(bank[number], requires_grad=False)
     return bank

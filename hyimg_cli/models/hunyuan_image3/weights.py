@@ -25,7 +25,7 @@ from hyimg_cli.kernels.formats import Fp8Rows, Nf4Blocks
 from hyimg_cli.loading.checkpoint import check_against, check_floating, weight_files
 from hyimg_cli.loading.kept import KeptWeights
 from hyimg_cli.loading.packed import stored_index
-from hyimg_cli.loading.readers import StoredTensor, read_all, room_for_weights
+from hyimg_cli.loading.readers import StoredTensor, read_all
 from hyimg_cli.models.hunyuan_image3.card import read_architecture
 from hyimg_cli.models.hunyuan_image3.config import Architecture
 from hyimg_cli.models.hunyuan_image3.model import HunyuanImage3ForCausalMM
@@ -213,7 +213,7 @@ def _put(
     room: Tensor = getattr(module, own)
     if room.is_meta:
         wanted = torch.float32 if stays_wide(stored.name) else dtype
-        room = room_for_weights(room.shape, wanted, place)
+        room = torch.empty(room.shape, dtype=wanted, device=place)
         setattr(module, own, nn.Parameter(room, requires_grad=False))
     if cut is None:
         stored.into(room)
