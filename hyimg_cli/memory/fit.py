@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from hyimg_cli.errors import MachineError, UsageError
 from hyimg_cli.journal.keys import precision
 from hyimg_cli.memory.footprint import Need, need
-from hyimg_cli.memory.gpu_settings import OFFLOAD, refuse_offload_on_ranks
+from hyimg_cli.memory.gpu_settings import OFFLOAD, OFFLOAD_EXPERTS, refuse_offload_on_ranks
 from hyimg_cli.memory.present import Present, present
 from hyimg_cli.memory.tensor_ranks import refuse_unsplit
 from hyimg_cli.spec.job import ImageJob, Job
@@ -136,12 +136,23 @@ def _changes(jobs: Sequence[Job], config: RunConfig) -> Iterator[tuple[str, RunC
         for form, changed in in_forms(config).items():
             if FORMS.index(form) > FORMS.index(choice.quantization):
                 yield f"--quantization {form}", changed
+        if kind == "cuda" and parallel.tensor_ranks == 1 and choice.device != "balanced":
+            yield from _with_experts_outside(config)
     elif kind == "cuda" and not choice.cpu_offload:
         with suppress(UsageError):
             refuse_offload_on_ranks(parallel.vae_ranks, parallel.cfg_ranks)
             yield OFFLOAD, replace(config, model=replace(choice, cpu_offload=True))
     if kind == "cpu" and dtype == "float32":
         yield "--dtype bfloat16", replace(config, model=replace(choice, dtype="bfloat16"))
+
+
+def _with_experts_outside(config: RunConfig) -> Iterator[tuple[str, RunConfig]]:
+    """The run with its experts in main memory, in each quantization that takes no more than now."""
+    choice = config.model
+    for form in FORMS[FORMS.index(choice.quantization) :] if not choice.offloads_experts else ():
+        in_form = "" if form == choice.quantization else f"--quantization {form} "
+        changed = replace(choice, quantization=form, offloads_experts=True)
+        yield f"{in_form}{OFFLOAD_EXPERTS}", replace(config, model=changed)
 
 
 def _over_gpus(model: str, jobs: Sequence[Job], config: RunConfig, there: Present) -> Iterator[str]:

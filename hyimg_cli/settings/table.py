@@ -186,6 +186,13 @@ _MODEL = (
         is_basic=True,
         pixels=InKey("experts", _words(*QUANTIZATIONS[1:])),
     ),
+    _model_of_pictures(
+        "offload_experts",
+        Truth(),
+        False,
+        "Experts in main memory, fetched as they are chosen: for GPUs that cannot hold them.",
+        fills="offloads_experts",
+    ),
     _video(
         "enable_cpu_offload",
         Truth(),

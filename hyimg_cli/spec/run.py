@@ -53,8 +53,10 @@ class ModelChoice:
     the routed experts in 8 bits (`fp8`) or 4 (`nf4`); other pixels, too. `decode_graphs`: text
     is decoded by CUDA graphs, by default where they can be; they round differently, so other texts
     are possible. `cpu_offload`: of a video model one network at a time is on the GPU, the others
-    are in main memory; the same pixels. `place`: the machine that the work is done on; None: this.
-    `weights_cache`: where quantised weights are kept for the next start; None: nowhere.
+    are in main memory; the same pixels. `offloads_experts`: of a picture's model the experts are in
+    main memory, `expert_room` bytes of them on the GPU beside two layers. `place`: the machine that
+    the work is done on; None: this. `weights_cache`: where quantised weights are kept for the next
+    start; None: nowhere.
     """
 
     model: str = "tiny-image"
@@ -66,6 +68,8 @@ class ModelChoice:
     quantization: Quantization = "none"
     decode_graphs: Graphs = "auto"
     cpu_offload: bool = False
+    offloads_experts: bool = False
+    expert_room: int = 0
     place: Place | None = None
     weights_cache: CacheConfig | None = None
 
@@ -84,7 +88,7 @@ class ModelChoice:
         say it before anything is loaded.
         """
         if self.decode_graphs == "auto":
-            return on_one_gpu and has_triton
+            return on_one_gpu and has_triton and not self.offloads_experts
         return self.decode_graphs == "on"
 
 

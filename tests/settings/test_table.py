@@ -25,6 +25,7 @@ FILLS: dict[str, tuple[str, Any]] = {
     "device": ("model.device", "cuda:1"),
     "vae_use_tiling": ("model.vae_use_tiling", True),
     "quantization": ("model.quantization", "nf4"),
+    "offload_experts": ("model.offloads_experts", True),
     "enable_cpu_offload": ("model.cpu_offload", True),
     "decode_graphs": ("model.decode_graphs", "off"),
     "kv_reuse": ("reuse.kv_reuse", False),
@@ -65,7 +66,7 @@ BEFORE: dict[str, Any] = {
 NO_SETTING = {
     *("output.folder", "output.only_texts", "cache.folder", "batch.prefetches_sources"),
     "model.place",
-    "model.weights_cache",
+    *("model.weights_cache", "model.expert_room"),
 }
 # How each setting that changes pixels stands in the resume key: the words of folders that exist.
 PLAIN = {"dtype": "float32", "kv_reuse": "reuse"}

@@ -35,7 +35,7 @@ from hyimg_cli.models.hunyuan_image3.script import Script, trigger
 from hyimg_cli.models.hunyuan_image3.sequence import Layout, SourceShape, segments
 from hyimg_cli.models.hunyuan_image3.tiled import TiledPicture
 from hyimg_cli.models.hunyuan_image3.vision import vision_inputs
-from hyimg_cli.models.hunyuan_image3.weights import expected_shapes, load
+from hyimg_cli.models.hunyuan_image3.weights import expected_shapes, load, offload_experts
 from hyimg_cli.models.protocols import (
     BranchSequence,
     Canvas,
@@ -71,7 +71,16 @@ def load_family(
     name, form, card = choice.dtype_on(device), choice.quantization, prompter.card
     graphs, dtype, cache = None, getattr(torch, name), choice.weights_cache
     if pool is None:
-        network = load(folder, dtype=dtype, device_map=device_map, quantization=form, cache=cache)
+        network = load(
+            folder,
+            dtype=dtype,
+            device_map=device_map,
+            quantization=form,
+            cache=cache,
+            offloads_experts=choice.offloads_experts,
+        )
+        if choice.offloads_experts:
+            offload_experts(network, choice.expert_room)
         if choice.wants_graphs(on_one_gpu=is_one_gpu(device_map), has_triton=has_triton()):
             graphs = decode_graphs(network, form)
     else:

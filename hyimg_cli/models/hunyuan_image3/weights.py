@@ -22,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 from hyimg_cli.errors import CheckpointError
 from hyimg_cli.kernels.choice import require_bitsandbytes
 from hyimg_cli.kernels.formats import Fp8Rows, Nf4Blocks
+from hyimg_cli.kernels.offload import OffloadedExperts
 from hyimg_cli.loading.checkpoint import check_against, check_floating, weight_files
 from hyimg_cli.loading.kept import KeptWeights
 from hyimg_cli.loading.packed import stored_index
@@ -58,11 +59,13 @@ def load(
     device_map: str | None = None,
     quantization: Quantization = "none",
     cache: CacheConfig | None = None,
+    offloads_experts: bool = False,
 ) -> HunyuanImage3ForCausalMM:
     """The network of `folder` in `dtype`, ready for inference. The router and the VAE stay float32.
 
     `device_map`: None for the CPU, "cuda:0" for one GPU, "balanced" for all of them. `quantization`
-    holds the routed experts, 93 % of the weights, in fewer bits, which a `cache` keeps. Raises
+    holds the routed experts, 93 % of the weights, in fewer bits, which a `cache` keeps.
+    `offloads_experts`: they are in main memory, of which `offload_experts` fetches them. Raises
     CheckpointError where files are missing, broken, pickled, of another shape, or quantised
     already; MachineError where they do not fit on the GPUs, or a package is missing.
     """
@@ -75,11 +78,23 @@ def load(
         places = balanced(network, dtype)
         refuse_outside(places)
     fill(network, folder, dtype=dtype, place_of=lambda name: place_of(name, places), cache=cache)
-    if len(set(places.values())) > 1:
+    if device_map == "balanced" and len(set(places.values())) > 1:
         from accelerate import dispatch_model
 
         dispatch_model(network, dict(places))
     return _made_ready(network)
+
+
+def offload_experts(network: HunyuanImage3ForCausalMM, resident_bytes: int) -> OffloadedExperts:
+    """Have the layers' experts fetched from main memory; on the device stay two layers of them, and
+    as many others as `resident_bytes` hold.
+    """
+    layers = network.model.layers
+    stacks = [layer.mlp.stacks for layer in layers]
+    offloaded = OffloadedExperts(stacks, network.layer_devices[0], resident_bytes)
+    for number, layer in enumerate(layers):
+        layer.mlp.compute = offloaded.of_layer(number)
+    return offloaded
 
 
 def load_share(
@@ -248,6 +263,10 @@ def _quantise(
         stack.put(expert, cut.of(stored.whole()))
     if kept is not None:
         kept.keep(stored, cut, parts)
+
+
+def _numbers(network: HunyuanImage3ForCausalMM) -> range:
+    return range(len(network.model.layers))
 
 
 def _made_ready(network: HunyuanImage3ForCausalMM) -> HunyuanImage3ForCausalMM:
