@@ -38,7 +38,7 @@ from hyimg_cli.spec.job import (
     REGION_MODES,
     SizeRequest,
 )
-from hyimg_cli.spec.run import DTYPES, FRAMES, GRAPHS, QUANTIZATIONS
+from hyimg_cli.spec.run import DTYPES, FRAMES, GRAPHS, QUANTIZATIONS, VAE_DTYPES
 
 JobKind = Literal["pictures", "videos"]
 # The default of what the job's checkpoint says where nobody else does.
@@ -177,6 +177,21 @@ _MODEL = (
         False,
         "Decode latents of pictures tile by tile, in bounded memory. Other pixels at borders.",
         pixels=InKey("vae", {True: "tiled"}),
+    ),
+    _model_of_pictures(
+        "vae_dtype",
+        OneOf(VAE_DTYPES),
+        "auto",
+        "Precision of pictures' VAEs: auto is float32, TF32 on a GPU; float16 decodes by autocast.",
+        pixels=InKey("vae_dtype", _words(*VAE_DTYPES[1:])),
+    ),
+    Declaration(
+        "vae_channels_last",
+        Truth(),
+        False,
+        "Convolutions of pictures' VAEs in the other order in memory. They round differently.",
+        only="pictures",
+        pixels=InKey("vae_layout", {True: "channels last"}),
     ),
     _model_of_pictures(
         "quantization",

@@ -12,9 +12,11 @@ Frames = Literal["none", "png"]
 Dtype = Literal["auto", "float32", "bfloat16"]
 Quantization = Literal["none", "fp8", "nf4"]
 Graphs = Literal["auto", "on", "off"]
+VaeDtype = Literal["auto", "float32", "float16"]
 FRAMES: tuple[Frames, ...] = get_args(Frames)
 DTYPES: tuple[Dtype, ...] = get_args(Dtype)
 QUANTIZATIONS: tuple[Quantization, ...] = get_args(Quantization)
+VAE_DTYPES: tuple[VaeDtype, ...] = get_args(VaeDtype)
 GRAPHS: tuple[Graphs, ...] = get_args(Graphs)
 
 
@@ -49,7 +51,10 @@ class ModelChoice:
 
     `model` is a folder, a hub id or `tiny-image` (embedded). `device` is `auto`, `cpu`, `cuda`,
     `cuda:N`, or `balanced` to spread the layers over every visible GPU. `vae_use_tiling`: latents
-    become pixels tile by tile, in bounded memory; other pixels than without. `quantization` holds
+    become pixels tile by tile, in bounded memory; other pixels than without. `vae_dtype`, by which
+    pictures' VAEs compute, with weights in float32: `auto` is float32 whose convolutions are TF32
+    on a GPU, `float32` has none of that, `float16` decodes under autocast. `vae_channels_last`:
+    their convolutions' other order in memory. `quantization` holds
     the routed experts in 8 bits (`fp8`) or 4 (`nf4`); other pixels, too. `decode_graphs`: text
     is decoded by CUDA graphs, by default where they can be; they round differently, so other texts
     are possible. `cpu_offload`: of a video model one network at a time is on the GPU, the others
@@ -65,6 +70,8 @@ class ModelChoice:
     dtype: Dtype = "auto"
     device: str = "auto"
     vae_use_tiling: bool = False
+    vae_dtype: VaeDtype = "auto"
+    vae_channels_last: bool = False
     quantization: Quantization = "none"
     decode_graphs: Graphs = "auto"
     cpu_offload: bool = False

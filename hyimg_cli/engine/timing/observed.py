@@ -96,6 +96,8 @@ def conditions(model: str, config: RunConfig) -> str:
         "batch": [batch.is_invariant, batch.prewarm, batch.prefetches_sources],
         "reuse": asdict(config.reuse),
     }
+    if choice.vae_dtype != "auto" or choice.vae_channels_last:
+        facts["vae"] = [choice.vae_dtype, choice.vae_channels_last]
     if choice.offloads_experts:
         facts["experts"] = "fetched"
     return digest.of_json(facts)

@@ -45,7 +45,7 @@ from hyimg_cli.models.protocols import (
     LivePicture,
     TextPrompt,
 )
-from hyimg_cli.parallel.devices import device_of
+from hyimg_cli.parallel.devices import device_of, set_float32_convolutions
 from hyimg_cli.parallel.ranks import RankPool
 from hyimg_cli.spec.card import Bucket, ModelCard
 from hyimg_cli.spec.digest import seed_from
@@ -92,8 +92,12 @@ def load_family(
         card = replace(card, kv_bytes_per_token=kv_bytes)
     if is_batch_invariant and device == "cpu":
         network.make_batch_invariant(invariant_multiple())
+    set_float32_convolutions(choice, device)
+    if choice.vae_channels_last:
+        network.vae.to(memory_format=torch.channels_last_3d)
     tiled = TiledPicture(network.vae) if choice.vae_use_tiling else None
-    return HunyuanImage3(network, prompter, tiled, graphs, card=card)
+    halves = choice.vae_dtype == "float16"
+    return HunyuanImage3(network, prompter, tiled, graphs, card=card, decodes_in_half=halves)
 
 
 class HunyuanImage3:
@@ -107,8 +111,10 @@ class HunyuanImage3:
         graphs: DecodeGraphs | None = None,
         *,
         card: ModelCard | None = None,
+        decodes_in_half: bool = False,
     ) -> None:
-        """`tiled`: latents become pixels tile by tile; `graphs`: text is decoded by them.
+        """`tiled`: latents become pixels tile by tile; `graphs`: text is decoded by them;
+        `decodes_in_half`: the VAE decodes under float16 autocast, as upstream does.
 
         `card`: the checkpoint's, with bytes as they are here, where other ranks have a part.
         """
@@ -116,6 +122,7 @@ class HunyuanImage3:
         self.prompter = prompter
         self._card = prompter.card if card is None else card
         self._tiled = tiled
+        self._decodes_in_half = decodes_in_half
         self._graphs = graphs
 
     @property
@@ -295,8 +302,9 @@ class HunyuanImage3:
     def decode_latents(self, latents_CYX: Tensor) -> Tensor:
         weight = self.network.vae.decoder.conv_in.weight
         vae = self._tiled or self.network.vae
-        pixels_CYX = vae.decode(latents_CYX[None].to(weight.device, weight.dtype))[0]
-        return (pixels_CYX / 2 + 0.5).clamp(0, 1).float().permute(1, 2, 0).cpu()
+        with torch.autocast(weight.device.type, torch.float16, enabled=self._decodes_in_half):
+            pixels_CYX = vae.decode(latents_CYX[None].to(weight.device, weight.dtype))[0].float()
+        return (pixels_CYX / 2 + 0.5).clamp(0, 1).permute(1, 2, 0).cpu()
 
     @torch.no_grad()
     def round_trip(self, pixels: np.ndarray, digest: str) -> np.ndarray:

@@ -136,6 +136,11 @@ def _shift_and_scale(norm: nn.GroupNorm, x_BCTYX: Tensor) -> tuple[Tensor, Tenso
 def _moments_at_once(x_BCTYX: Tensor, groups: int) -> tuple[Tensor, Tensor]:
     """Variance and mean of each group, [B, G] each, in one reading of `x` and no memory."""
     of_groups = x_BCTYX.unflatten(1, (groups, -1))
+    if x_BCTYX.dtype == torch.float16:  # whose largest number a variance may be beyond
+        each = [torch.var_mean(one.float(), dim=(1, 2, 3, 4), correction=0)
+                for one in of_groups.unbind(1)]  # fmt: skip
+        variances, means = zip(*each, strict=True)
+        return torch.stack(variances, dim=1), torch.stack(means, dim=1)
     return torch.var_mean(of_groups, dim=(2, 3, 4, 5), correction=0)
 
 
