@@ -14,7 +14,6 @@ from torch import Tensor
 
 from hyimg_cli.cache.disk import QUANTIZED_WEIGHTS, DiskStore
 from hyimg_cli.loading.readers import StoredTensor
-from hyimg_cli.parallel.tensor import WeightCut
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.run import CacheConfig
 from hyimg_cli.spec.units import bytes_text
@@ -27,7 +26,10 @@ _SAMPLE_BYTES = 4096
 
 
 class KeptWeights:
-    """The matrices of one network, `nbytes` bytes in all, held in `form`."""
+    """The matrices of one network, `nbytes` bytes in all, held in `form`.
+
+    `share`, of what is read and kept: which part of a matrix a rank has; empty for all of it.
+    """
 
     def __init__(self, cache: CacheConfig, form: str, nbytes: int) -> None:
         """Less room than for all of them is as good as none: each start would drop what it wants
@@ -43,9 +45,9 @@ class KeptWeights:
         self._store = DiskStore(cache.folder if nbytes <= budget else None, budget)
         self._form = form
 
-    def read(self, stored: StoredTensor, cut: WeightCut | None, parts: Sequence[Tensor]) -> bool:
+    def read(self, stored: StoredTensor, share: str, parts: Sequence[Tensor]) -> bool:
         """Fill a matrix's `parts` with what is kept of it; False where nothing is."""
-        key = self._key(stored, cut)
+        key = self._key(stored, share)
         data = self._store.read(QUANTIZED_WEIGHTS, key)
         if data is None:
             return False
@@ -58,18 +60,18 @@ class KeptWeights:
             at += part.nbytes
         return True
 
-    def keep(self, stored: StoredTensor, cut: WeightCut | None, parts: Sequence[Tensor]) -> None:
+    def keep(self, stored: StoredTensor, share: str, parts: Sequence[Tensor]) -> None:
         """Keep the `parts` of a matrix that was just quantised."""
         if self._store.takes_more:
             data = b"".join(_bytes(part).cpu().numpy().tobytes() for part in parts)
-            self._store.write(QUANTIZED_WEIGHTS, self._key(stored, cut), data)
+            self._store.write(QUANTIZED_WEIGHTS, self._key(stored, share), data)
 
     def tell(self) -> None:
         """Log what was wrong with the cache since it was asked first."""
         for note, count in Counter(self._store.take_notes()).items():
             logger.warning("%s%s: made again", note, f" ({count} times)" if count > 1 else "")
 
-    def _key(self, stored: StoredTensor, cut: WeightCut | None) -> str:
+    def _key(self, stored: StoredTensor, share: str) -> str:
         status, info = os.fstat(stored.descriptor), stored.info
         ends = info.start, max(info.start, info.start + info.bytes - _SAMPLE_BYTES)
         samples = [os.pread(stored.descriptor, _SAMPLE_BYTES, end) for end in ends]
@@ -81,7 +83,7 @@ class KeptWeights:
             # Whoever writes to a file, or puts another in its place, changes one of these.
             "file": [status.st_size, status.st_mtime_ns, status.st_ctime_ns],
             "samples": digest.of_bytes(b"".join(samples)),
-            "cut": None if cut is None else [cut.dim, digest.of_bytes(cut.index.numpy().tobytes())],
+            "share": share,
             "torch": torch.__version__,
         }
         return digest.of_json(facts)

@@ -1,4 +1,4 @@
-"""Experts in main memory: what the GPU must hold then, and what fetching costs, at released size."""
+"""Experts in main memory: what the GPU holds then, and what fetching costs, at released size."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from released import released_folder
 
+from hyimg_cli.doctor import models
 from hyimg_cli.errors import UsageError
 from hyimg_cli.journal import keys
 from hyimg_cli.memory.fit import fits, remedy
@@ -14,7 +15,7 @@ from hyimg_cli.memory.gpu_settings import refuse_unfollowed
 from hyimg_cli.memory.offload import Link, spare_bytes, traffic
 from hyimg_cli.memory.present import Present
 from hyimg_cli.models.registry import model_card
-from hyimg_cli.spec.job import ImageJob, SizeRequest
+from hyimg_cli.spec.job import ImageJob
 from hyimg_cli.spec.run import ModelChoice, OutputConfig, ParallelConfig, Place, RunConfig
 
 GB = 10**9
@@ -36,8 +37,9 @@ def config(model: str) -> RunConfig:
 
 
 @pytest.fixture
-def drawn(model: str, job: ImageJob) -> list[ImageJob]:
-    return [replace(job, model=model, images=(), size=SizeRequest(1024, 1024))]
+def drawn(model: str) -> list[ImageJob]:
+    return [job for job in models._sample(models._EDIT, model=model, revision=None)
+            if isinstance(job, ImageJob)]  # fmt: skip
 
 
 def test_one_token_moves_an_eighth_of_the_experts(

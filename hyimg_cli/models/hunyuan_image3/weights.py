@@ -41,6 +41,7 @@ from hyimg_cli.models.hunyuan_image3.placement import (
 from hyimg_cli.models.hunyuan_image3.sharded import Cuts, shard, sum_over
 from hyimg_cli.models.hunyuan_image3.split import refuse_uneven
 from hyimg_cli.parallel.tensor import Share, WeightCut
+from hyimg_cli.spec import digest
 from hyimg_cli.spec.run import CacheConfig, Quantization
 
 _EXPERT = re.compile(
@@ -252,7 +253,8 @@ def _quantise(
     kept: KeptWeights | None,
 ) -> None:
     parts = [tensor[expert] for tensor in stack.tensors]
-    if kept is not None and kept.read(stored, cut, parts):
+    share = "" if cut is None else f"{cut.dim} {digest.of_bytes(cut.index.numpy().tobytes())}"
+    if kept is not None and kept.read(stored, share, parts):
         return
     if cut is None:
         for first, rows in stored.rows(stack.device):
@@ -262,7 +264,7 @@ def _quantise(
     else:
         stack.put(expert, cut.of(stored.whole()))
     if kept is not None:
-        kept.keep(stored, cut, parts)
+        kept.keep(stored, share, parts)
 
 
 def _numbers(network: HunyuanImage3ForCausalMM) -> range:
