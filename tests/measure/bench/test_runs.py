@@ -1,11 +1,13 @@
 """Runs: phases add up, text is decided, a process of its own gives the same pictures."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from measure.bench.conftest import ONE_EDIT
 
 from hyimg_cli.engine.runner import make_plan
 from hyimg_cli.manifest.manifest import read_manifest
@@ -116,8 +118,8 @@ def test_a_process_of_its_own_draws_the_same(quick: None, tmp_path: Path) -> Non
 def test_every_row_of_the_review_is_there(
     bench: Callable[..., Comparison], small: Scenario
 ) -> None:
-    two = "".join((SCENARIOS / "edits.jsonl").read_text().splitlines(keepends=True)[:2])
-    lines = two.replace("images/", f"{SCENARIOS}/images/")
+    other = {'"edit"': '"other"', "make the circle blue": "make it a green square"}
+    lines = ONE_EDIT + re.sub("|".join(other), lambda found: other[found[0]], ONE_EDIT)
     found = bench(replace(small, repeats=2), lines)
     rows = {row.name: row for row in found.rows}
     assert set(rows) == {
