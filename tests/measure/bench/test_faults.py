@@ -8,6 +8,7 @@ import pytest
 from measure.bench import faults
 
 from hyimg_cli.measure.bench import record
+from hyimg_cli.measure.bench.controls import LookedThrough
 from hyimg_cli.measure.bench.scenario import Scenario
 from hyimg_cli.measure.bench.verdict import Comparison
 
@@ -25,6 +26,19 @@ NAMED = [
 
 
 @pytest.mark.parametrize(("plant", "words"), NAMED, ids=[one.__name__ for one, _ in NAMED])
+def test_a_fault_in_the_pictures_is_found_where_it_is(
+    look_through: Callable[[], LookedThrough],
+    monkeypatch: pytest.MonkeyPatch,
+    plant: faults.Plant,
+    words: tuple[str, ...],
+) -> None:
+    plant(monkeypatch)
+    text = " ".join(str(one) for one in look_through().divergences if one.is_fault)
+    for word in words:
+        assert word in text, text
+
+
+@pytest.mark.parametrize(("plant", "words"), NAMED[:1])
 def test_a_fault_in_the_pictures_is_named(
     bench: Bench,
     small: Scenario,
