@@ -55,6 +55,7 @@ def test_a_fault_in_the_pictures_is_named(
         assert word in text, text
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("processor_clock")
 @pytest.mark.parametrize(
     ("plant", "words"),
@@ -101,6 +102,7 @@ def test_a_variant_that_does_what_the_other_does_compares_nothing(
     assert "both variants did the same work for edit" in " ".join(found.verdict.reasons)
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("processor_clock")
 def test_clean_comparisons_are_not_flagged(bench: Bench, small: Scenario) -> None:
     """Twice five runs a side; what does not come from the clock is the same in all."""

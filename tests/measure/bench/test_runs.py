@@ -62,6 +62,7 @@ def test_phases_are_disjoint_and_add_up(quick: None, tmp_path: Path) -> None:
     assert not result.failures
 
 
+@pytest.mark.thorough
 def test_being_looked_through_changes_nothing(quick: None, tmp_path: Path) -> None:
     plain = run_once(JOBS, tmp_path / "plain")
     result, seen = observed_run(CONFIG, {}, JOBS, tmp_path / "seen", registry.load)
@@ -104,7 +105,7 @@ def test_a_model_is_loaded_once_for_all_that_ask_alike(monkeypatch: pytest.Monke
     assert asked == [(CONFIG.model, True), (rounded, True), (CONFIG.model, False)]
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_process_of_its_own_draws_the_same(quick: None, tmp_path: Path) -> None:
     here = run_once(JOBS[:1], tmp_path / "here")
     there = run_once(JOBS[:1], tmp_path / "there", lifetime="process-per-job")
