@@ -13,6 +13,7 @@ from torch import Tensor
 from hyimg_cli.diffusion.denoise import Track
 from hyimg_cli.diffusion.guidance import CFG
 from hyimg_cli.diffusion.schedule import Schedule
+from hyimg_cli.kernels.attention import warn_of_slow_kernel
 from hyimg_cli.kernels.repetition import penalize
 from hyimg_cli.kernels.rows import invariant_multiple
 from hyimg_cli.kernels.transfer import sent, to_device
@@ -93,6 +94,8 @@ def load_family(
     if is_batch_invariant and device == "cpu":
         network.make_batch_invariant(invariant_multiple())
     set_float32_convolutions(choice, device)
+    if is_one_gpu(device_map):
+        warn_of_slow_kernel(network.device, dtype)
     if choice.vae_channels_last:
         network.vae.to(memory_format=torch.channels_last_3d)
     tiled = TiledPicture(network.vae) if choice.vae_use_tiling else None
