@@ -73,7 +73,6 @@ class Room:
     compute: Experts
     layer: int | None = None
     is_there: torch.cuda.Event | None = None
-    is_free: torch.cuda.Event | None = None
 
 
 class OffloadedExperts:
@@ -123,8 +122,6 @@ class OffloadedExperts:
         self._begin((layer + 1) % len(self._layers), room)
         out_TM = room.compute(x_TM, weight_TK, index_TK, onto_TM=onto_TM)
         self._adopt(room)
-        if self._link is not None:
-            room.is_free = torch.cuda.current_stream(self._device).record_event()
         return out_TM
 
     def _slots(self, layer: int, chosen: Sequence[int]) -> Tensor:
@@ -158,11 +155,9 @@ class OffloadedExperts:
         if self._link is None:
             self._fill(room, layer)
             return room
+        # Of what is resident, and of the room, the stream that computes has the last use.
+        self._link.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._link):
-            if room.is_free is not None:
-                self._link.wait_event(room.is_free)
-            # What is resident came by the stream that computes.
-            self._link.wait_stream(torch.cuda.current_stream(self._device))
             self._fill(room, layer)
             room.is_there = self._link.record_event()
         return room

@@ -44,7 +44,7 @@ class Pieces(threading.local):
     """Memory that a thread reads into: one piece, or two pinned ones in turn for a GPU."""
 
     def __init__(self) -> None:
-        self._pinned: list[tuple[Tensor, torch.cuda.Event]] = []
+        self._pinned: list[tuple[Tensor, torch.cuda.Event | None]] = []
         self._plain = torch.empty(0, dtype=torch.uint8)
 
     def filled(self, nbytes: int, device: torch.device, read: Callable[[Tensor], None]) -> Tensor:
@@ -53,13 +53,15 @@ class Pieces(threading.local):
             self._plain = _at_least(self._plain, nbytes, is_pinned=False)
             read(self._plain[:nbytes])
             return self._plain[:nbytes].to(device)
-        memory, is_free = self._pinned.pop(0) if len(self._pinned) > 1 else _unused()
-        is_free.synchronize()  # the copy that was made of it before
+        none: tuple[Tensor, torch.cuda.Event | None] = torch.empty(0, dtype=torch.uint8), None
+        memory, is_copied = self._pinned.pop(0) if len(self._pinned) > 1 else none
+        if is_copied is not None:
+            is_copied.synchronize()
         memory = _at_least(memory, nbytes, is_pinned=True)
         read(memory[:nbytes])
         there = memory[:nbytes].to(device, non_blocking=True)
-        is_free.record(torch.cuda.current_stream(device))
-        self._pinned.append((memory, is_free))
+        # One event a copy: an event is a device's own, and pieces go to any.
+        self._pinned.append((memory, torch.cuda.current_stream(device).record_event()))
         return there
 
 
@@ -178,8 +180,5 @@ def _readable(path: Path) -> Iterator[None]:
 def _at_least(memory: Tensor, nbytes: int, *, is_pinned: bool) -> Tensor:
     if len(memory) >= nbytes:
         return memory
-    return torch.empty(nbytes, dtype=torch.uint8, pin_memory=is_pinned)
-
-
-def _unused() -> tuple[Tensor, torch.cuda.Event]:
-    return torch.empty(PINNED_BYTES, dtype=torch.uint8, pin_memory=True), torch.cuda.Event()
+    least = PINNED_BYTES if is_pinned else 0
+    return torch.empty(max(nbytes, least), dtype=torch.uint8, pin_memory=is_pinned)
