@@ -79,10 +79,10 @@ def test_a_small_card_is_enough_where_main_memory_holds_the_experts(
     assert needed.weights + needed.waiting == pytest.approx(
         whole + 2 * needed.waiting / 32, abs=32
     ), "two layers' experts are on the card as well"
-    assert fits(needed, Present(24 * GB, main=128 * GB))
-    assert not fits(needed, Present(24 * GB, main=64 * GB))
+    assert fits(needed, Present(32 * GB, main=128 * GB))
+    assert not fits(needed, Present(32 * GB, main=64 * GB))
     inside = replace(config, model=replace(config.model, offloads_experts=False))
-    assert "--offload-experts would fit" in remedy(model, drawn, inside, Present(24 * GB))
+    assert "--offload-experts would fit" in remedy(model, drawn, inside, Present(32 * GB))
 
 
 def test_a_run_by_it_has_no_graphs_and_says_so_in_its_keys(config: RunConfig) -> None:
