@@ -47,7 +47,7 @@ def offload_of_pictures() -> UsageError:
     return _refused(
         "one network makes a picture from its first token to its last step: none of it can wait in "
         "main memory",
-        hint=f"--quantization nf4 (or fp8) holds it in less, with {OFFLOAD_EXPERTS} its experts wait; "
+        hint=f"--quantization nf4 (or fp8) holds it in less, {OFFLOAD_EXPERTS} lets experts wait; "
         "videos of the same manifest have a run of their own",
     )
 
