@@ -147,7 +147,8 @@ def _moments_at_once(x_BCTYX: Tensor, groups: int) -> tuple[Tensor, Tensor]:
 def _moments_by_pieces(x_BCTYX: Tensor, groups: int) -> tuple[Tensor, Tensor]:
     """The same in two readings, with the memory of a piece."""
     x_BGN = x_BCTYX.reshape(x_BCTYX.shape[0], groups, -1)
-    mean_BG = x_BGN.mean(2)
+    # Sums of halves would overflow.
+    mean_BG = x_BGN.mean(2, dtype=torch.promote_types(x_BCTYX.dtype, torch.float32))
     variances = [
         _mean_square(x_N, mean)
         for x_GN, mean_G in zip(x_BGN, mean_BG, strict=True)
@@ -158,5 +159,5 @@ def _moments_by_pieces(x_BCTYX: Tensor, groups: int) -> tuple[Tensor, Tensor]:
 
 def _mean_square(x_N: Tensor, mean: Tensor) -> Tensor:
     """Of the deviations from `mean`, a piece at a time."""
-    sums = [(piece - mean).square_().sum() for piece in x_N.split(_PIECE)]
+    sums = [(piece.to(mean.dtype) - mean).square_().sum() for piece in x_N.split(_PIECE)]
     return torch.stack(sums).sum() / x_N.numel()

@@ -51,7 +51,7 @@ def test_a_variance_beyond_float16_is_none_too_large() -> None:
     x = torch.tensor([-600.0, 600.0]).repeat(64).view(1, 4, 2, 4, 4)
     variance, mean = _moments_at_once(x.half(), 2)
     assert variance.tolist() == [[360_000.0] * 2]
-    assert mean.tolist() == [[0.0] * 2]
+    assert mean.abs().max() < 1e-6
 
 
 @pytest.mark.parametrize(("dtype", "expected"), [("auto", True), ("float32", False)])
