@@ -68,7 +68,7 @@ def show_plan(given: Mapping[str, Any]) -> None:
     if given["as_json"]:
         facts = _as_json(order, costs, videos) | _held(memory, components, by_rank)
         facts |= {"replicas": replicas, "time": time_as_json(time_of)}
-        if config.model.cpu_offload:
+        if config.model.cpu_offload != "none":
             facts |= {"on_gpu_bytes": {name: _largest(of) for name, of in components.items()}}
         if shard:
             facts |= {"shard": _shard_as_json(shard)}
@@ -192,7 +192,7 @@ def _limit_lines(
     components: Mapping[str, dict[str, int]], config: RunConfig, has_pictures: bool
 ) -> Iterator[str]:
     """Lines on the GPU's part and the offload, for the figures before."""
-    if config.model.cpu_offload:
+    if config.model.cpu_offload != "none":
         for model, sizes in components.items():
             yield (
                 f"  of {model} one network at a time is on the GPU: {bytes_text(_largest(sizes))} "

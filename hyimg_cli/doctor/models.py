@@ -188,7 +188,7 @@ def video_memory(subject: Subject) -> Check:
     """
     config, name, revision = subject.config, subject.video_model, subject.config.model.revision
     there = _present(config)
-    if config.model.cpu_offload:
+    if config.model.cpu_offload != "none":
         refuse_offload_on_cpu(config.model)
     try:
         card = registry.video_card(name, revision)
@@ -200,7 +200,7 @@ def video_memory(subject: Subject) -> Check:
     found = judged(name, _sample(_film(card), video_model=name, revision=revision), config, there)
     copies = copies_of(config, config.parallel.replicas)
     said = f"{model_name(name)}: "
-    if config.model.cpu_offload:
+    if config.model.cpu_offload != "none":
         said += f"{bytes_text(found.needed.waiting)} of weights in main memory, "
         said += f"{bytes_text(found.needed.weights)} of them at most on the GPU; "
         said += f"{bytes_text(there.free)} free there"

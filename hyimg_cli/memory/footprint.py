@@ -386,7 +386,7 @@ def _decode_bytes(job: ImageJob, card: ModelCard, config: RunConfig) -> int:
     bucket = card.bucket_of(job.size)
     pixels = bucket.size.height * bucket.size.width if bucket else _largest(card)
     choice = config.model
-    return card.vae_bytes(pixels, precision(choice)[0], in_tiles=choice.vae_use_tiling)
+    return card.vae_bytes(pixels, precision(choice)[0], in_tiles=bool(choice.vae_use_tiling))
 
 
 def _largest(card: ModelCard) -> int:

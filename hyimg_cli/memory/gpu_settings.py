@@ -18,7 +18,7 @@ def refuse_unfollowed(jobs: Iterable[Job], config: RunConfig) -> None:
     if config.parallel.ray_address is not None and config.model.place is None:
         return  # each session asks on the machine that it works on
     _refuse_part(config)
-    if config.model.cpu_offload:
+    if config.model.cpu_offload != "none":
         if any(isinstance(job, ImageJob) for job in jobs):
             raise offload_of_pictures()
         refuse_offload_on_cpu(config.model)
@@ -57,7 +57,7 @@ def refuse_offload_on_ranks(vae_ranks: int, cfg_ranks: int) -> None:
 def refuse_in_session(config: RunConfig) -> None:
     """The same for a session, which may move networks about on a CPU too. Raises UsageError."""
     _refuse_part(config)
-    if config.model.cpu_offload:
+    if config.model.cpu_offload != "none":
         refuse_offload_on_ranks(config.parallel.vae_ranks, config.parallel.cfg_ranks)
 
 

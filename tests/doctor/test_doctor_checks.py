@@ -365,7 +365,7 @@ def test_networks_that_take_turns_need_the_largest_on_the_gpu(
     with_gpus(monkeypatch, room)
     monkeypatch.setattr(present, "available_bytes", lambda: main_memory[0])
     whole = subject(device="cuda", dtype="bfloat16")
-    turns = subject(device="cuda", dtype="bfloat16", cpu_offload=True)
+    turns = subject(device="cuda", dtype="bfloat16", cpu_offload="model")
     sizes = {part: one.count * 2 for part, one in registry.stored_weights("tiny-video").items()}
     assert models.video_memory(turns).status == "ok"
     room[0] = max(sizes.values())
@@ -382,16 +382,16 @@ def test_networks_that_take_turns_need_the_largest_on_the_gpu(
 
 def test_turns_are_of_videos_on_a_gpu(subject: MakeSubject) -> None:
     """Refused on a CPU as by a run, and no matter of the picture that is drawn on trial."""
-    turns = subject(device="cpu", cpu_offload=True)
+    turns = subject(device="cpu", cpu_offload="model")
     checks = (("video memory", models.video_memory), ("trial", trial.trial))
     memory, drawn = examined(turns, checks)
     assert (memory.status, "--device cuda" in memory.hint) == ("failed", True)
     assert drawn.status == "ok"
 
 
-@pytest.mark.parametrize("cpu_offload", [False, True])
+@pytest.mark.parametrize("cpu_offload", ["none", "model"])
 def test_a_video_model_without_weights_is_not_counted_as_nothing(
-    subject: MakeSubject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cpu_offload: bool
+    subject: MakeSubject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cpu_offload: str
 ) -> None:
     bare, weights = tmp_path / "bare", shutil.ignore_patterns("*.safetensors")
     shutil.copytree(registry.resolve_model("tiny-video"), bare, ignore=weights)

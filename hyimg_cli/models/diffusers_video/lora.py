@@ -99,8 +99,22 @@ class Adapters:
         pairs, metadata = _pairs(lora_file(lora.file), network, self._family)
         _refuse_misfits(pairs, network, lora.file)
         network.load_lora_adapter(pairs, adapter_name=name, metadata=metadata, prefix="transformer")
+        _hold_in_full(network, pairs, name)
         network.requires_grad_(False)
         network.eval()
+
+
+def _hold_in_full(network: Any, pairs: Mapping[str, Tensor], name: str) -> None:
+    """Matrices as the file has them: peft gives them the dtype of their layer's weight, which in
+    8 bits would round them, and which no product is made in.
+    """
+    for key, tensor in pairs.items():
+        layer, _, part = key.removeprefix(_PREFIX).rpartition(".lora_")
+        side, _, kind = part.partition(".")
+        matrix = getattr(network.get_submodule(layer), f"lora_{side}")[name]
+        held = getattr(matrix, kind)
+        if held.dtype.is_floating_point and held.dtype.itemsize == 1:
+            held.data = tensor.to(held.device, network.dtype)
 
 
 def _activate(network: Any, loras: Mapping[str, Lora]) -> None:

@@ -19,9 +19,10 @@ from hyimg_cli.models.diffusers_video.decode import LocalDecoder, frames
 from hyimg_cli.models.diffusers_video.denoising import Denoiser, Velocity, forget_step_cache
 from hyimg_cli.models.diffusers_video.layout import CheckpointLayout
 from hyimg_cli.models.diffusers_video.lora import Adapters
+from hyimg_cli.models.diffusers_video.networks import finish_network, load_network
 from hyimg_cli.models.diffusers_video.scheduling import JobScheduler
 from hyimg_cli.models.diffusers_video.start import StartEncoder
-from hyimg_cli.models.diffusers_video.weights import LoadTarget, load_weights
+from hyimg_cli.models.diffusers_video.weights import LoadTarget
 from hyimg_cli.models.latent_video import (
     Branch,
     BranchInputs,
@@ -34,6 +35,7 @@ from hyimg_cli.models.latent_video import (
 )
 from hyimg_cli.spec.card import VideoCard
 from hyimg_cli.spec.job import VideoJob
+from hyimg_cli.spec.run import ModelChoice
 from hyimg_cli.tiling.decode import decode_tiled
 from hyimg_cli.tiling.tiles import Tiling, tile_plan
 
@@ -56,15 +58,17 @@ class DiffusersVideo(ABC):
         place: LoadTarget,
         *,
         parameter_count: int,
-        is_tiled: bool,
+        choice: ModelChoice,
     ) -> None:
-        """`parameter_count`: of every component, loaded or not."""
-        self.card, self.layout, self.place = card, layout, place
+        """`parameter_count`: of every component, loaded or not. `choice`: how the transformer is
+        held and run, and whether latents are decoded in tiles.
+        """
+        self.card, self.layout, self.place, self.choice = card, layout, place, choice
         self.parameter_count = parameter_count
         self.branch_runner: Callable[[], BranchRunner] = lambda: LocalBranches(self.branch)
-        self.is_tiled = is_tiled
+        self.is_tiled = choice.tiles_videos
         self._is_off_device = False
-        self.decoder: LatentDecoder = LocalDecoder(lambda: self.vae, is_tiled=is_tiled)
+        self.decoder: LatentDecoder = LocalDecoder(lambda: self.vae, is_tiled=self.is_tiled)
 
     @abstractmethod
     def new_prompts(self) -> PromptEncoder:
@@ -131,7 +135,8 @@ class DiffusersVideo(ABC):
     def networks(self) -> list[Any]:
         """The transformer, or the high-noise one and the low-noise one."""
         found = (self.layout.components.get(name) for name in ("transformer", "transformer_2"))
-        return [self.prepared(load_weights(part, self.place)) for part in found if part is not None]
+        loaded = (load_network(part, self.place, self.choice) for part in found if part)
+        return [finish_network(self.prepared(one), self.place, self.choice) for one in loaded]
 
     @cached_property
     def adapters(self) -> Adapters:
@@ -150,13 +155,14 @@ class DiffusersVideo(ABC):
     def release_transformer(self) -> None:
         """Move the transformer to main memory; the next job's branches bring it back."""
         self.place.release()
-        for network in self.__dict__.get("networks", ()):
-            network.to("cpu")
-            self._is_off_device = True
+        if self.place.offload is None:
+            for network in self.__dict__.get("networks", ()):
+                network.to("cpu")
+                self._is_off_device = True
         gc.collect()
 
     def _bring_back(self) -> None:
-        if self._is_off_device and self.place.offload is None:
+        if self._is_off_device:
             for network in self.networks:
                 network.to(self.device)
         self._is_off_device = False

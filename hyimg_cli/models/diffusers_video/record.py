@@ -27,11 +27,11 @@ class DiffusersFolder:
     def check(self, job: VideoJob) -> None:
         check_texts(job, self.folder, self.card)
 
-    def load(self, choice: ModelChoice, *, is_fast: bool, is_tiled: bool) -> "LatentVideoModel":
+    def load(self, choice: ModelChoice, *, is_fast: bool) -> "LatentVideoModel":
         require("diffusers", "av")
         from hyimg_cli.models.diffusers_video.loading import load_video  # imports torch
 
-        return load_video(self.folder, self.card, choice, is_fast=is_fast, is_tiled=is_tiled)
+        return load_video(self.folder, self.card, choice, is_fast=is_fast)
 
 
 def _tensors(folder: Path) -> Mapping[str, Mapping[str, TensorInfo]]:

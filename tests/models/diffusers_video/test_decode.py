@@ -110,7 +110,7 @@ def test_one_tile_over_everything_is_the_untiled_decode(
 def test_untiled_on_request(folders: dict[str, Path]) -> None:
     choice = ModelChoice(str(folders["hunyuan"]), device="cpu")
     tiled = registry.load_video(choice)
-    whole = registry.load_video(choice, is_tiled=False)
+    whole = registry.load_video(replace(choice, vae_use_tiling=False))
     latents = noise(tiled, Size(272, 48), 1)
     assert not np.array_equal(video(tiled, latents), video(whole, latents))
 
