@@ -372,10 +372,15 @@ def test_networks_that_take_turns_need_the_largest_on_the_gpu(
     assert models.video_memory(turns).status == "ok"
     found = models.video_memory(whole)
     assert found.status == "failed"
-    assert "--enable-cpu-offload would fit" in found.hint
+    assert "--cpu-offload model would fit" in found.hint
     room[0] -= 1
-    assert "is on already" in models.video_memory(turns).hint
-    assert "--enable-cpu-offload" not in models.video_memory(whole).hint
+    for one in (turns, whole):
+        assert models.video_memory(one).hint.startswith("--cpu-offload group would fit")
+    groups = subject(device="cuda", dtype="bfloat16", cpu_offload="group")
+    assert models.video_memory(groups).status == "ok"
+    assert "a decode about " in models.video_memory(groups).found
+    room[0] = 1000
+    assert "--cpu-offload group is on already" in models.video_memory(groups).hint
     room[0], main_memory[0] = 10**9, sum(sizes.values()) - 1
     assert "main memory is too small" in models.video_memory(turns).hint
 
