@@ -5,6 +5,7 @@ are read, no weights.
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path, PurePath
 
 from hyimg_cli.doctor import places
@@ -59,8 +60,17 @@ def image_files(subject: Subject) -> Check:
 
 
 def video_checkpoint(subject: Subject) -> Check:
-    """The files of the video model."""
-    return _checkpoint("video checkpoint", subject.video_model, subject, registry.video_card)
+    """The files of the video model, and the package by which its prompts are mended."""
+    name, model = "video checkpoint", subject.video_model
+    found = _checkpoint(name, model, subject, registry.video_card)
+    if found.status != "ok":
+        return found
+    cleaner = registry.video_card(model, subject.config.model.revision).cleaner
+    if not cleaner or find_spec(cleaner) is not None:
+        return found
+    said = f"{found.found}; {cleaner} is not installed: prompts with broken Unicode are not mended"
+    hint = f"pip install {cleaner}; prompts are embedded anew with it, and may be read differently"
+    return Check(name, "warning", said, hint)
 
 
 def _checkpoint(name: str, model: str, subject: Subject, card_of: CardOf) -> Check:

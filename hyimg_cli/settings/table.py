@@ -194,7 +194,7 @@ _MODEL = (
         "quantization",
         OneOf(QUANTIZATIONS),
         "none",
-        "The experts of pictures' models, a video model's transformer, in 8 or 4 bits.",
+        "Pictures' experts, videos' transformer in 8 or 4 bits.",
         is_basic=True,
         pixels=InKey("experts", _words(*QUANTIZATIONS[1:]), of_videos="transformer"),
     ),

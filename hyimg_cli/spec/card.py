@@ -263,7 +263,7 @@ class VideoCard:
     `has_float32_vae`: whatever the dtype asked for, latents are decoded in float32.
     `guides_below_one`: a guidance scale under 1 runs both branches too; otherwise it means none.
     `blocks`: of the transformer. `wants_negative`: its authors never guide without a long negative
-    prompt.
+    prompt. `cleaner`: the package by which its authors' pipeline mends prompts, where that is there.
     """
 
     model: str
@@ -286,6 +286,7 @@ class VideoCard:
     needs_start: bool = False
     blocks: int = 0
     wants_negative: bool = False
+    cleaner: str = ""
     decode: DecodeWork = DecodeWork()
 
     def loaded_bytes(self, dtype: str, quantization: str = "none") -> dict[str, int]:

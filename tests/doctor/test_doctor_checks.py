@@ -381,8 +381,20 @@ def test_networks_that_take_turns_need_the_largest_on_the_gpu(
     assert "a decode about " in models.video_memory(groups).found
     room[0] = 1000
     assert "--cpu-offload group is on already" in models.video_memory(groups).hint
-    room[0], main_memory[0] = 10**9, sum(sizes.values()) - 1
+    room[0], main_memory[0] = 10**9, 1000
     assert "main memory is too small" in models.video_memory(turns).hint
+
+
+def test_a_package_that_mends_prompts_is_missed_where_it_is_used(
+    subject: MakeSubject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wan = subject(video=write_wan(tmp_path / "wan"))
+    monkeypatch.setattr(models, "find_spec", lambda name: None)
+    found = models.video_checkpoint(wan)
+    assert (found.status, "ftfy is not installed" in found.found) == ("warning", True)
+    assert models.video_checkpoint(subject()).status == "ok", "HunyuanVideo mends none"
+    monkeypatch.setattr(models, "find_spec", lambda name: object())
+    assert models.video_checkpoint(wan).status == "ok"
 
 
 def test_turns_are_of_videos_on_a_gpu(subject: MakeSubject) -> None:

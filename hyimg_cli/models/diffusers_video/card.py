@@ -146,6 +146,7 @@ def _wan(layout: CheckpointLayout, model: str) -> VideoCard:
         defaults=_wan_defaults(layout),
         has_float32_vae=True,
         wants_negative=True,
+        cleaner="ftfy",
         # WanPipeline.do_classifier_free_guidance: only above 1.
         guides_below_one=False,
     )
