@@ -263,7 +263,8 @@ class VideoCard:
     `has_float32_vae`: whatever the dtype asked for, latents are decoded in float32.
     `guides_below_one`: a guidance scale under 1 runs both branches too; otherwise it means none.
     `blocks`: of the transformer. `wants_negative`: its authors never guide without a long negative
-    prompt. `cleaner`: the package by which its authors' pipeline mends prompts, where that is there.
+    prompt. `cleaner`: the package that mends prompts where it is there, as its authors' pipeline
+    does it.
     """
 
     model: str

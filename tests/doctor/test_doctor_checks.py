@@ -13,6 +13,7 @@ import pytest
 import torch
 from machines import with_gpus, with_main_memory
 from released import released_folder
+from tiny_video import write_wan
 
 from hyimg_cli.doctor import environment, kernels, models, places, tools, trial
 from hyimg_cli.doctor.check import Check, Subject, examined, is_ready, portable_text
