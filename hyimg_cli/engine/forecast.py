@@ -22,6 +22,7 @@ from hyimg_cli.manifest.video_cost import VideoCost, video_cost
 from hyimg_cli.media.images import probe_image, stretched_digest
 from hyimg_cli.memory.videos import CARDS, VideoNeeds, fitting, video_needs
 from hyimg_cli.models import registry
+from hyimg_cli.spec.card import TileRule, VideoCard
 from hyimg_cli.spec.job import ImageJob, Size
 from hyimg_cli.spec.plan import Plan, VideoGroup
 from hyimg_cli.spec.run import RunConfig
@@ -95,9 +96,10 @@ def _of_videos(group: VideoGroup, config: RunConfig) -> VideoForecast:
     is_wide = card.has_float32_vae or precision(config.model)[1] == "float32"
     ranks, width = config.parallel.vae_ranks, 4 if is_wide else 2
     branches = max(job.branch_count for job in group.jobs)
+    cut = card if config.model.tiles_videos else _whole(card, group)
     return VideoForecast(
-        cost=video_cost(group, card, with_frames=config.output.frames != "none"),
-        decode=decode_forecast(card, group.size, group.num_frames, ranks, width),
+        cost=video_cost(group, cut, with_frames=config.output.frames != "none"),
+        decode=decode_forecast(cut, group.size, group.num_frames, ranks, width),
         branches=branches,
         branch_ranks=min(branches, config.parallel.cfg_ranks),
         memory=video_needs(group.jobs[0], card, config.model),
@@ -107,6 +109,12 @@ def _of_videos(group: VideoGroup, config: RunConfig) -> VideoForecast:
             for job in group.jobs
         ),
     )
+
+
+def _whole(card: VideoCard, group: VideoGroup) -> VideoCard:
+    """The card of a decode that cuts nothing: one tile of the whole grid."""
+    side = max(card.latent_grid(group.size, group.num_frames)[1:])
+    return replace(card, tiles=TileRule(side, side, 0))
 
 
 class Forecast:
