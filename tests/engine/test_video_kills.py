@@ -6,10 +6,9 @@ second. The first kills are one in each phase; KILLS=40 in the environment kills
 
 import json
 import os
-import random
 import subprocess
 import sys
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,12 +20,11 @@ LINES = [
     {"custom_id": "second", "task": "t2v", "prompt": 'a sign "open"', "seed": 2, "steps": 4},
     {"custom_id": "third", "task": "t2v", "prompt": "a dog", "seed": 3, "num_frames": 5},
 ]
-# Runs the command once for each entry of the plan on standard input: [manifest, folder, phase,
-# count, delay, flags]. In the child the process kills itself `delay` seconds behind the count-th
-# moment of the phase, at 0 in the very moment; without a phase it may end. Moments: a prompt is
-# embedded, a denoise step is done, a piece of a video is decoded, a film is encoded but not in its
-# place, or in its place without its line. Prints an s for each denoise step, then the child's
-# status.
+# Runs the command once for each entry of the plan on standard input: [folder, phase, count, delay,
+# flags]. In the child the process kills itself `delay` seconds behind the count-th moment of the
+# phase, at 0 in the very moment; without a phase it may end. Moments: a prompt is embedded, a
+# denoise step is done, a piece of a video is decoded, a film is encoded but not in its place, or in
+# its place without its line. Prints an s for each denoise step, then the child's status.
 DRIVER = """
 import json, os, signal, sys, threading
 import torch, diffusers
@@ -75,8 +73,8 @@ def append(self, outcome):
 
 Session.run, DiffusersVideo.decode_latents, _Film.close = run, decode_latents, close
 RunFolder.append = append
-options = sys.argv[1:]
-for manifest, folder, wanted, left, wait, flags in json.load(sys.stdin):
+manifest, options = sys.argv[1], sys.argv[2:]
+for folder, wanted, left, wait, flags in json.load(sys.stdin):
     child = os.fork()
     if child == 0:
         torch.set_num_threads(1)
@@ -88,77 +86,72 @@ for manifest, folder, wanted, left, wait, flags in json.load(sys.stdin):
 """
 
 
-# Of one job, in the decode, while its film is written, between the film and its line; to the end.
-DENOISED = ("decode", "write", "line", "")
+@pytest.mark.thorough
+def test_killed_anywhere_the_same_files(
+    write_manifest: Callable[..., Path], tmp_path: Path
+) -> None:
+    import random
 
-
-@dataclass(frozen=True)
-class Driven:
-    """Folder of both stories, and of each its entries' exit statuses and denoise steps."""
-
-    top: Path
-    anywhere: list[tuple[int, int]]
-    denoised: list[tuple[int, int]]
-
-
-@pytest.fixture(scope="module")
-def driven(tmp_path_factory: pytest.TempPathFactory) -> Driven:
-    """Both stories, told by one process: what it imports takes longer than a run."""
-    top = tmp_path_factory.mktemp("kills")
-    manifest, one = top / "jobs.jsonl", top / "one.jsonl"
-    small = [{"size": "48x32", "num_frames": 9} | line for line in LINES]
-    manifest.write_text("".join(f"{json.dumps(line)}\n" for line in small))
-    one.write_text(json.dumps(small[0] | {"num_frames": 5}))
+    manifest = write_manifest(*({"size": "48x32", "num_frames": 9} | line for line in LINES))
     chance = random.Random(6)
     # One inside each phase: of what the kill before it left, the next phase is reached.
-    kills: list[tuple[str, int, float]] = [
-        (phase, 2 if phase == "denoise" else 1, 0) for phase in PHASES
+    kills: list[tuple[str, str, int, float]] = [
+        ("killed", phase, 2 if phase == "denoise" else 1, 0) for phase in PHASES
     ]
     # Later moments are only reached by what a kill left to do.
     kills += [
-        (chance.choice(PHASES), chance.randrange(1, 5), chance.choice((0, 0.01, 0.05)))
+        ("killed", chance.choice(PHASES), chance.randrange(1, 5), chance.choice((0, 0.01, 0.05)))
         for _ in range(KILLS - len(PHASES))
     ]
-    every = ["--checkpoint-every", "1", "--frames", "png"]
-    plan = [(str(manifest), "whole", "", 0, 0.0, every)]
-    plan += [(str(manifest), "killed", *kill, every) for kill in [*kills, ("", 0, 0.0)]]
-    plan.append((str(one), "alone", "", 0, 0.0, []))
-    plan += [(str(one), "denoised", phase, 1, 0.0, []) for phase in DENOISED]
+    plan = [("whole", "", 0, 0.0), *kills, ("killed", "", 0, 0.0)]
+    options = ["--checkpoint-every", "1", "--frames", "png"]
+    codes = [code for code, _ in driven(manifest, [(*entry, []) for entry in plan], options)]
+    assert (codes[0], codes[-1]) == (0, 0)
+    assert set(codes) <= {0, 9}
+    in_phase = dict(zip(PHASES, codes[1:], strict=False))
+    assert in_phase == dict.fromkeys(PHASES, 9), "every phase is killed in"
+    whole, killed = _files(tmp_path / "whole"), _files(tmp_path / "killed")
+    assert whole.keys() == killed.keys()
+    assert [name for name in whole if whole[name] != killed[name]] == []
+    assert not list((tmp_path / "killed").rglob("*.tmp"))
+    assert not (tmp_path / "killed" / "latents").exists()
+
+
+def test_what_is_denoised_is_only_decoded_wherever_a_kill_comes(
+    write_manifest: Callable[..., Path], tmp_path: Path
+) -> None:
+    """In the decode, while the film is written, between the film and its line; then to the end."""
+    manifest = write_manifest({"size": "48x32", "num_frames": 5} | LINES[0])
+    kills = ("decode", "write", "line", "")
+    plan: list[Entry] = [("whole", "", 0, 0.0, [])]
+    plan += [("killed", phase, 1, 0.0, ["--checkpoint-every", "2"]) for phase in kills]
+    ran = driven(manifest, plan, [])
+    assert ran == [(0, 5), (9, 5), (9, 0), (9, 0), (0, 0)]
+    assert _files(tmp_path / "killed") == _files(tmp_path / "whole")
+    (line,) = (tmp_path / "killed" / "results.jsonl").read_text().splitlines()
+    assert json.loads(line)["denoise_steps"] == 0
+    assert "denoised before, all 5 steps" in line
+    assert not (tmp_path / "killed" / "latents").exists()
+
+
+Entry = tuple[str, str, int, float, list[str]]
+
+
+def driven(manifest: Path, plan: list[Entry], options: list[str]) -> list[tuple[int, int]]:
+    """Exit status and denoise steps of each entry of the plan; its folders stand beside the
+    manifest.
+    """
+    place = manifest.parent
+    options = [*options, "--no-prewarm", "--cache-dir", str(place / "cache")]
     ran = subprocess.run(
-        [sys.executable, "-c", DRIVER, "--no-prewarm", "--cache-dir", str(top / "cache")],
-        input=json.dumps([(path, str(top / name), *rest) for path, name, *rest in plan]),
+        [sys.executable, "-c", DRIVER, str(manifest), *options],
+        input=json.dumps([(str(place / name), *rest) for name, *rest in plan]),
         capture_output=True,
         text=True,
         check=True,
     )
     sys.stderr.write(ran.stderr)
-    found = [(int(line.lstrip("s")), line.count("s")) for line in ran.stdout.split()]
-    return Driven(top, found[: len(kills) + 2], found[len(kills) + 2 :])
-
-
-@pytest.mark.slow
-def test_killed_anywhere_the_same_files(driven: Driven) -> None:
-    codes = [code for code, _ in driven.anywhere]
-    assert (codes[0], codes[-1]) == (0, 0)
-    assert set(codes) <= {0, 9}
-    in_phase = dict(zip(PHASES, codes[1:], strict=False))
-    assert in_phase == dict.fromkeys(PHASES, 9), "every phase is killed in"
-    whole, killed = _files(driven.top / "whole"), _files(driven.top / "killed")
-    assert whole.keys() == killed.keys()
-    assert [name for name in whole if whole[name] != killed[name]] == []
-    assert not list((driven.top / "killed").rglob("*.tmp"))
-    assert not (driven.top / "killed" / "latents").exists()
-
-
-@pytest.mark.slow
-def test_what_is_denoised_is_only_decoded_wherever_a_kill_comes(driven: Driven) -> None:
-    assert driven.denoised == [(0, 5), (9, 5), (9, 0), (9, 0), (0, 0)]
-    folder = driven.top / "denoised"
-    assert _files(folder) == _files(driven.top / "alone")
-    (line,) = (folder / "results.jsonl").read_text().splitlines()
-    assert json.loads(line)["denoise_steps"] == 0
-    assert "denoised before, all 5 steps" in line
-    assert not (folder / "latents").exists()
+    return [(int(line.lstrip("s")), line.count("s")) for line in ran.stdout.split()]
 
 
 def _files(folder: Path) -> dict[str, bytes]:
