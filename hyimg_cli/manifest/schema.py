@@ -29,6 +29,7 @@ _PATTERNS: dict[type[k.Kind], str] = {
     k.DeviceName: k.DEVICE_PATTERN,
     k.SizeText: k.SIZE_PATTERN,
     k.LoraText: f"|{_WRITTEN}",
+    k.StepCacheText: r"none|taylor(:((interval|order|first|tail)=[0-9]{1,4},?)+)?",
     k.Text: _WRITTEN,
     k.Region: r"(?!https?://|data:)[^\x00]+",
     k.Folder: f"(?!{ADDRESS_PATTERN}){_WRITTEN}",

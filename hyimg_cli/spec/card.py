@@ -241,6 +241,7 @@ class VideoCard:
     encoders are those that can leave once every prompt is embedded.
     `has_float32_vae`: whatever the dtype asked for, latents are decoded in float32.
     `guides_below_one`: a guidance scale under 1 runs both branches too; otherwise it means none.
+    `is_distilled`: to few steps.
     """
 
     model: str
@@ -261,6 +262,7 @@ class VideoCard:
     forward: ForwardWork = ForwardWork()
     start: StartRule | None = None
     needs_start: bool = False
+    is_distilled: bool = False
 
     def loaded_bytes(self, dtype: str) -> dict[str, int]:
         """Bytes of each component once loaded in `dtype`; as stored where nothing is counted.

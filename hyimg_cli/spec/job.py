@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field, fields
 from typing import Literal, get_args
 
+from hyimg_cli.spec.step_cache import StepCache
+
 Task = Literal["it2i", "t2i"]
 VideoTask = Literal["t2v", "i2v"]
 BotTask = Literal["none", "think", "recaption", "think_recaption"]
@@ -175,6 +177,7 @@ class ImageJob:
     image_guidance_scale: float | None = None
     guidance_interval: tuple[float, float] | None = None
     guidance_renorm: str | None = None
+    step_cache: StepCache | None = None
     file_name: str = BY_ID
     metadata_json: str = "null"
     extra_json: str = "{}"
@@ -261,6 +264,7 @@ class VideoJob:
     fit: Fit | None = None
     lora: tuple[Lora, ...] = ()
     scheduler: Literal["euler"] | None = None
+    step_cache: StepCache | None = None
     file_name: str = BY_ID
     metadata_json: str = "null"
     extra_json: str = "{}"
