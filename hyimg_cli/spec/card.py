@@ -117,6 +117,7 @@ class ModelCard:
     max_positions: int
     vocab_size: int
     defaults: SamplingDefaults
+    latent_channels: int = 0
     row_bytes: int = 0
     activations: Mapping[str, Working] = field(default_factory=dict, hash=False)
     weights: WeightCounts | None = None

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field, fields
 from typing import Literal, get_args
 
-from hyimg_cli.spec.step_cache import StepCache
+from hyimg_cli.spec.step_cache import StepCache, count_full
 
 Task = Literal["it2i", "t2i"]
 VideoTask = Literal["t2v", "i2v"]
@@ -190,6 +190,11 @@ class ImageJob:
         return self.bot_task != "none" and not self.has_given_text
 
     @property
+    def full_steps(self) -> int:
+        """Denoise steps that evaluate the model: all of them, without a step cache."""
+        return count_full(self.step_cache, self.num_inference_steps)
+
+    @property
     def has_given_text(self) -> bool:
         """True if the text before the picture is the job's own."""
         return self.cot_text is not None or self.cot_token_ids is not None
@@ -270,6 +275,11 @@ class VideoJob:
     extra_json: str = "{}"
     source_line: str = ""
     user_fields: frozenset[str] = frozenset()
+
+    @property
+    def full_steps(self) -> int:
+        """Denoise steps that evaluate the model; the switch of two transformers may add one."""
+        return count_full(self.step_cache, self.num_inference_steps)
 
     @property
     def branch_count(self) -> int:

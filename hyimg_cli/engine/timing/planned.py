@@ -59,7 +59,7 @@ def _of_pictures(
     texts = _lengths(list(writers.values()), cost, kept)
     rounds = sum(
         steps * ceil(count / drawing)
-        for steps, count in Counter(job.num_inference_steps for job in group.jobs).items()
+        for steps, count in Counter(job.full_steps for job in group.jobs).items()
     )
     buckets = [card.bucket_of(job.size) for job in group.jobs]
     sizes = [None if bucket is None else bucket.size for bucket in buckets]
@@ -78,7 +78,7 @@ def _of_pictures(
 
 def _of_videos(group: VideoGroup, config: RunConfig) -> GroupWork:
     jobs = len(group.jobs)
-    forwards = sum(job.num_inference_steps * job.branch_count for job in group.jobs)
+    forwards = sum(job.full_steps * job.branch_count for job in group.jobs)
     cells = latent_cells(group.jobs[0], config.model.revision)
     pixels = jobs * group.num_frames * group.size.height * group.size.width
     phases: Measures = {
