@@ -13,6 +13,8 @@ _FILM_BYTES = 0.1
 # Of a PNG file; a photograph's colours take about half of their three bytes.
 _SHOT_BYTES = 1.5
 _FLOAT_BYTES = 4
+# Videos of a shape that are worth a step beforehand.
+FEWEST_PREWARMED = 3
 
 
 @dataclass(frozen=True)

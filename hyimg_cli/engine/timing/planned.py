@@ -12,7 +12,7 @@ from hyimg_cli.engine.timing.watch import decode_steps, latent_cells
 from hyimg_cli.errors import SourceImageError
 from hyimg_cli.manifest.cost import Cost, PlanCost
 from hyimg_cli.manifest.texts import text_of
-from hyimg_cli.manifest.video_cost import strings
+from hyimg_cli.manifest.video_cost import FEWEST_PREWARMED, strings
 from hyimg_cli.media.images import probe_image
 from hyimg_cli.models import registry
 from hyimg_cli.spec.job import ImageJob, Size
@@ -90,7 +90,8 @@ def _of_videos(group: VideoGroup, config: RunConfig) -> GroupWork:
     texts = (
         {text for job in group.jobs for text in strings(job)} if config.reuse.prompt_cache else ()
     )
-    shapes = len({job.branch_count for job in group.jobs}) if config.batch.prewarm else 0
+    alike = Counter(job.branch_count for job in group.jobs)
+    shapes = sum(n >= FEWEST_PREWARMED for n in alike.values()) if config.batch.prewarm else 0
     return GroupWork(group.model, group.size_class, jobs, phases, shapes, frozenset(texts))
 
 
