@@ -447,8 +447,8 @@ class StepCacheText(Kind):
             raise BadValue(f"{shown(value)} is not a step cache", f"write {self.allowed}")
         if value == "none":
             return None
-        kind, _, numbers = value.partition(":")
-        given = dict(part.partition("=")[::2] for part in numbers.split(",") if numbers)
+        kind, colon, numbers = value.partition(":")
+        given = dict(part.partition("=")[::2] for part in numbers.split(",") if colon)
         known = {name: Integer(low, high) for name, low, high in self.ranges}
         if kind != StepCache().kind or not given.keys() <= known.keys():
             raise BadValue(f"{shown(value)} is not a step cache", f"write {self.allowed}")

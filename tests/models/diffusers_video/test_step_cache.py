@@ -16,7 +16,7 @@ from hyimg_cli.diffusion.step_cache import VelocityCache
 from hyimg_cli.models.diffusers_video.branches import RunningBranches
 from hyimg_cli.models.diffusers_video.model import DiffusersVideo
 from hyimg_cli.models.latent_video import BranchInputs, VideoDenoiser
-from hyimg_cli.spec.job import VideoJob
+from hyimg_cli.spec.job import Size, VideoJob
 from hyimg_cli.spec.step_cache import StepCache
 
 RULE = StepCache(3, 2, first=2)
@@ -25,7 +25,8 @@ NAMES = ("hunyuan", "wan22")
 
 @pytest.fixture
 def job(job: VideoJob) -> VideoJob:
-    return replace(job, num_inference_steps=12, flow_shift=3.0, step_cache=RULE)
+    small = replace(job, size=Size(32, 32), num_frames=5)
+    return replace(small, num_inference_steps=12, flow_shift=3.0, step_cache=RULE)
 
 
 @contextmanager
@@ -98,7 +99,6 @@ def test_a_job_goes_on_to_the_bit_between_any_two_steps(
 def test_nothing_is_left_for_the_next_job(tiny: DiffusersVideo, job: VideoJob) -> None:
     """Neither by a whole one, nor by one that ended between two full steps."""
     clean = latents_of(tiny, job)
-    assert torch.equal(latents_of(tiny, job), clean)
     broken = embedded(tiny, replace(job, seed=job.seed + 1))
     latents = broken.initial_latents()
     for index in range(6):
