@@ -447,12 +447,17 @@ class StepCacheText(Kind):
             raise BadValue(f"{shown(value)} is not a step cache", f"write {self.allowed}")
         if value == "none":
             return None
-        kind, colon, numbers = value.partition(":")
-        given = dict(part.partition("=")[::2] for part in numbers.split(",") if colon)
+        kind, colon, rest = value.partition(":")
+        given = dict(part.partition("=")[::2] for part in rest.split(",") if colon)
         known = {name: Integer(low, high) for name, low, high in self.ranges}
         if kind != StepCache().kind or not given.keys() <= known.keys():
             raise BadValue(f"{shown(value)} is not a step cache", f"write {self.allowed}")
-        return StepCache(**{name: known[name].parse(text) for name, text in given.items()})
+        try:
+            numbers = {name: known[name].parse(text) for name, text in given.items()}
+        except BadValue as bad:
+            what = f"{shown(value)}: {bad.what}"
+            raise BadValue(what, f"{bad.hint}; for example {StepCache()}", bad.slug) from None
+        return StepCache(**numbers)
 
 
 class SizeText(Kind):
