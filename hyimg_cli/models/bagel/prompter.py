@@ -210,7 +210,7 @@ class BagelPrompter:
         full, *others = dict.fromkeys(self.branches(job, found))
         positive = full.length + (text + 2 if job.writes_text else 0)
         guided = _guided_steps(job)
-        full = job.step_cache.full_steps(guided) if job.step_cache else [True] * len(guided)
+        is_due = job.step_cache.full_steps(guided) if job.step_cache else (True,) * len(guided)
         return JobTokens(
             ar_prefill=opening.length if opening else 0,
             shared_prefix=sum(_shared(full, other) for other in others),
@@ -223,7 +223,7 @@ class BagelPrompter:
             steps=job.num_inference_steps - 1,
             forwards=sum(
                 1 + is_guided * len(others)
-                for is_guided, is_full in zip(guided, full, strict=True)
+                for is_guided, is_full in zip(guided, is_due, strict=True)
                 if is_full
             ),
         )
