@@ -177,8 +177,8 @@ def need(model: str, jobs: Sequence[Job], config: RunConfig, *, together: int = 
     if len(pictures) < len(jobs):
         videos = video_card(model, revision)
         kept = max(velocity_bytes(job, videos) for job in jobs if isinstance(job, VideoJob))
-        found = video_need(videos, config)
-        return replace(found, work=found.work + kept)
+        own = video_need(videos, config)
+        return replace(own, work=own.work + kept)
     card = model_card(model, revision)
     weights = held_weights(card, config)
     if not pictures:
