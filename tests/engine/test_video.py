@@ -520,6 +520,17 @@ def test_a_cut_prompt_is_noted_in_its_line(tmp_path: Path) -> None:
 # --- prewarm -----------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def _slow_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hyimg_cli.pipelines.video.prewarm.starts_slowly", lambda device: True)
+
+
+def test_a_cpu_has_nothing_to_prewarm(tmp_path: Path) -> None:
+    events, _ = run([video_job(f"job-{n}", seed=n) for n in range(3)], tmp_path)
+    assert not [event for event in events if isinstance(event, Prewarmed)]
+
+
+@pytest.mark.usefixtures("_slow_start")
 def test_prewarm_runs_a_step_of_each_shape_of_three_jobs_and_leaves_no_trace(
     jobs: list[VideoJob], studios: Studios, tmp_path: Path
 ) -> None:
@@ -544,6 +555,7 @@ def test_prewarm_runs_a_step_of_each_shape_of_three_jobs_and_leaves_no_trace(
     assert counts_of(warm) == counts_of(cold)
 
 
+@pytest.mark.usefixtures("_slow_start")
 def test_a_shape_that_fails_is_not_counted(tmp_path: Path) -> None:
     wrong = video_job("broken", prompt="it fails in step 0", size=Size(64, 64))
     broken = [replace(wrong, custom_id=f"broken-{n}", seed=n) for n in range(3)]

@@ -10,6 +10,7 @@ from pathlib import Path
 from hyimg_cli.engine.timing.observed import GroupTiming, TextLengths
 from hyimg_cli.engine.timing.watch import decode_steps, latent_cells
 from hyimg_cli.errors import SourceImageError
+from hyimg_cli.journal.keys import precision
 from hyimg_cli.manifest.cost import Cost, PlanCost
 from hyimg_cli.manifest.texts import text_of
 from hyimg_cli.manifest.video_cost import FEWEST_PREWARMED, strings
@@ -91,7 +92,8 @@ def _of_videos(group: VideoGroup, config: RunConfig) -> GroupWork:
         {text for job in group.jobs for text in strings(job)} if config.reuse.prompt_cache else ()
     )
     alike = Counter(job.branch_count for job in group.jobs)
-    shapes = sum(n >= FEWEST_PREWARMED for n in alike.values()) if config.batch.prewarm else 0
+    is_warmed = config.batch.prewarm and precision(config.model)[0] != "cpu"
+    shapes = sum(n >= FEWEST_PREWARMED for n in alike.values()) if is_warmed else 0
     return GroupWork(group.model, group.size_class, jobs, phases, shapes, frozenset(texts))
 
 

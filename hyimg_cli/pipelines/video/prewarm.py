@@ -3,13 +3,16 @@
 A stand-in of the same size, frames and prompts takes one denoise step, all branches of it; its
 latents are kept nowhere. Nothing is decoded: that would cost as much as a job's own decode, and
 what it made ready, an allocator's pieces, the next denoise step gives back. A shape of one or two
-jobs is left alone: the step would cost them more than the first of them waits for it.
+jobs is left alone: the step would cost them more than the first of them waits for it. So is a CPU,
+on which the first job takes no longer than the others (`benchmarks/prewarm.py --videos`).
 Every random draw has a generator of its own.
 """
 
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+
+import torch
 
 from hyimg_cli.manifest.video_cost import FEWEST_PREWARMED
 from hyimg_cli.pipelines.clock import PhaseClock
@@ -39,13 +42,21 @@ def shape_of(job: VideoJob) -> VideoShape:
 def prewarm(jobs: Sequence[VideoJob], stages: VideoStages, *, warmed: set[VideoShape]) -> int:
     """Run every shape of several jobs that is not in `warmed` yet, and add it; how many ran.
 
+    None where the device has nothing to make ready.
     A shape whose stand-in fails is not counted: the job itself will fail, and say why.
     """
+    if not starts_slowly(stages.model.device):
+        return 0
     shapes = {shape_of(job): job for job in reversed(jobs)}
     alike = Counter(map(shape_of, jobs))
     new = [shape for shape in shapes if alike[shape] >= FEWEST_PREWARMED and shape not in warmed]
     warmed.update(new)
     return sum(_runs(shapes[shape], stages) for shape in new)
+
+
+def starts_slowly(device: torch.device) -> bool:
+    """True if the first forward of a shape takes longer there than those behind it."""
+    return device.type != "cpu"
 
 
 def _runs(job: VideoJob, stages: VideoStages) -> bool:
