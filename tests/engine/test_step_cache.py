@@ -2,16 +2,20 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from engine.conftest import studio_of
 from engine.test_group import SQUARE, _pixels, _run
+from engine.test_video_tiny import run as run_videos
+from engine.test_video_tiny import tiny_job
 
+from hyimg_cli.models.diffusers_video.model import DiffusersVideo
 from hyimg_cli.pipelines.image.stages import Decoded
 from hyimg_cli.pipelines.request import Lost
-from hyimg_cli.spec.job import ImageJob
+from hyimg_cli.spec.job import ImageJob, Size
 from hyimg_cli.spec.step_cache import StepCache
 
 RULE = StepCache(5, 1)
@@ -89,3 +93,22 @@ def test_a_batch_that_fails_half_way_leaves_nothing(
     lost = {name for name, end in ends.items() if isinstance(end, Lost)}
     assert lost == (set() if is_short else {"0"})
     assert _pixels(ends) == {name: expected[name] for name in ends.keys() - lost}
+
+
+def test_a_video_that_is_only_decoded_again_tells_its_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are kept with its last latents, where nothing else of the cache is."""
+    small = {"size": Size(32, 32), "num_frames": 5, "guidance_scale": 1.0}
+    film = tiny_job("film", num_inference_steps=12, step_cache=RULE, **small)
+
+    def fails(*_: object) -> None:
+        raise RuntimeError("a kernel failed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DiffusersVideo, "decode_latents", fails)
+        assert run_videos([film], tmp_path)["film"].status == "failed"
+    again = run_videos([film], tmp_path)["film"]
+    assert (again.status, again.denoise_steps) == ("done", 0)
+    assert again.step_cache is not None
+    assert (again.step_cache.full, again.step_cache.estimated) == (len(FULL), 12 - len(FULL))
