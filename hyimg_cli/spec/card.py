@@ -121,6 +121,7 @@ class ModelCard:
     max_positions: int
     vocab_size: int
     defaults: SamplingDefaults
+    latent_channels: int = 0
     row_bytes: int = 0
     activations: Mapping[str, Working] = field(default_factory=dict, hash=False)
     weights: WeightCounts | None = None
@@ -265,6 +266,7 @@ class VideoCard:
     `blocks`: of the transformer. `wants_negative`: its authors never guide without a long negative
     prompt. `cleaner`: the package that mends prompts where it is there, as its authors' pipeline
     does it.
+    `is_distilled`: to few steps.
     """
 
     model: str
@@ -289,6 +291,7 @@ class VideoCard:
     wants_negative: bool = False
     cleaner: str = ""
     decode: DecodeWork = DecodeWork()
+    is_distilled: bool = False
 
     def loaded_bytes(self, dtype: str, quantization: str = "none") -> dict[str, int]:
         """Bytes of each component once loaded in `dtype`, transformers quantized; as stored where
