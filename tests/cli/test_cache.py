@@ -8,6 +8,7 @@ import pytest
 
 from hyimg_cli.cache.disk import (
     PROMPT_EMBEDDINGS,
+    QUANTIZED_WEIGHTS,
     RATES,
     SOURCE_FILES,
     SOURCE_IMAGES,
@@ -34,6 +35,7 @@ def test_list_and_size_count_what_is_there(run_cli: Run, folder: Path) -> None:
     listed = run_cli("cache", "list", "--cache-dir", folder, "--json")
     assert (listed.code, listed.json_lines) == (
         0, [{"kind": PROMPT_EMBEDDINGS, "entries": 0, "bytes": 0},
+            {"kind": QUANTIZED_WEIGHTS, "entries": 0, "bytes": 0},
             {"kind": RATES, "entries": 0, "bytes": 0},
             {"kind": SOURCE_FILES, "entries": 0, "bytes": 0},
             {"kind": SOURCE_IMAGES, "entries": 2, "bytes": size},
