@@ -106,7 +106,10 @@ def remedy(model: str, jobs: Sequence[Job], config: RunConfig, there: Present) -
     else:
         hints.append(_wanted(own, [pair for pair in sizes if not pair[1].waiting]))
         if own.waiting:
-            hints.append(f"{OFFLOAD} {config.model.cpu_offload} is on already")
+            how = (
+                OFFLOAD_EXPERTS if _are_pictures(jobs) else f"{OFFLOAD} {config.model.cpu_offload}"
+            )
+            hints.append(f"{how} is on already")
     if _are_pictures(jobs):
         hints += _over_gpus(model, jobs, config, there)
     return "; ".join(hints)

@@ -45,7 +45,8 @@ def test_list_and_size_count_what_is_there(run_cli: Run, folder: Path) -> None:
     assert sized == {"folder": str(folder), "entries": 2, "bytes": size}
     text = run_cli("cache", "list", "--cache-dir", folder).out
     assert text.splitlines() == [
-        f"{PROMPT_EMBEDDINGS}  0 entries  0 bytes", f"{RATES}  0 entries  0 bytes",
+        f"{PROMPT_EMBEDDINGS}  0 entries  0 bytes", f"{QUANTIZED_WEIGHTS}  0 entries  0 bytes",
+        f"{RATES}  0 entries  0 bytes",
         f"{SOURCE_FILES}  0 entries  0 bytes", f"{SOURCE_IMAGES}  2 entries  {size} bytes",
         f"{START_PICTURES}  0 entries  0 bytes",
     ]  # fmt: skip
