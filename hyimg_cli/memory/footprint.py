@@ -218,9 +218,11 @@ def share_of(job: ImageJob, card: ModelCard, config: RunConfig) -> JobBytes:
     context = tokens.ar_prefill and tokens.ar_prefill + room
     width, row = _width(config), working(card, config).row
     kv = card.kv_bytes_per_token * width // _BF16_BYTES
+    apart = tokens.branches * (tokens.positive + tokens.step_rows)
+    rows = tokens.kv_rows if config.reuse.kv_reuse else None
     return JobBytes(
         context=context * kv,
-        branches=tokens.branches * (tokens.positive + tokens.step_rows) * kv,
+        branches=(rows or apart) * kv,
         step=tokens.branches * tokens.step_rows * row,
         prefill=tokens.positive * row,
     )

@@ -97,6 +97,7 @@ class ModelCard:
 
     `base_size` is the side of the square that all sizes have about the area of. `edit_defaults`:
     of jobs with source images, where they are others. `has_graphs`: text may be decoded by them.
+    `end_levels`: how many of the noise levels that `num_inference_steps` counts begin no step.
     `activations`: what a forward works with on a CPU (`cpu`), else by its experts' quantization.
     `kv_bytes_per_token` counts keys and values of every layer, `row_bytes` a token's row in the
     network, both in bfloat16. `weight_bytes` is as stored. `vae_bytes_per_pixel` is what the VAE
@@ -127,12 +128,17 @@ class ModelCard:
     edit_defaults: SamplingDefaults | None = None
     size_multiple: int = 0
     has_graphs: bool = True
+    end_levels: int = 0
 
     def loaded_bytes(self, dtype: str, quantization: str = "none") -> int:
         """Bytes of all weights once loaded; where nothing is counted, as if stored in bfloat16."""
         if self.weights is None:
             return self.weight_bytes * (2 if dtype == "float32" else 1)
         return self.weights.nbytes(dtype, quantization)
+
+    def steps_of(self, asked: int) -> int:
+        """Denoise steps of a job whose `num_inference_steps` are `asked`."""
+        return max(0, asked - self.end_levels)
 
     def vae_bytes(self, pixels: int, device: str, *, in_tiles: bool = False) -> int:
         """Bytes of a picture in the VAE, on a kind of device, cpu or cuda.

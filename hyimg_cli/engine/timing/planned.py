@@ -58,7 +58,7 @@ def _of_pictures(
     writers = {text_of(job): job for job in group.jobs if job.writes_text}
     texts = _lengths(list(writers.values()), cost, kept)
     rounds = sum(
-        steps * ceil(count / drawing)
+        card.steps_of(steps) * ceil(count / drawing)
         for steps, count in Counter(job.num_inference_steps for job in group.jobs).items()
     )
     buckets = [card.bucket_of(job.size) for job in group.jobs]

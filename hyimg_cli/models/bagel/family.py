@@ -112,7 +112,7 @@ class PlainScript:
 class Bagel:
     """One loaded checkpoint."""
 
-    has_graphs = False
+    has_graphs, lends_prefixes = False, True
 
     def __init__(self, network: BagelNetwork, codec: PictureCodec, prompter: BagelPrompter) -> None:
         self.network, self.codec, self.prompter = network, codec, prompter
@@ -278,7 +278,7 @@ class Bagel:
         )
         return Track(
             sent(self.initial_latents(canvas.bucket.size, job.seed), self.network.weight.device),
-            Schedule(job.num_inference_steps - 1, job.flow_shift),
+            Schedule(self.card.steps_of(job.num_inference_steps), job.flow_shift),
             guidance,
             guidance.is_active,
         )

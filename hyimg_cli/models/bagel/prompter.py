@@ -209,18 +209,20 @@ class BagelPrompter:
         text = assumed_think if job.writes_text else 0
         full, *others = dict.fromkeys(self.branches(job, found))
         positive = full.length + (text + 2 if job.writes_text else 0)
-        steps = job.num_inference_steps - 1
+        steps = self.card.steps_of(job.num_inference_steps)
+        step_rows = picture_grid(self.bucket(job, shapes).size).cells + 2
         return JobTokens(
             ar_prefill=opening.length if opening else 0,
             shared_prefix=sum(_shared(full, other) for other in others),
             positive=positive,
             negative=sum(other.length for other in others),
-            step_rows=picture_grid(self.bucket(job, shapes).size).cells + 2,
+            step_rows=step_rows,
             branches=1 + len(others),
             image_encodes=len(shapes),
             assumed_think=text,
             steps=steps,
             forwards=steps + _guided_steps(job) * len(others),
+            kv_rows=_held(full, positive, others, step_rows),
         )
 
     def refuse_uneven(self, ranks: int, quantization: Quantization) -> None:
@@ -304,6 +306,16 @@ def _shared(full: BlockLayout, other: BlockLayout) -> int:
     """Leading tokens in common; a written text behind `full` changes nothing."""
     pairs = zip(full.ids, other.ids, strict=False)
     return next((at for at, (a, b) in enumerate(pairs) if a != b), min(full.length, other.length))
+
+
+def _held(full: BlockLayout, length: int, others: Sequence[BlockLayout], noise: int) -> int:
+    """Rows of all branches. One whose context the full one begins with lies there: what is behind
+    the shortest of those is held twice, and put back before each of its turns.
+    """
+    lent = [other.length for other in others if _shared(full, other) == other.length]
+    apart = sum(other.length + noise for other in others if _shared(full, other) < other.length)
+    kept = sum(one - min(lent) for one in (length, *lent)) if lent else 0
+    return length + noise + kept + apart
 
 
 def _fault(what: str, folder: Path, slug: str, hint: str = "") -> CheckpointError:
