@@ -54,6 +54,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
+    os.environ["TRIAL"] = str(os.getpid())  # of every process that comes of this one
     with tempfile.TemporaryDirectory() as place, _cluster(given.ray) as address:
         found = _tried(given, Path(place), address)
         found |= _commands_killed(given, Path(place), address)
@@ -177,6 +178,8 @@ def _replicas(among: Iterable[psutil.Process] | None = None) -> Iterator[psutil.
     for one in among or psutil.Process().children(recursive=True):
         try:
             words = " ".join(one.cmdline())
+            if one.environ().get("TRIAL") != os.environ["TRIAL"]:
+                continue
         except psutil.Error:
             continue
         if "hyimg_cli.engine.replicas.process" in words or words.startswith("ray::Replica"):

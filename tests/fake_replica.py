@@ -13,7 +13,6 @@ import os
 import signal
 import time
 from collections.abc import Generator
-from pathlib import Path
 
 from hyimg_cli.errors import CheckpointError, Interrupted, MachineError
 from hyimg_cli.files import replace_file
