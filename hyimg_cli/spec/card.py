@@ -35,6 +35,7 @@ class SamplingDefaults:
     image_guidance_scale: float | None = None
     guidance_interval: tuple[float, float] | None = None
     guidance_renorm: str | None = None
+    guidance_renorm_min: float | None = None
 
 
 @dataclass(frozen=True)

@@ -72,6 +72,7 @@ DEFAULTS = SamplingDefaults(
     image_guidance_scale=1.5,
     guidance_interval=(0.4, 1.0),
     guidance_renorm="global",
+    guidance_renorm_min=0.0,
 )
 # Those of the authors' demo for edits.
 EDIT_DEFAULTS = replace(

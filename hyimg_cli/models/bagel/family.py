@@ -275,6 +275,7 @@ class Bagel:
             interval=job.guidance_interval or (0.0, 1.0),
             text=number[1] if len(number) > 1 else 0,
             image=number[2] if len(number) > 2 else None,
+            least=job.guidance_renorm_min or 0.0,
         )
         return Track(
             sent(self.initial_latents(canvas.bucket.size, job.seed), self.network.weight.device),

@@ -107,11 +107,12 @@ class BranchBuilder:
                 buffer = self._model.new_buffer(own.live_stop)
                 return buffer, 0, self._prefixes.start(shareable, buffer)
         source = self._known[lengths.index(longest)] if longest else None
-        buffer = self._lent(own, lengths)
-        if buffer is None and source is not None:
-            buffer = source.buffer.fork(longest, own.live_stop)
-        found = buffer or self._model.new_buffer(own.live_stop)
-        return (found, longest, 0) if source and source.is_ar_stage else (found, 0, longest)
+        buffer = self._lent(own, lengths) or (
+            source.buffer.fork(longest, own.live_stop)
+            if source
+            else self._model.new_buffer(own.live_stop)
+        )
+        return (buffer, longest, 0) if source and source.is_ar_stage else (buffer, 0, longest)
 
     def _lent(self, own: BranchSequence, lengths: Sequence[int]) -> Buffer | None:
         """A place in the memory of a branch whose prefix begins with the whole of this one's."""

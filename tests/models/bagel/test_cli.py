@@ -91,12 +91,13 @@ def test_fields_of_guidance(run_cli: Any, write_manifest: Any, tiny: str) -> Non
         "image_guidance_scale": 2.5,
         "guidance_interval": [0.2, 0.9],
         "guidance_renorm": "channel",
+        "guidance_renorm_min": 0.5,
     }
     manifest = str(write_manifest({"custom_id": "a", "prompt": "a house", **own}))
     assert run_cli("check", manifest, "--model", tiny).code == 0
     refused = run_cli("check", manifest)
     assert refused.code == 2
-    assert "3 faults" in refused.err
+    assert "4 faults" in refused.err
     assert all(f"jobs.jsonl:1: {name}" in refused.err for name in own)
     plain = str(write_manifest({"custom_id": "a", "prompt": "a house"}))
     by_flag = run_cli("check", plain, "--guidance-interval", "0.2,0.9")
