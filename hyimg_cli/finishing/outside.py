@@ -37,9 +37,10 @@ class Edit:
     """What a redraw did to its source.
 
     `mask` [Y, X], in the drawn size: what was edited, within the region that was given, if any;
-    `found` wherever it is.
-    `spill`: the part of what was found that lies outside that region. `outside`: how far the redraw
-    itself is from the source outside the mask, mean and 99th percentile.
+    `found` wherever it is. `seen`: the motion as it was found, also where it was too far to be
+    undone, and `motion` is none. `spill`: the part of what was found that lies outside that region.
+    `outside`: how far the redraw itself is from the source outside the mask, mean and 99th
+    percentile.
     """
 
     kind: Kind
@@ -49,6 +50,7 @@ class Edit:
     placement: Placement
     drift: Drift
     motion: Motion
+    seen: Motion
     measures: Measures
     outside: tuple[float, float]
     spill: float | None
@@ -80,7 +82,7 @@ def edit_of(
     shape = drawn.shape[:2]
     r, m = planes(reference), planes(drawn)
     own = None if given is None else _fitted(given, placement)
-    motion = registered(_lightness(r), _lightness(m))
+    motion = seen = registered(_lightness(r), _lightness(m))
     moved_away = motion.is_too_far(shape)
     if moved_away:
         motion = Motion()
@@ -112,6 +114,7 @@ def edit_of(
         placement.moved(motion.zoom, motion.shift),
         drift,
         motion,
+        seen if moved_away else motion,
         measures,
         difference,
         spill,

@@ -169,6 +169,12 @@ class ModelCard:
         sides = (round(side * scale / step) * step for side in (request.height, request.width))
         return Bucket(NO_RATIO, Size(*(max(step, side) for side in sides)))
 
+    def kept_size(self, source: Size) -> Size:
+        """The size in which a source that is to be kept is drawn: the nearest to its shape."""
+        found = self.bucket_of(SizeRequest(source.height, source.width))
+        assert found is not None, "a size was asked for"
+        return found.size
+
     def latent_grid(self, size: Size) -> tuple[int, int]:
         """Latent rows and columns of a picture of `size`."""
         return size.height // self.pixels_per_cell, size.width // self.pixels_per_cell

@@ -301,6 +301,11 @@ class Bagel:
         # Levels of 255 are cut down to whole ones, as published, not rounded.
         return ((levels_CHW * 255).floor() / 255).permute(1, 2, 0).cpu()
 
+    def round_trip(self, pixels: np.ndarray, digest: str) -> np.ndarray:
+        noise_CYX = self.posterior_noise(Size(*pixels.shape[:2]), digest)
+        levels_HWC = self.decode_latents(self.codec.encode(_levels(pixels), noise_CYX))
+        return np.asarray((levels_HWC * 255).round().to(torch.uint8).numpy())
+
 
 def _levels(pixels: np.ndarray) -> Tensor:
     """A picture as the networks see it, [C, H, W], -1 to 1."""

@@ -253,7 +253,8 @@ class BagelPrompter:
             "bot_task": job.bot_task not in ("none", "think"),
             "drop_think": job.drop_think,
             "use_system_prompt": job.use_system_prompt != "None",
-            "infer_align_image_size": job.infer_align_image_size,
+            # With a source that is kept it says what holds here anyway: all of it is shown.
+            "infer_align_image_size": job.infer_align_image_size and job.outside is None,
         }
         for field, is_wrong in faults.items():
             if is_wrong:
