@@ -73,12 +73,17 @@ def load_family(
     for asked, is_refused in refused.items():
         if is_refused:
             raise UsageError(
-                f"{asked}: BAGEL is held whole, in bfloat16 or float32, on one device",
+                f"{asked}: BAGEL is held whole, on one device, and decodes without graphs",
                 hint="leave it out",
                 code="usage.bagel",
             )
     dtype = getattr(torch, choice.dtype_on(device.partition(":")[0]))
-    network, vae = load(prompter.folder, dtype=dtype, device=torch.device(device))
+    network, vae = load(
+        prompter.folder,
+        dtype=dtype,
+        device=torch.device(device),
+        quantization=choice.quantization,
+    )
     if is_batch_invariant and device == "cpu":
         network.decoder.row_multiple = invariant_multiple()
     return Bagel(network, PictureCodec(vae, in_tiles=choice.vae_use_tiling), prompter)
@@ -142,8 +147,9 @@ class Bagel:
 
     @property
     def parameter_count(self) -> int:
-        both = (*self.network.parameters(), *self.codec.vae.parameters())
-        return sum(values.numel() for values in both)
+        counts = self.card.weights
+        assert counts is not None, "a checkpoint's weights are counted by kind"
+        return counts.experts + counts.rest + counts.wide
 
     @torch.no_grad()
     def encode_source(self, pixels: np.ndarray, digest: str) -> Encoded:

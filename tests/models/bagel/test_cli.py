@@ -112,16 +112,6 @@ def test_fields_of_guidance(run_cli: Any, write_manifest: Any, tiny: str) -> Non
     assert run_cli("check", plain, "--model", tiny, "--guidance-interval", "0.9,0.2").code == 2
 
 
-def test_quantization_is_refused_before_anything_is_loaded(
-    run_cli: Any, manifest: str, tiny: str, tmp_path: Path
-) -> None:
-    ran = run_cli(
-        "generate", manifest, "--model", tiny, "--quantization", "fp8", "-o", str(tmp_path / "o")
-    )
-    assert ran.code == 2
-    assert "no routed experts" in ran.err
-
-
 def test_edits_and_new_pictures_have_other_defaults(tiny: str) -> None:
     card = registry.model_card(tiny)
     assert card.edit_defaults is not None
