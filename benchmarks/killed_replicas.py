@@ -54,6 +54,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
+    RayCluster.start_s = 60.0  # of one that is stopped before it said a word
     os.environ["TRIAL"] = str(os.getpid())  # of every process that comes of this one
     with tempfile.TemporaryDirectory() as place, _cluster(given.ray) as address:
         found = _tried(given, Path(place), address)
