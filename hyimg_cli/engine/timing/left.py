@@ -81,7 +81,7 @@ class _Ready(_Stage):
         return None if self.earlier is None else max(0.0, self.earlier - self.seconds)
 
 
-@dataclass
+@dataclass(slots=True)
 class _Progress:
     """How much of a job is done: parts of its text and of its steps, from 0 to 1."""
 
