@@ -26,6 +26,8 @@ from hyimg_cli.finishing.verdict import Kind, Measures, chroma_of, rim_of, struc
 _RIM = 3.0
 # A registration without the edit that says something else is believed.
 _MOVED_AGAIN = 0.1
+# Correlation of what is left of a picture that did not move.
+_STILL_ALIKE = 0.9
 # Behind a larger edit there is no drift to be seen.
 _MOST_AREA = 0.7
 # Where what the user gave is a limit, so much around it may still be blended: nothing.
@@ -91,8 +93,11 @@ def edit_of(
         # The edit itself may be what moved.
         again = registered(_lightness(r), _lightness(m), _wider(found.mask))
         if not again.is_too_far(shape):
-            moved_away = False
-            if _apart(again, motion, shape) > _MOVED_AGAIN:
+            if moved_away:
+                # What is alike by chance in a picture that was framed anew says so, too.
+                structure = structure_of(r, m, found.mask)
+                moved_away = structure is not None and structure < _STILL_ALIKE
+            if not moved_away and _apart(again, motion, shape) > _MOVED_AGAIN:
                 motion = again
                 drift, found, moved = _compared(r, m, motion)
     measures = _measures(r, m, moved, drift, found, moved_away)
