@@ -21,10 +21,12 @@ from hyimg_cli.manifest.consumed import without_effect
 from hyimg_cli.manifest.cost import Cost, PlanCost
 from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.manifest.shards import Shard
+from hyimg_cli.manifest.video_cost import VideoCost
 from hyimg_cli.memory.fit import judged
-from hyimg_cli.memory.footprint import Footprint, footprints
+from hyimg_cli.memory.footprint import Footprint, footprints, video_need
 from hyimg_cli.memory.present import stated
 from hyimg_cli.memory.tensor_ranks import RankFootprint, rank_footprints
+from hyimg_cli.models import registry
 from hyimg_cli.spec.plan import Group, Plan
 from hyimg_cli.spec.run import RunConfig
 from hyimg_cli.spec.units import bytes_text, counted, duration_text, flops_text
@@ -68,8 +70,8 @@ def show_plan(given: Mapping[str, Any]) -> None:
     if given["as_json"]:
         facts = _as_json(order, costs, videos) | _held(memory, components, by_rank)
         facts |= {"replicas": replicas, "time": time_as_json(time_of)}
-        if config.model.cpu_offload:
-            facts |= {"on_gpu_bytes": {name: _largest(of) for name, of in components.items()}}
+        if config.model.cpu_offload != "none":
+            facts |= {"on_gpu_bytes": {name: _at_a_time(name, config) for name in components}}
         if shard:
             facts |= {"shard": _shard_as_json(shard)}
         untried = [job.custom_id for job in rest.to_run if found.error_of(job)]
@@ -118,7 +120,7 @@ def _components(order: Plan, config: RunConfig) -> dict[str, dict[str, int]]:
     """Bytes of each video model's weights once loaded, by component."""
     card_of, dtype = runner.video_cards(config.model.revision), precision(config.model)[1]
     return {
-        group.model: card_of(group.model).loaded_bytes(dtype)
+        group.model: card_of(group.model).loaded_bytes(dtype, config.model.quantization)
         for group in order.groups
         if not isinstance(group, Group)
     }
@@ -192,11 +194,15 @@ def _limit_lines(
     components: Mapping[str, dict[str, int]], config: RunConfig, has_pictures: bool
 ) -> Iterator[str]:
     """Lines on the GPU's part and the offload, for the figures before."""
-    if config.model.cpu_offload:
+    if config.model.cpu_offload != "none":
+        what = "one network"
+        if config.model.cpu_offload == "group":
+            what += ", or one block of a transformer,"
         for model, sizes in components.items():
             yield (
-                f"  of {model} one network at a time is on the GPU: {bytes_text(_largest(sizes))} "
-                f"at most; main memory holds {bytes_text(sum(sizes.values()))} or less"
+                f"  of {model} {what} at a time is on the GPU: "
+                f"{bytes_text(_at_a_time(model, config))} at most; main memory holds "
+                f"{bytes_text(sum(sizes.values()))} or less"
             )
     part = config.batch.gpu_memory_utilization
     if part is not None:
@@ -208,8 +214,9 @@ def _limit_lines(
             yield "  and lets fewer work together; [batch] memory_gb of a recipe plans with a size"
 
 
-def _largest(sizes: Mapping[str, int]) -> int:
-    return max(sizes.values(), default=0)
+def _at_a_time(model: str, config: RunConfig) -> int:
+    """Bytes of weights on the device of a model whose networks take turns there."""
+    return video_need(registry.video_card(model, config.model.revision), config).weights
 
 
 def _as_json(order: Plan, costs: PlanCost, videos: Sequence[VideoForecast]) -> dict[str, Any]:
@@ -227,7 +234,8 @@ def _as_json(order: Plan, costs: PlanCost, videos: Sequence[VideoForecast]) -> d
 def _of_film(video: VideoForecast) -> dict[str, Any]:
     decode = asdict(video.decode) | {"received_bytes": video.decode.received_bytes}
     spread = {"decode": decode, "branches": video.branches, "branch_ranks": video.branch_ranks}
-    return asdict(video.cost) | spread
+    memory = {"memory": asdict(video.memory), "cards": dict(video.cards)}
+    return asdict(video.cost) | spread | memory | {"without_negative": video.without_negative}
 
 
 def _lines(
@@ -254,7 +262,7 @@ def _lines(
 def _video_lines(video: VideoForecast) -> Iterator[str]:
     cost = video.cost
     frames, rows, columns = cost.latent_grid
-    steps, calls = counted(cost.denoise_steps, "denoise step"), cost.denoise_forwards
+    steps, calls = _steps_text(cost), cost.denoise_forwards
     forwards = f"{steps}, {counted(calls, 'forward')}"
     yield f"  {counted(cost.jobs, 'job')}, {forwards} over {frames} x {rows} x {columns} latents"
     yield f"  denoise: {_floor_text(cost.denoise_flops)}"
@@ -264,7 +272,30 @@ def _video_lines(video: VideoForecast) -> Iterator[str]:
     yield f"  decode: {down} x {across} tiles a video, in latents {shapes}"
     yield from _rank_lines(video)
     latents = f"up to {bytes_text(cost.latents_bytes)} of latents until a video's file is written"
+    memory, decode = video.memory, video.memory.decode
+    yield (
+        f"  memory beside weights: about {bytes_text(memory.denoise.work)} to denoise, "
+        f"{bytes_text(decode.work)} to decode"
+    )
+    yield "  " + "; ".join(_card_text(card, flags) for card, flags in video.cards.items())
+    if video.without_negative:
+        yield (
+            f"  {counted(video.without_negative, 'job')} with guidance and no negative prompt: the "
+            "model's authors use a long one (--negative-prompt)"
+        )
     yield f"  files: about {bytes_text(cost.disk_bytes)}, and {latents}"
+
+
+def _card_text(card: str, flags: str | None) -> str:
+    if flags is None:
+        return f"a GPU of {card} is too small"
+    return f"a GPU of {card} takes it" + (f" with {flags}" if flags else "")
+
+
+def _steps_text(cost: Cost | VideoCost) -> str:
+    steps, left_out = counted(cost.denoise_steps, "denoise step"), cost.denoise_steps
+    left_out -= cost.full_steps
+    return f"{steps}, {left_out} of them estimated by a lossy step cache," if left_out else steps
 
 
 def _floor_text(flops: int) -> str:
@@ -289,7 +320,7 @@ def _rank_lines(video: VideoForecast) -> Iterator[str]:
 
 def _cost_lines(cost: Cost) -> Iterator[str]:
     saved = cost.prefix_rows_unshared - cost.prefix_rows
-    jobs, steps = counted(cost.jobs, "job"), counted(cost.denoise_steps, "denoise step")
+    jobs, steps = counted(cost.jobs, "job"), _steps_text(cost)
     yield f"  {jobs}, {steps} over {cost.denoise_rows} tokens"
     read = f"{cost.ar_prefill_rows} tokens read, {cost.ar_shared_rows} shared with earlier jobs"
     yield f"  text stage: {read}, {cost.think_rows} estimated to be written"

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from hyimg_cli.errors import MachineError
 from hyimg_cli.journal.journal import job_key
@@ -52,11 +53,14 @@ def finishing_key(job: Job) -> str:
 
 def pixel_settings(job: Job, config: RunConfig) -> dict[str, str]:
     """The settings that change the job's pixels, as they are declared to, by their words."""
-    decided = {"dtype": precision(config.model)[1]}
+    choice = config.model
+    decided: dict[str, Any] = {"dtype": precision(choice)[1]}
     if not isinstance(job, ImageJob):
         lora = {"lora": lora_files.in_key(job.lora)} if job.lora else {}
+        decided["vae_use_tiling"] = None if choice.tiles_videos else False
         return in_key(config, "videos", decided) | lora
-    graphs = by_graphs(replace(config.model, model=job.model), config.parallel.tensor_ranks)
+    graphs = by_graphs(replace(choice, model=job.model), config.parallel.tensor_ranks)
+    decided |= {"vae_use_tiling": choice.vae_use_tiling or None}
     return in_key(config, "pictures", decided | {"decode_graphs": "on" if graphs else "off"})
 
 

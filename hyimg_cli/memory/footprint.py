@@ -21,10 +21,11 @@ from dataclasses import astuple, dataclass, field, replace
 
 from hyimg_cli.errors import JobError
 from hyimg_cli.journal.keys import by_graphs, precision
+from hyimg_cli.manifest.video_cost import velocity_bytes
 from hyimg_cli.manifest.written import Replay
 from hyimg_cli.models.registry import model_card, sequences, video_card
 from hyimg_cli.spec.card import ModelCard, RankBytes, VideoCard, Working
-from hyimg_cli.spec.job import ImageJob, Job, Size, SizeRequest
+from hyimg_cli.spec.job import ImageJob, Job, Size, SizeRequest, VideoJob
 from hyimg_cli.spec.plan import Group, Plan
 from hyimg_cli.spec.run import RunConfig
 
@@ -38,7 +39,10 @@ ENCODED_BYTES = 2_000_000_000
 # Of the memory that weights leave free: the rest is for what is not counted.
 _USABLE_PERCENT = 85
 # Components of a video model that other ranks may hold too; the others are text encoders.
-_RANKED = ("vae", "transformer", "transformer_2")
+TRANSFORMERS = ("transformer", "transformer_2")
+_RANKED = ("vae", *TRANSFORMERS)
+# Blocks of a transformer in groups that are on the device while one of them works.
+_BLOCKS = 2
 # A graph serves the next larger number of rows; numbers are at most half as large again.
 _GRAPH_ROWS = 1.5
 
@@ -169,12 +173,15 @@ class Footprint:
 def need(model: str, jobs: Sequence[Job], config: RunConfig, *, together: int = 1) -> Need:
     """The need of a model with so many of `jobs` at work `together`; without jobs, its weights.
 
-    What a video's latents and its decode take is not known.
+    Of what a video's latents and its decode take, only what a step cache keeps is known.
     """
     revision = config.model.revision
     pictures = [job for job in jobs if isinstance(job, ImageJob)]
     if len(pictures) < len(jobs):
-        return video_need(video_card(model, revision), config)
+        videos = video_card(model, revision)
+        kept = max(velocity_bytes(job, videos) for job in jobs if isinstance(job, VideoJob))
+        own = video_need(videos, config)
+        return replace(own, work=own.work + kept)
     card = model_card(model, revision)
     weights = held_weights(card, config)
     if not pictures:
@@ -191,9 +198,12 @@ def video_need(card: VideoCard, config: RunConfig) -> Need:
     is there.
     """
     kind, dtype = precision(config.model)
-    sizes = card.loaded_bytes(dtype)
-    if config.model.cpu_offload and kind == "cuda":
-        return Need(max(sizes.values(), default=0), waiting=sum(sizes.values()))
+    sizes = card.loaded_bytes(dtype, config.model.quantization)
+    if config.model.cpu_offload != "none" and kind == "cuda":
+        there = dict(sizes)
+        if config.model.cpu_offload == "group":
+            there |= {name: in_groups(card, sizes[name]) for name in TRANSFORMERS if name in sizes}
+        return Need(max(there.values(), default=0), waiting=sum(sizes.values()))
     encoders = sum(size for name, size in sizes.items() if name not in _RANKED)
     copies = {"vae": config.parallel.vae_ranks} if kind == "cpu" else {}
     others = config.parallel.cfg_ranks if kind == "cpu" else 1
@@ -201,12 +211,17 @@ def video_need(card: VideoCard, config: RunConfig) -> Need:
     return Need(max(encoders, rest) if config.reuse.prompt_cache else encoders + rest)
 
 
+def in_groups(card: VideoCard, nbytes: int) -> int:
+    """Bytes on the device of a transformer of so many whose blocks come one by one."""
+    return nbytes * _BLOCKS // max(card.blocks, _BLOCKS)
+
+
 def share_of(job: ImageJob, card: ModelCard, config: RunConfig) -> JobBytes:
     """The bytes of one job on the device and in the dtype of `config`.
 
     A job whose sequence cannot be built fails later, for its own reason, and takes nothing.
     """
-    return _share(job, config, _kv_bytes(card, config), working(card, config).row)
+    return _share(job, card, config, _kv_bytes(card, config), working(card, config).row)
 
 
 def _kv_bytes(card: ModelCard, config: RunConfig) -> int:
@@ -214,7 +229,7 @@ def _kv_bytes(card: ModelCard, config: RunConfig) -> int:
     return card.kv_bytes_per_token * _width(config) // _BF16_BYTES
 
 
-def _share(job: ImageJob, config: RunConfig, kv: int, row: int) -> JobBytes:
+def _share(job: ImageJob, card: ModelCard, config: RunConfig, kv: int, row: int) -> JobBytes:
     square, revision = [Size(1, 1)] * len(job.images), config.model.revision
     replay = Replay.of(job)  # a text that is fed again is held as the one that is written
     job = replay.job if replay else job
@@ -229,10 +244,18 @@ def _share(job: ImageJob, config: RunConfig, kv: int, row: int) -> JobBytes:
     rows = tokens.kv_rows if config.reuse.kv_reuse else None
     return JobBytes(
         context=context * kv,
-        branches=(rows or apart) * kv,
+        branches=(rows or apart) * kv + _velocity_bytes(job, tokens.branches, card),
         step=tokens.branches * tokens.step_rows * row,
         prefill=tokens.positive * row,
     )
+
+
+def _velocity_bytes(job: ImageJob, branches: int, card: ModelCard) -> int:
+    """Bytes of the velocities that a job's step cache keeps, in float32."""
+    if job.step_cache is None:
+        return 0
+    values = _pixels(job.size, card) * card.latent_channels // card.pixels_per_cell**2
+    return job.step_cache.copies(branches) * values * 4
 
 
 def working(card: ModelCard, config: RunConfig) -> Working:
@@ -257,7 +280,7 @@ def needs(
     """
     # Asked for once: there may be many jobs.
     kv, row = _kv_bytes(card, config), working(card, config).row
-    shares = [_share(job, config, kv, row) for job in jobs]
+    shares = [_share(job, card, config, kv, row) for job in jobs]
     kinds = map(astuple, set(shares))  # of many jobs there are few
     share = JobBytes(*map(max, zip(*kinds, strict=True))) if shares else JobBytes()
     if prefixes is None:
@@ -393,11 +416,15 @@ def _encode_bytes(jobs: Sequence[ImageJob], card: ModelCard, config: RunConfig) 
 
 
 def _decode_bytes(size: SizeRequest, card: ModelCard, config: RunConfig) -> int:
-    """Bytes of one picture in the VAE; one whose size is still open is taken to be the largest."""
+    """Bytes of one picture in the VAE."""
+    choice, pixels = config.model, _pixels(size, card)
+    return card.vae_bytes(pixels, precision(choice)[0], in_tiles=bool(choice.vae_use_tiling))
+
+
+def _pixels(size: SizeRequest, card: ModelCard) -> int:
+    """Pixels of a picture; one whose size is still open is taken to be the largest."""
     bucket = card.bucket_of(size)
-    pixels = bucket.size.height * bucket.size.width if bucket else _largest(card)
-    choice = config.model
-    return card.vae_bytes(pixels, precision(choice)[0], in_tiles=choice.vae_use_tiling)
+    return bucket.size.height * bucket.size.width if bucket else _largest(card)
 
 
 def _largest(card: ModelCard) -> int:

@@ -5,7 +5,7 @@ No base class: a family offers these methods. Everything that one job leaves beh
 """
 
 # Legend: C channel, F latent frames, Y X latent rows and columns, H W pixels, T frames
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeVar
 
@@ -13,9 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hyimg_cli.diffusion.step_cache import VelocityCache
 from hyimg_cli.spec.card import VideoCard
 from hyimg_cli.spec.job import Fit, Size, VideoJob
 from hyimg_cli.tiling.decode import TiledVae
+from hyimg_cli.tiling.tiles import Tiling
 
 # One guidance branch of one job: latents [1, C, F, Y, X] and timestep [1] to its velocity.
 Branch = Callable[[Tensor, Tensor], Tensor]
@@ -61,14 +63,13 @@ class PromptEmbedding:
 class BranchInputs:
     """Inputs of a guidance branch: picklable, so that it can be made in another process.
 
-    Branch 0 is the conditional one. `first_step` is the step that the branch is asked for first;
-    from there on it is asked for every step in turn.
+    Branch 0 is the conditional one. `steps` are those that the branch is asked for, in turn.
     """
 
     job: VideoJob
     number: int
     embedding: PromptEmbedding
-    first_step: int = 0
+    steps: tuple[int, ...] = ()
     # Of its start pictures, by kind.
     start: Mapping[str, Tensor] = field(default_factory=dict)
 
@@ -124,6 +125,10 @@ class VideoDenoiser(Protocol):
     @property
     def steps(self) -> int: ...
 
+    @property
+    def velocities(self) -> VelocityCache:
+        """The job's own step cache."""
+
     def initial_latents(self) -> Tensor:
         """Noise from a CPU generator of the job's seed, [1, C, F, Y, X], on the device."""
 
@@ -131,7 +136,7 @@ class VideoDenoiser(Protocol):
         """The latents after denoise step `index` (from 0). No host read of device values."""
 
     def state(self) -> Mapping[str, Tensor]:
-        """Memory of the scheduler and a step cache between steps, for a checkpoint."""
+        """Memory of the scheduler and the step cache between steps, for a checkpoint."""
 
     def restore(self, index: int, state: Mapping[str, Tensor]) -> None:
         """Stand behind step `index - 1` as `state` was taken there."""
@@ -195,6 +200,9 @@ class LatentVideoModel(Protocol):
     def load_transformer(self) -> None:
         """Read the transformer alone: all that a branch needs."""
 
+    def release_transformer(self) -> None:
+        """Take the transformer off the device; the next job's branches bring it back."""
+
     def sigmas(self, job: VideoJob) -> tuple[float, ...]:
         """Noise levels that the job's steps begin at, from 1 down."""
 
@@ -216,7 +224,12 @@ class LatentVideoModel(Protocol):
     def branch(self, inputs: BranchInputs) -> Branch:
         """One branch of one job, its constants computed and its step cache empty."""
 
-    def decode_latents(self, latents_BCFYX: Tensor) -> Iterator[np.ndarray]:
-        """Frames in order, in pieces of RGB uint8 [T, H, W, 3]. Raises JobError where not
-        finite.
+    def smaller_tilings(self, latents_BCFYX: Tensor) -> Iterable[Tiling]:
+        """Tilings that cut the latents smaller than the model's own decode, largest tiles first."""
+
+    def decode_latents(
+        self, latents_BCFYX: Tensor, tiling: Tiling | None = None
+    ) -> Iterator[np.ndarray]:
+        """Frames in order, in pieces of RGB uint8 [T, H, W, 3]; `tiling`: instead of the model's
+        own, other pixels near borders of tiles. Raises JobError where not finite.
         """

@@ -14,6 +14,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from hyimg_cli.diffusion.step_cache import VelocityCache
 from hyimg_cli.errors import JobError
 from hyimg_cli.journal.keys import precision
 from hyimg_cli.models import registry
@@ -22,6 +23,7 @@ from hyimg_cli.spec import digest
 from hyimg_cli.spec.card import VideoCard
 from hyimg_cli.spec.job import Size, VideoJob
 from hyimg_cli.spec.run import ModelChoice
+from hyimg_cli.tiling.tiles import TileAxis, Tiling
 
 WIDTH = 8
 
@@ -94,6 +96,7 @@ class FakeDenoiser:
         pulls = [embeddings[text].tensors["text"].mean() for text in texts(job)]
         self.pull = pulls[0] * job.guidance_scale - sum(pulls[1:])
         self.momentum = torch.zeros(self.shape)
+        self.velocities = VelocityCache(None, [0] * job.num_inference_steps)
 
     @property
     def steps(self) -> int:
@@ -154,9 +157,19 @@ class FakeVideo:
         self.denoisers.append(FakeDenoiser(job, embeddings, self._card))
         return self.denoisers[-1]
 
-    def decode_latents(self, latents_BCFYX: Tensor) -> Iterator[np.ndarray]:
+    def release_transformer(self) -> None:
+        self.log.append("release transformer")
+
+    def smaller_tilings(self, latents_BCFYX: Tensor) -> list[Tiling]:
+        return [Tiling(TileAxis(2, 1, 1), TileAxis(2, 1, 1))]
+
+    def decode_latents(
+        self, latents_BCFYX: Tensor, tiling: Tiling | None = None
+    ) -> Iterator[np.ndarray]:
+        """In tiles one level brighter."""
         self.log.append(f"decode {tuple(latents_BCFYX.shape[2:])}")
-        levels = (latents_BCFYX[0, :3] * 40 + 128).clamp(0, 255).to(torch.uint8)
+        base = 128 if tiling is None else 129
+        levels = (latents_BCFYX[0, :3] * 40 + base).clamp(0, 255).to(torch.uint8)
         cell = self._card.pixels_per_cell
         big = levels.repeat_interleave(cell, 2).repeat_interleave(cell, 3)
         stride = self._card.frame_stride

@@ -86,7 +86,7 @@ def load_family(
     )
     if is_batch_invariant and device == "cpu":
         network.decoder.row_multiple = invariant_multiple()
-    return Bagel(network, PictureCodec(vae, in_tiles=choice.vae_use_tiling), prompter)
+    return Bagel(network, PictureCodec(vae, in_tiles=bool(choice.vae_use_tiling)), prompter)
 
 
 @dataclass(frozen=True)

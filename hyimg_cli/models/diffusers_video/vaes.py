@@ -6,6 +6,8 @@ without an error.
 """
 
 # Legend: B batch, C channel, F latent frame, Y X latent rows and columns, T frame, H W pixels
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
@@ -90,7 +92,8 @@ class WanVae:
 
     def encoded(self, pixels_BCTHW: Tensor, *, is_tiled: bool) -> Tensor:
         """Frames in -1..1 as latents in the denoiser's scale, in float32 as in the pipeline."""
-        found = _most_likely(self.module, pixels_BCTHW, is_tiled=is_tiled).float()
+        with _feature_cache(self.module):
+            found = _most_likely(self.module, pixels_BCTHW, is_tiled=is_tiled).float()
         config = self.module.config
         inverse = 1.0 / self._by_channel(config.latents_std, torch.float32)
         return (found - self._by_channel(config.latents_mean, torch.float32)) * inverse
@@ -111,20 +114,19 @@ class WanVae:
     def decode_tile(self, latents_BCFYX: Tensor) -> Tensor:
         """One tile decoded, [B, C, T, H, W]. Not re-entrant: the cache lies on the module."""
         vae = self.module
-        vae.clear_cache()
         frames = []
-        for number in range(latents_BCFYX.shape[2]):
-            vae._conv_idx = [0]
-            latent_BC1YX = vae.post_quant_conv(latents_BCFYX[:, :, number : number + 1])
-            frames.append(
-                vae.decoder(
-                    latent_BC1YX,
-                    feat_cache=vae._feat_map,
-                    feat_idx=vae._conv_idx,
-                    first_chunk=number == 0,
+        with _feature_cache(vae):
+            for number in range(latents_BCFYX.shape[2]):
+                vae._conv_idx = [0]
+                latent_BC1YX = vae.post_quant_conv(latents_BCFYX[:, :, number : number + 1])
+                frames.append(
+                    vae.decoder(
+                        latent_BC1YX,
+                        feat_cache=vae._feat_map,
+                        feat_idx=vae._conv_idx,
+                        first_chunk=number == 0,
+                    )
                 )
-            )
-        vae.clear_cache()
         return torch.cat(frames, dim=2)
 
     def finish(self, merged_BCTHW: Tensor) -> Tensor:
@@ -132,6 +134,18 @@ class WanVae:
         if self.patch > 1:
             merged_BCTHW = unpatchify(merged_BCTHW, self.patch)
         return merged_BCTHW.clamp(-1.0, 1.0)
+
+
+@contextmanager
+def _feature_cache(vae: Any) -> Iterator[None]:
+    """Wan's features between frames, gone again whatever happens: of a decode that ran out of
+    memory they would stay, over a hundred times its latents.
+    """
+    vae.clear_cache()
+    try:
+        yield
+    finally:
+        vae.clear_cache()
 
 
 @torch.no_grad()

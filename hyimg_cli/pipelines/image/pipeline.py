@@ -77,7 +77,7 @@ class ImagePipeline(Pipeline[MixedModel, ImageJob, Generated | Decoded]):
         if self.model == model:
             return
         self.release()
-        if self._config.model.cpu_offload:
+        if self._config.model.cpu_offload != "none":
             raise offload_of_pictures()
         started = time.perf_counter()
         # Judging whether the model fits measures its jobs' texts: that counts too.
@@ -174,6 +174,7 @@ class ImagePipeline(Pipeline[MixedModel, ImageJob, Generated | Decoded]):
             facts,
             *warnings,
             denoise_steps=done.denoise_steps,
+            step_cache=done.step_cache,
             cot_text=text.text if has_written else job.cot_text,
             cot_token_ids=text.ids if has_written else job.cot_token_ids,
             cot_from=done.cot_from,

@@ -8,18 +8,27 @@ denoiser is made for it, whatever became of the one before.
 # Legend: B batch, C channel, F latent frames, Y X latent rows and columns
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeAlias, TypeVar
 
 import numpy as np
 from torch import Tensor
 
+from hyimg_cli.diffusion.step_cache import VelocityCache
 from hyimg_cli.errors import OutputError
 from hyimg_cli.models.latent_video import LatentVideoModel, PromptEmbedding, VideoDenoiser
 from hyimg_cli.pipelines.out_of_memory import MemoryPolicy
 from hyimg_cli.pipelines.request import Finished, Request
 from hyimg_cli.pipelines.video.latents_checkpoint import Kept, LatentsCheckpoint
-from hyimg_cli.spec.events import DenoiseStep, ParallelReport, PhaseStarted, Progress
+from hyimg_cli.spec.events import (
+    DenoiseStep,
+    ParallelReport,
+    PhaseStarted,
+    Progress,
+    StepCacheReport,
+)
 from hyimg_cli.spec.job import VideoJob
+from hyimg_cli.tiling.tiles import Tiling
 
 Result = TypeVar("Result")
 Stage: TypeAlias = Generator[Progress, None, Result]
@@ -55,22 +64,24 @@ class EncodedConditions:
 
 @dataclass(frozen=True)
 class Denoised:
-    """Latents behind the last of `steps` denoise steps."""
+    """Latents behind the last of `steps` denoise steps, and how many a step cache estimated."""
 
     latents_BCFYX: Tensor
     steps: int
+    step_cache: StepCacheReport | None = None
 
 
 @dataclass(eq=False)
 class Frames(Finished[VideoJob]):
     """A video in pieces of uint8 [T, H, W, 3]; `parallel`: over which ranks, None without.
 
-    `denoise_steps` are those of this run: a job that went on from kept latents has fewer.
-    `digests`: of its start pictures.
+    `denoise_steps` are those of this run: a job that went on from kept latents has fewer;
+    `step_cache` counts those of all its attempts. `digests`: of its start pictures.
     """
 
     pieces: tuple[np.ndarray, ...]
     denoise_steps: int
+    step_cache: StepCacheReport | None = None
     parallel: ParallelReport | None = None
     digests: tuple[str, ...] = ()
 
@@ -90,7 +101,10 @@ def make_video(
     kept = None if checkpoint is None else checkpoint.found()
     if kept is not None and kept.is_last:
         request.notes.extend(kept.notes)
-        denoised = Denoised(kept.latents_BCFYX.to(stages.model.device), kept.steps)
+        counted = VelocityCache(request.job.step_cache, ())
+        counted.restore(kept.state, stages.model.device)
+        latents_BCFYX = kept.latents_BCFYX.to(stages.model.device)
+        denoised = Denoised(latents_BCFYX, kept.steps, counted.report())
     else:
         encoded = yield from _alone(request, stages, lambda: encode(request, stages))
         denoised = yield from _alone(
@@ -98,9 +112,9 @@ def make_video(
         )
     if checkpoint is not None and checkpoint.holds_last:
         request.notes_if_lost.append(_KEPT)
-    pieces = yield from _alone(request, stages, lambda: decode(request, denoised, stages))
+    pieces = yield from _decode_alone(request, denoised, stages)
     begun = 0 if kept is None else kept.step
-    return Frames(request, pieces, denoised.steps - begun)
+    return Frames(request, pieces, denoised.steps - begun, denoised.step_cache)
 
 
 def _alone(
@@ -108,6 +122,31 @@ def _alone(
 ) -> Stage[Result]:
     memory = MemoryPolicy(stages.drop, "the text encoders and the prefixes of pictures")
     return memory.alone(request, stage)
+
+
+def _decode_alone(
+    request: Request[VideoJob], denoised: Denoised, stages: VideoStages
+) -> Stage[tuple[np.ndarray, ...]]:
+    """The decode where memory may be short: once more without the transformer on the device, the
+    same pixels; then in smaller tiles.
+    """
+
+    def drop() -> None:
+        stages.drop()
+        stages.model.release_transformer()
+
+    def smaller() -> Iterator[tuple[str, Callable[[], Stage[tuple[np.ndarray, ...]]]]]:
+        for tiling in stages.model.smaller_tilings(denoised.latents_BCFYX):
+            side = tiling.rows.tile * stages.model.card.pixels_per_cell
+            note = (
+                f"out of memory in the decode; it went on in tiles of {side} pixels: other pixels "
+                "near their borders"
+            )
+            yield note, partial(decode, request, denoised, stages, tiling)
+
+    memory = MemoryPolicy(drop, "the text encoders, the transformer and the prefixes of pictures")
+    whole = partial(decode, request, denoised, stages)
+    return memory.alone(request, whole, smaller())
 
 
 def encode(request: Request[VideoJob], stages: VideoStages) -> Stage[EncodedConditions]:
@@ -142,20 +181,25 @@ def denoise(
         step, steps = index + 1, denoiser.steps
         if checkpoint is not None and checkpoint.is_due(step, steps):
             clock.enter("write")
-            state = denoiser.state() if step < steps else {}
+            memory = denoiser if step < steps else denoiser.velocities
+            state = memory.state()
             checkpoint.keep(Kept(step, steps, latents_BCFYX, state, encoded.notes))
             clock.enter("denoise_rest")
         yield DenoiseStep(job.custom_id, step, steps)
-    return Denoised(latents_BCFYX, denoiser.steps)
+    return Denoised(latents_BCFYX, denoiser.steps, denoiser.velocities.report())
 
 
 def decode(
-    request: Request[VideoJob], denoised: Denoised, stages: VideoStages
+    request: Request[VideoJob],
+    denoised: Denoised,
+    stages: VideoStages,
+    tiling: Tiling | None = None,
 ) -> Stage[tuple[np.ndarray, ...]]:
-    """Decode the last latents into frames."""
+    """Decode the last latents into frames; `tiling`: instead of the model's own."""
     yield PhaseStarted(request.job.custom_id, "decode_latents")
     request.clock.enter("decode_latents")
-    pieces = tuple(checked(request.job, stages.model.decode_latents(denoised.latents_BCFYX)))
+    decoded = stages.model.decode_latents(denoised.latents_BCFYX, tiling)
+    pieces = tuple(checked(request.job, decoded))
     request.clock.enter("queue")
     return pieces
 
