@@ -1,5 +1,6 @@
 """Replicas killed and stopped at random while a real manifest runs: nothing lost, nothing twice,
 the pixels and keys of one process. On processes of this machine, or on two Ray nodes (`--ray`).
+Then the command itself is killed in the middle, some times, and given again.
 
     python benchmarks/killed_replicas.py --faults 30 --jobs 60 --out FILE
 """
@@ -9,12 +10,13 @@ import json
 import os
 import random
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -48,15 +50,20 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=60)
     parser.add_argument("--faults", type=int, default=30)
     parser.add_argument("--replicas", type=int, default=3)
+    parser.add_argument("--commands", type=int, default=3, help="how often the command is killed")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
+    RayCluster.start_s = 60.0  # of one that is stopped before it said a word
+    os.environ["TRIAL"] = str(os.getpid())  # of every process that comes of this one
     with tempfile.TemporaryDirectory() as place, _cluster(given.ray) as address:
         found = _tried(given, Path(place), address)
+        found |= _commands_killed(given, Path(place), address)
     print(json.dumps(found))
     if given.out:
         given.out.write_text(json.dumps({"machine": hardware()} | found, indent=1) + "\n")
-    sys.exit(bool(found["lost"] or found["twice"] or found["other_pixels"] or found["alive"]))
+    bad = ("lost", "twice", "other_pixels", "alive", "orphans", "lost_by_commands")
+    sys.exit(any(found[name] for name in bad))
 
 
 def _tried(given: argparse.Namespace, place: Path, address: str | None) -> dict[str, Any]:
@@ -117,6 +124,35 @@ def _tried(given: argparse.Namespace, place: Path, address: str | None) -> dict[
     }
 
 
+def _commands_killed(given: argparse.Namespace, place: Path, address: str | None) -> dict[str, Any]:
+    """Counts of a command that is killed with SIGKILL, then given again, until all is done."""
+    out, orphans, killed = place / "commands", 0, 0
+    command = [sys.executable, "-m", "hyimg_cli", "generate", str(place / "jobs.jsonl")]
+    command += ["-o", str(out), "--device", "cpu", "--replicas", str(given.replicas)]
+    command += ["--no-report"] + (["--ray-address", address] if address else [])
+    for number in range(given.commands + 1):
+        ran = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        wanted = given.jobs * (number + 1) // (given.commands + 1)
+        while ran.poll() is None and (number == given.commands or _count(out) < wanted):
+            time.sleep(0.1)
+        if ran.poll() is None:
+            ran.kill()
+            killed += 1
+        ran.wait()
+        time.sleep(10)
+        orphans += len(list(_replicas(psutil.process_iter())))
+    done = Counter(line["custom_id"] for line in _lines(out) if line["status"] == "done")
+    lost, ours, theirs = given.jobs - len(done), _made(out), _made(place / "alone")
+    other = sum(ours.get(name) != facts for name, facts in theirs.items())
+    found = {"commands_killed": killed, "orphans": orphans, "lost_by_commands": lost + other}
+    return found | {"twice_by_commands": sum(count > 1 for count in done.values())}
+
+
+def _count(folder: Path) -> int:
+    path = folder / "results.jsonl"
+    return len(path.read_bytes().splitlines()) if path.exists() else 0
+
+
 class _Faults:
     """So many faults, each a moment after some job is done: a kill or a stop of any replica."""
 
@@ -132,17 +168,19 @@ class _Faults:
         number = self._random.choice([signal.SIGKILL, signal.SIGSTOP])
         running = [one for one in _replicas() if one.status() != psutil.STATUS_STOPPED]
         if not running:
-            self.left += 1
+            threading.Timer(0.5, self._one).start()
             return
         self._random.choice(running).send_signal(number)
         self.done[number] += 1
 
 
-def _replicas() -> Iterator[psutil.Process]:
-    """Processes of replicas below this one, in any state."""
-    for one in psutil.Process().children(recursive=True):
+def _replicas(among: Iterable[psutil.Process] | None = None) -> Iterator[psutil.Process]:
+    """Processes of replicas, in any state; by default those below this one."""
+    for one in among or psutil.Process().children(recursive=True):
         try:
             words = " ".join(one.cmdline())
+            if one.environ().get("TRIAL") != os.environ["TRIAL"]:
+                continue
         except psutil.Error:
             continue
         if "hyimg_cli.engine.replicas.process" in words or words.startswith("ray::Replica"):

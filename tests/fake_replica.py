@@ -5,15 +5,14 @@
     fail         the job fails                            cut short    it dies behind step 2, once
     no checkpoint, gpu, crash     the session itself fails
 
-In the environment: MARKS, a folder for what must outlive a replica, its process id among it;
-PACE_S, seconds for each step of a job; DIES: as soon as it has work.
+What must outlive a replica, its process id among it, is in `marks` beside the output folder. In the
+environment: PACE_S, seconds for each step of a job; DIES: as soon as it has work.
 """
 
 import os
 import signal
 import time
 from collections.abc import Generator
-from pathlib import Path
 
 from hyimg_cli.errors import CheckpointError, Interrupted, MachineError
 from hyimg_cli.files import replace_file
@@ -37,7 +36,6 @@ from hyimg_cli.spec.plan import Plan
 from hyimg_cli.spec.run import RunConfig
 
 PACE_S = float(os.environ.get("PACE_S", "0.01"))
-MARKS = Path(os.environ["MARKS"])
 
 
 class FakeSession:
@@ -45,7 +43,9 @@ class FakeSession:
         self._config = config
         self._stopped_by = 0
         self._model = ""
-        (MARKS / f"{os.getpid()}.pid").touch()
+        self._marks = config.output.folder.parent / "marks"
+        self._marks.mkdir(exist_ok=True)
+        (self._marks / f"{os.getpid()}.pid").touch()
 
     def request_stop(self, signal_number: int) -> None:
         self._stopped_by = signal_number
@@ -64,11 +64,11 @@ class FakeSession:
 
     def _job(self, job: Job, folder: JobFolder) -> Generator[Event, None, None]:
         yield JobStarted(job.custom_id)
-        obey(job, folder)
+        self._obey(job, folder)
         latents = folder.latents_for(job.custom_id)
         if isinstance(job, VideoJob):
             begun = latents.read_bytes() if latents.exists() else b""
-            (MARKS / f"{job.custom_id}.found").write_bytes(begun)
+            (self._marks / f"{job.custom_id}.found").write_bytes(begun)
         for step in range(1, job.num_inference_steps + 1):
             if self._stopped_by:
                 raise Interrupted(self._stopped_by)
@@ -76,7 +76,7 @@ class FakeSession:
             if isinstance(job, VideoJob):
                 latents.parent.mkdir(exist_ok=True)
                 replace_file(latents, b"%d" % step)
-                if step == 2 and "cut short" in job.prompt and first_time(job):
+                if step == 2 and "cut short" in job.prompt and self._first_time(job):
                     yield DenoiseStep(job.custom_id, step, job.num_inference_steps)
                     time.sleep(0.1)
                     die()
@@ -96,30 +96,28 @@ class FakeSession:
         file = OutputFile(f"outputs/{job.custom_id}.png", sha256, sha256, 16, 16, job.seed)
         return Outcome(job.custom_id, "done", key=key, attempt=attempt, outputs=(file,))
 
+    def _obey(self, job: Job, folder: JobFolder) -> None:
+        if "no checkpoint" in job.prompt:
+            raise CheckpointError("there is none", hint="copy it")
+        if "gpu" in job.prompt:
+            raise MachineError("the GPU failed", code="machine.gpu")
+        if "crash" in job.prompt:
+            raise RuntimeError("a mistake of ours")
+        if "hang" in job.prompt and self._first_time(job):
+            time.sleep(600)
+        if "stop" in job.prompt and self._first_time(job):
+            os.kill(os.getpid(), signal.SIGSTOP)
+        if "die" in job.prompt.split() and ("once" not in job.prompt or self._first_time(job)):
+            leftover = folder.path_for(job.custom_id).with_name(f".half.{os.getpid()}.tmp")
+            leftover.write_bytes(b"half a picture")
+            time.sleep(0.1)  # Ray may lose what was told a moment before
+            die()
 
-def obey(job: Job, folder: JobFolder) -> None:
-    if "no checkpoint" in job.prompt:
-        raise CheckpointError("there is none", hint="copy it")
-    if "gpu" in job.prompt:
-        raise MachineError("the GPU failed", code="machine.gpu")
-    if "crash" in job.prompt:
-        raise RuntimeError("a mistake of ours")
-    if "hang" in job.prompt and first_time(job):
-        time.sleep(600)
-    if "stop" in job.prompt and first_time(job):
-        os.kill(os.getpid(), signal.SIGSTOP)
-    if "die" in job.prompt.split() and ("once" not in job.prompt or first_time(job)):
-        leftover = folder.path_for(job.custom_id).with_name(f".half.{os.getpid()}.tmp")
-        leftover.write_bytes(b"half a picture")
-        time.sleep(0.1)  # Ray may lose what was told a moment before
-        die()
-
-
-def first_time(job: Job) -> bool:
-    mark = MARKS / f"{job.custom_id}.mark"
-    is_first = not mark.exists()
-    mark.touch()
-    return is_first
+    def _first_time(self, job: Job) -> bool:
+        mark = self._marks / f"{job.custom_id}.mark"
+        is_first = not mark.exists()
+        mark.touch()
+        return is_first
 
 
 def die() -> None:

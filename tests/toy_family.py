@@ -76,6 +76,7 @@ class ToyCheckpoint:
 
 class ToyModel:
     device_name, dtype_name, has_graphs, rows_seen = "cpu", "float32", False, 0
+    lends_prefixes = False
     layer_devices = (torch.device("cpu"),)
     memo_counts, opening_ids = (lambda self: {}), (lambda self, job: [THINK])
     prepare_decode, decode_note = (lambda self, rows: 0), (lambda self, rows: "")

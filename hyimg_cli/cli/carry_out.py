@@ -16,7 +16,6 @@ from hyimg_cli.cli.sentences import UNMARKED
 from hyimg_cli.cli.stopping import Stopper, stoppable
 from hyimg_cli.cli.views import view_of
 from hyimg_cli.engine import runner
-from hyimg_cli.engine.again import finished_again
 from hyimg_cli.engine.choice import placed, refuse_missing_device, replicas_of, session_for
 from hyimg_cli.engine.sources import SourcesSeen, refuse_hopeless, seen, turned_sizes
 from hyimg_cli.engine.timing.estimate import undisturbed
@@ -92,6 +91,8 @@ def carry_out(order: Order, style: render.Style) -> int:
             with _report(order, run.plan, counts, style) as report:
                 report.outcomes((*run.invalid, *run.untried))
                 if run.to_finish:
+                    from hyimg_cli.engine.again import finished_again  # imports scipy
+
                     report.finished_again(finished_again(folder, run.to_finish, config), follow)
                 if run.plan.jobs and not (run.untried and config.failure.fail_fast):
                     place = asdict(config.model.place or here())

@@ -52,7 +52,7 @@ def _finished(
 
 
 def _pixels(folder: RunFolder, path: str) -> np.ndarray:
-    with Image.open(folder.folder / path) as image:
+    with Image.open(folder.fetched(path)) as image:
         return np.asarray(image.convert("RGB"))
 
 

@@ -8,7 +8,7 @@ rests on an assumed length.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from hyimg_cli.cache.disk import SOURCE_IMAGES, DiskStore
@@ -124,6 +124,7 @@ class Forecast:
         self._config, self._assumed_think = config, assumed_think
         self._seen: set[tuple[str, str]] = set()
         self._digest_of = cache(source_digest)
+        self._kv_bytes = cache(partial(_kv_bytes_per_token, config=config))
         # Texts by number, and those that are left in the tree for others.
         self._texts: dict[TextIdentity, int] = {}
         self._left: set[int] = set()
@@ -148,11 +149,12 @@ class Forecast:
         think = min(self._assumed_think, job.text.max_new_tokens)
         known = registry.sequences(job.model, self._config.model.revision)
         tokens = known.count(job, sizes, think)
-        tokens = replace(tokens, image_encodes=self._encodes(job.model, digests))
+        encodes = self._encodes(job.model, digests)
         card = registry.model_card(job.model, self._config.model.revision)
         is_lost = UNREADABLE in files
         text = None if is_lost else text_identity(job, card)
-        return self._shared(job, tokens, sizes, digests, text)
+        shared = self._shared(job, tokens, sizes, digests, text)
+        return replace(tokens, image_encodes=encodes, **shared)
 
     def _encodes(self, model: str, digests: Sequence[str]) -> int:
         """Number of the images that no earlier job had, and no earlier run left on disk."""
@@ -178,7 +180,8 @@ class Forecast:
         sizes: list[Size],
         digests: list[str],
         text: TextIdentity | None,
-    ) -> JobTokens:
+    ) -> dict[str, int]:
+        """What of its rows others share with it, or spare it."""
         sequences = registry.sequences(job.model, self._config.model.revision)
         prefix = sequences.text_prefix(job, sizes, digests)
         if prefix is not None and text is not None and text in self._texts:
@@ -186,17 +189,17 @@ class Forecast:
         if prefix is not None:
             if text is not None:
                 self._texts[text] = len(self._texts)
-            return replace(tokens, ar_shared=self._passed(job, prefix), texts=int(text is not None))
+            return {"ar_shared": self._passed(job, prefix), "texts": int(text is not None)}
         if not self._config.reuse.kv_reuse:
-            return replace(tokens, shared_prefix=0)
+            return {"shared_prefix": 0}
         branches = sequences.branch_prefixes(job, sizes, digests)
         positive, *negative = [self._passed(job, branch) for branch in branches]
         shared_prefix = max(tokens.shared_prefix, *negative) if negative else tokens.shared_prefix
-        return replace(tokens, positive_shared=positive, shared_prefix=shared_prefix)
+        return {"positive_shared": positive, "shared_prefix": shared_prefix}
 
     def _taken_over(
         self, job: ImageJob, tokens: JobTokens, prefix: Sequence[Segment], text: int
-    ) -> JobTokens:
+    ) -> dict[str, int]:
         """The rows of a job that finds its text, one of those counted, written: it is fed what the
         writing job was, which leaves that behind its prompt.
         """
@@ -207,21 +210,24 @@ class Forecast:
         if text not in self._left:
             self._left.add(text)
             self._passed(job, whole)
-        return replace(
-            tokens,
-            ar_prefill=fed,
-            ar_shared=self._passed(job, whole),
-            assumed_think=0,
-            shared_texts=1,
-            spared_think=tokens.assumed_think,
-        )
+        return {
+            "ar_prefill": fed,
+            "ar_shared": self._passed(job, whole),
+            "assumed_think": 0,
+            "shared_texts": 1,
+            "spared_think": tokens.assumed_think,
+        }
 
     def _passed(self, job: ImageJob, prefix: Sequence[Segment]) -> int:
         """Leading tokens of a prefix that are held already; afterwards all of it is."""
-        width = _kv_bytes_per_token(job.model, self._config)
-        length = self.tree.match(job.model, prefix).length
-        self.tree.insert(job.model, prefix, lambda start, end: Sized(end - start, width))
-        return length
+        width, new = self._kv_bytes(job.model), []
+
+        def payload(start: int, end: int) -> Sized:
+            new.append(start)
+            return Sized(end - start, width)
+
+        held = self.tree.insert(job.model, prefix, payload)
+        return new[0] if new else held.length
 
 
 @cache

@@ -26,6 +26,8 @@ from hyimg_cli.finishing.verdict import Kind, Measures, chroma_of, rim_of, struc
 _RIM = 3.0
 # A registration without the edit that says something else is believed.
 _MOVED_AGAIN = 0.1
+# Correlation of what is left of a picture that did not move.
+_STILL_ALIKE = 0.9
 # Behind a larger edit there is no drift to be seen.
 _MOST_AREA = 0.7
 # Where what the user gave is a limit, so much around it may still be blended: nothing.
@@ -37,9 +39,10 @@ class Edit:
     """What a redraw did to its source.
 
     `mask` [Y, X], in the drawn size: what was edited, within the region that was given, if any;
-    `found` wherever it is.
-    `spill`: the part of what was found that lies outside that region. `outside`: how far the redraw
-    itself is from the source outside the mask, mean and 99th percentile.
+    `found` wherever it is. `seen`: the motion as it was found, also where it was too far to be
+    undone, and `motion` is none. `spill`: the part of what was found that lies outside that region.
+    `outside`: how far the redraw itself is from the source outside the mask, mean and 99th
+    percentile.
     """
 
     kind: Kind
@@ -49,6 +52,7 @@ class Edit:
     placement: Placement
     drift: Drift
     motion: Motion
+    seen: Motion
     measures: Measures
     outside: tuple[float, float]
     spill: float | None
@@ -80,7 +84,7 @@ def edit_of(
     shape = drawn.shape[:2]
     r, m = planes(reference), planes(drawn)
     own = None if given is None else _fitted(given, placement)
-    motion = registered(_lightness(r), _lightness(m))
+    motion = seen = registered(_lightness(r), _lightness(m))
     moved_away = motion.is_too_far(shape)
     if moved_away:
         motion = Motion()
@@ -89,8 +93,11 @@ def edit_of(
         # The edit itself may be what moved.
         again = registered(_lightness(r), _lightness(m), _wider(found.mask))
         if not again.is_too_far(shape):
-            moved_away = False
-            if _apart(again, motion, shape) > _MOVED_AGAIN:
+            if moved_away:
+                # What is alike by chance in a picture that was framed anew says so, too.
+                structure = structure_of(r, m, found.mask)
+                moved_away = structure is not None and structure < _STILL_ALIKE
+            if not moved_away and _apart(again, motion, shape) > _MOVED_AGAIN:
                 motion = again
                 drift, found, moved = _compared(r, m, motion)
     measures = _measures(r, m, moved, drift, found, moved_away)
@@ -112,6 +119,7 @@ def edit_of(
         placement.moved(motion.zoom, motion.shift),
         drift,
         motion,
+        seen if moved_away else motion,
         measures,
         difference,
         spill,

@@ -74,6 +74,9 @@ def registered(shown: Plane, drawn: Plane, without: Mask | None = None) -> Motio
     zoom, shift, motion = np.zeros(2), np.zeros(2), Motion()
     sides = np.array(shown.shape, float)
     is_sure = False
+    if without is not None:
+        # Else the edit's own halo, in what is left of it behind the high-pass, would be followed.
+        drawn = np.where(without, shown, drawn)
     for level in _LEVELS if max(shown.shape) < 512 else _LEVELS[:-1]:
         if min(shown.shape) / level < _LEAST_SIDE:
             continue

@@ -168,6 +168,15 @@ class BucketFolder(RunFolder):
         with self._errors() as (system, root):
             _put(system, f"{root}/{name}", local)
 
+    def fetched(self, name: str) -> Path:
+        local = self.folder / name
+        if not local.exists():
+            local.parent.mkdir(parents=True, exist_ok=True)
+            with as_os_errors(self._address):
+                system, root = located(self._address)
+                system.get_file(f"{root.rstrip('/')}/{name}", str(local))
+        return local
+
     def holds(self, output: Mapping[str, Any], *, with_frames: bool) -> bool:
         """True if an output's files are there. They were put whole: nothing of them is read."""
         if self._sizes is None:

@@ -153,7 +153,7 @@ def given_region(outside: KeepOutside, size: Size) -> Bytes | None:
 
 def told(found: Edit, outside: KeepOutside) -> Record:
     """The line's `edit`: what was found, and which gates it does not pass."""
-    measures, motion = found.measures, found.motion
+    measures, motion = found.measures, found.seen
     drawn = found.mask.shape
     told = {
         "kind": found.kind,

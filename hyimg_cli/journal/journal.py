@@ -299,6 +299,10 @@ class RunFolder(JobFolder):
                 except OSError:
                     shutil.copy2(local, temporary)
 
+    def fetched(self, name: str) -> Path:
+        """A file of the folder, on this machine. Raises OSError."""
+        return self.folder / name
+
     def holds(self, output: Mapping[str, Any], *, with_frames: bool) -> bool:
         """True if an output's files are there as they were written. Raises OSError."""
         path: Path = self.folder / output["path"]
@@ -576,7 +580,7 @@ def _is_to_finish(
     try:
         edit = entry["edit"]
         return all(
-            digest.of_file(folder.folder / edit[name]) == edit["sha256"][name]
+            digest.of_file(folder.fetched(edit[name])) == edit["sha256"][name]
             for name in ("plain", "shown")
         )
     except (OSError, KeyError, TypeError):

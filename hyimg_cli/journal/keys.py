@@ -78,7 +78,7 @@ def precision(choice: ModelChoice) -> tuple[str, str]:
 
 def here() -> Place:
     """This machine, as far as keys depend on it."""
-    return Place(_has_gpu(), find_spec("triton") is not None)
+    return Place(_has_gpu(), _has_triton())
 
 
 @dataclass(frozen=True)
@@ -157,6 +157,12 @@ def confirm_graphs(choice: ModelChoice, ranks: int, has_graphs: bool) -> None:
             "in a recipe",
             code="machine.graphs",
         )
+
+
+@cache
+def _has_triton() -> bool:
+    """Looked for once: it is asked for each job, several times."""
+    return find_spec("triton") is not None
 
 
 def _has_gpu() -> bool:

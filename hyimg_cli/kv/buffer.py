@@ -10,8 +10,10 @@ RoPE are a separate matter and never derived from it.
 
 # Legend: S slot, H kv head, D head width, T new token
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -89,6 +91,9 @@ class Buffer:
         self.values_HSD = [torch.empty(shape, dtype=dtype, device=d) for d in devices]
         self.capacity = capacity
         self.length = 0
+        # Those in the same memory, and what this one has there that another may write over.
+        self._in_here: list[ref[Buffer]] = [ref(self)]
+        self._own: tuple[int, Slice] | None = None
 
     @property
     def nbytes(self) -> int:
@@ -97,6 +102,10 @@ class Buffer:
 
     def write(self, layer: int, start: int, keys_THD: Tensor, values_THD: Tensor) -> None:
         """Put new rows into the slots from `start` on; they get the buffer's dtype."""
+        if self._own is not None:
+            at, kept = self._own
+            self.keys_HSD[layer][:, at : self.length] = kept.keys[layer]
+            self.values_HSD[layer][:, at : self.length] = kept.values[layer]
         stop = start + len(keys_THD)
         self.keys_HSD[layer][:, start:stop] = keys_THD.transpose(0, 1)
         self.values_HSD[layer][:, start:stop] = values_THD.transpose(0, 1)
@@ -133,6 +142,24 @@ class Buffer:
         assert prefix <= self.length, "only committed tokens can be shared"
         other = self._empty(capacity)
         other.take(self, prefix)
+        return other
+
+    def lend(self, prefix: int) -> "Buffer":
+        """A buffer in this one's own memory, whose prefix are the first `prefix` tokens here.
+
+        Their scratch is one place. So a layer is read right after it was written, before another
+        buffer's turn; each write puts back first what its buffer has behind the shortest prefix of
+        all. Lend before any scratch is written.
+        """
+        assert prefix <= self.length, "only committed tokens can be shared"
+        other = copy(self)
+        other.length = prefix
+        self._in_here.append(ref(other))
+        alive = [one for known in self._in_here if (one := known()) is not None]
+        shortest = min(one.length for one in alive)
+        for one in alive:
+            is_longer = one.length > shortest
+            one._own = (shortest, one.cut(shortest, one.length)) if is_longer else None
         return other
 
     def take(self, other: "Buffer", prefix: int) -> None:

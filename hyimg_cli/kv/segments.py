@@ -5,12 +5,13 @@ segment (and for image tokens the grids on top of it), so segments at the end of
 equal positions.
 """
 
+from array import array
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import takewhile
 from typing import ClassVar, TypeAlias
 
-from hyimg_cli.spec.digest import of_json
+from hyimg_cli.spec.digest import of_bytes
 
 _KEY_LENGTH = 32  # hex digits: 128 bits, far from any chance of two equal keys
 
@@ -32,7 +33,7 @@ class TextSegment:
     @cached_property
     def key(self) -> str:
         """Digest of the kind and the ids, 32 hex digits."""
-        return of_json(["text", self.ids])[:_KEY_LENGTH]
+        return _digest(b"text", self.ids)
 
     def head(self, at: int) -> "TextSegment":
         """The first `at` tokens."""
@@ -71,7 +72,11 @@ class ImageSegment:
     @cached_property
     def key(self) -> str:
         """Digest of the kind, the ids, the image and its grids, 32 hex digits."""
-        return of_json(["image", self.ids, self.digest, self.grids])[:_KEY_LENGTH]
+        return _digest(f"image {self.digest} {self.grids}".encode(), self.ids)
+
+
+def _digest(what: bytes, ids: tuple[int, ...]) -> str:
+    return of_bytes(what + b"\0" + array("q", ids).tobytes())[:_KEY_LENGTH]
 
 
 Segment: TypeAlias = TextSegment | ImageSegment

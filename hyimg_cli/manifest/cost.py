@@ -21,7 +21,8 @@ class JobTokens:
     step. `texts`: 1 where the job writes one; `shared_texts`: 1 where it takes an earlier job's,
     which is part of what it is fed then, and `spared_think` what it need not write. `steps`:
     denoise steps, where they are not as many as the job says; `forwards`: of branches in all of
-    them, where not every step has every branch.
+    them, where not every step has every branch. `kv_rows`: of keys and values of all branches
+    while they draw, where one lies in another's memory.
     """
 
     ar_prefill: int
@@ -39,6 +40,7 @@ class JobTokens:
     spared_think: int = 0
     steps: int | None = None
     forwards: int | None = None
+    kv_rows: int | None = None
 
 
 @dataclass(frozen=True)
@@ -121,6 +123,7 @@ def _job_cost(job: ImageJob, tokens: JobTokens, kv_bytes_per_token: int) -> Cost
     steps = job.num_inference_steps if tokens.steps is None else tokens.steps
     full = count_full(job.step_cache, steps)
     forwards = full * tokens.branches if tokens.forwards is None else tokens.forwards
+    kv_rows = tokens.kv_rows or unshared + tokens.branches * tokens.step_rows
     return Cost(
         jobs=1,
         denoise_steps=steps,
@@ -135,7 +138,7 @@ def _job_cost(job: ImageJob, tokens: JobTokens, kv_bytes_per_token: int) -> Cost
         prefix_rows=unshared - from_ar - from_positive,
         prefix_rows_unshared=unshared,
         denoise_rows=forwards * tokens.step_rows,
-        kv_bytes_peak=(unshared + tokens.branches * tokens.step_rows) * kv_bytes_per_token,
+        kv_bytes_peak=kv_rows * kv_bytes_per_token,
     )
 
 

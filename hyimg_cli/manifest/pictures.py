@@ -105,10 +105,10 @@ class PictureLine(ResolvedLine):
         source, asked = self._kept_size(), self._size()
         if source is None or asked.is_auto:
             return
-        bucket = self.card.nearest_bucket(source.height, source.width)
-        if self.card.bucket_of(asked) != bucket:
+        drawn, bucket = self.card.kept_size(source), self.card.bucket_of(asked)
+        if bucket is None or bucket.size != drawn:
             name = "ratio_index" if "ratio_index" in self.line.fields else "size"
-            what = f"keep_outside draws in the size of its source, {bucket.size}; this is {asked}"
+            what = f"keep_outside draws in the size of its source, {drawn}; this is {asked}"
             yield self.fault("conflict", what, name, "leave it out: the result has the source's")
 
     @property
@@ -134,7 +134,7 @@ class PictureLine(ResolvedLine):
         return KeepOutside(**(values | {"region": region.region})), size
 
     def _bucket_request(self, source: Size) -> SizeRequest:
-        size = self.card.nearest_bucket(source.height, source.width).size
+        size = self.card.kept_size(source)
         return SizeRequest(size.height, size.width)
 
     def job(self, child: Child) -> ImageJob:

@@ -18,8 +18,9 @@ def make_plan(jobs: Sequence[Job], card_of: Callable[[str], ModelCard]) -> Plan:
 
     Models, then groups, then sets of source images or prompts stand in the order of their first
     job, as do jobs that write the same text within a set; else the manifest's order holds. So a
-    model is loaded once, and an image encoded and a text written once in a row. `card_of` is asked
-    once per model of pictures.
+    model is loaded once, and an image encoded and a text written once in a row. In a group, jobs
+    that need no text come first: they wait for nobody's. `card_of` is asked once per model of
+    pictures.
     """
     card = cache(card_of)
     groups: list[Group | VideoGroup] = []
@@ -32,8 +33,9 @@ def make_plan(jobs: Sequence[Job], card_of: Callable[[str], ModelCard]) -> Plan:
 def _image_groups(jobs: Sequence[ImageJob], card_of: Callable[[str], ModelCard]) -> Iterator[Group]:
     by_size = _alike(jobs, lambda job: size_class_of(job, card_of(job.model)))
     for size_class, members in by_size.items():
-        by_source = side_by_side(members, lambda job: job.images)
-        jobs = side_by_side(by_source, lambda job: (job.images, text_of(job)))
+        in_order = sorted(members, key=lambda job: job.writes_text)
+        by_source = side_by_side(in_order, lambda job: (job.writes_text, job.images))
+        jobs = side_by_side(by_source, lambda job: (job.writes_text, job.images, text_of(job)))
         yield Group(members[0].model, size_class, jobs)
 
 

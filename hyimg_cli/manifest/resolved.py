@@ -72,6 +72,8 @@ def _image_fields(job: ImageJob) -> dict[str, Any]:
     entry = {name: getattr(job, name) for name in _PICTURE} | {"size": size_text(job.size)}
     # Of models that read them: the keys of others stay as they are.
     guidance = {name: getattr(job, name) for name in GUIDANCE_FIELDS}
+    if not guidance["guidance_renorm_min"]:
+        del guidance["guidance_renorm_min"]  # as if there were no such field
     entry |= {name: value for name, value in guidance.items() if value is not None}
     if job.images:
         entry["images"] = list(job.images)

@@ -25,7 +25,7 @@ from hyimg_cli.manifest.video_cost import velocity_bytes
 from hyimg_cli.manifest.written import Replay
 from hyimg_cli.models.registry import model_card, sequences, video_card
 from hyimg_cli.spec.card import ModelCard, RankBytes, VideoCard, Working
-from hyimg_cli.spec.job import ImageJob, Job, Size, VideoJob
+from hyimg_cli.spec.job import ImageJob, Job, Size, SizeRequest, VideoJob
 from hyimg_cli.spec.plan import Group, Plan
 from hyimg_cli.spec.run import RunConfig
 
@@ -221,6 +221,15 @@ def share_of(job: ImageJob, card: ModelCard, config: RunConfig) -> JobBytes:
 
     A job whose sequence cannot be built fails later, for its own reason, and takes nothing.
     """
+    return _share(job, card, config, _kv_bytes(card, config), working(card, config).row)
+
+
+def _kv_bytes(card: ModelCard, config: RunConfig) -> int:
+    """Bytes of one token's K/V."""
+    return card.kv_bytes_per_token * _width(config) // _BF16_BYTES
+
+
+def _share(job: ImageJob, card: ModelCard, config: RunConfig, kv: int, row: int) -> JobBytes:
     square, revision = [Size(1, 1)] * len(job.images), config.model.revision
     replay = Replay.of(job)  # a text that is fed again is held as the one that is written
     job = replay.job if replay else job
@@ -231,12 +240,11 @@ def share_of(job: ImageJob, card: ModelCard, config: RunConfig) -> JobBytes:
         return JobBytes()
     room = max(0, tokens.assumed_think - _TAGS) + _BEHIND_TEXT
     context = tokens.ar_prefill and tokens.ar_prefill + room
-    width, row = _width(config), working(card, config).row
-    kv = card.kv_bytes_per_token * width // _BF16_BYTES
+    apart = tokens.branches * (tokens.positive + tokens.step_rows)
+    rows = tokens.kv_rows if config.reuse.kv_reuse else None
     return JobBytes(
         context=context * kv,
-        branches=tokens.branches * (tokens.positive + tokens.step_rows) * kv
-        + _velocity_bytes(job, tokens.branches, card),
+        branches=(rows or apart) * kv + _velocity_bytes(job, tokens.branches, card),
         step=tokens.branches * tokens.step_rows * row,
         prefill=tokens.positive * row,
     )
@@ -246,7 +254,7 @@ def _velocity_bytes(job: ImageJob, branches: int, card: ModelCard) -> int:
     """Bytes of the velocities that a job's step cache keeps, in float32."""
     if job.step_cache is None:
         return 0
-    values = _pixels(job, card) * card.latent_channels // card.pixels_per_cell**2
+    values = _pixels(job.size, card) * card.latent_channels // card.pixels_per_cell**2
     return job.step_cache.copies(branches) * values * 4
 
 
@@ -270,19 +278,21 @@ def needs(
     """Needs of a group; `prefixes`: bytes of shared K/V, by default as many as may be kept beside
     the `held_prefixes` that are there already.
     """
-    shares = [share_of(job, card, config) for job in jobs]
+    # Asked for once: there may be many jobs.
+    kv, row = _kv_bytes(card, config), working(card, config).row
+    shares = [_share(job, card, config, kv, row) for job in jobs]
     kinds = map(astuple, set(shares))  # of many jobs there are few
     share = JobBytes(*map(max, zip(*kinds, strict=True))) if shares else JobBytes()
     if prefixes is None:
         most = sum(one.branches for one in shares)
         room = max(0, config.batch.prefix_cache_mb * 1_000_000 - held_prefixes)
         prefixes = min(room, most)
-    encode = _encode_bytes(jobs, card, config)
+    encode, sizes = _encode_bytes(jobs, card, config), {job.size for job in jobs}
     return Needs(
         jobs=len(jobs),
         share=share,
         encode=encode,
-        decode=max((_decode_bytes(job, card, config) for job in jobs), default=0),
+        decode=max((_decode_bytes(size, card, config) for size in sizes), default=0),
         prefetch=encode if _prefetches_sources(config) else 0,
         forward=working(card, config),
         kept=prefixes + _encoded_bytes(jobs, card, config),
@@ -416,15 +426,15 @@ def _encode_bytes(jobs: Sequence[ImageJob], card: ModelCard, config: RunConfig) 
     return card.vae_bytes(_largest(card), precision(config.model)[0])
 
 
-def _decode_bytes(job: ImageJob, card: ModelCard, config: RunConfig) -> int:
+def _decode_bytes(size: SizeRequest, card: ModelCard, config: RunConfig) -> int:
     """Bytes of one picture in the VAE."""
-    choice, pixels = config.model, _pixels(job, card)
+    choice, pixels = config.model, _pixels(size, card)
     return card.vae_bytes(pixels, precision(choice)[0], in_tiles=bool(choice.vae_use_tiling))
 
 
-def _pixels(job: ImageJob, card: ModelCard) -> int:
+def _pixels(size: SizeRequest, card: ModelCard) -> int:
     """Pixels of a picture; one whose size is still open is taken to be the largest."""
-    bucket = card.bucket_of(job.size)
+    bucket = card.bucket_of(size)
     return bucket.size.height * bucket.size.width if bucket else _largest(card)
 
 

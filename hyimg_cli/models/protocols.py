@@ -246,6 +246,10 @@ class PictureStage(Protocol):
 
     def new_buffer(self, capacity: int) -> Buffer: ...
 
+    @property
+    def lends_prefixes(self) -> bool:
+        """True if branches may lie in one another's buffers; see `Buffer.lend`."""
+
     def prefill(
         self,
         layout: Any,

@@ -337,6 +337,12 @@ _SAMPLING = (
         CHECKPOINT,
         "How guidance is kept from growing; BAGEL.",
     ),
+    _text(
+        "guidance_renorm_min",
+        Number(0, 1),
+        CHECKPOINT,
+        "How much of its length guidance keeps at least; 1 is renorm none; BAGEL.",
+    ),
     _text("infer_align_image_size", Truth(), False, "Edits get their source's aspect ratio."),
     _video(
         "negative_prompt",

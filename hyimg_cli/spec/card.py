@@ -39,6 +39,7 @@ class SamplingDefaults:
     image_guidance_scale: float | None = None
     guidance_interval: tuple[float, float] | None = None
     guidance_renorm: str | None = None
+    guidance_renorm_min: float | None = None
 
 
 @dataclass(frozen=True)
@@ -117,6 +118,7 @@ class ModelCard:
 
     `base_size` is the side of the square that all sizes have about the area of. `edit_defaults`:
     of jobs with source images, where they are others. `has_graphs`: text may be decoded by them.
+    `end_levels`: how many of the noise levels that `num_inference_steps` counts begin no step.
     `activations`: what a forward works with on a CPU (`cpu`), else by its experts' quantization.
     `kv_bytes_per_token` counts keys and values of every layer, `row_bytes` a token's row in the
     network, both in bfloat16. `weight_bytes` is as stored. `vae_bytes_per_pixel` is what the VAE
@@ -149,6 +151,7 @@ class ModelCard:
     edit_defaults: SamplingDefaults | None = None
     size_multiple: int = 0
     has_graphs: bool = True
+    end_levels: int = 0
 
     def loaded_bytes(self, dtype: str, quantization: str = "none") -> int:
         """Bytes of all weights once loaded; where nothing is counted, as if stored in bfloat16."""
@@ -163,6 +166,10 @@ class ModelCard:
         experts = self.weights.experts_nbytes(dtype, quantization)
         rest = self.weights.nbytes(dtype, quantization) - experts
         return rest + 2 * -(-experts // self.routing.layers)
+
+    def steps_of(self, asked: int) -> int:
+        """Denoise steps of a job whose `num_inference_steps` are `asked`."""
+        return max(0, asked - self.end_levels)
 
     def vae_bytes(self, pixels: int, device: str, *, in_tiles: bool = False) -> int:
         """Bytes of a picture in the VAE, on a kind of device, cpu or cuda.
@@ -191,6 +198,12 @@ class ModelCard:
         step = self.size_multiple
         sides = (round(side * scale / step) * step for side in (request.height, request.width))
         return Bucket(NO_RATIO, Size(*(max(step, side) for side in sides)))
+
+    def kept_size(self, source: Size) -> Size:
+        """The size in which a source that is to be kept is drawn: the nearest to its shape."""
+        found = self.bucket_of(SizeRequest(source.height, source.width))
+        assert found is not None, "a size was asked for"
+        return found.size
 
     def latent_grid(self, size: Size) -> tuple[int, int]:
         """Latent rows and columns of a picture of `size`."""

@@ -22,7 +22,9 @@ ON_GLOBAL: tuple[OnGlobal, ...] = get_args(OnGlobal)
 FITS: tuple[Fit, ...] = get_args(Fit)
 MAX_SOURCE_IMAGES = 3
 # Read by some models only.
-GUIDANCE_FIELDS = ("image_guidance_scale", "guidance_interval", "guidance_renorm")
+GUIDANCE_FIELDS = (
+    *("image_guidance_scale", "guidance_interval", "guidance_renorm", "guidance_renorm_min"),
+)
 # Its name is its id.
 BY_ID = "{custom_id}"
 _SUFFIXES: dict[Format, str] = {"png": ".png", "jpeg": ".jpg", "webp": ".webp"}
@@ -177,6 +179,7 @@ class ImageJob:
     image_guidance_scale: float | None = None
     guidance_interval: tuple[float, float] | None = None
     guidance_renorm: str | None = None
+    guidance_renorm_min: float | None = None
     step_cache: StepCache | None = None
     file_name: str = BY_ID
     metadata_json: str = "null"

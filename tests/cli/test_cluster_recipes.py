@@ -39,6 +39,21 @@ def test_slurm(stub: dict[str, str]) -> None:
     assert alone[3] == "4/8"
 
 
+def test_ray(stub: dict[str, str]) -> None:
+    script = ["bash", str(RECIPES / "ray.sh")]
+    refused = subprocess.run(
+        [*script, "run"], env=stub, capture_output=True, text=True, check=False
+    )
+    assert refused.returncode
+    assert "RAY_AUTH_TOKEN" in refused.stderr
+    closed = stub | {"RAY_AUTH_TOKEN": "0" * 64, "PORT": "7000"}
+    words = asked([*script, "run", "--replicas", "16"], closed)
+    assert words == [
+        *("generate", "my jobs.jsonl", "-o", "runs/a night", "--ray-address", "127.0.0.1:7000"),
+        *("--progress", "plain", "--replicas", "16"),
+    ]
+
+
 def test_skypilot(stub: dict[str, str]) -> None:
     task = yaml.safe_load((RECIPES / "skypilot.yaml").read_text())
     words = asked(["bash", "-euc", task["run"]], stub | task["envs"])

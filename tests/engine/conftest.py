@@ -130,7 +130,9 @@ def studio_of(
 
 @pytest.fixture(scope="session")
 def ray_cluster() -> Iterator[str]:
-    """A cluster of two machines, both of them this one, and a head without cores: its address."""
+    """A cluster of two machines, both of them this one: its address. Runs stay connected to it:
+    with each connection it starts workers anew, seconds of them.
+    """
     if find_spec("ray") is None:
         pytest.skip("ray is not installed")
     root = Path(__file__).parents[2]
@@ -140,18 +142,20 @@ def ray_cluster() -> Iterator[str]:
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
         "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_kill_worker_timeout_milliseconds": "500",  # 5 s for one that is stopped
     }
     with pytest.MonkeyPatch.context() as patch:
         for name, value in ours.items():
             patch.setenv(name, value)
-        from ray.cluster_utils import Cluster  # it reads the environment
+        import ray  # it reads the environment
+        from ray.cluster_utils import Cluster
 
-        cluster = Cluster(
-            initialize_head=True,
-            head_node_args={"num_cpus": 0, "object_store_memory": 80_000_000},
-        )
-        for _ in range(2):
-            cluster.add_node(num_cpus=2, object_store_memory=80_000_000)
+        patch.setattr("hyimg_cli.engine.replicas.cluster.disconnect", lambda: None)
+
+        each = {"num_cpus": 2, "object_store_memory": 80_000_000}
+        cluster = Cluster(initialize_head=True, head_node_args=each)
+        cluster.add_node(**each)
         yield cluster.address
+        ray.shutdown()
         cluster.shutdown()
     shutil.rmtree(ours["RAY_TMPDIR"], ignore_errors=True)

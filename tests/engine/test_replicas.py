@@ -85,15 +85,13 @@ class Floor:
                 super().start(setup)
 
             def environment(self, number: int) -> dict[str, str]:
-                return super().environment(number) | floor.environment_of(number)
+                return super().environment(number) | floor.environment.get(number, {})
 
             def options(self, number: int) -> dict[str, Any]:
-                return {"runtime_env": {"env_vars": floor.environment_of(number)}}
+                own = floor.environment.get(number)
+                return {"runtime_env": {"env_vars": own}} if own else {}
 
         return Watched(config, plan, count)
-
-    def environment_of(self, number: int) -> dict[str, str]:
-        return {"MARKS": str(self.marks)} | self.environment.get(number, {})
 
     def replicas(self, config: RunConfig) -> Replicas:
         setup = {"session": "fake_replica:FakeSession", "beat_s": self.beat_s, "progress_s": 0.0}
@@ -492,7 +490,7 @@ PARENT = """
 import os, sys
 from functools import partial
 sys.path.append(sys.argv.pop(1))
-os.environ |= {"PACE_S": "0.05", "MARKS": sys.argv.pop(1)}
+os.environ["PACE_S"] = "0.05"
 from hyimg_cli.cli import carry_out
 from hyimg_cli.cli.app import run
 from hyimg_cli.engine.replicas import run as module
@@ -513,7 +511,7 @@ def test_a_command_that_is_killed_leaves_no_process_and_resumes(
     lines[0] |= {"prompt": "hang"} if kill == "twice" else {}
     manifest, out = write_manifest(*lines), tmp_path / "out"
     tests = str(Path(__file__).parents[1])
-    command = [sys.executable, "-c", PARENT, tests, str(tmp_path)]
+    command = [sys.executable, "-c", PARENT, tests]
     command += ["generate", str(manifest), "-o", str(out)]
     command += ["--replicas", "2", "--device", "cpu", "--no-report", "--json"]
     ran = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -599,6 +597,8 @@ def test_on_a_cpu_each_plans_for_its_part_of_memory(
 
 @pytest.mark.ray
 def test_our_signal_handlers_survive_ray(ray_cluster: str, tmp_path: Path) -> None:
+    import ray
+
     from hyimg_cli.engine.replicas import cluster
 
     def handler(*_: object) -> None: ...
@@ -607,6 +607,7 @@ def test_our_signal_handlers_survive_ray(ray_cluster: str, tmp_path: Path) -> No
     before = {number: signal.signal(number, handler) for number in numbers}
     parallel = ParallelConfig(replicas=3, ray_address=ray_cluster)
     config = RunConfig(OutputConfig(tmp_path), parallel=parallel)
+    ray.shutdown()
     try:
         cluster.connect(config)
         assert {signal.getsignal(number) for number in numbers} == {handler}
@@ -618,6 +619,5 @@ def test_our_signal_handlers_survive_ray(ray_cluster: str, tmp_path: Path) -> No
         with pytest.raises(MachineError, match="5 replicas need 5 CPUs; the Ray cluster has 4"):
             cluster._needs(config, 5)
     finally:
-        cluster.disconnect()
         for number, former in before.items():
             signal.signal(number, former)

@@ -11,8 +11,10 @@ from simulated_edits import GLOBAL, Case, case, fitted, photograph
 from hyimg_cli.finishing.composite import Bytes
 from hyimg_cli.finishing.outside import Edit, Result, edit_of, put_back
 from hyimg_cli.finishing.placement import Placement, mapped_back, shown
+from hyimg_cli.finishing.registration import Motion
+from hyimg_cli.journal.edited import told as line_of
 from hyimg_cli.media.images import fit_cover, stretch
-from hyimg_cli.spec.job import Size
+from hyimg_cli.spec.job import KeepOutside, Size
 
 AREA = 0.1e6
 
@@ -113,6 +115,17 @@ def test_a_moved_redraw_is_moved_back() -> None:
     assert edit.kind == "none"
     assert edit.motion.zoom == pytest.approx((1 / 1.006,) * 2, abs=2e-4)
     assert edit.motion.shift == pytest.approx((-1 / 1.006, 3 / 1.006), abs=0.1)
+
+
+def test_a_redraw_that_moved_too_far_tells_how_far() -> None:
+    source = fitted(photograph("astronaut.png"), (256, 256))
+    closer = np.asarray(Image.fromarray(source).resize((256, 256), box=(8, 8, 248, 248)))
+    edit = edit_of(closer, source, Placement.stretched((256, 256), (256, 256)))
+    assert edit.kind == "global"
+    assert edit.reasons[-1].startswith("moved"), edit.reasons
+    assert edit.motion == Motion()
+    moved = line_of(edit, KeepOutside())["moved"]
+    assert moved["zoom"] == pytest.approx(256 / 240 - 1, abs=0.01)
 
 
 def test_a_picture_that_is_all_edit_moves_nothing() -> None:

@@ -4,20 +4,30 @@ import json
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from journal.test_edited import SIZE, job, opened, saved
 from store_server import Endpoint, s3_endpoint
 
 from hyimg_cli import remote
+from hyimg_cli.engine.again import finished_again
 from hyimg_cli.errors import MachineError, OutputFolderError, StorageError, UsageError
 from hyimg_cli.files import bytes_of
 from hyimg_cli.journal import bucket
 from hyimg_cli.journal.bucket import BucketFolder, PartJournal, run_folder
-from hyimg_cli.journal.journal import RunFolder
+from hyimg_cli.journal.edited import finish, keep_redraw
+from hyimg_cli.journal.journal import RunFolder, resume
+from hyimg_cli.journal.keys import finishing_key
+from hyimg_cli.media.carried import read_carried
+from hyimg_cli.media.images import stretch
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.events import Outcome, OutputFile
+from hyimg_cli.spec.job import KeepOutside
+from hyimg_cli.spec.run import OutputConfig, RunConfig
 
 PLACE = Path("s3://bucket/run")
 
@@ -239,6 +249,44 @@ def test_what_is_read_is_kept_by_its_tag(
         bytes_of(place, 2)
     with pytest.raises(FileNotFoundError):
         bytes_of(Path("s3://bucket/none.png"), 2)
+
+
+def test_an_edit_is_finished_again_from_the_redraw_in_the_store(
+    endpoint: Endpoint, tmp_path: Path
+) -> None:
+    """Source, redraw and result lie there; another region needs no model, and no other file."""
+    source = saved(tmp_path, "RGB")
+    system, _ = remote.located("s3://bucket")
+    system.put_file(str(source), "bucket/in.png")
+    first, second = (
+        replace(job(source, KeepOutside(region=region)), images=("s3://bucket/in.png",))
+        for region in ("", "0,0,75,101")
+    )
+    shown = stretch(read_carried(source).pixels, SIZE)
+    drawn = shown.copy()
+    drawn[20:44, 30:60] = (40, 60, 210)
+    config = RunConfig(OutputConfig(PLACE))
+    with run_folder(PLACE) as folder:
+        edit = keep_redraw(folder, first, drawn, shown, None)
+        file = finish(folder, first, drawn, shown, edit, config.output)
+        key = finishing_key(first)
+        folder.append(Outcome("a", "done", key="k", outputs=(file,), edit=edit, finishing_key=key))
+    endpoint.requests.clear()
+    with run_folder(PLACE) as folder:
+        finishing = {"a": finishing_key(second)}
+        assert resume(folder, [second], {"a": "k"}, finishing=finishing).to_finish == [second]
+        (outcome,) = finished_again(folder, [second], config)
+        assert outcome.status == "done", outcome.error
+        again = resume(folder, [second], {"a": "k"}, finishing=finishing)
+        assert (again.done, again.to_finish) == (["a"], [])
+    read = [path.rpartition("/")[2] for method, path in endpoint.requests if method == "GET"]
+    assert {name for name in read if name.startswith("a.")} == {"a.plain.png", "a.shown.png"}
+    system.get(f"bucket/run/{outcome.outputs[0].path}", str(tmp_path / "result.png"))
+    assert outcome.edit is not None
+    system.get(f"bucket/run/{outcome.edit['mask']}", str(tmp_path / "mask.png"))
+    free = opened(tmp_path / "mask.png") == 0
+    assert free[:, 75:].all()
+    assert np.array_equal(opened(tmp_path / "result.png")[free], opened(source)[free])
 
 
 def test_a_missing_library_a_password_and_an_unknown_store_are_refused(

@@ -61,6 +61,28 @@ def test_a_fork_is_a_copy() -> None:
     assert torch.equal(fork.read(0, 2)[0], before)
 
 
+@given(lengths=st.lists(st.integers(0, 6), min_size=1, max_size=3), turns=st.permutations(range(4)))
+def test_a_lent_place_is_as_good_as_a_fork(lengths: list[int], turns: list[int]) -> None:
+    """Whoever writes last, each reads its own prefix and its own scratch, out of one memory."""
+    full = _buffer(9)
+    for layer in range(LAYERS):
+        full.write(layer, torch.arange(6), _rows(6, layer), _rows(6, layer + 9))
+    full.commit(6)
+    forks = [full.fork(6, 9), *(full.fork(length, 9) for length in lengths)]
+    lent = [full, *(full.lend(length) for length in lengths)]
+    for number in [turn for turn in turns if turn < len(lent)] * 2:
+        for layer in range(LAYERS):
+            stop = lent[number].length + 3
+            slots, rows = torch.arange(stop - 3, stop), _rows(3, 20 + number)
+            for one in (lent[number], forks[number]):
+                one.write(layer, slots, rows, -rows)
+            for ours, theirs in zip(
+                lent[number].read(layer, stop), forks[number].read(layer, stop), strict=True
+            ):
+                assert torch.equal(ours, theirs)
+    assert len({keys.data_ptr() for one in lent for keys in one.keys_HSD}) == LAYERS
+
+
 def test_reading_copies_nothing() -> None:
     buffer = _buffer(8)
     keys, _ = buffer.read(1, 5)

@@ -52,9 +52,11 @@ def test_a_plan_is_a_permutation_with_alike_jobs_adjacent(
     place = {job.custom_id: index for index, job in enumerate(jobs)}
     for group in plan.groups:
         assert {job.model for job in group.jobs} == {group.model}
-        sources: list[Hashable] = [job.images for job in group.jobs]
+        writes = [job.writes_text for job in group.jobs]
+        assert writes == sorted(writes), "who needs no text waits for nobody's"
+        sources: list[Hashable] = [(job.writes_text, job.images) for job in group.jobs]
         assert len(set(sources)) == len(runs(sources)), "the same images stand side by side"
-        for _, alike in groupby(group.jobs, key=lambda job: job.images):
+        for _, alike in groupby(group.jobs, key=lambda job: (job.writes_text, job.images)):
             texts = [(text_of(job), place[job.custom_id]) for job in alike]
             names = [name for name, _ in texts]
             assert len(set(names)) == len(runs(names)), "the same text is written in a row"

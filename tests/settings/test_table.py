@@ -146,6 +146,7 @@ NOT_OF_TINY: dict[str, dict[str, Any]] = {
     "image_guidance_scale": {"image_guidance_scale": 1.5},
     "guidance_interval": {"guidance_interval": [0.2, 0.9]},
     "guidance_renorm": {"guidance_renorm": "channel"},
+    "guidance_renorm_min": {"guidance_renorm_min": 0.5},
     # Nor has the edit a second source.
     "kept_source": {"kept_source": 2},
 }

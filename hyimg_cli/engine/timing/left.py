@@ -30,6 +30,7 @@ from hyimg_cli.spec.events import (
 )
 from hyimg_cli.spec.job import ImageJob, Job
 from hyimg_cli.spec.plan import Plan
+from hyimg_cli.spec.step_cache import count_full
 
 _STAGES = {
     "ready": ("load", "embed", "prewarm"),
@@ -81,7 +82,7 @@ class _Ready(_Stage):
         return None if self.earlier is None else max(0.0, self.earlier - self.seconds)
 
 
-@dataclass
+@dataclass(slots=True)
 class _Progress:
     """How much of a job is done: parts of its text and of its steps, from 0 to 1."""
 
@@ -277,6 +278,7 @@ def cells(job: Job, revision: str | None) -> float:
         side = card.base_size // card.pixels_per_cell
         grid = (side, side) if bucket is None else card.latent_grid(bucket.size)
         branches = 2 if job.guidance_scale > 1 else 1
-        return float(math.prod(grid) * branches * job.full_steps)
+        steps = count_full(job.step_cache, card.steps_of(job.num_inference_steps))
+        return float(math.prod(grid) * branches * steps)
     grid_of_video = registry.video_card(job.model, revision).latent_grid(job.size, job.num_frames)
     return float(math.prod(grid_of_video) * job.branch_count * job.full_steps)

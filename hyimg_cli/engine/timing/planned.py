@@ -19,6 +19,7 @@ from hyimg_cli.models import registry
 from hyimg_cli.spec.job import ImageJob, Size
 from hyimg_cli.spec.plan import Group, Plan, VideoGroup
 from hyimg_cli.spec.run import RunConfig
+from hyimg_cli.spec.step_cache import count_full
 
 Measures = dict[str, tuple[float, float]]
 
@@ -59,8 +60,10 @@ def _of_pictures(
     writers = {text_of(job): job for job in group.jobs if job.writes_text}
     texts = _lengths(list(writers.values()), cost, kept)
     rounds = sum(
-        steps * ceil(count / drawing)
-        for steps, count in Counter(job.full_steps for job in group.jobs).items()
+        count_full(rule, card.steps_of(asked)) * ceil(count / drawing)
+        for (rule, asked), count in Counter(
+            (job.step_cache, job.num_inference_steps) for job in group.jobs
+        ).items()
     )
     buckets = [card.bucket_of(job.size) for job in group.jobs]
     sizes = [None if bucket is None else bucket.size for bucket in buckets]

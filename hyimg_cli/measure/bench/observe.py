@@ -134,6 +134,9 @@ class Observed(Passing):
     `tries_tokens` off leaves out what takes longest: which tokens a denoise step can see.
     """
 
+    # A branch's rows are looked at, and changed, in a buffer of its own.
+    lends_prefixes = False
+
     def __init__(self, inner: MixedModel, *, tries_tokens: bool = True) -> None:
         super().__init__(inner)
         self._tries_tokens = tries_tokens

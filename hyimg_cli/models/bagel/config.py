@@ -72,6 +72,7 @@ DEFAULTS = SamplingDefaults(
     image_guidance_scale=1.5,
     guidance_interval=(0.4, 1.0),
     guidance_renorm="global",
+    guidance_renorm_min=0.0,
 )
 # Those of the authors' demo for edits.
 EDIT_DEFAULTS = replace(
@@ -286,9 +287,11 @@ def model_card(folder: Path, model: str, arch: BagelShape) -> ModelCard:
     A `card.json` beside the weights may name it, and say that it is untrained.
     """
     extra = read_json(folder / "card.json") if (folder / "card.json").exists() else {}
-    decoder, counts = arch.decoder, _weights(folder)
+    decoder, counts = arch.decoder, _weights(folder, arch.decoder)
     kv = decoder.num_hidden_layers * 2 * decoder.num_key_value_heads * decoder.head_dim
     row = 8 * decoder.hidden_size + 3 * decoder.intermediate_size
+    # One that was quantised is made dense for its product, by way of float32.
+    matrix = decoder.hidden_size * decoder.intermediate_size
     return ModelCard(
         model=model,
         family=FAMILY,
@@ -299,14 +302,15 @@ def model_card(folder: Path, model: str, arch: BagelShape) -> ModelCard:
         pixels_per_cell=VAE_STRIDE,
         source_vit_tokens=arch.vision.table_side**2,
         kv_bytes_per_token=kv * _BF16_BYTES,
-        weight_bytes=(counts.rest + counts.wide) * _BF16_BYTES,
+        weight_bytes=(counts.experts + counts.rest + counts.wide) * _BF16_BYTES,
         max_positions=decoder.max_position_embeddings,
         vocab_size=decoder.vocab_size,
         defaults=DEFAULTS,
         edit_defaults=EDIT_DEFAULTS,
         latent_channels=arch.vae.z_channels,
         row_bytes=decoder.hidden_size * _BF16_BYTES,
-        activations=dict.fromkeys(("cpu", "none"), Working(row * _BF16_BYTES)),
+        activations=dict.fromkeys(("cpu", "none"), Working(row * _BF16_BYTES))
+        | dict.fromkeys(("fp8", "nf4"), Working(row * _BF16_BYTES, 3 * matrix * _BF16_BYTES)),
         weights=counts,
         # Of the finest level, whose first block is as wide as the level below.
         vae_bytes_per_pixel=4 * (2 * arch.vae.widths[1] + arch.vae.widths[0]) + 2 * PICTURE_BYTES,
@@ -314,6 +318,7 @@ def model_card(folder: Path, model: str, arch: BagelShape) -> ModelCard:
         base_size=arch.max_side,
         size_multiple=TOKEN_PIXELS,
         has_graphs=False,
+        end_levels=1,
     )
 
 
@@ -323,13 +328,23 @@ def _buckets(side: int) -> tuple[Bucket, ...]:
     return tuple(Bucket(index, Size(*size)) for index, size in enumerate(scaled))
 
 
-def _weights(folder: Path) -> WeightCounts:
-    """Weights by how they are held: the VAE in float32. From the index where no file is here."""
+def _weights(folder: Path, decoder: DecoderShape) -> WeightCounts:
+    """Weights by how they are held: the VAE in float32, matrices of the decoder's layers in fewer
+    bits where asked. From the index where no file is here.
+    """
+    hidden, inner = decoder.hidden_size, decoder.intermediate_size
+    heads, kv = (
+        count * decoder.head_dim
+        for count in (decoder.num_attention_heads, decoder.num_key_value_heads)
+    )
+    sets = 2 * decoder.num_hidden_layers
+    experts = sets * hidden * (2 * heads + 2 * kv + 3 * inner)
+    rows = sets * (heads + 2 * kv + 2 * inner + 2 * hidden)
     try:
-        rest, wide = (
+        every, wide = (
             sum(math.prod(info.shape) for info in tensor_index(folder, stem).values())
             for stem in (WEIGHTS, VAE_WEIGHTS)
         )
     except CheckpointError:
-        return WeightCounts(0, 0, 0, (promised_bytes(folder) or 0) // _BF16_BYTES)
-    return WeightCounts(0, 0, wide, rest)
+        every, wide = (promised_bytes(folder) or 0) // _BF16_BYTES, 0
+    return WeightCounts(experts, rows, wide, max(0, every - experts))

@@ -76,12 +76,17 @@ def load_family(
     for asked, is_refused in refused.items():
         if is_refused:
             raise UsageError(
-                f"{asked}: BAGEL is held whole, in bfloat16 or float32, on one device",
+                f"{asked}: BAGEL is held whole, on one device, and decodes without graphs",
                 hint="leave it out",
                 code="usage.bagel",
             )
     dtype = getattr(torch, choice.dtype_on(device.partition(":")[0]))
-    network, vae = load(prompter.folder, dtype=dtype, device=torch.device(device))
+    network, vae = load(
+        prompter.folder,
+        dtype=dtype,
+        device=torch.device(device),
+        quantization=choice.quantization,
+    )
     set_float32_convolutions(choice, device)
     if is_batch_invariant and device == "cpu":
         network.decoder.row_multiple = invariant_multiple()
@@ -116,7 +121,7 @@ class PlainScript:
 class Bagel:
     """One loaded checkpoint."""
 
-    has_graphs = False
+    has_graphs, lends_prefixes = False, True
 
     def __init__(self, network: BagelNetwork, codec: PictureCodec, prompter: BagelPrompter) -> None:
         self.network, self.codec, self.prompter = network, codec, prompter
@@ -146,8 +151,9 @@ class Bagel:
 
     @property
     def parameter_count(self) -> int:
-        both = (*self.network.parameters(), *self.codec.vae.parameters())
-        return sum(values.numel() for values in both)
+        counts = self.card.weights
+        assert counts is not None, "a checkpoint's weights are counted by kind"
+        return counts.experts + counts.rest + counts.wide
 
     @torch.no_grad()
     def encode_source(self, pixels: np.ndarray, digest: str) -> Encoded:
@@ -279,10 +285,11 @@ class Bagel:
             interval=job.guidance_interval or (0.0, 1.0),
             text=number[1] if len(number) > 1 else 0,
             image=number[2] if len(number) > 2 else None,
+            least=job.guidance_renorm_min or 0.0,
         )
         return Track(
             sent(self.initial_latents(canvas.bucket.size, job.seed), self.network.weight.device),
-            Schedule(job.num_inference_steps - 1, job.flow_shift),
+            Schedule(self.card.steps_of(job.num_inference_steps), job.flow_shift),
             guidance,
             guidance.is_active,
         )
@@ -303,6 +310,11 @@ class Bagel:
         levels_CHW = (self.codec.decode(latents_CYX) / 2 + 0.5).clamp(0, 1).float()
         # Levels of 255 are cut down to whole ones, as published, not rounded.
         return ((levels_CHW * 255).floor() / 255).permute(1, 2, 0).cpu()
+
+    def round_trip(self, pixels: np.ndarray, digest: str) -> np.ndarray:
+        noise_CYX = self.posterior_noise(Size(*pixels.shape[:2]), digest)
+        levels_HWC = self.decode_latents(self.codec.encode(_levels(pixels), noise_CYX))
+        return np.asarray((levels_HWC * 255).round().to(torch.uint8).numpy())
 
 
 def _levels(pixels: np.ndarray) -> Tensor:

@@ -209,6 +209,7 @@ class BagelPrompter:
         text = assumed_think if job.writes_text else 0
         full, *others = dict.fromkeys(self.branches(job, found))
         positive = full.length + (text + 2 if job.writes_text else 0)
+        step_rows = picture_grid(self.bucket(job, shapes).size).cells + 2
         guided = _guided_steps(job)
         is_due = job.step_cache.full_steps(guided) if job.step_cache else (True,) * len(guided)
         return JobTokens(
@@ -216,16 +217,17 @@ class BagelPrompter:
             shared_prefix=sum(_shared(full, other) for other in others),
             positive=positive,
             negative=sum(other.length for other in others),
-            step_rows=picture_grid(self.bucket(job, shapes).size).cells + 2,
+            step_rows=step_rows,
             branches=1 + len(others),
             image_encodes=len(shapes),
             assumed_think=text,
-            steps=job.num_inference_steps - 1,
+            steps=self.card.steps_of(job.num_inference_steps),
             forwards=sum(
                 1 + is_guided * len(others)
                 for is_guided, is_full in zip(guided, is_due, strict=True)
                 if is_full
             ),
+            kv_rows=_held(full, positive, others, step_rows),
         )
 
     def refuse_uneven(self, ranks: int, quantization: Quantization) -> None:
@@ -256,7 +258,8 @@ class BagelPrompter:
             "bot_task": job.bot_task not in ("none", "think"),
             "drop_think": job.drop_think,
             "use_system_prompt": job.use_system_prompt != "None",
-            "infer_align_image_size": job.infer_align_image_size,
+            # With a source that is kept it says what holds here anyway: all of it is shown.
+            "infer_align_image_size": job.infer_align_image_size and job.outside is None,
         }
         for field, is_wrong in faults.items():
             if is_wrong:
@@ -309,6 +312,16 @@ def _shared(full: BlockLayout, other: BlockLayout) -> int:
     """Leading tokens in common; a written text behind `full` changes nothing."""
     pairs = zip(full.ids, other.ids, strict=False)
     return next((at for at, (a, b) in enumerate(pairs) if a != b), min(full.length, other.length))
+
+
+def _held(full: BlockLayout, length: int, others: Sequence[BlockLayout], noise: int) -> int:
+    """Rows of all branches. One whose context the full one begins with lies there: what is behind
+    the shortest of those is held twice, and put back before each of its turns.
+    """
+    lent = [other.length for other in others if _shared(full, other) == other.length]
+    apart = sum(other.length + noise for other in others if _shared(full, other) < other.length)
+    kept = sum(one - min(lent) for one in (length, *lent)) if lent else 0
+    return length + noise + kept + apart
 
 
 def _fault(what: str, folder: Path, slug: str, hint: str = "") -> CheckpointError:

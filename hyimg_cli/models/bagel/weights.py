@@ -13,6 +13,8 @@ import torch
 from torch import nn
 
 from hyimg_cli.errors import CheckpointError
+from hyimg_cli.kernels.choice import require_bitsandbytes
+from hyimg_cli.kernels.quantized import QuantizedLinear, hold
 from hyimg_cli.loading.checkpoint import (
     TensorInfo,
     check_against,
@@ -24,16 +26,32 @@ from hyimg_cli.loading.stream import stored_tensors
 from hyimg_cli.models.bagel.config import VAE_WEIGHTS, WEIGHTS, BagelShape, read_architecture
 from hyimg_cli.models.bagel.network import BagelNetwork
 from hyimg_cli.models.bagel.vae import autoencoder, stored_name, stored_shape
+from hyimg_cli.spec.run import Quantization
 
 Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
 
 
-def load(folder: Path, *, dtype: torch.dtype, device: torch.device) -> tuple[BagelNetwork, Any]:
-    """The network in `dtype` and the autoencoder, ready for inference. Raises CheckpointError."""
+def load(
+    folder: Path,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    quantization: Quantization = "none",
+) -> tuple[BagelNetwork, Any]:
+    """The network in `dtype` and the autoencoder, ready for inference. `quantization` holds the
+    matrices of the decoder's layers in fewer bits. Raises CheckpointError, and MachineError where a
+    package is missing.
+    """
     arch = checked(folder)
+    if quantization == "nf4" and device.type == "cuda":
+        require_bitsandbytes()
     network, vae = without_weights(arch)
     names = _vae_names(vae, arch)
-    fill(network, folder, WEIGHTS, dtype, device, {name: name for name in network.state_dict()})
+    own = {name: name for name in network.state_dict()}
+    if quantization != "none":
+        for layer in network.decoder.layers:
+            hold(layer, quantization, device)
+    fill(network, folder, WEIGHTS, dtype, device, own)
     fill(vae, folder, VAE_WEIGHTS, torch.float32, device, names)
     network.choose_kernels()
     return network, vae
@@ -99,6 +117,9 @@ def fill(
     for path in weight_files(folder, stem):
         for stored, values in stored_tensors(path):
             module, own = _place(network, missing.pop(stored))
+            if isinstance(module, QuantizedLinear) and own == "weight":
+                module.put(values.to(device))
+                continue
             room: torch.Tensor = getattr(module, own)
             # What lies in the file is a view of it.
             kept = values.to(device, dtype, copy=True).view(room.shape)

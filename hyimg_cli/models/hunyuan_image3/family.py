@@ -218,6 +218,9 @@ class HunyuanImage3:
         for (context, _), hidden_M in zip(runs, hidden_RM, strict=True):
             context.hidden_M = hidden_M
 
+    # A step's attention reads several branches' rows at once.
+    lends_prefixes = False
+
     @property
     def has_graphs(self) -> bool:
         return self._graphs is not None

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from hyimg_cli.kernels.choice import Experts, experts_of
 from hyimg_cli.kernels.formats import Format, Fp8Rows, Nf4Blocks, Stack, empty_stack
+from hyimg_cli.kernels.quantized import QuantizedStack
 from hyimg_cli.kernels.rowwise import PLAIN, Rowwise, on
 from hyimg_cli.models.hunyuan_image3.config import Architecture
 
@@ -117,27 +118,8 @@ class Moe(nn.Module):
         gate_and_up, down = self._quantised_stacks()
         return (gate_and_up if matrix == "gate_and_up_proj" else down).stack
 
-    def _quantised_stacks(self) -> list["QuantizedStack"]:
+    def _quantised_stacks(self) -> list[QuantizedStack]:
         return [held for held in self.experts if isinstance(held, QuantizedStack)]
-
-
-class QuantizedStack(nn.Module):
-    """A quantised stack whose tensors are buffers: counted, placed and moved with the network."""
-
-    def __init__(self, stack: Fp8Rows | Nf4Blocks) -> None:
-        super().__init__()
-        # The layout alone: its tensors are the buffers, wherever those are moved to.
-        self._form = stack.of(torch.empty_like(part, device="meta") for part in stack.tensors)
-        for number, tensor in enumerate(stack.tensors):
-            self.register_buffer(f"part_{number}", tensor, persistent=False)
-
-    @property
-    def stack(self) -> Fp8Rows | Nf4Blocks:
-        return self._form.of(self.buffers())
-
-    def on(self, device: torch.device) -> Fp8Rows | Nf4Blocks:
-        """An empty stack like this one on `device`."""
-        return self._form.of(torch.empty_like(part, device=device) for part in self.buffers())
 
 
 def plain_experts(

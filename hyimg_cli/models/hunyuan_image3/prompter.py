@@ -4,7 +4,7 @@ torch.
 
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -261,9 +261,12 @@ class Prompter:
             *(job.use_system_prompt, job.system_prompt, job.drop_think),
             *(job.cot_text, job.cot_token_ids),
         )
-        other = replace(job, prompt=_STAND_IN)
-        found = self._counts.get(key, lambda: self._counted(other, shapes, assumed_think))
-        more = length - self._measured(_STAND_IN)[0]
+
+        def counted() -> JobTokens:
+            return self._counted(replace(job, prompt=_STAND_IN), shapes, assumed_think)
+
+        found = self._counts.get(key, counted)
+        more = length - self._stand_in_length
         self._refuse_too_long(found.positive + more)
         return replace(
             found,
@@ -309,6 +312,10 @@ class Prompter:
         return load_family(
             self, self.folder, choice, is_batch_invariant=is_batch_invariant, pool=pool
         )
+
+    @cached_property
+    def _stand_in_length(self) -> int:
+        return self._measured(_STAND_IN)[0]
 
     def _measured(self, text: str) -> tuple[int, tuple[str, ...]]:
         """Number of tokens a text has, and the names of the control tokens in it."""

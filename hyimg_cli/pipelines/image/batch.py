@@ -8,7 +8,8 @@ As many think as one size says and as many draw as another: a decode step gains 
 denoise step is full with few pictures, and branches take more memory than contexts. A job that
 fails leaves the batch; the others go on as if it had never been there. What is tried before it is
 lost, and in which order, is `out_of_memory`'s to say. Of jobs that would write the same text one
-thinks, and the others wait for it, each in turn where it fails.
+thinks, and the others wait for it, each in turn where it fails. A job that needs no text draws as
+soon as nobody of its kind is next in line: it waits for no text of another.
 """
 
 from collections import Counter, deque
@@ -102,6 +103,10 @@ class ContinuousBatch:
         return bool(self._preempted or self._waiting)
 
     @property
+    def _next_writes(self) -> bool:
+        return (self._preempted[0].job if self._preempted else self._waiting[0]).writes_text
+
+    @property
     def _holds_memory(self) -> bool:
         return bool(self._thinking or self._ready)
 
@@ -114,13 +119,17 @@ class ContinuousBatch:
     @property
     def _is_due(self) -> bool:
         """True if a batch draws now: it is full, or nothing is left that could fill it."""
-        has_more = self._thinking or (self._is_waiting and not self._is_full)
-        return bool(self._ready) and (len(self._ready) >= self._memory.most["draw"] or not has_more)
+        if not self._ready or len(self._ready) >= self._memory.most["draw"]:
+            return bool(self._ready)
+        can_come = self._is_waiting and not self._is_full
+        if self._ready[0].job.writes_text:
+            return not (self._thinking or can_come)
+        return not (can_come and not self._next_writes)
 
     def _admit(self) -> Events:
         """Waiting jobs take the free rows."""
         self._is_full = self._is_full and self._holds_memory
-        while self._is_waiting and self._has_room and not self._is_full:
+        while self._is_waiting and self._has_room and not (self._is_full or self._is_due):
             if self._preempted:
                 request = self._preempted.popleft()
             else:

@@ -5,6 +5,7 @@
     negative branch      \\__ forked __/ <cfg> .. computed      (shares the system prompt and
     images)
 
+Where a model lends prefixes, a branch all of whose prefix another one has lies in its memory.
 What is forked is what the ids agree on, counted from the front; reuse is exact because a token's
 K/V depend on nothing behind it. Without an AR stage the tree of other jobs' prefixes stands in for
 it. Recomputing starts every branch from an empty buffer.
@@ -105,11 +106,21 @@ class BranchBuilder:
             if self._prefixes.held(shareable) > longest:
                 buffer = self._model.new_buffer(own.live_stop)
                 return buffer, 0, self._prefixes.start(shareable, buffer)
-        if longest == 0:
-            return self._model.new_buffer(own.live_stop), 0, 0
-        source = self._known[lengths.index(longest)]
-        buffer = source.buffer.fork(longest, own.live_stop)
-        return (buffer, longest, 0) if source.is_ar_stage else (buffer, 0, longest)
+        source = self._known[lengths.index(longest)] if longest else None
+        buffer = self._lent(own, lengths) or (
+            source.buffer.fork(longest, own.live_stop)
+            if source
+            else self._model.new_buffer(own.live_stop)
+        )
+        return (buffer, longest, 0) if source and source.is_ar_stage else (buffer, 0, longest)
+
+    def _lent(self, own: BranchSequence, lengths: Sequence[int]) -> Buffer | None:
+        """A place in the memory of a branch whose prefix begins with the whole of this one's."""
+        for source, shared in zip(self._known, lengths, strict=True):
+            has_room = source.buffer.capacity >= own.live_stop and not source.is_ar_stage
+            if self._model.lends_prefixes and has_room and shared == own.live_start:
+                return source.buffer.lend(shared)
+        return None
 
     def _shareable(self, own: BranchSequence) -> list[Any]:
         """The prefix but its last token, as segments."""

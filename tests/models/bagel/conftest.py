@@ -149,7 +149,8 @@ def golden_job(run: dict[str, Any], picture: Callable[[str], str]) -> ImageJob:
         text=TextSampling(1, 0.0, 0, 1.0, run.get("max_length", 64)),
         image_guidance_scale=run["image_scale"],
         guidance_interval=tuple(run["cfg_interval"]),
-        guidance_renorm="none" if run["renorm_min"] == 1 else run["renorm_type"],
+        guidance_renorm=run["renorm_type"],
+        guidance_renorm_min=run["renorm_min"],
     )
 
 

@@ -3,18 +3,24 @@
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import nn
 
 from hyimg_cli.errors import CheckpointError, UsageError
+from hyimg_cli.kernels.formats import empty_stack
 from hyimg_cli.models import registry
 from hyimg_cli.models.bagel.config import read_architecture
+from hyimg_cli.models.bagel.family import Bagel
 from hyimg_cli.models.bagel.weights import checked, without_weights
 from hyimg_cli.spec.run import ModelChoice
+
+from .conftest import JOB, Runs, latents
 
 # The released numbers, which no file of this repository has.
 RELEASED_LLM = {
@@ -164,16 +170,31 @@ def test_the_released_shapes(folder: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    "choice", [{"decode_graphs": "on"}, {"quantization": "fp8"}, {"quantization": "nf4"}]
-)
-def test_forms_that_it_is_not_held_in(bagel_folder: Path, choice: dict[str, Any]) -> None:
-    from hyimg_cli.memory.tensor_ranks import refuse_unsplit
+def test_no_graphs(bagel_folder: Path) -> None:
+    with pytest.raises(UsageError, match="without graphs"):
+        registry.load(ModelChoice(str(bagel_folder), device="cpu", decode_graphs="on"))
 
-    asked = ModelChoice(str(bagel_folder), device="cpu", **choice)
-    refuse = registry.load if asked.quantization == "none" else lambda one: refuse_unsplit(one, 1)
-    with pytest.raises(UsageError):
-        refuse(asked)
+
+@pytest.mark.parametrize("form", ["fp8", "nf4"])
+def test_in_fewer_bits(bagel_folder: Path, form: Any) -> None:
+    """As many bytes as the card says; the latents of the weights that are left, to the bit."""
+    choice = ModelChoice(str(bagel_folder), device="cpu", quantization=form)
+    held, plain = registry.load(choice), registry.load(replace(choice, quantization="none"))
+    assert isinstance(held, Bagel)
+    assert isinstance(plain, Bagel)
+    networks = (held.network, held.codec.vae)
+    tensors = (t for one in networks for t in (*one.parameters(), *one.buffers()))
+    assert sum(t.nbytes for t in tensors) == held.card.loaded_bytes("float32", form)
+    before = latents(Runs(plain).one(JOB))
+    for layer in plain.network.decoder.layers:
+        for one in layer.modules():
+            if isinstance(one, nn.Linear):
+                stack = empty_stack(form, 1, *one.weight.shape, torch.device("cpu"))
+                stack.put(0, one.weight)
+                one.weight.data = stack.one(0, torch.float32)
+    found = latents(Runs(held).one(JOB))
+    assert torch.equal(found, latents(Runs(plain).one(JOB)))
+    assert not torch.equal(found, before)
 
 
 def test_layers_are_not_split(bagel_folder: Path) -> None:
