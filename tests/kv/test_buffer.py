@@ -66,16 +66,16 @@ def test_a_lent_place_is_as_good_as_a_fork(lengths: list[int], turns: list[int])
     """Whoever writes last, each reads its own prefix and its own scratch, out of one memory."""
     full = _buffer(9)
     for layer in range(LAYERS):
-        full.write(layer, torch.arange(6), _rows(6, layer), _rows(6, layer + 9))
+        full.write(layer, 0, _rows(6, layer), _rows(6, layer + 9))
     full.commit(6)
     forks = [full.fork(6, 9), *(full.fork(length, 9) for length in lengths)]
     lent = [full, *(full.lend(length) for length in lengths)]
     for number in [turn for turn in turns if turn < len(lent)] * 2:
         for layer in range(LAYERS):
             stop = lent[number].length + 3
-            slots, rows = torch.arange(stop - 3, stop), _rows(3, 20 + number)
+            rows = _rows(3, 20 + number)
             for one in (lent[number], forks[number]):
-                one.write(layer, slots, rows, -rows)
+                one.write(layer, stop - 3, rows, -rows)
             for ours, theirs in zip(
                 lent[number].read(layer, stop), forks[number].read(layer, stop), strict=True
             ):
