@@ -14,7 +14,7 @@ from hyimg_cli.media.images import MAX_SOURCE_BYTES
 from hyimg_cli.models import lora_files, registry
 from hyimg_cli.settings.config import in_key
 from hyimg_cli.spec import digest
-from hyimg_cli.spec.job import FINISHING, ImageJob, Job
+from hyimg_cli.spec.job import FINISHING, ImageJob, Job, VideoJob
 from hyimg_cli.spec.plan import Plan
 from hyimg_cli.spec.run import ModelChoice, Place, RunConfig
 
@@ -33,7 +33,8 @@ def key_of(job: Job, source_digests: Sequence[str], config: RunConfig) -> str:
     change pixels, if only by rounding, and so perhaps a text, is. Whether a graph's capture
     succeeded is not: the numbers are the same.
     """
-    model_print = registry.fingerprint(job.model, config.model.revision)
+    components = config.model.components if isinstance(job, VideoJob) else None
+    model_print = registry.fingerprint(job.model, config.model.revision, components)
     return job_key(job, source_digests, model_print, pixel_settings(job, config))
 
 
@@ -54,8 +55,10 @@ def pixel_settings(job: Job, config: RunConfig) -> dict[str, str]:
     """The settings that change the job's pixels, as they are declared to, by their words."""
     decided = {"dtype": precision(config.model)[1]}
     if not isinstance(job, ImageJob):
-        lora = {"lora": lora_files.in_key(job.lora)} if job.lora else {}
-        return in_key(config, "videos", decided) | lora
+        beside = {"lora": lora_files.in_key(job.lora)} if job.lora else {}
+        if job.camera:
+            beside["camera"] = ",".join(map(source_digest, job.camera_files)) or job.camera
+        return in_key(config, "videos", decided) | beside
     graphs = by_graphs(replace(config.model, model=job.model), config.parallel.tensor_ranks)
     return in_key(config, "pictures", decided | {"decode_graphs": "on" if graphs else "off"})
 

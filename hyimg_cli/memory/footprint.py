@@ -24,7 +24,7 @@ from hyimg_cli.journal.keys import by_graphs, precision
 from hyimg_cli.manifest.written import Replay
 from hyimg_cli.models.registry import model_card, sequences, video_card
 from hyimg_cli.spec.card import ModelCard, RankBytes, VideoCard, Working
-from hyimg_cli.spec.job import ImageJob, Job, Size
+from hyimg_cli.spec.job import ImageJob, Job, Size, VideoJob
 from hyimg_cli.spec.plan import Group, Plan
 from hyimg_cli.spec.run import RunConfig
 
@@ -174,7 +174,8 @@ def need(model: str, jobs: Sequence[Job], config: RunConfig, *, together: int = 
     revision = config.model.revision
     pictures = [job for job in jobs if isinstance(job, ImageJob)]
     if len(pictures) < len(jobs):
-        return video_need(video_card(model, revision), config)
+        films = [job for job in jobs if isinstance(job, VideoJob)]
+        return video_need(video_card(model, revision, config.model.components), config, films)
     card = model_card(model, revision)
     weights = held_weights(card, config)
     if not pictures:
@@ -183,8 +184,8 @@ def need(model: str, jobs: Sequence[Job], config: RunConfig, *, together: int = 
     return Need(weights, found.widest(Together(together, together)).total)
 
 
-def video_need(card: VideoCard, config: RunConfig) -> Need:
-    """The need of a video model.
+def video_need(card: VideoCard, config: RunConfig, jobs: Sequence[VideoJob] = ()) -> Need:
+    """The need of a video model, with the one of `jobs` that takes most.
 
     The text encoders go before the other networks come, unless every job embeds its prompt. In main
     memory the networks of all ranks lie together. Of networks that take turns on a GPU the largest
@@ -192,13 +193,17 @@ def video_need(card: VideoCard, config: RunConfig) -> Need:
     """
     kind, dtype = precision(config.model)
     sizes = card.loaded_bytes(dtype)
+    work = max((card.work_bytes(job, dtype) for job in jobs), default=0)
     if config.model.cpu_offload and kind == "cuda":
-        return Need(max(sizes.values(), default=0), waiting=sum(sizes.values()))
+        return Need(max(sizes.values(), default=0), work, waiting=sum(sizes.values()))
     encoders = sum(size for name, size in sizes.items() if name not in _RANKED)
     copies = {"vae": config.parallel.vae_ranks} if kind == "cpu" else {}
     others = config.parallel.cfg_ranks if kind == "cpu" else 1
     rest = sum(sizes[name] * copies.get(name, others) for name in _RANKED if name in sizes)
-    return Need(max(encoders, rest) if config.reuse.prompt_cache else encoders + rest)
+    if not config.reuse.prompt_cache:
+        return Need(encoders + rest, work)
+    # While texts are embedded there are no K/V yet.
+    return Need(max(encoders, rest), work if rest >= encoders else max(0, work - encoders + rest))
 
 
 def share_of(job: ImageJob, card: ModelCard, config: RunConfig) -> JobBytes:

@@ -7,7 +7,7 @@ No base class: a family offers these methods. Everything that one job leaves beh
 # Legend: C channel, F latent frames, Y X latent rows and columns, H W pixels, T frames
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
@@ -124,6 +124,9 @@ class VideoDenoiser(Protocol):
     @property
     def steps(self) -> int: ...
 
+    def is_stop(self, step: int) -> bool:
+        """True if the latents behind so many steps are worth keeping, whatever was asked for."""
+
     def initial_latents(self) -> Tensor:
         """Noise from a CPU generator of the job's seed, [1, C, F, Y, X], on the device."""
 
@@ -159,13 +162,7 @@ class VideoVae(TiledVae, Protocol):
 
 
 class LatentVideoModel(Protocol):
-    """A video model. Methods raise JobError for what a job asks wrongly.
-
-    `branch_runner` and `decoder` may be replaced: guidance and decode are spread over ranks there.
-    """
-
-    branch_runner: Callable[[], BranchRunner]
-    decoder: LatentDecoder
+    """A video model. Methods raise JobError for what a job asks wrongly."""
 
     @property
     def card(self) -> VideoCard: ...
@@ -213,10 +210,18 @@ class LatentVideoModel(Protocol):
     ) -> VideoDenoiser:
         """A fresh denoiser; `embeddings` by text, as `texts` names them, `start` by kind."""
 
-    def branch(self, inputs: BranchInputs) -> Branch:
-        """One branch of one job, its constants computed and its step cache empty."""
-
     def decode_latents(self, latents_BCFYX: Tensor) -> Iterator[np.ndarray]:
         """Frames in order, in pieces of RGB uint8 [T, H, W, 3]. Raises JobError where not
         finite.
         """
+
+
+@runtime_checkable
+class SpreadModel(LatentVideoModel, Protocol):
+    """A video model whose guidance and decode can be spread over ranks: both may be replaced."""
+
+    branch_runner: Callable[[], BranchRunner]
+    decoder: LatentDecoder
+
+    def branch(self, inputs: BranchInputs) -> Branch:
+        """One branch of one job, its constants computed and its step cache empty."""

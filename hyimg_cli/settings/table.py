@@ -150,6 +150,14 @@ _MODEL = (
         only="videos",
         pixels="checkpoint",
     ),
+    _video(
+        "video_components",
+        Folder(),
+        None,
+        "Folder with text encoder and VAE for a video model that comes without: a Wan checkpoint.",
+        fills="components",
+        pixels="checkpoint",
+    ),
     _model(
         "allow_model",
         Names(),

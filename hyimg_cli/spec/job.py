@@ -281,7 +281,7 @@ class VideoJob:
 
     @property
     def camera_files(self) -> tuple[str, ...]:
-        """Paths of the camera's poses, and of its intrinsics beside them; none of a path of keys."""
+        """Paths of the camera's poses and of its intrinsics beside them; none of keys."""
         if not self.camera.endswith(POSES_SUFFIX):
             return ()
         folder, slash, _ = self.camera.rpartition("/")

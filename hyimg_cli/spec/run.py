@@ -36,7 +36,8 @@ class ModelChoice:
     the routed experts in 8 bits (`fp8`) or 4 (`nf4`); other pixels, too. `decode_graphs`: text
     is decoded by CUDA graphs, by default where they can be; they round differently, so other texts
     are possible. `cpu_offload`: of a video model one network at a time is on the GPU, the others
-    are in main memory; the same pixels. `place`: the machine that the work is done on; None: this.
+    are in main memory; the same pixels. `components`: a folder with the text encoder and VAE of a
+    video model that comes without. `place`: the machine that the work is done on; None: this.
     """
 
     model: str = "tiny-image"
@@ -48,6 +49,7 @@ class ModelChoice:
     quantization: Quantization = "none"
     decode_graphs: Graphs = "auto"
     cpu_offload: bool = False
+    components: str | None = None
     place: Place | None = None
 
     def kind(self, *, has_gpu: bool) -> Literal["cpu", "cuda"]:

@@ -42,8 +42,14 @@ def video_card(folder: Path, model: str) -> VideoCard:
     """
     layout = read_layout(folder)
     refuse_unsupported(layout)
-    extra = read_json(folder / "card.json") if (folder / "card.json").exists() else {}
     card = (_hunyuan if layout.family == HUNYUAN_VIDEO15 else _wan)(layout, model)
+    return counted(card, layout)
+
+
+def counted(card: VideoCard, layout: CheckpointLayout) -> VideoCard:
+    """A card with what is counted in the checkpoint's files, and what its card.json says."""
+    folder = layout.folder
+    extra = read_json(folder / "card.json") if (folder / "card.json").exists() else {}
     return replace(
         card,
         name=str(extra.get("name", folder.name)),
@@ -199,12 +205,12 @@ def _shift(layout: CheckpointLayout, key: str, otherwise: float) -> float:
 
 
 def _component_bytes(layout: CheckpointLayout) -> tuple[tuple[str, int], ...]:
-    found = [(c.name, c.stored_bytes()) for c in layout.components.values() if c.has_weights]
+    found = [(name, c.stored_bytes()) for name, c in layout.components.items() if c.has_weights]
     return tuple((name, count) for name, count in found if count is not None)
 
 
 def _component_parameters(layout: CheckpointLayout) -> tuple[tuple[str, int], ...]:
-    found = [(c.name, c.parameters()) for c in layout.components.values() if c.has_weights]
+    found = [(name, c.parameters()) for name, c in layout.components.items() if c.has_weights]
     return tuple((name, count) for name, count in found if count is not None)
 
 

@@ -6,6 +6,7 @@ without an error.
 """
 
 # Legend: B batch, C channel, F latent frame, Y X latent rows and columns, T frame, H W pixels
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -110,22 +111,23 @@ class WanVae:
     @torch.no_grad()
     def decode_tile(self, latents_BCFYX: Tensor) -> Tensor:
         """One tile decoded, [B, C, T, H, W]. Not re-entrant: the cache lies on the module."""
+        return torch.cat(list(self.stream(latents_BCFYX)), dim=2)
+
+    @torch.no_grad()
+    def stream(self, latents_BCFYX: Tensor) -> Iterator[Tensor]:
+        """The same in pieces as they come: the frames of one latent frame after the other."""
         vae = self.module
         vae.clear_cache()
-        frames = []
         for number in range(latents_BCFYX.shape[2]):
             vae._conv_idx = [0]
             latent_BC1YX = vae.post_quant_conv(latents_BCFYX[:, :, number : number + 1])
-            frames.append(
-                vae.decoder(
-                    latent_BC1YX,
-                    feat_cache=vae._feat_map,
-                    feat_idx=vae._conv_idx,
-                    first_chunk=number == 0,
-                )
+            yield vae.decoder(
+                latent_BC1YX,
+                feat_cache=vae._feat_map,
+                feat_idx=vae._conv_idx,
+                first_chunk=number == 0,
             )
         vae.clear_cache()
-        return torch.cat(frames, dim=2)
 
     def finish(self, merged_BCTHW: Tensor) -> Tensor:
         """The picture of the merged tiles: patches unfolded, values clamped to [-1, 1]."""

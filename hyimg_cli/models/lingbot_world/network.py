@@ -23,39 +23,13 @@ from diffusers import WanTransformer3DModel
 from torch import Tensor, nn
 
 from hyimg_cli.kv.buffer import Buffer
+from hyimg_cli.models.lingbot_world.network_shape import NetworkShape
 from hyimg_cli.models.lingbot_world.plucker import CHANNELS, patches
 
 _THETA = 10000.0
 CAMERA_LAYERS = ("cam_injector_layer1", "cam_injector_layer2", "cam_scale_layer", "cam_shift_layer")
 # Whatever the others are: what modulates every token, and norms with weights.
 IN_FLOAT32 = ("time_embedder", "time_proj", "scale_shift_table", "norm2")
-
-
-@dataclass(frozen=True)
-class NetworkShape:
-    """Numbers of a configuration. `chunk`: latent frames that are denoised together."""
-
-    heads: int = 40
-    head_dim: int = 128
-    layers: int = 40
-    ffn: int = 13824
-    text_dim: int = 4096
-    text_len: int = 512
-    freq_dim: int = 256
-    taken: int = 36
-    made: int = 16
-    eps: float = 1e-6
-    patch: tuple[int, int, int] = (1, 2, 2)
-    chunk: int = 3
-    positions: int = 1024
-
-    @property
-    def width(self) -> int:
-        return self.heads * self.head_dim
-
-    def chunk_tokens(self, rows: int, columns: int) -> int:
-        """Tokens of a chunk with so many latent rows and columns."""
-        return self.chunk * rows * columns // math.prod(self.patch)
 
 
 @dataclass
@@ -125,7 +99,8 @@ class LingBotNetwork(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        return self.proj_out.weight.device
+        found: torch.device = self.proj_out.weight.device
+        return found
 
     def clip(
         self, text_BNM: Tensor, timesteps: Sequence[int], *, chunks: int, rows: int, columns: int
@@ -135,7 +110,6 @@ class LingBotNetwork(nn.Module):
         """
         shape, batch = self.shape, len(text_BNM)
         tokens = shape.chunk_tokens(rows, columns)
-        like = {"dtype": self.dtype, "device": self.device}
         cache = Buffer(
             kv_heads=batch * shape.heads,
             head_dim=shape.head_dim,
@@ -145,7 +119,10 @@ class LingBotNetwork(nn.Module):
         )
         grid = (chunks * shape.chunk, rows // shape.patch[1], columns // shape.patch[2])
         turned = tuple(angles.to(self.device) for angles in rope(grid, shape.head_dim))
-        seen = [torch.empty(batch, tokens, shape.width, **like) for _ in range(2 * shape.layers)]
+        seen = [
+            torch.empty(batch, tokens, shape.width, dtype=self.dtype, device=self.device)
+            for _ in range(2 * shape.layers)
+        ]
         return Clip(
             cache=cache,
             slots_S=torch.empty(tokens, dtype=torch.int64, device=self.device),

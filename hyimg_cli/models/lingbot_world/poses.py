@@ -98,7 +98,7 @@ def key_poses(text: str, most: int | None = None) -> Array:
 def segments(text: str) -> list[tuple[frozenset[str], int]]:
     """Keys held down, and for how many frames. Raises JobError."""
     found = []
-    for part in text.replace("，", ",").lower().split(","):  # noqa: RUF001
+    for part in text.replace("，", ",").lower().split(","):
         keys, dash, frames = "".join(part.split()).partition("-")
         known = keys == "none" or set(keys) <= set(_KEYS)
         if not (dash and known and re.fullmatch(r"[0-9]{1,6}", frames, re.ASCII) and int(frames)):

@@ -17,7 +17,8 @@ from hyimg_cli.loading.checkpoint import check_against, check_floating, tensor_i
 from hyimg_cli.loading.stream import stored_tensors
 from hyimg_cli.models.diffusers_video.layout import Component
 from hyimg_cli.models.diffusers_video.weights import LoadTarget
-from hyimg_cli.models.lingbot_world.network import IN_FLOAT32, LingBotNetwork, NetworkShape
+from hyimg_cli.models.lingbot_world.network import IN_FLOAT32, LingBotNetwork
+from hyimg_cli.models.lingbot_world.network_shape import NetworkShape
 
 # From diffusers' names to the original ones, one after the other.
 _ORIGINAL = (

@@ -48,7 +48,9 @@ def prewarm(jobs: Sequence[VideoJob], stages: VideoStages, *, warmed: set[VideoS
 
 
 def _runs(job: VideoJob, stages: VideoStages) -> bool:
-    steps = min(_STEPS, job.num_inference_steps)
+    # Of a chunk one pass, and the clean one: there is a length of the cache for each chunk.
+    most = _STEPS if stages.model.card.chunks is None else 1
+    steps = min(most, job.num_inference_steps)
     stand_in = replace(job, custom_id="prewarm", num_inference_steps=steps)
     with Attempt() as tried:
         for _ in make_video(Request(stand_in, PhaseClock(0.0, lambda: None)), stages):

@@ -15,7 +15,12 @@ from torch import Tensor
 
 from hyimg_cli.errors import MachineError
 from hyimg_cli.models import registry
-from hyimg_cli.models.latent_video import LatentDecoder, LatentVideoModel, VideoVae
+from hyimg_cli.models.latent_video import (
+    LatentDecoder,
+    LatentVideoModel,
+    SpreadModel,
+    VideoVae,
+)
 from hyimg_cli.parallel.branches import ParallelBranches
 from hyimg_cli.parallel.ranks import DeviceKind, Rank, RankPool
 from hyimg_cli.pipelines.gpu_lock import ModelRanks
@@ -60,8 +65,15 @@ class VideoRanks(ModelRanks):
         """`choice` names the model.
 
         Raises MachineError where there are fewer GPUs than ranks, or rank 0 would be on another one
-        than the first.
+        than the first, or the model is made by one process alone.
         """
+        if not isinstance(model, SpreadModel):
+            raise MachineError(
+                f"{model.card.name} has neither tiles nor guidance branches to share",
+                hint="leave out --vae-patch-parallel-size and --cfg-parallel-size; --replicas "
+                "share the jobs",
+                code="machine.ranks",
+            )
         _refuse_other_gpu(model.device, config.ranks)
         self._model, self._choice, self._config = model, choice, config
         self._branches: ParallelBranches | None = None

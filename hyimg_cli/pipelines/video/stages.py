@@ -129,7 +129,7 @@ def denoise(
 ) -> Stage[Denoised]:
     """Every denoise step behind the kept latents; none is read on the host unless it is kept."""
     job, clock = request.job, request.clock
-    yield PhaseStarted(job.custom_id, "denoise", job.num_inference_steps)
+    yield PhaseStarted(job.custom_id, "denoise", stages.model.card.denoise_steps(job))
     kept = None if checkpoint is None else checkpoint.found()
     clock.enter("denoise_first")
     start = {kind: view.tensors[kind] for kind, view in encoded.views.items()}
@@ -140,7 +140,7 @@ def denoise(
         if index == first:
             clock.enter("denoise_rest")
         step, steps = index + 1, denoiser.steps
-        if checkpoint is not None and checkpoint.is_due(step, steps):
+        if checkpoint is not None and (checkpoint.is_due(step, steps) or denoiser.is_stop(step)):
             clock.enter("write")
             state = denoiser.state() if step < steps else {}
             checkpoint.keep(Kept(step, steps, latents_BCFYX, state, encoded.notes))
