@@ -33,9 +33,13 @@ def key_of(job: Job, source_digests: Sequence[str], config: RunConfig) -> str:
     change pixels, if only by rounding, and so perhaps a text, is. Whether a graph's capture
     succeeded is not: the numbers are the same.
     """
+    return job_key(job, source_digests, model_print(job, config), pixel_settings(job, config))
+
+
+def model_print(job: Job, config: RunConfig) -> str:
+    """The fingerprint of all of a job's weights."""
     components = config.model.components if isinstance(job, VideoJob) else None
-    model_print = registry.fingerprint(job.model, config.model.revision, components)
-    return job_key(job, source_digests, model_print, pixel_settings(job, config))
+    return registry.fingerprint(job.model, config.model.revision, components)
 
 
 def finishing_key(job: Job) -> str:

@@ -167,8 +167,8 @@ class LingBotNetwork(nn.Module):
         """Tokens of a grid of rays, [B, S, M]."""
         patched = patches(camera_BCFYX, self.shape.patch).to(self.dtype)
         embedded: Tensor = self.patch_embedding_wancamctrl(patched)
-        hidden = self.c2ws_hidden_states_layer2(fun.silu(self.c2ws_hidden_states_layer1(embedded)))
-        return embedded + hidden
+        inner = fun.silu(self.c2ws_hidden_states_layer1(embedded))
+        return embedded + self.c2ws_hidden_states_layer2(inner)  # type: ignore[no-any-return]
 
     def camera(self, camera_BCFYX: Tensor) -> Any:
         """Scale and shift of every block, [B, S, M] each, one block after the other."""
@@ -231,7 +231,8 @@ class LingBotNetwork(nn.Module):
         return self._joined(fun.scaled_dot_product_attention(query_BHSD, keys, values), module)
 
     def _heads(self, rows_BSM: Tensor) -> Tensor:
-        return rows_BSM.unflatten(2, (self.shape.heads, -1)).transpose(1, 2)
+        heads: Tensor = rows_BSM.unflatten(2, (self.shape.heads, -1)).transpose(1, 2)
+        return heads
 
     def _joined(self, mixed_BHSD: Tensor, module: Any) -> Tensor:
         rows: Tensor = module.to_out[0](mixed_BHSD.transpose(1, 2).flatten(2))
@@ -239,7 +240,7 @@ class LingBotNetwork(nn.Module):
 
     def _unpatched(self, rows_BSM: Tensor, grid: Sequence[int]) -> Tensor:
         """Rows of patches as latents; a patch's cells come before its channels."""
-        cells = rows_BSM.unflatten(2, (*self.shape.patch, -1)).unflatten(1, tuple(grid))
+        cells: Tensor = rows_BSM.unflatten(2, (*self.shape.patch, -1)).unflatten(1, tuple(grid))
         # batch, channels, then (frame, in patch), (row, in patch), (column, in patch)
         split = cells.permute(0, 7, 1, 4, 2, 5, 3, 6)
         return split.flatten(6, 7).flatten(4, 5).flatten(2, 3)

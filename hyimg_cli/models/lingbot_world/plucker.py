@@ -30,14 +30,14 @@ def rays(poses_F44: Tensor, intrinsics: tuple[float, float, float, float], size:
 def plucker(poses_F44: Tensor, intrinsics: tuple[float, float, float, float], size: Size) -> Tensor:
     """Rays on the latent grid, [C, F, Y, X]; channels are component, pixel row, pixel column."""
     of_pixels = rays(poses_F44, intrinsics, size)
-    folded: Tensor = of_pixels.unflatten(2, (-1, FOLD)).unflatten(1, (-1, FOLD))  # type: ignore[no-untyped-call]
+    folded: Tensor = of_pixels.unflatten(2, (-1, FOLD)).unflatten(1, (-1, FOLD))
     # frames, latent rows, pixel rows, latent columns, pixel columns, components
     return folded.permute(5, 2, 4, 0, 1, 3).flatten(0, 2)
 
 
 def patches(grid_BCFYX: Tensor, patch: tuple[int, int, int]) -> Tensor:
     """Tokens [B, S, C times a patch's cells] of a grid, in the order of a convolution's weights."""
-    across: Tensor = grid_BCFYX.unflatten(4, (-1, patch[2])).unflatten(3, (-1, patch[1]))  # type: ignore[no-untyped-call]
-    split: Tensor = across.unflatten(2, (-1, patch[0]))  # type: ignore[no-untyped-call]
+    across: Tensor = grid_BCFYX.unflatten(4, (-1, patch[2])).unflatten(3, (-1, patch[1]))
+    split: Tensor = across.unflatten(2, (-1, patch[0]))
     # batch, channels, then (frame, in patch), (row, in patch), (column, in patch)
     return split.permute(0, 2, 4, 6, 1, 3, 5, 7).flatten(4).flatten(1, 3)

@@ -195,7 +195,8 @@ def _slerp(first_F4: Array, last_F4: Array, part_F1: Array) -> Array:
     first_part = np.where(is_near, 1 - part_F1, np.sin((1 - part_F1) * angle_F1) / safe)
     last_part = np.where(is_near, part_F1, np.sin(part_F1 * angle_F1) / safe)
     made = first_part * first_F4 + last_part * last_F4
-    return made / np.linalg.norm(made, axis=1, keepdims=True)
+    unit: Array = made / np.linalg.norm(made, axis=1, keepdims=True)
+    return unit
 
 
 def _rotations(quaternions_F4: Array) -> Array:
