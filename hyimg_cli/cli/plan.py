@@ -25,6 +25,7 @@ from hyimg_cli.memory.fit import judged
 from hyimg_cli.memory.footprint import Footprint, footprints
 from hyimg_cli.memory.present import stated
 from hyimg_cli.memory.tensor_ranks import RankFootprint, rank_footprints
+from hyimg_cli.models import registry
 from hyimg_cli.spec.plan import Group, Plan
 from hyimg_cli.spec.run import RunConfig
 from hyimg_cli.spec.units import bytes_text, counted, duration_text, flops_text
@@ -116,9 +117,11 @@ def _shard_as_json(shard: Shard) -> dict[str, Any]:
 
 def _components(order: Plan, config: RunConfig) -> dict[str, dict[str, int]]:
     """Bytes of each video model's weights once loaded, by component."""
-    card_of, dtype = runner.video_cards(config.model.revision), precision(config.model)[1]
+    choice, dtype = config.model, precision(config.model)[1]
     return {
-        group.model: card_of(group.model).loaded_bytes(dtype)
+        group.model: registry.video_card(
+            group.model, choice.revision, choice.components
+        ).loaded_bytes(dtype)
         for group in order.groups
         if not isinstance(group, Group)
     }
@@ -263,6 +266,9 @@ def _video_lines(video: VideoForecast) -> Iterator[str]:
     down, across = cost.tiles
     yield f"  decode: {down} x {across} tiles a video, in latents {shapes}"
     yield from _rank_lines(video)
+    if cost.work_bytes:
+        held = bytes_text(cost.work_bytes)
+        yield f"  memory: {held} of K/V and what a chunk works on, beside the weights"
     latents = f"up to {bytes_text(cost.latents_bytes)} of latents until a video's file is written"
     yield f"  files: about {bytes_text(cost.disk_bytes)}, and {latents}"
 

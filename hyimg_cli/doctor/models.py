@@ -174,7 +174,8 @@ def _film(card: VideoCard) -> bytes:
     if card.start is None or not card.needs_start:
         return _VIDEO
     images = ["picture.png"] * card.start.fewest
-    return json.dumps({"prompt": "a film", "task": "i2v", "images": images}).encode()
+    camera = {"camera": "none-1"} if card.has_camera else {}
+    return json.dumps({"prompt": "a film", "task": "i2v", "images": images} | camera).encode()
 
 
 def _free_text(there: Present, copies: int) -> str:
@@ -182,7 +183,8 @@ def _free_text(there: Present, copies: int) -> str:
 
 
 def video_memory(subject: Subject) -> Check:
-    """Free memory against the video model's weights: first its text encoders, then the rest.
+    """Free memory against the video model's weights: first its text encoders, then the rest, with
+    K/V of a clip of its default size where there are some.
 
     What a video's latents and the decode take is not known before the sizes are.
     """
@@ -191,13 +193,14 @@ def video_memory(subject: Subject) -> Check:
     if config.model.cpu_offload:
         refuse_offload_on_cpu(config.model)
     try:
-        card = registry.video_card(name, revision)
+        card = registry.video_card(name, revision, config.model.components)
     except CheckpointError:
         return Check("video memory", "warning", _UNREAD)
     loaded = card.loaded_bytes(precision(config.model)[1])
     if not loaded:
         return Check("video memory", "warning", _UNCOUNTED)
-    found = judged(name, _sample(_film(card), video_model=name, revision=revision), config, there)
+    parts = {"video_model": name, "video_components": config.model.components}
+    found = judged(name, _sample(_film(card), revision=revision, **parts), config, there)
     copies = copies_of(config, config.parallel.replicas)
     said = f"{model_name(name)}: "
     if config.model.cpu_offload:
@@ -208,6 +211,8 @@ def video_memory(subject: Subject) -> Check:
         encoders = sum(n for part, n in loaded.items() if part.startswith("text_encoder"))
         rest = sum(loaded.values()) - encoders
         each = f", in {copies} replicas each" if copies > 1 else ""
+        if found.needed.work:
+            each = f", of that {bytes_text(found.needed.work)} of K/V and rows{each}"
         said += f"{bytes_text(encoders)} of text encoders, then {bytes_text(rest)} of weights and "
         said += f"the video's own{each}; {_free_text(there, copies)}"
     return Check("video memory", "ok" if found.is_enough else "failed", said, found.remedy)

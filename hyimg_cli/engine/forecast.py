@@ -85,11 +85,12 @@ def video_forecast(plan: Plan, config: RunConfig) -> tuple[VideoForecast, ...]:
 
 def _of_videos(group: VideoGroup, config: RunConfig) -> VideoForecast:
     card = registry.video_card(group.model, config.model.revision)
-    is_wide = card.has_float32_vae or precision(config.model)[1] == "float32"
+    dtype = precision(config.model)[1]
+    is_wide = card.has_float32_vae or dtype == "float32"
     ranks, width = config.parallel.vae_ranks, 4 if is_wide else 2
     branches = max(job.branch_count for job in group.jobs)
     return VideoForecast(
-        cost=video_cost(group, card, with_frames=config.output.frames != "none"),
+        cost=video_cost(group, card, with_frames=config.output.frames != "none", dtype=dtype),
         decode=decode_forecast(card, group.size, group.num_frames, ranks, width),
         branches=branches,
         branch_ranks=min(branches, config.parallel.cfg_ranks),
