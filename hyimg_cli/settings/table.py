@@ -202,6 +202,13 @@ _MODEL = (
         fills="cpu_offload",
     ),
     Declaration(
+        "pass_graphs",
+        Truth(),
+        False,
+        "Launch passes of LingBot-World as CUDA graphs, one for each chunk's place. Same pixels.",
+        only="videos",
+    ),
+    Declaration(
         "decode_graphs",
         Switch(GRAPHS),
         "auto",

@@ -37,7 +37,8 @@ class ModelChoice:
     is decoded by CUDA graphs, by default where they can be; they round differently, so other texts
     are possible. `cpu_offload`: of a video model one network at a time is on the GPU, the others
     are in main memory; the same pixels. `components`: a folder with the text encoder and VAE of a
-    video model that comes without. `place`: the machine that the work is done on; None: this.
+    video model that comes without. `pass_graphs`: passes of a model that works in chunks are CUDA
+    graphs; the same numbers. `place`: the machine that the work is done on; None: this.
     """
 
     model: str = "tiny-image"
@@ -50,6 +51,7 @@ class ModelChoice:
     decode_graphs: Graphs = "auto"
     cpu_offload: bool = False
     components: str | None = None
+    pass_graphs: bool = False
     place: Place | None = None
 
     def kind(self, *, has_gpu: bool) -> Literal["cpu", "cuda"]:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from hyimg_cli.errors import CheckpointError, OutputError
+from hyimg_cli.kernels.captures import GpuCapture
 from hyimg_cli.models.diffusers_video.decode import frames
 from hyimg_cli.models.diffusers_video.layout import CheckpointLayout
 from hyimg_cli.models.diffusers_video.loading import place_of
@@ -23,6 +24,7 @@ from hyimg_cli.models.lingbot_world.denoising import ChunkDenoiser, ClipInputs, 
 from hyimg_cli.models.lingbot_world.jobs import check_shape
 from hyimg_cli.models.lingbot_world.layout import TRANSFORMER, network_shape
 from hyimg_cli.models.lingbot_world.network import LingBotNetwork
+from hyimg_cli.models.lingbot_world.passes import GraphPasses, Passes
 from hyimg_cli.models.lingbot_world.poses import camera_path
 from hyimg_cli.models.lingbot_world.schedule import levels
 from hyimg_cli.models.lingbot_world.start import LingBotStart
@@ -50,7 +52,7 @@ def load(layout: CheckpointLayout, card: VideoCard, choice: ModelChoice) -> "Lin
             what = f"the {name}'s {key} is {found}, the other parts want {expected}"
             where = str(parts[name].folder)
             raise CheckpointError(what, where=where, code="checkpoint.components")
-    return LingBotWorld(card, layout, place, parameter_count=count)
+    return LingBotWorld(card, layout, place, parameter_count=count, has_graphs=choice.pass_graphs)
 
 
 class LingBotWorld:
@@ -59,8 +61,16 @@ class LingBotWorld:
     """
 
     def __init__(
-        self, card: VideoCard, layout: CheckpointLayout, place: LoadTarget, *, parameter_count: int
+        self,
+        card: VideoCard,
+        layout: CheckpointLayout,
+        place: LoadTarget,
+        *,
+        parameter_count: int,
+        has_graphs: bool = False,
     ) -> None:
+        """`has_graphs`: passes are CUDA graphs, on a GPU whose weights stay where they are."""
+        self.has_graphs = has_graphs and place.device.type == "cuda" and place.offload is None
         self.card, self.layout, self.place = card, layout, place
         self.parameter_count = parameter_count
         self.shape = network_shape(layout)
@@ -95,6 +105,12 @@ class LingBotWorld:
     @cached_property
     def network(self) -> LingBotNetwork:
         return load_network(self.layout.components[TRANSFORMER], self.shape, self.place)
+
+    @cached_property
+    def passes(self) -> Passes:
+        if self.has_graphs:
+            return GraphPasses(self.network, GpuCapture(self.device))
+        return Passes(self.network)
 
     def load_weights(self) -> None:
         """Read the transformer and the VAE now, not at the first job."""
@@ -133,7 +149,7 @@ class LingBotWorld:
         # Fewer are asked for by a prewarm alone.
         used = levels(first.flow_shift)[: first.num_inference_steps]
         inputs = [self._inputs(*clip, levels=len(used)) for clip in clips]
-        return ChunkDenoiser(self.network, inputs, used, first.size)
+        return ChunkDenoiser(self.passes, inputs, used, first.size)
 
     @torch.no_grad()
     def decode_latents(self, latents_BCFYX: Tensor) -> Iterator[np.ndarray]:

@@ -40,12 +40,14 @@ class Clip:
 
     cache: Buffer
     slots_S: Tensor
+    taken_BCFYX: Tensor
+    time: tuple[Tensor, Tensor]
     rope: tuple[Tensor, Tensor]
-    # Of all chunks, from which `rope` is filled.
-    whole_rope: tuple[Tensor, Tensor]
     camera: list[tuple[Tensor, Tensor]]
     text: list[tuple[Tensor, Tensor]]
+    # Of all passes and chunks: what `time` and `rope` are filled from.
     times: list[tuple[Tensor, Tensor]]
+    whole_rope: tuple[Tensor, Tensor]
     passes: int = 0
     addresses: tuple[int, ...] = field(init=False)
 
@@ -54,10 +56,11 @@ class Clip:
 
     def pointers(self) -> tuple[int, ...]:
         """Addresses of everything that a pass reads by address."""
-        pairs = (self.rope, *self.camera, *self.text)
+        pairs = (self.time, self.rope, *self.camera, *self.text)
         cached = (*self.cache.keys_HSD, *self.cache.values_HSD)
+        lone = (self.slots_S, self.taken_BCFYX)
         return tuple(
-            one.data_ptr() for one in (self.slots_S, *cached, *(t for pair in pairs for t in pair))
+            one.data_ptr() for one in (*lone, *cached, *(t for pair in pairs for t in pair))
         )
 
 
@@ -108,7 +111,13 @@ class LingBotNetwork(nn.Module):
         """Room for clips of so many chunks, and what is constant in them. `text_BNM`: embeddings
         padded to all of the text's positions; `timesteps` are those of a chunk's passes, in order.
         """
-        shape, batch = self.shape, len(text_BNM)
+        clip = self.room(len(text_BNM), chunks=chunks, rows=rows, columns=columns)
+        self.fill(clip, text_BNM, timesteps)
+        return clip
+
+    def room(self, batch: int, *, chunks: int, rows: int, columns: int) -> Clip:
+        """The same with nothing in it."""
+        shape = self.shape
         tokens = shape.chunk_tokens(rows, columns)
         cache = Buffer(
             kv_heads=batch * shape.heads,
@@ -119,29 +128,44 @@ class LingBotNetwork(nn.Module):
         )
         grid = (chunks * shape.chunk, rows // shape.patch[1], columns // shape.patch[2])
         turned = tuple(angles.to(self.device) for angles in rope(grid, shape.head_dim))
-        seen = [
-            torch.empty(batch, tokens, shape.width, dtype=self.dtype, device=self.device)
-            for _ in range(2 * shape.layers)
-        ]
+
+        def pairs(*sizes: int) -> list[tuple[Tensor, Tensor]]:
+            made = [
+                torch.empty(batch, *sizes, dtype=self.dtype, device=self.device)
+                for _ in range(2 * shape.layers)
+            ]
+            return list(zip(made[::2], made[1::2], strict=True))
+
+        modulation = torch.empty(1, 6, shape.width, device=self.device)
         return Clip(
             cache=cache,
             slots_S=torch.empty(tokens, dtype=torch.int64, device=self.device),
+            taken_BCFYX=torch.empty(
+                (batch, shape.taken, shape.chunk, rows, columns),
+                dtype=self.dtype,
+                device=self.device,
+            ),
+            time=(torch.empty_like(modulation[:, 0]), modulation),
             rope=(torch.empty_like(turned[0][:tokens]), torch.empty_like(turned[1][:tokens])),
+            camera=pairs(tokens, shape.width),
+            text=pairs(shape.heads, shape.text_len, shape.head_dim),
+            times=[],
             whole_rope=(turned[0], turned[1]),
-            camera=list(zip(seen[::2], seen[1::2], strict=True)),
-            text=self.text(text_BNM),
-            times=[self.time(timestep) for timestep in timesteps],
         )
+
+    def fill(self, clip: Clip, text_BNM: Tensor, timesteps: Sequence[int]) -> None:
+        """Have a request's constants in a room, in the place of an earlier one's."""
+        for rooms, made in zip(clip.text, self.text(text_BNM), strict=True):
+            _copy(rooms, made)
+        clip.times = [self.time(timestep) for timestep in timesteps]
 
     def begin(self, clip: Clip, chunk: int, camera_BCFYX: Tensor) -> None:
         """Fill in a chunk's constants: its slots, its rope and its camera's scale and shift."""
         first, stop = chunk * clip.slots_S.numel(), (chunk + 1) * clip.slots_S.numel()
         torch.arange(first, stop, out=clip.slots_S)
-        for room, whole in zip(clip.rope, clip.whole_rope, strict=True):
-            room.copy_(whole[first:stop])
+        _copy(clip.rope, [whole[first:stop] for whole in clip.whole_rope])
         for rooms, made in zip(clip.camera, self.camera(camera_BCFYX), strict=True):
-            for room, values in zip(rooms, made, strict=True):
-                room.copy_(values)
+            _copy(rooms, made)
 
     def text(self, text_BNM: Tensor) -> list[tuple[Tensor, Tensor]]:
         """K/V of the text in every block, [B, H, N, D]."""
@@ -178,14 +202,19 @@ class LingBotNetwork(nn.Module):
             hidden = block.cam_injector_layer2(inner) + embedded
             yield block.cam_scale_layer(hidden), block.cam_shift_layer(hidden)
 
-    def forward(self, clip: Clip, chunk: int, number: int, latents_BCFYX: Tensor) -> Tensor:
-        """Velocity of a chunk at its pass `number`, [B, C, F, Y, X]; `latents_BCFYX`: noisy ones,
-        the mask's channels, the picture's. Reads nothing on the host.
+    def ready(self, clip: Clip, number: int, latents_BCFYX: Tensor) -> None:
+        """Have in place what the pass `number` of a chunk reads; `latents_BCFYX`: noisy ones, the
+        mask's channels, the picture's.
         """
         clip.passes += 1
+        clip.taken_BCFYX.copy_(latents_BCFYX)
+        _copy(clip.time, clip.times[number])
+
+    def forward(self, clip: Clip, chunk: int) -> Tensor:
+        """Velocity of a chunk, [B, C, F, Y, X], from what is in place; no value is read on the host."""
         stop = (chunk + 1) * clip.slots_S.numel()
-        embedded_1M, modulation_16M = clip.times[number]
-        patched: Tensor = self.patch_embedding(latents_BCFYX.to(self.dtype))
+        embedded_1M, modulation_16M = clip.time
+        patched: Tensor = self.patch_embedding(clip.taken_BCFYX)
         hidden_BSM = patched.flatten(2).transpose(1, 2).contiguous()
         for layer in range(self.shape.layers):
             hidden_BSM = self.block(clip, layer, stop, hidden_BSM, modulation_16M)
@@ -244,6 +273,11 @@ class LingBotNetwork(nn.Module):
         # batch, channels, then (frame, in patch), (row, in patch), (column, in patch)
         split = cells.permute(0, 7, 1, 4, 2, 5, 3, 6)
         return split.flatten(6, 7).flatten(4, 5).flatten(2, 3)
+
+
+def _copy(rooms: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    for room, value in zip(rooms, values, strict=True):
+        room.copy_(value)
 
 
 def rope(grid: tuple[int, int, int], head_dim: int) -> tuple[Tensor, Tensor]:

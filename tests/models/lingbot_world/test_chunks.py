@@ -12,10 +12,12 @@ import torch.nn.functional as fun
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from hyimg_cli.kernels.captures import GpuCapture
 from hyimg_cli.models.lingbot_world import poses
 from hyimg_cli.models.lingbot_world.denoising import ChunkDenoiser, ClipInputs, drawn
 from hyimg_cli.models.lingbot_world.model import LingBotWorld
 from hyimg_cli.models.lingbot_world.network import LingBotNetwork, rope, rotated
+from hyimg_cli.models.lingbot_world.passes import GraphPasses, Passes
 from hyimg_cli.models.lingbot_world.plucker import plucker
 from hyimg_cli.models.lingbot_world.schedule import levels
 from hyimg_cli.spec.job import Size
@@ -42,7 +44,7 @@ def clip_of(seed: int, text_seed: int = 0) -> ClipInputs:
 
 
 def denoiser_of(model: LingBotWorld, clips: Sequence[ClipInputs], **options: bool) -> ChunkDenoiser:
-    return ChunkDenoiser(model.network, clips, LEVELS, SIZE, **options)
+    return ChunkDenoiser(Passes(model.network), clips, LEVELS, SIZE, **options)
 
 
 def frames_of(chunk: int) -> slice:
@@ -239,11 +241,38 @@ def test_no_value_is_read_on_the_host_in_the_loop(golden: LingBotWorld) -> None:
     assert reads.count == 1
 
 
+def test_a_graph_for_each_chunks_place_serves_every_clip_of_a_size(golden: LingBotWorld) -> None:
+    """By a capture that computes: what is captured reads nothing but what is in place."""
+    plain = [run(denoiser_of(golden, [clip_of(seed, seed)])) for seed in (5, 6)]
+    passes = GraphPasses(golden.network, lambda compute: compute)
+    for seed, expected in zip((5, 6), plain, strict=True):
+        denoiser = ChunkDenoiser(passes, [clip_of(seed, seed)], LEVELS, SIZE)
+        assert torch.equal(run(denoiser), expected)
+        assert denoiser.clip.addresses == denoiser.clip.pointers()
+    assert passes.captured == CHUNKS
+    wrong = GraphPasses(golden.network, lambda compute: lambda: compute() + 1)
+    assert torch.equal(run(ChunkDenoiser(wrong, [clip_of(5, 5)], LEVELS, SIZE)), plain[0])
+    assert (wrong.captured, wrong.capture) == (0, None)
+
+
+@pytest.mark.gpu
+def test_graphs_of_passes_have_the_bits_of_launches(golden: LingBotWorld) -> None:
+    network = golden.network.to("cuda")
+    try:
+        plain = run(ChunkDenoiser(Passes(network), [clip_of(5)], LEVELS, SIZE))
+        passes = GraphPasses(network, GpuCapture(torch.device("cuda", 0)))
+        for _ in range(2):
+            assert torch.equal(run(ChunkDenoiser(passes, [clip_of(5)], LEVELS, SIZE)), plain)
+        assert passes.captured == CHUNKS
+    finally:
+        network.to("cpu")
+
+
 @pytest.mark.gpu
 def test_no_step_waits_for_the_gpu(golden: LingBotWorld) -> None:
     network = golden.network.to("cuda")
     try:
-        denoiser = ChunkDenoiser(network, [clip_of(5)], LEVELS, SIZE)
+        denoiser = ChunkDenoiser(Passes(network), [clip_of(5)], LEVELS, SIZE)
         latents = denoiser.initial_latents()
         torch.cuda.set_sync_debug_mode("error")
         for index in range(denoiser.steps):

@@ -13,6 +13,7 @@ from hyimg_cli.journal.keys import source_digest
 from hyimg_cli.models.lingbot_world import poses
 from hyimg_cli.models.lingbot_world.model import LingBotWorld
 from hyimg_cli.models.lingbot_world.network import rope, rotated
+from hyimg_cli.models.lingbot_world.passes import Passes
 from hyimg_cli.models.lingbot_world.plucker import patches, plucker
 from hyimg_cli.models.lingbot_world.schedule import levels
 from hyimg_cli.models.lingbot_world.weights import load_network, original_name
@@ -119,7 +120,7 @@ def test_a_pass_over_a_filled_cache_and_its_clean_pass(golden: LingBotWorld) -> 
     network.begin(clip, 2, given["filled.plucker"][None])
     for number, name in enumerate(("filled", "clean")):
         taken = torch.cat([given[f"{name}.x"], given["filled.y"]])[None]
-        velocity = network(clip, 2, number, taken)
+        velocity = Passes(network)(clip, 2, number, taken)
         assert worst(velocity[0], given[f"{name}.velocity"]) < 5e-5
     keys = torch.stack(clip.cache.keys_HSD).transpose(1, 2)
     assert worst(keys, given["clean.cache_k_after"]) < 5e-5
