@@ -62,6 +62,7 @@ CANNOT = {
     "ray_address": "a cluster has to be there: `tests/engine/test_replicas.py` has one",
     "enable_cpu_offload": "it is refused where everything is in main memory as it is",
     "gpu_memory_utilization": "it is refused where there is no GPU",
+    "pass_graphs": "of a GPU alone; `test_chunks.py` of LingBot-World compares them",
 }
 
 

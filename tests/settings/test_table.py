@@ -26,7 +26,9 @@ FILLS: dict[str, tuple[str, Any]] = {
     "vae_use_tiling": ("model.vae_use_tiling", True),
     "quantization": ("model.quantization", "nf4"),
     "enable_cpu_offload": ("model.cpu_offload", True),
+    "video_components": ("model.components", "wan"),
     "decode_graphs": ("model.decode_graphs", "off"),
+    "pass_graphs": ("model.pass_graphs", True),
     "kv_reuse": ("reuse.kv_reuse", False),
     "require_kv_reuse": ("reuse.required", True),
     "prompt_cache": ("reuse.prompt_cache", False),
@@ -127,7 +129,7 @@ NOT_OF_TINY: dict[str, dict[str, Any]] = {
     # Nor has the edit a second source.
     "kept_source": {"kept_source": 2},
 }
-OF_THE_CHECKPOINT = {"model", "video_model", "revision"}
+OF_THE_CHECKPOINT = {"model", "video_model", "video_components", "revision"}
 EVERY_JOBS = OF_THE_JOB | OF_THE_FINISHING | OF_THE_LINE | NOT_OF_TINY
 OFF_DEFAULT = (
     {name: value for name, (_, value) in FILLS.items()}

@@ -211,7 +211,7 @@ class LingBotNetwork(nn.Module):
         _copy(clip.time, clip.times[number])
 
     def forward(self, clip: Clip, chunk: int) -> Tensor:
-        """Velocity of a chunk, [B, C, F, Y, X], from what is in place; no value is read on the host."""
+        """Velocity of a chunk, [B, C, F, Y, X], from what is in place. Reads no value back."""
         stop = (chunk + 1) * clip.slots_S.numel()
         embedded_1M, modulation_16M = clip.time
         patched: Tensor = self.patch_embedding(clip.taken_BCFYX)
