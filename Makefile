@@ -1,5 +1,6 @@
 # make demo   pictures from recipes/quickstart.jsonl with the embedded checkpoint
 # make test   the test suite      make lint   ruff and mypy      make clean   forget everything made
+# make test-all   with the tests that do at length what quicker ones look at too: before a release
 #
 # Each target sets itself up in .venv; another Python: make demo PYTHON=python3.12
 
@@ -12,17 +13,22 @@ NEEDS := import sys; sys.version_info >= (3, 11) or sys.exit("hyimg needs Python
 found %d.%d at %s; try: make PYTHON=python3.12" % (sys.version_info[:2] + (sys.executable,)))
 MODEL := from hyimg_cli.models import registry as r; print(r.fingerprint("tiny-image")[:12])
 
-.PHONY: demo test lint clean
+.PHONY: demo test test-all lint clean
 
 demo: $(READY)
 	@out="runs/quickstart-$$($(BIN)/python -c '$(MODEL)')" && \
 	$(BIN)/hyimg generate recipes/quickstart.jsonl -o "$$out" && \
 	echo "The pictures are in $$out/outputs"
 
-# A process a core, each with one thread: two threads of one small model would wait for each other.
+# Processes of one thread each: two threads of one small model would wait for each other.
 # A test that hangs is ended after five minutes and named.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal --timeout 300
+
 test: $(READY) $(WEIGHTS)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal --timeout 300
+	$(PYTEST) -m 'not thorough'
+
+test-all: $(READY) $(WEIGHTS)
+	$(PYTEST)
 
 lint: $(READY)
 	$(BIN)/ruff format --check .

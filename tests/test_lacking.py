@@ -40,6 +40,7 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> subprocess.CompletedProces
     return subprocess.run(command, cwd=TESTS.parent, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.thorough
 def test_every_gpu_test_is_collected(bare: subprocess.CompletedProcess[str]) -> None:
     """Without an error; no module that has one is skipped for what another of its tests needs."""
     assert bare.returncode == 0, bare.stdout + bare.stderr

@@ -70,7 +70,6 @@ def test_check_runs_from_an_empty_folder(installed: Path, tmp_path: Path) -> Non
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.slow
 def test_generate_runs_from_an_empty_folder(installed: Path, tmp_path: Path) -> None:
     passed(run(installed / "hyimg", "generate", "quickstart", "--limit", "1", cwd=tmp_path))
     assert len(list((tmp_path / "runs/quickstart/outputs").glob("*.png"))) == 1

@@ -34,7 +34,6 @@ def filled(url: str, folder: Path) -> None:
     system.pipe_file("bucket/jobs.jsonl", text.encode())
 
 
-@pytest.mark.slow
 def test_killed_in_the_middle_and_resumed_elsewhere_with_the_bucket_alone(
     run_cli: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -32,7 +32,6 @@ def wait_for_lines(path: Path, count: int) -> None:
         time.sleep(0.02)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_stopped_run_resumes(
     write_manifest: Callable[..., Path],
@@ -62,7 +61,6 @@ def test_a_stopped_run_resumes(
     assert pictures == ["long.png", "short.png"]
 
 
-@pytest.mark.slow
 def test_a_journal_that_is_removed_stops_the_run_and_is_put_back(
     write_manifest: Callable[..., Path],
     read_lines: Callable[[Path], list[dict[str, Any]]],

@@ -91,7 +91,6 @@ def _environment(home: Path) -> dict[str, str]:
     return ours | offline | {"PYTHONPATH": str(REPOSITORY), "COLUMNS": "80"}
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("number", range(len(BLOCKS)))
 def test_a_block_typed_in_its_turn_does_what_is_said(

@@ -72,7 +72,6 @@ def one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
 def test_two_replicas_one_of_them_killed_make_the_pixels_of_one_process(
     run_cli: Run, manifest: Path, tmp_path: Path

@@ -221,7 +221,7 @@ def test_a_killed_run_goes_on_and_writes_no_text_again(
     assert len(texts_of(path)) == 12
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_two_replicas_write_the_texts_of_one_process(
     run_cli: Run, jobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

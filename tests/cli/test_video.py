@@ -119,7 +119,6 @@ def test_flags_are_checked(run_cli: Run, write_manifest: Write, flag: tuple[str,
     assert run_cli("check", write_manifest(*videos({})), *flag).code == 2
 
 
-@pytest.mark.slow
 def test_the_quickstart_runs_and_a_second_run_loads_no_encoder(
     run_cli: Run, tmp_path: Path
 ) -> None:

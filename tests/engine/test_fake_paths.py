@@ -77,6 +77,7 @@ def test_a_distilled_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         gc.collect()
 
 
+@pytest.mark.thorough
 def test_groups_of_two_sizes_and_one_to_three_sources(bench: Any) -> None:
     for size, images in ((SizeRequest(1024, 1024), ("a",)), (SizeRequest(768, 1280), ("b", "c"))):
         jobs = [

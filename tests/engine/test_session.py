@@ -191,7 +191,6 @@ def test_a_stop_request_ends_the_run_between_steps(jobs: list[ImageJob], tmp_pat
         assert folder.results() == {}
 
 
-@pytest.mark.slow
 def test_a_killed_run_resumes_to_the_same_pixels(
     write_manifest: Write, run_cli: Callable[..., Any], tmp_path: Path
 ) -> None:

@@ -86,7 +86,7 @@ for folder, wanted, left, wait, flags in json.load(sys.stdin):
 """
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_killed_anywhere_the_same_files(
     write_manifest: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -117,7 +117,6 @@ def test_killed_anywhere_the_same_files(
     assert not (tmp_path / "killed" / "latents").exists()
 
 
-@pytest.mark.slow
 def test_what_is_denoised_is_only_decoded_wherever_a_kill_comes(
     write_manifest: Callable[..., Path], tmp_path: Path
 ) -> None:

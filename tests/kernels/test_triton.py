@@ -146,6 +146,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, in
     return found
 
 
+@pytest.mark.thorough
 def test_every_kernel_compiles_for_gpus(compiled: dict[str, dict[str, int]]) -> None:
     assert len(compiled) == 18 + 4 + 22
 

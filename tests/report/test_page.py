@@ -153,7 +153,6 @@ def test_a_clock_that_resolves_nothing_gives_no_speed_up(tmp_path: Path) -> None
 
 
 @needs_browser
-@pytest.mark.slow
 def test_a_browser_shows_the_page_and_moves_the_slider(tmp_path: Path) -> None:
     seen = seen_in(bench_page(tmp_path, HOSTILE), tmp_path)
     assert seen["errors"] == []

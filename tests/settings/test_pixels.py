@@ -56,6 +56,8 @@ OTHER: dict[str, dict[str, str]] = {
     "skip_invalid": {"skip_invalid": "on"},
     "name": {"name": "{seed}/{custom_id}"},
 }
+# `tests/cli/test_replicas.py` and `test_video_ranks.py` compare the pixels of these too.
+SEVERAL_PROCESSES = ("cfg_parallel_size", "replicas", "vae_patch_parallel_size")
 # What cannot be varied here, with the reason; other tests do (`tests/engine/test_gpu.py`).
 CANNOT = {
     "device": "another device than the CPU has to be there",
@@ -101,8 +103,13 @@ def found(out: Path) -> Iterator[tuple[str, str]]:
         yield line["custom_id"], line["outputs"][0]["pixel_sha256"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", OTHER)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.thorough] if name in SEVERAL_PROCESSES else [])
+        for name in OTHER
+    ],
+)
 def test_two_values_same_pixels(
     plain: dict[str, str], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -113,6 +113,7 @@ def test_the_batched_autoencoder_is_the_librarys_one_by_one() -> None:
             assert torch.allclose(drawn[number], wanted[0], atol=5e-5)
 
 
+@pytest.mark.thorough
 def test_a_resumed_first_stage_is_an_undisturbed_one(tmp_path: Path) -> None:
     run = VaeRun(minutes=math.inf, folder=tmp_path / "whole", max_steps=2)
     part = replace(run, folder=tmp_path / "part")
@@ -131,6 +132,7 @@ def test_a_resumed_first_stage_is_an_undisturbed_one(tmp_path: Path) -> None:
     assert not torch.equal(joint.decoder.state_dict()[kernel], after.decoder.state_dict()[kernel])
 
 
+@pytest.mark.thorough
 def test_a_resumed_second_stage_is_an_undisturbed_one(
     tmp_path: Path, encoder: PromptEncoder
 ) -> None:

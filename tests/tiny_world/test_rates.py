@@ -16,7 +16,7 @@ def _asked(*kinds: str) -> list[Question]:
     return asked
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_prompts_and_edits(tmp_path: Path) -> None:
     """The model card has rates near one; the margin is for the rounding of other machines."""
     assert registry.model_card(registry.EMBEDDED).is_trained

@@ -12,7 +12,7 @@ import pytest
 RECIPE = Path(__file__).parents[2] / "recipes" / "train-tiny-image" / "train.py"
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_the_recipe_makes_a_checkpoint_that_the_product_runs(
     run_cli: Callable[..., Any], tmp_path: Path
 ) -> None:

@@ -11,8 +11,9 @@ that a checkpoint names (`auto_map`) is never looked at: the class is ours.
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +127,8 @@ def checked(folder: Path) -> Architecture:
     return arch
 
 
-def expected_shapes(arch: Architecture) -> dict[str, tuple[int, ...]]:
+@lru_cache(maxsize=2)  # A network is built to know them.
+def expected_shapes(arch: Architecture) -> Mapping[str, tuple[int, ...]]:
     """Every tensor that a checkpoint of this architecture holds, without allocating any."""
     tensors = without_weights(arch).state_dict().items()
     return {name: tuple(tensor.shape) for name, tensor in tensors}

@@ -1,11 +1,13 @@
 """Runs: phases add up, text is decided, a process of its own gives the same pictures."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from measure.bench.conftest import ONE_EDIT
 
 from hyimg_cli.engine.runner import make_plan
 from hyimg_cli.manifest.manifest import read_manifest
@@ -60,6 +62,7 @@ def test_phases_are_disjoint_and_add_up(quick: None, tmp_path: Path) -> None:
     assert not result.failures
 
 
+@pytest.mark.thorough
 def test_being_looked_through_changes_nothing(quick: None, tmp_path: Path) -> None:
     plain = run_once(JOBS, tmp_path / "plain")
     result, seen = observed_run(CONFIG, {}, JOBS, tmp_path / "seen", registry.load)
@@ -102,7 +105,7 @@ def test_a_model_is_loaded_once_for_all_that_ask_alike(monkeypatch: pytest.Monke
     assert asked == [(CONFIG.model, True), (rounded, True), (CONFIG.model, False)]
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_process_of_its_own_draws_the_same(quick: None, tmp_path: Path) -> None:
     here = run_once(JOBS[:1], tmp_path / "here")
     there = run_once(JOBS[:1], tmp_path / "there", lifetime="process-per-job")
@@ -116,8 +119,8 @@ def test_a_process_of_its_own_draws_the_same(quick: None, tmp_path: Path) -> Non
 def test_every_row_of_the_review_is_there(
     bench: Callable[..., Comparison], small: Scenario
 ) -> None:
-    two = "".join((SCENARIOS / "edits.jsonl").read_text().splitlines(keepends=True)[:2])
-    lines = two.replace("images/", f"{SCENARIOS}/images/")
+    other = {'"edit"': '"other"', "make the circle blue": "make it a green square"}
+    lines = ONE_EDIT + re.sub("|".join(other), lambda found: other[found[0]], ONE_EDIT)
     found = bench(replace(small, repeats=2), lines)
     rows = {row.name: row for row in found.rows}
     assert set(rows) == {

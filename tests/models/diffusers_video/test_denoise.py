@@ -187,6 +187,7 @@ save_file(found, sys.argv[2])
 """
 
 
+@pytest.mark.thorough
 def test_alone_in_a_fresh_process(
     models: dict[str, DiffusersVideo],
     folders: dict[str, Path],
