@@ -137,7 +137,8 @@ class _Bench:
                         job, settings["revision"].value, settings["video_components"].value
                     )
                 except JobError as error:
-                    raise UsageError(error.what, hint="--steps", code="bench.steps") from None
+                    hint = f"--steps {jobs[0].num_inference_steps} is the model's own"
+                    raise UsageError(error.what, hint=hint, code="bench.steps") from None
 
     def _settings(self, variant: Variant) -> dict[str, Setting]:
         # Of the environment only what the flags carry: anything else could undo a variant.

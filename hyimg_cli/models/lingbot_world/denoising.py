@@ -21,7 +21,7 @@ from torch import Tensor
 from hyimg_cli.models.lingbot_world.network import Clip
 from hyimg_cli.models.lingbot_world.passes import Passes
 from hyimg_cli.models.lingbot_world.plucker import plucker
-from hyimg_cli.models.lingbot_world.schedule import Level
+from hyimg_cli.models.lingbot_world.schedule import NoiseLevel
 from hyimg_cli.spec.job import Size
 
 CLEAN = 0
@@ -73,7 +73,7 @@ class ChunkDenoiser:
         self,
         passes: Passes,
         clips: Sequence[ClipInputs],
-        levels: Sequence[Level],
+        levels: Sequence[NoiseLevel],
         size: Size,
         *,
         hoists_camera: bool = True,

@@ -157,10 +157,9 @@ def _refused(folder: Path, what: str) -> CheckpointError:
     return CheckpointError(
         what,
         where=str(folder),
-        hint="of LingBot-World the first fast model with camera control is run "
-        "(robbyant/lingbot-world-fast). Not the base models: they have two experts, 70 steps and "
-        "see the whole clip. Not v2: other noise levels, a window, and a licence for "
-        "non-commercial use alone (CC BY-NC-SA 4.0)",
+        hint="of LingBot-World the first fast model with camera control is run. Not the base "
+        "models: they have two experts, 70 steps and see the whole clip. Not v2: other noise "
+        "levels, a window, and a licence for non-commercial use alone (CC BY-NC-SA 4.0)",
         code="checkpoint.family",
     )
 

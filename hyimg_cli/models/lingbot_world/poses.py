@@ -26,7 +26,10 @@ MOVE, TURN, STEEPEST = 0.05, 2.0, 85.0
 _KEYS = "wasdijkl"
 _FILE_BYTES = 100_000_000
 _ROTATION_ERROR = 1e-2
-_KEYS_HINT = 'write keys-frames, commas between: "w-10,iw-15,none-5"; keys are w a s d i j k l'
+_KEYS_HINT = (
+    'write keys-frames, commas between: "w-10,iw-15,none-5"; keys are w a s d i j k l; or name a '
+    "poses.npy"
+)
 
 
 @dataclass(frozen=True)

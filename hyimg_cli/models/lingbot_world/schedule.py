@@ -14,7 +14,7 @@ INDICES = (0, 179, 358, 679)
 
 
 @dataclass(frozen=True)
-class Level:
+class NoiseLevel:
     """One noise level: what the model is told, the sigma of the estimate, and that of new noise."""
 
     timestep: int
@@ -24,7 +24,7 @@ class Level:
     keep: float
 
 
-def levels(flow_shift: float) -> tuple[Level, ...]:
+def levels(flow_shift: float) -> tuple[NoiseLevel, ...]:
     """The levels of a request, first the noisiest."""
     timesteps, sigmas = table(flow_shift)
     return tuple(_level(int(timesteps[index]), timesteps, sigmas) for index in INDICES)
@@ -38,7 +38,9 @@ def table(flow_shift: float) -> tuple[np.ndarray, np.ndarray]:
     return (sigmas * TABLE).astype(np.int64), sigmas.astype(np.float32)
 
 
-def _level(timestep: int, timesteps: np.ndarray, sigmas: np.ndarray) -> Level:
+def _level(timestep: int, timesteps: np.ndarray, sigmas: np.ndarray) -> NoiseLevel:
     there = np.flatnonzero(timesteps == timestep)
     renoise = sigmas[there[min(1, len(there) - 1)]]
-    return Level(timestep, float(sigmas[there[0]]), float(renoise), float(np.float32(1) - renoise))
+    return NoiseLevel(
+        timestep, float(sigmas[there[0]]), float(renoise), float(np.float32(1) - renoise)
+    )
