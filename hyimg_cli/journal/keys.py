@@ -19,6 +19,8 @@ from hyimg_cli.spec.plan import Plan
 from hyimg_cli.spec.run import ModelChoice, Place, RunConfig
 
 UNREADABLE = "unreadable"
+# The word of clips that are denoised together: of models that can.
+CLIPS = "clips"
 _DEVICES = Path("/dev")
 # Counts up when the same image, weights and packages lead to other rows.
 _SOURCE_FORMAT = 2
@@ -62,7 +64,10 @@ def pixel_settings(job: Job, config: RunConfig) -> dict[str, str]:
         beside = {"lora": lora_files.in_key(job.lora)} if job.lora else {}
         if job.camera:
             beside["camera"] = ",".join(map(source_digest, job.camera_files)) or job.camera
-        return in_key(config, "videos", decided) | beside
+        words = in_key(config, "videos", decided) | beside
+        if CLIPS in words and registry.video_card(job.model, config.model.revision).chunks is None:
+            del words[CLIPS]
+        return words
     graphs = by_graphs(replace(config.model, model=job.model), config.parallel.tensor_ranks)
     return in_key(config, "pictures", decided | {"decode_graphs": "on" if graphs else "off"})
 

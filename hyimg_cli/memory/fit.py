@@ -107,7 +107,8 @@ def remedy(model: str, jobs: Sequence[Job], config: RunConfig, there: Present) -
         if own.waiting:
             hints.append(f"{OFFLOAD} is on already")
     if own.work and not _are_pictures(jobs):
-        hints.append("fewer frames, or a smaller size, hold less K/V")
+        fewer = "--clips-together 1, " if config.batch.clips > 1 else ""
+        hints.append(f"{fewer}fewer frames, or a smaller size, hold less K/V")
     if _are_pictures(jobs):
         hints += _over_gpus(model, jobs, config, there)
     return "; ".join(hints)

@@ -194,6 +194,7 @@ def video_need(card: VideoCard, config: RunConfig, jobs: Sequence[VideoJob] = ()
     kind, dtype = precision(config.model)
     sizes = card.loaded_bytes(dtype)
     work = max((card.work_bytes(job, dtype) for job in jobs), default=0)
+    work *= config.batch.clips
     if config.model.cpu_offload and kind == "cuda":
         return Need(max(sizes.values(), default=0), work, waiting=sum(sizes.values()))
     encoders = sum(size for name, size in sizes.items() if name not in _RANKED)

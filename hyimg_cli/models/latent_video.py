@@ -217,6 +217,16 @@ class LatentVideoModel(Protocol):
 
 
 @runtime_checkable
+class ClipsModel(LatentVideoModel, Protocol):
+    """A video model that denoises several clips of one size, length and schedule together."""
+
+    def denoiser_of(
+        self, clips: Sequence[tuple[VideoJob, PromptEmbedding, Tensor]]
+    ) -> VideoDenoiser:
+        """Of clips, each with its text and its picture's latents; steps take [B, C, F, Y, X]."""
+
+
+@runtime_checkable
 class SpreadModel(LatentVideoModel, Protocol):
     """A video model whose guidance and decode can be spread over ranks: both may be replaced."""
 

@@ -62,6 +62,7 @@ RENORMS = ("global", "channel", "text_channel", "none")
 MAX_FRAMES = 10001
 MAX_FPS = 240
 MAX_RANKS = 64
+MAX_CLIPS = 64
 
 
 @dataclass(frozen=True)
@@ -394,6 +395,14 @@ _BATCH = (
     ),
     _run_of_pictures(
         "prefix_cache_host_mb", Integer(0, 10**7), 0, "More of them, kept in main memory."
+    ),
+    _video(
+        "clips_together",
+        Integer(1, MAX_CLIPS),
+        1,
+        "Clips of LingBot-World that are denoised together. They round differently.",
+        fills="clips",
+        pixels=InKey("clips", {n: f"{n} together" for n in range(2, MAX_CLIPS + 1)}),
     ),
     _run("prewarm", Truth(), True, "Run each shape once before it counts."),
     Declaration(

@@ -94,8 +94,9 @@ class BatchConfig:
     use, weights and all; where both are given, the smaller counts. `is_invariant`: a job's pixels
     do not depend on its batch, to the bit (CPU). `prefix_cache_mb`: K/V of shared prefixes kept
     between jobs, on the device; `prefix_cache_host_mb`: more of them in main memory. 0: none.
-    `prewarm`: each shape is run once before it counts. `prefetches_sources`: the next jobs' source
-    images are encoded beside the model; None: where that suits the device.
+    `clips`: of a video model that works in chunks, so many are denoised together; other pixels, by
+    rounding. `prewarm`: each shape is run once before it counts. `prefetches_sources`: the next
+    jobs' source images are encoded beside the model; None: where that suits the device.
     """
 
     max_size: int = 16
@@ -104,6 +105,7 @@ class BatchConfig:
     prefix_cache_host_mb: int = 0
     prewarm: bool = True
     prefetches_sources: bool | None = None
+    clips: int = 1
     memory_gb: int | None = None
     gpu_memory_utilization: float | None = None
 

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from hyimg_cli.settings.config import FILLED, configured, values_in_key
 from hyimg_cli.settings.precedence import settle
 from hyimg_cli.settings.recipe import read_recipe
 from hyimg_cli.settings.table import SETTINGS, InKey
+from hyimg_cli.spec.card import ChunkRule
 from hyimg_cli.spec.run import RunConfig
 
 # Where in RunConfig each setting goes, with a value off its default.
@@ -27,6 +28,7 @@ FILLS: dict[str, tuple[str, Any]] = {
     "quantization": ("model.quantization", "nf4"),
     "enable_cpu_offload": ("model.cpu_offload", True),
     "video_components": ("model.components", "wan"),
+    "clips_together": ("batch.clips", 2),
     "decode_graphs": ("model.decode_graphs", "off"),
     "pass_graphs": ("model.pass_graphs", True),
     "kv_reuse": ("reuse.kv_reuse", False),
@@ -80,6 +82,8 @@ IN_KEY: dict[tuple[str, Any], dict[str, str]] = {
     ("tensor_parallel_size", 64): {"layers": "64 ranks"},
     ("batch_invariant", False): {"batch": "variant"},
 }
+# The same of videos whose model works in chunks.
+OF_CHUNKS = {("clips_together", 2): {"clips": "2 together"}}
 # The settings of a job: each off its default, with what else makes a stage read it.
 OF_THE_JOB: dict[str, dict[str, Any]] = {
     "size": {"size": "96x160"},
@@ -146,7 +150,7 @@ def test_every_setting_has_an_answer_here() -> None:
     assert of_the_job == EVERY_JOBS.keys()
     assert {name for name, row in SETTINGS.items() if row.in_line} == of_the_job | {"name"}
     in_key = {name for name, row in SETTINGS.items() if isinstance(row.pixels, InKey)}
-    assert in_key == {name for name, _ in IN_KEY}
+    assert in_key == {name for name, _ in (*IN_KEY, *OF_CHUNKS)}
     by_checkpoint = {name for name, row in SETTINGS.items() if row.pixels == "checkpoint"}
     assert by_checkpoint == OF_THE_CHECKPOINT
 
@@ -184,6 +188,21 @@ def test_what_changes_pixels_is_in_the_key(
     assert keys.pixel_settings(edit, config) == PLAIN | IN_KEY[name, value]
     dtype = {"dtype": IN_KEY[name, value].get("dtype", "float32")}
     assert keys.pixel_settings(video, config) == dtype
+
+
+@pytest.mark.parametrize(("name", "value"), OF_CHUNKS)
+def test_what_changes_chunks_is_in_their_key_alone(
+    under: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, name: str, value: Any
+) -> None:
+    settings, (_, video) = under({name: value})
+    config = configured(settings, Path("out"), None)
+    assert keys.pixel_settings(video, config) == {"dtype": "float32"}
+    card = registry.video_card(video.model)
+    in_chunks = replace(card, chunks=ChunkRule(3, 1))
+    monkeypatch.setattr(registry, "video_card", lambda *model: in_chunks)
+    words = keys.pixel_settings(video, config)
+    assert words == {"dtype": "float32"} | OF_CHUNKS[name, value]
+    assert values_in_key(words, "videos")[name] == value
 
 
 @pytest.mark.parametrize("name", WITHOUT_PIXELS)
@@ -255,4 +274,4 @@ def test_a_recorded_word_gives_its_setting_back(name: str, value: Any) -> None:
     plain = values_in_key(PLAIN, "pictures")
     assert values_in_key(words, "pictures") == plain | {name: value}
     assert plain["dtype"] == "float32"
-    assert values_in_key({}, "videos") == {"dtype": "auto"}
+    assert values_in_key({}, "videos") == {"dtype": "auto", "clips_together": 1}

@@ -55,10 +55,11 @@ class EncodedConditions:
 
 @dataclass(frozen=True)
 class Denoised:
-    """Latents behind the last of `steps` denoise steps."""
+    """Latents behind the last of `steps` denoise steps, `together` with others of other clips."""
 
     latents_BCFYX: Tensor
     steps: int
+    together: int = 1
 
 
 @dataclass(eq=False)
@@ -71,6 +72,7 @@ class Frames(Finished[VideoJob]):
 
     pieces: tuple[np.ndarray, ...]
     denoise_steps: int
+    together: int = 1
     parallel: ParallelReport | None = None
     digests: tuple[str, ...] = ()
 
@@ -80,15 +82,21 @@ class Frames(Finished[VideoJob]):
 
 
 def make_video(
-    request: Request[VideoJob], stages: VideoStages, checkpoint: LatentsCheckpoint | None = None
+    request: Request[VideoJob],
+    stages: VideoStages,
+    checkpoint: LatentsCheckpoint | None = None,
+    denoised: Denoised | None = None,
 ) -> Generator[Progress, None, Frames]:
     """The whole story of a job but for its writing; each stage is tried as `out_of_memory` says.
 
-    `checkpoint`: the place for its latents, None where they are not kept.
+    `checkpoint`: the place for its latents, None where they are not kept. `denoised`: together with
+    others, before.
     """
     request.clock.enter("read")
-    kept = None if checkpoint is None else checkpoint.found()
-    if kept is not None and kept.is_last:
+    kept = None if checkpoint is None or denoised is not None else checkpoint.found()
+    if denoised is not None:
+        pass
+    elif kept is not None and kept.is_last:
         request.notes.extend(kept.notes)
         denoised = Denoised(kept.latents_BCFYX.to(stages.model.device), kept.steps)
     else:
@@ -100,7 +108,7 @@ def make_video(
         request.notes_if_lost.append(_KEPT)
     pieces = yield from _alone(request, stages, lambda: decode(request, denoised, stages))
     begun = 0 if kept is None else kept.step
-    return Frames(request, pieces, denoised.steps - begun)
+    return Frames(request, pieces, denoised.steps - begun, denoised.together)
 
 
 def _alone(

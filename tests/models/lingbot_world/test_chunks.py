@@ -26,6 +26,7 @@ from .conftest import run
 
 GRID, SIZE, CHUNKS = (9, 4, 6), Size(32, 48), 3
 LEVELS = levels(10.0)
+WITH_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
 
 def clip_of(seed: int, text_seed: int = 0) -> ClipInputs:
@@ -256,6 +257,7 @@ def test_a_graph_for_each_chunks_place_serves_every_clip_of_a_size(golden: LingB
 
 
 @pytest.mark.gpu
+@WITH_GPU
 def test_graphs_of_passes_have_the_bits_of_launches(golden: LingBotWorld) -> None:
     network = golden.network.to("cuda")
     try:
@@ -269,6 +271,7 @@ def test_graphs_of_passes_have_the_bits_of_launches(golden: LingBotWorld) -> Non
 
 
 @pytest.mark.gpu
+@WITH_GPU
 def test_no_step_waits_for_the_gpu(golden: LingBotWorld) -> None:
     network = golden.network.to("cuda")
     try:

@@ -183,6 +183,29 @@ def test_a_killed_clip_goes_on_behind_its_last_chunk(
             assert went_on == bool(kept)
 
 
+def test_clips_together_are_asked_for_told_and_in_the_key(
+    run_cli: Any, manifest: Any, flags: Any, tmp_path: Path
+) -> None:
+    """Two of three are denoised together, within rounding of what they are alone."""
+    base = {"num_frames": 9, "camera": "w-5"}
+    jobs = manifest(base, base | {"prompt": "a lake"}, base | {"seed": 3})
+    found = {}
+    for name, more in (("alone", ()), ("both", ("--clips-together", 2))):
+        out = tmp_path / name
+        run_cli("generate", jobs, *flags, "-o", out, "--no-prewarm", "--frames", "png", *more)
+        found[name] = lines_of(out)
+    counts = [found["both"][f"job-{n}"]["batch"]["denoise"] for n in range(3)]
+    assert counts == [2, 1, 2], "those of one prompt stand side by side"
+    assert {line["batch"]["denoise"] for line in found["alone"].values()} == {1}
+    assert found["alone"]["job-0"]["key"] != found["both"]["job-0"]["key"]
+    for number in range(3):
+        frames = [
+            np.array(Image.open(tmp_path / name / "outputs" / f"job-{number}.frames" / "0000.png"))
+            for name in found
+        ]
+        assert abs(frames[0].astype(int) - frames[1]).max() <= 1
+
+
 def test_both_layouts_make_the_same_clip(
     run_cli: Any, manifest: Any, flags: Any, tmp_path: Path
 ) -> None:
