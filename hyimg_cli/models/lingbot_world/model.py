@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hyimg_cli.errors import CheckpointError, OutputError
+from hyimg_cli.errors import CheckpointError, MachineError, OutputError
 from hyimg_cli.kernels.captures import GpuCapture
 from hyimg_cli.models.diffusers_video.decode import frames
 from hyimg_cli.models.diffusers_video.layout import CheckpointLayout
@@ -39,6 +39,12 @@ def load(layout: CheckpointLayout, card: VideoCard, choice: ModelChoice) -> "Lin
     CheckpointError, or MachineError for the device.
     """
     place = place_of(choice)
+    if choice.pass_graphs and (place.device.type != "cuda" or place.offload is not None):
+        raise MachineError(
+            "pass_graphs: passes are captured on a GPU where the weights stay",
+            hint="leave it out of the recipe, or name a GPU by --device without CPU offload",
+            code="machine.no-graphs",
+        )
     shape, parts = network_shape(layout), layout.components
     count = check_network(parts[TRANSFORMER], shape)
     count += sum(check_weights(parts[name]) for name in ("vae", "text_encoder"))
@@ -69,8 +75,8 @@ class LingBotWorld:
         parameter_count: int,
         has_graphs: bool = False,
     ) -> None:
-        """`has_graphs`: passes are CUDA graphs, on a GPU whose weights stay where they are."""
-        self.has_graphs = has_graphs and place.device.type == "cuda" and place.offload is None
+        """`has_graphs`: passes are CUDA graphs."""
+        self.has_graphs = has_graphs
         self.card, self.layout, self.place = card, layout, place
         self.parameter_count = parameter_count
         self.shape = network_shape(layout)
