@@ -242,11 +242,9 @@ def test_what_is_not_run_is_refused_with_the_reason(
     assert "--video-components" in lone.err
     shared = run_cli("generate", jobs, *flags, "-o", tmp_path / "r", "--cfg-parallel-size", "2")
     assert "neither tiles nor guidance branches" in shared.err
+    captured = ModelChoice(str(published), device="cpu", components=flags[3], pass_graphs=True)
     with pytest.raises(MachineError, match="pass_graphs"):
-        components = str(published / "components")
-        registry.load_video(
-            ModelChoice(str(published), device="cpu", components=components, pass_graphs=True)
-        )
+        registry.load_video(captured)
     changes = {
         "v2": {"local_attn_size": 18, "sink_size": 6},
         "act": {"control_type": "act"},
