@@ -36,7 +36,7 @@ from hyimg_cli.pipelines.request import Lost, Request
 from hyimg_cli.pipelines.video.encodings import Encodings
 from hyimg_cli.pipelines.video.latents_checkpoint import LatentsCheckpoint
 from hyimg_cli.pipelines.video.prewarm import prewarm
-from hyimg_cli.pipelines.video.ranks import VideoRanks
+from hyimg_cli.pipelines.video.ranks import VideoRanks, spread
 from hyimg_cli.pipelines.video.stages import Denoised, Frames, VideoStages, make_video
 from hyimg_cli.pipelines.video.together import denoise_together, parts
 from hyimg_cli.spec.events import (
@@ -221,7 +221,7 @@ class VideoPipeline(Pipeline[LatentVideoModel, VideoJob, Frames]):
         confirm_dtype(choice, opened.dtype_name)
         self._model = opened
         if parallel.ranks > 1:
-            self._ranks = VideoRanks(opened, choice, parallel)
+            self._ranks = VideoRanks(spread(opened), choice, parallel)
         return opened
 
     def _stages(

@@ -59,21 +59,12 @@ class TransformerPart:
 class VideoRanks(ModelRanks):
     """The ranks over which one model's guidance branches and decode are spread."""
 
-    def __init__(
-        self, model: LatentVideoModel, choice: ModelChoice, config: ParallelConfig
-    ) -> None:
+    def __init__(self, model: SpreadModel, choice: ModelChoice, config: ParallelConfig) -> None:
         """`choice` names the model.
 
         Raises MachineError where there are fewer GPUs than ranks, or rank 0 would be on another one
-        than the first, or the model is made by one process alone.
+        than the first.
         """
-        if not isinstance(model, SpreadModel):
-            raise MachineError(
-                f"{model.card.name} has neither tiles nor guidance branches to share",
-                hint="leave out --vae-patch-parallel-size and --cfg-parallel-size; --replicas "
-                "share the jobs",
-                code="machine.ranks",
-            )
         _refuse_other_gpu(model.device, config.ranks)
         self._model, self._choice, self._config = model, choice, config
         self._branches: ParallelBranches | None = None
@@ -128,6 +119,18 @@ class SpreadDecoder:
         pixels_BCTHW = self._tiles.decode(latents_BCFYX)
         self.report = self._tiles.report
         return pixels_BCTHW
+
+
+def spread(model: LatentVideoModel) -> SpreadModel:
+    """The model, if ranks can share its work. Raises MachineError."""
+    if not isinstance(model, SpreadModel):
+        raise MachineError(
+            f"{model.card.name} has neither tiles nor guidance branches to share",
+            hint="leave out --vae-patch-parallel-size and --cfg-parallel-size; --replicas share "
+            "the jobs",
+            code="machine.ranks",
+        )
+    return model
 
 
 def _ready(model: LatentVideoModel) -> LatentVideoModel:
