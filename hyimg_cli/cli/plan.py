@@ -22,7 +22,7 @@ from hyimg_cli.manifest.cost import Cost, PlanCost
 from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.manifest.shards import Shard
 from hyimg_cli.memory.fit import judged
-from hyimg_cli.memory.footprint import Footprint, footprints
+from hyimg_cli.memory.footprint import Footprint, footprints, video_need
 from hyimg_cli.memory.present import stated
 from hyimg_cli.memory.tensor_ranks import RankFootprint, rank_footprints
 from hyimg_cli.models import registry
@@ -69,8 +69,8 @@ def show_plan(given: Mapping[str, Any]) -> None:
     if given["as_json"]:
         facts = _as_json(order, costs, videos) | _held(memory, components, by_rank)
         facts |= {"replicas": replicas, "time": time_as_json(time_of)}
-        if config.model.cpu_offload:
-            facts |= {"on_gpu_bytes": {name: _largest(of) for name, of in components.items()}}
+        if config.model.cpu_offload != "none":
+            facts |= {"on_gpu_bytes": {name: _at_a_time(name, config) for name in components}}
         if shard:
             facts |= {"shard": _shard_as_json(shard)}
         untried = [job.custom_id for job in rest.to_run if found.error_of(job)]
@@ -121,7 +121,7 @@ def _components(order: Plan, config: RunConfig) -> dict[str, dict[str, int]]:
     return {
         group.model: registry.video_card(
             group.model, choice.revision, choice.components
-        ).loaded_bytes(dtype)
+        ).loaded_bytes(dtype, choice.quantization)
         for group in order.groups
         if not isinstance(group, Group)
     }
@@ -195,11 +195,15 @@ def _limit_lines(
     components: Mapping[str, dict[str, int]], config: RunConfig, has_pictures: bool
 ) -> Iterator[str]:
     """Lines on the GPU's part and the offload, for the figures before."""
-    if config.model.cpu_offload:
+    if config.model.cpu_offload != "none":
+        what = "one network"
+        if config.model.cpu_offload == "group":
+            what += ", or one block of a transformer,"
         for model, sizes in components.items():
             yield (
-                f"  of {model} one network at a time is on the GPU: {bytes_text(_largest(sizes))} "
-                f"at most; main memory holds {bytes_text(sum(sizes.values()))} or less"
+                f"  of {model} {what} at a time is on the GPU: "
+                f"{bytes_text(_at_a_time(model, config))} at most; main memory holds "
+                f"{bytes_text(sum(sizes.values()))} or less"
             )
     part = config.batch.gpu_memory_utilization
     if part is not None:
@@ -211,8 +215,9 @@ def _limit_lines(
             yield "  and lets fewer work together; [batch] memory_gb of a recipe plans with a size"
 
 
-def _largest(sizes: Mapping[str, int]) -> int:
-    return max(sizes.values(), default=0)
+def _at_a_time(model: str, config: RunConfig) -> int:
+    """Bytes of weights on the device of a model whose networks take turns there."""
+    return video_need(registry.video_card(model, config.model.revision), config).weights
 
 
 def _as_json(order: Plan, costs: PlanCost, videos: Sequence[VideoForecast]) -> dict[str, Any]:
@@ -230,7 +235,8 @@ def _as_json(order: Plan, costs: PlanCost, videos: Sequence[VideoForecast]) -> d
 def _of_film(video: VideoForecast) -> dict[str, Any]:
     decode = asdict(video.decode) | {"received_bytes": video.decode.received_bytes}
     spread = {"decode": decode, "branches": video.branches, "branch_ranks": video.branch_ranks}
-    return asdict(video.cost) | spread
+    memory = {"memory": asdict(video.memory), "cards": dict(video.cards)}
+    return asdict(video.cost) | spread | memory | {"without_negative": video.without_negative}
 
 
 def _lines(
@@ -266,11 +272,25 @@ def _video_lines(video: VideoForecast) -> Iterator[str]:
     down, across = cost.tiles
     yield f"  decode: {down} x {across} tiles a video, in latents {shapes}"
     yield from _rank_lines(video)
-    if cost.work_bytes:
-        held = bytes_text(cost.work_bytes)
-        yield f"  memory: {held} of K/V and what a chunk works on, beside the weights"
     latents = f"up to {bytes_text(cost.latents_bytes)} of latents until a video's file is written"
+    memory, decode = video.memory, video.memory.decode
+    yield (
+        f"  memory beside weights: about {bytes_text(memory.denoise.work)} to denoise, "
+        f"{bytes_text(decode.work)} to decode"
+    )
+    yield "  " + "; ".join(_card_text(card, flags) for card, flags in video.cards.items())
+    if video.without_negative:
+        yield (
+            f"  {counted(video.without_negative, 'job')} with guidance and no negative prompt: the "
+            "model's authors use a long one (--negative-prompt)"
+        )
     yield f"  files: about {bytes_text(cost.disk_bytes)}, and {latents}"
+
+
+def _card_text(card: str, flags: str | None) -> str:
+    if flags is None:
+        return f"a GPU of {card} is too small"
+    return f"a GPU of {card} takes it" + (f" with {flags}" if flags else "")
 
 
 def _floor_text(flops: int) -> str:

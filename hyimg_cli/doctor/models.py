@@ -5,6 +5,7 @@ are read, no weights.
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path, PurePath
 
 from hyimg_cli.doctor import places
@@ -18,10 +19,11 @@ from hyimg_cli.memory.footprint import Need, need
 from hyimg_cli.memory.gpu_settings import refuse_in_session, refuse_offload_on_cpu
 from hyimg_cli.memory.present import Present, copies_of, present
 from hyimg_cli.memory.tensor_ranks import refuse_unsplit
+from hyimg_cli.memory.videos import decode_bytes
 from hyimg_cli.models import registry
 from hyimg_cli.settings.precedence import settle
 from hyimg_cli.spec.card import ModelCard, VideoCard
-from hyimg_cli.spec.job import Job
+from hyimg_cli.spec.job import Job, VideoJob
 from hyimg_cli.spec.run import Quantization, RunConfig
 from hyimg_cli.spec.units import bytes_text
 
@@ -58,8 +60,17 @@ def image_files(subject: Subject) -> Check:
 
 
 def video_checkpoint(subject: Subject) -> Check:
-    """The files of the video model."""
-    return _checkpoint("video checkpoint", subject.video_model, subject, registry.video_card)
+    """The files of the video model, and the package by which its prompts are mended."""
+    name, model = "video checkpoint", subject.video_model
+    found = _checkpoint(name, model, subject, registry.video_card)
+    if found.status != "ok":
+        return found
+    cleaner = registry.video_card(model, subject.config.model.revision).cleaner
+    if not cleaner or find_spec(cleaner) is not None:
+        return found
+    said = f"{found.found}; {cleaner} is not installed: prompts with broken Unicode are not mended"
+    hint = f"pip install {cleaner}; prompts are embedded anew with it, and may be read differently"
+    return Check(name, "warning", said, hint)
 
 
 def _checkpoint(name: str, model: str, subject: Subject, card_of: CardOf) -> Check:
@@ -184,26 +195,26 @@ def _free_text(there: Present, copies: int) -> str:
 
 def video_memory(subject: Subject) -> Check:
     """Free memory against the video model's weights: first its text encoders, then the rest, with
-    K/V of a clip of its default size where there are some.
-
-    What a video's latents and the decode take is not known before the sizes are.
+    K/V of a clip where there are some; and what its decode takes beside them at the model's own
+    size, which a run is not refused by.
     """
     config, name, revision = subject.config, subject.video_model, subject.config.model.revision
     there = _present(config)
-    if config.model.cpu_offload:
+    if config.model.cpu_offload != "none":
         refuse_offload_on_cpu(config.model)
     try:
         card = registry.video_card(name, revision, config.model.components)
     except CheckpointError:
         return Check("video memory", "warning", _UNREAD)
-    loaded = card.loaded_bytes(precision(config.model)[1])
+    loaded = card.loaded_bytes(precision(config.model)[1], config.model.quantization)
     if not loaded:
         return Check("video memory", "warning", _UNCOUNTED)
     parts = {"video_model": name, "video_components": config.model.components}
-    found = judged(name, _sample(_film(card), revision=revision, **parts), config, there)
+    sample = _sample(_film(card), revision=revision, **parts)
+    found = judged(name, sample, config, there)
     copies = copies_of(config, config.parallel.replicas)
     said = f"{model_name(name)}: "
-    if config.model.cpu_offload:
+    if config.model.cpu_offload != "none":
         said += f"{bytes_text(found.needed.waiting)} of weights in main memory, "
         said += f"{bytes_text(found.needed.weights)} of them at most on the GPU; "
         said += f"{bytes_text(there.free)} free there"
@@ -215,7 +226,12 @@ def video_memory(subject: Subject) -> Check:
             each = f", of that {bytes_text(found.needed.work)} of K/V and rows{each}"
         said += f"{bytes_text(encoders)} of text encoders, then {bytes_text(rest)} of weights and "
         said += f"the video's own{each}; {_free_text(there, copies)}"
+    said += f"; a decode about {bytes_text(_decode_bytes(sample, card, config))}"
     return Check("video memory", "ok" if found.is_enough else "failed", said, found.remedy)
+
+
+def _decode_bytes(jobs: Sequence[Job], card: VideoCard, config: RunConfig) -> int:
+    return sum(decode_bytes(job, card, config.model) for job in jobs if isinstance(job, VideoJob))
 
 
 def _present(config: RunConfig) -> Present:

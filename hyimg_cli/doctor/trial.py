@@ -61,7 +61,7 @@ def _config(config: RunConfig, place: Path) -> RunConfig:
     return replace(
         config,
         output=OutputConfig(place),
-        model=replace(config.model, model=registry.EMBEDDED, revision=None, cpu_offload=False),
+        model=replace(config.model, model=registry.EMBEDDED, revision=None, cpu_offload="none"),
         batch=replace(config.batch, prewarm=False),
         cache=CacheConfig(None),
     )

@@ -6,7 +6,7 @@ the same segments and the same tree as the run itself. What depends on text that
 rests on an assumed length.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -20,7 +20,9 @@ from hyimg_cli.manifest.cost import JobTokens, PlanCost, cost
 from hyimg_cli.manifest.texts import TextIdentity, text_identity
 from hyimg_cli.manifest.video_cost import VideoCost, video_cost
 from hyimg_cli.media.images import probe_image, stretched_digest
+from hyimg_cli.memory.videos import CARDS, VideoNeeds, fitting, video_needs
 from hyimg_cli.models import registry
+from hyimg_cli.spec.card import TileRule, VideoCard
 from hyimg_cli.spec.job import ImageJob, Size
 from hyimg_cli.spec.plan import Plan, VideoGroup
 from hyimg_cli.spec.run import RunConfig
@@ -69,12 +71,18 @@ def forecast(plan: Plan, config: RunConfig, *, assumed_think: int) -> PlanCost:
 class VideoForecast:
     """The work of a group of videos, how each decode is spread over the run's ranks, and how
     many ranks have one of its guidance branches (`branches`, the most that a job has).
+
+    `memory`: of one of them on its device; `cards`: by a GPU's size, the flags with which it fits.
+    `without_negative`: jobs that the model's authors would have given a negative prompt.
     """
 
     cost: VideoCost
     decode: DecodeForecast
     branches: int
     branch_ranks: int
+    memory: VideoNeeds
+    cards: Mapping[str, str | None]
+    without_negative: int
 
 
 def video_forecast(plan: Plan, config: RunConfig) -> tuple[VideoForecast, ...]:
@@ -85,16 +93,28 @@ def video_forecast(plan: Plan, config: RunConfig) -> tuple[VideoForecast, ...]:
 
 def _of_videos(group: VideoGroup, config: RunConfig) -> VideoForecast:
     card = registry.video_card(group.model, config.model.revision)
-    dtype = precision(config.model)[1]
-    is_wide = card.has_float32_vae or dtype == "float32"
+    is_wide = card.has_float32_vae or precision(config.model)[1] == "float32"
     ranks, width = config.parallel.vae_ranks, 4 if is_wide else 2
     branches = max(job.branch_count for job in group.jobs)
+    cut = card if config.model.tiles_videos else _whole(card, group)
     return VideoForecast(
-        cost=video_cost(group, card, with_frames=config.output.frames != "none", dtype=dtype),
-        decode=decode_forecast(card, group.size, group.num_frames, ranks, width),
+        cost=video_cost(group, cut, with_frames=config.output.frames != "none"),
+        decode=decode_forecast(cut, group.size, group.num_frames, ranks, width),
         branches=branches,
         branch_ranks=min(branches, config.parallel.cfg_ranks),
+        memory=video_needs(group.jobs[0], card, config.model),
+        cards={name: fitting(group.jobs[0], card, config, room) for name, room in CARDS.items()},
+        without_negative=sum(
+            card.wants_negative and job.branch_count > 1 and not job.negative_prompt
+            for job in group.jobs
+        ),
     )
+
+
+def _whole(card: VideoCard, group: VideoGroup) -> VideoCard:
+    """The card of a decode that cuts nothing: one tile of the whole grid."""
+    side = max(card.latent_grid(group.size, group.num_frames)[1:])
+    return replace(card, tiles=TileRule(side, side, 0))
 
 
 class Forecast:

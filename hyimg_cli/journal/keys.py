@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from hyimg_cli.errors import MachineError
 from hyimg_cli.journal.journal import job_key
@@ -59,16 +60,19 @@ def finishing_key(job: Job) -> str:
 
 def pixel_settings(job: Job, config: RunConfig) -> dict[str, str]:
     """The settings that change the job's pixels, as they are declared to, by their words."""
-    decided = {"dtype": precision(config.model)[1]}
+    choice = config.model
+    decided: dict[str, Any] = {"dtype": precision(choice)[1]}
     if not isinstance(job, ImageJob):
         beside = {"lora": lora_files.in_key(job.lora)} if job.lora else {}
         if job.camera:
             beside["camera"] = ",".join(map(source_digest, job.camera_files)) or job.camera
+        decided["vae_use_tiling"] = None if choice.tiles_videos else False
         words = in_key(config, "videos", decided) | beside
-        if CLIPS in words and registry.video_card(job.model, config.model.revision).chunks is None:
+        if CLIPS in words and registry.video_card(job.model, choice.revision).chunks is None:
             del words[CLIPS]
         return words
-    graphs = by_graphs(replace(config.model, model=job.model), config.parallel.tensor_ranks)
+    graphs = by_graphs(replace(choice, model=job.model), config.parallel.tensor_ranks)
+    decided |= {"vae_use_tiling": choice.vae_use_tiling or None}
     return in_key(config, "pictures", decided | {"decode_graphs": "on" if graphs else "off"})
 
 

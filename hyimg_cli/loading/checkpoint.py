@@ -86,7 +86,7 @@ def tensor_index(folder: Path, stem: str = STEM) -> dict[str, TensorInfo]:
     files = weight_files(folder, stem)
     found: dict[str, TensorInfo] = {}
     for file in files:
-        for name, info in _read_header(file).items():
+        for name, info in file_tensors(file).items():
             if name in found:
                 raise _fault(
                     "duplicate-tensor",
@@ -314,8 +314,11 @@ def _no_weights(folder: Path, stem: str) -> CheckpointError:
     )
 
 
-def _read_header(path: Path) -> dict[str, TensorInfo]:
-    """The tensors of one safetensors file. Layout: u64 length, JSON header, data."""
+def file_tensors(path: Path) -> dict[str, TensorInfo]:
+    """The tensors of one safetensors file, by its header, which is checked against its size.
+
+    Layout: u64 length, JSON header, data. Raises CheckpointError.
+    """
     with readable(path), opened(path) as file:
         size = os.fstat(file.fileno()).st_size
         start = file.read(8)

@@ -23,8 +23,7 @@ class VideoCost:
     `tile_shapes`: the distinct ones, rows and columns of latents. `prompts`: distinct strings
     to embed if none is on disk. `denoise_flops`: of those forwards, the least that they compute.
     `disk_bytes`: a rough size of the files; `latents_bytes`: of what is kept of one video until
-    its file is written, as wide as any dtype makes it. `work_bytes`: of a video's K/V and what
-    its chunk works on, where they are known: beside the weights.
+    its file is written, as wide as any dtype makes it.
     """
 
     model: str
@@ -39,12 +38,9 @@ class VideoCost:
     prompts: int
     disk_bytes: int
     latents_bytes: int
-    work_bytes: int = 0
 
 
-def video_cost(
-    group: VideoGroup, card: VideoCard, *, with_frames: bool = False, dtype: str = "bfloat16"
-) -> VideoCost:
+def video_cost(group: VideoGroup, card: VideoCard, *, with_frames: bool = False) -> VideoCost:
     """The cost of `group`."""
     grid = card.latent_grid(group.size, group.num_frames)
     rows, columns = tile_lengths(grid[1], grid[2], card.tiles)
@@ -63,7 +59,6 @@ def video_cost(
         prompts=len({text for job in group.jobs for text in strings(job)}),
         disk_bytes=disk_bytes(group.jobs, with_frames=with_frames),
         latents_bytes=latents_bytes(group.jobs[0], card),
-        work_bytes=card.work_bytes(group.jobs[0], dtype),
     )
 
 

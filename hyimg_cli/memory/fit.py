@@ -15,7 +15,7 @@ from hyimg_cli.memory.gpu_settings import OFFLOAD, refuse_offload_on_ranks
 from hyimg_cli.memory.present import Present, present
 from hyimg_cli.memory.tensor_ranks import refuse_unsplit
 from hyimg_cli.spec.job import ImageJob, Job
-from hyimg_cli.spec.run import Quantization, RunConfig
+from hyimg_cli.spec.run import OFFLOADS, Quantization, RunConfig
 from hyimg_cli.spec.units import bytes_text
 
 # In the order of what they change.
@@ -103,9 +103,9 @@ def remedy(model: str, jobs: Sequence[Job], config: RunConfig, there: Present) -
     elif own.total <= there.free:
         hints.append("main memory is too small for the networks that wait there")
     else:
-        hints.append(_wanted(own, [pair for pair in sizes if pair[0] != OFFLOAD]))
+        hints.append(_wanted(own, [pair for pair in sizes if not pair[1].waiting]))
         if own.waiting:
-            hints.append(f"{OFFLOAD} is on already")
+            hints.append(f"{OFFLOAD} {config.model.cpu_offload} is on already")
     if own.work and not _are_pictures(jobs):
         fewer = "--clips-together 1, " if config.batch.clips > 1 else ""
         hints.append(f"{fewer}fewer frames, or a smaller size, hold less K/V")
@@ -134,16 +134,24 @@ def _changes(jobs: Sequence[Job], config: RunConfig) -> Iterator[tuple[str, RunC
     """Settings with which a model takes less, and the run with each."""
     choice, parallel = config.model, config.parallel
     kind, dtype = precision(choice)
-    if _are_pictures(jobs):
-        for form, changed in in_forms(config).items():
-            if FORMS.index(form) > FORMS.index(choice.quantization):
-                yield f"--quantization {form}", changed
-    elif kind == "cuda" and not choice.cpu_offload:
+    if not _are_pictures(jobs) and kind == "cuda":
         with suppress(UsageError):
             refuse_offload_on_ranks(parallel.vae_ranks, parallel.cfg_ranks)
-            yield OFFLOAD, replace(config, model=replace(choice, cpu_offload=True))
+            for how in OFFLOADS[OFFLOADS.index(choice.cpu_offload) + 1 :]:
+                changed = replace(config, model=replace(choice, cpu_offload=how))
+                yield f"{OFFLOAD} {how}", changed
+    forms = in_forms(config) if _are_pictures(jobs) else _of_videos(config, kind)
+    for form, changed in forms.items():
+        if FORMS.index(form) > FORMS.index(choice.quantization):
+            yield f"--quantization {form}", changed
     if kind == "cpu" and dtype == "float32":
         yield "--dtype bfloat16", replace(config, model=replace(choice, dtype="bfloat16"))
+
+
+def _of_videos(config: RunConfig, kind: str) -> dict[Quantization, RunConfig]:
+    """The run with each quantization of a video's transformer; 4 bits are a GPU's."""
+    forms = FORMS if kind == "cuda" else FORMS[:-1]
+    return {form: replace(config, model=replace(config.model, quantization=form)) for form in forms}
 
 
 def _over_gpus(model: str, jobs: Sequence[Job], config: RunConfig, there: Present) -> Iterator[str]:

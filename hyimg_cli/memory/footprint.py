@@ -38,7 +38,10 @@ ENCODED_BYTES = 2_000_000_000
 # Of the memory that weights leave free: the rest is for what is not counted.
 _USABLE_PERCENT = 85
 # Components of a video model that other ranks may hold too; the others are text encoders.
-_RANKED = ("vae", "transformer", "transformer_2")
+TRANSFORMERS = ("transformer", "transformer_2")
+_RANKED = ("vae", *TRANSFORMERS)
+# Blocks of a transformer in groups that are on the device while one of them works.
+_BLOCKS = 2
 # A graph serves the next larger number of rows; numbers are at most half as large again.
 _GRAPH_ROWS = 1.5
 
@@ -192,11 +195,14 @@ def video_need(card: VideoCard, config: RunConfig, jobs: Sequence[VideoJob] = ()
     is there.
     """
     kind, dtype = precision(config.model)
-    sizes = card.loaded_bytes(dtype)
+    sizes = card.loaded_bytes(dtype, config.model.quantization)
     work = max((card.work_bytes(job, dtype) for job in jobs), default=0)
     work *= config.batch.clips
-    if config.model.cpu_offload and kind == "cuda":
-        return Need(max(sizes.values(), default=0), work, waiting=sum(sizes.values()))
+    if config.model.cpu_offload != "none" and kind == "cuda":
+        there = dict(sizes)
+        if config.model.cpu_offload == "group":
+            there |= {name: in_groups(card, sizes[name]) for name in TRANSFORMERS if name in sizes}
+        return Need(max(there.values(), default=0), work, waiting=sum(sizes.values()))
     encoders = sum(size for name, size in sizes.items() if name not in _RANKED)
     copies = {"vae": config.parallel.vae_ranks} if kind == "cpu" else {}
     others = config.parallel.cfg_ranks if kind == "cpu" else 1
@@ -205,6 +211,11 @@ def video_need(card: VideoCard, config: RunConfig, jobs: Sequence[VideoJob] = ()
         return Need(encoders + rest, work)
     # While texts are embedded there are no K/V yet.
     return Need(max(encoders, rest), work if rest >= encoders else max(0, work - encoders + rest))
+
+
+def in_groups(card: VideoCard, nbytes: int) -> int:
+    """Bytes on the device of a transformer of so many whose blocks come one by one."""
+    return nbytes * _BLOCKS // max(card.blocks, _BLOCKS)
 
 
 def share_of(job: ImageJob, card: ModelCard, config: RunConfig) -> JobBytes:
@@ -392,7 +403,7 @@ def _decode_bytes(job: ImageJob, card: ModelCard, config: RunConfig) -> int:
     bucket = card.bucket_of(job.size)
     pixels = bucket.size.height * bucket.size.width if bucket else _largest(card)
     choice = config.model
-    return card.vae_bytes(pixels, precision(choice)[0], in_tiles=choice.vae_use_tiling)
+    return card.vae_bytes(pixels, precision(choice)[0], in_tiles=bool(choice.vae_use_tiling))
 
 
 def _largest(card: ModelCard) -> int:

@@ -2,23 +2,26 @@
 torch.
 """
 
-from collections.abc import Iterable
+from collections.abc import Sequence
+from importlib.util import find_spec
 
 from hyimg_cli.errors import UsageError
 from hyimg_cli.journal.keys import precision
-from hyimg_cli.spec.job import ImageJob, Job
+from hyimg_cli.spec.job import ImageJob, Job, VideoJob
 from hyimg_cli.spec.run import ModelChoice, RunConfig
 
 UTILIZATION = "--gpu-memory-utilization"
-OFFLOAD = "--enable-cpu-offload"
+OFFLOAD = "--cpu-offload"
 
 
-def refuse_unfollowed(jobs: Iterable[Job], config: RunConfig) -> None:
+def refuse_unfollowed(jobs: Sequence[Job], config: RunConfig) -> None:
     """Passes settings of a GPU's memory that the jobs' run can follow. Raises UsageError."""
     if config.parallel.ray_address is not None and config.model.place is None:
         return  # each session asks on the machine that it works on
     _refuse_part(config)
-    if config.model.cpu_offload:
+    if any(isinstance(job, VideoJob) for job in jobs):
+        _refuse_quantization(config.model)
+    if config.model.cpu_offload != "none":
         if any(isinstance(job, ImageJob) for job in jobs):
             raise offload_of_pictures()
         refuse_offload_on_cpu(config.model)
@@ -57,8 +60,24 @@ def refuse_offload_on_ranks(vae_ranks: int, cfg_ranks: int) -> None:
 def refuse_in_session(config: RunConfig) -> None:
     """The same for a session, which may move networks about on a CPU too. Raises UsageError."""
     _refuse_part(config)
-    if config.model.cpu_offload:
+    if config.model.cpu_offload != "none":
         refuse_offload_on_ranks(config.parallel.vae_ranks, config.parallel.cfg_ranks)
+
+
+def _refuse_quantization(choice: ModelChoice) -> None:
+    """Passes a video's quantization for which its package is here. Raises UsageError."""
+    if choice.quantization != "nf4":
+        return
+    on_cpu = precision(choice)[0] == "cpu"
+    if on_cpu or (choice.place is None and find_spec("bitsandbytes") is None):
+        why = "and this run is on the CPU" if on_cpu else "and bitsandbytes is not installed"
+        raise UsageError(
+            f"a video's transformer is held in 4 bits by bitsandbytes on a GPU, {why}",
+            where="--quantization nf4",
+            hint="pip install 'hyimg-cli[nf4]' on a machine with a GPU; --quantization fp8 needs "
+            "neither",
+            code="usage.quantization",
+        )
 
 
 def _refuse_part(config: RunConfig) -> None:

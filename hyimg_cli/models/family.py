@@ -73,13 +73,15 @@ class VideoCheckpoint(Protocol):
     def card(self) -> VideoCard: ...
 
     def check(self, job: VideoJob) -> None:
-        """Passes a job whose texts its encoders read to their ends. Raises JobError."""
+        """Passes a job whose texts its encoders read to their ends, and whose LoRAs fit by their
+        headers. Raises JobError.
+        """
 
-    def load(self, choice: ModelChoice, *, is_fast: bool, is_tiled: bool) -> "LatentVideoModel":
+    def load(self, choice: ModelChoice, *, is_fast: bool) -> "LatentVideoModel":
         """The model; its text encoders stay on disk until a prompt needs them.
 
-        `is_fast` off takes the library's own transformer forward, `is_tiled` off decodes latents
-        whole. Raises CheckpointError, or MachineError for the device.
+        `is_fast` off takes the library's own transformer forward. Raises CheckpointError, or
+        MachineError for the device.
         """
 
 

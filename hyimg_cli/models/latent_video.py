@@ -5,7 +5,7 @@ No base class: a family offers these methods. Everything that one job leaves beh
 """
 
 # Legend: C channel, F latent frames, Y X latent rows and columns, H W pixels, T frames
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
@@ -16,6 +16,7 @@ from torch import Tensor
 from hyimg_cli.spec.card import VideoCard
 from hyimg_cli.spec.job import Fit, Size, VideoJob
 from hyimg_cli.tiling.decode import TiledVae
+from hyimg_cli.tiling.tiles import Tiling
 
 # One guidance branch of one job: latents [1, C, F, Y, X] and timestep [1] to its velocity.
 Branch = Callable[[Tensor, Tensor], Tensor]
@@ -192,6 +193,9 @@ class LatentVideoModel(Protocol):
     def load_transformer(self) -> None:
         """Read the transformer alone: all that a branch needs."""
 
+    def release_transformer(self) -> None:
+        """Take the transformer off the device; the next job's branches bring it back."""
+
     def sigmas(self, job: VideoJob) -> tuple[float, ...]:
         """Noise levels that the job's steps begin at, from 1 down."""
 
@@ -210,9 +214,14 @@ class LatentVideoModel(Protocol):
     ) -> VideoDenoiser:
         """A fresh denoiser; `embeddings` by text, as `texts` names them, `start` by kind."""
 
-    def decode_latents(self, latents_BCFYX: Tensor) -> Iterator[np.ndarray]:
-        """Frames in order, in pieces of RGB uint8 [T, H, W, 3]. Raises JobError where not
-        finite.
+    def smaller_tilings(self, latents_BCFYX: Tensor) -> Iterable[Tiling]:
+        """Tilings that cut the latents smaller than the model's own decode, largest tiles first."""
+
+    def decode_latents(
+        self, latents_BCFYX: Tensor, tiling: Tiling | None = None
+    ) -> Iterator[np.ndarray]:
+        """Frames in order, in pieces of RGB uint8 [T, H, W, 3]; `tiling`: instead of the model's
+        own, other pixels near borders of tiles. Raises JobError where not finite.
         """
 
 

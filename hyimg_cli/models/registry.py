@@ -197,14 +197,12 @@ def load(
         return known.load(choice, is_batch_invariant=is_batch_invariant, pool=pool)
 
 
-def load_video(
-    choice: ModelChoice, *, is_fast: bool = True, is_tiled: bool = True
-) -> "LatentVideoModel":
+def load_video(choice: ModelChoice, *, is_fast: bool = True) -> "LatentVideoModel":
     """The loaded video model; see `VideoCheckpoint.load`. Imports torch."""
     resolve_model(choice.model, choice.revision)
     known = _video(choice.model, choice.revision, choice.components)
     with _of_anybody(resolve_model(choice.model, choice.revision)):
-        return known.load(choice, is_fast=is_fast, is_tiled=is_tiled)
+        return known.load(choice, is_fast=is_fast)
 
 
 @contextmanager

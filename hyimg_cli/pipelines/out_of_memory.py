@@ -5,12 +5,14 @@
     LATER   when others have given their memory back
     LOST    the job fails; its line names the setting that needs less
 
-None of it changes a pixel. Tiles are other pixels, and so another run: only who asks for them gets
-them. Any other fault of a batch is looked for in halves too, and is then one job's own.
+None of it changes a pixel. Tiles are other pixels, and so another run: of pictures only who asks
+for them gets them. A video has taken hours at its decode: before it is lost its tiles are smaller,
+and its line says so. Any other fault of a batch is looked for in halves too, and is then one job's
+own.
 """
 
 import logging
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from types import TracebackType
@@ -125,17 +127,27 @@ class MemoryPolicy:
         return remedy
 
     def alone(
-        self, request: Request[Any], stage: Callable[[], Generator[Progress, None, Result]]
+        self,
+        request: Request[Any],
+        stage: Callable[[], Generator[Progress, None, Result]],
+        smaller: Iterable[tuple[str, Callable[[], Generator[Progress, None, Result]]]] = (),
     ) -> Generator[Progress, None, Result]:
-        """A stage of a job that has no company: once more where that is a remedy. Raises its error
-        where it is lost.
+        """A stage of a job that has no company: once more where that is a remedy, then as `smaller`
+        says, with what the job's line tells of it. Raises its error where it is lost.
         """
+        ways = iter(smaller)
         while True:
             with Attempt() as tried:
                 return (yield from stage())
             assert tried.error is not None, "the stage gave nothing"
-            if self.remedy(tried.error, [request]) is not Remedy.AGAIN:
+            if self.remedy(tried.error, [request]) is Remedy.AGAIN:
+                continue
+            is_short = isinstance(tried.error, torch.OutOfMemoryError)
+            way = next(ways, None) if is_short else None
+            if way is None:
                 raise tried.error
+            note, stage = way
+            self._note([request], note)
 
     def limit(self, stage: SharedStage, most: int, requests: Requests) -> None:
         """From here on no more than `most` think, or draw, together."""

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -32,6 +32,8 @@ def configured(
     parts: dict[str, dict[str, Any]] = defaultdict(dict)
     for name, (part, field) in FILLED.items():
         parts[part][field] = settings[name].value
+    if settings["cpu_offload"].origin == "default" and settings["enable_cpu_offload"].value:
+        parts["model"]["cpu_offload"] = "model"
     parts["output"]["folder"] = folder
     parts["cache"]["folder"] = cache_folder
     return RunConfig(**{part: _PARTS[part](**values) for part, values in parts.items()})
@@ -68,7 +70,8 @@ def values_in_key(words: Mapping[str, str], kind: JobKind) -> dict[str, Any]:
 def _key_parts(kind: JobKind) -> Iterator[tuple[str, InKey]]:
     for name, row in SETTINGS.items():
         if isinstance(row.pixels, InKey) and row.only in (None, kind):
-            yield name, row.pixels
+            other = row.pixels.of_videos if kind == "videos" else ""
+            yield name, replace(row.pixels, name=other) if other else row.pixels
 
 
 def refuse_conflicts(settings: Mapping[str, Setting]) -> None:
@@ -79,6 +82,12 @@ def refuse_conflicts(settings: Mapping[str, Setting]) -> None:
         off, required = as_given(settings["kv_reuse"]), as_given(settings["require_kv_reuse"])
         what = f"{required} does not go with {off}: every job would fail"
         raise UsageError(what, hint="give one of the two", code="usage.kv-reuse")
+    ranks = settings["vae_patch_parallel_size"]
+    if settings["vae_use_tiling"].value is False and ranks.value > 1:
+        what = (
+            f"{as_given(ranks)} shares tiles, and {as_given(settings['vae_use_tiling'])} cuts none"
+        )
+        raise UsageError(what, hint="give one of the two", code="usage.vae-tiling")
     count = settings["replicas"].value
     if count == 1:
         return

@@ -47,8 +47,11 @@ def settle(
     for name, row in SETTINGS.items():
         if (flag := flags.get(name)) is not None:
             settled[name] = Setting(name, _typed(row, flag, where=row.flag), "flag")
-        elif text := environ.get(row.variable):
-            settled[name] = Setting(name, _typed(row, text, where=row.variable), "environment")
+            continue
+        for variable in (row.variable, row.also_variable):
+            if text := environ.get(variable):
+                settled[name] = Setting(name, _typed(row, text, where=variable), "environment")
+                break
     return settled
 
 

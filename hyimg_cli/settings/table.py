@@ -38,7 +38,14 @@ from hyimg_cli.spec.job import (
     REGION_MODES,
     SizeRequest,
 )
-from hyimg_cli.spec.run import DTYPES, FRAMES, GRAPHS, QUANTIZATIONS
+from hyimg_cli.spec.run import (
+    ATTENTION_BACKENDS,
+    DTYPES,
+    FRAMES,
+    GRAPHS,
+    OFFLOADS,
+    QUANTIZATIONS,
+)
 
 JobKind = Literal["pictures", "videos"]
 # The default of what the job's checkpoint says where nobody else does.
@@ -67,12 +74,14 @@ MAX_CLIPS = 64
 
 @dataclass(frozen=True)
 class InKey:
-    """How a setting that changes pixels stands in the resume key: under `name`, by the word for its
-    value. A value without a word is not written: keys of runs before the setting was there stay.
+    """How a setting that changes pixels stands in the resume key: under `name`, in a video's under
+    `of_videos` if that is another, by the word for its value. A value without a word is not
+    written: keys of runs before the setting was there stay.
     """
 
     name: str
     words: Mapping[Any, str]
+    of_videos: str = ""
 
 
 @dataclass(frozen=True)
@@ -81,7 +90,8 @@ class Declaration:
 
     `table`: of a recipe, and part of `RunConfig`, where it fills the field `fills`, or that of its
     own name. `panel`: of the help; without one there is no flag. `is_basic`: on the first screen of
-    a run's help. `flags`: as spelled, where they do not follow from the name. `only`: the kind of
+    a run's help. `flags`: as spelled, where they do not follow from the name. `also_variable`: of
+    another program, read where its own variable is not set. `only`: the kind of
     job that reads it, where not both do. `in_line`: a manifest line may say it, too; `aliases`: by
     these other names. `pixels`: how they depend on it; what is said by the "job" or the
     "checkpoint" is in the resume key by itself, and None changes none.
@@ -97,6 +107,7 @@ class Declaration:
     is_basic: bool = False
     only: JobKind | None = None
     flags: tuple[str, ...] = ()
+    also_variable: str = ""
     fills: str = ""
     in_line: bool = False
     aliases: tuple[str, ...] = ()
@@ -180,27 +191,45 @@ _MODEL = (
         "Where models run; balanced: over all GPUs.",
         is_basic=True,
     ),
-    _model_of_pictures(
+    _model(
         "vae_use_tiling",
         Truth(),
-        False,
-        "Decode latents of pictures tile by tile, in bounded memory. Other pixels at borders.",
-        pixels=InKey("vae", {True: "tiled"}),
+        None,
+        "Decode tile by tile, in bounded memory: other pixels at borders. Default: videos only.",
+        # What either kind does by itself has no word: see `journal.keys`.
+        pixels=InKey("vae", {True: "tiled", False: "whole"}),
     ),
-    _model_of_pictures(
+    _model(
         "quantization",
         OneOf(QUANTIZATIONS),
         "none",
-        "The experts of pictures' models in 8 or 4 bits.",
+        "Pictures' experts, videos' transformer in 8 or 4 bits.",
         is_basic=True,
-        pixels=InKey("experts", _words(*QUANTIZATIONS[1:])),
+        pixels=InKey("experts", _words(*QUANTIZATIONS[1:]), of_videos="transformer"),
     ),
     _video(
-        "enable_cpu_offload",
+        "cpu_offload",
+        OneOf(OFFLOADS),
+        "none",
+        "model: one network on the GPU at a time, the others in main memory; group: of the "
+        "transformer one block. Same pixels.",
+    ),
+    _video("enable_cpu_offload", Truth(), False, "The same as --cpu-offload model."),
+    Declaration(
+        "attention_backend",
+        OneOf(ATTENTION_BACKENDS),
+        "native",
+        "The library's kernel of a video transformer's attention.",
+        only="videos",
+        also_variable="DIFFUSERS_ATTN_BACKEND",
+        pixels=InKey("attention", {name: name for name in ATTENTION_BACKENDS if name != "native"}),
+    ),
+    _video(
+        "compile_blocks",
         Truth(),
         False,
-        "One of a video model's networks on the GPU at a time, the others in main memory.",
-        fills="cpu_offload",
+        "Compile a transformer's blocks by torch.compile, at each shape's first step.",
+        pixels=InKey("blocks", {True: "compiled"}),
     ),
     Declaration(
         "pass_graphs",
@@ -524,9 +553,9 @@ _OUTPUT = (
     _video(
         "checkpoint_every",
         Integer(0, 1000),
-        0,
-        "Keep a video's latents every K denoise steps, so that a killed job goes on. Those behind "
-        "the last step are always kept until the video is written.",
+        10,
+        "Keep a video's latents every K denoise steps, so that a killed job goes on; 0: only those "
+        "behind the last step, which are kept in any case until the video is written.",
     ),
     _run("report", Truth(), True, "Keep report.html, a page of all jobs."),
 )

@@ -10,6 +10,10 @@ from hyimg_cli.spec.job import Fit, Size, SizeRequest, VideoJob
 
 # Of a pixel in float32.
 PICTURE_BYTES = 3 * 4
+# The same in 16 bits.
+_PIXEL_BYTES = 3 * 2
+# Of a weight in 4 bits, with its part of a scale.
+_NF4_BYTES = 0.5625
 # Of a size that no ratio token stands for.
 NO_RATIO = -1
 
@@ -195,17 +199,34 @@ class TileRule:
 class ForwardWork:
     """The cost of one forward of a video's transformer, in floating-point operations (two for a
     multiplication and its addition): so many for each token of `cells_per_token` latent cells, and
-    so many for each pair of them. Text is not in it.
+    so many for each pair of them. Text is not in it. `token_bytes`: activations of a token at the
+    forward's widest moment, in 16 bits.
     """
 
     cells_per_token: int = 1
     per_token: int = 0
     per_pair: int = 0
+    token_bytes: int = 0
 
     def flops(self, grid: tuple[int, int, int]) -> int:
         """Of latents with so many frames, rows and columns."""
         tokens = math.prod(grid) // self.cells_per_token
         return tokens * self.per_token + tokens**2 * self.per_pair
+
+    def working_bytes(self, grid: tuple[int, int, int]) -> int:
+        """Activations of such latents, in 16 bits."""
+        return math.prod(grid) // self.cells_per_token * self.token_bytes
+
+
+@dataclass(frozen=True)
+class DecodeWork:
+    """Bytes that a VAE works with, in 16 bits: for each pixel of a frame that it decodes at once,
+    and for each pixel of every frame. One of them is 0: of a VAE that goes frame by frame, or
+    takes all frames at once.
+    """
+
+    per_pixel: int = 0
+    per_frame_pixel: int = 0
 
 
 @dataclass(frozen=True)
@@ -287,6 +308,9 @@ class VideoCard:
     `guides_below_one`: a guidance scale under 1 runs both branches too; otherwise it means none.
     `chunks`: of a causal checkpoint, None where all frames are denoised together. `has_camera`: its
     videos follow a camera's path.
+    `blocks`: of the transformer. `wants_negative`: its authors never guide without a long negative
+    prompt. `cleaner`: the package that mends prompts where it is there, as its authors' pipeline
+    does it.
     """
 
     model: str
@@ -309,17 +333,29 @@ class VideoCard:
     needs_start: bool = False
     chunks: ChunkRule | None = None
     has_camera: bool = False
+    blocks: int = 0
+    wants_negative: bool = False
+    cleaner: str = ""
+    decode: DecodeWork = DecodeWork()
 
-    def loaded_bytes(self, dtype: str) -> dict[str, int]:
-        """Bytes of each component once loaded in `dtype`; as stored where nothing is counted.
+    def loaded_bytes(self, dtype: str, quantization: str = "none") -> dict[str, int]:
+        """Bytes of each component once loaded in `dtype`, transformers quantized; as stored where
+        nothing is counted.
 
         Released transformers are stored in float32, and take half of that in bfloat16. The few
-        tensors that a class keeps in float32 count like the others.
+        tensors that a class keeps in float32, or as they are beside quantized ones, count like the
+        others.
         """
         counts, width = dict(self.component_parameters), 4 if dtype == "float32" else 2
-        wide = ("vae",) if self.has_float32_vae else ()
+        held = {"none": float(width), "fp8": 1.0, "nf4": _NF4_BYTES}[quantization]
+
+        def of(name: str) -> float:
+            if name == "vae" and self.has_float32_vae:
+                return 4
+            return held if name.startswith("transformer") else width
+
         return {
-            name: counts[name] * (4 if name in wide else width) if name in counts else stored
+            name: int(counts[name] * of(name)) if name in counts else stored
             for name, stored in self.component_bytes
         }
 
@@ -356,6 +392,21 @@ class VideoCard:
         in_chunk = tokens * self.chunks.frames // self.latent_grid(job.size, job.num_frames)[0]
         held = tokens * self.chunks.kv_bytes + in_chunk * self.chunks.live_bytes
         return (held + self.chunks.fixed_bytes) * (2 if dtype == "float32" else 1)
+
+    def decode_bytes(self, size: Size, num_frames: int, dtype: str, *, in_tiles: bool) -> int:
+        """Activations of a decode at their peak: of what is decoded at once, and beside it the
+        video; in tiles two rows of them too.
+        """
+        tile = self.tiles.tile_cells * self.pixels_per_cell
+        area = size.height * size.width
+        cuts = in_tiles and max(size.height, size.width) > tile
+        at_once = min(size.height, tile) * min(size.width, tile) if cuts else area
+        overlap = self.tiles.tile_cells / self.tiles.stride_cells
+        rows = 2 * min(size.height, tile) * size.width * overlap if cuts else 0
+        beside = (area + int(rows)) * num_frames * _PIXEL_BYTES
+        own = self.decode.per_pixel + num_frames * self.decode.per_frame_pixel
+        is_wide = dtype == "float32" or self.has_float32_vae
+        return (at_once * own + beside) * (2 if is_wide else 1)
 
     def latent_grid(self, size: Size, num_frames: int) -> tuple[int, int, int]:
         """Latent frames, rows and columns of a video."""

@@ -12,10 +12,21 @@ Frames = Literal["none", "png"]
 Dtype = Literal["auto", "float32", "bfloat16"]
 Quantization = Literal["none", "fp8", "nf4"]
 Graphs = Literal["auto", "on", "off"]
+Offloading = Literal["none", "model", "group"]
 FRAMES: tuple[Frames, ...] = get_args(Frames)
 DTYPES: tuple[Dtype, ...] = get_args(Dtype)
 QUANTIZATIONS: tuple[Quantization, ...] = get_args(Quantization)
 GRAPHS: tuple[Graphs, ...] = get_args(Graphs)
+OFFLOADS: tuple[Offloading, ...] = get_args(Offloading)
+# By the names of the library's AttentionBackendName.
+ATTENTION_BACKENDS = (
+    *("native", "_native_cudnn", "_native_efficient", "_native_flash", "_native_math"),
+    *("_native_npu", "_native_xla", "flex", "flash", "flash_hub", "flash_varlen"),
+    *("flash_varlen_hub", "flash_4_hub", "_flash_3", "_flash_varlen_3", "_flash_3_hub"),
+    *("_flash_3_varlen_hub", "aiter_fa2_hub", "sage", "sage_hub", "sage_blackwell_hub"),
+    *("sage_varlen", "_sage_qk_int8_pv_fp8_cuda", "_sage_qk_int8_pv_fp8_cuda_sm90"),
+    *("_sage_qk_int8_pv_fp16_cuda", "_sage_qk_int8_pv_fp16_triton", "xformers"),
+)
 
 
 @dataclass(frozen=True)
@@ -32,13 +43,16 @@ class ModelChoice:
 
     `model` is a folder, a hub id or `tiny-image` (embedded). `device` is `auto`, `cpu`, `cuda`,
     `cuda:N`, or `balanced` to spread the layers over every visible GPU. `vae_use_tiling`: latents
-    become pixels tile by tile, in bounded memory; other pixels than without. `quantization` holds
-    the routed experts in 8 bits (`fp8`) or 4 (`nf4`); other pixels, too. `decode_graphs`: text
-    is decoded by CUDA graphs, by default where they can be; they round differently, so other texts
-    are possible. `cpu_offload`: of a video model one network at a time is on the GPU, the others
-    are in main memory; the same pixels. `components`: a folder with the text encoder and VAE of a
-    video model that comes without. `pass_graphs`: passes of a model that works in chunks are CUDA
-    graphs; the same numbers. `place`: the machine that the work is done on; None: this.
+    become pixels tile by tile, in bounded memory, or whole; other pixels either way; None: tiles
+    for videos, whole pictures. `quantization` holds the routed experts, or a video's transformer,
+    in 8 bits (`fp8`) or 4 (`nf4`); other pixels, too. `decode_graphs`: text is decoded by CUDA
+    graphs, by default where they can be; they round differently, so other texts are possible.
+    `cpu_offload`: of a video model one network at a time is on the GPU, of its transformer one
+    block (`group`), the others are in main memory; the same pixels. `attention_backend`,
+    `compile_blocks`: of a video's transformer; they round differently. `components`: a folder with
+    the text encoder and VAE of a video model that comes without. `pass_graphs`: passes of a model
+    that works in chunks are CUDA graphs; the same numbers. `place`: the machine that the work is
+    done on; None: this.
     """
 
     model: str = "tiny-image"
@@ -46,10 +60,12 @@ class ModelChoice:
     revision: str | None = None
     dtype: Dtype = "auto"
     device: str = "auto"
-    vae_use_tiling: bool = False
+    vae_use_tiling: bool | None = None
     quantization: Quantization = "none"
     decode_graphs: Graphs = "auto"
-    cpu_offload: bool = False
+    cpu_offload: Offloading = "none"
+    attention_backend: str = "native"
+    compile_blocks: bool = False
     components: str | None = None
     pass_graphs: bool = False
     place: Place | None = None
@@ -58,6 +74,11 @@ class ModelChoice:
         """Kind of device that is asked for, on a machine with a GPU or without."""
         is_cpu = self.device == "cpu" or (self.device == "auto" and not has_gpu)
         return "cpu" if is_cpu else "cuda"
+
+    @property
+    def tiles_videos(self) -> bool:
+        """True unless videos are decoded whole."""
+        return self.vae_use_tiling is not False
 
     def dtype_on(self, kind: str) -> str:
         """Dtype on a kind of device: float32 on the CPU, bfloat16 on a GPU by default."""
@@ -140,7 +161,7 @@ class OutputConfig:
     _: KW_ONLY
     metadata: bool = True
     frames: Frames = "none"
-    checkpoint_every: int = 0
+    checkpoint_every: int = 10
     only_texts: bool = False
     keep_gps: bool = False
 

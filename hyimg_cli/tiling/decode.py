@@ -47,12 +47,13 @@ class TiledVae(Protocol):
         """Merged tiles as pixels: patches unfolded and values clamped, where the VAE does so."""
 
 
-def decode_tiled(vae: TiledVae, latents_BCFYX: Tensor) -> Tensor:
+def decode_tiled(vae: TiledVae, latents_BCFYX: Tensor, tiling: Tiling | None = None) -> Tensor:
     """The picture of latents, tile by tile in this process: [B, C, T, H, W].
 
-    Needs memory for two rows of tiles beside the picture.
+    Needs memory for two rows of tiles beside the picture. `tiling`: instead of the VAE's own.
     """
-    return torch.cat([_item(vae, latents) for latents in latents_BCFYX.split(1)])
+    items = [_item(vae, item, tiling or vae.tiling) for item in latents_BCFYX.split(1)]
+    return items[0] if len(items) == 1 else torch.cat(items)
 
 
 class PatchParallelDecoder:
@@ -201,8 +202,8 @@ def cut(latents_BCFYX: Tensor, tile: Tile) -> Tensor:
     return latents_BCFYX[..., tile.top : tile.bottom, tile.left : tile.right]
 
 
-def _item(vae: TiledVae, latents_1CFYX: Tensor) -> Tensor:
-    plan = tile_plan(vae.tiling, *latents_1CFYX.shape[-2:])
+def _item(vae: TiledVae, latents_1CFYX: Tensor, tiling: Tiling) -> Tensor:
+    plan = tile_plan(tiling, *latents_1CFYX.shape[-2:])
     return vae.finish(merge(plan, lambda tile: vae.decode_tile(cut(latents_1CFYX, tile))))
 
 

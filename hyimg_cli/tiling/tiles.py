@@ -47,6 +47,13 @@ class TileAxis:
         """Pixels of a tile that stay in the picture; a last, shorter tile has no more."""
         return self.stride * self.pixels
 
+    @property
+    def halved(self) -> "TileAxis | None":
+        """Tiles half as long; None where that would be no whole cells."""
+        if self.tile % 2 or self.stride % 2:
+            return None
+        return TileAxis(self.tile // 2, self.stride // 2, self.pixels)
+
 
 @dataclass(frozen=True)
 class Tiling:
@@ -54,6 +61,12 @@ class Tiling:
 
     rows: TileAxis
     columns: TileAxis
+
+    @property
+    def halved(self) -> "Tiling | None":
+        """Tiles of a quarter of the area; None where that would be no whole cells."""
+        rows, columns = self.rows.halved, self.columns.halved
+        return None if rows is None or columns is None else Tiling(rows, columns)
 
     @classmethod
     def by_overlap(

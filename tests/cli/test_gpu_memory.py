@@ -14,6 +14,7 @@ PICTURE = {"custom_id": "p", "prompt": "a red circle"}
 VIDEO = {"custom_id": "v", "task": "t2v", "prompt": "a dog", "num_frames": 1}
 RANKS = ("--vae-patch-parallel-size", "2", "--cfg-parallel-size", "2")
 PART, OFFLOAD = "--gpu-memory-utilization", "--enable-cpu-offload"
+GROUPS = ("--cpu-offload", "group")
 
 
 def flat(text: str) -> str:
@@ -31,6 +32,19 @@ def flat(text: str) -> str:
         ((PICTURE,), (OFFLOAD,), "one network makes a picture", "--quantization nf4"),
         ((PICTURE, VIDEO), (OFFLOAD, "--device", "cuda"), "one network makes", "a run of their"),
         ((VIDEO,), (OFFLOAD, "--device", "cpu"), "in main memory as it is", "--device cuda"),
+        ((VIDEO,), (*GROUPS, "--device", "cpu"), "in main memory as it is", "--device cuda"),
+        (
+            (VIDEO,),
+            ("--quantization", "nf4", "--device", "cpu"),
+            "in 4 bits by bitsandbytes on a GPU, and this run is on the CPU",
+            "--quantization fp8",
+        ),
+        (
+            (VIDEO,),
+            ("--no-vae-use-tiling", "--vae-patch-parallel-size", "2"),
+            "shares tiles, and --no-vae-use-tiling cuts none",
+            "give one of the two",
+        ),
         (
             (VIDEO,),
             (OFFLOAD, "--device", "cuda", *RANKS),
@@ -78,7 +92,11 @@ def test_the_plan_says_what_is_on_the_gpu_at_a_time(run_cli: Run, write_manifest
     sizes = plan["weight_bytes"]["tiny-video"]
     assert plan["on_gpu_bytes"] == {"tiny-video": max(sizes.values())}
     assert "one network at a time" in run_cli("plan", manifest, "--device", "cuda", OFFLOAD).out
+    (groups,) = run_cli("plan", manifest, "--device", "cuda", *GROUPS, "--json").json_lines
+    assert groups["on_gpu_bytes"]["tiny-video"] <= max(sizes.values())
     (plain,) = run_cli("plan", manifest, "--device", "cuda", "--json").json_lines
+    assert plain["groups"][0]["cards"] == {"24 GB": "", "48 GB": ""}
+    assert plain["groups"][0]["memory"]["decode"]["work"] > 0
     assert "on_gpu_bytes" not in plain
 
 

@@ -8,11 +8,14 @@ import subprocess
 import sys
 from collections import namedtuple
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import av
 import pytest
+
+from hyimg_cli.models import registry
 
 Run = Callable[..., Any]
 Write = Callable[..., Path]
@@ -111,6 +114,27 @@ def test_a_cache_folder_that_is_a_file_is_said_before_anything_loads(
     ran = run_cli("generate", write_manifest(*videos({})), "--cache-dir", f"kept{below}")
     assert (ran.code, "storage.cache" in ran.err, "--no-disk-cache" in ran.err) == (3, True, True)
     assert "loaded" not in ran.err
+
+
+def test_a_plan_says_what_a_whole_decode_takes_and_which_prompt_is_missing(
+    run_cli: Run, write_manifest: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = {"task": "t2v", "prompt": "a dog", "size": "272x48", "num_frames": 1}
+    manifest = write_manifest(line, line | {"negative_prompt": "blur"})
+    tiled, whole = (
+        run_cli("plan", manifest, *flags, "--json").json_lines[0]["groups"][0]
+        for flags in ((), ("--no-vae-use-tiling",))
+    )
+    assert (tiled["tiles"], whole["tiles"]) == ([1, 2], [1, 1])
+    assert tiled["memory"]["decode"]["work"] != whole["memory"]["decode"]["work"]
+    assert tiled["without_negative"] == 0, "HunyuanVideo is made for guidance without one"
+    card_of = registry.video_card
+    monkeypatch.setattr(
+        registry, "video_card", lambda *model: replace(card_of(*model), wants_negative=True)
+    )
+    said = run_cli("plan", manifest).out
+    assert "1 job with guidance and no negative prompt" in said
+    assert "a GPU of 24 GB takes it; a GPU of 48 GB takes it" in said
 
 
 @pytest.mark.parametrize("flag", [("--frames", "jpg"), ("--checkpoint-every", "-1"),

@@ -13,6 +13,7 @@ import pytest
 import torch
 from machines import with_gpus, with_main_memory
 from released import released_folder
+from tiny_video import write_wan
 
 from hyimg_cli.doctor import environment, kernels, models, places, tools, trial
 from hyimg_cli.doctor.check import Check, Subject, examined, is_ready, portable_text
@@ -365,33 +366,50 @@ def test_networks_that_take_turns_need_the_largest_on_the_gpu(
     with_gpus(monkeypatch, room)
     monkeypatch.setattr(present, "available_bytes", lambda: main_memory[0])
     whole = subject(device="cuda", dtype="bfloat16")
-    turns = subject(device="cuda", dtype="bfloat16", cpu_offload=True)
+    turns = subject(device="cuda", dtype="bfloat16", cpu_offload="model")
     sizes = {part: one.count * 2 for part, one in registry.stored_weights("tiny-video").items()}
     assert models.video_memory(turns).status == "ok"
     room[0] = max(sizes.values())
     assert models.video_memory(turns).status == "ok"
     found = models.video_memory(whole)
     assert found.status == "failed"
-    assert "--enable-cpu-offload would fit" in found.hint
+    assert "--cpu-offload model would fit" in found.hint
     room[0] -= 1
-    assert "is on already" in models.video_memory(turns).hint
-    assert "--enable-cpu-offload" not in models.video_memory(whole).hint
-    room[0], main_memory[0] = 10**9, sum(sizes.values()) - 1
+    for one in (turns, whole):
+        assert models.video_memory(one).hint.startswith("--cpu-offload group would fit")
+    groups = subject(device="cuda", dtype="bfloat16", cpu_offload="group")
+    assert models.video_memory(groups).status == "ok"
+    assert "a decode about " in models.video_memory(groups).found
+    room[0] = 1000
+    assert "--cpu-offload group is on already" in models.video_memory(groups).hint
+    room[0], main_memory[0] = 10**9, 1000
     assert "main memory is too small" in models.video_memory(turns).hint
+
+
+def test_a_package_that_mends_prompts_is_missed_where_it_is_used(
+    subject: MakeSubject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wan = subject(video=write_wan(tmp_path / "wan"))
+    monkeypatch.setattr(models, "find_spec", lambda name: None)
+    found = models.video_checkpoint(wan)
+    assert (found.status, "ftfy is not installed" in found.found) == ("warning", True)
+    assert models.video_checkpoint(subject()).status == "ok", "HunyuanVideo mends none"
+    monkeypatch.setattr(models, "find_spec", lambda name: object())
+    assert models.video_checkpoint(wan).status == "ok"
 
 
 def test_turns_are_of_videos_on_a_gpu(subject: MakeSubject) -> None:
     """Refused on a CPU as by a run, and no matter of the picture that is drawn on trial."""
-    turns = subject(device="cpu", cpu_offload=True)
+    turns = subject(device="cpu", cpu_offload="model")
     checks = (("video memory", models.video_memory), ("trial", trial.trial))
     memory, drawn = examined(turns, checks)
     assert (memory.status, "--device cuda" in memory.hint) == ("failed", True)
     assert drawn.status == "ok"
 
 
-@pytest.mark.parametrize("cpu_offload", [False, True])
+@pytest.mark.parametrize("cpu_offload", ["none", "model"])
 def test_a_video_model_without_weights_is_not_counted_as_nothing(
-    subject: MakeSubject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cpu_offload: bool
+    subject: MakeSubject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cpu_offload: str
 ) -> None:
     bare, weights = tmp_path / "bare", shutil.ignore_patterns("*.safetensors")
     shutil.copytree(registry.resolve_model("tiny-video"), bare, ignore=weights)

@@ -22,6 +22,7 @@ from hyimg_cli.spec import digest
 from hyimg_cli.spec.card import VideoCard
 from hyimg_cli.spec.job import Size, VideoJob
 from hyimg_cli.spec.run import ModelChoice
+from hyimg_cli.tiling.tiles import TileAxis, Tiling
 
 WIDTH = 8
 
@@ -157,9 +158,19 @@ class FakeVideo:
         self.denoisers.append(FakeDenoiser(job, embeddings, self._card))
         return self.denoisers[-1]
 
-    def decode_latents(self, latents_BCFYX: Tensor) -> Iterator[np.ndarray]:
+    def release_transformer(self) -> None:
+        self.log.append("release transformer")
+
+    def smaller_tilings(self, latents_BCFYX: Tensor) -> list[Tiling]:
+        return [Tiling(TileAxis(2, 1, 1), TileAxis(2, 1, 1))]
+
+    def decode_latents(
+        self, latents_BCFYX: Tensor, tiling: Tiling | None = None
+    ) -> Iterator[np.ndarray]:
+        """In tiles one level brighter."""
         self.log.append(f"decode {tuple(latents_BCFYX.shape[2:])}")
-        levels = (latents_BCFYX[0, :3] * 40 + 128).clamp(0, 255).to(torch.uint8)
+        base = 128 if tiling is None else 129
+        levels = (latents_BCFYX[0, :3] * 40 + base).clamp(0, 255).to(torch.uint8)
         cell = self._card.pixels_per_cell
         big = levels.repeat_interleave(cell, 2).repeat_interleave(cell, 3)
         stride = self._card.frame_stride

@@ -97,7 +97,7 @@ def test_networks_that_take_turns_make_the_same_video_in_less_memory(tmp_path: P
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
-        choice = ModelChoice(device="cuda:0", cpu_offload=offload)
+        choice = ModelChoice(device="cuda:0", cpu_offload="model" if offload else "none")
         config = RunConfig(OutputConfig(tmp_path / str(offload)), model=choice)
         with RunFolder(config.output.folder) as folder, Session(config) as session:
             events = list(session.run(make_plan([job], registry.model_card), folder))

@@ -239,7 +239,7 @@ def test_frames_that_are_no_video_fail_the_job(
     }
     for name, change in broken.items():
         monkeypatch.setattr(
-            FakeVideo, "decode_latents", lambda self, x, c=change: iter(c(decode(self, x)))
+            FakeVideo, "decode_latents", lambda self, x, _, c=change: iter(c(decode(self, x)))
         )
         _, outcomes = run([video_job()], tmp_path / name, batch=COLD)
         error = outcomes["job"].error

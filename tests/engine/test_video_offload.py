@@ -30,7 +30,7 @@ PLAIN = RunConfig(
     model=ModelChoice(device="cpu", dtype="float32"),
     batch=BatchConfig(prewarm=False),
 )
-OFFLOADED = replace(PLAIN, model=replace(PLAIN.model, cpu_offload=True))
+OFFLOADED = replace(PLAIN, model=replace(PLAIN.model, cpu_offload="model"))
 TALL = Size(272, 48)
 Frames = dict[int, list[bytes]]
 
@@ -124,7 +124,7 @@ def test_a_session_refuses_pictures(job: ImageJob) -> None:
 def test_the_largest_network_counts_on_a_gpu() -> None:
     card = registry.video_card(registry.EMBEDDED_VIDEO)
     sizes = card.loaded_bytes("bfloat16")
-    on_gpu = replace(OFFLOADED, model=ModelChoice(device="cuda", cpu_offload=True))
+    on_gpu = replace(OFFLOADED, model=ModelChoice(device="cuda", cpu_offload="model"))
     found = video_need(card, on_gpu)
     assert (found.total, found.waiting) == (max(sizes.values()), sum(sizes.values()))
     plain = video_need(card, replace(on_gpu, model=ModelChoice(device="cuda")))

@@ -22,6 +22,12 @@ STAGES: dict[str, tuple[type, str]] = {
     "decode": (FakeVideo, "decode_latents"),
 }
 NOTE = "out of memory; it went on when the text encoders and the prefixes of pictures were dropped"
+DECODE_NOTE = NOTE.replace("encoders and", "encoders, the transformer and")
+# The fake's tiles are two cells of 16 pixels.
+TILES_NOTE = (
+    "out of memory in the decode; it went on in tiles of 32 pixels: other pixels near their borders"
+)
+KEPT_NOTE = "its denoised latents are kept: the next attempt only decodes them"
 
 
 @pytest.fixture(autouse=True)
@@ -65,31 +71,48 @@ def test_a_stage_is_tried_once_more_to_the_bit(
     events, outcomes = run([video_job()], tmp_path / "short", batch=COLD, reuse=off)
     assert len(held) == 1
     assert pixels(outcomes["job"]) == pixels(clean["job"])
-    assert (outcomes["job"].attempt, outcomes["job"].warnings) == (1, (NOTE,))
+    note = DECODE_NOTE if stage == "decode" else NOTE
+    assert (outcomes["job"].attempt, outcomes["job"].warnings) == (1, (note,))
     assert outcomes["job"].denoise_steps == 4
     assert "release" in studios.models[1].log, "the encoders have left the device"
+    assert ("release transformer" in studios.models[1].log) == (stage == "decode")
     steps = [event.step for event in events if isinstance(event, DenoiseStep)]
     assert steps == ([1, 2, 1, 2, 3, 4] if stage == "denoise" else [1, 2, 3, 4])
     assert not list((tmp_path / "short").glob("latents/*"))
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_what_never_fits_is_lost_alone(
-    tmp_path: Path, short: Any, stage: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_never_fits_is_lost_alone(tmp_path: Path, short: Any, stage: str) -> None:
     off = ReuseConfig(prompt_cache=False)
-    held = short(stage, range(2))
+    times = 3 if stage == "decode" else 2
+    held = short(stage, range(times))
     jobs = [video_job("first"), video_job("second")]
     _, outcomes = run(jobs, tmp_path, batch=COLD, reuse=off)
-    assert len(held) == 2, "once more, and no more"
+    assert len(held) == times, "once more, a decode in smaller tiles too, and no more"
     error = outcomes["first"].error
     assert error is not None
     assert (error.code, error.retryable) == ("job.out-of-memory", True)
     assert error.message == "tried to allocate 80 GiB"
     assert "--enable-cpu-offload" in error.hint
-    kept = ("its denoised latents are kept: the next attempt only decodes them",)
-    assert outcomes["first"].warnings == (NOTE, *(kept if stage == "decode" else ()))
+    notes = (DECODE_NOTE, TILES_NOTE, KEPT_NOTE) if stage == "decode" else (NOTE,)
+    assert outcomes["first"].warnings == notes
     assert (outcomes["second"].status, outcomes["second"].warnings) == ("done", ())
+
+
+def test_a_decode_goes_on_in_smaller_tiles_and_the_next_job_in_its_own(
+    tmp_path: Path, short: Any
+) -> None:
+    jobs = [video_job("first"), video_job("second")]
+    _, clean = run(jobs, tmp_path / "clean", batch=COLD)
+    held = short("decode", range(2))
+    _, outcomes = run(jobs, tmp_path / "short", batch=COLD)
+    assert len(held) == 2
+    assert (outcomes["first"].status, outcomes["first"].attempt) == ("done", 1)
+    assert outcomes["first"].warnings == (DECODE_NOTE, TILES_NOTE)
+    assert pixels(outcomes["first"]) != pixels(clean["first"])
+    assert pixels(outcomes["second"]) == pixels(clean["second"])
+    assert outcomes["second"].warnings == ()
+    assert not list((tmp_path / "short").glob("latents/*"))
 
 
 def test_each_stage_is_tried_once_more(tmp_path: Path, short: Any) -> None:
@@ -131,7 +154,7 @@ def test_another_fault_is_not_tried_again(tmp_path: Path) -> None:
 
 
 def test_a_retry_of_the_run_comes_behind_it(tmp_path: Path, short: Any) -> None:
-    held = short("decode", range(3))
+    held = short("decode", range(4))
     policy = FailurePolicy(max_retries=1)
     _, outcomes = run([video_job()], tmp_path, batch=COLD, failure=policy)
-    assert (len(held), outcomes["job"].attempt, outcomes["job"].denoise_steps) == (3, 2, 0)
+    assert (len(held), outcomes["job"].attempt, outcomes["job"].denoise_steps) == (4, 2, 0)

@@ -45,10 +45,10 @@ def top(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def job(top: Path, custom_id: str, image: str = "one.png", **changes: Any) -> VideoJob:
     facts: dict[str, Any] = {"size": Size(32, 32), "num_inference_steps": 1, "guidance_scale": 1.0}
+    facts["model"] = str(top / "wan")
     return tiny_job(
         custom_id,
         task="i2v",
-        model=str(top / "wan"),
         images=(str(top / image),),
         fit="stretch",
         **(facts | changes),
@@ -122,6 +122,39 @@ def test_a_failure_in_the_middle_leaves_no_trace(
     found = run(three, tmp_path, cache=CacheConfig(top / "kept"))
     assert found["styled"].status == "failed"
     assert pixels(found) == {name: pixels(first)[name] for name in ("plain", "other")}
+
+
+def test_a_failing_low_network_and_latents_that_are_not_numbers_hurt_no_other_job(
+    top: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of Wan 2.2's pair, with LoRAs on both."""
+    write_start(top / "pair", "a14b")
+    pair = tuple(Lora(str(top / "style.safetensors"), 1.0, on) for on in ("high", "low"))
+    two = {"num_inference_steps": 2, "guidance_scale": 2.0, "model": str(top / "pair")}
+    clean = [job(top, name, seed=seed, **two) for seed, name in enumerate(("plain", "other"))]
+    bad = [job(top, name, lora=pair, **two) for name in ("raises", "nan")]
+    inner, at_work, hooked = Wan.new_branch, [""], list[Any]()
+
+    def faulty(self: Wan, inputs: Any, like: torch.Tensor) -> Any:
+        def hook(_module: Any, _inputs: Any, made: Any) -> Any:
+            if at_work[0] == "raises":
+                raise RuntimeError("a kernel failed")
+            return (made[0] * float("nan"),) if at_work[0] == "nan" else None
+
+        at_work[0] = inputs.job.custom_id
+        if not hooked:
+            hooked.append(self.networks[1].register_forward_hook(hook))
+        return inner(self, inputs, like)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Wan, "new_branch", faulty)
+        found = run([bad[0], clean[0], bad[1], clean[1]], tmp_path / "faulty")
+    assert [found[name].status for name in ("raises", "nan")] == ["failed", "failed"]
+    error = found["nan"].error
+    assert error is not None
+    assert (error.code, hooked != []) == ("output-video.not-finite", True)
+    expected = run(clean, tmp_path / "clean")
+    assert pixels(found) == pixels(expected)
 
 
 def test_the_resume_key_is_of_bytes_and_not_of_paths(top: Path, tmp_path: Path) -> None:

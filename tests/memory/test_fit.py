@@ -29,6 +29,7 @@ from hyimg_cli.pipelines.image import pipeline as pictures
 from hyimg_cli.spec.job import Job
 from hyimg_cli.spec.plan import Plan
 from hyimg_cli.spec.run import (
+    OFFLOADS,
     BatchConfig,
     ModelChoice,
     OutputConfig,
@@ -163,7 +164,9 @@ def test_plan_doctor_and_run_agree(released: str, data: st.DataObject) -> None:
         device=device,
         dtype=data.draw(st.sampled_from(["float32", "bfloat16"]), "dtype"),
         quantization=data.draw(st.sampled_from(FORMS), "quantization"),
-        cpu_offload=is_video and gpus > 0 and data.draw(st.booleans(), "offload"),
+        cpu_offload=data.draw(st.sampled_from(OFFLOADS), "offload")
+        if is_video and gpus
+        else "none",
     )
     config = replace(
         CPU,

@@ -62,6 +62,7 @@ SEVERAL_PROCESSES = ("cfg_parallel_size", "replicas", "vae_patch_parallel_size")
 CANNOT = {
     "device": "another device than the CPU has to be there",
     "ray_address": "a cluster has to be there: `tests/engine/test_replicas.py` has one",
+    "cpu_offload": "it is refused where everything is in main memory as it is",
     "enable_cpu_offload": "it is refused where everything is in main memory as it is",
     "gpu_memory_utilization": "it is refused where there is no GPU",
     "pass_graphs": "of a GPU alone; `test_chunks.py` of LingBot-World compares them",

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from hyimg_cli.errors import UsageError
 from hyimg_cli.journal import keys
 from hyimg_cli.models import registry
 from hyimg_cli.settings.config import FILLED, configured, values_in_key
@@ -25,8 +26,10 @@ FILLS: dict[str, tuple[str, Any]] = {
     "dtype": ("model.dtype", "bfloat16"),
     "device": ("model.device", "cuda:1"),
     "vae_use_tiling": ("model.vae_use_tiling", True),
+    "cpu_offload": ("model.cpu_offload", "group"),
+    "attention_backend": ("model.attention_backend", "_native_math"),
+    "compile_blocks": ("model.compile_blocks", True),
     "quantization": ("model.quantization", "nf4"),
-    "enable_cpu_offload": ("model.cpu_offload", True),
     "video_components": ("model.components", "wan"),
     "clips_together": ("batch.clips", 2),
     "decode_graphs": ("model.decode_graphs", "off"),
@@ -61,6 +64,7 @@ BEFORE: dict[str, Any] = {
     "disk_cache": False,
     "output_dir": "other",
     "report": False,
+    "enable_cpu_offload": True,
     "skip_invalid": True,
     "allow_model": ("other",),
     "name": "{stem}-{seed}",
@@ -84,6 +88,15 @@ IN_KEY: dict[tuple[str, Any], dict[str, str]] = {
 }
 # The same of videos whose model works in chunks.
 OF_CHUNKS = {("clips_together", 2): {"clips": "2 together"}}
+IN_VIDEO_KEY: dict[tuple[str, Any], dict[str, str]] = {
+    ("dtype", "bfloat16"): {"dtype": "bfloat16"},
+    ("vae_use_tiling", False): {"vae": "whole"},
+    ("quantization", "fp8"): {"transformer": "fp8"},
+    ("quantization", "nf4"): {"transformer": "nf4"},
+    ("attention_backend", "_native_math"): {"attention": "_native_math"},
+    ("attention_backend", "sage"): {"attention": "sage"},
+    ("compile_blocks", True): {"blocks": "compiled"},
+}
 # The settings of a job: each off its default, with what else makes a stage read it.
 OF_THE_JOB: dict[str, dict[str, Any]] = {
     "size": {"size": "96x160"},
@@ -150,7 +163,7 @@ def test_every_setting_has_an_answer_here() -> None:
     assert of_the_job == EVERY_JOBS.keys()
     assert {name for name, row in SETTINGS.items() if row.in_line} == of_the_job | {"name"}
     in_key = {name for name, row in SETTINGS.items() if isinstance(row.pixels, InKey)}
-    assert in_key == {name for name, _ in (*IN_KEY, *OF_CHUNKS)}
+    assert in_key == {name for name, _ in (*IN_KEY, *IN_VIDEO_KEY, *OF_CHUNKS)}
     by_checkpoint = {name for name, row in SETTINGS.items() if row.pixels == "checkpoint"}
     assert by_checkpoint == OF_THE_CHECKPOINT
 
@@ -179,15 +192,15 @@ def test_defaults_are_those_of_a_configuration_made_by_hand() -> None:
     assert configured(settle({}, {}, {}), Path("out"), None) == RunConfig(**by_hand)
 
 
-@pytest.mark.parametrize(("name", "value"), IN_KEY)
+@pytest.mark.parametrize(("name", "value"), IN_KEY | IN_VIDEO_KEY)
 def test_what_changes_pixels_is_in_the_key(
     under: Callable[..., Any], name: str, value: Any
 ) -> None:
     settings, (edit, video) = under({name: value})
     config = configured(settings, Path("out"), None)
-    assert keys.pixel_settings(edit, config) == PLAIN | IN_KEY[name, value]
-    dtype = {"dtype": IN_KEY[name, value].get("dtype", "float32")}
-    assert keys.pixel_settings(video, config) == dtype
+    assert keys.pixel_settings(edit, config) == PLAIN | IN_KEY.get((name, value), {})
+    of_video = {"dtype": "float32"} | IN_VIDEO_KEY.get((name, value), {})
+    assert keys.pixel_settings(video, config) == of_video
 
 
 @pytest.mark.parametrize(("name", "value"), OF_CHUNKS)
@@ -274,4 +287,35 @@ def test_a_recorded_word_gives_its_setting_back(name: str, value: Any) -> None:
     plain = values_in_key(PLAIN, "pictures")
     assert values_in_key(words, "pictures") == plain | {name: value}
     assert plain["dtype"] == "float32"
-    assert values_in_key({}, "videos") == {"dtype": "auto", "clips_together": 1}
+    assert plain["vae_use_tiling"] is None
+
+
+@pytest.mark.parametrize(("name", "value"), IN_VIDEO_KEY)
+def test_a_video_s_word_gives_its_setting_back(name: str, value: Any) -> None:
+    plain = values_in_key({}, "videos")
+    assert plain == {name: SETTINGS[name].default for name, _ in (*IN_VIDEO_KEY, *OF_CHUNKS)}
+    assert values_in_key(IN_VIDEO_KEY[name, value], "videos") == plain | {name: value}
+
+
+def test_the_librarys_own_variable_says_its_backend() -> None:
+    environ = {"DIFFUSERS_ATTN_BACKEND": "flash"}
+    found = settle({}, environ, {"attention_backend": "sage"})["attention_backend"]
+    assert (found.value, found.origin) == ("flash", "environment")
+    both = environ | {"HYIMG_ATTENTION_BACKEND": "flex"}
+    assert settle({}, both, {})["attention_backend"].value == "flex"
+    with pytest.raises(UsageError, match="DIFFUSERS_ATTN_BACKEND"):
+        settle({}, {"DIFFUSERS_ATTN_BACKEND": "flesh"}, {})
+
+
+@pytest.mark.parametrize(
+    ("given", "offload"),
+    [
+        ({"enable_cpu_offload": True}, "model"),
+        ({"enable_cpu_offload": True, "cpu_offload": "group"}, "group"),
+        ({"enable_cpu_offload": False}, "none"),
+        ({}, "none"),
+    ],
+)
+def test_the_older_flag_of_offload_is_the_model_s(given: dict[str, Any], offload: str) -> None:
+    found = configured(settle(given, {}, {}), Path("out"), None)
+    assert found.model.cpu_offload == offload

@@ -89,14 +89,21 @@ def conditions(model: str, config: RunConfig) -> str:
         "dtype": dtype,
         "quantization": choice.quantization,
         "graphs": by_graphs(choice, parallel.tensor_ranks),
-        "tiling": choice.vae_use_tiling,
-        "offload": choice.cpu_offload,
+        "tiling": bool(choice.vae_use_tiling),
+        "offload": choice.cpu_offload != "none",
         "balanced": choice.device == "balanced",
         "ranks": [parallel.vae_ranks, parallel.cfg_ranks, parallel.tensor_ranks],
         "batch": [batch.is_invariant, batch.prewarm, batch.prefetches_sources],
         "reuse": asdict(config.reuse),
     }
-    return digest.of_json(facts)
+    # Of videos; written where they are off their defaults: timings of earlier versions stay.
+    of_videos = {
+        "whole": not choice.tiles_videos,
+        "groups": choice.cpu_offload == "group",
+        "attention": choice.attention_backend != "native" and choice.attention_backend,
+        "compiled": choice.compile_blocks,
+    }
+    return digest.of_json(facts | {name: value for name, value in of_videos.items() if value})
 
 
 class KeptTimings:

@@ -205,6 +205,8 @@ def _settings(record: Record, device: str) -> dict[str, Any]:
     found = values_in_key(recorded, "videos" if is_video else "pictures")
     if found["dtype"] == "auto":  # none is recorded
         found["dtype"] = None
+    if found["vae_use_tiling"] is None:  # as either kind does by itself
+        found["vae_use_tiling"] = is_video
     if recorded.get("device") == "cpu" and device == "auto":
         found["device"] = device = "cpu"
     if is_video:

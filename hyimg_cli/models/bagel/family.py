@@ -81,7 +81,7 @@ def load_family(
     network, vae = load(prompter.folder, dtype=dtype, device=torch.device(device))
     if is_batch_invariant and device == "cpu":
         network.decoder.row_multiple = invariant_multiple()
-    return Bagel(network, PictureCodec(vae, in_tiles=choice.vae_use_tiling), prompter)
+    return Bagel(network, PictureCodec(vae, in_tiles=bool(choice.vae_use_tiling)), prompter)
 
 
 @dataclass(frozen=True)

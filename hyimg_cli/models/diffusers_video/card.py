@@ -17,9 +17,14 @@ from hyimg_cli.models.diffusers_video.layout import (
     read_layout,
 )
 from hyimg_cli.models.diffusers_video.unsupported import refuse_unsupported
-from hyimg_cli.models.diffusers_video.work import hunyuan_forward, wan_forward
+from hyimg_cli.models.diffusers_video.work import (
+    hunyuan_blocks,
+    hunyuan_forward,
+    wan_blocks,
+    wan_forward,
+)
 from hyimg_cli.settings.table import SETTINGS
-from hyimg_cli.spec.card import StartRule, TileRule, VideoCard, VideoDefaults
+from hyimg_cli.spec.card import DecodeWork, StartRule, TileRule, VideoCard, VideoDefaults
 from hyimg_cli.spec.job import Size
 
 HUNYUAN_MAX_TOKENS = 1000
@@ -30,6 +35,9 @@ _LANDSCAPE = Size(9, 16)
 _MAX_RATIO = 4.0
 # Defaults by which is counted.
 _COUNTS = {"num_frames", "fps", "num_inference_steps"}
+# Of the released autoencoders, counted without a GPU; others are taken to be as they are.
+_HUNYUAN_DECODE = DecodeWork(per_frame_pixel=1_796)
+_WAN_DECODE = DecodeWork(per_pixel=10_500)
 _SHIFT_OF_720P = 5.0
 _SHIFT_OF_TARGET = {640: 5.0, 960: 9.0}
 
@@ -103,6 +111,8 @@ def _hunyuan(layout: CheckpointLayout, model: str) -> VideoCard:
         tiles=TileRule(tile, tile - tile // 4, _TILE_PIXELS // 4),
         component_bytes=(),
         forward=hunyuan_forward(network),
+        blocks=hunyuan_blocks(network),
+        decode=_HUNYUAN_DECODE,
         start=start_rule(target, cell) if layout.starts_from_pictures else None,
         needs_start=layout.starts_from_pictures,
         defaults=VideoDefaults(
@@ -135,10 +145,14 @@ def _wan(layout: CheckpointLayout, model: str) -> VideoCard:
         tiles=TileRule(tile, stride, (tile - stride) * cell),
         component_bytes=(),
         forward=wan_forward(network),
+        blocks=wan_blocks(network),
+        decode=_WAN_DECODE,
         start=_wan_start(layout),
         needs_start=layout.starts_from_pictures and not layout.index.get("expand_timesteps"),
         defaults=_wan_defaults(layout),
         has_float32_vae=True,
+        wants_negative=True,
+        cleaner="ftfy",
         # WanPipeline.do_classifier_free_guidance: only above 1.
         guides_below_one=False,
     )

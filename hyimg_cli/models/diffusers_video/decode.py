@@ -1,4 +1,4 @@
-"""Latents to frames: the library's VAE, whole or in tiles; the seam for tiles on other ranks."""
+"""Latents to frames: by the VAE whole or in tiles; the seam for tiles on other ranks."""
 
 # Legend: B batch, C channel, F latent frames, Y X latent rows and columns, T H W pixels
 from collections.abc import Callable, Iterator
@@ -8,24 +8,26 @@ import torch
 from torch import Tensor
 
 from hyimg_cli.errors import OutputError
-from hyimg_cli.models.diffusers_video.vaes import tile
 from hyimg_cli.models.latent_video import VideoVae
+from hyimg_cli.tiling.decode import decode_tiled
 
 PIECE_FRAMES = 8
 
 
-class LibraryDecoder:
-    """The VAE's own `decode`, tiled by its own rule (the card's `tiles`) or not at all."""
+class LocalDecoder:
+    """The decode of one process: in tiles by the VAE's own rule, two rows of them held at a time,
+    or whole. The library's `decode` to the bit.
+    """
 
     def __init__(self, vae: Callable[[], VideoVae], *, is_tiled: bool) -> None:
         self._vae = vae
         self.is_tiled = is_tiled
 
     def decode(self, latents_BCFYX: Tensor) -> Tensor:
-        module = self._vae().module
-        tile(module, self.is_tiled)
-        pixels: Tensor = module.decode(latents_BCFYX, return_dict=False)[0]
-        return pixels
+        vae = self._vae()
+        if self.is_tiled:
+            return decode_tiled(vae, latents_BCFYX)
+        return vae.finish(vae.decode_tile(latents_BCFYX))
 
 
 def frames(pixels_BCTHW: Tensor) -> Iterator[np.ndarray]:

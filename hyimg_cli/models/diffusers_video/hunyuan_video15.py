@@ -168,22 +168,24 @@ def hoisted_forward(
     Equal to the stock way but for rounding: masked tokens take no part in either. Source: `forward`
     of diffusers' HunyuanVideo15Transformer3DModel.
     """
-    # The same at every step: the encoder's text rows, rotary tables, and the finished rows of
-    # pictures and glyphs, which do not see the timestep.
+    # The same at every step: the encoder's text rows, what marks rows of text, glyphs and pictures,
+    # rotary tables, and the finished rows of pictures and glyphs, which do not see the timestep.
     text_1NM = embedding.tensors[TEXT][None].to(noise_1CFYX)
+    kinds = torch.arange(3, device=noise_1CFYX.device)
+    of_text_M, of_glyphs_M, of_pictures_M = network.cond_type_embed(kinds)
     rotary, before = network.rope(noise_1CFYX), []
     if tokens_1NM is not None:
         image_1NM = network.image_embedder(tokens_1NM.to(noise_1CFYX))
-        before.append(image_1NM + network.cond_type_embed.weight[2])
+        before.append(image_1NM + of_pictures_M)
     if GLYPH in embedding.tensors:
         glyph_1NM = network.context_embedder_2(embedding.tensors[GLYPH][None].to(noise_1CFYX))
-        before.append(glyph_1NM + network.cond_type_embed.weight[1])
+        before.append(glyph_1NM + of_glyphs_M)
 
     def forward(model_input: Tensor, timestep: Tensor, behind: Tensor | None) -> Tensor:
         embedded_time = network.time_embed(timestep, timestep_r=behind)
         video = network.x_embedder(model_input)
         text = network.context_embedder(text_1NM, timestep)
-        text = text + network.cond_type_embed.weight[0]
+        text = text + of_text_M
         text = torch.cat([*before, text], dim=1) if before else text
         for block in network.transformer_blocks:
             video, text = block(video, text, embedded_time, None, rotary)

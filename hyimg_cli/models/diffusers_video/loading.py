@@ -16,7 +16,7 @@ from hyimg_cli.spec.run import ModelChoice
 
 
 def load_video(
-    folder: Path, card: VideoCard, choice: ModelChoice, *, is_fast: bool, is_tiled: bool
+    folder: Path, card: VideoCard, choice: ModelChoice, *, is_fast: bool
 ) -> DiffusersVideo:
     """The checkpoint in `folder`: float32 on the CPU, bfloat16 on a GPU by default.
 
@@ -25,7 +25,7 @@ def load_video(
     """
     place, layout = place_of(choice), read_layout(folder)
     parameters = sum(check_weights(c) for c in layout.components.values() if c.has_weights)
-    options: dict[str, Any] = {"parameter_count": parameters, "is_tiled": is_tiled}
+    options: dict[str, Any] = {"parameter_count": parameters, "choice": choice}
     if layout.family == HUNYUAN_VIDEO15:
         from hyimg_cli.models.diffusers_video.hunyuan_video15 import HunyuanVideo15
 
@@ -45,4 +45,6 @@ def place_of(choice: ModelChoice) -> LoadTarget:
         )
     device = torch.device(device_of(choice))
     dtype = getattr(torch, choice.dtype_on(device.type))
-    return LoadTarget(device, dtype, Offload(device) if choice.cpu_offload else None)
+    in_groups = choice.cpu_offload == "group"
+    offload = None if choice.cpu_offload == "none" else Offload(device, in_groups=in_groups)
+    return LoadTarget(device, dtype, offload)

@@ -10,7 +10,6 @@ A pair that finds no layer of its shape is an error: the library would say nothi
 """
 
 # Legend: R rank, I O values in and out of a layer
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,37 +22,9 @@ from hyimg_cli.errors import CheckpointError, require
 from hyimg_cli.files import json_of
 from hyimg_cli.loading.checkpoint import readable
 from hyimg_cli.models.diffusers_video.layout import HUNYUAN_VIDEO15
+from hyimg_cli.models.diffusers_video.lora_names import BIAS, DOWN, PREFIX, UP, hunyuan_name
 from hyimg_cli.models.lora_files import lora_file
 from hyimg_cli.spec.job import Lora
-
-_PREFIX = "transformer."
-_DOWN, _UP, _BIAS = ".lora_A.weight", ".lora_B.weight", ".lora_B.bias"
-# HunyuanVideo's names of layers, and the library's; three stand in one of the refiner's.
-_HUNYUAN = {
-    r"double_blocks\.(\d+)\.img_attn_([qkv])": r"transformer_blocks.\1.attn.to_\2",
-    r"double_blocks\.(\d+)\.img_attn_proj": r"transformer_blocks.\1.attn.to_out.0",
-    r"double_blocks\.(\d+)\.img_mlp\.fc1": r"transformer_blocks.\1.ff.net.0.proj",
-    r"double_blocks\.(\d+)\.img_mlp\.fc2": r"transformer_blocks.\1.ff.net.2",
-    r"double_blocks\.(\d+)\.img_mod\.linear": r"transformer_blocks.\1.norm1.linear",
-    r"double_blocks\.(\d+)\.txt_attn_([qkv])": r"transformer_blocks.\1.attn.add_\2_proj",
-    r"double_blocks\.(\d+)\.txt_attn_proj": r"transformer_blocks.\1.attn.to_add_out",
-    r"double_blocks\.(\d+)\.txt_mlp\.fc1": r"transformer_blocks.\1.ff_context.net.0.proj",
-    r"double_blocks\.(\d+)\.txt_mlp\.fc2": r"transformer_blocks.\1.ff_context.net.2",
-    r"double_blocks\.(\d+)\.txt_mod\.linear": r"transformer_blocks.\1.norm1_context.linear",
-    r"txt_in\.individual_token_refiner\.blocks\.(\d+)\.self_attn_qkv": (
-        r"context_embedder.token_refiner.refiner_blocks.\1.attn.to_qkv"
-    ),
-    r"txt_in\.individual_token_refiner\.blocks\.(\d+)\.self_attn_proj": (
-        r"context_embedder.token_refiner.refiner_blocks.\1.attn.to_out.0"
-    ),
-    r"txt_in\.individual_token_refiner\.blocks\.(\d+)\.mlp\.fc1": (
-        r"context_embedder.token_refiner.refiner_blocks.\1.ff.net.0.proj"
-    ),
-    r"txt_in\.individual_token_refiner\.blocks\.(\d+)\.mlp\.fc2": (
-        r"context_embedder.token_refiner.refiner_blocks.\1.ff.net.2"
-    ),
-    r"final_layer\.linear": "proj_out",
-}
 
 
 class Adapters:
@@ -99,8 +70,22 @@ class Adapters:
         pairs, metadata = _pairs(lora_file(lora.file), network, self._family)
         _refuse_misfits(pairs, network, lora.file)
         network.load_lora_adapter(pairs, adapter_name=name, metadata=metadata, prefix="transformer")
+        _hold_in_full(network, pairs, name)
         network.requires_grad_(False)
         network.eval()
+
+
+def _hold_in_full(network: Any, pairs: Mapping[str, Tensor], name: str) -> None:
+    """Matrices as the file has them: peft gives them the dtype of their layer's weight, which in
+    8 bits would round them, and which no product is made in.
+    """
+    for key, tensor in pairs.items():
+        layer, _, part = key.removeprefix(PREFIX).rpartition(".lora_")
+        side, _, kind = part.partition(".")
+        matrix = getattr(network.get_submodule(layer), f"lora_{side}")[name]
+        held = getattr(matrix, kind)
+        if held.dtype.is_floating_point and held.dtype.itemsize == 1:
+            held.data = tensor.to(held.device, network.dtype)
 
 
 def _activate(network: Any, loras: Mapping[str, Lora]) -> None:
@@ -121,7 +106,7 @@ def _pairs(file: Path, network: Any, family: str) -> tuple[dict[str, Tensor], An
     except ValueError as error:
         why = f"its adapter's metadata is no JSON ({error})"
         raise _misfit(file, sorted(tensors), why) from None
-    if all(name.startswith(_PREFIX) for name in tensors):
+    if all(name.startswith(PREFIX) for name in tensors):
         return tensors, metadata
     if family == HUNYUAN_VIDEO15:
         return _from_hunyuan(tensors, file), None
@@ -146,7 +131,7 @@ def _from_hunyuan(tensors: Mapping[str, Tensor], file: Path) -> dict[str, Tensor
     found: dict[str, Tensor] = {}
     unknown: list[str] = []
     for layer, parts in layers.items():
-        target = _hunyuan_name(layer)
+        target = hunyuan_name(layer)
         if target is None or not {"A.weight", "B.weight"} <= parts.keys() <= {
             "A.weight", "B.weight", "alpha",
         }:  # fmt: skip
@@ -166,15 +151,7 @@ def _from_hunyuan(tensors: Mapping[str, Tensor], file: Path) -> dict[str, Tensor
 
 
 def _add(found: dict[str, Tensor], layer: str, down_RI: Tensor, up_OR: Tensor) -> None:
-    found[f"{_PREFIX}{layer}{_DOWN}"], found[f"{_PREFIX}{layer}{_UP}"] = down_RI, up_OR
-
-
-def _hunyuan_name(layer: str) -> str | None:
-    for pattern, name in _HUNYUAN.items():
-        match = re.fullmatch(pattern, layer)
-        if match is not None:
-            return match.expand(name)
-    return None
+    found[f"{PREFIX}{layer}{DOWN}"], found[f"{PREFIX}{layer}{UP}"] = down_RI, up_OR
 
 
 def _refuse_misfits(pairs: Mapping[str, Tensor], network: Any, file: str) -> None:
@@ -182,20 +159,20 @@ def _refuse_misfits(pairs: Mapping[str, Tensor], network: Any, file: str) -> Non
     layers = dict(network.named_modules())
     wrong = []
     for name, tensor in pairs.items():
-        suffix = next((end for end in (_DOWN, _UP, _BIAS) if name.endswith(end)), None)
-        layer = layers.get(name.removeprefix(_PREFIX).removesuffix(suffix or ""))
+        suffix = next((end for end in (DOWN, UP, BIAS) if name.endswith(end)), None)
+        layer = layers.get(name.removeprefix(PREFIX).removesuffix(suffix or ""))
         base = getattr(layer, "base_layer", layer)
-        if suffix is None or not isinstance(base, nn.Linear) or not name.startswith(_PREFIX):
+        if suffix is None or not isinstance(base, nn.Linear) or not name.startswith(PREFIX):
             wrong.append(name)
             continue
         whole = name.removesuffix(suffix)
-        down, up = pairs.get(whole + _DOWN), pairs.get(whole + _UP)
+        down, up = pairs.get(whole + DOWN), pairs.get(whole + UP)
         fits = (
             down is not None
             and up is not None
             and (down.shape[0], down.shape[1]) == (up.shape[1], base.in_features)
             and up.shape[0] == base.out_features
-            and (suffix != _BIAS or tensor.shape[0] == base.out_features)
+            and (suffix != BIAS or tensor.shape[0] == base.out_features)
         )
         if not fits:
             wrong.append(name)

@@ -1,6 +1,7 @@
 """A loaded video checkpoint as the engine knows it; a family is a subclass of `DiffusersVideo`."""
 
 # Legend: B batch, C channel, F latent frames, Y X latent rows and columns, T H W pixels
+import gc
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property, partial
@@ -14,13 +15,14 @@ from torch import Tensor
 
 from hyimg_cli.errors import JobError, OutputError
 from hyimg_cli.models.diffusers_video.branches import LocalBranches, RunningBranches, inputs_of
-from hyimg_cli.models.diffusers_video.decode import LibraryDecoder, frames
+from hyimg_cli.models.diffusers_video.decode import LocalDecoder, frames
 from hyimg_cli.models.diffusers_video.denoising import Denoiser, Velocity, forget_step_cache
 from hyimg_cli.models.diffusers_video.layout import CheckpointLayout
 from hyimg_cli.models.diffusers_video.lora import Adapters
+from hyimg_cli.models.diffusers_video.networks import finish_network, load_network
 from hyimg_cli.models.diffusers_video.scheduling import JobScheduler
 from hyimg_cli.models.diffusers_video.start import StartEncoder
-from hyimg_cli.models.diffusers_video.weights import LoadTarget, load_weights
+from hyimg_cli.models.diffusers_video.weights import LoadTarget
 from hyimg_cli.models.latent_video import (
     Branch,
     BranchInputs,
@@ -33,6 +35,9 @@ from hyimg_cli.models.latent_video import (
 )
 from hyimg_cli.spec.card import VideoCard
 from hyimg_cli.spec.job import VideoJob
+from hyimg_cli.spec.run import ModelChoice
+from hyimg_cli.tiling.decode import decode_tiled
+from hyimg_cli.tiling.tiles import Tiling, tile_plan
 
 
 class DiffusersVideo(ABC):
@@ -53,14 +58,17 @@ class DiffusersVideo(ABC):
         place: LoadTarget,
         *,
         parameter_count: int,
-        is_tiled: bool,
+        choice: ModelChoice,
     ) -> None:
-        """`parameter_count`: of every component, loaded or not."""
-        self.card, self.layout, self.place = card, layout, place
+        """`parameter_count`: of every component, loaded or not. `choice`: how the transformer is
+        held and run, and whether latents are decoded in tiles.
+        """
+        self.card, self.layout, self.place, self.choice = card, layout, place, choice
         self.parameter_count = parameter_count
         self.branch_runner: Callable[[], BranchRunner] = lambda: LocalBranches(self.branch)
-        self.is_tiled = is_tiled
-        self.decoder: LatentDecoder = LibraryDecoder(lambda: self.vae, is_tiled=is_tiled)
+        self.is_tiled = choice.tiles_videos
+        self._is_off_device = False
+        self.decoder: LatentDecoder = LocalDecoder(lambda: self.vae, is_tiled=self.is_tiled)
 
     @abstractmethod
     def new_prompts(self) -> PromptEncoder:
@@ -127,7 +135,8 @@ class DiffusersVideo(ABC):
     def networks(self) -> list[Any]:
         """The transformer, or the high-noise one and the low-noise one."""
         found = (self.layout.components.get(name) for name in ("transformer", "transformer_2"))
-        return [self.prepared(load_weights(part, self.place)) for part in found if part is not None]
+        loaded = (load_network(part, self.place, self.choice) for part in found if part)
+        return [finish_network(self.prepared(one), self.place, self.choice) for one in loaded]
 
     @cached_property
     def adapters(self) -> Adapters:
@@ -142,6 +151,21 @@ class DiffusersVideo(ABC):
     def load_transformer(self) -> None:
         """Read the transformer alone: all that a branch needs."""
         _ = self.networks
+
+    def release_transformer(self) -> None:
+        """Move the transformer to main memory; the next job's branches bring it back."""
+        self.place.release()
+        if self.place.offload is None:
+            for network in self.__dict__.get("networks", ()):
+                network.to("cpu")
+                self._is_off_device = True
+        gc.collect()
+
+    def _bring_back(self) -> None:
+        if self._is_off_device:
+            for network in self.networks:
+                network.to(self.device)
+        self._is_off_device = False
 
     def sigmas(self, job: VideoJob) -> tuple[float, ...]:
         return tuple(round(sigma, 6) for sigma in self.schedule(job).sigmas[:-1])
@@ -167,6 +191,7 @@ class DiffusersVideo(ABC):
 
     @torch.no_grad()
     def branch(self, inputs: BranchInputs) -> Branch:
+        self._bring_back()
         if inputs.job.lora or "adapters" in self.__dict__:
             # Layers come and go with the weights in main memory.
             self.place.release()
@@ -189,8 +214,17 @@ class DiffusersVideo(ABC):
             is_euler=job.scheduler == "euler",
         )
 
+    def smaller_tilings(self, latents_BCFYX: Tensor) -> Iterator[Tiling]:
+        """Tilings that cut the latents smaller than the model's own decode, largest tiles first."""
+        own = self.vae.tiling
+        for tiling in (None if self.is_tiled else own, own.halved):
+            if tiling and len(tile_plan(tiling, *latents_BCFYX.shape[-2:]).tiles) > 1:
+                yield tiling
+
     @torch.no_grad()
-    def decode_latents(self, latents_BCFYX: Tensor) -> Iterator[np.ndarray]:
+    def decode_latents(
+        self, latents_BCFYX: Tensor, tiling: Tiling | None = None
+    ) -> Iterator[np.ndarray]:
         """The whole video is decoded and checked before the first piece comes back.
 
         Raises OutputError, a JobError, where it is not finite or shows nothing.
@@ -199,7 +233,10 @@ class DiffusersVideo(ABC):
         if not bool(torch.isfinite(latents_BCFYX).all()):
             raise OutputError("the latents are not finite", code="output-video.not-finite")
         self.place.bring(self.vae.module)
-        return frames(self.decoder.decode(self.vae.unscaled(latents_BCFYX)))
+        unscaled_BCFYX = self.vae.unscaled(latents_BCFYX)
+        if tiling is not None:
+            return frames(decode_tiled(self.vae, unscaled_BCFYX, tiling))
+        return frames(self.decoder.decode(unscaled_BCFYX))
 
     def _noise(self, job: VideoJob) -> Tensor:
         """Drawn on the CPU in the dtype that the pipeline draws in: another dtype, other noise."""

@@ -9,6 +9,7 @@ from hyimg_cli.loading.checkpoint import TensorInfo, tensor_index
 from hyimg_cli.models.diffusers_video.card import video_card
 from hyimg_cli.models.diffusers_video.layout import is_video_checkpoint, read_layout
 from hyimg_cli.models.diffusers_video.lengths import check_texts
+from hyimg_cli.models.diffusers_video.lora_names import check_loras
 from hyimg_cli.models.family import Family
 from hyimg_cli.spec.job import VideoJob
 from hyimg_cli.spec.run import ModelChoice
@@ -26,12 +27,13 @@ class DiffusersFolder:
 
     def check(self, job: VideoJob) -> None:
         check_texts(job, self.folder, self.card)
+        check_loras(job, self.folder)
 
-    def load(self, choice: ModelChoice, *, is_fast: bool, is_tiled: bool) -> "LatentVideoModel":
+    def load(self, choice: ModelChoice, *, is_fast: bool) -> "LatentVideoModel":
         require("diffusers", "av")
         from hyimg_cli.models.diffusers_video.loading import load_video  # imports torch
 
-        return load_video(self.folder, self.card, choice, is_fast=is_fast, is_tiled=is_tiled)
+        return load_video(self.folder, self.card, choice, is_fast=is_fast)
 
 
 def _tensors(folder: Path) -> Mapping[str, Mapping[str, TensorInfo]]:

@@ -5,11 +5,16 @@ of a job, or into films that are quietly wrong.
 """
 
 from collections.abc import Iterator
+from itertools import chain
+from typing import Any
 
 from hyimg_cli.errors import CheckpointError
 from hyimg_cli.models.diffusers_video.layout import HUNYUAN_VIDEO15, CheckpointLayout, Component
 
 _OTHER_PIPELINE = "download the checkpoint again: model_index.json and transformer are of two kinds"
+_OTHER_VAE = "download the checkpoint again, with its config.json files"
+# A tile is 256 pixels, and shares 64 with the next one: both are whole latent cells.
+_SHARED_PIXELS = 64
 # Beside the latents: the picture's, and a mask of four frames to each latent one.
 _MASK_CHANNELS = 4
 
@@ -21,7 +26,12 @@ def refuse_unsupported(layout: CheckpointLayout) -> None:
     for component in layout.components.values():
         if component.has_weights:
             _refuse_quantized(component)
-    faults = _hunyuan(layout) if layout.family == HUNYUAN_VIDEO15 else _wan(layout)
+    is_hunyuan = layout.family == HUNYUAN_VIDEO15
+    vae = layout.components["vae"].config()
+    faults = chain(
+        _hunyuan(layout) if is_hunyuan else _wan(layout),
+        ((what, _OTHER_VAE) for what in (_hunyuan_vae if is_hunyuan else _wan_vae)(vae)),
+    )
     for what, hint in faults:
         raise CheckpointError(what, where=str(layout.folder), hint=hint, code="checkpoint.family")
 
@@ -52,6 +62,46 @@ def _hunyuan(layout: CheckpointLayout) -> Iterator[tuple[str, str]]:
             "the transformer is distilled to few steps (use_meanflow): it wants a second timestep"
         )
         yield what, "use the t2v checkpoint that is not step-distilled"
+
+
+def _hunyuan_vae(vae: dict[str, Any]) -> Iterator[str]:
+    """Faults by which it could not be built, or would decode frames of another size."""
+    cell, stride = (
+        vae.get("spatial_compression_ratio", 16),
+        vae.get("temporal_compression_ratio", 4),
+    )
+    levels = len(vae.get("block_out_channels", range(5)))
+    yield from _wrong_cell(cell)
+    if cell > 2 ** (levels - 1) or stride not in (1, 2, 4, 8, 16) or stride > cell:
+        yield f"the VAE's {levels} levels cannot shrink {cell} pixels and {stride} frames to one"
+    if vae.get("out_channels", 3) != 3:
+        yield f"the VAE decodes {vae['out_channels']} channels, not red, green and blue"
+
+
+def _wan_vae(vae: dict[str, Any]) -> Iterator[str]:
+    """The same; the library reads the cell, its levels and the patch apart from each other."""
+    cell, stride = vae.get("scale_factor_spatial", 8), vae.get("scale_factor_temporal", 4)
+    patch, halves = vae.get("patch_size") or 1, vae.get("temperal_downsample", [False, True, True])
+    levels = len(vae.get("dim_mult", range(4)))
+    yield from _wrong_cell(cell)
+    if (cell, stride) != (2 ** (levels - 1) * patch, 2 ** sum(halves)):
+        yield (
+            f"the VAE says that {cell} pixels and {stride} frames are one latent cell; by its "
+            f"levels they are {2 ** (levels - 1) * patch} and {2 ** sum(halves)}"
+        )
+    if len(halves) != levels - 1:
+        yield f"the VAE has {levels} levels, and says of {len(halves)} whether they halve frames"
+    if vae.get("out_channels", 3) != 3 * patch**2:
+        yield f"the VAE decodes {vae.get('out_channels', 3)} channels, not {3 * patch**2}"
+    for name in ("latents_mean", "latents_std"):
+        count, expected = len(vae.get(name, range(16))), vae.get("z_dim", 16)
+        if count != expected:
+            yield f"the VAE's {name} has {count} numbers for {expected} channels"
+
+
+def _wrong_cell(cell: int) -> Iterator[str]:
+    if cell < 1 or _SHARED_PIXELS % cell:
+        yield f"the VAE's latent cell of {cell} pixels does not divide tiles that share 64"
 
 
 def _wan(layout: CheckpointLayout) -> Iterator[tuple[str, str]]:

@@ -7,6 +7,7 @@ without an error.
 
 # Legend: B batch, C channel, F latent frame, Y X latent rows and columns, T frame, H W pixels
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
@@ -91,7 +92,8 @@ class WanVae:
 
     def encoded(self, pixels_BCTHW: Tensor, *, is_tiled: bool) -> Tensor:
         """Frames in -1..1 as latents in the denoiser's scale, in float32 as in the pipeline."""
-        found = _most_likely(self.module, pixels_BCTHW, is_tiled=is_tiled).float()
+        with _feature_cache(self.module):
+            found = _most_likely(self.module, pixels_BCTHW, is_tiled=is_tiled).float()
         config = self.module.config
         inverse = 1.0 / self._by_channel(config.latents_std, torch.float32)
         return (found - self._by_channel(config.latents_mean, torch.float32)) * inverse
@@ -117,23 +119,34 @@ class WanVae:
     def stream(self, latents_BCFYX: Tensor) -> Iterator[Tensor]:
         """The same in pieces as they come: the frames of one latent frame after the other."""
         vae = self.module
-        vae.clear_cache()
-        for number in range(latents_BCFYX.shape[2]):
-            vae._conv_idx = [0]
-            latent_BC1YX = vae.post_quant_conv(latents_BCFYX[:, :, number : number + 1])
-            yield vae.decoder(
-                latent_BC1YX,
-                feat_cache=vae._feat_map,
-                feat_idx=vae._conv_idx,
-                first_chunk=number == 0,
-            )
-        vae.clear_cache()
+        with _feature_cache(vae):
+            for number in range(latents_BCFYX.shape[2]):
+                vae._conv_idx = [0]
+                latent_BC1YX = vae.post_quant_conv(latents_BCFYX[:, :, number : number + 1])
+                yield vae.decoder(
+                    latent_BC1YX,
+                    feat_cache=vae._feat_map,
+                    feat_idx=vae._conv_idx,
+                    first_chunk=number == 0,
+                )
 
     def finish(self, merged_BCTHW: Tensor) -> Tensor:
         """The picture of the merged tiles: patches unfolded, values clamped to [-1, 1]."""
         if self.patch > 1:
             merged_BCTHW = unpatchify(merged_BCTHW, self.patch)
         return merged_BCTHW.clamp(-1.0, 1.0)
+
+
+@contextmanager
+def _feature_cache(vae: Any) -> Iterator[None]:
+    """Wan's features between frames, gone again whatever happens: of a decode that ran out of
+    memory they would stay, over a hundred times its latents.
+    """
+    vae.clear_cache()
+    try:
+        yield
+    finally:
+        vae.clear_cache()
 
 
 @torch.no_grad()

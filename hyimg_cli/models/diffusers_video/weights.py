@@ -9,7 +9,7 @@ then load by their own concrete classes, never by an Auto class, so nothing that
 import importlib
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -70,7 +70,7 @@ def check_weights(component: Component) -> int:
     found = _without_ignored(tensor_index(component.folder, component.stem), cls)
     # Even without memory for their weights, modules that are not there take their time to build.
     refuse_many(component.config(), max(len(found), _FEW), component.folder / "config.json")
-    with torch.device("meta"), _quiet():
+    with torch.device("meta"), quiet():
         module = _empty(cls, component)
     expected = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
     for copy, source in _tied(module).items():
@@ -89,9 +89,16 @@ def check_weights(component: Component) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-def load_weights(component: Component, place: LoadTarget) -> Any:
+def load_weights(
+    component: Component,
+    place: LoadTarget,
+    *,
+    prepare: Callable[[Any], None] | None = None,
+    **options: Any,
+) -> Any:
     """A component ready for inference, its files checked first: on its device, or in main memory
-    where `place` brings it to its device for its work.
+    where `place` brings it to its device for its work. `prepare` is done before; `options` are the
+    library's.
 
     What its class keeps in float32 stays so. Raises CheckpointError, or torch.OutOfMemoryError.
     """
@@ -100,15 +107,18 @@ def load_weights(component: Component, place: LoadTarget) -> Any:
     place.release()
     refuse_special(component.folder)
     cls: Any = component_class(component)
-    with _quiet():
+    with quiet():
         module, report = cls.from_pretrained(
             component.folder,
             dtype=place.dtype,
             use_safetensors=True,
             local_files_only=True,
             output_loading_info=True,
+            **options,
         )
     _refuse_leftovers(component, report)
+    if prepare is not None:
+        prepare(module)
     if place.offload is None:
         module = module.to(place.device)
     module.requires_grad_(False)
@@ -121,7 +131,7 @@ def load_tokenizer(component: Component) -> Any:
     refuse_special(component.folder)
     cls: Any = component_class(component)
     try:
-        with _quiet():
+        with quiet():
             return cls.from_pretrained(component.folder, local_files_only=True)
     except Exception as error:  # of the tokenizers library too, which raises no other
         raise CheckpointError(
@@ -137,7 +147,7 @@ def configured(component: Component, **changes: Any) -> Any:
     cls: Any = component_class(component)
     config = component.config() | changes
     try:
-        with _quiet():
+        with quiet():
             return cls.from_config(config)
     except Exception as error:
         raise CheckpointError(
@@ -201,22 +211,30 @@ def _refuse_leftovers(component: Component, report: dict[str, Any]) -> None:
 
 class _NotExpected(logging.Filter):
     """Lets everything pass but what would be said of every released checkpoint, at each load: that
-    guiders are experimental, and that the VAE of Wan 2.2 5B has a setting (`clip_output`) that the
-    library does not read.
+    guiders and backends of attention are experimental, and that the VAE of Wan 2.2 5B has a setting
+    (`clip_output`) that the library does not read.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
         text = record.getMessage()
-        is_known = text.startswith("Guiders are currently an experimental feature")
+        is_known = text.startswith(_EXPERIMENTAL)
         return not (is_known or "{'clip_output': False} were passed to AutoencoderKLWan" in text)
 
 
+_EXPERIMENTAL = (
+    "Guiders are currently an experimental feature",
+    "Attention backends are an experimental feature",
+)
 _NOT_EXPECTED = _NotExpected()
-_CHATTY = ("diffusers.guiders.guider_utils", "diffusers.configuration_utils")
+_CHATTY = (
+    "diffusers.guiders.guider_utils",
+    "diffusers.configuration_utils",
+    "diffusers.models.modeling_utils",
+)
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """No progress bars of the libraries' own: stderr belongs to the caller's progress."""
     loggers = [logging.getLogger(name) for name in _CHATTY]
     for logger in loggers:

@@ -15,13 +15,26 @@ _MAC = 2
 # Queries with keys, and their weights with values.
 _PRODUCTS = 2
 _WAN_TEXT_TOKENS = 512
+# Bytes of a token at a block's widest moment, in widths of the network: 22 were counted for Wan's
+# blocks, 25 for HunyuanVideo-1.5's, without weights.
+_TOKEN_WIDTHS = 25
+
+
+def hunyuan_blocks(network: dict[str, Any]) -> int:
+    """Blocks of HunyuanVideo-1.5's transformer."""
+    return int(_Numbers(network)["num_layers", 54])
+
+
+def wan_blocks(network: dict[str, Any]) -> int:
+    """Blocks of Wan's transformer."""
+    return int(_Numbers(network)["num_layers", 40])
 
 
 def hunyuan_forward(network: dict[str, Any]) -> ForwardWork:
     """HunyuanVideo-1.5: blocks of joint attention, in which video and text have weights apart."""
     of = _Numbers(network)
     width = of["num_attention_heads", 16] * of["attention_head_dim", 128]
-    layers, cells = of["num_layers", 54], of["patch_size_t", 1] * of["patch_size", 1] ** 2
+    layers, cells = hunyuan_blocks(network), of["patch_size_t", 1] * of["patch_size", 1] ** 2
     # Queries, keys, values and output; the two layers of the MLP.
     weights = 4 * width**2 + int(2 * of["mlp_ratio", 4] * width**2)
     ends = cells * width * (of["in_channels", 65] + of["out_channels", 32])
@@ -29,6 +42,7 @@ def hunyuan_forward(network: dict[str, Any]) -> ForwardWork:
         cells_per_token=cells,
         per_token=_MAC * (layers * weights + ends),
         per_pair=_MAC * _PRODUCTS * layers * width,
+        token_bytes=_TOKEN_WIDTHS * width,
     )
 
 
@@ -36,7 +50,7 @@ def wan_forward(network: dict[str, Any]) -> ForwardWork:
     """Wan: blocks of self-attention, and of cross-attention to the text's 512 rows."""
     of = _Numbers(network)
     width = of["num_attention_heads", 40] * of["attention_head_dim", 128]
-    layers, cells = of["num_layers", 40], math.prod(network.get("patch_size", (1, 2, 2)))
+    layers, cells = wan_blocks(network), math.prod(network.get("patch_size", (1, 2, 2)))
     # Self-attention has four matrices; of the other's, keys and values are the text's own.
     weights = (4 + 2) * width**2 + 2 * width * of["ffn_dim", 13824]
     across = _PRODUCTS * _WAN_TEXT_TOKENS * width
@@ -45,6 +59,7 @@ def wan_forward(network: dict[str, Any]) -> ForwardWork:
         cells_per_token=cells,
         per_token=_MAC * (layers * (weights + across) + ends),
         per_pair=_MAC * _PRODUCTS * layers * width,
+        token_bytes=_TOKEN_WIDTHS * width,
     )
 
 

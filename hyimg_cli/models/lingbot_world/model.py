@@ -32,6 +32,8 @@ from hyimg_cli.models.lingbot_world.weights import check_network, load_network
 from hyimg_cli.spec.card import VideoCard
 from hyimg_cli.spec.job import VideoJob
 from hyimg_cli.spec.run import ModelChoice
+from hyimg_cli.tiling.decode import decode_tiled
+from hyimg_cli.tiling.tiles import Tiling, tile_plan
 
 
 def load(layout: CheckpointLayout, card: VideoCard, choice: ModelChoice) -> "LingBotWorld":
@@ -39,6 +41,16 @@ def load(layout: CheckpointLayout, card: VideoCard, choice: ModelChoice) -> "Lin
     CheckpointError, or MachineError for the device.
     """
     place = place_of(choice)
+    for name, is_off in (
+        ("--quantization", choice.quantization == "none"),
+        ("attention_backend", choice.attention_backend == "native"),
+        ("--compile-blocks", not choice.compile_blocks),
+        ("--cpu-offload group", choice.cpu_offload != "group"),
+        ("--vae-use-tiling", not choice.vae_use_tiling),
+    ):
+        if not is_off:
+            what, hint = f"{name} is not followed by {card.name}", "leave it out"
+            raise MachineError(what, hint=hint, code="machine.not-followed")
     if choice.pass_graphs and (place.device.type != "cuda" or place.offload is not None):
         raise MachineError(
             "pass_graphs: passes are captured on a GPU where the weights stay",
@@ -127,6 +139,13 @@ class LingBotWorld:
         """Read the transformer alone."""
         _ = self.network
 
+    def release_transformer(self) -> None:
+        """Move the transformer to main memory, its graphs gone; the next job brings it back."""
+        self.place.release()
+        self.__dict__.pop("passes", None)
+        if self.place.offload is None and "network" in self.__dict__:
+            self.network.to("cpu")
+
     def sigmas(self, job: VideoJob) -> tuple[float, ...]:
         return tuple(round(level.sigma, 6) for level in levels(job.flow_shift))
 
@@ -151,19 +170,33 @@ class LingBotWorld:
         first = clips[0][0]
         assert self.card.chunks is not None, "the model works in chunks"
         check_shape(first, self.card, self.card.chunks, self.shape.positions)
+        if self.place.offload is None:
+            self.network.to(self.device)
         self.place.bring(self.network)
         # Fewer are asked for by a prewarm alone.
         used = levels(first.flow_shift)[: first.num_inference_steps]
         inputs = [self._inputs(*clip, levels=len(used)) for clip in clips]
         return ChunkDenoiser(self.passes, inputs, used, first.size)
 
+    def smaller_tilings(self, latents_BCFYX: Tensor) -> Iterator[Tiling]:
+        """The VAE's own tiles, then those of half the side."""
+        for tiling in (self.vae.tiling, self.vae.tiling.halved):
+            if tiling and len(tile_plan(tiling, *latents_BCFYX.shape[-2:]).tiles) > 1:
+                yield tiling
+
     @torch.no_grad()
-    def decode_latents(self, latents_BCFYX: Tensor) -> Iterator[np.ndarray]:
-        """Frames as they are decoded, latent frame by latent frame, whole in height and width."""
+    def decode_latents(
+        self, latents_BCFYX: Tensor, tiling: Tiling | None = None
+    ) -> Iterator[np.ndarray]:
+        """Frames as they are decoded, latent frame by latent frame, whole in height and width; in
+        tiles all at once.
+        """
         # Looked at here too: a VAE that clamps makes an ordinary colour of an infinity.
         if not bool(torch.isfinite(latents_BCFYX).all()):
             raise OutputError("the latents are not finite", code="output-video.not-finite")
         self.place.bring(self.vae.module)
+        if tiling is not None:
+            return frames(decode_tiled(self.vae, self.vae.unscaled(latents_BCFYX), tiling))
         return self._frames(latents_BCFYX)
 
     def _frames(self, latents_BCFYX: Tensor) -> Iterator[np.ndarray]:

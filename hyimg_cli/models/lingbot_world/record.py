@@ -39,8 +39,8 @@ class LingBotFolder:
         check_job(job, self.card, positions)
         check_texts(job, self._whole().components["tokenizer"].folder.parent, self.card)
 
-    def load(self, choice: ModelChoice, *, is_fast: bool, is_tiled: bool) -> "LatentVideoModel":
-        """There is one forward, and no tiles."""
+    def load(self, choice: ModelChoice, *, is_fast: bool) -> "LatentVideoModel":
+        """There is one forward."""
         require("diffusers", "av")
         from hyimg_cli.models.lingbot_world.model import load  # imports torch
 

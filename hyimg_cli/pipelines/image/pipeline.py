@@ -77,7 +77,7 @@ class ImagePipeline(Pipeline[MixedModel, ImageJob, Generated | Decoded]):
         if self.model == model:
             return
         self.release()
-        if self._config.model.cpu_offload:
+        if self._config.model.cpu_offload != "none":
             raise offload_of_pictures()
         started = time.perf_counter()
         # Judging whether the model fits measures its jobs' texts: that counts too.

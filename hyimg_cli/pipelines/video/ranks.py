@@ -43,7 +43,7 @@ class VaePart:
 
     def __call__(self, rank: Rank) -> VideoVae:
         # It is all that the rank has, and stays on its GPU.
-        return _opened(replace(self.choice, cpu_offload=False), rank).vae
+        return _opened(replace(self.choice, cpu_offload="none"), rank).vae
 
 
 @dataclass(frozen=True)

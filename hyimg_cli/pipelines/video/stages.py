@@ -8,6 +8,7 @@ denoiser is made for it, whatever became of the one before.
 # Legend: B batch, C channel, F latent frames, Y X latent rows and columns
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeAlias, TypeVar
 
 import numpy as np
@@ -20,6 +21,7 @@ from hyimg_cli.pipelines.request import Finished, Request
 from hyimg_cli.pipelines.video.latents_checkpoint import Kept, LatentsCheckpoint
 from hyimg_cli.spec.events import DenoiseStep, ParallelReport, PhaseStarted, Progress
 from hyimg_cli.spec.job import VideoJob
+from hyimg_cli.tiling.tiles import Tiling
 
 Result = TypeVar("Result")
 Stage: TypeAlias = Generator[Progress, None, Result]
@@ -106,7 +108,7 @@ def make_video(
         )
     if checkpoint is not None and checkpoint.holds_last:
         request.notes_if_lost.append(_KEPT)
-    pieces = yield from _alone(request, stages, lambda: decode(request, denoised, stages))
+    pieces = yield from _decode_alone(request, denoised, stages)
     begun = 0 if kept is None else kept.step
     return Frames(request, pieces, denoised.steps - begun, denoised.together)
 
@@ -116,6 +118,31 @@ def _alone(
 ) -> Stage[Result]:
     memory = MemoryPolicy(stages.drop, "the text encoders and the prefixes of pictures")
     return memory.alone(request, stage)
+
+
+def _decode_alone(
+    request: Request[VideoJob], denoised: Denoised, stages: VideoStages
+) -> Stage[tuple[np.ndarray, ...]]:
+    """The decode where memory may be short: once more without the transformer on the device, the
+    same pixels; then in smaller tiles.
+    """
+
+    def drop() -> None:
+        stages.drop()
+        stages.model.release_transformer()
+
+    def smaller() -> Iterator[tuple[str, Callable[[], Stage[tuple[np.ndarray, ...]]]]]:
+        for tiling in stages.model.smaller_tilings(denoised.latents_BCFYX):
+            side = tiling.rows.tile * stages.model.card.pixels_per_cell
+            note = (
+                f"out of memory in the decode; it went on in tiles of {side} pixels: other pixels "
+                "near their borders"
+            )
+            yield note, partial(decode, request, denoised, stages, tiling)
+
+    memory = MemoryPolicy(drop, "the text encoders, the transformer and the prefixes of pictures")
+    whole = partial(decode, request, denoised, stages)
+    return memory.alone(request, whole, smaller())
 
 
 def encode(request: Request[VideoJob], stages: VideoStages) -> Stage[EncodedConditions]:
@@ -158,12 +185,16 @@ def denoise(
 
 
 def decode(
-    request: Request[VideoJob], denoised: Denoised, stages: VideoStages
+    request: Request[VideoJob],
+    denoised: Denoised,
+    stages: VideoStages,
+    tiling: Tiling | None = None,
 ) -> Stage[tuple[np.ndarray, ...]]:
-    """Decode the last latents into frames."""
+    """Decode the last latents into frames; `tiling`: instead of the model's own."""
     yield PhaseStarted(request.job.custom_id, "decode_latents")
     request.clock.enter("decode_latents")
-    pieces = tuple(checked(request.job, stages.model.decode_latents(denoised.latents_BCFYX)))
+    decoded = stages.model.decode_latents(denoised.latents_BCFYX, tiling)
+    pieces = tuple(checked(request.job, decoded))
     request.clock.enter("queue")
     return pieces
 

@@ -173,6 +173,46 @@ def test_wan_checkpoints_of_another_kind_are_refused(
     assert (error.code, word in error.what) == ("checkpoint.family", True)
 
 
+@pytest.mark.parametrize(
+    ("values", "word"),
+    [
+        ({"scale_factor_spatial": 12}, "12 pixels does not divide"),
+        ({"scale_factor_spatial": 16}, "by its levels they are 8 and 4"),
+        ({"scale_factor_temporal": 8}, "by its levels they are 8 and 4"),
+        ({"dim_mult": [1, 1, 1]}, "by its levels they are 4 and 4"),
+        ({"temperal_downsample": [True, True]}, "says of 2 whether"),
+        ({"patch_size": 2}, "by its levels they are 16 and 4"),
+        ({"out_channels": 12}, "12 channels, not 3"),
+        ({"latents_std": [1.0] * 15}, "latents_std has 15 numbers for 16"),
+    ],
+)
+def test_a_wan_vae_that_cannot_be_is_refused(
+    wan_folder: Path, tmp_path: Path, values: dict[str, Any], word: str
+) -> None:
+    """By its configuration alone: its films would be of another size, after hours."""
+    small = shutil.ignore_patterns("*.safetensors")
+    folder = Path(shutil.copytree(wan_folder, tmp_path / "wan", ignore=small))
+    change(folder / "vae" / "config.json", **values)
+    error = fault_of(lambda: video_card(folder, "x"))
+    assert (error.code, word in error.what) == ("checkpoint.family", True), error.what
+
+
+@pytest.mark.parametrize(
+    ("values", "word"),
+    [
+        ({"spatial_compression_ratio": 24}, "24 pixels does not divide"),
+        ({"spatial_compression_ratio": 32}, "5 levels cannot shrink 32 pixels and 4 frames"),
+        ({"temporal_compression_ratio": 3}, "cannot shrink 16 pixels and 3 frames"),
+        ({"out_channels": 4}, "decodes 4 channels"),
+    ],
+)
+def test_a_hunyuan_vae_that_cannot_be_is_refused(
+    copied: Path, values: dict[str, Any], word: str
+) -> None:
+    change(copied / "vae" / "config.json", **values)
+    assert word in fault_of(lambda: video_card(copied, "x")).what
+
+
 def test_two_networks_without_a_boundary_are_refused(wan22_folder: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(wan22_folder, tmp_path / "two"))
     change(folder / "model_index.json", boundary_ratio=None)

@@ -110,9 +110,62 @@ def test_one_tile_over_everything_is_the_untiled_decode(
 def test_untiled_on_request(folders: dict[str, Path]) -> None:
     choice = ModelChoice(str(folders["hunyuan"]), device="cpu")
     tiled = registry.load_video(choice)
-    whole = registry.load_video(choice, is_tiled=False)
+    whole = registry.load_video(replace(choice, vae_use_tiling=False))
     latents = noise(tiled, Size(272, 48), 1)
     assert not np.array_equal(video(tiled, latents), video(whole, latents))
+
+
+@pytest.mark.parametrize(("name", "size"), [("hunyuan", Size(272, 48)), ("wan", Size(264, 16))])
+def test_a_decode_out_of_memory_leaves_nothing_behind(
+    models: dict[str, DiffusersVideo], name: str, size: Size, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither features of its first frames nor other tiles, of a later encode either; tiles of half
+    the side are those of the library with its knobs halved.
+    """
+    model, latents = models[name], noise(models[name], size, 5)
+    module, pixels = model.vae.module, torch.linspace(-1, 1, 3 * size.height * size.width)
+    picture = pixels.view(1, 3, 1, size.height, size.width)
+    before, encoded = video(model, latents), model.vae.encoded(picture, is_tiled=True)
+    inner, calls = module.decoder.forward, [0]
+
+    def short(*arguments: Any, **options: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == 2:
+            raise torch.OutOfMemoryError
+        return inner(*arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module.decoder, "forward", short)
+        with pytest.raises(torch.OutOfMemoryError):
+            model.decode_latents(latents)
+    assert not any(getattr(module, "_feat_map", []))
+    (half,) = model.smaller_tilings(latents)
+    smaller = np.concatenate(list(model.decode_latents(latents, half)))
+    knobs = [knob for knob in vars(module) if knob.startswith("tile_") and "factor" not in knob]
+    with monkeypatch.context() as patch, torch.no_grad():
+        for knob in knobs:
+            patch.setattr(module, knob, getattr(module, knob) // 2)
+        module.enable_tiling()
+        theirs = module.decode(model.vae.unscaled(latents), return_dict=False)[0]
+        module.disable_tiling()
+    assert np.array_equal(smaller, np.concatenate(list(frames(theirs))))
+    assert not np.array_equal(smaller, before)
+    assert np.array_equal(video(model, latents), before)
+    assert torch.equal(model.vae.encoded(picture, is_tiled=True), encoded)
+
+
+def test_a_transformer_that_left_the_device_comes_back(
+    tiny: DiffusersVideo, draw: Draw, job: VideoJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = replace(job, num_inference_steps=1)
+    before, (network,) = draw(tiny, job), tiny.networks
+    moved: list[Any] = []
+    inner = network.to
+    monkeypatch.setattr(network, "to", lambda place: moved.append(str(place)) or inner(place))
+    tiny.release_transformer()
+    assert torch.equal(draw(tiny, job), before)
+    assert torch.equal(draw(tiny, job), before)
+    assert moved == ["cpu", "cpu"], "away, and back once"
 
 
 def test_a_replaced_decoder_is_asked(models: dict[str, DiffusersVideo]) -> None:

@@ -3,6 +3,7 @@ not fit is an error; a job without one is as if there had been none. And the sch
 models.
 """
 
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,8 +14,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from hyimg_cli.errors import CheckpointError
+from hyimg_cli.errors import CheckpointError, JobError
 from hyimg_cli.models import lora_files, registry
+from hyimg_cli.models.diffusers_video.lora import Adapters
+from hyimg_cli.models.diffusers_video.lora_names import check_loras
 from hyimg_cli.models.diffusers_video.model import DiffusersVideo
 from hyimg_cli.spec.job import Lora, Size, VideoJob
 from hyimg_cli.spec.run import ModelChoice
@@ -189,6 +192,61 @@ def test_what_fits_no_layer_is_an_error(
     with pytest.raises(CheckpointError) as caught:
         draw(model, replace(job, lora=(Lora(str(file)),)))
     assert (caught.value.code, layer.split(".")[-1] in caught.value.what) == ("lora.no-match", True)
+
+
+@pytest.mark.parametrize("name", ["wan", "wan22", "hunyuan"])
+def test_what_fits_no_layer_is_told_by_headers_alone(
+    models: dict[str, DiffusersVideo], folders: dict[str, Path], job: VideoJob, tmp_path: Path,
+    name: str,
+) -> None:  # fmt: skip
+    """In every spelling; nothing of files that are not here, or of a checkpoint without weights."""
+    folder, network, place = (
+        folders[name],
+        models[name].networks[-1],
+        "low" if name == "wan22" else "",
+    )
+    if name == "hunyuan":
+        names = {"transformer_blocks.0.attn.to_q": "double_blocks.0.img_attn_q"}
+    else:
+        names = {"blocks.0.attn1.to_q": "blocks.0.self_attn.q"}
+    pairs = matrices(network, list(names))
+    elsewhere = {key.replace(".0.", ".77."): value for key, value in pairs.items()}
+    of_elsewhere = {k.replace(".0.", ".77."): v.replace(".0.", ".77.") for k, v in names.items()}
+    wide = {key: (torch.cat([down, down], 1), up) for key, (down, up) in pairs.items()}
+    forms = ["library", "authors"] + ["musubi"] * (name != "hunyuan")
+    for number, form in enumerate(forms):
+        good = write(tmp_path / f"{number}.safetensors", spelled(form, pairs, names))
+        check_loras(replace(job, lora=(Lora(str(good), 1.0, place),)), folder)
+        bad = write(tmp_path / f"b{number}.safetensors", spelled(form, elsewhere, of_elsewhere))
+        with pytest.raises(JobError, match=r"no layer for [23] of its") as caught:
+            check_loras(replace(job, lora=(Lora(str(bad), 1.0, place),)), folder)
+        assert (caught.value.code, caught.value.where) == ("job.lora-no-match", "lora")
+    other = write(tmp_path / "wide.safetensors", spelled("library", wide, names))
+    with pytest.raises(JobError, match="does not fit"):
+        check_loras(replace(job, lora=(Lora(str(other), 1.0, place),)), folder)
+    bare = shutil.copytree(
+        folder, tmp_path / "bare", ignore=shutil.ignore_patterns("*.safetensors")
+    )
+    for lora, where in (
+        (Lora(str(tmp_path / "none.safetensors")), folder),
+        (Lora(str(other)), bare),
+    ):
+        check_loras(replace(job, lora=(lora,)), Path(where))
+    other.write_bytes(other.read_bytes()[:40])
+    with pytest.raises(JobError, match="does not fit"):
+        check_loras(replace(job, lora=(Lora(str(other), 1.0, place),)), folder)
+
+
+def test_metadata_that_is_no_json_is_told_as_such(
+    models: dict[str, DiffusersVideo], tmp_path: Path
+) -> None:
+    network = models["wan"].networks[0]
+    tensors = in_librarys_names(matrices(network, ["blocks.0.attn1.to_q"]))
+    file = write(tmp_path / "a.safetensors", tensors, lora_adapter_metadata="{not json")
+    with pytest.raises(CheckpointError, match="metadata is no JSON") as caught:
+        Adapters([network], "wan").use((Lora(str(file)),))
+    assert caught.value.code == "lora.no-match"
+    assert not getattr(network, "peft_config", None)
 
 
 def test_a_pair_of_another_shape_or_without_its_half_is_an_error(

@@ -16,7 +16,7 @@ from hyimg_cli.models.diffusers_video.model import DiffusersVideo
 from hyimg_cli.models.diffusers_video.offload import Offload
 from hyimg_cli.models.diffusers_video.weights import LoadTarget, load_weights
 from hyimg_cli.spec.job import VideoJob
-from hyimg_cli.spec.run import ModelChoice
+from hyimg_cli.spec.run import ModelChoice, Offloading
 
 CPU = torch.device("cpu")
 Draw = Callable[[DiffusersVideo, VideoJob], Tensor]
@@ -32,8 +32,8 @@ class Watched:
         self.seen: list[str] = []
         original = weights.load_weights
 
-        def watched(component: Component, place: LoadTarget) -> Any:
-            module = original(component, place)
+        def watched(component: Component, place: LoadTarget, **options: Any) -> Any:
+            module = original(component, place, **options)
             if place.offload is None:
                 return module
             tensors = (*module.parameters(), *module.buffers())
@@ -42,7 +42,7 @@ class Watched:
                 part.register_forward_pre_hook(lambda *_: self._at_work(component.name))
             return module
 
-        for name in ("encoders", "model", "wan", "hunyuan_video15"):
+        for name in ("encoders", "networks", "wan", "hunyuan_video15"):
             monkeypatch.setattr(f"hyimg_cli.models.diffusers_video.{name}.load_weights", watched)
 
     def away(self) -> list[str]:
@@ -66,9 +66,9 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
     return Watched(monkeypatch)
 
 
-def offloaded(folder: Path, **options: bool) -> DiffusersVideo:
-    choice = ModelChoice(str(folder), dtype="float32", device="cpu", cpu_offload=True)
-    return registry.load_video(choice, **options)
+def offloaded(folder: Path, how: Offloading = "model", **more: Any) -> DiffusersVideo:
+    choice = ModelChoice(str(folder), dtype="float32", device="cpu", cpu_offload=how, **more)
+    return registry.load_video(choice)
 
 
 @pytest.mark.parametrize("is_tiled", [True, False])
@@ -87,7 +87,7 @@ def test_the_same_frames_with_one_network_at_a_time(
     models[name].decoder.is_tiled = is_tiled  # type: ignore[attr-defined]
     expected = [piece.tobytes() for piece in models[name].decode_latents(latents)]
     models[name].decoder.is_tiled = True  # type: ignore[attr-defined]
-    model = offloaded(folders[name], is_tiled=is_tiled)
+    model = offloaded(folders[name], vae_use_tiling=is_tiled)
     model.load_weights()
     assert watched.away() == [], "nothing is brought before its work"
     rounds = 1 if is_tiled else 2

@@ -41,8 +41,10 @@ def model_of(folder_of: FOLDERS) -> Callable[[str], DiffusersVideo]:
     """Whole decodes and encodes, and the library's own forward: to the bit."""
 
     def loaded(kind: str) -> DiffusersVideo:
-        choice = ModelChoice(str(folder_of(kind)), dtype="float32", device="cpu")
-        return registry.load_video(choice, is_fast=False, is_tiled=False)
+        choice = ModelChoice(
+            str(folder_of(kind)), dtype="float32", device="cpu", vae_use_tiling=False
+        )
+        return registry.load_video(choice, is_fast=False)
 
     return cache(loaded)
 
@@ -172,7 +174,7 @@ def test_pixels_are_the_pipelines_in_tiles_too(
 ) -> None:
     """Larger than a tile, so that the picture's encode is cut as the decode is."""
     choice = ModelChoice(str(folder_of(kind)), dtype="float32", device="cpu")
-    model = registry.load_video(choice, is_fast=False, is_tiled=True)
+    model = registry.load_video(choice, is_fast=False)
     size = (
         Size(32, 272 if kind == "wan21" else 288)
         if kind != "hunyuan"

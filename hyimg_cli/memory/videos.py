@@ -1,0 +1,87 @@
+"""Memory that a video takes on its device, moment by moment, and with which settings it fits a GPU;
+no torch.
+
+    text       the text encoders                        they leave when every prompt is embedded
+    denoise    the transformer, activations of a step
+    decode     the VAE, activations of its decode
+
+Where networks do not take turns, transformer and VAE lie beside each other at both later moments.
+Activations are estimates, of live tensors alone, without workspaces and gaps of an allocator: those
+of a decode follow what was counted for the released autoencoders within a third, those of a step
+what was counted for two of their blocks. A run is not refused by them: a decode that runs out of
+memory goes on in smaller tiles.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+
+from hyimg_cli.journal.keys import precision
+from hyimg_cli.memory.footprint import TRANSFORMERS, Need, in_groups
+from hyimg_cli.spec.card import VideoCard
+from hyimg_cli.spec.job import VideoJob
+from hyimg_cli.spec.run import OFFLOADS, QUANTIZATIONS, ModelChoice, RunConfig
+
+# Bytes of the cards that users ask about; the driver has some of each.
+CARDS = {"24 GB": 24_000_000_000, "48 GB": 48_000_000_000}
+
+
+@dataclass(frozen=True)
+class VideoNeeds:
+    """What a video needs on its device, by moment."""
+
+    text: Need
+    denoise: Need
+    decode: Need
+
+    @property
+    def most(self) -> Need:
+        """The moment that takes most."""
+        return max(self.text, self.denoise, self.decode, key=lambda one: one.total)
+
+
+def video_needs(job: VideoJob, card: VideoCard, choice: ModelChoice) -> VideoNeeds:
+    """The needs of one job, its prompts embedded ahead."""
+    dtype = precision(choice)[1]
+    sizes = card.loaded_bytes(dtype, choice.quantization)
+    encoders = [size for name, size in sizes.items() if name not in (*TRANSFORMERS, "vae")]
+    transformers = [sizes[name] for name in TRANSFORMERS if name in sizes]
+    vae, turns = sizes.get("vae", 0), choice.cpu_offload != "none"
+    if choice.cpu_offload == "group":
+        transformers = [in_groups(card, size) for size in transformers]
+    largest, together = max(transformers, default=0), sum(transformers) + vae
+    grid = card.latent_grid(job.size, job.num_frames)
+    width = 2 if dtype == "float32" else 1
+    # K/V and the chunk at work, or all of the video's rows.
+    step = card.work_bytes(job, dtype) or card.forward.working_bytes(grid) * width
+    return VideoNeeds(
+        text=Need(max(encoders, default=0) if turns else sum(encoders)),
+        denoise=Need(largest if turns else together, step),
+        decode=Need(vae if turns else together, decode_bytes(job, card, choice)),
+    )
+
+
+def decode_bytes(job: VideoJob, card: VideoCard, choice: ModelChoice) -> int:
+    """Activations of a video's decode at their peak."""
+    dtype = precision(choice)[1]
+    return card.decode_bytes(job.size, job.num_frames, dtype, in_tiles=choice.tiles_videos)
+
+
+def fitting(job: VideoJob, card: VideoCard, config: RunConfig, room: int) -> str | None:
+    """The settings that change least with which a GPU of so many bytes takes the job: flags, empty
+    where none is needed; None where none is enough.
+    """
+    for quantization, offload in product(QUANTIZATIONS, OFFLOADS):
+        choice = replace(
+            config.model, device="cuda", quantization=quantization, cpu_offload=offload
+        )
+        if video_needs(job, card, choice).most.total <= room:
+            return " ".join(_flags(choice))
+    return None
+
+
+def _flags(choice: ModelChoice) -> Iterator[str]:
+    if choice.quantization != "none":
+        yield f"--quantization {choice.quantization}"
+    if choice.cpu_offload != "none":
+        yield f"--cpu-offload {choice.cpu_offload}"

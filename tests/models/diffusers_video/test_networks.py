@@ -1,0 +1,149 @@
+"""Transformers as a run wants them: in groups and with another kernel, quantized, compiled."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from hyimg_cli.errors import MachineError
+from hyimg_cli.models import registry
+from hyimg_cli.models.diffusers_video.model import DiffusersVideo
+from hyimg_cli.spec.job import Lora, VideoJob
+from hyimg_cli.spec.run import ModelChoice
+
+Draw = Callable[[DiffusersVideo, VideoJob], Tensor]
+LAYER = {
+    "hunyuan": "transformer_blocks.0.attn.to_q",
+    "wan": "blocks.0.attn1.to_q",
+    "wan22": "blocks.0.attn1.to_q",
+}
+
+
+@pytest.fixture
+def job(job: VideoJob) -> VideoJob:
+    return replace(job, num_inference_steps=2)
+
+
+def loaded(folder: Path, **how: Any) -> DiffusersVideo:
+    return registry.load_video(ModelChoice(str(folder), dtype="float32", device="cpu", **how))
+
+
+@pytest.mark.parametrize("name", ["hunyuan", "wan22"])
+def test_blocks_in_groups_are_the_same_bits(
+    models: dict[str, DiffusersVideo], folders: dict[str, Path], draw: Draw, job: VideoJob,
+    monkeypatch: pytest.MonkeyPatch, name: str,
+) -> None:  # fmt: skip
+    """Each block comes by itself, once a forward; the rest of its network comes with that alone."""
+    from diffusers.hooks.group_offloading import ModuleGroup
+
+    model, came = loaded(folders[name], cpu_offload="group"), list[int]()
+    onload = ModuleGroup.onload_
+    monkeypatch.setattr(
+        ModuleGroup, "onload_", lambda group: came.append(id(group.modules[0])) or onload(group)
+    )
+    assert torch.equal(draw(model, job), draw(models[name], job))
+    blocks = [
+        block
+        for network in model.networks
+        for block in getattr(network, "transformer_blocks", None) or network.blocks
+    ]
+    assert set(came) == {id(block) for block in blocks}
+    forwards = 2 * len(model.texts(job)) // len(model.networks)
+    assert len(came) == forwards * len(blocks)
+    offload = model.place.offload
+    assert offload is not None
+    of_blocks = {id(parameter) for block in blocks for parameter in block.parameters()}
+    assert offload._at_home
+    assert of_blocks.isdisjoint(id(tensor) for tensor, _ in offload._at_home)
+    model.release_transformer()
+    assert not offload._at_home
+
+
+@pytest.mark.parametrize("name", ["hunyuan", "wan"])
+def test_fp8_holds_weights_in_8_bits_and_a_lora_beside_them(
+    models: dict[str, DiffusersVideo], folders: dict[str, Path], draw: Draw, job: VideoJob,
+    tmp_path: Path, name: str,
+) -> None:  # fmt: skip
+    model = loaded(folders[name], quantization="fp8")
+    plain = draw(model, job)
+    assert model.networks[0].dtype == torch.float32
+    layer = model.networks[0].get_submodule(LAYER[name])
+    assert layer.weight.dtype == torch.float8_e4m3fn
+    exact = draw(models[name], job)
+    assert not torch.equal(plain, exact)
+    assert (plain - exact).abs().mean() < 0.2 * exact.abs().mean()
+    own = models[name].networks[0].get_submodule(LAYER[name]).weight
+    assert torch.equal(layer.weight.float(), own.to(torch.float8_e4m3fn).float())
+
+    torch.manual_seed(1)
+    down, up = torch.randn(2, layer.in_features), torch.randn(layer.out_features, 2)
+    stem = f"transformer.{LAYER[name]}"
+    save_file(
+        {f"{stem}.lora_A.weight": down, f"{stem}.lora_B.weight": up}, tmp_path / "a.safetensors"
+    )
+    styled = replace(job, lora=(Lora(str(tmp_path / "a.safetensors")),))
+    with_lora = draw(model, styled)
+    assert not torch.equal(with_lora, plain)
+    held = dict(model.networks[0].get_submodule(LAYER[name]).named_parameters())
+    assert torch.equal(held["lora_A.lora0.weight"], down), "in full precision"
+    assert torch.equal(draw(model, job), plain), "it leaves no trace"
+
+
+def test_another_kernel_of_attention_is_this_models_alone(
+    wan: DiffusersVideo, folders: dict[str, Path], draw: Draw, job: VideoJob,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """The library has one for the whole process beside it."""
+    calls: list[str] = []
+    from diffusers.models import attention_dispatch
+
+    backends = attention_dispatch._AttentionBackendRegistry._backends
+    math = attention_dispatch.AttentionBackendName._NATIVE_MATH
+    inner = backends[math]
+    monkeypatch.setitem(
+        backends, math, lambda *args, **named: calls.append("math") or inner(*args, **named)
+    )
+    before = draw(wan, job)
+    other = loaded(folders["wan"], attention_backend="_native_math")
+    assert torch.allclose(draw(other, job), before, atol=1e-3)
+    assert calls
+    count = len(calls)
+    assert torch.equal(draw(loaded(folders["wan"]), job), before)
+    assert torch.equal(draw(wan, job), before)
+    assert len(calls) == count
+
+
+def test_names_of_kernels_are_the_librarys() -> None:
+    from diffusers.models.attention_dispatch import AttentionBackendName
+
+    from hyimg_cli.spec.run import ATTENTION_BACKENDS
+
+    assert set(ATTENTION_BACKENDS) == {name.value for name in AttentionBackendName}
+
+
+def test_what_is_not_installed_is_named(folders: dict[str, Path]) -> None:
+    for how, said in (
+        ({"quantization": "nf4"}, "bitsandbytes is not installed"),
+        ({"attention_backend": "sage"}, "attention backend sage cannot be used here"),
+    ):
+        with pytest.raises(MachineError, match=said):
+            loaded(folders["wan"], **how).load_transformer()
+
+
+def test_blocks_are_compiled_where_that_is_asked_for(
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from diffusers import WanTransformer3DModel
+
+    compiled: list[Any] = []
+    monkeypatch.setattr(
+        WanTransformer3DModel, "compile_repeated_blocks", lambda self: compiled.append(self)
+    )
+    model = loaded(folders["wan22"], compile_blocks=True)
+    assert compiled == [], "nothing before it is loaded"
+    assert model.networks == compiled
