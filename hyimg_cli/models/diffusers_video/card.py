@@ -37,7 +37,7 @@ _MAX_RATIO = 4.0
 _COUNTS = {"num_frames", "fps", "num_inference_steps"}
 # Of the released autoencoders, counted without a GPU; others are taken to be as they are.
 _HUNYUAN_DECODE = DecodeWork(per_frame_pixel=1_796)
-_WAN_DECODE = DecodeWork(per_pixel=10_500)
+WAN_DECODE = DecodeWork(per_pixel=10_500)
 _SHIFT_OF_720P = 5.0
 _SHIFT_OF_TARGET = {640: 5.0, 960: 9.0}
 
@@ -146,7 +146,7 @@ def _wan(layout: CheckpointLayout, model: str) -> VideoCard:
         component_bytes=(),
         forward=wan_forward(network),
         blocks=wan_blocks(network),
-        decode=_WAN_DECODE,
+        decode=WAN_DECODE,
         start=_wan_start(layout),
         needs_start=layout.starts_from_pictures and not layout.index.get("expand_timesteps"),
         defaults=_wan_defaults(layout),

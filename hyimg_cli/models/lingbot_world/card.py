@@ -2,7 +2,7 @@
 
 from dataclasses import asdict, replace
 
-from hyimg_cli.models.diffusers_video.card import counted
+from hyimg_cli.models.diffusers_video.card import WAN_DECODE, counted
 from hyimg_cli.models.diffusers_video.layout import CheckpointLayout
 from hyimg_cli.models.diffusers_video.work import wan_forward
 from hyimg_cli.models.lingbot_world.layout import FAMILY, network_shape
@@ -44,6 +44,8 @@ def lingbot_card(layout: CheckpointLayout, model: str) -> VideoCard:
         has_float32_vae=True,
         guides_below_one=False,
         chunks=chunk_rule(shape),
+        blocks=shape.layers,
+        decode=WAN_DECODE,
         has_camera=True,
     )
     card = counted(card, layout)

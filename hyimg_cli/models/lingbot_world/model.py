@@ -46,7 +46,6 @@ def load(layout: CheckpointLayout, card: VideoCard, choice: ModelChoice) -> "Lin
         ("attention_backend", choice.attention_backend == "native"),
         ("--compile-blocks", not choice.compile_blocks),
         ("--cpu-offload group", choice.cpu_offload != "group"),
-        ("--vae-use-tiling", not choice.vae_use_tiling),
     ):
         if not is_off:
             what, hint = f"{name} is not followed by {card.name}", "leave it out"

@@ -299,3 +299,18 @@ def test_frames_streamed_are_those_of_the_library_and_of_any_prefix(golden: Ling
     assert np.array_equal(streamed, stock.permute(1, 2, 3, 0).numpy())
     prefix = np.concatenate(list(golden.decode_latents(latents[:, :, :3])))
     assert np.array_equal(prefix, streamed[:9])
+
+
+def test_a_short_memory_takes_the_transformer_away_and_cuts_the_decode(
+    golden: LingBotWorld,
+) -> None:
+    """It comes back for the next clip, with the same bits; tiles cut what one of them does not
+    hold.
+    """
+    before = run(denoiser_of(golden, [clip_of(5)]))
+    golden.release_transformer()
+    assert torch.equal(run(denoiser_of(golden, [clip_of(5)])), before)
+    assert list(golden.smaller_tilings(torch.zeros(1, 16, 3, 4, 6))) == []
+    (tiling, _) = golden.smaller_tilings(torch.zeros(1, 16, 3, 40, 60))
+    pieces = np.concatenate(list(golden.decode_latents(torch.randn(1, 16, 1, 34, 4), tiling)))
+    assert pieces.shape == (1, 272, 32, 3)

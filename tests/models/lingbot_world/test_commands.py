@@ -245,6 +245,15 @@ def test_what_is_not_run_is_refused_with_the_reason(
     captured = ModelChoice(str(published), device="cpu", components=flags[3], pass_graphs=True)
     with pytest.raises(MachineError, match="pass_graphs"):
         registry.load_video(captured)
+    others: tuple[dict[str, Any], ...] = (
+        {"quantization": "fp8"},
+        {"compile_blocks": True},
+        {"cpu_offload": "group"},
+    )
+    for settings in others:
+        unfollowed = ModelChoice(str(published), device="cpu", components=flags[3], **settings)
+        with pytest.raises(MachineError, match="is not followed by tiny-lingbot-world"):
+            registry.load_video(unfollowed)
     changes = {
         "v2": {"local_attn_size": 18, "sink_size": 6},
         "act": {"control_type": "act"},
