@@ -21,6 +21,7 @@ from hyimg_cli.manifest.consumed import without_effect
 from hyimg_cli.manifest.cost import Cost, PlanCost
 from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.manifest.shards import Shard
+from hyimg_cli.manifest.video_cost import VideoCost
 from hyimg_cli.memory.fit import judged
 from hyimg_cli.memory.footprint import Footprint, footprints, video_need
 from hyimg_cli.memory.present import stated
@@ -263,7 +264,7 @@ def _lines(
 def _video_lines(video: VideoForecast) -> Iterator[str]:
     cost = video.cost
     frames, rows, columns = cost.latent_grid
-    steps, calls = counted(cost.denoise_steps, "denoise step"), cost.denoise_forwards
+    steps, calls = _steps_text(cost), cost.denoise_forwards
     forwards = f"{steps}, {counted(calls, 'forward')}"
     yield f"  {counted(cost.jobs, 'job')}, {forwards} over {frames} x {rows} x {columns} latents"
     yield f"  denoise: {_floor_text(cost.denoise_flops)}"
@@ -293,6 +294,12 @@ def _card_text(card: str, flags: str | None) -> str:
     return f"a GPU of {card} takes it" + (f" with {flags}" if flags else "")
 
 
+def _steps_text(cost: Cost | VideoCost) -> str:
+    steps, left_out = counted(cost.denoise_steps, "denoise step"), cost.denoise_steps
+    left_out -= cost.full_steps
+    return f"{steps}, {left_out} of them estimated by a lossy step cache," if left_out else steps
+
+
 def _floor_text(flops: int) -> str:
     """Floating-point operations, and the time that no run can go below on a fast GPU."""
     least = duration_text(flops / _H100_FLOPS)
@@ -315,7 +322,7 @@ def _rank_lines(video: VideoForecast) -> Iterator[str]:
 
 def _cost_lines(cost: Cost) -> Iterator[str]:
     saved = cost.prefix_rows_unshared - cost.prefix_rows
-    jobs, steps = counted(cost.jobs, "job"), counted(cost.denoise_steps, "denoise step")
+    jobs, steps = counted(cost.jobs, "job"), _steps_text(cost)
     yield f"  {jobs}, {steps} over {cost.denoise_rows} tokens"
     read = f"{cost.ar_prefill_rows} tokens read, {cost.ar_shared_rows} shared with earlier jobs"
     yield f"  text stage: {read}, {cost.think_rows} estimated to be written"

@@ -22,6 +22,7 @@ SUMMARY = (
     "unchanged",
     "whole",
     "gated",
+    "lossy",
     "load_s",
     "prewarm_s",
     "encode_s",

@@ -59,6 +59,7 @@ def summary(counts: Summary, place: str) -> str:
     parts += [f"{counts.unchanged} without an edit"] if counts.unchanged else []
     parts += [f"{counts.whole} edited as a whole"] if counts.whole else []
     parts += [f"{counts.gated} beyond a gate"] if counts.gated else []
+    parts += [f"{counts.lossy} lossy, by a step cache"] if counts.lossy else []
     parts += [f"model loaded in {counts.load_s:.2f} s"] if counts.load_s else []
     parts += [f"prewarmed in {counts.prewarm_s:.2f} s"] if counts.prewarm_s else []
     parts += [f"prompts embedded in {counts.encode_s:.2f} s"] if counts.encode_s else []
@@ -123,4 +124,6 @@ def _made(outcome: Outcome) -> str:
     paths = ", ".join(file.path for file in outcome.outputs)
     is_video = any(isinstance(file, VideoFile) for file in outcome.outputs)
     reuse = f", KV reuse {outcome.kv_reuse.status}" if outcome.kv_reuse and not is_video else ""
-    return f"{paths} in {seconds}, {outcome.denoise_steps} steps{reuse}"
+    cache = outcome.step_cache
+    lossy = "" if cache is None else f", {cache.estimated} of them estimated: lossy"
+    return f"{paths} in {seconds}, {outcome.denoise_steps} steps{lossy}{reuse}"

@@ -12,7 +12,7 @@ from hyimg_cli.journal.edited import edit_warnings, finish
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.journal.keys import finishing_key
 from hyimg_cli.manifest.file_names import BESIDE
-from hyimg_cli.spec.events import BranchTokens, Failure, Outcome, ReuseReport
+from hyimg_cli.spec.events import BranchTokens, Failure, Outcome, ReuseReport, StepCacheReport
 from hyimg_cli.spec.job import ImageJob
 from hyimg_cli.spec.run import RunConfig
 
@@ -69,5 +69,7 @@ def _outcome(entry: Mapping[str, Any]) -> Outcome:
     if isinstance(reuse, Mapping):
         branches = tuple(BranchTokens(**branch) for branch in reuse["branches"])
         known["kv_reuse"] = ReuseReport(**(dict(reuse) | {"branches": branches}))
+    if isinstance(known.get("step_cache"), Mapping):
+        known["step_cache"] = StepCacheReport(**known["step_cache"])
     known["warnings"] = tuple(known.get("warnings") or ())
     return Outcome(**(known | {"outputs": (), "error": None, "extra": extra}))

@@ -130,8 +130,9 @@ class Summary:
 
     Of edits that keep their source: `unchanged`, in which no edit was found, `whole`, which changed
     the whole picture, and `gated`, which are beyond a gate, in this run and before.
-    `failed` counts jobs, in this run and before; `invalid` lines that never became jobs. Of several
-    replicas' seconds of loading, prewarming and embedding, those of the slowest count.
+    `lossy`: by a step cache. `failed` counts jobs, in this run and before; `invalid` lines that
+    never became jobs. Of several replicas' seconds of loading, prewarming and embedding, those of
+    the slowest count.
     """
 
     done: int = 0
@@ -142,6 +143,7 @@ class Summary:
     unchanged: int = 0
     whole: int = 0
     gated: int = 0
+    lossy: int = 0
     load_s: float = 0.0
     prewarm_s: float = 0.0
     encode_s: float = 0.0
@@ -191,6 +193,7 @@ class Summary:
         self.unchanged += edit.get("kind") == "none"
         self.whole += edit.get("kind") == "global"
         self.gated += bool(edit.get("gates"))
+        self.lossy += outcome.step_cache is not None
         self.left -= 1
         self._at_work.discard(outcome.custom_id)
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from hyimg_cli.spec.card import ModelCard
 from hyimg_cli.spec.job import ImageJob
 from hyimg_cli.spec.plan import Group, Plan
+from hyimg_cli.spec.step_cache import count_full
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,8 @@ class JobTokens:
 class Cost:
     """Sums over jobs. `kv_bytes_peak` is the largest of any one job, all branches together.
 
+    Of the `denoise_steps` a step cache leaves `full_steps` to the model.
+
     `ar_prefill_rows` are computed, `ar_shared_rows` were there from earlier jobs. `texts` are
     written, in `think_rows`; `shared_texts` are not, for they are earlier jobs', which spares
     `spared_think_rows`. `prefix_rows`
@@ -53,6 +56,7 @@ class Cost:
 
     jobs: int = 0
     denoise_steps: int = 0
+    full_steps: int = 0
     image_encodes: int = 0
     ar_prefill_rows: int = 0
     ar_shared_rows: int = 0
@@ -115,10 +119,12 @@ def _job_cost(job: ImageJob, tokens: JobTokens, kv_bytes_per_token: int) -> Cost
     from_ar = from_ar or tokens.positive_shared
     from_positive = min(tokens.negative, tokens.shared_prefix)
     steps = job.num_inference_steps if tokens.steps is None else tokens.steps
-    forwards = steps * tokens.branches if tokens.forwards is None else tokens.forwards
+    full = count_full(job.step_cache, steps)
+    forwards = full * tokens.branches if tokens.forwards is None else tokens.forwards
     return Cost(
         jobs=1,
         denoise_steps=steps,
+        full_steps=full,
         image_encodes=tokens.image_encodes,
         ar_prefill_rows=tokens.ar_prefill - tokens.ar_shared,
         ar_shared_rows=tokens.ar_shared,

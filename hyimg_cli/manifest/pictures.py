@@ -54,6 +54,7 @@ class PictureLine(ResolvedLine):
             what = f"{beyond[0]} is no token of the model"
             hint = f"its tokens are 0 to {self.card.vocab_size - 1}"
             yield self.fault("out-of-range", what, "cot_token_ids", hint)
+        yield from self.step_cache_faults(is_distilled=self.card.is_distilled)
         yield from self._encoding_faults()
         yield from self._outside_faults()
 

@@ -39,6 +39,8 @@ def job_to_json(job: Job) -> dict[str, Any]:
     Fields that no stage would consume are left out; `images` stand as the job has them.
     """
     entry = _video_fields(job) if isinstance(job, VideoJob) else _image_fields(job)
+    if job.step_cache is not None:
+        entry["step_cache"] = str(job.step_cache)
     if job.file_name != BY_ID:
         entry["name"] = job.file_name
     if job.metadata_json != "null":

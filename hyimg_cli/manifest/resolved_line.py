@@ -18,6 +18,7 @@ from hyimg_cli.settings.precedence import Setting
 from hyimg_cli.spec.card import ModelCard, SamplingDefaults, VideoCard, VideoDefaults
 from hyimg_cli.spec.digest import seed_from
 from hyimg_cli.spec.job import Job
+from hyimg_cli.spec.step_cache import FEWEST_STEPS, StepCache
 
 _NOTHING = {"None": "null", "{}": "{}"}
 
@@ -87,7 +88,7 @@ class ResolvedLine:
 
     def shared(self) -> dict[str, Any]:
         """The fields of a job that pictures and videos have in common."""
-        names = ("num_inference_steps", "guidance_scale", "flow_shift")
+        names = ("num_inference_steps", "guidance_scale", "flow_shift", "step_cache")
         return {name: self.value(name) for name in names} | {
             "prompt": self.line.fields["prompt"],
             "model": self.model,
@@ -97,6 +98,25 @@ class ResolvedLine:
             "source_line": self.line.where,
             "user_fields": self.line.given,
         }
+
+    def step_cache_faults(self, *, is_distilled: bool) -> Iterator[HyimgError]:
+        """Faults of a step cache where a plain run of as few steps is nearer, or is the same.
+
+        `is_distilled`: the model or the schedule is one of few steps.
+        """
+        rule: StepCache | None = self.value("step_cache")
+        if rule is None:
+            return
+        steps, hint = self.value("num_inference_steps"), 'give "none" here, or take more steps'
+        if is_distilled:
+            what = "a step cache has nothing to leave out where a model is distilled to few steps"
+            yield self.fault("step-cache", what, "step_cache", 'give "none" here')
+        elif steps < FEWEST_STEPS:
+            what = f"a step cache of {steps} steps: from {FEWEST_STEPS} on it may be worth its loss"
+            yield self.fault("step-cache", what, "step_cache", hint)
+        elif rule.count_full(steps) == steps:
+            what = f"all of {steps} steps would be full"
+            yield self.fault("step-cache", what, "step_cache", hint)
 
     def fault(self, slug: str, what: str, name: str, hint: str) -> HyimgError:
         """A fault at the line's field, or at the setting that gave the value."""

@@ -23,12 +23,14 @@ from hyimg_cli.spec.job import MAX_SOURCE_IMAGES, TASKS
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _WRITTEN = r"[^\x00]*[^\s\x00][^\x00]*"
 _NO_STORE = "|".join("".join(f"[{c.upper()}{c}]" for c in name) for name in k.NO_STORES)
+_COUNT = "(interval|order|first|tail)=[0-9]{1,4}"
 _PICTURE = rf"(?!(?:{_NO_STORE}):/|[Dd][Aa][Tt][Aa]:)[^\x00]+"
 _PATTERNS: dict[type[k.Kind], str] = {
     k.CustomId: k.ID_PATTERN,
     k.DeviceName: k.DEVICE_PATTERN,
     k.SizeText: k.SIZE_PATTERN,
     k.LoraText: f"|{_WRITTEN}",
+    k.StepCacheText: rf"none|taylor(:{_COUNT}(,{_COUNT})*)?",
     k.Text: _WRITTEN,
     k.Region: r"(?!https?://|data:)[^\x00]+",
     k.Folder: f"(?!{ADDRESS_PATTERN}){_WRITTEN}",

@@ -102,12 +102,11 @@ def planned_work(
 
     def weight(job: Job) -> int:
         if isinstance(job, VideoJob):
-            steps = job.num_inference_steps * job.branch_count
+            steps = job.full_steps * job.branch_count
             return videos(job.model, job.size, job.num_frames, steps)
         written = min(_ASSUMED_TEXT, job.text.max_new_tokens) if job.writes_text else 0
         guided = job.guidance_scale > 1
-        steps = job.num_inference_steps
-        return pictures(job.model, job.size, steps, guided, len(job.images), written)
+        return pictures(job.model, job.size, job.full_steps, guided, len(job.images), written)
 
     return weight
 

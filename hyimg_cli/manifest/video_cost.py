@@ -1,5 +1,6 @@
 """Cost of a group of videos: forwards, tiles, strings to embed, bytes on disk. No torch."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -12,13 +13,16 @@ _FILM_BYTES = 0.1
 # Of a PNG file; a photograph's colours take about half of their three bytes.
 _SHOT_BYTES = 1.5
 _FLOAT_BYTES = 4
+# Videos of a shape that are worth a step beforehand.
+FEWEST_PREWARMED = 3
 
 
 @dataclass(frozen=True)
 class VideoCost:
     """The cost of one group of videos.
 
-    `latent_grid`: latent frames, rows, columns. `denoise_forwards`: the transformer's, every branch
+    `latent_grid`: latent frames, rows, columns. Of the `denoise_steps` a step cache leaves
+    `full_steps` to the transformer. `denoise_forwards`: the transformer's, every branch
     counted. `tiles`: rows and columns of tiles in the VAE's decode, 1 and 1 where it cuts nothing;
     `tile_shapes`: the distinct ones, rows and columns of latents. `prompts`: distinct strings
     to embed if none is on disk. `denoise_flops`: of those forwards, the least that they compute.
@@ -31,6 +35,7 @@ class VideoCost:
     jobs: int
     latent_grid: tuple[int, int, int]
     denoise_steps: int
+    full_steps: int
     denoise_forwards: int
     denoise_flops: int
     tiles: tuple[int, int]
@@ -45,13 +50,14 @@ def video_cost(group: VideoGroup, card: VideoCard, *, with_frames: bool = False)
     grid = card.latent_grid(group.size, group.num_frames)
     rows, columns = tile_lengths(grid[1], grid[2], card.tiles)
     shapes = dict.fromkeys((row, column) for row in rows for column in columns)
-    forwards = sum(card.denoise_steps(job) * job.branch_count for job in group.jobs)
+    forwards = sum(card.full_steps(job) * job.branch_count for job in group.jobs)
     return VideoCost(
         model=group.model,
         size_class=group.size_class,
         jobs=len(group.jobs),
         latent_grid=grid,
         denoise_steps=sum(card.denoise_steps(job) for job in group.jobs),
+        full_steps=sum(card.full_steps(job) for job in group.jobs),
         denoise_forwards=forwards,
         denoise_flops=sum(card.denoise_flops(job) for job in group.jobs),
         tiles=(len(rows), len(columns)),
@@ -91,6 +97,16 @@ def disk_bytes(jobs: Iterable[VideoJob], *, with_frames: bool) -> int:
 
 
 def latents_bytes(job: VideoJob, card: VideoCard) -> int:
-    """Bytes of one copy of a job's latents, as wide as any dtype makes them."""
-    frames, rows, columns = card.latent_grid(job.size, job.num_frames)
-    return card.latent_channels * frames * rows * columns * _FLOAT_BYTES
+    """Bytes of a job's latents, with what its step cache keeps, as wide as any dtype makes them."""
+    return _one_copy(job, card) + velocity_bytes(job, card)
+
+
+def velocity_bytes(job: VideoJob, card: VideoCard) -> int:
+    """Bytes of the velocities that a job's step cache keeps."""
+    copies = job.step_cache.copies(job.branch_count) if job.step_cache else 0
+    return copies * _one_copy(job, card)
+
+
+def _one_copy(job: VideoJob, card: VideoCard) -> int:
+    cells = math.prod(card.latent_grid(job.size, job.num_frames))
+    return card.latent_channels * cells * _FLOAT_BYTES

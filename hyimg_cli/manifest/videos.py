@@ -33,6 +33,8 @@ class VideoLine(ResolvedLine):
             hint = f"the nearest are {below} and {below + stride}"
             yield self.fault("frames", what, "num_frames", hint)
         yield from self._guidance_faults()
+        few_steps = self.card.is_distilled or self.value("scheduler") is not None
+        yield from self.step_cache_faults(is_distilled=few_steps)
         yield from self._lora_faults()
         if "camera" in self.line.given and not self.card.has_camera:
             yield self.unused("camera", "this model follows no camera")

@@ -1,14 +1,16 @@
-"""Verdicts: a comparison in one of five words, and why.
+"""Verdicts: a comparison in one of six words, and why.
 
-identical · equal · within floor    good, exit code 0
-differs · not explained             exit code 1
+identical · equal · within floor · as declared    good, exit code 0
+differs · not explained                           exit code 1
 """
 
 from dataclasses import dataclass
 from typing import Literal
 
-VerdictName = Literal["identical", "equal", "within floor", "differs", "not explained"]
-_GOOD = ("identical", "equal", "within floor")
+VerdictName = Literal[
+    "identical", "equal", "within floor", "as declared", "differs", "not explained"
+]
+_GOOD = ("identical", "equal", "within floor", "as declared")
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from dataclasses import astuple, dataclass, field, replace
 
 from hyimg_cli.errors import JobError
 from hyimg_cli.journal.keys import by_graphs, precision
+from hyimg_cli.manifest.video_cost import velocity_bytes
 from hyimg_cli.manifest.written import Replay
 from hyimg_cli.models.registry import model_card, sequences, video_card
 from hyimg_cli.spec.card import ModelCard, RankBytes, VideoCard, Working
@@ -172,13 +173,16 @@ class Footprint:
 def need(model: str, jobs: Sequence[Job], config: RunConfig, *, together: int = 1) -> Need:
     """The need of a model with so many of `jobs` at work `together`; without jobs, its weights.
 
-    What a video's latents and its decode take is not known.
+    Of what a video's latents and its decode take, only what a step cache keeps is known.
     """
     revision = config.model.revision
     pictures = [job for job in jobs if isinstance(job, ImageJob)]
     if len(pictures) < len(jobs):
         films = [job for job in jobs if isinstance(job, VideoJob)]
-        return video_need(video_card(model, revision, config.model.components), config, films)
+        videos = video_card(model, revision, config.model.components)
+        own = video_need(videos, config, films)
+        kept = max(velocity_bytes(job, videos) for job in films)
+        return replace(own, work=own.work + kept)
     card = model_card(model, revision)
     weights = held_weights(card, config)
     if not pictures:
@@ -237,10 +241,19 @@ def share_of(job: ImageJob, card: ModelCard, config: RunConfig) -> JobBytes:
     kv = card.kv_bytes_per_token * width // _BF16_BYTES
     return JobBytes(
         context=context * kv,
-        branches=tokens.branches * (tokens.positive + tokens.step_rows) * kv,
+        branches=tokens.branches * (tokens.positive + tokens.step_rows) * kv
+        + _velocity_bytes(job, tokens.branches, card),
         step=tokens.branches * tokens.step_rows * row,
         prefill=tokens.positive * row,
     )
+
+
+def _velocity_bytes(job: ImageJob, branches: int, card: ModelCard) -> int:
+    """Bytes of the velocities that a job's step cache keeps, in float32."""
+    if job.step_cache is None:
+        return 0
+    values = _pixels(job, card) * card.latent_channels // card.pixels_per_cell**2
+    return job.step_cache.copies(branches) * values * 4
 
 
 def working(card: ModelCard, config: RunConfig) -> Working:
@@ -399,11 +412,15 @@ def _encode_bytes(jobs: Sequence[ImageJob], card: ModelCard, config: RunConfig) 
 
 
 def _decode_bytes(job: ImageJob, card: ModelCard, config: RunConfig) -> int:
-    """Bytes of one picture in the VAE; one whose size is still open is taken to be the largest."""
-    bucket = card.bucket_of(job.size)
-    pixels = bucket.size.height * bucket.size.width if bucket else _largest(card)
-    choice = config.model
+    """Bytes of one picture in the VAE."""
+    choice, pixels = config.model, _pixels(job, card)
     return card.vae_bytes(pixels, precision(choice)[0], in_tiles=bool(choice.vae_use_tiling))
+
+
+def _pixels(job: ImageJob, card: ModelCard) -> int:
+    """Pixels of a picture; one whose size is still open is taken to be the largest."""
+    bucket = card.bucket_of(job.size)
+    return bucket.size.height * bucket.size.width if bucket else _largest(card)
 
 
 def _largest(card: ModelCard) -> int:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hyimg_cli.diffusion.step_cache import VelocityCache
 from hyimg_cli.spec.card import VideoCard
 from hyimg_cli.spec.job import Fit, Size, VideoJob
 from hyimg_cli.tiling.decode import TiledVae
@@ -62,14 +63,13 @@ class PromptEmbedding:
 class BranchInputs:
     """Inputs of a guidance branch: picklable, so that it can be made in another process.
 
-    Branch 0 is the conditional one. `first_step` is the step that the branch is asked for first;
-    from there on it is asked for every step in turn.
+    Branch 0 is the conditional one. `steps` are those that the branch is asked for, in turn.
     """
 
     job: VideoJob
     number: int
     embedding: PromptEmbedding
-    first_step: int = 0
+    steps: tuple[int, ...] = ()
     # Of its start pictures, by kind.
     start: Mapping[str, Tensor] = field(default_factory=dict)
 
@@ -125,6 +125,10 @@ class VideoDenoiser(Protocol):
     @property
     def steps(self) -> int: ...
 
+    @property
+    def velocities(self) -> VelocityCache:
+        """The job's own step cache."""
+
     def is_stop(self, step: int) -> bool:
         """True if the latents behind so many steps are worth keeping, whatever was asked for."""
 
@@ -135,7 +139,7 @@ class VideoDenoiser(Protocol):
         """The latents after denoise step `index` (from 0). No host read of device values."""
 
     def state(self) -> Mapping[str, Tensor]:
-        """Memory of the scheduler and a step cache between steps, for a checkpoint."""
+        """Memory of the scheduler and the step cache between steps, for a checkpoint."""
 
     def restore(self, index: int, state: Mapping[str, Tensor]) -> None:
         """Stand behind step `index - 1` as `state` was taken there."""

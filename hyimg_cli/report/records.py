@@ -67,7 +67,8 @@ def _error(error: Entry | None) -> Record | None:
 def _facts(asked: Entry, result: Entry) -> Iterator[tuple[str, str]]:
     """Short facts: steps, time, and how much was reused."""
     if steps := result.get("denoise_steps") or asked.get("num_inference_steps"):
-        yield "steps", str(steps)
+        estimated = (result.get("step_cache") or {}).get("estimated")
+        yield "steps", f"{steps}, {estimated} of them estimated" if estimated else str(steps)
     if times := result.get("timings_s"):
         own = times.get("total", 0.0) - times.get("queue", 0.0)
         yield "time", f"{(result.get('share_s') or {}).get('total', own):.2f} s"

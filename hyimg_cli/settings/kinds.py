@@ -14,6 +14,7 @@ from typing import Any
 
 from hyimg_cli.files import is_deeper, json_of, scheme_of
 from hyimg_cli.spec.job import MAX_SOURCE_IMAGES, Lora, SizeRequest
+from hyimg_cli.spec.step_cache import MAX_INTERVAL, MAX_ORDER, StepCache
 
 # Addresses of no object store.
 NO_STORES = ("file", "http", "https", "data", "ftp")
@@ -422,6 +423,41 @@ def _lora(text: str, hint: str) -> Lora:
         what = f"{shown(text)} is not a LoRA: only safetensors files are read"
         raise BadValue(what, hint)
     return Lora(file, weight, on)
+
+
+class StepCacheText(Kind):
+    """`none`, or `taylor` with numbers off their defaults behind a colon; comes back as a
+    StepCache, or None.
+    """
+
+    metavar = "text"
+    ranges = (
+        ("interval", 2, MAX_INTERVAL),
+        ("order", 0, MAX_ORDER),
+        ("first", 1, 1000),
+        ("tail", 1, 1000),
+    )
+
+    @property
+    def allowed(self) -> str:
+        return f"none, {StepCache()}"
+
+    def read(self, value: Any) -> StepCache | None:
+        if type(value) is not str:
+            raise BadValue(f"{shown(value)} is not a step cache", f"write {self.allowed}")
+        if value == "none":
+            return None
+        kind, colon, rest = value.partition(":")
+        given = dict(part.partition("=")[::2] for part in rest.split(",") if colon)
+        known = {name: Integer(low, high) for name, low, high in self.ranges}
+        if kind != StepCache().kind or not given.keys() <= known.keys():
+            raise BadValue(f"{shown(value)} is not a step cache", f"write {self.allowed}")
+        try:
+            numbers = {name: known[name].parse(text) for name, text in given.items()}
+        except BadValue as bad:
+            what = f"{shown(value)}: {bad.what}"
+            raise BadValue(what, f"{bad.hint}; for example {StepCache()}", bad.slug) from None
+        return StepCache(**numbers)
 
 
 class SizeText(Kind):

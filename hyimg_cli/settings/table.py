@@ -24,6 +24,7 @@ from hyimg_cli.settings.kinds import (
     Region,
     RunPlace,
     SizeText,
+    StepCacheText,
     Switch,
     Text,
     Truth,
@@ -267,6 +268,13 @@ _SAMPLING = (
     _sampling("guidance_scale", Number(0, 100), CHECKPOINT, "How hard the prompt pulls."),
     _sampling(
         "flow_shift", Number(0, 100, above_low=True), CHECKPOINT, "Shift of the noise schedule."
+    ),
+    _sampling(
+        "step_cache",
+        StepCacheText(),
+        None,
+        "Lossy: between full denoise steps estimate what the model would say: "
+        "taylor:interval=3,order=1,first=3,tail=1, or none.",
     ),
     _sampling(
         "seed",

@@ -121,6 +121,7 @@ class ModelCard:
     max_positions: int
     vocab_size: int
     defaults: SamplingDefaults
+    latent_channels: int = 0
     row_bytes: int = 0
     activations: Mapping[str, Working] = field(default_factory=dict, hash=False)
     weights: WeightCounts | None = None
@@ -311,6 +312,7 @@ class VideoCard:
     `blocks`: of the transformer. `wants_negative`: its authors never guide without a long negative
     prompt. `cleaner`: the package that mends prompts where it is there, as its authors' pipeline
     does it.
+    `is_distilled`: to few steps.
     """
 
     model: str
@@ -337,6 +339,7 @@ class VideoCard:
     wants_negative: bool = False
     cleaner: str = ""
     decode: DecodeWork = DecodeWork()
+    is_distilled: bool = False
 
     def loaded_bytes(self, dtype: str, quantization: str = "none") -> dict[str, int]:
         """Bytes of each component once loaded in `dtype`, transformers quantized; as stored where
@@ -363,6 +366,12 @@ class VideoCard:
         """Steps of a job: one a noise level, or a pass of a chunk."""
         if self.chunks is None:
             return job.num_inference_steps
+        return self.full_steps(job)
+
+    def full_steps(self, job: VideoJob) -> int:
+        """Those of them that evaluate the model: all, without a step cache."""
+        if self.chunks is None:
+            return job.full_steps
         frames, _, _ = self.latent_grid(job.size, job.num_frames)
         return self.chunks.passes(frames, job.num_inference_steps)
 
@@ -370,7 +379,7 @@ class VideoCard:
         """Floating-point operations of a job's forwards, every branch counted."""
         grid = self.latent_grid(job.size, job.num_frames)
         if self.chunks is None:
-            return job.num_inference_steps * job.branch_count * self.forward.flops(grid)
+            return job.full_steps * job.branch_count * self.forward.flops(grid)
         count, passes = grid[0] // self.chunks.frames, job.num_inference_steps + 1
         tokens = self.tokens(job) // count
         # Of the chunks' tokens with those up to its end.

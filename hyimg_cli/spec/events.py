@@ -93,6 +93,21 @@ class ParallelReport:
 
 
 @dataclass(frozen=True)
+class StepCacheReport:
+    """A lossy step cache at work: its numbers, and how many denoise steps evaluated the model and
+    how many were estimated, as the loop counted them.
+    """
+
+    kind: str
+    interval: int
+    order: int
+    first: int
+    tail: int
+    full: int
+    estimated: int
+
+
+@dataclass(frozen=True)
 class OutputFile:
     """A written picture. `path` is relative to the output folder; digests are hex sha256."""
 
@@ -158,6 +173,7 @@ class Outcome:
     cot_from: str | None = None
     written: dict[str, Any] | None = None
     sigmas: tuple[float, ...] | None = None
+    step_cache: StepCacheReport | None = None
     think_truncated: bool = False
     ratio_index: int | None = None
     timings_s: dict[str, float] = field(default_factory=dict)

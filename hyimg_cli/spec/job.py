@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field, fields
 from typing import Literal, get_args
 
+from hyimg_cli.spec.step_cache import StepCache, count_full
+
 Task = Literal["it2i", "t2i"]
 VideoTask = Literal["t2v", "i2v"]
 BotTask = Literal["none", "think", "recaption", "think_recaption"]
@@ -177,6 +179,7 @@ class ImageJob:
     image_guidance_scale: float | None = None
     guidance_interval: tuple[float, float] | None = None
     guidance_renorm: str | None = None
+    step_cache: StepCache | None = None
     file_name: str = BY_ID
     metadata_json: str = "null"
     extra_json: str = "{}"
@@ -187,6 +190,11 @@ class ImageJob:
     def writes_text(self) -> bool:
         """True if the AR stage has text to write for this job."""
         return self.bot_task != "none" and not self.has_given_text
+
+    @property
+    def full_steps(self) -> int:
+        """Denoise steps that evaluate the model: all of them, without a step cache."""
+        return count_full(self.step_cache, self.num_inference_steps)
 
     @property
     def has_given_text(self) -> bool:
@@ -265,11 +273,17 @@ class VideoJob:
     lora: tuple[Lora, ...] = ()
     scheduler: Literal["euler"] | None = None
     camera: str = ""
+    step_cache: StepCache | None = None
     file_name: str = BY_ID
     metadata_json: str = "null"
     extra_json: str = "{}"
     source_line: str = ""
     user_fields: frozenset[str] = frozenset()
+
+    @property
+    def full_steps(self) -> int:
+        """Denoise steps that evaluate the model; the switch of two transformers may add one."""
+        return count_full(self.step_cache, self.num_inference_steps)
 
     @property
     def branch_count(self) -> int:

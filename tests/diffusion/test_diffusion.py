@@ -67,7 +67,8 @@ def test_a_straight_flow_is_integrated_exactly() -> None:
     picture, noise = torch.randn(2, 3, 5, 5)
     tracks = [Track(noise, Schedule(7, 3.0), CFG([])), Track(2 * noise, Schedule(7, 1.0), CFG([]))]
     true = [(noise - picture)[None], (2 * noise - picture)[None]]
-    latents = list(denoise(tracks, lambda _latents, _steps: true))
+    caches = [track.velocity_cache(None) for track in tracks]
+    latents = list(denoise(tracks, caches, lambda _numbers, _latents, _steps: true))
     assert len(latents) == 7
     for last in latents[-1]:
         torch.testing.assert_close(last, picture, atol=1e-5, rtol=0)

@@ -14,6 +14,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from hyimg_cli.diffusion.step_cache import VelocityCache
 from hyimg_cli.errors import JobError
 from hyimg_cli.journal.keys import precision
 from hyimg_cli.models import registry
@@ -95,6 +96,7 @@ class FakeDenoiser:
         pulls = [embeddings[text].tensors["text"].mean() for text in texts(job)]
         self.pull = pulls[0] * job.guidance_scale - sum(pulls[1:])
         self.momentum = torch.zeros(self.shape)
+        self.velocities = VelocityCache(None, [0] * job.num_inference_steps)
 
     @property
     def steps(self) -> int:

@@ -520,34 +520,49 @@ def test_a_cut_prompt_is_noted_in_its_line(tmp_path: Path) -> None:
 # --- prewarm -----------------------------------------------------------------------------------
 
 
-def test_prewarm_runs_each_shape_once_and_leaves_no_trace(
+@pytest.fixture
+def _slow_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hyimg_cli.pipelines.video.prewarm.starts_slowly", lambda device: True)
+
+
+def test_a_cpu_has_nothing_to_prewarm(tmp_path: Path) -> None:
+    events, _ = run([video_job(f"job-{n}", seed=n) for n in range(3)], tmp_path)
+    assert not [event for event in events if isinstance(event, Prewarmed)]
+
+
+@pytest.mark.usefixtures("_slow_start")
+def test_prewarm_runs_a_step_of_each_shape_of_three_jobs_and_leaves_no_trace(
     jobs: list[VideoJob], studios: Studios, tmp_path: Path
 ) -> None:
+    # With guidance: two, and one of more frames. Without: three.
+    single = [replace(jobs[3], custom_id=f"single-{n}", seed=n) for n in range(3)]
+    jobs = [*jobs[:3], *single]
     state = torch.get_rng_state()
     events, warm = run(jobs, tmp_path / "warm")
     assert torch.equal(torch.get_rng_state(), state)
     _, cold = run(jobs, tmp_path / "cold", batch=COLD)
-    # 5 frames with and without guidance, then 9 frames.
-    assert [event.shapes for event in events if isinstance(event, Prewarmed)] == [2, 1]
+    assert [event.shapes for event in events if isinstance(event, Prewarmed)] == [1]
     warmed, plain = (model.denoisers for model in studios.models)
-    assert len(warmed) - len(plain) == 3
-    stand_ins = [d for d in warmed if d.job.custom_id == "prewarm"]
-    assert [d.steps for d in stand_ins] == [2, 2, 2]
-    assert {d.job.size for d in stand_ins} == {job.size for job in jobs}
-    assert {d.job.branch_count for d in stand_ins} == {1, 2}
-    assert [e for e in studios.models[0].log if e.startswith("decode")].count(
-        "decode (3, 2, 3)"
-    ) == 2
+    assert len(warmed) - len(plain) == 1
+    (stand_in,) = (d for d in warmed if d.job.custom_id == "prewarm")
+    assert (stand_in.steps, stand_in.job.size) == (1, single[0].size)
+    assert stand_in.job.branch_count == 1
+    decodes = [[e for e in model.log if e.startswith("decode")] for model in studios.models]
+    assert decodes[0] == decodes[1]
+    assert len(decodes[0]) == len(jobs)
     assert warm.keys() == cold.keys()
     assert all(pixels(warm[name]) == pixels(cold[name]) for name in warm)
     assert counts_of(warm) == counts_of(cold)
 
 
+@pytest.mark.usefixtures("_slow_start")
 def test_a_shape_that_fails_is_not_counted(tmp_path: Path) -> None:
-    broken = video_job("broken", prompt="it fails in step 0", size=Size(64, 64))
-    events, outcomes = run([broken, video_job()], tmp_path)
+    wrong = video_job("broken", prompt="it fails in step 0", size=Size(64, 64))
+    broken = [replace(wrong, custom_id=f"broken-{n}", seed=n) for n in range(3)]
+    whole = [video_job(f"job-{n}", seed=n) for n in range(3)]
+    events, outcomes = run([*broken, *whole], tmp_path)
     assert [event.shapes for event in events if isinstance(event, Prewarmed)] == [1]
-    assert [outcomes[name].status for name in ("broken", "job")] == ["failed", "done"]
+    assert [outcomes[name].status for name in ("broken-0", "job-0")] == ["failed", "done"]
 
 
 # --- pictures and videos in one plan -----------------------------------------------------------

@@ -156,13 +156,13 @@ def test_behind_a_rank_that_died_in_the_decode_the_next_attempt_only_decodes(
 def test_wan_over_ranks_is_wan(
     tmp_path: Path, latents: dict[int, Any], pids: list[list[int]]
 ) -> None:
-    """Two transformers, a scheduler that remembers, a VAE of its own rule; and prewarmed."""
+    """Two transformers, a scheduler that remembers, a VAE of its own rule."""
     model = str(write_wan(tmp_path / "wan", boundary_ratio=0.9))
     jobs = jobs_of("job", model=model, size=Size(272, 32), num_frames=5, num_inference_steps=3)
     with Session(config()) as alone:
         assert outcomes(events_of(alone, jobs))["job"].status == "done"
     expected = dict(latents)
-    with Session(config(vae=3, cfg=2, batch=BatchConfig())) as session:
+    with Session(config(vae=3, cfg=2)) as session:
         (outcome,) = outcomes(events_of(session, jobs)).values()
     assert latents == expected
     assert outcome.parallel is not None

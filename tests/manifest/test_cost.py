@@ -7,6 +7,7 @@ from hyimg_cli.manifest.cost import Cost, JobTokens, cost
 from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.spec.card import ModelCard
 from hyimg_cli.spec.job import ImageJob, SizeRequest
+from hyimg_cli.spec.step_cache import StepCache
 
 CardOf = Callable[[str], ModelCard]
 # A prompt of 10 and a text of 5; the picture's branches of 20 begin with 15 and with 6 equal rows.
@@ -30,6 +31,7 @@ def test_one_job_by_hand(make_job: Callable[..., ImageJob], card_of: CardOf) -> 
     assert cost(plan, lambda job: WITH_TEXT, card_of).total == Cost(
         jobs=1,
         denoise_steps=7,
+        full_steps=7,
         image_encodes=1,
         ar_prefill_rows=10,
         think_rows=5,
@@ -38,6 +40,14 @@ def test_one_job_by_hand(make_job: Callable[..., ImageJob], card_of: CardOf) -> 
         denoise_rows=7 * 2 * 65,
         kv_bytes_peak=(40 + 2 * 65) * 64,
     )
+
+
+def test_a_step_cache_leaves_its_full_steps(
+    make_job: Callable[..., ImageJob], card_of: CardOf
+) -> None:
+    job = make_job(num_inference_steps=20, step_cache=StepCache(3))
+    total = cost(make_plan([job], card_of), lambda job: WITH_TEXT, card_of).total
+    assert (total.denoise_steps, total.full_steps, total.denoise_rows) == (20, 9, 9 * 2 * 65)
 
 
 def test_a_job_without_text_and_guidance_shares_nothing(

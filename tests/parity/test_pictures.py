@@ -122,13 +122,15 @@ def _close_run(scene: Scene, branches: list[Branch], initial: Tensor) -> Tensor:
     case.close("timesteps_r", torch.tensor([step.next_timestep for step in schedule.steps()]))
     raw: list[Tensor] = []
 
-    def velocities(latents: Sequence[Tensor], at: Sequence[Step]) -> list[Tensor]:
+    def velocities(
+        numbers: Sequence[int], latents: Sequence[Tensor], at: Sequence[Step]
+    ) -> list[Tensor]:
         raw.append(scene.velocity(latents[0], at[0], branches))
         return raw[-1:]
 
     scales = [scene.guidance] * (len(branches) - 1)
     track = Track(initial[0], schedule, CFG(scales))
-    steps = [latents for (latents,) in denoise([track], velocities)]
+    steps = [latents for (latents,) in denoise([track], [track.velocity_cache(None)], velocities)]
     case.close("pred", torch.stack(raw))
     case.close("velocity", torch.stack([guided(v, scales) for v in raw])[:, None])
     case.close("latents", torch.stack([initial[0], *steps])[:, None])

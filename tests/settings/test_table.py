@@ -118,6 +118,7 @@ OF_THE_JOB: dict[str, dict[str, Any]] = {
     "num_frames": {"num_frames": 5},
     "fps": {"fps": 3},
     "scheduler": {"scheduler": "euler"},
+    "step_cache": {"step_cache": "taylor:interval=4", "num_inference_steps": 20},
     "format": {"format": "webp"},
     "quality": {"quality": 50, "format": "jpeg"},
     "lossless": {"lossless": True, "format": "webp"},

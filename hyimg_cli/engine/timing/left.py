@@ -277,6 +277,6 @@ def cells(job: Job, revision: str | None) -> float:
         side = card.base_size // card.pixels_per_cell
         grid = (side, side) if bucket is None else card.latent_grid(bucket.size)
         branches = 2 if job.guidance_scale > 1 else 1
-        return float(math.prod(grid) * branches * job.num_inference_steps)
+        return float(math.prod(grid) * branches * job.full_steps)
     grid_of_video = registry.video_card(job.model, revision).latent_grid(job.size, job.num_frames)
-    return float(math.prod(grid_of_video) * job.branch_count * job.num_inference_steps)
+    return float(math.prod(grid_of_video) * job.branch_count * job.full_steps)

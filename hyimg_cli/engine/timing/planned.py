@@ -10,9 +10,10 @@ from pathlib import Path
 from hyimg_cli.engine.timing.observed import GroupTiming, TextLengths
 from hyimg_cli.engine.timing.watch import decode_steps, latent_cells
 from hyimg_cli.errors import SourceImageError
+from hyimg_cli.journal.keys import precision
 from hyimg_cli.manifest.cost import Cost, PlanCost
 from hyimg_cli.manifest.texts import text_of
-from hyimg_cli.manifest.video_cost import strings
+from hyimg_cli.manifest.video_cost import FEWEST_PREWARMED, strings
 from hyimg_cli.media.images import probe_image
 from hyimg_cli.models import registry
 from hyimg_cli.spec.job import ImageJob, Size
@@ -59,7 +60,7 @@ def _of_pictures(
     texts = _lengths(list(writers.values()), cost, kept)
     rounds = sum(
         steps * ceil(count / drawing)
-        for steps, count in Counter(job.num_inference_steps for job in group.jobs).items()
+        for steps, count in Counter(job.full_steps for job in group.jobs).items()
     )
     buckets = [card.bucket_of(job.size) for job in group.jobs]
     sizes = [None if bucket is None else bucket.size for bucket in buckets]
@@ -78,7 +79,7 @@ def _of_pictures(
 
 def _of_videos(group: VideoGroup, config: RunConfig) -> GroupWork:
     jobs = len(group.jobs)
-    forwards = sum(job.num_inference_steps * job.branch_count for job in group.jobs)
+    forwards = sum(job.full_steps * job.branch_count for job in group.jobs)
     cells = latent_cells(group.jobs[0], config.model.revision)
     pixels = jobs * group.num_frames * group.size.height * group.size.width
     phases: Measures = {
@@ -90,7 +91,9 @@ def _of_videos(group: VideoGroup, config: RunConfig) -> GroupWork:
     texts = (
         {text for job in group.jobs for text in strings(job)} if config.reuse.prompt_cache else ()
     )
-    shapes = len({job.branch_count for job in group.jobs}) if config.batch.prewarm else 0
+    alike = Counter(job.branch_count for job in group.jobs)
+    is_warmed = config.batch.prewarm and precision(config.model)[0] != "cpu"
+    shapes = sum(n >= FEWEST_PREWARMED for n in alike.values()) if is_warmed else 0
     return GroupWork(group.model, group.size_class, jobs, phases, shapes, frozenset(texts))
 
 

@@ -194,11 +194,11 @@ def work_of(
         for _, one in reports
     )
     cells = sum(
-        outcome.denoise_steps * sum(branch.per_step for branch in one.branches)
+        full_steps(outcome) * sum(branch.per_step for branch in one.branches)
         for outcome, one in reports
     )
-    forwards = sum(o.denoise_steps / o.batch.get("denoise", 1) for _, o in done)
-    videos = [(job, o.denoise_steps) for job, o in done if isinstance(job, VideoJob)]
+    forwards = sum(full_steps(o) / o.batch.get("denoise", 1) for _, o in done)
+    videos = [(job, full_steps(o)) for job, o in done if isinstance(job, VideoJob)]
     if videos:
         forwards = sum(steps * job.branch_count for job, steps in videos)
         cells = sum(steps * job.branch_count * latent_cells(job, revision) for job, steps in videos)
@@ -217,6 +217,12 @@ def _wanted(done: Sequence[tuple[Job, Outcome]], most: int) -> dict[str, int]:
     alike = Counter((outcome.denoise_steps, outcome.ratio_index) for _, outcome in done)
     of_pictures = max(alike.values()) if isinstance(done[0][0], ImageJob) else 1
     return {"think": min(most, writers), "denoise": min(most, of_pictures)}
+
+
+def full_steps(outcome: Outcome) -> int:
+    """Denoise steps of a run that evaluated the model; a step cache counts earlier runs', too."""
+    cache, steps = outcome.step_cache, outcome.denoise_steps
+    return steps if cache is None else min(cache.full, steps)
 
 
 def decode_steps(lengths: Sequence[float], together: int) -> float:

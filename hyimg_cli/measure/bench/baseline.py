@@ -9,7 +9,8 @@ from hyimg_cli.errors import UsageError
 from hyimg_cli.files import TABLE_BYTES, json_of, text_of
 from hyimg_cli.measure.bench.record import FORMAT
 
-_RANK = {"identical": 0, "equal": 1, "within floor": 2, "not explained": 3, "differs": 3}
+_RANK = {"identical": 0, "equal": 1, "within floor": 2, "as declared": 3}
+_RANK |= {"not explained": 4, "differs": 4}
 
 
 def read_share(text: str) -> float:

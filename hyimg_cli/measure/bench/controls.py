@@ -32,25 +32,32 @@ class LookedThrough:
 def looked_through(
     configs: tuple[RunConfig, RunConfig],
     labels: tuple[str, str],
-    jobs: Sequence[ImageJob],
+    jobs: Sequence[Sequence[ImageJob]],
     place: Place,
     load: LoadModel,
+    *,
+    is_lossy: bool = False,
 ) -> LookedThrough:
-    """A writes freely; then both run with its text, looked through from ids to latents.
+    """A writes freely; then both run with its text, looked through from ids to latents, where
+    variants declare a loss up to the noise. `jobs`: of each variant.
 
     Every run is given a folder of its own by `place`.
     """
-    first, seen = observed_run(configs[0], {}, jobs, place(), load, tries_tokens=False)
+    first, seen = observed_run(configs[0], {}, jobs[0], place(), load, tries_tokens=False)
     texts = seen.texts()
     runs, seen_by = zip(
-        *(observed_run(config, texts, jobs, place(), load) for config in configs), strict=True
+        *(
+            observed_run(config, texts, own, place(), load)
+            for config, own in zip(configs, jobs, strict=True)
+        ),
+        strict=True,
     )
     ours, theirs = (one.jobs for one in seen_by)
     parted = [
         found
         for name in ours
         if name in theirs
-        for found in divergences(ours[name], theirs[name], labels)
+        for found in divergences(ours[name], theirs[name], labels, is_lossy=is_lossy)
     ]
     by_label = zip((labels[0], *labels), (first, *runs), strict=True)
     failures = [f"{label} fails: {text}" for label, run in by_label for text in run.failures]
@@ -99,7 +106,9 @@ def _counts(outcome: Outcome) -> tuple[object, ...]:
     if spread is not None:
         decoding = len(spread.decode.ranks) if spread.decode else 1
         ranks = max(spread.branch_ranks, spread.tensor_ranks, decoding)
-    return tokens, outcome.batch, outcome.cache.get("prompt_embeddings"), ranks
+    embedded, cache = outcome.cache.get("prompt_embeddings"), outcome.step_cache
+    full = None if cache is None else (cache.full, cache.estimated)
+    return tokens, outcome.batch, embedded, ranks, full
 
 
 def _kind(job: ImageJob) -> tuple[object, ...]:

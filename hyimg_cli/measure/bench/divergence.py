@@ -45,8 +45,11 @@ class Divergence:
         return f"{self.custom_id}: {self.stage}, {self.where}: {self.what}"
 
 
-def divergences(a: JobSeen, b: JobSeen, labels: tuple[str, str]) -> list[Divergence]:
-    """Every stage in which two observed runs differ, in the order of the stages.
+def divergences(
+    a: JobSeen, b: JobSeen, labels: tuple[str, str], *, is_lossy: bool = False
+) -> list[Divergence]:
+    """Every stage in which two observed runs differ, in the order of the stages; those behind the
+    noise are left out where `is_lossy`: they are meant to.
 
     `labels` name the variants. Ids, tokens in the prefix, prefix K/V, what the denoise step can
     see, noise, schedule and guidance, velocity by step, latents by step.
@@ -54,9 +57,11 @@ def divergences(a: JobSeen, b: JobSeen, labels: tuple[str, str]) -> list[Diverge
     parts = [*_text(a, b, labels)]
     for index, (one, other) in enumerate(zip(a.branches, b.branches, strict=False)):
         parts += _branch(f"branch {index}", one, other, labels)
-    parts += [*_noise(a, b), *_schedule(a, b, labels)]
-    parts += _steps("velocity", a.velocities, b.velocities, _precision(b))
-    parts += _steps("latents", a.latents[1:], b.latents[1:], _precision(b))
+    parts += _noise(a, b)
+    if not is_lossy:
+        parts += _schedule(a, b, labels)
+        parts += _steps("velocity", a.velocities, b.velocities, _precision(b))
+        parts += _steps("latents", a.latents[1:], b.latents[1:], _precision(b))
     return [Divergence(a.custom_id, *part) for part in parts]
 
 

@@ -35,6 +35,7 @@ from hyimg_cli.models import registry
 from hyimg_cli.pipelines.image.pipeline import LoadModel
 from hyimg_cli.settings.config import configured
 from hyimg_cli.settings.precedence import Setting, settle
+from hyimg_cli.settings.table import SETTINGS
 from hyimg_cli.spec.job import ImageJob, Job
 from hyimg_cli.spec.run import RunConfig
 
@@ -84,16 +85,19 @@ class _Bench:
 
     def carry_out(self) -> Comparison:
         scenario = self.scenario
-        jobs = _with_steps(self._jobs(), scenario.main_steps)
+        # They differ in what a job says of itself, where that sets the variants apart.
+        both = self._jobs(scenario.a), self._jobs(scenario.b)
+        jobs, plain = (_with_steps(own, scenario.main_steps) for own in both)
         configs = self._config(scenario.a), self._config(scenario.b)
-        looked = self._looked_through(configs, _pictures(jobs))
+        looked = self._looked_through(configs, (_pictures(jobs), _pictures(plain)))
         with (
             runs_of(scenario.a.lifetime, configs[0], looked.texts, self.load) as a,
             runs_of(scenario.b.lifetime, configs[1], looked.texts, self.load) as b,
         ):
-            timed = [self._timed(a, b, jobs, steps) for steps in scenario.steps]
+            timed = [self._timed(a, b, both, steps) for steps in scenario.steps]
             main = next((t for t in timed if t.steps == scenario.main_steps), timed[-1])
-            swaps = self._swaps((a, b), jobs, main)
+            swaps = self._swaps((a, b), (jobs, plain), main)
+            rivals = self._rivals(b, plain, timed) if scenario.least_psnr is not None else {}
         pairs, floors = self._rows_of(timed, main)
         controls = self._controls(configs[0], jobs, looked, main.a[0])
         self._keep(main)
@@ -103,6 +107,7 @@ class _Bench:
             floors=floors,
             controls=controls,
             swaps=swaps,
+            rivals=rivals,
             timed=timed,
             divergences=looked.divergences,
             failures=list(dict.fromkeys([*looked.failures, *self.failures])),
@@ -116,10 +121,11 @@ class _Bench:
     def _labels(self) -> tuple[str, str]:
         return self.scenario.a.label, self.scenario.b.label
 
-    def _jobs(self) -> list[Job]:
-        settings = self._settings(self.scenario.a)
+    def _jobs(self, variant: Variant) -> list[Job]:
+        settings = self._settings(variant)
         jobs = list(runner.accept(self.manifest, settings).jobs)
-        self.notes += without_effect(settings, jobs)
+        told = [note for note in without_effect(settings, jobs) if note not in self.notes]
+        self.notes += told
         models = sorted({job.model for job in jobs})
         if len(models) != 1:
             what = f"the manifest's jobs are of {len(models)} models: {', '.join(models)}"
@@ -142,7 +148,9 @@ class _Bench:
 
     def _settings(self, variant: Variant) -> dict[str, Setting]:
         # Of the environment only what the flags carry: anything else could undo a variant.
-        return settle(self.flags, {}, {**self.scenario.common, **variant.settings})
+        written = {**self.scenario.common, **variant.settings}
+        typed = {name: SETTINGS[name].kind.read(value) for name, value in written.items()}
+        return settle(self.flags, {}, typed)
 
     def _config(self, variant: Variant) -> RunConfig:
         # Without a disk cache: what an earlier bench left there would be a third variant.
@@ -151,24 +159,42 @@ class _Bench:
         return replace(config, output=replace(config.output, frames="png"))
 
     def _looked_through(
-        self, configs: tuple[RunConfig, RunConfig], pictures: Sequence[ImageJob]
+        self, configs: tuple[RunConfig, RunConfig], pictures: Sequence[Sequence[ImageJob]]
     ) -> LookedThrough:
-        if not pictures:
+        if not pictures[0]:
             self.notes.append("videos: compared by frames; what is before them is not looked at")
             return LookedThrough({})
-        self.tell(f"{len(pictures)} jobs; {self._labels[0]} writes the text for both")
-        return looked_through(configs, self._labels, pictures, self._place, self.load)
+        self.tell(f"{len(pictures[0])} jobs; {self._labels[0]} writes the text for both")
+        is_lossy = self.scenario.least_psnr is not None
+        return looked_through(
+            configs, self._labels, pictures, self._place, self.load, is_lossy=is_lossy
+        )
 
-    def _timed(self, a: Run, b: Run, jobs: Sequence[Job], steps: int) -> Timed:
-        """Warm-up apart, then A and B in turn."""
-        of_steps = _with_steps(jobs, steps)
-        for run in (a, b):
-            self._run(run, of_steps)
+    def _timed(self, a: Run, b: Run, jobs: Sequence[Sequence[Job]], steps: int) -> Timed:
+        """Warm-up apart, then A and B in turn. `jobs`: of each."""
+        turn = [(run, _with_steps(own, steps)) for run, own in zip((a, b), jobs, strict=True)]
+        for run, own in turn:
+            self._run(run, own)
         turns = []
         for repeat in range(self.scenario.repeats):
             self.tell(f"{steps} steps: run {repeat + 1} of {self.scenario.repeats}")
-            turns.append((self._run(a, of_steps), self._run(b, of_steps)))
+            turns.append([self._run(run, own) for run, own in turn])
         return Timed(steps, *zip(*turns, strict=True))
+
+    def _rivals(
+        self, b: Run, jobs: Sequence[Job], timed: Sequence[Timed]
+    ) -> dict[int, DistanceRow]:
+        """By step count, B with as many steps as A evaluates its model in, against all of them."""
+        found = {}
+        for one in timed:
+            full = max(
+                outcome.step_cache.full for outcome in one.a[0].outcomes if outcome.step_cache
+            )
+            self.tell(f"controls: {self._labels[1]} in {full} steps")
+            fewer = self._run(b, _with_steps(jobs, full))
+            name = f"{self._labels[1]} in {full} steps, against {one.steps}"
+            found[one.steps] = self._row(name, one.b[0], fewer, "as many full steps as A has")
+        return found
 
     def _run(self, run: Run, jobs: Sequence[Job]) -> RunResult:
         """One run in a place of its own; what fails in any run is told in the verdict."""
@@ -222,19 +248,19 @@ class _Bench:
         return {**rows, "other text": self._row(f"{label}, different AR ids", base, other, note)}
 
     def _swaps(
-        self, both: tuple[Run, Run], jobs: Sequence[Job], main: Timed
+        self, both: tuple[Run, Run], jobs: Sequence[Sequence[Job]], main: Timed
     ) -> dict[str, DistanceRow]:
         """Each variant with every source image turned into its negative, same text, same noise."""
-        edits = [job for job in _pictures(jobs) if job.images]
-        if not edits:
+        edits = [[job for job in _pictures(own) if job.images] for own in jobs]
+        if not edits[0]:
             self.notes.append("no job has a source image: nothing to swap")
             return {}
         self.tell("controls: other source images")
-        changed = _with_steps(with_negatives(edits, self.scratch / "negatives"), main.steps)
-        own = zip(self._labels, both, (main.a[0], main.b[0]), strict=True)
+        folder, bases = self.scratch / "negatives", (main.a[0], main.b[0])
+        changed = [_with_steps(with_negatives(own, folder), main.steps) for own in edits]
         return {
-            label: self._row(f"{label}, other source image", base, self._run(run, changed))
-            for label, run, base in own
+            label: self._row(f"{label}, other source image", base, self._run(run, own))
+            for label, run, base, own in zip(self._labels, both, bases, changed, strict=True)
         }
 
     def _keep(self, main: Timed) -> None:

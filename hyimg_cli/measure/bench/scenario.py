@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 
 from hyimg_cli.errors import UsageError
 from hyimg_cli.files import SETTINGS_BYTES, text_of
-from hyimg_cli.settings.kinds import nearest
+from hyimg_cli.settings.kinds import BadValue, nearest
 from hyimg_cli.settings.table import SETTINGS
 from hyimg_cli.spec.events import PHASES
 
@@ -22,7 +22,7 @@ Lifetime = Literal["session", "process", "process-per-job"]
 # Phases of a run that no single job owns, before those of `spec.events.PHASES`.
 START, LOAD, EMBED, PREWARM, REST = "start", "load", "embed", "prewarm", "unattributed"
 EVERY_PHASE = "*"
-_OPTIONAL = ("common", "steps", "main_steps", "repeats", "same_work")
+_OPTIONAL = ("common", "steps", "main_steps", "repeats", "same_work", "least_psnr")
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,8 @@ class Scenario:
 
     `phases` are those in which `a` may gain (`*`: any); a gain elsewhere is not explained.
     `same_work`: the variants do the same, at other times or in another precision, and their lines
-    say so. `steps` are the denoise steps to be timed; at `main_steps` pictures are compared.
+    say so. `least_psnr`: `a` is declared to change pictures, at most so far, in dB. `steps` are the
+    denoise steps to be timed; at `main_steps` pictures are compared.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Scenario:
     repeats: int
     manifest: Path
     same_work: bool = False
+    least_psnr: float | None = None
 
     def may_gain_in(self, phase: str) -> bool:
         return EVERY_PHASE in self.phases or phase in self.phases
@@ -114,6 +116,7 @@ def _scenario(path: Path, table: dict[str, Any]) -> Scenario:
         repeats=table.get("repeats", 5),
         manifest=path.parent / table["manifest"],
         same_work=bool(table.get("same_work", False)),
+        least_psnr=float(table["least_psnr"]) if "least_psnr" in table else None,
     )
 
 
@@ -132,11 +135,15 @@ def _variant(path: Path, side: str, table: dict[str, Any]) -> Variant:
 
 
 def _settings(path: Path, table: str, settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    for name in settings:
+    for name, value in settings.items():
         if name not in SETTINGS:
             close = nearest(name, SETTINGS)
             hint = f"did you mean {close}?" if close else "settings are those of a recipe"
             raise _fault(path, f"[{table}] {name} is no setting", hint)
+        try:
+            SETTINGS[name].kind.read(value)
+        except BadValue as bad:
+            raise _fault(path, f"[{table}] {name}: {bad.what}", bad.hint) from None
     if settings.get("replicas", 1) != 1:
         raise _fault(path, f"[{table}] replicas: a bench measures one session", "take it out")
     return settings

@@ -5,7 +5,7 @@ cause, and pictures that are the same do not excuse it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
 from statistics import median
@@ -77,7 +77,8 @@ class Comparison:
     `pairs`: by step count, A against B; `floors`: A against A, then B against B; `controls`: A
     against itself with the same seed in a new session, another seed, another text; `swaps`: each
     variant's pictures against those of other source images; `same_work`: jobs for which both
-    variants did the very same, where they should not.
+    variants did the very same, where they should not; `rivals`: where A declares a loss, by step
+    count B against itself in as many steps as A evaluates.
     """
 
     scenario: Scenario
@@ -92,6 +93,7 @@ class Comparison:
     jobs: Sequence[Job] = ()
     notes: Sequence[str] = ()
     kept: Path = Path()
+    rivals: Mapping[int, DistanceRow] = field(default_factory=dict)
 
     @property
     def labels(self) -> tuple[str, str]:
@@ -100,8 +102,8 @@ class Comparison:
     @property
     def rows(self) -> tuple[DistanceRow, ...]:
         """The precision budget from top to bottom."""
-        rest = (self.pairs, self.controls, self.swaps)
-        return (*self.floors, *(row for rows in rest for row in rows.values()))
+        rest = (self.pairs.values(), self.rivals.values(), self.controls.values())
+        return (*self.floors, *(row for rows in rest for row in rows), *self.swaps.values())
 
     @property
     def other_seed(self) -> DistanceRow | None:
@@ -195,6 +197,8 @@ def _by_pictures(found: Comparison) -> VerdictName:
         return "identical"
     if all(row.is_equal for row in found.pairs.values()):
         return "equal"
+    if found.scenario.least_psnr is not None:
+        return "differs" if any(_loss_faults(found)) else "as declared"
     # The plain variant's floor: one that A makes for itself by drawing at random excuses nothing.
     # Nor does any floor excuse what is as far apart as another seed.
     seed = -inf if found.other_seed is None else found.other_seed.psnr
@@ -206,6 +210,7 @@ def _differences(found: Comparison) -> Iterator[str]:
     """The distance of the pictures, then each stage that parts by more than rounding, the cause
     first; else where it begins.
     """
+    yield from _loss_faults(found)
     yield from _distance(found)
     causes = [str(one) for one in found.divergences if one.is_fault]
     if not causes and found.divergences:
@@ -214,6 +219,21 @@ def _differences(found: Comparison) -> Iterator[str]:
     for label, floor in zip(found.labels, found.floors, strict=True):
         if not floor.is_identical:
             yield f"{label} does not repeat itself: {floor.psnr:.1f} dB from run to run"
+
+
+def _loss_faults(found: Comparison) -> Iterator[str]:
+    """Sentences on a declared loss that is larger than declared, or is worth nothing."""
+    least, seed = found.scenario.least_psnr, found.other_seed
+    if least is None:
+        return
+    for steps, row in found.pairs.items():
+        if row.psnr < least:
+            yield f"{steps} steps: {row.psnr:.1f} dB, where {least:g} dB are declared"
+        if seed is not None and row.psnr <= seed.psnr:
+            yield f"{steps} steps: {row.psnr:.1f} dB, no nearer than another seed"
+        rival = found.rivals.get(steps)
+        if rival is not None and row.psnr <= rival.psnr:
+            yield f"{steps} steps: {row.psnr:.1f} dB, and {rival.psnr:.1f} dB for {rival.name}"
 
 
 def _distance(found: Comparison) -> Iterator[str]:
@@ -256,6 +276,9 @@ def _in_words(name: VerdictName, found: Comparison) -> str:
         most = max(max(row.values("max_abs")) for row in rows)
         share = 1 - min(min(row.values("equal_share")) for row in rows)
         return f"at most {share:.2%} of a picture's values are off, by {most} level"
+    if name == "as declared":
+        rivals = ", ".join(f"{row.psnr:.1f} dB for {row.name}" for row in found.rivals.values())
+        return f"{found.worst.psnr:.1f} dB or more, where {rivals}: a lossy variant"
     floor = found.floors[1].psnr
     return f"{found.worst.psnr:.1f} dB, where a variant reaches {floor:.1f} dB against itself"
 

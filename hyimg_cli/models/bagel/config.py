@@ -304,6 +304,7 @@ def model_card(folder: Path, model: str, arch: BagelShape) -> ModelCard:
         vocab_size=decoder.vocab_size,
         defaults=DEFAULTS,
         edit_defaults=EDIT_DEFAULTS,
+        latent_channels=arch.vae.z_channels,
         row_bytes=decoder.hidden_size * _BF16_BYTES,
         activations=dict.fromkeys(("cpu", "none"), Working(row * _BF16_BYTES)),
         weights=counts,

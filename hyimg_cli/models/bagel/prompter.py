@@ -209,7 +209,8 @@ class BagelPrompter:
         text = assumed_think if job.writes_text else 0
         full, *others = dict.fromkeys(self.branches(job, found))
         positive = full.length + (text + 2 if job.writes_text else 0)
-        steps = job.num_inference_steps - 1
+        guided = _guided_steps(job)
+        is_due = job.step_cache.full_steps(guided) if job.step_cache else (True,) * len(guided)
         return JobTokens(
             ar_prefill=opening.length if opening else 0,
             shared_prefix=sum(_shared(full, other) for other in others),
@@ -219,8 +220,12 @@ class BagelPrompter:
             branches=1 + len(others),
             image_encodes=len(shapes),
             assumed_think=text,
-            steps=steps,
-            forwards=steps + _guided_steps(job) * len(others),
+            steps=job.num_inference_steps - 1,
+            forwards=sum(
+                1 + is_guided * len(others)
+                for is_guided, is_full in zip(guided, is_due, strict=True)
+                if is_full
+            ),
         )
 
     def refuse_uneven(self, ranks: int, quantization: Quantization) -> None:
@@ -292,12 +297,12 @@ def _thinks(job: ImageJob) -> bool:
     return job.writes_text or job.has_given_text
 
 
-def _guided_steps(job: ImageJob) -> int:
-    """Number of the job's steps with guidance, which is on at noise levels within its interval."""
+def _guided_steps(job: ImageJob) -> list[bool]:
+    """The job's steps with guidance, which is on at noise levels within its interval."""
     low, high = job.guidance_interval or (0.0, 1.0)
     shift, last = job.flow_shift, max(1, job.num_inference_steps - 1)
     line = (1 - step / last for step in range(last))
-    return sum(low < shift * x / (1 + (shift - 1) * x) <= high for x in line)
+    return [low < shift * x / (1 + (shift - 1) * x) <= high for x in line]
 
 
 def _shared(full: BlockLayout, other: BlockLayout) -> int:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from hyimg_cli.diffusion.step_cache import VelocityCache
 from hyimg_cli.models.latent_video import Branch, BranchInputs, BranchRunner, PromptEmbedding
 from hyimg_cli.spec.job import VideoJob
 
@@ -25,25 +26,34 @@ class LocalBranches:
 
 
 class RunningBranches:
-    """One job's branches at a runner, begun with the first step that is asked for.
+    """One job's branches at a runner, begun with the first step that is asked for. At a step that
+    the job's step cache estimates the runner is not asked.
 
     A step out of turn, behind a failure or a restored state, begins them anew: branches count
-    their steps, and their step caches belong to what went before.
+    their steps, and the library's step caches belong to what went before.
     """
 
-    def __init__(self, runner: BranchRunner, inputs: Sequence[BranchInputs]) -> None:
+    def __init__(
+        self, runner: BranchRunner, inputs: Sequence[BranchInputs], velocities: VelocityCache
+    ) -> None:
+        self.velocities = velocities
         self._runner = runner
         self._inputs = inputs
-        self._next: int | None = None
+        # The full steps that are left, and not begun: None.
+        self._left: tuple[int, ...] | None = None
 
     def at(self, step: int, latents_BCFYX: Tensor, timestep_B: Tensor) -> Sequence[Tensor]:
         """Every branch's velocity at a step."""
-        if self._next != step:
-            self._runner.begin([replace(own, first_step=step) for own in self._inputs])
-        self._next = None
-        velocities = self._runner.velocity(latents_BCFYX, timestep_B)
-        self._next = step + 1
-        return velocities
+        if not self.velocities.steps[step]:
+            return self.velocities.estimate(step)
+        left = self.velocities.full_from(step)
+        if self._left != left:
+            self._runner.begin([replace(own, steps=left) for own in self._inputs])
+        self._left = None
+        found = self._runner.velocity(latents_BCFYX, timestep_B)
+        self._left = left[1:]
+        self.velocities.keep(step, found)
+        return found
 
 
 def inputs_of(

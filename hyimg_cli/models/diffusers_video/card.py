@@ -115,6 +115,7 @@ def _hunyuan(layout: CheckpointLayout, model: str) -> VideoCard:
         decode=_HUNYUAN_DECODE,
         start=start_rule(target, cell) if layout.starts_from_pictures else None,
         needs_start=layout.starts_from_pictures,
+        is_distilled=bool(network.get("use_meanflow")),
         defaults=VideoDefaults(
             size=default_size(target, cell),
             num_frames=121,

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hyimg_cli.diffusion.step_cache import VelocityCache
 from hyimg_cli.errors import JobError
 from hyimg_cli.models.diffusers_video.scheduling import JobScheduler
 
@@ -22,12 +23,13 @@ class Denoiser:
         velocity: Velocity,
         noise_1CFYX: Tensor,
         networks: Sequence[Any],
+        velocities: VelocityCache,
         finish: Callable[[Tensor], Tensor] = lambda latents_BCFYX: latents_BCFYX,
     ) -> None:
-        """`networks` are those whose step caches the job may fill; `finish` makes of the last
-        step's latents what is decoded.
+        """`networks` are those whose library caches the job may fill; `velocities` is the job's own
+        step cache; `finish` makes of the last step's latents what is decoded.
         """
-        self.schedule = schedule
+        self.schedule, self.velocities = schedule, velocities
         self._velocity = velocity
         self._noise = noise_1CFYX
         self._networks, self._finish = networks, finish
@@ -50,18 +52,19 @@ class Denoiser:
         return self._finish(moved) if index + 1 == self.steps else moved
 
     def state(self) -> Mapping[str, Tensor]:
-        """Raises JobError where a step cache is on: its memory is the library's own business."""
+        """Raises JobError where a cache of the library is on: its memory is its own business."""
         if any(network.is_cache_enabled for network in self._networks):
             raise JobError(
-                "latents cannot be checkpointed while a step cache is on",
-                hint="its memory is not kept; run without the step cache or without checkpoints",
+                "latents cannot be checkpointed while a step cache of the library is on",
+                hint="its memory is not kept; use --step-cache, or leave checkpoints out",
                 code="job.step-cache",
             )
-        return self.schedule.state()
+        return self.schedule.state() | self.velocities.state()
 
     def restore(self, index: int, state: Mapping[str, Tensor]) -> None:
         """Raises ValueError where `state` was taken behind another step."""
         self.schedule.restore(index, state)
+        self.velocities.restore(state, self.schedule.device)
 
 
 def forget_step_cache(network: Any) -> None:

@@ -7,7 +7,6 @@ tables, glyph tokens, their order) is computed once, no mask is built, nothing i
 
 # Legend: B batch, C channel, F latent frames, Y X latent rows and columns, N text tokens, M width
 from collections.abc import Callable
-from itertools import count
 from typing import Any
 
 import torch
@@ -103,7 +102,7 @@ class HunyuanVideo15(DiffusersVideo):
             condition[:, :-1, :1] = inputs.start[LATENTS].to(condition)
             condition[:, -1, 0] = 1
         following = self._following(inputs.job) if network.config.use_meanflow else None
-        steps = count(inputs.first_step)
+        steps = iter(inputs.steps)
 
         def velocity(latents_BCFYX: Tensor, timestep_B: Tensor) -> Tensor:
             self.place.bring(network)

@@ -13,6 +13,7 @@ import torch
 from diffusers.utils.torch_utils import randn_tensor
 from torch import Tensor
 
+from hyimg_cli.diffusion.step_cache import VelocityCache
 from hyimg_cli.errors import JobError, OutputError
 from hyimg_cli.models.diffusers_video.branches import LocalBranches, RunningBranches, inputs_of
 from hyimg_cli.models.diffusers_video.decode import LocalDecoder, frames
@@ -81,6 +82,10 @@ class DiffusersVideo(ABC):
     def finished(self, latents_BCFYX: Tensor, start: Mapping[str, Tensor]) -> Tensor:
         """The last step's latents as they are decoded."""
         return latents_BCFYX
+
+    def network_of(self, schedule: JobScheduler) -> list[int]:
+        """Number of the network that takes each step."""
+        return [0] * len(schedule.levels)
 
     @abstractmethod
     def has_guidance(self, job: VideoJob) -> bool:
@@ -182,12 +187,15 @@ class DiffusersVideo(ABC):
     ) -> VideoDenoiser:
         self._check(job)
         noise_1CFYX, schedule = self._noise(job), self.schedule(job)
+        velocities = VelocityCache(job.step_cache, self.network_of(schedule))
         branches = RunningBranches(
-            self.branch_runner(), inputs_of(job, self.texts(job), embeddings, dict(start))
+            self.branch_runner(),
+            inputs_of(job, self.texts(job), embeddings, dict(start)),
+            velocities,
         )
         velocity = self.guided(job, schedule, branches)
         finish = partial(self.finished, start=start)
-        return Denoiser(schedule, velocity, noise_1CFYX, self.networks, finish)
+        return Denoiser(schedule, velocity, noise_1CFYX, self.networks, velocities, finish)
 
     @torch.no_grad()
     def branch(self, inputs: BranchInputs) -> Branch:

@@ -5,7 +5,6 @@ Its forward reads nothing back and takes no mask; only the scheduler's step need
 
 # Legend: B batch, C channel, F latent frames, Y X latent rows and columns, N text tokens, M width
 from collections.abc import Mapping
-from itertools import count
 
 import torch
 from torch import Tensor
@@ -65,7 +64,7 @@ class Wan(DiffusersVideo):
     def guided(self, job: VideoJob, schedule: JobScheduler, branches: RunningBranches) -> Velocity:
         """u + g (c - u), in the transformer's dtype; with two networks each has its own scale."""
         second = job.guidance_scale if job.guidance_scale_2 is None else job.guidance_scale_2
-        scales = [(job.guidance_scale, second)[number] for number in self._network_of(schedule)]
+        scales = [(job.guidance_scale, second)[number] for number in self.network_of(schedule)]
         dtype = self.networks[0].dtype
 
         def velocity(index: int, latents_BCFYX: Tensor) -> Tensor:
@@ -81,7 +80,7 @@ class Wan(DiffusersVideo):
     def new_branch(self, inputs: BranchInputs, noise_like_1CFYX: Tensor) -> Branch:
         """It counts its steps: which network takes one is known on the host, beforehand."""
         schedule = self.schedule(inputs.job)
-        at_step, steps = self._network_of(schedule), count(inputs.first_step)
+        at_step, steps = self.network_of(schedule), iter(inputs.steps)
         dtype = self.networks[0].dtype
         text_1NM = _padded(inputs.embedding, dtype, self.device)
         rows = self._timestep_rows(noise_like_1CFYX)
@@ -136,11 +135,11 @@ class Wan(DiffusersVideo):
         mask_1CFYX = given[None, :, :, None, None].expand(-1, -1, -1, *latents_1CFYX.shape[3:])
         return torch.cat([mask_1CFYX, latents_1CFYX], dim=1)
 
-    def _network_of(self, schedule: JobScheduler) -> list[int]:
-        """Which network takes each step: from `boundary_ratio` on the second."""
+    def network_of(self, schedule: JobScheduler) -> list[int]:
+        """From `boundary_ratio` on the second."""
         ratio = self.layout.index.get("boundary_ratio")
         if ratio is None or len(self.networks) == 1:
-            return [0] * len(schedule.levels)
+            return super().network_of(schedule)
         boundary = ratio * schedule.train_timesteps
         return [int(level < boundary) for level in schedule.levels]
 

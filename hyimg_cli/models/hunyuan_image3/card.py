@@ -77,6 +77,7 @@ def model_card(folder: Path, model: str) -> ModelCard:
         max_positions=arch.max_position_embeddings,
         vocab_size=arch.vocab_size,
         defaults=generation.defaults,
+        latent_channels=arch.vae.latent_channels,
         row_bytes=arch.hidden_size * _BF16_BYTES,
         activations=_activations(arch),
         weights=_weights(folder, arch),

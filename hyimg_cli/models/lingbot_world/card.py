@@ -43,6 +43,7 @@ def lingbot_card(layout: CheckpointLayout, model: str) -> VideoCard:
         ),
         has_float32_vae=True,
         guides_below_one=False,
+        is_distilled=True,
         chunks=chunk_rule(shape),
         blocks=shape.layers,
         decode=WAN_DECODE,

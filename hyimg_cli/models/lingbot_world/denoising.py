@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from hyimg_cli.diffusion.step_cache import VelocityCache
 from hyimg_cli.models.lingbot_world.network import Clip
 from hyimg_cli.models.lingbot_world.passes import Passes
 from hyimg_cli.models.lingbot_world.plucker import plucker
@@ -99,6 +100,8 @@ class ChunkDenoiser:
         )
         # Chunks whose clean K/V are in the cache, and the one whose constants are.
         self._filled, self._begun = 0, -1
+        # Four steps leave none to estimate.
+        self.velocities = VelocityCache(None, ())
 
     @property
     def steps(self) -> int:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from torch import Tensor
 
-from hyimg_cli.diffusion.denoise import denoise
+from hyimg_cli.diffusion.denoise import Velocities, denoise
 from hyimg_cli.diffusion.schedule import Step
 from hyimg_cli.models.protocols import LivePicture
 from hyimg_cli.pipelines.clock import PhaseClock
@@ -244,8 +244,12 @@ class ContinuousBatch:
             yield PhaseStarted(work.job.custom_id, "denoise", work.track.schedule.count)
         with Attempt() as tried:
             _enter(batch, "denoise_first")
-            tracks = [work.track for work in batch]
-            for step, latents in enumerate(denoise(tracks, self._velocities(batch)), 1):
+            # Anew for each attempt.
+            for work in batch:
+                work.velocities = work.track.velocity_cache(work.job.step_cache)
+            tracks, caches = zip(*((work.track, work.velocities) for work in batch), strict=True)
+            moved = denoise(tracks, caches, self._velocities(batch))
+            for step, latents in enumerate(moved, 1):
                 if step == 1:
                     _enter(batch, "denoise_rest")
                 for work, latents_CYX in zip(batch, latents, strict=True):
@@ -260,16 +264,15 @@ class ContinuousBatch:
         for work in batch:
             yield from self._decode(work)
 
-    def _velocities(
-        self, batch: Sequence[Denoising]
-    ) -> Callable[[Sequence[Tensor], Sequence[Step]], list[Tensor]]:
-        def velocities(latents: Sequence[Tensor], steps: Sequence[Step]) -> list[Tensor]:
-            return self._stages.model.velocities(
-                [
-                    LivePicture(x_CYX, step, work.job.guidance_scale, work.branches_at(step))
-                    for work, x_CYX, step in zip(batch, latents, steps, strict=True)
-                ]
-            )
+    def _velocities(self, batch: Sequence[Denoising]) -> Velocities:
+        def live(work: Denoising, x_CYX: Tensor, step: Step) -> LivePicture:
+            return LivePicture(x_CYX, step, work.job.guidance_scale, work.branches_at(step))
+
+        def velocities(
+            numbers: Sequence[int], latents: Sequence[Tensor], steps: Sequence[Step]
+        ) -> list[Tensor]:
+            works = [batch[number] for number in numbers]
+            return self._stages.model.velocities(list(map(live, works, latents, steps)))
 
         return velocities
 

@@ -174,6 +174,7 @@ class ImagePipeline(Pipeline[MixedModel, ImageJob, Generated | Decoded]):
             facts,
             *warnings,
             denoise_steps=done.denoise_steps,
+            step_cache=done.step_cache,
             cot_text=text.text if has_written else job.cot_text,
             cot_token_ids=text.ids if has_written else job.cot_token_ids,
             cot_from=done.cot_from,

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from hyimg_cli.diffusion.denoise import Track
 from hyimg_cli.diffusion.schedule import Step
+from hyimg_cli.diffusion.step_cache import VelocityCache
 from hyimg_cli.errors import OutputError
 from hyimg_cli.kv.segments import Segment, TextSegment
 from hyimg_cli.manifest.texts import TextIdentity, text_identity
@@ -39,9 +40,10 @@ from hyimg_cli.pipelines.image.texts import KnownText, Texts
 from hyimg_cli.pipelines.image.think import Decoding
 from hyimg_cli.pipelines.request import Finished, Request, Work
 from hyimg_cli.spec.card import Bucket
-from hyimg_cli.spec.events import ReuseReport
+from hyimg_cli.spec.events import ReuseReport, StepCacheReport
 from hyimg_cli.spec.job import ImageJob, Size
 from hyimg_cli.spec.run import ReuseConfig
+from hyimg_cli.spec.step_cache import StepCache
 
 logger = logging.getLogger(__name__)
 ReadSource = Callable[[str], tuple[SourceImage, float]]
@@ -125,6 +127,7 @@ class Generated(Finished[ImageJob]):
     text: GeneratedText
     canvas: Canvas
     denoise_steps = 0
+    step_cache: StepCacheReport | None = None
 
     @property
     def bucket(self) -> Bucket:
@@ -155,9 +158,11 @@ class Generated(Finished[ImageJob]):
         return self.prefilled.cot_from
 
     @property
-    def draws_with(self) -> tuple[Bucket, int]:
-        """Jobs of which this is equal can be denoised together."""
-        return self.canvas.bucket, self.job.num_inference_steps
+    def draws_with(self) -> tuple[Bucket, int, StepCache | None]:
+        """Jobs of which this is equal are denoised together: as many steps, and the same ones in
+        full.
+        """
+        return self.canvas.bucket, self.job.num_inference_steps, self.job.step_cache
 
     @property
     def source_digests(self) -> tuple[str, ...]:
@@ -166,13 +171,17 @@ class Generated(Finished[ImageJob]):
 
 @dataclass(eq=False)
 class Denoising(Work[ImageJob]):
-    """Its branches stand; `latents_CYX` are those behind its latest step, number `steps`."""
+    """Its branches stand; `latents_CYX` are those behind its latest step, number `steps`.
+
+    `velocities`: the step cache's, of the latest attempt.
+    """
 
     generated: Generated
     branches: Branches
     reuse: ReuseReport
     track: Track
     latents_CYX: Tensor
+    velocities: VelocityCache
     steps: int = 0
 
     @property
@@ -198,6 +207,10 @@ class Decoded(Finished[ImageJob]):
     @property
     def denoise_steps(self) -> int:
         return self.denoising.steps
+
+    @property
+    def step_cache(self) -> StepCacheReport | None:
+        return self.denoising.velocities.report()
 
     @property
     def text(self) -> GeneratedText:
@@ -357,7 +370,8 @@ def with_branches(waiting: Generated, stages: ImageStages) -> Denoising:
     work.release()
     work.clock.enter("queue")
     track = model.track(waiting.job, waiting.canvas, len(branches.items))
-    return Denoising(work.request, waiting, branches, reuse, track, track.noise_CYX)
+    velocities = track.velocity_cache(waiting.job.step_cache)
+    return Denoising(work.request, waiting, branches, reuse, track, track.noise_CYX, velocities)
 
 
 def decode(work: Denoising, stages: ImageStages) -> Decoded:

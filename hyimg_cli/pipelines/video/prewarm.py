@@ -1,20 +1,25 @@
-"""Running the plan's video shapes once before they count: both branches, every tile shape.
+"""Running the plan's video shapes once before they count, where that costs less than it saves.
 
-A stand-in of the same size, frames and prompts goes through the same stages with two steps; its
-latents are kept nowhere, its frames dropped. Every random draw has a generator of its own.
+A stand-in of the same size, frames and prompts takes one denoise step, all branches of it; its
+latents are kept nowhere. Nothing is decoded: that would cost as much as a job's own decode, and
+what it made ready, an allocator's pieces, the next denoise step gives back. A shape of one or two
+jobs is left alone: the step would cost them more than the first of them waits for it. So is a CPU,
+on which the first job takes no longer than the others (`benchmarks/prewarm.py --videos`).
+Every random draw has a generator of its own.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import torch
+
+from hyimg_cli.manifest.video_cost import FEWEST_PREWARMED
 from hyimg_cli.pipelines.clock import PhaseClock
 from hyimg_cli.pipelines.out_of_memory import Attempt
 from hyimg_cli.pipelines.request import Request
-from hyimg_cli.pipelines.video.stages import VideoStages, make_video
+from hyimg_cli.pipelines.video.stages import Denoised, Stage, VideoStages, denoise, encode
 from hyimg_cli.spec.job import Size, VideoJob
-
-# The second one meets what the first has left: a step cache, a compiled graph.
-_STEPS = 2
 
 
 @dataclass(frozen=True)
@@ -35,24 +40,34 @@ def shape_of(job: VideoJob) -> VideoShape:
 
 
 def prewarm(jobs: Sequence[VideoJob], stages: VideoStages, *, warmed: set[VideoShape]) -> int:
-    """Run every shape that is not in `warmed` yet, and add it; how many ran to their end.
+    """Run every shape of several jobs that is not in `warmed` yet, and add it; how many ran.
 
+    None where the device has nothing to make ready.
     A shape whose stand-in fails is not counted: the job itself will fail, and say why.
     """
-    new = {shape: job for job in reversed(jobs) if (shape := shape_of(job)) not in warmed}
-    count = 0
-    for shape, job in new.items():
-        warmed.add(shape)
-        count += _runs(job, stages)
-    return count
+    if not starts_slowly(stages.model.device):
+        return 0
+    shapes = {shape_of(job): job for job in reversed(jobs)}
+    alike = Counter(map(shape_of, jobs))
+    new = [shape for shape in shapes if alike[shape] >= FEWEST_PREWARMED and shape not in warmed]
+    warmed.update(new)
+    return sum(_runs(shapes[shape], stages) for shape in new)
+
+
+def starts_slowly(device: torch.device) -> bool:
+    """True if the first forward of a shape takes longer there than those behind it."""
+    return device.type != "cpu"
 
 
 def _runs(job: VideoJob, stages: VideoStages) -> bool:
-    # Of a chunk one pass, and the clean one: there is a length of the cache for each chunk.
-    most = _STEPS if stages.model.card.chunks is None else 1
-    steps = min(most, job.num_inference_steps)
-    stand_in = replace(job, custom_id="prewarm", num_inference_steps=steps)
+    stand_in = replace(job, custom_id="prewarm", num_inference_steps=1)
+    request = Request(stand_in, PhaseClock(0.0, lambda: None))
     with Attempt() as tried:
-        for _ in make_video(Request(stand_in, PhaseClock(0.0, lambda: None)), stages):
+        for _ in _denoised(request, stages):
             pass
     return tried.error is None
+
+
+def _denoised(request: Request[VideoJob], stages: VideoStages) -> Stage[Denoised]:
+    encoded = yield from encode(request, stages)
+    return (yield from denoise(request, encoded, stages, None))

@@ -14,12 +14,19 @@ from typing import TypeAlias, TypeVar
 import numpy as np
 from torch import Tensor
 
+from hyimg_cli.diffusion.step_cache import VelocityCache
 from hyimg_cli.errors import OutputError
 from hyimg_cli.models.latent_video import LatentVideoModel, PromptEmbedding, VideoDenoiser
 from hyimg_cli.pipelines.out_of_memory import MemoryPolicy
 from hyimg_cli.pipelines.request import Finished, Request
 from hyimg_cli.pipelines.video.latents_checkpoint import Kept, LatentsCheckpoint
-from hyimg_cli.spec.events import DenoiseStep, ParallelReport, PhaseStarted, Progress
+from hyimg_cli.spec.events import (
+    DenoiseStep,
+    ParallelReport,
+    PhaseStarted,
+    Progress,
+    StepCacheReport,
+)
 from hyimg_cli.spec.job import VideoJob
 from hyimg_cli.tiling.tiles import Tiling
 
@@ -57,10 +64,13 @@ class EncodedConditions:
 
 @dataclass(frozen=True)
 class Denoised:
-    """Latents behind the last of `steps` denoise steps, `together` with others of other clips."""
+    """Latents behind the last of `steps` denoise steps, how many a step cache estimated, and of how
+    many clips that were denoised `together` they are.
+    """
 
     latents_BCFYX: Tensor
     steps: int
+    step_cache: StepCacheReport | None = None
     together: int = 1
 
 
@@ -68,12 +78,13 @@ class Denoised:
 class Frames(Finished[VideoJob]):
     """A video in pieces of uint8 [T, H, W, 3]; `parallel`: over which ranks, None without.
 
-    `denoise_steps` are those of this run: a job that went on from kept latents has fewer.
-    `digests`: of its start pictures.
+    `denoise_steps` are those of this run: a job that went on from kept latents has fewer;
+    `step_cache` counts those of all its attempts. `digests`: of its start pictures.
     """
 
     pieces: tuple[np.ndarray, ...]
     denoise_steps: int
+    step_cache: StepCacheReport | None = None
     together: int = 1
     parallel: ParallelReport | None = None
     digests: tuple[str, ...] = ()
@@ -100,7 +111,10 @@ def make_video(
         pass
     elif kept is not None and kept.is_last:
         request.notes.extend(kept.notes)
-        denoised = Denoised(kept.latents_BCFYX.to(stages.model.device), kept.steps)
+        counted = VelocityCache(request.job.step_cache, ())
+        counted.restore(kept.state, stages.model.device)
+        latents_BCFYX = kept.latents_BCFYX.to(stages.model.device)
+        denoised = Denoised(latents_BCFYX, kept.steps, counted.report())
     else:
         encoded = yield from _alone(request, stages, lambda: encode(request, stages))
         denoised = yield from _alone(
@@ -110,7 +124,8 @@ def make_video(
         request.notes_if_lost.append(_KEPT)
     pieces = yield from _decode_alone(request, denoised, stages)
     begun = 0 if kept is None else kept.step
-    return Frames(request, pieces, denoised.steps - begun, denoised.together)
+    done = denoised.steps - begun
+    return Frames(request, pieces, done, denoised.step_cache, denoised.together)
 
 
 def _alone(
@@ -177,11 +192,12 @@ def denoise(
         step, steps = index + 1, denoiser.steps
         if checkpoint is not None and (checkpoint.is_due(step, steps) or denoiser.is_stop(step)):
             clock.enter("write")
-            state = denoiser.state() if step < steps else {}
+            memory = denoiser if step < steps else denoiser.velocities
+            state = memory.state()
             checkpoint.keep(Kept(step, steps, latents_BCFYX, state, encoded.notes))
             clock.enter("denoise_rest")
         yield DenoiseStep(job.custom_id, step, steps)
-    return Denoised(latents_BCFYX, denoiser.steps)
+    return Denoised(latents_BCFYX, denoiser.steps, denoiser.velocities.report())
 
 
 def decode(

@@ -55,6 +55,7 @@ def test_a_scenario_of_ones_own(tmp_path: Path) -> None:
         (GOOD.replace("kv_reuse", "kv_reus"), "[b] kv_reus is no setting"),
         (GOOD.replace('"process"', '"day"'), "[b] lifetime is 'day'"),
         (GOOD.replace('label = "one"', ""), "[a] has no label"),
+        (GOOD.replace("= false", "= 'no'"), '[b] kv_reuse: "no" is not true or false'),
         (GOOD.replace("batching_max_size = 1", "replicas = 2"), "[common] replicas"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The five words, from made-up runs: each is reached, and none by accident."""
+"""The six words, from made-up runs: each is reached, and none by accident."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -66,6 +66,36 @@ def test_pictures_against_their_floor(
     found = replace(CLEAN, pairs={8: pair(distance)}, floors=floors).verdict
     assert (found.name, found.exit_code) == (name, code)
     assert found.reasons
+
+
+@pytest.mark.parametrize(
+    ("psnr", "seed", "rival", "name", "why"),
+    [
+        (45.0, 28.0, 40.0, "as declared", "45.0 dB or more, where 40.0 dB for plain: a lossy"),
+        (29.0, 28.0, 20.0, "differs", "8 steps: 29.0 dB, where 30 dB are declared"),
+        (45.0, 45.0, 40.0, "differs", "8 steps: 45.0 dB, no nearer than another seed"),
+        (45.0, 28.0, 45.0, "differs", "8 steps: 45.0 dB, and 45.0 dB for plain"),
+        (inf, 28.0, 40.0, "identical", "is the same"),
+    ],
+)
+def test_a_declared_loss_is_held_against_what_it_must_beat(
+    psnr: float, seed: float, rival: float, name: str, why: str
+) -> None:
+    apart = SAME if psnr == inf else {**APART, "psnr": psnr}
+    found = replace(
+        CLEAN,
+        scenario=replace(SCENARIO, least_psnr=30.0),
+        pairs={8: pair(apart)},
+        controls={"other seed": pair({**APART, "psnr": seed})},
+        rivals={8: replace(pair({**APART, "psnr": rival}), name="plain")},
+    ).verdict
+    assert (found.name, found.is_good) == (name, name != "differs")
+    assert why in found.reasons[0]
+
+
+def test_a_loss_that_was_not_declared_is_none() -> None:
+    rivals = {8: pair({**APART, "psnr": 20.0})}
+    assert replace(CLEAN, pairs={8: pair(APART)}, rivals=rivals).verdict.name == "differs"
 
 
 def test_a_difference_names_its_distance_to_floor_and_seed() -> None:

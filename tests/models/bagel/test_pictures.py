@@ -16,6 +16,7 @@ from hyimg_cli.models.bagel.guidance import Guidance, packed
 from hyimg_cli.models.bagel.sequence import contexts
 from hyimg_cli.spec.events import PhaseStarted, ThinkToken
 from hyimg_cli.spec.job import ImageJob, SizeRequest, TextSampling
+from hyimg_cli.spec.step_cache import StepCache
 
 from .conftest import CASES, JOB, Runs, give_golden, golden_job, latents, noise_picture
 
@@ -98,6 +99,18 @@ def test_a_new_picture_runs_two_branches_of_three(bagel: Bagel, steps: int, forw
     assert (counted.forwards, counted.steps, counted.branches) == (forwards, steps - 1, 2)
     Runs(bagel).one(job)
     assert bagel.network.branch_forwards == forwards
+
+
+def test_a_step_cache_begins_anew_where_guidance_ends(bagel: Bagel) -> None:
+    """Of 14 steps the first 6 are guided, by two branches: 0 1 2 5 and 6 9 12 13 are full."""
+    job = replace(JOB, num_inference_steps=15, flow_shift=1.0, guidance_interval=(0.6, 1.0))
+    job = replace(job, step_cache=StepCache(3, 2))
+    done = Runs(bagel).one(job)
+    assert done.step_cache is not None
+    assert (done.step_cache.full, done.step_cache.estimated) == (8, 6)
+    assert bagel.network.branch_forwards == 4 * 2 + 4
+    assert bagel.prompter.count(job, [], 0).forwards == bagel.network.branch_forwards
+    assert torch.isfinite(latents(done)).all()
 
 
 def test_two_branches_are_as_good_as_three() -> None:

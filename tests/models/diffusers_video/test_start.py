@@ -4,6 +4,7 @@ The library is given the picture and a fresh pipeline from the same folder; both
 disk, with random weights, so any slip (order of channels, mask, fit, tokens) moves every value.
 """
 
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -23,7 +24,7 @@ from hyimg_cli.media.images import crop_to, read_image
 from hyimg_cli.models import registry
 from hyimg_cli.models.diffusers_video.model import DiffusersVideo
 from hyimg_cli.models.latent_video import LATENTS, TOKENS, PromptEmbedding
-from hyimg_cli.spec.job import Size, VideoJob
+from hyimg_cli.spec.job import Lora, Size, VideoJob
 from hyimg_cli.spec.run import ModelChoice
 
 FOLDERS = Callable[[str], Path]
@@ -156,7 +157,7 @@ def plain(pipeline: Any, model: DiffusersVideo, job: VideoJob, output: str = "la
 def test_latents_are_the_pipelines(
     kind: str, folder_of: FOLDERS, model_of: Any, pipeline_of: Any, pictures: tuple[str, str]
 ) -> None:
-    """Two sizes and two lengths each."""
+    """Two sizes and two lengths each; pixels, too, whole."""
     model, pipeline = model_of(kind), pipeline_of(kind)
     steps = 2 if kind == "hunyuan" else 3
     job = start_job(kind, folder_of(kind), pictures, num_inference_steps=steps)
@@ -165,7 +166,11 @@ def test_latents_are_the_pipelines(
     if kind not in ("hunyuan", "distilled"):
         # HunyuanVideo's pipeline takes the picture's own size alone.
         other = replace(other, size=Size(64, 32))
-    assert torch.equal(latents_of(model, other), plain(pipeline, model, other))
+    found = latents_of(model, other)
+    assert torch.equal(found, plain(pipeline, model, other))
+    frames = np.concatenate(list(model.decode_latents(found)))
+    video = plain(pipeline, model, other, "np")[0]
+    assert np.array_equal(frames, (video * 255).round().astype(np.uint8))
 
 
 @pytest.mark.parametrize("kind", ["wan21", "5b", "hunyuan"])
@@ -261,16 +266,90 @@ def test_the_key_of_a_view_is_of_what_decides_it(
         return {view.kind: model.pictures.key(view) for view in found}
 
     own = keys(job)
-    for same in ({"seed": 9}, {"num_inference_steps": 1}, {"prompt": "x"}, {"images": ("b",)}):
-        assert keys(replace(job, **same)) == own
+    lora = (Lora("style.safetensors"),)
+    for same in ({"seed": 9}, {"num_inference_steps": 1}, {"images": ("b",)}, {"lora": lora}):
+        assert keys(replace(job, prompt="x", **same)) == own
     for change in ({"size": Size(64, 64)}, {"num_frames": 13}, {"fit": "crop"}):
         other = keys(replace(job, **change))
         # The image encoder sees the picture as it is.
         assert (other[TOKENS], other[LATENTS] == own[LATENTS]) == (own[TOKENS], False)
     assert not set(keys(job, ["b" * 64]).values()) & set(own.values())
+    # A last picture is a part of both.
+    last = keys(replace(job, images=pictures), ["a" * 64, "b" * 64])
+    assert not set(last.values()) & set(own.values())
     model.is_tiled = True
     assert keys(job)[LATENTS] != own[LATENTS]
     model.is_tiled = False
+
+
+def test_the_key_of_a_view_is_of_the_vaes_file_and_of_the_dtype(
+    folder_of: FOLDERS, pictures: tuple[str, str], tmp_path: Path
+) -> None:
+    """HunyuanVideo's VAE works in the model's dtype; Wan's is in float32 whatever that is."""
+
+    def keys(kind: str, folder: Path, dtype: Any) -> set[str]:
+        model = registry.load_video(ModelChoice(str(folder), dtype=dtype, device="cpu"))
+        views = model.pictures.views(start_job(kind, folder, pictures), ["a" * 64])
+        return {model.pictures.key(view) for view in views}
+
+    for kind, is_other in (("hunyuan", True), ("a14b", False)):
+        wide, narrow = (keys(kind, folder_of(kind), dtype) for dtype in ("float32", "bfloat16"))
+        assert (not wide & narrow) == is_other
+    shutil.copytree(folder_of("a14b"), tmp_path / "other")
+    file = next((tmp_path / "other/vae").glob("*.safetensors"))
+    data = file.read_bytes()
+    file.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    assert not keys("a14b", tmp_path / "other", "float32") & keys(
+        "a14b", folder_of("a14b"), "float32"
+    )
+
+
+def test_pictures_of_any_kind_are_seen_as_what_they_show(
+    folder_of: FOLDERS, model_of: Any, pictures: tuple[str, str], tmp_path: Path
+) -> None:
+    """Turned by EXIF, with an alpha channel, grey, with a palette: as the RGB picture of it."""
+    model, shown = model_of("wan21"), Image.open(pictures[0]).convert("RGB")
+    job = start_job("wan21", folder_of("wan21"), pictures)
+    turned, exif = shown.transpose(Image.Transpose.ROTATE_90), Image.Exif()
+    exif[274] = 6  # to be shown turned by 90 degrees, clockwise
+    turned.save(tmp_path / "turned.png", exif=exif)
+    shown.convert("RGBA").save(tmp_path / "alpha.png")
+    grey, palette = shown.convert("L"), shown.quantize(16)
+    for name, one in (("grey", grey), ("palette", palette)):
+        one.save(tmp_path / f"{name}.png")
+        one.convert("RGB").save(tmp_path / f"{name}-rgb.png")
+
+    def views(path: str | Path) -> dict[str, Tensor]:
+        found = encoded(model, replace(job, images=(str(path),)))
+        return {kind: view.tensors[kind] for kind, view in found.items()}
+
+    plain_views = views(pictures[0])
+    expected = {"turned": plain_views, "alpha": plain_views}
+    expected |= {name: views(tmp_path / f"{name}-rgb.png") for name in ("grey", "palette")}
+    for name, of_rgb in expected.items():
+        own = views(tmp_path / f"{name}.png")
+        assert own.keys() == of_rgb.keys() == {TOKENS, LATENTS}
+        assert all(torch.equal(own[kind], of_rgb[kind]) for kind in own), name
+    assert not torch.equal(expected["grey"][TOKENS], plain_views[TOKENS])
+
+
+@pytest.mark.parametrize(
+    ("ratio", "shift", "first"), [(0.9, 5, 15), (0.9, 3, 11), (0.875, 12, 26), (0.875, 3, 13)]
+)
+def test_the_pair_switches_at_the_boundary(
+    folder_of: FOLDERS,
+    model_of: Any,
+    pictures: tuple[str, str],
+    ratio: float,
+    shift: int,
+    first: int,
+) -> None:
+    """Of 40 steps; counted of the library's loop."""
+    model = model_of("a14b")
+    job = start_job("a14b", folder_of("a14b"), pictures, num_inference_steps=40, flow_shift=shift)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(model.layout.index, "boundary_ratio", ratio)
+        assert model.network_of(model.schedule(job)) == [0] * first + [1] * (40 - first)
 
 
 @pytest.mark.parametrize("target", [(640, Size(480, 816)), (960, Size(736, 1248))])

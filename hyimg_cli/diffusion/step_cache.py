@@ -1,0 +1,95 @@
+"""Velocities of one drawing under a lossy step cache: kept at full steps, estimated at others.
+
+Nothing is read on the host: which steps are full is known beforehand, by their index. The state
+belongs to one attempt at one job; no model and no place in a batch holds any of it.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from hyimg_cli.spec.events import StepCacheReport
+from hyimg_cli.spec.step_cache import StepCache
+
+_KEPT, _COUNTS = "velocities.", "velocities.counts"
+
+
+class VelocityCache:
+    """The latest velocities of one drawing with their backward differences, and its counts of
+    steps. Without a rule every step is full, and nothing is kept.
+    """
+
+    def __init__(self, rule: StepCache | None, networks: Sequence[object]) -> None:
+        """`networks`: what evaluates each step; see `StepCache.full_steps`."""
+        self.rule, self._networks = rule, networks
+        self.steps = (True,) * len(networks) if rule is None else rule.full_steps(networks)
+        self._last_estimated = max((i for i, full in enumerate(self.steps) if not full), default=-1)
+        self.full = self.estimated = 0
+        self._at = -1
+        # By order, [number of tensors, ..]; the velocities themselves in their own dtype.
+        self._differences: list[Tensor] = []
+
+    def full_from(self, index: int) -> tuple[int, ...]:
+        """The full steps from `index` on."""
+        return tuple(step for step in range(index, len(self.steps)) if self.steps[step])
+
+    def keep(self, index: int, velocities: Sequence[Tensor]) -> None:
+        """Take in what a full step computed.
+
+        Warm-up steps but the last are only counted: a slope over one step, stretched over many,
+        does harm. So all gaps are of the interval. A change of network begins anew.
+        """
+        self.full += 1
+        if self.rule is None or index < self.rule.first - 1:
+            return
+        is_same = self._at >= 0 and self._networks[index] == self._networks[self._at]
+        former = self._differences[: self.rule.order] if is_same else []
+        self._differences, self._at = [], index
+        if index > self._last_estimated:
+            return
+        newest = torch.stack(list(velocities)).detach()
+        self._differences.append(newest)
+        for older in former:
+            newest = newest.float() - older.float()
+            self._differences.append(newest)
+
+    def estimate(self, index: int) -> tuple[Tensor, ...]:
+        """Velocities of a step that is left out, in the dtype of the latest full step's.
+
+        Newton's backward form: exact for polynomials of the cache's order. Sums in float32.
+        """
+        assert self.rule is not None, "without a rule every step is full"
+        assert self._differences, "a full step comes before the first estimate"
+        self.estimated += 1
+        gaps, factor = (index - self._at) / self.rule.interval, 1.0
+        velocity, *differences = self._differences
+        found = velocity.float()
+        for order, difference in enumerate(differences):
+            factor *= (gaps + order) / (order + 1)
+            found = found + factor * difference
+        return found.to(velocity.dtype).unbind()
+
+    def state(self) -> dict[str, Tensor]:
+        """All that the steps so far left, for a checkpoint; nothing where there is no rule."""
+        if self.rule is None:
+            return {}
+        counts = torch.tensor([self.full, self.estimated, self._at], dtype=torch.int32)
+        return {_COUNTS: counts} | {f"{_KEPT}{n}": one for n, one in enumerate(self._differences)}
+
+    def restore(self, state: Mapping[str, Tensor], device: torch.device) -> None:
+        """Take up what `state` found, from among what others kept there. Raises KeyError where
+        there is nothing of it.
+        """
+        if self.rule is None:
+            return
+        self.full, self.estimated, self._at = state[_COUNTS].tolist()
+        count = sum(name.startswith(_KEPT) for name in state) - 1
+        self._differences = [state[f"{_KEPT}{n}"].to(device) for n in range(count)]
+
+    def report(self) -> StepCacheReport | None:
+        """The rule and the counts; None without a rule."""
+        if self.rule is None:
+            return None
+        rule, counts = self.rule, (self.full, self.estimated)
+        return StepCacheReport(rule.kind, rule.interval, rule.order, rule.first, rule.tail, *counts)

@@ -1,0 +1,54 @@
+"""A lossy step cache: which denoise steps evaluate the model, the others being estimated."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+# A job of fewer steps has nothing to leave out: a plain run of as few passes is nearer.
+FEWEST_STEPS = 12
+MAX_INTERVAL, MAX_ORDER = 100, 2
+
+
+@dataclass(frozen=True, slots=True)
+class StepCache:
+    """Each branch's velocity is estimated between full steps, every `interval`-th, by differences
+    up to `order`. The `first` steps and the last `tail` ones are full. It changes pixels.
+    """
+
+    interval: int = 3
+    order: int = 1
+    first: int = 3
+    tail: int = 1
+
+    @property
+    def kind(self) -> str:
+        return "taylor"
+
+    def __str__(self) -> str:
+        numbers = ",".join(f"{name}={getattr(self, name)}" for name in self.__slots__)
+        return f"{self.kind}:{numbers}"
+
+    def full_steps(self, networks: Sequence[object]) -> tuple[bool, ...]:
+        """For each step, whether it is full. `networks`: what evaluates it; velocities before a
+        change tell nothing of those behind it, so that step is full.
+
+        Source: TaylorCache of HunyuanImage-3.0, whose first and last full steps shift the grid too.
+        """
+        found: list[bool] = []
+        for index, network in enumerate(networks):
+            is_due = index < max(self.first, 1) or index >= len(networks) - self.tail
+            is_full = is_due or network != networks[index - 1]
+            found.append(is_full or not any(found[1 - self.interval :]))
+        return tuple(found)
+
+    def count_full(self, steps: int) -> int:
+        """Full ones of so many steps of one network."""
+        return sum(self.full_steps((None,) * steps))
+
+    def copies(self, branches: int) -> int:
+        """Tensors of the size of a job's latents that are kept between steps."""
+        return (self.order + 1) * branches
+
+
+def count_full(rule: StepCache | None, steps: int) -> int:
+    """The steps of a job that evaluate its model, of so many."""
+    return steps if rule is None else rule.count_full(steps)
