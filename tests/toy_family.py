@@ -113,8 +113,8 @@ class ToyModel:
 
     def prefill(self, layout: Any, ids: Any, sources: Any, buffer: Any, stop: int) -> Any:
         for id_ in ids[buffer.length : stop]:
-            slot, row_11D = torch.tensor([buffer.length]), self.table_VD[id_][None, None]
-            buffer.write(0, slot, row_11D * (1 + buffer.length / 7), row_11D)
+            row_11D = self.table_VD[id_][None, None]
+            buffer.write(0, buffer.length, row_11D * (1 + buffer.length / 7), row_11D)
             buffer.commit(buffer.length + 1)
             self.rows_seen += 1
         keys_TD, values_TD = (rows[0] for rows in buffer.read(0, stop))

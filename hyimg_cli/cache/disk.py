@@ -27,13 +27,23 @@ SOURCE_FILES = "source-files"
 PROMPT_EMBEDDINGS = "prompt-embeddings"
 START_PICTURES = "start-pictures"
 RATES = "rates"
-KINDS = (SOURCE_IMAGES, SOURCE_FILES, PROMPT_EMBEDDINGS, START_PICTURES, RATES)
+QUANTIZED_WEIGHTS = "quantized-weights"
+KINDS = (
+    SOURCE_IMAGES,
+    SOURCE_FILES,
+    PROMPT_EMBEDDINGS,
+    START_PICTURES,
+    RATES,
+    QUANTIZED_WEIGHTS,
+)
 _KIND = re.compile(r"[a-z]+(-[a-z]+)*", re.ASCII)
 _KEY = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _HEADER = re.compile(rb"hyimg-store 1 ([0-9a-f]{64}) ([0-9]{1,18})\n")
 _HEADER_BYTES = 128
 # Younger ones may belong to a process that is still writing.
 _ABANDONED_AFTER_S = 3600
+# Of the budget: after so much that was written the folder is looked at, which others write to too.
+_LOOK_AFTER = 1 / 64
 
 
 @dataclass(frozen=True)
@@ -58,6 +68,8 @@ class DiskStore:
         self._notes: list[str] = []
         self.takes_more = self._folder is not None
         self.hits = self.misses = 0
+        # Bytes that may still be written before the folder is looked at again.
+        self._unseen = 0
 
     @property
     def size_bytes(self) -> int:
@@ -118,7 +130,9 @@ class DiskStore:
             return
         try:
             _write_whole(path, header, data)
-            self._evict()
+            self._unseen -= len(header) + len(data)
+            if self._unseen < 0:
+                self._evict()
         except OSError as error:
             self._refused(error)
 
@@ -195,6 +209,7 @@ class DiskStore:
         self._remove_abandoned()
         entries = self._entries()
         excess = sum(entry.nbytes for entry in entries) - self._budget
+        self._unseen = max(0, min(-excess, int(self._budget * _LOOK_AFTER)))
         for entry in entries:
             if excess <= 0:
                 return

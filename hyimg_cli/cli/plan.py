@@ -24,9 +24,11 @@ from hyimg_cli.manifest.shards import Shard
 from hyimg_cli.manifest.video_cost import VideoCost
 from hyimg_cli.memory.fit import judged
 from hyimg_cli.memory.footprint import Footprint, footprints, video_need
-from hyimg_cli.memory.present import stated
+from hyimg_cli.memory.offload import HOPELESS_TEXT_S, link_of, traffic
+from hyimg_cli.memory.present import present, stated
 from hyimg_cli.memory.tensor_ranks import RankFootprint, rank_footprints
 from hyimg_cli.models import registry
+from hyimg_cli.spec.job import ImageJob
 from hyimg_cli.spec.plan import Group, Plan
 from hyimg_cli.spec.run import RunConfig
 from hyimg_cli.spec.units import bytes_text, counted, duration_text, flops_text
@@ -99,6 +101,7 @@ def show_plan(given: Mapping[str, Any]) -> None:
         *_too_large_lines(order, config, replicas),
         *_replica_lines(replicas, config),
         *_limit_lines(components, config, bool(memory)),
+        *_expert_lines(order, config, think=given["assume_think"]),
     ):
         render.line(text)
 
@@ -214,6 +217,33 @@ def _limit_lines(
         )
         if has_pictures:
             yield "  and lets fewer work together; [batch] memory_gb of a recipe plans with a size"
+
+
+def _expert_lines(order: Plan, config: RunConfig, *, think: int) -> Iterator[str]:
+    """Lines on experts that wait in main memory: what fetching them costs, and what spares it."""
+    if not config.model.offloads_experts:
+        return
+    link = link_of(config)
+    there = stated(config) or (present(config) if link.is_measured else None)
+    for model in dict.fromkeys(group.model for group in order.groups if isinstance(group, Group)):
+        jobs = [job for job in order.jobs_of_model(model) if isinstance(job, ImageJob)]
+        found = traffic(model, jobs, config, there, link)
+        if found is None:
+            continue
+        rate = f"{link.bytes_s / 1e9:.1f} GB/s, {'measured' if link.is_measured else 'assumed'}"
+        yield (
+            f"  experts of {model}: {bytes_text(found.waiting)} in main memory, "
+            f"{bytes_text(found.resident)} of them stay on the GPU; the link: {rate}"
+        )
+        tokens = ", ".join(f"{s:.2g} s with {n}" for n, s in found.token_s.items())
+        yield f"    fetched for a denoise step {found.step_s:.2g} s, for a token {tokens} together"
+        writing = sum(job.writes_text for job in jobs)
+        text_s = found.text_s(think, min(writing, config.batch.max_size))
+        if writing and text_s > HOPELESS_TEXT_S:
+            yield (
+                f"    a text takes {duration_text(text_s)} a job: --bot-task none writes none, and "
+                "`hyimg think` on a machine that holds the model writes them for this one"
+            )
 
 
 def _at_a_time(model: str, config: RunConfig) -> int:

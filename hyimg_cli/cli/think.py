@@ -29,6 +29,7 @@ _NOT_HERE = (
     "kv_reuse",
     "require_kv_reuse",
     "vae_use_tiling",
+    "vae_dtype",
     "prewarm",
     "metadata",
     "report",

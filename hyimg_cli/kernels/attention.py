@@ -5,18 +5,36 @@ itself and what is before it, otherwise each sees everything.
 """
 
 # Legend: T new token, H query head, K kv head, D head width, S slot
+import logging
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+_LOG = logging.getLogger(__name__)
 RowAttention = Callable[[Tensor, Tensor, Tensor, bool], Tensor]
 
 
 def row_attention(device: torch.device) -> RowAttention:
     """The attention for a layer on `device`; asked once, when the model is built."""
     return fused_attention if device.type == "cuda" else masked_attention
+
+
+def warn_of_slow_kernel(device: torch.device, dtype: torch.dtype) -> None:
+    """Say on a Hopper that attention will not be cuDNN's kernel: by public figures the next one
+    takes some 2 ms a layer more at the released size. Nothing else would tell.
+    """
+    if dtype != torch.bfloat16 or torch.cuda.get_device_capability(device)[0] != 9:
+        return
+    q_1HTD = torch.empty(1, 8, 256, 128, dtype=dtype, device=device)
+    k_1KSD = q_1HTD[:, :2]
+    params = torch.backends.cuda.SDPAParams(q_1HTD, k_1KSD, k_1KSD, None, 0.0, False, True)
+    if not torch.backends.cuda.can_use_cudnn_attention(params):
+        _LOG.warning(
+            "attention is not cuDNN's kernel here (cuDNN %s, torch %s): it works, but is slower",
+            torch.backends.cudnn.version(), torch.__version__,
+        )  # fmt: skip
 
 
 def masked_attention(

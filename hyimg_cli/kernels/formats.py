@@ -66,13 +66,18 @@ class Fp8Rows:
         values_EOI, scale_EO = tensors
         return Fp8Rows(values_EOI, scale_EO)
 
-    def put(self, expert: int, weight_OI: Tensor, columns: Tensor | None = None) -> None:
-        """Quantise a matrix; of `columns` alone, with the scales that the whole rows have."""
+    def put(
+        self, expert: int, weight_OI: Tensor, columns: Tensor | None = None, first: int = 0
+    ) -> None:
+        """Quantise a matrix, or its rows from `first` on; of `columns` alone, with the scales that
+        the whole rows have.
+        """
         values_OI, scale_O = quantize_rows(weight_OI.to(self.device))
         if columns is not None:
             values_OI = values_OI.view(torch.uint8)[:, columns.to(self.device)].view(FP8)
-        self.values_EOI[expert] = values_OI
-        self.scale_EO[expert] = scale_O
+        rows = slice(first, first + len(scale_O))
+        self.values_EOI[expert, rows] = values_OI
+        self.scale_EO[expert, rows] = scale_O
 
     def one(self, expert: int, dtype: torch.dtype) -> Tensor:
         return dequantize_rows(self.values_EOI[expert], self.scale_EO[expert], dtype)
@@ -107,14 +112,20 @@ class Nf4Blocks:
         packed_EH, absmax_EB = tensors
         return Nf4Blocks(packed_EH, absmax_EB, self.rows, self.width)
 
-    def put(self, expert: int, weight_OI: Tensor, columns: Tensor | None = None) -> None:
-        """Quantise a matrix; of `columns` alone, whose blocks are those of the whole rows."""
+    def put(
+        self, expert: int, weight_OI: Tensor, columns: Tensor | None = None, first: int = 0
+    ) -> None:
+        """Quantise a matrix, or its rows from `first` on, where a block begins; of `columns` alone,
+        whose blocks are those of the whole rows.
+        """
         if columns is not None:
             assert len(columns) % BLOCK == 0, "a rank has whole blocks of a row"
             weight_OI = weight_OI[:, columns]
+        before = first * self.width
+        assert before % BLOCK == 0, "a block is quantised as a whole"
         packed_H, absmax_B = quantize_nf4(weight_OI.to(self.device))
-        self.packed_EH[expert] = packed_H
-        self.absmax_EB[expert] = absmax_B
+        self.packed_EH[expert, before // 2 :][: len(packed_H)] = packed_H
+        self.absmax_EB[expert, before // BLOCK :][: len(absmax_B)] = absmax_B
 
     def one(self, expert: int, dtype: torch.dtype) -> Tensor:
         flat = dequantize_nf4(self.packed_EH[expert], self.absmax_EB[expert], dtype)

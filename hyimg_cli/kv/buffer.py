@@ -4,7 +4,7 @@
            [ committed prefix ][ scratch         ]
              prefill, decode     timestep and image tokens, rewritten by every denoise step
 
-Writes go to an index tensor, reads are views. `length` counts committed tokens only; positions for
+Writes are copies into slices, reads are views. `length` counts committed tokens only; positions for
 RoPE are a separate matter and never derived from it.
 """
 
@@ -95,11 +95,11 @@ class Buffer:
         """Bytes of all keys and values."""
         return sum(t.nbytes for t in (*self.keys_HSD, *self.values_HSD))
 
-    def write(self, layer: int, slots_T: Tensor, keys_THD: Tensor, values_THD: Tensor) -> None:
-        """Put new rows into their slots; the rows keep the buffer's dtype."""
-        dtype = self.keys_HSD[layer].dtype
-        self.keys_HSD[layer].index_copy_(1, slots_T, keys_THD.transpose(0, 1).to(dtype))
-        self.values_HSD[layer].index_copy_(1, slots_T, values_THD.transpose(0, 1).to(dtype))
+    def write(self, layer: int, start: int, keys_THD: Tensor, values_THD: Tensor) -> None:
+        """Put new rows into the slots from `start` on; they get the buffer's dtype."""
+        stop = start + len(keys_THD)
+        self.keys_HSD[layer][:, start:stop] = keys_THD.transpose(0, 1)
+        self.values_HSD[layer][:, start:stop] = values_THD.transpose(0, 1)
 
     def read(self, layer: int, stop: int) -> tuple[Tensor, Tensor]:
         """Views of the first `stop` keys and values, [H, stop, D]."""

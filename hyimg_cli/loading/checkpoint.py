@@ -11,7 +11,7 @@ import re
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -47,13 +47,15 @@ MOST_MODULES, MOST_WIDTH = 10_000, 1 << 24
 class TensorInfo:
     """One stored tensor: its shape, its dtype as safetensors spells it, its file's name.
 
-    `packed_bytes`: of a matrix that is stored in fewer bits, with all that belongs to it.
+    `packed_bytes`: of a matrix that is stored in fewer bits, with all that belongs to it. `start`:
+    the byte of the file at which it begins.
     """
 
     shape: tuple[int, ...]
     dtype: str
     file: str
     packed_bytes: int = 0
+    start: int = field(default=0, compare=False)
 
     @property
     def bytes(self) -> int:
@@ -329,7 +331,8 @@ def file_tensors(path: Path) -> dict[str, TensorInfo]:
     metadata = header.pop("__metadata__", {})
     if not (isinstance(metadata, dict) and all(isinstance(v, str) for v in metadata.values())):
         raise _fault("header", "the header's metadata are not texts", path)
-    infos = {name: _tensor_info(path, name, entry) for name, entry in header.items()}
+    data = 8 + length
+    infos = {name: _tensor_info(path, name, entry, data) for name, entry in header.items()}
     places = sorted((entry["data_offsets"], name) for name, entry in header.items())
     data_end = 0
     for (begin, end), name in places:
@@ -360,11 +363,11 @@ def _parse_header(path: Path, raw: bytes) -> dict[str, Any]:
     return header
 
 
-def _tensor_info(path: Path, name: str, entry: Any) -> TensorInfo:
-    """One header entry, its bytes agreeing with its shape and dtype."""
+def _tensor_info(path: Path, name: str, entry: Any, data: int) -> TensorInfo:
+    """One header entry, its bytes agreeing with its shape and dtype; tensors begin at `data`."""
     try:
         begin, end = entry["data_offsets"]
-        info = TensorInfo(tuple(entry["shape"]), str(entry["dtype"]), path.name)
+        info = TensorInfo(tuple(entry["shape"]), str(entry["dtype"]), path.name, start=data + begin)
         if not all(type(n) is int and n >= 0 for n in (begin, end, *info.shape)):
             raise ValueError("not whole numbers")
     except (KeyError, TypeError, ValueError) as error:

@@ -7,6 +7,7 @@ needs, so that of a large checkpoint no more than one tensor is held at a time.
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -28,19 +29,9 @@ def stored_tensors(
     try:
         refuse_unfit(path, os.stat(path))
         with safe_open(path, framework="pt") as file:
-            packed, parts = (stored.packed, stored.parts) if stored else ({}, frozenset[str]())
-            here = set(file.keys())
             for name in file.offset_keys():
-                if name in parts or not is_wanted(name):
-                    continue
-                if name not in packed:
-                    yield name, file.get_tensor(name)
-                    continue
-                held = {
-                    role: file.get_tensor(part) if part in here else _read(path.parent / at, part)
-                    for role, (part, at) in packed[name].parts.items()
-                }
-                yield name, whole(packed[name], held)
+                if (stored is None or name in stored.tensors) and is_wanted(name):
+                    yield name, stored_tensor(file, path, name, stored)
     except (SafetensorError, OSError) as error:
         raise CheckpointError(
             f"the weights cannot be read: {error}",
@@ -48,6 +39,20 @@ def stored_tensors(
             hint="download or copy the checkpoint again",
             code="checkpoint.unreadable",
         ) from None
+
+
+def stored_tensor(file: Any, path: Path, name: str, stored: Stored | None) -> Tensor:
+    """One tensor of the opened `file` at `path`: a view of it, or a packed one's whole matrix."""
+    packed = stored.packed.get(name) if stored else None
+    if packed is None:
+        tensor: Tensor = file.get_tensor(name)
+        return tensor
+    here = set(file.keys())
+    held = {
+        role: file.get_tensor(part) if part in here else _read(path.parent / at, part)
+        for role, (part, at) in packed.parts.items()
+    }
+    return whole(packed, held)
 
 
 def whole(packed: Packed, held: dict[str, Tensor]) -> Tensor:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from hyimg_cli.errors import MachineError, UsageError
 from hyimg_cli.journal.keys import precision
 from hyimg_cli.memory.footprint import Need, need
-from hyimg_cli.memory.gpu_settings import OFFLOAD, refuse_offload_on_ranks
+from hyimg_cli.memory.gpu_settings import OFFLOAD, OFFLOAD_EXPERTS, refuse_offload_on_ranks
 from hyimg_cli.memory.present import Present, present
 from hyimg_cli.memory.tensor_ranks import refuse_unsplit
 from hyimg_cli.spec.job import ImageJob, Job
@@ -105,7 +105,10 @@ def remedy(model: str, jobs: Sequence[Job], config: RunConfig, there: Present) -
     else:
         hints.append(_wanted(own, [pair for pair in sizes if not pair[1].waiting]))
         if own.waiting:
-            hints.append(f"{OFFLOAD} {config.model.cpu_offload} is on already")
+            how = (
+                OFFLOAD_EXPERTS if _are_pictures(jobs) else f"{OFFLOAD} {config.model.cpu_offload}"
+            )
+            hints.append(f"{how} is on already")
     if own.work and not _are_pictures(jobs):
         fewer = "--clips-together 1, " if config.batch.clips > 1 else ""
         hints.append(f"{fewer}fewer frames, or a smaller size, hold less K/V")
@@ -144,8 +147,20 @@ def _changes(jobs: Sequence[Job], config: RunConfig) -> Iterator[tuple[str, RunC
     for form, changed in forms.items():
         if FORMS.index(form) > FORMS.index(choice.quantization):
             yield f"--quantization {form}", changed
+    is_on_one_gpu = kind == "cuda" and parallel.tensor_ranks == 1 and choice.device != "balanced"
+    if _are_pictures(jobs) and is_on_one_gpu:
+        yield from _with_experts_outside(config)
     if kind == "cpu" and dtype == "float32":
         yield "--dtype bfloat16", replace(config, model=replace(choice, dtype="bfloat16"))
+
+
+def _with_experts_outside(config: RunConfig) -> Iterator[tuple[str, RunConfig]]:
+    """The run with its experts in main memory, in each quantization that takes no more than now."""
+    choice = config.model
+    for form in FORMS[FORMS.index(choice.quantization) :] if not choice.offloads_experts else ():
+        in_form = "" if form == choice.quantization else f"--quantization {form} "
+        changed = replace(choice, quantization=form, offloads_experts=True)
+        yield f"{in_form}{OFFLOAD_EXPERTS}", replace(config, model=changed)
 
 
 def _of_videos(config: RunConfig, kind: str) -> dict[Quantization, RunConfig]:

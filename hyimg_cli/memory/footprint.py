@@ -184,11 +184,11 @@ def need(model: str, jobs: Sequence[Job], config: RunConfig, *, together: int = 
         kept = max(velocity_bytes(job, videos) for job in films)
         return replace(own, work=own.work + kept)
     card = model_card(model, revision)
-    weights = held_weights(card, config)
+    weights, waiting = held_weights(card, config), waiting_experts(card, config)
     if not pictures:
-        return Need(weights)
+        return Need(weights, waiting=waiting)
     found = _where_fullest(needs(pictures, card, config, prefixes=0), card, config)
-    return Need(weights, found.widest(Together(together, together)).total)
+    return Need(weights, found.widest(Together(together, together)).total, waiting)
 
 
 def video_need(card: VideoCard, config: RunConfig, jobs: Sequence[VideoJob] = ()) -> Need:
@@ -300,10 +300,19 @@ def held_weights(card: ModelCard, config: RunConfig) -> int:
     """Bytes of a model's weights in the memory that has most of them: a GPU's, where ranks have
     one each; in main memory those of all ranks.
     """
-    held = _by_rank(card, config)
+    held, kind = _by_rank(card, config), (precision(config.model)[1], config.model.quantization)
+    if config.model.offloads_experts and card.routing is not None:
+        return card.offloaded_bytes(*kind)
     if held is None:
-        return card.loaded_bytes(precision(config.model)[1], config.model.quantization)
+        return card.loaded_bytes(*kind)
     return held.first + (_in_one_memory(config) - 1) * held.other
+
+
+def waiting_experts(card: ModelCard, config: RunConfig) -> int:
+    """Bytes of experts in main memory, where they are fetched from there."""
+    if not config.model.offloads_experts or card.weights is None:
+        return 0
+    return card.weights.experts_nbytes(precision(config.model)[1], config.model.quantization)
 
 
 def _by_rank(card: ModelCard, config: RunConfig) -> RankBytes | None:
@@ -339,6 +348,8 @@ def footprint(
     may: a session that finds less free than that lets fewer work together.
     """
     weights = card.loaded_bytes(precision(config.model)[1], config.model.quantization)
+    if config.model.offloads_experts:
+        weights = held_weights(card, config)
     found = needs(jobs, card, config, prefixes=shared_kv_bytes)
     most = min(config.batch.max_size, len(jobs))
     memory = config.batch.memory_bytes

@@ -12,6 +12,7 @@ from hyimg_cli.spec.run import ModelChoice, RunConfig
 
 UTILIZATION = "--gpu-memory-utilization"
 OFFLOAD = "--cpu-offload"
+OFFLOAD_EXPERTS = "--offload-experts"
 
 
 def refuse_unfollowed(jobs: Sequence[Job], config: RunConfig) -> None:
@@ -25,7 +26,23 @@ def refuse_unfollowed(jobs: Sequence[Job], config: RunConfig) -> None:
         if any(isinstance(job, ImageJob) for job in jobs):
             raise offload_of_pictures()
         refuse_offload_on_cpu(config.model)
+    if config.model.offloads_experts and any(isinstance(job, ImageJob) for job in jobs):
+        _refuse_experts(config)
     refuse_in_session(config)
+
+
+def _refuse_experts(config: RunConfig) -> None:
+    """Passes one GPU, to which experts can be fetched. Raises UsageError."""
+    choice = config.model
+    if precision(choice)[0] == "cpu":
+        refuse_offload_on_cpu(choice, OFFLOAD_EXPERTS)
+    if choice.device == "balanced" or config.parallel.tensor_ranks > 1:
+        what, hint = "experts are fetched to one GPU", "leave it out: several GPUs share the layers"
+    elif choice.decode_graphs == "on":
+        what, hint = "a CUDA graph cannot ask which experts to fetch", "leave decode_graphs out"
+    else:
+        return
+    raise _refused(what, hint, OFFLOAD_EXPERTS)
 
 
 def offload_of_pictures() -> UsageError:
@@ -33,17 +50,18 @@ def offload_of_pictures() -> UsageError:
     return _refused(
         "one network makes a picture from its first token to its last step: none of it can wait in "
         "main memory",
-        hint="--quantization nf4 (or fp8) holds it in less; videos of the same manifest have a run "
-        "of their own",
+        hint=f"--quantization nf4 (or fp8) holds it in less, {OFFLOAD_EXPERTS} lets experts wait; "
+        "videos of the same manifest have a run of their own",
     )
 
 
-def refuse_offload_on_cpu(choice: ModelChoice) -> None:
-    """Passes a GPU, which networks can take turns on. Raises UsageError."""
+def refuse_offload_on_cpu(choice: ModelChoice, flag: str = OFFLOAD) -> None:
+    """Passes a GPU, to which weights can come from main memory. Raises UsageError."""
     if precision(choice)[0] == "cpu":
         raise _refused(
             "this run is on the CPU: everything is in main memory as it is",
             hint="leave it out, or name a GPU by --device cuda",
+            flag=flag,
         )
 
 
@@ -95,5 +113,5 @@ def _refuse_part(config: RunConfig) -> None:
         raise UsageError(what, where=UTILIZATION, hint="above 0 to 1", code="usage.gpu-memory")
 
 
-def _refused(what: str, hint: str) -> UsageError:
-    return UsageError(what, where=OFFLOAD, hint=hint, code="usage.cpu-offload")
+def _refused(what: str, hint: str, flag: str = OFFLOAD) -> UsageError:
+    return UsageError(what, where=flag, hint=hint, code="usage.cpu-offload")

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from hyimg_cli.errors import UsageError
 from hyimg_cli.journal.keys import precision
 from hyimg_cli.memory.footprint import Footprint
+from hyimg_cli.memory.gpu_settings import OFFLOAD_EXPERTS
 from hyimg_cli.models.registry import model_card, sequences
 from hyimg_cli.spec.job import ImageJob, Job
 from hyimg_cli.spec.run import ModelChoice, RunConfig
@@ -41,7 +42,9 @@ def refuse_unsplit(choice: ModelChoice, ranks: int) -> None:
     UsageError.
     """
     if choice.quantization != "none":
-        _refuse_without_experts(choice)
+        _refuse_without_experts(choice, "--quantization", "which alone are held in fewer bits")
+    if choice.offloads_experts:
+        _refuse_without_experts(choice, OFFLOAD_EXPERTS, "which alone can wait in main memory")
     if ranks == 1:
         return
     if choice.device not in _DEVICES:
@@ -76,12 +79,12 @@ def _ranks(model: str, whole: Footprint, config: RunConfig) -> list[RankFootprin
     return [RankFootprint(rank, count, kv, whole.activations) for rank, count in enumerate(weights)]
 
 
-def _refuse_without_experts(choice: ModelChoice) -> None:
+def _refuse_without_experts(choice: ModelChoice, flag: str, why: str) -> None:
     weights = model_card(choice.model, choice.revision).weights
     if weights is not None and not weights.experts:
         raise UsageError(
-            f"{choice.model} has no routed experts, which alone are held in fewer bits",
-            where="--quantization",
+            f"{choice.model} has no routed experts, {why}",
+            where=flag,
             hint="leave it out",
             code="usage.quantization",
         )

@@ -54,3 +54,14 @@ def gpus_of(choice: ModelChoice) -> list[torch.device]:
     if name == "balanced":
         return [torch.device("cuda", number) for number in range(gpu_count())]
     return [torch.device(name)]
+
+
+def set_float32_convolutions(choice: ModelChoice, device: str) -> None:
+    """Say how this process's GPUs convolve float32: in TF32, unless a VAE is to have all its bits.
+
+    That is torch's own default, said on purpose; products of matrices, a router's among them, keep
+    all bits in either case.
+    """
+    if device != "cpu":
+        torch.backends.cudnn.allow_tf32 = choice.vae_dtype != "float32"
+        torch.backends.cuda.matmul.allow_tf32 = False

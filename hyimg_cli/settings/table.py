@@ -46,6 +46,7 @@ from hyimg_cli.spec.run import (
     GRAPHS,
     OFFLOADS,
     QUANTIZATIONS,
+    VAE_DTYPES,
 )
 
 JobKind = Literal["pictures", "videos"]
@@ -200,6 +201,21 @@ _MODEL = (
         # What either kind does by itself has no word: see `journal.keys`.
         pixels=InKey("vae", {True: "tiled", False: "whole"}),
     ),
+    _model_of_pictures(
+        "vae_dtype",
+        OneOf(VAE_DTYPES),
+        "auto",
+        "Precision of pictures' VAEs: auto is float32, TF32 on a GPU; float16 decodes by autocast.",
+        pixels=InKey("vae_dtype", _words(*VAE_DTYPES[1:])),
+    ),
+    Declaration(
+        "vae_channels_last",
+        Truth(),
+        False,
+        "Convolutions of pictures' VAEs in the other order in memory. They round differently.",
+        only="pictures",
+        pixels=InKey("vae_layout", {True: "channels last"}),
+    ),
     _model(
         "quantization",
         OneOf(QUANTIZATIONS),
@@ -207,6 +223,13 @@ _MODEL = (
         "Pictures' experts, videos' transformer in 8 or 4 bits.",
         is_basic=True,
         pixels=InKey("experts", _words(*QUANTIZATIONS[1:]), of_videos="transformer"),
+    ),
+    _model_of_pictures(
+        "offload_experts",
+        Truth(),
+        False,
+        "Experts in main memory, fetched as they are chosen: for GPUs that cannot hold them.",
+        fills="offloads_experts",
     ),
     _video(
         "cpu_offload",
@@ -470,6 +493,13 @@ _CACHE = (
         10240,
         "Most that the disk cache may hold.",
         fills="budget_mb",
+    ),
+    _run_of_pictures(
+        "keep_quantized",
+        Truth(),
+        False,
+        "Keep quantised weights in the disk cache: the next start reads half. It must hold them.",
+        fills="keeps_weights",
     ),
 )
 _PARALLEL = (

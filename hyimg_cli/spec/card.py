@@ -68,12 +68,28 @@ class WeightCounts:
     def nbytes(self, dtype: str, quantization: str) -> int:
         """Bytes once loaded: fp8 has a float32 scale a row, nf4 one for 64 weights."""
         width = 4 if dtype == "float32" else 2
-        experts = {
-            "none": self.experts * width,
+        return self.experts_nbytes(dtype, quantization) + 4 * self.wide + self.rest * width
+
+    def experts_nbytes(self, dtype: str, quantization: str) -> int:
+        """The same of the experts alone."""
+        return {
+            "none": self.experts * (4 if dtype == "float32" else 2),
             "fp8": self.experts + 4 * self.expert_rows,
             "nf4": self.experts // 2 + self.experts // 64 * 4,
         }[quantization]
-        return experts + 4 * self.wide + self.rest * width
+
+
+@dataclass(frozen=True)
+class Routing:
+    """Routed experts: in each of so many layers a token's row chooses some of them."""
+
+    layers: int
+    experts: int
+    chosen: int
+
+    def distinct(self, rows: int) -> float:
+        """Experts of a layer that so many rows choose, on average if they chose by chance."""
+        return self.experts * (1 - (1 - self.chosen / self.experts) ** rows)
 
 
 @dataclass(frozen=True)
@@ -125,6 +141,7 @@ class ModelCard:
     row_bytes: int = 0
     activations: Mapping[str, Working] = field(default_factory=dict, hash=False)
     weights: WeightCounts | None = None
+    routing: Routing | None = None
     vae_bytes_per_pixel: int = 0
     vae_chunk_bytes: int = 0
     tile_pixels: int = 0
@@ -138,6 +155,14 @@ class ModelCard:
         if self.weights is None:
             return self.weight_bytes * (2 if dtype == "float32" else 1)
         return self.weights.nbytes(dtype, quantization)
+
+    def offloaded_bytes(self, dtype: str, quantization: str = "none") -> int:
+        """Bytes of the weights on a device whose experts wait elsewhere: two layers' are there."""
+        assert self.weights is not None, "experts are counted"
+        assert self.routing is not None, "there are experts"
+        experts = self.weights.experts_nbytes(dtype, quantization)
+        rest = self.weights.nbytes(dtype, quantization) - experts
+        return rest + 2 * -(-experts // self.routing.layers)
 
     def vae_bytes(self, pixels: int, device: str, *, in_tiles: bool = False) -> int:
         """Bytes of a picture in the VAE, on a kind of device, cpu or cuda.

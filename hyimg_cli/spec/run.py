@@ -12,10 +12,12 @@ Frames = Literal["none", "png"]
 Dtype = Literal["auto", "float32", "bfloat16"]
 Quantization = Literal["none", "fp8", "nf4"]
 Graphs = Literal["auto", "on", "off"]
+VaeDtype = Literal["auto", "float32", "float16"]
 Offloading = Literal["none", "model", "group"]
 FRAMES: tuple[Frames, ...] = get_args(Frames)
 DTYPES: tuple[Dtype, ...] = get_args(Dtype)
 QUANTIZATIONS: tuple[Quantization, ...] = get_args(Quantization)
+VAE_DTYPES: tuple[VaeDtype, ...] = get_args(VaeDtype)
 GRAPHS: tuple[Graphs, ...] = get_args(Graphs)
 OFFLOADS: tuple[Offloading, ...] = get_args(Offloading)
 # By the names of the library's AttentionBackendName.
@@ -38,6 +40,23 @@ class Place:
 
 
 @dataclass(frozen=True)
+class CacheConfig:
+    """The disk cache, kept from one run to the next. Without a `folder`, nothing.
+
+    `keeps_weights`: experts' weights are kept there as they were quantised.
+    """
+
+    folder: Path | None = None
+    _: KW_ONLY
+    budget_mb: int = 10240
+    keeps_weights: bool = False
+
+    @property
+    def budget_bytes(self) -> int:
+        return self.budget_mb * 1_000_000
+
+
+@dataclass(frozen=True)
 class ModelChoice:
     """Which weights, where and in which precision.
 
@@ -49,10 +68,15 @@ class ModelChoice:
     graphs, by default where they can be; they round differently, so other texts are possible.
     `cpu_offload`: of a video model one network at a time is on the GPU, of its transformer one
     block (`group`), the others are in main memory; the same pixels. `attention_backend`,
-    `compile_blocks`: of a video's transformer; they round differently. `components`: a folder with
-    the text encoder and VAE of a video model that comes without. `pass_graphs`: passes of a model
-    that works in chunks are CUDA graphs; the same numbers. `place`: the machine that the work is
-    done on; None: this.
+    `compile_blocks`: of a video's transformer; they round differently. `vae_dtype`, by which
+    pictures' VAEs compute, with weights in float32: `auto` is float32 whose convolutions are TF32
+    on a GPU, `float32` has none of that, `float16` decodes under autocast. `vae_channels_last`:
+    their convolutions' other order in memory. `offloads_experts`: of a picture's model the experts
+    are in main memory, `expert_room` bytes of them on the GPU beside two layers. `components`: a
+    folder with the text encoder and VAE of a video model that comes without. `pass_graphs`: passes
+    of a model that works in chunks are CUDA graphs; the same numbers. `place`: the machine that the
+    work is done on; None: this. `weights_cache`: where quantised weights are kept for the next
+    start; None: nowhere.
     """
 
     model: str = "tiny-image"
@@ -68,7 +92,12 @@ class ModelChoice:
     compile_blocks: bool = False
     components: str | None = None
     pass_graphs: bool = False
+    vae_dtype: VaeDtype = "auto"
+    vae_channels_last: bool = False
+    offloads_experts: bool = False
+    expert_room: int = 0
     place: Place | None = None
+    weights_cache: CacheConfig | None = None
 
     def kind(self, *, has_gpu: bool) -> Literal["cpu", "cuda"]:
         """Kind of device that is asked for, on a machine with a GPU or without."""
@@ -90,7 +119,7 @@ class ModelChoice:
         say it before anything is loaded.
         """
         if self.decode_graphs == "auto":
-            return on_one_gpu and has_triton
+            return on_one_gpu and has_triton and not self.offloads_experts
         return self.decode_graphs == "on"
 
 
@@ -133,19 +162,6 @@ class BatchConfig:
     @property
     def memory_bytes(self) -> int | None:
         return None if self.memory_gb is None else self.memory_gb * 1_000_000_000
-
-
-@dataclass(frozen=True)
-class CacheConfig:
-    """The disk cache, kept from one run to the next. Without a `folder`, nothing."""
-
-    folder: Path | None = None
-    _: KW_ONLY
-    budget_mb: int = 10240
-
-    @property
-    def budget_bytes(self) -> int:
-        return self.budget_mb * 1_000_000
 
 
 @dataclass(frozen=True)

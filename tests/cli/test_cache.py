@@ -8,6 +8,7 @@ import pytest
 
 from hyimg_cli.cache.disk import (
     PROMPT_EMBEDDINGS,
+    QUANTIZED_WEIGHTS,
     RATES,
     SOURCE_FILES,
     SOURCE_IMAGES,
@@ -34,6 +35,7 @@ def test_list_and_size_count_what_is_there(run_cli: Run, folder: Path) -> None:
     listed = run_cli("cache", "list", "--cache-dir", folder, "--json")
     assert (listed.code, listed.json_lines) == (
         0, [{"kind": PROMPT_EMBEDDINGS, "entries": 0, "bytes": 0},
+            {"kind": QUANTIZED_WEIGHTS, "entries": 0, "bytes": 0},
             {"kind": RATES, "entries": 0, "bytes": 0},
             {"kind": SOURCE_FILES, "entries": 0, "bytes": 0},
             {"kind": SOURCE_IMAGES, "entries": 2, "bytes": size},
@@ -43,7 +45,8 @@ def test_list_and_size_count_what_is_there(run_cli: Run, folder: Path) -> None:
     assert sized == {"folder": str(folder), "entries": 2, "bytes": size}
     text = run_cli("cache", "list", "--cache-dir", folder).out
     assert text.splitlines() == [
-        f"{PROMPT_EMBEDDINGS}  0 entries  0 bytes", f"{RATES}  0 entries  0 bytes",
+        f"{PROMPT_EMBEDDINGS}  0 entries  0 bytes", f"{QUANTIZED_WEIGHTS}  0 entries  0 bytes",
+        f"{RATES}  0 entries  0 bytes",
         f"{SOURCE_FILES}  0 entries  0 bytes", f"{SOURCE_IMAGES}  2 entries  {size} bytes",
         f"{START_PICTURES}  0 entries  0 bytes",
     ]  # fmt: skip

@@ -16,6 +16,7 @@ from hyimg_cli.kv.tree import KVTree
 from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.memory.footprint import Together
 from hyimg_cli.models import registry
+from hyimg_cli.pipelines.image import prewarm as module
 from hyimg_cli.pipelines.image.prewarm import Shape, prewarm, shape_of
 from hyimg_cli.spec.events import JobDone, Prewarmed
 from hyimg_cli.spec.job import ImageJob
@@ -88,3 +89,22 @@ def test_pixels_are_the_same_with_and_without(
         # Its seconds are apart: no job was under way yet.
         assert all(o.timings_s["unattributed"] < 0.05 * o.timings_s["total"] for o in outcomes)
     assert digests[0] == digests[1]
+
+
+@pytest.mark.parametrize(("device", "stand_ins"), [("cpu", 4), ("cuda", 2)])
+def test_a_gpu_needs_one_stand_in_a_shape(
+    family: Any, jobs: list[ImageJob], monkeypatch: pytest.MonkeyPatch, device: str, stand_ins: int
+) -> None:
+    """Two at most work together: of both shapes two on a CPU."""
+    run: list[ImageJob] = []
+    monkeypatch.setattr(module, "_run", lambda jobs, *_: run.extend(jobs) or ())
+    stages = replace(studio_of(family), model=On(family, torch.device(device)))
+    assert module.prewarm(jobs, stages, together=Together(2, 2), warmed=set()) == 2
+    assert len(run) == stand_ins
+
+
+class On:
+    """A model's card, and the device that it is on."""
+
+    def __init__(self, family: Any, device: torch.device) -> None:
+        self.card, self.layer_devices = family.card, [device]

@@ -8,6 +8,7 @@ from hyimg_cli.kernels.attention import (
     fused_attention,
     masked_attention,
     row_attention,
+    warn_of_slow_kernel,
 )
 
 
@@ -48,3 +49,26 @@ def test_a_hidden_key_has_no_influence() -> None:
 def test_a_cpu_keeps_the_attention_it_had() -> None:
     assert row_attention(torch.device("cpu")) is masked_attention
     assert row_attention(torch.device("cuda")) is fused_attention
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype", "has_cudnn", "told"),
+    [
+        ((9, 0), torch.bfloat16, False, True),
+        ((9, 0), torch.bfloat16, True, False),
+        ((8, 9), torch.bfloat16, False, False),
+        ((9, 0), torch.float32, False, False),
+    ],
+)
+def test_the_loss_of_the_quickest_kernel_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capability: tuple[int, int],
+    dtype: torch.dtype,
+    has_cudnn: bool,
+    told: bool,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    monkeypatch.setattr(torch.backends.cuda, "can_use_cudnn_attention", lambda _: has_cudnn)
+    warn_of_slow_kernel(torch.device("cpu"), dtype)
+    assert ("not cuDNN's kernel" in caplog.text) == told

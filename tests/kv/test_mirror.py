@@ -40,7 +40,7 @@ class Pair:
         for layer in range(LAYERS):
             rows = torch.randn(stop - start, 2, 3)
             for side in (buffer, theirs):
-                side.write(layer, torch.arange(start, stop), rows, -rows)
+                side.write(layer, start, rows, -rows)
         buffer.commit(stop)
 
     def told(self) -> None:

@@ -35,14 +35,14 @@ def test_each_setting_is_named_as_it_was_given(make_job: Any) -> None:
 def test_commands_tell_it_on_stderr(
     run_cli: Callable[..., Any], write_manifest: Callable[..., Path], command: str
 ) -> None:
-    off = ["--no-kv-reuse", "--no-batch-invariant", "--vae-use-tiling"]
+    off = ["--no-kv-reuse", "--no-batch-invariant"]
     films, both = write_manifest(FILM, name="films.jsonl"), write_manifest(FILM, {"prompt": "x"})
     ran = run_cli(command, films, *off)
-    names = "--vae-use-tiling, --no-kv-reuse, --no-batch-invariant"
+    names = "--no-kv-reuse, --no-batch-invariant"
     assert f"note: {names} concern pictures only; this manifest has none\n" in ran.err
     assert "concern" not in ran.out
-    alone = run_cli(command, films, "--quantization", "fp8").err
-    assert "note: --quantization concerns pictures only; this manifest has none\n" in alone
+    alone = run_cli(command, films, "--no-kv-reuse").err
+    assert "note: --no-kv-reuse concerns pictures only; this manifest has none\n" in alone
     assert "concern" not in run_cli(command, films, *off, "-q").err
     assert "concern" not in run_cli(command, both, *off, "--frames", "png").err
     assert "concern" not in run_cli(command, films).err

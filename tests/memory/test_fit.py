@@ -208,7 +208,13 @@ def test_a_quantization_that_is_named_fits_and_none_before_it(
     said = judged(released, jobs, config, there).remedy
     first = next((one for one in smaller if enough[one]), None)
     assert (f"--quantization {first} would fit" in said) == (first is not None)
-    assert ("free some, or use a machine with" in said) == (first is None)
+    outside = [
+        judged(released, jobs, replace(one, model=replace(one.model, offloads_experts=True)), there)
+        for one in (config, *(in_forms(config)[form] for form in smaller))
+    ]
+    has_room = any(one.is_enough for one in outside)
+    assert ("--offload-experts would fit" in said) == (first is None and has_room)
+    assert ("free some, or use a machine with" in said) == (first is None and not has_room)
 
 
 @pytest.mark.parametrize(
@@ -217,7 +223,10 @@ def test_a_quantization_that_is_named_fits_and_none_before_it(
         (140, {}, "--quantization fp8 would fit with "),
         (79, {}, "--quantization nf4 would fit with "),
         (79, {"quantization": "fp8"}, "--quantization nf4 would fit with "),
-        (39, {}, "GB for --quantization nf4; more GPUs share it by --tensor-parallel-size"),
+        (39, {}, "--offload-experts would fit with "),
+        (30, {}, "--quantization fp8 --offload-experts would fit with "),
+        (12, {}, "GB for --quantization nf4; more GPUs share it by --tensor-parallel-size"),
+        (12, {"offloads_experts": True}, "--offload-experts is on already"),
         (39, {"device": "balanced"}, "more GPUs hold less each"),
         (75, {"device": "cpu", "dtype": "float32", "quantization": "nf4"}, "--dtype bfloat16"),
         (39, {"device": "cpu", "quantization": "nf4"}, "or use a machine with "),

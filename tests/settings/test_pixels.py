@@ -64,8 +64,10 @@ CANNOT = {
     "ray_address": "a cluster has to be there: `tests/engine/test_replicas.py` has one",
     "cpu_offload": "it is refused where everything is in main memory as it is",
     "enable_cpu_offload": "it is refused where everything is in main memory as it is",
+    "offload_experts": "it is refused there, too: `tests/kernels/test_offload.py`",
     "gpu_memory_utilization": "it is refused where there is no GPU",
     "pass_graphs": "of a GPU alone; `test_chunks.py` of LingBot-World compares them",
+    "keep_quantized": "of quantised weights: `tests/models/hunyuan_image3/test_kept.py`",
 }
 
 

@@ -26,6 +26,9 @@ FILLS: dict[str, tuple[str, Any]] = {
     "dtype": ("model.dtype", "bfloat16"),
     "device": ("model.device", "cuda:1"),
     "vae_use_tiling": ("model.vae_use_tiling", True),
+    "vae_dtype": ("model.vae_dtype", "float16"),
+    "vae_channels_last": ("model.vae_channels_last", True),
+    "offload_experts": ("model.offloads_experts", True),
     "cpu_offload": ("model.cpu_offload", "group"),
     "attention_backend": ("model.attention_backend", "_native_math"),
     "compile_blocks": ("model.compile_blocks", True),
@@ -45,6 +48,7 @@ FILLS: dict[str, tuple[str, Any]] = {
     "memory_gb": ("batch.memory_gb", 10),
     "gpu_memory_utilization": ("batch.gpu_memory_utilization", 0.5),
     "disk_cache_mb": ("cache.budget_mb", 11),
+    "keep_quantized": ("cache.keeps_weights", True),
     "vae_patch_parallel_size": ("parallel.vae_ranks", 3),
     "cfg_parallel_size": ("parallel.cfg_ranks", 2),
     "tensor_parallel_size": ("parallel.tensor_ranks", 4),
@@ -72,6 +76,7 @@ BEFORE: dict[str, Any] = {
 NO_SETTING = {
     *("output.folder", "output.only_texts", "cache.folder", "batch.prefetches_sources"),
     "model.place",
+    *("model.weights_cache", "model.expert_room"),
 }
 # How each setting that changes pixels stands in the resume key: the words of folders that exist.
 PLAIN = {"dtype": "float32", "kv_reuse": "reuse"}
@@ -79,6 +84,9 @@ IN_KEY: dict[tuple[str, Any], dict[str, str]] = {
     ("dtype", "bfloat16"): {"dtype": "bfloat16"},
     ("kv_reuse", False): {"kv_reuse": "recompute"},
     ("vae_use_tiling", True): {"vae": "tiled"},
+    ("vae_dtype", "float32"): {"vae_dtype": "float32"},
+    ("vae_dtype", "float16"): {"vae_dtype": "float16"},
+    ("vae_channels_last", True): {"vae_layout": "channels last"},
     ("quantization", "fp8"): {"experts": "fp8"},
     ("quantization", "nf4"): {"experts": "nf4"},
     ("decode_graphs", "on"): {"text": "graphs"},

@@ -96,6 +96,10 @@ def conditions(model: str, config: RunConfig) -> str:
         "batch": [batch.is_invariant, batch.prewarm, batch.prefetches_sources],
         "reuse": asdict(config.reuse),
     }
+    if choice.vae_dtype != "auto" or choice.vae_channels_last:
+        facts["vae"] = [choice.vae_dtype, choice.vae_channels_last]
+    if choice.offloads_experts:
+        facts["experts"] = "fetched"
     # Of videos; written where they are off their defaults: timings of earlier versions stay.
     of_videos = {
         "whole": not choice.tiles_videos,

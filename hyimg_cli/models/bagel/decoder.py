@@ -69,7 +69,7 @@ class KindRows:
     row_T: Tensor | None
     cos_TD: Tensor
     sin_TD: Tensor
-    blocks: Sequence[tuple[NewTokens, Tensor]]
+    blocks: Sequence[NewTokens]
 
     def of_tokens(self, x_RM: Tensor) -> Tensor:
         return x_RM if self.row_T is None else x_RM[self.row_T]
@@ -134,9 +134,9 @@ class PairedAttention(InPairs):
         q_THD, k_TKD, v_TKD = self.project(x_RM, rows)
         seen: list[Tensor] = []
         at = 0
-        for block, slots_T in rows.blocks:
-            stop = at + len(slots_T)
-            block.buffer.write(self.layer, slots_T, k_TKD[at:stop], v_TKD[at:stop])
+        for block in rows.blocks:
+            stop = at + block.stop - block.start
+            block.buffer.write(self.layer, block.start, k_TKD[at:stop], v_TKD[at:stop])
             for piece in block.pieces:
                 keys_KSD, values_KSD = block.buffer.read(self.layer, piece.stop)
                 queries = slice(at + piece.start - block.start, at + piece.stop - block.start)
@@ -217,13 +217,12 @@ class PairedDecoder(InPairs):
             row_T = torch.empty(len(is_gen_T), dtype=torch.int64)
             row_T[~is_gen_T], row_T[is_gen_T] = torch.arange(und), torch.arange(gen) + first
         positions = [one for block in blocks for one in block.positions]
-        slots = [(block, to_device(range(block.start, block.stop), device)) for block in blocks]
         return KindRows(
             first,
             count,
             None if row_T is None else sent(row_T, device),
             *angles(to_device(positions, device), self.head_dim, self.theta),
-            slots,
+            blocks,
         )
 
 

@@ -47,7 +47,7 @@ from hyimg_cli.models.protocols import (
     LivePicture,
     TextPrompt,
 )
-from hyimg_cli.parallel.devices import device_of
+from hyimg_cli.parallel.devices import device_of, set_float32_convolutions
 from hyimg_cli.spec.card import ModelCard
 from hyimg_cli.spec.digest import seed_from
 from hyimg_cli.spec.job import ImageJob, Size
@@ -69,6 +69,9 @@ def load_family(
     refused = {
         "--device balanced": device == "balanced",
         "decode_graphs": choice.decode_graphs == "on",
+        "--vae-dtype float16": choice.vae_dtype == "float16",
+        "vae_channels_last": choice.vae_channels_last,
+        "--offload-experts": choice.offloads_experts,
     }
     for asked, is_refused in refused.items():
         if is_refused:
@@ -79,6 +82,7 @@ def load_family(
             )
     dtype = getattr(torch, choice.dtype_on(device.partition(":")[0]))
     network, vae = load(prompter.folder, dtype=dtype, device=torch.device(device))
+    set_float32_convolutions(choice, device)
     if is_batch_invariant and device == "cpu":
         network.decoder.row_multiple = invariant_multiple()
     return Bagel(network, PictureCodec(vae, in_tiles=bool(choice.vae_use_tiling)), prompter)

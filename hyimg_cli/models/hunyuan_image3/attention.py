@@ -130,15 +130,24 @@ class Attention(nn.Module):
     def _by_query_block(
         self, query_blocks: Sequence[QueryBlock], q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor
     ) -> Tensor:
-        seen: list[Tensor] = []
+        seen_THD: Tensor | None = None
         at = 0
         for query_block in query_blocks:
             rows = slice(at, at + query_block.count)
-            seen += self._attend(query_block, q_THD[rows], k_TKD[rows], v_TKD[rows])
-            at += query_block.count
-        if at < len(q_THD):  # rows of no query block are padding
-            seen.append(torch.zeros_like(q_THD[at:]))
-        return seen[0] if len(seen) == 1 else torch.cat(seen)
+            query_block.buffer.write(self.layer, query_block.start, k_TKD[rows], v_TKD[rows])
+            for piece in query_block.pieces:
+                stop = at + piece.stop - piece.start
+                keys_KSD, values_KSD = query_block.buffer.read(self.layer, piece.stop)
+                own_THD = self.by_row(q_THD[at:stop], keys_KSD, values_KSD, piece.is_causal)
+                if len(own_THD) == len(q_THD):
+                    return own_THD
+                # What each piece has seen goes to its place at once: nothing is joined behind them.
+                seen_THD = torch.empty_like(q_THD) if seen_THD is None else seen_THD
+                seen_THD[at:stop] = own_THD
+                at = stop
+        assert seen_THD is not None, "there are queries"
+        seen_THD[at:] = 0  # rows of no query block are padding
+        return seen_THD
 
     def project(self, x_TM: Tensor, rope: Rope) -> tuple[Tensor, Tensor, Tensor]:
         """Queries [T, H, D], keys and values [T, K, D] as the cache holds them: turned, then
@@ -152,16 +161,3 @@ class Attention(nn.Module):
             (norms[0].weight, norms[1].weight),
             norms[0].eps,
         )
-
-    def _attend(
-        self, query_block: QueryBlock, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor
-    ) -> list[Tensor]:
-        """Attention output of each span of the query block, one after another."""
-        slots_T = torch.arange(query_block.start, query_block.stop, device=k_TKD.device)
-        query_block.buffer.write(self.layer, slots_T, k_TKD, v_TKD)
-        seen = []
-        for piece in query_block.pieces:
-            rows = slice(piece.start - query_block.start, piece.stop - query_block.start)
-            keys_KSD, values_KSD = query_block.buffer.read(self.layer, piece.stop)
-            seen.append(self.by_row(q_THD[rows], keys_KSD, values_KSD, piece.is_causal))
-        return seen

@@ -27,6 +27,7 @@ from hyimg_cli.spec.card import (
     PICTURE_BYTES,
     Bucket,
     ModelCard,
+    Routing,
     WeightCounts,
     Working,
 )
@@ -81,6 +82,7 @@ def model_card(folder: Path, model: str) -> ModelCard:
         row_bytes=arch.hidden_size * _BF16_BYTES,
         activations=_activations(arch),
         weights=_weights(folder, arch),
+        routing=Routing(arch.num_hidden_layers, arch.num_experts, max(arch.moe_topk)),
         vae_bytes_per_pixel=_vae_bytes(arch.vae),
         vae_chunk_bytes=VAE_CHUNK_BYTES,
         tile_pixels=arch.vae.sample_size,

@@ -13,6 +13,7 @@ from torch import Tensor
 from hyimg_cli.diffusion.denoise import Track
 from hyimg_cli.diffusion.guidance import CFG
 from hyimg_cli.diffusion.schedule import Schedule
+from hyimg_cli.kernels.attention import warn_of_slow_kernel
 from hyimg_cli.kernels.repetition import penalize
 from hyimg_cli.kernels.rows import invariant_multiple
 from hyimg_cli.kernels.transfer import sent, to_device
@@ -35,7 +36,7 @@ from hyimg_cli.models.hunyuan_image3.script import Script, trigger
 from hyimg_cli.models.hunyuan_image3.sequence import Layout, SourceShape, segments
 from hyimg_cli.models.hunyuan_image3.tiled import TiledPicture
 from hyimg_cli.models.hunyuan_image3.vision import vision_inputs
-from hyimg_cli.models.hunyuan_image3.weights import expected_shapes, load
+from hyimg_cli.models.hunyuan_image3.weights import expected_shapes, load, offload_experts
 from hyimg_cli.models.protocols import (
     BranchSequence,
     Canvas,
@@ -45,7 +46,7 @@ from hyimg_cli.models.protocols import (
     LivePicture,
     TextPrompt,
 )
-from hyimg_cli.parallel.devices import device_of
+from hyimg_cli.parallel.devices import device_of, set_float32_convolutions
 from hyimg_cli.parallel.ranks import RankPool
 from hyimg_cli.spec.card import Bucket, ModelCard
 from hyimg_cli.spec.digest import seed_from
@@ -69,13 +70,22 @@ def load_family(
     if choice.decode_graphs == "on":
         refuse_without_gpu(device_map)
     name, form, card = choice.dtype_on(device), choice.quantization, prompter.card
-    graphs, dtype = None, getattr(torch, name)
+    graphs, dtype, cache = None, getattr(torch, name), choice.weights_cache
     if pool is None:
-        network = load(folder, dtype=dtype, device_map=device_map, quantization=form)
+        network = load(
+            folder,
+            dtype=dtype,
+            device_map=device_map,
+            quantization=form,
+            cache=cache,
+            offloads_experts=choice.offloads_experts,
+        )
+        if choice.offloads_experts:
+            offload_experts(network, choice.expert_room)
         if choice.wants_graphs(on_one_gpu=is_one_gpu(device_map), has_triton=has_triton()):
             graphs = decode_graphs(network, form)
     else:
-        network = load_ranked(folder, pool, dtype=dtype, quantization=form)
+        network = load_ranked(folder, pool, dtype=dtype, quantization=form, cache=cache)
         # In main memory all ranks lie together; on GPUs each has its own.
         together = pool.size if device == "cpu" else 1
         share = prompter.rank_bytes(pool.size, name, form).kv_share
@@ -83,8 +93,14 @@ def load_family(
         card = replace(card, kv_bytes_per_token=kv_bytes)
     if is_batch_invariant and device == "cpu":
         network.make_batch_invariant(invariant_multiple())
+    set_float32_convolutions(choice, device)
+    if is_one_gpu(device_map):
+        warn_of_slow_kernel(network.device, dtype)
+    if choice.vae_channels_last:
+        network.vae.to(memory_format=torch.channels_last_3d)
     tiled = TiledPicture(network.vae) if choice.vae_use_tiling else None
-    return HunyuanImage3(network, prompter, tiled, graphs, card=card)
+    halves = choice.vae_dtype == "float16"
+    return HunyuanImage3(network, prompter, tiled, graphs, card=card, decodes_in_half=halves)
 
 
 class HunyuanImage3:
@@ -98,8 +114,10 @@ class HunyuanImage3:
         graphs: DecodeGraphs | None = None,
         *,
         card: ModelCard | None = None,
+        decodes_in_half: bool = False,
     ) -> None:
-        """`tiled`: latents become pixels tile by tile; `graphs`: text is decoded by them.
+        """`tiled`: latents become pixels tile by tile; `graphs`: text is decoded by them;
+        `decodes_in_half`: the VAE decodes under float16 autocast, as upstream does.
 
         `card`: the checkpoint's, with bytes as they are here, where other ranks have a part.
         """
@@ -107,6 +125,7 @@ class HunyuanImage3:
         self.prompter = prompter
         self._card = prompter.card if card is None else card
         self._tiled = tiled
+        self._decodes_in_half = decodes_in_half
         self._graphs = graphs
 
     @property
@@ -286,8 +305,9 @@ class HunyuanImage3:
     def decode_latents(self, latents_CYX: Tensor) -> Tensor:
         weight = self.network.vae.decoder.conv_in.weight
         vae = self._tiled or self.network.vae
-        pixels_CYX = vae.decode(latents_CYX[None].to(weight.device, weight.dtype))[0]
-        return (pixels_CYX / 2 + 0.5).clamp(0, 1).float().permute(1, 2, 0).cpu()
+        with torch.autocast(weight.device.type, torch.float16, enabled=self._decodes_in_half):
+            pixels_CYX = vae.decode(latents_CYX[None].to(weight.device, weight.dtype))[0].float()
+        return (pixels_CYX / 2 + 0.5).clamp(0, 1).permute(1, 2, 0).cpu()
 
     @torch.no_grad()
     def round_trip(self, pixels: np.ndarray, digest: str) -> np.ndarray:

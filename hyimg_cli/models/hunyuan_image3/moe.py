@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from hyimg_cli.kernels.choice import Experts, experts_of
-from hyimg_cli.kernels.formats import Format, Fp8Rows, Nf4Blocks, empty_stack
+from hyimg_cli.kernels.formats import Format, Fp8Rows, Nf4Blocks, Stack, empty_stack
 from hyimg_cli.kernels.rowwise import PLAIN, Rowwise, on
 from hyimg_cli.models.hunyuan_image3.config import Architecture
 
@@ -70,11 +70,19 @@ class Moe(nn.Module):
         """Choose the kernels that multiply the experts' weights, which lie side by side from now
         on: parameters become views of a stack, where they were not yet.
         """
+        if not self.is_quantised and self._room is None:
+            gate_and_up, down = map(_side_by_side, self._matrices())
+            self._room = gate_and_up, down
+        self.compute = experts_of(*self.stacks)
+
+    @property
+    def stacks(self) -> tuple[Stack, Stack]:
+        """All experts' `gate_and_up_proj` and `down_proj`, which lie side by side."""
         if self.is_quantised:
             gate_and_up, down = (held.stack for held in self._quantised_stacks())
-            self.compute = experts_of(gate_and_up, down)
-        else:
-            self.compute = experts_of(*(self._room or map(_side_by_side, self._matrices())))
+            return gate_and_up, down
+        assert self._room is not None, "room was made for them"
+        return self._room
 
     @property
     def is_quantised(self) -> bool:
@@ -104,15 +112,10 @@ class Moe(nn.Module):
         experts = [expert for expert in self.experts if isinstance(expert, Mlp)]
         return [e.gate_and_up_proj for e in experts], [e.down_proj for e in experts]
 
-    def put(
-        self, expert: int, matrix: str, weight_OI: Tensor, columns: Tensor | None = None
-    ) -> None:
-        """Quantise one expert's `gate_and_up_proj` or `down_proj`, or some of its columns, into its
-        stack.
-        """
+    def quantised(self, matrix: str) -> Fp8Rows | Nf4Blocks:
+        """The stack of the experts' `gate_and_up_proj` or `down_proj`."""
         gate_and_up, down = self._quantised_stacks()
-        held = gate_and_up if matrix == "gate_and_up_proj" else down
-        held.stack.put(expert, weight_OI, columns)
+        return (gate_and_up if matrix == "gate_and_up_proj" else down).stack
 
     def _quantised_stacks(self) -> list["QuantizedStack"]:
         return [held for held in self.experts if isinstance(held, QuantizedStack)]

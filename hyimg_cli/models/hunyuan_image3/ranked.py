@@ -34,7 +34,7 @@ from hyimg_cli.models.hunyuan_image3.transformer import Transformer
 from hyimg_cli.models.hunyuan_image3.weights import load_share
 from hyimg_cli.parallel.ranks import Rank, RankPool
 from hyimg_cli.parallel.tensor import Share, Sums, spread
-from hyimg_cli.spec.run import Quantization
+from hyimg_cli.spec.run import CacheConfig, Quantization
 
 PART = "layers"
 T = TypeVar("T")
@@ -185,13 +185,14 @@ def load_ranked(
     *,
     dtype: torch.dtype,
     quantization: Quantization = "none",
+    cache: CacheConfig | None = None,
 ) -> HunyuanImage3ForCausalMM:
     """The network over the first `ranks` of a pool, or all; each reads its own share meanwhile.
 
     Raises what loading raises on any rank.
     """
     count = pool.size if ranks is None else ranks
-    share_of = partial(load_share, folder, dtype=dtype, quantization=quantization)
+    share_of = partial(load_share, folder, dtype=dtype, quantization=quantization, cache=cache)
     loaded: list[HunyuanImage3ForCausalMM] = []
 
     def own() -> None:

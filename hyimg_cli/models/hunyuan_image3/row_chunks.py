@@ -136,13 +136,19 @@ def _shift_and_scale(norm: nn.GroupNorm, x_BCTYX: Tensor) -> tuple[Tensor, Tenso
 def _moments_at_once(x_BCTYX: Tensor, groups: int) -> tuple[Tensor, Tensor]:
     """Variance and mean of each group, [B, G] each, in one reading of `x` and no memory."""
     of_groups = x_BCTYX.unflatten(1, (groups, -1))
+    if x_BCTYX.dtype == torch.float16:  # whose largest number a variance may be beyond
+        each = [torch.var_mean(one.float(), dim=(1, 2, 3, 4), correction=0)
+                for one in of_groups.unbind(1)]  # fmt: skip
+        variances, means = zip(*each, strict=True)
+        return torch.stack(variances, dim=1), torch.stack(means, dim=1)
     return torch.var_mean(of_groups, dim=(2, 3, 4, 5), correction=0)
 
 
 def _moments_by_pieces(x_BCTYX: Tensor, groups: int) -> tuple[Tensor, Tensor]:
     """The same in two readings, with the memory of a piece."""
     x_BGN = x_BCTYX.reshape(x_BCTYX.shape[0], groups, -1)
-    mean_BG = x_BGN.mean(2)
+    # Sums of halves would overflow.
+    mean_BG = x_BGN.mean(2, dtype=torch.promote_types(x_BCTYX.dtype, torch.float32))
     variances = [
         _mean_square(x_N, mean)
         for x_GN, mean_G in zip(x_BGN, mean_BG, strict=True)
@@ -153,5 +159,5 @@ def _moments_by_pieces(x_BCTYX: Tensor, groups: int) -> tuple[Tensor, Tensor]:
 
 def _mean_square(x_N: Tensor, mean: Tensor) -> Tensor:
     """Of the deviations from `mean`, a piece at a time."""
-    sums = [(piece - mean).square_().sum() for piece in x_N.split(_PIECE)]
+    sums = [(piece.to(mean.dtype) - mean).square_().sum() for piece in x_N.split(_PIECE)]
     return torch.stack(sums).sum() / x_N.numel()

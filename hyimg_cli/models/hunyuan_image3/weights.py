@@ -12,7 +12,6 @@ that a checkpoint names (`auto_map`) is never looked at: the class is ours.
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -23,9 +22,12 @@ from torch.overrides import TorchFunctionMode
 
 from hyimg_cli.errors import CheckpointError
 from hyimg_cli.kernels.choice import require_bitsandbytes
+from hyimg_cli.kernels.formats import Fp8Rows, Nf4Blocks
+from hyimg_cli.kernels.offload import OffloadedExperts
 from hyimg_cli.loading.checkpoint import check_against, check_floating, weight_files
+from hyimg_cli.loading.kept import KeptWeights
 from hyimg_cli.loading.packed import stored_index
-from hyimg_cli.loading.stream import stored_tensors
+from hyimg_cli.loading.readers import StoredTensor, read_all
 from hyimg_cli.models.hunyuan_image3.card import read_architecture
 from hyimg_cli.models.hunyuan_image3.config import Architecture
 from hyimg_cli.models.hunyuan_image3.model import HunyuanImage3ForCausalMM
@@ -40,15 +42,14 @@ from hyimg_cli.models.hunyuan_image3.placement import (
 from hyimg_cli.models.hunyuan_image3.sharded import Cuts, shard, sum_over
 from hyimg_cli.models.hunyuan_image3.split import refuse_uneven
 from hyimg_cli.parallel.tensor import Share, WeightCut
-from hyimg_cli.spec.run import Quantization
+from hyimg_cli.spec import digest
+from hyimg_cli.spec.run import CacheConfig, Quantization
 
 _EXPERT = re.compile(
     r"model\.layers\.(?P<layer>\d+)\.mlp\.experts\.(?P<expert>\d+)"
     r"\.(?P<matrix>gate_and_up_proj|down_proj)\.weight"
 )
 _LAYERS = "model.layers."
-# Files read at a time: one thread alone waits for the disk, then for each copy.
-_READERS = 4
 PlaceOf = Callable[[str], torch.device]
 CutOf = Callable[[str], WeightCut | None]
 
@@ -59,13 +60,16 @@ def load(
     dtype: torch.dtype,
     device_map: str | None = None,
     quantization: Quantization = "none",
+    cache: CacheConfig | None = None,
+    offloads_experts: bool = False,
 ) -> HunyuanImage3ForCausalMM:
     """The network of `folder` in `dtype`, ready for inference. The router and the VAE stay float32.
 
     `device_map`: None for the CPU, "cuda:0" for one GPU, "balanced" for all of them. `quantization`
-    holds the routed experts, 93 % of the weights, in fewer bits. Raises CheckpointError where files
-    are missing, broken, pickled, of another shape, or quantised already; MachineError where they do
-    not fit on the GPUs, or a package is missing.
+    holds the routed experts, 93 % of the weights, in fewer bits, which a `cache` keeps.
+    `offloads_experts`: they are in main memory, of which `offload_experts` fetches them. Raises
+    CheckpointError where files are missing, broken, pickled, of another shape, or quantised
+    already; MachineError where they do not fit on the GPUs, or a package is missing.
     """
     arch = checked(folder)
     if quantization == "nf4" and device_map is not None:
@@ -75,12 +79,24 @@ def load(
     if device_map == "balanced":
         places = balanced(network, dtype)
         refuse_outside(places)
-    fill(network, folder, dtype=dtype, place_of=lambda name: place_of(name, places))
-    if len(set(places.values())) > 1:
+    fill(network, folder, dtype=dtype, place_of=lambda name: place_of(name, places), cache=cache)
+    if device_map == "balanced" and len(set(places.values())) > 1:
         from accelerate import dispatch_model
 
         dispatch_model(network, dict(places))
     return _made_ready(network)
+
+
+def offload_experts(network: HunyuanImage3ForCausalMM, resident_bytes: int) -> OffloadedExperts:
+    """Have the layers' experts fetched from main memory; on the device stay two layers of them, and
+    as many others as `resident_bytes` hold.
+    """
+    layers = network.model.layers
+    stacks = [layer.mlp.stacks for layer in layers]
+    offloaded = OffloadedExperts(stacks, network.layer_devices[0], resident_bytes)
+    for number, layer in enumerate(layers):
+        layer.mlp.compute = offloaded.of_layer(number)
+    return offloaded
 
 
 def load_share(
@@ -90,6 +106,7 @@ def load_share(
     *,
     dtype: torch.dtype,
     quantization: Quantization = "none",
+    cache: CacheConfig | None = None,
 ) -> HunyuanImage3ForCausalMM:
     """The network with this share of its layers on `device`; of ranks above 0 nothing else.
 
@@ -109,6 +126,7 @@ def load_share(
         place_of=lambda name: device,
         cut_of=cuts.of,
         is_wanted=lambda name: share.number == 0 or name.startswith(_LAYERS),
+        cache=cache,
     )
     _made_ready(network)
     sum_over(network, share.count)
@@ -172,27 +190,30 @@ def fill(
     place_of: PlaceOf,
     cut_of: CutOf = lambda name: None,
     is_wanted: Callable[[str], bool] = lambda name: True,
+    cache: CacheConfig | None = None,
 ) -> None:
     """Every tensor of the checkpoint that is wanted to its place, cut to what its rank has.
 
-    Raises CheckpointError where a file cannot be read, or a tensor of the network is left without
-    values.
+    Quantised weights come from the `cache` where it has them, else they go there. Raises
+    CheckpointError where a file cannot be read, or a tensor of the network is left without values.
     """
     for number, layer in enumerate(network.model.layers):
         layer.mlp.make_room(dtype, place_of(f"{_LAYERS}{number}.mlp.experts"))
     missing = {name for name in network.state_dict() if is_wanted(name)}
+    kept = _kept(network, cache)
 
-    index = stored_index(folder)
+    def put(stored: StoredTensor) -> None:
+        expert, cut = _EXPERT.fullmatch(stored.name), cut_of(stored.name)
+        moe: Moe | None = expert and network.model.layers[int(expert["layer"])].mlp
+        if expert is not None and moe is not None and moe.is_quantised:
+            _quantise(moe.quantised(expert["matrix"]), int(expert["expert"]), stored, cut, kept)
+        else:
+            _put(network, stored, dtype, place_of(stored.name), cut)
+        missing.discard(stored.name)
 
-    def put_all(path: Path) -> None:
-        with torch.no_grad():
-            for name, stored in stored_tensors(path, index, is_wanted):
-                missing.discard(name)
-                _put(network, name, stored, dtype, place_of(name), cut_of(name))
-
-    with ThreadPoolExecutor(_READERS) as readers:
-        for _ in readers.map(put_all, weight_files(folder)):
-            pass
+    read_all(weight_files(folder), stored_index(folder), put, is_wanted)
+    if kept is not None:
+        kept.tell()
     if missing:
         what = f"loading left missing keys: {', '.join(sorted(missing)[:5])}"
         raise CheckpointError(what, code="checkpoint.not-strict")
@@ -200,31 +221,56 @@ def fill(
 
 def _put(
     network: HunyuanImage3ForCausalMM,
-    name: str,
-    stored: Tensor,
+    stored: StoredTensor,
     dtype: torch.dtype,
     place: torch.device,
     cut: WeightCut | None,
 ) -> None:
-    expert = _EXPERT.fullmatch(name)
-    moe: Moe | None = None if expert is None else network.model.layers[int(expert["layer"])].mlp
-    if expert is not None and moe is not None and moe.is_quantised:
-        is_by_columns = cut is not None and cut.dim == 1
-        kept = stored if cut is None or is_by_columns else cut.of(stored)
-        columns = cut.index if cut is not None and is_by_columns else None
-        moe.put(int(expert["expert"]), expert["matrix"], kept, columns)
-        return
-    wanted = torch.float32 if stays_wide(name) else dtype
-    kept = stored if cut is None else cut.of(stored)
-    # What is not cut is a view of its file.
-    tensor = kept.to(place, wanted, copy=cut is None)
-    path, _, own = name.rpartition(".")
+    path, _, own = stored.name.rpartition(".")
     module = network.get_submodule(path)
     room: Tensor = getattr(module, own)
     if room.is_meta:
-        setattr(module, own, nn.Parameter(tensor, requires_grad=False))
+        wanted = torch.float32 if stays_wide(stored.name) else dtype
+        room = torch.empty(room.shape, dtype=wanted, device=place)
+        setattr(module, own, nn.Parameter(room, requires_grad=False))
+    if cut is None:
+        stored.into(room)
     else:
-        room.copy_(tensor)
+        room.copy_(cut.of(stored.whole()))
+
+
+def _kept(network: HunyuanImage3ForCausalMM, cache: CacheConfig | None) -> KeptWeights | None:
+    moes = [layer.mlp for layer in network.model.layers]
+    if cache is None or cache.folder is None or not all(moe.is_quantised for moe in moes):
+        return None
+    nbytes = sum(part.nbytes for moe in moes for part in moe.experts.buffers())
+    return KeptWeights(cache, type(moes[0].quantised("down_proj")).__name__, nbytes)
+
+
+def _quantise(
+    stack: Fp8Rows | Nf4Blocks,
+    expert: int,
+    stored: StoredTensor,
+    cut: WeightCut | None,
+    kept: KeptWeights | None,
+) -> None:
+    parts = [tensor[expert] for tensor in stack.tensors]
+    share = "" if cut is None else f"{cut.dim} {digest.of_bytes(cut.index.numpy().tobytes())}"
+    if kept is not None and kept.read(stored, share, parts):
+        return
+    if cut is None:
+        for first, rows in stored.rows(stack.device):
+            stack.put(expert, rows, first=first)
+    elif cut.dim == 1:
+        stack.put(expert, stored.whole(), cut.index)
+    else:
+        stack.put(expert, cut.of(stored.whole()))
+    if kept is not None:
+        kept.keep(stored, share, parts)
+
+
+def _numbers(network: HunyuanImage3ForCausalMM) -> range:
+    return range(len(network.model.layers))
 
 
 def _made_ready(network: HunyuanImage3ForCausalMM) -> HunyuanImage3ForCausalMM:

@@ -246,10 +246,14 @@ class LingBotNetwork(nn.Module):
             for norm, project in ((module.norm_q, module.to_q), (module.norm_k, module.to_k))
         )
         value_BHSD = self._heads(module.to_v(rows_BSM))
-        key_SHD, value_SHD = (x.flatten(0, 1).transpose(0, 1) for x in (key_BHSD, value_BHSD))
-        clip.cache.write(layer, clip.slots_S, key_SHD, value_SHD)
+        self.write(clip, layer, key_BHSD.flatten(0, 1), value_BHSD.flatten(0, 1))
         keys, values = (x.unflatten(0, (batch, -1)) for x in clip.cache.read(layer, stop))
         return self._joined(fun.scaled_dot_product_attention(query_BHSD, keys, values), module)
+
+    def write(self, clip: Clip, layer: int, keys_HSD: Tensor, values_HSD: Tensor) -> None:
+        """K/V of a chunk into its slots, by an index that is filled in place."""
+        clip.cache.keys_HSD[layer].index_copy_(1, clip.slots_S, keys_HSD)
+        clip.cache.values_HSD[layer].index_copy_(1, clip.slots_S, values_HSD)
 
     def cross_attention(self, clip: Clip, layer: int, hidden_BSM: Tensor) -> Tensor:
         """To all of the text's positions; zeros behind the text are no holes."""

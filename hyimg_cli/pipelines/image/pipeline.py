@@ -20,6 +20,8 @@ from hyimg_cli.media.metadata import PictureFacts
 from hyimg_cli.memory.fit import room_for
 from hyimg_cli.memory.footprint import Together
 from hyimg_cli.memory.gpu_settings import offload_of_pictures
+from hyimg_cli.memory.offload import spare_bytes
+from hyimg_cli.memory.present import present
 from hyimg_cli.memory.room import batch_sizes, peak_memory_mb, synchronize
 from hyimg_cli.memory.tensor_ranks import refuse_unsplit
 from hyimg_cli.models import registry
@@ -82,7 +84,9 @@ class ImagePipeline(Pipeline[MixedModel, ImageJob, Generated | Decoded]):
         started = time.perf_counter()
         # Judging whether the model fits measures its jobs' texts: that counts too.
         before = registry.sequences(model, self._config.model.revision).memo_counts()
-        self._model = loaded = self._read(replace(self._config.model, model=model), jobs)
+        cache = self._config.cache if self._config.cache.keeps_weights else None
+        choice = replace(self._config.model, model=model, weights_cache=cache)
+        self._model = loaded = self._read(choice, jobs)
         self._counted = loaded.memo_counts() | before
         load_s = time.perf_counter() - started
         precision = _precision_said(loaded.dtype_name, self._config.model.quantization)
@@ -94,6 +98,9 @@ class ImagePipeline(Pipeline[MixedModel, ImageJob, Generated | Decoded]):
             refuse_unsplit(choice, self._tensor_ranks)
             self._ranks = ranks = ImageRanks(choice, self._tensor_ranks, lost=self.tree.clear)
             load = ranks.load
+        if choice.offloads_experts:
+            room = spare_bytes(choice.model, jobs, self._config, present(self._config))
+            choice = replace(choice, expert_room=room)
         # What the session is handed has its room already.
         is_handed = load is self._load
         with nullcontext() if is_handed else room_for(choice.model, jobs, self._config):

@@ -66,16 +66,19 @@ def prewarm(
 ) -> int:
     """Run every shape that is not in `warmed` yet, and add it; how many there were.
 
-    As many stand-ins run together as jobs of that shape will, up to the batch sizes; what memory is
-    too small for is told to `learn`.
+    On a GPU one stand-in a shape: by one, kernels are compiled and libraries' plans made, and with
+    as many as will run together prewarming would take as long as they do. On a CPU as many as jobs
+    of that shape will, up to the batch sizes: its libraries lay out memory by the number of rows.
+    What memory is too small for is told to `learn`.
     """
     shapes = {job.custom_id: shape_of(job, stages.model.card) for job in jobs}
     counts = Counter(shape for shape in shapes.values() if shape is not None)
     firsts = {shape: job for job in reversed(jobs) if (shape := shapes[job.custom_id])}
     new = [shape for shape in counts if shape not in warmed]
+    is_on_gpu = stages.model.layer_devices[0].type == "cuda"
+    most = 1 if is_on_gpu else max(together.thinking, together.drawing)
     for shape in new:
-        count = min(counts[shape], max(together.thinking, together.drawing))
-        stand_ins = [_stand_in(firsts[shape], n) for n in range(count)]
+        stand_ins = [_stand_in(firsts[shape], n) for n in range(min(counts[shape], most))]
         learn(_run(stand_ins, stages, together))
         warmed.add(shape)
     return len(new)

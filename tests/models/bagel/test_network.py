@@ -63,8 +63,7 @@ def _live(branches: list[Any], noise: Tensor) -> LivePicture:
 def test_a_layer(loaded: Bagel, golden: dict[str, Tensor], kind: str) -> None:
     """Nine cached tokens and ten new ones: an image block, of which only the markers are und."""
     buffer = loaded.network.new_buffer(19)
-    past = torch.arange(9)
-    buffer.write(1, past, golden["layer.past_keys"], golden["layer.past_values"])
+    buffer.write(1, 0, golden["layer.past_keys"], golden["layer.past_values"])
     is_gen = [kind == "gen" and 0 < n < 9 for n in range(10)]
     positions = [7] * 10 if kind == "gen" else list(range(7, 17))
     block = NewTokens(buffer, [Piece(9, 19, kind == "und")], positions, is_gen)

@@ -16,7 +16,7 @@ from hyimg_cli.kernels.captures import GpuCapture
 from hyimg_cli.models.lingbot_world import poses
 from hyimg_cli.models.lingbot_world.denoising import ChunkDenoiser, ClipInputs, drawn
 from hyimg_cli.models.lingbot_world.model import LingBotWorld
-from hyimg_cli.models.lingbot_world.network import LingBotNetwork, rope, rotated
+from hyimg_cli.models.lingbot_world.network import Clip, LingBotNetwork, rope, rotated
 from hyimg_cli.models.lingbot_world.passes import GraphPasses, Passes
 from hyimg_cli.models.lingbot_world.plucker import plucker
 from hyimg_cli.models.lingbot_world.schedule import levels
@@ -124,27 +124,32 @@ def test_every_pass_equals_a_masked_forward_of_the_clip_so_far(golden: LingBotWo
         latents = moved
 
 
-def recorded(denoiser: ChunkDenoiser) -> dict[tuple[int, int], Tensor]:
+def recorded(
+    network: LingBotNetwork, monkeypatch: pytest.MonkeyPatch
+) -> dict[tuple[int, int], Tensor]:
     """By first slot and layer, the keys that are written last."""
     written: dict[tuple[int, int], Tensor] = {}
-    by_index = denoiser.clip.cache.write
+    by_index = network.write
 
-    def write(layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
-        written[int(slots[0]), layer] = keys.transpose(0, 1).clone()
-        by_index(layer, slots, keys, values)
+    def write(clip: Clip, layer: int, keys: Tensor, values: Tensor) -> None:
+        written[int(clip.slots_S[0]), layer] = keys.clone()
+        by_index(clip, layer, keys, values)
 
-    denoiser.clip.cache.write = write  # type: ignore[method-assign]
+    monkeypatch.setattr(network, "write", write)
     return written
 
 
-def test_nothing_moves_in_memory_and_a_slice_would_write_the_same(golden: LingBotWorld) -> None:
+def test_nothing_moves_in_memory_and_a_slice_would_write_the_same(
+    golden: LingBotWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """K/V go to their slots by index, for one clip and for two; the addresses of all that a pass
     reads stay.
     """
     for clips in ([clip_of(5)], [clip_of(5), clip_of(6, 3)]):
         denoiser = denoiser_of(golden, clips)
-        written = recorded(denoiser)
-        run(denoiser)
+        with monkeypatch.context() as patch:
+            written = recorded(golden.network, patch)
+            run(denoiser)
         keys = denoiser.clip.cache.keys_HSD
         for (first, layer), rows in written.items():
             assert torch.equal(keys[layer][:, first : first + rows.shape[1]], rows)

@@ -1,0 +1,218 @@
+"""Experts' weights in main memory, because the device has no room for all of them.
+
+    many rows   a whole layer into one of two rooms, while the layer before it is at work in the
+                other; what is resident is copied on the device
+    few rows    the chosen experts alone, into slots that the least recently used leave
+
+What is resident fills the slots that the device has room for. Rows that are decoded together share
+what is fetched for them. The kernels are those of the same experts on the device: a slot's number
+stands for an expert's, and no bit depends on where an expert lies.
+"""
+
+# Legend: T token, M model width, K chosen expert, E expert
+import logging
+from collections import OrderedDict
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from hyimg_cli.kernels.choice import ByRows, Experts, experts_of
+from hyimg_cli.kernels.formats import Stack
+from hyimg_cli.kernels.transfer import to_device
+
+logger = logging.getLogger(__name__)
+# Up to here the chosen experts are fetched one by one: with more rows nearly all are chosen.
+MOST_ROUTED_ROWS = 64
+Pair = tuple[Stack, Stack]
+
+
+class Residents:
+    """Which key has which of `count` slots; the least recently used leaves first."""
+
+    def __init__(self, count: int) -> None:
+        self._slots: OrderedDict[Hashable, int] = OrderedDict()
+        self._free = list(range(count))[::-1]
+        self.count = count
+
+    def place(self, wanted: Sequence[Hashable]) -> tuple[list[int], list[int]]:
+        """A slot for each of `wanted`, which are distinct and no more than there are slots; and
+        which of them were not there, by their numbers in `wanted`.
+        """
+        assert len(wanted) <= self.count, "what is wanted together fits together"
+        missing = [number for number, key in enumerate(wanted) if key not in self._slots]
+        for key in wanted:  # none of them leaves for another
+            if key in self._slots:
+                self._slots.move_to_end(key)
+        for number in missing:
+            slot = self._free.pop() if self._free else self._slots.popitem(last=False)[1]
+            self._slots[wanted[number]] = slot
+        for key in wanted:
+            self._slots.move_to_end(key)
+        return [self._slots[key] for key in wanted], missing
+
+    def slot_of(self, key: Hashable) -> int | None:
+        """The slot of `key` where it is there; that is no use of it."""
+        return self._slots.get(key)
+
+    def free_slot(self, key: Hashable) -> int | None:
+        """A slot that nobody has had yet, now that of `key`; None where there is none left."""
+        if not self._free or key in self._slots:
+            return None
+        self._slots[key] = slot = self._free.pop()
+        return slot
+
+
+@dataclass
+class Room:
+    """Room for a whole layer on the device, the layer that is there, and its computation."""
+
+    stacks: Pair
+    compute: Experts
+    layer: int | None = None
+    is_there: torch.cuda.Event | None = None
+
+
+class OffloadedExperts:
+    """All layers' experts. `fetched`: matrices that came over the link so far."""
+
+    def __init__(self, layers: Sequence[Pair], device: torch.device, resident_bytes: int) -> None:
+        """`layers`: both stacks of each, in main memory, all of one shape. Beside the two rooms as
+        many experts stay on the device as `resident_bytes` hold.
+        """
+        self._layers, self._device = layers, device
+        self.count = layers[0][0].shape[0]
+        parts = [part for stack in layers[0] for part in _parts(stack)]
+        self.expert_bytes = sum(part.nbytes for part in parts) // self.count
+        rooms = [_room(layers[0], self.count, device) for _ in range(2)]
+        self._rooms = [Room(room, experts_of(*room)) for room in rooms]
+        slots = min(resident_bytes // self.expert_bytes, len(layers) * self.count)
+        self._pool = _room(layers[0], max(1, slots), device)
+        by_slot = experts_of(*self._pool)
+        self._by_slot = by_slot.few if isinstance(by_slot, ByRows) else by_slot
+        if device.type == "cuda" and not isinstance(by_slot, ByRows):
+            slots = 0  # without a kernel that reads the chosen alone all slots would be read
+        self.residents = Residents(slots)
+        self.fetched = 0
+        self._link = torch.cuda.Stream(device) if device.type == "cuda" else None
+        if self._link is not None:
+            _pin(layers)
+
+    def of_layer(self, layer: int) -> Experts:
+        """The computation of one layer's experts."""
+        return partial(self._computed, layer)
+
+    def _computed(
+        self,
+        layer: int,
+        x_TM: Tensor,
+        weight_TK: Tensor,
+        index_TK: Tensor,
+        *,
+        onto_TM: Tensor | None = None,
+    ) -> Tensor:
+        if x_TM.shape[0] <= MOST_ROUTED_ROWS and self.residents.count:
+            chosen = sorted(set(index_TK.flatten().tolist()))
+            if len(chosen) <= self.residents.count:
+                slot_TK = self._slots(layer, chosen)[index_TK]
+                return self._by_slot(x_TM, weight_TK, slot_TK, onto_TM=onto_TM)
+        room = self._whole(layer)
+        self._begin((layer + 1) % len(self._layers), room)
+        out_TM = room.compute(x_TM, weight_TK, index_TK, onto_TM=onto_TM)
+        self._adopt(room)
+        return out_TM
+
+    def _slots(self, layer: int, chosen: Sequence[int]) -> Tensor:
+        """The slot [E] of each chosen expert, which are fetched where they are not there."""
+        slots, missing = self.residents.place([(layer, expert) for expert in chosen])
+        if missing and self._link is not None:
+            # It may be copying what is resident into a room.
+            torch.cuda.current_stream(self._device).wait_stream(self._link)
+        for number in missing:
+            self._fetch(layer, chosen[number], self._pool, slots[number])
+        slot_of = dict(zip(chosen, slots, strict=True))
+        return to_device([slot_of.get(expert, 0) for expert in range(self.count)], self._device)
+
+    def _whole(self, layer: int) -> Room:
+        """The room that has the layer, now or as soon as the work before it is done."""
+        room = next((room for room in self._rooms if room.layer == layer), None)
+        if room is None:
+            room = self._begin(layer, None)
+        if room.is_there is not None:
+            torch.cuda.current_stream(self._device).wait_event(room.is_there)
+        return room
+
+    def _begin(self, layer: int, busy: Room | None) -> Room:
+        """Have the layer on its way to a room that is not `busy`, where it is in none."""
+        there = [room for room in self._rooms if room.layer == layer]
+        free = [room for room in self._rooms if room is not busy]
+        room = (there or free)[0]
+        if there:
+            return room
+        room.layer = layer
+        if self._link is None:
+            self._fill(room, layer)
+            return room
+        # Of what is resident, and of the room, the stream that computes has the last use.
+        self._link.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._link):
+            self._fill(room, layer)
+            room.is_there = self._link.record_event()
+        return room
+
+    def _fill(self, room: Room, layer: int) -> None:
+        for expert in range(self.count):
+            slot = self.residents.slot_of((layer, expert))
+            if slot is None:
+                self._fetch(layer, expert, room.stacks, expert)
+            else:
+                _copy(self._pool, slot, room.stacks, expert)
+
+    def _adopt(self, room: Room) -> None:
+        """Fill slots that are still free from a room: who never decodes has residents, too."""
+        for expert in range(self.count):
+            slot = self.residents.free_slot((room.layer, expert))
+            if slot is not None:
+                _copy(room.stacks, expert, self._pool, slot)
+
+    def _fetch(self, layer: int, expert: int, to: Pair, place: int) -> None:
+        _copy(self._layers[layer], expert, to, place)
+        self.fetched += 1
+
+
+def _parts(stack: Stack) -> tuple[Tensor, ...]:
+    return (stack,) if isinstance(stack, Tensor) else stack.tensors
+
+
+def _room(like: Pair, count: int, device: torch.device) -> Pair:
+    """Stacks of `count` experts on `device`, in the form of `like`."""
+    gate_and_up, down = (_empty(stack, count, device) for stack in like)
+    return gate_and_up, down
+
+
+def _empty(like: Stack, count: int, device: torch.device) -> Stack:
+    parts = [
+        torch.zeros(count, *part.shape[1:], dtype=part.dtype, device=device)
+        for part in _parts(like)
+    ]
+    return parts[0] if isinstance(like, Tensor) else like.of(parts)
+
+
+def _copy(source: Pair, number: int, target: Pair, place: int) -> None:
+    for one, other in zip(source, target, strict=True):
+        for part, room in zip(_parts(one), _parts(other), strict=True):
+            room[place].copy_(part[number], non_blocking=True)
+
+
+def _pin(layers: Sequence[Pair]) -> None:
+    """Lock the stacks' memory: only from there a copy goes on beside the work."""
+    runtime = torch.cuda.cudart()
+    for part in (part for pair in layers for stack in pair for part in _parts(stack)):
+        if not part.is_pinned() and int(runtime.cudaHostRegister(part.data_ptr(), part.nbytes, 0)):
+            logger.warning(
+                "the experts' memory could not be locked (ulimit -l, or too little of it): their "
+                "copies to the GPU are slower and wait for the work before them"
+            )
+            return

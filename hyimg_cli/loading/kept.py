@@ -1,0 +1,93 @@
+"""Quantised matrices of experts kept in the disk cache: the next start reads half as much, or less.
+
+An entry is one matrix as it is held. Its name is a digest of all that decides its bits, and of how
+the file that it was made from stands on its disk; so it is found without reading that file.
+"""
+
+import logging
+import os
+from collections import Counter
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from hyimg_cli.cache.disk import QUANTIZED_WEIGHTS, DiskStore
+from hyimg_cli.loading.readers import StoredTensor
+from hyimg_cli.spec import digest
+from hyimg_cli.spec.run import CacheConfig
+from hyimg_cli.spec.units import bytes_text
+
+logger = logging.getLogger(__name__)
+# Counts up when the same matrix is quantised to other bits.
+_FORMAT = 1
+# Of a matrix in its file, at either end.
+_SAMPLE_BYTES = 4096
+
+
+class KeptWeights:
+    """The matrices of one network, `nbytes` bytes in all, held in `form`.
+
+    `share`, of what is read and kept: which part of a matrix a rank has; empty for all of it.
+    """
+
+    def __init__(self, cache: CacheConfig, form: str, nbytes: int) -> None:
+        """Less room than for all of them is as good as none: each start would drop what it wants
+        first. It is told, and nothing is kept.
+        """
+        budget = cache.budget_bytes
+        if nbytes > budget:
+            logger.warning(
+                "the quantised weights take %s and are not kept: the disk cache may hold %s; "
+                "--disk-cache-mb %d would do",
+                bytes_text(nbytes), bytes_text(budget), nbytes // 900_000 + 1,
+            )  # fmt: skip
+        self._store = DiskStore(cache.folder if nbytes <= budget else None, budget)
+        self._form = form
+
+    def read(self, stored: StoredTensor, share: str, parts: Sequence[Tensor]) -> bool:
+        """Fill a matrix's `parts` with what is kept of it; False where nothing is."""
+        key = self._key(stored, share)
+        data = self._store.read(QUANTIZED_WEIGHTS, key)
+        if data is None:
+            return False
+        if len(data) != sum(part.nbytes for part in parts):
+            self._store.discard(QUANTIZED_WEIGHTS, key)
+            return False
+        kept, at = torch.frombuffer(bytearray(data), dtype=torch.uint8), 0
+        for part in parts:
+            _bytes(part).copy_(kept[at : at + part.nbytes])
+            at += part.nbytes
+        return True
+
+    def keep(self, stored: StoredTensor, share: str, parts: Sequence[Tensor]) -> None:
+        """Keep the `parts` of a matrix that was just quantised."""
+        if self._store.takes_more:
+            data = b"".join(_bytes(part).cpu().numpy().tobytes() for part in parts)
+            self._store.write(QUANTIZED_WEIGHTS, self._key(stored, share), data)
+
+    def tell(self) -> None:
+        """Log what was wrong with the cache since it was asked first."""
+        for note, count in Counter(self._store.take_notes()).items():
+            logger.warning("%s%s: made again", note, f" ({count} times)" if count > 1 else "")
+
+    def _key(self, stored: StoredTensor, share: str) -> str:
+        status, info = os.fstat(stored.descriptor), stored.info
+        ends = info.start, max(info.start, info.start + info.bytes - _SAMPLE_BYTES)
+        samples = [os.pread(stored.descriptor, _SAMPLE_BYTES, end) for end in ends]
+        facts = {
+            "format": _FORMAT,
+            "form": self._form,
+            "name": stored.name,
+            "stored": [info.shape, info.dtype, info.start, info.bytes],
+            # Whoever writes to a file, or puts another in its place, changes one of these.
+            "file": [status.st_size, status.st_mtime_ns, status.st_ctime_ns],
+            "samples": digest.of_bytes(b"".join(samples)),
+            "share": share,
+            "torch": torch.__version__,
+        }
+        return digest.of_json(facts)
+
+
+def _bytes(part: Tensor) -> Tensor:
+    return part.view(torch.uint8).view(-1)

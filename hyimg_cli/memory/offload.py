@@ -1,0 +1,105 @@
+"""Experts that wait in main memory: what stays on the GPU, and what fetching the others costs.
+
+The link is what all of it waits for: products are far quicker than copies over it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hyimg_cli.journal.keys import precision
+from hyimg_cli.memory.footprint import need, usable
+from hyimg_cli.memory.present import Present
+from hyimg_cli.models.registry import model_card
+from hyimg_cli.spec.card import ModelCard
+from hyimg_cli.spec.job import ImageJob
+from hyimg_cli.spec.run import RunConfig
+
+# Of locked memory over PCIe 4.0 x16; what is not measured is taken to be so.
+STATED_BYTES_S = 25e9
+# Numbers of rows whose tokens are told.
+ROWS = (1, 16)
+# A text that takes a job longer than this is better written elsewhere.
+HOPELESS_TEXT_S = 60.0
+_TRIAL_BYTES, _TRIALS = 1 << 28, 3
+
+
+@dataclass(frozen=True)
+class Link:
+    """Bytes a second from main memory to the GPU, measured or as stated above."""
+
+    bytes_s: float
+    is_measured: bool
+
+
+@dataclass(frozen=True)
+class ExpertTraffic:
+    """What of a model's experts stays, and seconds of fetching the rest over a link."""
+
+    waiting: int
+    resident: int
+    link: Link
+    step_s: float
+    token_s: dict[int, float]
+
+    def text_s(self, tokens: int, rows: int) -> float:
+        """Seconds of a job's text, where so many jobs write together."""
+        known = max(row for row in ROWS if row <= max(1, rows))
+        return tokens * self.token_s[known] / known
+
+
+def spare_bytes(model: str, jobs: Sequence[ImageJob], config: RunConfig, there: Present) -> int:
+    """Bytes for experts that may stay on the GPU beside a full batch."""
+    most = min(config.batch.max_size, max(1, len(jobs)))
+    needed = need(model, jobs, config, together=most)
+    return max(0, usable(there.free - needed.total))
+
+
+def traffic(
+    model: str, jobs: Sequence[ImageJob], config: RunConfig, there: Present | None, link: Link
+) -> ExpertTraffic | None:
+    """The traffic of a model's experts; None where it has none."""
+    card = model_card(model, config.model.revision)
+    if card.routing is None or card.weights is None:
+        return None
+    routing, nbytes = card.routing, _experts_bytes(card, config)
+    resident = min(nbytes, spare_bytes(model, jobs, config, there)) if there else 0
+    missing = 1 - resident / nbytes
+    token_s = {
+        rows: routing.distinct(rows) / routing.experts * nbytes * missing / link.bytes_s
+        for rows in ROWS
+    }
+    return ExpertTraffic(nbytes, resident, link, nbytes * missing / link.bytes_s, token_s)
+
+
+def link_of(config: RunConfig) -> Link:
+    """The link to this machine's GPU, where the run has one: a few copies of locked memory."""
+    if precision(config.model)[0] == "cuda":
+        import torch
+
+        from hyimg_cli.parallel.devices import gpus_of
+
+        if torch.cuda.is_available():
+            with torch.cuda.device(gpus_of(config.model)[0]):
+                return Link(_measured(), is_measured=True)
+    return Link(STATED_BYTES_S, is_measured=False)
+
+
+def _measured() -> float:
+    import torch
+
+    host = torch.empty(_TRIAL_BYTES, dtype=torch.uint8, pin_memory=True)
+    there = torch.empty(_TRIAL_BYTES, dtype=torch.uint8, device="cuda")
+    seconds = []
+    for _ in range(_TRIALS):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        there.copy_(host, non_blocking=True)
+        end.record()
+        end.synchronize()
+        seconds.append(begin.elapsed_time(end) / 1e3)
+    return float(_TRIAL_BYTES / min(seconds))
+
+
+def _experts_bytes(card: ModelCard, config: RunConfig) -> int:
+    assert card.weights is not None, "its weights are counted"
+    return card.weights.experts_nbytes(precision(config.model)[1], config.model.quantization)

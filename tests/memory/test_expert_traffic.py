@@ -1,0 +1,110 @@
+"""Experts in main memory: what the GPU holds then, and what fetching costs, at released size."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from released import released_folder
+
+from hyimg_cli.doctor import models
+from hyimg_cli.errors import UsageError
+from hyimg_cli.journal import keys
+from hyimg_cli.memory.fit import fits, remedy
+from hyimg_cli.memory.footprint import need
+from hyimg_cli.memory.gpu_settings import refuse_unfollowed
+from hyimg_cli.memory.offload import Link, spare_bytes, traffic
+from hyimg_cli.memory.present import Present
+from hyimg_cli.models.registry import model_card
+from hyimg_cli.spec.job import ImageJob
+from hyimg_cli.spec.run import ModelChoice, OutputConfig, ParallelConfig, Place, RunConfig
+
+GB = 10**9
+LINK = Link(25e9, is_measured=False)
+PLACE = Place(has_gpu=True, has_triton=True)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(released_folder(tmp_path_factory.mktemp("released") / "model"))
+
+
+@pytest.fixture
+def config(model: str) -> RunConfig:
+    choice = ModelChoice(
+        model, device="cuda", quantization="fp8", offloads_experts=True, place=PLACE
+    )
+    return RunConfig(OutputConfig(Path("out")), model=choice)
+
+
+@pytest.fixture
+def drawn(model: str) -> list[ImageJob]:
+    return [job for job in models._sample(models._EDIT, model=model, revision=None)
+            if isinstance(job, ImageJob)]  # fmt: skip
+
+
+def test_one_token_moves_an_eighth_of_the_experts(
+    model: str, config: RunConfig, drawn: list[ImageJob]
+) -> None:
+    """By hand: 32 layers x 8 experts x 3 x 3072 x 4096 bytes, with their scales."""
+    found = traffic(model, drawn, config, None, LINK)
+    assert found is not None
+    of_experts = 32 * 64 * 3 * 3072 * 4096
+    assert found.resident == 0
+    assert found.waiting == of_experts + 32 * 64 * 4 * (2 * 3072 + 4096)
+    assert found.step_s == pytest.approx(of_experts / 25e9, rel=0.01)
+    assert found.token_s[1] == pytest.approx(of_experts / 8 / 25e9, rel=0.01)
+    # Of 64 experts 16 rows choose 1 - (7/8)**16 = 88 %: seven times as much, not sixteen.
+    assert found.token_s[16] == pytest.approx(0.882 * of_experts / 25e9, rel=0.01)
+    assert found.text_s(1000, 16) < 0.5 * found.text_s(1000, 1)
+
+
+def test_what_the_card_has_left_stays_there(
+    model: str, config: RunConfig, drawn: list[ImageJob]
+) -> None:
+    for free in (24 * GB, 48 * GB, 80 * GB, 400 * GB):
+        there = Present(free)
+        found = traffic(model, drawn, config, there, LINK)
+        assert found is not None
+        assert found.resident == min(found.waiting, spare_bytes(model, drawn, config, there))
+        alone = need(model, drawn, config).total
+        assert alone + found.resident <= max(free, alone), "the batch has its room first"
+        part = 1 - found.resident / found.waiting
+        assert found.step_s == pytest.approx(part * found.waiting / 25e9)
+
+
+def test_a_small_card_is_enough_where_main_memory_holds_the_experts(
+    model: str, config: RunConfig, drawn: list[ImageJob]
+) -> None:
+    needed, whole = need(model, drawn, config), model_card(model).loaded_bytes("bfloat16", "fp8")
+    assert needed.weights + needed.waiting == pytest.approx(
+        whole + 2 * needed.waiting / 32, abs=32
+    ), "two layers' experts are on the card as well"
+    assert fits(needed, Present(32 * GB, main=128 * GB))
+    assert not fits(needed, Present(32 * GB, main=64 * GB))
+    inside = replace(config, model=replace(config.model, offloads_experts=False))
+    assert "--offload-experts would fit" in remedy(model, drawn, inside, Present(32 * GB))
+
+
+def test_a_run_by_it_has_no_graphs_and_says_so_in_its_keys(config: RunConfig) -> None:
+    assert not keys.by_graphs(config.model, 1)
+    assert keys.by_graphs(replace(config.model, offloads_experts=False), 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "ranks", "why"),
+    [
+        ({"device": "cpu"}, 1, "on the CPU"),
+        ({"device": "balanced"}, 1, "one GPU"),
+        ({}, 2, "one GPU"),
+        ({"decode_graphs": "on"}, 1, "graph"),
+    ],
+)
+def test_where_it_cannot_be_followed_it_is_refused(
+    config: RunConfig, drawn: list[ImageJob], change: dict[str, str], ranks: int, why: str
+) -> None:
+    choice = replace(config.model, **change)  # type: ignore[arg-type]
+    other = replace(config, model=choice, parallel=ParallelConfig(tensor_ranks=ranks))
+    with pytest.raises(UsageError, match=why) as refused:
+        refuse_unfollowed(drawn, other)
+    assert refused.value.where == "--offload-experts"
+    refuse_unfollowed(drawn, config)

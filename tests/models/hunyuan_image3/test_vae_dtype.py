@@ -1,0 +1,67 @@
+"""The VAE in other precisions and orders in memory: about the same picture, by rounding alone."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from hyimg_cli.models import registry
+from hyimg_cli.models.hunyuan_image3 import row_chunks
+from hyimg_cli.models.hunyuan_image3.family import HunyuanImage3
+from hyimg_cli.models.hunyuan_image3.row_chunks import _moments_at_once
+from hyimg_cli.parallel.devices import set_float32_convolutions
+from hyimg_cli.spec.run import ModelChoice, VaeDtype
+
+CHOICE = ModelChoice(device="cpu")
+
+
+def _decoded(model: Any) -> torch.Tensor:
+    latents = torch.randn(32, 4, 4, generator=torch.Generator().manual_seed(0))
+    channels = model.network.arch.vae.latent_channels
+    pixels: torch.Tensor = model.decode_latents(latents[:channels])
+    return pixels
+
+
+@pytest.fixture(scope="module")
+def plain() -> Any:
+    return registry.load(CHOICE)
+
+
+def test_float16_is_float32_within_rounding(plain: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = _decoded(plain)
+    half = HunyuanImage3(plain.network, plain.prompter, decodes_in_half=True)
+    for most in (row_chunks.VAE_CHUNK_BYTES, 20_000):  # in one piece, and chunk by chunk
+        monkeypatch.setattr(row_chunks, "VAE_CHUNK_BYTES", most)
+        found = _decoded(half)
+        assert found.dtype == torch.float32
+        assert not torch.equal(found, expected)
+        assert (found - expected).abs().max() < 0.02
+    assert plain.network.vae.decoder.conv_in.weight.dtype == torch.float32
+
+
+def test_channels_last_is_the_same_within_rounding(plain: Any) -> None:
+    other: Any = registry.load(replace(CHOICE, vae_channels_last=True))
+    weight = other.network.vae.decoder.conv_out.weight
+    assert weight.is_contiguous(memory_format=torch.channels_last_3d)
+    assert (_decoded(other) - _decoded(plain)).abs().max() < 1e-4
+
+
+def test_a_variance_beyond_float16_is_none_too_large() -> None:
+    x = torch.tensor([-600.0, 600.0]).repeat(64).view(1, 4, 2, 4, 4)
+    variance, mean = _moments_at_once(x.half(), 2)
+    assert variance.tolist() == [[360_000.0] * 2]
+    assert mean.abs().max() < 1e-6
+
+
+@pytest.mark.parametrize(("dtype", "expected"), [("auto", True), ("float32", False)])
+def test_tf32_is_said_on_purpose(dtype: VaeDtype, expected: bool) -> None:
+    before = torch.backends.cudnn.allow_tf32
+    try:
+        torch.backends.cudnn.allow_tf32 = not expected
+        set_float32_convolutions(replace(CHOICE, vae_dtype=dtype), "cpu")
+        assert torch.backends.cudnn.allow_tf32 is not expected, "a CPU has none"
+        set_float32_convolutions(replace(CHOICE, vae_dtype=dtype), "cuda:0")
+        assert torch.backends.cudnn.allow_tf32 is expected
+    finally:
+        torch.backends.cudnn.allow_tf32 = before
