@@ -34,9 +34,10 @@ RunsDir = Annotated[
 
 
 _SETTINGS = (
-    *("model", "video_model", "revision", "device", "dtype", "quantization", "vae_use_tiling"),
-    *("tensor_parallel_size", "gpu_memory_utilization", "enable_cpu_offload", "offload_experts"),
-    *("replicas", "batching_max_size", "cache_dir", "disk_cache", "disk_cache_mb"),
+    *("model", "video_model", "video_components", "revision", "device", "dtype", "quantization"),
+    *("vae_use_tiling", "tensor_parallel_size", "gpu_memory_utilization", "enable_cpu_offload"),
+    *("offload_experts", "replicas", "batching_max_size"),
+    *("cache_dir", "disk_cache", "disk_cache_mb"),
 )
 
 

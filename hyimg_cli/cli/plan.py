@@ -121,9 +121,11 @@ def _shard_as_json(shard: Shard) -> dict[str, Any]:
 
 def _components(order: Plan, config: RunConfig) -> dict[str, dict[str, int]]:
     """Bytes of each video model's weights once loaded, by component."""
-    card_of, dtype = runner.video_cards(config.model.revision), precision(config.model)[1]
+    choice, dtype = config.model, precision(config.model)[1]
     return {
-        group.model: card_of(group.model).loaded_bytes(dtype, config.model.quantization)
+        group.model: registry.video_card(
+            group.model, choice.revision, choice.components
+        ).loaded_bytes(dtype, choice.quantization)
         for group in order.groups
         if not isinstance(group, Group)
     }

@@ -36,7 +36,7 @@ ALWAYS = {
 _SETTINGS = (
     *("revision", "device", "dtype", "quantization", "vae_use_tiling", "tensor_parallel_size"),
     *("kv_reuse", "batch_invariant", "cache_dir", "disk_cache", "frames"),
-    *("vae_patch_parallel_size", "cfg_parallel_size"),
+    *("vae_patch_parallel_size", "cfg_parallel_size", "video_components"),
 )
 AGAIN = ResumePolicy(resume=False, retry_failed=True, force=True)
 
@@ -79,6 +79,7 @@ def _carry_out(given: Mapping[str, Any], arguments: Sequence[str]) -> int:
         images_from=given["images_from"],
         model=given["model"],
         revision=given["revision"],
+        components=given["video_components"],
         device=given["device"] or "auto",
         allow_changed=given["allow_changed"],
     )

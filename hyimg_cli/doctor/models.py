@@ -185,7 +185,8 @@ def _film(card: VideoCard) -> bytes:
     if card.start is None or not card.needs_start:
         return _VIDEO
     images = ["picture.png"] * card.start.fewest
-    return json.dumps({"prompt": "a film", "task": "i2v", "images": images}).encode()
+    camera = {"camera": "none-1"} if card.has_camera else {}
+    return json.dumps({"prompt": "a film", "task": "i2v", "images": images} | camera).encode()
 
 
 def _free_text(there: Present, copies: int) -> str:
@@ -193,21 +194,23 @@ def _free_text(there: Present, copies: int) -> str:
 
 
 def video_memory(subject: Subject) -> Check:
-    """Free memory against the video model's weights: first its text encoders, then the rest; and
-    what its decode takes beside them at the model's own size, which a run is not refused by.
+    """Free memory against the video model's weights: first its text encoders, then the rest, with
+    K/V of a clip where there are some; and what its decode takes beside them at the model's own
+    size, which a run is not refused by.
     """
     config, name, revision = subject.config, subject.video_model, subject.config.model.revision
     there = _present(config)
     if config.model.cpu_offload != "none":
         refuse_offload_on_cpu(config.model)
     try:
-        card = registry.video_card(name, revision)
+        card = registry.video_card(name, revision, config.model.components)
     except CheckpointError:
         return Check("video memory", "warning", _UNREAD)
     loaded = card.loaded_bytes(precision(config.model)[1], config.model.quantization)
     if not loaded:
         return Check("video memory", "warning", _UNCOUNTED)
-    sample = _sample(_film(card), video_model=name, revision=revision)
+    parts = {"video_model": name, "video_components": config.model.components}
+    sample = _sample(_film(card), revision=revision, **parts)
     found = judged(name, sample, config, there)
     copies = copies_of(config, config.parallel.replicas)
     said = f"{model_name(name)}: "
@@ -219,6 +222,8 @@ def video_memory(subject: Subject) -> Check:
         encoders = sum(n for part, n in loaded.items() if part.startswith("text_encoder"))
         rest = sum(loaded.values()) - encoders
         each = f", in {copies} replicas each" if copies > 1 else ""
+        if found.needed.work:
+            each = f", of that {bytes_text(found.needed.work)} of K/V and rows{each}"
         said += f"{bytes_text(encoders)} of text encoders, then {bytes_text(rest)} of weights and "
         said += f"the video's own{each}; {_free_text(there, copies)}"
     said += f"; a decode about {bytes_text(_decode_bytes(sample, card, config))}"

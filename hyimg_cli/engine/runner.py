@@ -260,10 +260,11 @@ def _unfit(jobs: Iterable[Job], settings: Mapping[str, Setting]) -> dict[str, Hy
 
 def _unfitness(job: Job, settings: Mapping[str, Setting]) -> HyimgError | None:
     try:
-        registry.check(job, settings["revision"].value)
+        registry.check(job, settings["revision"].value, settings["video_components"].value)
     except JobError as error:
         field, slug = error.where, error.code.partition(".")[2]
-        place = job.source_line if field in job.user_fields else settings[field].origin
+        is_own = field in job.user_fields or field not in settings
+        place = job.source_line if is_own else settings[field].origin
         return fault(slug, error.what, where=f"{place}: {field}", hint=error.hint)
     return None
 

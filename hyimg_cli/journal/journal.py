@@ -64,7 +64,10 @@ LOCK = ".lock"
 # Files that are written at the same time.
 _WRITERS = 8
 # Of a resolved job, what never changes its file.
-_NOT_IN_KEY = ("custom_id", "images", "model", "metadata", "name", "written", "lora", *FINISHING)
+_NOT_IN_KEY = (
+    *("custom_id", "images", "model", "metadata", "name", "written", "lora", "camera"),
+    *FINISHING,
+)
 
 
 @dataclass(frozen=True)

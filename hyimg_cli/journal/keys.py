@@ -15,11 +15,13 @@ from hyimg_cli.media.images import MAX_SOURCE_BYTES
 from hyimg_cli.models import lora_files, registry
 from hyimg_cli.settings.config import in_key
 from hyimg_cli.spec import digest
-from hyimg_cli.spec.job import FINISHING, ImageJob, Job
+from hyimg_cli.spec.job import FINISHING, ImageJob, Job, VideoJob
 from hyimg_cli.spec.plan import Plan
 from hyimg_cli.spec.run import ModelChoice, Place, RunConfig
 
 UNREADABLE = "unreadable"
+# The word of clips that are denoised together: of models that can.
+CLIPS = "clips"
 _DEVICES = Path("/dev")
 # Counts up when the same image, weights and packages lead to other rows.
 _SOURCE_FORMAT = 2
@@ -34,8 +36,13 @@ def key_of(job: Job, source_digests: Sequence[str], config: RunConfig) -> str:
     change pixels, if only by rounding, and so perhaps a text, is. Whether a graph's capture
     succeeded is not: the numbers are the same.
     """
-    model_print = registry.fingerprint(job.model, config.model.revision)
-    return job_key(job, source_digests, model_print, pixel_settings(job, config))
+    return job_key(job, source_digests, model_print(job, config), pixel_settings(job, config))
+
+
+def model_print(job: Job, config: RunConfig) -> str:
+    """The fingerprint of all of a job's weights."""
+    components = config.model.components if isinstance(job, VideoJob) else None
+    return registry.fingerprint(job.model, config.model.revision, components)
 
 
 def finishing_key(job: Job) -> str:
@@ -56,9 +63,14 @@ def pixel_settings(job: Job, config: RunConfig) -> dict[str, str]:
     choice = config.model
     decided: dict[str, Any] = {"dtype": precision(choice)[1]}
     if not isinstance(job, ImageJob):
-        lora = {"lora": lora_files.in_key(job.lora)} if job.lora else {}
+        beside = {"lora": lora_files.in_key(job.lora)} if job.lora else {}
+        if job.camera:
+            beside["camera"] = ",".join(map(source_digest, job.camera_files)) or job.camera
         decided["vae_use_tiling"] = None if choice.tiles_videos else False
-        return in_key(config, "videos", decided) | lora
+        words = in_key(config, "videos", decided) | beside
+        if CLIPS in words and registry.video_card(job.model, choice.revision).chunks is None:
+            del words[CLIPS]
+        return words
     graphs = by_graphs(replace(choice, model=job.model), config.parallel.tensor_ranks)
     decided |= {"vae_use_tiling": choice.vae_use_tiling or None}
     return in_key(config, "pictures", decided | {"decode_graphs": "on" if graphs else "off"})

@@ -38,7 +38,8 @@ SAMPLE_BYTES = 1 << 20
 SHOWN = 5
 # Keys of a configuration by which modules are built one by one, and tensors made so wide.
 _MODULES = re.compile(r"(layers|blocks|experts|depth)(_per_\w+)?$")
-_WIDTHS = re.compile(r"(size|dim|dims|channels|heads|d_model|d_ff|d_kv)$")
+# A window of attention is no width: -1 stands for none.
+_WIDTHS = re.compile(r"(?<!attn_)(size|dim|dims|channels|heads|d_model|d_ff|d_kv)$")
 MOST_MODULES, MOST_WIDTH = 10_000, 1 << 24
 
 

@@ -51,6 +51,7 @@ _OWN = (
     Field("cot_token_ids", Integers(65536, 2**31 - 1), "The same as tokens.", only="pictures"),
     Field("ratio_index", Integer(0, 999), "The size of a given text.", only="pictures"),
     Field("written", Note(), "What hyimg think notes of its text.", only="pictures"),
+    Field("camera", Text("camera"), "Path that an i2v follows: poses.npy, or keys.", only="videos"),
     Field("metadata", Anything(), "Copied to the result."),
 )
 _SHARED = (

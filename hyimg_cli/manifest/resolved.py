@@ -12,6 +12,7 @@ from hyimg_cli.files import address_of, joined
 from hyimg_cli.spec.job import (
     BY_ID,
     GUIDANCE_FIELDS,
+    POSES_SUFFIX,
     Encoding,
     ImageJob,
     Job,
@@ -60,6 +61,8 @@ def _video_fields(job: VideoJob) -> dict[str, Any]:
         entry["lora"] = lora_text(job.lora)
     if job.scheduler is not None:
         entry["scheduler"] = job.scheduler
+    if job.camera:
+        entry["camera"] = job.camera
     return entry
 
 
@@ -120,6 +123,8 @@ def lines_beside(jobs: Iterable[Job], folder: Path) -> Iterator[dict[str, Any]]:
                 for one in job.lora
             )
             entry["lora"] = lora_text(placed)
+        if isinstance(job, VideoJob) and job.camera_files:
+            entry["camera"] = _with_dots(from_folder(Path(job.camera)))
         if _is_folder(job.model):
             entry["model"] = _with_dots(from_folder(Path(os.path.expanduser(job.model))))
         yield entry
@@ -136,6 +141,8 @@ def lines_moved(
             moved["images"] = [from_folder(joined(former, image)) for image in line["images"]]
         if KeepOutside(region=str(line.get("region") or "")).mask:
             moved["region"] = from_folder(former / line["region"])
+        if str(line.get("camera", "")).endswith(POSES_SUFFIX):
+            moved["camera"] = _with_dots(from_folder(former / line["camera"]))
         if line.get("model", "").startswith("."):
             moved["model"] = _with_dots(from_folder(former / line["model"]))
         yield moved

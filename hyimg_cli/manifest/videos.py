@@ -8,11 +8,12 @@ from functools import cache
 from pathlib import Path
 
 from hyimg_cli.errors import HyimgError, SourceImageError
+from hyimg_cli.files import joined, shown_place
 from hyimg_cli.manifest.resolved_line import Child, ResolvedLine
 from hyimg_cli.media.images import probe_image
 from hyimg_cli.settings.kinds import MAX_SIDE
 from hyimg_cli.spec.card import VideoCard
-from hyimg_cli.spec.job import Fit, Lora, Size, SizeRequest, VideoJob
+from hyimg_cli.spec.job import POSES_SUFFIX, Fit, Lora, Size, SizeRequest, VideoJob
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,8 @@ class VideoLine(ResolvedLine):
         few_steps = self.card.is_distilled or self.value("scheduler") is not None
         yield from self.step_cache_faults(is_distilled=few_steps)
         yield from self._lora_faults()
+        if "camera" in self.line.given and not self.card.has_camera:
+            yield self.unused("camera", "this model follows no camera")
 
     def _start_faults(self) -> Iterator[HyimgError]:
         """Faults of a task that is not the checkpoint's, and of pictures that it has no use for."""
@@ -97,7 +100,7 @@ class VideoLine(ResolvedLine):
             if picture is None:
                 return own
             shape = picture
-        if rule and rule.sizes:
+        if rule and rule.has_sizes:
             return rule.size_for(shape)
         ratio = shape.height / shape.width
         height = math.sqrt(own.height * own.width * ratio)
@@ -132,6 +135,16 @@ class VideoLine(ResolvedLine):
                 hint = "paths in a manifest are relative to it"
                 yield self.fault("lora", what, "lora", hint)
 
+    def _camera(self) -> str:
+        """The line's keys as they are, or the path of its poses, which begins at the manifest's
+        folder; of a folder the poses in it.
+        """
+        said: str = self.line.fields.get("camera", "")
+        path = shown_place(joined(self.folder, said)) if said else ""
+        if os.path.isdir(path):
+            return f"{path}/poses{POSES_SUFFIX}"
+        return path if said.endswith(POSES_SUFFIX) else said
+
     def _fit(self) -> Fit | None:
         """How pictures become frames: as asked, or as the checkpoint's authors do it."""
         if not self.images or self.card.start is None:
@@ -158,6 +171,7 @@ class VideoLine(ResolvedLine):
             fit=self._fit(),
             lora=self._lora(),
             scheduler=self.value("scheduler"),
+            camera=self._camera(),
             **self.shared(),
         )
 

@@ -14,7 +14,7 @@ from pathlib import PurePath
 from typing import Any
 
 from hyimg_cli.media import xmp
-from hyimg_cli.spec.job import ImageJob, Size
+from hyimg_cli.spec.job import POSES_SUFFIX, ImageJob, Size
 
 FORMAT = 2
 # The PNG text chunks that hold the parameters and the record.
@@ -150,6 +150,8 @@ def _public(resolved: Mapping[str, Any]) -> dict[str, Any]:
         job["images"] = [PurePath(image).name for image in job["images"]]
     if "region" in job:
         job["region"] = PurePath(job["region"]).name
+    if str(job.get("camera", "")).endswith(POSES_SUFFIX):
+        job["camera"] = PurePath(job["camera"]).name
     if "lora" in job:
         parts = (re.sub(r"^((?:high|low)=)?.*/", r"\1", part) for part in job["lora"].split(";"))
         job["lora"] = ";".join(parts)

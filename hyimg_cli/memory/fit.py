@@ -52,10 +52,9 @@ def fits(needed: Need, there: Present) -> bool:
 
 def judged(model: str, jobs: Sequence[Job], config: RunConfig, there: Present) -> Fit:
     """Judge a model with one job at work, whichever of `jobs` takes least."""
-    # What is known of a video's needs is its model's.
-    pictures: list[Sequence[Job]] = [[job] for job in jobs if isinstance(job, ImageJob)]
     found: list[tuple[Need, Sequence[Job]]] = []
-    for alone in pictures or [jobs[:1]]:
+    # Without jobs, its weights.
+    for alone in [jobs[at : at + 1] for at in range(max(1, len(jobs)))]:
         needed = need(model, alone, config)
         if fits(needed, there):
             return Fit(needed, there)
@@ -110,6 +109,9 @@ def remedy(model: str, jobs: Sequence[Job], config: RunConfig, there: Present) -
                 OFFLOAD_EXPERTS if _are_pictures(jobs) else f"{OFFLOAD} {config.model.cpu_offload}"
             )
             hints.append(f"{how} is on already")
+    if own.work and not _are_pictures(jobs):
+        fewer = "--clips-together 1, " if config.batch.clips > 1 else ""
+        hints.append(f"{fewer}fewer frames, or a smaller size, hold less K/V")
     if _are_pictures(jobs):
         hints += _over_gpus(model, jobs, config, there)
     return "; ".join(hints)

@@ -178,9 +178,10 @@ def need(model: str, jobs: Sequence[Job], config: RunConfig, *, together: int = 
     revision = config.model.revision
     pictures = [job for job in jobs if isinstance(job, ImageJob)]
     if len(pictures) < len(jobs):
-        videos = video_card(model, revision)
-        kept = max(velocity_bytes(job, videos) for job in jobs if isinstance(job, VideoJob))
-        own = video_need(videos, config)
+        films = [job for job in jobs if isinstance(job, VideoJob)]
+        videos = video_card(model, revision, config.model.components)
+        own = video_need(videos, config, films)
+        kept = max(velocity_bytes(job, videos) for job in films)
         return replace(own, work=own.work + kept)
     card = model_card(model, revision)
     weights, waiting = held_weights(card, config), waiting_experts(card, config)
@@ -190,8 +191,8 @@ def need(model: str, jobs: Sequence[Job], config: RunConfig, *, together: int = 
     return Need(weights, found.widest(Together(together, together)).total, waiting)
 
 
-def video_need(card: VideoCard, config: RunConfig) -> Need:
-    """The need of a video model.
+def video_need(card: VideoCard, config: RunConfig, jobs: Sequence[VideoJob] = ()) -> Need:
+    """The need of a video model, with the one of `jobs` that takes most.
 
     The text encoders go before the other networks come, unless every job embeds its prompt. In main
     memory the networks of all ranks lie together. Of networks that take turns on a GPU the largest
@@ -199,16 +200,21 @@ def video_need(card: VideoCard, config: RunConfig) -> Need:
     """
     kind, dtype = precision(config.model)
     sizes = card.loaded_bytes(dtype, config.model.quantization)
+    work = max((card.work_bytes(job, dtype) for job in jobs), default=0)
+    work *= config.batch.clips
     if config.model.cpu_offload != "none" and kind == "cuda":
         there = dict(sizes)
         if config.model.cpu_offload == "group":
             there |= {name: in_groups(card, sizes[name]) for name in TRANSFORMERS if name in sizes}
-        return Need(max(there.values(), default=0), waiting=sum(sizes.values()))
+        return Need(max(there.values(), default=0), work, waiting=sum(sizes.values()))
     encoders = sum(size for name, size in sizes.items() if name not in _RANKED)
     copies = {"vae": config.parallel.vae_ranks} if kind == "cpu" else {}
     others = config.parallel.cfg_ranks if kind == "cpu" else 1
     rest = sum(sizes[name] * copies.get(name, others) for name in _RANKED if name in sizes)
-    return Need(max(encoders, rest) if config.reuse.prompt_cache else encoders + rest)
+    if not config.reuse.prompt_cache:
+        return Need(encoders + rest, work)
+    # While texts are embedded there are no K/V yet.
+    return Need(max(encoders, rest), work if rest >= encoders else max(0, work - encoders + rest))
 
 
 def in_groups(card: VideoCard, nbytes: int) -> int:

@@ -52,9 +52,11 @@ def video_needs(job: VideoJob, card: VideoCard, choice: ModelChoice) -> VideoNee
     largest, together = max(transformers, default=0), sum(transformers) + vae
     grid = card.latent_grid(job.size, job.num_frames)
     width = 2 if dtype == "float32" else 1
+    # K/V and the chunk at work, or all of the video's rows.
+    step = card.work_bytes(job, dtype) or card.forward.working_bytes(grid) * width
     return VideoNeeds(
         text=Need(max(encoders, default=0) if turns else sum(encoders)),
-        denoise=Need(largest if turns else together, card.forward.working_bytes(grid) * width),
+        denoise=Need(largest if turns else together, step),
         decode=Need(vae if turns else together, decode_bytes(job, card, choice)),
     )
 

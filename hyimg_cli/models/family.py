@@ -101,7 +101,9 @@ class Family:
 
     `open` reads the small files: weights need not be there. `tensors`: of each component, what its
     files' headers say. `refuse_wrong` passes a checkpoint with every tensor of its configuration,
-    and no other. `reading`: what of it is read, where that is known. All raise CheckpointError.
+    and no other. `reading`: what of it is read, where that is known. `open_with` and
+    `fingerprint_with` are given a second folder, with its text encoder and VAE; None where no
+    checkpoint of the family has them there. All raise CheckpointError.
     """
 
     name: str
@@ -112,3 +114,5 @@ class Family:
     tensors: Callable[[Path], Mapping[str, Mapping[str, TensorInfo]]]
     refuse_wrong: Callable[[Path], None] = lambda folder: None
     reading: Callable[[Path], Reading | None] = lambda folder: None
+    open_with: Callable[[Path, str, Path], VideoCheckpoint] | None = None
+    fingerprint_with: Callable[[Path, Path], str] | None = None

@@ -7,7 +7,7 @@ No base class: a family offers these methods. Everything that one job leaves beh
 # Legend: C channel, F latent frames, Y X latent rows and columns, H W pixels, T frames
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
@@ -129,6 +129,9 @@ class VideoDenoiser(Protocol):
     def velocities(self) -> VelocityCache:
         """The job's own step cache."""
 
+    def is_stop(self, step: int) -> bool:
+        """True if the latents behind so many steps are worth keeping, whatever was asked for."""
+
     def initial_latents(self) -> Tensor:
         """Noise from a CPU generator of the job's seed, [1, C, F, Y, X], on the device."""
 
@@ -164,13 +167,7 @@ class VideoVae(TiledVae, Protocol):
 
 
 class LatentVideoModel(Protocol):
-    """A video model. Methods raise JobError for what a job asks wrongly.
-
-    `branch_runner` and `decoder` may be replaced: guidance and decode are spread over ranks there.
-    """
-
-    branch_runner: Callable[[], BranchRunner]
-    decoder: LatentDecoder
+    """A video model. Methods raise JobError for what a job asks wrongly."""
 
     @property
     def card(self) -> VideoCard: ...
@@ -221,9 +218,6 @@ class LatentVideoModel(Protocol):
     ) -> VideoDenoiser:
         """A fresh denoiser; `embeddings` by text, as `texts` names them, `start` by kind."""
 
-    def branch(self, inputs: BranchInputs) -> Branch:
-        """One branch of one job, its constants computed and its step cache empty."""
-
     def smaller_tilings(self, latents_BCFYX: Tensor) -> Iterable[Tiling]:
         """Tilings that cut the latents smaller than the model's own decode, largest tiles first."""
 
@@ -233,3 +227,24 @@ class LatentVideoModel(Protocol):
         """Frames in order, in pieces of RGB uint8 [T, H, W, 3]; `tiling`: instead of the model's
         own, other pixels near borders of tiles. Raises JobError where not finite.
         """
+
+
+@runtime_checkable
+class ClipsModel(LatentVideoModel, Protocol):
+    """A video model that denoises several clips of one size, length and schedule together."""
+
+    def denoiser_of(
+        self, clips: Sequence[tuple[VideoJob, PromptEmbedding, Tensor]]
+    ) -> VideoDenoiser:
+        """Of clips, each with its text and its picture's latents; steps take [B, C, F, Y, X]."""
+
+
+@runtime_checkable
+class SpreadModel(LatentVideoModel, Protocol):
+    """A video model whose guidance and decode can be spread over ranks: both may be replaced."""
+
+    branch_runner: Callable[[], BranchRunner]
+    decoder: LatentDecoder
+
+    def branch(self, inputs: BranchInputs) -> Branch:
+        """One branch of one job, its constants computed and its step cache empty."""

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 # In the order in which they are asked; a folder of no family is taken for the last of its kind,
 # which says what is missing.
-_BUILT_IN = ("bagel", "hunyuan_image3", "diffusers_video")
+_BUILT_IN = ("bagel", "lingbot_world", "hunyuan_image3", "diffusers_video")
 _REGISTERED: list[Family] = []
 EMBEDDED = "tiny-image"
 EMBEDDED_VIDEO = "tiny-video"
@@ -99,10 +99,16 @@ def sequences(model: str, revision: str | None = None) -> ImageCheckpoint:
 
 
 @lru_cache(maxsize=8)
-def _video(model: str, revision: str | None = None) -> VideoCheckpoint:
+def _video(
+    model: str, revision: str | None = None, components: str | None = None
+) -> VideoCheckpoint:
+    """`components`: a folder with the text encoder and VAE of families that let them be there."""
     folder = resolve_model(model, revision, with_weights=False)
     with _of_anybody(folder):
-        return cast(VideoCheckpoint, _family(folder, "videos").open(folder, model))
+        family = _family(folder, "videos")
+        if components is not None and family.open_with is not None:
+            return family.open_with(folder, model, Path(components).expanduser())
+        return cast(VideoCheckpoint, family.open(folder, model))
 
 
 def model_card(model: str, revision: str | None = None) -> ModelCard:
@@ -110,18 +116,23 @@ def model_card(model: str, revision: str | None = None) -> ModelCard:
     return sequences(model, revision).card
 
 
-def video_card(model: str, revision: str | None = None) -> VideoCard:
+def video_card(model: str, revision: str | None = None, components: str | None = None) -> VideoCard:
     """Facts of a video checkpoint without its weights."""
-    return _video(model, revision).card
+    return _video(model, revision, components).card
 
 
 @lru_cache(maxsize=8)
-def fingerprint(model: str, revision: str | None = None) -> str:
-    """A digest that changes when the checkpoint's files do.
+def fingerprint(model: str, revision: str | None = None, components: str | None = None) -> str:
+    """A digest that changes when the checkpoint's files do, those of its `components` too.
 
     A folder of the hub's cache is named by its commit, which is a digest already.
     """
     folder = resolve_model(model, revision, with_weights=False)
+    if components is not None:
+        with _of_anybody(folder):
+            both = _family(folder).fingerprint_with
+            if both is not None:
+                return both(folder, Path(components).expanduser())
     if folder.parent.name == "snapshots":
         return digest.of_bytes(f"hub:{folder.name}".encode())
     with _of_anybody(folder):
@@ -168,10 +179,10 @@ def _counted(tensors: Mapping[str, checkpoint.TensorInfo]) -> StoredWeights:
     return StoredWeights(count, checkpoint.weight_bytes(tensors))
 
 
-def check(job: Job, revision: str | None = None) -> None:
-    """Passes a job whose text its checkpoint can take. Raises JobError."""
+def check(job: Job, revision: str | None = None, components: str | None = None) -> None:
+    """Passes a job that its checkpoint can take. Raises JobError, or CheckpointError."""
     if isinstance(job, VideoJob):
-        _video(job.model, revision).check(job)
+        _video(job.model, revision, components).check(job)
     else:
         sequences(job.model, revision).check(job)
 
@@ -189,7 +200,7 @@ def load(
 def load_video(choice: ModelChoice, *, is_fast: bool = True) -> "LatentVideoModel":
     """The loaded video model; see `VideoCheckpoint.load`. Imports torch."""
     resolve_model(choice.model, choice.revision)
-    known = _video(choice.model, choice.revision)
+    known = _video(choice.model, choice.revision, choice.components)
     with _of_anybody(resolve_model(choice.model, choice.revision)):
         return known.load(choice, is_fast=is_fast)
 

@@ -16,7 +16,7 @@ from hyimg_cli.settings.table import TABLES
 FOLDERS_OWN = Path("hyimg.toml")
 # What a file that nobody named may not decide: which weights are loaded, and where is written.
 _BY_NAME_ALONE = {
-    "model": ("model", "video_model", "revision"),
+    "model": ("model", "video_model", "video_components", "revision"),
     "cache": ("cache_dir",),
     "output": ("output_dir",),
 }

@@ -71,6 +71,7 @@ RENORMS = ("global", "channel", "text_channel", "none")
 MAX_FRAMES = 10001
 MAX_FPS = 240
 MAX_RANKS = 64
+MAX_CLIPS = 64
 
 
 @dataclass(frozen=True)
@@ -163,6 +164,14 @@ _MODEL = (
         only="videos",
         pixels="checkpoint",
     ),
+    _video(
+        "video_components",
+        Folder(),
+        None,
+        "Folder with text encoder and VAE for a video model that comes without: a Wan checkpoint.",
+        fills="components",
+        pixels="checkpoint",
+    ),
     _model(
         "allow_model",
         Names(),
@@ -245,6 +254,13 @@ _MODEL = (
         False,
         "Compile a transformer's blocks by torch.compile, at each shape's first step.",
         pixels=InKey("blocks", {True: "compiled"}),
+    ),
+    Declaration(
+        "pass_graphs",
+        Truth(),
+        False,
+        "Launch passes of LingBot-World as CUDA graphs, one for each chunk's place. Same pixels.",
+        only="videos",
     ),
     Declaration(
         "decode_graphs",
@@ -445,6 +461,14 @@ _BATCH = (
     ),
     _run_of_pictures(
         "prefix_cache_host_mb", Integer(0, 10**7), 0, "More of them, kept in main memory."
+    ),
+    _video(
+        "clips_together",
+        Integer(1, MAX_CLIPS),
+        1,
+        "Clips of LingBot-World that are denoised together. They round differently.",
+        fills="clips",
+        pixels=InKey("clips", {n: f"{n} together" for n in range(2, MAX_CLIPS + 1)}),
     ),
     _run("prewarm", Truth(), True, "Run each shape once before it counts."),
     Declaration(

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from hyimg_cli.spec.job import Fit, Size, SizeRequest
+from hyimg_cli.spec.job import Fit, Size, SizeRequest, VideoJob
 
 # Of a pixel in float32.
 PICTURE_BYTES = 3 * 4
@@ -279,6 +279,11 @@ class StartRule:
     fit: Fit
     sizes: tuple[Size, ...] = ()
 
+    @property
+    def has_sizes(self) -> bool:
+        """True if `size_for` decides the size of a picture's shape."""
+        return bool(self.sizes)
+
     def size_for(self, picture: Size) -> Size:
         """The nearest of `sizes` in ratio, on the square's side of it. Source: get_closest_ratio
         of HunyuanVideo-1.5's release.
@@ -287,6 +292,45 @@ class StartRule:
         ratios = [(round(size.height / size.width, 5) - ratio, size) for size in self.sizes]
         inner = [(off, size) for off, size in ratios if (off <= 0 if ratio >= 1 else off >= 0)]
         return min(inner, key=lambda found: abs(found[0]))[1]
+
+
+@dataclass(frozen=True)
+class AreaRule(StartRule):
+    """A start whose size has at most `area` pixels, rounded down to `multiple`."""
+
+    area: int = 0
+    multiple: int = 16
+
+    @property
+    def has_sizes(self) -> bool:
+        return True
+
+    def size_for(self, picture: Size) -> Size:
+        """The largest in the picture's shape. NOTE: ratio first and in doubles, as it is published:
+        832x480 of its own area has a height of 479.99999999999994, and so 464.
+        """
+        ratio = picture.height / picture.width
+        sides = (math.sqrt(self.area * ratio), math.sqrt(self.area / ratio))
+        return Size(*(max(1, int(side // self.multiple)) * self.multiple for side in sides))
+
+
+@dataclass(frozen=True)
+class ChunkRule:
+    """How a causal checkpoint makes a video: `frames` latent frames at a time, each chunk over the
+    K/V of those before it, and a pass more to leave its own, behind every chunk but the last.
+
+    Bytes are those of a token in bfloat16: `kv_bytes` of keys and values, `live_bytes` of what is
+    held for a token of the chunk at work; `fixed_bytes` for the whole video.
+    """
+
+    frames: int
+    kv_bytes: int
+    live_bytes: int = 0
+    fixed_bytes: int = 0
+
+    def passes(self, latent_frames: int, levels: int) -> int:
+        """Forwards of a video with so many noise levels."""
+        return latent_frames // self.frames * (levels + 1) - 1
 
 
 @dataclass(frozen=True)
@@ -301,6 +345,8 @@ class VideoCard:
     encoders are those that can leave once every prompt is embedded.
     `has_float32_vae`: whatever the dtype asked for, latents are decoded in float32.
     `guides_below_one`: a guidance scale under 1 runs both branches too; otherwise it means none.
+    `chunks`: of a causal checkpoint, None where all frames are denoised together. `has_camera`: its
+    videos follow a camera's path.
     `blocks`: of the transformer. `wants_negative`: its authors never guide without a long negative
     prompt. `cleaner`: the package that mends prompts where it is there, as its authors' pipeline
     does it.
@@ -325,6 +371,8 @@ class VideoCard:
     forward: ForwardWork = ForwardWork()
     start: StartRule | None = None
     needs_start: bool = False
+    chunks: ChunkRule | None = None
+    has_camera: bool = False
     blocks: int = 0
     wants_negative: bool = False
     cleaner: str = ""
@@ -351,6 +399,46 @@ class VideoCard:
             name: int(counts[name] * of(name)) if name in counts else stored
             for name, stored in self.component_bytes
         }
+
+    def denoise_steps(self, job: VideoJob) -> int:
+        """Steps of a job: one a noise level, or a pass of a chunk."""
+        if self.chunks is None:
+            return job.num_inference_steps
+        return self.full_steps(job)
+
+    def full_steps(self, job: VideoJob) -> int:
+        """Those of them that evaluate the model: all, without a step cache."""
+        if self.chunks is None:
+            return job.full_steps
+        frames, _, _ = self.latent_grid(job.size, job.num_frames)
+        return self.chunks.passes(frames, job.num_inference_steps)
+
+    def denoise_flops(self, job: VideoJob) -> int:
+        """Floating-point operations of a job's forwards, every branch counted."""
+        grid = self.latent_grid(job.size, job.num_frames)
+        if self.chunks is None:
+            return job.full_steps * job.branch_count * self.forward.flops(grid)
+        count, passes = grid[0] // self.chunks.frames, job.num_inference_steps + 1
+        tokens = self.tokens(job) // count
+        # Of the chunks' tokens with those up to its end.
+        pairs = tokens**2 * count * (count + 1) // 2
+        last = tokens * self.forward.per_token + tokens**2 * count * self.forward.per_pair
+        per_pass = count * tokens * self.forward.per_token + pairs * self.forward.per_pair
+        return passes * per_pass - last
+
+    def tokens(self, job: VideoJob) -> int:
+        """Tokens of the video in a forward."""
+        grid = self.latent_grid(job.size, job.num_frames)
+        return math.prod(grid) // self.forward.cells_per_token
+
+    def work_bytes(self, job: VideoJob, dtype: str) -> int:
+        """Bytes that a job's K/V and chunk take beside the weights; 0 where nothing is known."""
+        if self.chunks is None:
+            return 0
+        tokens = self.tokens(job)
+        in_chunk = tokens * self.chunks.frames // self.latent_grid(job.size, job.num_frames)[0]
+        held = tokens * self.chunks.kv_bytes + in_chunk * self.chunks.live_bytes
+        return (held + self.chunks.fixed_bytes) * (2 if dtype == "float32" else 1)
 
     def decode_bytes(self, size: Size, num_frames: int, dtype: str, *, in_tiles: bool) -> int:
         """Activations of a decode at their peak: of what is decoded at once, and beside it the

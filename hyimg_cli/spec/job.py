@@ -23,8 +23,13 @@ FITS: tuple[Fit, ...] = get_args(Fit)
 MAX_SOURCE_IMAGES = 3
 # Read by some models only.
 GUIDANCE_FIELDS = (
-    *("image_guidance_scale", "guidance_interval", "guidance_renorm", "guidance_renorm_min"),
+    "image_guidance_scale",
+    "guidance_interval",
+    "guidance_renorm",
+    "guidance_renorm_min",
 )
+# Of a file of camera poses.
+POSES_SUFFIX = ".npy"
 # Its name is its id.
 BY_ID = "{custom_id}"
 _SUFFIXES: dict[Format, str] = {"png": ".png", "jpeg": ".jpg", "webp": ".webp"}
@@ -252,7 +257,8 @@ class VideoJob:
     `images` are paths of the first frame of an `i2v`, or of its first and its last; `fit` is how
     they become frames of `size`, None without images. `scheduler`: one that stands in for the
     checkpoint's. `negative_prompt` is only used where `guidance_scale` is not 1. `guidance_scale_2`
-    is for models of two transformers (Wan 2.2), None elsewhere.
+    is for models of two transformers (Wan 2.2), None elsewhere. `camera`: the path that it follows,
+    a file of poses or keys, empty for a model that follows none.
     """
 
     custom_id: str
@@ -272,6 +278,7 @@ class VideoJob:
     fit: Fit | None = None
     lora: tuple[Lora, ...] = ()
     scheduler: Literal["euler"] | None = None
+    camera: str = ""
     step_cache: StepCache | None = None
     file_name: str = BY_ID
     metadata_json: str = "null"
@@ -291,6 +298,14 @@ class VideoJob:
         Scales below 1 that a model takes for none are refused with the line.
         """
         return 1 if self.guidance_scale == 1 else 2
+
+    @property
+    def camera_files(self) -> tuple[str, ...]:
+        """Paths of the camera's poses and of its intrinsics beside them; none of keys."""
+        if not self.camera.endswith(POSES_SUFFIX):
+            return ()
+        folder, slash, _ = self.camera.rpartition("/")
+        return self.camera, f"{folder}{slash}intrinsics{POSES_SUFFIX}"
 
 
 Job = ImageJob | VideoJob

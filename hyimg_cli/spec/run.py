@@ -72,9 +72,11 @@ class ModelChoice:
     pictures' VAEs compute, with weights in float32: `auto` is float32 whose convolutions are TF32
     on a GPU, `float32` has none of that, `float16` decodes under autocast. `vae_channels_last`:
     their convolutions' other order in memory. `offloads_experts`: of a picture's model the experts
-    are in main memory, `expert_room` bytes of them on the GPU beside two layers. `place`: the
-    machine that the work is done on; None: this. `weights_cache`: where quantised weights are kept
-    for the next start; None: nowhere.
+    are in main memory, `expert_room` bytes of them on the GPU beside two layers. `components`: a
+    folder with the text encoder and VAE of a video model that comes without. `pass_graphs`: passes
+    of a model that works in chunks are CUDA graphs; the same numbers. `place`: the machine that the
+    work is done on; None: this. `weights_cache`: where quantised weights are kept for the next
+    start; None: nowhere.
     """
 
     model: str = "tiny-image"
@@ -88,6 +90,8 @@ class ModelChoice:
     cpu_offload: Offloading = "none"
     attention_backend: str = "native"
     compile_blocks: bool = False
+    components: str | None = None
+    pass_graphs: bool = False
     vae_dtype: VaeDtype = "auto"
     vae_channels_last: bool = False
     offloads_experts: bool = False
@@ -140,8 +144,9 @@ class BatchConfig:
     use, weights and all; where both are given, the smaller counts. `is_invariant`: a job's pixels
     do not depend on its batch, to the bit (CPU). `prefix_cache_mb`: K/V of shared prefixes kept
     between jobs, on the device; `prefix_cache_host_mb`: more of them in main memory. 0: none.
-    `prewarm`: each shape is run once before it counts. `prefetches_sources`: the next jobs' source
-    images are encoded beside the model; None: where that suits the device.
+    `clips`: of a video model that works in chunks, so many are denoised together; other pixels, by
+    rounding. `prewarm`: each shape is run once before it counts. `prefetches_sources`: the next
+    jobs' source images are encoded beside the model; None: where that suits the device.
     """
 
     max_size: int = 16
@@ -150,6 +155,7 @@ class BatchConfig:
     prefix_cache_host_mb: int = 0
     prewarm: bool = True
     prefetches_sources: bool | None = None
+    clips: int = 1
     memory_gb: int | None = None
     gpu_memory_utilization: float | None = None
 

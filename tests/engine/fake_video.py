@@ -102,6 +102,9 @@ class FakeDenoiser:
     def steps(self) -> int:
         return self.job.num_inference_steps
 
+    def is_stop(self, step: int) -> bool:
+        return False
+
     def initial_latents(self) -> Tensor:
         generator = torch.Generator().manual_seed(self.job.seed)
         return torch.randn(self.shape, generator=generator)

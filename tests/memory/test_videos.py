@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from hyimg_cli.memory.videos import CARDS, decode_bytes, fitting, video_needs
-from hyimg_cli.models.diffusers_video.card import _HUNYUAN_DECODE, _WAN_DECODE
+from hyimg_cli.models.diffusers_video.card import _HUNYUAN_DECODE, WAN_DECODE
 from hyimg_cli.models.diffusers_video.work import hunyuan_forward, wan_forward
 from hyimg_cli.spec.card import TileRule, VideoCard, VideoDefaults
 from hyimg_cli.spec.job import Size, VideoJob
@@ -35,7 +35,7 @@ WAN = VideoCard(
     defaults=DEFAULTS,
     forward=wan_forward({}),
     blocks=40,
-    decode=_WAN_DECODE,
+    decode=WAN_DECODE,
 )
 PAIR = replace(
     WAN,

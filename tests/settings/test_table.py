@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from hyimg_cli.settings.config import FILLED, configured, values_in_key
 from hyimg_cli.settings.precedence import settle
 from hyimg_cli.settings.recipe import read_recipe
 from hyimg_cli.settings.table import SETTINGS, InKey
+from hyimg_cli.spec.card import ChunkRule
 from hyimg_cli.spec.run import RunConfig
 
 # Where in RunConfig each setting goes, with a value off its default.
@@ -32,7 +33,10 @@ FILLS: dict[str, tuple[str, Any]] = {
     "attention_backend": ("model.attention_backend", "_native_math"),
     "compile_blocks": ("model.compile_blocks", True),
     "quantization": ("model.quantization", "nf4"),
+    "video_components": ("model.components", "wan"),
+    "clips_together": ("batch.clips", 2),
     "decode_graphs": ("model.decode_graphs", "off"),
+    "pass_graphs": ("model.pass_graphs", True),
     "kv_reuse": ("reuse.kv_reuse", False),
     "require_kv_reuse": ("reuse.required", True),
     "prompt_cache": ("reuse.prompt_cache", False),
@@ -90,6 +94,8 @@ IN_KEY: dict[tuple[str, Any], dict[str, str]] = {
     ("tensor_parallel_size", 64): {"layers": "64 ranks"},
     ("batch_invariant", False): {"batch": "variant"},
 }
+# The same of videos whose model works in chunks.
+OF_CHUNKS = {("clips_together", 2): {"clips": "2 together"}}
 IN_VIDEO_KEY: dict[tuple[str, Any], dict[str, str]] = {
     ("dtype", "bfloat16"): {"dtype": "bfloat16"},
     ("vae_use_tiling", False): {"vae": "whole"},
@@ -150,7 +156,7 @@ NOT_OF_TINY: dict[str, dict[str, Any]] = {
     # Nor has the edit a second source.
     "kept_source": {"kept_source": 2},
 }
-OF_THE_CHECKPOINT = {"model", "video_model", "revision"}
+OF_THE_CHECKPOINT = {"model", "video_model", "video_components", "revision"}
 EVERY_JOBS = OF_THE_JOB | OF_THE_FINISHING | OF_THE_LINE | NOT_OF_TINY
 OFF_DEFAULT = (
     {name: value for name, (_, value) in FILLS.items()}
@@ -167,7 +173,7 @@ def test_every_setting_has_an_answer_here() -> None:
     assert of_the_job == EVERY_JOBS.keys()
     assert {name for name, row in SETTINGS.items() if row.in_line} == of_the_job | {"name"}
     in_key = {name for name, row in SETTINGS.items() if isinstance(row.pixels, InKey)}
-    assert in_key == {name for name, _ in IN_KEY | IN_VIDEO_KEY}
+    assert in_key == {name for name, _ in (*IN_KEY, *IN_VIDEO_KEY, *OF_CHUNKS)}
     by_checkpoint = {name for name, row in SETTINGS.items() if row.pixels == "checkpoint"}
     assert by_checkpoint == OF_THE_CHECKPOINT
 
@@ -207,6 +213,21 @@ def test_what_changes_pixels_is_in_the_key(
     assert keys.pixel_settings(video, config) == of_video
 
 
+@pytest.mark.parametrize(("name", "value"), OF_CHUNKS)
+def test_what_changes_chunks_is_in_their_key_alone(
+    under: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, name: str, value: Any
+) -> None:
+    settings, (_, video) = under({name: value})
+    config = configured(settings, Path("out"), None)
+    assert keys.pixel_settings(video, config) == {"dtype": "float32"}
+    card = registry.video_card(video.model)
+    in_chunks = replace(card, chunks=ChunkRule(3, 1))
+    monkeypatch.setattr(registry, "video_card", lambda *model: in_chunks)
+    words = keys.pixel_settings(video, config)
+    assert words == {"dtype": "float32"} | OF_CHUNKS[name, value]
+    assert values_in_key(words, "videos")[name] == value
+
+
 @pytest.mark.parametrize("name", WITHOUT_PIXELS)
 def test_what_changes_none_is_not(under: Callable[..., Any], name: str) -> None:
     settings, (edit, video) = under({name: OFF_DEFAULT[name]})
@@ -244,12 +265,12 @@ def test_what_is_of_the_finishing_changes_its_key_alone(
 def test_another_checkpoint_has_keys_of_its_own(
     under: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setattr(registry, "fingerprint", lambda model, revision: f"{model}@{revision}")
+    monkeypatch.setattr(registry, "fingerprint", lambda *parts: "@".join(map(str, parts)))
     found = []
     for environ in ({}, {name: "another"}):
         settings, jobs = under(environ)
         config = configured(settings, Path("out"), None)
-        found.append(keys.key_of(jobs[name == "video_model"], ["a source"], config))
+        found.append(keys.key_of(jobs[name.startswith("video_")], ["a source"], config))
     assert found[0] != found[1]
 
 
@@ -282,7 +303,7 @@ def test_a_recorded_word_gives_its_setting_back(name: str, value: Any) -> None:
 @pytest.mark.parametrize(("name", "value"), IN_VIDEO_KEY)
 def test_a_video_s_word_gives_its_setting_back(name: str, value: Any) -> None:
     plain = values_in_key({}, "videos")
-    assert plain == {name: SETTINGS[name].default for name, _ in IN_VIDEO_KEY}
+    assert plain == {name: SETTINGS[name].default for name, _ in (*IN_VIDEO_KEY, *OF_CHUNKS)}
     assert values_in_key(IN_VIDEO_KEY[name, value], "videos") == plain | {name: value}
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hyimg_cli.engine import runner
-from hyimg_cli.errors import UsageError
+from hyimg_cli.errors import JobError, UsageError
 from hyimg_cli.journal.past_run import output_files
 from hyimg_cli.manifest.consumed import without_effect
 from hyimg_cli.manifest.manifest import Manifest
@@ -31,6 +31,7 @@ from hyimg_cli.measure.bench.runs import Run, RunResult, runs_of, shared_models
 from hyimg_cli.measure.bench.scenario import Scenario, Variant
 from hyimg_cli.measure.bench.verdict import FEWEST_RUNS, Comparison, Timed
 from hyimg_cli.measure.pairs import VARIANTS
+from hyimg_cli.models import registry
 from hyimg_cli.pipelines.image.pipeline import LoadModel
 from hyimg_cli.settings.config import configured
 from hyimg_cli.settings.precedence import Setting, settle
@@ -130,7 +131,20 @@ class _Bench:
             what = f"the manifest's jobs are of {len(models)} models: {', '.join(models)}"
             hint = "compare one model at a time"
             raise UsageError(what, where=self.manifest.title, hint=hint, code="bench.models")
+        self._refuse_steps(jobs, settings)
         return jobs
+
+    def _refuse_steps(self, jobs: Sequence[Job], settings: Mapping[str, Setting]) -> None:
+        """Passes numbers of steps that the jobs' model can take. Raises UsageError."""
+        for steps in self.scenario.steps:
+            for job in _with_steps(jobs, steps):
+                try:
+                    registry.check(
+                        job, settings["revision"].value, settings["video_components"].value
+                    )
+                except JobError as error:
+                    hint = f"--steps {jobs[0].num_inference_steps} is the model's own"
+                    raise UsageError(error.what, hint=hint, code="bench.steps") from None
 
     def _settings(self, variant: Variant) -> dict[str, Setting]:
         # Of the environment only what the flags carry: anything else could undo a variant.

@@ -13,7 +13,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from hyimg_cli.errors import ManifestError, UsageError
-from hyimg_cli.journal.keys import by_graphs
+from hyimg_cli.journal.keys import by_graphs, source_digest
 from hyimg_cli.manifest.manifest import Manifest, manifest_of
 from hyimg_cli.measure.replay.run_folder import images_there, model_there, title_of
 from hyimg_cli.media.images import MAX_SOURCE_BYTES
@@ -22,7 +22,7 @@ from hyimg_cli.models import registry
 from hyimg_cli.settings.config import values_in_key
 from hyimg_cli.settings.kinds import shown
 from hyimg_cli.spec import digest
-from hyimg_cli.spec.job import VIDEO_TASKS, KeepOutside
+from hyimg_cli.spec.job import POSES_SUFFIX, VIDEO_TASKS, KeepOutside
 from hyimg_cli.spec.run import ModelChoice
 
 _HUB_ID = re.compile(r"[\w][\w.-]*/[\w][\w.-]*", re.ASCII)
@@ -31,13 +31,14 @@ _ALLOW = "--allow-changed runs it all the same"
 
 @dataclass(frozen=True)
 class Wishes:
-    """Options of a replay: the folder of its images, model and device, and whether other bytes than
-    the recorded ones will do.
+    """Options of a replay: the folder of its images and camera path, model with its components, and
+    device, and whether other bytes than the recorded ones will do.
     """
 
     images_from: Path | None = None
     model: str | None = None
     revision: str | None = None
+    components: str | None = None
     device: str = "auto"
     allow_changed: bool = False
 
@@ -71,7 +72,9 @@ def restored(described: Described, wishes: Wishes) -> Restored:
         images, more = _images(described.path, record, custom_id, wishes)
         job["images"], notes = images, [*notes, *more]
         if KeepOutside(region=str(job.get("region", ""))).mask:
-            job["region"] = _mask(described.path, str(job["region"]), images, wishes)
+            job["region"] = _beside(described.path, str(job["region"]), images, wishes)
+        if str(job.get("camera", "")).endswith(POSES_SUFFIX):
+            job["camera"] = _camera(described.path, record, images, wishes)
     settings = _settings(record, wishes.device)
     return Restored(_manifest(job, title), custom_id, settings, tuple(notes))
 
@@ -91,7 +94,7 @@ def _model(path: Path, record: Record, custom_id: str, wishes: Wishes) -> tuple[
     recorded = str(record.job.get("model", ""))
     model = wishes.model or _located_model(path, recorded, custom_id, wishes.revision)
     found, expected = (
-        registry.fingerprint(model, wishes.revision),
+        registry.fingerprint(model, wishes.revision, wishes.components),
         record.provenance.model_fingerprint,
     )
     if found == expected:
@@ -159,13 +162,25 @@ def _images(
     return found, notes
 
 
-def _mask(path: Path, name: str, images: Sequence[str], wishes: Wishes) -> str:
-    """The mask of a region, looked for by its name where the images are; none is recorded of it."""
+def _camera(path: Path, record: Record, images: Sequence[str], wishes: Wishes) -> str:
+    """The file of a camera path, its intrinsics beside it, checked against the recorded digests."""
+    name = str(record.job["camera"])
+    camera = _beside(path, name, images, wishes)
+    files = (camera, str(Path(camera).with_name(f"intrinsics{POSES_SUFFIX}")))
+    is_other = ",".join(map(source_digest, files)) != record.provenance.settings.get("camera")
+    if is_other and not wishes.allow_changed:
+        what, hint = f"{name} is not the recorded camera path", "give its folder with --images-from"
+        raise _fault("changed-camera", what, path, f"{hint}; or {_ALLOW}")
+    return camera
+
+
+def _beside(path: Path, name: str, images: Sequence[str], wishes: Wishes) -> str:
+    """A file that the job reads beside its images, looked for by its name where they are."""
     beside = [path.parent, *(Path(image).parent for image in images)]
     places = [wishes.images_from] if wishes.images_from else beside
     found = next((place / name for place in places if (place / name).is_file()), None)
     if found is None or PurePath(name).name != name:
-        what = f"the mask {name} of the region is not there"
+        what = f"{name}, which the job reads beside its images, is not there"
         raise _fault("missing-image", what, path, "give its folder with --images-from")
     return str(found.absolute())
 

@@ -37,7 +37,7 @@ _MAX_RATIO = 4.0
 _COUNTS = {"num_frames", "fps", "num_inference_steps"}
 # Of the released autoencoders, counted without a GPU; others are taken to be as they are.
 _HUNYUAN_DECODE = DecodeWork(per_frame_pixel=1_796)
-_WAN_DECODE = DecodeWork(per_pixel=10_500)
+WAN_DECODE = DecodeWork(per_pixel=10_500)
 _SHIFT_OF_720P = 5.0
 _SHIFT_OF_TARGET = {640: 5.0, 960: 9.0}
 
@@ -50,8 +50,14 @@ def video_card(folder: Path, model: str) -> VideoCard:
     """
     layout = read_layout(folder)
     refuse_unsupported(layout)
-    extra = read_json(folder / "card.json") if (folder / "card.json").exists() else {}
     card = (_hunyuan if layout.family == HUNYUAN_VIDEO15 else _wan)(layout, model)
+    return counted(card, layout)
+
+
+def counted(card: VideoCard, layout: CheckpointLayout) -> VideoCard:
+    """A card with what is counted in the checkpoint's files, and what its card.json says."""
+    folder = layout.folder
+    extra = read_json(folder / "card.json") if (folder / "card.json").exists() else {}
     return replace(
         card,
         name=str(extra.get("name", folder.name)),
@@ -141,7 +147,7 @@ def _wan(layout: CheckpointLayout, model: str) -> VideoCard:
         component_bytes=(),
         forward=wan_forward(network),
         blocks=wan_blocks(network),
-        decode=_WAN_DECODE,
+        decode=WAN_DECODE,
         start=_wan_start(layout),
         needs_start=layout.starts_from_pictures and not layout.index.get("expand_timesteps"),
         defaults=_wan_defaults(layout),
@@ -214,12 +220,12 @@ def _shift(layout: CheckpointLayout, key: str, otherwise: float) -> float:
 
 
 def _component_bytes(layout: CheckpointLayout) -> tuple[tuple[str, int], ...]:
-    found = [(c.name, c.stored_bytes()) for c in layout.components.values() if c.has_weights]
+    found = [(name, c.stored_bytes()) for name, c in layout.components.items() if c.has_weights]
     return tuple((name, count) for name, count in found if count is not None)
 
 
 def _component_parameters(layout: CheckpointLayout) -> tuple[tuple[str, int], ...]:
-    found = [(c.name, c.parameters()) for c in layout.components.values() if c.has_weights]
+    found = [(name, c.parameters()) for name, c in layout.components.items() if c.has_weights]
     return tuple((name, count) for name, count in found if count is not None)
 
 

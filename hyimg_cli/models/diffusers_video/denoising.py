@@ -38,6 +38,10 @@ class Denoiser:
     def steps(self) -> int:
         return len(self.schedule.levels)
 
+    def is_stop(self, step: int) -> bool:
+        """Never: all frames are on their way together."""
+        return False
+
     def initial_latents(self) -> Tensor:
         return self._noise.clone()
 

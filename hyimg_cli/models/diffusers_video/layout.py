@@ -175,14 +175,15 @@ def read_layout(folder: Path) -> CheckpointLayout:
     if family == WAN or not pipeline.endswith(_START):
         optional |= _OF_PICTURES
     components = {
-        name: _component(folder, name, index.get(name), classes)
+        name: component_of(folder, name, index.get(name), classes)
         for name, classes in _KNOWN[family].items()
         if not (name in optional and _is_absent(index.get(name)))
     }
     return CheckpointLayout(folder, family, components, index)
 
 
-def _component(folder: Path, name: str, entry: Any, classes: frozenset[str]) -> Component:
+def component_of(folder: Path, name: str, entry: Any, classes: frozenset[str]) -> Component:
+    """The part that model_index.json names, of one of `classes`. Raises CheckpointError."""
     known = " or ".join(sorted(classes))
     if not (isinstance(entry, list) and len(entry) == 2):
         raise CheckpointError(

@@ -23,7 +23,7 @@ def load_video(
     Every file is checked; weights are read when they are needed, the encoders' apart from the
     network's, so that both need not fit at once. Raises CheckpointError, or MachineError.
     """
-    place, layout = _place(choice), read_layout(folder)
+    place, layout = place_of(choice), read_layout(folder)
     parameters = sum(check_weights(c) for c in layout.components.values() if c.has_weights)
     options: dict[str, Any] = {"parameter_count": parameters, "choice": choice}
     if layout.family == HUNYUAN_VIDEO15:
@@ -35,7 +35,7 @@ def load_video(
     return Wan(card, layout, place, **options)
 
 
-def _place(choice: ModelChoice) -> LoadTarget:
+def place_of(choice: ModelChoice) -> LoadTarget:
     """The device and dtype that were asked for. Raises MachineError where there is no such GPU."""
     if choice.device == "balanced":
         raise MachineError(

@@ -114,9 +114,15 @@ class StartEncoder(CheckpointEncoder):
     def encode(self, view: PictureView) -> PromptEmbedding:
         pictures = [_read(Path(path), image) for path, image in view.images]
         notes = tuple(dict.fromkeys(note for picture in pictures for note in picture.notes))
-        fitted = [_fitted(picture.pixels, view) for picture in pictures]
-        made = self._tokens(fitted) if view.kind == TOKENS else self._latents(fitted, view)
+        if view.kind == TOKENS:
+            made = self._tokens([_fitted(picture.pixels, view) for picture in pictures])
+        else:
+            made = self._latents([self.frame(picture.pixels, view) for picture in pictures], view)
         return PromptEmbedding(self.key(view), {view.kind: made.cpu()}, notes)
+
+    def frame(self, pixels: Pixels, view: PictureView) -> Tensor:
+        """A picture as a frame in -1..1, [1, C, 1, H, W]."""
+        return _values(_fitted(pixels, view))
 
     def release(self) -> None:
         self._longest = None
@@ -134,19 +140,19 @@ class StartEncoder(CheckpointEncoder):
             states = network(**inputs, output_hidden_states=True).hidden_states[-2]
         return states.clone()  # type: ignore[no-any-return]
 
-    def _latents(self, pictures: Sequence[Pixels], view: PictureView) -> Tensor:
+    def _latents(self, pictures: Sequence[Tensor], view: PictureView) -> Tensor:
         """Encoded as one video, grey between the pictures."""
         known = self._of_longest(view)
         if known is not None:
             return known
-        frames_BCTHW = _values(pictures[0])
+        frames_BCTHW = pictures[0]
         grey = view.num_frames - len(pictures)
         if grey > 0:
             shape = list(frames_BCTHW.shape)
             shape[2] = grey
             frames_BCTHW = torch.cat([frames_BCTHW, frames_BCTHW.new_zeros(shape)], dim=2)
         for last in pictures[1:]:
-            frames_BCTHW = torch.cat([frames_BCTHW, _values(last)], dim=2)
+            frames_BCTHW = torch.cat([frames_BCTHW, last], dim=2)
         vae = self._vae()
         self.place.bring(vae.module)
         self.runs["vae"] += 1

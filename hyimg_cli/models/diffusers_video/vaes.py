@@ -113,21 +113,22 @@ class WanVae:
     @torch.no_grad()
     def decode_tile(self, latents_BCFYX: Tensor) -> Tensor:
         """One tile decoded, [B, C, T, H, W]. Not re-entrant: the cache lies on the module."""
+        return torch.cat(list(self.stream(latents_BCFYX)), dim=2)
+
+    @torch.no_grad()
+    def stream(self, latents_BCFYX: Tensor) -> Iterator[Tensor]:
+        """The same in pieces as they come: the frames of one latent frame after the other."""
         vae = self.module
-        frames = []
         with _feature_cache(vae):
             for number in range(latents_BCFYX.shape[2]):
                 vae._conv_idx = [0]
                 latent_BC1YX = vae.post_quant_conv(latents_BCFYX[:, :, number : number + 1])
-                frames.append(
-                    vae.decoder(
-                        latent_BC1YX,
-                        feat_cache=vae._feat_map,
-                        feat_idx=vae._conv_idx,
-                        first_chunk=number == 0,
-                    )
+                yield vae.decoder(
+                    latent_BC1YX,
+                    feat_cache=vae._feat_map,
+                    feat_idx=vae._conv_idx,
+                    first_chunk=number == 0,
                 )
-        return torch.cat(frames, dim=2)
 
     def finish(self, merged_BCTHW: Tensor) -> Tensor:
         """The picture of the merged tiles: patches unfolded, values clamped to [-1, 1]."""

@@ -20,6 +20,7 @@ from hyimg_cli.memory.fit import room_for
 from hyimg_cli.memory.room import peak_memory_mb, synchronize
 from hyimg_cli.models import registry
 from hyimg_cli.models.latent_video import (
+    ClipsModel,
     LatentVideoModel,
     PictureEncoder,
     PictureView,
@@ -35,8 +36,9 @@ from hyimg_cli.pipelines.request import Lost, Request
 from hyimg_cli.pipelines.video.encodings import Encodings
 from hyimg_cli.pipelines.video.latents_checkpoint import LatentsCheckpoint
 from hyimg_cli.pipelines.video.prewarm import prewarm
-from hyimg_cli.pipelines.video.ranks import VideoRanks
-from hyimg_cli.pipelines.video.stages import Frames, VideoStages, make_video
+from hyimg_cli.pipelines.video.ranks import VideoRanks, spread
+from hyimg_cli.pipelines.video.stages import Denoised, Frames, VideoStages, make_video
+from hyimg_cli.pipelines.video.together import denoise_together, parts
 from hyimg_cli.spec.events import (
     Event,
     JobStarted,
@@ -112,18 +114,30 @@ class VideoPipeline(Pipeline[LatentVideoModel, VideoJob, Frames]):
     ) -> Iterator[Progress | Frames | Lost[VideoJob]]:
         stages = self._stages(self._prompts.of, self._pictures.of)
         waits, shares = partial(synchronize, [stages.model.device]), Shares()
-        for job in jobs:
+        model, most = stages.model, self._config.batch.clips
+        for some in parts(jobs, most if isinstance(model, ClipsModel) else 1):
             self._revive()
-            clock = PhaseClock(started, waits, shares)
-            yield JobStarted(job.custom_id)
-            yield from self._make(Request(job, clock), stages, folder)
+            requests = [Request(job, PhaseClock(started, waits, shares)) for job in some]
+            places = {
+                one.job.custom_id: self._checkpoint(one.job, folder, one.notes) for one in requests
+            }
+            yield from (JobStarted(job.custom_id) for job in some)
+            done: dict[str, Denoised] = {}
+            if len(some) > 1 and isinstance(model, ClipsModel):
+                done = yield from denoise_together(requests, stages, model, places)
+            for one in requests:
+                name = one.job.custom_id
+                yield from self._make(one, stages, places[name], done.get(name))
 
     def _make(
-        self, request: Request[VideoJob], stages: VideoStages, folder: JobFolder | None
+        self,
+        request: Request[VideoJob],
+        stages: VideoStages,
+        checkpoint: LatentsCheckpoint | None,
+        denoised: Denoised | None,
     ) -> Iterator[Progress | Frames | Lost[VideoJob]]:
-        checkpoint = self._checkpoint(request.job, folder, request.notes)
         with Attempt() as tried:
-            frames = yield from make_video(request, stages, checkpoint)
+            frames = yield from make_video(request, stages, checkpoint, denoised)
         if tried.error is not None:
             yield Lost(request, tried.error)
         else:
@@ -168,7 +182,7 @@ class VideoPipeline(Pipeline[LatentVideoModel, VideoJob, Frames]):
             denoise_steps=done.denoise_steps,
             step_cache=done.step_cache,
             kv_reuse=ReuseReport("none", 0, 0, 0, (), reason=f"{done.job.task} has no text stage"),
-            batch={"denoise": 1},
+            batch={"denoise": done.together},
             sigmas=self._resident().sigmas(done.job) if done.job.scheduler else None,
             parallel=done.parallel,
         )
@@ -208,7 +222,7 @@ class VideoPipeline(Pipeline[LatentVideoModel, VideoJob, Frames]):
         confirm_dtype(choice, opened.dtype_name)
         self._model = opened
         if parallel.ranks > 1:
-            self._ranks = VideoRanks(opened, choice, parallel)
+            self._ranks = VideoRanks(spread(opened), choice, parallel)
         return opened
 
     def _stages(

@@ -15,7 +15,12 @@ from torch import Tensor
 
 from hyimg_cli.errors import MachineError
 from hyimg_cli.models import registry
-from hyimg_cli.models.latent_video import LatentDecoder, LatentVideoModel, VideoVae
+from hyimg_cli.models.latent_video import (
+    LatentDecoder,
+    LatentVideoModel,
+    SpreadModel,
+    VideoVae,
+)
 from hyimg_cli.parallel.branches import ParallelBranches
 from hyimg_cli.parallel.ranks import DeviceKind, Rank, RankPool
 from hyimg_cli.pipelines.gpu_lock import ModelRanks
@@ -54,9 +59,7 @@ class TransformerPart:
 class VideoRanks(ModelRanks):
     """The ranks over which one model's guidance branches and decode are spread."""
 
-    def __init__(
-        self, model: LatentVideoModel, choice: ModelChoice, config: ParallelConfig
-    ) -> None:
+    def __init__(self, model: SpreadModel, choice: ModelChoice, config: ParallelConfig) -> None:
         """`choice` names the model.
 
         Raises MachineError where there are fewer GPUs than ranks, or rank 0 would be on another one
@@ -116,6 +119,18 @@ class SpreadDecoder:
         pixels_BCTHW = self._tiles.decode(latents_BCFYX)
         self.report = self._tiles.report
         return pixels_BCTHW
+
+
+def spread(model: LatentVideoModel) -> SpreadModel:
+    """The model, if ranks can share its work. Raises MachineError."""
+    if not isinstance(model, SpreadModel):
+        raise MachineError(
+            f"{model.card.name} has neither tiles nor guidance branches to share",
+            hint="leave out --vae-patch-parallel-size and --cfg-parallel-size; --replicas share "
+            "the jobs",
+            code="machine.ranks",
+        )
+    return model
 
 
 def _ready(model: LatentVideoModel) -> LatentVideoModel:

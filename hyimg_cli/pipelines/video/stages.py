@@ -64,11 +64,14 @@ class EncodedConditions:
 
 @dataclass(frozen=True)
 class Denoised:
-    """Latents behind the last of `steps` denoise steps, and how many a step cache estimated."""
+    """Latents behind the last of `steps` denoise steps, how many a step cache estimated, and of how
+    many clips that were denoised `together` they are.
+    """
 
     latents_BCFYX: Tensor
     steps: int
     step_cache: StepCacheReport | None = None
+    together: int = 1
 
 
 @dataclass(eq=False)
@@ -82,6 +85,7 @@ class Frames(Finished[VideoJob]):
     pieces: tuple[np.ndarray, ...]
     denoise_steps: int
     step_cache: StepCacheReport | None = None
+    together: int = 1
     parallel: ParallelReport | None = None
     digests: tuple[str, ...] = ()
 
@@ -91,15 +95,21 @@ class Frames(Finished[VideoJob]):
 
 
 def make_video(
-    request: Request[VideoJob], stages: VideoStages, checkpoint: LatentsCheckpoint | None = None
+    request: Request[VideoJob],
+    stages: VideoStages,
+    checkpoint: LatentsCheckpoint | None = None,
+    denoised: Denoised | None = None,
 ) -> Generator[Progress, None, Frames]:
     """The whole story of a job but for its writing; each stage is tried as `out_of_memory` says.
 
-    `checkpoint`: the place for its latents, None where they are not kept.
+    `checkpoint`: the place for its latents, None where they are not kept. `denoised`: together with
+    others, before.
     """
     request.clock.enter("read")
-    kept = None if checkpoint is None else checkpoint.found()
-    if kept is not None and kept.is_last:
+    kept = None if checkpoint is None or denoised is not None else checkpoint.found()
+    if denoised is not None:
+        pass
+    elif kept is not None and kept.is_last:
         request.notes.extend(kept.notes)
         counted = VelocityCache(request.job.step_cache, ())
         counted.restore(kept.state, stages.model.device)
@@ -114,7 +124,8 @@ def make_video(
         request.notes_if_lost.append(_KEPT)
     pieces = yield from _decode_alone(request, denoised, stages)
     begun = 0 if kept is None else kept.step
-    return Frames(request, pieces, denoised.steps - begun, denoised.step_cache)
+    done = denoised.steps - begun
+    return Frames(request, pieces, done, denoised.step_cache, denoised.together)
 
 
 def _alone(
@@ -168,7 +179,7 @@ def denoise(
 ) -> Stage[Denoised]:
     """Every denoise step behind the kept latents; none is read on the host unless it is kept."""
     job, clock = request.job, request.clock
-    yield PhaseStarted(job.custom_id, "denoise", job.num_inference_steps)
+    yield PhaseStarted(job.custom_id, "denoise", stages.model.card.denoise_steps(job))
     kept = None if checkpoint is None else checkpoint.found()
     clock.enter("denoise_first")
     start = {kind: view.tensors[kind] for kind, view in encoded.views.items()}
@@ -179,7 +190,7 @@ def denoise(
         if index == first:
             clock.enter("denoise_rest")
         step, steps = index + 1, denoiser.steps
-        if checkpoint is not None and checkpoint.is_due(step, steps):
+        if checkpoint is not None and (checkpoint.is_due(step, steps) or denoiser.is_stop(step)):
             clock.enter("write")
             memory = denoiser if step < steps else denoiser.velocities
             state = memory.state()

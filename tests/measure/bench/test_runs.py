@@ -150,7 +150,7 @@ def test_videos_are_compared_frame_by_frame(tmp_path: Path) -> None:
     found = compare(
         replace(scenario, steps=(2,), main_steps=2, repeats=2),
         read_manifest(tmp_path / "jobs.jsonl"),
-        {"device": "cpu", "video_model": "tiny-video", "quantization": "fp8"},
+        {"device": "cpu", "video_model": "tiny-video", "batch_invariant": False},
         folder=tmp_path / "out",
         metrics=tuple(PIXEL_METRICS.values()),
         tell=lambda text: None,
@@ -162,7 +162,7 @@ def test_videos_are_compared_frame_by_frame(tmp_path: Path) -> None:
     assert len(list((found.kept / "A").iterdir())) == 10
     assert not rows["cached, other seed"].unchanged
     ignored, by_frames = found.notes[:2]
-    assert ignored == "--quantization concerns pictures only; this manifest has none"
+    assert ignored == "--no-batch-invariant concerns pictures only; this manifest has none"
     assert "videos: compared by frames" in by_frames
     embedded = [run.phases_s["embed"] for run in (found.timed[0].a[0], found.timed[0].b[0])]
     assert embedded[0] > 0

@@ -1,0 +1,172 @@
+"""Which folders are LingBot-World fast, and where its parts lie; no torch.
+
+    published            lingbot_world_fast/ (safetensors), models_t5_umt5-xxl-enc-bf16.pth,
+                         Wan2.1_VAE.pth; beside them the two experts of the base model may lie
+    diffusers-converted  model_index.json, transformer/ vae/ text_encoder/ tokenizer/
+
+Pickles are never read: of the published layout the transformer alone is taken, and the text encoder
+and the VAE, which are those of every Wan 2.1, come from another folder in diffusers' layout.
+"""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from hyimg_cli.errors import CheckpointError
+from hyimg_cli.loading import checkpoint
+from hyimg_cli.models.diffusers_video.layout import (
+    INDEX,
+    CheckpointLayout,
+    Component,
+    component_of,
+)
+from hyimg_cli.models.lingbot_world.network_shape import NetworkShape
+from hyimg_cli.spec import digest
+
+FAMILY = "lingbot_world"
+TRANSFORMER = "transformer"
+COMPONENTS_FLAG = "--video-components"
+_PUBLISHED = "lingbot_world_fast"
+_EXPERTS = ("high_noise_model", "low_noise_model")
+_PIPELINE = "LingBotWorldCausalDMDPipeline"
+_CLASSES = frozenset({"CausalLingBotWorldTransformer3DModel", "WanModelFast"})
+_OTHERS = {
+    "vae": frozenset({"AutoencoderKLWan"}),
+    "text_encoder": frozenset({"UMT5EncoderModel"}),
+    "tokenizer": frozenset({"T5Tokenizer", "T5TokenizerFast"}),
+}
+# Names of the same number in the original configuration.
+_ORIGINAL = {
+    "num_attention_heads": "num_heads",
+    "in_channels": "in_dim",
+    "out_channels": "out_dim",
+}
+
+
+def is_lingbot_world(folder: Path) -> bool:
+    """True for any checkpoint of LingBot-World, also those that are refused."""
+    if (folder / _PUBLISHED).is_dir():
+        return True
+    index = _json(folder / INDEX)
+    if index:
+        return str(index.get("_class_name")).startswith("LingBotWorld")
+    own = _json(folder / "config.json").get("_class_name") in _CLASSES
+    return own or "control_type" in _json(folder / _EXPERTS[0] / "config.json")
+
+
+def read_layout(folder: Path, components: Path | None = None) -> CheckpointLayout:
+    """The parts of the checkpoint in `folder`; those beside the transformer from `components` where
+    that is given. Raises CheckpointError for a checkpoint that is not run here, with the reason.
+    """
+    index = _json(folder / INDEX)
+    if (folder / _PUBLISHED).is_dir():
+        transformer = folder / _PUBLISHED
+    elif index:
+        if index.get("_class_name") != _PIPELINE:
+            raise _refused(folder, f"{INDEX} names the pipeline {index.get('_class_name')!r}")
+        classes = _CLASSES
+        transformer = component_of(folder, TRANSFORMER, index.get(TRANSFORMER), classes).folder
+    elif (folder / _EXPERTS[0]).is_dir():
+        raise _refused(folder, "these are the two experts of the base model")
+    else:
+        transformer = folder
+    network = Component(transformer, "diffusers", "WanModelFast")
+    _refuse_unsupported(network)
+    found = {TRANSFORMER: network}
+    source = components or (folder if index else None)
+    if source is not None:
+        found |= borrowed(source)
+    return CheckpointLayout(folder, FAMILY, found, index)
+
+
+def borrowed(folder: Path) -> dict[str, Component]:
+    """VAE, text encoder and tokenizer of a Wan checkpoint in diffusers' layout. Raises
+    CheckpointError.
+    """
+    index = checkpoint.read_json(folder / INDEX)
+    return {name: component_of(folder, name, index.get(name), _OTHERS[name]) for name in _OTHERS}
+
+
+def lacking(folder: Path) -> CheckpointError:
+    """The error where nobody says where the text encoder and the VAE are."""
+    return CheckpointError(
+        "of this layout the transformer alone is read: text encoder and VAE are there as .pth, "
+        "pickles, which can run code when they are opened",
+        where=str(folder),
+        hint=f"name a folder of any Wan 2.1 checkpoint in diffusers' layout by {COMPONENTS_FLAG} "
+        "(Wan-AI/Wan2.1-T2V-1.3B-Diffusers has the same ones), or use a -fast-diffusers conversion",
+        code="checkpoint.components",
+    )
+
+
+def network_shape(layout: CheckpointLayout) -> NetworkShape:
+    """The transformer's numbers, and defaults of its class where the configuration has none."""
+    config = layout.components[TRANSFORMER].config()
+    of = {**config, **{name: config[old] for name, old in _ORIGINAL.items() if old in config}}
+    plain = NetworkShape()
+    heads = int(of.get("num_attention_heads", plain.heads))
+    width = int(of["dim"]) if "dim" in of else heads * int(of.get("attention_head_dim", 128))
+    return NetworkShape(
+        heads=heads,
+        head_dim=width // heads,
+        layers=int(of.get("num_layers", plain.layers)),
+        ffn=int(of.get("ffn_dim", plain.ffn)),
+        text_dim=int(of.get("text_dim", plain.text_dim)),
+        text_len=int(of.get("text_len", plain.text_len)),
+        freq_dim=int(of.get("freq_dim", plain.freq_dim)),
+        taken=int(of.get("in_channels", plain.taken)),
+        made=int(of.get("out_channels", plain.made)),
+        eps=float(of.get("eps", plain.eps)),
+        chunk=int(of.get("num_frames_per_block", plain.chunk)),
+        positions=int(of.get("rope_max_seq_len", plain.positions)),
+    )
+
+
+def fingerprint(layout: CheckpointLayout) -> str:
+    """Changes when any file that matters does."""
+    parts = {name: part.identity() for name, part in layout.components.items()}
+    extra = layout.folder / "card.json"
+    card = checkpoint.file_digest(extra) if extra.exists() else None
+    return digest.of_json([FAMILY, card, sorted(parts.items())])
+
+
+def _refuse_unsupported(network: Component) -> None:
+    for what in _unsupported(network.config()):
+        raise _refused(network.folder, what)
+
+
+def _unsupported(config: Mapping[str, Any]) -> Iterator[str]:
+    if config.get("local_attn_size", -1) != -1:
+        size = config["local_attn_size"]
+        yield f"its attention sees a window of {size} latent frames: this is the v2 model"
+    if config.get("control_type", "cam") != "cam":
+        yield f"it is controlled by {config['control_type']!r}, keys beside the camera"
+    if config.get("model_type", "i2v") != "i2v":
+        yield f"its model_type is {config['model_type']!r}"
+    if tuple(config.get("patch_size", (1, 2, 2))) != (1, 2, 2):
+        yield f"its patches are {config['patch_size']}"
+    if not config.get("cross_attn_norm", True) or not config.get("qk_norm", True):
+        yield "its attention has no norms"
+    if config.get("image_dim") is not None or config.get("added_kv_proj_dim") is not None:
+        yield "it reads tokens of a picture"
+    if config.get("quantization_config") is not None:
+        yield "it is stored quantized"
+
+
+def _refused(folder: Path, what: str) -> CheckpointError:
+    return CheckpointError(
+        what,
+        where=str(folder),
+        hint="of LingBot-World the first fast model with camera control is run. Not the base "
+        "models: they have two experts, 70 steps and see the whole clip. Not v2: other noise "
+        "levels, a window, and a licence for non-commercial use alone (CC BY-NC-SA 4.0)",
+        code="checkpoint.family",
+    )
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """A configuration; empty where there is none that can be read."""
+    try:
+        return checkpoint.read_json(path)
+    except CheckpointError:
+        return {}

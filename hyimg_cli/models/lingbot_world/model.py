@@ -1,0 +1,220 @@
+"""A loaded checkpoint as the engine knows it."""
+
+# Legend: B batch, C channel, F latent frames, Y X latent rows and columns, N text tokens, M width,
+# T H W pixels
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from types import MappingProxyType
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hyimg_cli.errors import CheckpointError, MachineError, OutputError
+from hyimg_cli.kernels.captures import GpuCapture
+from hyimg_cli.models.diffusers_video.decode import frames
+from hyimg_cli.models.diffusers_video.layout import CheckpointLayout
+from hyimg_cli.models.diffusers_video.loading import place_of
+from hyimg_cli.models.diffusers_video.prompts_wan import TEXT, WanPrompts
+from hyimg_cli.models.diffusers_video.start import frame_mask
+from hyimg_cli.models.diffusers_video.vaes import WanVae
+from hyimg_cli.models.diffusers_video.weights import LoadTarget, check_weights, load_weights
+from hyimg_cli.models.latent_video import LATENTS, PromptEmbedding
+from hyimg_cli.models.lingbot_world.denoising import ChunkDenoiser, ClipInputs, drawn
+from hyimg_cli.models.lingbot_world.jobs import check_shape
+from hyimg_cli.models.lingbot_world.layout import TRANSFORMER, network_shape
+from hyimg_cli.models.lingbot_world.network import LingBotNetwork
+from hyimg_cli.models.lingbot_world.passes import GraphPasses, Passes
+from hyimg_cli.models.lingbot_world.poses import camera_path
+from hyimg_cli.models.lingbot_world.schedule import levels
+from hyimg_cli.models.lingbot_world.start import LingBotStart
+from hyimg_cli.models.lingbot_world.weights import check_network, load_network
+from hyimg_cli.spec.card import VideoCard
+from hyimg_cli.spec.job import VideoJob
+from hyimg_cli.spec.run import ModelChoice
+from hyimg_cli.tiling.decode import decode_tiled
+from hyimg_cli.tiling.tiles import Tiling, tile_plan
+
+
+def load(layout: CheckpointLayout, card: VideoCard, choice: ModelChoice) -> "LingBotWorld":
+    """The checkpoint, its files checked; weights are read when they are needed. Raises
+    CheckpointError, or MachineError for the device.
+    """
+    place = place_of(choice)
+    for name, is_off in (
+        ("--quantization", choice.quantization == "none"),
+        ("attention_backend", choice.attention_backend == "native"),
+        ("--compile-blocks", not choice.compile_blocks),
+        ("--cpu-offload group", choice.cpu_offload != "group"),
+    ):
+        if not is_off:
+            what, hint = f"{name} is not followed by {card.name}", "leave it out"
+            raise MachineError(what, hint=hint, code="machine.not-followed")
+    if choice.pass_graphs and (place.device.type != "cuda" or place.offload is not None):
+        raise MachineError(
+            "pass_graphs: passes are captured on a GPU where the weights stay",
+            hint="leave it out of the recipe, or name a GPU by --device without CPU offload",
+            code="machine.no-graphs",
+        )
+    shape, parts = network_shape(layout), layout.components
+    count = check_network(parts[TRANSFORMER], shape)
+    count += sum(check_weights(parts[name]) for name in ("vae", "text_encoder"))
+    for name, key, expected in (
+        ("text_encoder", "d_model", shape.text_dim),
+        ("vae", "z_dim", shape.made),
+        (TRANSFORMER, "taken", 2 * shape.made + card.frame_stride),
+    ):
+        found = shape.taken if name == TRANSFORMER else parts[name].config().get(key)
+        if found != expected:
+            what = f"the {name}'s {key} is {found}, the other parts want {expected}"
+            where = str(parts[name].folder)
+            raise CheckpointError(what, where=where, code="checkpoint.components")
+    return LingBotWorld(card, layout, place, parameter_count=count, has_graphs=choice.pass_graphs)
+
+
+class LingBotWorld:
+    """One checkpoint, as `LatentVideoModel`: its parts are loaded at their first use, or when it is
+    asked.
+    """
+
+    def __init__(
+        self,
+        card: VideoCard,
+        layout: CheckpointLayout,
+        place: LoadTarget,
+        *,
+        parameter_count: int,
+        has_graphs: bool = False,
+    ) -> None:
+        """`has_graphs`: passes are CUDA graphs."""
+        self.has_graphs = has_graphs
+        self.card, self.layout, self.place = card, layout, place
+        self.parameter_count = parameter_count
+        self.shape = network_shape(layout)
+
+    @property
+    def device(self) -> torch.device:
+        return self.place.device
+
+    @property
+    def device_name(self) -> str:
+        return str(self.device)
+
+    @property
+    def dtype_name(self) -> str:
+        return self.place.dtype_name
+
+    @cached_property
+    def prompts(self) -> WanPrompts:
+        prompts = WanPrompts(self.layout, self.place)
+        prompts.max_tokens = self.shape.text_len
+        return prompts
+
+    @cached_property
+    def pictures(self) -> LingBotStart:
+        place = self.place.in_float32()
+        return LingBotStart(self.layout, place, lambda: self.vae, is_tiled=lambda: False)
+
+    @cached_property
+    def vae(self) -> WanVae:
+        return WanVae(load_weights(self.layout.components["vae"], self.place.in_float32()))
+
+    @cached_property
+    def network(self) -> LingBotNetwork:
+        return load_network(self.layout.components[TRANSFORMER], self.shape, self.place)
+
+    @cached_property
+    def passes(self) -> Passes:
+        if self.has_graphs:
+            return GraphPasses(self.network, GpuCapture(self.device))
+        return Passes(self.network)
+
+    def load_weights(self) -> None:
+        """Read the transformer and the VAE now, not at the first job."""
+        self.load_transformer()
+        _ = self.vae
+
+    def load_transformer(self) -> None:
+        """Read the transformer alone."""
+        _ = self.network
+
+    def release_transformer(self) -> None:
+        """Move the transformer to main memory, its graphs gone; the next job brings it back."""
+        self.place.release()
+        self.__dict__.pop("passes", None)
+        if self.place.offload is None and "network" in self.__dict__:
+            self.network.to("cpu")
+
+    def sigmas(self, job: VideoJob) -> tuple[float, ...]:
+        return tuple(round(level.sigma, 6) for level in levels(job.flow_shift))
+
+    def texts(self, job: VideoJob) -> tuple[str, ...]:
+        return (job.prompt,)
+
+    def denoiser(
+        self,
+        job: VideoJob,
+        embeddings: Mapping[str, PromptEmbedding],
+        start: Mapping[str, Tensor] = MappingProxyType({}),
+    ) -> ChunkDenoiser:
+        return self.denoiser_of([(job, embeddings[job.prompt], start[LATENTS])])
+
+    @torch.no_grad()
+    def denoiser_of(
+        self, clips: Sequence[tuple[VideoJob, PromptEmbedding, Tensor]]
+    ) -> ChunkDenoiser:
+        """Of clips of one size, length and schedule together: each with its text and its picture's
+        latents. Raises JobError.
+        """
+        first = clips[0][0]
+        assert self.card.chunks is not None, "the model works in chunks"
+        check_shape(first, self.card, self.card.chunks, self.shape.positions)
+        if self.place.offload is None:
+            self.network.to(self.device)
+        self.place.bring(self.network)
+        # Fewer are asked for by a prewarm alone.
+        used = levels(first.flow_shift)[: first.num_inference_steps]
+        inputs = [self._inputs(*clip, levels=len(used)) for clip in clips]
+        return ChunkDenoiser(self.passes, inputs, used, first.size)
+
+    def smaller_tilings(self, latents_BCFYX: Tensor) -> Iterator[Tiling]:
+        """The VAE's own tiles, then those of half the side."""
+        for tiling in (self.vae.tiling, self.vae.tiling.halved):
+            if tiling and len(tile_plan(tiling, *latents_BCFYX.shape[-2:]).tiles) > 1:
+                yield tiling
+
+    @torch.no_grad()
+    def decode_latents(
+        self, latents_BCFYX: Tensor, tiling: Tiling | None = None
+    ) -> Iterator[np.ndarray]:
+        """Frames as they are decoded, latent frame by latent frame, whole in height and width; in
+        tiles all at once.
+        """
+        # Looked at here too: a VAE that clamps makes an ordinary colour of an infinity.
+        if not bool(torch.isfinite(latents_BCFYX).all()):
+            raise OutputError("the latents are not finite", code="output-video.not-finite")
+        self.place.bring(self.vae.module)
+        if tiling is not None:
+            return frames(decode_tiled(self.vae, self.vae.unscaled(latents_BCFYX), tiling))
+        return self._frames(latents_BCFYX)
+
+    def _frames(self, latents_BCFYX: Tensor) -> Iterator[np.ndarray]:
+        for piece_BCTHW in self.vae.stream(self.vae.unscaled(latents_BCFYX)):
+            yield from frames(self.vae.finish(piece_BCTHW))
+
+    def _inputs(
+        self, job: VideoJob, text: PromptEmbedding, latents_CFYX: Tensor, *, levels: int
+    ) -> ClipInputs:
+        grid, path = self.card.latent_grid(job.size, job.num_frames), camera_path(job)
+        valid_NM = text.tensors[TEXT]
+        padded_NM = valid_NM.new_zeros(self.shape.text_len, valid_NM.shape[1])
+        padded_NM[: len(valid_NM)] = valid_NM
+        mask_CFYX = frame_mask(job.num_frames, self.card.frame_stride, has_last=False)
+        mask_CFYX = mask_CFYX[:, :, None, None].expand(-1, -1, *grid[1:]).to(latents_CFYX)
+        return ClipInputs(
+            drawn(job.seed, (self.shape.made, *grid), self.shape.chunk, levels),
+            torch.cat([mask_CFYX, latents_CFYX]),
+            padded_NM,
+            torch.from_numpy(path.at(grid[0])).float(),
+            path.intrinsics_of(job.size),
+        )

@@ -1,0 +1,316 @@
+"""The transformer: Wan 2.2's, with a camera step in each block, over one K/V cache.
+
+A chunk of latent frames is passed several times; each pass writes its K/V into the chunk's own
+slots and reads all up to the chunk's end. No mask: causal is what the cache holds.
+
+    once a request   text's K/V, times
+    once a chunk     rope at its frames, the camera's scale and shift of every block
+    each pass        the rest
+
+What a pass reads lies in tensors whose addresses stay for a request (`Clip`).
+"""
+
+# Legend: B clips, C channel, F latent frames, Y X latent rows and columns, S tokens of a chunk,
+# N text tokens, M width, H heads, D head width, T cached tokens
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as fun
+from diffusers import WanTransformer3DModel
+from torch import Tensor, nn
+
+from hyimg_cli.kv.buffer import Buffer
+from hyimg_cli.models.lingbot_world.network_shape import NetworkShape
+from hyimg_cli.models.lingbot_world.plucker import CHANNELS, patches
+
+_THETA = 10000.0
+CAMERA_LAYERS = ("cam_injector_layer1", "cam_injector_layer2", "cam_scale_layer", "cam_shift_layer")
+# Whatever the others are: what modulates every token, and norms with weights.
+IN_FLOAT32 = ("time_embedder", "time_proj", "scale_shift_table", "norm2")
+
+
+@dataclass
+class Clip:
+    """All that passes of one request, or of several together, read and write; made once, filled in
+    place, never moved. `passes`: how many there were.
+    """
+
+    cache: Buffer
+    slots_S: Tensor
+    taken_BCFYX: Tensor
+    time: tuple[Tensor, Tensor]
+    rope: tuple[Tensor, Tensor]
+    camera: list[tuple[Tensor, Tensor]]
+    text: list[tuple[Tensor, Tensor]]
+    # Of all passes and chunks: what `time` and `rope` are filled from.
+    times: list[tuple[Tensor, Tensor]]
+    whole_rope: tuple[Tensor, Tensor]
+    passes: int = 0
+    addresses: tuple[int, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.addresses = self.pointers()
+
+    def pointers(self) -> tuple[int, ...]:
+        """Addresses of everything that a pass reads by address."""
+        pairs = (self.time, self.rope, *self.camera, *self.text)
+        cached = (*self.cache.keys_HSD, *self.cache.values_HSD)
+        lone = (self.slots_S, self.taken_BCFYX)
+        return tuple(
+            one.data_ptr() for one in (*lone, *cached, *(t for pair in pairs for t in pair))
+        )
+
+
+class LingBotNetwork(nn.Module):
+    """The network. Its modules have the names of diffusers' Wan; its forward is its own."""
+
+    def __init__(self, shape: NetworkShape) -> None:
+        super().__init__()
+        self.shape = shape
+        wan: Any = WanTransformer3DModel(
+            patch_size=shape.patch,
+            num_attention_heads=shape.heads,
+            attention_head_dim=shape.head_dim,
+            in_channels=shape.taken,
+            out_channels=shape.made,
+            text_dim=shape.text_dim,
+            freq_dim=shape.freq_dim,
+            ffn_dim=shape.ffn,
+            num_layers=shape.layers,
+            eps=shape.eps,
+            rope_max_seq_len=1,
+        )
+        width = shape.width
+        self.patch_embedding, self.condition_embedder = wan.patch_embedding, wan.condition_embedder
+        self.patch_embedding_wancamctrl = nn.Linear(CHANNELS * math.prod(shape.patch), width)
+        self.c2ws_hidden_states_layer1 = nn.Linear(width, width)
+        self.c2ws_hidden_states_layer2 = nn.Linear(width, width)
+        self.blocks: Any = wan.blocks
+        for block in self.blocks:
+            for name in CAMERA_LAYERS:
+                block.add_module(name, nn.Linear(width, width))
+        self.norm_out, self.proj_out = wan.norm_out, wan.proj_out
+        self.scale_shift_table = wan.scale_shift_table
+
+    @property
+    def dtype(self) -> torch.dtype:
+        found: torch.dtype = self.proj_out.weight.dtype
+        return found
+
+    @property
+    def device(self) -> torch.device:
+        found: torch.device = self.proj_out.weight.device
+        return found
+
+    def clip(
+        self, text_BNM: Tensor, timesteps: Sequence[int], *, chunks: int, rows: int, columns: int
+    ) -> Clip:
+        """Room for clips of so many chunks, and what is constant in them. `text_BNM`: embeddings
+        padded to all of the text's positions; `timesteps` are those of a chunk's passes, in order.
+        """
+        clip = self.room(len(text_BNM), chunks=chunks, rows=rows, columns=columns)
+        self.fill(clip, text_BNM, timesteps)
+        return clip
+
+    def room(self, batch: int, *, chunks: int, rows: int, columns: int) -> Clip:
+        """The same with nothing in it."""
+        shape = self.shape
+        tokens = shape.chunk_tokens(rows, columns)
+        cache = Buffer(
+            kv_heads=batch * shape.heads,
+            head_dim=shape.head_dim,
+            capacity=chunks * tokens,
+            dtype=self.dtype,
+            devices=[self.device] * shape.layers,
+        )
+        grid = (chunks * shape.chunk, rows // shape.patch[1], columns // shape.patch[2])
+        turned = tuple(angles.to(self.device) for angles in rope(grid, shape.head_dim))
+
+        def pairs(*sizes: int) -> list[tuple[Tensor, Tensor]]:
+            made = [
+                torch.empty(batch, *sizes, dtype=self.dtype, device=self.device)
+                for _ in range(2 * shape.layers)
+            ]
+            return list(zip(made[::2], made[1::2], strict=True))
+
+        modulation = torch.empty(1, 6, shape.width, device=self.device)
+        return Clip(
+            cache=cache,
+            slots_S=torch.empty(tokens, dtype=torch.int64, device=self.device),
+            taken_BCFYX=torch.empty(
+                (batch, shape.taken, shape.chunk, rows, columns),
+                dtype=self.dtype,
+                device=self.device,
+            ),
+            time=(torch.empty_like(modulation[:, 0]), modulation),
+            rope=(torch.empty_like(turned[0][:tokens]), torch.empty_like(turned[1][:tokens])),
+            camera=pairs(tokens, shape.width),
+            text=pairs(shape.heads, shape.text_len, shape.head_dim),
+            times=[],
+            whole_rope=(turned[0], turned[1]),
+        )
+
+    def fill(self, clip: Clip, text_BNM: Tensor, timesteps: Sequence[int]) -> None:
+        """Have a request's constants in a room, in the place of an earlier one's."""
+        for rooms, made in zip(clip.text, self.text(text_BNM), strict=True):
+            _copy(rooms, made)
+        clip.times = [self.time(timestep) for timestep in timesteps]
+
+    def begin(self, clip: Clip, chunk: int, camera_BCFYX: Tensor) -> None:
+        """Fill in a chunk's constants: its slots, its rope and its camera's scale and shift."""
+        first, stop = chunk * clip.slots_S.numel(), (chunk + 1) * clip.slots_S.numel()
+        torch.arange(first, stop, out=clip.slots_S)
+        _copy(clip.rope, [whole[first:stop] for whole in clip.whole_rope])
+        for rooms, made in zip(clip.camera, self.camera(camera_BCFYX), strict=True):
+            _copy(rooms, made)
+
+    def text(self, text_BNM: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """K/V of the text in every block, [B, H, N, D]."""
+        embedded = self.condition_embedder.text_embedder(text_BNM.to(self.device, self.dtype))
+        return [
+            (
+                self._heads(block.attn2.norm_k(block.attn2.to_k(embedded))),
+                self._heads(block.attn2.to_v(embedded)),
+            )
+            for block in self.blocks
+        ]
+
+    def time(self, timestep: int) -> tuple[Tensor, Tensor]:
+        """A timestep's embedding [1, M] and its six modulations [1, 6, M], in float32."""
+        embedder = self.condition_embedder
+        half = self.shape.freq_dim // 2
+        angles = timestep * _THETA ** -(torch.arange(half, dtype=torch.float64) / half)
+        waves_1W = torch.cat([angles.cos(), angles.sin()])[None].float()
+        embedded = embedder.time_embedder(waves_1W.to(self.device))
+        return embedded, embedder.time_proj(fun.silu(embedded)).unflatten(1, (6, -1))
+
+    def camera_embedding(self, camera_BCFYX: Tensor) -> Tensor:
+        """Tokens of a grid of rays, [B, S, M]."""
+        patched = patches(camera_BCFYX, self.shape.patch).to(self.dtype)
+        embedded: Tensor = self.patch_embedding_wancamctrl(patched)
+        inner = fun.silu(self.c2ws_hidden_states_layer1(embedded))
+        return embedded + self.c2ws_hidden_states_layer2(inner)  # type: ignore[no-any-return]
+
+    def camera(self, camera_BCFYX: Tensor) -> Any:
+        """Scale and shift of every block, [B, S, M] each, one block after the other."""
+        embedded = self.camera_embedding(camera_BCFYX)
+        for block in self.blocks:
+            inner = fun.silu(block.cam_injector_layer1(embedded))
+            hidden = block.cam_injector_layer2(inner) + embedded
+            yield block.cam_scale_layer(hidden), block.cam_shift_layer(hidden)
+
+    def ready(self, clip: Clip, number: int, latents_BCFYX: Tensor) -> None:
+        """Have in place what the pass `number` of a chunk reads; `latents_BCFYX`: noisy ones, the
+        mask's channels, the picture's.
+        """
+        clip.passes += 1
+        clip.taken_BCFYX.copy_(latents_BCFYX)
+        _copy(clip.time, clip.times[number])
+
+    def forward(self, clip: Clip, chunk: int) -> Tensor:
+        """Velocity of a chunk, [B, C, F, Y, X], from what is in place. Reads no value back."""
+        stop = (chunk + 1) * clip.slots_S.numel()
+        embedded_1M, modulation_16M = clip.time
+        patched: Tensor = self.patch_embedding(clip.taken_BCFYX)
+        hidden_BSM = patched.flatten(2).transpose(1, 2).contiguous()
+        for layer in range(self.shape.layers):
+            hidden_BSM = self.block(clip, layer, stop, hidden_BSM, modulation_16M)
+        shift, scale = (self.scale_shift_table + embedded_1M[:, None]).chunk(2, dim=1)
+        normed = self.norm_out(hidden_BSM.float()) * (1 + scale) + shift
+        return self._unpatched(self.proj_out(normed.to(self.dtype)), patched.shape[2:])
+
+    def block(
+        self, clip: Clip, layer: int, stop: int, hidden_BSM: Tensor, modulation_16M: Tensor
+    ) -> Tensor:
+        """A block: attention to the cache up to `stop`, camera, text, feed-forward."""
+        block = self.blocks[layer]
+        shift, scale, gate, ff_shift, ff_scale, ff_gate = (
+            block.scale_shift_table + modulation_16M
+        ).chunk(6, dim=1)
+        normed = _modulated(block.norm1, hidden_BSM, scale, shift)
+        hidden_BSM = _gated(hidden_BSM, self.attention(clip, layer, stop, normed), gate)
+        seen_scale, seen_shift = clip.camera[layer]
+        hidden_BSM = (1 + seen_scale) * hidden_BSM + seen_shift
+        hidden_BSM = hidden_BSM + self.cross_attention(clip, layer, hidden_BSM)
+        normed = _modulated(block.norm3, hidden_BSM, ff_scale, ff_shift)
+        return _gated(hidden_BSM, block.ffn(normed), ff_gate)
+
+    def attention(self, clip: Clip, layer: int, stop: int, rows_BSM: Tensor) -> Tensor:
+        """The chunk's own rows go into their slots; every row reads all slots up to `stop`."""
+        module, batch = self.blocks[layer].attn1, len(rows_BSM)
+        query_BHSD, key_BHSD = (
+            rotated(self._heads(norm(project(rows_BSM))), clip.rope)
+            for norm, project in ((module.norm_q, module.to_q), (module.norm_k, module.to_k))
+        )
+        value_BHSD = self._heads(module.to_v(rows_BSM))
+        self.write(clip, layer, key_BHSD.flatten(0, 1), value_BHSD.flatten(0, 1))
+        keys, values = (x.unflatten(0, (batch, -1)) for x in clip.cache.read(layer, stop))
+        return self._joined(fun.scaled_dot_product_attention(query_BHSD, keys, values), module)
+
+    def write(self, clip: Clip, layer: int, keys_HSD: Tensor, values_HSD: Tensor) -> None:
+        """K/V of a chunk into its slots, by an index that is filled in place."""
+        clip.cache.keys_HSD[layer].index_copy_(1, clip.slots_S, keys_HSD)
+        clip.cache.values_HSD[layer].index_copy_(1, clip.slots_S, values_HSD)
+
+    def cross_attention(self, clip: Clip, layer: int, hidden_BSM: Tensor) -> Tensor:
+        """To all of the text's positions; zeros behind the text are no holes."""
+        module = self.blocks[layer].attn2
+        normed = self.blocks[layer].norm2(hidden_BSM.float()).to(self.dtype)
+        query_BHSD = self._heads(module.norm_q(module.to_q(normed)))
+        keys, values = clip.text[layer]
+        return self._joined(fun.scaled_dot_product_attention(query_BHSD, keys, values), module)
+
+    def _heads(self, rows_BSM: Tensor) -> Tensor:
+        heads: Tensor = rows_BSM.unflatten(2, (self.shape.heads, -1)).transpose(1, 2)
+        return heads
+
+    def _joined(self, mixed_BHSD: Tensor, module: Any) -> Tensor:
+        rows: Tensor = module.to_out[0](mixed_BHSD.transpose(1, 2).flatten(2))
+        return rows
+
+    def _unpatched(self, rows_BSM: Tensor, grid: Sequence[int]) -> Tensor:
+        """Rows of patches as latents; a patch's cells come before its channels."""
+        cells: Tensor = rows_BSM.unflatten(2, (*self.shape.patch, -1)).unflatten(1, tuple(grid))
+        # batch, channels, then (frame, in patch), (row, in patch), (column, in patch)
+        split = cells.permute(0, 7, 1, 4, 2, 5, 3, 6)
+        return split.flatten(6, 7).flatten(4, 5).flatten(2, 3)
+
+
+def _copy(rooms: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    for room, value in zip(rooms, values, strict=True):
+        room.copy_(value)
+
+
+def rope(grid: tuple[int, int, int], head_dim: int) -> tuple[Tensor, Tensor]:
+    """Cosines and sines [S, D / 2] of tokens in frame, row, column order, by doubles."""
+    pairs = head_dim // 2
+    of_side = pairs // 3
+    angles = []
+    for axis, count in enumerate((pairs - 2 * of_side, of_side, of_side)):
+        places = torch.arange(grid[axis], dtype=torch.float64)
+        speeds = _THETA ** -(torch.arange(count, dtype=torch.float64) / count)
+        view = [1, 1, 1, count]
+        view[axis] = grid[axis]
+        angles.append(torch.outer(places, speeds).view(view).expand(*grid, count))
+    joined = torch.cat(angles, dim=-1).flatten(0, 2)
+    return joined.cos().float(), joined.sin().float()
+
+
+def rotated(x_BHSD: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
+    """Neighbouring numbers of each head turned as pairs, in float32."""
+    cosines, sines = angles
+    left, right = x_BHSD.float().unflatten(3, (-1, 2)).unbind(-1)
+    turned = (left * cosines - right * sines, left * sines + right * cosines)
+    return torch.stack(turned, dim=-1).flatten(3).to(x_BHSD.dtype)
+
+
+def _modulated(norm: Any, hidden_BSM: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    normed: Tensor = norm(hidden_BSM.float()) * (1 + scale) + shift
+    return normed.to(hidden_BSM.dtype)
+
+
+def _gated(hidden_BSM: Tensor, added_BSM: Tensor, gate: Tensor) -> Tensor:
+    return (hidden_BSM.float() + added_BSM.float() * gate).to(hidden_BSM.dtype)

@@ -1,0 +1,251 @@
+"""Camera paths: pose files and key strings, checked and turned into one pose a latent frame.
+
+Poses are camera-to-world in OpenCV's axes (x right, y down, z forward). No torch: what is wrong
+with a path is told before anything is loaded.
+"""
+
+# Legend: N poses, F latent frames
+import io
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+
+from hyimg_cli.errors import JobError
+from hyimg_cli.files import bytes_of
+from hyimg_cli.spec.job import Size, VideoJob
+
+Array: TypeAlias = np.ndarray
+# The size that intrinsics are given for.
+GIVEN = Size(480, 832)
+# Of a path of keys, which brings none: a horizontal view of 80 degrees, the centre in the middle.
+KEY_INTRINSICS = (500.0, 500.0, 416.0, 240.0)
+MOVE, TURN, STEEPEST = 0.05, 2.0, 85.0
+_KEYS = "wasdijkl"
+_FILE_BYTES = 100_000_000
+_ROTATION_ERROR = 1e-2
+_KEYS_HINT = (
+    'write keys-frames, commas between: "w-10,iw-15,none-5"; keys are w a s d i j k l; or name a '
+    "poses.npy"
+)
+
+
+@dataclass(frozen=True)
+class CameraPath:
+    """Poses [N, 4, 4] of the frames that are used, and fx, fy, cx, cy for a picture of `GIVEN`."""
+
+    poses_N44: Array
+    intrinsics: tuple[float, float, float, float]
+
+    def at(self, frames: int) -> Array:
+        """Each of `frames` poses, spread over the whole path, relative to the one before it:
+        [F, 4, 4], the first the identity, translations by the longest of the whole path.
+        """
+        return normalised(relative(interpolated(self.poses_N44, frames)))
+
+    def intrinsics_of(self, size: Size) -> tuple[float, float, float, float]:
+        """The same for a picture of `size`."""
+        across, down = size.width / GIVEN.width, size.height / GIVEN.height
+        fx, fy, cx, cy = self.intrinsics
+        return fx * across, fy * down, cx * across, cy * down
+
+
+def camera_path(job: VideoJob) -> CameraPath:
+    """The job's path, of its frames; keys that end before them leave the camera where it is.
+
+    Raises JobError, with `camera` in `where`.
+    """
+    if not job.camera_files:
+        poses, intrinsics = key_poses(job.camera, job.num_frames), KEY_INTRINSICS
+        frames = len(poses) - 1
+        if frames > job.num_frames:
+            what = f"the keys are of {frames} frames, the video has {job.num_frames}"
+            raise _fault(what, "shorten the path, or ask for more frames")
+        still = np.repeat(poses[-1:], max(0, job.num_frames - len(poses)), axis=0)
+        return CameraPath(np.concatenate([poses, still])[: job.num_frames], intrinsics)
+    poses_file, intrinsics_file = job.camera_files
+    poses, given = _read(poses_file), np.atleast_2d(_read(intrinsics_file))
+    _check_poses(poses, poses_file)
+    if len(poses) < job.num_frames:
+        what = f"{poses_file} has {len(poses)} poses, the video {job.num_frames} frames"
+        raise _fault(what, f"ask for {len(poses)} frames at most, or give a pose for each frame")
+    if given.ndim != 2 or given.shape[1] != 4 or not len(given):
+        raise _fault(f"{intrinsics_file} is {_shape(given)}, not [N, 4]", "fx, fy, cx, cy a row")
+    fx, fy, cx, cy = (float(value) for value in given[0])
+    if not np.isfinite(given[0]).all() or min(fx, fy) <= 0:
+        what = f"{intrinsics_file} begins with {fx:g}, {fy:g}, {cx:g}, {cy:g}"
+        raise _fault(what, "fx, fy, cx, cy for 832x480, finite, the first two above 0")
+    return CameraPath(poses[: job.num_frames], (fx, fy, cx, cy))
+
+
+def key_poses(text: str, most: int | None = None) -> Array:
+    """Poses of a key string, one more than its frames, the first the identity, [N, 4, 4].
+
+    w s: forward, back; d a: right, left; i k: up, down; l j: turn right, left. Raises JobError for
+    a text that is none, or is of more than ten times `most` frames.
+    """
+    held = segments(text)
+    if most is not None and sum(frames for _, frames in held) > 10 * most:
+        what = f"the keys are of more than ten times the video's {most} frames"
+        raise _fault(what, "shorten the path")
+    poses, pitch = [np.eye(4)], 0.0
+    for keys, frames in held:
+        for _ in range(frames):
+            pose, pitch = _moved(poses[-1], pitch, keys)
+            poses.append(pose)
+    return np.stack(poses)
+
+
+def segments(text: str) -> list[tuple[frozenset[str], int]]:
+    """Keys held down, and for how many frames. Raises JobError."""
+    found = []
+    for part in text.replace("，", ",").lower().split(","):
+        keys, dash, frames = "".join(part.split()).partition("-")
+        known = keys == "none" or set(keys) <= set(_KEYS)
+        if not (dash and known and re.fullmatch(r"[0-9]{1,6}", frames, re.ASCII) and int(frames)):
+            raise _fault(f"{part.strip()!r} is no keys-frames", _KEYS_HINT)
+        found.append((frozenset() if keys == "none" else frozenset(keys), int(frames)))
+    return found
+
+
+def _moved(pose: Array, pitch: float, keys: frozenset[str]) -> tuple[Array, float]:
+    """The pose one frame later, and its pitch in degrees. A turn goes before the step."""
+    up = TURN * (("i" in keys) - ("k" in keys))
+    if not -STEEPEST <= pitch + up <= STEEPEST:
+        up = 0.0
+    right = TURN * (("l" in keys) - ("j" in keys))
+    moved = pose.copy()
+    moved[:3, :3] = _about_y(right) @ pose[:3, :3] @ _about_x(up)
+    for axis, keys_of in ((2, "ws"), (0, "da")):
+        way = moved[:3, axis] * (1.0, 0.0, 1.0)
+        way = way / (np.linalg.norm(way) + 1e-6)
+        moved[:3, 3] += MOVE * ((keys_of[0] in keys) - (keys_of[1] in keys)) * way
+    return moved, pitch + up
+
+
+def _about_x(degrees: float) -> Array:
+    cos, sin = np.cos(np.radians(degrees)), np.sin(np.radians(degrees))
+    return np.array([[1, 0, 0], [0, cos, -sin], [0, sin, cos]])
+
+
+def _about_y(degrees: float) -> Array:
+    cos, sin = np.cos(np.radians(degrees)), np.sin(np.radians(degrees))
+    return np.array([[cos, 0, sin], [0, 1, 0], [-sin, 0, cos]])
+
+
+def interpolated(poses_N44: Array, frames: int) -> Array:
+    """Poses at `frames` even places from the first to the last, [F, 4, 4]: translations on straight
+    lines, rotations on the shortest way.
+    """
+    poses = np.asarray(poses_N44, np.float64)
+    places = np.linspace(0, len(poses) - 1, frames)
+    before = np.minimum(places.astype(int), max(0, len(poses) - 2))
+    after = np.minimum(before + 1, len(poses) - 1)
+    part_F1 = (places - before)[:, None]
+    made = np.tile(np.eye(4), (frames, 1, 1))
+    made[:, :3, 3] = poses[before, :3, 3] + part_F1 * (poses[after, :3, 3] - poses[before, :3, 3])
+    quaternions_N4 = _quaternions(poses[:, :3, :3])
+    made[:, :3, :3] = _rotations(_slerp(quaternions_N4[before], quaternions_N4[after], part_F1))
+    return made
+
+
+def relative(poses_F44: Array) -> Array:
+    """Each pose as seen from the one before it; the first is the identity.
+
+    NOTE: by the transposed rotation, not by a matrix inverse, whose rounding would be a motion.
+    """
+    made = np.tile(np.eye(4), (len(poses_F44), 1, 1))
+    back_F33 = poses_F44[:-1, :3, :3].transpose(0, 2, 1)
+    made[1:, :3, :3] = back_F33 @ poses_F44[1:, :3, :3]
+    steps_F31 = (poses_F44[1:, :3, 3] - poses_F44[:-1, :3, 3])[:, :, None]
+    made[1:, :3, 3] = (back_F33 @ steps_F31)[:, :, 0]
+    return made
+
+
+def normalised(poses_F44: Array) -> Array:
+    """Translations divided by the longest one; as they are where the camera only turns."""
+    made = poses_F44.copy()
+    longest = np.linalg.norm(made[:, :3, 3], axis=1).max()
+    if longest > 0:
+        made[:, :3, 3] /= longest
+    return made
+
+
+def _quaternions(rotations_N33: Array) -> Array:
+    """Unit quaternions w, x, y, z of rotations, by the eigenvector that no sign makes unstable."""
+    r = rotations_N33
+    k_N44 = np.zeros((len(r), 4, 4))
+    k_N44[:, 0, 0] = r[:, 0, 0] + r[:, 1, 1] + r[:, 2, 2]
+    for i in range(3):
+        j, k = (i + 1) % 3, (i + 2) % 3
+        k_N44[:, i + 1, i + 1] = r[:, i, i] - r[:, j, j] - r[:, k, k]
+        k_N44[:, 0, i + 1] = k_N44[:, i + 1, 0] = r[:, k, j] - r[:, j, k]
+        k_N44[:, j + 1, k + 1] = k_N44[:, k + 1, j + 1] = r[:, j, k] + r[:, k, j]
+    return np.linalg.eigh(k_N44)[1][:, :, -1]
+
+
+def _slerp(first_F4: Array, last_F4: Array, part_F1: Array) -> Array:
+    """Between unit quaternions, the shortest way."""
+    cosine_F1 = (first_F4 * last_F4).sum(1, keepdims=True)
+    last_F4 = np.where(cosine_F1 < 0, -last_F4, last_F4)
+    # Of the chord's half: near 1 a cosine tells no angles apart.
+    angle_F1 = 2 * np.arcsin(np.minimum(1, np.linalg.norm(last_F4 - first_F4, axis=1) / 2))[:, None]
+    sine_F1 = np.sin(angle_F1)
+    is_near = sine_F1 < 1e-9
+    safe = np.where(is_near, 1.0, sine_F1)
+    first_part = np.where(is_near, 1 - part_F1, np.sin((1 - part_F1) * angle_F1) / safe)
+    last_part = np.where(is_near, part_F1, np.sin(part_F1 * angle_F1) / safe)
+    made = first_part * first_F4 + last_part * last_F4
+    unit: Array = made / np.linalg.norm(made, axis=1, keepdims=True)
+    return unit
+
+
+def _rotations(quaternions_F4: Array) -> Array:
+    w, x, y, z = quaternions_F4.T
+    rows = [
+        [1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)],
+        [2 * (x * y + w * z), 1 - 2 * (x * x + z * z), 2 * (y * z - w * x)],
+        [2 * (x * z - w * y), 2 * (y * z + w * x), 1 - 2 * (x * x + y * y)],
+    ]
+    return np.array(rows).transpose(2, 0, 1)
+
+
+def _read(path: str) -> Array:
+    """Numbers of an npy file as doubles. Raises JobError."""
+    try:
+        data = bytes_of(Path(path), _FILE_BYTES)
+        values = np.load(io.BytesIO(data), allow_pickle=False)
+    except FileNotFoundError:
+        what, hint = f"there is no {path}", "beside poses.npy there must be intrinsics.npy"
+        raise _fault(what, f"{hint}; paths in a manifest are relative to it") from None
+    except (OSError, ValueError, EOFError) as error:
+        raise _fault(f"{path} cannot be read: {error}", "save it with numpy.save") from None
+    if not isinstance(values, np.ndarray) or values.dtype.kind not in "fiu":
+        raise _fault(f"{path} holds no numbers", "save it with numpy.save")
+    return values.astype(np.float64)
+
+
+def _check_poses(poses: Array, path: str) -> None:
+    if poses.ndim != 3 or poses.shape[1:] != (4, 4) or not len(poses):
+        hint = "camera-to-world matrices, one a frame, in OpenCV's axes"
+        raise _fault(f"{path} is {_shape(poses)}, not [N, 4, 4]", hint)
+    if not np.isfinite(poses).all():
+        row = int(np.argmin(np.isfinite(poses).all(axis=(1, 2))))
+        raise _fault(f"{path}: pose {row} is not finite", "give finite numbers")
+    turns = poses[:, :3, :3]
+    error = np.abs(turns @ turns.transpose(0, 2, 1) - np.eye(3)).max(axis=(1, 2))
+    error = np.maximum(error, np.abs(poses[:, 3] - (0, 0, 0, 1)).max(axis=1))
+    wrong = (error > _ROTATION_ERROR) | (np.linalg.det(turns) < 0)
+    if wrong.any():
+        what = f"{path}: pose {int(np.argmax(wrong))} is no rotation and translation"
+        raise _fault(what, "give camera-to-world matrices whose last row is 0, 0, 0, 1")
+
+
+def _shape(values: Array) -> str:
+    return str(list(values.shape))
+
+
+def _fault(what: str, hint: str) -> JobError:
+    return JobError(what, where="camera", hint=hint, code="job.camera")

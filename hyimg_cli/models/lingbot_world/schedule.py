@@ -1,0 +1,46 @@
+"""The four noise levels that the model was distilled to, as the published code finds them.
+
+A timestep is truncated to a whole number, and each sigma is looked up again by it: a table of 1000
+levels has some timesteps twice. The estimate of the clean latents takes the first entry, the new
+noise the second where there are two. Neither is the entry at the level's own index.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+TABLE = 1000
+INDICES = (0, 179, 358, 679)
+
+
+@dataclass(frozen=True)
+class NoiseLevel:
+    """One noise level: what the model is told, the sigma of the estimate, and that of new noise."""
+
+    timestep: int
+    sigma: float
+    renoise: float
+    # 1 - renoise, in float32 as it is published.
+    keep: float
+
+
+def levels(flow_shift: float) -> tuple[NoiseLevel, ...]:
+    """The levels of a request, first the noisiest."""
+    timesteps, sigmas = table(flow_shift)
+    return tuple(_level(int(timesteps[index]), timesteps, sigmas) for index in INDICES)
+
+
+def table(flow_shift: float) -> tuple[np.ndarray, np.ndarray]:
+    """All timesteps, whole numbers, and their sigmas in float32."""
+    # The first level has been through float32 when the line to 0 is drawn.
+    straight = np.linspace(float(np.float32(1 - 1 / TABLE)), 0, TABLE + 1)[:-1]
+    sigmas = flow_shift * straight / (1 + (flow_shift - 1) * straight)
+    return (sigmas * TABLE).astype(np.int64), sigmas.astype(np.float32)
+
+
+def _level(timestep: int, timesteps: np.ndarray, sigmas: np.ndarray) -> NoiseLevel:
+    there = np.flatnonzero(timesteps == timestep)
+    renoise = sigmas[there[min(1, len(there) - 1)]]
+    return NoiseLevel(
+        timestep, float(sigmas[there[0]]), float(renoise), float(np.float32(1) - renoise)
+    )

@@ -1,0 +1,95 @@
+"""The transformer's weights: every key of its configuration and no other, safetensors only.
+
+Files have the original names of Wan, whatever their folder's layout; some have diffusers'. Either
+is read; names and shapes are checked in the headers before a byte of weight is.
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from hyimg_cli.errors import CheckpointError
+from hyimg_cli.loading.checkpoint import check_against, check_floating, tensor_index, weight_files
+from hyimg_cli.loading.stream import stored_tensors
+from hyimg_cli.models.diffusers_video.layout import Component
+from hyimg_cli.models.diffusers_video.weights import LoadTarget
+from hyimg_cli.models.lingbot_world.network import IN_FLOAT32, LingBotNetwork
+from hyimg_cli.models.lingbot_world.network_shape import NetworkShape
+
+# From diffusers' names to the original ones, one after the other.
+_ORIGINAL = (
+    (r"\.attn1\.", ".self_attn."),
+    (r"\.attn2\.", ".cross_attn."),
+    (r"\.to_([qkv])\.", r".\1."),
+    (r"\.to_out\.0\.", ".o."),
+    (r"\.norm2\.", ".norm3."),
+    (r"\.ffn\.net\.0\.proj\.", ".ffn.0."),
+    (r"\.ffn\.net\.2\.", ".ffn.2."),
+    (r"^scale_shift_table$", "head.modulation"),
+    (r"scale_shift_table$", "modulation"),
+    (r"^proj_out\.", "head.head."),
+    (r"^condition_embedder\.time_proj\.", "time_projection.1."),
+    (r"^condition_embedder\.(text|time)_embedder\.linear_1\.", r"\1_embedding.0."),
+    (r"^condition_embedder\.(text|time)_embedder\.linear_2\.", r"\1_embedding.2."),
+)
+_OF_ORIGINAL = "head.modulation"
+
+
+def original_name(name: str) -> str:
+    """The original name of a weight that has diffusers'."""
+    for pattern, replacement in _ORIGINAL:
+        name = re.sub(pattern, replacement, name)
+    return name
+
+
+def check_network(part: Component, shape: NetworkShape) -> int:
+    """How many weights the files hold. Raises CheckpointError where they are not exactly those of
+    the configuration.
+    """
+    _names_by_stored(part, shape)
+    with torch.device("meta"):
+        network = LingBotNetwork(shape)
+    return sum(math.prod(value.shape) for value in network.state_dict().values())
+
+
+def load_network(part: Component, shape: NetworkShape, place: LoadTarget) -> LingBotNetwork:
+    """The network, ready for inference, in `place`. Raises CheckpointError."""
+    names = _names_by_stored(part, shape)
+    place.release()
+    with torch.device("meta"):
+        network = LingBotNetwork(shape)
+    device = torch.device("cpu") if place.offload is not None else place.device
+    for path in weight_files(part.folder, part.stem):
+        for stored, values in stored_tensors(path):
+            name = names.pop(stored)
+            dtype = torch.float32 if _is_wide(name) else place.dtype
+            holder, _, own = name.rpartition(".")
+            kept = nn.Parameter(values.to(device, dtype, copy=True), requires_grad=False)
+            setattr(network.get_submodule(holder), own, kept)
+    assert not names, "the headers hold every weight"
+    return network.eval()
+
+
+def _names_by_stored(part: Component, shape: NetworkShape) -> dict[str, str]:
+    """The network's names by those in the files, which hold these and no other."""
+    with torch.device("meta"):
+        values: Mapping[str, Any] = LingBotNetwork(shape).state_dict()
+    found = tensor_index(part.folder, part.stem)
+    is_original = _OF_ORIGINAL in found
+    names = {original_name(name) if is_original else name: name for name in values}
+    try:
+        check_against(found, {stored: tuple(values[own].shape) for stored, own in names.items()})
+        check_floating(found)
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"{part.name}: {error.what}", where=str(part.folder), hint=error.hint, code=error.code
+        ) from None
+    return names
+
+
+def _is_wide(name: str) -> bool:
+    return any(part in IN_FLOAT32 for part in name.split("."))

@@ -1,0 +1,321 @@
+"""Chunks over one cache: against a forward of the whole clip under a mask, and what each pass does
+to those that come.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as fun
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from hyimg_cli.kernels.captures import GpuCapture
+from hyimg_cli.models.lingbot_world import poses
+from hyimg_cli.models.lingbot_world.denoising import ChunkDenoiser, ClipInputs, drawn
+from hyimg_cli.models.lingbot_world.model import LingBotWorld
+from hyimg_cli.models.lingbot_world.network import Clip, LingBotNetwork, rope, rotated
+from hyimg_cli.models.lingbot_world.passes import GraphPasses, Passes
+from hyimg_cli.models.lingbot_world.plucker import plucker
+from hyimg_cli.models.lingbot_world.schedule import levels
+from hyimg_cli.spec.job import Size
+
+from .conftest import run
+
+GRID, SIZE, CHUNKS = (9, 4, 6), Size(32, 48), 3
+LEVELS = levels(10.0)
+WITH_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+
+
+def clip_of(seed: int, text_seed: int = 0) -> ClipInputs:
+    """A clip of three chunks with a path and conditions of its own."""
+    path = poses.key_poses("wl-9,di-9,aj-15")[:33]
+    generator = torch.Generator().manual_seed(100 + text_seed)
+    text = torch.zeros(40, 32)
+    text[: 9 + text_seed] = torch.randn(9 + text_seed, 32, generator=generator)
+    return ClipInputs(
+        drawn(seed, (16, *GRID), 3, len(LEVELS)),
+        torch.randn(20, *GRID, generator=generator),
+        text,
+        torch.from_numpy(poses.CameraPath(path, poses.KEY_INTRINSICS).at(GRID[0])).float(),
+        (30.0, 28.0, 25.0, 15.0),
+    )
+
+
+def denoiser_of(model: LingBotWorld, clips: Sequence[ClipInputs], **options: bool) -> ChunkDenoiser:
+    return ChunkDenoiser(Passes(model.network), clips, LEVELS, SIZE, **options)
+
+
+def frames_of(chunk: int) -> slice:
+    return slice(3 * chunk, 3 * chunk + 3)
+
+
+@torch.no_grad()
+def whole_forward(network: LingBotNetwork, clip: ClipInputs, latents: Tensor, at: int) -> Tensor:
+    """The velocity of all frames in one forward without a cache: earlier chunks are clean, the last
+    at timestep `at`; a token sees its chunk and those before it. Written apart from the network's.
+    """
+    shape, count = network.shape, latents.shape[2]
+    tokens = count * 6
+    chunk_S = torch.arange(tokens) // 18
+    mask_SS = chunk_S[:, None] >= chunk_S
+    times = [network.time(at if chunk == count // 3 - 1 else 0) for chunk in range(count // 3)]
+    embedded_SM = torch.cat([embedded.expand(18, -1) for embedded, _ in times])
+    modulation_S6M = torch.cat([modulation.expand(18, -1, -1) for _, modulation in times])
+    angles = rope((count, 2, 3), shape.head_dim)
+    taken = torch.cat([latents[0], clip.condition_CFYX[:, :count]])[None]
+    hidden = network.patch_embedding(taken).flatten(2).transpose(1, 2)
+    text = network.condition_embedder.text_embedder(clip.text_NM[None])
+    grid = plucker(clip.poses_F44[:count], clip.intrinsics, SIZE)
+    seen = network.camera_embedding(grid[None])
+
+    def heads(rows: Tensor) -> Tensor:
+        return rows.view(1, -1, shape.heads, shape.head_dim).transpose(1, 2)
+
+    def attended(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        scores = q @ k.transpose(2, 3) / shape.head_dim**0.5
+        if mask is not None:
+            scores = scores.masked_fill(~mask, float("-inf"))
+        mixed = (scores.softmax(-1) @ v).transpose(1, 2).flatten(2)
+        return module.to_out[0](mixed)
+
+    for block in network.blocks:
+        table = block.scale_shift_table + modulation_S6M
+        shift, scale, gate, ff_shift, ff_scale, ff_gate = table.unbind(1)
+        rows = fun.layer_norm(hidden, (shape.width,), eps=shape.eps) * (1 + scale) + shift
+        own, cross = block.attn1, block.attn2
+        q, k = heads(own.norm_q(own.to_q(rows))), heads(own.norm_k(own.to_k(rows)))
+        mixed = attended(
+            own, rotated(q, angles), rotated(k, angles), heads(own.to_v(rows)), mask_SS
+        )
+        hidden = hidden + mixed * gate
+        way = block.cam_injector_layer2(fun.silu(block.cam_injector_layer1(seen))) + seen
+        hidden = (1 + block.cam_scale_layer(way)) * hidden + block.cam_shift_layer(way)
+        rows = block.norm2(hidden)
+        k, v = heads(cross.norm_k(cross.to_k(text))), heads(cross.to_v(text))
+        hidden = hidden + attended(cross, heads(cross.norm_q(cross.to_q(rows))), k, v, None)
+        rows = fun.layer_norm(hidden, (shape.width,), eps=shape.eps) * (1 + ff_scale) + ff_shift
+        hidden = hidden + block.ffn(rows) * ff_gate
+    shift, scale = (network.scale_shift_table + embedded_SM[:, None]).unbind(1)
+    rows = fun.layer_norm(hidden, (shape.width,), eps=shape.eps) * (1 + scale) + shift
+    cells = network.proj_out(rows).view(count, 2, 3, 2, 2, shape.made)
+    return cells.permute(5, 0, 1, 3, 2, 4).reshape(1, shape.made, count, 4, 6)
+
+
+def test_every_pass_equals_a_masked_forward_of_the_clip_so_far(golden: LingBotWorld) -> None:
+    """Each step of chunks 0, 1 and 2 is made again from the oracle's velocity."""
+    clip = clip_of(5)
+    denoiser = denoiser_of(golden, [clip])
+    latents = denoiser.initial_latents()
+    for index in range(denoiser.steps):
+        chunk, number = divmod(index, 5)
+        moved = denoiser.step(index, latents)
+        if number < 4:
+            stop = 3 * chunk + 3
+            level, last = LEVELS[number], frames_of(chunk)
+            velocity = whole_forward(golden.network, clip, latents[:, :, :stop], level.timestep)
+            clean = latents[:, :, last] - level.sigma * velocity[:, :, last]
+            if number < 3:
+                level, new = LEVELS[number + 1], clip.drawn.renoise_KLCFYX[chunk, number]
+                clean = level.keep * clean + level.renoise * new
+            assert torch.allclose(moved[:, :, last], clean, atol=1e-5)
+        latents = moved
+
+
+def recorded(
+    network: LingBotNetwork, monkeypatch: pytest.MonkeyPatch
+) -> dict[tuple[int, int], Tensor]:
+    """By first slot and layer, the keys that are written last."""
+    written: dict[tuple[int, int], Tensor] = {}
+    by_index = network.write
+
+    def write(clip: Clip, layer: int, keys: Tensor, values: Tensor) -> None:
+        written[int(clip.slots_S[0]), layer] = keys.clone()
+        by_index(clip, layer, keys, values)
+
+    monkeypatch.setattr(network, "write", write)
+    return written
+
+
+def test_nothing_moves_in_memory_and_a_slice_would_write_the_same(
+    golden: LingBotWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """K/V go to their slots by index, for one clip and for two; the addresses of all that a pass
+    reads stay.
+    """
+    for clips in ([clip_of(5)], [clip_of(5), clip_of(6, 3)]):
+        denoiser = denoiser_of(golden, clips)
+        with monkeypatch.context() as patch:
+            written = recorded(golden.network, patch)
+            run(denoiser)
+        keys = denoiser.clip.cache.keys_HSD
+        for (first, layer), rows in written.items():
+            assert torch.equal(keys[layer][:, first : first + rows.shape[1]], rows)
+        assert len(written) == CHUNKS * golden.shape.layers
+        assert denoiser.clip.addresses == denoiser.clip.pointers()
+
+
+def test_chunks_know_those_before_them_and_none_behind(golden: LingBotWorld) -> None:
+    plain = run(denoiser_of(golden, [clip_of(5)]))
+    for changed in range(CHUNKS):
+        denoiser = denoiser_of(golden, [clip_of(5)])
+        latents = denoiser.initial_latents()
+        latents[:, :, frames_of(changed)] += 1
+        found = run(denoiser, latents)
+        for chunk in range(CHUNKS):
+            same = torch.equal(found[:, :, frames_of(chunk)], plain[:, :, frames_of(chunk)])
+            assert same == (chunk < changed)
+
+
+def test_a_clean_pass_is_for_the_chunks_behind_it(golden: LingBotWorld) -> None:
+    plain = run(denoiser_of(golden, [clip_of(5)]))
+    denoiser = denoiser_of(golden, [clip_of(5)])
+    latents = denoiser.initial_latents()
+    for index in range(denoiser.steps):
+        if index == 4:
+            denoiser._filled = 1  # chunk 0 leaves the K/V of its fourth step
+            continue
+        latents = denoiser.step(index, latents)
+    assert torch.equal(latents[:, :, frames_of(0)], plain[:, :, frames_of(0)])
+    assert not torch.equal(latents[:, :, frames_of(1)], plain[:, :, frames_of(1)])
+    # One of the last chunk changes nothing that is kept.
+    assert torch.equal(denoiser_of(golden, [clip_of(5)]).step(14, plain), plain)
+    assert denoiser.steps == CHUNKS * 5 - 1
+
+
+def test_a_clip_goes_on_from_any_step_by_its_latents_alone(golden: LingBotWorld) -> None:
+    first = denoiser_of(golden, [clip_of(5)])
+    latents = [first.initial_latents()]
+    for index in range(first.steps):
+        latents.append(first.step(index, latents[-1]))
+    for index in (1, 4, 5, 8, 10, 13):
+        second = denoiser_of(golden, [clip_of(5)])
+        second.restore(index, first.state())
+        assert torch.equal(run(second, latents[index], index), latents[-1])
+        # One clean pass for each chunk that is finished, where it is not among the steps left.
+        assert second.clip.passes == first.steps - index + index // 5
+    assert [step for step in range(1, 15) if first.is_stop(step)] == [5, 10]
+
+
+def test_another_clip_on_the_same_network_sees_nothing_of_the_first(golden: LingBotWorld) -> None:
+    before = run(denoiser_of(golden, [clip_of(6, 3)]))
+    run(denoiser_of(golden, [clip_of(5)]))
+    assert torch.equal(run(denoiser_of(golden, [clip_of(6, 3)])), before)
+
+
+def test_a_chunks_camera_is_computed_once_to_the_same_bits(golden: LingBotWorld) -> None:
+    hoisted, each = (
+        denoiser_of(golden, [clip_of(5)], hoists_camera=hoists) for hoists in (True, False)
+    )
+    runs, network = {True: 0, False: 0}, golden.network
+    computed = network.camera
+    for denoiser, hoists in ((hoisted, True), (each, False)):
+
+        def camera(grid: Tensor, hoists: bool = hoists) -> Any:
+            runs[hoists] += 1
+            return computed(grid)
+
+        network.camera = camera  # type: ignore[method-assign]
+        denoiser.latents = run(denoiser)  # type: ignore[attr-defined]
+    del network.camera
+    assert runs == {True: CHUNKS, False: CHUNKS * 5 - 1}
+    assert torch.equal(hoisted.latents, each.latents)  # type: ignore[attr-defined]
+
+
+class HostReads(TorchDispatchMode):
+    """Counts what waits for a device: a tensor's value that is read by the program."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default):
+            self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_no_value_is_read_on_the_host_in_the_loop(golden: LingBotWorld) -> None:
+    before = torch.random.get_rng_state()
+    denoiser = denoiser_of(golden, [clip_of(5)])
+    with HostReads() as reads:
+        run(denoiser)
+        assert reads.count == 0
+        # Chance is each clip's own: a prewarm leaves the program's as it was.
+        assert torch.equal(torch.random.get_rng_state(), before)
+        torch.ones(1).item()
+    assert reads.count == 1
+
+
+def test_a_graph_for_each_chunks_place_serves_every_clip_of_a_size(golden: LingBotWorld) -> None:
+    """By a capture that computes: what is captured reads nothing but what is in place."""
+    plain = [run(denoiser_of(golden, [clip_of(seed, seed)])) for seed in (5, 6)]
+    passes = GraphPasses(golden.network, lambda compute: compute)
+    for seed, expected in zip((5, 6), plain, strict=True):
+        denoiser = ChunkDenoiser(passes, [clip_of(seed, seed)], LEVELS, SIZE)
+        assert torch.equal(run(denoiser), expected)
+        assert denoiser.clip.addresses == denoiser.clip.pointers()
+    assert passes.captured == CHUNKS
+    wrong = GraphPasses(golden.network, lambda compute: lambda: compute() + 1)
+    assert torch.equal(run(ChunkDenoiser(wrong, [clip_of(5, 5)], LEVELS, SIZE)), plain[0])
+    assert (wrong.captured, wrong.capture) == (0, None)
+
+
+@pytest.mark.gpu
+@WITH_GPU
+def test_graphs_of_passes_have_the_bits_of_launches(golden: LingBotWorld) -> None:
+    network = golden.network.to("cuda")
+    try:
+        plain = run(ChunkDenoiser(Passes(network), [clip_of(5)], LEVELS, SIZE))
+        passes = GraphPasses(network, GpuCapture(torch.device("cuda", 0)))
+        for _ in range(2):
+            assert torch.equal(run(ChunkDenoiser(passes, [clip_of(5)], LEVELS, SIZE)), plain)
+        assert passes.captured == CHUNKS
+    finally:
+        network.to("cpu")
+
+
+@pytest.mark.gpu
+@WITH_GPU
+def test_no_step_waits_for_the_gpu(golden: LingBotWorld) -> None:
+    network = golden.network.to("cuda")
+    try:
+        denoiser = ChunkDenoiser(Passes(network), [clip_of(5)], LEVELS, SIZE)
+        latents = denoiser.initial_latents()
+        torch.cuda.set_sync_debug_mode("error")
+        for index in range(denoiser.steps):
+            latents = denoiser.step(index, latents)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+        network.to("cpu")
+    assert torch.isfinite(latents).all()
+
+
+def test_frames_streamed_are_those_of_the_library_and_of_any_prefix(golden: LingBotWorld) -> None:
+    latents = torch.randn(1, 16, 6, 4, 6)
+    pieces = list(golden.decode_latents(latents))
+    streamed = np.concatenate(pieces)
+    assert len(streamed) == 21
+    assert len(pieces) == 6
+    with torch.no_grad():
+        vae = golden.vae
+        pixels = vae.module.decode(vae.unscaled(latents), return_dict=False)[0]
+        stock = ((pixels[0] * 0.5 + 0.5).clamp(0, 1) * 255).round().to(torch.uint8)
+    assert np.array_equal(streamed, stock.permute(1, 2, 3, 0).numpy())
+    prefix = np.concatenate(list(golden.decode_latents(latents[:, :, :3])))
+    assert np.array_equal(prefix, streamed[:9])
+
+
+def test_a_short_memory_takes_the_transformer_away_and_cuts_the_decode(
+    golden: LingBotWorld,
+) -> None:
+    """It comes back for the next clip, with the same bits; tiles cut what one of them does not
+    hold.
+    """
+    before = run(denoiser_of(golden, [clip_of(5)]))
+    golden.release_transformer()
+    assert torch.equal(run(denoiser_of(golden, [clip_of(5)])), before)
+    assert list(golden.smaller_tilings(torch.zeros(1, 16, 3, 4, 6))) == []
+    (tiling, _) = golden.smaller_tilings(torch.zeros(1, 16, 3, 40, 60))
+    pieces = np.concatenate(list(golden.decode_latents(torch.randn(1, 16, 1, 34, 4), tiling)))
+    assert pieces.shape == (1, 272, 32, 3)
