@@ -83,7 +83,7 @@ def look_through(
     def seen() -> LookedThrough:
         places = (tmp_path / str(number) for number in count())
         configs = (config(small.a), config(small.b))
-        return looked_through(configs, labels, jobs, lambda: next(places), registry.load)
+        return looked_through(configs, labels, (jobs, jobs), lambda: next(places), registry.load)
 
     return seen
 
