@@ -90,7 +90,7 @@ def _fill_stacks(moe: nn.Module, arch: Architecture, device: torch.device) -> No
             ("gate_and_up_proj", (2 * inner, width)),
             ("down_proj", (width, inner)),
         ):
-            moe.put(expert, matrix, torch.randn(shape, device=device) * shape[1] ** -0.5)
+            moe.quantised(matrix).put(expert, torch.randn(shape, device=device) * shape[1] ** -0.5)
 
 
 def _fill(
