@@ -20,7 +20,7 @@ demo: $(READY)
 	$(BIN)/hyimg generate recipes/quickstart.jsonl -o "$$out" && \
 	echo "The pictures are in $$out/outputs"
 
-# Processes of one thread each: two threads of one small model would wait for each other.
+# A process a core, each with one thread: two threads of one small model would wait for each other.
 # A test that hangs is ended after five minutes and named.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal --timeout 300
 

@@ -37,12 +37,6 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(_Lacking())
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers() -> int:
-    """One worker more than there are cores: many a test waits for a process that it started."""
-    return (os.cpu_count() or 1) + 1
-
-
 class _Lacking:
     """Skips what cannot be imported here: a module, or a folder by its conftest."""
 

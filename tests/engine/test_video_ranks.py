@@ -129,6 +129,7 @@ def test_a_killed_rank_fails_its_job_and_no_other(
     assert gone_within(last, 1)
 
 
+@pytest.mark.thorough
 def test_behind_a_rank_that_died_in_the_decode_the_next_attempt_only_decodes(
     pids: list[list[int]], tmp_path: Path
 ) -> None:
@@ -172,6 +173,7 @@ def test_wan_over_ranks_is_wan(
     assert gone_within(pids[0], 1)
 
 
+@pytest.mark.thorough
 def test_models_with_ranks_take_turns_and_replace_what_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
