@@ -7,7 +7,7 @@ No base class: a family offers these methods. Everything that one job leaves beh
 # Legend: C channel, F latent frames, Y X latent rows and columns, H W pixels, T frames
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
+from typing import Any, Literal, Protocol, TypeGuard, TypeVar
 
 import numpy as np
 import torch
@@ -229,7 +229,6 @@ class LatentVideoModel(Protocol):
         """
 
 
-@runtime_checkable
 class ClipsModel(LatentVideoModel, Protocol):
     """A video model that denoises several clips of one size, length and schedule together."""
 
@@ -239,7 +238,6 @@ class ClipsModel(LatentVideoModel, Protocol):
         """Of clips, each with its text and its picture's latents; steps take [B, C, F, Y, X]."""
 
 
-@runtime_checkable
 class SpreadModel(LatentVideoModel, Protocol):
     """A video model whose guidance and decode can be spread over ranks: both may be replaced."""
 
@@ -248,3 +246,14 @@ class SpreadModel(LatentVideoModel, Protocol):
 
     def branch(self, inputs: BranchInputs) -> Branch:
         """One branch of one job, its constants computed and its step cache empty."""
+
+
+# Asked of the class: asking a model whether it has a property would load what that gives.
+def takes_clips(model: LatentVideoModel) -> TypeGuard[ClipsModel]:
+    """True if several clips may be denoised together."""
+    return hasattr(type(model), "denoiser_of")
+
+
+def can_be_spread(model: LatentVideoModel) -> TypeGuard[SpreadModel]:
+    """True if guidance and decode may be spread over ranks."""
+    return hasattr(type(model), "branch")

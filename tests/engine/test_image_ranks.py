@@ -79,6 +79,7 @@ def ran(
     return found
 
 
+@pytest.mark.thorough
 def test_pictures_are_those_of_one_process_whatever_becomes_of_a_rank(
     jobs: list[ImageJob], pixels: dict[str, np.ndarray]
 ) -> None:

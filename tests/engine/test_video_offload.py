@@ -78,6 +78,7 @@ def run(config: RunConfig, jobs: list[VideoJob]) -> None:
     assert len([event for event in events if isinstance(event, JobDone)]) == len(jobs)
 
 
+@pytest.mark.thorough
 def test_the_same_frames_in_any_arrangement(
     jobs: list[VideoJob], frames: Frames, brought: list[str]
 ) -> None:

@@ -20,12 +20,12 @@ from hyimg_cli.memory.fit import room_for
 from hyimg_cli.memory.room import peak_memory_mb, synchronize
 from hyimg_cli.models import registry
 from hyimg_cli.models.latent_video import (
-    ClipsModel,
     LatentVideoModel,
     PictureEncoder,
     PictureView,
     PromptEmbedding,
     PromptEncoder,
+    takes_clips,
 )
 from hyimg_cli.pipelines import outcomes
 from hyimg_cli.pipelines.clock import PhaseClock, Shares
@@ -115,7 +115,7 @@ class VideoPipeline(Pipeline[LatentVideoModel, VideoJob, Frames]):
         stages = self._stages(self._prompts.of, self._pictures.of)
         waits, shares = partial(synchronize, [stages.model.device]), Shares()
         model, most = stages.model, self._config.batch.clips
-        for some in parts(jobs, most if isinstance(model, ClipsModel) else 1):
+        for some in parts(jobs, most if takes_clips(model) else 1):
             self._revive()
             requests = [Request(job, PhaseClock(started, waits, shares)) for job in some]
             places = {
@@ -123,7 +123,7 @@ class VideoPipeline(Pipeline[LatentVideoModel, VideoJob, Frames]):
             }
             yield from (JobStarted(job.custom_id) for job in some)
             done: dict[str, Denoised] = {}
-            if len(some) > 1 and isinstance(model, ClipsModel):
+            if len(some) > 1 and takes_clips(model):
                 done = yield from denoise_together(requests, stages, model, places)
             for one in requests:
                 name = one.job.custom_id

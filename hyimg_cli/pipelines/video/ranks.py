@@ -20,6 +20,7 @@ from hyimg_cli.models.latent_video import (
     LatentVideoModel,
     SpreadModel,
     VideoVae,
+    can_be_spread,
 )
 from hyimg_cli.parallel.branches import ParallelBranches
 from hyimg_cli.parallel.ranks import DeviceKind, Rank, RankPool
@@ -123,7 +124,7 @@ class SpreadDecoder:
 
 def spread(model: LatentVideoModel) -> SpreadModel:
     """The model, if ranks can share its work. Raises MachineError."""
-    if not isinstance(model, SpreadModel):
+    if not can_be_spread(model):
         raise MachineError(
             f"{model.card.name} has neither tiles nor guidance branches to share",
             hint="leave out --vae-patch-parallel-size and --cfg-parallel-size; --replicas share "

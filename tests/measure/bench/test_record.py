@@ -75,6 +75,7 @@ def test_bench_md_has_both_tables(written: tuple[dict[str, Any], Path]) -> None:
     assert "different AR ids: no two jobs of one kind wrote different text" in text
 
 
+@pytest.mark.thorough
 def test_the_command(
     loaded: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
