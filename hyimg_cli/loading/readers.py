@@ -18,14 +18,13 @@ from itertools import chain, zip_longest
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor
 
-from hyimg_cli.errors import CheckpointError
 from hyimg_cli.files import refuse_unfit
 from hyimg_cli.loading.checkpoint import TensorInfo
 from hyimg_cli.loading.packed import Stored
-from hyimg_cli.loading.stream import stored_tensor
+from hyimg_cli.loading.stream import stored_tensor, weights_readable
 
 READERS = 4
 # On a CPU a piece stays in a core's cache while it is cast or quantised; a GPU's link wants more.
@@ -142,7 +141,7 @@ def _opened(
 ) -> Iterator[list[StoredTensor]]:
     """The file's tensors in the order in which they lie there, while it is open."""
     with ExitStack() as inside:
-        with _readable(path):
+        with weights_readable(path):
             refuse_unfit(path, os.stat(path))
             descriptor = os.open(path, os.O_RDONLY)
             inside.callback(os.close, descriptor)
@@ -158,23 +157,10 @@ def _opened(
 
 def _reading(put: Callable[[StoredTensor], None]) -> Callable[[StoredTensor], None]:
     def one(tensor: StoredTensor) -> None:
-        with torch.no_grad(), _readable(Path(tensor.info.file)):
+        with torch.no_grad(), weights_readable(Path(tensor.info.file)):
             put(tensor)
 
     return one
-
-
-@contextmanager
-def _readable(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(
-            f"the weights cannot be read: {error}",
-            where=path.name,
-            hint="download or copy the checkpoint again",
-            code="checkpoint.unreadable",
-        ) from None
 
 
 def _at_least(memory: Tensor, nbytes: int, *, is_pinned: bool) -> Tensor:

@@ -6,6 +6,7 @@ needs, so that of a large checkpoint no more than one tensor is held at a time.
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +27,19 @@ def stored_tensors(
 
     Raises CheckpointError where it cannot be read.
     """
-    try:
+    with weights_readable(path):
         refuse_unfit(path, os.stat(path))
         with safe_open(path, framework="pt") as file:
             for name in file.offset_keys():
                 if (stored is None or name in stored.tensors) and is_wanted(name):
                     yield name, stored_tensor(file, path, name, stored)
+
+
+@contextmanager
+def weights_readable(path: Path) -> Iterator[None]:
+    """Raises CheckpointError where weights of the file at `path` cannot be read."""
+    try:
+        yield
     except (SafetensorError, OSError) as error:
         raise CheckpointError(
             f"the weights cannot be read: {error}",

@@ -10,6 +10,7 @@ from torch import Tensor
 from hyimg_cli.errors import OutputError
 from hyimg_cli.models.latent_video import VideoVae
 from hyimg_cli.tiling.decode import decode_tiled
+from hyimg_cli.tiling.tiles import Tiling, tile_plan
 
 PIECE_FRAMES = 8
 
@@ -28,6 +29,24 @@ class LocalDecoder:
         if self.is_tiled:
             return decode_tiled(vae, latents_BCFYX)
         return vae.finish(vae.decode_tile(latents_BCFYX))
+
+
+def refuse_infinite(latents_BCFYX: Tensor) -> None:
+    """Raises OutputError for latents that are not finite.
+
+    To look at frames is not enough: a VAE that clamps makes an ordinary colour of an infinity.
+    """
+    if not bool(torch.isfinite(latents_BCFYX).all()):
+        raise OutputError("the latents are not finite", code="output-video.not-finite")
+
+
+def smaller_tilings(own: Tiling, latents_BCFYX: Tensor, *, is_tiled: bool) -> Iterator[Tiling]:
+    """Tilings that cut the latents smaller than the model's decode does, in its `own` tiles or as a
+    whole; largest tiles first.
+    """
+    for tiling in (None if is_tiled else own, own.halved):
+        if tiling and len(tile_plan(tiling, *latents_BCFYX.shape[-2:]).tiles) > 1:
+            yield tiling
 
 
 def frames(pixels_BCTHW: Tensor) -> Iterator[np.ndarray]:

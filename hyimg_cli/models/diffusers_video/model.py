@@ -14,9 +14,14 @@ from diffusers.utils.torch_utils import randn_tensor
 from torch import Tensor
 
 from hyimg_cli.diffusion.step_cache import VelocityCache
-from hyimg_cli.errors import JobError, OutputError
+from hyimg_cli.errors import JobError
 from hyimg_cli.models.diffusers_video.branches import LocalBranches, RunningBranches, inputs_of
-from hyimg_cli.models.diffusers_video.decode import LocalDecoder, frames
+from hyimg_cli.models.diffusers_video.decode import (
+    LocalDecoder,
+    frames,
+    refuse_infinite,
+    smaller_tilings,
+)
 from hyimg_cli.models.diffusers_video.denoising import Denoiser, Velocity, forget_step_cache
 from hyimg_cli.models.diffusers_video.layout import CheckpointLayout
 from hyimg_cli.models.diffusers_video.lora import Adapters
@@ -38,7 +43,7 @@ from hyimg_cli.spec.card import VideoCard
 from hyimg_cli.spec.job import VideoJob
 from hyimg_cli.spec.run import ModelChoice
 from hyimg_cli.tiling.decode import decode_tiled
-from hyimg_cli.tiling.tiles import Tiling, tile_plan
+from hyimg_cli.tiling.tiles import Tiling
 
 
 class DiffusersVideo(ABC):
@@ -223,11 +228,7 @@ class DiffusersVideo(ABC):
         )
 
     def smaller_tilings(self, latents_BCFYX: Tensor) -> Iterator[Tiling]:
-        """Tilings that cut the latents smaller than the model's own decode, largest tiles first."""
-        own = self.vae.tiling
-        for tiling in (None if self.is_tiled else own, own.halved):
-            if tiling and len(tile_plan(tiling, *latents_BCFYX.shape[-2:]).tiles) > 1:
-                yield tiling
+        return smaller_tilings(self.vae.tiling, latents_BCFYX, is_tiled=self.is_tiled)
 
     @torch.no_grad()
     def decode_latents(
@@ -237,9 +238,7 @@ class DiffusersVideo(ABC):
 
         Raises OutputError, a JobError, where it is not finite or shows nothing.
         """
-        # Looked at here too: a VAE that clamps makes an ordinary colour of an infinity.
-        if not bool(torch.isfinite(latents_BCFYX).all()):
-            raise OutputError("the latents are not finite", code="output-video.not-finite")
+        refuse_infinite(latents_BCFYX)
         self.place.bring(self.vae.module)
         unscaled_BCFYX = self.vae.unscaled(latents_BCFYX)
         if tiling is not None:

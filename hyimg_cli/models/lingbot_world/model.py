@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hyimg_cli.errors import CheckpointError, MachineError, OutputError
+from hyimg_cli.errors import CheckpointError, MachineError
 from hyimg_cli.kernels.captures import GpuCapture
-from hyimg_cli.models.diffusers_video.decode import frames
+from hyimg_cli.models.diffusers_video.decode import frames, refuse_infinite, smaller_tilings
 from hyimg_cli.models.diffusers_video.layout import CheckpointLayout
 from hyimg_cli.models.diffusers_video.loading import place_of
 from hyimg_cli.models.diffusers_video.prompts_wan import TEXT, WanPrompts
@@ -33,7 +33,7 @@ from hyimg_cli.spec.card import VideoCard
 from hyimg_cli.spec.job import VideoJob
 from hyimg_cli.spec.run import ModelChoice
 from hyimg_cli.tiling.decode import decode_tiled
-from hyimg_cli.tiling.tiles import Tiling, tile_plan
+from hyimg_cli.tiling.tiles import Tiling
 
 
 def load(layout: CheckpointLayout, card: VideoCard, choice: ModelChoice) -> "LingBotWorld":
@@ -178,10 +178,7 @@ class LingBotWorld:
         return ChunkDenoiser(self.passes, inputs, used, first.size)
 
     def smaller_tilings(self, latents_BCFYX: Tensor) -> Iterator[Tiling]:
-        """The VAE's own tiles, then those of half the side."""
-        for tiling in (self.vae.tiling, self.vae.tiling.halved):
-            if tiling and len(tile_plan(tiling, *latents_BCFYX.shape[-2:]).tiles) > 1:
-                yield tiling
+        return smaller_tilings(self.vae.tiling, latents_BCFYX, is_tiled=False)
 
     @torch.no_grad()
     def decode_latents(
@@ -190,9 +187,7 @@ class LingBotWorld:
         """Frames as they are decoded, latent frame by latent frame, whole in height and width; in
         tiles all at once.
         """
-        # Looked at here too: a VAE that clamps makes an ordinary colour of an infinity.
-        if not bool(torch.isfinite(latents_BCFYX).all()):
-            raise OutputError("the latents are not finite", code="output-video.not-finite")
+        refuse_infinite(latents_BCFYX)
         self.place.bring(self.vae.module)
         if tiling is not None:
             return frames(decode_tiled(self.vae, self.vae.unscaled(latents_BCFYX), tiling))

@@ -50,18 +50,16 @@ def check_network(part: Component, shape: NetworkShape) -> int:
     """How many weights the files hold. Raises CheckpointError where they are not exactly those of
     the configuration.
     """
-    _names_by_stored(part, shape)
-    with torch.device("meta"):
-        network = LingBotNetwork(shape)
+    network = _without_weights(shape)
+    _names_by_stored(part, network)
     return sum(math.prod(value.shape) for value in network.state_dict().values())
 
 
 def load_network(part: Component, shape: NetworkShape, place: LoadTarget) -> LingBotNetwork:
     """The network, ready for inference, in `place`. Raises CheckpointError."""
-    names = _names_by_stored(part, shape)
+    network = _without_weights(shape)
+    names = _names_by_stored(part, network)
     place.release()
-    with torch.device("meta"):
-        network = LingBotNetwork(shape)
     device = torch.device("cpu") if place.offload is not None else place.device
     for path in weight_files(part.folder, part.stem):
         for stored, values in stored_tensors(path):
@@ -74,10 +72,14 @@ def load_network(part: Component, shape: NetworkShape, place: LoadTarget) -> Lin
     return network.eval()
 
 
-def _names_by_stored(part: Component, shape: NetworkShape) -> dict[str, str]:
-    """The network's names by those in the files, which hold these and no other."""
+def _without_weights(shape: NetworkShape) -> LingBotNetwork:
     with torch.device("meta"):
-        values: Mapping[str, Any] = LingBotNetwork(shape).state_dict()
+        return LingBotNetwork(shape)
+
+
+def _names_by_stored(part: Component, network: LingBotNetwork) -> dict[str, str]:
+    """The network's names by those in the files, which hold these and no other."""
+    values: Mapping[str, Any] = network.state_dict()
     found = tensor_index(part.folder, part.stem)
     is_original = _OF_ORIGINAL in found
     names = {original_name(name) if is_original else name: name for name in values}
