@@ -248,7 +248,9 @@ def _expert_lines(order: Plan, config: RunConfig, *, think: int) -> Iterator[str
 
 def _at_a_time(model: str, config: RunConfig) -> int:
     """Bytes of weights on the device of a model whose networks take turns there."""
-    return video_need(registry.video_card(model, config.model.revision), config).weights
+    choice = config.model
+    card = registry.video_card(model, choice.revision, choice.components)
+    return video_need(card, config).weights
 
 
 def _as_json(order: Plan, costs: PlanCost, videos: Sequence[VideoForecast]) -> dict[str, Any]:

@@ -92,7 +92,7 @@ def video_forecast(plan: Plan, config: RunConfig) -> tuple[VideoForecast, ...]:
 
 
 def _of_videos(group: VideoGroup, config: RunConfig) -> VideoForecast:
-    card = registry.video_card(group.model, config.model.revision)
+    card = registry.video_card(group.model, config.model.revision, config.model.components)
     is_wide = card.has_float32_vae or precision(config.model)[1] == "float32"
     ranks, width = config.parallel.vae_ranks, 4 if is_wide else 2
     branches = max(job.branch_count for job in group.jobs)

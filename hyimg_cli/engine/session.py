@@ -43,7 +43,7 @@ from hyimg_cli.spec.events import (
 )
 from hyimg_cli.spec.job import Job
 from hyimg_cli.spec.plan import Group, Plan, VideoGroup
-from hyimg_cli.spec.run import RunConfig
+from hyimg_cli.spec.run import ModelChoice, RunConfig
 
 # After such an error every later call on the device fails too.
 _DEVICE_FAULTS: tuple[type[Exception], ...] = (
@@ -138,7 +138,7 @@ class Session:
             yield from self._make_room(other, group)
         beside = () if other.model is None else (other.model,)
         if pipeline.model != group.model:
-            yield ModelLoading(group.model, stored_bytes(group, self._config.model.revision))
+            yield ModelLoading(group.model, stored_bytes(group, self._config.model))
         for event in pipeline.use(group.model, plan.jobs_of_model(group.model), self._folder):
             yield replace(event, beside=beside) if isinstance(event, ModelLoaded) else event
         yield from pipeline.prepare(group.jobs, self._folder)
@@ -243,11 +243,12 @@ class Session:
         return outcome
 
 
-def stored_bytes(group: Group | VideoGroup, revision: str | None) -> int:
+def stored_bytes(group: Group | VideoGroup, choice: ModelChoice) -> int:
     """Bytes of all weights of a group's model, as they are stored."""
     if isinstance(group, Group):
-        return registry.model_card(group.model, revision).weight_bytes
-    return sum(size for _, size in registry.video_card(group.model, revision).component_bytes)
+        return registry.model_card(group.model, choice.revision).weight_bytes
+    card = registry.video_card(group.model, choice.revision, choice.components)
+    return sum(size for _, size in card.component_bytes)
 
 
 def _may_pass(event: JobFailed) -> bool:

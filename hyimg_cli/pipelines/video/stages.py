@@ -107,15 +107,13 @@ def make_video(
     """
     request.clock.enter("read")
     kept = None if checkpoint is None or denoised is not None else checkpoint.found()
-    if denoised is not None:
-        pass
-    elif kept is not None and kept.is_last:
+    if kept is not None and kept.is_last:
         request.notes.extend(kept.notes)
         counted = VelocityCache(request.job.step_cache, ())
         counted.restore(kept.state, stages.model.device)
         latents_BCFYX = kept.latents_BCFYX.to(stages.model.device)
         denoised = Denoised(latents_BCFYX, kept.steps, counted.report())
-    else:
+    elif denoised is None:
         encoded = yield from _alone(request, stages, lambda: encode(request, stages))
         denoised = yield from _alone(
             request, stages, lambda: denoise(request, encoded, stages, checkpoint)

@@ -111,6 +111,18 @@ def test_a_line_is_checked_before_anything_is_loaded(
     assert "this model follows no camera" in other.out
 
 
+def test_a_plan_counts_the_components_of_their_own_folder(
+    run_cli: Any, manifest: Any, flags: Any, published: Path
+) -> None:
+    card = registry.video_card(str(published), None, str(published / "components"))
+    sizes = card.loaded_bytes("bfloat16")
+    assert max(sizes, key=sizes.__getitem__) == "vae", "not in the published folder"
+    gpu = ("--device", "cuda", "--dtype", "bfloat16", "--cpu-offload", "model", "--json")
+    plan = run_cli("plan", manifest({"camera": "w-5"}), *flags, *gpu).json_lines[0]
+    assert plan["on_gpu_bytes"] == {str(published): sizes["vae"]}
+    assert plan["groups"][0]["memory"]["decode"]["weights"] == sizes["vae"]
+
+
 def test_clips_are_made_skipped_told_and_replayed(
     run_cli: Any, manifest: Any, flags: Any, tmp_path: Path
 ) -> None:
