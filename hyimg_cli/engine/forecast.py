@@ -20,7 +20,7 @@ from hyimg_cli.manifest.cost import JobTokens, PlanCost, cost
 from hyimg_cli.manifest.texts import TextIdentity, text_identity
 from hyimg_cli.manifest.video_cost import VideoCost, video_cost
 from hyimg_cli.media.images import probe_image, stretched_digest
-from hyimg_cli.memory.videos import CARDS, VideoNeeds, fitting, video_needs
+from hyimg_cli.memory.videos import CARDS, VideoNeeds, fitting, video_needs, with_tiles
 from hyimg_cli.models import registry
 from hyimg_cli.spec.card import TileRule, VideoCard
 from hyimg_cli.spec.job import ImageJob, Size
@@ -96,7 +96,8 @@ def _of_videos(group: VideoGroup, config: RunConfig) -> VideoForecast:
     is_wide = card.has_float32_vae or precision(config.model)[1] == "float32"
     ranks, width = config.parallel.vae_ranks, 4 if is_wide else 2
     branches = max(job.branch_count for job in group.jobs)
-    cut = card if config.model.tiles_videos else _whole(card, group)
+    is_cut = config.model.tiles_decodes
+    cut = with_tiles(card, config.model) if is_cut else _whole(card, group)
     return VideoForecast(
         cost=video_cost(group, cut, with_frames=config.output.frames != "none"),
         decode=decode_forecast(cut, group.size, group.num_frames, ranks, width),

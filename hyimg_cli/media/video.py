@@ -4,10 +4,11 @@ Frames are uint8 arrays [T, H, W, 3], RGB, in pieces of any length; no more than
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeAlias
 
 import av
 import numpy as np
@@ -42,26 +43,55 @@ class WrittenVideo:
     width: int
 
 
-def write_video(
+# Takes pieces, and None behind the last one.
+Film: TypeAlias = Generator[None, Frames | None, WrittenVideo]
+
+
+def write_video(path: Path, pieces: Iterable[Frames], **how: Any) -> WrittenVideo:
+    """Writes an MP4 of all `pieces`, as `film` does with the same options."""
+    with closing(film(path, **how)) as made:
+        for piece in pieces:
+            made.send(piece)
+        return finished(made)
+
+
+def film(
     path: Path,
-    pieces: Iterable[Frames],
     *,
     fps: int,
     comment: str | None = None,
     box: bytes = b"",
     frames_folder: Path | None = None,
-) -> WrittenVideo:
-    """Writes an MP4, and PNG files into `frames_folder`, each whole or not at all. `box` is
-    appended as it is.
+) -> Film:
+    """An MP4 in the making, and PNG files in `frames_folder`: `send` takes a piece, `finished` puts
+    both in their places, and `close` drops what is not finished. `box` is appended as it is.
 
-    Equal frames give equal bytes with the same libraries. H.264 halves the colours' resolution, so
-    an odd side gets its last row or column twice. The PNG files stand before the MP4 does. Raises
-    StorageError for what the disk refuses, the encoder's own errors as they are, ValueError where
-    there is no frame.
+    Each is there whole or not at all. Equal frames give equal bytes with the same libraries. H.264
+    halves the colours' resolution, so an odd side gets its last row or column twice. The PNG files
+    stand before the MP4 does. All raise StorageError for what the disk refuses, the encoder's own
+    errors as they are, ValueError where there is no frame.
     """
+    made = _made(path, fps, comment, box, frames_folder)
+    next(made)
+    return made
+
+
+def finished(made: Film) -> WrittenVideo:
+    """The film in its place."""
+    try:
+        made.send(None)
+    except StopIteration as end:
+        written: WrittenVideo = end.value
+        return written
+    raise AssertionError("no piece comes behind the last")
+
+
+def _made(
+    path: Path, fps: int, comment: str | None, box: bytes, frames_folder: Path | None
+) -> Film:
     try:
         with replacing(path) as film_path, _frames_at(frames_folder) as shots:
-            written = _write(film_path, pieces, fps, comment, shots)
+            written = yield from _write(film_path, fps, comment, shots)
             with open(film_path, "ab") as file:
                 file.write(box)
             return WrittenVideo(digest.of_file(film_path), *written)
@@ -85,33 +115,34 @@ def _frames_at(folder: Path | None) -> Iterator[Path | None]:
 
 
 def _write(
-    path: Path, pieces: Iterable[Frames], fps: int, comment: str | None, shots: Path | None
-) -> tuple[str, int, int, int]:
-    """Digest of the frames, their number, height and width."""
-    pixels, count, film = hashlib.sha256(), 0, None
+    path: Path, fps: int, comment: str | None, shots: Path | None
+) -> Generator[None, Frames | None, tuple[str, int, int, int]]:
+    """Digest of the frames, their number, height and width; takes pieces until None."""
+    pixels, count, stream = hashlib.sha256(), 0, None
     shape: tuple[int, ...] = ()
     # What a muxer of another version would name itself stays out of the file.
     options = {"fflags": "+bitexact", "movflags": "+faststart"}
     with av.open(str(path), "w", format="mp4", options=options) as container:
         if comment is not None:
             container.metadata["comment"] = comment
-        for frame in (frame for piece in pieces for frame in piece):
-            if film is None:
-                shape, film = frame.shape, _Film(container, fps, *frame.shape[:2])
-            assert frame.shape == shape, "a video's frames are of one size"
-            assert frame.dtype == np.uint8, "frames are bytes"
-            pixels.update(np.ascontiguousarray(frame).tobytes())
-            film.add(frame)
-            if shots is not None:
-                Image.fromarray(frame).save(shots / f"{count:04d}.png")
-            count += 1
-        if film is None:
+        while (piece := (yield)) is not None:
+            for frame in piece:
+                if stream is None:
+                    shape, stream = frame.shape, _Stream(container, fps, *frame.shape[:2])
+                assert frame.shape == shape, "a video's frames are of one size"
+                assert frame.dtype == np.uint8, "frames are bytes"
+                pixels.update(np.ascontiguousarray(frame).tobytes())
+                stream.add(frame)
+                if shots is not None:
+                    Image.fromarray(frame).save(shots / f"{count:04d}.png")
+                count += 1
+        if stream is None:
             raise ValueError("a video needs a frame")
-        film.close()
+        stream.close()
     return pixels.hexdigest(), count, shape[0], shape[1]
 
 
-class _Film:
+class _Stream:
     """The video stream of a container."""
 
     def __init__(

@@ -64,7 +64,14 @@ def video_needs(job: VideoJob, card: VideoCard, choice: ModelChoice) -> VideoNee
 def decode_bytes(job: VideoJob, card: VideoCard, choice: ModelChoice) -> int:
     """Activations of a video's decode at their peak."""
     dtype = precision(choice)[1]
-    return card.decode_bytes(job.size, job.num_frames, dtype, in_tiles=choice.tiles_videos)
+    return with_tiles(card, choice).decode_bytes(
+        job.size, job.num_frames, dtype, in_tiles=choice.tiles_decodes
+    )
+
+
+def with_tiles(card: VideoCard, choice: ModelChoice) -> VideoCard:
+    """The card with the tiles that are asked for."""
+    return replace(card, tiles=card.tiles.halved) if choice.decode_tiles == "half" else card
 
 
 def fitting(job: VideoJob, card: VideoCard, config: RunConfig, room: int) -> str | None:

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hyimg_cli.parallel.ranks import Rank, RankPool
+from hyimg_cli.parallel.ranks import Rank, RankPool, short_as_one
 
 Velocity = Callable[[Tensor, Tensor], Tensor]
 
@@ -37,6 +37,7 @@ class ParallelBranches:
         self._part = part
         self._branches = 0
 
+    @short_as_one()
     def begin(self, inputs: Sequence[Any]) -> None:
         """Start a job: the inputs of every branch, picklable, their tensors on the CPU.
 
@@ -48,11 +49,12 @@ class ParallelBranches:
         # NOTE: every rank gets all inputs in one message; they are a few MB once a job.
         self._pool.run(begin_share, self._part, by_rank, ranks=self.ranks)
 
+    @short_as_one()
     def velocity(self, latents_BCFYX: Tensor, timestep_B: Tensor) -> list[Tensor]:
         """Every branch's velocity, in the order of `begin`, on rank 0's device.
 
         Nothing is read on the host, so rank 0 may run ahead of its GPU. Raises RankError where a
-        rank dies or fails.
+        rank dies or fails, torch.OutOfMemoryError where one has too little memory.
         """
         assert self._branches, "begin comes before velocity"
         gathered = partial(

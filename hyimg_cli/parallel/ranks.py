@@ -15,7 +15,8 @@ import logging
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
@@ -29,7 +30,7 @@ from hyimg_cli.errors import MachineError, RankError
 from hyimg_cli.parallel.devices import refuse_missing_gpus
 from hyimg_cli.parallel.launch import launched, packed
 from hyimg_cli.parallel.watch import BEAT_S, LIMITS, Limits, Steps
-from hyimg_cli.parallel.wire import Member, Numerics, loopback, silence, watch
+from hyimg_cli.parallel.wire import SHORT, Member, Numerics, loopback, silence, watch
 
 logger = logging.getLogger(__name__)
 DeviceKind = Literal["cpu", "cuda"]
@@ -174,6 +175,11 @@ class RankPool:
             self.stop()
             raise
 
+    def unload(self, name: str) -> None:
+        """Have no member hold the part `name`: they end, and start with their others."""
+        self.stop()
+        self._parts.pop(name, None)
+
     def run(
         self,
         work: Callable[..., Any],
@@ -281,6 +287,19 @@ class RankPool:
         if member in self._members and dist.is_initialized():
             logger.warning("rank %d ended; its group is aborted", member.number)
             torch.distributed.group.WORLD.abort()  # type: ignore[union-attr]
+
+
+@contextmanager
+def short_as_one() -> Iterator[None]:
+    """A member's lack of memory as that of one process: torch.OutOfMemoryError. What it had is gone
+    with it, so its next task has all of its memory.
+    """
+    try:
+        yield
+    except RankError as error:
+        if error.code != SHORT:
+            raise
+        raise torch.OutOfMemoryError(error.what) from None
 
 
 def load_part(rank: Rank, name: str, loader: Loader) -> None:

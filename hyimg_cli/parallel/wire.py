@@ -25,6 +25,9 @@ from hyimg_cli.errors import HyimgError, RankError
 from hyimg_cli.parallel.launch import Launched
 from hyimg_cli.parallel.watch import Beat, Limits, Steps, StepWatch
 
+# The code of a RankError where the member's device had too little memory.
+SHORT = "rank.out-of-memory"
+
 
 @dataclass(frozen=True)
 class Numerics:
@@ -54,24 +57,27 @@ class Numerics:
 class Failed:
     """Why a member gave up: it says so, ends, and its silence ends the others' waiting.
 
-    `at`: the machine's monotonic clock. `error` where it is one of ours.
+    `at`: the machine's monotonic clock. `error` where it is one of ours. `is_short`: of memory.
     """
 
     rank: int
     what: str
     at: float
     error: HyimgError | None = None
+    is_short: bool = False
 
     @classmethod
     def by(cls, rank: int, error: BaseException) -> Failed:
         ours = error if isinstance(error, HyimgError) else None
         what = traceback.format_exception_only(error)[-1].strip()
-        return cls(rank, what, time.monotonic(), ours)
+        is_short = isinstance(error, torch.OutOfMemoryError)
+        return cls(rank, what, time.monotonic(), ours, is_short)
 
     def as_rank_error(self) -> RankError:
         return RankError(
             f"rank {self.rank} failed: {self.what}",
             hint="run the same command again; the ranks start anew",
+            code=SHORT if self.is_short else "",
             retryable=True,
         )
 

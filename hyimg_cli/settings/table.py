@@ -41,6 +41,7 @@ from hyimg_cli.spec.job import (
 )
 from hyimg_cli.spec.run import (
     ATTENTION_BACKENDS,
+    DECODE_TILES,
     DTYPES,
     FRAMES,
     GRAPHS,
@@ -261,6 +262,14 @@ _MODEL = (
         False,
         "Launch passes of LingBot-World as CUDA graphs, one for each chunk's place. Same pixels.",
         only="videos",
+    ),
+    Declaration(
+        "decode_tiles",
+        OneOf(DECODE_TILES),
+        "auto",
+        "Tiles of a video's decode: the model's own, or half of them each way in less memory.",
+        only="videos",
+        pixels=InKey("decode", _words(*DECODE_TILES[1:])),
     ),
     Declaration(
         "decode_graphs",

@@ -233,6 +233,11 @@ class TileRule:
     stride_cells: int
     blend_pixels: int
 
+    @property
+    def halved(self) -> "TileRule":
+        """Tiles of half the side."""
+        return TileRule(self.tile_cells // 2, self.stride_cells // 2, self.blend_pixels // 2)
+
 
 @dataclass(frozen=True)
 class ForwardWork:
@@ -442,7 +447,7 @@ class VideoCard:
 
     def decode_bytes(self, size: Size, num_frames: int, dtype: str, *, in_tiles: bool) -> int:
         """Activations of a decode at their peak: of what is decoded at once, and beside it the
-        video; in tiles two rows of them too.
+        video, unless its frames leave one latent frame at a time; in tiles two rows of them too.
         """
         tile = self.tiles.tile_cells * self.pixels_per_cell
         area = size.height * size.width
@@ -450,7 +455,9 @@ class VideoCard:
         at_once = min(size.height, tile) * min(size.width, tile) if cuts else area
         overlap = self.tiles.tile_cells / self.tiles.stride_cells
         rows = 2 * min(size.height, tile) * size.width * overlap if cuts else 0
-        beside = (area + int(rows)) * num_frames * _PIXEL_BYTES
+        leaves = not (cuts or self.decode.per_frame_pixel)
+        held = self.frame_stride if leaves else num_frames
+        beside = (area + int(rows)) * held * _PIXEL_BYTES
         own = self.decode.per_pixel + num_frames * self.decode.per_frame_pixel
         is_wide = dtype == "float32" or self.has_float32_vae
         return (at_once * own + beside) * (2 if is_wide else 1)

@@ -14,12 +14,14 @@ Quantization = Literal["none", "fp8", "nf4"]
 Graphs = Literal["auto", "on", "off"]
 VaeDtype = Literal["auto", "float32", "float16"]
 Offloading = Literal["none", "model", "group"]
+DecodeTiles = Literal["auto", "own", "half"]
 FRAMES: tuple[Frames, ...] = get_args(Frames)
 DTYPES: tuple[Dtype, ...] = get_args(Dtype)
 QUANTIZATIONS: tuple[Quantization, ...] = get_args(Quantization)
 VAE_DTYPES: tuple[VaeDtype, ...] = get_args(VaeDtype)
 GRAPHS: tuple[Graphs, ...] = get_args(Graphs)
 OFFLOADS: tuple[Offloading, ...] = get_args(Offloading)
+DECODE_TILES: tuple[DecodeTiles, ...] = get_args(DecodeTiles)
 # By the names of the library's AttentionBackendName.
 ATTENTION_BACKENDS = (
     *("native", "_native_cudnn", "_native_efficient", "_native_flash", "_native_math"),
@@ -74,9 +76,10 @@ class ModelChoice:
     their convolutions' other order in memory. `offloads_experts`: of a picture's model the experts
     are in main memory, `expert_room` bytes of them on the GPU beside two layers. `components`: a
     folder with the text encoder and VAE of a video model that comes without. `pass_graphs`: passes
-    of a model that works in chunks are CUDA graphs; the same numbers. `place`: the machine that the
-    work is done on; None: this. `weights_cache`: where quantised weights are kept for the next
-    start; None: nowhere.
+    of a model that works in chunks are CUDA graphs; the same numbers. `decode_tiles`: of a video's
+    decode, whatever `vae_use_tiling` says: the model's `own`, or those of half their side; other
+    pixels. `place`: the machine that the work is done on; None: this. `weights_cache`: where
+    quantised weights are kept for the next start; None: nowhere.
     """
 
     model: str = "tiny-image"
@@ -92,6 +95,7 @@ class ModelChoice:
     compile_blocks: bool = False
     components: str | None = None
     pass_graphs: bool = False
+    decode_tiles: DecodeTiles = "auto"
     vae_dtype: VaeDtype = "auto"
     vae_channels_last: bool = False
     offloads_experts: bool = False
@@ -106,8 +110,15 @@ class ModelChoice:
 
     @property
     def tiles_videos(self) -> bool:
-        """True unless videos are decoded whole."""
+        """True unless start pictures are encoded whole, and videos decoded so if nothing is said of
+        that.
+        """
         return self.vae_use_tiling is not False
+
+    @property
+    def tiles_decodes(self) -> bool:
+        """True unless videos are decoded whole."""
+        return self.tiles_videos or self.decode_tiles != "auto"
 
     def dtype_on(self, kind: str) -> str:
         """Dtype on a kind of device: float32 on the CPU, bfloat16 on a GPU by default."""

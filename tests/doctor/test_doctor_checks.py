@@ -470,7 +470,7 @@ def test_an_encoder_that_is_missing(subject: MakeSubject, monkeypatch: pytest.Mo
     def unknown(*_: Any, **__: Any) -> Any:
         raise av.error.EncoderNotFoundError(1, "libx264")
 
-    monkeypatch.setattr("hyimg_cli.media.video._Film", unknown)
+    monkeypatch.setattr("hyimg_cli.media.video._Stream", unknown)
     (found,) = examined(subject(), [("video files", tools.film)])
     assert found.status == "failed"
 

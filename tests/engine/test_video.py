@@ -157,14 +157,15 @@ def test_a_load_that_was_cut_short_begins_again(
 def test_what_cannot_be_written_is_one_jobs_failure(
     jobs: list[VideoJob], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    inner = video.write_video
+    inner = video.film
 
-    def refuses(path: Path, *arguments: Any, **named: Any) -> Any:
+    def refuses(path: Path, **named: Any) -> Any:
+        made = inner(path, **named)
         if path.stem == "seeded":
-            raise ValueError("the encoder takes no such frame")
-        return inner(path, *arguments, **named)
+            made.throw(ValueError("the encoder takes no such frame"))
+        return made
 
-    monkeypatch.setattr(video, "write_video", refuses)
+    monkeypatch.setattr(video, "film", refuses)
     every = OutputConfig(tmp_path, checkpoint_every=1)
     _, outcomes = run(jobs, tmp_path, output=every)
     assert {name: one.status for name, one in outcomes.items()} == {

@@ -31,12 +31,12 @@ import torch, diffusers
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.cli import app
 from hyimg_cli.engine.session import Session
-from hyimg_cli.media.video import _Film
+from hyimg_cli.media.video import _Stream
 from hyimg_cli.spec.events import DenoiseStep, PromptEmbedded
 import hyimg_cli.models.diffusers_video.loading, hyimg_cli.models.diffusers_video.hunyuan_video15
 from hyimg_cli.models.diffusers_video.model import DiffusersVideo
 
-told, decoded, closed = Session.run, DiffusersVideo.decode_latents, _Film.close
+told, decoded, closed = Session.run, DiffusersVideo.decode_latents, _Stream.close
 appended = RunFolder.append
 wanted, left, wait = None, 0, 0
 
@@ -71,7 +71,7 @@ def append(self, outcome):
     reached("line")
     appended(self, outcome)
 
-Session.run, DiffusersVideo.decode_latents, _Film.close = run, decode_latents, close
+Session.run, DiffusersVideo.decode_latents, _Stream.close = run, decode_latents, close
 RunFolder.append = append
 manifest, options = sys.argv[1], sys.argv[2:]
 for folder, wanted, left, wait, flags in json.load(sys.stdin):

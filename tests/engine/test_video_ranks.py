@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from engine.fake_video import video_job
+from engine.fake_video import frames_by_seed, video_job
 from parallel.test_when_ranks_fail import gone_within, is_alive
 from rank_tasks import DiesOnMembers, Nothing
 from tiny_video import write_wan
@@ -23,7 +23,6 @@ from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.memory.footprint import video_need
 from hyimg_cli.models import registry
 from hyimg_cli.pipelines.video import ranks as video_ranks
-from hyimg_cli.pipelines.video.pipeline import VideoPipeline
 from hyimg_cli.pipelines.video.ranks import VideoRanks
 from hyimg_cli.spec.events import DenoiseStep, Event, JobDone, JobFailed, ModelLoaded, Outcome
 from hyimg_cli.spec.job import Size, VideoJob
@@ -61,16 +60,7 @@ def events_of(session: Session, jobs: list[VideoJob]) -> Iterator[Event]:
 
 @pytest.fixture
 def latents(monkeypatch: pytest.MonkeyPatch) -> dict[int, Any]:
-    """By seed, the frames that were made last: without an output folder nothing else keeps them."""
-    made: dict[int, Any] = {}
-    inner = VideoPipeline.outcome
-
-    def seen(self: VideoPipeline, done: Any, *arguments: Any) -> Any:
-        made[done.job.seed] = [piece.tobytes() for piece in done.pieces]
-        return inner(self, done, *arguments)
-
-    monkeypatch.setattr(VideoPipeline, "outcome", seen)
-    return made
+    return frames_by_seed(monkeypatch)
 
 
 @pytest.fixture

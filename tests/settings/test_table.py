@@ -36,6 +36,7 @@ FILLS: dict[str, tuple[str, Any]] = {
     "video_components": ("model.components", "wan"),
     "clips_together": ("batch.clips", 2),
     "decode_graphs": ("model.decode_graphs", "off"),
+    "decode_tiles": ("model.decode_tiles", "half"),
     "pass_graphs": ("model.pass_graphs", True),
     "kv_reuse": ("reuse.kv_reuse", False),
     "require_kv_reuse": ("reuse.required", True),
@@ -104,6 +105,8 @@ IN_VIDEO_KEY: dict[tuple[str, Any], dict[str, str]] = {
     ("attention_backend", "_native_math"): {"attention": "_native_math"},
     ("attention_backend", "sage"): {"attention": "sage"},
     ("compile_blocks", True): {"blocks": "compiled"},
+    ("decode_tiles", "own"): {"decode": "own"},
+    ("decode_tiles", "half"): {"decode": "half"},
 }
 # The settings of a job: each off its default, with what else makes a stage read it.
 OF_THE_JOB: dict[str, dict[str, Any]] = {

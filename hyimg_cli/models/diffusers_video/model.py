@@ -5,6 +5,7 @@ import gc
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property, partial
+from itertools import chain
 from types import MappingProxyType
 from typing import Any
 
@@ -21,6 +22,7 @@ from hyimg_cli.models.diffusers_video.decode import (
     frames,
     refuse_infinite,
     smaller_tilings,
+    tiling_of,
 )
 from hyimg_cli.models.diffusers_video.denoising import Denoiser, Velocity, forget_step_cache
 from hyimg_cli.models.diffusers_video.layout import CheckpointLayout
@@ -41,8 +43,7 @@ from hyimg_cli.models.latent_video import (
 )
 from hyimg_cli.spec.card import VideoCard
 from hyimg_cli.spec.job import VideoJob
-from hyimg_cli.spec.run import ModelChoice
-from hyimg_cli.tiling.decode import decode_tiled
+from hyimg_cli.spec.run import DecodeTiles, ModelChoice
 from hyimg_cli.tiling.tiles import Tiling
 
 
@@ -72,9 +73,11 @@ class DiffusersVideo(ABC):
         self.card, self.layout, self.place, self.choice = card, layout, place, choice
         self.parameter_count = parameter_count
         self.branch_runner: Callable[[], BranchRunner] = lambda: LocalBranches(self.branch)
-        self.is_tiled = choice.tiles_videos
+        self.is_tiled, self.tiles = choice.tiles_videos, choice.decode_tiles
+        if self.is_tiled and self.tiles == "auto":
+            self.tiles = "own"
         self._is_off_device = False
-        self.decoder: LatentDecoder = LocalDecoder(lambda: self.vae, is_tiled=self.is_tiled)
+        self.decoder: LatentDecoder = LocalDecoder(lambda: self.vae)
 
     @abstractmethod
     def new_prompts(self) -> PromptEncoder:
@@ -227,23 +230,19 @@ class DiffusersVideo(ABC):
             is_euler=job.scheduler == "euler",
         )
 
-    def smaller_tilings(self, latents_BCFYX: Tensor) -> Iterator[Tiling]:
-        return smaller_tilings(self.vae.tiling, latents_BCFYX, is_tiled=self.is_tiled)
+    def smaller_tilings(self, latents_BCFYX: Tensor) -> Iterator[tuple[DecodeTiles, Tiling]]:
+        return smaller_tilings(self.vae.tiling, latents_BCFYX, self.tiles)
 
     @torch.no_grad()
     def decode_latents(
         self, latents_BCFYX: Tensor, tiling: Tiling | None = None
     ) -> Iterator[np.ndarray]:
-        """The whole video is decoded and checked before the first piece comes back.
-
-        Raises OutputError, a JobError, where it is not finite or shows nothing.
-        """
+        """Raises OutputError, a JobError, where the video is not finite."""
         refuse_infinite(latents_BCFYX)
         self.place.bring(self.vae.module)
-        unscaled_BCFYX = self.vae.unscaled(latents_BCFYX)
-        if tiling is not None:
-            return frames(decode_tiled(self.vae, unscaled_BCFYX, tiling))
-        return frames(self.decoder.decode(unscaled_BCFYX))
+        tiling = tiling or tiling_of(self.vae.tiling, self.tiles)
+        pieces = self.decoder.decode(self.vae.unscaled(latents_BCFYX), tiling)
+        return chain.from_iterable(map(frames, pieces))
 
     def _noise(self, job: VideoJob) -> Tensor:
         """Drawn on the CPU in the dtype that the pipeline draws in: another dtype, other noise."""

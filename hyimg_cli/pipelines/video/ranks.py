@@ -7,6 +7,7 @@ One pool of ranks serves both; it lives as long as the model. Pixels are those o
 """
 
 # Legend: B batch, C channel, F latent frames, Y X latent rows and columns
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -28,7 +29,7 @@ from hyimg_cli.pipelines.gpu_lock import ModelRanks
 from hyimg_cli.spec.events import DecodeReport, ParallelReport
 from hyimg_cli.spec.run import ModelChoice, ParallelConfig
 from hyimg_cli.tiling.decode import PatchParallelDecoder
-from hyimg_cli.tiling.tiles import tile_plan
+from hyimg_cli.tiling.tiles import Tiling, tile_plan
 
 if TYPE_CHECKING:
     import torch
@@ -88,13 +89,29 @@ class VideoRanks(ModelRanks):
             part = VaePart(self._choice)
             pool.load(VAE, part, ranks=config.vae_ranks, own=lambda: model.vae)
             tiles = PatchParallelDecoder(pool, ranks=config.vae_ranks, part=VAE)
-            self._decoder = SpreadDecoder(model.vae, tiles, alone=model.decoder)
+            self._decoder = SpreadDecoder(tiles, alone=model.decoder)
             model.decoder = self._decoder
-        if config.cfg_ranks > 1 and with_branches and self._branches is None:
-            branch = TransformerPart(self._choice)
-            pool.load(TRANSFORMER, branch, ranks=config.cfg_ranks, own=partial(_ready, model))
-            branches = ParallelBranches(pool, ranks=config.cfg_ranks, part=TRANSFORMER)
-            self._branches, model.branch_runner = branches, lambda: branches
+        if config.cfg_ranks > 1 and with_branches:
+            self._load_branches()
+            model.branch_runner = self._load_branches
+
+    def _load_branches(self) -> ParallelBranches:
+        """The branches, each rank's transformer read where it is not there."""
+        if self._branches is None:
+            ranks, own = self._config.cfg_ranks, partial(_ready, self._model)
+            self._pool.load(TRANSFORMER, TransformerPart(self._choice), ranks=ranks, own=own)
+            self._branches = ParallelBranches(self._pool, ranks=ranks, part=TRANSFORMER)
+        return self._branches
+
+    def release_branches(self) -> None:
+        """Have no rank hold a transformer but the first; the next job's branches bring them back.
+
+        The ranks start anew: a decode has run out of memory, and what failed has ended most of them
+        already.
+        """
+        if self._branches is not None:
+            self._branches = None
+            self._pool.unload(TRANSFORMER)
 
     def report(self) -> ParallelReport:
         return ParallelReport(
@@ -108,18 +125,20 @@ class SpreadDecoder:
     own decode, whose bits are then the one process's in any case.
     """
 
-    def __init__(self, vae: VideoVae, tiles: PatchParallelDecoder, *, alone: LatentDecoder) -> None:
-        self._vae, self._tiles, self._alone = vae, tiles, alone
+    def __init__(self, tiles: PatchParallelDecoder, *, alone: LatentDecoder) -> None:
+        self._tiles, self._alone = tiles, alone
         self.report: DecodeReport | None = None
 
-    def decode(self, latents_BCFYX: Tensor) -> Tensor:
-        """Pixels in about -1..1, [B, 3, T, H, W]. Raises RankError where a rank dies or fails."""
+    def decode(self, latents_BCFYX: Tensor, tiling: Tiling | None) -> Iterator[Tensor]:
+        """Pixels in about -1..1, [B, 3, t, H, W]. Raises RankError where a rank dies or fails,
+        torch.OutOfMemoryError where one of them has too little memory.
+        """
         self.report = None
-        if len(tile_plan(self._vae.tiling, *latents_BCFYX.shape[-2:]).tiles) == 1:
-            return self._alone.decode(latents_BCFYX)
-        pixels_BCTHW = self._tiles.decode(latents_BCFYX)
-        self.report = self._tiles.report
-        return pixels_BCTHW
+        if tiling is None or len(tile_plan(tiling, *latents_BCFYX.shape[-2:]).tiles) == 1:
+            yield from self._alone.decode(latents_BCFYX, tiling)
+        else:
+            yield self._tiles.decode(latents_BCFYX, tiling)
+            self.report = self._tiles.report
 
 
 def spread(model: LatentVideoModel) -> SpreadModel:

@@ -316,6 +316,7 @@ def test_a_short_memory_takes_the_transformer_away_and_cuts_the_decode(
     golden.release_transformer()
     assert torch.equal(run(denoiser_of(golden, [clip_of(5)])), before)
     assert list(golden.smaller_tilings(torch.zeros(1, 16, 3, 4, 6))) == []
-    (tiling, _) = golden.smaller_tilings(torch.zeros(1, 16, 3, 40, 60))
+    ((word, tiling), (smaller, _)) = golden.smaller_tilings(torch.zeros(1, 16, 3, 40, 60))
+    assert (word, smaller) == ("own", "half")
     pieces = np.concatenate(list(golden.decode_latents(torch.randn(1, 16, 1, 34, 4), tiling)))
     assert pieces.shape == (1, 272, 32, 3)

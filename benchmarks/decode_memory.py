@@ -1,0 +1,114 @@
+"""Main memory that a film's decode and its writing take, by its length.
+
+What is measured: the most that this process holds (VmHWM, set back before each film) beyond what
+it held before, from the first latent to the film's line. Nothing is denoised: the latents are
+noise. The VAE is Wan 2.1's with few channels, so that frames weigh more than its own activations.
+
+    python benchmarks/decode_memory.py --out benchmarks/results/decode-memory-2core-cpu.json
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hyimg_cli.diffusion.step_cache import VelocityCache
+from hyimg_cli.engine.session import Session
+from hyimg_cli.journal.journal import RunFolder
+from hyimg_cli.journal.provenance import hardware, versions
+from hyimg_cli.manifest.planner import make_plan
+from hyimg_cli.models import registry
+from hyimg_cli.models.diffusers_video.model import DiffusersVideo
+from hyimg_cli.spec.events import JobDone
+from hyimg_cli.spec.job import Size, VideoJob
+from hyimg_cli.spec.run import BatchConfig, ModelChoice, OutputConfig, RunConfig
+
+sys.path.append(str(Path(__file__).parents[1] / "recipes" / "build-tiny-video"))
+SIZE, LENGTHS = Size(240, 416), (9, 41, 121)
+FRAME_MB = SIZE.width * SIZE.height * 3 / 1e6
+
+
+class Noise:
+    """A denoiser without a step."""
+
+    steps = 0
+
+    def __init__(self, job: VideoJob, *_: Any, model: DiffusersVideo) -> None:
+        shape = (1, model.card.latent_channels, *model.card.latent_grid(job.size, job.num_frames))
+        generator = torch.Generator().manual_seed(job.seed)
+        self.latents_BCFYX = torch.randn(shape, generator=generator)
+        self.velocities = VelocityCache(None, ())
+
+    def initial_latents(self) -> torch.Tensor:
+        return self.latents_BCFYX
+
+
+def main() -> None:
+    """Measure films of each length, tiled and whole, and write everything as JSON."""
+    from tiny_checkpoints import wan
+
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, required=True)
+    out = parser.parse_args().out
+    DiffusersVideo.denoiser = lambda model, *of: Noise(*of, model=model)  # type: ignore
+    rows = []
+    with tempfile.TemporaryDirectory() as name:
+        model = Path(name) / "wan"
+        wan.write(model)
+        for is_tiled in (False, True):
+            choice = ModelChoice(str(model), device="cpu", vae_use_tiling=is_tiled)
+            folder = Path(name) / f"tiled-{is_tiled}"
+            config = RunConfig(OutputConfig(folder), model=choice, batch=BatchConfig(prewarm=False))
+            with Session(config) as session:
+                found = {n: _measured(session, _job(str(model), n), folder) for n in LENGTHS}
+            rows.append({"is_tiled": is_tiled, "mb_by_frames": found})
+            print(rows[-1], flush=True)
+    result = {
+        "date": datetime.now(UTC).date().isoformat(),
+        "what": f"{SIZE}, {FRAME_MB:.1f} MB a frame",
+        "hardware": hardware(),
+        "versions": versions(),
+        "settings": rows,
+    }
+    out.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def _job(model: str, num_frames: int) -> VideoJob:
+    return VideoJob(
+        custom_id=f"film-{num_frames}",
+        task="t2v",
+        prompt="a walk",
+        negative_prompt="",
+        model=model,
+        seed=1,
+        size=SIZE,
+        num_frames=num_frames,
+        fps=16,
+        num_inference_steps=1,
+        guidance_scale=1.0,
+        flow_shift=3.0,
+    )
+
+
+def _measured(session: Session, job: VideoJob, folder: Path) -> float:
+    before = _memory_mb("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")
+    with RunFolder(folder) as run:
+        events = list(session.run(make_plan([job], registry.model_card), run))
+    assert any(isinstance(event, JobDone) for event in events), events
+    return round(_memory_mb("VmHWM") - before, 1)
+
+
+def _memory_mb(name: str) -> float:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    (value,) = (line.split()[1] for line in lines if line.startswith(f"{name}:"))
+    return int(value) * 1024 / 1e6
+
+
+if __name__ == "__main__":
+    main()
