@@ -29,7 +29,7 @@ from hyimg_cli.spec.job import Size, VideoJob
 from hyimg_cli.spec.run import BatchConfig, ModelChoice, OutputConfig, RunConfig
 
 sys.path.append(str(Path(__file__).parents[1] / "recipes" / "build-tiny-video"))
-SIZE, LENGTHS = Size(240, 416), (9, 41, 121)
+SIZE, LENGTHS = Size(240, 416), (9, 41, 121, 361)
 FRAME_MB = SIZE.width * SIZE.height * 3 / 1e6
 
 

@@ -118,39 +118,52 @@ def _write(
     path: Path, fps: int, comment: str | None, shots: Path | None
 ) -> Generator[None, Frames | None, tuple[str, int, int, int]]:
     """Digest of the frames, their number, height and width; takes pieces until None."""
-    pixels, count, stream = hashlib.sha256(), 0, None
-    shape: tuple[int, ...] = ()
     # What a muxer of another version would name itself stays out of the file.
     options = {"fflags": "+bitexact", "movflags": "+faststart"}
     with av.open(str(path), "w", format="mp4", options=options) as container:
         if comment is not None:
             container.metadata["comment"] = comment
+        stream = _Stream(container, fps, shots)
         while (piece := (yield)) is not None:
-            for frame in piece:
-                if stream is None:
-                    shape, stream = frame.shape, _Stream(container, fps, *frame.shape[:2])
-                assert frame.shape == shape, "a video's frames are of one size"
-                assert frame.dtype == np.uint8, "frames are bytes"
-                pixels.update(np.ascontiguousarray(frame).tobytes())
-                stream.add(frame)
-                if shots is not None:
-                    Image.fromarray(frame).save(shots / f"{count:04d}.png")
-                count += 1
-        if stream is None:
-            raise ValueError("a video needs a frame")
+            stream.add(piece)
+            del piece  # not held until the next one comes
         stream.close()
-    return pixels.hexdigest(), count, shape[0], shape[1]
+    return stream.pixels.hexdigest(), stream.count, stream.shape[0], stream.shape[1]
 
 
 class _Stream:
-    """The video stream of a container."""
+    """The video stream of a container, begun with its first frame: what it was given until now."""
 
     def __init__(
-        self, container: av.container.OutputContainer, fps: int, height: int, width: int
+        self, container: av.container.OutputContainer, fps: int, shots: Path | None
     ) -> None:
-        self._container = container
+        self.pixels, self.count, self.shape = hashlib.sha256(), 0, (0, 0, 0)
+        self._container, self._fps, self._shots = container, fps, shots
+        self._odd = _EVEN
+
+    def add(self, piece: Frames) -> None:
+        """Encode its frames, and write each as a picture where there is a place for them."""
+        for frame in piece:
+            if not self.count:
+                self._begin(*frame.shape)
+            assert frame.shape == self.shape, "a video's frames are of one size"
+            assert frame.dtype == np.uint8, "frames are bytes"
+            self.pixels.update(np.ascontiguousarray(frame).tobytes())
+            self._container.mux(self._stream.encode(self._picture(frame)))
+            if self._shots is not None:
+                Image.fromarray(frame).save(self._shots / f"{self.count:04d}.png")
+            self.count += 1
+
+    def close(self) -> None:
+        """Encode what was held back. Raises ValueError where there was no frame."""
+        if not self.count:
+            raise ValueError("a video needs a frame")
+        self._container.mux(self._stream.encode(None))
+
+    def _begin(self, height: int, width: int, channels: int) -> None:
+        self.shape = height, width, channels
         self._odd = ((0, height % 2), (0, width % 2), (0, 0))
-        stream = container.add_stream("libx264", rate=fps)
+        self._stream = stream = self._container.add_stream("libx264", rate=self._fps)
         stream.height, stream.width = height + height % 2, width + width % 2
         stream.pix_fmt = "yuv420p"
         stream.options = {
@@ -162,21 +175,16 @@ class _Stream:
         context.color_range = ColorRange.MPEG
         context.colorspace = Colorspace.ITU709
         context.color_primaries = context.color_trc = _BT709
-        self._stream = stream
 
-    def add(self, frame: Frames) -> None:
+    def _picture(self, frame: Frames) -> VideoFrame:
         even = np.pad(frame, self._odd, mode="edge") if self._odd != _EVEN else frame
         rgb = VideoFrame.from_ndarray(np.ascontiguousarray(even), format="rgb24")
-        yuv = rgb.reformat(
+        return rgb.reformat(
             format="yuv420p",
             dst_colorspace=Colorspace.ITU709,
             src_color_range=ColorRange.JPEG,
             dst_color_range=ColorRange.MPEG,
         )
-        self._container.mux(self._stream.encode(yuv))
-
-    def close(self) -> None:
-        self._container.mux(self._stream.encode(None))
 
 
 _EVEN = ((0, 0), (0, 0), (0, 0))

@@ -104,6 +104,11 @@ class RankPool:
         """Process ids of ranks 1, 2, ..; empty where none runs."""
         return [member.child.process.pid for member in self._members]
 
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Names of the parts that ranks hold, or will when they have started."""
+        return tuple(self._parts)
+
     def launch(self) -> None:
         """Begin to start the members without waiting for them: rank 0 has other work meanwhile."""
         if not self._members:

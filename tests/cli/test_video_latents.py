@@ -183,6 +183,30 @@ def test_an_attempt_in_the_same_run_only_decodes(
     decoded_only(line, undisturbed)
 
 
+def test_a_film_in_smaller_tiles_is_replayed_in_them(
+    run_cli: Callable[..., Any],
+    write_manifest: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The line tells them, the record too; a recipe may ask for them from the start."""
+    manifest = write_manifest(LINE | {"size": "160x48", "num_frames": 1, "steps": 1})
+    short = torch.OutOfMemoryError("too much")
+    fail_once(monkeypatch, DiffusersVideo, "decode_latents", short, times=2)
+    (line, _) = run_cli("generate", manifest, "-o", "out", *PLAIN, "--no-prewarm").json_lines
+    assert "tiles of 128 pixels" in line["warnings"][1]
+    record = json.loads(Path("out/outputs/film.json").read_text())
+    assert record["settings"]["decode"] == "half"
+    again = run_cli("replay", "out/outputs/film.mp4", "-o", "again", "--expect-equal")
+    assert again.code == 0, again.err
+    Path("half.toml").write_text('[model]\ndecode_tiles = "half"\n')
+    (asked, _) = run_cli(
+        "generate", manifest, "-o", "asked", "--recipe", "half.toml", *PLAIN, "--no-prewarm"
+    ).json_lines
+    assert asked["outputs"][0]["pixel_sha256"] == line["outputs"][0]["pixel_sha256"]
+    assert asked["warnings"] == []
+    assert asked["key"] != line["key"]
+
+
 def test_latents_that_the_disk_refuses_fail_nothing(
     generate: Generate,
     undisturbed: dict[str, Any],

@@ -4,7 +4,8 @@ the pixels alone, and every line says what happened.
 
 import json
 import signal
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -152,6 +153,40 @@ def test_a_load_that_was_cut_short_begins_again(
     assert sum(isinstance(event, ModelLoaded) for event in again) == 1
     assert {outcome.status for outcome in outcomes.values()} == {"done"}
     assert [model.log.count("load") for model in studios.models] == [0, 1]
+
+
+def test_no_more_than_two_pieces_of_a_film_are_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one that is encoded and the one that is decoded, of 121 frames; the pixels are those of
+    the whole film.
+    """
+    decode, alive, held = FakeVideo.decode_latents, list[Any](), list[int]()
+    whole: list[np.ndarray] = []
+
+    def counted(self: FakeVideo, *latents: Any) -> Iterator[np.ndarray]:
+        for frames in decode(self, *latents):
+            piece = frames.copy()
+            whole.append(frames)
+            alive.append(weakref.ref(piece))
+            held.append(sum(one() is not None for one in alive))
+            yield piece
+            del piece
+
+    monkeypatch.setattr(FakeVideo, "decode_latents", counted)
+    _, outcomes = run([video_job(num_frames=121)], tmp_path, batch=COLD)
+    assert len(held) == 61
+    assert max(held) <= 2
+    assert pixels(outcomes["job"]) == digest.of_bytes(np.concatenate(whole).tobytes())
+    assert not [one() for one in alive if one() is not None], "nor any once it is written"
+
+
+def test_a_film_without_a_place_is_only_decoded(studios: Studios) -> None:
+    with Session(RunConfig(OutputConfig(Path("nowhere")), batch=COLD)) as session:
+        events = list(session.run(make_plan([video_job()], registry.model_card)))
+    (done,) = (event for event in events if isinstance(event, JobDone))
+    assert done.outcome.outputs == ()
+    assert "decode (2, 2, 3)" in studios.models[0].log
 
 
 def test_what_cannot_be_written_is_one_jobs_failure(

@@ -97,9 +97,10 @@ class VideoRanks(ModelRanks):
 
     def _load_branches(self) -> ParallelBranches:
         """The branches, each rank's transformer read where it is not there."""
-        if self._branches is None:
-            ranks, own = self._config.cfg_ranks, partial(_ready, self._model)
+        ranks, own = self._config.cfg_ranks, partial(_ready, self._model)
+        if TRANSFORMER not in self._pool.parts:
             self._pool.load(TRANSFORMER, TransformerPart(self._choice), ranks=ranks, own=own)
+        if self._branches is None:
             self._branches = ParallelBranches(self._pool, ranks=ranks, part=TRANSFORMER)
         return self._branches
 
@@ -109,8 +110,7 @@ class VideoRanks(ModelRanks):
         The ranks start anew: a decode has run out of memory, and what failed has ended most of them
         already.
         """
-        if self._branches is not None:
-            self._branches = None
+        if TRANSFORMER in self._pool.parts:
             self._pool.unload(TRANSFORMER)
 
     def report(self) -> ParallelReport:

@@ -257,3 +257,6 @@ def test_a_vae_of_patches_in_pieces() -> None:
         whole = module.decode(latents, return_dict=False)[0]
         assert whole.shape == (1, 3, 5, 48, 80)
         assert torch.equal(vae.finish(tile), whole)
+        pieces = [vae.finish(piece) for piece in vae.stream(latents)]
+        assert [piece.shape[2] for piece in pieces] == [1, 4]
+        assert torch.equal(torch.cat(pieces, dim=2), whole)
