@@ -123,8 +123,8 @@ def test_killed_anywhere_the_same_files(
 def test_what_is_denoised_is_only_decoded_wherever_a_kill_comes(
     write_manifest: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """Behind the last step; in the decode, when a piece of the film is encoded; when all are; between the film in its
-    place and its line; then to the end.
+    """Behind the last step; in the decode, when a piece of the film is encoded; when all are; when
+    the film is in its place without its line; then to the end.
     """
     manifest = write_manifest({"size": "48x32", "num_frames": 17} | LINES[0])
     kills = (("denoise", 5), ("decode", 2), ("write", 1), ("line", 1), ("", 0))

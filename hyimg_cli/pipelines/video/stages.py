@@ -31,6 +31,7 @@ from hyimg_cli.spec.events import (
     StepCacheReport,
 )
 from hyimg_cli.spec.job import VideoJob
+from hyimg_cli.spec.run import DecodeTiles
 from hyimg_cli.tiling.tiles import Tiling
 
 Result = TypeVar("Result")
@@ -147,6 +148,7 @@ def _decode_alone(
     """The decode where memory may be short: once more without the transformer on the device, the
     same pixels; then in smaller tiles. Each time the film begins anew.
     """
+    own = partial(decode, request, denoised, stages, begin)
 
     def drop() -> None:
         stages.drop()
@@ -159,12 +161,10 @@ def _decode_alone(
                 f"out of memory in the decode; it went on in tiles of {side} pixels: other pixels "
                 "near their borders"
             )
-            own = None if begin is None else partial(begin, tiles)
-            yield note, partial(decode, request, denoised, stages, own, tiling)
+            yield note, partial(own, tiles, tiling)
 
     memory = MemoryPolicy(drop, "the text encoders, the transformer and the prefixes of pictures")
-    own = None if begin is None else partial(begin, None)
-    return memory.alone(request, partial(decode, request, denoised, stages, own), smaller())
+    return memory.alone(request, own, smaller())
 
 
 def encode(request: Request[VideoJob], stages: VideoStages) -> Stage[EncodedConditions]:
@@ -211,16 +211,17 @@ def decode(
     request: Request[VideoJob],
     denoised: Denoised,
     stages: VideoStages,
-    begin: Callable[[], Film] | None,
+    begin: BeginFilm | None,
+    tiles: DecodeTiles | None = None,
     tiling: Tiling | None = None,
 ) -> Stage[Film | None]:
-    """Decode the last latents into the frames of a film, which are encoded as they come; `tiling`:
-    instead of the model's own.
+    """Decode the last latents into the frames of a film, which are encoded as they come; `tiles`,
+    and the `tiling` that they are: instead of the model's own.
     """
     yield PhaseStarted(request.job.custom_id, "decode_latents")
     request.clock.enter("decode_latents")
     decoded = stages.model.decode_latents(denoised.latents_BCFYX, tiling)
-    film = None if begin is None else begin()
+    film = None if begin is None else begin(tiles)
     # Left in the middle it would go on keeping features of its frames.
     with closing(checked(request.job, decoded)) as pieces:
         if film is None:
