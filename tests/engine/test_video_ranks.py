@@ -153,8 +153,8 @@ def test_ranks_go_down_the_ladder_of_a_short_decode_together(
     with Session(config(vae=2, cfg=2)) as session:
         found = outcomes(events_of(session, jobs))
         assert session._videos._ranks is not None
-        assert session._videos._ranks._pool.run(rank_tasks.parts)[1] == ["transformer", "vae"]
-    assert held == [[["transformer", "vae"], ["vae"]]]
+        assert {"transformer", "vae"} <= {*session._videos._ranks._pool.run(rank_tasks.parts)[1]}
+    assert [parts[1] for parts in held] == [["vae"]]
     assert latents == expected
     notes = found["first"].warnings
     assert ["transformer" in notes[0], "tiles of 128 pixels" in notes[1]] == [True, True]

@@ -91,18 +91,11 @@ class VideoRanks(ModelRanks):
             tiles = PatchParallelDecoder(pool, ranks=config.vae_ranks, part=VAE)
             self._decoder = SpreadDecoder(tiles, alone=model.decoder)
             model.decoder = self._decoder
-        if config.cfg_ranks > 1 and with_branches:
-            self._load_branches()
-            model.branch_runner = self._load_branches
-
-    def _load_branches(self) -> ParallelBranches:
-        """The branches, each rank's transformer read where it is not there."""
-        ranks, own = self._config.cfg_ranks, partial(_ready, self._model)
-        if TRANSFORMER not in self._pool.parts:
-            self._pool.load(TRANSFORMER, TransformerPart(self._choice), ranks=ranks, own=own)
-        if self._branches is None:
-            self._branches = ParallelBranches(self._pool, ranks=ranks, part=TRANSFORMER)
-        return self._branches
+        if config.cfg_ranks > 1 and with_branches and self._branches is None:
+            branches = ParallelBranches(pool, ranks=config.cfg_ranks, part=TRANSFORMER)
+            # No method of this object: the pool knows the model, and would keep both.
+            runner = partial(_ready_branches, branches, pool, config.cfg_ranks, self._choice, model)
+            self._branches, model.branch_runner = runner(), runner
 
     def release_branches(self) -> None:
         """Have no rank hold a transformer but the first; the next job's branches bring them back.
@@ -151,6 +144,19 @@ def spread(model: LatentVideoModel) -> SpreadModel:
             code="machine.ranks",
         )
     return model
+
+
+def _ready_branches(
+    branches: ParallelBranches,
+    pool: RankPool,
+    ranks: int,
+    choice: ModelChoice,
+    model: LatentVideoModel,
+) -> ParallelBranches:
+    """`branches`, each rank's transformer read where it is not there."""
+    if TRANSFORMER not in pool.parts:
+        pool.load(TRANSFORMER, TransformerPart(choice), ranks=ranks, own=partial(_ready, model))
+    return branches
 
 
 def _ready(model: LatentVideoModel) -> LatentVideoModel:
