@@ -56,7 +56,7 @@ def doctor(
     """
     subject = _subject(ctx.params)
     parallel = subject.config.parallel
-    has_ranks = ranks or max(parallel.ranks, parallel.tensor_ranks) > 1
+    has_ranks = ranks or parallel.of_session > 1
     checks = (*CHECKS, RANKS) if has_ranks else CHECKS
     answers = []
     for answer in examined(subject, checks):

@@ -516,11 +516,12 @@ _PARALLEL = (
         "Processes, a GPU each, that share the tiles of a video's decode. Same pixels.",
         fills="vae_ranks",
     ),
-    _video(
+    _model(
         "cfg_parallel_size",
         Integer(1, 2),
         1,
-        "2: a process, a GPU each, for each of the two guidance branches. Same pixels.",
+        "2: a process (pictures: --tensor-parallel-size of them), a GPU each, for each of the two "
+        "guidance branches. Same pixels.",
         fills="cfg_ranks",
     ),
     _model_of_pictures(

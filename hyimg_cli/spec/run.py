@@ -186,11 +186,11 @@ class OutputConfig:
 class ParallelConfig:
     """Over how many processes the work is spread.
 
-    Of a video: `vae_ranks`, the tiles of its decode; `cfg_ranks`, its guidance branches, of which
-    there are at most two. Neither changes its pixels. `tensor_ranks`: the layers of a picture's
-    model; sums round differently then. `replicas`: sessions with a model of their own each, on a
-    GPU of their own, that share the jobs; no pixel changes. `ray_address`: of the Ray cluster that
-    they run on, `local` for one that is started here; None: processes of this machine.
+    `cfg_ranks`: guidance branches, of which there are at most two. Of a video: `vae_ranks`, the
+    tiles of its decode. Neither changes pixels. `tensor_ranks`: the layers of a picture's model,
+    for each branch; sums round differently then. `replicas`: sessions with a model of their own
+    each, on a GPU of their own, that share the jobs; no pixel changes. `ray_address`: of the Ray
+    cluster that they run on, `local` for one that is started here; None: processes of this machine.
     """
 
     vae_ranks: int = 1
@@ -205,6 +205,11 @@ class ParallelConfig:
         return max(self.vae_ranks, self.cfg_ranks)
 
     @property
+    def picture_ranks(self) -> int:
+        """Processes that are needed for a picture, this one counted."""
+        return self.tensor_ranks * self.cfg_ranks
+
+    @property
     def has_replicas(self) -> bool:
         """True if sessions run in other processes than this."""
         return self.replicas > 1 or self.ray_address is not None
@@ -212,7 +217,7 @@ class ParallelConfig:
     @property
     def of_session(self) -> int:
         """Processes, a GPU each, that one session needs for whatever it makes."""
-        return max(self.ranks, self.tensor_ranks)
+        return max(self.ranks, self.picture_ranks)
 
 
 @dataclass(frozen=True, kw_only=True)

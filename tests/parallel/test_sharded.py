@@ -8,7 +8,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from sharded_tasks import forwards, held, written
+from sharded_tasks import STEPS, drawn, forwards, held, written
+from short_tasks import short, short_here
 
 from hyimg_cli.errors import RankError, UsageError
 from hyimg_cli.kernels.rows import invariant_multiple
@@ -22,6 +23,7 @@ from hyimg_cli.models.hunyuan_image3.family import HunyuanImage3
 from hyimg_cli.models.hunyuan_image3.ranked import load_ranked
 from hyimg_cli.models.hunyuan_image3.split import refuse_uneven
 from hyimg_cli.models.hunyuan_image3.weights import load
+from hyimg_cli.models.protocols import GeneratedText
 from hyimg_cli.parallel.ranks import RankPool
 from hyimg_cli.parallel.tensor import Share
 from hyimg_cli.settings.precedence import settle
@@ -157,3 +159,37 @@ def test_shares_are_a_partition(length: int, count: int) -> None:
     parts = [list(range(length))[Share(n, count).of_length(length)] for n in range(count)]
     assert [thing for part in parts for thing in part] == list(range(length))
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_branches_on_ranks_of_their_own(pool: RankPool, job: ImageJob, ranks: int) -> None:
+    """Two sets of ranks: with whole layers to the bit, with split ones within rounding."""
+    alone = one_process(torch.float32)
+    network = load_ranked(FOLDER, pool, ranks, branch_sets=2, dtype=torch.float32)
+    model = HunyuanImage3(network, registry.sequences(registry.EMBEDDED))
+    for each in (alone, model):
+        each.network.make_batch_invariant(invariant_multiple())
+    expected, before = forwards(alone, job), model.rows_seen
+    found = forwards(model, job)
+    for name, value in expected.items():
+        if ranks == 2:
+            assert torch.equal(found[name], value), name
+        else:
+            worst = (found[name] - value).abs().max() / value.abs().max()
+            assert worst < BOUND[torch.float32], f"{name}: {worst}"
+    # Rank 0 had one branch of two in each step, and all rows of all else.
+    canvas = alone.canvas(job, [], GeneratedText())
+    live = canvas.branches[0].live_stop - canvas.branches[0].live_start
+    assert alone.rows_seen - (model.rows_seen - before) == STEPS * live
+    # A set that runs out of memory, and then rank 0: nobody waits, and what follows is right.
+    pids = pool.member_pids
+    for rank in (1, 0):
+        lift = short(model.network.model, "mlp", at=(0,)) if rank == 0 else None
+        if rank == 1:  # its third forward: prompts of both branches, then a branch of its own
+            pool.run(short_here, "mlp", 10**6, (2,), ranks=ranks, own=lambda: None)
+        with pytest.raises(torch.OutOfMemoryError, match=f"rank {rank}: no room"):
+            drawn(model, job)
+        if lift is not None:
+            lift()
+    assert torch.equal(drawn(model, job)["pixels"], found["pixels"])
+    assert pool.member_pids == pids

@@ -88,7 +88,7 @@ def conditions(model: str, config: RunConfig) -> str:
         "device": device_name(device),
         "dtype": dtype,
         "quantization": choice.quantization,
-        "graphs": by_graphs(choice, parallel.tensor_ranks),
+        "graphs": by_graphs(choice, parallel.picture_ranks),
         "tiling": bool(choice.vae_use_tiling),
         "offload": choice.cpu_offload != "none",
         "balanced": choice.device == "balanced",

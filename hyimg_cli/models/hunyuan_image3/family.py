@@ -63,7 +63,8 @@ def load_family(
     pool: RankPool | None = None,
 ) -> "HunyuanImage3":
     """Load the weights in `folder` on the chosen device: float32 on the CPU, bfloat16 on a GPU by
-    default. With a `pool` each of its ranks loads its share of the layers, on its own device.
+    default. With a `pool` each of its ranks loads its share of the layers, on its own device, and
+    its `branch_sets` deal out the guidance branches.
     """
     device = device_of(choice) if pool is None else pool.here.device.type
     device_map = None if device == "cpu" else device
@@ -85,10 +86,13 @@ def load_family(
         if choice.wants_graphs(on_one_gpu=is_one_gpu(device_map), has_triton=has_triton()):
             graphs = decode_graphs(network, form)
     else:
-        network = load_ranked(folder, pool, dtype=dtype, quantization=form, cache=cache)
+        sets = pool.branch_sets
+        network = load_ranked(
+            folder, pool, branch_sets=sets, dtype=dtype, quantization=form, cache=cache
+        )
         # In main memory all ranks lie together; on GPUs each has its own.
         together = pool.size if device == "cpu" else 1
-        share = prompter.rank_bytes(pool.size, name, form).kv_share
+        share = prompter.rank_bytes(pool.size // sets, name, form).kv_share
         kv_bytes = round(card.kv_bytes_per_token * share * together)
         card = replace(card, kv_bytes_per_token=kv_bytes)
     if is_batch_invariant and device == "cpu":

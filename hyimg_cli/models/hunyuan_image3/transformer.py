@@ -42,6 +42,13 @@ class Transformer(nn.Module):
             x_TM = F.pad(x_TM, (0, 0, 0, missing))
         return self._through(x_TM, rope.padded(x_TM.shape[0]), query_blocks)[:rows]
 
+    def branches(self, x_TM: Tensor, rope: Rope, query_blocks: Sequence[QueryBlock]) -> Tensor:
+        """The same of guidance branches, a query block of as many rows each; what they write to
+        K/V, no later forward reads.
+        """
+        hidden_TM: Tensor = self(x_TM, rope, query_blocks)
+        return hidden_TM
+
     def choose_kernels(self) -> None:
         """Take the kernels of each layer's device; asked once its weights are in their places."""
         for layer in self.layers:

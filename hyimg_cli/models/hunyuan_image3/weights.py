@@ -107,29 +107,32 @@ def load_share(
     dtype: torch.dtype,
     quantization: Quantization = "none",
     cache: CacheConfig | None = None,
+    first: int = 0,
 ) -> HunyuanImage3ForCausalMM:
     """The network with this share of its layers on `device`; of ranks above 0 nothing else.
 
-    The whole checkpoint is checked as for one process. Raises what `load` raises, and UsageError
-    where layers cannot be split so.
+    `first`: the rank that has the first share of these layers, the others come behind it. The whole
+    checkpoint is checked as for one process. Raises what `load` raises, and UsageError where layers
+    cannot be split so.
     """
     arch = checked(folder)
     if quantization == "nf4" and device.type == "cuda":
         require_bitsandbytes()
     refuse_uneven(arch, share.count, quantization)
-    cuts = Cuts(arch, share)
+    cuts = Cuts(arch, share) if share.count > 1 else None
     network = without_weights(arch, quantization, cuts)
+    is_leading = first + share.number == 0
     fill(
         network,
         folder,
         dtype=dtype,
         place_of=lambda name: device,
-        cut_of=cuts.of,
-        is_wanted=lambda name: share.number == 0 or name.startswith(_LAYERS),
+        cut_of=lambda name: None if cuts is None else cuts.of(name),
+        is_wanted=lambda name: is_leading or name.startswith(_LAYERS),
         cache=cache,
     )
     _made_ready(network)
-    sum_over(network, share.count)
+    sum_over(network, range(first, first + share.count))
     return network
 
 

@@ -48,7 +48,7 @@ from hyimg_cli.pipelines.prefetch import SourcePrefetch
 from hyimg_cli.pipelines.request import Lost
 from hyimg_cli.spec.events import ModelLoaded, Outcome, OutputFile, Progress
 from hyimg_cli.spec.job import ImageJob
-from hyimg_cli.spec.run import ModelChoice, RunConfig
+from hyimg_cli.spec.run import ModelChoice, ParallelConfig, RunConfig
 
 _MB = 1_000_000
 
@@ -90,13 +90,13 @@ class ImagePipeline(Pipeline[MixedModel, ImageJob, Generated | Decoded]):
         self._counted = loaded.memo_counts() | before
         load_s = time.perf_counter() - started
         precision = _precision_said(loaded.dtype_name, self._config.model.quantization)
-        yield self._loaded(load_s, self._tensor_ranks, precision)
+        yield self._loaded(load_s, self._parallel.picture_ranks, precision)
 
     def _read(self, choice: ModelChoice, jobs: Sequence[ImageJob]) -> MixedModel:
         load: LoadModel = self._load or registry.load
-        if self._tensor_ranks > 1:
-            refuse_unsplit(choice, self._tensor_ranks)
-            self._ranks = ranks = ImageRanks(choice, self._tensor_ranks, lost=self.tree.clear)
+        if self._parallel.picture_ranks > 1:
+            refuse_unsplit(choice, self._parallel)
+            self._ranks = ranks = ImageRanks(choice, self._parallel, lost=self.tree.clear)
             load = ranks.load
         if choice.offloads_experts:
             room = spare_bytes(choice.model, jobs, self._config, present(self._config))
@@ -106,7 +106,7 @@ class ImagePipeline(Pipeline[MixedModel, ImageJob, Generated | Decoded]):
         with nullcontext() if is_handed else room_for(choice.model, jobs, self._config):
             loaded = load(choice, is_batch_invariant=self._config.batch.is_invariant)
         confirm_dtype(choice, loaded.dtype_name)
-        confirm_graphs(choice, self._tensor_ranks, loaded.has_graphs)
+        confirm_graphs(choice, self._parallel.picture_ranks, loaded.has_graphs)
         return loaded
 
     def work(
@@ -228,8 +228,8 @@ class ImagePipeline(Pipeline[MixedModel, ImageJob, Generated | Decoded]):
         return shapes, graphs
 
     @property
-    def _tensor_ranks(self) -> int:
-        return self._config.parallel.tensor_ranks
+    def _parallel(self) -> ParallelConfig:
+        return self._config.parallel
 
     def _new_tree(self) -> KVTree[Slice]:
         batch = self._config.batch
