@@ -256,6 +256,15 @@ def _share(job: ImageJob, card: ModelCard, config: RunConfig, kv: int, row: int)
     )
 
 
+def prompt_tokens(job: ImageJob, revision: str | None) -> int:
+    """Tokens before a job's picture, without what it has yet to write; 0 where it will fail."""
+    square = [Size(1, 1)] * len(job.images)
+    try:
+        return sequences(job.model, revision).count(job, square, 0).positive
+    except JobError:
+        return 0
+
+
 def _velocity_bytes(job: ImageJob, branches: int, card: ModelCard) -> int:
     """Bytes of the velocities that a job's step cache keeps, in float32."""
     if job.step_cache is None:

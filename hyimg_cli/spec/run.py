@@ -13,12 +13,14 @@ Dtype = Literal["auto", "float32", "bfloat16"]
 Quantization = Literal["none", "fp8", "nf4"]
 Graphs = Literal["auto", "on", "off"]
 VaeDtype = Literal["auto", "float32", "float16"]
+SdpaBackend = Literal["auto", "cudnn", "flash", "efficient", "math"]
 Offloading = Literal["none", "model", "group"]
 FRAMES: tuple[Frames, ...] = get_args(Frames)
 DTYPES: tuple[Dtype, ...] = get_args(Dtype)
 QUANTIZATIONS: tuple[Quantization, ...] = get_args(Quantization)
 VAE_DTYPES: tuple[VaeDtype, ...] = get_args(VaeDtype)
 GRAPHS: tuple[Graphs, ...] = get_args(Graphs)
+SDPA_BACKENDS: tuple[SdpaBackend, ...] = get_args(SdpaBackend)
 OFFLOADS: tuple[Offloading, ...] = get_args(Offloading)
 # By the names of the library's AttentionBackendName.
 ATTENTION_BACKENDS = (
@@ -66,6 +68,9 @@ class ModelChoice:
     for videos, whole pictures. `quantization` holds the routed experts, or a video's transformer,
     in 8 bits (`fp8`) or 4 (`nf4`); other pixels, too. `decode_graphs`: text is decoded by CUDA
     graphs, by default where they can be; they round differently, so other texts are possible.
+    `batched_decode`: where there is none, a decode step's attention takes all rows at once, too.
+    `sdpa_backend`: of torch's kernels, the one of a picture's attention; `auto`: torch chooses.
+    `deterministic`: torch takes those algorithms alone that give the same bits again.
     `cpu_offload`: of a video model one network at a time is on the GPU, of its transformer one
     block (`group`), the others are in main memory; the same pixels. `attention_backend`,
     `compile_blocks`: of a video's transformer; they round differently. `vae_dtype`, by which
@@ -87,6 +92,9 @@ class ModelChoice:
     vae_use_tiling: bool | None = None
     quantization: Quantization = "none"
     decode_graphs: Graphs = "auto"
+    batched_decode: bool = False
+    sdpa_backend: SdpaBackend = "auto"
+    deterministic: bool = False
     cpu_offload: Offloading = "none"
     attention_backend: str = "native"
     compile_blocks: bool = False

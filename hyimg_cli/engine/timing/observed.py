@@ -100,14 +100,17 @@ def conditions(model: str, config: RunConfig) -> str:
         facts["vae"] = [choice.vae_dtype, choice.vae_channels_last]
     if choice.offloads_experts:
         facts["experts"] = "fetched"
-    # Of videos; written where they are off their defaults: timings of earlier versions stay.
-    of_videos = {
+    # Written where they are off their defaults: timings of earlier versions stay.
+    beside = {
         "whole": not choice.tiles_videos,
         "groups": choice.cpu_offload == "group",
         "attention": choice.attention_backend != "native" and choice.attention_backend,
         "compiled": choice.compile_blocks,
+        "batched decode": choice.batched_decode,
+        "sdpa": choice.sdpa_backend != "auto" and choice.sdpa_backend,
+        "deterministic": choice.deterministic,
     }
-    return digest.of_json(facts | {name: value for name, value in of_videos.items() if value})
+    return digest.of_json(facts | {name: value for name, value in beside.items() if value})
 
 
 class KeptTimings:

@@ -30,6 +30,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from hyimg_cli.kernels.attention import AttentionChoice
 from hyimg_cli.kernels.rows import padding
 from hyimg_cli.kv.mirror import Change, FollowerKV, Mirror, MirroredBuffer
 from hyimg_cli.models.hunyuan_image3.attention import QueryBlock, QuerySpan
@@ -255,6 +256,7 @@ class LedTransformer(Transformer):
         nn.Module.__init__(self)
         self.wte, self.layers, self.ln_f = own.wte, own.layers, own.ln_f
         self.rows_seen, self.row_multiple = own.rows_seen, own.row_multiple
+        self.attend_rows = own.attend_rows
         self._leader = leader
 
     def forward(self, x_TM: Tensor, rope: Rope, query_blocks: Sequence[QueryBlock]) -> Tensor:
@@ -274,6 +276,7 @@ def load_ranked(
     dtype: torch.dtype,
     quantization: Quantization = "none",
     cache: CacheConfig | None = None,
+    attention: AttentionChoice | None = None,
 ) -> HunyuanImage3ForCausalMM:
     """The network over the first `ranks` of a pool, or all; each reads its own share meanwhile.
 
@@ -282,7 +285,14 @@ def load_ranked(
     """
     count = pool.size if ranks is None else ranks
     sets = Sets(count // branch_sets, branch_sets)
-    share_of = partial(load_share, folder, dtype=dtype, quantization=quantization, cache=cache)
+    share_of = partial(
+        load_share,
+        folder,
+        dtype=dtype,
+        quantization=quantization,
+        cache=cache,
+        attention=attention,
+    )
     loaded: list[HunyuanImage3ForCausalMM] = []
 
     def own() -> None:

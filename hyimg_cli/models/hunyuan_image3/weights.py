@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from hyimg_cli.errors import CheckpointError
+from hyimg_cli.kernels.attention import AttentionChoice
 from hyimg_cli.kernels.choice import require_bitsandbytes
 from hyimg_cli.kernels.formats import Fp8Rows, Nf4Blocks
 from hyimg_cli.kernels.offload import OffloadedExperts
@@ -62,6 +63,7 @@ def load(
     quantization: Quantization = "none",
     cache: CacheConfig | None = None,
     offloads_experts: bool = False,
+    attention: AttentionChoice | None = None,
 ) -> HunyuanImage3ForCausalMM:
     """The network of `folder` in `dtype`, ready for inference. The router and the VAE stay float32.
 
@@ -84,7 +86,7 @@ def load(
         from accelerate import dispatch_model
 
         dispatch_model(network, dict(places))
-    return _made_ready(network)
+    return _made_ready(network, attention)
 
 
 def offload_experts(network: HunyuanImage3ForCausalMM, resident_bytes: int) -> OffloadedExperts:
@@ -108,6 +110,7 @@ def load_share(
     quantization: Quantization = "none",
     cache: CacheConfig | None = None,
     first: int = 0,
+    attention: AttentionChoice | None = None,
 ) -> HunyuanImage3ForCausalMM:
     """The network with this share of its layers on `device`; of ranks above 0 nothing else.
 
@@ -131,7 +134,7 @@ def load_share(
         is_wanted=lambda name: is_leading or name.startswith(_LAYERS),
         cache=cache,
     )
-    _made_ready(network)
+    _made_ready(network, attention)
     sum_over(network, range(first, first + share.count))
     return network
 
@@ -276,11 +279,13 @@ def _numbers(network: HunyuanImage3ForCausalMM) -> range:
     return range(len(network.model.layers))
 
 
-def _made_ready(network: HunyuanImage3ForCausalMM) -> HunyuanImage3ForCausalMM:
+def _made_ready(
+    network: HunyuanImage3ForCausalMM, attention: AttentionChoice | None
+) -> HunyuanImage3ForCausalMM:
     """The network whose layers have their weights, with kernels chosen, for inference."""
     network.requires_grad_(False)
     for layer in network.model.layers:
         layer.mlp.stack()
-    network.model.choose_kernels()
+    network.model.choose_kernels(attention)
     network.eval()
     return network

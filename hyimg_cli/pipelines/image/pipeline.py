@@ -18,7 +18,7 @@ from hyimg_cli.kv.tree import Host, KVTree
 from hyimg_cli.media.images import SourceImage
 from hyimg_cli.media.metadata import PictureFacts
 from hyimg_cli.memory.fit import room_for
-from hyimg_cli.memory.footprint import Together
+from hyimg_cli.memory.footprint import Together, prompt_tokens
 from hyimg_cli.memory.gpu_settings import offload_of_pictures
 from hyimg_cli.memory.offload import spare_bytes
 from hyimg_cli.memory.present import present
@@ -43,7 +43,7 @@ from hyimg_cli.pipelines.image.stages import (
 )
 from hyimg_cli.pipelines.image.texts import Texts
 from hyimg_cli.pipelines.outcomes import Facts
-from hyimg_cli.pipelines.pipeline import Pipeline
+from hyimg_cli.pipelines.pipeline import Pipeline, Warmed
 from hyimg_cli.pipelines.prefetch import SourcePrefetch
 from hyimg_cli.pipelines.request import Lost
 from hyimg_cli.spec.events import ModelLoaded, Outcome, OutputFile, Progress
@@ -219,13 +219,21 @@ class ImagePipeline(Pipeline[MixedModel, ImageJob, Generated | Decoded]):
         sizes = batch_sizes(jobs, model, self._config, held_prefixes=held)
         self._together = self._memory_limits.within(jobs, sizes, model.card)
 
-    def _prewarm(self, jobs: Sequence[ImageJob], folder: JobFolder | None) -> tuple[int, int]:
+    def _prewarm(self, jobs: Sequence[ImageJob], folder: JobFolder | None) -> Warmed:
         stages = self._stages(_unread, self._encoder())
         # First: what is left of memory is the stand-ins' and the jobs'.
         graphs = stages.model.prepare_decode(writing_rows(jobs, self._together))
         learn = partial(self._memory_limits.learn, card=stages.model.card)
-        shapes = prewarm(jobs, stages, together=self._together, warmed=self._warmed, learn=learn)
-        return shapes, graphs
+        shapes = prewarm(
+            jobs,
+            stages,
+            together=self._together,
+            warmed=self._warmed,
+            tokens_of=partial(prompt_tokens, revision=self._config.model.revision),
+            learn=learn,
+        )
+        lengths = {shape.tokens for shape in shapes if shape.tokens}
+        return Warmed(len(shapes), graphs, tuple(sorted(lengths)))
 
     @property
     def _parallel(self) -> ParallelConfig:
