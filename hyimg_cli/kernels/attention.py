@@ -26,6 +26,8 @@ _BACKENDS = {
     "math": "MATH",
 }
 _PROBED = 128
+# What torch says of a call that the kernels left to it do not take, on a GPU and on a CPU.
+_NONE_THERE = "No available kernel", "No viable backend"
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ class PinnedAttention:
         try:
             return self.strict(q_THD, keys_KSD, values_KSD, is_causal)
         except RuntimeError as error:
-            if "no available kernel" not in str(error).lower():
+            if not any(said in str(error) for said in _NONE_THERE):
                 raise
         if not self._has_warned:
             self._has_warned = True
