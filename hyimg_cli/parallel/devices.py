@@ -79,6 +79,6 @@ def set_determinism(is_deterministic: bool) -> None:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.backends.cudnn.benchmark = False
         # Memory that is about to be written need not be filled before.
-        torch.utils.deterministic.fill_uninitialized_memory = False
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     if is_deterministic != torch.are_deterministic_algorithms_enabled():
         torch.use_deterministic_algorithms(is_deterministic)
