@@ -79,8 +79,9 @@ def addresses(buffers: Sequence[Buffer]) -> list[int]:
 
 
 def rows_at(buffers: Sequence[Buffer], table: Tensor, length_R: Tensor, layer: int) -> Rows:
-    """One layer's K/V by a table of `addresses`."""
-    layers, device = (table.shape[0] - 1) // 2, buffers[0].keys_HSD[layer].device
+    """One layer's K/V by a table of `addresses`, on the layer's device."""
+    layers = (table.shape[0] - 1) // 2
+    device = next((buffer.keys_HSD[layer].device for buffer in buffers), table.device)
     return Rows(
         [buffer.keys_HSD[layer] for buffer in buffers],
         [buffer.values_HSD[layer] for buffer in buffers],
