@@ -92,7 +92,9 @@ def _readiness(event: Readiness) -> str:
         case Prewarmed():
             graphs = f" and {event.graphs} CUDA graphs" if event.graphs else ""
             shapes = f"{event.shapes} shape{'' if event.shapes == 1 else 's'}"
-            return f"prewarmed {shapes}{graphs} in {event.prewarm_s:.2f} s"
+            told = ", ".join(f"{count:,}" for count in event.tokens)
+            texts = f" with texts of up to {told} tokens" if told else ""
+            return f"prewarmed {shapes}{texts}{graphs} in {event.prewarm_s:.2f} s"
         case PromptsReady():
             made = f"{event.encoded} of {event.strings} distinct {event.what} embedded"
             kept = ", the others were kept" if event.encoded < event.strings else ""

@@ -136,7 +136,7 @@ def image_memory(subject: Subject) -> Check:
     config, name = subject.config, subject.image_model
     there, size, revision = _present(config), config.batch.max_size, config.model.revision
     try:
-        refuse_unsplit(config.model, config.parallel.tensor_ranks)
+        refuse_unsplit(config.model, config.parallel)
         edit = _sample(_EDIT, model=name, revision=revision)
         found = judged(name, edit, config, there)
         forms = {form: need(name, edit, one) for form, one in in_forms(config).items()}
@@ -165,7 +165,7 @@ def _fits(forms: Mapping[Quantization, Need], there: Present, copies: int) -> It
 
 def _place(config: RunConfig) -> str:
     """Which processes are in the memory that is looked at."""
-    ranks, replicas = config.parallel.tensor_ranks, config.parallel.replicas
+    ranks, replicas = config.parallel.picture_ranks, config.parallel.replicas
     is_one = precision(config.model)[0] == "cpu"
     if ranks > 1:
         return f" on all {ranks} ranks" if is_one else f" on rank 0 of {ranks}"

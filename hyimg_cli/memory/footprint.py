@@ -256,6 +256,15 @@ def _share(job: ImageJob, card: ModelCard, config: RunConfig, kv: int, row: int)
     )
 
 
+def prompt_tokens(job: ImageJob, revision: str | None) -> int:
+    """Tokens before a job's picture, without what it has yet to write; 0 where it will fail."""
+    square = [Size(1, 1)] * len(job.images)
+    try:
+        return sequences(job.model, revision).count(job, square, 0).positive
+    except JobError:
+        return 0
+
+
 def _velocity_bytes(job: ImageJob, branches: int, card: ModelCard) -> int:
     """Bytes of the velocities that a job's step cache keeps, in float32."""
     if job.step_cache is None:
@@ -302,7 +311,9 @@ def needs(
         prefetch=encode if _prefetches_sources(config) else 0,
         forward=working(card, config),
         kept=prefixes + _encoded_bytes(jobs, card, config),
-        has_graphs=by_graphs(replace(config.model, model=card.model), config.parallel.tensor_ranks),
+        has_graphs=by_graphs(
+            replace(config.model, model=card.model), config.parallel.picture_ranks
+        ),
     )
 
 
@@ -327,11 +338,11 @@ def waiting_experts(card: ModelCard, config: RunConfig) -> int:
 
 def _by_rank(card: ModelCard, config: RunConfig) -> RankBytes | None:
     """Bytes of each rank; None where there is one process."""
-    choice, ranks = config.model, config.parallel.tensor_ranks
-    if ranks == 1:
+    choice, parallel = config.model, config.parallel
+    if parallel.picture_ranks == 1:
         return None
     known = sequences(card.model, choice.revision)
-    return known.rank_bytes(ranks, precision(choice)[1], choice.quantization)
+    return known.rank_bytes(parallel.tensor_ranks, precision(choice)[1], choice.quantization)
 
 
 def _where_fullest(whole: Needs, card: ModelCard, config: RunConfig) -> Needs:
@@ -346,7 +357,7 @@ def _where_fullest(whole: Needs, card: ModelCard, config: RunConfig) -> Needs:
 
 def _in_one_memory(config: RunConfig) -> int:
     """Number of ranks that share the fullest memory: on GPUs each has its own."""
-    return config.parallel.tensor_ranks if precision(config.model)[0] == "cpu" else 1
+    return config.parallel.picture_ranks if precision(config.model)[0] == "cpu" else 1
 
 
 def footprint(

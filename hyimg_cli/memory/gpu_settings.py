@@ -36,7 +36,7 @@ def _refuse_experts(config: RunConfig) -> None:
     choice = config.model
     if precision(choice)[0] == "cpu":
         refuse_offload_on_cpu(choice, OFFLOAD_EXPERTS)
-    if choice.device == "balanced" or config.parallel.tensor_ranks > 1:
+    if choice.device == "balanced" or config.parallel.picture_ranks > 1:
         what, hint = "experts are fetched to one GPU", "leave it out: several GPUs share the layers"
     elif choice.decode_graphs == "on":
         what, hint = "a CUDA graph cannot ask which experts to fetch", "leave decode_graphs out"

@@ -64,7 +64,8 @@ class RankPool:
 
     Members start at the first use. A fault in any rank ends the task with an error and ends the
     members; the next task starts them again and loads their parts again. `threads` is each rank's
-    count; by default rank 0's own, because a different count may round differently. `timeout_s` is
+    count; by default rank 0's own, because a different count may round differently. `branch_sets`:
+    so many equal sets of ranks have a whole picture model each. `timeout_s` is
     the longest wait for a rank that neither answers nor dies; a death is noticed at once. A member
     that is stopped, and a task that takes far longer than ever before, end by `limits`. Whoever
     left something with the members besides their parts is told by `stopped` when they end.
@@ -76,13 +77,14 @@ class RankPool:
         *,
         device: DeviceKind = "cpu",
         threads: int | None = None,
+        branch_sets: int = 1,
         timeout_s: float = 1800.0,
         limits: Limits = LIMITS,
         beat_s: float = BEAT_S,
     ) -> None:
         assert size >= 1, "a pool has at least this process"
         _refuse_missing_gpus(size, device)
-        self.size = size
+        self.size, self.branch_sets = size, branch_sets
         self.here = Rank(0, size, _device(device, 0), timeout_s)
         self._kind: DeviceKind = device
         self._threads = threads

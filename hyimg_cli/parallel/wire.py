@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from hyimg_cli.errors import HyimgError, RankError
+from hyimg_cli.parallel.devices import set_determinism
 from hyimg_cli.parallel.launch import Launched
 from hyimg_cli.parallel.watch import Beat, Limits, Steps, StepWatch
 
@@ -36,6 +37,7 @@ class Numerics:
     threads: int
     float32_precision: str
     cudnn_allow_tf32: bool
+    is_deterministic: bool
 
     @classmethod
     def of_this_process(cls) -> Numerics:
@@ -43,6 +45,7 @@ class Numerics:
             torch.get_num_threads(),
             torch.get_float32_matmul_precision(),
             torch.backends.cudnn.allow_tf32,
+            torch.are_deterministic_algorithms_enabled(),
         )
 
     def apply(self) -> None:
@@ -51,6 +54,7 @@ class Numerics:
         torch.set_float32_matmul_precision(self.float32_precision)
         torch.backends.cudnn.allow_tf32 = self.cudnn_allow_tf32
         torch.backends.cudnn.benchmark = False
+        set_determinism(self.is_deterministic)
 
 
 @dataclass(frozen=True)

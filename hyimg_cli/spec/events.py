@@ -259,13 +259,14 @@ class PromptsReady:
 @dataclass(frozen=True)
 class Prewarmed:
     """A group's new shapes were run once, beside any job's time; `graphs`: decode steps that were
-    captured as CUDA graphs.
+    captured as CUDA graphs; `tokens`: up to how many their texts have, where that made shapes.
     """
 
     shapes: int
     prewarm_s: float
     graphs: int = 0
     replica: int | None = None
+    tokens: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ Dtype = Literal["auto", "float32", "bfloat16"]
 Quantization = Literal["none", "fp8", "nf4"]
 Graphs = Literal["auto", "on", "off"]
 VaeDtype = Literal["auto", "float32", "float16"]
+SdpaBackend = Literal["auto", "cudnn", "flash", "efficient", "math"]
 Offloading = Literal["none", "model", "group"]
 DecodeTiles = Literal["auto", "own", "half"]
 FRAMES: tuple[Frames, ...] = get_args(Frames)
@@ -20,6 +21,7 @@ DTYPES: tuple[Dtype, ...] = get_args(Dtype)
 QUANTIZATIONS: tuple[Quantization, ...] = get_args(Quantization)
 VAE_DTYPES: tuple[VaeDtype, ...] = get_args(VaeDtype)
 GRAPHS: tuple[Graphs, ...] = get_args(Graphs)
+SDPA_BACKENDS: tuple[SdpaBackend, ...] = get_args(SdpaBackend)
 OFFLOADS: tuple[Offloading, ...] = get_args(Offloading)
 DECODE_TILES: tuple[DecodeTiles, ...] = get_args(DecodeTiles)
 # By the names of the library's AttentionBackendName.
@@ -68,6 +70,9 @@ class ModelChoice:
     for videos, whole pictures. `quantization` holds the routed experts, or a video's transformer,
     in 8 bits (`fp8`) or 4 (`nf4`); other pixels, too. `decode_graphs`: text is decoded by CUDA
     graphs, by default where they can be; they round differently, so other texts are possible.
+    `batched_decode`: where there is none, a decode step's attention takes all rows at once, too.
+    `sdpa_backend`: of torch's kernels, the one of a picture's attention; `auto`: torch chooses.
+    `deterministic`: torch takes those algorithms alone that give the same bits again.
     `cpu_offload`: of a video model one network at a time is on the GPU, of its transformer one
     block (`group`), the others are in main memory; the same pixels. `attention_backend`,
     `compile_blocks`: of a video's transformer; they round differently. `vae_dtype`, by which
@@ -90,6 +95,9 @@ class ModelChoice:
     vae_use_tiling: bool | None = None
     quantization: Quantization = "none"
     decode_graphs: Graphs = "auto"
+    batched_decode: bool = False
+    sdpa_backend: SdpaBackend = "auto"
+    deterministic: bool = False
     cpu_offload: Offloading = "none"
     attention_backend: str = "native"
     compile_blocks: bool = False
@@ -197,11 +205,11 @@ class OutputConfig:
 class ParallelConfig:
     """Over how many processes the work is spread.
 
-    Of a video: `vae_ranks`, the tiles of its decode; `cfg_ranks`, its guidance branches, of which
-    there are at most two. Neither changes its pixels. `tensor_ranks`: the layers of a picture's
-    model; sums round differently then. `replicas`: sessions with a model of their own each, on a
-    GPU of their own, that share the jobs; no pixel changes. `ray_address`: of the Ray cluster that
-    they run on, `local` for one that is started here; None: processes of this machine.
+    `cfg_ranks`: guidance branches, of which there are at most two. Of a video: `vae_ranks`, the
+    tiles of its decode. Neither changes pixels. `tensor_ranks`: the layers of a picture's model,
+    for each branch; sums round differently then. `replicas`: sessions with a model of their own
+    each, on a GPU of their own, that share the jobs; no pixel changes. `ray_address`: of the Ray
+    cluster that they run on, `local` for one that is started here; None: processes of this machine.
     """
 
     vae_ranks: int = 1
@@ -216,6 +224,11 @@ class ParallelConfig:
         return max(self.vae_ranks, self.cfg_ranks)
 
     @property
+    def picture_ranks(self) -> int:
+        """Processes that are needed for a picture, this one counted."""
+        return self.tensor_ranks * self.cfg_ranks
+
+    @property
     def has_replicas(self) -> bool:
         """True if sessions run in other processes than this."""
         return self.replicas > 1 or self.ray_address is not None
@@ -223,7 +236,7 @@ class ParallelConfig:
     @property
     def of_session(self) -> int:
         """Processes, a GPU each, that one session needs for whatever it makes."""
-        return max(self.ranks, self.tensor_ranks)
+        return max(self.ranks, self.picture_ranks)
 
 
 @dataclass(frozen=True, kw_only=True)

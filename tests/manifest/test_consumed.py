@@ -24,9 +24,11 @@ def test_what_the_other_kind_of_job_holds_is_not_its_alone(only: str, job: type)
 
 def test_each_setting_is_named_as_it_was_given(make_job: Any) -> None:
     environ = {"HYIMG_CHECKPOINT_EVERY": "2"}
-    settings = settle({"cfg_parallel_size": 2, "quantization": "fp8"}, environ, {"frames": "png"})
+    settings = settle(
+        {"vae_patch_parallel_size": 2, "quantization": "fp8"}, environ, {"frames": "png"}
+    )
     (sentence,) = without_effect(settings, [make_job()])
-    names = "--cfg-parallel-size, frames of the recipe, HYIMG_CHECKPOINT_EVERY"
+    names = "--vae-patch-parallel-size, frames of the recipe, HYIMG_CHECKPOINT_EVERY"
     assert sentence == f"{names} concern videos only; this manifest has none"
     assert list(without_effect(settings, [])) == []
 

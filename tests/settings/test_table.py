@@ -38,6 +38,9 @@ FILLS: dict[str, tuple[str, Any]] = {
     "decode_graphs": ("model.decode_graphs", "off"),
     "decode_tiles": ("model.decode_tiles", "half"),
     "pass_graphs": ("model.pass_graphs", True),
+    "batched_decode": ("model.batched_decode", True),
+    "sdpa_backend": ("model.sdpa_backend", "cudnn"),
+    "deterministic": ("model.deterministic", True),
     "kv_reuse": ("reuse.kv_reuse", False),
     "require_kv_reuse": ("reuse.required", True),
     "prompt_cache": ("reuse.prompt_cache", False),
@@ -91,6 +94,10 @@ IN_KEY: dict[tuple[str, Any], dict[str, str]] = {
     ("quantization", "fp8"): {"experts": "fp8"},
     ("quantization", "nf4"): {"experts": "nf4"},
     ("decode_graphs", "on"): {"text": "graphs"},
+    ("batched_decode", True): {"decode_attention": "batched"},
+    ("sdpa_backend", "cudnn"): {"attention": "cudnn"},
+    ("sdpa_backend", "math"): {"attention": "math"},
+    ("deterministic", True): {"algorithms": "deterministic"},
     ("tensor_parallel_size", 2): {"layers": "2 ranks"},
     ("tensor_parallel_size", 64): {"layers": "64 ranks"},
     ("batch_invariant", False): {"batch": "variant"},
@@ -107,6 +114,7 @@ IN_VIDEO_KEY: dict[tuple[str, Any], dict[str, str]] = {
     ("compile_blocks", True): {"blocks": "compiled"},
     ("decode_tiles", "own"): {"decode": "own"},
     ("decode_tiles", "half"): {"decode": "half"},
+    ("deterministic", True): {"algorithms": "deterministic"},
 }
 # The settings of a job: each off its default, with what else makes a stage read it.
 OF_THE_JOB: dict[str, dict[str, Any]] = {

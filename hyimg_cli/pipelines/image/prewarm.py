@@ -26,12 +26,14 @@ from hyimg_cli.spec.job import ImageJob, Size
 
 _STEPS = 2
 _WORDS = 2
+# Prompts of a GPU's stand-ins differ by so many tokens at least.
+_LENGTHS = 512
 
 
 @dataclass(frozen=True)
 class Shape:
     """Key of the shapes of a job's forwards: the sizes that its sources are fitted to,
-    picture size, text, branches.
+    picture size, text, branches; `tokens` before the picture, rounded up, where they count.
     """
 
     model: str
@@ -39,10 +41,12 @@ class Shape:
     size: str
     writes_text: bool
     has_guidance: bool
+    tokens: int = 0
 
 
-def shape_of(job: ImageJob, card: ModelCard) -> Shape | None:
-    """The job's shape; None where a source cannot be read, and the job will fail.
+def shape_of(job: ImageJob, card: ModelCard, tokens: int = 0) -> Shape | None:
+    """The shape of a job with so many tokens; None where a source cannot be read, and the job will
+    fail.
 
     A model sees a source in the nearest of its sizes: photographs of any number of sizes have few
     shapes.
@@ -53,7 +57,8 @@ def shape_of(job: ImageJob, card: ModelCard) -> Shape | None:
         )
     except SourceImageError:
         return None
-    return Shape(job.model, sizes, str(job.size), job.writes_text, job.guidance_scale > 1)
+    length = -(-tokens // _LENGTHS) * _LENGTHS
+    return Shape(job.model, sizes, str(job.size), job.writes_text, job.guidance_scale > 1, length)
 
 
 def prewarm(
@@ -62,26 +67,31 @@ def prewarm(
     *,
     together: Together,
     warmed: set[Shape],
+    tokens_of: Callable[[ImageJob], int] = lambda _: 0,
     learn: Callable[[Sequence[Shortage]], None] = lambda _: None,
-) -> int:
-    """Run every shape that is not in `warmed` yet, and add it; how many there were.
+) -> list[Shape]:
+    """Run every shape that is not in `warmed` yet, and add it; those that there were.
 
     On a GPU one stand-in a shape: by one, kernels are compiled and libraries' plans made, and with
-    as many as will run together prewarming would take as long as they do. On a CPU as many as jobs
-    of that shape will, up to the batch sizes: its libraries lay out memory by the number of rows.
-    What memory is too small for is told to `learn`.
+    as many as will run together prewarming would take as long as they do. Its text has the length
+    of one of the jobs', of every range of lengths in turn: `tokens_of` counts them. On a CPU as
+    many as jobs of that shape will, up to the batch sizes: its libraries lay out memory by the
+    number of rows. What memory is too small for is told to `learn`.
     """
-    shapes = {job.custom_id: shape_of(job, stages.model.card) for job in jobs}
-    counts = Counter(shape for shape in shapes.values() if shape is not None)
-    firsts = {shape: job for job in reversed(jobs) if (shape := shapes[job.custom_id])}
-    new = [shape for shape in counts if shape not in warmed]
     is_on_gpu = stages.model.layer_devices[0].type == "cuda"
+    lengths = {job.custom_id: tokens_of(job) if is_on_gpu else 0 for job in jobs}
+    longest_first = sorted(jobs, key=lambda job: lengths[job.custom_id], reverse=True)
+    card = stages.model.card
+    shapes = {job.custom_id: shape_of(job, card, lengths[job.custom_id]) for job in jobs}
+    counts = Counter(shape for shape in shapes.values() if shape is not None)
+    longest = {shape: job for job in reversed(longest_first) if (shape := shapes[job.custom_id])}
+    new = [shape for shape in counts if shape not in warmed]
     most = 1 if is_on_gpu else max(together.thinking, together.drawing)
     for shape in new:
-        stand_ins = [_stand_in(firsts[shape], n) for n in range(min(counts[shape], most))]
+        stand_ins = [_stand_in(longest[shape], n) for n in range(min(counts[shape], most))]
         learn(_run(stand_ins, stages, together))
         warmed.add(shape)
-    return len(new)
+    return new
 
 
 def writing_rows(jobs: Sequence[ImageJob], together: Together) -> int:

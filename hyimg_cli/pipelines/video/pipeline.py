@@ -30,7 +30,7 @@ from hyimg_cli.pipelines import outcomes
 from hyimg_cli.pipelines.clock import PhaseClock, Shares
 from hyimg_cli.pipelines.out_of_memory import Attempt
 from hyimg_cli.pipelines.outcomes import Facts
-from hyimg_cli.pipelines.pipeline import Pipeline
+from hyimg_cli.pipelines.pipeline import Pipeline, Warmed
 from hyimg_cli.pipelines.request import Lost, Request
 from hyimg_cli.pipelines.video.encodings import Encodings
 from hyimg_cli.pipelines.video.film import BeginFilm, Film
@@ -217,11 +217,10 @@ class VideoPipeline(Pipeline[LatentVideoModel, VideoJob, Frames]):
     def peak_memory_mb(self) -> float:
         return peak_memory_mb([self._resident().device])
 
-    def _prewarm(self, jobs: Sequence[VideoJob], folder: JobFolder | None) -> tuple[int, int]:
+    def _prewarm(self, jobs: Sequence[VideoJob], folder: JobFolder | None) -> Warmed:
         left = self._not_denoised(jobs, folder)
-        return prewarm(
-            left, self._stages(self._prompts.look, self._pictures.look), warmed=self._warmed
-        ), 0
+        stages = self._stages(self._prompts.look, self._pictures.look)
+        return Warmed(prewarm(left, stages, warmed=self._warmed))
 
     def _open(self, model: str) -> LatentVideoModel:
         """The checkpoint, none of its weights in memory yet."""
