@@ -70,8 +70,6 @@ class Scripted:
         self._said: list[tuple[int, FromReplica]] = []
         self.assigned: list[int] = []
 
-    start_s = 60.0
-
     def start(self, setup: Setup) -> None:
         self._said.append((setup.number, Ready(self._facts[setup.number], "node-b")))
 

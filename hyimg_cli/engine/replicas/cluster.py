@@ -7,6 +7,7 @@ by our own beat, for Ray never notices; what an actor makes travels with its lin
 import atexit
 import logging
 import os
+import re
 import shutil
 import signal
 import socket
@@ -15,11 +16,18 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import ray
 from ray.exceptions import RayActorError, RayError
+from ray.util.placement_group import (
+    PlacementGroup,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from hyimg_cli.engine.replicas.messages import (
     Assign,
@@ -29,13 +37,14 @@ from hyimg_cli.engine.replicas.messages import (
     Ready,
     Setup,
     Told,
+    Waits,
 )
 from hyimg_cli.engine.replicas.pieces import PieceWorker
 from hyimg_cli.errors import MachineError
 from hyimg_cli.journal.keys import here
 from hyimg_cli.journal.provenance import cores
 from hyimg_cli.memory.present import of_each
-from hyimg_cli.parallel.launch import tie_to
+from hyimg_cli.parallel.tie import tie_to
 from hyimg_cli.parallel.watch import Beat
 from hyimg_cli.spec.plan import Plan
 from hyimg_cli.spec.run import Place, RunConfig
@@ -47,8 +56,11 @@ _AT_ONCE = 64
 _LOOK_S = 0.5
 # How often the cluster's head is called, and how long it may give no answer.
 _HEAD_S, _HEAD_GONE_S = 5.0, 15.0
-_PROBE_S = 600.0
+_CALL_S = 10.0
+# A replica may wait so long for room, and so does who asks what a machine has.
+_ROOM_S = 600.0
 _OBJECT_STORE_BYTES = 400_000_000
+_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 # Of clusters that were started here.
 _FOLDERS: list[str] = []
 _IN_WATCH = ray.method(concurrency_group="watch")
@@ -83,14 +95,29 @@ class Replica:
 
 @dataclass(eq=False)
 class _Actor:
-    """A replica as it is seen here: its handle, and what it was asked and has not answered."""
+    """A replica as it is seen here: its handle, and what it was asked and has not answered.
+
+    `room` is what it has, or waits for since `began`; only then is its process started.
+    """
 
     handle: Any
     up: Any
+    room: PlacementGroup
     beat_s: float
     run: Any = None
     beat: Any = None
     beat_at: float = 0.0
+    began: float = field(default_factory=time.monotonic)
+    has_room: bool = False
+
+    def waiting(self) -> Waits | Gone | None:
+        """That it has no room yet; None where it has."""
+        if self.has_room:
+            return None
+        self.has_room = placement_group_table(self.room).get("state") == "CREATED"
+        if time.monotonic() - self.began > _ROOM_S:
+            return Gone(f"no room on the Ray cluster for {_ROOM_S:.0f} s")
+        return Waits()
 
     def asked(self) -> Iterator[Any]:
         """What an answer is awaited to; it is asked for a sign of life now and then."""
@@ -116,8 +143,6 @@ class _Actor:
 class RayCluster:
     """A transport: replicas are actors, wherever the cluster has room."""
 
-    start_s = 600.0  # it may wait for room
-
     def __init__(self, config: RunConfig, plan: Plan, count: int) -> None:
         """Raises MachineError where the cluster is not there, or has not what the replicas need."""
         connect(config)
@@ -132,9 +157,15 @@ class RayCluster:
     def start(self, setup: Setup) -> None:
         remote: Any = ray.remote  # whose types know of no groups
         of_ray = remote(max_restarts=0, max_task_retries=0, concurrency_groups={"watch": 2})
-        actor = of_ray(Replica).options(**self._needs, **self.options(setup.number))
+        what = {"num_cpus": "CPU", "num_gpus": "GPU"}
+        room = placement_group([{what[name]: n for name, n in self._needs.items() if n}])
+        actor = of_ray(Replica).options(
+            scheduling_strategy=PlacementGroupSchedulingStrategy(room),
+            **self._needs,
+            **self.options(setup.number),
+        )
         handle = actor.remote(setup)
-        self._actors[setup.number] = _Actor(handle, handle.up.remote(), setup.beat_s)
+        self._actors[setup.number] = _Actor(handle, handle.up.remote(), room, setup.beat_s)
 
     def options(self, number: int) -> dict[str, Any]:
         """What else a replica's actor is started with."""
@@ -159,7 +190,8 @@ class RayCluster:
             if (ref := self._actors[number].answer(asked)) is not None
         ]
         values = _values([ref for _, ref in read])
-        return [self._said(number, value) for (number, _), value in zip(read, values, strict=True)]
+        said = [self._said(number, value) for (number, _), value in zip(read, values, strict=True)]
+        return said + [(n, one) for n, actor in self._actors.items() if (one := actor.waiting())]
 
     def wake(self) -> None:
         self._is_woken = True
@@ -169,6 +201,7 @@ class RayCluster:
         if actor is not None:
             with suppress(RayError):
                 ray.kill(actor.handle, no_restart=True)
+                remove_placement_group(actor.room)
 
     def close(self) -> None:
         for number in list(self._actors):
@@ -192,7 +225,7 @@ class RayCluster:
         if not isinstance(value, Exception):
             return number, value
         self.kill(number)
-        if isinstance(value, RayActorError):
+        if isinstance(value, RayActorError) and not value.actor_init_failed:
             return number, Gone("its process or its machine is gone")
         return number, Gone(str(value).strip().splitlines()[-1])
 
@@ -216,8 +249,7 @@ class _Head:
     """The cluster's head, without which Ray ends this process after a minute, with no word."""
 
     def __init__(self) -> None:
-        host, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
-        self._address = host.strip("[]"), int(port)
+        self._address = _host_and_port(ray.get_runtime_context().gcs_address)
         self._called_at = self._heard_at = time.monotonic()
 
     def confirm(self) -> None:
@@ -228,17 +260,33 @@ class _Head:
         if now - self._called_at > 2 * _HEAD_GONE_S:
             self._heard_at = now  # nobody called meanwhile: this process was stopped
         self._called_at = now
-        try:
-            socket.create_connection(self._address, timeout=1.0).close()
+        if _answers(*self._address, timeout_s=1.0):
             self._heard_at = now
-        except OSError:
-            if now - self._heard_at > _HEAD_GONE_S:
-                raise MachineError(
-                    "the head of the Ray cluster does not answer any more",
-                    where=":".join(map(str, self._address)),
-                    hint="start the cluster, then run the same command again: it resumes",
-                    code="machine.ray",
-                ) from None
+        elif now - self._heard_at > _HEAD_GONE_S:
+            raise MachineError(
+                "the head of the Ray cluster does not answer any more",
+                where=":".join(map(str, self._address)),
+                hint="start the cluster, then run the same command again: it resumes",
+                code="machine.ray",
+            )
+
+
+def _answers(host: str, port: int, timeout_s: float) -> bool:
+    """True if something there answers a greeting of HTTP/2, which Ray's own clients begin with: of
+    a process that is stopped the system still accepts what calls.
+    """
+    try:
+        with socket.create_connection((host, port), timeout_s) as line:
+            line.sendall(_GREETING)
+            line.recv(1)
+    except OSError:
+        return False
+    return True
+
+
+def _host_and_port(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
 
 
 def place_of(config: RunConfig) -> Place:
@@ -246,7 +294,7 @@ def place_of(config: RunConfig) -> Place:
     connect(config)
     probe = ray.remote(here).options(max_retries=0, **_needs(config, config.parallel.replicas))
     try:
-        return ray.get(probe.remote(), timeout=_PROBE_S)
+        return ray.get(probe.remote(), timeout=_ROOM_S)
     except RayError as error:
         what = f"no machine of the Ray cluster answers: {str(error).strip().splitlines()[-1]}"
         raise MachineError(what, hint="look at ray status", code="machine.ray") from error
@@ -290,6 +338,9 @@ def connect(config: RunConfig) -> None:
     address = config.parallel.ray_address
     own = _own(config.parallel.replicas) if address == "local" else {}
     try:
+        # Ray itself would try for minutes.
+        if re.fullmatch(r"[^/]+:\d+", address) and not _answers(*_host_and_port(address), _CALL_S):
+            raise OSError(f"nothing answers there within {_CALL_S:.0f} s")
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **own)
     except (OSError, ValueError, RuntimeError, RayError) as error:
         disconnect()

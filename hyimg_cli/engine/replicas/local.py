@@ -32,8 +32,6 @@ class _Process:
 class LocalProcesses:
     """A transport: replicas are children of this process, on a GPU or a share of the cores each."""
 
-    start_s = 60.0
-
     def __init__(self, config: RunConfig, plan: Plan, count: int) -> None:
         """Raises MachineError where there are fewer GPUs than they need, and on a CPU whose memory
         cannot hold a model each.
