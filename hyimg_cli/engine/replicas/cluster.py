@@ -21,12 +21,7 @@ from typing import Any
 
 import ray
 from ray.exceptions import RayActorError, RayError
-from ray.util.placement_group import (
-    PlacementGroup,
-    placement_group,
-    placement_group_table,
-    remove_placement_group,
-)
+from ray.util import placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from hyimg_cli.engine.replicas.messages import (
@@ -102,7 +97,7 @@ class _Actor:
 
     handle: Any
     up: Any
-    room: PlacementGroup
+    room: Any
     beat_s: float
     run: Any = None
     beat: Any = None
@@ -110,11 +105,12 @@ class _Actor:
     began: float = field(default_factory=time.monotonic)
     has_room: bool = False
 
-    def waiting(self) -> Waits | Gone | None:
-        """That it has no room yet; None where it has."""
+    def waiting(self, head: "_Head") -> Waits | Gone | None:
+        """That it has no room yet, or will have none; None where it has."""
+        if not self.has_room and head.answers():
+            self.has_room = placement_group_table(self.room).get("state") == "CREATED"
         if self.has_room:
             return None
-        self.has_room = placement_group_table(self.room).get("state") == "CREATED"
         if time.monotonic() - self.began > _ROOM_S:
             return Gone(f"no room on the Ray cluster for {_ROOM_S:.0f} s")
         return Waits()
@@ -150,11 +146,15 @@ class RayCluster:
         each = -(-count // len(_nodes()))
         # Taken by this machine's memory: of a cluster without GPUs all are taken to be alike.
         self.config = of_each(config, each)
+        self._starting: dict[int, Setup] = {}
         self._actors: dict[int, _Actor] = {}
         self._is_woken = False
         self._head = _Head()
 
     def start(self, setup: Setup) -> None:
+        self._starting[setup.number] = setup
+
+    def _begin(self, setup: Setup) -> None:
         remote: Any = ray.remote  # whose types know of no groups
         of_ray = remote(max_restarts=0, max_task_retries=0, concurrency_groups={"watch": 2})
         what = {"num_cpus": "CPU", "num_gpus": "GPU"}
@@ -179,10 +179,14 @@ class RayCluster:
         actor.run = run.remote(work)
 
     def stop(self, number: int, signal_number: int) -> None:
-        self._actors[number].handle.stop.remote(signal_number)
+        if number in self._actors:
+            self._actors[number].handle.stop.remote(signal_number)
 
     def events(self, timeout_s: float) -> list[tuple[int, FromReplica]]:
         self._head.confirm()
+        if self._starting and self._head.answers():
+            while self._starting:
+                self._begin(self._starting.popitem()[1])
         waiting = {asked: n for n, actor in self._actors.items() for asked in actor.asked()}
         read = [
             (number, ref)
@@ -191,17 +195,25 @@ class RayCluster:
         ]
         values = _values([ref for _, ref in read])
         said = [self._said(number, value) for (number, _), value in zip(read, values, strict=True)]
-        return said + [(n, one) for n, actor in self._actors.items() if (one := actor.waiting())]
+        said += [
+            (n, one) for n, actor in self._actors.items() if (one := actor.waiting(self._head))
+        ]
+        for number, one in said:
+            if isinstance(one, Gone):
+                self.kill(number)
+        return said
 
     def wake(self) -> None:
         self._is_woken = True
 
     def kill(self, number: int) -> None:
+        self._starting.pop(number, None)
         actor = self._actors.pop(number, None)
         if actor is not None:
             with suppress(RayError):
                 ray.kill(actor.handle, no_restart=True)
-                remove_placement_group(actor.room)
+                if self._head.answers():  # else its room goes with this job
+                    remove_placement_group(actor.room)
 
     def close(self) -> None:
         for number in list(self._actors):
@@ -212,6 +224,8 @@ class RayCluster:
         """All that has an answer by now; waits for the first."""
         until = time.monotonic() + timeout_s
         ready: list[Any] = []
+        if not waiting:
+            time.sleep(min(_LOOK_S, timeout_s))
         while waiting and not ready and not self._is_woken and time.monotonic() < until:
             left_s = min(_LOOK_S, max(0.0, until - time.monotonic()))
             ready, _ = ray.wait(list(waiting), num_returns=1, timeout=left_s, fetch_local=False)
@@ -224,7 +238,6 @@ class RayCluster:
     def _said(self, number: int, value: Any) -> tuple[int, FromReplica]:
         if not isinstance(value, Exception):
             return number, value
-        self.kill(number)
         if isinstance(value, RayActorError) and not value.actor_init_failed:
             return number, Gone("its process or its machine is gone")
         return number, Gone(str(value).strip().splitlines()[-1])
@@ -246,29 +259,38 @@ def _value(ref: Any) -> Any:
 
 
 class _Head:
-    """The cluster's head, without which Ray ends this process after a minute, with no word."""
+    """The cluster's head, without which Ray ends this process after a minute, with no word. Until
+    then a question to it keeps who asked waiting: it is called first.
+    """
 
     def __init__(self) -> None:
         self._address = _host_and_port(ray.get_runtime_context().gcs_address)
         self._called_at = self._heard_at = time.monotonic()
+        self._is_gone = False
 
     def confirm(self) -> None:
         """Raises MachineError where the head has not answered for some time."""
-        now = time.monotonic()
-        if now - self._called_at < _HEAD_S:
-            return
-        if now - self._called_at > 2 * _HEAD_GONE_S:
-            self._heard_at = now  # nobody called meanwhile: this process was stopped
-        self._called_at = now
-        if _answers(*self._address, timeout_s=1.0):
-            self._heard_at = now
-        elif now - self._heard_at > _HEAD_GONE_S:
+        if time.monotonic() - self._called_at >= _HEAD_S:
+            self.answers()
+        if self._called_at - self._heard_at > _HEAD_GONE_S:
+            self._is_gone = True
             raise MachineError(
                 "the head of the Ray cluster does not answer any more",
                 where=":".join(map(str, self._address)),
                 hint="start the cluster, then run the same command again: it resumes",
                 code="machine.ray",
             )
+
+    def answers(self) -> bool:
+        """True if it answers now."""
+        now = time.monotonic()
+        if now - self._called_at > 2 * _HEAD_GONE_S:
+            self._heard_at = now  # nobody called meanwhile: this process was stopped
+        self._called_at = now
+        is_there = not self._is_gone and _answers(*self._address, timeout_s=1.0)
+        if is_there:
+            self._heard_at = now
+        return is_there
 
 
 def _answers(host: str, port: int, timeout_s: float) -> bool:
@@ -346,7 +368,8 @@ def connect(config: RunConfig) -> None:
         disconnect()
         raise MachineError(
             f"no Ray cluster at {address}: {str(error).strip().splitlines()[0]}",
-            hint="ray status shows one; --ray-address local starts one on this machine",
+            hint="ray status shows one, RAY_AUTH_TOKEN must be its own; --ray-address local starts "
+            "one on this machine",
             code="machine.ray",
         ) from error
     finally:

@@ -55,7 +55,8 @@ class LocalProcesses:
         self._processes[number].child.post(packed(work))
 
     def stop(self, number: int, signal_number: int) -> None:
-        self._processes[number].child.post(packed(Stop(signal_number)))
+        if number in self._processes:
+            self._processes[number].child.post(packed(Stop(signal_number)))
 
     def events(self, timeout_s: float) -> list[tuple[int, FromReplica]]:
         found: list[tuple[int, FromReplica]] = []
