@@ -62,6 +62,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name, _cluster(given.ray) as cluster:
         place, address = Path(name), cluster and cluster.address
         found = _tried(given, place, address)
+        print(json.dumps(found), flush=True)
         if cluster:
             found["nodes_lost"] = [
                 _node_lost(given, place, cluster, number)
@@ -71,7 +72,7 @@ def main() -> None:
     packages = ("hyimg-cli", "torch", "ray") if given.ray else ("hyimg-cli", "torch")
     versions = {name: metadata.version(name) for name in packages}
     today = {"date": date.today().isoformat(), "versions": versions}
-    print(json.dumps(found))
+    print(json.dumps(found), flush=True)
     if given.out:
         given.out.write_text(json.dumps({"machine": hardware()} | today | found, indent=1) + "\n")
     bad = ("lost", "twice", "other_pixels", "alive", "orphans", "lost_by_commands")
@@ -127,7 +128,7 @@ def _node_lost(given: argparse.Namespace, place: Path, cluster: Any, how: int) -
     """
     jobs = _jobs(place, given.jobs)
     config = _config(given, place / f"node-{how}", cluster.address)
-    node, began, deaths, done = cluster.worker_nodes[-1], time.monotonic(), Counter[str](), 0
+    node, began, deaths, done = next(iter(cluster.worker_nodes)), time.monotonic(), Counter[str](), 0
     raylet = psutil.Process(node.all_processes["raylet"][0].process.pid)
     there = raylet.children(recursive=True)
     struck = 0.0

@@ -218,7 +218,10 @@ class RayCluster:
     def close(self) -> None:
         for number in list(self._actors):
             self.kill(number)
-        disconnect()
+        if self._head.is_gone:
+            _leave_without_head()
+        else:
+            disconnect()
 
     def _ready(self, waiting: dict[Any, int], timeout_s: float) -> list[tuple[Any, int]]:
         """All that has an answer by now; waits for the first."""
@@ -266,14 +269,14 @@ class _Head:
     def __init__(self) -> None:
         self._address = _host_and_port(ray.get_runtime_context().gcs_address)
         self._called_at = self._heard_at = time.monotonic()
-        self._is_gone = False
+        self.is_gone = False
 
     def confirm(self) -> None:
         """Raises MachineError where the head has not answered for some time."""
         if time.monotonic() - self._called_at >= _HEAD_S:
             self.answers()
         if self._called_at - self._heard_at > _HEAD_GONE_S:
-            self._is_gone = True
+            self.is_gone = True
             raise MachineError(
                 "the head of the Ray cluster does not answer any more",
                 where=":".join(map(str, self._address)),
@@ -287,7 +290,7 @@ class _Head:
         if now - self._called_at > 2 * _HEAD_GONE_S:
             self._heard_at = now  # nobody called meanwhile: this process was stopped
         self._called_at = now
-        is_there = not self._is_gone and _answers(*self._address, timeout_s=1.0)
+        is_there = not self.is_gone and _answers(*self._address, timeout_s=1.0)
         if is_there:
             self._heard_at = now
         return is_there
@@ -388,6 +391,15 @@ def _own(replicas: int) -> dict[str, Any]:
         "object_store_memory": _OBJECT_STORE_BYTES,
         "_temp_dir": _FOLDERS[-1],
     }
+
+
+def _leave_without_head() -> None:
+    """Leave a cluster whose head is gone, or is stopped and will not answer."""
+    leaving = threading.Thread(target=disconnect, daemon=True)
+    leaving.start()
+    leaving.join(_CALL_S)
+    if leaving.is_alive():
+        atexit.unregister(ray.shutdown)  # the actors are ended by the end of this process
 
 
 def disconnect() -> None:
