@@ -128,7 +128,12 @@ def _node_lost(given: argparse.Namespace, place: Path, cluster: Any, how: int) -
     """
     jobs = _jobs(place, given.jobs)
     config = _config(given, place / f"node-{how}", cluster.address)
-    node, began, deaths, done = next(iter(cluster.worker_nodes)), time.monotonic(), Counter[str](), 0
+    node, began, deaths, done = (
+        next(iter(cluster.worker_nodes)),
+        time.monotonic(),
+        Counter[str](),
+        0,
+    )
     raylet = psutil.Process(node.all_processes["raylet"][0].process.pid)
     there = raylet.children(recursive=True)
     struck = 0.0

@@ -11,6 +11,7 @@ import re
 import shutil
 import signal
 import socket
+import sys
 import tempfile
 import threading
 import time
@@ -399,7 +400,14 @@ def _leave_without_head() -> None:
     leaving.start()
     leaving.join(_CALL_S)
     if leaving.is_alive():
-        atexit.unregister(ray.shutdown)  # the actors are ended by the end of this process
+        atexit.register(_end_at_once)
+
+
+def _end_at_once() -> None:
+    """End this process as its run has ended; what of Ray still waits would crash it."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(MachineError.exit_code)
 
 
 def disconnect() -> None:
