@@ -640,14 +640,14 @@ def test_who_waits_for_room_is_not_taken_for_dead(
 
     (tmp_path / "marks").mkdir()
     floor = Floor(tmp_path / "out", tmp_path / "marks", ray_address=ray_cluster)
-    floor.limits = Limits(start_s=8.0)
+    floor.limits = Limits(start_s=20.0)
     floor.environment = {n: {"PACE_S": "0.1"} for n in range(4)}
     cluster.connect(floor.config(4))
     others = placement_group([{"CPU": 2}])
     assert others.wait(30)
     began = time.monotonic()
-    events = floor.run([replace(job, num_inference_steps=10) for job in some(24)], 4)
-    assert time.monotonic() - began > 10
+    events = floor.run([replace(job, num_inference_steps=20) for job in some(24)], 4)
+    assert time.monotonic() - began > 20
     remove_placement_group(others)
     assert deaths(events) == []
     assert len({one.replica for one in outcomes(events).values()}) == 2
