@@ -106,7 +106,8 @@ class PartJournal:
         """Raises FileExistsError where the name is taken."""
         for pause_s in (*_CONFLICT_PAUSES_S, None):
             try:
-                return self._system.pipe_file(name, part, mode="create")
+                self._system.pipe_file(name, part, mode="create")
+                return
             except OSError as error:
                 # Two requests met, one of which may be our own, sent again.
                 if pause_s is None or _CONFLICT not in str(error.__cause__):

@@ -99,6 +99,8 @@ class Scripted:
 class Crowded(Scripted):
     """Replica 1 waits for room as long as replica 0 works: for ten looks."""
 
+    _looks = 0
+
     def start(self, setup: Setup) -> None:
         if setup.number == 0:
             super().start(setup)
@@ -110,8 +112,6 @@ class Crowded(Scripted):
             self._looks += 1
             return said
         return said + super().events(timeout_s)
-
-    _looks = 0
 
 
 def test_who_waits_for_room_is_not_taken_for_dead(job: ImageJob, tmp_path: Path) -> None:

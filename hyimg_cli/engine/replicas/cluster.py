@@ -199,8 +199,8 @@ class RayCluster:
         said += [
             (n, one) for n, actor in self._actors.items() if (one := actor.waiting(self._head))
         ]
-        for number, one in said:
-            if isinstance(one, Gone):
+        for number, message in said:
+            if isinstance(message, Gone):
                 self.kill(number)
         return said
 
@@ -361,7 +361,7 @@ def connect(config: RunConfig) -> None:
     # Ray takes SIGTERM for itself; ours end a run in order.
     numbers = (signal.SIGINT, signal.SIGTERM)
     handlers = {number: signal.getsignal(number) for number in numbers}
-    address = config.parallel.ray_address
+    address = config.parallel.ray_address or "auto"
     own = _own(config.parallel.replicas) if address == "local" else {}
     try:
         # Ray itself would try for minutes.
