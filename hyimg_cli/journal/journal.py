@@ -215,6 +215,11 @@ class RunFolder(JobFolder):
                 raise
         return self
 
+    @property
+    def is_run(self) -> bool:
+        """True if a run was begun there."""
+        return any((self.folder / name).is_file() for name in (RESULTS, RESOLVED))
+
     def __exit__(
         self,
         kind: type[BaseException] | None,

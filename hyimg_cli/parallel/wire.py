@@ -98,7 +98,7 @@ class Member:
 
     def __init__(self, number: int, child: Launched) -> None:
         self.number, self.child = number, child
-        self.was_heard = False
+        self.is_up = self.was_heard = False
         self._why = ""
         self._answers: SimpleQueue[Any] = SimpleQueue()
         child.listen(self._hear, lambda: self._answers.put(_GONE))
@@ -135,9 +135,10 @@ class Member:
         self.child.process.kill()
 
     def _hear(self, message: Any) -> None:
-        self.was_heard = True
         if not isinstance(message, Beat):
+            self.is_up = True
             self._answers.put(message)
+        self.was_heard = self.is_up  # importing torch has a limit of its own, and beats come late
 
     def _death(self) -> Failed:
         """The member is gone without a word."""
