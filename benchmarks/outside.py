@@ -9,7 +9,6 @@ Equality is counted in the files, as Pillow decodes them.
 
 import argparse
 import json
-import resource
 import statistics
 import subprocess
 import sys
@@ -50,10 +49,14 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=2024)
     parser.add_argument("--area", type=float, default=0.4e6, help="pixels that a model draws")
     parser.add_argument("--large", action="store_true", help="the 12-megapixel case alone")
+    parser.add_argument("--finish", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/outside.json"))
     given = parser.parse_args()
     if given.large:
         print(json.dumps(_large()))
+        return
+    if given.finish:
+        print(json.dumps(_finished(given.finish)))
         return
     kinds = (
         ("local", LOCAL, given.cases),
@@ -76,11 +79,7 @@ def main() -> None:
         "global": _verdicts(rows["global"]),
         "none": _verdicts(rows["none"]),
         "embedded": list(_embedded()),
-        "large": json.loads(
-            subprocess.run(
-                [sys.executable, __file__, "--large"], check=True, capture_output=True, text=True
-            ).stdout
-        ),
+        "large": _large(),
         "cases": [row for group in rows.values() for row in group],
     }
     given.out.parent.mkdir(parents=True, exist_ok=True)
@@ -229,31 +228,47 @@ def _embedded() -> Iterator[dict[str, Any]]:
 
 
 def _large() -> dict[str, Any]:
-    """A redraw of about a megapixel on a source of 12, all files written and read back."""
+    """A redraw of about a megapixel on a source of 12, finished in a process of its own."""
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
         source = fitted(photograph("motorcycle_left.png"), _LARGE)
         one = case("large", "recolour", source, np.random.default_rng(3), 1024**2)
-        Image.fromarray(source).save(folder / "source.jpg", quality=95)
-        drawn, shown = one.drawn, one.reference
-        del one, source
-        job = _job(folder / "source.jpg")
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        edit: dict[str, Any] = {"kind": "unfinished", "sha256": {}}
-        with RunFolder(folder / "run") as run:
-            started, wall = time.process_time(), time.perf_counter()
-            finish(run, job, drawn, shown, edit, OutputConfig(folder, metadata=False))
-            found = time.process_time() - started
-        return {
-            "source": "4000x3000",
-            "drawn": f"{drawn.shape[1]}x{drawn.shape[0]}",
-            "kind": edit["kind"],
-            "outside_equal": edit["outside_equal"],
-            "processor_s": round(found, 2),
-            "wall_s": round(time.perf_counter() - wall, 2),
-            "peak_memory_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000),
-            "peak_before_mb": round(before / 1000),
-        }
+        Image.fromarray(source).save(f"{name}/source.jpg", quality=95)
+        Image.fromarray(one.drawn).save(f"{name}/drawn.png")
+        Image.fromarray(one.reference).save(f"{name}/shown.png")
+        command = [sys.executable, __file__, "--finish", name]
+        ran = subprocess.run(command, check=True, capture_output=True, text=True)
+    found: dict[str, Any] = json.loads(ran.stdout)
+    return found
+
+
+def _finished(folder: Path) -> dict[str, Any]:
+    """From file to file: read, found, put back, written and read back."""
+    drawn, shown = (np.array(Image.open(folder / f"{name}.png")) for name in ("drawn", "shown"))
+    edit: dict[str, Any] = {"kind": "unfinished", "sha256": {}}
+    before = _peak_mb()
+    with RunFolder(folder / "run") as run:
+        started, wall = time.process_time(), time.perf_counter()
+        finish(
+            run, _job(folder / "source.jpg"), drawn, shown, edit,
+            OutputConfig(folder, metadata=False),
+        )  # fmt: skip
+        seconds = time.process_time() - started
+    return {
+        "source": "4000x3000",
+        "drawn": f"{drawn.shape[1]}x{drawn.shape[0]}",
+        "kind": edit["kind"],
+        "outside_equal": edit["outside_equal"],
+        "processor_s": round(seconds, 2),
+        "wall_s": round(time.perf_counter() - wall, 2),
+        "peak_memory_mb": _peak_mb(),
+        "peak_before_mb": before,
+    }
+
+
+def _peak_mb() -> int:
+    """Most memory that this process held. `ru_maxrss` has what its parent held, too."""
+    status = Path("/proc/self/status").read_text()
+    return round(int(status.split("VmHWM:")[1].split()[0]) / 1000)
 
 
 def _job(source: Path) -> ImageJob:

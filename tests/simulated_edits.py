@@ -173,7 +173,8 @@ def _recolour(source: Pixels, rng: np.random.Generator) -> Pixels:
 
 
 def _paste(source: Pixels, rng: np.random.Generator) -> Pixels:
-    other = photograph(PHOTOGRAPHS[int(rng.integers(len(PHOTOGRAPHS)))])
+    # Upside down: a photograph on itself would be no edit.
+    other = photograph(PHOTOGRAPHS[int(rng.integers(len(PHOTOGRAPHS)))])[::-1]
     size = source.shape[1], source.shape[0]
     other = np.array(Image.fromarray(other).resize(size, Image.Resampling.BICUBIC)).astype(float)
     alpha = _blob(source.shape, rng, 0.01, 0.2)

@@ -91,6 +91,9 @@ def _outside(given: Mapping[str, Any]) -> int:
         }
     except BadValue as bad:
         raise UsageError(f"--region: {bad.what}", hint=bad.hint) from None
+    if given["max_spill"] is not None and not given["region"]:
+        hint = "give --region, or leave --max-spill out"
+        raise UsageError("--max-spill judges what lies outside a region", hint=hint)
     gates = ("max_outside_change", "max_edited_area", "max_spill")
     outside = KeepOutside(**read, **{name: given[name] for name in gates})
     record = outside_of(given["a"], given["b"], outside)

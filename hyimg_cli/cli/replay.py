@@ -19,7 +19,7 @@ from hyimg_cli.errors import Interrupted, UsageError
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.measure.replay.restored import Restored, Wishes, restored
 from hyimg_cli.measure.replay.run_folder import refuse_other_runs
-from hyimg_cli.measure.replay.verdict import ReplayVerdict, compared_file, verdict
+from hyimg_cli.measure.replay.verdict import ReplayVerdict, answer_to, compared_file, verdict
 from hyimg_cli.media.recorded import Described, read_described
 from hyimg_cli.settings.precedence import Setting, settle
 from hyimg_cli.settings.table import SETTINGS
@@ -98,9 +98,9 @@ def _carry_out(given: Mapping[str, Any], arguments: Sequence[str]) -> int:
     if original is None:
         render.remarks([f"no video beside {described.path.name}: nothing to compare with"], style)
         return 1 if given["expect_equal"] else 0
-    output = RunFolder(folder).results()[source.custom_id]["outputs"][0]
-    found = verdict(described, original, folder / output["path"], output["pixel_sha256"])
-    _show(found, original, folder / output["path"], style)
+    made, digest = answer_to(original, folder, RunFolder(folder).results()[source.custom_id])
+    found = verdict(described, original, made, digest)
+    _show(found, original, made, style)
     return 1 if given["expect_equal"] and not found.is_good else 0
 
 
@@ -116,7 +116,7 @@ def _refuse_original(folder: Path, described: Described, source: Restored) -> No
     """Raise UsageError where the replay would be written over the file, or the video it is of."""
     files = [described.path, described.path.with_suffix(".mp4")]
     run = RunFolder(folder)
-    suffixes = (*(Encoding(kind).suffix for kind in FORMATS), ".mp4", ".json")
+    suffixes = (*(Encoding(kind).suffix for kind in FORMATS), ".plain.png", ".mp4", ".json")
     targets = [run.path_for(source.custom_id, suffix) for suffix in suffixes]
     for file in files:
         if any(file.exists() and target.exists() and file.samefile(target) for target in targets):

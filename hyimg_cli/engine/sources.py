@@ -123,15 +123,8 @@ def _unfit(
 
 
 def _region_fault(outside: KeepOutside, size: Size) -> SourceImageError | None:
-    box = outside.box
-    if box is not None and (box[2] > size.width or box[3] > size.height):
-        what = f"the source is {size}, and the region {outside.region} goes beyond it"
-        hint = "give LEFT,TOP,RIGHT,BOTTOM in the source's pixels"
-        return SourceImageError(what, where=outside.region, hint=hint, code="source.region")
     try:
-        if outside.mask and not region_of(Path(outside.mask), size).any():
-            what, hint = "the mask is black", "paint white where an edit may be"
-            return SourceImageError(what, where=outside.mask, hint=hint, code="source.region")
+        region_of(outside, size)
     except SourceImageError as error:
         return error
     return None

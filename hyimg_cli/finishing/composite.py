@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import ceil
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +29,7 @@ Bytes = NDArray[np.uint8]
 _MARGIN, _FEATHER = 2.0, 7.0
 _MEMBRANE, _MEMBRANE_STEP, _MOST_MEMBRANE = (128.0, 64.0, 32.0, 16.0, 8.0), 4, 16.0
 _LIKE, _SURE_LIKE, _MOST_DETAIL, _WINDOW = 0.6, 0.9, 1.25, 5.0
-_STRIP = 256
+_STRIP, _STRIP_REACH = 256, 8.0
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,10 @@ def composite(
     still = Placement.stretched(source.shape[:2], reference.shape[:2])
     if abs(placement.unseen) > 0.001:
         still = Placement.covered(source.shape[:2], reference.shape[:2])
-    for rows, columns in _strips(what.matte, still, source.shape[:2]):
+    reach = ceil(_STRIP_REACH / still.y.scale)
+    for own_rows, columns in _strips(what.matte, still, source.shape[:2]):
+        # What is resized runs out at a border: so a strip is worked wider than it is kept.
+        rows = max(0, own_rows[0] - reach), min(source.shape[0], own_rows[1] + reach)
         shape = rows[1] - rows[0], columns[1] - columns[0]
         box = _box(still, rows, columns)
         place = slice(*rows), slice(*columns)
@@ -99,8 +103,11 @@ def composite(
         alpha = levels.astype(np.float32) / 255
         blended = np.clip(np.round(own + alpha * (redraw - own)), 0, 255).astype(np.uint8)
         # Selected, not computed: what lies outside is copied.
-        result[place] = np.where((levels > 0)[..., None], blended.transpose(1, 2, 0), source[place])
-        matte[place] = levels
+        is_edit = (levels > 0)[..., None]
+        kept = slice(own_rows[0] - rows[0], own_rows[1] - rows[0])
+        place = slice(*own_rows), slice(*columns)
+        result[place] = np.where(is_edit[kept], blended.transpose(1, 2, 0)[kept], source[place])
+        matte[place] = levels[kept]
     return result, matte
 
 

@@ -18,7 +18,7 @@ from hyimg_cli.errors import OutputError, SourceImageError
 from hyimg_cli.journal.journal import JobFolder
 from hyimg_cli.manifest.resolved import job_to_json
 from hyimg_cli.media import carried, images
-from hyimg_cli.media.carried import Bytes, Carried, box_region, read_carried, region_of
+from hyimg_cli.media.carried import Bytes, Carried, read_carried, region_of
 from hyimg_cli.media.metadata import PictureFacts, PictureText, picture_text, retold
 from hyimg_cli.spec.events import OutputFile
 from hyimg_cli.spec.job import Encoding, ImageJob, KeepOutside, Size
@@ -82,7 +82,7 @@ def finish(
         what = "the picture was drawn in another size than its source was shown in"
         raise OutputError(what, code="outside.not-comparable")
     size = Size(*source.pixels.shape[:2])
-    given = given_region(outside, size)
+    given = region_of(outside, size)
     placement = Placement.stretched((size.height, size.width), drawn.shape[:2])
     found = edit_of(drawn, reference, placement, given=given, mode=outside.region_mode)
     edit |= told(found, outside)
@@ -147,13 +147,6 @@ def _text(
     """What the plain picture says of itself, of the result."""
     text = images.text_of(folder.folder / edit["plain"])
     return retold(text, job_to_json(job), size, sha256) if text.record else PictureText("", "", "")
-
-
-def given_region(outside: KeepOutside, size: Size) -> Bytes | None:
-    """The region that a user gave, of a source of this size. Raises SourceImageError."""
-    if outside.box is not None:
-        return box_region(outside.box, size)
-    return region_of(Path(outside.mask), size) if outside.mask else None
 
 
 def told(found: "Edit", outside: KeepOutside) -> Record:

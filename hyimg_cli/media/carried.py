@@ -19,7 +19,7 @@ from hyimg_cli.media import formats
 from hyimg_cli.media.images import Pixels, bytes_of_source, opened_picture
 from hyimg_cli.media.metadata import PictureText
 from hyimg_cli.spec import digest
-from hyimg_cli.spec.job import Encoding, Size
+from hyimg_cli.spec.job import Encoding, KeepOutside, Size
 
 Bytes = NDArray[np.uint8]
 # Modes whose numbers are 8 bits a channel of RGB, or grey.
@@ -102,25 +102,37 @@ def depth_fault(path: Path) -> SourceImageError | None:
     return None
 
 
-def region_of(path: Path, size: Size) -> Bytes:
-    """A mask [H, W] in a source's size, white where an edit may be. Raises SourceImageError."""
+def region_of(outside: KeepOutside, size: Size) -> Bytes | None:
+    """The region that a user gave of a source of this size [H, W], white where an edit may be; None
+    where there is none. Raises SourceImageError.
+    """
+    if outside.box is not None:
+        left, top, right, bottom = outside.box
+        if right > size.width or bottom > size.height:
+            what = f"the source is {size}, and the region {outside.region} goes beyond it"
+            hint = "give LEFT,TOP,RIGHT,BOTTOM in the source's pixels"
+            raise SourceImageError(what, where=outside.region, hint=hint, code="source.region")
+        levels = np.zeros((size.height, size.width), np.uint8)
+        levels[top:bottom, left:right] = 255
+        return levels
+    return _mask(Path(outside.mask), size) if outside.mask else None
+
+
+def _mask(path: Path, size: Size) -> Bytes:
     with opened_picture(path, io.BytesIO(bytes_of_source(path))) as image:
         try:
             levels = np.asarray(_as_levels(image))
         except Exception as error:
             what = "the mask is damaged or ends too early"
             raise SourceImageError(what, where=str(path), code="source.truncated") from error
+    what = hint = ""
     if levels.shape != (size.height, size.width):
         what = f"the mask is {levels.shape[1]}x{levels.shape[0]}, and its source {size}"
         hint = "give a mask in the source's size, upright, white where an edit may be"
+    elif not (levels > 127).any():
+        what, hint = "the mask is black", "paint white where an edit may be"
+    if what:
         raise SourceImageError(what, where=str(path), hint=hint, code="source.region")
-    return levels
-
-
-def box_region(box: tuple[int, int, int, int], size: Size) -> Bytes:
-    """A box as such a mask."""
-    levels = np.zeros((size.height, size.width), np.uint8)
-    levels[box[1] : box[3], box[0] : box[2]] = 255
     return levels
 
 

@@ -12,6 +12,8 @@ from PIL import Image
 
 from hyimg_cli.cli import app, carry_out
 from hyimg_cli.engine.session import Session
+from hyimg_cli.measure.replay.verdict import answer_to, verdict
+from hyimg_cli.media.recorded import read_described
 
 Run = Callable[..., Any]
 SOURCE = Path(__file__).parents[2] / "recipes" / "quickstart" / "red-circle.png"
@@ -161,6 +163,63 @@ def test_eval_does_the_same_for_any_two_pictures(home: Path, run_cli: Run) -> No
     assert plain.code == 1
     assert "gate: max_edited_area 0.01" in plain.err
     assert run_cli("eval", "outside", SOURCE).code == 2
+
+
+def pictures(folder: Path, *levels: np.ndarray) -> list[Path]:
+    paths = [folder / f"{number}.png" for number in range(len(levels))]
+    for path, one in zip(paths, levels, strict=True):
+        Image.fromarray(one).save(path)
+    return paths
+
+
+def test_eval_counts_alpha_too(tmp_path: Path, run_cli: Run) -> None:
+    """And colours under clear pixels: on white they all look alike."""
+    own = np.full((40, 60, 4), 200, np.uint8)
+    own[:20, :, 3] = 0
+    other = own.copy()
+    other[3, 4, 0] = 9
+    found = json.loads(run_cli("eval", "outside", *pictures(tmp_path, own, other), "--json").out)
+    assert (found["outside_equal"], found["outside_differing_pixels"]) == (False, 1)
+
+
+def test_eval_claims_nothing_of_16_bits_and_takes_the_smallest(
+    tmp_path: Path, run_cli: Run
+) -> None:
+    deep, dot = np.full((40, 60), 30000, np.uint16), np.zeros((1, 1, 3), np.uint8)
+    found = json.loads(run_cli("eval", "outside", *pictures(tmp_path, deep, deep), "--json").out)
+    assert found["outside_equal"] is None
+    ran = run_cli("eval", "outside", *pictures(tmp_path, dot, dot))
+    assert "pixels that differ outside: 0 of 1" in ran.out
+
+
+@pytest.mark.parametrize(
+    ("flags", "what"),
+    [
+        (("--region", "0,0,500,9"), "goes beyond it"),
+        (("--region", "1.png"), "the mask is black"),
+        (("--max-spill", 0.1), "outside a region"),
+    ],
+)
+def test_eval_refuses_a_region_that_is_none(
+    tmp_path: Path, run_cli: Run, monkeypatch: pytest.MonkeyPatch, flags: Any, what: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    own = np.zeros((40, 60), np.uint8)
+    files = pictures(tmp_path, own + 9, own)
+    ran = run_cli("eval", "outside", files[0], files[0], *flags)
+    assert ran.code != 0
+    assert what in ran.err
+
+
+def test_a_replay_answers_to_the_plain_picture_with_its_own(made: Path) -> None:
+    line, run = line_of(made), made / "run"
+    plain, result = run / line["edit"]["plain"], run / line["outputs"][0]["path"]
+    for file in (plain, result):
+        answer, digest = answer_to(file, run, line)
+        assert answer == file
+        assert verdict(read_described(file), file, answer, digest).is_good
+    _, other = answer_to(result, run, line)
+    assert not verdict(read_described(plain), plain, result, other).is_good
 
 
 def test_two_jobs_of_which_one_is_called_like_the_others_mask(home: Path, run_cli: Run) -> None:

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from PIL import Image
 from report.browser import Tab, needs_browser
 from report.folders import asked, done, failed, picture, synthetic, write_run
 from report.test_run_page import HOSTILE, film
@@ -202,3 +203,35 @@ def test_a_page_without_its_folder_says_so(tab: Tab, tmp_path: Path) -> None:
     alone.write_bytes((out / "report.html").read_bytes())
     tab.open(alone)
     tab.wait("document.querySelector('#verdict').textContent.includes('report/')")
+
+
+@pytest.mark.parametrize("level", [0, 255])
+def test_a_mask_shows_on_dark_and_on_light_pictures(tab: Tab, tmp_path: Path, level: int) -> None:
+    """Its left half was edited."""
+    for name in ("in", "out/outputs/edit", "out/outputs/edit.mask"):
+        path = tmp_path / f"{name}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        image = Image.new("L", (64, 48), 0 if name.endswith("mask") else level)
+        image.paste(255 if name.endswith("mask") else level, (0, 0, 32, 48))
+        image.save(path)
+    line = done("edit", edit={"kind": "local", "mask": "outputs/edit.mask.png"})
+    RunPage(write_run(tmp_path / "out", [line], [asked("edit")])).refresh()
+    opened(tab, tmp_path / "out")
+    tab.key("ArrowRight", "Enter", "m")
+    for mode in ("one over the other", "side by side"):
+        tab.wait("[...document.querySelectorAll('.mask')].filter((m) => m.naturalWidth).length > 1")
+        left, top, wide, high = tab.value(
+            "(({left, top, width, height}) => [left, top, width, height])"
+            "(document.querySelector('.mask').getBoundingClientRect())"
+        )
+        tab.picture(tmp_path / "seen.png")
+        with Image.open(tmp_path / "seen.png") as seen:
+            edited, kept = (
+                seen.convert("L").getpixel((round(left + wide * at), round(top + high / 4)))
+                for at in (0.2, 0.8)
+            )
+        assert edited == level, mode
+        assert abs(kept - level) > 60, mode
+        tab.key("s")
+    tab.key("m")
+    tab.wait("!document.querySelector('.mask')")

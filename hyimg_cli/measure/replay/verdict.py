@@ -57,6 +57,17 @@ def compared_file(described: Described) -> Path | None:
     return video if video.is_file() else None
 
 
+def answer_to(original: Path, folder: Path, line: Mapping[str, Any]) -> tuple[Path, str]:
+    """The file of a replay's `line` that answers to the original, and its pixels' digest: the plain
+    picture to a plain one, else the result.
+    """
+    if original.stem.endswith(".plain") and line.get("edit"):
+        plain = folder / line["edit"]["plain"]
+        return plain, pixel_digest(read_image(plain).pixels)
+    output = line["outputs"][0]
+    return folder / output["path"], str(output["pixel_sha256"])
+
+
 def verdict(described: Described, original: Path, made: Path, pixel_sha256: str) -> ReplayVerdict:
     """The replay `made`, whose result line says `pixel_sha256`, against the original.
 

@@ -270,15 +270,15 @@ const hyimgReport = (() => {
       type: "button", "aria-pressed": String(n === before), onclick: () => { before = n; redraw(); },
     }, `before: ${one.name}`));
     const mode = make("button", { type: "button", id: "mode", "aria-pressed": String(sideBySide), onclick: toggle }, "side by side");
-    // The matte darkens what was copied from the source.
-    const mask = job.mask?.link && url(job.mask.link) ? make("button", { type: "button", id: "masking", "aria-pressed": String(masked), onclick: () => { masked = !masked; redraw(); by("masking")?.focus(); } }, "mask") : "";
-    const controls = make("div", { className: "chips" }, mode, ...(mask ? [mask] : []), ...choices);
+    const mask = job.mask?.link && url(job.mask.link) ? [make("button", { type: "button", id: "masking", "aria-pressed": String(masked), onclick: unmask }, "mask")] : [];
+    const controls = make("div", { className: "chips" }, mode, ...mask, ...choices);
     if (sideBySide || picture.gone || result.gone)
       return [controls, make("div", { className: "pair" }, figure(picture, `before: ${picture.name}`, job), overlaid(figure(result, "after", job), job))];
     return [controls, slider(picture, result, job)];
   }
   const redraw = () => show.replaceChildren(...stage(viewer.job));
   const toggle = () => { sideBySide = !sideBySide; redraw(); by("mode")?.focus(); };
+  const unmask = () => { masked = !masked; redraw(); by("masking")?.focus(); };
 
   function figure(picture, caption, job) {
     const node = make("figure", { className: "large" }, image(picture, picture.link ?? picture.thumb, caption || job?.prompt || "", false),
@@ -288,12 +288,17 @@ const hyimgReport = (() => {
     return shaped(node, job);
   }
   function overlaid(node, job) {
-    if (!masked || !job.mask?.link) return node;
-    const shown = node.querySelector("img");
+    const shown = node.querySelector("img"), layers = matte(job);
+    if (!shown || !layers.length) return node;
     const both = make("span", { className: "masked" });
-    shown?.replaceWith(both);
-    both.append(...(shown ? [shown] : []), Object.assign(image(job.mask, job.mask.link, "mask: white where the picture was edited", false), { className: "mask" }));
+    shown.replaceWith(both);
+    both.append(shown, ...layers);
     return node;
+  }
+  // Darkens what was copied from the source, then lifts it to grey: so it shows on any picture.
+  function matte(job) {
+    if (!masked || !job.mask?.link) return [];
+    return ["mask: clear where the picture was edited", ""].map((alt) => Object.assign(image(job.mask, job.mask.link, alt, false), { className: "mask" }));
   }
   // As large as the window lets it be, in the shape of the result.
   function shaped(node, job) {
@@ -317,7 +322,7 @@ const hyimgReport = (() => {
     const node = make("div", { className: "stage" },
       Object.assign(image(result, result.link, `after: ${job.prompt ?? ""}`, false), { id: "under" }),
       Object.assign(image(picture, picture.link, `before: ${picture.name}`, false), { id: "over" }),
-      ...(masked && job.mask?.link ? [Object.assign(image(job.mask, job.mask.link, "mask: white where the picture was edited", false), { className: "mask" })] : []),
+      ...matte(job),
       input, make("i", { className: "handle" }));
     node.querySelector("#over").classList.add("over");
     input.addEventListener("input", () => { at = Number(input.value); slide(); });
@@ -393,7 +398,7 @@ const hyimgReport = (() => {
           ArrowUp: () => by("slider") && (at = Math.min(100, at + 5), slide(), true),
           ArrowDown: () => by("slider") && (at = Math.max(0, at - 5), slide(), true),
         }),
-        k: () => turn(-1), j: () => turn(1), s: () => by("mode") && toggle(),
+        k: () => turn(-1), j: () => turn(1), s: () => by("mode") && toggle(), m: () => by("masking") && unmask(),
       }
       : { ArrowLeft: () => step(-1), ArrowRight: () => step(1), k: () => step(-1), j: () => step(1), "/": () => query.focus() };
     if (deeds[event.key] && deeds[event.key]() !== null) event.preventDefault();
