@@ -7,13 +7,12 @@ kept. Every random draw in a job has a generator of its own, so no later draw is
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 
 from hyimg_cli.errors import SourceImageError
 from hyimg_cli.kv.tree import KVTree
-from hyimg_cli.media.images import SourceImage, probe_image
+from hyimg_cli.media.images import SourceImage, size_of
 from hyimg_cli.memory.footprint import Together
 from hyimg_cli.pipelines.clock import PhaseClock
 from hyimg_cli.pipelines.image.batch import ContinuousBatch
@@ -71,9 +70,12 @@ def prewarm(
     of that shape will, up to the batch sizes: its libraries lay out memory by the number of rows.
     What memory is too small for is told to `learn`.
     """
-    shapes = {job.custom_id: shape_of(job, stages.model.card) for job in jobs}
-    counts = Counter(shape for shape in shapes.values() if shape is not None)
-    firsts = {shape: job for job in reversed(jobs) if (shape := shapes[job.custom_id])}
+    counts: Counter[Shape] = Counter()
+    firsts: dict[Shape, ImageJob] = {}
+    for job in jobs:
+        if shape := shape_of(job, stages.model.card):
+            counts[shape] += 1
+            firsts.setdefault(shape, job)
     new = [shape for shape in counts if shape not in warmed]
     is_on_gpu = stages.model.layer_devices[0].type == "cuda"
     most = 1 if is_on_gpu else max(together.thinking, together.drawing)
@@ -96,7 +98,7 @@ def _stand_in(job: ImageJob, number: int) -> ImageJob:
 
 
 def _source_sizes(job: ImageJob) -> list[Size]:
-    return [probe_image(Path(path), decode=False)[0] for path in job.images]
+    return [size_of(path) for path in job.images]
 
 
 def _run(jobs: list[ImageJob], stages: ImageStages, together: Together) -> Sequence[Shortage]:
