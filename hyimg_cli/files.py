@@ -15,7 +15,6 @@ import re
 import shutil
 import stat
 from collections.abc import Iterable, Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -80,8 +79,7 @@ def json_of(text: str | bytes, **how: Any) -> Any:
     is nested so deeply that nobody could compare, copy or write it.
     """
     try:
-        is_plain = isinstance(text, str) and not text.startswith("\ufeff")
-        value = _decoder(**how).decode(text) if is_plain else json.loads(text, **how)
+        value = json.loads(text, **how)
     except RecursionError:
         is_deep = True
     else:
@@ -91,11 +89,6 @@ def json_of(text: str | bytes, **how: Any) -> Any:
     if is_deep:
         raise ValueError("nested too deeply")
     return value
-
-
-@cache
-def _decoder(**how: Any) -> json.JSONDecoder:
-    return json.JSONDecoder(**how)
 
 
 def refuse_constant(name: str) -> Any:

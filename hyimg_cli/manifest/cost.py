@@ -144,6 +144,7 @@ def _job_cost(job: ImageJob, tokens: JobTokens, kv_bytes_per_token: int) -> Cost
 
 
 def _summed(costs: Iterable[Cost]) -> Cost:
-    *names, peak = (field.name for field in fields(Cost))
-    columns = [*zip(*map(attrgetter(*names, peak), costs), strict=True)] or [[0]] * (len(names) + 1)
-    return Cost(*map(sum, columns[:-1]), kv_bytes_peak=max(columns[-1]))
+    names = [field.name for field in fields(Cost)]
+    by_name = dict(zip(names, zip(*map(attrgetter(*names), costs), strict=True), strict=False))
+    sums = {name: sum(column) for name, column in by_name.items()}
+    return Cost(**sums | {"kv_bytes_peak": max(by_name.get("kv_bytes_peak", (0,)))})

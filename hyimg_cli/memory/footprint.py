@@ -342,7 +342,7 @@ def _where_fullest(whole: Needs, card: ModelCard, config: RunConfig) -> Needs:
         return whole
     part, share = held.kv_share * _in_one_memory(config), whole.share
     context, branches = round(share.context * part), round(share.branches * part)
-    return replace(whole, share=replace(share, context=context, branches=branches))
+    return replace(whole, share=share._replace(context=context, branches=branches))
 
 
 def _in_one_memory(config: RunConfig) -> int:
