@@ -47,6 +47,7 @@ from hyimg_cli.spec.events import (
 from hyimg_cli.spec.job import ImageJob, Job, VideoJob
 from hyimg_cli.spec.plan import Plan
 from hyimg_cli.spec.run import RunConfig
+from hyimg_cli.spec.uncollected import uncollected
 from hyimg_cli.spec.units import counted
 
 
@@ -228,6 +229,7 @@ def make_plan(
     return planner.make_plan(jobs, card_of or cards(None))
 
 
+@uncollected()
 def examine(
     manifest: Manifest, settings: Mapping[str, Setting]
 ) -> tuple[list[Job], list[HyimgError]]:
@@ -251,11 +253,13 @@ def examine(
 
 def _unfit(jobs: Iterable[Job], settings: Mapping[str, Setting]) -> dict[str, HyimgError]:
     """Faults of jobs that their checkpoint cannot take, by line: pictures differ in seed only."""
-    found: dict[str, HyimgError | None] = {}
+    found: dict[str, HyimgError] = {}
+    line = ""
     for job in jobs:
-        if job.source_line not in found:
-            found[job.source_line] = _unfitness(job, settings)
-    return {line: error for line, error in found.items() if error is not None}
+        if job.source_line != line and (error := _unfitness(job, settings)):
+            found[job.source_line] = error
+        line = job.source_line
+    return found
 
 
 def _unfitness(job: Job, settings: Mapping[str, Setting]) -> HyimgError | None:
@@ -319,6 +323,7 @@ def sift(
     )
 
 
+@uncollected()
 def prepare(
     folder: RunFolder,
     accepted: Accepted,

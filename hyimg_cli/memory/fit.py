@@ -54,7 +54,7 @@ def judged(model: str, jobs: Sequence[Job], config: RunConfig, there: Present) -
     """Judge a model with one job at work, whichever of `jobs` takes least."""
     found: list[tuple[Need, Sequence[Job]]] = []
     # Without jobs, its weights.
-    for alone in [jobs[at : at + 1] for at in range(max(1, len(jobs)))]:
+    for alone in (jobs[at : at + 1] for at in range(max(1, len(jobs)))):
         needed = need(model, alone, config)
         if fits(needed, there):
             return Fit(needed, there)

@@ -16,8 +16,10 @@ without a GPU: up to a tenth above it. What libraries take for themselves (a
 GPU's context, workspaces, an allocator's gaps, the nodes of CUDA graphs) is not in it.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from hyimg_cli.errors import JobError
 from hyimg_cli.journal.keys import by_graphs, precision
@@ -28,6 +30,7 @@ from hyimg_cli.spec.card import ModelCard, RankBytes, VideoCard, Working
 from hyimg_cli.spec.job import ImageJob, Job, Size, SizeRequest, VideoJob
 from hyimg_cli.spec.plan import Group, Plan
 from hyimg_cli.spec.run import RunConfig
+from hyimg_cli.spec.uncollected import uncollected
 
 _BF16_BYTES = 2
 # Behind a context's text: its closing tag and what opens the picture, up to the ratio token.
@@ -47,8 +50,7 @@ _BLOCKS = 2
 _GRAPH_ROWS = 1.5
 
 
-@dataclass(frozen=True)
-class JobBytes:
+class JobBytes(NamedTuple):
     """Bytes that one job takes: K/V of its `context` while it thinks, of its `branches` while it
     draws; activations of its rows in a denoise `step`, and of its longest `prefill`.
     """
@@ -295,11 +297,10 @@ def needs(
     """
     # Asked for once: there may be many jobs.
     kv, row = _kv_bytes(card, config), working(card, config).row
-    shares = [_share(job, card, config, kv, row) for job in jobs]
-    kinds = map(astuple, set(shares))  # of many jobs there are few
-    share = JobBytes(*map(max, zip(*kinds, strict=True))) if shares else JobBytes()
+    shares = Counter(_share(job, card, config, kv, row) for job in jobs)  # few are different
+    share = JobBytes(*map(max, zip(*shares, strict=True))) if shares else JobBytes()
     if prefixes is None:
-        most = sum(one.branches for one in shares)
+        most = sum(one.branches * count for one, count in shares.items())
         room = max(0, config.batch.prefix_cache_mb * 1_000_000 - held_prefixes)
         prefixes = min(room, most)
     encode, sizes = _encode_bytes(jobs, card, config), {job.size for job in jobs}
@@ -352,7 +353,7 @@ def _where_fullest(whole: Needs, card: ModelCard, config: RunConfig) -> Needs:
         return whole
     part, share = held.kv_share * _in_one_memory(config), whole.share
     context, branches = round(share.context * part), round(share.branches * part)
-    return replace(whole, share=replace(share, context=context, branches=branches))
+    return replace(whole, share=share._replace(context=context, branches=branches))
 
 
 def _in_one_memory(config: RunConfig) -> int:
@@ -390,6 +391,7 @@ def footprint(
     )
 
 
+@uncollected()
 def footprints(
     plan: Plan, config: RunConfig, card_of: Callable[[str], ModelCard], *, shared_kv_bytes: int
 ) -> dict[str, Footprint]:

@@ -7,13 +7,12 @@ kept. Every random draw in a job has a generator of its own, so no later draw is
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 
 from hyimg_cli.errors import SourceImageError
 from hyimg_cli.kv.tree import KVTree
-from hyimg_cli.media.images import SourceImage, probe_image
+from hyimg_cli.media.images import SourceImage, size_of
 from hyimg_cli.memory.footprint import Together
 from hyimg_cli.pipelines.clock import PhaseClock
 from hyimg_cli.pipelines.image.batch import ContinuousBatch
@@ -79,16 +78,18 @@ def prewarm(
     number of rows. What memory is too small for is told to `learn`.
     """
     is_on_gpu = stages.model.layer_devices[0].type == "cuda"
-    lengths = {job.custom_id: tokens_of(job) if is_on_gpu else 0 for job in jobs}
-    longest_first = sorted(jobs, key=lambda job: lengths[job.custom_id], reverse=True)
-    card = stages.model.card
-    shapes = {job.custom_id: shape_of(job, card, lengths[job.custom_id]) for job in jobs}
-    counts = Counter(shape for shape in shapes.values() if shape is not None)
-    longest = {shape: job for job in reversed(longest_first) if (shape := shapes[job.custom_id])}
+    counts: Counter[Shape] = Counter()
+    longest: dict[Shape, tuple[int, ImageJob]] = {}
+    for job in jobs:
+        tokens = tokens_of(job) if is_on_gpu else 0
+        if shape := shape_of(job, stages.model.card, tokens):
+            counts[shape] += 1
+            if shape not in longest or tokens > longest[shape][0]:
+                longest[shape] = tokens, job
     new = [shape for shape in counts if shape not in warmed]
     most = 1 if is_on_gpu else max(together.thinking, together.drawing)
     for shape in new:
-        stand_ins = [_stand_in(longest[shape], n) for n in range(min(counts[shape], most))]
+        stand_ins = [_stand_in(longest[shape][1], n) for n in range(min(counts[shape], most))]
         learn(_run(stand_ins, stages, together))
         warmed.add(shape)
     return new
@@ -106,7 +107,7 @@ def _stand_in(job: ImageJob, number: int) -> ImageJob:
 
 
 def _source_sizes(job: ImageJob) -> list[Size]:
-    return [probe_image(Path(path), decode=False)[0] for path in job.images]
+    return [size_of(path) for path in job.images]
 
 
 def _run(jobs: list[ImageJob], stages: ImageStages, together: Together) -> Sequence[Shortage]:
