@@ -22,6 +22,7 @@ from hyimg_cli.manifest.line import fault
 from hyimg_cli.manifest.manifest import Manifest, failed_lines, in_line_order
 from hyimg_cli.manifest.resolve import resolve_jobs
 from hyimg_cli.manifest.shards import Shard, planned_work, shard_of
+from hyimg_cli.memory.context_ranks import refuse_unsplit_context
 from hyimg_cli.memory.disk_space import refuse_full_disk
 from hyimg_cli.memory.gpu_settings import refuse_unfollowed
 from hyimg_cli.memory.tensor_ranks import refuse_wrong
@@ -241,6 +242,7 @@ def examine(
     jobs, unnamed = named(manifest, jobs, settings["name"])
     config = configured(settings, Path(), None)
     refuse_wrong(jobs, config)
+    refuse_unsplit_context(jobs, config)
     refuse_unfollowed(jobs, config)
     unfit = _unfit(jobs, settings)
     good = [job for job in jobs if job.source_line not in unfit]

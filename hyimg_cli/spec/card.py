@@ -350,7 +350,8 @@ class VideoCard:
     `blocks`: of the transformer. `wants_negative`: its authors never guide without a long negative
     prompt. `cleaner`: the package that mends prompts where it is there, as its authors' pipeline
     does it.
-    `is_distilled`: to few steps.
+    `is_distilled`: to few steps. `context_heads`: of attention, where ranks can share the tokens of
+    a forward; 0 where they cannot.
     """
 
     model: str
@@ -378,6 +379,7 @@ class VideoCard:
     cleaner: str = ""
     decode: DecodeWork = DecodeWork()
     is_distilled: bool = False
+    context_heads: int = 0
 
     def loaded_bytes(self, dtype: str, quantization: str = "none") -> dict[str, int]:
         """Bytes of each component once loaded in `dtype`, transformers quantized; as stored where

@@ -106,6 +106,7 @@ def conditions(model: str, config: RunConfig) -> str:
         "groups": choice.cpu_offload == "group",
         "attention": choice.attention_backend != "native" and choice.attention_backend,
         "compiled": choice.compile_blocks,
+        "context": parallel.context_ranks > 1 and parallel.context_ranks,
     }
     return digest.of_json(facts | {name: value for name, value in of_videos.items() if value})
 

@@ -22,6 +22,7 @@ from hyimg_cli.models.diffusers_video.work import (
     hunyuan_forward,
     wan_blocks,
     wan_forward,
+    wan_heads,
 )
 from hyimg_cli.settings.table import SETTINGS
 from hyimg_cli.spec.card import DecodeWork, StartRule, TileRule, VideoCard, VideoDefaults
@@ -147,6 +148,7 @@ def _wan(layout: CheckpointLayout, model: str) -> VideoCard:
         component_bytes=(),
         forward=wan_forward(network),
         blocks=wan_blocks(network),
+        context_heads=wan_heads(network),
         decode=WAN_DECODE,
         start=_wan_start(layout),
         needs_start=layout.starts_from_pictures and not layout.index.get("expand_timesteps"),
