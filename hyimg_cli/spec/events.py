@@ -12,6 +12,7 @@ PHASES = (
     "prefill",
     "think",
     "kv_handoff",
+    "compile",
     "denoise_first",
     "denoise_rest",
     "decode_latents",

@@ -51,6 +51,7 @@ FILLS: dict[str, tuple[str, Any]] = {
     "keep_quantized": ("cache.keeps_weights", True),
     "vae_patch_parallel_size": ("parallel.vae_ranks", 3),
     "cfg_parallel_size": ("parallel.cfg_ranks", 2),
+    "context_parallel_size": ("parallel.context_ranks", 4),
     "tensor_parallel_size": ("parallel.tensor_ranks", 4),
     "replicas": ("parallel.replicas", 5),
     "ray_address": ("parallel.ray_address", "10.0.0.1:6379"),
@@ -104,6 +105,7 @@ IN_VIDEO_KEY: dict[tuple[str, Any], dict[str, str]] = {
     ("attention_backend", "_native_math"): {"attention": "_native_math"},
     ("attention_backend", "sage"): {"attention": "sage"},
     ("compile_blocks", True): {"blocks": "compiled"},
+    ("context_parallel_size", 2): {"context": "2 ranks"},
 }
 # The settings of a job: each off its default, with what else makes a stage read it.
 OF_THE_JOB: dict[str, dict[str, Any]] = {

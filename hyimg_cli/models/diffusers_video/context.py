@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from diffusers import ContextParallelConfig
 from diffusers.hooks.context_parallel import remove_context_parallel
-from diffusers.models._modeling_parallel import ParallelConfig
+from diffusers.models._modeling_parallel import ContextParallelConfig, ParallelConfig
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from hyimg_cli.models.diffusers_video.weights import quiet

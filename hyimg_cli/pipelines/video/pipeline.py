@@ -237,7 +237,8 @@ class VideoPipeline(Pipeline[LatentVideoModel, VideoJob, Frames]):
         def views(job: VideoJob) -> dict[str, PromptEmbedding]:
             return {view.kind: see(model.pictures, view) for view in self._views(model, job)}
 
-        return VideoStages(model, partial(embed, model.prompts), views, self._drop)
+        compiles = self._config.model.compile_blocks
+        return VideoStages(model, partial(embed, model.prompts), views, self._drop, compiles)
 
     def _views(self, model: LatentVideoModel, job: VideoJob) -> tuple[PictureView, ...]:
         return model.pictures.views(job, self._digests(job)) if job.images else ()

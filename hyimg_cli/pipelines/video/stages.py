@@ -17,6 +17,7 @@ from torch import Tensor
 from hyimg_cli.diffusion.step_cache import VelocityCache
 from hyimg_cli.errors import OutputError
 from hyimg_cli.models.latent_video import LatentVideoModel, PromptEmbedding, VideoDenoiser
+from hyimg_cli.pipelines.compiling import compiling_apart
 from hyimg_cli.pipelines.out_of_memory import MemoryPolicy
 from hyimg_cli.pipelines.request import Finished, Request
 from hyimg_cli.pipelines.video.latents_checkpoint import Kept, LatentsCheckpoint
@@ -39,13 +40,14 @@ _KEPT = "its denoised latents are kept: the next attempt only decodes them"
 @dataclass(frozen=True)
 class VideoStages:
     """Parts that all jobs of a group share. `see` gives the views of a job's start pictures, by
-    kind; `drop` frees on the device what is kept for others.
+    kind; `drop` frees on the device what is kept for others. `compiles`: blocks, as they are met.
     """
 
     model: LatentVideoModel
     embed: Embed
     see: Callable[[VideoJob], Mapping[str, PromptEmbedding]]
     drop: Callable[[], object]
+    compiles: bool = False
 
 
 @dataclass(frozen=True)
@@ -184,7 +186,9 @@ def denoise(
     denoiser = stages.model.denoiser(job, encoded.texts, start)
     first, latents_BCFYX = _start(denoiser, kept, stages.model)
     for index in range(first, denoiser.steps):
-        latents_BCFYX = denoiser.step(index, latents_BCFYX)
+        phase = "denoise_first" if index == first else "denoise_rest"
+        with compiling_apart(clock, phase, is_on=stages.compiles):
+            latents_BCFYX = denoiser.step(index, latents_BCFYX)
         if index == first:
             clock.enter("denoise_rest")
         step, steps = index + 1, denoiser.steps

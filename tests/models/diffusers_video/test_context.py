@@ -31,9 +31,9 @@ FLAG = "--context-parallel-size"
 
 
 @contextmanager
-def shared(folder: Path) -> Iterator[tuple[DiffusersVideo, VideoRanks]]:
+def shared(folder: Path, device: str = "cpu") -> Iterator[tuple[DiffusersVideo, VideoRanks]]:
     """A model whose tokens two ranks share."""
-    choice = ModelChoice(str(folder), dtype="float32", device="cpu")
+    choice = ModelChoice(str(folder), dtype="float32", device=device)
     model = registry.load_video(choice)
     ranks = VideoRanks(model, choice, ParallelConfig(context_ranks=2))
     ranks.load()
@@ -105,6 +105,18 @@ def test_a_timestep_for_each_token_is_split_too_and_ranks_that_ended_are_replace
         member.child.process.wait(5)
         ranks.revive()
         assert torch.equal(draw(model, job), found)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="two GPUs share the tokens")
+def test_two_gpus_make_the_latents_of_one(
+    folders: dict[str, Path], draw: Draw, job: VideoJob
+) -> None:
+    choice = ModelChoice(str(folders["wan22"]), dtype="float32", device="cuda:0")
+    expected = draw(registry.load_video(choice), job)
+    with shared(folders["wan22"], "cuda:0") as (model, _):
+        found = draw(model, job)
+    assert (found - expected).abs().max() < 1e-2 * expected.abs().max()
 
 
 def test_what_cannot_be_split_is_refused_before_anything_loads(
