@@ -206,6 +206,9 @@ class LatentVideoModel(Protocol):
     def texts(self, job: VideoJob) -> tuple[str, ...]:
         """The strings whose embeddings the job needs: its prompt, and under CFG the negative."""
 
+    def notes(self, job: VideoJob) -> tuple[str, ...]:
+        """What the job's line is to tell of its inputs, prompts and pictures apart."""
+
     @property
     def pictures(self) -> PictureEncoder:
         """The encoder of pictures that a job starts from."""

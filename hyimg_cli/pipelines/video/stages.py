@@ -56,12 +56,14 @@ class EncodedConditions:
 
     texts: Mapping[str, PromptEmbedding]
     views: Mapping[str, PromptEmbedding]
+    of_model: tuple[str, ...] = ()
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Warnings of what was cut or changed on the way."""
+        """Warnings of what was cut, changed or left out on the way."""
         found = (*self.texts.values(), *self.views.values())
-        return tuple(dict.fromkeys(note for one in found for note in one.notes))
+        of_inputs = (note for one in found for note in one.notes)
+        return tuple(dict.fromkeys((*of_inputs, *self.of_model)))
 
 
 @dataclass(frozen=True)
@@ -166,7 +168,8 @@ def encode(request: Request[VideoJob], stages: VideoStages) -> Stage[EncodedCond
     request.clock.enter("encode")
     texts = dict.fromkeys(stages.model.texts(request.job))
     views = stages.see(request.job) if request.job.images else {}
-    encoded = EncodedConditions({text: stages.embed(text) for text in texts}, views)
+    embedded = {text: stages.embed(text) for text in texts}
+    encoded = EncodedConditions(embedded, views, stages.model.notes(request.job))
     request.notes.extend(encoded.notes)
     return encoded
 
