@@ -63,6 +63,7 @@ def summary(counts: Summary, place: str) -> str:
     parts += [f"model loaded in {counts.load_s:.2f} s"] if counts.load_s else []
     parts += [f"prewarmed in {counts.prewarm_s:.2f} s"] if counts.prewarm_s else []
     parts += [f"prompts embedded in {counts.encode_s:.2f} s"] if counts.encode_s else []
+    parts += [f"blocks compiled in {counts.compile_s:.2f} s"] if counts.compile_s else []
     rate = counts.seconds_per_picture
     parts += [f"{rate:.2f} s per {counts.noun}"] if rate is not None else []
     return f"{', '.join(parts)}; results in {place}"

@@ -14,6 +14,7 @@ from hyimg_cli.engine import runner
 from hyimg_cli.errors import CheckpointError, MachineError
 from hyimg_cli.journal.keys import precision
 from hyimg_cli.manifest.manifest import manifest_of
+from hyimg_cli.memory.context_ranks import refuse_unsplit_context
 from hyimg_cli.memory.fit import fits, in_forms, judged
 from hyimg_cli.memory.footprint import Need, need
 from hyimg_cli.memory.gpu_settings import refuse_in_session, refuse_offload_on_cpu
@@ -211,6 +212,7 @@ def video_memory(subject: Subject) -> Check:
         return Check("video memory", "warning", _UNCOUNTED)
     parts = {"video_model": name, "video_components": config.model.components}
     sample = _sample(_film(card), revision=revision, **parts)
+    refuse_unsplit_context(sample, config)
     found = judged(name, sample, config, there)
     copies = copies_of(config, config.parallel.replicas)
     said = f"{model_name(name)}: "

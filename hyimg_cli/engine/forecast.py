@@ -71,7 +71,8 @@ def forecast(plan: Plan, config: RunConfig, *, assumed_think: int) -> PlanCost:
 @dataclass(frozen=True)
 class VideoForecast:
     """The work of a group of videos, how each decode is spread over the run's ranks, and how
-    many ranks have one of its guidance branches (`branches`, the most that a job has).
+    many ranks have one of its guidance branches (`branches`, the most that a job has), or a part of
+    each one's `tokens` and `heads` of attention (`context_ranks`).
 
     `memory`: of one of them on its device; `cards`: by a GPU's size, the flags with which it fits.
     `without_negative`: jobs that the model's authors would have given a negative prompt.
@@ -81,6 +82,9 @@ class VideoForecast:
     decode: DecodeForecast
     branches: int
     branch_ranks: int
+    context_ranks: int
+    tokens: int
+    heads: int
     memory: VideoNeeds
     cards: Mapping[str, str | None]
     without_negative: int
@@ -104,7 +108,10 @@ def _of_videos(group: VideoGroup, config: RunConfig) -> VideoForecast:
         decode=decode_forecast(cut, group.size, group.num_frames, ranks, width),
         branches=branches,
         branch_ranks=min(branches, config.parallel.cfg_ranks),
-        memory=video_needs(group.jobs[0], card, config.model),
+        context_ranks=config.parallel.context_ranks,
+        tokens=card.tokens(group.jobs[0]),
+        heads=card.context_heads,
+        memory=video_needs(group.jobs[0], card, config.model, ranks=config.parallel.context_ranks),
         cards={name: fitting(group.jobs[0], card, config, room) for name, room in CARDS.items()},
         without_negative=sum(
             card.wants_negative and job.branch_count > 1 and not job.negative_prompt

@@ -139,7 +139,7 @@ def _changes(jobs: Sequence[Job], config: RunConfig) -> Iterator[tuple[str, RunC
     kind, dtype = precision(choice)
     if not _are_pictures(jobs) and kind == "cuda":
         with suppress(UsageError):
-            refuse_offload_on_ranks(parallel.vae_ranks, parallel.cfg_ranks)
+            refuse_offload_on_ranks(parallel)
             for how in OFFLOADS[OFFLOADS.index(choice.cpu_offload) + 1 :]:
                 changed = replace(config, model=replace(choice, cpu_offload=how))
                 yield f"{OFFLOAD} {how}", changed

@@ -211,7 +211,7 @@ def video_need(card: VideoCard, config: RunConfig, jobs: Sequence[VideoJob] = ()
         return Need(max(there.values(), default=0), work, waiting=sum(sizes.values()))
     encoders = sum(size for name, size in sizes.items() if name not in _RANKED)
     copies = {"vae": config.parallel.vae_ranks} if kind == "cpu" else {}
-    others = config.parallel.cfg_ranks if kind == "cpu" else 1
+    others = config.parallel.step_ranks if kind == "cpu" else 1
     rest = sum(sizes[name] * copies.get(name, others) for name in _RANKED if name in sizes)
     if not config.reuse.prompt_cache:
         return Need(encoders + rest, work)

@@ -212,6 +212,9 @@ class LatentVideoModel(Protocol):
     def texts(self, job: VideoJob) -> tuple[str, ...]:
         """The strings whose embeddings the job needs: its prompt, and under CFG the negative."""
 
+    def notes(self, job: VideoJob) -> tuple[str, ...]:
+        """What the job's line is to tell of its inputs, prompts and pictures apart."""
+
     @property
     def pictures(self) -> PictureEncoder:
         """The encoder of pictures that a job starts from."""
@@ -246,8 +249,24 @@ class ClipsModel(LatentVideoModel, Protocol):
         """Of clips, each with its text and its picture's latents; steps take [B, C, F, Y, X]."""
 
 
+class SharedContext(Protocol):
+    """A model's transformers as ranks share the tokens of a forward."""
+
+    def split(self, ranks: int) -> None:
+        """From here on a forward is one of all ranks; each calls this."""
+
+    def whole(self) -> None:
+        """Undo `split`."""
+
+    def forget(self) -> None:
+        """The ranks are gone: the next `split` is with others."""
+
+
 class SpreadModel(LatentVideoModel, Protocol):
     """A video model whose guidance and decode can be spread over ranks: both may be replaced."""
+
+    @property
+    def context(self) -> SharedContext: ...
 
     branch_runner: Callable[[], BranchRunner]
     decoder: LatentDecoder

@@ -557,6 +557,14 @@ _PARALLEL = (
         "guidance branches. Same pixels.",
         fills="cfg_ranks",
     ),
+    _video(
+        "context_parallel_size",
+        Integer(1, MAX_RANKS),
+        1,
+        "Processes, a GPU each, that share the tokens of Wan's transformer. Equal within rounding.",
+        fills="context_ranks",
+        pixels=InKey("context", {n: f"{n} ranks" for n in range(2, MAX_RANKS + 1)}),
+    ),
     _model_of_pictures(
         "tensor_parallel_size",
         Integer(1, MAX_RANKS),

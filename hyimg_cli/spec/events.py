@@ -12,6 +12,7 @@ PHASES = (
     "prefill",
     "think",
     "kv_handoff",
+    "compile",
     "denoise_first",
     "denoise_rest",
     "decode_latents",
@@ -84,12 +85,14 @@ class DecodeReport:
 @dataclass(frozen=True)
 class ParallelReport:
     """How a job was spread over ranks: how many had a guidance branch of it, and its decode; None
-    where rank 0 decoded alone. `tensor_ranks`: how many had a share of the model's layers.
+    where rank 0 decoded alone. `tensor_ranks`: how many had a share of the model's layers;
+    `context_ranks`, of a video's tokens.
     """
 
     branch_ranks: int
     decode: DecodeReport | None
     tensor_ranks: int = 1
+    context_ranks: int = 1
 
 
 @dataclass(frozen=True)

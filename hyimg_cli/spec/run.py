@@ -33,6 +33,11 @@ ATTENTION_BACKENDS = (
     *("sage_varlen", "_sage_qk_int8_pv_fp8_cuda", "_sage_qk_int8_pv_fp8_cuda_sm90"),
     *("_sage_qk_int8_pv_fp16_cuda", "_sage_qk_int8_pv_fp16_triton", "xformers"),
 )
+# Those of them that can split a video's tokens over ranks.
+CONTEXT_BACKENDS = (
+    *("native", "_native_cudnn", "_native_flash", "_native_npu", "flash", "flash_hub"),
+    *("flash_varlen_hub", "_flash_3_hub", "_flash_3_varlen_hub", "sage", "sage_hub"),
+)
 
 
 @dataclass(frozen=True)
@@ -206,14 +211,16 @@ class ParallelConfig:
     """Over how many processes the work is spread.
 
     `cfg_ranks`: guidance branches, of which there are at most two. Of a video: `vae_ranks`, the
-    tiles of its decode. Neither changes pixels. `tensor_ranks`: the layers of a picture's model,
-    for each branch; sums round differently then. `replicas`: sessions with a model of their own
-    each, on a GPU of their own, that share the jobs; no pixel changes. `ray_address`: of the Ray
-    cluster that they run on, `local` for one that is started here; None: processes of this machine.
+    tiles of its decode. Neither changes pixels. `context_ranks`: the tokens of a video's branches,
+    `tensor_ranks`: the layers of a picture's model, for each branch; sums round differently then.
+    `replicas`: sessions with a model of their own each, on a GPU of their own, that share the jobs;
+    no pixel changes. `ray_address`: of the Ray cluster that they run on, `local` for one that is
+    started here; None: processes of this machine.
     """
 
     vae_ranks: int = 1
     cfg_ranks: int = 1
+    context_ranks: int = 1
     tensor_ranks: int = 1
     replicas: int = 1
     ray_address: str | None = None
@@ -221,7 +228,12 @@ class ParallelConfig:
     @property
     def ranks(self) -> int:
         """Processes that are needed for a video, this one counted."""
-        return max(self.vae_ranks, self.cfg_ranks)
+        return max(self.vae_ranks, self.step_ranks)
+
+    @property
+    def step_ranks(self) -> int:
+        """Those of them that hold the transformer."""
+        return max(self.cfg_ranks, self.context_ranks)
 
     @property
     def picture_ranks(self) -> int:

@@ -156,6 +156,9 @@ class FakeVideo:
     def texts(self, job: VideoJob) -> tuple[str, ...]:
         return texts(job)
 
+    def notes(self, job: VideoJob) -> tuple[str, ...]:
+        return ()
+
     def denoiser(
         self, job: VideoJob, embeddings: Mapping[str, PromptEmbedding], start: object
     ) -> FakeDenoiser:

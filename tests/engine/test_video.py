@@ -4,6 +4,7 @@ the pixels alone, and every line says what happened.
 
 import json
 import signal
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -18,8 +19,9 @@ import torch
 from engine.fake_video import FakeDenoiser, FakeVideo, Studios, video_job
 from machines import with_main_memory
 from PIL import Image
+from torch._dynamo.callback import CallbackTrigger, callback_handler
 
-from hyimg_cli.engine.runner import Accepted, ResumePolicy, prepare
+from hyimg_cli.engine.runner import Accepted, ResumePolicy, Summary, prepare
 from hyimg_cli.engine.session import Session
 from hyimg_cli.errors import Interrupted, StorageError
 from hyimg_cli.journal.journal import RunFolder, outcome_to_json, resume
@@ -51,6 +53,7 @@ from hyimg_cli.spec.run import (
     BatchConfig,
     CacheConfig,
     FailurePolicy,
+    ModelChoice,
     OutputConfig,
     ReuseConfig,
     RunConfig,
@@ -131,6 +134,33 @@ def test_phases_are_disjoint_and_add_up(tmp_path: Path, monkeypatch: pytest.Monk
     for phase in ("encode", "denoise_first", "denoise_rest", "decode_latents"):
         assert timings[phase] > 0
     assert outcomes["job"].overlapped_s["write"] > 0
+
+
+def test_compiling_is_a_phase_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    step = FakeDenoiser.step
+
+    def compiling(self: Any, index: int, latents: Any) -> Any:
+        if index in (0, 2):  # the first step, and one that meets another shape
+            with callback_handler.install_callbacks(CallbackTrigger.DYNAMO, "0/0"):
+                time.sleep(0.2)
+        return step(self, index, latents)
+
+    monkeypatch.setattr(FakeDenoiser, "step", compiling)
+    for compiles in (True, False):
+        choice = ModelChoice(device="cpu", compile_blocks=compiles)
+        out = tmp_path / str(compiles)
+        _, outcomes = run([video_job()], out, batch=COLD, model=choice)
+        timings, share = outcomes["job"].timings_s, outcomes["job"].share_s
+        told = (timings["compile"], timings["denoise_first"] + timings["denoise_rest"])
+        assert told[not compiles] >= 0.4 > told[compiles]
+        assert share.get("compile", 0.0) == pytest.approx(timings["compile"], abs=1e-3)
+        counts = Summary(pictures_s=timings["total"])
+        counts.finish(outcomes["job"])
+        assert counts.compile_s == timings["compile"]
+        expected = timings["total"] - timings["compile"]
+        assert counts.seconds_per_picture == pytest.approx(expected)
+    assert not callback_handler.start_callbacks
+    assert not callback_handler.end_callbacks
 
 
 def test_pixels_do_not_depend_on_order_or_company(jobs: list[VideoJob], tmp_path: Path) -> None:

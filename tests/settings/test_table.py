@@ -55,6 +55,7 @@ FILLS: dict[str, tuple[str, Any]] = {
     "keep_quantized": ("cache.keeps_weights", True),
     "vae_patch_parallel_size": ("parallel.vae_ranks", 3),
     "cfg_parallel_size": ("parallel.cfg_ranks", 2),
+    "context_parallel_size": ("parallel.context_ranks", 4),
     "tensor_parallel_size": ("parallel.tensor_ranks", 4),
     "replicas": ("parallel.replicas", 5),
     "ray_address": ("parallel.ray_address", "10.0.0.1:6379"),
@@ -115,6 +116,7 @@ IN_VIDEO_KEY: dict[tuple[str, Any], dict[str, str]] = {
     ("decode_tiles", "own"): {"decode": "own"},
     ("decode_tiles", "half"): {"decode": "half"},
     ("deterministic", True): {"algorithms": "deterministic"},
+    ("context_parallel_size", 2): {"context": "2 ranks"},
 }
 # The settings of a job: each off its default, with what else makes a stage read it.
 OF_THE_JOB: dict[str, dict[str, Any]] = {

@@ -286,5 +286,6 @@ def cells(job: Job, revision: str | None) -> float:
         branches = 2 if job.guidance_scale > 1 else 1
         steps = count_full(job.step_cache, card.steps_of(job.num_inference_steps))
         return float(math.prod(grid) * branches * steps)
-    grid_of_video = registry.video_card(job.model, revision).latent_grid(job.size, job.num_frames)
-    return float(math.prod(grid_of_video) * job.branch_count * job.full_steps)
+    film = registry.video_card(job.model, revision)
+    cells_a_step = math.prod(film.latent_grid(job.size, job.num_frames)) * job.branch_count
+    return float(cells_a_step * film.evaluated(job))

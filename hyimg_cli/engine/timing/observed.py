@@ -110,6 +110,7 @@ def conditions(model: str, config: RunConfig) -> str:
         "batched decode": choice.batched_decode,
         "sdpa": choice.sdpa_backend != "auto" and choice.sdpa_backend,
         "deterministic": choice.deterministic,
+        "context": parallel.context_ranks > 1 and parallel.context_ranks,
     }
     return digest.of_json(facts | {name: value for name, value in beside.items() if value})
 

@@ -80,7 +80,8 @@ def _of_pictures(
 
 def _of_videos(group: VideoGroup, config: RunConfig) -> GroupWork:
     jobs = len(group.jobs)
-    forwards = sum(job.full_steps * job.branch_count for job in group.jobs)
+    card = registry.video_card(group.model, config.model.revision, config.model.components)
+    forwards = sum(card.evaluated(job) * job.branch_count for job in group.jobs)
     cells = latent_cells(group.jobs[0], config.model.revision)
     pixels = jobs * group.num_frames * group.size.height * group.size.width
     phases: Measures = {

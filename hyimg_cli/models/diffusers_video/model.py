@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property, partial
 from itertools import chain
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch import Tensor
 from hyimg_cli.diffusion.step_cache import VelocityCache
 from hyimg_cli.errors import JobError
 from hyimg_cli.models.diffusers_video.branches import LocalBranches, RunningBranches, inputs_of
+from hyimg_cli.models.diffusers_video.context import Context
 from hyimg_cli.models.diffusers_video.decode import (
     LocalDecoder,
     frames,
@@ -26,7 +28,7 @@ from hyimg_cli.models.diffusers_video.decode import (
 )
 from hyimg_cli.models.diffusers_video.denoising import Denoiser, Velocity, forget_step_cache
 from hyimg_cli.models.diffusers_video.layout import CheckpointLayout
-from hyimg_cli.models.diffusers_video.lora import Adapters
+from hyimg_cli.models.diffusers_video.lora import Adapters, left_out
 from hyimg_cli.models.diffusers_video.networks import finish_network, load_network
 from hyimg_cli.models.diffusers_video.scheduling import JobScheduler
 from hyimg_cli.models.diffusers_video.start import StartEncoder
@@ -41,6 +43,7 @@ from hyimg_cli.models.latent_video import (
     VideoDenoiser,
     VideoVae,
 )
+from hyimg_cli.models.lora_files import lora_file
 from hyimg_cli.spec.card import VideoCard
 from hyimg_cli.spec.job import VideoJob
 from hyimg_cli.spec.run import DecodeTiles, ModelChoice
@@ -156,6 +159,12 @@ class DiffusersVideo(ABC):
         """The LoRAs of the job at work."""
         return Adapters(self.networks, self.layout.family)
 
+    @cached_property
+    def context(self) -> Context:
+        """The transformers as ranks share their tokens."""
+        by_token = bool(self.layout.index.get("expand_timesteps"))
+        return Context(self.networks, self.device, by_token=by_token)
+
     def load_weights(self) -> None:
         """Read the transformer and the VAE now, not at the first job."""
         self.load_transformer()
@@ -185,6 +194,16 @@ class DiffusersVideo(ABC):
 
     def texts(self, job: VideoJob) -> tuple[str, ...]:
         return (job.prompt, job.negative_prompt) if self.has_guidance(job) else (job.prompt,)
+
+    def notes(self, job: VideoJob) -> tuple[str, ...]:
+        """Of its LoRAs, what the library does not apply."""
+        found = ((one, left_out(lora_file(one.file))) for one in job.lora if one.file)
+        return tuple(
+            f"the LoRA {Path(one.file).name} also changes {len(names)} tensors that the library "
+            f"leaves as they are, the first {names[0]}"
+            for one, names in found
+            if names
+        )
 
     @torch.no_grad()
     def denoiser(

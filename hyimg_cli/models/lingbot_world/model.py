@@ -157,6 +157,9 @@ class LingBotWorld:
     def texts(self, job: VideoJob) -> tuple[str, ...]:
         return (job.prompt,)
 
+    def notes(self, job: VideoJob) -> tuple[str, ...]:
+        return ()
+
     def denoiser(
         self,
         job: VideoJob,

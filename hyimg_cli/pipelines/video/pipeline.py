@@ -15,6 +15,7 @@ from hyimg_cli.journal.keys import confirm_dtype, key_of, source_digest, source_
 from hyimg_cli.manifest.resolved import job_to_json
 from hyimg_cli.media.metadata import video_text
 from hyimg_cli.media.xmp import EDITED, MADE, mp4_box
+from hyimg_cli.memory.context_ranks import refuse_unsplit_context
 from hyimg_cli.memory.fit import room_for
 from hyimg_cli.memory.room import peak_memory_mb, synchronize
 from hyimg_cli.models import registry
@@ -80,6 +81,7 @@ class VideoPipeline(Pipeline[LatentVideoModel, VideoJob, Frames]):
         if is_new:
             self.release()
         left = self._not_denoised(jobs, folder)
+        refuse_unsplit_context(left, self._config)
         needs_room = bool(left) and not self._denoises
         with room_for(model, left, self._config) if needs_room else nullcontext():
             yield from self._load(model, left, is_new=is_new)
@@ -242,8 +244,8 @@ class VideoPipeline(Pipeline[LatentVideoModel, VideoJob, Frames]):
         def views(job: VideoJob) -> dict[str, PromptEmbedding]:
             return {view.kind: see(model.pictures, view) for view in self._views(model, job)}
 
-        embedded = partial(embed, model.prompts)
-        return VideoStages(model, embedded, views, self._drop, self._drop_transformer)
+        embedded, compiles = partial(embed, model.prompts), self._config.model.compile_blocks
+        return VideoStages(model, embedded, views, self._drop, self._drop_transformer, compiles)
 
     def _views(self, model: LatentVideoModel, job: VideoJob) -> tuple[PictureView, ...]:
         return model.pictures.views(job, self._digests(job)) if job.images else ()

@@ -1,9 +1,11 @@
-"""A video model at work on several ranks: tiles of its decode, branches of its guidance.
+"""A video model at work on several ranks: tiles of its decode, branches of its guidance, or tokens
+of each branch.
 
     rank 0   the model itself: prompts, noise, scheduler, merging, files
-    rank r   its own VAE (tiles), its own transformer (a branch), read from the same checkpoint
+    rank r   its own VAE (tiles), its own transformer (a branch or tokens), from the same checkpoint
 
-One pool of ranks serves both; it lives as long as the model. Pixels are those of one process.
+One pool of ranks serves all; it lives as long as the model. Pixels are those of one process; where
+tokens are shared, within rounding.
 """
 
 # Legend: B batch, C channel, F latent frames, Y X latent rows and columns
@@ -23,7 +25,7 @@ from hyimg_cli.models.latent_video import (
     VideoVae,
     can_be_spread,
 )
-from hyimg_cli.parallel.branches import ParallelBranches
+from hyimg_cli.parallel.branches import ParallelBranches, SplitBranches
 from hyimg_cli.parallel.ranks import DeviceKind, Rank, RankPool
 from hyimg_cli.pipelines.gpu_lock import ModelRanks
 from hyimg_cli.spec.events import DecodeReport, ParallelReport
@@ -69,7 +71,7 @@ class VideoRanks(ModelRanks):
         """
         _refuse_other_gpu(model.device, config.ranks)
         self._model, self._choice, self._config = model, choice, config
-        self._branches: ParallelBranches | None = None
+        self._branches: ParallelBranches | SplitBranches | None = None
         self._decoder: SpreadDecoder | None = None
         kind: DeviceKind = "cuda" if model.device.type == "cuda" else "cpu"
         super().__init__(RankPool(config.ranks, device=kind))
@@ -91,11 +93,15 @@ class VideoRanks(ModelRanks):
             tiles = PatchParallelDecoder(pool, ranks=config.vae_ranks, part=VAE)
             self._decoder = SpreadDecoder(tiles, alone=model.decoder)
             model.decoder = self._decoder
-        if config.cfg_ranks > 1 and with_branches and self._branches is None:
-            branches = ParallelBranches(pool, ranks=config.cfg_ranks, part=TRANSFORMER)
+        if config.step_ranks > 1 and with_branches and self._branches is None:
+            ranks, is_split = config.step_ranks, config.context_ranks > 1
+            kind = SplitBranches if is_split else ParallelBranches
+            branches = kind(pool, ranks=ranks, part=TRANSFORMER)
             # No method of this object: the pool knows the model, and would keep both.
-            runner = partial(_ready_branches, branches, pool, config.cfg_ranks, self._choice, model)
+            runner = partial(_ready_branches, branches, pool, ranks, self._choice, model)
             self._branches, model.branch_runner = runner(), runner
+            if is_split:
+                pool.stopped.append(model.context.forget)
 
     def release_branches(self) -> None:
         """Have no rank hold a transformer but the first; the next job's branches bring them back.
@@ -107,9 +113,11 @@ class VideoRanks(ModelRanks):
             self._pool.unload(TRANSFORMER)
 
     def report(self) -> ParallelReport:
+        one = self._branches
         return ParallelReport(
-            branch_ranks=1 if self._branches is None else self._branches.ranks,
+            branch_ranks=one.ranks if isinstance(one, ParallelBranches) else 1,
             decode=None if self._decoder is None else _rounded(self._decoder.report),
+            context_ranks=one.ranks if isinstance(one, SplitBranches) else 1,
         )
 
 
@@ -139,20 +147,20 @@ def spread(model: LatentVideoModel) -> SpreadModel:
     if not can_be_spread(model):
         raise MachineError(
             f"{model.card.name} has neither tiles nor guidance branches to share",
-            hint="leave out --vae-patch-parallel-size and --cfg-parallel-size; --replicas share "
-            "the jobs",
+            hint="leave out --vae-patch-parallel-size, --cfg-parallel-size and "
+            "--context-parallel-size; --replicas share the jobs",
             code="machine.ranks",
         )
     return model
 
 
 def _ready_branches(
-    branches: ParallelBranches,
+    branches: ParallelBranches | SplitBranches,
     pool: RankPool,
     ranks: int,
     choice: ModelChoice,
     model: LatentVideoModel,
-) -> ParallelBranches:
+) -> ParallelBranches | SplitBranches:
     """`branches`, each rank's transformer read where it is not there."""
     if TRANSFORMER not in pool.parts:
         pool.load(TRANSFORMER, TransformerPart(choice), ranks=ranks, own=partial(_ready, model))

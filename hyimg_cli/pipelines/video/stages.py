@@ -19,6 +19,7 @@ from torch import Tensor
 from hyimg_cli.diffusion.step_cache import VelocityCache
 from hyimg_cli.errors import OutputError
 from hyimg_cli.models.latent_video import LatentVideoModel, PromptEmbedding, VideoDenoiser
+from hyimg_cli.pipelines.compiling import compiling_apart
 from hyimg_cli.pipelines.out_of_memory import MemoryPolicy
 from hyimg_cli.pipelines.request import Finished, Request
 from hyimg_cli.pipelines.video.film import BeginFilm, Film
@@ -44,7 +45,7 @@ _KEPT = "its denoised latents are kept: the next attempt only decodes them"
 class VideoStages:
     """Parts that all jobs of a group share. `see` gives the views of a job's start pictures, by
     kind; `drop` frees on the device what is kept for others, `drop_transformer` that, on every
-    rank: the next job's branches bring it back.
+    rank: the next job's branches bring it back. `compiles`: blocks, as they are met.
     """
 
     model: LatentVideoModel
@@ -52,6 +53,7 @@ class VideoStages:
     see: Callable[[VideoJob], Mapping[str, PromptEmbedding]]
     drop: Callable[[], object]
     drop_transformer: Callable[[], object]
+    compiles: bool = False
 
 
 @dataclass(frozen=True)
@@ -60,12 +62,14 @@ class EncodedConditions:
 
     texts: Mapping[str, PromptEmbedding]
     views: Mapping[str, PromptEmbedding]
+    of_model: tuple[str, ...] = ()
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Warnings of what was cut or changed on the way."""
+        """Warnings of what was cut, changed or left out on the way."""
         found = (*self.texts.values(), *self.views.values())
-        return tuple(dict.fromkeys(note for one in found for note in one.notes))
+        of_inputs = (note for one in found for note in one.notes)
+        return tuple(dict.fromkeys((*of_inputs, *self.of_model)))
 
 
 @dataclass(frozen=True)
@@ -173,7 +177,8 @@ def encode(request: Request[VideoJob], stages: VideoStages) -> Stage[EncodedCond
     request.clock.enter("encode")
     texts = dict.fromkeys(stages.model.texts(request.job))
     views = stages.see(request.job) if request.job.images else {}
-    encoded = EncodedConditions({text: stages.embed(text) for text in texts}, views)
+    embedded = {text: stages.embed(text) for text in texts}
+    encoded = EncodedConditions(embedded, views, stages.model.notes(request.job))
     request.notes.extend(encoded.notes)
     return encoded
 
@@ -193,7 +198,9 @@ def denoise(
     denoiser = stages.model.denoiser(job, encoded.texts, start)
     first, latents_BCFYX = _start(denoiser, kept, stages.model)
     for index in range(first, denoiser.steps):
-        latents_BCFYX = denoiser.step(index, latents_BCFYX)
+        phase = "denoise_first" if index == first else "denoise_rest"
+        with compiling_apart(clock, phase, is_on=stages.compiles):
+            latents_BCFYX = denoiser.step(index, latents_BCFYX)
         if index == first:
             clock.enter("denoise_rest")
         step, steps = index + 1, denoiser.steps
