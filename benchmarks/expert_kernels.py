@@ -8,17 +8,24 @@ them once. Routing is by random scores, nearly even; in a skewed row a quarter o
 most tokens. Random weights: nothing is said about pictures.
 
     python benchmarks/expert_kernels.py --out benchmarks/results/expert-kernels-h200.json
+    python benchmarks/expert_kernels.py --table hyimg_cli/kernels/experts.json
     python benchmarks/expert_kernels.py --small      the same ways through, on any machine
+
+At the end it says which kernel wins where, and which of ours can go; `--table` writes that down for
+this card, which is then what runs on it.
 """
 
 import argparse
 import json
+import os
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import partial
+from itertools import takewhile
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +34,18 @@ from torch import Tensor
 
 from hyimg_cli.journal.provenance import hardware, versions
 from hyimg_cli.kernels.attention import fused_attention, masked_attention
-from hyimg_cli.kernels.choice import ByRows, experts_of
+from hyimg_cli.kernels.choice import Experts, form_of, kernel
+from hyimg_cli.kernels.expert_table import KERNELS, MEASURED, OURS, ExpertRow, runs
+from hyimg_cli.kernels.experts import plain_experts
 from hyimg_cli.kernels.formats import Stack, empty_stack
 from hyimg_cli.kernels.routed import routed_experts
 from hyimg_cli.kernels.rowwise import PLAIN, Rowwise, rowwise
+from hyimg_cli.spec.run import Quantization
 
 FORMATS = ("dense", "fp8", "nf4")
+QUANTIZATION = {"dense": "none", "fp8": "fp8", "nf4": "nf4"}
+# A kernel of ours stays where it is quicker by more; other numbers than the twin's by less.
+LEAD, WORST = 1.05, 0.1
 
 
 @dataclass(frozen=True)
@@ -91,6 +104,7 @@ def main() -> None:
         for row in (*_attention(shape, device, dtype), *_rowwise(shape, device, dtype)):
             rows.append(row)
             _show(row)
+    _decide(rows, arguments.table)
     _write(rows, shape, arguments.out)
 
 
@@ -107,35 +121,103 @@ def _floors(shape: Shape, device: torch.device, dtype: torch.dtype) -> Iterator[
 def _experts(shape: Shape, device: torch.device, dtype: torch.dtype) -> Iterator[Row]:
     for form in FORMATS:
         stacks = _stacks(shape, form, device, dtype)
-        compute = experts_of(*stacks)
-        kernels = {"chosen": compute}
-        if isinstance(compute, ByRows):
-            kernels = {"few": compute.few, "many": compute.many}
-        elif form == "dense":
-            dense = [stack for stack in stacks if isinstance(stack, Tensor)]
-            padded: Any = partial(
-                routed_experts, gate_and_up=dense[0], down=dense[1], group_rows=16
-            )
-            kernels["padded"] = padded
+        kernels = _kernels(shape, stacks, device, dtype)
         for count in (*shape.few, *shape.many):
             for routing in ("even", "skewed"):
                 call = _call(shape, count, routing, device, dtype)
-                for name, kernel in kernels.items():
+                for name, compute in kernels.items():
                     # One row after another reads far more than it needs: not a way for thousands.
-                    if name == "few" and count > max(shape.few):
+                    if name == "decode" and count > max(shape.few):
                         continue
                     flops = count * shape.chosen * 6 * shape.width * shape.inner
-                    moved = _read(stacks, call[2], each=name == "few")
+                    moved = _read(stacks, call[2], each=name == "decode")
                     yield _row(
                         f"experts, {routing}",
                         form,
                         count,
                         name,
-                        lambda kernel=kernel, call=call: kernel(*call),  # type: ignore[misc]
+                        lambda compute=compute, call=call: compute(*call),  # type: ignore[misc]
                         flops=flops,
                         moved=moved,
                     )
-        del stacks, compute, kernels
+        del stacks, kernels
+
+
+def _kernels(
+    shape: Shape, stacks: tuple[Stack, Stack], device: torch.device, dtype: torch.dtype
+) -> dict[str, Experts]:
+    """Every kernel of the table that runs here, by name; one that fails, or has other numbers than
+    the plain twin, is told and left out.
+    """
+    form, found = form_of(stacks[0]), {}
+    call = _call(shape, min(shape.few) + 2, "even", device, dtype)
+    expected = plain_experts(*call, *stacks).float()
+    for name in KERNELS:
+        if not _runs(name, device, form):
+            continue
+        compute = kernel(name, *stacks)
+        try:
+            away = float((compute(*call).float() - expected).norm() / expected.norm())
+        except Exception as error:  # a library's, of any kind: the others are measured all the same
+            print(
+                f"{name}, {form}: left out, {type(error).__name__}: {str(error).splitlines()[:1]}"
+            )
+            continue
+        if away < WORST:
+            found[name] = compute
+        else:
+            print(f"{name}, {form}: left out, its numbers are {away:.3f} away")
+    if form == "none":
+        dense = [stack for stack in stacks if isinstance(stack, Tensor)]
+        padded: Any = partial(routed_experts, gate_and_up=dense[0], down=dense[1], group_rows=16)
+        found["grouped, padded"] = padded
+    return found
+
+
+def _runs(name: str, device: torch.device, form: Quantization) -> bool:
+    """On a CPU torch's product, and ours where Triton interprets it."""
+    if device.type == "cuda":
+        return runs(name, torch.cuda.get_device_capability(device), form)
+    return name == "grouped" or (name == "decode" and os.environ.get("TRITON_INTERPRET") == "1")
+
+
+def decided(rows: Sequence[Row], form: str) -> tuple[ExpertRow, str]:
+    """The table's row of a format by its measurements, and why.
+
+    Above few rows the quickest library's kernel. Up to the row count at which it stops to win the
+    quickest of all, where one of ours has to win by more than a twentieth.
+    """
+    took: dict[int, dict[str, float]] = {}
+    for row in rows:
+        if row.what == "experts, even" and row.format == form and row.kernel in KERNELS:
+            took.setdefault(row.rows, {})[row.kernel] = row.milliseconds
+    counts = sorted(took)
+    libraries = {name: ms for name, ms in took[counts[-1]].items() if name not in OURS}
+    many = min(libraries, key=libraries.__getitem__)
+    weighed = {n: {k: ms * (LEAD if k in OURS else 1) for k, ms in took[n].items()} for n in took}
+    few = min(weighed[counts[0]], key=weighed[counts[0]].__getitem__)
+    won = list(takewhile(lambda n: weighed[n].get(few, inf) < weighed[n][many], counts))
+    if few == many or not won:
+        told = ", ".join(f"{name} {ms:.3f}" for name, ms in sorted(took[counts[0]].items()))
+        return ExpertRow(many, many, 0), f"{many} for any number of rows ({told} ms at {counts[0]})"
+    one = took[counts[0]]
+    why = f"{few} up to {won[-1]} rows ({one[few]:.3f} ms at {counts[0]}, {many} {one[many]:.3f})"
+    return ExpertRow(few, many, won[-1]), f"{why}, {many} above"
+
+
+def _decide(rows: Sequence[Row], table: Path | None) -> None:
+    """Say which kernel wins where, and which of ours can go; write the card's rows."""
+    card = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+    found = {form: decided(rows, form) for form in FORMATS}
+    for form, (_, why) in found.items():
+        print(f"{form}: {why}")
+    for name in {row.kernel for row in rows}.intersection(OURS):
+        if not any(name in (row.few, row.many) for row, _ in found.values()):
+            print(f"{name} can go: a library is as quick within a twentieth, in every format")
+    if table is not None:
+        cards = json.loads(table.read_text()) if table.is_file() else {}
+        cards[card] = {QUANTIZATION[form]: asdict(row) for form, (row, _) in found.items()}
+        table.write_text(json.dumps(cards, indent=1, sort_keys=True) + "\n")
 
 
 def _attention(shape: Shape, device: torch.device, dtype: torch.dtype) -> Iterator[Row]:
@@ -289,6 +371,11 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--out", type=Path)
+    parser.add_argument(
+        "--table",
+        type=Path,
+        help=f"write this card's rows there; hyimg reads hyimg_cli/kernels/{MEASURED.name}",
+    )
     return parser.parse_args()
 
 

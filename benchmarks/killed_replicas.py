@@ -1,6 +1,7 @@
 """Replicas killed and stopped at random while a real manifest runs: nothing lost, nothing twice,
-the pixels and keys of one process. On processes of this machine, or on two Ray nodes (`--ray`).
-Then the command itself is killed in the middle, some times, and given again.
+the pixels and keys of one process. On processes of this machine, or on two Ray nodes (`--ray`), of
+which one is lost, too: killed in a run, frozen in another. Then the command itself is killed in the
+middle, some times, and given again.
 
     python benchmarks/killed_replicas.py --faults 30 --jobs 60 --out FILE
 """
@@ -17,7 +18,9 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from datetime import date
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +44,7 @@ from hyimg_cli.spec.run import ModelChoice, OutputConfig, ParallelConfig, RunCon
 
 # A stopped replica is to be noticed within a trial's patience, not within a minute.
 _LIMITS, _BEAT_S = Limits(silence_s=20.0), 1.0
+_STORE_BYTES = 80_000_000
 
 
 def main() -> None:
@@ -54,16 +58,25 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
-    RayCluster.start_s = 60.0  # of one that is stopped before it said a word
     os.environ["TRIAL"] = str(os.getpid())  # of every process that comes of this one
-    with tempfile.TemporaryDirectory() as place, _cluster(given.ray) as address:
-        found = _tried(given, Path(place), address)
-        found |= _commands_killed(given, Path(place), address)
-    print(json.dumps(found))
+    with tempfile.TemporaryDirectory() as name, _cluster(given.ray) as cluster:
+        place, address = Path(name), cluster and cluster.address
+        found = _tried(given, place, address)
+        print(json.dumps(found), flush=True)
+        if cluster:
+            found["nodes_lost"] = [
+                _node_lost(given, place, cluster, number)
+                for number in (signal.SIGKILL, signal.SIGSTOP)
+            ]
+        found |= _commands_killed(given, place, address)
+    packages = ("hyimg-cli", "torch", "ray") if given.ray else ("hyimg-cli", "torch")
+    versions = {name: metadata.version(name) for name in packages}
+    today = {"date": date.today().isoformat(), "versions": versions}
+    print(json.dumps(found), flush=True)
     if given.out:
-        given.out.write_text(json.dumps({"machine": hardware()} | found, indent=1) + "\n")
+        given.out.write_text(json.dumps({"machine": hardware()} | today | found, indent=1) + "\n")
     bad = ("lost", "twice", "other_pixels", "alive", "orphans", "lost_by_commands")
-    sys.exit(any(found[name] for name in bad))
+    sys.exit(any(one.get(name) for one in (found, *found.get("nodes_lost", ())) for name in bad))
 
 
 def _tried(given: argparse.Namespace, place: Path, address: str | None) -> dict[str, Any]:
@@ -73,10 +86,7 @@ def _tried(given: argparse.Namespace, place: Path, address: str | None) -> dict[
     with Session(alone) as session, RunFolder(alone.output.folder) as folder:
         for _ in session.run(make_plan(jobs, registry.model_card), folder):
             pass
-    parallel = ParallelConfig(replicas=given.replicas, ray_address=address)
-    config = RunConfig(
-        OutputConfig(place / "many"), model=ModelChoice(device="cpu"), parallel=parallel
-    )
+    config = _config(given, place / "many", address)
     faults, deaths, rounds = _Faults(given.faults, given.seed), Counter[str](), 0
     began, load = time.monotonic(), os.getloadavg()[0]
     left = jobs
@@ -87,14 +97,8 @@ def _tried(given: argparse.Namespace, place: Path, address: str | None) -> dict[
             left = sift(folder, jobs, config, ResumePolicy(retry_failed=True)).to_run
             if not left:
                 break
-            several = Replicas(
-                config,
-                transport=RayCluster if address else LocalProcesses,
-                limits=_LIMITS,
-                setup={"beat_s": _BEAT_S},
-            )
             try:
-                for event in several.run(make_plan(left, registry.model_card), folder):
+                for event in _several(config).run(make_plan(left, registry.model_card), folder):
                     if isinstance(event, JobDone):
                         faults.some()
                     elif isinstance(event, ReplicaDied):
@@ -102,9 +106,6 @@ def _tried(given: argparse.Namespace, place: Path, address: str | None) -> dict[
             except MachineError as error:
                 print(f"run {rounds}: {error}", file=sys.stderr)
     lines = _lines(config.output.folder)
-    done = Counter(line["custom_id"] for line in lines if line["status"] == "done")
-    ours, theirs = _made(config.output.folder), _made(alone.output.folder)
-    time.sleep(8)  # Ray takes 5 s to end a stopped process
     return {
         "transport": "ray" if address else "local",
         "jobs": given.jobs,
@@ -113,14 +114,69 @@ def _tried(given: argparse.Namespace, place: Path, address: str | None) -> dict[
         "stopped": faults.done[signal.SIGSTOP],
         "deaths": dict(deaths),
         "runs": rounds,
-        "lost": sum(job.custom_id not in done for job in jobs),
-        "twice": sum(count > 1 for count in done.values()),
         "failed_lines": sum(line["status"] == "failed" for line in lines),
-        "other_pixels": sum(ours.get(name) != facts for name, facts in theirs.items()),
-        "alive": len(list(_replicas())),
+        **_compared(config.output.folder, alone.output.folder),
         "seconds": round(time.monotonic() - began, 1),
         "load_before": round(load, 2),
         "load_after": round(os.getloadavg()[0], 2),
+    }
+
+
+def _node_lost(given: argparse.Namespace, place: Path, cluster: Any, how: int) -> dict[str, Any]:
+    """Counts of a run in whose first third one of two machines is killed or frozen, with all that
+    works there; a frozen one thaws behind the run. Then there are two again.
+    """
+    jobs = _jobs(place, given.jobs)
+    config = _config(given, place / f"node-{how}", cluster.address)
+    node, began, deaths, done = (
+        next(iter(cluster.worker_nodes)),
+        time.monotonic(),
+        Counter[str](),
+        0,
+    )
+    raylet = psutil.Process(node.all_processes["raylet"][0].process.pid)
+    there = raylet.children(recursive=True)
+    struck = 0.0
+    with RunFolder(config.output.folder) as folder:
+        for event in _several(config).run(make_plan(jobs, registry.model_card), folder):
+            done += isinstance(event, JobDone)
+            if isinstance(event, ReplicaDied):
+                deaths[f"{event.why}, seen after {time.monotonic() - struck:.0f} s"] += 1
+            if done == given.jobs // 3 and not struck:
+                struck, there = time.monotonic(), raylet.children(recursive=True)
+                for one in (raylet, *(there if how == signal.SIGSTOP else ())):
+                    one.send_signal(how)
+    seconds = round(time.monotonic() - began, 1)
+    for one in (raylet, *there):
+        with suppress(psutil.Error):
+            one.send_signal(signal.SIGCONT)
+    found = _compared(config.output.folder, place / "alone")
+    cluster.remove_node(node, allow_graceful=False)
+    cluster.add_node(num_cpus=2, object_store_memory=_STORE_BYTES)
+    fault = "killed" if how == signal.SIGKILL else "frozen"
+    return {"node": fault, "deaths": dict(deaths), "seconds": seconds} | found
+
+
+def _config(given: argparse.Namespace, out: Path, address: str | None) -> RunConfig:
+    parallel = ParallelConfig(replicas=given.replicas, ray_address=address)
+    return RunConfig(OutputConfig(out), model=ModelChoice(device="cpu"), parallel=parallel)
+
+
+def _several(config: RunConfig) -> Replicas:
+    transport = RayCluster if config.parallel.ray_address else LocalProcesses
+    return Replicas(config, transport=transport, limits=_LIMITS, setup={"beat_s": _BEAT_S})
+
+
+def _compared(out: Path, alone: Path) -> dict[str, int]:
+    """A folder beside that of one process, and who is still there."""
+    done = Counter(line["custom_id"] for line in _lines(out) if line["status"] == "done")
+    ours, theirs = _made(out), _made(alone)
+    time.sleep(8)  # Ray takes 5 s to end a stopped process
+    return {
+        "lost": sum(name not in done for name in theirs),
+        "twice": sum(count > 1 for count in done.values()),
+        "other_pixels": sum(ours.get(name) != facts for name, facts in theirs.items()),
+        "alive": len(list(_replicas())),
     }
 
 
@@ -207,7 +263,7 @@ def _made(folder: Path) -> dict[str, tuple[str, str]]:
 
 
 @contextmanager
-def _cluster(is_wanted: bool) -> Iterator[str | None]:
+def _cluster(is_wanted: bool) -> Iterator[Any]:
     """Two nodes of two cores on this machine, with the environment that their workers need."""
     os.environ |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1])}
     if not is_wanted:
@@ -217,12 +273,12 @@ def _cluster(is_wanted: bool) -> Iterator[str | None]:
         os.environ["RAY_TMPDIR"] = place
         from ray.cluster_utils import Cluster
 
-        store = {"object_store_memory": 80_000_000}
+        store = {"object_store_memory": _STORE_BYTES}
         cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0} | store)
         for _ in range(2):
             cluster.add_node(num_cpus=2, **store)
         try:
-            yield cluster.address
+            yield cluster
         finally:
             cluster.shutdown()
 

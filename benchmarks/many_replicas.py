@@ -38,8 +38,6 @@ class Simulated:
         self._said: deque[tuple[int, FromReplica]] = deque()
         self._outcomes = {job.custom_id: _outcome(job, config) for job in plan.jobs}
 
-    start_s = 60.0
-
     def start(self, setup: Setup) -> None:
         self._said.append((setup.number, self._ready))
 

@@ -6,11 +6,17 @@ job, again and again, after one warm-up round; nothing is decoded. On a machine 
 wall time says little, so the process's own CPU time stands beside it (one thread). How far our
 latents are from the pipeline's is part of the result.
 
+With `--whole`: ten jobs of three prompts from strings to MP4 files, by the pipeline loaded once and
+by one session, in turn; loading is left out. The session starts with nothing kept, so it embeds
+each prompt once; its folder and journal are in its time.
+
     OMP_NUM_THREADS=1 python benchmarks/video_plain_loop.py --rounds 3 --out result.json
+    OMP_NUM_THREADS=1 python benchmarks/video_plain_loop.py --rounds 3 --whole --out whole.json
 """
 
 import argparse
 import json
+import os
 import statistics
 import sys
 import tempfile
@@ -22,14 +28,21 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from hyimg_cli.engine.session import Session
+from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.journal.provenance import hardware, versions
+from hyimg_cli.manifest.planner import make_plan
+from hyimg_cli.media.video import write_video
 from hyimg_cli.models import registry
 from hyimg_cli.models.latent_video import LatentVideoModel
+from hyimg_cli.spec.events import JobDone
 from hyimg_cli.spec.job import Size, VideoJob
-from hyimg_cli.spec.run import ModelChoice
+from hyimg_cli.spec.plan import Plan
+from hyimg_cli.spec.run import CacheConfig, ModelChoice, OutputConfig, RunConfig
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "recipes" / "build-tiny-video"))
 PROMPTS = ('a red ball with "HI" on it', "a blue cube", "")
@@ -46,10 +59,15 @@ def main() -> None:
         wan.write(Path(name) / "wan")
         settings = [("tiny-video", "float32"), ("tiny-video", "bfloat16")]
         folders = [*settings, (str(Path(name) / "wan"), "float32")]
-        runs = [_compared(folder, dtype, arguments.rounds) for folder, dtype in folders]
+        if arguments.whole:
+            runs = [_whole(folder, arguments.rounds) for folder, dtype in folders[::2]]
+        else:
+            runs = [_compared(folder, dtype, arguments.rounds) for folder, dtype in folders]
+    what = "a job's latents: seconds, and distance to the pipeline's"
     result = {
         "date": datetime.now(UTC).date().isoformat(),
-        "what": "a job's latents: seconds, and distance to the pipeline's",
+        "what": "ten jobs of three prompts, strings to files" if arguments.whole else what,
+        "load": round(os.getloadavg()[0], 1),
         "hardware": hardware(),
         "threads": torch.get_num_threads(),
         "versions": versions(),
@@ -97,6 +115,54 @@ def _compared(folder: str, dtype: Any, rounds: int) -> dict[str, Any]:
         "largest_latent": largest,
         "ways": [_row(name, shape, taken, apart) for (name, shape), taken in times.items()],
     }
+
+
+def _whole(folder: str, rounds: int) -> dict[str, Any]:
+    """Ten jobs by both, in turns, the first round to warm up."""
+    pipeline = _pipeline(folder, "float32")
+    pipeline.vae.enable_tiling()
+    choice = ModelChoice(device="cpu", dtype="float32")
+    times: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    equal = 0
+    with tempfile.TemporaryDirectory() as name:
+        config = RunConfig(OutputConfig(Path(name)), model=choice, cache=CacheConfig())
+        jobs = [replace(job, model=folder) for job in _ten(pipeline)]
+        plan = make_plan(jobs, registry.model_card)
+        with Session(config) as session:
+            for round_ in range(rounds + 1):
+                place = Path(name) / str(round_)
+                place.mkdir()
+                made, plainly = _timed(lambda place=place: _all_plain(pipeline, jobs, place))
+                session.forget()
+                lines, ours = _timed(lambda place=place: _session(session, plan, place / "own"))
+                equal = sum(made[one] == pixels for one, pixels in lines.items())
+                if round_:
+                    times["plain loop"].append(plainly)
+                    times["session"].append(ours)
+    ways = [_row(name, "ten jobs", taken, {}) for name, taken in times.items()]
+    return {"model": Path(folder).name, "jobs": len(jobs), "equal_pixels": equal, "ways": ways}
+
+
+def _ten(pipeline: Any) -> list[VideoJob]:
+    """Ten jobs of three prompts in the smaller shape."""
+    small = [job for at in range(4) for job in _jobs(pipeline, at)[:: len(SHAPES)]][:10]
+    return [replace(job, custom_id=f"job-{number}") for number, job in enumerate(small)]
+
+
+def _all_plain(pipeline: Any, jobs: list[VideoJob], folder: Path) -> dict[str, str]:
+    """By job, the digest of its pixels, each written as a film."""
+    made = {}
+    for job in jobs:
+        frames = (_plain(pipeline, job, "np")[0] * 255).round().astype(np.uint8)
+        film = folder / f"{job.custom_id}.mp4"
+        made[job.custom_id] = write_video(film, [frames], fps=job.fps, comment=None).pixel_sha256
+    return made
+
+
+def _session(session: Session, plan: Plan, folder: Path) -> dict[str, str]:
+    with RunFolder(folder) as place:
+        done = [e.outcome for e in session.run(plan, place) if isinstance(e, JobDone)]
+    return {one.custom_id: one.outputs[0].pixel_sha256 for one in done}
 
 
 def _row(
@@ -154,13 +220,13 @@ def _pipeline(folder: str, dtype: str) -> Any:
     return pipeline
 
 
-def _plain(pipeline: Any, job: VideoJob) -> Tensor:
+def _plain(pipeline: Any, job: VideoJob, output: str = "latent") -> Any:
     options: dict[str, Any] = {}
     if hasattr(pipeline, "guider"):
         pipeline.guider.guidance_scale = job.guidance_scale
     else:
         options["guidance_scale"] = job.guidance_scale
-    latents: Tensor = pipeline(
+    return pipeline(
         prompt=job.prompt,
         negative_prompt=job.negative_prompt,
         height=job.size.height,
@@ -168,10 +234,9 @@ def _plain(pipeline: Any, job: VideoJob) -> Tensor:
         num_frames=job.num_frames,
         num_inference_steps=job.num_inference_steps,
         generator=torch.Generator().manual_seed(job.seed),
-        output_type="latent",
+        output_type=output,
         **options,
     ).frames
-    return latents
 
 
 Taken = tuple[float, float]
@@ -203,6 +268,7 @@ def _timed(call: Callable[[], Any]) -> tuple[Any, Taken]:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--whole", action="store_true")
     parser.add_argument(
         "--out", type=Path, default=Path("benchmarks/results/video-plain-loop-2core-cpu.json")
     )

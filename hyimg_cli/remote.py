@@ -47,7 +47,12 @@ def located(address: str) -> tuple[Any, str]:
 
     Raises MachineError where a library is missing, UsageError for an address that nobody serves.
     """
-    parts = urlsplit(address)
+    try:
+        parts = urlsplit(address)
+    except ValueError as error:
+        raise UsageError(
+            f"this is no address: {error}", where=address, code="usage.address"
+        ) from None
     if parts.password is not None:
         raise UsageError(
             "an address must not hold a password",

@@ -78,6 +78,15 @@ def pytest_unconfigure() -> None:
     shutil.rmtree(CACHE, ignore_errors=True)
 
 
+def diagonal(sizes: Iterable[Any], budgets: Iterable[Any]) -> list[Any]:
+    """Every pair; those where both are at the same place in their lists stay in `make test`."""
+    return [
+        pytest.param(size, budget, marks=[] if row == column else [pytest.mark.thorough])
+        for row, size in enumerate(sizes)
+        for column, budget in enumerate(budgets)
+    ]
+
+
 @pytest.fixture(autouse=True)
 def _fixed_seeds() -> None:
     random.seed(0)

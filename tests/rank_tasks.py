@@ -19,6 +19,10 @@ def number(rank: Rank) -> int:
     return rank.number
 
 
+def parts(rank: Rank) -> list[str]:
+    return sorted(rank.parts)
+
+
 def threads_and_pid(rank: Rank) -> tuple[int, int]:
     return torch.get_num_threads(), os.getpid()
 
@@ -111,6 +115,37 @@ class PlainVae:
 
     def finish(self, merged: torch.Tensor) -> torch.Tensor:
         return merged
+
+
+@dataclass(frozen=True)
+class ShortVae:
+    """A VAE loader; on rank 1 a tile finds no memory for each file that is in `folder`. `choice`: a
+    checkpoint's autoencoder, None for a plain one.
+    """
+
+    folder: Path
+    choice: Any = None
+
+    def __call__(self, rank: Rank) -> Any:
+        vae: Any = PlainVae() if self.choice is None else self._stored(rank)
+        if rank.number == 1:
+            decode = vae.decode_tile
+
+            def decode_tile(latents: torch.Tensor) -> torch.Tensor:
+                for left in self.folder.iterdir():
+                    left.unlink()
+                    raise torch.OutOfMemoryError(f"no room for {left.name}")
+                decoded: torch.Tensor = decode(latents)
+                return decoded
+
+            vae.decode_tile = decode_tile
+        return vae
+
+    def _stored(self, rank: Rank) -> Any:
+        # Imported here: other tasks know of no video.
+        from hyimg_cli.pipelines.video.ranks import VaePart
+
+        return VaePart(self.choice)(rank)
 
 
 @dataclass(frozen=True)

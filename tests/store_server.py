@@ -19,8 +19,8 @@ from werkzeug.serving import make_server
 
 @dataclass
 class Endpoint:
-    """The server's address; `fault` is asked of every request, by method and path: `503`, `lost`
-    (it is done, and its answer never comes), or seconds to wait.
+    """The server's address; `fault` is asked of every request, by method and path: `503`, `409` (it
+    met another for one name), `lost` (it is done, and its answer never comes), or seconds to wait.
     """
 
     url: str = ""
@@ -41,6 +41,10 @@ def s3_endpoint() -> Iterator[Endpoint]:
             environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
             start("503 Slow Down", [("Content-Type", "application/xml")])
             return [b"<Error><Code>SlowDown</Code></Error>"]
+        if fault == "409":
+            environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+            start("409 Conflict", [("Content-Type", "application/xml")])
+            return [b"<Error><Code>ConditionalRequestConflict</Code></Error>"]
         if isinstance(fault, float):
             time.sleep(fault)
         answer = moto(environ, start)

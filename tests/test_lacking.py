@@ -52,6 +52,7 @@ def test_every_gpu_test_is_collected(bare: subprocess.CompletedProcess[str]) -> 
     assert found == {str(path.relative_to(TESTS.parent)) for path in marked}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "skipped",
     [
@@ -64,6 +65,7 @@ def test_what_is_skipped_says_why(bare: subprocess.CompletedProcess[str], skippe
     assert f"SKIPPED [1] {skipped}" in bare.stdout
 
 
+@pytest.mark.thorough
 def test_a_picture_is_made(bare: subprocess.CompletedProcess[str]) -> None:
     assert "1 done, 0 failed" in bare.stderr
 

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -160,39 +161,48 @@ def family_of(name: str) -> str:
     return parts[2] if inside else ""
 
 
-@pytest.mark.parametrize("path", MODULES, ids=dotted)
-def test_imports_go_down_only(path: Path) -> None:
-    here = room_of(dotted(path))
-    if not here:
-        return
-    assert here in LAYER_OF, f"room {here!r} is not in the table"
-    wrong = [
-        f"line {line}: {name}"
+class Import(NamedTuple):
+    """What a module imports, by full names, and where."""
+
+    module: str
+    name: str
+    where: str
+
+
+@pytest.fixture(scope="module")
+def imports() -> list[Import]:
+    return [
+        Import(dotted(path), name, f"{path.relative_to(PACKAGE)}:{line} {name}")
+        for path in MODULES
         for line, name in imported(path)
-        if name.startswith("hyimg_cli.")
-        and (there := room_of(name)) in LAYER_OF
-        and there != here
-        and LAYER_OF[there] >= LAYER_OF[here]
     ]
-    assert not wrong
 
 
-@pytest.mark.parametrize("path", MODULES, ids=dotted)
-def test_rooms_leave_foreign_things_alone(path: Path) -> None:
-    never = NEVER.get(room_of(dotted(path)), set())
-    wrong = [f"line {line}: {name}" for line, name in imported(path) if name.split(".")[0] in never]
-    assert not wrong
+def test_every_room_is_in_the_table() -> None:
+    assert {room_of(dotted(path)) for path in MODULES} - {""} <= LAYER_OF.keys()
 
 
-@pytest.mark.parametrize("path", MODULES, ids=dotted)
-def test_model_families_are_closed_to_each_other(path: Path) -> None:
-    family = family_of(dotted(path))
-    wrong = [
-        f"line {line}: {name}"
-        for line, name in imported(path)
-        if family and family_of(name) not in ("", family, BUILDS_ON.get(family))
+def test_imports_go_down_only(imports: list[Import]) -> None:
+    def goes_up(one: Import) -> bool:
+        here, there = room_of(one.module), room_of(one.name)
+        ours = one.name.startswith("hyimg_cli.") and here in LAYER_OF and there in LAYER_OF
+        return ours and there != here and LAYER_OF[there] >= LAYER_OF[here]
+
+    assert not [one.where for one in imports if goes_up(one)]
+
+
+def test_rooms_leave_foreign_things_alone(imports: list[Import]) -> None:
+    assert not [
+        one.where for one in imports if one.name.split(".")[0] in NEVER.get(room_of(one.module), ())
     ]
-    assert not wrong
+
+
+def test_model_families_are_closed_to_each_other(imports: list[Import]) -> None:
+    def is_closed(one: Import) -> bool:
+        family = family_of(one.module)
+        return not family or family_of(one.name) in ("", family, BUILDS_ON.get(family))
+
+    assert not [one.where for one in imports if not is_closed(one)]
 
 
 def test_no_room_is_a_grab_bag() -> None:

@@ -145,6 +145,7 @@ def fake_gpu(token: int = 1) -> Iterator[FakeGpu]:
     with ExitStack() as stack:
         for target, name, stand_in in (
             (torch.cuda, "get_device_capability", lambda _device=None: _HOPPER),
+            (torch.cuda, "get_device_name", lambda _device=None: "a Hopper"),
             (torch.cuda, "Event", _Event),
             (torch.cuda, "Stream", _Stream),
             (torch.cuda, "stream", gpu.beside),

@@ -141,7 +141,7 @@ def prewarmed(
     started = time.perf_counter()
     shapes = prewarm(jobs, _studio(model, load), together=together, warmed=set())
     synchronize(model.layer_devices)
-    said = f"{shapes} shape, {together.thinking} thinking, {together.drawing} drawing"
+    said = f"{len(shapes)} shape, {together.thinking} thinking, {together.drawing} drawing"
     yield time.perf_counter() - started, said
 
 

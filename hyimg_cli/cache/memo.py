@@ -25,10 +25,10 @@ class Memo(Generic[Key, Value]):
 
     def get(self, key: Key, make: Callable[[], Value]) -> Value:
         """The value of `key`, made by `make` where it is not there."""
-        if key in self._values:
+        if (found := self._values.get(key)) is not None:
             self.hits += 1
             self._values.move_to_end(key)
-            return self._values[key][0]
+            return found[0]
         self.misses += 1
         value = make()
         self._keep(key, value)

@@ -12,11 +12,21 @@ from hyimg_cli import __version__
 from hyimg_cli.cli import options as o
 from hyimg_cli.cli import render
 from hyimg_cli.doctor.check import Check, Subject, examined, is_ready
-from hyimg_cli.doctor.checks import CHECKS, RANKS
+from hyimg_cli.doctor.checks import BY_NAME, CHECKS, RANKS
 from hyimg_cli.doctor.models import model_name
+from hyimg_cli.errors import UsageError
 from hyimg_cli.settings.table import RUN
 
 NOT_READY = 3
+What = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[determinism]",
+        show_default=False,
+        help="determinism: instead, draw one picture by the chosen model alone, again and in a "
+        "batch, and say which are equal to the bit.",
+    ),
+]
 WithRanks = Annotated[
     bool, typer.Option("--ranks", help="Start a second process and compute with it, too.")
 ]
@@ -35,8 +45,8 @@ RunsDir = Annotated[
 
 _SETTINGS = (
     *("model", "video_model", "video_components", "revision", "device", "dtype", "quantization"),
-    *("vae_use_tiling", "tensor_parallel_size", "gpu_memory_utilization", "enable_cpu_offload"),
-    *("offload_experts", "replicas", "batching_max_size"),
+    *("vae_use_tiling", "tensor_parallel_size", "cfg_parallel_size", "gpu_memory_utilization"),
+    *("enable_cpu_offload", "offload_experts", "replicas", "batching_max_size", "deterministic"),
     *("cache_dir", "disk_cache", "disk_cache_mb"),
 )
 
@@ -44,6 +54,7 @@ _SETTINGS = (
 @o.takes(*_SETTINGS)
 def doctor(
     ctx: typer.Context,
+    what: What = None,
     recipe: o.Recipe = None,
     output_dir: RunsDir = None,
     ranks: WithRanks = False,
@@ -51,13 +62,19 @@ def doctor(
 ) -> None:
     """Check that this machine can run the chosen models, and draw one small picture to prove it.
 
-    No weights but the embedded ones are loaded. The report names no user, host, token or folder
-    from the root on, so that it can be attached to an issue. Exit code 0: ready; 3: not.
+    No weights but the embedded ones are loaded, unless determinism is asked for. The report names
+    no user, host, token or folder from the root on, so that it can be attached to an issue. Exit
+    code 0: ready; 3: not.
     """
     subject = _subject(ctx.params)
     parallel = subject.config.parallel
-    has_ranks = ranks or max(parallel.ranks, parallel.tensor_ranks) > 1
+    has_ranks = ranks or parallel.of_session > 1
     checks = (*CHECKS, RANKS) if has_ranks else CHECKS
+    if what is not None:
+        if what not in BY_NAME:
+            hint = f"leave it out, or name {', '.join(BY_NAME)}"
+            raise UsageError(f"{what} is no check", hint=hint, code="usage.doctor")
+        checks = ((what, BY_NAME[what]),)
     answers = []
     for answer in examined(subject, checks):
         answers.append(answer)

@@ -9,7 +9,8 @@ import typer
 from hyimg_cli.cli import options as o
 from hyimg_cli.cli import render
 from hyimg_cli.errors import UsageError
-from hyimg_cli.files import address_of, shown_place
+from hyimg_cli.files import shown_place
+from hyimg_cli.journal.bucket import run_folder
 from hyimg_cli.journal.journal import MISSING, RESOLVED, RESULTS
 from hyimg_cli.journal.merge import Merged
 from hyimg_cli.journal.merge import merge as merged_from
@@ -77,12 +78,10 @@ def _sentences(found: Merged, folders: int, into: Path) -> list[str]:
 
 
 def _refuse_no_run(folder: Path) -> None:
-    if not address_of(folder) and not any(
-        (folder / name).is_file() for name in (RESULTS, RESOLVED)
-    ):
+    if not run_folder(folder).is_run:
         raise UsageError(
             "this is no run's folder",
-            where=str(folder),
+            where=shown_place(folder),
             hint=f"one has {RESULTS} and {RESOLVED}",
             code="usage.no-run",
         )

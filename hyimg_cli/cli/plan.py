@@ -268,6 +268,7 @@ def _as_json(order: Plan, costs: PlanCost, videos: Sequence[VideoForecast]) -> d
 def _of_film(video: VideoForecast) -> dict[str, Any]:
     decode = asdict(video.decode) | {"received_bytes": video.decode.received_bytes}
     spread = {"decode": decode, "branches": video.branches, "branch_ranks": video.branch_ranks}
+    spread["context_ranks"] = video.context_ranks
     memory = {"memory": asdict(video.memory), "cards": dict(video.cards)}
     return asdict(video.cost) | spread | memory | {"without_negative": video.without_negative}
 
@@ -350,6 +351,12 @@ def _rank_lines(video: VideoForecast) -> Iterator[str]:
     yield f"  decode on {ranks}: {areas} latent cells a frame{arriving}; {limit}"
     branches, busy = counted(video.branches, "branch"), counted(video.branch_ranks, "rank")
     yield f"  guidance: {branches} on {busy}"
+    each = video.context_ranks
+    if each > 1:
+        yield (
+            f"  tokens: {video.tokens} of a forward on {each} ranks, {video.tokens // each} each, "
+            f"and {video.heads // each} of {video.heads} heads of attention"
+        )
 
 
 def _cost_lines(cost: Cost) -> Iterator[str]:

@@ -26,6 +26,7 @@ SUMMARY = (
     "load_s",
     "prewarm_s",
     "encode_s",
+    "compile_s",
     "pictures_s",
     "seconds_per_picture",
 )

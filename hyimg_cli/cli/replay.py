@@ -36,7 +36,7 @@ ALWAYS = {
 _SETTINGS = (
     *("revision", "device", "dtype", "quantization", "vae_use_tiling", "tensor_parallel_size"),
     *("kv_reuse", "batch_invariant", "cache_dir", "disk_cache", "frames"),
-    *("vae_patch_parallel_size", "cfg_parallel_size", "video_components"),
+    *("vae_patch_parallel_size", "cfg_parallel_size", "context_parallel_size", "video_components"),
 )
 AGAIN = ResumePolicy(resume=False, retry_failed=True, force=True)
 

@@ -63,6 +63,7 @@ def summary(counts: Summary, place: str) -> str:
     parts += [f"model loaded in {counts.load_s:.2f} s"] if counts.load_s else []
     parts += [f"prewarmed in {counts.prewarm_s:.2f} s"] if counts.prewarm_s else []
     parts += [f"prompts embedded in {counts.encode_s:.2f} s"] if counts.encode_s else []
+    parts += [f"blocks compiled in {counts.compile_s:.2f} s"] if counts.compile_s else []
     rate = counts.seconds_per_picture
     parts += [f"{rate:.2f} s per {counts.noun}"] if rate is not None else []
     return f"{', '.join(parts)}; results in {place}"
@@ -92,7 +93,9 @@ def _readiness(event: Readiness) -> str:
         case Prewarmed():
             graphs = f" and {event.graphs} CUDA graphs" if event.graphs else ""
             shapes = f"{event.shapes} shape{'' if event.shapes == 1 else 's'}"
-            return f"prewarmed {shapes}{graphs} in {event.prewarm_s:.2f} s"
+            told = ", ".join(f"{count:,}" for count in event.tokens)
+            texts = f" with texts of up to {told} tokens" if told else ""
+            return f"prewarmed {shapes}{texts}{graphs} in {event.prewarm_s:.2f} s"
         case PromptsReady():
             made = f"{event.encoded} of {event.strings} distinct {event.what} embedded"
             kept = ", the others were kept" if event.encoded < event.strings else ""

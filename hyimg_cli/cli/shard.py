@@ -8,14 +8,15 @@ from pathlib import Path
 from hyimg_cli.errors import UsageError
 
 # Of a queue's tasks: the variable of this one's number, of how many there are, of the least number,
-# and of the step from one to the next. Ranks of one job (RANK, WORLD_SIZE) are no shards.
+# of the greatest, and of the step from one to the next. Ranks of one job (RANK, WORLD_SIZE) are no
+# shards.
 _QUEUES = (
     (
         *("SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_COUNT"),
-        *("SLURM_ARRAY_TASK_MIN", "SLURM_ARRAY_TASK_STEP"),
+        *("SLURM_ARRAY_TASK_MIN", "SLURM_ARRAY_TASK_MAX", "SLURM_ARRAY_TASK_STEP"),
     ),
-    ("SKYPILOT_JOB_RANK", "SKYPILOT_NUM_JOBS", "", ""),
-    ("JOB_COMPLETION_INDEX", "", "", ""),
+    ("SKYPILOT_JOB_RANK", "SKYPILOT_NUM_JOBS", "", "", ""),
+    ("JOB_COMPLETION_INDEX", "", "", "", ""),
 )
 
 
@@ -28,9 +29,9 @@ def shard_named(
     """
     if text is None:
         return None
-    if by_queue := re.fullmatch(r"auto(?:/([0-9]+))?", text):
+    if by_queue := re.fullmatch(r"auto(?:/([0-9]{1,6}))?", text):
         return _of_queue(text, int(by_queue[1]) if by_queue[1] else None, environment)
-    match = re.fullmatch(r"([0-9]+)/([0-9]+)", text)
+    match = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", text)
     if match is None or not 1 <= int(match[1]) <= int(match[2]):
         raise _refusal(
             f"--shard {text!r} is not I/N with I from 1 to N",
@@ -56,7 +57,7 @@ def _of_queue(text: str, given: int | None, environment: Mapping[str, str]) -> t
             f"--shard {text}: this is no task of a queue: none of {tasks} is set",
             "name the shard: --shard 2/4",
         )
-    task, told, least, step = (_number(name, environment) for name in queue)
+    task, told, least, greatest, step = (_number(name, environment) for name in queue)
     count = told or given
     if count is None:
         raise _refusal(f"{queue[0]} does not say how many tasks there are", "--shard auto/4 does")
@@ -65,8 +66,10 @@ def _of_queue(text: str, given: int | None, environment: Mapping[str, str]) -> t
             f"--shard {text}, and {queue[1]} is {count}",
             "a task that is sent again alone is named: --shard 2/4",
         )
-    index, rest = divmod((task or 0) - (least or 0), step or 1)
-    if rest or not 0 <= index < count:
+    first = least or 0
+    index, rest = divmod((task or 0) - first, step or 1)
+    last = first + (count - 1) * (step or 1)
+    if rest or not 0 <= index < count or greatest not in (None, last):
         raise _refusal(
             f"{queue[0]} is {task}, which is none of {count} tasks in a row",
             "name the shard: --shard 2/4",
@@ -77,7 +80,7 @@ def _of_queue(text: str, given: int | None, environment: Mapping[str, str]) -> t
 def _number(name: str, environment: Mapping[str, str]) -> int | None:
     """A variable that a queue sets; None where there is none of that name."""
     text = environment.get(name, "") if name else ""
-    if text and not re.fullmatch(r"[0-9]+", text):
+    if text and not re.fullmatch(r"[0-9]{1,18}", text):
         raise _refusal(f"{name} is {text!r}, no number", "name the shard: --shard 2/4")
     return int(text) if text else None
 

@@ -1,6 +1,7 @@
 """Every check, in the order in which it is told: what costs nothing first."""
 
 from hyimg_cli.doctor.check import Examine
+from hyimg_cli.doctor.determinism import determinism
 from hyimg_cli.doctor.environment import gpus, hub, packages, processor, python
 from hyimg_cli.doctor.kernels import kernels
 from hyimg_cli.doctor.models import (
@@ -33,4 +34,6 @@ CHECKS: tuple[tuple[str, Examine], ...] = (
     ("lpips", lpips),
 )
 # Starting a process takes seconds, and only runs over several need it.
+# Asked for by name: of the chosen model, whose weights take long to load.
+BY_NAME: dict[str, Examine] = {"determinism": determinism}
 RANKS: tuple[str, Examine] = ("ranks", ranks)

@@ -70,11 +70,12 @@ def _bound(form: Quantization, device: "torch.device", dtype: str) -> str:
     """A bound on decode steps as CUDA graphs; empty: there is none, or there are no graphs."""
     import torch
 
-    from hyimg_cli.kernels.choice import ANY_ROWS, rows_unread
+    from hyimg_cli.kernels.choice import ANY_ROWS, row_on, rows_unread
 
     if device.type != "cuda" or importlib.util.find_spec("triton") is None:
         return ""
-    rows = rows_unread(torch.cuda.get_device_capability(device), getattr(torch, dtype), form)
+    capability, most_few = torch.cuda.get_device_capability(device), row_on(device, form).most_few
+    rows = rows_unread(capability, getattr(torch, dtype), form, most_few)
     if rows == ANY_ROWS:
         return ""
     return f", CUDA graphs up to {rows} rows" if rows else ", no CUDA graphs"
@@ -82,11 +83,11 @@ def _bound(form: Quantization, device: "torch.device", dtype: str) -> str:
 
 def _named(experts: Any) -> str:
     """A kernel's name; of two that are taken by the number of rows, both."""
-    from hyimg_cli.kernels.choice import MOST_FEW_ROWS, ByRows
+    from hyimg_cli.kernels.choice import ByRows
 
     if isinstance(experts, ByRows):
         few, many = _named(experts.few), _named(experts.many)
-        return f"{few} up to {MOST_FEW_ROWS} rows, {many} above"
+        return f"{few} up to {experts.most_few} rows, {many} above"
     return str(experts.func.__name__ if isinstance(experts, partial) else experts.__name__)
 
 

@@ -14,6 +14,7 @@ from hyimg_cli.engine import runner
 from hyimg_cli.errors import CheckpointError, MachineError
 from hyimg_cli.journal.keys import precision
 from hyimg_cli.manifest.manifest import manifest_of
+from hyimg_cli.memory.context_ranks import refuse_unsplit_context
 from hyimg_cli.memory.fit import fits, in_forms, judged
 from hyimg_cli.memory.footprint import Need, need
 from hyimg_cli.memory.gpu_settings import refuse_in_session, refuse_offload_on_cpu
@@ -136,7 +137,7 @@ def image_memory(subject: Subject) -> Check:
     config, name = subject.config, subject.image_model
     there, size, revision = _present(config), config.batch.max_size, config.model.revision
     try:
-        refuse_unsplit(config.model, config.parallel.tensor_ranks)
+        refuse_unsplit(config.model, config.parallel)
         edit = _sample(_EDIT, model=name, revision=revision)
         found = judged(name, edit, config, there)
         forms = {form: need(name, edit, one) for form, one in in_forms(config).items()}
@@ -165,7 +166,7 @@ def _fits(forms: Mapping[Quantization, Need], there: Present, copies: int) -> It
 
 def _place(config: RunConfig) -> str:
     """Which processes are in the memory that is looked at."""
-    ranks, replicas = config.parallel.tensor_ranks, config.parallel.replicas
+    ranks, replicas = config.parallel.picture_ranks, config.parallel.replicas
     is_one = precision(config.model)[0] == "cpu"
     if ranks > 1:
         return f" on all {ranks} ranks" if is_one else f" on rank 0 of {ranks}"
@@ -211,6 +212,7 @@ def video_memory(subject: Subject) -> Check:
         return Check("video memory", "warning", _UNCOUNTED)
     parts = {"video_model": name, "video_components": config.model.components}
     sample = _sample(_film(card), revision=revision, **parts)
+    refuse_unsplit_context(sample, config)
     found = judged(name, sample, config, there)
     copies = copies_of(config, config.parallel.replicas)
     said = f"{model_name(name)}: "

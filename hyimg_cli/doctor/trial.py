@@ -41,7 +41,8 @@ def trial(subject: Subject) -> Check:
 
     with tempfile.TemporaryDirectory() as name:
         place = Path(name)
-        config = _config(subject.config, place)
+        model = replace(subject.config.model, model=registry.EMBEDDED, revision=None)
+        config = bare(replace(subject.config, model=model), place)
         plan = _plan(place / "source.png")
         with Session(config) as session:
             first, first_s = _drawn(session, plan, place / "first")
@@ -56,12 +57,12 @@ def trial(subject: Subject) -> Check:
     return Check("trial", "warning", found, "a replay will not be equal on this device")
 
 
-def _config(config: RunConfig, place: Path) -> RunConfig:
-    """The run's own, with the embedded model, and nothing kept; offload is for videos alone."""
+def bare(config: RunConfig, place: Path) -> RunConfig:
+    """The run's own with nothing kept from one drawing to the next; offload is for videos alone."""
     return replace(
         config,
         output=OutputConfig(place),
-        model=replace(config.model, model=registry.EMBEDDED, revision=None, cpu_offload="none"),
+        model=replace(config.model, cpu_offload="none"),
         batch=replace(config.batch, prewarm=False),
         cache=CacheConfig(None),
     )
@@ -79,10 +80,17 @@ def _plan(source: Path) -> Plan:
 def _drawn(session: "Session", plan: Plan, folder: Path) -> tuple[str, float]:
     """The picture's pixel digest, and the seconds until it was written. Raises JobError."""
     began = time.perf_counter()
+    (digest,) = drawn(session, plan, folder).values()
+    return digest, time.perf_counter() - began
+
+
+def drawn(session: "Session", plan: Plan, folder: Path) -> dict[str, str]:
+    """Pixel digests by job, of a run into `folder`. Raises JobError for a job that fails."""
+    found = {}
     with RunFolder(folder) as run_folder:
         for event in session.run(plan, run_folder):
             if isinstance(event, JobFailed) and event.outcome.error is not None:
                 raise JobError(event.outcome.error.message, hint=event.outcome.error.hint)
             if isinstance(event, JobDone):
-                return event.outcome.outputs[0].pixel_sha256, time.perf_counter() - began
-    raise AssertionError("a plan of one job ends with its outcome")
+                found[event.outcome.custom_id] = event.outcome.outputs[0].pixel_sha256
+    return found

@@ -9,7 +9,6 @@ rests on an assumed length.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from pathlib import Path
 
 from hyimg_cli.cache.disk import SOURCE_IMAGES, DiskStore
 from hyimg_cli.errors import CheckpointError, HyimgError, SourceImageError
@@ -19,13 +18,14 @@ from hyimg_cli.kv.tree import KVTree
 from hyimg_cli.manifest.cost import JobTokens, PlanCost, cost
 from hyimg_cli.manifest.texts import TextIdentity, text_identity
 from hyimg_cli.manifest.video_cost import VideoCost, video_cost
-from hyimg_cli.media.images import probe_image, stretched_digest
-from hyimg_cli.memory.videos import CARDS, VideoNeeds, fitting, video_needs
+from hyimg_cli.media.images import size_of, stretched_digest
+from hyimg_cli.memory.videos import CARDS, VideoNeeds, fitting, video_needs, with_tiles
 from hyimg_cli.models import registry
 from hyimg_cli.spec.card import TileRule, VideoCard
 from hyimg_cli.spec.job import ImageJob, Size
 from hyimg_cli.spec.plan import Plan, VideoGroup
 from hyimg_cli.spec.run import RunConfig
+from hyimg_cli.spec.uncollected import uncollected
 from hyimg_cli.tiling.tiles import DecodeForecast
 from hyimg_cli.tiling.tiles import video_forecast as decode_forecast
 
@@ -59,6 +59,7 @@ class Sized:
         )
 
 
+@uncollected()
 def forecast(plan: Plan, config: RunConfig, *, assumed_think: int) -> PlanCost:
     """Forecast the pictures of `plan`; source images are looked at, not decoded."""
     ahead = Forecast(config, assumed_think)
@@ -70,7 +71,8 @@ def forecast(plan: Plan, config: RunConfig, *, assumed_think: int) -> PlanCost:
 @dataclass(frozen=True)
 class VideoForecast:
     """The work of a group of videos, how each decode is spread over the run's ranks, and how
-    many ranks have one of its guidance branches (`branches`, the most that a job has).
+    many ranks have one of its guidance branches (`branches`, the most that a job has), or a part of
+    each one's `tokens` and `heads` of attention (`context_ranks`).
 
     `memory`: of one of them on its device; `cards`: by a GPU's size, the flags with which it fits.
     `without_negative`: jobs that the model's authors would have given a negative prompt.
@@ -80,6 +82,9 @@ class VideoForecast:
     decode: DecodeForecast
     branches: int
     branch_ranks: int
+    context_ranks: int
+    tokens: int
+    heads: int
     memory: VideoNeeds
     cards: Mapping[str, str | None]
     without_negative: int
@@ -96,13 +101,17 @@ def _of_videos(group: VideoGroup, config: RunConfig) -> VideoForecast:
     is_wide = card.has_float32_vae or precision(config.model)[1] == "float32"
     ranks, width = config.parallel.vae_ranks, 4 if is_wide else 2
     branches = max(job.branch_count for job in group.jobs)
-    cut = card if config.model.tiles_videos else _whole(card, group)
+    is_cut = config.model.tiles_decodes
+    cut = with_tiles(card, config.model) if is_cut else _whole(card, group)
     return VideoForecast(
         cost=video_cost(group, cut, with_frames=config.output.frames != "none"),
         decode=decode_forecast(cut, group.size, group.num_frames, ranks, width),
         branches=branches,
         branch_ranks=min(branches, config.parallel.cfg_ranks),
-        memory=video_needs(group.jobs[0], card, config.model),
+        context_ranks=config.parallel.context_ranks,
+        tokens=card.tokens(group.jobs[0]),
+        heads=card.context_heads,
+        memory=video_needs(group.jobs[0], card, config.model, ranks=config.parallel.context_ranks),
         cards={name: fitting(group.jobs[0], card, config, room) for name, room in CARDS.items()},
         without_negative=sum(
             card.wants_negative and job.branch_count > 1 and not job.negative_prompt
@@ -123,7 +132,7 @@ class Forecast:
     def __init__(self, config: RunConfig, assumed_think: int) -> None:
         self._config, self._assumed_think = config, assumed_think
         self._seen: set[tuple[str, str]] = set()
-        self._digest_of = cache(source_digest)
+        self._digest_of, self._size_of = cache(source_digest), cache(_source_size)
         self._kv_bytes = cache(partial(_kv_bytes_per_token, config=config))
         # Texts by number, and those that are left in the tree for others.
         self._texts: dict[TextIdentity, int] = {}
@@ -141,7 +150,7 @@ class Forecast:
             return _NOTHING
 
     def _tokens(self, job: ImageJob) -> JobTokens:
-        sizes = [_source_size(path) for path in job.images]
+        sizes = [self._size_of(path) for path in job.images]
         files = [self._digest_of(path) for path in job.images]
         digests = files
         if job.infer_align_image_size:
@@ -154,7 +163,7 @@ class Forecast:
         is_lost = UNREADABLE in files
         text = None if is_lost else text_identity(job, card)
         shared = self._shared(job, tokens, sizes, digests, text)
-        return replace(tokens, image_encodes=encodes, **shared)
+        return tokens._replace(image_encodes=encodes, **shared)
 
     def _encodes(self, model: str, digests: Sequence[str]) -> int:
         """Number of the images that no earlier job had, and no earlier run left on disk."""
@@ -230,11 +239,10 @@ class Forecast:
         return new[0] if new else held.length
 
 
-@cache
 def _source_size(path: str) -> Size:
     """A picture's size; one that cannot be read, and fails its job later, counts as a square."""
     try:
-        return probe_image(Path(path), decode=False)[0]
+        return size_of(path)
     except SourceImageError:
         return Size(1, 1)
 

@@ -22,6 +22,7 @@ from hyimg_cli.manifest.line import fault
 from hyimg_cli.manifest.manifest import Manifest, failed_lines, in_line_order
 from hyimg_cli.manifest.resolve import resolve_jobs
 from hyimg_cli.manifest.shards import Shard, planned_work, shard_of
+from hyimg_cli.memory.context_ranks import refuse_unsplit_context
 from hyimg_cli.memory.disk_space import refuse_full_disk
 from hyimg_cli.memory.gpu_settings import refuse_unfollowed
 from hyimg_cli.memory.tensor_ranks import refuse_wrong
@@ -47,6 +48,7 @@ from hyimg_cli.spec.events import (
 from hyimg_cli.spec.job import ImageJob, Job, VideoJob
 from hyimg_cli.spec.plan import Plan
 from hyimg_cli.spec.run import RunConfig
+from hyimg_cli.spec.uncollected import uncollected
 from hyimg_cli.spec.units import counted
 
 
@@ -131,8 +133,8 @@ class Summary:
     Of edits that keep their source: `unchanged`, in which no edit was found, `whole`, which changed
     the whole picture, and `gated`, which are beyond a gate, in this run and before.
     `lossy`: by a step cache. `failed` counts jobs, in this run and before; `invalid` lines that
-    never became jobs. Of several replicas' seconds of loading, prewarming and embedding, those of
-    the slowest count.
+    never became jobs. Of several replicas' seconds of loading, prewarming, embedding and compiling,
+    those of the slowest count.
     """
 
     done: int = 0
@@ -147,6 +149,7 @@ class Summary:
     load_s: float = 0.0
     prewarm_s: float = 0.0
     encode_s: float = 0.0
+    compile_s: float = 0.0
     pictures_s: float = 0.0
     noun: str = "picture"
     _clock: float = field(default_factory=time.perf_counter, repr=False)
@@ -194,6 +197,8 @@ class Summary:
         self.whole += edit.get("kind") == "global"
         self.gated += bool(edit.get("gates"))
         self.lossy += outcome.step_cache is not None
+        compile_s = outcome.timings_s.get("compile", 0.0)
+        self.compile_s = self._longest("compile", outcome.replica, compile_s)
         self.left -= 1
         self._at_work.discard(outcome.custom_id)
 
@@ -204,10 +209,10 @@ class Summary:
 
     @property
     def seconds_per_picture(self) -> float | None:
-        """Wall time by what was made in this run; loading, prewarming and the strings embedded
-        ahead are left out.
+        """Wall time by what was made in this run; loading, prewarming, the strings embedded ahead
+        and compiling are left out.
         """
-        return self.pictures_s / self.done if self.done else None
+        return (self.pictures_s - self.compile_s) / self.done if self.done else None
 
 
 def work_s(outcome: Outcome) -> float:
@@ -228,6 +233,7 @@ def make_plan(
     return planner.make_plan(jobs, card_of or cards(None))
 
 
+@uncollected()
 def examine(
     manifest: Manifest, settings: Mapping[str, Setting]
 ) -> tuple[list[Job], list[HyimgError]]:
@@ -241,6 +247,7 @@ def examine(
     jobs, unnamed = named(manifest, jobs, settings["name"])
     config = configured(settings, Path(), None)
     refuse_wrong(jobs, config)
+    refuse_unsplit_context(jobs, config)
     refuse_unfollowed(jobs, config)
     unfit = _unfit(jobs, settings)
     good = [job for job in jobs if job.source_line not in unfit]
@@ -251,11 +258,13 @@ def examine(
 
 def _unfit(jobs: Iterable[Job], settings: Mapping[str, Setting]) -> dict[str, HyimgError]:
     """Faults of jobs that their checkpoint cannot take, by line: pictures differ in seed only."""
-    found: dict[str, HyimgError | None] = {}
+    found: dict[str, HyimgError] = {}
+    line = ""
     for job in jobs:
-        if job.source_line not in found:
-            found[job.source_line] = _unfitness(job, settings)
-    return {line: error for line, error in found.items() if error is not None}
+        if job.source_line != line and (error := _unfitness(job, settings)):
+            found[job.source_line] = error
+        line = job.source_line
+    return found
 
 
 def _unfitness(job: Job, settings: Mapping[str, Setting]) -> HyimgError | None:
@@ -319,6 +328,7 @@ def sift(
     )
 
 
+@uncollected()
 def prepare(
     folder: RunFolder,
     accepted: Accepted,

@@ -117,7 +117,7 @@ class Session:
             self._stop_if_asked()
             yield GroupStarted(group.model, group.size_class, len(group.jobs))
             # Of no job's time: loading, and what was made ready for other groups.
-            for event in self._tried(group.jobs, time.perf_counter()):
+            for event in self._tried(group.jobs, plan, time.perf_counter()):
                 yield event
                 if isinstance(event, JobFailed) and self._config.failure.fail_fast:
                     self._is_over = True
@@ -151,14 +151,13 @@ class Session:
             other.release()
             yield ModelReleased(name, needed.total, there.free)
 
-    def _tried(self, jobs: Sequence[Job], started: float) -> Iterator[Event]:
+    def _tried(self, jobs: Sequence[Job], plan: Plan, started: float) -> Iterator[Event]:
         """A group's events; failures that may pass are tried again behind the others."""
         for retries_left in range(self._config.failure.max_retries, -1, -1):
             again: list[Job] = []
-            by_id = {job.custom_id: job for job in jobs}
             for event in self._group(jobs, started):
                 if isinstance(event, JobFailed) and _may_pass(event) and retries_left:
-                    again.append(by_id[event.outcome.custom_id])
+                    again.append(plan.by_id[event.outcome.custom_id])
                 else:
                     yield event
             if not again:

@@ -11,7 +11,7 @@ from hyimg_cli.errors import HyimgError, SourceImageError, UsageError
 from hyimg_cli.files import address_of
 from hyimg_cli.journal.keys import finishing_key, key_of, source_digests
 from hyimg_cli.media.carried import depth_fault, region_of
-from hyimg_cli.media.images import probe_image
+from hyimg_cli.media.images import probe_image, size_of
 from hyimg_cli.spec.events import Failure, Outcome
 from hyimg_cli.spec.job import ImageJob, Job, KeepOutside, Size, SizeRequest
 from hyimg_cli.spec.run import RunConfig
@@ -100,7 +100,7 @@ def seen(jobs: Sequence[Job], *, decode: bool = False) -> SourcesSeen:
         if address_of(path) and not decode:
             continue  # a request each: their jobs find out when their turn comes
         try:
-            sizes[path] = probe_image(Path(path), decode=decode)[0]
+            sizes[path] = probe_image(Path(path))[0] if decode else size_of(path)
         except SourceImageError as error:
             errors[path] = error
     unfit = dict(_unfit(jobs, sizes))

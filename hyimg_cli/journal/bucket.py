@@ -30,7 +30,7 @@ from hyimg_cli.errors import MachineError, OutputFolderError, StorageError
 from hyimg_cli.files import address_of, json_of
 from hyimg_cli.journal.disk import disk_errors
 from hyimg_cli.journal.job_files import OUTPUTS, files_of_result
-from hyimg_cli.journal.journal import RESULTS, RunFolder, outcome_to_json, outcomes_in
+from hyimg_cli.journal.journal import RESOLVED, RESULTS, RunFolder, outcome_to_json, outcomes_in
 from hyimg_cli.remote import as_os_errors, located
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.events import Outcome
@@ -43,6 +43,8 @@ RENEWED_S, STALE_S = 10.0, 30.0
 _JOINED_AFTER = 256
 _AT_ONCE = 16
 _READ_AT_ONCE = 500
+# S3's answer to a request that met another one for the same name; it may be sent again.
+_CONFLICT, _CONFLICT_PAUSES_S = "ConditionalRequestConflict", (0.1, 1.0, 5.0)
 _PART = re.compile(r"([0-9]{8})(\.all)?\.jsonl")
 
 
@@ -88,7 +90,7 @@ class PartJournal:
     def _create(self, data: bytes) -> None:
         name, part = self._name(self._next), self._signed(data)
         try:
-            self._system.pipe_file(name, part, mode="create")
+            self._put_new(name, part)
         except FileExistsError:
             # The answer to our own request may have been lost, and the request sent again.
             if self._system.cat_file(name) != part:
@@ -99,6 +101,18 @@ class PartJournal:
                     code="storage.in-use",
                 ) from None
         self._next += 1
+
+    def _put_new(self, name: str, part: bytes) -> None:
+        """Raises FileExistsError where the name is taken."""
+        for pause_s in (*_CONFLICT_PAUSES_S, None):
+            try:
+                self._system.pipe_file(name, part, mode="create")
+                return
+            except OSError as error:
+                # Two requests met, one of which may be our own, sent again.
+                if pause_s is None or _CONFLICT not in str(error.__cause__):
+                    raise
+                time.sleep(pause_s)
 
     def _name(self, number: int) -> str:
         return f"{self._folder}/{number:08}.jsonl"
@@ -140,6 +154,11 @@ class BucketFolder(RunFolder):
             self._renew(system, root)
         threading.Thread(target=self._renew_always, daemon=True).start()
         return self
+
+    @property
+    def is_run(self) -> bool:
+        with self._errors() as (system, root):
+            return any(system.exists(f"{root}/{name}") for name in (PARTS, RESOLVED))
 
     def _release(self) -> None:
         self._ended.set()

@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path, PurePath
+from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, Protocol, Self
 
@@ -124,8 +124,8 @@ class JobFolder(ABC):
 
         Raises OutputFolderError where a file stands in the way, or a link leads elsewhere.
         """
-        for place in sorted({PurePath(path_of(job)).parent for job in jobs}):
-            if UNKNOWN not in str(place):
+        for place in sorted({os.path.dirname(path_of(job)) for job in jobs}):
+            if UNKNOWN not in place:
                 self._make_place(self.folder / OUTPUTS / place)
 
     def _make_place(self, place: Path) -> None:
@@ -214,6 +214,11 @@ class RunFolder(JobFolder):
                 self._release()
                 raise
         return self
+
+    @property
+    def is_run(self) -> bool:
+        """True if a run was begun there."""
+        return any((self.folder / name).is_file() for name in (RESULTS, RESOLVED))
 
     def __exit__(
         self,
@@ -538,7 +543,8 @@ def resume(
                 counts.update(differing(job, entry))
             counts["name"] += is_renamed(job, entry)
         raise _other_jobs(folder, others, counts, len(jobs), len(resumption.done))
-    refuse_files_of_others(resumption.to_run, results, {job.custom_id for job in jobs})
+    if results:
+        refuse_files_of_others(resumption.to_run, results, {job.custom_id for job in jobs})
     return replace(resumption, former=former_files(resumption.to_run, results))
 
 

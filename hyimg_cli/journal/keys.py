@@ -71,7 +71,7 @@ def pixel_settings(job: Job, config: RunConfig) -> dict[str, str]:
         if CLIPS in words and registry.video_card(job.model, choice.revision).chunks is None:
             del words[CLIPS]
         return words
-    graphs = by_graphs(replace(choice, model=job.model), config.parallel.tensor_ranks)
+    graphs = by_graphs(replace(choice, model=job.model), config.parallel.picture_ranks)
     decided |= {"vae_use_tiling": choice.vae_use_tiling or None}
     return in_key(config, "pictures", decided | {"decode_graphs": "on" if graphs else "off"})
 
@@ -111,13 +111,15 @@ class ReplicaFacts:
     @classmethod
     def of(cls, config: RunConfig, plan: Plan) -> "ReplicaFacts":
         """By this process, or by the place that `config` names. Raises CheckpointError."""
-        choice, ranks = config.model, config.parallel.tensor_ranks
+        choice, parallel = config.model, config.parallel
         device, dtype = precision(choice)
         names = dict.fromkeys(group.model for group in plan.groups)
         prints = {name: registry.fingerprint(name, choice.revision) for name in names}
         sources = (path for job in plan.jobs for path in job.images)
         source = next((source_digest(path) for path in sources), None)
-        return cls(device, dtype, by_graphs(choice, ranks), ranks, prints, _versions(), source)
+        graphs = by_graphs(choice, parallel.picture_ranks)
+        ranks = parallel.tensor_ranks
+        return cls(device, dtype, graphs, ranks, prints, _versions(), source)
 
     def differences(self, other: "ReplicaFacts") -> str:
         """In words, what `other` has otherwise; of versions, those that are known here."""

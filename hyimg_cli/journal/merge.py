@@ -79,13 +79,13 @@ def merge(folders: Sequence[Path], into: Path) -> Merged:
     with run_folder(into) as target:
         sources = [into, *(folder for folder in folders if not _is_same(folder, into))]
         found = {folder: _outcomes(folder) for folder in sources}
-        jobs: dict[str, dict[str, Any]] = {}
+        told: dict[str, dict[Path, dict[str, Any]]] = {}
         for folder in sources:
             own = _resolved(folder)
             moved = lines_moved(own.values(), folder, into)
             for name, line in zip(own, moved, strict=True):
-                jobs.setdefault(name, line)
-        order = dict.fromkeys([*jobs, *(name for some in found.values() for name in some)])
+                told.setdefault(name, {})[folder] = line
+        order = dict.fromkeys([*told, *(name for some in found.values() for name in some)])
         chosen: dict[str, _Found] = {}
         merged = Merged()
         for name in order:
@@ -93,6 +93,12 @@ def merge(folders: Sequence[Path], into: Path) -> Merged:
             if one is not None:
                 chosen[name] = one
         _refuse_clashes(chosen)
+        # The line of a job is where its outcome is from: another folder may know it otherwise.
+        of = {name: one.folder for name, one in chosen.items()}
+        jobs = {
+            name: lines.get(of.get(name, into)) or next(iter(lines.values()))
+            for name, lines in told.items()
+        }
         for one in chosen.values():
             _bring(one, target)
         target.write_results(one.line for one in chosen.values())

@@ -3,16 +3,21 @@
 Any part may be missing, damaged, or of another run: who asks checks.
 """
 
-from collections.abc import Iterator
+import os
+from array import array
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from hyimg_cli.files import JOURNAL_BYTES, SETTINGS_BYTES, json_of, text_of
+import numpy as np
+
+from hyimg_cli.files import JOURNAL_BYTES, SETTINGS_BYTES, json_of, opened, text_of
 from hyimg_cli.journal.journal import RESOLVED, RUN, RunFolder
 from hyimg_cli.settings.kinds import shown
 
 _FRAME = " frame "
+_SIDES: tuple[Literal["left", "right"], ...] = ("left", "right")
 
 
 def read_run_info(folder: Path) -> dict[str, Any]:
@@ -28,14 +33,61 @@ def resolved_jobs(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """The lines of manifest.resolved.jsonl by custom_id, in order; none where there is no such
     file. Raises ValueError or OSError at the first line that cannot be read.
     """
-    with suppress(FileNotFoundError):
-        for line in text_of(folder / RESOLVED, JOURNAL_BYTES).split("\n"):
-            entry = json_of(line) if line.strip() else None
+    return ((entry["custom_id"], entry) for _, entry in _resolved(folder))
+
+
+def _resolved(folder: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The same lines, each with the byte that it begins at."""
+    at = 0
+    with suppress(FileNotFoundError), opened(folder / RESOLVED, JOURNAL_BYTES) as file:
+        for line in file:
+            entry = json_of(line.decode()) if line.strip() else None
             if isinstance(entry, dict) and isinstance(entry.get("custom_id"), str):
                 images = entry.get("images", [])
                 if not (isinstance(images, list) and all(isinstance(one, str) for one in images)):
                     raise ValueError(f"images of {entry['custom_id']} is {shown(images)}")
-                yield entry["custom_id"], entry
+                yield at, entry
+            at += len(line)
+
+
+class ResolvedJobs(Mapping[str, tuple[int, dict[str, Any]]]):
+    """`resolved_jobs` by custom_id, each with its place, read when it is asked for: a job takes 24
+    bytes until then. `folders`: those that sources are in, as they are written.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Raises as `resolved_jobs` does."""
+        self._folder = folder
+        self.folders: set[str] = set()
+        hashes, starts = array("q"), array("q")
+        for at, entry in _resolved(folder):
+            hashes.append(hash(entry["custom_id"]))
+            starts.append(at)
+            self.folders.update(map(os.path.dirname, entry.get("images", ())))
+        self._starts = starts
+        self._order = np.argsort(np.array(hashes, np.int64), kind="stable")
+        self._hashes = np.array(hashes, np.int64)[self._order]
+
+    def __getitem__(self, name: str) -> tuple[int, dict[str, Any]]:
+        first, end = (np.searchsorted(self._hashes, hash(name), side) for side in _SIDES)
+        for place in map(int, self._order[first:end][::-1]):
+            with opened(self._folder / RESOLVED, JOURNAL_BYTES) as file:
+                file.seek(self._starts[place])
+                entry: dict[str, Any] = json_of(file.readline().decode())
+            if entry["custom_id"] == name:
+                return place, entry
+        raise KeyError(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys(name for name, _ in resolved_jobs(self._folder)))
+
+    def __len__(self) -> int:
+        return len(np.unique(self._hashes))
+
+    def left(self, names: Iterable[str]) -> int:
+        """Number of jobs that are not among the names."""
+        hashes = np.fromiter(map(hash, names), np.int64)
+        return len(np.setdiff1d(self._hashes, hashes))
 
 
 def output_files(folder: Path, *, by_frame: bool = False) -> dict[str, Path]:

@@ -4,14 +4,7 @@
     CPU             dense    routed_experts        routed_experts, groups padded
     CPU             fp8      plain_scaled_experts  plain_scaled_experts
     CPU             nf4      plain_experts         plain_experts
-    GPU             dense    decode_experts        routed_experts
-    GPU, 9.x        fp8      decode_experts        scaled_experts
-    GPU, 8.9, 10 on fp8      decode_experts        routed_experts, made dense
-    GPU, before     fp8      routed_experts, made dense
-    GPU             nf4      decode_experts        routed_experts, made dense by bitsandbytes
-
-torch multiplies groups of FP8 rows on 9.x alone, and groups of bfloat16 rows without reading their
-sizes on the host on 9.x and 10.x alone.
+    GPU             any      one row of the table: `expert_table`
 
 On a CPU the number of rows decides nothing, so that a row's bits never depend on its company.
 """
@@ -19,25 +12,26 @@ On a CPU the number of rows decides nothing, so that a row's bits never depend o
 # Legend: T token, M model width, K chosen expert
 import importlib.util
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from hyimg_cli.errors import MachineError
+from hyimg_cli.kernels.expert_table import Capability, ExpertRow, reads_e4m3, row_for, takes_scaled
 from hyimg_cli.kernels.experts import plain_experts, plain_scaled_experts
 from hyimg_cli.kernels.formats import Fp8Rows, Nf4Blocks, Stack
-from hyimg_cli.kernels.routed import routed_experts, scaled_experts
+from hyimg_cli.kernels.routed import quack_experts, routed_experts, scaled_experts
 from hyimg_cli.kernels.rows import group_multiple
-from hyimg_cli.kernels.rowwise import PLAIN, rowwise
+from hyimg_cli.kernels.rowwise import rowwise
 from hyimg_cli.spec.run import Quantization
 
 # Each row reads its experts anew: near here reading them once for all rows is as fast.
-MOST_FEW_ROWS = 10
+MOST_FEW_ROWS = ExpertRow.most_few
 ANY_ROWS = sys.maxsize
-Capability = tuple[int, int]
 
 
 class Experts(Protocol):
@@ -64,6 +58,7 @@ class ByRows:
 
     few: Experts
     many: Experts
+    most_few: int = MOST_FEW_ROWS
 
     def __call__(
         self,
@@ -73,7 +68,7 @@ class ByRows:
         *,
         onto_TM: Tensor | None = None,
     ) -> Tensor:
-        kernel = self.few if x_TM.shape[0] <= MOST_FEW_ROWS else self.many
+        kernel = self.few if x_TM.shape[0] <= self.most_few else self.many
         return kernel(x_TM, weight_TK, index_TK, onto_TM=onto_TM)
 
 
@@ -86,38 +81,54 @@ def experts_of(gate_and_up: Stack, down: Stack) -> Experts:
         return _on_cpu(gate_and_up, down)
     if isinstance(gate_and_up, Nf4Blocks):
         require_bitsandbytes()
-    capability = torch.cuda.get_device_capability(gate_and_up.device)
-    parts = rowwise(gate_and_up.device)
-    has_triton = parts is not PLAIN
-    many: Experts = partial(routed_experts, gate_and_up=gate_and_up, down=down, around=parts)
-    if isinstance(gate_and_up, Fp8Rows) and isinstance(down, Fp8Rows) and _groups_fp8(capability):
-        many = partial(scaled_experts, gate_and_up=gate_and_up, down=down, around=parts)
-    if not has_triton or (isinstance(gate_and_up, Fp8Rows) and not _reads_e4m3(capability)):
-        return many
-    from hyimg_cli.kernels.decode import decode_experts
-
-    return ByRows(partial(decode_experts, gate_and_up=gate_and_up, down=down), many)
+    row = row_on(gate_and_up.device, form_of(gate_and_up))
+    few, many = (kernel(name, gate_and_up, down) for name in (row.few, row.many))
+    return many if row.few == row.many else ByRows(few, many, row.most_few)
 
 
-def rows_unread(capability: Capability, dtype: torch.dtype, form: Quantization) -> int:
+def row_on(device: torch.device, form: Quantization) -> ExpertRow:
+    """The table's row for a GPU's card."""
+    capability = torch.cuda.get_device_capability(device)
+    return row_for(torch.cuda.get_device_name(device), capability, form)
+
+
+def form_of(stack: Stack) -> Quantization:
+    """How a stack is held."""
+    if isinstance(stack, Tensor):
+        return "none"
+    return "fp8" if isinstance(stack, Fp8Rows) else "nf4"
+
+
+def kernel(name: str, gate_and_up: Stack, down: Stack) -> Experts:
+    """A kernel of the table on a layer's weights."""
+    stacks: dict[str, Any] = {"gate_and_up": gate_and_up, "down": down}
+    if name == "decode":
+        from hyimg_cli.kernels.decode import decode_experts
+
+        return partial(decode_experts, **stacks)
+    by_name: dict[str, Callable[..., Tensor]] = {
+        "grouped": routed_experts,
+        "scaled": scaled_experts,
+        "quack": quack_experts,
+    }
+    return partial(by_name[name], around=rowwise(gate_and_up.device), **stacks)
+
+
+def rows_unread(
+    capability: Capability,
+    dtype: torch.dtype,
+    form: Quantization,
+    most_few: int = MOST_FEW_ROWS,
+) -> int:
     """Up to how many rows of `dtype` no kernel for the experts on such a GPU has a size read on the
     host, Triton provided: a CUDA graph can hold no more. 0: none; `ANY_ROWS`: there is no bound.
+    `most_few`: the table's, up to which the kernel for few rows is taken.
     """
-    if form == "fp8" and _groups_fp8(capability):
+    if form == "fp8" and takes_scaled(capability):
         return ANY_ROWS
     if dtype == torch.bfloat16 and capability[0] in (9, 10):
         return ANY_ROWS
-    return 0 if form == "fp8" and not _reads_e4m3(capability) else MOST_FEW_ROWS
-
-
-def _groups_fp8(capability: Capability) -> bool:
-    """True if torch multiplies groups of FP8 rows."""
-    return capability[0] == 9
-
-
-def _reads_e4m3(capability: Capability) -> bool:
-    """Older GPUs have no instructions for e4m3, and Triton no way around it."""
-    return capability >= (8, 9)
+    return 0 if form == "fp8" and not reads_e4m3(capability) else most_few
 
 
 def require_bitsandbytes() -> None:

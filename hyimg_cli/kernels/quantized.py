@@ -36,9 +36,9 @@ class QuantizedLinear(nn.Module):
         self.held = QuantizedStack(empty_stack(form, 1, rows, width, device))
         self.bias = layer.bias
 
-    def put(self, weight_OI: Tensor) -> None:
-        """Quantise the matrix."""
-        self.held.stack.put(0, weight_OI)
+    def put(self, weight_OI: Tensor, first: int = 0) -> None:
+        """Quantise the matrix, or its rows from `first` on."""
+        self.held.stack.put(0, weight_OI, first=first)
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, dense(self.held.stack, x.dtype)[0], self.bias)

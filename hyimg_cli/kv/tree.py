@@ -171,10 +171,12 @@ class KVTree(Generic[P]):
         node, missing = self._roots.setdefault(scope, _Root()), list(segments)
         while missing and (child := self._child(node, missing[0])) is not None:
             self._level_of(child).touch(child)
-            node, missing = child, _behind(missing, child.segment.length)
-        for depth, held in enumerate(path := _path(node)):
-            if held not in self._device_level.payloads and not self._restored(held):
-                return held.parent, _behind(segments, _length(n.segment for n in path[:depth]))
+            held = child.segment.length
+            is_whole = held == missing[0].length
+            node, missing = child, missing[1:] if is_whole else _behind(missing, held)
+        for depth, one in enumerate(path := _path(node)):
+            if one not in self._device_level.payloads and not self._restored(one):
+                return one.parent, _behind(segments, _length(n.segment for n in path[:depth]))
         return node, missing
 
     def _child(self, node: _Root, segment: Segment) -> "_Node | None":

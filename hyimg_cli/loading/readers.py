@@ -105,6 +105,12 @@ class StoredTensor:
         for first, some in self.rows(room.device):
             rows[first : first + len(some)].copy_(some)
 
+    def on(self, device: torch.device, dtype: torch.dtype) -> Tensor:
+        """All of it in memory of its own."""
+        room = torch.empty(self.info.shape, dtype=dtype, device=device)
+        self.into(room)
+        return room
+
     def _read(self, memory: Tensor, start: int) -> None:
         left = memoryview(memory.numpy().data).cast("B")
         while left:

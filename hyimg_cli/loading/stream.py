@@ -1,11 +1,6 @@
-"""A file's tensors one after the other, straight from its pages.
+"""A file's tensors, straight from its pages: nothing is read before it is asked for."""
 
-Nothing is read before it is asked for, and nothing is kept: who takes a tensor copies what it
-needs, so that of a large checkpoint no more than one tensor is held at a time.
-"""
-
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,24 +10,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from hyimg_cli.errors import CheckpointError
-from hyimg_cli.files import refuse_unfit
 from hyimg_cli.loading.packed import Packed, Stored
-
-
-def stored_tensors(
-    path: Path, stored: Stored | None = None, is_wanted: Callable[[str], bool] = lambda name: True
-) -> Iterator[tuple[str, Tensor]]:
-    """Name and tensor in the order in which they lie in the file at `path`; views of it, or whole
-    float32 matrices where `stored` knows them packed.
-
-    Raises CheckpointError where it cannot be read.
-    """
-    with weights_readable(path):
-        refuse_unfit(path, os.stat(path))
-        with safe_open(path, framework="pt") as file:
-            for name in file.offset_keys():
-                if (stored is None or name in stored.tensors) and is_wanted(name):
-                    yield name, stored_tensor(file, path, name, stored)
 
 
 @contextmanager

@@ -19,7 +19,16 @@ def without_effect(settings: Mapping[str, Setting], jobs: Sequence[Job]) -> Iter
         if found:
             verb = "concerns" if len(found) == 1 else "concern"
             yield f"{', '.join(found)} {verb} {noun} only; this manifest has none"
+    yield from _idle_chunks(settings, [job for job in jobs if isinstance(job, VideoJob)])
     yield from _idle_encoding(settings, [job for job in jobs if isinstance(job, ImageJob)])
+
+
+def _idle_chunks(settings: Mapping[str, Setting], jobs: Sequence[VideoJob]) -> Iterator[str]:
+    """The same of what only models that work in chunks read: those that follow a camera."""
+    if jobs and not any(job.camera for job in jobs):
+        for one in (settings["pass_graphs"], settings["clips_together"]):
+            if one.origin not in ("default", "model"):
+                yield f"{as_given(one)} concerns LingBot-World only; no video is its"
 
 
 def _idle_encoding(settings: Mapping[str, Setting], jobs: Sequence[ImageJob]) -> Iterator[str]:

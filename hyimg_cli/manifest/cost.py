@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
+from operator import attrgetter
+from typing import NamedTuple
 
 from hyimg_cli.spec.card import ModelCard
 from hyimg_cli.spec.job import ImageJob
@@ -9,8 +11,7 @@ from hyimg_cli.spec.plan import Group, Plan
 from hyimg_cli.spec.step_cache import count_full
 
 
-@dataclass(frozen=True)
-class JobTokens:
+class JobTokens(NamedTuple):
     """Token rows of one job.
 
     `ar_prefill`: the prompt of the AR stage, 0 where it has none. `assumed_think`: the text it is
@@ -143,7 +144,7 @@ def _job_cost(job: ImageJob, tokens: JobTokens, kv_bytes_per_token: int) -> Cost
 
 
 def _summed(costs: Iterable[Cost]) -> Cost:
-    listed = list(costs)
-    sums = {field.name: sum(getattr(cost, field.name) for cost in listed) for field in fields(Cost)}
-    sums["kv_bytes_peak"] = max((cost.kv_bytes_peak for cost in listed), default=0)
-    return Cost(**sums)
+    names = [field.name for field in fields(Cost)]
+    by_name = dict(zip(names, zip(*map(attrgetter(*names), costs), strict=True), strict=False))
+    sums = {name: sum(column) for name, column in by_name.items()}
+    return Cost(**sums | {"kv_bytes_peak": max(by_name.get("kv_bytes_peak", (0,)))})

@@ -7,8 +7,8 @@ here. Defaults of settings and model are not known yet.
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
@@ -62,21 +62,28 @@ _NOT_SUPPORTED = {
 }
 
 
-_SETS: dict[frozenset[str], frozenset[str]] = {}
+_SHAPES: dict[Hashable, Any] = {}
 _NOTHING: dict[str, Any] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class ManifestLine:
-    """A line without faults. `fields` has canonical names and typed values; `given` names those set
-    by the user (custom_id and task may be filled in here); `extra` holds the `x_` keys.
+    """A line without faults: `names` of its fields, canonical, and their typed `values`. `given`
+    names those set by the user (custom_id and task may be filled in here); `extra` holds the `x_`
+    keys.
     """
 
     line_number: int
     where: str
-    fields: dict[str, Any]
-    extra: dict[str, Any] = field(default_factory=dict)
-    given: frozenset[str] = frozenset()
+    names: tuple[str, ...]
+    values: tuple[Any, ...]
+    extra: dict[str, Any]
+    given: frozenset[str]
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The values by name: a new dictionary each time."""
+        return dict(zip(self.names, self.values, strict=True))
 
 
 def fault(slug: str, what: str, *, where: str, hint: str = "") -> UsageError:
@@ -175,9 +182,10 @@ class Line:
 
     def done(self, number: int) -> ManifestLine:
         """The line as it is kept. A million lines mostly set the same few fields."""
-        given = frozenset(self.given)
-        given = _SETS.setdefault(given, given)
-        return ManifestLine(number, self.where, self.fields, self.extra or _NOTHING, given)
+        given, names = frozenset(self.given), tuple(self.fields)
+        given, names = _SHAPES.setdefault(given, given), _SHAPES.setdefault(names, names)
+        values = tuple(self.fields.values())
+        return ManifestLine(number, self.where, names, values, self.extra or _NOTHING, given)
 
     def read_prompt(self, raw: bytes) -> None:
         """Takes the line as a prompt."""

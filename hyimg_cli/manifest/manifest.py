@@ -6,8 +6,9 @@ place ("jobs.jsonl:17: seed") and what to do.
 
 import re
 import sys
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from io import BytesIO
 from pathlib import Path
 from typing import Literal, TextIO
 
@@ -17,6 +18,7 @@ from hyimg_cli.manifest.line import Line, ManifestLine, child_ids, fault
 from hyimg_cli.manifest.table import DELIMITERS, read_table
 from hyimg_cli.settings.kinds import is_custom_id
 from hyimg_cli.spec import digest
+from hyimg_cli.spec.uncollected import uncollected
 from hyimg_cli.spec.units import counted
 
 _STEM_LENGTH = 100
@@ -62,6 +64,7 @@ def manifest_of(data: bytes, title: str, name: str = "") -> Manifest:
     return _manifest(_Reading(title, name or _id_stem(title)), data, Path())
 
 
+@uncollected()
 def _manifest(reading: "_Reading", data: bytes, folder: Path) -> Manifest:
     reading.read(data.removeprefix(_BOM))
     return Manifest(
@@ -120,12 +123,12 @@ class _Reading:
         self.lines: list[ManifestLine] = []
         self.faults: list[HyimgError] = []
         self.bad_ids: dict[int, str] = {}
-        # An id with its case folded, and the id and line number that claimed it.
-        self._claimed: dict[str, tuple[str, int]] = {}
+        # The number of the line that claimed an id, its case folded, and those spelled otherwise.
+        self._claimed: dict[str, int] = {}
+        self._spelled: dict[str, str] = {}
 
     def read(self, data: bytes) -> None:
-        lines = data.split(b"\n")
-        first = next((line.strip() for line in lines if line.strip()), b"")
+        first = next((line.strip() for line in _lines_of(data) if line.strip()), b"")
         if data.startswith(_UTF16) or b"\0" in data[:2]:
             what, hint = "the file is not UTF-8, but UTF-16 or the like", "save it as UTF-8"
             self._refuse_file("not-utf8", what, hint)
@@ -137,7 +140,7 @@ class _Reading:
             hint = "write one JSON object per line, and no list around them"
             self._refuse_file("not-json-lines", "its JSON is spread over lines", hint)
         else:
-            for number, raw in enumerate(lines, 1):
+            for number, raw in enumerate(_lines_of(data), 1):
                 if raw.strip():
                     self._read_line(number, raw.strip())
             self._name_the_nameless()
@@ -191,7 +194,7 @@ class _Reading:
                 free = f"{self.name}-line-{number}"
                 while free.casefold() in self._claimed:
                     free += "-again"
-                self._claimed[free.casefold()] = (free, number)
+                self._claim(free, number)
                 self.bad_ids[number] = free
 
     def _claim_ids(self, line: Line, number: int) -> bool:
@@ -209,20 +212,34 @@ class _Reading:
                 return False
             # NOTE: some disks give "Cat.png" and "cat.png" one and the same file.
             if name.casefold() in self._claimed:
-                _refuse_twin(line, name, self._claimed[name.casefold()])
+                folded = name.casefold()
+                _refuse_twin(line, name, self._spelled.get(folded, folded), self._claimed[folded])
                 return False
-        self._claimed |= {name.casefold(): (name, number) for name in names}
+        for name in names:
+            self._claim(name, number)
         return True
 
+    def _claim(self, name: str, number: int) -> None:
+        folded = name.casefold()
+        if folded == name:
+            folded = name  # one text for both
+        else:
+            self._spelled[folded] = name
+        self._claimed[folded] = number
 
-def _refuse_twin(line: Line, name: str, claim: tuple[str, int]) -> None:
-    twin, number = claim
+
+def _refuse_twin(line: Line, name: str, twin: str, number: int) -> None:
     what = f'"{name}" appears twice'
     if twin != name:
         what = f'"{name}" and "{twin}" differ in case only'
     line.add(
         "duplicate-id", what, hint=f"give each line its own custom_id; line {number} has this one"
     )
+
+
+def _lines_of(data: bytes) -> Iterator[bytes]:
+    """The lines of a file, one at a time: there may be a million."""
+    return (line.removesuffix(b"\n") for line in BytesIO(data))
 
 
 def _id_stem(stem: str) -> str:

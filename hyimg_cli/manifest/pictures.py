@@ -1,28 +1,35 @@
 """A manifest line that asks for pictures: what its model cannot do, its jobs."""
 
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass, replace
+from dataclasses import fields as dataclass_fields
+from operator import attrgetter
 from typing import cast
 
 from hyimg_cli.errors import HyimgError, SourceImageError
 from hyimg_cli.manifest.fields import COT_FIELDS
 from hyimg_cli.manifest.line import unconsumed
 from hyimg_cli.manifest.resolved_line import Child, ResolvedLine, moved
-from hyimg_cli.media.images import probe_image
+from hyimg_cli.media.images import size_of
 from hyimg_cli.spec.card import ModelCard, SamplingDefaults
 from hyimg_cli.spec.job import (
     FINISHING,
     GUIDANCE_FIELDS,
     Encoding,
     ImageJob,
+    Job,
     KeepOutside,
     Size,
     SizeRequest,
     TextSampling,
 )
 from hyimg_cli.spec.units import counted
+
+# What lines mostly have for themselves, and what nothing else of a job depends on.
+_OWN = frozenset(("custom_id", "prompt", "images", "seed", "ar_seed", "metadata"))
+_NAMES = tuple(field.name for field in dataclass_fields(ImageJob))
+_VALUES = attrgetter(*_NAMES)
 
 
 @dataclass(frozen=True)
@@ -32,8 +39,8 @@ class PictureLine(ResolvedLine):
     card: ModelCard
 
     def faults(self) -> Iterator[HyimgError]:
-        fields = self.line.fields
-        settled = fields | {"use_system_prompt": self.value("use_system_prompt")}
+        fields = self.fields
+        settled = {**fields, "use_system_prompt": self.value("use_system_prompt")}
         for name, reason in unconsumed(settled, self.line.given, self.value("bot_task")).items():
             yield self.unused(name, reason)
         if fields.get("use_system_prompt") == "custom" and self.value("system_prompt") is None:
@@ -62,7 +69,7 @@ class PictureLine(ResolvedLine):
     def defaults(self) -> SamplingDefaults:
         """The checkpoint's own, for an edit or a new picture."""
         edit = self.card.edit_defaults
-        return edit if edit is not None and self.line.fields.get("images") else self.card.defaults
+        return edit if edit is not None and self.fields.get("images") else self.card.defaults
 
     def _encoding_faults(self) -> Iterator[HyimgError]:
         """Encoding options that the file's format does not take, or implies."""
@@ -77,7 +84,7 @@ class PictureLine(ResolvedLine):
 
     def _outside_faults(self) -> Iterator[HyimgError]:
         """What does not go with an edit that keeps its source outside, or only with one."""
-        fields = self.line.fields
+        fields = self.fields
         if not self._keeps_outside:
             for name in sorted({"kept_source", *FINISHING} & self.line.given):
                 yield self.unused(name, "it goes with keep_outside")
@@ -107,19 +114,18 @@ class PictureLine(ResolvedLine):
             return
         drawn, bucket = self.card.kept_size(source), self.card.bucket_of(asked)
         if bucket is None or bucket.size != drawn:
-            name = "ratio_index" if "ratio_index" in self.line.fields else "size"
+            name = "ratio_index" if "ratio_index" in self.fields else "size"
             what = f"keep_outside draws in the size of its source, {drawn}; this is {asked}"
             yield self.fault("conflict", what, name, "leave it out: the result has the source's")
 
     @property
     def _keeps_outside(self) -> bool:
-        return bool(self.value("keep_outside") and self.line.fields.get("images"))
+        return bool(self.value("keep_outside") and self.fields.get("images"))
 
     def _kept_size(self) -> Size | None:
         """The kept source's size by its head; None where it cannot be read, which is told later."""
         try:
-            path = Path(self.images[self.value("kept_source") - 1])
-            return probe_image(path, decode=False)[0]
+            return size_of(self.images[self.value("kept_source") - 1])
         except SourceImageError:
             return None
 
@@ -138,13 +144,12 @@ class PictureLine(ResolvedLine):
         return SizeRequest(size.height, size.width)
 
     def job(self, child: Child) -> ImageJob:
-        fields = self.line.fields
+        fields = self.fields
         use_system_prompt, system_prompt = self._system_prompt()
         outside, size = self._outside() if self._keeps_outside else (None, self._size())
         return ImageJob(
-            custom_id=child.custom_id,
+            **self.own(child),
             task=fields["task"],
-            images=self.images,
             seed=child.first_seed if self.value("vary") == "text" else child.seed,
             size=size,
             bot_task=self.value("bot_task"),
@@ -162,6 +167,21 @@ class PictureLine(ResolvedLine):
             **self.shared(),
         )
 
+    def kind(self) -> Hashable:
+        fields, given = self.fields, self.line.given
+        if not given.isdisjoint(COT_FIELDS) or self._keeps_outside:
+            return None
+        # As texts: 1, 1.0 and True are equal.
+        rest = repr([value for name, value in fields.items() if name not in _OWN])
+        return self.model, given, rest, len(fields.get("images", ()))
+
+    def like(self, other: Job) -> ImageJob:
+        assert isinstance(other, ImageJob), "of its kind"
+        (child,) = self.children()
+        text = replace(other.text, seed=self._ar_seed(child))
+        values = dict(zip(_NAMES, _VALUES(other), strict=True)) | self.own(child)
+        return ImageJob(**values | {"seed": child.seed, "text": text})
+
     def _encoding(self) -> Encoding:
         kind = self.value("format")
         is_lossless = kind == "png" or (kind == "webp" and self.value("lossless"))
@@ -169,12 +189,12 @@ class PictureLine(ResolvedLine):
 
     def _written(self) -> str:
         """The note beside the line's ids; empty for a text that was edited."""
-        has_note = {"written", "cot_token_ids"} <= self.line.fields.keys()
-        return json.dumps(self.line.fields["written"], sort_keys=True) if has_note else ""
+        has_note = {"written", "cot_token_ids"} <= self.fields.keys()
+        return json.dumps(self.fields["written"], sort_keys=True) if has_note else ""
 
     def _size(self) -> SizeRequest:
         """As asked for, or the one that a given text's ratio stands for: its nearest is itself."""
-        index = self.line.fields.get("ratio_index")
+        index = self.fields.get("ratio_index")
         if index is None:
             return cast(SizeRequest, self.value("size"))
         size = self._of_ratio(index)
@@ -226,7 +246,7 @@ class PictureLine(ResolvedLine):
 
         A line that brings a text means it to be used; so do settings that name no other kind.
         """
-        text, line = self.value("system_prompt"), self.line.fields
+        text, line = self.value("system_prompt"), self.fields
         is_named = "use_system_prompt" in line or self.settings["use_system_prompt"].value
         if "system_prompt" in line or (text is not None and not is_named):
             kind = "custom"

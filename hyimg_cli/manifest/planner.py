@@ -50,7 +50,8 @@ def _video_groups(jobs: Sequence[VideoJob]) -> Iterator[VideoGroup]:
 
 def side_by_side(ones: Iterable[One], key: Callable[[One], Hashable]) -> tuple[One, ...]:
     """All of them, equal ones by `key` together, where the first of them was."""
-    return tuple(one for same in _alike(ones, key).values() for one in same)
+    places: dict[Hashable, int] = {}
+    return tuple(sorted(ones, key=lambda one: places.setdefault(key(one), len(places))))
 
 
 def _alike(ones: Iterable[One], key: Callable[[One], Key]) -> dict[Key, list[One]]:

@@ -1,16 +1,16 @@
 """A manifest's lines over the settings: the jobs that they become, `n` and `seeds` expanded."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping
-from functools import cache, partial
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 from hyimg_cli.errors import HyimgError
-from hyimg_cli.manifest.line import ManifestLine, fault
+from hyimg_cli.manifest.line import fault
 from hyimg_cli.manifest.manifest import Manifest
 from hyimg_cli.manifest.pictures import PictureLine
-from hyimg_cli.manifest.resolved_line import ResolvedLine
+from hyimg_cli.manifest.resolved_line import ResolvedLine, placed
 from hyimg_cli.manifest.videos import VideoLine
 from hyimg_cli.settings.kinds import is_custom_id, shown
 from hyimg_cli.settings.precedence import Setting, as_given
@@ -18,6 +18,8 @@ from hyimg_cli.spec.card import ModelCard, VideoCard
 from hyimg_cli.spec.job import VIDEO_TASKS, Job
 
 _OWN = ("model", "video_model")
+# Kinds of lines that are told apart, and sets of pictures whose paths are kept for the next line.
+_LINES_NEAR = 1024
 
 
 def resolve_jobs(
@@ -36,12 +38,19 @@ def resolve_jobs(
     located, is_allowed = cache(partial(_located, manifest.folder)), cache(_allowed(settings))
     jobs: list[Job] = []
     faults: list[HyimgError] = []
+    paths = lru_cache(_LINES_NEAR)(partial(placed, manifest.folder))
     claimed: dict[str, str] = {}
+    # Without a number from outside each line has the ids that it was read with.
+    makes_ids = settings["n"].value > 1
+    # The job of one line of each kind.
+    of_kind: dict[Hashable, Job] = {}
     for line in manifest.lines:
-        is_video, named = line.fields["task"] in VIDEO_TASKS, line.fields.get("model")
+        fields = line.fields
+        is_video, named = fields["task"] in VIDEO_TASKS, fields.get("model")
         own = settings["video_model" if is_video else "model"].value
         model = located(named) if named else own
-        if refused := [one for one in _weights_of(line, manifest.folder) if not is_allowed(one[2])]:
+        weights = _weights_of(fields, manifest.folder)
+        if refused := [one for one in weights if not is_allowed(one[2])]:
             field, name, _ = refused[0]
             faults.append(_not_allowed(f"{line.where}: {field}", name, settings["allow_model"]))
             continue
@@ -53,11 +62,18 @@ def resolve_jobs(
             faults.append(fault("model", card.what, where=place, hint=card.hint))
             continue
         kind: type[ResolvedLine] = VideoLine if is_video else PictureLine
-        resolved = kind(line, settings, model, card, manifest.folder)
-        found = [*resolved.faults(), *_unfit_ids(resolved, claimed)]
+        resolved = kind(line, fields, settings, model, card, manifest.folder, paths)
+        known = None if makes_ids else resolved.kind()
+        if known is not None and (twin := of_kind.get(known)):
+            jobs.append(resolved.like(twin))
+            continue
+        found = list(resolved.faults())
+        found += _unfit_ids(resolved, claimed) if makes_ids else ()
+        made = [] if found else list(resolved.jobs())
         faults += found
-        if not found:
-            jobs += resolved.jobs()
+        jobs += made
+        if known is not None and len(made) == 1 and len(of_kind) < _LINES_NEAR:
+            of_kind[known] = made[0]
     # What a setting caused is the same in every line; it is said once.
     once = {(one.where, one.what): one for one in faults}
     return jobs, list(once.values())
@@ -104,11 +120,11 @@ def _allowed(settings: Mapping[str, Setting]) -> Callable[[str], bool]:
     return lambda model: _place(model) in known
 
 
-def _weights_of(line: ManifestLine, folder: Path) -> Iterator[tuple[str, str, str]]:
+def _weights_of(fields: Mapping[str, Any], folder: Path) -> Iterator[tuple[str, str, str]]:
     """Field, name and place of the model and the LoRAs that a line names."""
-    if named := line.fields.get("model"):
+    if named := fields.get("model"):
         yield "model", named, _located(folder, named)
-    for one in line.fields.get("lora", ()):
+    for one in fields.get("lora", ()):
         if one.file:
             beside = str(folder / one.file)
             yield "lora", one.file, beside if os.path.isfile(beside) else one.file

@@ -5,7 +5,7 @@ kinds' of jobs: `pictures`, `videos`.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,11 +38,13 @@ class ResolvedLine:
     """A line over the settings over its model's card."""
 
     line: ManifestLine
+    fields: Mapping[str, Any]
     settings: Mapping[str, Setting]
     model: str
     card: ModelCard | VideoCard
-    # Where paths of images begin.
+    # Where paths of images begin, and how they lead from there.
     folder: Path
+    placed: Callable[[tuple[str, ...]], tuple[str, ...]]
 
     def faults(self) -> Iterator[HyimgError]:
         """Faults of the line for this model and these settings alone."""
@@ -52,32 +54,54 @@ class ResolvedLine:
         """One job of the line."""
         raise NotImplementedError
 
+    def kind(self) -> Hashable:
+        """Equal for lines that differ in what is each one's own alone; None for one like none."""
+        return None
+
+    def like(self, other: Job) -> Job:
+        """The line's one job, by that of a line of its kind."""
+        raise NotImplementedError
+
+    def own(self, child: Child) -> dict[str, Any]:
+        """The fields of a job that lines mostly have for themselves."""
+        return {
+            "custom_id": child.custom_id,
+            "prompt": self.fields["prompt"],
+            "images": self.images,
+            "metadata_json": _json(self.fields.get("metadata")),
+            "extra_json": _json(self.line.extra),
+            "source_line": self.line.where,
+        }
+
     def jobs(self) -> Iterator[Job]:
         """The line's job, or its children where it asks for several."""
+        return map(self.job, self.children())
+
+    def children(self) -> Iterator[Child]:
+        """The results that the line asks for."""
         names = self.child_ids
-        seeds, base = self.line.fields.get("seeds"), self.value("seed")
+        seeds, base = self.fields.get("seeds"), self.value("seed")
         if not seeds and base is None:
             seeds = [seed_from(name) for name in names]
         elif not seeds:
             seeds = [moved(base, index) for index in range(len(names))]
         for index, name in enumerate(names):
-            yield self.job(Child(name, index, seeds[index], seeds[0]))
+            yield Child(name, index, seeds[index], seeds[0])
 
     @property
     def images(self) -> tuple[str, ...]:
         """Paths of the line's pictures."""
-        images = self.line.fields.get("images", ())
-        return tuple(shown_place(joined(self.folder, image)) for image in images)
+        return self.placed(self.fields.get("images", ()))
 
     @property
     def child_ids(self) -> list[str]:
         """The ids of the line's jobs."""
-        return child_ids({"n": self.value("n")} | self.line.fields)
+        return child_ids({"n": self.value("n"), **self.fields})
 
     def value(self, name: str) -> Any:
         """The line's value, else the setting's, else the checkpoint's own."""
-        if name in self.line.fields:
-            return self.line.fields[name]
+        if name in self.fields:
+            return self.fields[name]
         setting = self.settings[name]
         return getattr(self.defaults, name) if setting.origin == "model" else setting.value
 
@@ -87,15 +111,11 @@ class ResolvedLine:
         return self.card.defaults
 
     def shared(self) -> dict[str, Any]:
-        """The fields of a job that pictures and videos have in common."""
+        """The other fields of a job that pictures and videos have in common."""
         names = ("num_inference_steps", "guidance_scale", "flow_shift", "step_cache")
         return {name: self.value(name) for name in names} | {
-            "prompt": self.line.fields["prompt"],
             "model": self.model,
             "file_name": self.value("name"),
-            "metadata_json": _json(self.line.fields.get("metadata")),
-            "extra_json": _json(self.line.extra),
-            "source_line": self.line.where,
             "user_fields": self.line.given,
         }
 
@@ -127,6 +147,11 @@ class ResolvedLine:
         """The fault of a field that would change nothing."""
         what = f"no stage would use it: {reason}"
         return self.fault("unconsumed", what, name, "take the field out")
+
+
+def placed(folder: Path, images: tuple[str, ...]) -> tuple[str, ...]:
+    """Paths as they lead from a folder."""
+    return tuple(shown_place(joined(folder, image)) for image in images)
 
 
 def _json(value: Any) -> str:

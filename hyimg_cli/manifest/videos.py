@@ -109,7 +109,7 @@ class VideoLine(ResolvedLine):
     def _lora(self) -> tuple[Lora, ...]:
         """The line's, whose paths begin at the manifest's folder, or the setting's."""
         asked: tuple[Lora, ...] = self.value("lora") or ()
-        if "lora" not in self.line.fields:
+        if "lora" not in self.fields:
             return asked
         beside = {one: self.folder / one.file for one in asked if one.file}
         return tuple(
@@ -139,7 +139,7 @@ class VideoLine(ResolvedLine):
         """The line's keys as they are, or the path of its poses, which begins at the manifest's
         folder; of a folder the poses in it.
         """
-        said: str = self.line.fields.get("camera", "")
+        said: str = self.fields.get("camera", "")
         path = shown_place(joined(self.folder, said)) if said else ""
         if os.path.isdir(path):
             return f"{path}/poses{POSES_SUFFIX}"
@@ -149,7 +149,7 @@ class VideoLine(ResolvedLine):
         """How pictures become frames: as asked, or as the checkpoint's authors do it."""
         if not self.images or self.card.start is None:
             return None
-        asked: Fit | None = self.line.fields.get("fit") or self.settings["fit"].value
+        asked: Fit | None = self.fields.get("fit") or self.settings["fit"].value
         return asked or self.card.start.fit
 
     def _on_grid(self, pixels: float) -> int:
@@ -159,15 +159,14 @@ class VideoLine(ResolvedLine):
     def job(self, child: Child) -> VideoJob:
         has_two = self.card.defaults.guidance_scale_2 is not None
         return VideoJob(
-            custom_id=child.custom_id,
-            task=self.line.fields["task"],
+            **self.own(child),
+            task=self.fields["task"],
             negative_prompt=self.value("negative_prompt"),
             seed=child.seed,
             size=self.size(),
             num_frames=self.value("num_frames"),
             fps=self.value("fps"),
             guidance_scale_2=self.value("guidance_scale_2") if has_two else None,
-            images=self.images,
             fit=self._fit(),
             lora=self._lora(),
             scheduler=self.value("scheduler"),

@@ -7,10 +7,12 @@ decoding, and formats that start other programs (EPS) are not opened.
 import contextlib
 import errno
 import io
+import os
 import re
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import IO
 
@@ -79,6 +81,28 @@ def probe_image(path: Path, *, decode: bool = True) -> tuple[Size, tuple[str, ..
     with _open_file(path) as file, opened_picture(path, file) as image:
         is_on_side = _orientation(image) in _SIDEWAYS
         return Size(*(image.size if is_on_side else image.size[::-1])), ()
+
+
+def size_of(path: str) -> Size:
+    """A picture's size by its header, which is looked at once until the file changes.
+
+    Raises SourceImageError.
+    """
+    try:
+        found = os.stat(path)
+    except (OSError, ValueError):
+        return probe_image(Path(path), decode=False)[0]
+    return _size_since(path, found.st_mtime_ns, found.st_size)
+
+
+@lru_cache(1 << 16)
+def _size_since(path: str, changed_ns: int, nbytes: int) -> Size:
+    size = probe_image(Path(path), decode=False)[0]
+    return _SIZES.setdefault(size, size)
+
+
+# A million sources have few sizes.
+_SIZES: dict[Size, Size] = {}
 
 
 def read_image(path: Path) -> SourceImage:

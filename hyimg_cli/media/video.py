@@ -4,10 +4,11 @@ Frames are uint8 arrays [T, H, W, 3], RGB, in pieces of any length; no more than
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeAlias
 
 import av
 import numpy as np
@@ -42,26 +43,55 @@ class WrittenVideo:
     width: int
 
 
-def write_video(
+# Takes pieces, and None behind the last one.
+Film: TypeAlias = Generator[None, Frames | None, WrittenVideo]
+
+
+def write_video(path: Path, pieces: Iterable[Frames], **how: Any) -> WrittenVideo:
+    """Writes an MP4 of all `pieces`, as `film` does with the same options."""
+    with closing(film(path, **how)) as made:
+        for piece in pieces:
+            made.send(piece)
+        return finished(made)
+
+
+def film(
     path: Path,
-    pieces: Iterable[Frames],
     *,
     fps: int,
     comment: str | None = None,
     box: bytes = b"",
     frames_folder: Path | None = None,
-) -> WrittenVideo:
-    """Writes an MP4, and PNG files into `frames_folder`, each whole or not at all. `box` is
-    appended as it is.
+) -> Film:
+    """An MP4 in the making, and PNG files in `frames_folder`: `send` takes a piece, `finished` puts
+    both in their places, and `close` drops what is not finished. `box` is appended as it is.
 
-    Equal frames give equal bytes with the same libraries. H.264 halves the colours' resolution, so
-    an odd side gets its last row or column twice. The PNG files stand before the MP4 does. Raises
-    StorageError for what the disk refuses, the encoder's own errors as they are, ValueError where
-    there is no frame.
+    Each is there whole or not at all. Equal frames give equal bytes with the same libraries. H.264
+    halves the colours' resolution, so an odd side gets its last row or column twice. The PNG files
+    stand before the MP4 does. All raise StorageError for what the disk refuses, the encoder's own
+    errors as they are, ValueError where there is no frame.
     """
+    made = _made(path, fps, comment, box, frames_folder)
+    next(made)
+    return made
+
+
+def finished(made: Film) -> WrittenVideo:
+    """The film in its place."""
+    try:
+        made.send(None)
+    except StopIteration as end:
+        written: WrittenVideo = end.value
+        return written
+    raise AssertionError("no piece comes behind the last")
+
+
+def _made(
+    path: Path, fps: int, comment: str | None, box: bytes, frames_folder: Path | None
+) -> Film:
     try:
         with replacing(path) as film_path, _frames_at(frames_folder) as shots:
-            written = _write(film_path, pieces, fps, comment, shots)
+            written = yield from _write(film_path, fps, comment, shots)
             with open(film_path, "ab") as file:
                 file.write(box)
             return WrittenVideo(digest.of_file(film_path), *written)
@@ -85,41 +115,55 @@ def _frames_at(folder: Path | None) -> Iterator[Path | None]:
 
 
 def _write(
-    path: Path, pieces: Iterable[Frames], fps: int, comment: str | None, shots: Path | None
-) -> tuple[str, int, int, int]:
-    """Digest of the frames, their number, height and width."""
-    pixels, count, film = hashlib.sha256(), 0, None
-    shape: tuple[int, ...] = ()
+    path: Path, fps: int, comment: str | None, shots: Path | None
+) -> Generator[None, Frames | None, tuple[str, int, int, int]]:
+    """Digest of the frames, their number, height and width; takes pieces until None."""
     # What a muxer of another version would name itself stays out of the file.
     options = {"fflags": "+bitexact", "movflags": "+faststart"}
     with av.open(str(path), "w", format="mp4", options=options) as container:
         if comment is not None:
             container.metadata["comment"] = comment
-        for frame in (frame for piece in pieces for frame in piece):
-            if film is None:
-                shape, film = frame.shape, _Film(container, fps, *frame.shape[:2])
-            assert frame.shape == shape, "a video's frames are of one size"
-            assert frame.dtype == np.uint8, "frames are bytes"
-            pixels.update(np.ascontiguousarray(frame).tobytes())
-            film.add(frame)
-            if shots is not None:
-                Image.fromarray(frame).save(shots / f"{count:04d}.png")
-            count += 1
-        if film is None:
-            raise ValueError("a video needs a frame")
-        film.close()
-    return pixels.hexdigest(), count, shape[0], shape[1]
+        stream = _Stream(container, fps, shots)
+        while (piece := (yield)) is not None:
+            stream.add(piece)
+            del piece  # not held until the next one comes
+        stream.close()
+    return stream.pixels.hexdigest(), stream.count, stream.shape[0], stream.shape[1]
 
 
-class _Film:
-    """The video stream of a container."""
+class _Stream:
+    """The video stream of a container, begun with its first frame: what it was given until now."""
 
     def __init__(
-        self, container: av.container.OutputContainer, fps: int, height: int, width: int
+        self, container: av.container.OutputContainer, fps: int, shots: Path | None
     ) -> None:
-        self._container = container
+        self.pixels, self.count, self.shape = hashlib.sha256(), 0, (0, 0, 0)
+        self._container, self._fps, self._shots = container, fps, shots
+        self._odd = _EVEN
+
+    def add(self, piece: Frames) -> None:
+        """Encode its frames, and write each as a picture where there is a place for them."""
+        for frame in piece:
+            if not self.count:
+                self._begin(*frame.shape)
+            assert frame.shape == self.shape, "a video's frames are of one size"
+            assert frame.dtype == np.uint8, "frames are bytes"
+            self.pixels.update(np.ascontiguousarray(frame).tobytes())
+            self._container.mux(self._stream.encode(self._picture(frame)))
+            if self._shots is not None:
+                Image.fromarray(frame).save(self._shots / f"{self.count:04d}.png")
+            self.count += 1
+
+    def close(self) -> None:
+        """Encode what was held back. Raises ValueError where there was no frame."""
+        if not self.count:
+            raise ValueError("a video needs a frame")
+        self._container.mux(self._stream.encode(None))
+
+    def _begin(self, height: int, width: int, channels: int) -> None:
+        self.shape = height, width, channels
         self._odd = ((0, height % 2), (0, width % 2), (0, 0))
-        stream = container.add_stream("libx264", rate=fps)
+        self._stream = stream = self._container.add_stream("libx264", rate=self._fps)
         stream.height, stream.width = height + height % 2, width + width % 2
         stream.pix_fmt = "yuv420p"
         stream.options = {
@@ -131,21 +175,16 @@ class _Film:
         context.color_range = ColorRange.MPEG
         context.colorspace = Colorspace.ITU709
         context.color_primaries = context.color_trc = _BT709
-        self._stream = stream
 
-    def add(self, frame: Frames) -> None:
+    def _picture(self, frame: Frames) -> VideoFrame:
         even = np.pad(frame, self._odd, mode="edge") if self._odd != _EVEN else frame
         rgb = VideoFrame.from_ndarray(np.ascontiguousarray(even), format="rgb24")
-        yuv = rgb.reformat(
+        return rgb.reformat(
             format="yuv420p",
             dst_colorspace=Colorspace.ITU709,
             src_color_range=ColorRange.JPEG,
             dst_color_range=ColorRange.MPEG,
         )
-        self._container.mux(self._stream.encode(yuv))
-
-    def close(self) -> None:
-        self._container.mux(self._stream.encode(None))
 
 
 _EVEN = ((0, 0), (0, 0), (0, 0))

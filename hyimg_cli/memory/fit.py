@@ -54,7 +54,7 @@ def judged(model: str, jobs: Sequence[Job], config: RunConfig, there: Present) -
     """Judge a model with one job at work, whichever of `jobs` takes least."""
     found: list[tuple[Need, Sequence[Job]]] = []
     # Without jobs, its weights.
-    for alone in [jobs[at : at + 1] for at in range(max(1, len(jobs)))]:
+    for alone in (jobs[at : at + 1] for at in range(max(1, len(jobs)))):
         needed = need(model, alone, config)
         if fits(needed, there):
             return Fit(needed, there)
@@ -120,7 +120,7 @@ def remedy(model: str, jobs: Sequence[Job], config: RunConfig, there: Present) -
 def can_be_split(config: RunConfig) -> bool:
     """True if the run's ranks can share its model in its quantization."""
     with suppress(UsageError):
-        refuse_unsplit(config.model, config.parallel.tensor_ranks)
+        refuse_unsplit(config.model, config.parallel)
         return True
     return False
 
@@ -139,7 +139,7 @@ def _changes(jobs: Sequence[Job], config: RunConfig) -> Iterator[tuple[str, RunC
     kind, dtype = precision(choice)
     if not _are_pictures(jobs) and kind == "cuda":
         with suppress(UsageError):
-            refuse_offload_on_ranks(parallel.vae_ranks, parallel.cfg_ranks)
+            refuse_offload_on_ranks(parallel)
             for how in OFFLOADS[OFFLOADS.index(choice.cpu_offload) + 1 :]:
                 changed = replace(config, model=replace(choice, cpu_offload=how))
                 yield f"{OFFLOAD} {how}", changed
@@ -147,7 +147,7 @@ def _changes(jobs: Sequence[Job], config: RunConfig) -> Iterator[tuple[str, RunC
     for form, changed in forms.items():
         if FORMS.index(form) > FORMS.index(choice.quantization):
             yield f"--quantization {form}", changed
-    is_on_one_gpu = kind == "cuda" and parallel.tensor_ranks == 1 and choice.device != "balanced"
+    is_on_one_gpu = kind == "cuda" and parallel.picture_ranks == 1 and choice.device != "balanced"
     if _are_pictures(jobs) and is_on_one_gpu:
         yield from _with_experts_outside(config)
     if kind == "cpu" and dtype == "float32":
@@ -176,7 +176,7 @@ def _over_gpus(model: str, jobs: Sequence[Job], config: RunConfig, there: Presen
     if config.parallel.tensor_ranks > 1 or config.model.device == "balanced":
         yield "more GPUs hold less each"
         return
-    for ranks in range(2, there.gpus + 1):
+    for ranks in range(2, there.gpus // config.parallel.cfg_ranks + 1):
         split = replace(config, parallel=replace(config.parallel, tensor_ranks=ranks))
         if can_be_split(split) and fits(need(model, jobs, split), there):
             spread = f"--tensor-parallel-size {ranks} or --device balanced"

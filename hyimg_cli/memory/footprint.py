@@ -16,8 +16,10 @@ without a GPU: up to a tenth above it. What libraries take for themselves (a
 GPU's context, workspaces, an allocator's gaps, the nodes of CUDA graphs) is not in it.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from hyimg_cli.errors import JobError
 from hyimg_cli.journal.keys import by_graphs, precision
@@ -28,6 +30,7 @@ from hyimg_cli.spec.card import ModelCard, RankBytes, VideoCard, Working
 from hyimg_cli.spec.job import ImageJob, Job, Size, SizeRequest, VideoJob
 from hyimg_cli.spec.plan import Group, Plan
 from hyimg_cli.spec.run import RunConfig
+from hyimg_cli.spec.uncollected import uncollected
 
 _BF16_BYTES = 2
 # Behind a context's text: its closing tag and what opens the picture, up to the ratio token.
@@ -47,8 +50,7 @@ _BLOCKS = 2
 _GRAPH_ROWS = 1.5
 
 
-@dataclass(frozen=True)
-class JobBytes:
+class JobBytes(NamedTuple):
     """Bytes that one job takes: K/V of its `context` while it thinks, of its `branches` while it
     draws; activations of its rows in a denoise `step`, and of its longest `prefill`.
     """
@@ -209,7 +211,7 @@ def video_need(card: VideoCard, config: RunConfig, jobs: Sequence[VideoJob] = ()
         return Need(max(there.values(), default=0), work, waiting=sum(sizes.values()))
     encoders = sum(size for name, size in sizes.items() if name not in _RANKED)
     copies = {"vae": config.parallel.vae_ranks} if kind == "cpu" else {}
-    others = config.parallel.cfg_ranks if kind == "cpu" else 1
+    others = config.parallel.step_ranks if kind == "cpu" else 1
     rest = sum(sizes[name] * copies.get(name, others) for name in _RANKED if name in sizes)
     if not config.reuse.prompt_cache:
         return Need(encoders + rest, work)
@@ -256,6 +258,15 @@ def _share(job: ImageJob, card: ModelCard, config: RunConfig, kv: int, row: int)
     )
 
 
+def prompt_tokens(job: ImageJob, revision: str | None) -> int:
+    """Tokens before a job's picture, without what it has yet to write; 0 where it will fail."""
+    square = [Size(1, 1)] * len(job.images)
+    try:
+        return sequences(job.model, revision).count(job, square, 0).positive
+    except JobError:
+        return 0
+
+
 def _velocity_bytes(job: ImageJob, branches: int, card: ModelCard) -> int:
     """Bytes of the velocities that a job's step cache keeps, in float32."""
     if job.step_cache is None:
@@ -286,11 +297,10 @@ def needs(
     """
     # Asked for once: there may be many jobs.
     kv, row = _kv_bytes(card, config), working(card, config).row
-    shares = [_share(job, card, config, kv, row) for job in jobs]
-    kinds = map(astuple, set(shares))  # of many jobs there are few
-    share = JobBytes(*map(max, zip(*kinds, strict=True))) if shares else JobBytes()
+    shares = Counter(_share(job, card, config, kv, row) for job in jobs)  # few are different
+    share = JobBytes(*map(max, zip(*shares, strict=True))) if shares else JobBytes()
     if prefixes is None:
-        most = sum(one.branches for one in shares)
+        most = sum(one.branches * count for one, count in shares.items())
         room = max(0, config.batch.prefix_cache_mb * 1_000_000 - held_prefixes)
         prefixes = min(room, most)
     encode, sizes = _encode_bytes(jobs, card, config), {job.size for job in jobs}
@@ -302,7 +312,9 @@ def needs(
         prefetch=encode if _prefetches_sources(config) else 0,
         forward=working(card, config),
         kept=prefixes + _encoded_bytes(jobs, card, config),
-        has_graphs=by_graphs(replace(config.model, model=card.model), config.parallel.tensor_ranks),
+        has_graphs=by_graphs(
+            replace(config.model, model=card.model), config.parallel.picture_ranks
+        ),
     )
 
 
@@ -327,11 +339,11 @@ def waiting_experts(card: ModelCard, config: RunConfig) -> int:
 
 def _by_rank(card: ModelCard, config: RunConfig) -> RankBytes | None:
     """Bytes of each rank; None where there is one process."""
-    choice, ranks = config.model, config.parallel.tensor_ranks
-    if ranks == 1:
+    choice, parallel = config.model, config.parallel
+    if parallel.picture_ranks == 1:
         return None
     known = sequences(card.model, choice.revision)
-    return known.rank_bytes(ranks, precision(choice)[1], choice.quantization)
+    return known.rank_bytes(parallel.tensor_ranks, precision(choice)[1], choice.quantization)
 
 
 def _where_fullest(whole: Needs, card: ModelCard, config: RunConfig) -> Needs:
@@ -341,12 +353,12 @@ def _where_fullest(whole: Needs, card: ModelCard, config: RunConfig) -> Needs:
         return whole
     part, share = held.kv_share * _in_one_memory(config), whole.share
     context, branches = round(share.context * part), round(share.branches * part)
-    return replace(whole, share=replace(share, context=context, branches=branches))
+    return replace(whole, share=share._replace(context=context, branches=branches))
 
 
 def _in_one_memory(config: RunConfig) -> int:
     """Number of ranks that share the fullest memory: on GPUs each has its own."""
-    return config.parallel.tensor_ranks if precision(config.model)[0] == "cpu" else 1
+    return config.parallel.picture_ranks if precision(config.model)[0] == "cpu" else 1
 
 
 def footprint(
@@ -379,6 +391,7 @@ def footprint(
     )
 
 
+@uncollected()
 def footprints(
     plan: Plan, config: RunConfig, card_of: Callable[[str], ModelCard], *, shared_kv_bytes: int
 ) -> dict[str, Footprint]:

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from hyimg_cli.errors import UsageError
 from hyimg_cli.journal.keys import precision
 from hyimg_cli.spec.job import ImageJob, Job, VideoJob
-from hyimg_cli.spec.run import ModelChoice, RunConfig
+from hyimg_cli.spec.run import ModelChoice, ParallelConfig, RunConfig
 
 UTILIZATION = "--gpu-memory-utilization"
 OFFLOAD = "--cpu-offload"
@@ -36,7 +36,7 @@ def _refuse_experts(config: RunConfig) -> None:
     choice = config.model
     if precision(choice)[0] == "cpu":
         refuse_offload_on_cpu(choice, OFFLOAD_EXPERTS)
-    if choice.device == "balanced" or config.parallel.tensor_ranks > 1:
+    if choice.device == "balanced" or config.parallel.picture_ranks > 1:
         what, hint = "experts are fetched to one GPU", "leave it out: several GPUs share the layers"
     elif choice.decode_graphs == "on":
         what, hint = "a CUDA graph cannot ask which experts to fetch", "leave decode_graphs out"
@@ -65,12 +65,13 @@ def refuse_offload_on_cpu(choice: ModelChoice, flag: str = OFFLOAD) -> None:
         )
 
 
-def refuse_offload_on_ranks(vae_ranks: int, cfg_ranks: int) -> None:
+def refuse_offload_on_ranks(parallel: ParallelConfig) -> None:
     """Passes ranks of which each has one kind of network. Raises UsageError."""
-    if vae_ranks > 1 and cfg_ranks > 1:
+    if parallel.vae_ranks > 1 and parallel.step_ranks > 1:
+        flag = "--cfg-parallel-size" if parallel.cfg_ranks > 1 else "--context-parallel-size"
         raise _refused(
-            "with --vae-patch-parallel-size and --cfg-parallel-size together a rank holds a VAE "
-            "beside its transformer",
+            f"with --vae-patch-parallel-size and {flag} together a rank holds a VAE beside its "
+            "transformer",
             hint="give one of the two",
         )
 
@@ -79,7 +80,7 @@ def refuse_in_session(config: RunConfig) -> None:
     """The same for a session, which may move networks about on a CPU too. Raises UsageError."""
     _refuse_part(config)
     if config.model.cpu_offload != "none":
-        refuse_offload_on_ranks(config.parallel.vae_ranks, config.parallel.cfg_ranks)
+        refuse_offload_on_ranks(config.parallel)
 
 
 def _refuse_quantization(choice: ModelChoice) -> None:

@@ -40,8 +40,10 @@ class VideoNeeds:
         return max(self.text, self.denoise, self.decode, key=lambda one: one.total)
 
 
-def video_needs(job: VideoJob, card: VideoCard, choice: ModelChoice) -> VideoNeeds:
-    """The needs of one job, its prompts embedded ahead."""
+def video_needs(
+    job: VideoJob, card: VideoCard, choice: ModelChoice, *, ranks: int = 1
+) -> VideoNeeds:
+    """The needs of one job, its prompts embedded ahead, on one of the `ranks` that share tokens."""
     dtype = precision(choice)[1]
     sizes = card.loaded_bytes(dtype, choice.quantization)
     encoders = [size for name, size in sizes.items() if name not in (*TRANSFORMERS, "vae")]
@@ -53,7 +55,7 @@ def video_needs(job: VideoJob, card: VideoCard, choice: ModelChoice) -> VideoNee
     grid = card.latent_grid(job.size, job.num_frames)
     width = 2 if dtype == "float32" else 1
     # K/V and the chunk at work, or all of the video's rows.
-    step = card.work_bytes(job, dtype) or card.forward.working_bytes(grid) * width
+    step = card.work_bytes(job, dtype) or card.forward.working_bytes(grid) * width // ranks
     return VideoNeeds(
         text=Need(max(encoders, default=0) if turns else sum(encoders)),
         denoise=Need(largest if turns else together, step),
@@ -64,18 +66,28 @@ def video_needs(job: VideoJob, card: VideoCard, choice: ModelChoice) -> VideoNee
 def decode_bytes(job: VideoJob, card: VideoCard, choice: ModelChoice) -> int:
     """Activations of a video's decode at their peak."""
     dtype = precision(choice)[1]
-    return card.decode_bytes(job.size, job.num_frames, dtype, in_tiles=choice.tiles_videos)
+    return with_tiles(card, choice).decode_bytes(
+        job.size, job.num_frames, dtype, in_tiles=choice.tiles_decodes
+    )
+
+
+def with_tiles(card: VideoCard, choice: ModelChoice) -> VideoCard:
+    """The card with the tiles that are asked for."""
+    return replace(card, tiles=card.tiles.halved) if choice.decode_tiles == "half" else card
 
 
 def fitting(job: VideoJob, card: VideoCard, config: RunConfig, room: int) -> str | None:
     """The settings that change least with which a GPU of so many bytes takes the job: flags, empty
     where none is needed; None where none is enough.
     """
+    ranks = config.parallel.context_ranks
     for quantization, offload in product(QUANTIZATIONS, OFFLOADS):
         choice = replace(
             config.model, device="cuda", quantization=quantization, cpu_offload=offload
         )
-        if video_needs(job, card, choice).most.total <= room:
+        if choice.cpu_offload == "group" and ranks > 1:
+            continue
+        if video_needs(job, card, choice, ranks=ranks).most.total <= room:
             return " ".join(_flags(choice))
     return None
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from hyimg_cli.diffusion.step_cache import VelocityCache
 from hyimg_cli.spec.card import VideoCard
 from hyimg_cli.spec.job import Fit, Size, VideoJob
+from hyimg_cli.spec.run import DecodeTiles
 from hyimg_cli.tiling.decode import TiledVae
 from hyimg_cli.tiling.tiles import Tiling
 
@@ -148,8 +149,10 @@ class VideoDenoiser(Protocol):
 class LatentDecoder(Protocol):
     """Turns latents in the VAE's own scale into pixels."""
 
-    def decode(self, latents_BCFYX: Tensor) -> Tensor:
-        """Pixels in about -1..1, [B, 3, T, H, W]."""
+    def decode(self, latents_BCFYX: Tensor, tiling: Tiling | None) -> Iterator[Tensor]:
+        """Pixels in about -1..1, [B, 3, t, H, W], in pieces as they come; without `tiling`
+        whole.
+        """
 
 
 class VideoVae(TiledVae, Protocol):
@@ -158,6 +161,9 @@ class VideoVae(TiledVae, Protocol):
     @property
     def module(self) -> Any:
         """The library's autoencoder."""
+
+    def stream(self, latents_BCFYX: Tensor) -> Iterator[Tensor]:
+        """What `decode_tile` gives, in pieces as they come: one where it needs all frames."""
 
     def unscaled(self, latents_BCFYX: Tensor) -> Tensor:
         """A denoiser's latents in the VAE's scale and dtype, on its device."""
@@ -206,6 +212,9 @@ class LatentVideoModel(Protocol):
     def texts(self, job: VideoJob) -> tuple[str, ...]:
         """The strings whose embeddings the job needs: its prompt, and under CFG the negative."""
 
+    def notes(self, job: VideoJob) -> tuple[str, ...]:
+        """What the job's line is to tell of its inputs, prompts and pictures apart."""
+
     @property
     def pictures(self) -> PictureEncoder:
         """The encoder of pictures that a job starts from."""
@@ -218,14 +227,16 @@ class LatentVideoModel(Protocol):
     ) -> VideoDenoiser:
         """A fresh denoiser; `embeddings` by text, as `texts` names them, `start` by kind."""
 
-    def smaller_tilings(self, latents_BCFYX: Tensor) -> Iterable[Tiling]:
-        """Tilings that cut the latents smaller than the model's own decode, largest tiles first."""
+    def smaller_tilings(self, latents_BCFYX: Tensor) -> Iterable[tuple[DecodeTiles, Tiling]]:
+        """Tilings that cut the latents smaller than the model's decode does, largest tiles first;
+        each with the word that asks for it.
+        """
 
     def decode_latents(
         self, latents_BCFYX: Tensor, tiling: Tiling | None = None
     ) -> Iterator[np.ndarray]:
-        """Frames in order, in pieces of RGB uint8 [T, H, W, 3]; `tiling`: instead of the model's
-        own, other pixels near borders of tiles. Raises JobError where not finite.
+        """Frames in order, in pieces of RGB uint8 [T, H, W, 3] as they come; `tiling`: instead of
+        the model's own, other pixels near borders of tiles. Raises JobError where not finite.
         """
 
 
@@ -238,8 +249,24 @@ class ClipsModel(LatentVideoModel, Protocol):
         """Of clips, each with its text and its picture's latents; steps take [B, C, F, Y, X]."""
 
 
+class SharedContext(Protocol):
+    """A model's transformers as ranks share the tokens of a forward."""
+
+    def split(self, ranks: int) -> None:
+        """From here on a forward is one of all ranks; each calls this."""
+
+    def whole(self) -> None:
+        """Undo `split`."""
+
+    def forget(self) -> None:
+        """The ranks are gone: the next `split` is with others."""
+
+
 class SpreadModel(LatentVideoModel, Protocol):
     """A video model whose guidance and decode can be spread over ranks: both may be replaced."""
+
+    @property
+    def context(self) -> SharedContext: ...
 
     branch_runner: Callable[[], BranchRunner]
     decoder: LatentDecoder

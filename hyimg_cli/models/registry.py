@@ -191,6 +191,7 @@ def load(
     choice: ModelChoice, *, is_batch_invariant: bool = True, pool: "RankPool | None" = None
 ) -> "MixedModel":
     """The loaded model; see `ImageCheckpoint.load`. Imports torch."""
+    _compute_by(choice)
     resolve_model(choice.model, choice.revision)  # fetches the weights, too
     known = sequences(choice.model, choice.revision)
     with _of_anybody(resolve_model(choice.model, choice.revision)):
@@ -199,6 +200,7 @@ def load(
 
 def load_video(choice: ModelChoice, *, is_fast: bool = True) -> "LatentVideoModel":
     """The loaded video model; see `VideoCheckpoint.load`. Imports torch."""
+    _compute_by(choice)
     resolve_model(choice.model, choice.revision)
     known = _video(choice.model, choice.revision, choice.components)
     with _of_anybody(resolve_model(choice.model, choice.revision)):
@@ -240,3 +242,9 @@ def _fetched(model: str, revision: str | None, *, with_weights: bool) -> Path:
             code="checkpoint.missing",
             retryable=True,
         ) from None
+
+
+def _compute_by(choice: ModelChoice) -> None:
+    from hyimg_cli.parallel.devices import set_determinism
+
+    set_determinism(choice.deterministic)

@@ -1,4 +1,5 @@
-"""Guidance branches on ranks of their own: branch g of every denoise step runs on rank g.
+"""Guidance branches on ranks of their own: branch g of every denoise step runs on rank g. Or each
+on all ranks at once, of which each has a part of the video's tokens.
 
     once a job    each rank's branch inputs (text embeddings and masks), through the pipe
     every step    rank 0 ─▶ others: latents and timestep     others ─▶ rank 0: one velocity each
@@ -16,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hyimg_cli.parallel.ranks import Rank, RankPool
+from hyimg_cli.parallel.ranks import Rank, RankPool, short_as_one
 
 Velocity = Callable[[Tensor, Tensor], Tensor]
 
@@ -37,6 +38,7 @@ class ParallelBranches:
         self._part = part
         self._branches = 0
 
+    @short_as_one()
     def begin(self, inputs: Sequence[Any]) -> None:
         """Start a job: the inputs of every branch, picklable, their tensors on the CPU.
 
@@ -48,11 +50,12 @@ class ParallelBranches:
         # NOTE: every rank gets all inputs in one message; they are a few MB once a job.
         self._pool.run(begin_share, self._part, by_rank, ranks=self.ranks)
 
+    @short_as_one()
     def velocity(self, latents_BCFYX: Tensor, timestep_B: Tensor) -> list[Tensor]:
         """Every branch's velocity, in the order of `begin`, on rank 0's device.
 
         Nothing is read on the host, so rank 0 may run ahead of its GPU. Raises RankError where a
-        rank dies or fails.
+        rank dies or fails, torch.OutOfMemoryError where one has too little memory.
         """
         assert self._branches, "begin comes before velocity"
         gathered = partial(
@@ -74,6 +77,38 @@ class ParallelBranches:
         return min(self._limit, self._branches)
 
 
+class SplitBranches:
+    """A job's branches one after another, each on all of the first `ranks` of a pool: what they
+    hold as a part has a `context` that splits its forwards.
+    """
+
+    def __init__(self, pool: RankPool, *, ranks: int, part: str) -> None:
+        self._pool, self._part = pool, part
+        self.ranks = ranks
+
+    @short_as_one()
+    def begin(self, inputs: Sequence[Any]) -> None:
+        """Start a job, as `ParallelBranches.begin`."""
+        self._pool.run(begin_split, self._part, tuple(inputs), self.ranks, ranks=self.ranks)
+
+    @short_as_one()
+    def velocity(self, latents_BCFYX: Tensor, timestep_B: Tensor) -> list[Tensor]:
+        """Every branch's velocity, in the order of `begin`, on rank 0's device.
+
+        Raises RankError where a rank dies or fails, torch.OutOfMemoryError where one has too little
+        memory.
+        """
+        inputs = latents_BCFYX.contiguous(), timestep_B.contiguous()
+        velocities: list[Tensor] = self._pool.run(
+            step_split,
+            self._part,
+            *map(_spec, inputs),
+            ranks=self.ranks,
+            own=partial(_split_here, self._pool.here, self._part, self.ranks, inputs),
+        )[0]
+        return velocities
+
+
 Spec = tuple[tuple[int, ...], torch.dtype]
 
 
@@ -87,14 +122,21 @@ def begin_share(rank: Rank, part: str, by_rank: Sequence[Sequence[Any]]) -> None
 
 def step_share(rank: Rank, part: str, latents_spec: Spec, timestep_spec: Spec) -> None:
     """Task of ranks 1, 2, ..: take latents and timestep, send back this rank's velocities."""
-    latents, timestep = (
-        torch.empty(shape, dtype=dtype, device=rank.device)
-        for shape, dtype in (latents_spec, timestep_spec)
-    )
-    dist.recv(latents, 0)
-    dist.recv(timestep, 0)
-    for velocity in _own(rank, part, latents, timestep):
+    for velocity in _own(rank, part, *_received(rank, latents_spec, timestep_spec)):
         dist.send(velocity, 0)
+
+
+def begin_split(rank: Rank, part: str, inputs: Sequence[Any], ranks: int) -> None:
+    """Task: every branch of a new job; whole while a branch's LoRA may change layers."""
+    model = rank.parts[part]
+    model.context.whole()
+    rank.parts[_held(part)] = [model.branch(own) for own in inputs]
+    model.context.split(ranks)
+
+
+def step_split(rank: Rank, part: str, latents_spec: Spec, timestep_spec: Spec) -> None:
+    """Task of ranks 1, 2, ..: their part of every branch's forward; rank 0 has the velocities."""
+    _own(rank, part, *_received(rank, latents_spec, timestep_spec))
 
 
 def _gathered(
@@ -115,6 +157,22 @@ def _gathered(
         assert work is not None, "this rank is in the group"
         work.wait()
     return [velocity for velocity in velocities if velocity is not None]
+
+
+def _split_here(rank: Rank, part: str, ranks: int, inputs: tuple[Tensor, Tensor]) -> list[Tensor]:
+    """Rank 0's side of a step: latents and timestep out, its part of every branch's forward."""
+    for other in range(1, ranks):
+        for tensor in inputs:
+            dist.send(tensor, other)
+    return _own(rank, part, *inputs)
+
+
+def _received(rank: Rank, *specs: Spec) -> list[Tensor]:
+    """Rank 0's tensors, in turn."""
+    tensors = [torch.empty(shape, dtype=dtype, device=rank.device) for shape, dtype in specs]
+    for tensor in tensors:
+        dist.recv(tensor, 0)
+    return tensors
 
 
 @torch.no_grad()

@@ -1,5 +1,7 @@
 """GPUs that torch finds: how many there are, and which of them a model is put on."""
 
+import os
+
 import torch
 
 from hyimg_cli.errors import MachineError
@@ -65,3 +67,18 @@ def set_float32_convolutions(choice: ModelChoice, device: str) -> None:
     if device != "cpu":
         torch.backends.cudnn.allow_tf32 = choice.vae_dtype != "float32"
         torch.backends.cuda.matmul.allow_tf32 = False
+
+
+def set_determinism(is_deterministic: bool) -> None:
+    """Say whether this process's torch takes those algorithms alone that give the same bits again,
+    on the same machine, for the same shapes; an operation without one raises then.
+
+    Comes before the first product on a GPU: its library reads the size of its workspace once.
+    """
+    if is_deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.backends.cudnn.benchmark = False
+        # Memory that is about to be written need not be filled before.
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    if is_deterministic != torch.are_deterministic_algorithms_enabled():
+        torch.use_deterministic_algorithms(is_deterministic)

@@ -1,12 +1,12 @@
 """A process of ours beside this one, and a line to it; no torch.
 
 Its side of the line is `child.Parent`: it ends when the line does, so it never outlives this
-process. Both directions have a thread here: who is stopped, or slow, holds nobody up.
+process; nor does one that is stopped, from its first moment on. Both directions have a thread here:
+who is stopped, or slow, holds nobody up.
 """
 
 import os
 import pickle
-import signal
 import socket
 import subprocess
 import sys
@@ -22,6 +22,11 @@ from hyimg_cli.parallel.watch import BEAT_S
 
 _NOTHING: Mapping[str, str] = {}
 _END_S = 5.0
+# Tied to this process before it imports anything that takes its time.
+_FIRST = (
+    "import sys; from hyimg_cli.parallel.tie import tie_to; tie_to(int(sys.argv.pop())); "
+    "from hyimg_cli.parallel.child import main; main()"
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,36 +95,25 @@ def packed(message: object) -> bytes:
 def launched(
     module: str, environment: Mapping[str, str] = _NOTHING, beat_s: float = BEAT_S
 ) -> Launched:
-    """`python -m module` with this process's search path; `environment` adds to ours.
+    """A process that calls `main` of a module with its `child.Parent`. It has this process's search
+    path; `environment` adds to ours.
 
     It has no standard input and output: its messages go through the line, its log to stderr. It
-    tells that it goes on every `beat_s`.
+    tells that it goes on every `beat_s`, from before it imports the module.
     """
     ours, theirs = socket.socketpair()
     path = {"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
     # A thread that ends would take with it what is tied to it.
     tied = os.getpid() if threading.current_thread() is threading.main_thread() else 0
     process = subprocess.Popen(
-        [sys.executable, "-m", module, str(theirs.fileno()), str(beat_s), str(tied)],
+        [sys.executable, "-c", _FIRST, module, str(theirs.fileno()), str(beat_s), str(tied)],
         pass_fds=[theirs.fileno()],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
-        # A terminal's Ctrl-C is for this process, from the other's first moment on.
-        start_new_session=True,
+        # A terminal's Ctrl-C is for this process, from the other's first moment on. Should this one
+        # end, the system hangs up on such a group where it is stopped.
+        process_group=0,
         env={**os.environ, **path, **environment},
     )
     theirs.close()
     return Launched(process, ours)
-
-
-def tie_to(parent: int) -> None:
-    """Have the system end this process with process `parent`, which started it, even where it is
-    stopped and reads no line. On Linux alone.
-    """
-    if sys.platform == "linux" and parent:
-        import ctypes
-
-        pr_set_pdeathsig = 1
-        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(0)

@@ -15,7 +15,8 @@ import logging
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
@@ -29,7 +30,7 @@ from hyimg_cli.errors import MachineError, RankError
 from hyimg_cli.parallel.devices import refuse_missing_gpus
 from hyimg_cli.parallel.launch import launched, packed
 from hyimg_cli.parallel.watch import BEAT_S, LIMITS, Limits, Steps
-from hyimg_cli.parallel.wire import Member, Numerics, loopback, silence, watch
+from hyimg_cli.parallel.wire import SHORT, Member, Numerics, loopback, silence, watch
 
 logger = logging.getLogger(__name__)
 DeviceKind = Literal["cpu", "cuda"]
@@ -63,7 +64,8 @@ class RankPool:
 
     Members start at the first use. A fault in any rank ends the task with an error and ends the
     members; the next task starts them again and loads their parts again. `threads` is each rank's
-    count; by default rank 0's own, because a different count may round differently. `timeout_s` is
+    count; by default rank 0's own, because a different count may round differently. `branch_sets`:
+    so many equal sets of ranks have a whole picture model each. `timeout_s` is
     the longest wait for a rank that neither answers nor dies; a death is noticed at once. A member
     that is stopped, and a task that takes far longer than ever before, end by `limits`. Whoever
     left something with the members besides their parts is told by `stopped` when they end.
@@ -75,13 +77,14 @@ class RankPool:
         *,
         device: DeviceKind = "cpu",
         threads: int | None = None,
+        branch_sets: int = 1,
         timeout_s: float = 1800.0,
         limits: Limits = LIMITS,
         beat_s: float = BEAT_S,
     ) -> None:
         assert size >= 1, "a pool has at least this process"
         _refuse_missing_gpus(size, device)
-        self.size = size
+        self.size, self.branch_sets = size, branch_sets
         self.here = Rank(0, size, _device(device, 0), timeout_s)
         self._kind: DeviceKind = device
         self._threads = threads
@@ -102,6 +105,11 @@ class RankPool:
     def member_pids(self) -> list[int]:
         """Process ids of ranks 1, 2, ..; empty where none runs."""
         return [member.child.process.pid for member in self._members]
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Names of the parts that ranks hold, or will when they have started."""
+        return tuple(self._parts)
 
     def launch(self) -> None:
         """Begin to start the members without waiting for them: rank 0 has other work meanwhile."""
@@ -173,6 +181,11 @@ class RankPool:
             del self._parts[name]
             self.stop()
             raise
+
+    def unload(self, name: str) -> None:
+        """Have no member hold the part `name`: they end, and start with their others."""
+        self.stop()
+        self._parts.pop(name, None)
 
     def run(
         self,
@@ -281,6 +294,19 @@ class RankPool:
         if member in self._members and dist.is_initialized():
             logger.warning("rank %d ended; its group is aborted", member.number)
             torch.distributed.group.WORLD.abort()  # type: ignore[union-attr]
+
+
+@contextmanager
+def short_as_one() -> Iterator[None]:
+    """A member's lack of memory as that of one process: torch.OutOfMemoryError. What it had is gone
+    with it, so its next task has all of its memory.
+    """
+    try:
+        yield
+    except RankError as error:
+        if error.code != SHORT:
+            raise
+        raise torch.OutOfMemoryError(error.what) from None
 
 
 def load_part(rank: Rank, name: str, loader: Loader) -> None:

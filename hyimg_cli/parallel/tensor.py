@@ -43,14 +43,14 @@ class WeightCut:
 
 
 class Sums:
-    """The sums over the first `ranks` ranks in a network's forward: `count`, always in one order.
+    """The sums over some ranks of a pool in a network's forward: `count`, always in one order.
 
     Every rank must take part in each, whatever becomes of it: on a GPU the others would wait for it
     without end, and could only be killed. One that cannot go on gives zeros to the rest.
     """
 
-    def __init__(self, ranks: int, count: int) -> None:
-        self.ranks, self._count = ranks, count
+    def __init__(self, ranks: range, count: int) -> None:
+        self._ranks, self._count = ranks, count
         self._done = 0
 
     def begin(self) -> None:
@@ -60,9 +60,9 @@ class Sums:
     def total(self, partial_TM: Tensor) -> Tensor:
         """The next sum; every rank gives its part of it."""
         self._done += 1
-        group = _first(self.ranks, dist.group.WORLD)
-        if self.ranks > 2 and partial_TM.device.type == "cpu":
-            return _summed_in_order(partial_TM, self.ranks, group)
+        group = _group(self._ranks, dist.group.WORLD)
+        if len(self._ranks) > 2 and partial_TM.device.type == "cpu":
+            return _summed_in_order(partial_TM, len(self._ranks), group)
         dist.all_reduce(partial_TM, group=group)
         return partial_TM
 
@@ -107,19 +107,19 @@ def _summed_in_order(out_TM: Tensor, ranks: int, group: dist.ProcessGroup | None
 
 def spread(tensor: Tensor, ranks: int) -> Tensor:
     """Rank 0's values in every one of the first `ranks` ranks' tensors of that shape and dtype."""
-    dist.broadcast(tensor, 0, group=_first(ranks, dist.group.WORLD))
+    dist.broadcast(tensor, 0, group=_group(range(ranks), dist.group.WORLD))
     return tensor
 
 
-@lru_cache(maxsize=2)
-def _first(ranks: int, world: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
-    """The group of the first ranks of `world`, formed at the first sum; None for all of them.
+@lru_cache(maxsize=4)
+def _group(ranks: range, world: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
+    """The group of some ranks of `world`, formed at the first sum; None for all of them.
 
     Asked for at each sum: a pool that had to start again has another world.
     """
     assert world is not None, "a sharded layer runs within a pool's task"
-    if ranks == world.size():
+    if len(ranks) == world.size():
         return None
-    group = dist.new_group(list(range(ranks)), use_local_synchronization=True)
+    group = dist.new_group(list(ranks), use_local_synchronization=True)
     assert isinstance(group, dist.ProcessGroup), "this rank is one of them"
     return group

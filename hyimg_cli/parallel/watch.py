@@ -14,11 +14,13 @@ BEAT_S = 10.0
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """How long a process may say nothing (`silence_s`), or be at one step: `times` the longest of
-    its kind, at least `step_s`, `first_s` for the first of its kind.
+    """How long a process may say nothing (`silence_s`; `start_s` from its start to its first word),
+    or be at one step: `times` the longest of its kind, at least `step_s`, `first_s` for the first
+    of its kind.
     """
 
     silence_s: float = 60.0
+    start_s: float = 60.0
     times: float = 20.0
     step_s: float = 600.0
     first_s: float = 3600.0

@@ -22,8 +22,12 @@ from typing import Any
 import torch
 
 from hyimg_cli.errors import HyimgError, RankError
+from hyimg_cli.parallel.devices import set_determinism
 from hyimg_cli.parallel.launch import Launched
 from hyimg_cli.parallel.watch import Beat, Limits, Steps, StepWatch
+
+# The code of a RankError where the member's device had too little memory.
+SHORT = "rank.out-of-memory"
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,7 @@ class Numerics:
     threads: int
     float32_precision: str
     cudnn_allow_tf32: bool
+    is_deterministic: bool
 
     @classmethod
     def of_this_process(cls) -> Numerics:
@@ -40,6 +45,7 @@ class Numerics:
             torch.get_num_threads(),
             torch.get_float32_matmul_precision(),
             torch.backends.cudnn.allow_tf32,
+            torch.are_deterministic_algorithms_enabled(),
         )
 
     def apply(self) -> None:
@@ -48,30 +54,34 @@ class Numerics:
         torch.set_float32_matmul_precision(self.float32_precision)
         torch.backends.cudnn.allow_tf32 = self.cudnn_allow_tf32
         torch.backends.cudnn.benchmark = False
+        set_determinism(self.is_deterministic)
 
 
 @dataclass(frozen=True)
 class Failed:
     """Why a member gave up: it says so, ends, and its silence ends the others' waiting.
 
-    `at`: the machine's monotonic clock. `error` where it is one of ours.
+    `at`: the machine's monotonic clock. `error` where it is one of ours. `is_short`: of memory.
     """
 
     rank: int
     what: str
     at: float
     error: HyimgError | None = None
+    is_short: bool = False
 
     @classmethod
     def by(cls, rank: int, error: BaseException) -> Failed:
         ours = error if isinstance(error, HyimgError) else None
         what = traceback.format_exception_only(error)[-1].strip()
-        return cls(rank, what, time.monotonic(), ours)
+        is_short = isinstance(error, torch.OutOfMemoryError)
+        return cls(rank, what, time.monotonic(), ours, is_short)
 
     def as_rank_error(self) -> RankError:
         return RankError(
             f"rank {self.rank} failed: {self.what}",
             hint="run the same command again; the ranks start anew",
+            code=SHORT if self.is_short else "",
             retryable=True,
         )
 
@@ -88,7 +98,7 @@ class Member:
 
     def __init__(self, number: int, child: Launched) -> None:
         self.number, self.child = number, child
-        self.was_heard = False
+        self.is_up = self.was_heard = False
         self._why = ""
         self._answers: SimpleQueue[Any] = SimpleQueue()
         child.listen(self._hear, lambda: self._answers.put(_GONE))
@@ -125,9 +135,10 @@ class Member:
         self.child.process.kill()
 
     def _hear(self, message: Any) -> None:
-        self.was_heard = True
         if not isinstance(message, Beat):
+            self.is_up = True
             self._answers.put(message)
+        self.was_heard = self.is_up  # importing torch has a limit of its own, and beats come late
 
     def _death(self) -> Failed:
         """The member is gone without a word."""

@@ -8,7 +8,7 @@ import gc
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from hyimg_cli.journal.journal import JobFolder
 from hyimg_cli.models.latent_video import LatentVideoModel
@@ -23,6 +23,14 @@ from hyimg_cli.spec.run import RunConfig
 Model = TypeVar("Model", bound=MixedModel | LatentVideoModel)
 OneJob = TypeVar("OneJob", bound=Job)
 Done = TypeVar("Done", bound=Finished[Any])
+
+
+class Warmed(NamedTuple):
+    """What was got ready: shapes, CUDA graphs, and up to how many tokens the shapes' texts have."""
+
+    shapes: int
+    graphs: int = 0
+    tokens: tuple[int, ...] = ()
 
 
 class Pipeline(ABC, Generic[Model, OneJob, Done]):
@@ -52,9 +60,10 @@ class Pipeline(ABC, Generic[Model, OneJob, Done]):
         self._fit(jobs)
         if self._config.batch.prewarm:
             started = time.perf_counter()
-            shapes, graphs = self._prewarm(jobs, folder)
-            if shapes or graphs:
-                yield Prewarmed(shapes, time.perf_counter() - started, graphs)
+            warmed = self._prewarm(jobs, folder)
+            if warmed.shapes or warmed.graphs:
+                took = time.perf_counter() - started
+                yield Prewarmed(warmed.shapes, took, warmed.graphs, tokens=warmed.tokens)
 
     @abstractmethod
     def work(
@@ -99,8 +108,8 @@ class Pipeline(ABC, Generic[Model, OneJob, Done]):
         """Settle how many of a group's jobs are at work together."""
 
     @abstractmethod
-    def _prewarm(self, jobs: Sequence[OneJob], folder: JobFolder | None) -> tuple[int, int]:
-        """Run a group's new shapes once; how many, and how many graphs were captured."""
+    def _prewarm(self, jobs: Sequence[OneJob], folder: JobFolder | None) -> Warmed:
+        """Run a group's new shapes once."""
 
     def _revive(self) -> None:
         """Ranks that have ended since the last job, or left for another pool's, start again."""

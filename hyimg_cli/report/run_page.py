@@ -20,7 +20,7 @@ from hyimg_cli.errors import OutputFolderError, UsageError
 from hyimg_cli.files import JOURNAL_BYTES, bytes_of, opened, replace_file, storage_error
 from hyimg_cli.journal.journal import RESOLVED, RESULTS, RUN, outcomes_in
 from hyimg_cli.journal.journal_file import whole_lines
-from hyimg_cli.journal.past_run import read_run_info, resolved_jobs
+from hyimg_cli.journal.past_run import ResolvedJobs, read_run_info
 from hyimg_cli.report.page import render
 from hyimg_cli.report.records import Entry, Pictures, Record, record
 from hyimg_cli.report.thumbnails import LinkedPictures
@@ -28,7 +28,6 @@ from hyimg_cli.report.thumbnails import LinkedPictures
 NAME, DATA = "report.html", "report"
 FORMAT = 1
 _PER_FILE = 200
-Jobs = dict[str, tuple[int, dict[str, Any]]]
 
 
 class RunPage:
@@ -126,7 +125,7 @@ class RunPage:
         return True
 
 
-def asked_in(folder: Path) -> Jobs:
+def asked_in(folder: Path) -> ResolvedJobs:
     """The jobs of a run's folder as they were resolved, each with its place. Raises UsageError for
     a folder that no run has written in, OutputFolderError for one that is damaged.
     """
@@ -138,7 +137,7 @@ def asked_in(folder: Path) -> Jobs:
             code="report.no-run",
         )
     try:
-        return {name: (n, job) for n, (name, job) in enumerate(resolved_jobs(folder))}
+        return ResolvedJobs(folder)
     except (OSError, ValueError) as error:
         raise OutputFolderError(
             f"{RESOLVED} cannot be read: {error}",
@@ -148,22 +147,21 @@ def asked_in(folder: Path) -> Jobs:
         ) from error
 
 
-def shared_folder(jobs: Jobs) -> Path | None:
+def shared_folder(jobs: ResolvedJobs) -> Path | None:
     """The folder, as sources are written, that all of them are in."""
-    paths = {os.path.dirname(path) for _, job in jobs.values() for path in job.get("images") or ()}
     try:
-        return Path(os.path.commonpath(paths)) if paths else None
+        return Path(os.path.commonpath(jobs.folders)) if jobs.folders else None
     except ValueError:  # some absolute, some not
         return None
 
 
-def record_of(result: Entry, jobs: Jobs, pictures: Pictures) -> Record:
+def record_of(result: Entry, jobs: ResolvedJobs, pictures: Pictures) -> Record:
     """A result with its job; one that the manifest no longer has stands behind all others."""
     place, asked = jobs.get(result["custom_id"], (len(jobs), {}))
     return record(place, asked, result, pictures)
 
 
-def index(folder: Path, jobs: Jobs, status: Mapping[str, str]) -> Record:
+def index(folder: Path, jobs: ResolvedJobs, status: Mapping[str, str]) -> Record:
     """Summary of the run, for the head of the page."""
     counts = Counter(status.values())
     return {
@@ -171,7 +169,7 @@ def index(folder: Path, jobs: Jobs, status: Mapping[str, str]) -> Record:
         "title": title(folder),
         "done": counts["done"],
         "failed": counts["failed"],
-        "left": len(jobs.keys() - status.keys()),
+        "left": jobs.left(status),
         "environment": list(_environment(read_run_info(folder))),
     }
 

@@ -41,11 +41,13 @@ from hyimg_cli.spec.job import (
 )
 from hyimg_cli.spec.run import (
     ATTENTION_BACKENDS,
+    DECODE_TILES,
     DTYPES,
     FRAMES,
     GRAPHS,
     OFFLOADS,
     QUANTIZATIONS,
+    SDPA_BACKENDS,
     VAE_DTYPES,
 )
 
@@ -263,12 +265,43 @@ _MODEL = (
         only="videos",
     ),
     Declaration(
+        "decode_tiles",
+        OneOf(DECODE_TILES),
+        "auto",
+        "Tiles of a video's decode: the model's own, or half of them each way in less memory.",
+        only="videos",
+        pixels=InKey("decode", _words(*DECODE_TILES[1:])),
+    ),
+    Declaration(
         "decode_graphs",
         Switch(GRAPHS),
         "auto",
         "Decode text by CUDA graphs, by default where they can be. They round differently.",
         only="pictures",
         pixels=InKey("text", {"on": "graphs"}),
+    ),
+    Declaration(
+        "batched_decode",
+        Truth(),
+        False,
+        "Attention of a decode step over all its texts at once where no CUDA graph does it.",
+        only="pictures",
+        pixels=InKey("decode_attention", {True: "batched"}),
+    ),
+    Declaration(
+        "sdpa_backend",
+        OneOf(SDPA_BACKENDS),
+        "auto",
+        "The kernel of torch that a picture's attention is pinned to; auto: torch chooses.",
+        only="pictures",
+        pixels=InKey("attention", _words(*SDPA_BACKENDS[1:])),
+    ),
+    _model(
+        "deterministic",
+        Truth(),
+        False,
+        "Only algorithms that give the same bits again; an operation without one is an error.",
+        pixels=InKey("algorithms", {True: "deterministic"}),
     ),
 )
 _SAMPLING = (
@@ -516,12 +549,21 @@ _PARALLEL = (
         "Processes, a GPU each, that share the tiles of a video's decode. Same pixels.",
         fills="vae_ranks",
     ),
-    _video(
+    _model(
         "cfg_parallel_size",
         Integer(1, 2),
         1,
-        "2: a process, a GPU each, for each of the two guidance branches. Same pixels.",
+        "2: a process (pictures: --tensor-parallel-size of them), a GPU each, for each of the two "
+        "guidance branches. Same pixels.",
         fills="cfg_ranks",
+    ),
+    _video(
+        "context_parallel_size",
+        Integer(1, MAX_RANKS),
+        1,
+        "Processes, a GPU each, that share the tokens of Wan's transformer. Equal within rounding.",
+        fills="context_ranks",
+        pixels=InKey("context", {n: f"{n} ranks" for n in range(2, MAX_RANKS + 1)}),
     ),
     _model_of_pictures(
         "tensor_parallel_size",

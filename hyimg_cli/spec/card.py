@@ -3,7 +3,8 @@ defaults.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from ctypes import c_float
 from dataclasses import dataclass, field
 
 from hyimg_cli.spec.job import Fit, Size, SizeRequest, VideoJob
@@ -233,6 +234,11 @@ class TileRule:
     stride_cells: int
     blend_pixels: int
 
+    @property
+    def halved(self) -> "TileRule":
+        """Tiles of half the side."""
+        return TileRule(self.tile_cells // 2, self.stride_cells // 2, self.blend_pixels // 2)
+
 
 @dataclass(frozen=True)
 class ForwardWork:
@@ -334,6 +340,47 @@ class ChunkRule:
 
 
 @dataclass(frozen=True)
+class SwitchRule:
+    """Where a checkpoint of two transformers goes on with the second: below the noise level
+    `boundary`, of `levels`, as its scheduler spaces them: Euler's, or UniPC.
+    """
+
+    boundary: float
+    levels: int = 1000
+    is_euler: bool = False
+
+    def networks(self, job: VideoJob) -> tuple[int, ...]:
+        """Number of the transformer that takes each of a job's steps."""
+        return tuple(int(level < self.boundary * self.levels) for level in self._spaced(job))
+
+    def _spaced(self, job: VideoJob) -> Iterator[float]:
+        """Source: set_timesteps of both schedulers, in its precision: a level may be the boundary.
+        Euler's own shifts its last level twice.
+        """
+        is_distilled = job.scheduler == "euler"
+        rounded = _single if is_distilled else float
+
+        def shifted(level: float) -> float:
+            below = rounded(1 + rounded((job.flow_shift - 1) * level))
+            return rounded(rounded(job.flow_shift * level) / below)
+
+        steps, last = job.num_inference_steps, 1 / self.levels
+        if is_distilled:
+            last = 0.0
+        elif self.is_euler:
+            steps, last = max(steps - 1, 1), shifted(last)
+        for step in range(job.num_inference_steps):
+            sigma = shifted(rounded(1 + (last - 1) * step / steps))
+            is_whole = not (is_distilled or self.is_euler)
+            yield int(self.levels * sigma) if is_whole else _single(self.levels * _single(sigma))
+
+
+def _single(value: float) -> float:
+    """The nearest number of single precision."""
+    return c_float(value).value
+
+
+@dataclass(frozen=True)
 class VideoCard:
     """A video checkpoint's facts, read from its JSON files alone.
 
@@ -350,7 +397,8 @@ class VideoCard:
     `blocks`: of the transformer. `wants_negative`: its authors never guide without a long negative
     prompt. `cleaner`: the package that mends prompts where it is there, as its authors' pipeline
     does it.
-    `is_distilled`: to few steps.
+    `is_distilled`: to few steps. `context_heads`: of attention, where ranks can share the tokens of
+    a forward; 0 where they cannot. `switch`: between two transformers.
     """
 
     model: str
@@ -378,6 +426,8 @@ class VideoCard:
     cleaner: str = ""
     decode: DecodeWork = DecodeWork()
     is_distilled: bool = False
+    context_heads: int = 0
+    switch: SwitchRule | None = None
 
     def loaded_bytes(self, dtype: str, quantization: str = "none") -> dict[str, int]:
         """Bytes of each component once loaded in `dtype`, transformers quantized; as stored where
@@ -406,10 +456,18 @@ class VideoCard:
             return job.num_inference_steps
         return self.full_steps(job)
 
-    def full_steps(self, job: VideoJob) -> int:
-        """Those of them that evaluate the model: all, without a step cache."""
-        if self.chunks is None:
+    def evaluated(self, job: VideoJob) -> int:
+        """Noise levels that evaluate the model: all, without a step cache. Under one, the first
+        behind a change of transformers is among them.
+        """
+        if job.step_cache is None or self.switch is None:
             return job.full_steps
+        return sum(job.step_cache.full_steps(self.switch.networks(job)))
+
+    def full_steps(self, job: VideoJob) -> int:
+        """Steps of a job, as `denoise_steps` has them, that evaluate the model."""
+        if self.chunks is None:
+            return self.evaluated(job)
         frames, _, _ = self.latent_grid(job.size, job.num_frames)
         return self.chunks.passes(frames, job.num_inference_steps)
 
@@ -417,7 +475,7 @@ class VideoCard:
         """Floating-point operations of a job's forwards, every branch counted."""
         grid = self.latent_grid(job.size, job.num_frames)
         if self.chunks is None:
-            return job.full_steps * job.branch_count * self.forward.flops(grid)
+            return self.evaluated(job) * job.branch_count * self.forward.flops(grid)
         count, passes = grid[0] // self.chunks.frames, job.num_inference_steps + 1
         tokens = self.tokens(job) // count
         # Of the chunks' tokens with those up to its end.
@@ -442,7 +500,7 @@ class VideoCard:
 
     def decode_bytes(self, size: Size, num_frames: int, dtype: str, *, in_tiles: bool) -> int:
         """Activations of a decode at their peak: of what is decoded at once, and beside it the
-        video; in tiles two rows of them too.
+        video, unless its frames leave one latent frame at a time; in tiles two rows of them too.
         """
         tile = self.tiles.tile_cells * self.pixels_per_cell
         area = size.height * size.width
@@ -450,7 +508,9 @@ class VideoCard:
         at_once = min(size.height, tile) * min(size.width, tile) if cuts else area
         overlap = self.tiles.tile_cells / self.tiles.stride_cells
         rows = 2 * min(size.height, tile) * size.width * overlap if cuts else 0
-        beside = (area + int(rows)) * num_frames * _PIXEL_BYTES
+        leaves = not (cuts or self.decode.per_frame_pixel)
+        held = self.frame_stride if leaves else num_frames
+        beside = (area + int(rows)) * held * _PIXEL_BYTES
         own = self.decode.per_pixel + num_frames * self.decode.per_frame_pixel
         is_wide = dtype == "float32" or self.has_float32_vae
         return (at_once * own + beside) * (2 if is_wide else 1)

@@ -12,6 +12,7 @@ PHASES = (
     "prefill",
     "think",
     "kv_handoff",
+    "compile",
     "denoise_first",
     "denoise_rest",
     "decode_latents",
@@ -84,12 +85,14 @@ class DecodeReport:
 @dataclass(frozen=True)
 class ParallelReport:
     """How a job was spread over ranks: how many had a guidance branch of it, and its decode; None
-    where rank 0 decoded alone. `tensor_ranks`: how many had a share of the model's layers.
+    where rank 0 decoded alone. `tensor_ranks`: how many had a share of the model's layers;
+    `context_ranks`, of a video's tokens.
     """
 
     branch_ranks: int
     decode: DecodeReport | None
     tensor_ranks: int = 1
+    context_ranks: int = 1
 
 
 @dataclass(frozen=True)
@@ -259,13 +262,14 @@ class PromptsReady:
 @dataclass(frozen=True)
 class Prewarmed:
     """A group's new shapes were run once, beside any job's time; `graphs`: decode steps that were
-    captured as CUDA graphs.
+    captured as CUDA graphs; `tokens`: up to how many their texts have, where that made shapes.
     """
 
     shapes: int
     prewarm_s: float
     graphs: int = 0
     replica: int | None = None
+    tokens: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,8 @@
 """All jobs of a run in the order in which they will be done."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from hyimg_cli.spec.job import ImageJob, Job, Size, VideoJob
 
@@ -33,6 +35,11 @@ class Plan:
     """Groups in order. A plan is a permutation of the jobs it was made from."""
 
     groups: tuple[Group | VideoGroup, ...]
+
+    @cached_property
+    def by_id(self) -> Mapping[str, Job]:
+        """The jobs by custom_id: one index for all who ask, for there may be a million."""
+        return {job.custom_id: job for group in self.groups for job in group.jobs}
 
     @property
     def jobs(self) -> tuple[Job, ...]:

@@ -13,13 +13,17 @@ Dtype = Literal["auto", "float32", "bfloat16"]
 Quantization = Literal["none", "fp8", "nf4"]
 Graphs = Literal["auto", "on", "off"]
 VaeDtype = Literal["auto", "float32", "float16"]
+SdpaBackend = Literal["auto", "cudnn", "flash", "efficient", "math"]
 Offloading = Literal["none", "model", "group"]
+DecodeTiles = Literal["auto", "own", "half"]
 FRAMES: tuple[Frames, ...] = get_args(Frames)
 DTYPES: tuple[Dtype, ...] = get_args(Dtype)
 QUANTIZATIONS: tuple[Quantization, ...] = get_args(Quantization)
 VAE_DTYPES: tuple[VaeDtype, ...] = get_args(VaeDtype)
 GRAPHS: tuple[Graphs, ...] = get_args(Graphs)
+SDPA_BACKENDS: tuple[SdpaBackend, ...] = get_args(SdpaBackend)
 OFFLOADS: tuple[Offloading, ...] = get_args(Offloading)
+DECODE_TILES: tuple[DecodeTiles, ...] = get_args(DecodeTiles)
 # By the names of the library's AttentionBackendName.
 ATTENTION_BACKENDS = (
     *("native", "_native_cudnn", "_native_efficient", "_native_flash", "_native_math"),
@@ -28,6 +32,11 @@ ATTENTION_BACKENDS = (
     *("_flash_3_varlen_hub", "aiter_fa2_hub", "sage", "sage_hub", "sage_blackwell_hub"),
     *("sage_varlen", "_sage_qk_int8_pv_fp8_cuda", "_sage_qk_int8_pv_fp8_cuda_sm90"),
     *("_sage_qk_int8_pv_fp16_cuda", "_sage_qk_int8_pv_fp16_triton", "xformers"),
+)
+# Those of them that can split a video's tokens over ranks.
+CONTEXT_BACKENDS = (
+    *("native", "_native_cudnn", "_native_flash", "_native_npu", "flash", "flash_hub"),
+    *("flash_varlen_hub", "_flash_3_hub", "_flash_3_varlen_hub", "sage", "sage_hub"),
 )
 
 
@@ -66,6 +75,9 @@ class ModelChoice:
     for videos, whole pictures. `quantization` holds the routed experts, or a video's transformer,
     in 8 bits (`fp8`) or 4 (`nf4`); other pixels, too. `decode_graphs`: text is decoded by CUDA
     graphs, by default where they can be; they round differently, so other texts are possible.
+    `batched_decode`: where there is none, a decode step's attention takes all rows at once, too.
+    `sdpa_backend`: of torch's kernels, the one of a picture's attention; `auto`: torch chooses.
+    `deterministic`: torch takes those algorithms alone that give the same bits again.
     `cpu_offload`: of a video model one network at a time is on the GPU, of its transformer one
     block (`group`), the others are in main memory; the same pixels. `attention_backend`,
     `compile_blocks`: of a video's transformer; they round differently. `vae_dtype`, by which
@@ -74,9 +86,10 @@ class ModelChoice:
     their convolutions' other order in memory. `offloads_experts`: of a picture's model the experts
     are in main memory, `expert_room` bytes of them on the GPU beside two layers. `components`: a
     folder with the text encoder and VAE of a video model that comes without. `pass_graphs`: passes
-    of a model that works in chunks are CUDA graphs; the same numbers. `place`: the machine that the
-    work is done on; None: this. `weights_cache`: where quantised weights are kept for the next
-    start; None: nowhere.
+    of a model that works in chunks are CUDA graphs; the same numbers. `decode_tiles`: of a video's
+    decode, whatever `vae_use_tiling` says: the model's `own`, or those of half their side; other
+    pixels. `place`: the machine that the work is done on; None: this. `weights_cache`: where
+    quantised weights are kept for the next start; None: nowhere.
     """
 
     model: str = "tiny-image"
@@ -87,11 +100,15 @@ class ModelChoice:
     vae_use_tiling: bool | None = None
     quantization: Quantization = "none"
     decode_graphs: Graphs = "auto"
+    batched_decode: bool = False
+    sdpa_backend: SdpaBackend = "auto"
+    deterministic: bool = False
     cpu_offload: Offloading = "none"
     attention_backend: str = "native"
     compile_blocks: bool = False
     components: str | None = None
     pass_graphs: bool = False
+    decode_tiles: DecodeTiles = "auto"
     vae_dtype: VaeDtype = "auto"
     vae_channels_last: bool = False
     offloads_experts: bool = False
@@ -106,8 +123,15 @@ class ModelChoice:
 
     @property
     def tiles_videos(self) -> bool:
-        """True unless videos are decoded whole."""
+        """True unless start pictures are encoded whole, and videos decoded so if nothing is said of
+        that.
+        """
         return self.vae_use_tiling is not False
+
+    @property
+    def tiles_decodes(self) -> bool:
+        """True unless videos are decoded whole."""
+        return self.tiles_videos or self.decode_tiles != "auto"
 
     def dtype_on(self, kind: str) -> str:
         """Dtype on a kind of device: float32 on the CPU, bfloat16 on a GPU by default."""
@@ -186,15 +210,17 @@ class OutputConfig:
 class ParallelConfig:
     """Over how many processes the work is spread.
 
-    Of a video: `vae_ranks`, the tiles of its decode; `cfg_ranks`, its guidance branches, of which
-    there are at most two. Neither changes its pixels. `tensor_ranks`: the layers of a picture's
-    model; sums round differently then. `replicas`: sessions with a model of their own each, on a
-    GPU of their own, that share the jobs; no pixel changes. `ray_address`: of the Ray cluster that
-    they run on, `local` for one that is started here; None: processes of this machine.
+    `cfg_ranks`: guidance branches, of which there are at most two. Of a video: `vae_ranks`, the
+    tiles of its decode. Neither changes pixels. `context_ranks`: the tokens of a video's branches,
+    `tensor_ranks`: the layers of a picture's model, for each branch; sums round differently then.
+    `replicas`: sessions with a model of their own each, on a GPU of their own, that share the jobs;
+    no pixel changes. `ray_address`: of the Ray cluster that they run on, `local` for one that is
+    started here; None: processes of this machine.
     """
 
     vae_ranks: int = 1
     cfg_ranks: int = 1
+    context_ranks: int = 1
     tensor_ranks: int = 1
     replicas: int = 1
     ray_address: str | None = None
@@ -202,7 +228,17 @@ class ParallelConfig:
     @property
     def ranks(self) -> int:
         """Processes that are needed for a video, this one counted."""
-        return max(self.vae_ranks, self.cfg_ranks)
+        return max(self.vae_ranks, self.step_ranks)
+
+    @property
+    def step_ranks(self) -> int:
+        """Those of them that hold the transformer."""
+        return max(self.cfg_ranks, self.context_ranks)
+
+    @property
+    def picture_ranks(self) -> int:
+        """Processes that are needed for a picture, this one counted."""
+        return self.tensor_ranks * self.cfg_ranks
 
     @property
     def has_replicas(self) -> bool:
@@ -212,7 +248,7 @@ class ParallelConfig:
     @property
     def of_session(self) -> int:
         """Processes, a GPU each, that one session needs for whatever it makes."""
-        return max(self.ranks, self.tensor_ranks)
+        return max(self.ranks, self.picture_ranks)
 
 
 @dataclass(frozen=True, kw_only=True)

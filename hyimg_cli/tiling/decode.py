@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hyimg_cli.parallel.ranks import Rank, RankPool
+from hyimg_cli.parallel.ranks import Rank, RankPool, short_as_one
 from hyimg_cli.spec.events import DecodeReport, RankReport
 from hyimg_cli.tiling.blend import merge, pixel_shape
 from hyimg_cli.tiling.tiles import Tile, TilePlan, Tiling, assigned, tile_plan
@@ -69,18 +69,21 @@ class PatchParallelDecoder:
         self._part = part
         self.report: DecodeReport | None = None
 
-    def decode(self, latents_BCFYX: Tensor) -> Tensor:
-        """The picture [B, C, T, H, W] of latents on rank 0's device, in their dtype.
+    @short_as_one()
+    def decode(self, latents_BCFYX: Tensor, tiling: Tiling | None = None) -> Tensor:
+        """The picture [B, C, T, H, W] of latents on rank 0's device, in their dtype; `tiling`:
+        instead of the VAE's own.
 
-        Raises RankError where a rank dies or fails, within seconds of it.
+        Raises RankError where a rank dies or fails, within seconds of it, torch.OutOfMemoryError
+        where any of them has too little memory.
         """
-        items = [self._decoded(latents) for latents in latents_BCFYX.split(1)]
+        items = [self._decoded(latents, tiling) for latents in latents_BCFYX.split(1)]
         return items[0] if len(items) == 1 else torch.cat(items)
 
-    def _decoded(self, latents_1CFYX: Tensor) -> Tensor:
+    def _decoded(self, latents_1CFYX: Tensor, tiling: Tiling | None) -> Tensor:
         started = perf_counter()
         vae: TiledVae = self._pool.here.parts[self._part]
-        plan = tile_plan(vae.tiling, *latents_1CFYX.shape[-2:])
+        plan = tile_plan(tiling or vae.tiling, *latents_1CFYX.shape[-2:])
         shares = assigned(plan, self._ranks)
         # Ranks without tiles are not even told: they get no latents and wait for nothing.
         working = sum(bool(share) for share in shares)

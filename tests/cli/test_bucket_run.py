@@ -2,25 +2,43 @@
 
 import json
 import os
+import random
+import re
 import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from PIL import Image
-from store_server import s3_endpoint
+from store_server import Endpoint, s3_endpoint
 
 from hyimg_cli import remote
 
 Run = Callable[..., Any]
+ReadLines = Callable[[Path], list[dict[str, Any]]]
 JOBS = 4
+ARGUMENTS = ["--steps", "1", "--batching-max-size", "1", "--no-prewarm"]
 
 
-def filled(url: str, folder: Path) -> None:
+@pytest.fixture
+def endpoint(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Endpoint]:
+    """A store whose bucket has a manifest and its sources."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "testing")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    with s3_endpoint() as served:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", served.url)
+        remote._system.cache_clear()
+        filled(tmp_path)
+        yield served
+    remote._system.cache_clear()
+
+
+def filled(folder: Path) -> None:
     """The bucket with a manifest and the sources that it names."""
     system, _ = remote.located("s3://bucket")
     system.mkdir("bucket")
@@ -34,51 +52,89 @@ def filled(url: str, folder: Path) -> None:
     system.pipe_file("bucket/jobs.jsonl", text.encode())
 
 
+def started(place: Path) -> "subprocess.Popen[str]":
+    """The command in a folder of its own, as on another machine: it has the bucket alone."""
+    place.mkdir()
+    arguments = ["generate", "s3://bucket/jobs.jsonl", "-o", "s3://bucket/run", *ARGUMENTS]
+    return subprocess.Popen(
+        [sys.executable, "-m", "hyimg_cli", *arguments, "--cache-dir", "cache"],
+        cwd=place,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
 def test_killed_in_the_middle_and_resumed_elsewhere_with_the_bucket_alone(
-    run_cli: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run_cli: Run, endpoint: Endpoint, tmp_path: Path
 ) -> None:
     """Two real processes: what is asked is what a kill leaves of one, and of its threads."""
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(name, "testing")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    with s3_endpoint() as endpoint:
-        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", endpoint.url)
-        remote._system.cache_clear()
-        filled(endpoint.url, tmp_path)
-        arguments = ["generate", "s3://bucket/jobs.jsonl", "-o", "s3://bucket/run", "--steps", "1"]
-        arguments += ["--batching-max-size", "1", "--no-prewarm"]
+    first = started(tmp_path / "one")
 
-        def started(place: str) -> "subprocess.Popen[str]":
-            (tmp_path / place).mkdir()
-            return subprocess.Popen(
-                [sys.executable, "-m", "hyimg_cli", *arguments, "--cache-dir", "cache"],
-                cwd=tmp_path / place,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
+    def kill_at_the_third_line(method: str, path: str) -> str | None:
+        if method == "PUT" and path.endswith("results/00000003.jsonl"):
+            os.kill(first.pid, signal.SIGKILL)
+            return "503"
+        return None
 
-        first = started("one")
+    endpoint.fault = kill_at_the_third_line
+    assert first.communicate()[1] is not None
+    assert first.returncode == -signal.SIGKILL
+    endpoint.fault = lambda method, path: None
+    second = started(tmp_path / "two")
+    told = second.communicate()[1]
+    assert second.returncode == 0, told
+    assert "2 done, 0 failed, 2 skipped" in told
+    assert "results in s3://bucket/run" in told
+    made = Counter(path for method, path in endpoint.requests if method == "PUT")
+    counts = [made[f"/bucket/run/outputs/job-{n}.png"] for n in range(JOBS)]
+    assert counts == [1, 1, 2, 1]  # the third one had no line yet
+    ran = run_cli("merge", "s3://bucket/run", "-o", tmp_path / "all")
+    assert (ran.code, f"{JOBS} done, 0 failed, 0 missing" in ran.err) == (0, True)
+    assert len(list((tmp_path / "all/outputs").iterdir())) == JOBS
+    assert not list((tmp_path / "two").glob("s3*"))
 
-        def kill_at_the_third_line(method: str, path: str) -> str | None:
-            if method == "PUT" and path.endswith("results/00000003.jsonl"):
-                os.kill(first.pid, signal.SIGKILL)
-                return "503"
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("seed", range(2))
+def test_killed_at_random_while_the_store_fails_at_random(
+    run_cli: Run, read_lines: ReadLines, endpoint: Endpoint, tmp_path: Path, seed: int
+) -> None:
+    """Busy answers, slow ones and lost ones, for a third of all that is put; a job that has a line
+    is never made again.
+    """
+    chance, drivers = random.Random(seed), [started(tmp_path / "0")]
+    kill_at = [1, chance.randrange(2, 4), chance.randrange(4, 6)]
+
+    def misbehave(method: str, path: str) -> Any:
+        part = re.search(r"results/(\d+)\.jsonl", path)
+        if method == "PUT" and kill_at and part and int(part[1]) >= kill_at[0]:
+            del kill_at[0]
+            os.kill(drivers[-1].pid, signal.SIGKILL)
+            return chance.choice(["503", None])
+        if method not in ("PUT", "GET") or chance.random() > 0.3:
             return None
+        return chance.choice(["503", "lost", 0.3] if method == "PUT" else ["503", 0.3])
 
-        endpoint.fault = kill_at_the_third_line
-        assert first.communicate()[1] is not None
-        assert first.returncode == -signal.SIGKILL
-        endpoint.fault = lambda method, path: None
-        second = started("two")
-        told = second.communicate()[1]
-        assert second.returncode == 0, told
-        assert "2 done, 0 failed, 2 skipped" in told
-        assert "results in s3://bucket/run" in told
-        made = Counter(path for method, path in endpoint.requests if method == "PUT")
-        counts = [made[f"/bucket/run/outputs/job-{n}.png"] for n in range(JOBS)]
-        assert counts == [1, 1, 2, 1]  # the third one had no line yet
-        ran = run_cli("merge", "s3://bucket/run", "-o", tmp_path / "all")
-        assert (ran.code, f"{JOBS} done, 0 failed, 0 missing" in ran.err) == (0, True)
-        assert len(list((tmp_path / "all/outputs").iterdir())) == JOBS
-        assert not list((tmp_path / "two").glob("s3*"))
-    remote._system.cache_clear()
+    endpoint.fault = misbehave
+    while drivers[-1].wait() == -signal.SIGKILL:
+        drivers.append(started(tmp_path / str(len(drivers))))
+    assert drivers[-1].returncode == 0, drivers[-1].communicate()[1]
+    assert not kill_at
+    assert len(drivers) == 4
+    for driver in drivers:
+        driver.communicate()
+    endpoint.fault = lambda method, path: None
+    system, _ = remote.located("s3://bucket")
+    parts = [system.cat_file(name) for name in sorted(system.ls("bucket/run/results"))]
+    lines = [json.loads(line) for part in parts for line in part.splitlines()[1:]]
+    assert Counter(line["custom_id"] for line in lines) == {f"job-{n}": 1 for n in range(JOBS)}
+    assert run_cli("merge", "s3://bucket/run", "-o", tmp_path / "all").code == 0
+    run_cli("generate", "s3://bucket/jobs.jsonl", "-o", tmp_path / "alone", *ARGUMENTS)
+    alone, merged = (
+        {line["custom_id"]: line for line in read_lines(tmp_path / name)}
+        for name in ("alone/results.jsonl", "all/results.jsonl")
+    )
+    assert len(alone) == JOBS
+    for name, line in alone.items():
+        assert merged[name]["key"] == line["key"]
+        assert merged[name]["outputs"][0]["pixel_sha256"] == line["outputs"][0]["pixel_sha256"]

@@ -84,7 +84,7 @@ def test_json_is_the_result_lines_and_a_summary(
     expected |= {"unchanged": 0, "whole": 0, "gated": 0, "lossy": 0}
     assert expected.items() <= last["summary"].items()
     assert last["summary"]["seconds_per_picture"] > 0
-    times = {"prewarm_s", "encode_s", "pictures_s", "seconds_per_picture"}
+    times = {"prewarm_s", "encode_s", "compile_s", "pictures_s", "seconds_per_picture"}
     assert last["summary"].keys() == expected.keys() | times
 
 

@@ -93,7 +93,7 @@ def test_pictures_need_nothing_of_films_or_distances(
     arguments = ["generate", str(write_manifest(*lines)), "-o", str(tmp_path / "out")]
     code = (
         "import sys\n"
-        "sys.modules |= dict.fromkeys(('av', 'diffusers', 'lpips', 'skimage'))\n"
+        "sys.modules |= dict.fromkeys(('av', 'diffusers', 'lpips', 'scipy', 'skimage'))\n"
         # They take longer to import than a small picture to draw.
         "sys.modules |= dict.fromkeys(('torch._dynamo', 'torchvision', 'transformers'))\n"
         "from hyimg_cli.cli.app import run\n"

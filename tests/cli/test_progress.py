@@ -102,10 +102,12 @@ def test_what_was_made_ready_is_told(view: views.View, capsys: pytest.CaptureFix
     view.show(ModelLoaded("tiny", 0.5, "cpu", "float32", 1000))
     view.show(Prewarmed(3, 1.25))
     view.show(Prewarmed(0, 0.5, graphs=12))
+    view.show(Prewarmed(2, 0.5, tokens=(512, 7168)))
     err = capsys.readouterr().err
     assert "tiny" in err
     assert "prewarmed 3 shapes in 1.25 s" in err
     assert "prewarmed 0 shapes and 12 CUDA graphs in 0.50 s" in err
+    assert "prewarmed 2 shapes with texts of up to 512, 7,168 tokens in 0.50 s" in err
 
 
 def test_a_failure_takes_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -50,6 +50,8 @@ def test_a_shard_by_name_and_by_what_a_queue_says(
         ("auto", KUBERNETES, "does not say how many"),
         ("auto/8", SLURM, "SLURM_ARRAY_TASK_COUNT is 4"),
         ("auto", SLURM | {"SLURM_ARRAY_TASK_ID": "9"}, "none of 4 tasks in a row"),
+        ("auto", SLURM | {"SLURM_ARRAY_TASK_ID": "5", "SLURM_ARRAY_TASK_MAX": "12"}, "in a row"),
+        ("1/9999999999", {}, "is not I/N"),
         ("auto/2", {"JOB_COMPLETION_INDEX": "2"}, "none of 2 tasks"),
         ("auto/2", {"JOB_COMPLETION_INDEX": "one"}, "no number"),
     ],
@@ -155,6 +157,17 @@ def test_done_wins_over_failed_and_a_damaged_file_is_missing(
     ran = run_cli("merge", tmp_path / "two", "-o", tmp_path / "other", "--json")
     assert (ran.code, ran.json_lines[0]["merged"]["damaged"]) == (1, ["b"])
     assert not (tmp_path / "other/outputs/b.png").exists()
+
+
+def test_a_job_has_the_manifest_line_of_the_folder_that_did_it(
+    run_cli: Run, write_manifest: Write, read_lines: ReadLines, tmp_path: Path
+) -> None:
+    run_cli("generate", write_manifest({"custom_id": "a", "prompt": "fail"}), "-o", tmp_path / "1")
+    run_cli("generate", write_manifest({"custom_id": "a", "prompt": "x"}), "-o", tmp_path / "2")
+    assert run_cli("merge", tmp_path / "1", tmp_path / "2", "-o", tmp_path / "all").code == 0
+    assert [line["prompt"] for line in read_lines(tmp_path / "all/manifest.resolved.jsonl")] == [
+        "x"
+    ]
 
 
 def test_contradictions_are_refused_and_nothing_is_written(

@@ -15,7 +15,7 @@ from PIL import Image
 
 Run = Callable[..., Any]
 Write = Callable[..., Path]
-TP = "--tensor-parallel-size"
+TP, CFG = "--tensor-parallel-size", "--cfg-parallel-size"
 LINE = {"custom_id": "a", "prompt": "a red circle", "num_inference_steps": 3, "seed": 4}
 # The largest difference of a level out of 255: sums over ranks round in another order.
 MOST_LEVELS = 1
@@ -81,6 +81,7 @@ def _files(folder: Path) -> set[str]:
     [
         ((TP, "3"), "2 kv heads with 3 query heads each cannot be split over 3 ranks"),
         ((TP, "2", "--device", "balanced"), "exclude each other"),
+        ((CFG, "2", "--device", "balanced"), f"own GPU, counted from the first --> {CFG}"),
         ((TP, "2", "--quantization", "nf4"), "nf4 has blocks of 64 weights"),
         ((TP, "0"), "out of range"),
     ],
@@ -116,3 +117,9 @@ def test_the_plan_says_bytes_by_rank(run_cli: Run, write_manifest: Write) -> Non
     assert first["kv"] == others[0]["kv"] == whole["kv"] // 2
     text = run_cli("plan", manifest, TP, "4").out
     assert "rank 3: " in text
+    (both,) = run_cli("plan", manifest, TP, "2", CFG, "2", "--json").json_lines
+    (split,) = run_cli("plan", manifest, TP, "2", "--json").json_lines
+    rank_0, rank_1 = split["memory_by_rank"]["tiny-image"]
+    # Each branch has all layers and all K/V on its ranks; the rest is rank 0's.
+    others = [rank_1 | {"rank": number} for number in (1, 2, 3)]
+    assert both["memory_by_rank"]["tiny-image"] == [rank_0, *others]

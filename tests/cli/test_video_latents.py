@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from hyimg_cli.engine.session import Session
-from hyimg_cli.media.video import _Film
+from hyimg_cli.media.video import _Stream
 from hyimg_cli.models.diffusers_video import encoders, hunyuan_video15
 from hyimg_cli.models.diffusers_video.model import DiffusersVideo
 from hyimg_cli.pipelines.video import latents_checkpoint
@@ -146,7 +146,7 @@ def test_behind_a_full_disk_the_same_command_only_decodes(
     every: str,
 ) -> None:
     full = OSError(errno.ENOSPC, "No space left on device")
-    fail_once(monkeypatch, _Film, "close", full)
+    fail_once(monkeypatch, _Stream, "close", full)
     failed = generate("out", "--checkpoint-every", every)
     assert (failed.code, "the disk is full" in failed.err, len(steps)) == (3, True, 5)
     steps.clear()
@@ -160,7 +160,7 @@ def test_behind_a_full_disk_the_same_command_only_decodes(
 def test_a_film_that_cannot_be_encoded_is_told_to_be_denoised(
     generate: Generate, undisturbed: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fail_once(monkeypatch, _Film, "close", ValueError("no such colour"))
+    fail_once(monkeypatch, _Stream, "close", ValueError("no such colour"))
     failed = generate("out")
     (line, _) = failed.json_lines
     assert (failed.code, line["error"]["code"]) == (1, "job.internal")
@@ -181,6 +181,30 @@ def test_an_attempt_in_the_same_run_only_decodes(
     (line, _) = ran.json_lines
     assert (ran.code, line["attempt"], steps) == (0, 2, [1, 2, 3, 4, 5])
     decoded_only(line, undisturbed)
+
+
+def test_a_film_in_smaller_tiles_is_replayed_in_them(
+    run_cli: Callable[..., Any],
+    write_manifest: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The line tells them, the record too; a recipe may ask for them from the start."""
+    manifest = write_manifest(LINE | {"size": "160x48", "num_frames": 1, "steps": 1})
+    short = torch.OutOfMemoryError("too much")
+    fail_once(monkeypatch, DiffusersVideo, "decode_latents", short, times=2)
+    (line, _) = run_cli("generate", manifest, "-o", "out", *PLAIN, "--no-prewarm").json_lines
+    assert "tiles of 128 pixels" in line["warnings"][1]
+    record = json.loads(Path("out/outputs/film.json").read_text())
+    assert record["settings"]["decode"] == "half"
+    again = run_cli("replay", "out/outputs/film.mp4", "-o", "again", "--expect-equal")
+    assert again.code == 0, again.err
+    Path("half.toml").write_text('[model]\ndecode_tiles = "half"\n')
+    (asked, _) = run_cli(
+        "generate", manifest, "-o", "asked", "--recipe", "half.toml", *PLAIN, "--no-prewarm"
+    ).json_lines
+    assert asked["outputs"][0]["pixel_sha256"] == line["outputs"][0]["pixel_sha256"]
+    assert asked["warnings"] == []
+    assert asked["key"] != line["key"]
 
 
 def test_latents_that_the_disk_refuses_fail_nothing(

@@ -15,7 +15,7 @@ from machines import with_gpus, with_main_memory
 from released import released_folder
 from tiny_video import write_wan
 
-from hyimg_cli.doctor import environment, kernels, models, places, tools, trial
+from hyimg_cli.doctor import determinism, environment, kernels, models, places, tools, trial
 from hyimg_cli.doctor.check import Check, Subject, examined, is_ready, portable_text
 from hyimg_cli.errors import MachineError
 from hyimg_cli.journal import keys
@@ -470,7 +470,7 @@ def test_an_encoder_that_is_missing(subject: MakeSubject, monkeypatch: pytest.Mo
     def unknown(*_: Any, **__: Any) -> Any:
         raise av.error.EncoderNotFoundError(1, "libx264")
 
-    monkeypatch.setattr("hyimg_cli.media.video._Film", unknown)
+    monkeypatch.setattr("hyimg_cli.media.video._Stream", unknown)
     (found,) = examined(subject(), [("video files", tools.film)])
     assert found.status == "failed"
 
@@ -484,3 +484,44 @@ def test_other_pixels_the_second_time(
     found = trial.trial(subject(device=device))
     assert found.status == status
     assert "with other pixels (aaaaaaaaaaaa, bbbbbbbbbbbb)" in found.found
+
+
+@pytest.mark.parametrize(
+    ("differs", "device", "flags", "status"),
+    [
+        ((), "cpu", {}, "ok"),
+        ((2,), "cpu", {}, "failed"),
+        # On a GPU another company is no claim; the same company is one where it was asked for.
+        ((2, 3), "cuda", {}, "ok"),
+        ((1,), "cuda", {}, "warning"),
+        ((3,), "cuda", {"deterministic": True}, "failed"),
+    ],
+)
+def test_determinism_is_judged_by_what_is_claimed(
+    subject: MakeSubject,
+    monkeypatch: pytest.MonkeyPatch,
+    differs: tuple[int, ...],
+    device: str,
+    flags: dict[str, Any],
+    status: str,
+) -> None:
+    """Four drawings: alone, again, in a batch, that again."""
+    monkeypatch.setattr(
+        determinism,
+        "drawn",
+        lambda _, plan, folder: {
+            job.custom_id: f"{job.custom_id} {int(folder.name) in differs}" for job in plan.jobs
+        },
+    )
+    found = determinism.determinism(subject(device=device, **flags))
+    assert found.status == status, found
+    assert "other bits" in found.found or not differs
+
+
+def test_determinism_draws_the_chosen_model(
+    subject: MakeSubject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(determinism, "_PROMPTS", determinism._PROMPTS[:2])
+    monkeypatch.setattr(determinism, "_JOB", {"num_inference_steps": 1, "max_new_tokens": 2})
+    found = determinism.determinism(subject(device="cpu"))
+    assert (found.status, found.found.count(": equal")) == ("ok", 3)

@@ -52,6 +52,7 @@ def test_what_no_graph_can_hold_is_said(
     told: str,
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a card")
     assert kernels._bound(form, torch.device("cuda"), dtype) == told
     assert kernels._bound(form, torch.device("cpu"), dtype) == ""
 

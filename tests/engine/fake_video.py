@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pytest
 import safetensors.torch
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from hyimg_cli.errors import JobError
 from hyimg_cli.journal.keys import precision
 from hyimg_cli.models import registry
 from hyimg_cli.models.latent_video import PromptEmbedding
+from hyimg_cli.pipelines.video import stages
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.card import VideoCard
 from hyimg_cli.spec.job import Size, VideoJob
@@ -154,6 +156,9 @@ class FakeVideo:
     def texts(self, job: VideoJob) -> tuple[str, ...]:
         return texts(job)
 
+    def notes(self, job: VideoJob) -> tuple[str, ...]:
+        return ()
+
     def denoiser(
         self, job: VideoJob, embeddings: Mapping[str, PromptEmbedding], start: object
     ) -> FakeDenoiser:
@@ -163,8 +168,8 @@ class FakeVideo:
     def release_transformer(self) -> None:
         self.log.append("release transformer")
 
-    def smaller_tilings(self, latents_BCFYX: Tensor) -> list[Tiling]:
-        return [Tiling(TileAxis(2, 1, 1), TileAxis(2, 1, 1))]
+    def smaller_tilings(self, latents_BCFYX: Tensor) -> list[tuple[str, Tiling]]:
+        return [("half", Tiling(TileAxis(2, 1, 1), TileAxis(2, 1, 1)))]
 
     def decode_latents(
         self, latents_BCFYX: Tensor, tiling: Tiling | None = None
@@ -180,6 +185,23 @@ class FakeVideo:
         frames = big[:, times].permute(1, 2, 3, 0).contiguous().numpy()
         for start in range(0, len(frames), 2):
             yield frames[start : start + 2]
+
+
+def frames_by_seed(monkeypatch: pytest.MonkeyPatch) -> dict[int, list[bytes]]:
+    """What is made from here on, as it was made last: without an output folder nothing else keeps
+    it.
+    """
+    made: dict[int, list[bytes]] = {}
+    inner = stages.checked
+
+    def seen(job: VideoJob, pieces: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
+        made[job.seed] = []
+        for piece in inner(job, pieces):
+            made[job.seed].append(piece.tobytes())
+            yield piece
+
+    monkeypatch.setattr(stages, "checked", seen)
+    return made
 
 
 class Studios:

@@ -1,5 +1,6 @@
 """Keys come from where the work is done, and a replica that finds other things is refused."""
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -8,13 +9,21 @@ from typing import Any
 import pytest
 
 from hyimg_cli.engine.choice import placed
-from hyimg_cli.engine.replicas.messages import Assign, FromReplica, PieceDone, Ready, Setup
+from hyimg_cli.engine.replicas.messages import (
+    Assign,
+    FromReplica,
+    PieceDone,
+    Ready,
+    Setup,
+    Waits,
+)
 from hyimg_cli.engine.replicas.run import Replicas
 from hyimg_cli.errors import MachineError
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.journal.keys import ReplicaFacts, by_graphs, job_keys, precision
 from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.models import registry
+from hyimg_cli.parallel.watch import Limits
 from hyimg_cli.spec.events import Event, ReplicaDied
 from hyimg_cli.spec.job import ImageJob
 from hyimg_cli.spec.plan import Plan
@@ -70,8 +79,6 @@ class Scripted:
         self._said: list[tuple[int, FromReplica]] = []
         self.assigned: list[int] = []
 
-    start_s = 60.0
-
     def start(self, setup: Setup) -> None:
         self._said.append((setup.number, Ready(self._facts[setup.number], "node-b")))
 
@@ -87,6 +94,36 @@ class Scripted:
     def wake(self) -> None: ...
     def kill(self, number: int) -> None: ...
     def close(self) -> None: ...
+
+
+class Crowded(Scripted):
+    """Replica 1 waits for room as long as replica 0 works: for ten looks."""
+
+    _looks = 0
+
+    def start(self, setup: Setup) -> None:
+        if setup.number == 0:
+            super().start(setup)
+
+    def events(self, timeout_s: float) -> list[tuple[int, FromReplica]]:
+        time.sleep(0.05)
+        said = [(1, Waits())]
+        if self.assigned and self._looks < 10:
+            self._looks += 1
+            return said
+        return said + super().events(timeout_s)
+
+
+def test_who_waits_for_room_is_not_taken_for_dead(job: ImageJob, tmp_path: Path) -> None:
+    mine = RunConfig(OutputConfig(tmp_path), parallel=ParallelConfig(replicas=2))
+    jobs = [replace(job, custom_id=f"j{n}", prompt=f"{n}") for n in range(2)]
+    plan = make_plan(jobs, registry.model_card)
+    crowded = Crowded(mine, [replace(ReplicaFacts.of(mine, plan))])
+    limits = Limits(start_s=0.2, silence_s=10.0)
+    with RunFolder(tmp_path) as folder:
+        run = Replicas(mine, transport=lambda *_: crowded, limits=limits)
+        assert list(run.run(plan, folder)) == []
+    assert crowded.assigned == [0] * len(crowded.assigned)
 
 
 Run = Callable[..., tuple[Scripted, list[Event]]]

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(
 LAYERS = 2
 
 
-@pytest.fixture(scope="module", params=["fp8", "dense"])
+@pytest.fixture(scope="module", params=["fp8", pytest.param("dense", marks=pytest.mark.thorough)])
 def bench(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as patch, ExitStack() as inside:
         patch.syspath_prepend(str(FOLDER))

@@ -9,6 +9,7 @@ from weakref import finalize
 import numpy as np
 import pytest
 import torch
+from conftest import diagonal
 from engine.conftest import studio_of
 
 from hyimg_cli.kv.buffer import Buffer, Slice
@@ -94,14 +95,13 @@ def alone(family: Any, mixed: list[ImageJob], _made_alone: dict[str, bytes]) -> 
     return dict(_made_alone)
 
 
-@pytest.mark.parametrize("size", [2, 5, 16])
-@pytest.mark.parametrize("budget", [0, 300_000, 10**9], ids=["no tree", "evicting", "whole tree"])
+@pytest.mark.parametrize(("size", "budget"), diagonal((2, 5, 16), (0, 300_000, 10**9)))
 def test_same_pixels_in_any_batch_order_and_tree(
     family: Any, mixed: list[ImageJob], alone: dict[str, bytes], size: int, budget: int
 ) -> None:
     """To the bit: alone, together, backwards, with prefixes shared, evicted, or never kept.
 
-    Every size meets every tree, in one order; each of them meets both orders.
+    No tree, one that evicts, one that holds all: every size meets each, in one of both orders.
     """
     is_backwards = (size == 5) != (budget == 300_000)
     jobs = mixed[::-1] if is_backwards else mixed
@@ -133,7 +133,7 @@ def _drawn(ends: dict[str, Decoded | Lost]) -> dict[str, Decoded]:
     return {name: end for name, end in ends.items() if isinstance(end, Decoded)}
 
 
-@pytest.mark.parametrize("size", [1, 5])
+@pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.thorough), 5])
 def test_ids_that_are_read_a_step_late_change_nothing(
     family: Any, mixed: list[ImageJob], size: int
 ) -> None:

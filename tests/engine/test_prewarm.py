@@ -14,7 +14,7 @@ from hyimg_cli.engine.session import Session
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.kv.tree import KVTree
 from hyimg_cli.manifest.planner import make_plan
-from hyimg_cli.memory.footprint import Together
+from hyimg_cli.memory.footprint import Together, prompt_tokens
 from hyimg_cli.models import registry
 from hyimg_cli.pipelines.image import prewarm as module
 from hyimg_cli.pipelines.image.prewarm import Shape, prewarm, shape_of
@@ -37,9 +37,9 @@ def jobs(job: ImageJob, sources: tuple[str, ...]) -> list[ImageJob]:
 def test_each_shape_is_run_once(family: Any, jobs: list[ImageJob]) -> None:
     warmed: set[Shape] = set()
     studio = studio_of(family)
-    assert prewarm(jobs, studio, together=Together(4, 4), warmed=warmed) == 2
+    assert len(prewarm(jobs, studio, together=Together(4, 4), warmed=warmed)) == 2
     before = family.rows_seen
-    assert prewarm(jobs, studio, together=Together(4, 4), warmed=warmed) == 0
+    assert len(prewarm(jobs, studio, together=Together(4, 4), warmed=warmed)) == 0
     assert family.rows_seen == before
     assert warmed == {shape_of(job, family.card) for job in jobs}
 
@@ -53,7 +53,7 @@ def test_sources_of_many_sizes_are_one_shape(
         edits.append(
             replace(jobs[0], custom_id=f"s{side}", images=(str(tmp_path / f"{side}.png"),))
         )
-    assert prewarm(edits, studio_of(family), together=Together(4, 4), warmed=set()) == 1
+    assert len(prewarm(edits, studio_of(family), together=Together(4, 4), warmed=set())) == 1
 
 
 def test_random_states_and_the_tree_stay_untouched(family: Any, jobs: list[ImageJob]) -> None:
@@ -69,7 +69,10 @@ def test_a_job_that_will_fail_does_not_stop_prewarming(family: Any, jobs: list[I
         replace(jobs[0], custom_id="no-file", images=("missing.png",)),
         replace(jobs[3], custom_id="control", prompt="<img>", guidance_scale=1.0),
     ]
-    assert prewarm([*broken, *jobs], studio_of(family), together=Together(2, 2), warmed=set()) == 3
+    assert (
+        len(prewarm([*broken, *jobs], studio_of(family), together=Together(2, 2), warmed=set()))
+        == 3
+    )
 
 
 @pytest.mark.parametrize("batch", [1, 16])
@@ -99,8 +102,33 @@ def test_a_gpu_needs_one_stand_in_a_shape(
     run: list[ImageJob] = []
     monkeypatch.setattr(module, "_run", lambda jobs, *_: run.extend(jobs) or ())
     stages = replace(studio_of(family), model=On(family, torch.device(device)))
-    assert module.prewarm(jobs, stages, together=Together(2, 2), warmed=set()) == 2
+    assert len(module.prewarm(jobs, stages, together=Together(2, 2), warmed=set())) == 2
     assert len(run) == stand_ins
+
+
+def test_a_gpu_is_warmed_at_the_lengths_of_the_texts(
+    family: Any, jobs: list[ImageJob], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One stand-in for each range of lengths that jobs have, by its longest job."""
+    run: list[ImageJob] = []
+    monkeypatch.setattr(module, "_run", lambda jobs, *_: run.extend(jobs) or ())
+    stages = replace(studio_of(family), model=On(family, torch.device("cuda")))
+    words = (3, 290, 5, 300, 4)
+    jobs = [
+        replace(jobs[3], custom_id=f"{n}", prompt="a " * count) for n, count in enumerate(words)
+    ]
+    shapes = prewarm(
+        jobs,
+        stages,
+        together=Together(2, 2),
+        warmed=set(),
+        tokens_of=lambda job: len(job.prompt),
+    )
+    assert [len(one.prompt) // 2 for one in run] == [5, 300]
+    assert [shape.tokens for shape in shapes] == [512, 1024]
+    # What a run counts by: words more are tokens more.
+    few, many = (prompt_tokens(jobs[number], None) for number in (0, 3))
+    assert many >= few + 297
 
 
 class On:

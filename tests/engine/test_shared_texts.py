@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import diagonal
 from engine.conftest import studio_of
 
 from hyimg_cli.kv.buffer import Slice
@@ -112,8 +113,7 @@ def writers(ends: Ends) -> dict[str, str | None]:
     return {n: end.cot_from for n, end in ends.items() if isinstance(end, Decoded | Generated)}
 
 
-@pytest.mark.parametrize("size", [1, 4, 16])
-@pytest.mark.parametrize("budget", [0, 150_000, 10**9], ids=["no tree", "evicting", "whole tree"])
+@pytest.mark.parametrize(("size", "budget"), diagonal((1, 4, 16), (0, 150_000, 10**9)))
 def test_each_text_is_written_once_and_nothing_differs_to_the_bit(
     family: Any, jobs: list[ImageJob], each: dict[str, Any], size: int, budget: int
 ) -> None:
@@ -284,7 +284,7 @@ def test_who_waits_has_not_begun(family: Any, job: ImageJob) -> None:
     assert thought[-1] < begun[1]
 
 
-@pytest.mark.parametrize("size", [1, 8])
+@pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.thorough), 8])
 def test_a_text_that_was_written_before_is_fed_again_to_the_bit(
     family: Any, jobs: list[ImageJob], each: dict[str, Any], size: int
 ) -> None:

@@ -4,7 +4,9 @@ the pixels alone, and every line says what happened.
 
 import json
 import signal
-from collections.abc import Callable
+import time
+import weakref
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,8 +19,9 @@ import torch
 from engine.fake_video import FakeDenoiser, FakeVideo, Studios, video_job
 from machines import with_main_memory
 from PIL import Image
+from torch._dynamo.callback import CallbackTrigger, callback_handler
 
-from hyimg_cli.engine.runner import Accepted, ResumePolicy, prepare
+from hyimg_cli.engine.runner import Accepted, ResumePolicy, Summary, prepare
 from hyimg_cli.engine.session import Session
 from hyimg_cli.errors import Interrupted, StorageError
 from hyimg_cli.journal.journal import RunFolder, outcome_to_json, resume
@@ -50,6 +53,7 @@ from hyimg_cli.spec.run import (
     BatchConfig,
     CacheConfig,
     FailurePolicy,
+    ModelChoice,
     OutputConfig,
     ReuseConfig,
     RunConfig,
@@ -132,6 +136,33 @@ def test_phases_are_disjoint_and_add_up(tmp_path: Path, monkeypatch: pytest.Monk
     assert outcomes["job"].overlapped_s["write"] > 0
 
 
+def test_compiling_is_a_phase_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    step = FakeDenoiser.step
+
+    def compiling(self: Any, index: int, latents: Any) -> Any:
+        if index in (0, 2):  # the first step, and one that meets another shape
+            with callback_handler.install_callbacks(CallbackTrigger.DYNAMO, "0/0"):
+                time.sleep(0.2)
+        return step(self, index, latents)
+
+    monkeypatch.setattr(FakeDenoiser, "step", compiling)
+    for compiles in (True, False):
+        choice = ModelChoice(device="cpu", compile_blocks=compiles)
+        out = tmp_path / str(compiles)
+        _, outcomes = run([video_job()], out, batch=COLD, model=choice)
+        timings, share = outcomes["job"].timings_s, outcomes["job"].share_s
+        told = (timings["compile"], timings["denoise_first"] + timings["denoise_rest"])
+        assert told[not compiles] >= 0.4 > told[compiles]
+        assert share.get("compile", 0.0) == pytest.approx(timings["compile"], abs=1e-3)
+        counts = Summary(pictures_s=timings["total"])
+        counts.finish(outcomes["job"])
+        assert counts.compile_s == timings["compile"]
+        expected = timings["total"] - timings["compile"]
+        assert counts.seconds_per_picture == pytest.approx(expected)
+    assert not callback_handler.start_callbacks
+    assert not callback_handler.end_callbacks
+
+
 def test_pixels_do_not_depend_on_order_or_company(jobs: list[VideoJob], tmp_path: Path) -> None:
     _, forward = run(jobs, tmp_path / "forward")
     _, backward = run(jobs[::-1], tmp_path / "backward")
@@ -154,17 +185,52 @@ def test_a_load_that_was_cut_short_begins_again(
     assert [model.log.count("load") for model in studios.models] == [0, 1]
 
 
+def test_no_more_than_two_pieces_of_a_film_are_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one that is encoded and the one that is decoded, of 121 frames; the pixels are those of
+    the whole film.
+    """
+    decode, alive, held = FakeVideo.decode_latents, list[Any](), list[int]()
+    whole: list[np.ndarray] = []
+
+    def counted(self: FakeVideo, *latents: Any) -> Iterator[np.ndarray]:
+        for frames in decode(self, *latents):
+            piece = frames.copy()
+            whole.append(frames)
+            alive.append(weakref.ref(piece))
+            held.append(sum(one() is not None for one in alive))
+            yield piece
+            del piece
+
+    monkeypatch.setattr(FakeVideo, "decode_latents", counted)
+    _, outcomes = run([video_job(num_frames=121)], tmp_path, batch=COLD)
+    assert len(held) == 61
+    assert max(held) <= 2
+    assert pixels(outcomes["job"]) == digest.of_bytes(np.concatenate(whole).tobytes())
+    assert not [one() for one in alive if one() is not None], "nor any once it is written"
+
+
+def test_a_film_without_a_place_is_only_decoded(studios: Studios) -> None:
+    with Session(RunConfig(OutputConfig(Path("nowhere")), batch=COLD)) as session:
+        events = list(session.run(make_plan([video_job()], registry.model_card)))
+    (done,) = (event for event in events if isinstance(event, JobDone))
+    assert done.outcome.outputs == ()
+    assert "decode (2, 2, 3)" in studios.models[0].log
+
+
 def test_what_cannot_be_written_is_one_jobs_failure(
     jobs: list[VideoJob], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    inner = video.write_video
+    inner = video.film
 
-    def refuses(path: Path, *arguments: Any, **named: Any) -> Any:
+    def refuses(path: Path, **named: Any) -> Any:
+        made = inner(path, **named)
         if path.stem == "seeded":
-            raise ValueError("the encoder takes no such frame")
-        return inner(path, *arguments, **named)
+            made.throw(ValueError("the encoder takes no such frame"))
+        return made
 
-    monkeypatch.setattr(video, "write_video", refuses)
+    monkeypatch.setattr(video, "film", refuses)
     every = OutputConfig(tmp_path, checkpoint_every=1)
     _, outcomes = run(jobs, tmp_path, output=every)
     assert {name: one.status for name, one in outcomes.items()} == {

@@ -24,19 +24,21 @@ LINES = [
 # flags]. In the child the process kills itself `delay` seconds behind the count-th moment of the
 # phase, at 0 in the very moment; without a phase it may end. Moments: a prompt is embedded, a
 # denoise step is done, a piece of a video is decoded, a film is encoded but not in its place, or in
-# its place without its line. Prints an s for each denoise step, then the child's status.
+# its place without its line. Prints an s for each denoise step, then the child's status, and an f
+# for each film that stands in its place.
 DRIVER = """
 import json, os, signal, sys, threading
+from pathlib import Path
 import torch, diffusers
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.cli import app
 from hyimg_cli.engine.session import Session
-from hyimg_cli.media.video import _Film
+from hyimg_cli.media.video import _Stream
 from hyimg_cli.spec.events import DenoiseStep, PromptEmbedded
 import hyimg_cli.models.diffusers_video.loading, hyimg_cli.models.diffusers_video.hunyuan_video15
 from hyimg_cli.models.diffusers_video.model import DiffusersVideo
 
-told, decoded, closed = Session.run, DiffusersVideo.decode_latents, _Film.close
+told, decoded, closed = Session.run, DiffusersVideo.decode_latents, _Stream.close
 appended = RunFolder.append
 wanted, left, wait = None, 0, 0
 
@@ -71,7 +73,7 @@ def append(self, outcome):
     reached("line")
     appended(self, outcome)
 
-Session.run, DiffusersVideo.decode_latents, _Film.close = run, decode_latents, close
+Session.run, DiffusersVideo.decode_latents, _Stream.close = run, decode_latents, close
 RunFolder.append = append
 manifest, options = sys.argv[1], sys.argv[2:]
 for folder, wanted, left, wait, flags in json.load(sys.stdin):
@@ -82,7 +84,8 @@ for folder, wanted, left, wait, flags in json.load(sys.stdin):
                         *flags])
         sys.stderr.flush()
         os._exit(code)
-    print(os.waitpid(child, 0)[1], flush=True)
+    code = os.waitpid(child, 0)[1]
+    print(code, "f" * len(list(Path(folder, "outputs").glob("*.mp4"))), sep="", flush=True)
 """
 
 
@@ -105,7 +108,7 @@ def test_killed_anywhere_the_same_files(
     ]
     plan = [("whole", "", 0, 0.0), *kills, ("killed", "", 0, 0.0)]
     options = ["--checkpoint-every", "1", "--frames", "png"]
-    codes = [code for code, _ in driven(manifest, [(*entry, []) for entry in plan], options)]
+    codes = [code for code, _, _ in driven(manifest, [(*entry, []) for entry in plan], options)]
     assert (codes[0], codes[-1]) == (0, 0)
     assert set(codes) <= {0, 9}
     in_phase = dict(zip(PHASES, codes[1:], strict=False))
@@ -120,13 +123,16 @@ def test_killed_anywhere_the_same_files(
 def test_what_is_denoised_is_only_decoded_wherever_a_kill_comes(
     write_manifest: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """In the decode, while the film is written, between the film and its line; then to the end."""
-    manifest = write_manifest({"size": "48x32", "num_frames": 5} | LINES[0])
-    kills = ("decode", "write", "line", "")
+    """Behind the last step; in the decode, when a piece of the film is encoded; when all are; when
+    the film is in its place without its line; then to the end.
+    """
+    manifest = write_manifest({"size": "48x32", "num_frames": 17} | LINES[0])
+    kills = (("denoise", 5), ("decode", 2), ("write", 1), ("line", 1), ("", 0))
     plan: list[Entry] = [("whole", "", 0, 0.0, [])]
-    plan += [("killed", phase, 1, 0.0, ["--checkpoint-every", "2"]) for phase in kills]
+    plan += [("killed", phase, count, 0.0, ["--checkpoint-every", "2"]) for phase, count in kills]
     ran = driven(manifest, plan, [])
-    assert ran == [(0, 5), (9, 5), (9, 0), (9, 0), (0, 0)]
+    assert ran == [(0, 5, 1), (9, 5, 0), (9, 0, 0), (9, 0, 0), (9, 0, 1), (0, 0, 1)]
+    assert not list((tmp_path / "killed").rglob("*.tmp"))
     assert _files(tmp_path / "killed") == _files(tmp_path / "whole")
     (line,) = (tmp_path / "killed" / "results.jsonl").read_text().splitlines()
     assert json.loads(line)["denoise_steps"] == 0
@@ -137,9 +143,9 @@ def test_what_is_denoised_is_only_decoded_wherever_a_kill_comes(
 Entry = tuple[str, str, int, float, list[str]]
 
 
-def driven(manifest: Path, plan: list[Entry], options: list[str]) -> list[tuple[int, int]]:
-    """Exit status and denoise steps of each entry of the plan; its folders stand beside the
-    manifest.
+def driven(manifest: Path, plan: list[Entry], options: list[str]) -> list[tuple[int, int, int]]:
+    """Exit status and denoise steps of each entry of the plan, and films in their places behind it;
+    its folders stand beside the manifest.
     """
     place = manifest.parent
     options = [*options, "--no-prewarm", "--cache-dir", str(place / "cache")]
@@ -151,7 +157,8 @@ def driven(manifest: Path, plan: list[Entry], options: list[str]) -> list[tuple[
         check=True,
     )
     sys.stderr.write(ran.stderr)
-    return [(int(line.lstrip("s")), line.count("s")) for line in ran.stdout.split()]
+    told = ran.stdout.split()
+    return [(int(line.strip("sf")), line.count("s"), line.count("f")) for line in told]
 
 
 def _files(folder: Path) -> dict[str, bytes]:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine.fake_video import video_job
+from engine.fake_video import frames_by_seed, video_job
 
 from hyimg_cli.engine.session import Session
 from hyimg_cli.errors import UsageError
@@ -13,7 +13,6 @@ from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.memory.footprint import video_need
 from hyimg_cli.models import registry
 from hyimg_cli.models.diffusers_video.offload import Offload
-from hyimg_cli.pipelines.video.pipeline import VideoPipeline
 from hyimg_cli.spec.events import JobDone, JobFailed
 from hyimg_cli.spec.job import ImageJob, Size, VideoJob
 from hyimg_cli.spec.run import (
@@ -37,16 +36,7 @@ Frames = dict[int, list[bytes]]
 
 @pytest.fixture
 def frames(monkeypatch: pytest.MonkeyPatch) -> Frames:
-    """By seed, what was made last: without an output folder nothing else keeps it."""
-    made: Frames = {}
-    inner = VideoPipeline.outcome
-
-    def seen(self: VideoPipeline, done: Any, *arguments: Any) -> Any:
-        made[done.job.seed] = [piece.tobytes() for piece in done.pieces]
-        return inner(self, done, *arguments)
-
-    monkeypatch.setattr(VideoPipeline, "outcome", seen)
-    return made
+    return frames_by_seed(monkeypatch)
 
 
 @pytest.fixture

@@ -5,15 +5,17 @@ import os
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import rank_tasks
 import torch
 import torch.distributed as dist
-from engine.fake_video import video_job
+from engine.fake_video import frames_by_seed, video_job
 from parallel.test_when_ranks_fail import gone_within, is_alive
-from rank_tasks import DiesOnMembers, Nothing
+from rank_tasks import DiesOnMembers, Nothing, ShortVae
 from tiny_video import write_wan
 
 from hyimg_cli.engine.session import Session
@@ -23,7 +25,6 @@ from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.memory.footprint import video_need
 from hyimg_cli.models import registry
 from hyimg_cli.pipelines.video import ranks as video_ranks
-from hyimg_cli.pipelines.video.pipeline import VideoPipeline
 from hyimg_cli.pipelines.video.ranks import VideoRanks
 from hyimg_cli.spec.events import DenoiseStep, Event, JobDone, JobFailed, ModelLoaded, Outcome
 from hyimg_cli.spec.job import Size, VideoJob
@@ -61,16 +62,7 @@ def events_of(session: Session, jobs: list[VideoJob]) -> Iterator[Event]:
 
 @pytest.fixture
 def latents(monkeypatch: pytest.MonkeyPatch) -> dict[int, Any]:
-    """By seed, the frames that were made last: without an output folder nothing else keeps them."""
-    made: dict[int, Any] = {}
-    inner = VideoPipeline.outcome
-
-    def seen(self: VideoPipeline, done: Any, *arguments: Any) -> Any:
-        made[done.job.seed] = [piece.tobytes() for piece in done.pieces]
-        return inner(self, done, *arguments)
-
-    monkeypatch.setattr(VideoPipeline, "outcome", seen)
-    return made
+    return frames_by_seed(monkeypatch)
 
 
 @pytest.fixture
@@ -127,6 +119,51 @@ def test_a_killed_rank_fails_its_job_and_no_other(
     del session, ranks, event
     gc.collect()
     assert gone_within(last, 1)
+
+
+@pytest.mark.thorough
+def test_ranks_go_down_the_ladder_of_a_short_decode_together(
+    latents: dict[int, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Rank 1 finds no memory twice: again without transformers on any rank, then in smaller tiles
+    on both; the next job has its branches and its own tiles again.
+    """
+    jobs = jobs_of("first", "second", num_frames=1)
+    with Session(config()) as alone:
+        list(events_of(alone, jobs))
+    own = dict(latents)
+    halved = ModelChoice(device="cpu", dtype="float32", decode_tiles="half")
+    with Session(config(model=halved)) as alone:
+        list(events_of(alone, jobs[:1]))
+    expected = own | {0: latents[0]}
+    assert own != expected
+    short = tmp_path / "short"
+    short.mkdir()
+    for name in "ab":
+        (short / name).touch()
+    monkeypatch.setattr(video_ranks, "VaePart", partial(ShortVae, short))
+    held: list[Any] = []
+    inner = VideoRanks.release_branches
+
+    def released(self: VideoRanks) -> None:
+        inner(self)
+        held.append(self._pool.run(rank_tasks.parts))
+
+    monkeypatch.setattr(VideoRanks, "release_branches", released)
+    with Session(config(vae=2, cfg=2)) as session:
+        found = outcomes(events_of(session, jobs))
+        assert session._videos._ranks is not None
+        assert {"transformer", "vae"} <= {*session._videos._ranks._pool.run(rank_tasks.parts)[1]}
+    assert [parts[1] for parts in held] == [["vae"]]
+    assert latents == expected
+    notes = found["first"].warnings
+    assert ["transformer" in notes[0], "tiles of 128 pixels" in notes[1]] == [True, True]
+    assert found["second"].warnings == ()
+    for one in found.values():
+        assert one.parallel is not None
+        assert one.parallel.branch_ranks == 2
+        assert one.parallel.decode is not None
+        assert all(rank.tiles for rank in one.parallel.decode.ranks)
 
 
 @pytest.mark.thorough

@@ -1,10 +1,12 @@
 """Videos that run out of memory: each stage once more with all dropped that can be, to the bit."""
 
+import json
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from engine.fake_video import FakeDenoiser, FakeEncoder, FakeVideo, Studios, video_job
@@ -113,6 +115,49 @@ def test_a_decode_goes_on_in_smaller_tiles_and_the_next_job_in_its_own(
     assert pixels(outcomes["second"]) == pixels(clean["second"])
     assert outcomes["second"].warnings == ()
     assert not list((tmp_path / "short").glob("latents/*"))
+
+
+def test_a_film_begins_anew_where_a_later_piece_finds_no_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the transformer the file is that of an undisturbed run, to the byte; in smaller tiles
+    its record says so, and the next job's does not.
+    """
+    jobs = [video_job("first", seed=1), video_job("second", seed=2)]
+    png = OutputConfig(tmp_path, frames="png")
+    _, clean = run(jobs, tmp_path / "clean", batch=COLD, output=png)
+    decode, tries, times = FakeVideo.decode_latents, [0], 0
+
+    def short(self: FakeVideo, *latents: Any) -> Iterator[np.ndarray]:
+        tries[0] += 1
+        for number, piece in enumerate(decode(self, *latents)):
+            if number == 1 and tries[0] <= times:
+                names = {path.name for path in (out / "outputs").iterdir()}
+                assert not {"first.mp4", "first.json", "first.frames"} & names
+                raise torch.OutOfMemoryError("no room for a later piece")
+            yield piece
+
+    monkeypatch.setattr(FakeVideo, "decode_latents", short)
+    for times in (1, 2, 3):
+        tries[0], out = 0, tmp_path / f"short-{times}"
+        _, found = run(jobs, out, batch=COLD, output=png)
+        files = {path.name for path in (out / "outputs").iterdir()}
+        made = {"second.mp4", "second.json", "second.frames"}
+        assert files == made | (
+            set() if times == 3 else {name.replace("second", "first") for name in made}
+        )
+        assert found["second"].outputs[0].sha256 == clean["second"].outputs[0].sha256
+        if times == 3:
+            assert found["first"].status == "failed"
+            continue
+        same = found["first"].outputs[0].sha256 == clean["first"].outputs[0].sha256
+        assert same == (times == 1)
+        settings = [
+            json.loads((out / "outputs" / f"{name}.json").read_text())["settings"].get("decode")
+            for name in ("first", "second")
+        ]
+        assert settings == [None if same else "half", None]
+        assert found["first"].warnings == (DECODE_NOTE, TILES_NOTE)[:times]
 
 
 def test_each_stage_is_tried_once_more(tmp_path: Path, short: Any) -> None:

@@ -91,6 +91,8 @@ def test_files_are_put_before_their_lines_and_all_is_read_again(endpoint: Endpoi
         "run.json",
     ]
     again = run_folder(PLACE)
+    assert again.is_run
+    assert not run_folder(PLACE / "elsewhere").is_run
     assert {name: line["status"] for name, line in again.results().items()} == {
         "a": "done",
         "b": "done",
@@ -148,8 +150,13 @@ def once(fault: Any, wanted: Callable[[str, str], bool]) -> Callable[[str, str],
     return lambda method, path: left.pop() if left and wanted(method, path) else None
 
 
-@pytest.mark.parametrize("fault", ["lost", "503", 0.3])
-@pytest.mark.parametrize("part", ["results/00000001", "outputs/a.png"])
+@pytest.mark.parametrize(
+    ("fault", "part"),
+    [
+        *((fault, "results/00000001") for fault in ("lost", "503", "409", 0.3)),
+        *((fault, "outputs/a.png") for fault in ("lost", "503", 0.3)),
+    ],
+)
 def test_a_lost_answer_a_busy_store_and_a_slow_one_cost_no_line(
     endpoint: Endpoint, fault: Any, part: str
 ) -> None:
@@ -295,6 +302,8 @@ def test_a_missing_library_a_password_and_an_unknown_store_are_refused(
     with pytest.raises(UsageError, match="must not hold a password") as refused:
         remote.located("s3://key:secret@bucket/run")
     assert "secret" not in str(refused.value)
+    with pytest.raises(UsageError, match="this is no address"):
+        remote.located("s3://[bucket/run")
     with pytest.raises(UsageError, match="no kind of store"):
         remote.located("nowhere://bucket")
     for missing in ("fsspec", "gcsfs"):

@@ -34,7 +34,7 @@ TOOL = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump
 
 def main() -> None:
     found = {}
-    for capability in (80, 89, 90):
+    for capability in map(int, sys.argv[1:]):
         for name, kernel, types, constants in _kernels():
             # 8.0 knows no e4m3; 8.9 differs from 9.0 in that alone.
             if capability < 90 and (FP8 in types.values()) != (capability == 89):

@@ -1,14 +1,21 @@
 """Which kernels a GPU's layers get, by its compute capability; the GPU itself is a fake one."""
 
 import importlib.util
+import json
+import sys
 from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import bias
 
-from hyimg_cli.kernels import attention, choice, formats
+from hyimg_cli.errors import MachineError
+from hyimg_cli.kernels import attention, choice, expert_table, formats, routed
 from hyimg_cli.kernels.choice import (
     ANY_ROWS,
     MOST_FEW_ROWS,
@@ -17,6 +24,8 @@ from hyimg_cli.kernels.choice import (
     experts_of,
     rows_unread,
 )
+from hyimg_cli.kernels.expert_table import ExpertRow, row_for
+from hyimg_cli.kernels.experts import plain_experts
 from hyimg_cli.kernels.formats import Format, empty_stack
 from hyimg_cli.spec.run import Quantization
 
@@ -35,6 +44,7 @@ def fake() -> Iterator[None]:
 
 def _chosen(monkeypatch: pytest.MonkeyPatch, form: Format | None, capability: tuple[int, int]):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _device: "a card")
     if form is None:
         return experts_of(*(torch.empty(2, n, 64, device=FAKE) for n in (128, 64)))
     return experts_of(*(empty_stack(form, 2, n, 64, FAKE) for n in (128, 64)))
@@ -128,3 +138,75 @@ def test_a_single_query_goes_where_no_plan_is_made_for_its_length(
     attention.fused_attention(q, keys, values, is_causal)
     is_behind = queries < slots and (is_causal or queries == 1)
     assert told == ([(queries, slots)] if is_behind else [])
+
+
+def _table(path: Path, rows: Any) -> Path:
+    path.write_text(json.dumps(rows))
+    expert_table._measured.cache_clear()
+    expert_table._tell.cache_clear()
+    return path
+
+
+def test_the_rows_of_a_card_are_those_that_were_measured_on_it(
+    fake: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    own = {
+        "none": {"few": "decode", "many": "quack", "most_few": 4},
+        "fp8": {"few": "grouped", "many": "grouped", "most_few": 0},
+    }
+    path = _table(tmp_path / "experts.json", {"a card": own, "another": {}})
+    monkeypatch.setattr(expert_table, "MEASURED", path)
+    installed = {"triton", "quack"}
+    monkeypatch.setattr(expert_table, "_is_installed", installed.__contains__)
+    assert row_for("a card", (9, 0), "none") == ExpertRow("decode", "quack", 4)
+    assert row_for("a card", (9, 0), "fp8") == ExpertRow("grouped", "grouped", 0)
+    # A format that was not measured, and another card.
+    assert row_for("a card", (9, 0), "nf4") == ExpertRow("decode", "grouped", 10)
+    assert row_for("another", (9, 0), "fp8") == ExpertRow("decode", "scaled", 10)
+    if importlib.util.find_spec("triton") is not None:
+        chosen = _chosen(monkeypatch, None, (9, 0))
+        assert isinstance(chosen, ByRows)
+        assert (_names(chosen), chosen.most_few) == (("decode_experts", "quack_experts"), 4)
+    assert not caplog.text
+    # Asked for by the card's own rows and not there: told, once; by the others' it is no news.
+    installed.remove("quack")
+    for _ in range(2):
+        assert row_for("a card", (9, 0), "none") == ExpertRow("decode", "grouped", 4)
+        assert row_for("another", (8, 0), "fp8") == ExpertRow("grouped", "grouped", 0)
+    assert caplog.text.count("has quack for this card") == 1
+
+
+@pytest.mark.parametrize("row", [{"few": "mine", "many": "grouped"}, {"few": "decode"}, 3])
+def test_a_table_that_is_none_is_an_error(tmp_path: Path, row: Any) -> None:
+    path = _table(tmp_path / "experts.json", {"a card": {"none": row}})
+    with pytest.raises(MachineError, match="the table of expert kernels cannot be read"):
+        expert_table._measured(path)
+
+
+def test_a_library_is_given_rows_groups_and_places_as_its_own_reference_has_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By the published signature: total rows by a matrix a group, borders with the first 0."""
+
+    def gemm(
+        A: torch.Tensor,
+        B: torch.Tensor,
+        *,
+        cu_seqlens_m: torch.Tensor,
+        A_idx: torch.Tensor | None,
+        tuned: bool,
+    ) -> torch.Tensor:
+        assert cu_seqlens_m.dtype == torch.int32
+        rows = A if A_idx is None else A[A_idx.long()]
+        borders = cu_seqlens_m.tolist()
+        assert borders[0] == 0
+        return torch.cat([rows[a:b] @ B[n] for n, (a, b) in enumerate(pairwise(borders))])
+
+    module = SimpleNamespace(gemm=gemm)
+    monkeypatch.setitem(sys.modules, "quack", SimpleNamespace(gemm_interface=module))
+    monkeypatch.setitem(sys.modules, "quack.gemm_interface", module)
+    torch.manual_seed(0)
+    up, down = torch.randn(4, 12, 8), torch.randn(4, 8, 6)
+    weight, index = torch.rand(7, 4).topk(2, dim=1)
+    call = torch.randn(7, 8), weight, index, up, down
+    torch.testing.assert_close(routed.quack_experts(*call), plain_experts(*call))

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from hyimg_cli.errors import CheckpointError
 from hyimg_cli.loading.packed import stored_index
-from hyimg_cli.loading.stream import stored_tensors
+from hyimg_cli.loading.readers import read_all
 
 GOLDEN = Path(__file__).parent / "bitsandbytes"
 Tensors = dict[str, torch.Tensor]
@@ -28,8 +28,8 @@ def tensors() -> Tensors:
 def _whole(folder: Path) -> Tensors:
     stored = stored_index(folder)
     found: Tensors = {}
-    for path in sorted(folder.glob("model*.safetensors")):
-        found.update({name: tensor.clone() for name, tensor in stored_tensors(path, stored)})
+    files = sorted(folder.glob("model*.safetensors"))
+    read_all(files, stored, lambda one: found.update({one.name: one.whole().clone()}))
     assert {n: tuple(t.shape) for n, t in found.items()} == {
         n: info.shape for n, info in stored.tensors.items()
     }

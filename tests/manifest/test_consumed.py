@@ -1,7 +1,7 @@
 """Settings that no job of the manifest reads are told, each by the name that the user wrote."""
 
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +10,9 @@ import pytest
 from hyimg_cli.manifest.consumed import without_effect
 from hyimg_cli.settings.precedence import settle
 from hyimg_cli.settings.table import SETTINGS
-from hyimg_cli.spec.job import ImageJob, VideoJob
+from hyimg_cli.spec.job import ImageJob, Size, VideoJob
 
-FILM = {"task": "t2v", "prompt": "a dog"}
+FILM: dict[str, Any] = {"task": "t2v", "prompt": "a dog"}
 
 
 @pytest.mark.parametrize(("only", "job"), [("pictures", VideoJob), ("videos", ImageJob)])
@@ -24,9 +24,11 @@ def test_what_the_other_kind_of_job_holds_is_not_its_alone(only: str, job: type)
 
 def test_each_setting_is_named_as_it_was_given(make_job: Any) -> None:
     environ = {"HYIMG_CHECKPOINT_EVERY": "2"}
-    settings = settle({"cfg_parallel_size": 2, "quantization": "fp8"}, environ, {"frames": "png"})
+    settings = settle(
+        {"vae_patch_parallel_size": 2, "quantization": "fp8"}, environ, {"frames": "png"}
+    )
     (sentence,) = without_effect(settings, [make_job()])
-    names = "--cfg-parallel-size, frames of the recipe, HYIMG_CHECKPOINT_EVERY"
+    names = "--vae-patch-parallel-size, frames of the recipe, HYIMG_CHECKPOINT_EVERY"
     assert sentence == f"{names} concern videos only; this manifest has none"
     assert list(without_effect(settings, [])) == []
 
@@ -46,6 +48,30 @@ def test_commands_tell_it_on_stderr(
     assert "concern" not in run_cli(command, films, *off, "-q").err
     assert "concern" not in run_cli(command, both, *off, "--frames", "png").err
     assert "concern" not in run_cli(command, films).err
+
+
+def test_what_only_lingbot_world_reads_is_told_of_other_videos() -> None:
+    settings = settle({"clips_together": 2}, {}, {"pass_graphs": True})
+    told = [
+        f"{name} concerns LingBot-World only; no video is its"
+        for name in ("pass_graphs of the recipe", "--clips-together")
+    ]
+    film = VideoJob(
+        custom_id="film",
+        **FILM,
+        negative_prompt="",
+        model="tiny-video",
+        seed=1,
+        size=Size(48, 32),
+        num_frames=5,
+        fps=8,
+        num_inference_steps=2,
+        guidance_scale=1.0,
+        flow_shift=5.0,
+    )
+    assert list(without_effect(settings, [film])) == told
+    assert list(without_effect(settings, [film, replace(film, camera="w-9")])) == []
+    assert list(without_effect(settle({}, {}, {}), [film])) == []
 
 
 def test_generate_tells_it_too(

@@ -1,7 +1,6 @@
 """The cost of a plan, worked out by hand for jobs of known rows."""
 
 from collections.abc import Callable
-from dataclasses import replace
 
 from hyimg_cli.manifest.cost import Cost, JobTokens, cost
 from hyimg_cli.manifest.planner import make_plan
@@ -21,8 +20,8 @@ WITH_TEXT = JobTokens(
     image_encodes=1,
     assumed_think=5,
 )
-DISTILLED = replace(
-    WITH_TEXT, ar_prefill=0, assumed_think=0, negative=0, branches=1, image_encodes=0
+DISTILLED = WITH_TEXT._replace(
+    ar_prefill=0, assumed_think=0, negative=0, branches=1, image_encodes=0
 )
 
 
@@ -62,7 +61,7 @@ def test_groups_add_up_and_the_peak_is_the_largest(
     make_job: Callable[..., ImageJob], card_of: CardOf
 ) -> None:
     jobs = [make_job("a"), make_job("b", size=SizeRequest(96, 160)), make_job("c")]
-    rows = {"a": WITH_TEXT, "b": DISTILLED, "c": replace(WITH_TEXT, step_rows=100)}
+    rows = {"a": WITH_TEXT, "b": DISTILLED, "c": WITH_TEXT._replace(step_rows=100)}
     costs = cost(make_plan(jobs, card_of), lambda job: rows[job.custom_id], card_of)
     assert [(group.size_class, group.cost.jobs) for group in costs.groups] == [
         ("auto", 2),

@@ -2,13 +2,17 @@
 
 import os
 import signal
+from dataclasses import replace
 
 import pytest
 import rank_tasks
 import torch
 
 from hyimg_cli.errors import MachineError
+from hyimg_cli.models import registry
 from hyimg_cli.parallel.ranks import RankPool
+from hyimg_cli.parallel.wire import Numerics
+from hyimg_cli.spec.run import ModelChoice
 
 
 def test_a_task_runs_on_all_or_on_the_first_ranks(pool: RankPool) -> None:
@@ -53,3 +57,20 @@ def test_members_leave_stop_signals_to_rank_0(pool: RankPool) -> None:
         os.kill(pid, signal.SIGINT)
         os.kill(pid, signal.SIGTERM)
     assert pool.run(rank_tasks.number) == [0, 1, 2, 3]
+
+
+def test_members_are_deterministic_where_rank_0_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    told: list[bool] = []
+    monkeypatch.setattr(torch, "use_deterministic_algorithms", told.append)
+    for is_on in (True, False, True):
+        numerics = replace(Numerics.of_this_process(), is_deterministic=is_on)
+        numerics.apply()
+    assert told == [True, True], "it was off before"
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+    assert Numerics.of_this_process().is_deterministic
+    registry.load(ModelChoice(device="cpu"))
+    assert told[-1] is False, "a model that is loaded without it takes it back"

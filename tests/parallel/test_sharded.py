@@ -8,20 +8,24 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from sharded_tasks import forwards, held, written
+from sharded_tasks import STEPS, drawn, forwards, held, written
+from short_tasks import short, short_here
 
 from hyimg_cli.errors import RankError, UsageError
+from hyimg_cli.kernels.attention import AttentionChoice
 from hyimg_cli.kernels.rows import invariant_multiple
 from hyimg_cli.kv.buffer import Slice
 from hyimg_cli.kv.tree import Host, KVTree
 from hyimg_cli.manifest.manifest import read_manifest
 from hyimg_cli.manifest.resolve import resolve_jobs
 from hyimg_cli.models import registry
+from hyimg_cli.models.hunyuan_image3.attention import StepRows
 from hyimg_cli.models.hunyuan_image3.card import read_architecture
 from hyimg_cli.models.hunyuan_image3.family import HunyuanImage3
 from hyimg_cli.models.hunyuan_image3.ranked import load_ranked
 from hyimg_cli.models.hunyuan_image3.split import refuse_uneven
 from hyimg_cli.models.hunyuan_image3.weights import load
+from hyimg_cli.models.protocols import Context, GeneratedText
 from hyimg_cli.parallel.ranks import RankPool
 from hyimg_cli.parallel.tensor import Share
 from hyimg_cli.settings.precedence import settle
@@ -157,3 +161,76 @@ def test_shares_are_a_partition(length: int, count: int) -> None:
     parts = [list(range(length))[Share(n, count).of_length(length)] for n in range(count)]
     assert [thing for part in parts for thing in part] == list(range(length))
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_branches_on_ranks_of_their_own(pool: RankPool, job: ImageJob, ranks: int) -> None:
+    """Two sets of ranks: with whole layers to the bit, with split ones within rounding."""
+    alone = one_process(torch.float32)
+    network = load_ranked(FOLDER, pool, ranks, branch_sets=2, dtype=torch.float32)
+    model = HunyuanImage3(network, registry.sequences(registry.EMBEDDED))
+    for each in (alone, model):
+        each.network.make_batch_invariant(invariant_multiple())
+    expected, before = forwards(alone, job), model.rows_seen
+    found = forwards(model, job)
+    for name, value in expected.items():
+        if ranks == 2:
+            assert torch.equal(found[name], value), name
+        else:
+            worst = (found[name] - value).abs().max() / value.abs().max()
+            assert worst < BOUND[torch.float32], f"{name}: {worst}"
+    # Rank 0 had one branch of two in each step, and all rows of all else.
+    canvas = alone.canvas(job, [], GeneratedText())
+    live = canvas.branches[0].live_stop - canvas.branches[0].live_start
+    assert alone.rows_seen - (model.rows_seen - before) == STEPS * live
+    # A set that runs out of memory, and then rank 0: nobody waits, and what follows is right.
+    pids = pool.member_pids
+    for rank in (1, 0):
+        lift = short(model.network.model, "mlp", at=(0,)) if rank == 0 else None
+        if rank == 1:  # its third forward: prompts of both branches, then a branch of its own
+            pool.run(short_here, "mlp", 10**6, (2,), ranks=ranks, own=lambda: None)
+        with pytest.raises(torch.OutOfMemoryError, match=f"rank {rank}: no room"):
+            drawn(model, job)
+        if lift is not None:
+            lift()
+    assert torch.equal(drawn(model, job)["pixels"], found["pixels"])
+    assert pool.member_pids == pids
+
+
+def test_decode_steps_of_several_rows_look_at_all_at_once(pool: RankPool, job: ImageJob) -> None:
+    """The tokens of one process, row by row; on split layers and on whole ones."""
+    jobs = [replace(job, prompt=prompt) for prompt in ("a red circle", "a dog and a cat", "x")]
+    tokens = [[5, 40, 7], [99, 5, 8], [40, 40, 2]]
+    expected = fed(one_process(torch.float32), jobs, tokens)
+    attention = AttentionChoice(batches_decode=True)
+    network = load_ranked(FOLDER, pool, 2, dtype=torch.float32, attention=attention)
+    model = HunyuanImage3(network, registry.sequences(registry.EMBEDDED))
+    for multiple in (1, 4):
+        model.network.model.row_multiple = multiple
+        seen: list[int] = []
+        layer = model.network.model.layers[0].self_attn
+        hook = layer.register_forward_pre_hook(
+            lambda _, arguments, seen=seen: seen.append(isinstance(arguments[2], StepRows))
+        )
+        found = fed(model, jobs, tokens)
+        hook.remove()
+        assert seen[-len(tokens) :] == [True] * len(tokens)
+        torch.testing.assert_close(found, expected, atol=2e-4, rtol=2e-4)
+        assert torch.equal(found.argmax(-1), expected.argmax(-1))
+
+
+def fed(model: HunyuanImage3, jobs: list[ImageJob], tokens: list[list[int]]) -> torch.Tensor:
+    """Logits behind some tokens that are fed a row for each job, [steps, rows, V]."""
+    contexts = []
+    for job in jobs:
+        opening = model.opening(job, [])
+        assert opening is not None
+        buffer = model.new_buffer(opening.capacity)
+        ids, stop = opening.layout.ids, opening.stop
+        hidden_M = model.prefill(opening.layout, ids, [], buffer, stop)
+        contexts.append(Context(list(ids[:stop]), buffer, hidden_M))
+    seen = []
+    for row in tokens:
+        model.feed([(context, [id_]) for context, id_ in zip(contexts, row, strict=True)])
+        seen.append(model.text_logits(contexts))
+    return torch.stack(seen)

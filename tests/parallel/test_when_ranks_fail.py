@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 import rank_tasks
 import torch
-from rank_tasks import DyingVae
+from rank_tasks import DyingVae, ShortVae
 
 from hyimg_cli.errors import CheckpointError, MachineError, RankError
 from hyimg_cli.parallel import ranks
@@ -88,6 +88,26 @@ def test_a_rank_killed_between_tiles_ends_the_job_and_not_the_run(tmp_path: Path
         # The next job starts the rank again, and its autoencoder with it.
         found = decoder.decode(latents)
         assert torch.equal(found, decode_tiled(pool.here.parts["vae"], latents))
+
+
+def test_a_rank_that_is_short_of_memory_is_short_as_one_process_is(tmp_path: Path) -> None:
+    """In the own tiles, then in those of half the side; both ranks decode what comes next."""
+    (tmp_path / "a tile").touch()
+    latents = torch.randn(1, 4, 2, 30, 53)
+    with RankPool(2, timeout_s=120) as pool:
+        pool.load("vae", ShortVae(tmp_path))
+        pool.load("model", rank_tasks.number)
+        decoder, vae = PatchParallelDecoder(pool), pool.here.parts["vae"]
+        with pytest.raises(torch.OutOfMemoryError, match=r"rank 1 failed: .* no room for a tile"):
+            decoder.decode(latents)
+        pool.unload("model")
+        half = vae.tiling.halved
+        found = decoder.decode(latents, half)
+        assert torch.equal(found, decode_tiled(vae, latents, half))
+        assert not torch.equal(found, decode_tiled(vae, latents))
+        assert decoder.report is not None
+        assert all(one.tiles > 1 for one in decoder.report.ranks)
+        assert pool.run(rank_tasks.parts)[1] == ["vae"]
 
 
 def test_what_a_loader_raises_arrives_as_it_is(tmp_path: Path) -> None:

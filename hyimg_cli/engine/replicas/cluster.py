@@ -7,19 +7,23 @@ by our own beat, for Ray never notices; what an actor makes travels with its lin
 import atexit
 import logging
 import os
+import re
 import shutil
 import signal
 import socket
+import sys
 import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import ray
 from ray.exceptions import RayActorError, RayError
+from ray.util import placement_group, placement_group_table, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from hyimg_cli.engine.replicas.messages import (
     Assign,
@@ -29,13 +33,14 @@ from hyimg_cli.engine.replicas.messages import (
     Ready,
     Setup,
     Told,
+    Waits,
 )
 from hyimg_cli.engine.replicas.pieces import PieceWorker
 from hyimg_cli.errors import MachineError
 from hyimg_cli.journal.keys import here
 from hyimg_cli.journal.provenance import cores
 from hyimg_cli.memory.present import of_each
-from hyimg_cli.parallel.launch import tie_to
+from hyimg_cli.parallel.tie import tie_to
 from hyimg_cli.parallel.watch import Beat
 from hyimg_cli.spec.plan import Plan
 from hyimg_cli.spec.run import Place, RunConfig
@@ -47,8 +52,11 @@ _AT_ONCE = 64
 _LOOK_S = 0.5
 # How often the cluster's head is called, and how long it may give no answer.
 _HEAD_S, _HEAD_GONE_S = 5.0, 15.0
-_PROBE_S = 600.0
+_CALL_S = 10.0
+# A replica may wait so long for room, and so does who asks what a machine has.
+_ROOM_S = 600.0
 _OBJECT_STORE_BYTES = 400_000_000
+_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 # Of clusters that were started here.
 _FOLDERS: list[str] = []
 _IN_WATCH = ray.method(concurrency_group="watch")
@@ -83,14 +91,30 @@ class Replica:
 
 @dataclass(eq=False)
 class _Actor:
-    """A replica as it is seen here: its handle, and what it was asked and has not answered."""
+    """A replica as it is seen here: its handle, and what it was asked and has not answered.
+
+    `room` is what it has, or waits for since `began`; only then is its process started.
+    """
 
     handle: Any
     up: Any
+    room: Any
     beat_s: float
     run: Any = None
     beat: Any = None
     beat_at: float = 0.0
+    began: float = field(default_factory=time.monotonic)
+    has_room: bool = False
+
+    def waiting(self, head: "_Head") -> Waits | Gone | None:
+        """That it has no room yet, or will have none; None where it has."""
+        if not self.has_room and head.answers():
+            self.has_room = placement_group_table(self.room).get("state") == "CREATED"
+        if self.has_room:
+            return None
+        if time.monotonic() - self.began > _ROOM_S:
+            return Gone(f"no room on the Ray cluster for {_ROOM_S:.0f} s")
+        return Waits()
 
     def asked(self) -> Iterator[Any]:
         """What an answer is awaited to; it is asked for a sign of life now and then."""
@@ -116,8 +140,6 @@ class _Actor:
 class RayCluster:
     """A transport: replicas are actors, wherever the cluster has room."""
 
-    start_s = 600.0  # it may wait for room
-
     def __init__(self, config: RunConfig, plan: Plan, count: int) -> None:
         """Raises MachineError where the cluster is not there, or has not what the replicas need."""
         connect(config)
@@ -125,16 +147,26 @@ class RayCluster:
         each = -(-count // len(_nodes()))
         # Taken by this machine's memory: of a cluster without GPUs all are taken to be alike.
         self.config = of_each(config, each)
+        self._starting: dict[int, Setup] = {}
         self._actors: dict[int, _Actor] = {}
         self._is_woken = False
         self._head = _Head()
 
     def start(self, setup: Setup) -> None:
+        self._starting[setup.number] = setup
+
+    def _begin(self, setup: Setup) -> None:
         remote: Any = ray.remote  # whose types know of no groups
         of_ray = remote(max_restarts=0, max_task_retries=0, concurrency_groups={"watch": 2})
-        actor = of_ray(Replica).options(**self._needs, **self.options(setup.number))
+        what = {"num_cpus": "CPU", "num_gpus": "GPU"}
+        room = placement_group([{what[name]: n for name, n in self._needs.items() if n}])
+        actor = of_ray(Replica).options(
+            scheduling_strategy=PlacementGroupSchedulingStrategy(room),
+            **self._needs,
+            **self.options(setup.number),
+        )
         handle = actor.remote(setup)
-        self._actors[setup.number] = _Actor(handle, handle.up.remote(), setup.beat_s)
+        self._actors[setup.number] = _Actor(handle, handle.up.remote(), room, setup.beat_s)
 
     def options(self, number: int) -> dict[str, Any]:
         """What else a replica's actor is started with."""
@@ -148,10 +180,14 @@ class RayCluster:
         actor.run = run.remote(work)
 
     def stop(self, number: int, signal_number: int) -> None:
-        self._actors[number].handle.stop.remote(signal_number)
+        if number in self._actors:
+            self._actors[number].handle.stop.remote(signal_number)
 
     def events(self, timeout_s: float) -> list[tuple[int, FromReplica]]:
         self._head.confirm()
+        if self._starting and self._head.answers():
+            while self._starting:
+                self._begin(self._starting.popitem()[1])
         waiting = {asked: n for n, actor in self._actors.items() for asked in actor.asked()}
         read = [
             (number, ref)
@@ -159,26 +195,41 @@ class RayCluster:
             if (ref := self._actors[number].answer(asked)) is not None
         ]
         values = _values([ref for _, ref in read])
-        return [self._said(number, value) for (number, _), value in zip(read, values, strict=True)]
+        said = [self._said(number, value) for (number, _), value in zip(read, values, strict=True)]
+        said += [
+            (n, one) for n, actor in self._actors.items() if (one := actor.waiting(self._head))
+        ]
+        for number, message in said:
+            if isinstance(message, Gone):
+                self.kill(number)
+        return said
 
     def wake(self) -> None:
         self._is_woken = True
 
     def kill(self, number: int) -> None:
+        self._starting.pop(number, None)
         actor = self._actors.pop(number, None)
         if actor is not None:
             with suppress(RayError):
                 ray.kill(actor.handle, no_restart=True)
+                if self._head.answers():  # else its room goes with this job
+                    remove_placement_group(actor.room)
 
     def close(self) -> None:
         for number in list(self._actors):
             self.kill(number)
-        disconnect()
+        if self._head.is_gone:
+            _leave_without_head()
+        else:
+            disconnect()
 
     def _ready(self, waiting: dict[Any, int], timeout_s: float) -> list[tuple[Any, int]]:
         """All that has an answer by now; waits for the first."""
         until = time.monotonic() + timeout_s
         ready: list[Any] = []
+        if not waiting:
+            time.sleep(min(_LOOK_S, timeout_s))
         while waiting and not ready and not self._is_woken and time.monotonic() < until:
             left_s = min(_LOOK_S, max(0.0, until - time.monotonic()))
             ready, _ = ray.wait(list(waiting), num_returns=1, timeout=left_s, fetch_local=False)
@@ -191,8 +242,7 @@ class RayCluster:
     def _said(self, number: int, value: Any) -> tuple[int, FromReplica]:
         if not isinstance(value, Exception):
             return number, value
-        self.kill(number)
-        if isinstance(value, RayActorError):
+        if isinstance(value, RayActorError) and not value.actor_init_failed:
             return number, Gone("its process or its machine is gone")
         return number, Gone(str(value).strip().splitlines()[-1])
 
@@ -213,32 +263,56 @@ def _value(ref: Any) -> Any:
 
 
 class _Head:
-    """The cluster's head, without which Ray ends this process after a minute, with no word."""
+    """The cluster's head, without which Ray ends this process after a minute, with no word. Until
+    then a question to it keeps who asked waiting: it is called first.
+    """
 
     def __init__(self) -> None:
-        host, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
-        self._address = host.strip("[]"), int(port)
+        self._address = _host_and_port(ray.get_runtime_context().gcs_address)
         self._called_at = self._heard_at = time.monotonic()
+        self.is_gone = False
 
     def confirm(self) -> None:
         """Raises MachineError where the head has not answered for some time."""
+        if time.monotonic() - self._called_at >= _HEAD_S:
+            self.answers()
+        if self._called_at - self._heard_at > _HEAD_GONE_S:
+            self.is_gone = True
+            raise MachineError(
+                "the head of the Ray cluster does not answer any more",
+                where=":".join(map(str, self._address)),
+                hint="start the cluster, then run the same command again: it resumes",
+                code="machine.ray",
+            )
+
+    def answers(self) -> bool:
+        """True if it answers now."""
         now = time.monotonic()
-        if now - self._called_at < _HEAD_S:
-            return
         if now - self._called_at > 2 * _HEAD_GONE_S:
             self._heard_at = now  # nobody called meanwhile: this process was stopped
         self._called_at = now
-        try:
-            socket.create_connection(self._address, timeout=1.0).close()
+        is_there = not self.is_gone and _answers(*self._address, timeout_s=1.0)
+        if is_there:
             self._heard_at = now
-        except OSError:
-            if now - self._heard_at > _HEAD_GONE_S:
-                raise MachineError(
-                    "the head of the Ray cluster does not answer any more",
-                    where=":".join(map(str, self._address)),
-                    hint="start the cluster, then run the same command again: it resumes",
-                    code="machine.ray",
-                ) from None
+        return is_there
+
+
+def _answers(host: str, port: int, timeout_s: float) -> bool:
+    """True if something there answers a greeting of HTTP/2, which Ray's own clients begin with: of
+    a process that is stopped the system still accepts what calls.
+    """
+    try:
+        with socket.create_connection((host, port), timeout_s) as line:
+            line.sendall(_GREETING)
+            line.recv(1)
+    except OSError:
+        return False
+    return True
+
+
+def _host_and_port(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
 
 
 def place_of(config: RunConfig) -> Place:
@@ -246,7 +320,7 @@ def place_of(config: RunConfig) -> Place:
     connect(config)
     probe = ray.remote(here).options(max_retries=0, **_needs(config, config.parallel.replicas))
     try:
-        return ray.get(probe.remote(), timeout=_PROBE_S)
+        return ray.get(probe.remote(), timeout=_ROOM_S)
     except RayError as error:
         what = f"no machine of the Ray cluster answers: {str(error).strip().splitlines()[-1]}"
         raise MachineError(what, hint="look at ray status", code="machine.ray") from error
@@ -287,15 +361,19 @@ def connect(config: RunConfig) -> None:
     # Ray takes SIGTERM for itself; ours end a run in order.
     numbers = (signal.SIGINT, signal.SIGTERM)
     handlers = {number: signal.getsignal(number) for number in numbers}
-    address = config.parallel.ray_address
+    address = config.parallel.ray_address or "auto"
     own = _own(config.parallel.replicas) if address == "local" else {}
     try:
+        # Ray itself would try for minutes.
+        if re.fullmatch(r"[^/]+:\d+", address) and not _answers(*_host_and_port(address), _CALL_S):
+            raise OSError(f"nothing answers there within {_CALL_S:.0f} s")
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **own)
     except (OSError, ValueError, RuntimeError, RayError) as error:
         disconnect()
         raise MachineError(
             f"no Ray cluster at {address}: {str(error).strip().splitlines()[0]}",
-            hint="ray status shows one; --ray-address local starts one on this machine",
+            hint="ray status shows one, RAY_AUTH_TOKEN must be its own; --ray-address local starts "
+            "one on this machine",
             code="machine.ray",
         ) from error
     finally:
@@ -314,6 +392,22 @@ def _own(replicas: int) -> dict[str, Any]:
         "object_store_memory": _OBJECT_STORE_BYTES,
         "_temp_dir": _FOLDERS[-1],
     }
+
+
+def _leave_without_head() -> None:
+    """Leave a cluster whose head is gone, or is stopped and will not answer."""
+    leaving = threading.Thread(target=disconnect, daemon=True)
+    leaving.start()
+    leaving.join(_CALL_S)
+    if leaving.is_alive():
+        atexit.register(_end_at_once)
+
+
+def _end_at_once() -> None:
+    """End this process as its run has ended; what of Ray still waits would crash it."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(MachineError.exit_code)
 
 
 def disconnect() -> None:

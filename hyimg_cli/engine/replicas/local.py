@@ -32,8 +32,6 @@ class _Process:
 class LocalProcesses:
     """A transport: replicas are children of this process, on a GPU or a share of the cores each."""
 
-    start_s = 60.0
-
     def __init__(self, config: RunConfig, plan: Plan, count: int) -> None:
         """Raises MachineError where there are fewer GPUs than they need, and on a CPU whose memory
         cannot hold a model each.
@@ -57,7 +55,8 @@ class LocalProcesses:
         self._processes[number].child.post(packed(work))
 
     def stop(self, number: int, signal_number: int) -> None:
-        self._processes[number].child.post(packed(Stop(signal_number)))
+        if number in self._processes:
+            self._processes[number].child.post(packed(Stop(signal_number)))
 
     def events(self, timeout_s: float) -> list[tuple[int, FromReplica]]:
         found: list[tuple[int, FromReplica]] = []

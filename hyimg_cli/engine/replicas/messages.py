@@ -1,7 +1,8 @@
 """What a run and its replicas say to each other, and the transport that carries it; no torch.
 
     to a replica      Setup as it starts, then Assign for each piece; Stop
-    from a replica    Ready, then for each piece Told until PieceDone; Beat now and then; Gone
+    from a replica    Ready, then for each piece Told until PieceDone; Beat now and then; Gone; and
+                      on its behalf, before its process starts, Waits
 
 Pickled by plain `pickle`: frozen dataclasses without tensors. A replica writes no file of the run:
 what it made travels with its line.
@@ -84,24 +85,28 @@ class PieceDone:
 
 
 @dataclass(frozen=True)
+class Waits:
+    """There is no room for the replica yet."""
+
+
+@dataclass(frozen=True)
 class Gone:
     """The replica's process has ended, `why` in words: nothing more will come."""
 
     why: str
 
 
-FromReplica = Ready | Told | PieceDone | Beat | Gone
+FromReplica = Waits | Ready | Told | PieceDone | Beat | Gone
 
 
 class Transport(Protocol):
     """Starts replicas by their numbers and carries messages; it knows of no job and no journal.
 
     Nothing here waits for a replica, but `events` for as long as it is told. `config`: the run's,
-    as one replica has it. `start_s`: how long a replica's first word may take.
+    as one replica has it.
     """
 
     config: RunConfig
-    start_s: float
 
     def start(self, setup: Setup) -> None:
         """Begin to start a replica, in place of an earlier one of the number."""

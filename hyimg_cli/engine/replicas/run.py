@@ -27,6 +27,7 @@ from hyimg_cli.engine.replicas.messages import (
     Setup,
     Told,
     Transport,
+    Waits,
 )
 from hyimg_cli.engine.replicas.outcomes import again, died_twice, marked, unplaced
 from hyimg_cli.engine.replicas.worker import Worker
@@ -211,9 +212,9 @@ class _Dispatcher:
         for number, message in said:
             worker = self._workers[number]
             if number not in lost:
-                worker.heard(now)
+                worker.heard(message, now)
                 yield from self._taken(worker, message)
-                if not worker.is_up and not isinstance(message, Beat):
+                if not worker.is_up and not isinstance(message, Beat | Waits):
                     lost.add(number)
         if fault is not None:
             raise fault
@@ -319,7 +320,7 @@ class _Dispatcher:
         """End those that are stopped or hang."""
         now = self._clock()
         for worker in [one for one in self._workers if one.is_alive]:
-            most_s = self._limits.silence_s if worker.was_heard else self.transport.start_s
+            most_s = self._limits.silence_s if worker.was_heard else self._limits.start_s
             beat, worker.beat = worker.beat, Beat()
             if now - worker.heard_at > most_s:
                 yield from self._killed(worker, f"no sign of life for {most_s:.0f} s")

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from hyimg_cli.engine.replicas.messages import FromReplica, Waits
 from hyimg_cli.parallel.watch import Beat
 from hyimg_cli.spec.events import Event, JobDone, JobFailed, JobStarted
 from hyimg_cli.spec.job import Job
@@ -15,7 +16,8 @@ _MOST_DEATHS_IN_A_ROW = 3
 class Worker:
     """Number `number` of the replicas: one process after another, where it dies and is replaced.
 
-    `heard_at`: when it said something last, or was started, where it `was_heard` not yet.
+    `heard_at`: when it said something last, or was started, where it `was_heard` not yet; while it
+    waits for room it is not started yet.
     """
 
     number: int
@@ -44,8 +46,8 @@ class Worker:
         self.is_alive, self.is_up, self.was_heard = True, False, False
         self.model, self.heard_at, self.beat = None, now, Beat()
 
-    def heard(self, now: float) -> None:
-        self.heard_at, self.was_heard = now, True
+    def heard(self, message: FromReplica, now: float) -> None:
+        self.heard_at, self.was_heard = now, not isinstance(message, Waits)
 
     def assigned(self, piece: Plan) -> None:
         self._jobs = {job.custom_id: job for job in piece.jobs}

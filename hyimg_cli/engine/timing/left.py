@@ -90,7 +90,6 @@ class _Progress:
     cells: float
     text: float = 0.0
     steps: float = 0.0
-    is_over: bool = False
 
 
 @dataclass
@@ -123,18 +122,21 @@ class TimeLeft:
         self._began = self._last = clock()
         self._first_job: float | None = None
         self.total, self.done = len(plan.jobs), 0
-        self._jobs = {
-            job.custom_id: _Progress(job.model, cells(job, revision)) for job in plan.jobs
-        }
-        self._texts = {job.model: _Texts() for job in plan.jobs}
+        self._plan, self._revision = plan, revision
+        # Jobs at work; those that are over.
+        self._jobs: dict[str, _Progress] = {}
+        self._over: set[str] = set()
+        self._texts = {group.model: _Texts() for group in plan.groups}
         self._stages = {
             (model, name): _Ready() if name == "ready" else _Stage()
             for model in self._texts
             for name in _STAGES
         }
-        for job in plan.jobs:
-            for name, units in self._units(job).items():
-                self._stages[job.model, name].units += units
+        for group in plan.groups:
+            for name in ("text", "finish"):
+                self._stages[group.model, name].units += len(group.jobs)
+            for job in group.jobs:
+                self._stages[group.model, "denoise"].units += cells(job, revision)
         for model in self._texts:
             self._learn(model, (earlier or {}).get(model, ()), replicas)
         self._at = next(iter(self._texts), "")
@@ -204,9 +206,12 @@ class TimeLeft:
             return "denoise"
         return "finish" if isinstance(event, JobDone | JobFailed | JobStarted) else ""
 
-    def _units(self, job: Job) -> dict[str, float]:
-        of = self._jobs[job.custom_id]
-        return {"text": 1.0, "denoise": of.cells, "finish": 1.0}
+    def _at_work(self, custom_id: str) -> _Progress | None:
+        """How far a job is; None for one that is over, or of no plan."""
+        is_new = custom_id not in self._jobs and custom_id not in self._over
+        if is_new and (job := self._plan.by_id.get(custom_id)):
+            self._jobs[custom_id] = _Progress(job.model, cells(job, self._revision))
+        return self._jobs.get(custom_id)
 
     def _learn(self, model: str, runs: Sequence[RunTiming], replicas: int) -> None:
         """What a unit of each stage took in earlier runs."""
@@ -235,7 +240,7 @@ class TimeLeft:
         texts.tokens = sum(one.mean * one.texts for one in lengths)
 
     def _written(self, event: ThinkToken) -> None:
-        job = self._jobs.get(event.custom_id)
+        job = self._at_work(event.custom_id)
         if job is None:
             return
         texts = self._texts[job.model]
@@ -244,7 +249,7 @@ class TimeLeft:
             self._set(event.custom_id, text=min(_ALMOST, event.count / texts.mean))
 
     def _text_ended(self, custom_id: str) -> None:
-        job = self._jobs.get(custom_id)
+        job = self._at_work(custom_id)
         if job is not None:
             texts = self._texts[job.model]
             texts.tokens += (length := texts.last.pop(custom_id, 0))
@@ -253,15 +258,16 @@ class TimeLeft:
 
     def _end(self, custom_id: str) -> None:
         self.done += 1
-        job = self._jobs.get(custom_id)
-        if job is not None and not job.is_over:
+        job = self._at_work(custom_id)
+        if job is not None:
             self._set(custom_id, text=1.0, steps=1.0)
             self._stages[job.model, "finish"].done += 1
-            job.is_over = True
+            self._over.add(custom_id)
+            del self._jobs[custom_id]
 
     def _set(self, custom_id: str, *, text: float, steps: float | None = None) -> None:
-        job = self._jobs.get(custom_id)
-        if job is None or job.is_over:
+        job = self._at_work(custom_id)
+        if job is None:
             return
         self._stages[job.model, "text"].done += text - job.text
         job.text = text
@@ -280,5 +286,6 @@ def cells(job: Job, revision: str | None) -> float:
         branches = 2 if job.guidance_scale > 1 else 1
         steps = count_full(job.step_cache, card.steps_of(job.num_inference_steps))
         return float(math.prod(grid) * branches * steps)
-    grid_of_video = registry.video_card(job.model, revision).latent_grid(job.size, job.num_frames)
-    return float(math.prod(grid_of_video) * job.branch_count * job.full_steps)
+    film = registry.video_card(job.model, revision)
+    cells_a_step = math.prod(film.latent_grid(job.size, job.num_frames)) * job.branch_count
+    return float(cells_a_step * film.evaluated(job))

@@ -88,7 +88,7 @@ def conditions(model: str, config: RunConfig) -> str:
         "device": device_name(device),
         "dtype": dtype,
         "quantization": choice.quantization,
-        "graphs": by_graphs(choice, parallel.tensor_ranks),
+        "graphs": by_graphs(choice, parallel.picture_ranks),
         "tiling": bool(choice.vae_use_tiling),
         "offload": choice.cpu_offload != "none",
         "balanced": choice.device == "balanced",
@@ -100,14 +100,19 @@ def conditions(model: str, config: RunConfig) -> str:
         facts["vae"] = [choice.vae_dtype, choice.vae_channels_last]
     if choice.offloads_experts:
         facts["experts"] = "fetched"
-    # Of videos; written where they are off their defaults: timings of earlier versions stay.
-    of_videos = {
+    # Written where they are off their defaults: timings of earlier versions stay.
+    beside = {
         "whole": not choice.tiles_videos,
         "groups": choice.cpu_offload == "group",
         "attention": choice.attention_backend != "native" and choice.attention_backend,
         "compiled": choice.compile_blocks,
+        "tiles": choice.decode_tiles != "auto" and choice.decode_tiles,
+        "batched decode": choice.batched_decode,
+        "sdpa": choice.sdpa_backend != "auto" and choice.sdpa_backend,
+        "deterministic": choice.deterministic,
+        "context": parallel.context_ranks > 1 and parallel.context_ranks,
     }
-    return digest.of_json(facts | {name: value for name, value in of_videos.items() if value})
+    return digest.of_json(facts | {name: value for name, value in beside.items() if value})
 
 
 class KeptTimings:

@@ -3,9 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from math import ceil
-from pathlib import Path
 
 from hyimg_cli.engine.timing.observed import GroupTiming, TextLengths
 from hyimg_cli.engine.timing.watch import decode_steps, latent_cells
@@ -14,9 +12,9 @@ from hyimg_cli.journal.keys import precision
 from hyimg_cli.manifest.cost import Cost, PlanCost
 from hyimg_cli.manifest.texts import text_of
 from hyimg_cli.manifest.video_cost import FEWEST_PREWARMED, strings
-from hyimg_cli.media.images import probe_image
+from hyimg_cli.media.images import size_of
 from hyimg_cli.models import registry
-from hyimg_cli.spec.job import ImageJob, Size
+from hyimg_cli.spec.job import ImageJob
 from hyimg_cli.spec.plan import Group, Plan, VideoGroup
 from hyimg_cli.spec.run import RunConfig
 from hyimg_cli.spec.step_cache import count_full
@@ -82,7 +80,8 @@ def _of_pictures(
 
 def _of_videos(group: VideoGroup, config: RunConfig) -> GroupWork:
     jobs = len(group.jobs)
-    forwards = sum(job.full_steps * job.branch_count for job in group.jobs)
+    card = registry.video_card(group.model, config.model.revision, config.model.components)
+    forwards = sum(card.evaluated(job) * job.branch_count for job in group.jobs)
     cells = latent_cells(group.jobs[0], config.model.revision)
     pixels = jobs * group.num_frames * group.size.height * group.size.width
     phases: Measures = {
@@ -139,13 +138,8 @@ def _shape(job: ImageJob, config: RunConfig) -> tuple[object, ...]:
     """What decides the shapes of a job's forwards, as prewarming tells them apart."""
     card = registry.model_card(job.model, config.model.revision)
     try:
-        found = [_size_of(path) for path in job.images]
+        found = [size_of(path) for path in job.images]
     except SourceImageError:
         return ()
     sources = tuple(card.nearest_bucket(size.height, size.width).size for size in found)
     return sources, str(job.size), job.writes_text, job.guidance_scale > 1
-
-
-@cache
-def _size_of(path: str) -> Size:
-    return probe_image(Path(path), decode=False)[0]

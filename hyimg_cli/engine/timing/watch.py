@@ -62,10 +62,11 @@ class Watch:
     ) -> None:
         """`began`: a reading of `clock` at which the run's command was given."""
         self._clock, self._began = clock, began
-        self._jobs = {job.custom_id: job for job in plan.jobs}
+        self._jobs = plan.by_id
+        places = ((group.model, group.size_class) for group in plan.groups)
         self._group_of = {
-            job.custom_id: (group.model, group.size_class)
-            for group in plan.groups
+            job.custom_id: place
+            for group, place in zip(plan.groups, places, strict=True)
             for job in group.jobs
         }
         self._config = config

@@ -105,7 +105,8 @@ def _counts(outcome: Outcome) -> tuple[object, ...]:
     ranks = 0
     if spread is not None:
         decoding = len(spread.decode.ranks) if spread.decode else 1
-        ranks = max(spread.branch_ranks, spread.tensor_ranks, decoding)
+        branches = spread.branch_ranks * spread.tensor_ranks
+        ranks = max(branches, spread.context_ranks, decoding)
     embedded, cache = outcome.cache.get("prompt_embeddings"), outcome.step_cache
     full = None if cache is None else (cache.full, cache.estimated)
     return tokens, outcome.batch, embedded, ranks, full

@@ -71,6 +71,8 @@ def load_family(
         "decode_graphs": choice.decode_graphs == "on",
         "--vae-dtype float16": choice.vae_dtype == "float16",
         "vae_channels_last": choice.vae_channels_last,
+        "batched_decode": choice.batched_decode,
+        "sdpa_backend": choice.sdpa_backend != "auto",
         "--offload-experts": choice.offloads_experts,
     }
     for asked, is_refused in refused.items():

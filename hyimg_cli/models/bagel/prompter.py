@@ -232,8 +232,9 @@ class BagelPrompter:
 
     def refuse_uneven(self, ranks: int, quantization: Quantization) -> None:
         raise UsageError(
-            "BAGEL's layers are not split over processes",
-            hint="leave --tensor-parallel-size out; --replicas shares the jobs",
+            "BAGEL's layers and branches are not spread over processes",
+            hint="leave --tensor-parallel-size and --cfg-parallel-size out; --replicas shares the "
+            "jobs",
             code="usage.tensor-parallel",
         )
 

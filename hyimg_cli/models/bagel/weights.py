@@ -1,7 +1,7 @@
 """Loading a checkpoint in the released layout: every key, no other, safetensors only.
 
 Names and shapes are checked from the files' headers before a byte of weight is read; then each
-tensor is put into a network without weights, one at a time. The VAE stays float32.
+tensor is put into a network without weights. The VAE stays float32.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,8 @@ from hyimg_cli.loading.checkpoint import (
     tensor_index,
     weight_files,
 )
-from hyimg_cli.loading.stream import stored_tensors
+from hyimg_cli.loading.packed import Stored
+from hyimg_cli.loading.readers import StoredTensor, read_all
 from hyimg_cli.models.bagel.config import VAE_WEIGHTS, WEIGHTS, BagelShape, read_architecture
 from hyimg_cli.models.bagel.network import BagelNetwork
 from hyimg_cli.models.bagel.vae import autoencoder, stored_name, stored_shape
@@ -114,25 +115,22 @@ def fill(
 ) -> None:
     """Every tensor of the files into the network; `names`: its own, by those that are stored."""
     missing = dict(names)
-    for path in weight_files(folder, stem):
-        for stored, values in stored_tensors(path):
-            module, own = _place(network, missing.pop(stored))
-            if isinstance(module, QuantizedLinear) and own == "weight":
-                module.put(values.to(device))
-                continue
-            room: torch.Tensor = getattr(module, own)
-            # What lies in the file is a view of it.
-            kept = values.to(device, dtype, copy=True).view(room.shape)
-            setattr(module, own, nn.Parameter(kept, requires_grad=False))
+
+    def put(stored: StoredTensor) -> None:
+        path, _, own = missing.pop(stored.name).rpartition(".")
+        module = network.get_submodule(path)
+        if isinstance(module, QuantizedLinear) and own == "weight":
+            for first, rows in stored.rows(device):
+                module.put(rows, first)
+            return
+        kept = stored.on(device, dtype).view(getattr(module, own).shape)
+        setattr(module, own, nn.Parameter(kept, requires_grad=False))
+
+    read_all(weight_files(folder, stem), Stored(tensor_index(folder, stem), {}), put)
     if missing:
         what = f"loading left missing keys: {', '.join(sorted(missing)[:5])}"
         raise CheckpointError(what, code="checkpoint.not-strict")
     network.eval()
-
-
-def _place(network: nn.Module, name: str) -> tuple[nn.Module, str]:
-    path, _, own = name.rpartition(".")
-    return network.get_submodule(path), own
 
 
 def _vae_names(vae: Any, arch: BagelShape) -> dict[str, str]:

@@ -22,9 +22,17 @@ from hyimg_cli.models.diffusers_video.work import (
     hunyuan_forward,
     wan_blocks,
     wan_forward,
+    wan_heads,
 )
 from hyimg_cli.settings.table import SETTINGS
-from hyimg_cli.spec.card import DecodeWork, StartRule, TileRule, VideoCard, VideoDefaults
+from hyimg_cli.spec.card import (
+    DecodeWork,
+    StartRule,
+    SwitchRule,
+    TileRule,
+    VideoCard,
+    VideoDefaults,
+)
 from hyimg_cli.spec.job import Size
 
 HUNYUAN_MAX_TOKENS = 1000
@@ -38,6 +46,7 @@ _COUNTS = {"num_frames", "fps", "num_inference_steps"}
 # Of the released autoencoders, counted without a GPU; others are taken to be as they are.
 _HUNYUAN_DECODE = DecodeWork(per_frame_pixel=1_796)
 WAN_DECODE = DecodeWork(per_pixel=10_500)
+_EULER = "FlowMatchEulerDiscreteScheduler"
 _SHIFT_OF_720P = 5.0
 _SHIFT_OF_TARGET = {640: 5.0, 960: 9.0}
 
@@ -147,6 +156,8 @@ def _wan(layout: CheckpointLayout, model: str) -> VideoCard:
         component_bytes=(),
         forward=wan_forward(network),
         blocks=wan_blocks(network),
+        context_heads=wan_heads(network),
+        switch=_wan_switch(layout),
         decode=WAN_DECODE,
         start=_wan_start(layout),
         needs_start=layout.starts_from_pictures and not layout.index.get("expand_timesteps"),
@@ -174,11 +185,19 @@ def _wan_start(layout: CheckpointLayout) -> StartRule | None:
     return StartRule(count, count, "stretch")
 
 
+def _wan_switch(layout: CheckpointLayout) -> SwitchRule | None:
+    ratio, scheduler = layout.index.get("boundary_ratio"), layout.components["scheduler"]
+    if ratio is None:
+        return None
+    levels = int(scheduler.config().get("num_train_timesteps", 1000))
+    return SwitchRule(float(ratio), levels, scheduler.class_name == _EULER)
+
+
 def _wan_defaults(layout: CheckpointLayout) -> VideoDefaults:
     """Wan 2.1's, those of the 2.2 pair (720p, two scales), or of the 2.2 5B (24 fps)."""
     start = _wan_start(layout)
     scheduler = layout.components["scheduler"]
-    key = "flow_shift" if scheduler.class_name == "UniPCMultistepScheduler" else "shift"
+    key = "shift" if scheduler.class_name == _EULER else "flow_shift"
     plain = VideoDefaults(
         size=Size(480, 832),
         num_frames=81,

@@ -7,8 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hyimg_cli.errors import OutputError
+from hyimg_cli.errors import MachineError, OutputError
 from hyimg_cli.models.latent_video import VideoVae
+from hyimg_cli.spec.run import DECODE_TILES, DecodeTiles
 from hyimg_cli.tiling.decode import decode_tiled
 from hyimg_cli.tiling.tiles import Tiling, tile_plan
 
@@ -16,19 +17,19 @@ PIECE_FRAMES = 8
 
 
 class LocalDecoder:
-    """The decode of one process: in tiles by the VAE's own rule, two rows of them held at a time,
-    or whole. The library's `decode` to the bit.
+    """The decode of one process: in tiles, two rows of them held at a time, or whole, frame by
+    frame where the VAE can. The library's `decode` to the bit.
     """
 
-    def __init__(self, vae: Callable[[], VideoVae], *, is_tiled: bool) -> None:
+    def __init__(self, vae: Callable[[], VideoVae]) -> None:
         self._vae = vae
-        self.is_tiled = is_tiled
 
-    def decode(self, latents_BCFYX: Tensor) -> Tensor:
+    def decode(self, latents_BCFYX: Tensor, tiling: Tiling | None) -> Iterator[Tensor]:
         vae = self._vae()
-        if self.is_tiled:
-            return decode_tiled(vae, latents_BCFYX)
-        return vae.finish(vae.decode_tile(latents_BCFYX))
+        if tiling and _cuts(tiling, latents_BCFYX):
+            yield decode_tiled(vae, latents_BCFYX, tiling)
+        else:
+            yield from map(vae.finish, vae.stream(latents_BCFYX))
 
 
 def refuse_infinite(latents_BCFYX: Tensor) -> None:
@@ -40,32 +41,46 @@ def refuse_infinite(latents_BCFYX: Tensor) -> None:
         raise OutputError("the latents are not finite", code="output-video.not-finite")
 
 
-def smaller_tilings(own: Tiling, latents_BCFYX: Tensor, *, is_tiled: bool) -> Iterator[Tiling]:
-    """Tilings that cut the latents smaller than the model's decode does, in its `own` tiles or as a
-    whole; largest tiles first.
-    """
-    for tiling in (None if is_tiled else own, own.halved):
-        if tiling and len(tile_plan(tiling, *latents_BCFYX.shape[-2:]).tiles) > 1:
-            yield tiling
+def tiling_of(own: Tiling, tiles: DecodeTiles) -> Tiling | None:
+    """The tiling that a word asks for; None for a whole decode. Raises MachineError."""
+    if tiles == "half" and own.halved is None:
+        raise MachineError(
+            f"half of {own.rows.tile} x {own.columns.tile} latent cells is no tile of this VAE",
+            where="decode_tiles",
+            hint="leave it out of the recipe",
+            code="machine.not-followed",
+        )
+    return {"auto": None, "own": own, "half": own.halved}[tiles]
+
+
+def smaller_tilings(
+    own: Tiling, latents_BCFYX: Tensor, tiles: DecodeTiles
+) -> Iterator[tuple[DecodeTiles, Tiling]]:
+    """Tilings that cut the latents smaller than a decode in `tiles` does; largest tiles first."""
+    smaller: dict[DecodeTiles, Tiling | None] = {"own": own, "half": own.halved}
+    for name in DECODE_TILES[DECODE_TILES.index(tiles) + 1 :]:
+        tiling = smaller[name]
+        if tiling and _cuts(tiling, latents_BCFYX):
+            yield name, tiling
+
+
+def _cuts(tiling: Tiling, latents_BCFYX: Tensor) -> bool:
+    return len(tile_plan(tiling, *latents_BCFYX.shape[-2:]).tiles) > 1
 
 
 def frames(pixels_BCTHW: Tensor) -> Iterator[np.ndarray]:
-    """A video in -1..1 as pieces of RGB uint8 [T, H, W, 3]; B is 1.
+    """Frames in -1..1 as pieces of RGB uint8 [T, H, W, 3]; B is 1.
 
-    Checked first, as a whole. Raises OutputError where a value is not finite.
+    All are checked before the first piece is made. Raises OutputError where a value is not finite.
     """
     lowest, highest = (bound.item() for bound in pixels_BCTHW.aminmax())
     if not (np.isfinite(lowest) and np.isfinite(highest)):
         raise OutputError("the video is not finite", code="output-video.not-finite")
-    levels_THWC = _levels(pixels_BCTHW[0])
-    return (piece.cpu().numpy() for piece in levels_THWC.split(PIECE_FRAMES))
+    return (_levels(piece) for piece in pixels_BCTHW[0].split(PIECE_FRAMES, dim=1))
 
 
-def _levels(pixels_CTHW: Tensor) -> Tensor:
+def _levels(pixels_CTHW: Tensor) -> np.ndarray:
     """uint8 [T, H, W, 3], rounded as the library's own image export does, on the device."""
-    channels_last = pixels_CTHW.permute(1, 2, 3, 0)
-    parts = (
-        (part.float() * 0.5 + 0.5).clamp(0, 1).mul(255).round().to(torch.uint8)
-        for part in channels_last.split(PIECE_FRAMES)
-    )
-    return torch.cat(list(parts))
+    unit_THWC = (pixels_CTHW.permute(1, 2, 3, 0).float() * 0.5 + 0.5).clamp(0, 1)
+    levels_THWC = unit_THWC.mul(255).round().to(torch.uint8).contiguous()
+    return levels_THWC.cpu().numpy()

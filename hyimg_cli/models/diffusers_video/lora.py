@@ -26,6 +26,8 @@ from hyimg_cli.models.diffusers_video.lora_names import BIAS, DOWN, PREFIX, UP, 
 from hyimg_cli.models.lora_files import lora_file
 from hyimg_cli.spec.job import Lora
 
+_DIFFERENCES = (".diff", ".diff_b")
+
 
 class Adapters:
     """The LoRAs that are on some transformers: those of one job at a time."""
@@ -117,6 +119,28 @@ def _pairs(file: Path, network: Any, family: str) -> tuple[dict[str, Tensor], An
     except (ValueError, KeyError, RuntimeError, AttributeError) as error:
         raise _misfit(file, sorted(tensors), f"its names cannot be converted ({error})") from error
     return WanPipeline._maybe_expand_t2v_lora_for_i2v(network, found), None
+
+
+def left_out(file: Path) -> list[str]:
+    """Entries that the library converts to nothing, without a word: differences of whole tensors,
+    such as norms, which no pair stands beside. Those of zeros are not counted.
+    """
+    with readable(file), safetensors.safe_open(file, framework="pt") as opened:
+        names = set(opened.keys())
+        return [
+            name
+            for name in sorted(names)
+            if name.endswith(_DIFFERENCES) and not _is_applied(name, names)
+            if opened.get_tensor(name).any()
+        ]
+
+
+def _is_applied(name: str, names: set[str]) -> bool:
+    """True for the bias of a pair's layer, and for the head, which has one of its own."""
+    layer = name.rpartition(".")[0]
+    is_head = layer.endswith("head.head") and f"{layer}.diff" in names
+    has_pair = bool({f"{layer}.lora_down.weight", f"{layer}.lora_A.weight"} & names)
+    return is_head or (has_pair and name.endswith(".diff_b"))
 
 
 def _from_hunyuan(tensors: Mapping[str, Tensor], file: Path) -> dict[str, Tensor]:

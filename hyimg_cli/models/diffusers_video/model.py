@@ -5,6 +5,8 @@ import gc
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property, partial
+from itertools import chain
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -16,15 +18,17 @@ from torch import Tensor
 from hyimg_cli.diffusion.step_cache import VelocityCache
 from hyimg_cli.errors import JobError
 from hyimg_cli.models.diffusers_video.branches import LocalBranches, RunningBranches, inputs_of
+from hyimg_cli.models.diffusers_video.context import Context
 from hyimg_cli.models.diffusers_video.decode import (
     LocalDecoder,
     frames,
     refuse_infinite,
     smaller_tilings,
+    tiling_of,
 )
 from hyimg_cli.models.diffusers_video.denoising import Denoiser, Velocity, forget_step_cache
 from hyimg_cli.models.diffusers_video.layout import CheckpointLayout
-from hyimg_cli.models.diffusers_video.lora import Adapters
+from hyimg_cli.models.diffusers_video.lora import Adapters, left_out
 from hyimg_cli.models.diffusers_video.networks import finish_network, load_network
 from hyimg_cli.models.diffusers_video.scheduling import JobScheduler
 from hyimg_cli.models.diffusers_video.start import StartEncoder
@@ -39,10 +43,10 @@ from hyimg_cli.models.latent_video import (
     VideoDenoiser,
     VideoVae,
 )
+from hyimg_cli.models.lora_files import lora_file
 from hyimg_cli.spec.card import VideoCard
 from hyimg_cli.spec.job import VideoJob
-from hyimg_cli.spec.run import ModelChoice
-from hyimg_cli.tiling.decode import decode_tiled
+from hyimg_cli.spec.run import DecodeTiles, ModelChoice
 from hyimg_cli.tiling.tiles import Tiling
 
 
@@ -72,9 +76,11 @@ class DiffusersVideo(ABC):
         self.card, self.layout, self.place, self.choice = card, layout, place, choice
         self.parameter_count = parameter_count
         self.branch_runner: Callable[[], BranchRunner] = lambda: LocalBranches(self.branch)
-        self.is_tiled = choice.tiles_videos
+        self.is_tiled, self.tiles = choice.tiles_videos, choice.decode_tiles
+        if self.is_tiled and self.tiles == "auto":
+            self.tiles = "own"
         self._is_off_device = False
-        self.decoder: LatentDecoder = LocalDecoder(lambda: self.vae, is_tiled=self.is_tiled)
+        self.decoder: LatentDecoder = LocalDecoder(lambda: self.vae)
 
     @abstractmethod
     def new_prompts(self) -> PromptEncoder:
@@ -153,6 +159,12 @@ class DiffusersVideo(ABC):
         """The LoRAs of the job at work."""
         return Adapters(self.networks, self.layout.family)
 
+    @cached_property
+    def context(self) -> Context:
+        """The transformers as ranks share their tokens."""
+        by_token = bool(self.layout.index.get("expand_timesteps"))
+        return Context(self.networks, self.device, by_token=by_token)
+
     def load_weights(self) -> None:
         """Read the transformer and the VAE now, not at the first job."""
         self.load_transformer()
@@ -182,6 +194,16 @@ class DiffusersVideo(ABC):
 
     def texts(self, job: VideoJob) -> tuple[str, ...]:
         return (job.prompt, job.negative_prompt) if self.has_guidance(job) else (job.prompt,)
+
+    def notes(self, job: VideoJob) -> tuple[str, ...]:
+        """Of its LoRAs, what the library does not apply."""
+        found = ((one, left_out(lora_file(one.file))) for one in job.lora if one.file)
+        return tuple(
+            f"the LoRA {Path(one.file).name} also changes {len(names)} tensors that the library "
+            f"leaves as they are, the first {names[0]}"
+            for one, names in found
+            if names
+        )
 
     @torch.no_grad()
     def denoiser(
@@ -227,23 +249,19 @@ class DiffusersVideo(ABC):
             is_euler=job.scheduler == "euler",
         )
 
-    def smaller_tilings(self, latents_BCFYX: Tensor) -> Iterator[Tiling]:
-        return smaller_tilings(self.vae.tiling, latents_BCFYX, is_tiled=self.is_tiled)
+    def smaller_tilings(self, latents_BCFYX: Tensor) -> Iterator[tuple[DecodeTiles, Tiling]]:
+        return smaller_tilings(self.vae.tiling, latents_BCFYX, self.tiles)
 
     @torch.no_grad()
     def decode_latents(
         self, latents_BCFYX: Tensor, tiling: Tiling | None = None
     ) -> Iterator[np.ndarray]:
-        """The whole video is decoded and checked before the first piece comes back.
-
-        Raises OutputError, a JobError, where it is not finite or shows nothing.
-        """
+        """Raises OutputError, a JobError, where the video is not finite."""
         refuse_infinite(latents_BCFYX)
         self.place.bring(self.vae.module)
-        unscaled_BCFYX = self.vae.unscaled(latents_BCFYX)
-        if tiling is not None:
-            return frames(decode_tiled(self.vae, unscaled_BCFYX, tiling))
-        return frames(self.decoder.decode(unscaled_BCFYX))
+        tiling = tiling or tiling_of(self.vae.tiling, self.tiles)
+        pieces = self.decoder.decode(self.vae.unscaled(latents_BCFYX), tiling)
+        return chain.from_iterable(map(frames, pieces))
 
     def _noise(self, job: VideoJob) -> Tensor:
         """Drawn on the CPU in the dtype that the pipeline draws in: another dtype, other noise."""

@@ -62,6 +62,10 @@ class HunyuanVae:
         pixels_BCTHW: Tensor = self.module.decoder(latents_BCFYX)
         return pixels_BCTHW
 
+    def stream(self, latents_BCFYX: Tensor) -> Iterator[Tensor]:
+        """The same in one piece: its mid block looks at all frames."""
+        yield self.decode_tile(latents_BCFYX)
+
     def finish(self, merged_BCTHW: Tensor) -> Tensor:
         """The picture of the merged tiles: as it is."""
         return merged_BCTHW

@@ -211,8 +211,8 @@ def _refuse_leftovers(component: Component, report: dict[str, Any]) -> None:
 
 class _NotExpected(logging.Filter):
     """Lets everything pass but what would be said of every released checkpoint, at each load: that
-    guiders and backends of attention are experimental, and that the VAE of Wan 2.2 5B has a setting
-    (`clip_output`) that the library does not read.
+    guiders, backends of attention and parallelism are experimental, and that the VAE of Wan 2.2 5B
+    has a setting (`clip_output`) that the library does not read.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -224,6 +224,7 @@ class _NotExpected(logging.Filter):
 _EXPERIMENTAL = (
     "Guiders are currently an experimental feature",
     "Attention backends are an experimental feature",
+    "`enable_parallelism` is an experimental feature",
 )
 _NOT_EXPECTED = _NotExpected()
 _CHATTY = (

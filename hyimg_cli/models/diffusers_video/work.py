@@ -30,6 +30,11 @@ def wan_blocks(network: dict[str, Any]) -> int:
     return int(_Numbers(network)["num_layers", 40])
 
 
+def wan_heads(network: dict[str, Any]) -> int:
+    """Heads of attention of Wan's transformer."""
+    return int(_Numbers(network)["num_attention_heads", 40])
+
+
 def hunyuan_forward(network: dict[str, Any]) -> ForwardWork:
     """HunyuanVideo-1.5: blocks of joint attention, in which video and text have weights apart."""
     of = _Numbers(network)

@@ -9,14 +9,17 @@ another's length.
 # width, M model width, S slot
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from functools import partial
+from itertools import chain, pairwise
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from hyimg_cli.kernels.attention import RowAttention, masked_attention
 from hyimg_cli.kernels.decode_attention import DecodeAttention, Rows
 from hyimg_cli.kernels.rowwise import PLAIN, Rowwise
+from hyimg_cli.kernels.transfer import to_device
 from hyimg_cli.kv.buffer import Buffer
 from hyimg_cli.models.hunyuan_image3.config import Architecture
 from hyimg_cli.models.hunyuan_image3.rope import Rope
@@ -53,6 +56,40 @@ class StepRows:
 
     of_layer: Callable[[int], Rows]
     attend: DecodeAttention
+
+
+def step_rows(
+    query_blocks: Sequence[QueryBlock], attend: DecodeAttention, device: torch.device
+) -> StepRows | None:
+    """The rows of a decode step; None for blocks that are no token each in a buffer of its own."""
+    buffers = [block.buffer for block in query_blocks]
+    if len(set(map(id, buffers))) < len(buffers) or any(block.count > 1 for block in query_blocks):
+        return None
+    table = to_device(addresses(buffers), device).view(-1, len(buffers))
+    length_R = to_device([block.start for block in query_blocks], device)
+    return StepRows(partial(rows_at, buffers, table, length_R), attend)
+
+
+def addresses(buffers: Sequence[Buffer]) -> list[int]:
+    """Pointers of every layer's keys, then values, a row each, and last the slots of a head."""
+    sides = [b.keys_HSD for b in buffers], [b.values_HSD for b in buffers]
+    layers = range(len(buffers[0].keys_HSD))
+    pointers = [[row[layer].data_ptr() for row in side] for side in sides for layer in layers]
+    return [*chain(*pointers), *(buffer.capacity for buffer in buffers)]
+
+
+def rows_at(buffers: Sequence[Buffer], table: Tensor, length_R: Tensor, layer: int) -> Rows:
+    """One layer's K/V by a table of `addresses`, on the layer's device."""
+    layers = (table.shape[0] - 1) // 2
+    device = next((buffer.keys_HSD[layer].device for buffer in buffers), table.device)
+    return Rows(
+        [buffer.keys_HSD[layer] for buffer in buffers],
+        [buffer.values_HSD[layer] for buffer in buffers],
+        table[layer].to(device),
+        table[layers + layer].to(device),
+        table[2 * layers].to(device),
+        length_R.to(device),
+    )
 
 
 def pieces(
@@ -121,7 +158,11 @@ class Attention(nn.Module):
         """Attention output [T, M] of the new tokens, one after another in `x_TM`."""
         q_THD, k_TKD, v_TKD = self.project(x_TM, rope)
         if isinstance(new, StepRows):
-            seen_THD = new.attend(q_THD, k_TKD, v_TKD, new.of_layer(self.layer))
+            rows = new.of_layer(self.layer)
+            count = len(rows.length_R)
+            seen_THD = new.attend(q_THD[:count], k_TKD[:count], v_TKD[:count], rows)
+            if count < len(q_THD):  # rows behind them are padding
+                seen_THD = F.pad(seen_THD, (0, 0, 0, 0, 0, len(q_THD) - count))
         else:
             seen_THD = self._by_query_block(new, q_THD, k_TKD, v_TKD)
         projected: Tensor = self.o_proj(seen_THD.flatten(1))

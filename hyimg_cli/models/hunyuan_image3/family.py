@@ -13,7 +13,8 @@ from torch import Tensor
 from hyimg_cli.diffusion.denoise import Track
 from hyimg_cli.diffusion.guidance import CFG
 from hyimg_cli.diffusion.schedule import Schedule
-from hyimg_cli.kernels.attention import warn_of_slow_kernel
+from hyimg_cli.errors import MachineError
+from hyimg_cli.kernels.attention import AttentionChoice, warn_of_slow_kernel
 from hyimg_cli.kernels.repetition import penalize
 from hyimg_cli.kernels.rows import invariant_multiple
 from hyimg_cli.kernels.transfer import sent, to_device
@@ -63,7 +64,8 @@ def load_family(
     pool: RankPool | None = None,
 ) -> "HunyuanImage3":
     """Load the weights in `folder` on the chosen device: float32 on the CPU, bfloat16 on a GPU by
-    default. With a `pool` each of its ranks loads its share of the layers, on its own device.
+    default. With a `pool` each of its ranks loads its share of the layers, on its own device, and
+    its `branch_sets` deal out the guidance branches.
     """
     device = device_of(choice) if pool is None else pool.here.device.type
     device_map = None if device == "cpu" else device
@@ -71,6 +73,13 @@ def load_family(
         refuse_without_gpu(device_map)
     name, form, card = choice.dtype_on(device), choice.quantization, prompter.card
     graphs, dtype, cache = None, getattr(torch, name), choice.weights_cache
+    if choice.batched_decode and device_map is not None and not has_triton():
+        raise MachineError(
+            "batched_decode on a GPU works with Triton, which is not installed",
+            hint="pip install triton, or leave batched_decode out",
+            code="machine.no-triton",
+        )
+    attention = AttentionChoice(choice.sdpa_backend, choice.batched_decode)
     if pool is None:
         network = load(
             folder,
@@ -79,22 +88,32 @@ def load_family(
             quantization=form,
             cache=cache,
             offloads_experts=choice.offloads_experts,
+            attention=attention,
         )
         if choice.offloads_experts:
             offload_experts(network, choice.expert_room)
         if choice.wants_graphs(on_one_gpu=is_one_gpu(device_map), has_triton=has_triton()):
             graphs = decode_graphs(network, form)
     else:
-        network = load_ranked(folder, pool, dtype=dtype, quantization=form, cache=cache)
+        sets = pool.branch_sets
+        network = load_ranked(
+            folder,
+            pool,
+            branch_sets=sets,
+            dtype=dtype,
+            quantization=form,
+            cache=cache,
+            attention=attention,
+        )
         # In main memory all ranks lie together; on GPUs each has its own.
         together = pool.size if device == "cpu" else 1
-        share = prompter.rank_bytes(pool.size, name, form).kv_share
+        share = prompter.rank_bytes(pool.size // sets, name, form).kv_share
         kv_bytes = round(card.kv_bytes_per_token * share * together)
         card = replace(card, kv_bytes_per_token=kv_bytes)
     if is_batch_invariant and device == "cpu":
         network.make_batch_invariant(invariant_multiple())
     set_float32_convolutions(choice, device)
-    if is_one_gpu(device_map):
+    if is_one_gpu(device_map) and choice.sdpa_backend == "auto":
         warn_of_slow_kernel(network.device, dtype)
     if choice.vae_channels_last:
         network.vae.to(memory_format=torch.channels_last_3d)

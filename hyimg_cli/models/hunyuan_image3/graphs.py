@@ -28,11 +28,11 @@ from torch import Tensor
 
 from hyimg_cli.errors import MachineError
 from hyimg_cli.kernels.captures import Capture, GpuCapture, Replay
-from hyimg_cli.kernels.choice import ANY_ROWS, MOST_FEW_ROWS, rows_unread
+from hyimg_cli.kernels.choice import ANY_ROWS, MOST_FEW_ROWS, row_on, rows_unread
 from hyimg_cli.kernels.decode_attention import DecodeAttention, Rows, decode_attention
 from hyimg_cli.kernels.transfer import to_device
 from hyimg_cli.kv.buffer import Buffer
-from hyimg_cli.models.hunyuan_image3.attention import StepRows
+from hyimg_cli.models.hunyuan_image3.attention import StepRows, addresses, rows_at
 from hyimg_cli.models.hunyuan_image3.model import HunyuanImage3ForCausalMM
 from hyimg_cli.spec.run import Quantization
 
@@ -113,15 +113,7 @@ class DecodeStep:
         return hidden_RM
 
     def _rows(self, layer: int) -> Rows:
-        layers = (self._table.shape[0] - 1) // 2
-        return Rows(
-            [buffer.keys_HSD[layer] for buffer in self._buffers],
-            [buffer.values_HSD[layer] for buffer in self._buffers],
-            self._table[layer],
-            self._table[layers + layer],
-            self._table[2 * layers],
-            self._length_R,
-        )
+        return rows_at(self._buffers, self._table, self._length_R, layer)
 
     def _point(self) -> None:
         """Rows without a job share the spare buffer's one slot: what it holds is of no account."""
@@ -129,11 +121,8 @@ class DecodeStep:
         before = [pointed() for pointed in self._pointed_to]
         if len(before) == len(buffers) and all(map(operator.is_, before, buffers)):
             return
-        sides = [b.keys_HSD for b in buffers], [b.values_HSD for b in buffers]
-        layers = range(len(self._spare.keys_HSD))
-        pointers = [[row[layer].data_ptr() for row in side] for side in sides for layer in layers]
-        flat = [*chain(*pointers), *(buffer.capacity for buffer in buffers)]
-        self._table.copy_(to_device(flat, self._table.device).view_as(self._table))
+        flat = to_device(addresses(buffers), self._table.device)
+        self._table.copy_(flat.view_as(self._table))
         self._pointed_to = [ref(buffer) for buffer in buffers]
 
 
@@ -344,5 +333,6 @@ def decode_graphs(network: HunyuanImage3ForCausalMM, form: Quantization) -> Deco
     device = network.layer_devices[0]
     assert set(network.layer_devices) == {device}, "a graph is one GPU's"
     capability = torch.cuda.get_device_capability(device)
-    most_rows = rows_unread(capability, network.lm_head.weight.dtype, form)
+    most_few = row_on(device, form).most_few
+    most_rows = rows_unread(capability, network.lm_head.weight.dtype, form, most_few)
     return DecodeGraphs(network, decode_attention(device), GpuCapture(device), most_rows=most_rows)

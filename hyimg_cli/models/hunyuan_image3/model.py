@@ -175,9 +175,8 @@ class HunyuanImage3ForCausalMM(nn.Module):
         owner = [number for number, live in enumerate(pictures) for _ in live.branches]
         query_blocks = [branch.query_block for branch in branches]
         x_TM = torch.cat([rows_PTM[number] for number in owner])
-        hidden_TM = self.model(
-            x_TM, joined([branch.live_rope for branch in branches]), query_blocks
-        )
+        rope = joined([branch.live_rope for branch in branches])
+        hidden_TM = self.model.branches(x_TM, rope, query_blocks)
         hidden_GTM = hidden_TM.unflatten(0, (len(branches), -1))
         velocity_GCYX = self._final(pictures, owner, hidden_GTM)
         return list(velocity_GCYX.split([len(live.branches) for live in pictures]))

@@ -28,6 +28,7 @@ from hyimg_cli.models.hunyuan_image3.sequence import (
     Section,
     SourceShape,
     Target,
+    behind_sources,
     segments,
 )
 from hyimg_cli.models.hunyuan_image3.system_prompt import shipped_text, system_prompt
@@ -83,7 +84,12 @@ class Prompter:
         )
         self._measures: Memo[str, tuple[int, tuple[str, ...]]] = Memo(_TEXT_BYTES, lambda _: 256)
         self._frames: Memo[tuple[bool, int, str], int] = Memo(_TEXT_BYTES, lambda _: 64)
+        self._around: Memo[Hashable, tuple[int, dict[str, int]]] = Memo(_TEXT_BYTES, lambda _: 1024)
         self._counts: Memo[Hashable, JobTokens] = Memo(_TEXT_BYTES, lambda _: 1024)
+        self._openings: Memo[Hashable, ArPrompt | None] = Memo(_TEXT_BYTES, lambda _: 1024)
+        self._leading: Memo[Hashable, list[Segment]] = Memo(
+            _TEXT_BYTES, lambda found: 1024 + 8 * sum(one.length for one in found)
+        )
         self._fitted: Memo[Size, SourceShape] = Memo(_TEXT_BYTES, lambda _: 512)
         self._layouts: Memo[Hashable, Layout] = Memo(_LAYOUT_BYTES, _layout_bytes)
 
@@ -102,6 +108,13 @@ class Prompter:
         """
         prompt_length, names = self._measured(job.prompt)
         self._refuse_names("prompt", names)
+        key = self._without_prompt(job, len(job.images))
+        length, parts = self._around.get(key, lambda: self._beside_prompt(job))
+        parts = {"prompt": prompt_length} | parts
+        self._refuse_too_long(length + prompt_length, max(parts, key=lambda name: parts[name]))
+
+    def _beside_prompt(self, job: ImageJob) -> tuple[int, dict[str, int]]:
+        """The least tokens of a job beside its prompt, and those of its other texts by field."""
         system = self._system(job)
         is_rewritten = self._thinks_and_rewrites(self._given_ids(job))
         if job.writes_text:
@@ -113,13 +126,12 @@ class Prompter:
         system_length = self._measured(text)[0] if text else 0
         tag = trigger(job.bot_task) if job.writes_text else ""
         frame = self._framed(bool(text), len(job.images), tag)
-        parts = {"prompt": prompt_length}
+        parts: dict[str, int] = {}
         if job.system_prompt is not None:
             parts["system_prompt"] = system_length
         if cot_length:
             parts["cot_text" if job.cot_text is not None else "cot_token_ids"] = cot_length
-        field = max(parts, key=lambda name: parts[name])
-        self._refuse_too_long(frame + system_length + prompt_length + cot_length, field)
+        return frame + system_length + cot_length, parts
 
     def fit(self, height: int, width: int, *, is_ratio: bool = False) -> tuple[Bucket, str]:
         """The bucket for a picture, and a note where training left the nearest one out, else "".
@@ -228,24 +240,55 @@ class Prompter:
     def text_prefix(
         self, job: ImageJob, source_sizes: Sequence[Size], digests: Sequence[str]
     ) -> list[Segment] | None:
-        opening = self.opening(job, self._shapes(source_sizes))
+        self._refuse_names("prompt", self._measured(job.prompt)[1])
+        shapes = self._shapes(source_sizes)
+        key = self._without_prompt(job, shapes)
+        opening = self._openings.get(key, lambda: self.opening(_stand_in(job), shapes))
         if opening is None:
             return None
-        return segments(opening.layout, opening.layout.ids, digests, opening.stop - 1)
+        user, layout = self.vocabulary.encode(job.prompt), opening.layout
+        last = behind_sources(layout, layout.ids, opening.stop - 1, user)
+        return self._sources(key, layout, digests) + last
 
     def branch_prefixes(
         self, job: ImageJob, source_sizes: Sequence[Size], digests: Sequence[str]
     ) -> list[list[Segment]]:
         bucket = self.fit(job.size.height, job.size.width)[0]
-        layout = self.picture(job, self._shapes(source_sizes), None, bucket)
-        rows = (layout.ids, layout.unconditional_ids)[: self.branch_count(job)]
-        return [segments(layout, ids, digests, layout.live_start - 1) for ids in rows]
+        self._refuse_names("prompt", self._measured(job.prompt)[1])
+        shapes = self._shapes(source_sizes)
+        # Kept as long as any sequence: the stand-in's prompt is that of all.
+        layout = self.picture(_stand_in(job), shapes, None, bucket)
+        user = self.vocabulary.encode(job.prompt)
+        rows = (
+            (layout.ids, user),
+            (layout.unconditional_ids, [self.vocabulary.cfg] * len(user)),
+        )[: self.branch_count(job)]
+        first = self._sources(self._without_prompt(job, shapes), layout, digests)
+        stop = layout.live_start - 1
+        return [first + behind_sources(layout, row, stop, text) for row, text in rows]
 
-    def _shapes(self, source_sizes: Sequence[Size]) -> list[SourceShape]:
+    def _sources(self, key: Hashable, layout: Layout, digests: Sequence[str]) -> list[Segment]:
+        """Segments up to the last source."""
+        stop = max((0, *layout.cuts))
+        return self._leading.get(
+            (key, tuple(digests)), lambda: segments(layout, layout.ids, digests, stop)
+        )
+
+    def _shapes(self, source_sizes: Sequence[Size]) -> tuple[SourceShape, ...]:
         """Of pictures that are not read: the real patch grid only shapes positions, every count is
         the same with any.
         """
-        return [self._fitted.get(size, partial(self._shape, size)) for size in source_sizes]
+        return tuple(self._fitted.get(size, partial(self._shape, size)) for size in source_sizes)
+
+    def _without_prompt(self, job: ImageJob, sources: Hashable) -> Hashable:
+        """All that a sequence is made of but the prompt: in that alone jobs of a manifest mostly
+        differ.
+        """
+        return (
+            *(sources, job.bot_task, job.size, self.branch_count(job)),
+            *(job.use_system_prompt, job.system_prompt, job.drop_think),
+            *(job.cot_text, job.cot_token_ids),
+        )
 
     def _shape(self, size: Size) -> SourceShape:
         return self.source_shape(self.fit(size.height, size.width)[0], Grid(1, 1))
@@ -254,22 +297,16 @@ class Prompter:
         """Tokens that the job will take; text not yet written counts as `assumed_think` tokens."""
         length, names = self._measured(job.prompt)
         self._refuse_names("prompt", names)
-        shapes = tuple(self._shapes(source_sizes))
-        # Of all that a sequence is made of, jobs of a manifest mostly differ in the prompt alone.
-        key = (
-            *(shapes, assumed_think, job.bot_task, job.size, self.branch_count(job)),
-            *(job.use_system_prompt, job.system_prompt, job.drop_think),
-            *(job.cot_text, job.cot_token_ids),
-        )
+        shapes = self._shapes(source_sizes)
+        key = assumed_think, self._without_prompt(job, shapes)
 
         def counted() -> JobTokens:
-            return self._counted(replace(job, prompt=_STAND_IN), shapes, assumed_think)
+            return self._counted(_stand_in(job), shapes, assumed_think)
 
         found = self._counts.get(key, counted)
         more = length - self._stand_in_length
         self._refuse_too_long(found.positive + more)
-        return replace(
-            found,
+        return found._replace(
             ar_prefill=found.ar_prefill and found.ar_prefill + more,
             positive=found.positive + more,
             negative=found.negative and found.negative + more,
@@ -429,6 +466,11 @@ class Prompter:
                 hint="shorten its texts, or give fewer source images",
                 code="job.too-long",
             )
+
+
+def _stand_in(job: ImageJob) -> ImageJob:
+    """The job with any prompt."""
+    return replace(job, prompt=_STAND_IN)
 
 
 def _layout_bytes(layout: Layout) -> int:

@@ -8,6 +8,7 @@ golden case 13 holds 32 of its layouts.
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from hyimg_cli.kv.segments import ImageSegment, Segment, TextSegment
 from hyimg_cli.models.hunyuan_image3.config import Template
@@ -16,8 +17,7 @@ from hyimg_cli.models.hunyuan_image3.vocabulary import Vocabulary
 _COT_PARTS = re.compile(r"<(think|recaption)>(.*?)</\1>", re.DOTALL)
 
 
-@dataclass(frozen=True)
-class Grid:
+class Grid(NamedTuple):
     """Rows and columns of image tokens."""
 
     rows: int
@@ -39,8 +39,7 @@ class ImageBlock:
     grid: Grid
 
 
-@dataclass(frozen=True)
-class SourceShape:
+class SourceShape(NamedTuple):
     """The place that a source image takes: its bucket's ratio, VAE grid, ViT grid and
     slots.
     """
@@ -107,7 +106,8 @@ class Layout:
     """A whole sequence: ids of both branches, image blocks, and spans that see each other fully.
 
     `shared_length` is the index of the first token that the unconditional branch has replaced, or
-    the length where none is: everything before it is equal in both branches.
+    the length where none is: everything before it is equal in both branches. `user`: where the
+    user's text begins and ends, behind every source.
     """
 
     ids: tuple[int, ...]
@@ -116,6 +116,7 @@ class Layout:
     sources: tuple[SourceBlock, ...]
     target: TargetBlock | None
     full_spans: tuple[tuple[int, int], ...]
+    user: tuple[int, int] = (0, 0)
 
     @property
     def cuts(self) -> tuple[int, ...]:
@@ -158,6 +159,15 @@ def segments(
     if at < stop:
         found.append(TextSegment(tuple(ids[at:stop])))
     return found
+
+
+def behind_sources(
+    layout: Layout, row: Sequence[int], stop: int, user: Sequence[int]
+) -> list[Segment]:
+    """The last of the segments of `row[:stop]`, with another user's text in place of its own."""
+    (start, end), at = layout.user, max((0, *layout.cuts))
+    ids = (*row[at:start], *user, *row[end:stop])
+    return [TextSegment(ids)] if ids else []
 
 
 @dataclass(frozen=True)
@@ -269,7 +279,7 @@ class LayoutBuilder:
         draft.text(roles.user)
         for source in prompt.sources:
             draft.source(source)
-        draft.text(prompt.user, is_replaceable=True)
+        draft.user(prompt.user)
         draft.text(roles.separator)
 
 
@@ -311,6 +321,12 @@ class Draft:
         self._sources: list[SourceBlock] = []
         self._spans: list[tuple[int, int]] = []
         self._target: TargetBlock | None = None
+        self._user = 0, 0
+
+    def user(self, text: str) -> None:
+        start = len(self._ids)
+        self.text(text, is_replaceable=True)
+        self._user = start, len(self._ids)
 
     def text(self, text: str, *, is_replaceable: bool = False) -> None:
         if text:
@@ -354,6 +370,7 @@ class Draft:
             sources=tuple(self._sources),
             target=self._target,
             full_spans=tuple(self._spans),
+            user=self._user,
         )
 
     def _fixed(self, *ids: int) -> None:

@@ -99,9 +99,9 @@ def shard(network: HunyuanImage3ForCausalMM, cuts: Cuts) -> None:
         cuts.set_heads(layer.self_attn)
 
 
-def sum_over(network: HunyuanImage3ForCausalMM, ranks: int) -> None:
+def sum_over(network: HunyuanImage3ForCausalMM, ranks: range) -> None:
     """Have what each rank computes of a layer be added. From here on all make the same calls."""
-    if ranks == 1:
+    if len(ranks) == 1:
         return
     sums = Sums(ranks, 2 * len(network.model.layers))
     for layer in network.model.layers:
@@ -110,10 +110,9 @@ def sum_over(network: HunyuanImage3ForCausalMM, ranks: int) -> None:
 
 
 def sums_of(layers: Transformer) -> Sums:
-    """The sums of layers that `sum_over` has spread."""
+    """The sums of layers that `sum_over` has spread; none of whole ones."""
     last: nn.Module = layers.layers[-1].mlp
-    assert isinstance(last, Summed), "its layers are spread over ranks"
-    return last.sums
+    return last.sums if isinstance(last, Summed) else Sums(range(1), 0)
 
 
 def _set_weight(layer: nn.Linear, weight_OI: Tensor) -> None:

@@ -78,7 +78,7 @@ def refuse_uneven(arch: Architecture, ranks: int, quantization: str = "none") ->
             code="usage.tensor-parallel",
         )
     blocks = {width // ranks for width in arch.moe_intermediate_size}
-    if quantization == "nf4" and any(width % _NF4_BLOCK for width in blocks):
+    if ranks > 1 and quantization == "nf4" and any(width % _NF4_BLOCK for width in blocks):
         raise UsageError(
             f"nf4 has blocks of {_NF4_BLOCK} weights, and a rank of {ranks} would have rows of "
             f"{', '.join(map(str, sorted(blocks)))}",

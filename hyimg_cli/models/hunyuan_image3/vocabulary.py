@@ -32,6 +32,8 @@ class Vocabulary:
         # A tokenizer.json may hold both from how it was made; transformers turns them off as well.
         tokenizer.no_truncation()
         tokenizer.no_padding()
+        # One object an id, however many sequences have it.
+        self._ids: dict[int, int] = {}
         self._encoded: Memo[str, tuple[int, ...]] = Memo(
             _TOKEN_BYTES, lambda ids: 256 + 8 * len(ids)
         )
@@ -89,7 +91,8 @@ class Vocabulary:
         """Ids of one section of text; control tokens spelled out in it are recognised."""
 
         def made() -> tuple[int, ...]:
-            return tuple(self._tokenizer.encode(text, add_special_tokens=False).ids)
+            ids = self._tokenizer.encode(text, add_special_tokens=False).ids
+            return tuple([self._ids.setdefault(id_, id_) for id_ in ids])
 
         return list(self._encoded.get(text, made))
 

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from hyimg_cli.errors import CheckpointError
+from hyimg_cli.kernels.attention import AttentionChoice
 from hyimg_cli.kernels.choice import require_bitsandbytes
 from hyimg_cli.kernels.formats import Fp8Rows, Nf4Blocks
 from hyimg_cli.kernels.offload import OffloadedExperts
@@ -62,6 +63,7 @@ def load(
     quantization: Quantization = "none",
     cache: CacheConfig | None = None,
     offloads_experts: bool = False,
+    attention: AttentionChoice | None = None,
 ) -> HunyuanImage3ForCausalMM:
     """The network of `folder` in `dtype`, ready for inference. The router and the VAE stay float32.
 
@@ -84,7 +86,7 @@ def load(
         from accelerate import dispatch_model
 
         dispatch_model(network, dict(places))
-    return _made_ready(network)
+    return _made_ready(network, attention)
 
 
 def offload_experts(network: HunyuanImage3ForCausalMM, resident_bytes: int) -> OffloadedExperts:
@@ -107,29 +109,33 @@ def load_share(
     dtype: torch.dtype,
     quantization: Quantization = "none",
     cache: CacheConfig | None = None,
+    first: int = 0,
+    attention: AttentionChoice | None = None,
 ) -> HunyuanImage3ForCausalMM:
     """The network with this share of its layers on `device`; of ranks above 0 nothing else.
 
-    The whole checkpoint is checked as for one process. Raises what `load` raises, and UsageError
-    where layers cannot be split so.
+    `first`: the rank that has the first share of these layers, the others come behind it. The whole
+    checkpoint is checked as for one process. Raises what `load` raises, and UsageError where layers
+    cannot be split so.
     """
     arch = checked(folder)
     if quantization == "nf4" and device.type == "cuda":
         require_bitsandbytes()
     refuse_uneven(arch, share.count, quantization)
-    cuts = Cuts(arch, share)
+    cuts = Cuts(arch, share) if share.count > 1 else None
     network = without_weights(arch, quantization, cuts)
+    is_leading = first + share.number == 0
     fill(
         network,
         folder,
         dtype=dtype,
         place_of=lambda name: device,
-        cut_of=cuts.of,
-        is_wanted=lambda name: share.number == 0 or name.startswith(_LAYERS),
+        cut_of=lambda name: None if cuts is None else cuts.of(name),
+        is_wanted=lambda name: is_leading or name.startswith(_LAYERS),
         cache=cache,
     )
-    _made_ready(network)
-    sum_over(network, share.count)
+    _made_ready(network, attention)
+    sum_over(network, range(first, first + share.count))
     return network
 
 
@@ -273,11 +279,13 @@ def _numbers(network: HunyuanImage3ForCausalMM) -> range:
     return range(len(network.model.layers))
 
 
-def _made_ready(network: HunyuanImage3ForCausalMM) -> HunyuanImage3ForCausalMM:
+def _made_ready(
+    network: HunyuanImage3ForCausalMM, attention: AttentionChoice | None
+) -> HunyuanImage3ForCausalMM:
     """The network whose layers have their weights, with kernels chosen, for inference."""
     network.requires_grad_(False)
     for layer in network.model.layers:
         layer.mlp.stack()
-    network.model.choose_kernels()
+    network.model.choose_kernels(attention)
     network.eval()
     return network

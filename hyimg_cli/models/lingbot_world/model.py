@@ -4,6 +4,7 @@
 # T H W pixels
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import chain
 from types import MappingProxyType
 
 import numpy as np
@@ -12,7 +13,13 @@ from torch import Tensor
 
 from hyimg_cli.errors import CheckpointError, MachineError
 from hyimg_cli.kernels.captures import GpuCapture
-from hyimg_cli.models.diffusers_video.decode import frames, refuse_infinite, smaller_tilings
+from hyimg_cli.models.diffusers_video.decode import (
+    LocalDecoder,
+    frames,
+    refuse_infinite,
+    smaller_tilings,
+    tiling_of,
+)
 from hyimg_cli.models.diffusers_video.layout import CheckpointLayout
 from hyimg_cli.models.diffusers_video.loading import place_of
 from hyimg_cli.models.diffusers_video.prompts_wan import TEXT, WanPrompts
@@ -31,8 +38,7 @@ from hyimg_cli.models.lingbot_world.start import LingBotStart
 from hyimg_cli.models.lingbot_world.weights import check_network, load_network
 from hyimg_cli.spec.card import VideoCard
 from hyimg_cli.spec.job import VideoJob
-from hyimg_cli.spec.run import ModelChoice
-from hyimg_cli.tiling.decode import decode_tiled
+from hyimg_cli.spec.run import DecodeTiles, ModelChoice
 from hyimg_cli.tiling.tiles import Tiling
 
 
@@ -69,7 +75,7 @@ def load(layout: CheckpointLayout, card: VideoCard, choice: ModelChoice) -> "Lin
             what = f"the {name}'s {key} is {found}, the other parts want {expected}"
             where = str(parts[name].folder)
             raise CheckpointError(what, where=where, code="checkpoint.components")
-    return LingBotWorld(card, layout, place, parameter_count=count, has_graphs=choice.pass_graphs)
+    return LingBotWorld(card, layout, place, parameter_count=count, choice=choice)
 
 
 class LingBotWorld:
@@ -84,10 +90,10 @@ class LingBotWorld:
         place: LoadTarget,
         *,
         parameter_count: int,
-        has_graphs: bool = False,
+        choice: ModelChoice,
     ) -> None:
-        """`has_graphs`: passes are CUDA graphs."""
-        self.has_graphs = has_graphs
+        """`choice`: whether passes are CUDA graphs, and the tiles of a decode."""
+        self.has_graphs, self.tiles = choice.pass_graphs, choice.decode_tiles
         self.card, self.layout, self.place = card, layout, place
         self.parameter_count = parameter_count
         self.shape = network_shape(layout)
@@ -151,6 +157,9 @@ class LingBotWorld:
     def texts(self, job: VideoJob) -> tuple[str, ...]:
         return (job.prompt,)
 
+    def notes(self, job: VideoJob) -> tuple[str, ...]:
+        return ()
+
     def denoiser(
         self,
         job: VideoJob,
@@ -177,8 +186,8 @@ class LingBotWorld:
         inputs = [self._inputs(*clip, levels=len(used)) for clip in clips]
         return ChunkDenoiser(self.passes, inputs, used, first.size)
 
-    def smaller_tilings(self, latents_BCFYX: Tensor) -> Iterator[Tiling]:
-        return smaller_tilings(self.vae.tiling, latents_BCFYX, is_tiled=False)
+    def smaller_tilings(self, latents_BCFYX: Tensor) -> Iterator[tuple[DecodeTiles, Tiling]]:
+        return smaller_tilings(self.vae.tiling, latents_BCFYX, self.tiles)
 
     @torch.no_grad()
     def decode_latents(
@@ -189,13 +198,11 @@ class LingBotWorld:
         """
         refuse_infinite(latents_BCFYX)
         self.place.bring(self.vae.module)
-        if tiling is not None:
-            return frames(decode_tiled(self.vae, self.vae.unscaled(latents_BCFYX), tiling))
-        return self._frames(latents_BCFYX)
-
-    def _frames(self, latents_BCFYX: Tensor) -> Iterator[np.ndarray]:
-        for piece_BCTHW in self.vae.stream(self.vae.unscaled(latents_BCFYX)):
-            yield from frames(self.vae.finish(piece_BCTHW))
+        tiling = tiling or tiling_of(self.vae.tiling, self.tiles)
+        decoder = LocalDecoder(lambda: self.vae)
+        return chain.from_iterable(
+            map(frames, decoder.decode(self.vae.unscaled(latents_BCFYX), tiling))
+        )
 
     def _inputs(
         self, job: VideoJob, text: PromptEmbedding, latents_CFYX: Tensor, *, levels: int

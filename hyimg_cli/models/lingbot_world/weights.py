@@ -14,7 +14,8 @@ from torch import nn
 
 from hyimg_cli.errors import CheckpointError
 from hyimg_cli.loading.checkpoint import check_against, check_floating, tensor_index, weight_files
-from hyimg_cli.loading.stream import stored_tensors
+from hyimg_cli.loading.packed import Stored
+from hyimg_cli.loading.readers import StoredTensor, read_all
 from hyimg_cli.models.diffusers_video.layout import Component
 from hyimg_cli.models.diffusers_video.weights import LoadTarget
 from hyimg_cli.models.lingbot_world.network import IN_FLOAT32, LingBotNetwork
@@ -61,13 +62,16 @@ def load_network(part: Component, shape: NetworkShape, place: LoadTarget) -> Lin
     names = _names_by_stored(part, network)
     place.release()
     device = torch.device("cpu") if place.offload is not None else place.device
-    for path in weight_files(part.folder, part.stem):
-        for stored, values in stored_tensors(path):
-            name = names.pop(stored)
-            dtype = torch.float32 if _is_wide(name) else place.dtype
-            holder, _, own = name.rpartition(".")
-            kept = nn.Parameter(values.to(device, dtype, copy=True), requires_grad=False)
-            setattr(network.get_submodule(holder), own, kept)
+
+    def put(stored: StoredTensor) -> None:
+        name = names.pop(stored.name)
+        dtype = torch.float32 if _is_wide(name) else place.dtype
+        holder, _, own = name.rpartition(".")
+        kept = nn.Parameter(stored.on(device, dtype), requires_grad=False)
+        setattr(network.get_submodule(holder), own, kept)
+
+    index = Stored(tensor_index(part.folder, part.stem), {})
+    read_all(weight_files(part.folder, part.stem), index, put)
     assert not names, "the headers hold every weight"
     return network.eval()
 

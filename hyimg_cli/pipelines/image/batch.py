@@ -62,7 +62,7 @@ class ContinuousBatch:
         what suits the model's device.
         """
         self._waiting = deque(jobs)
-        self._texts = SharedTexts([shared_text(job, stages) for job in self._waiting])
+        self._texts = SharedTexts(shared_text(job, stages) for job in self._waiting)
         # Texts that were written before: one job feeds each, the others find its rows.
         self._given = Counter(job.cot_token_ids for job in self._waiting if job.cot_token_ids)
         # Begun, and without K/V again: they come before those that wait.

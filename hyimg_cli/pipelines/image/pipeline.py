@@ -18,7 +18,7 @@ from hyimg_cli.kv.tree import Host, KVTree
 from hyimg_cli.media.images import SourceImage
 from hyimg_cli.media.metadata import PictureFacts
 from hyimg_cli.memory.fit import room_for
-from hyimg_cli.memory.footprint import Together
+from hyimg_cli.memory.footprint import Together, prompt_tokens
 from hyimg_cli.memory.gpu_settings import offload_of_pictures
 from hyimg_cli.memory.offload import spare_bytes
 from hyimg_cli.memory.present import present
@@ -43,12 +43,12 @@ from hyimg_cli.pipelines.image.stages import (
 )
 from hyimg_cli.pipelines.image.texts import Texts
 from hyimg_cli.pipelines.outcomes import Facts
-from hyimg_cli.pipelines.pipeline import Pipeline
+from hyimg_cli.pipelines.pipeline import Pipeline, Warmed
 from hyimg_cli.pipelines.prefetch import SourcePrefetch
 from hyimg_cli.pipelines.request import Lost
 from hyimg_cli.spec.events import ModelLoaded, Outcome, OutputFile, Progress
 from hyimg_cli.spec.job import ImageJob
-from hyimg_cli.spec.run import ModelChoice, RunConfig
+from hyimg_cli.spec.run import ModelChoice, ParallelConfig, RunConfig
 
 _MB = 1_000_000
 
@@ -90,13 +90,13 @@ class ImagePipeline(Pipeline[MixedModel, ImageJob, Generated | Decoded]):
         self._counted = loaded.memo_counts() | before
         load_s = time.perf_counter() - started
         precision = _precision_said(loaded.dtype_name, self._config.model.quantization)
-        yield self._loaded(load_s, self._tensor_ranks, precision)
+        yield self._loaded(load_s, self._parallel.picture_ranks, precision)
 
     def _read(self, choice: ModelChoice, jobs: Sequence[ImageJob]) -> MixedModel:
         load: LoadModel = self._load or registry.load
-        if self._tensor_ranks > 1:
-            refuse_unsplit(choice, self._tensor_ranks)
-            self._ranks = ranks = ImageRanks(choice, self._tensor_ranks, lost=self.tree.clear)
+        if self._parallel.picture_ranks > 1:
+            refuse_unsplit(choice, self._parallel)
+            self._ranks = ranks = ImageRanks(choice, self._parallel, lost=self.tree.clear)
             load = ranks.load
         if choice.offloads_experts:
             room = spare_bytes(choice.model, jobs, self._config, present(self._config))
@@ -106,7 +106,7 @@ class ImagePipeline(Pipeline[MixedModel, ImageJob, Generated | Decoded]):
         with nullcontext() if is_handed else room_for(choice.model, jobs, self._config):
             loaded = load(choice, is_batch_invariant=self._config.batch.is_invariant)
         confirm_dtype(choice, loaded.dtype_name)
-        confirm_graphs(choice, self._tensor_ranks, loaded.has_graphs)
+        confirm_graphs(choice, self._parallel.picture_ranks, loaded.has_graphs)
         return loaded
 
     def work(
@@ -219,17 +219,25 @@ class ImagePipeline(Pipeline[MixedModel, ImageJob, Generated | Decoded]):
         sizes = batch_sizes(jobs, model, self._config, held_prefixes=held)
         self._together = self._memory_limits.within(jobs, sizes, model.card)
 
-    def _prewarm(self, jobs: Sequence[ImageJob], folder: JobFolder | None) -> tuple[int, int]:
+    def _prewarm(self, jobs: Sequence[ImageJob], folder: JobFolder | None) -> Warmed:
         stages = self._stages(_unread, self._encoder())
         # First: what is left of memory is the stand-ins' and the jobs'.
         graphs = stages.model.prepare_decode(writing_rows(jobs, self._together))
         learn = partial(self._memory_limits.learn, card=stages.model.card)
-        shapes = prewarm(jobs, stages, together=self._together, warmed=self._warmed, learn=learn)
-        return shapes, graphs
+        shapes = prewarm(
+            jobs,
+            stages,
+            together=self._together,
+            warmed=self._warmed,
+            tokens_of=partial(prompt_tokens, revision=self._config.model.revision),
+            learn=learn,
+        )
+        lengths = {shape.tokens for shape in shapes if shape.tokens}
+        return Warmed(len(shapes), graphs, tuple(sorted(lengths)))
 
     @property
-    def _tensor_ranks(self) -> int:
-        return self._config.parallel.tensor_ranks
+    def _parallel(self) -> ParallelConfig:
+        return self._config.parallel
 
     def _new_tree(self) -> KVTree[Slice]:
         batch = self._config.batch

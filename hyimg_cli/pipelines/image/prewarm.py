@@ -7,13 +7,12 @@ kept. Every random draw in a job has a generator of its own, so no later draw is
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 
 from hyimg_cli.errors import SourceImageError
 from hyimg_cli.kv.tree import KVTree
-from hyimg_cli.media.images import SourceImage, probe_image
+from hyimg_cli.media.images import SourceImage, size_of
 from hyimg_cli.memory.footprint import Together
 from hyimg_cli.pipelines.clock import PhaseClock
 from hyimg_cli.pipelines.image.batch import ContinuousBatch
@@ -26,12 +25,14 @@ from hyimg_cli.spec.job import ImageJob, Size
 
 _STEPS = 2
 _WORDS = 2
+# Prompts of a GPU's stand-ins differ by so many tokens at least.
+_LENGTHS = 512
 
 
 @dataclass(frozen=True)
 class Shape:
     """Key of the shapes of a job's forwards: the sizes that its sources are fitted to,
-    picture size, text, branches.
+    picture size, text, branches; `tokens` before the picture, rounded up, where they count.
     """
 
     model: str
@@ -39,10 +40,12 @@ class Shape:
     size: str
     writes_text: bool
     has_guidance: bool
+    tokens: int = 0
 
 
-def shape_of(job: ImageJob, card: ModelCard) -> Shape | None:
-    """The job's shape; None where a source cannot be read, and the job will fail.
+def shape_of(job: ImageJob, card: ModelCard, tokens: int = 0) -> Shape | None:
+    """The shape of a job with so many tokens; None where a source cannot be read, and the job will
+    fail.
 
     A model sees a source in the nearest of its sizes: photographs of any number of sizes have few
     shapes.
@@ -53,7 +56,8 @@ def shape_of(job: ImageJob, card: ModelCard) -> Shape | None:
         )
     except SourceImageError:
         return None
-    return Shape(job.model, sizes, str(job.size), job.writes_text, job.guidance_scale > 1)
+    length = -(-tokens // _LENGTHS) * _LENGTHS
+    return Shape(job.model, sizes, str(job.size), job.writes_text, job.guidance_scale > 1, length)
 
 
 def prewarm(
@@ -62,26 +66,33 @@ def prewarm(
     *,
     together: Together,
     warmed: set[Shape],
+    tokens_of: Callable[[ImageJob], int] = lambda _: 0,
     learn: Callable[[Sequence[Shortage]], None] = lambda _: None,
-) -> int:
-    """Run every shape that is not in `warmed` yet, and add it; how many there were.
+) -> list[Shape]:
+    """Run every shape that is not in `warmed` yet, and add it; those that there were.
 
     On a GPU one stand-in a shape: by one, kernels are compiled and libraries' plans made, and with
-    as many as will run together prewarming would take as long as they do. On a CPU as many as jobs
-    of that shape will, up to the batch sizes: its libraries lay out memory by the number of rows.
-    What memory is too small for is told to `learn`.
+    as many as will run together prewarming would take as long as they do. Its text has the length
+    of one of the jobs', of every range of lengths in turn: `tokens_of` counts them. On a CPU as
+    many as jobs of that shape will, up to the batch sizes: its libraries lay out memory by the
+    number of rows. What memory is too small for is told to `learn`.
     """
-    shapes = {job.custom_id: shape_of(job, stages.model.card) for job in jobs}
-    counts = Counter(shape for shape in shapes.values() if shape is not None)
-    firsts = {shape: job for job in reversed(jobs) if (shape := shapes[job.custom_id])}
-    new = [shape for shape in counts if shape not in warmed]
     is_on_gpu = stages.model.layer_devices[0].type == "cuda"
+    counts: Counter[Shape] = Counter()
+    longest: dict[Shape, tuple[int, ImageJob]] = {}
+    for job in jobs:
+        tokens = tokens_of(job) if is_on_gpu else 0
+        if shape := shape_of(job, stages.model.card, tokens):
+            counts[shape] += 1
+            if shape not in longest or tokens > longest[shape][0]:
+                longest[shape] = tokens, job
+    new = [shape for shape in counts if shape not in warmed]
     most = 1 if is_on_gpu else max(together.thinking, together.drawing)
     for shape in new:
-        stand_ins = [_stand_in(firsts[shape], n) for n in range(min(counts[shape], most))]
+        stand_ins = [_stand_in(longest[shape][1], n) for n in range(min(counts[shape], most))]
         learn(_run(stand_ins, stages, together))
         warmed.add(shape)
-    return len(new)
+    return new
 
 
 def writing_rows(jobs: Sequence[ImageJob], together: Together) -> int:
@@ -96,7 +107,7 @@ def _stand_in(job: ImageJob, number: int) -> ImageJob:
 
 
 def _source_sizes(job: ImageJob) -> list[Size]:
-    return [probe_image(Path(path), decode=False)[0] for path in job.images]
+    return [size_of(path) for path in job.images]
 
 
 def _run(jobs: list[ImageJob], stages: ImageStages, together: Together) -> Sequence[Shortage]:

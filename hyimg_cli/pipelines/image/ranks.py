@@ -9,18 +9,22 @@ from hyimg_cli.models.protocols import MixedModel
 from hyimg_cli.parallel.ranks import RankPool
 from hyimg_cli.pipelines.gpu_lock import ModelRanks
 from hyimg_cli.spec.events import ParallelReport
-from hyimg_cli.spec.run import ModelChoice
+from hyimg_cli.spec.run import ModelChoice, ParallelConfig
 
 
 class ImageRanks(ModelRanks):
-    """The ranks over which one model's layers are split."""
+    """The ranks over which one model's layers, and guidance branches, are spread."""
 
-    def __init__(self, choice: ModelChoice, ranks: int, lost: Callable[[], None]) -> None:
+    def __init__(
+        self, choice: ModelChoice, parallel: ParallelConfig, lost: Callable[[], None]
+    ) -> None:
         """`lost`: called when ranks end; keys and values from before are of no use then.
 
         Raises MachineError where there are fewer GPUs than ranks.
         """
-        pool = RankPool(ranks, device=choice.kind(has_gpu=torch.cuda.is_available()))
+        device = choice.kind(has_gpu=torch.cuda.is_available())
+        sets = parallel.cfg_ranks
+        pool = RankPool(parallel.picture_ranks, device=device, branch_sets=sets)
         pool.stopped.append(lost)
         super().__init__(pool)
 
@@ -37,4 +41,5 @@ class ImageRanks(ModelRanks):
             return registry.load(choice, is_batch_invariant=is_batch_invariant, pool=self._pool)
 
     def report(self) -> ParallelReport:
-        return ParallelReport(branch_ranks=1, decode=None, tensor_ranks=self._pool.size)
+        sets = self._pool.branch_sets
+        return ParallelReport(sets, decode=None, tensor_ranks=self._pool.size // sets)

@@ -4,9 +4,10 @@ A text is known by its job's inputs and by the bytes of its sources. Its ids are
 are in the tree of prefixes, behind its prompt's, for as long as there is room.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from hyimg_cli.cache.memo import Memo
 from hyimg_cli.manifest.texts import TextIdentity
@@ -60,12 +61,15 @@ class SharedTexts:
     """
 
     def __init__(self, texts: Iterable[TextIdentity | None]) -> None:
-        self._counts = Counter(texts)
+        # By their hashes, eight bytes each: of a million texts most are one job's alone.
+        hashes = np.fromiter(map(hash, filter(None, texts)), np.int64)
+        found, counts = np.unique(hashes, return_counts=True)
+        self._several = set(found[counts > 1].tolist())
         self._awaited: dict[TextIdentity, list[ImageJob]] = {}
 
     def are_several(self, text: TextIdentity | None) -> bool:
         """True if several jobs share the text."""
-        return text is not None and self._counts[text] > 1
+        return text is not None and hash(text) in self._several
 
     def begin(self, text: TextIdentity | None) -> None:
         """Note that a job writes the text."""

@@ -9,13 +9,13 @@ from pathlib import Path
 
 from hyimg_cli.cache.disk import PROMPT_EMBEDDINGS, START_PICTURES
 from hyimg_cli.errors import JobError
-from hyimg_cli.files import remove, replace_file, storage_error
 from hyimg_cli.journal.file_provenance import file_provenance
 from hyimg_cli.journal.journal import JobFolder
 from hyimg_cli.journal.keys import confirm_dtype, key_of, source_digest, source_digests
 from hyimg_cli.manifest.resolved import job_to_json
 from hyimg_cli.media.metadata import video_text
 from hyimg_cli.media.xmp import EDITED, MADE, mp4_box
+from hyimg_cli.memory.context_ranks import refuse_unsplit_context
 from hyimg_cli.memory.fit import room_for
 from hyimg_cli.memory.room import peak_memory_mb, synchronize
 from hyimg_cli.models import registry
@@ -31,9 +31,10 @@ from hyimg_cli.pipelines import outcomes
 from hyimg_cli.pipelines.clock import PhaseClock, Shares
 from hyimg_cli.pipelines.out_of_memory import Attempt
 from hyimg_cli.pipelines.outcomes import Facts
-from hyimg_cli.pipelines.pipeline import Pipeline
+from hyimg_cli.pipelines.pipeline import Pipeline, Warmed
 from hyimg_cli.pipelines.request import Lost, Request
 from hyimg_cli.pipelines.video.encodings import Encodings
+from hyimg_cli.pipelines.video.film import BeginFilm, Film
 from hyimg_cli.pipelines.video.latents_checkpoint import LatentsCheckpoint
 from hyimg_cli.pipelines.video.prewarm import prewarm
 from hyimg_cli.pipelines.video.ranks import VideoRanks, spread
@@ -49,7 +50,7 @@ from hyimg_cli.spec.events import (
     VideoFile,
 )
 from hyimg_cli.spec.job import VideoJob
-from hyimg_cli.spec.run import RunConfig
+from hyimg_cli.spec.run import DecodeTiles, RunConfig
 
 
 class VideoPipeline(Pipeline[LatentVideoModel, VideoJob, Frames]):
@@ -80,6 +81,7 @@ class VideoPipeline(Pipeline[LatentVideoModel, VideoJob, Frames]):
         if is_new:
             self.release()
         left = self._not_denoised(jobs, folder)
+        refuse_unsplit_context(left, self._config)
         needs_room = bool(left) and not self._denoises
         with room_for(model, left, self._config) if needs_room else nullcontext():
             yield from self._load(model, left, is_new=is_new)
@@ -127,7 +129,8 @@ class VideoPipeline(Pipeline[LatentVideoModel, VideoJob, Frames]):
                 done = yield from denoise_together(requests, stages, model, places)
             for one in requests:
                 name = one.job.custom_id
-                yield from self._make(one, stages, places[name], done.get(name))
+                begin = None if folder is None else partial(self._film, one.job, folder)
+                yield from self._make(one, stages, places[name], done.get(name), begin)
 
     def _make(
         self,
@@ -135,9 +138,10 @@ class VideoPipeline(Pipeline[LatentVideoModel, VideoJob, Frames]):
         stages: VideoStages,
         checkpoint: LatentsCheckpoint | None,
         denoised: Denoised | None,
+        begin: BeginFilm | None,
     ) -> Iterator[Progress | Frames | Lost[VideoJob]]:
         with Attempt() as tried:
-            frames = yield from make_video(request, stages, checkpoint, denoised)
+            frames = yield from make_video(request, stages, checkpoint, denoised, begin)
         if tried.error is not None:
             yield Lost(request, tried.error)
         else:
@@ -146,24 +150,13 @@ class VideoPipeline(Pipeline[LatentVideoModel, VideoJob, Frames]):
             yield frames
 
     def write(self, done: Frames, folder: JobFolder) -> VideoFile:
-        """The sidecar, the frames, then the film: whoever sees the film sees the others."""
-        # Imported here: a run of pictures needs no PyAV.
-        from hyimg_cli.media.video import write_video
-
-        job = done.job
-        film = folder.place_for(job, job.size, ".mp4")
-        shots = film.with_suffix(".frames") if self._config.output.frames == "png" else None
-        _clear(film)
-        text, box = None, b""
-        if self._config.output.metadata:
-            text = video_text(job_to_json(job), file_provenance(job, self._config), done.digests)
-            box = mp4_box(EDITED if job.images else MADE)
-            _write_sidecar(film.with_suffix(".json"), text)
-        written = write_video(
-            film, done.pieces, fps=job.fps, comment=text, box=box, frames_folder=shots
-        )
+        """The end of the film, in its place."""
+        job, film = done.job, done.film
+        assert film is not None, "where there is a folder there is a film"
+        written = film.write()
+        shots = film.shots
         return VideoFile(
-            path=film.relative_to(folder.folder).as_posix(),
+            path=film.path.relative_to(folder.folder).as_posix(),
             sha256=written.sha256,
             pixel_sha256=written.pixel_sha256,
             width=written.width,
@@ -173,6 +166,23 @@ class VideoPipeline(Pipeline[LatentVideoModel, VideoJob, Frames]):
             fps=job.fps,
             frames_path=None if shots is None else shots.relative_to(folder.folder).as_posix(),
         )
+
+    def _film(self, job: VideoJob, folder: JobFolder, tiles: DecodeTiles | None) -> Film:
+        """A new film of the job; `tiles`: of its decode, where they are not what was asked for."""
+        # Imported here: a run of pictures needs no PyAV.
+        from hyimg_cli.media.video import film
+
+        config, path = self._config, folder.place_for(job, job.size, ".mp4")
+        shots = path.with_suffix(".frames") if config.output.frames == "png" else None
+        text, box = None, b""
+        if config.output.metadata:
+            if tiles is not None:
+                config = replace(config, model=replace(config.model, decode_tiles=tiles))
+            made_by = file_provenance(job, config)
+            text = video_text(job_to_json(job), made_by, self._digests(job))
+            box = mp4_box(EDITED if job.images else MADE)
+        encoding = film(path, fps=job.fps, comment=text, box=box, frames_folder=shots)
+        return Film(path, text, shots, encoding)
 
     def outcome(self, done: Frames, output: OutputFile | None, facts: Facts) -> Outcome:
         return outcomes.done(
@@ -209,11 +219,10 @@ class VideoPipeline(Pipeline[LatentVideoModel, VideoJob, Frames]):
     def peak_memory_mb(self) -> float:
         return peak_memory_mb([self._resident().device])
 
-    def _prewarm(self, jobs: Sequence[VideoJob], folder: JobFolder | None) -> tuple[int, int]:
+    def _prewarm(self, jobs: Sequence[VideoJob], folder: JobFolder | None) -> Warmed:
         left = self._not_denoised(jobs, folder)
-        return prewarm(
-            left, self._stages(self._prompts.look, self._pictures.look), warmed=self._warmed
-        ), 0
+        stages = self._stages(self._prompts.look, self._pictures.look)
+        return Warmed(prewarm(left, stages, warmed=self._warmed))
 
     def _open(self, model: str) -> LatentVideoModel:
         """The checkpoint, none of its weights in memory yet."""
@@ -235,7 +244,8 @@ class VideoPipeline(Pipeline[LatentVideoModel, VideoJob, Frames]):
         def views(job: VideoJob) -> dict[str, PromptEmbedding]:
             return {view.kind: see(model.pictures, view) for view in self._views(model, job)}
 
-        return VideoStages(model, partial(embed, model.prompts), views, self._drop)
+        embedded, compiles = partial(embed, model.prompts), self._config.model.compile_blocks
+        return VideoStages(model, embedded, views, self._drop, self._drop_transformer, compiles)
 
     def _views(self, model: LatentVideoModel, job: VideoJob) -> tuple[PictureView, ...]:
         return model.pictures.views(job, self._digests(job)) if job.images else ()
@@ -250,6 +260,11 @@ class VideoPipeline(Pipeline[LatentVideoModel, VideoJob, Frames]):
         if model.card.start is not None:
             model.pictures.release()
         self._forget_pictures()
+
+    def _drop_transformer(self) -> None:
+        self._resident().release_transformer()
+        if self._ranks is not None:
+            self._ranks.release_branches()
 
     def _not_denoised(self, jobs: Sequence[VideoJob], folder: JobFolder | None) -> list[VideoJob]:
         """Those that need more than their decode."""
@@ -296,19 +311,3 @@ def _longest_first(views: Sequence[PictureView]) -> list[PictureView]:
     for view in views:
         order.setdefault(replace(view, num_frames=0), len(order))
     return sorted(views, key=lambda view: (order[replace(view, num_frames=0)], -view.num_frames))
-
-
-def _clear(film: Path) -> None:
-    """Removes what an earlier film of this name has beside it: it would tell of another job."""
-    try:
-        for suffix in (".json", ".frames"):
-            remove(film.with_suffix(suffix))
-    except OSError as error:
-        raise storage_error(error, film.parent) from error
-
-
-def _write_sidecar(path: Path, text: str) -> None:
-    try:
-        replace_file(path, f"{text}\n".encode())
-    except OSError as error:
-        raise storage_error(error, path.parent) from error

@@ -1,12 +1,15 @@
-"""A video model at work on several ranks: tiles of its decode, branches of its guidance.
+"""A video model at work on several ranks: tiles of its decode, branches of its guidance, or tokens
+of each branch.
 
     rank 0   the model itself: prompts, noise, scheduler, merging, files
-    rank r   its own VAE (tiles), its own transformer (a branch), read from the same checkpoint
+    rank r   its own VAE (tiles), its own transformer (a branch or tokens), from the same checkpoint
 
-One pool of ranks serves both; it lives as long as the model. Pixels are those of one process.
+One pool of ranks serves all; it lives as long as the model. Pixels are those of one process; where
+tokens are shared, within rounding.
 """
 
 # Legend: B batch, C channel, F latent frames, Y X latent rows and columns
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -22,13 +25,13 @@ from hyimg_cli.models.latent_video import (
     VideoVae,
     can_be_spread,
 )
-from hyimg_cli.parallel.branches import ParallelBranches
+from hyimg_cli.parallel.branches import ParallelBranches, SplitBranches
 from hyimg_cli.parallel.ranks import DeviceKind, Rank, RankPool
 from hyimg_cli.pipelines.gpu_lock import ModelRanks
 from hyimg_cli.spec.events import DecodeReport, ParallelReport
 from hyimg_cli.spec.run import ModelChoice, ParallelConfig
 from hyimg_cli.tiling.decode import PatchParallelDecoder
-from hyimg_cli.tiling.tiles import tile_plan
+from hyimg_cli.tiling.tiles import Tiling, tile_plan
 
 if TYPE_CHECKING:
     import torch
@@ -68,7 +71,7 @@ class VideoRanks(ModelRanks):
         """
         _refuse_other_gpu(model.device, config.ranks)
         self._model, self._choice, self._config = model, choice, config
-        self._branches: ParallelBranches | None = None
+        self._branches: ParallelBranches | SplitBranches | None = None
         self._decoder: SpreadDecoder | None = None
         kind: DeviceKind = "cuda" if model.device.type == "cuda" else "cpu"
         super().__init__(RankPool(config.ranks, device=kind))
@@ -88,18 +91,33 @@ class VideoRanks(ModelRanks):
             part = VaePart(self._choice)
             pool.load(VAE, part, ranks=config.vae_ranks, own=lambda: model.vae)
             tiles = PatchParallelDecoder(pool, ranks=config.vae_ranks, part=VAE)
-            self._decoder = SpreadDecoder(model.vae, tiles, alone=model.decoder)
+            self._decoder = SpreadDecoder(tiles, alone=model.decoder)
             model.decoder = self._decoder
-        if config.cfg_ranks > 1 and with_branches and self._branches is None:
-            branch = TransformerPart(self._choice)
-            pool.load(TRANSFORMER, branch, ranks=config.cfg_ranks, own=partial(_ready, model))
-            branches = ParallelBranches(pool, ranks=config.cfg_ranks, part=TRANSFORMER)
-            self._branches, model.branch_runner = branches, lambda: branches
+        if config.step_ranks > 1 and with_branches and self._branches is None:
+            ranks, is_split = config.step_ranks, config.context_ranks > 1
+            kind = SplitBranches if is_split else ParallelBranches
+            branches = kind(pool, ranks=ranks, part=TRANSFORMER)
+            # No method of this object: the pool knows the model, and would keep both.
+            runner = partial(_ready_branches, branches, pool, ranks, self._choice, model)
+            self._branches, model.branch_runner = runner(), runner
+            if is_split:
+                pool.stopped.append(model.context.forget)
+
+    def release_branches(self) -> None:
+        """Have no rank hold a transformer but the first; the next job's branches bring them back.
+
+        The ranks start anew: a decode has run out of memory, and what failed has ended most of them
+        already.
+        """
+        if TRANSFORMER in self._pool.parts:
+            self._pool.unload(TRANSFORMER)
 
     def report(self) -> ParallelReport:
+        one = self._branches
         return ParallelReport(
-            branch_ranks=1 if self._branches is None else self._branches.ranks,
+            branch_ranks=one.ranks if isinstance(one, ParallelBranches) else 1,
             decode=None if self._decoder is None else _rounded(self._decoder.report),
+            context_ranks=one.ranks if isinstance(one, SplitBranches) else 1,
         )
 
 
@@ -108,18 +126,20 @@ class SpreadDecoder:
     own decode, whose bits are then the one process's in any case.
     """
 
-    def __init__(self, vae: VideoVae, tiles: PatchParallelDecoder, *, alone: LatentDecoder) -> None:
-        self._vae, self._tiles, self._alone = vae, tiles, alone
+    def __init__(self, tiles: PatchParallelDecoder, *, alone: LatentDecoder) -> None:
+        self._tiles, self._alone = tiles, alone
         self.report: DecodeReport | None = None
 
-    def decode(self, latents_BCFYX: Tensor) -> Tensor:
-        """Pixels in about -1..1, [B, 3, T, H, W]. Raises RankError where a rank dies or fails."""
+    def decode(self, latents_BCFYX: Tensor, tiling: Tiling | None) -> Iterator[Tensor]:
+        """Pixels in about -1..1, [B, 3, t, H, W]. Raises RankError where a rank dies or fails,
+        torch.OutOfMemoryError where one of them has too little memory.
+        """
         self.report = None
-        if len(tile_plan(self._vae.tiling, *latents_BCFYX.shape[-2:]).tiles) == 1:
-            return self._alone.decode(latents_BCFYX)
-        pixels_BCTHW = self._tiles.decode(latents_BCFYX)
-        self.report = self._tiles.report
-        return pixels_BCTHW
+        if tiling is None or len(tile_plan(tiling, *latents_BCFYX.shape[-2:]).tiles) == 1:
+            yield from self._alone.decode(latents_BCFYX, tiling)
+        else:
+            yield self._tiles.decode(latents_BCFYX, tiling)
+            self.report = self._tiles.report
 
 
 def spread(model: LatentVideoModel) -> SpreadModel:
@@ -127,11 +147,24 @@ def spread(model: LatentVideoModel) -> SpreadModel:
     if not can_be_spread(model):
         raise MachineError(
             f"{model.card.name} has neither tiles nor guidance branches to share",
-            hint="leave out --vae-patch-parallel-size and --cfg-parallel-size; --replicas share "
-            "the jobs",
+            hint="leave out --vae-patch-parallel-size, --cfg-parallel-size and "
+            "--context-parallel-size; --replicas share the jobs",
             code="machine.ranks",
         )
     return model
+
+
+def _ready_branches(
+    branches: ParallelBranches | SplitBranches,
+    pool: RankPool,
+    ranks: int,
+    choice: ModelChoice,
+    model: LatentVideoModel,
+) -> ParallelBranches | SplitBranches:
+    """`branches`, each rank's transformer read where it is not there."""
+    if TRANSFORMER not in pool.parts:
+        pool.load(TRANSFORMER, TransformerPart(choice), ranks=ranks, own=partial(_ready, model))
+    return branches
 
 
 def _ready(model: LatentVideoModel) -> LatentVideoModel:

@@ -6,7 +6,9 @@ denoiser is made for it, whatever became of the one before.
 """
 
 # Legend: B batch, C channel, F latent frames, Y X latent rows and columns
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias, TypeVar
@@ -17,8 +19,10 @@ from torch import Tensor
 from hyimg_cli.diffusion.step_cache import VelocityCache
 from hyimg_cli.errors import OutputError
 from hyimg_cli.models.latent_video import LatentVideoModel, PromptEmbedding, VideoDenoiser
+from hyimg_cli.pipelines.compiling import compiling_apart
 from hyimg_cli.pipelines.out_of_memory import MemoryPolicy
 from hyimg_cli.pipelines.request import Finished, Request
+from hyimg_cli.pipelines.video.film import BeginFilm, Film
 from hyimg_cli.pipelines.video.latents_checkpoint import Kept, LatentsCheckpoint
 from hyimg_cli.spec.events import (
     DenoiseStep,
@@ -28,6 +32,7 @@ from hyimg_cli.spec.events import (
     StepCacheReport,
 )
 from hyimg_cli.spec.job import VideoJob
+from hyimg_cli.spec.run import DecodeTiles
 from hyimg_cli.tiling.tiles import Tiling
 
 Result = TypeVar("Result")
@@ -39,13 +44,16 @@ _KEPT = "its denoised latents are kept: the next attempt only decodes them"
 @dataclass(frozen=True)
 class VideoStages:
     """Parts that all jobs of a group share. `see` gives the views of a job's start pictures, by
-    kind; `drop` frees on the device what is kept for others.
+    kind; `drop` frees on the device what is kept for others, `drop_transformer` that, on every
+    rank: the next job's branches bring it back. `compiles`: blocks, as they are met.
     """
 
     model: LatentVideoModel
     embed: Embed
     see: Callable[[VideoJob], Mapping[str, PromptEmbedding]]
     drop: Callable[[], object]
+    drop_transformer: Callable[[], object]
+    compiles: bool = False
 
 
 @dataclass(frozen=True)
@@ -54,12 +62,14 @@ class EncodedConditions:
 
     texts: Mapping[str, PromptEmbedding]
     views: Mapping[str, PromptEmbedding]
+    of_model: tuple[str, ...] = ()
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Warnings of what was cut or changed on the way."""
+        """Warnings of what was cut, changed or left out on the way."""
         found = (*self.texts.values(), *self.views.values())
-        return tuple(dict.fromkeys(note for one in found for note in one.notes))
+        of_inputs = (note for one in found for note in one.notes)
+        return tuple(dict.fromkeys((*of_inputs, *self.of_model)))
 
 
 @dataclass(frozen=True)
@@ -76,13 +86,14 @@ class Denoised:
 
 @dataclass(eq=False)
 class Frames(Finished[VideoJob]):
-    """A video in pieces of uint8 [T, H, W, 3]; `parallel`: over which ranks, None without.
+    """A video, every frame of it in `film`, None where it is written nowhere; `parallel`: over
+    which ranks, None without.
 
     `denoise_steps` are those of this run: a job that went on from kept latents has fewer;
     `step_cache` counts those of all its attempts. `digests`: of its start pictures.
     """
 
-    pieces: tuple[np.ndarray, ...]
+    film: Film | None
     denoise_steps: int
     step_cache: StepCacheReport | None = None
     together: int = 1
@@ -99,11 +110,13 @@ def make_video(
     stages: VideoStages,
     checkpoint: LatentsCheckpoint | None = None,
     denoised: Denoised | None = None,
+    begin: BeginFilm | None = None,
 ) -> Generator[Progress, None, Frames]:
-    """The whole story of a job but for its writing; each stage is tried as `out_of_memory` says.
+    """The whole story of a job but for the end of its file; each stage is tried as `out_of_memory`
+    says.
 
     `checkpoint`: the place for its latents, None where they are not kept. `denoised`: together with
-    others, before.
+    others, before. `begin`: a new film, None where there is no place for one.
     """
     request.clock.enter("read")
     kept = None if checkpoint is None or denoised is not None else checkpoint.found()
@@ -120,10 +133,10 @@ def make_video(
         )
     if checkpoint is not None and checkpoint.holds_last:
         request.notes_if_lost.append(_KEPT)
-    pieces = yield from _decode_alone(request, denoised, stages)
+    film = yield from _decode_alone(request, denoised, stages, begin)
     begun = 0 if kept is None else kept.step
     done = denoised.steps - begun
-    return Frames(request, pieces, done, denoised.step_cache, denoised.together)
+    return Frames(request, film, done, denoised.step_cache, denoised.together)
 
 
 def _alone(
@@ -134,28 +147,28 @@ def _alone(
 
 
 def _decode_alone(
-    request: Request[VideoJob], denoised: Denoised, stages: VideoStages
-) -> Stage[tuple[np.ndarray, ...]]:
+    request: Request[VideoJob], denoised: Denoised, stages: VideoStages, begin: BeginFilm | None
+) -> Stage[Film | None]:
     """The decode where memory may be short: once more without the transformer on the device, the
-    same pixels; then in smaller tiles.
+    same pixels; then in smaller tiles. Each time the film begins anew.
     """
+    own = partial(decode, request, denoised, stages, begin)
 
     def drop() -> None:
         stages.drop()
-        stages.model.release_transformer()
+        stages.drop_transformer()
 
-    def smaller() -> Iterator[tuple[str, Callable[[], Stage[tuple[np.ndarray, ...]]]]]:
-        for tiling in stages.model.smaller_tilings(denoised.latents_BCFYX):
+    def smaller() -> Iterator[tuple[str, Callable[[], Stage[Film | None]]]]:
+        for tiles, tiling in stages.model.smaller_tilings(denoised.latents_BCFYX):
             side = tiling.rows.tile * stages.model.card.pixels_per_cell
             note = (
                 f"out of memory in the decode; it went on in tiles of {side} pixels: other pixels "
                 "near their borders"
             )
-            yield note, partial(decode, request, denoised, stages, tiling)
+            yield note, partial(own, tiles, tiling)
 
     memory = MemoryPolicy(drop, "the text encoders, the transformer and the prefixes of pictures")
-    whole = partial(decode, request, denoised, stages)
-    return memory.alone(request, whole, smaller())
+    return memory.alone(request, own, smaller())
 
 
 def encode(request: Request[VideoJob], stages: VideoStages) -> Stage[EncodedConditions]:
@@ -164,7 +177,8 @@ def encode(request: Request[VideoJob], stages: VideoStages) -> Stage[EncodedCond
     request.clock.enter("encode")
     texts = dict.fromkeys(stages.model.texts(request.job))
     views = stages.see(request.job) if request.job.images else {}
-    encoded = EncodedConditions({text: stages.embed(text) for text in texts}, views)
+    embedded = {text: stages.embed(text) for text in texts}
+    encoded = EncodedConditions(embedded, views, stages.model.notes(request.job))
     request.notes.extend(encoded.notes)
     return encoded
 
@@ -184,7 +198,9 @@ def denoise(
     denoiser = stages.model.denoiser(job, encoded.texts, start)
     first, latents_BCFYX = _start(denoiser, kept, stages.model)
     for index in range(first, denoiser.steps):
-        latents_BCFYX = denoiser.step(index, latents_BCFYX)
+        phase = "denoise_first" if index == first else "denoise_rest"
+        with compiling_apart(clock, phase, is_on=stages.compiles):
+            latents_BCFYX = denoiser.step(index, latents_BCFYX)
         if index == first:
             clock.enter("denoise_rest")
         step, steps = index + 1, denoiser.steps
@@ -202,15 +218,25 @@ def decode(
     request: Request[VideoJob],
     denoised: Denoised,
     stages: VideoStages,
+    begin: BeginFilm | None,
+    tiles: DecodeTiles | None = None,
     tiling: Tiling | None = None,
-) -> Stage[tuple[np.ndarray, ...]]:
-    """Decode the last latents into frames; `tiling`: instead of the model's own."""
+) -> Stage[Film | None]:
+    """Decode the last latents into the frames of a film, which are encoded as they come; `tiles`,
+    and the `tiling` that they are: instead of the model's own.
+    """
     yield PhaseStarted(request.job.custom_id, "decode_latents")
     request.clock.enter("decode_latents")
     decoded = stages.model.decode_latents(denoised.latents_BCFYX, tiling)
-    pieces = tuple(checked(request.job, decoded))
+    film = None if begin is None else begin(tiles)
+    # Left in the middle it would go on keeping features of its frames.
+    with closing(checked(request.job, decoded)) as pieces:
+        if film is None:
+            deque(pieces, maxlen=0)
+        else:
+            request.clock.overlapped("write", film.take(pieces))
     request.clock.enter("queue")
-    return pieces
+    return film
 
 
 def _start(
@@ -223,7 +249,7 @@ def _start(
     return kept.step, kept.latents_BCFYX.to(model.device)
 
 
-def checked(job: VideoJob, pieces: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
+def checked(job: VideoJob, pieces: Iterator[np.ndarray]) -> Generator[np.ndarray, None, None]:
     """`pieces` as they come; raises OutputError where they are not the video asked for, or show
     nothing.
     """

@@ -203,6 +203,9 @@ def test_recorded_settings_are_set_again(described: Describe) -> None:
         "vae_channels_last": False,
         "quantization": "none",
         "decode_graphs": "off",
+        "batched_decode": False,
+        "sdpa_backend": "auto",
+        "deterministic": False,
         "batch_invariant": True,
         "tensor_parallel_size": 1,
     }
@@ -217,6 +220,9 @@ def test_recorded_settings_are_set_again(described: Describe) -> None:
         "vae_channels_last": False,
         "quantization": "fp8",
         "decode_graphs": "off",
+        "batched_decode": False,
+        "sdpa_backend": "auto",
+        "deterministic": False,
         "batch_invariant": False,
         "tensor_parallel_size": 4,
     }

@@ -1,6 +1,6 @@
 """Frames are the library's decode; its pieces put together by hand are the same bits."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from hyimg_cli.models.diffusers_video.model import DiffusersVideo
 from hyimg_cli.models.diffusers_video.vaes import WanVae
 from hyimg_cli.spec.job import Size, VideoJob
 from hyimg_cli.spec.run import ModelChoice
+from hyimg_cli.tiling.tiles import Tiling
 
 Draw = Callable[[DiffusersVideo, VideoJob], Tensor]
 
@@ -81,7 +82,7 @@ def test_the_cards_rule_cuts_where_the_library_does(
 
     monkeypatch.setattr(vae.module.decoder, "forward", spy)
     with torch.no_grad():
-        model.decoder.decode(latents)
+        list(model.decoder.decode(latents, vae.tiling))
         theirs, given = given, []
         for top in range(0, latents.shape[-2], rule.stride_cells):
             for left in range(0, latents.shape[-1], rule.stride_cells):
@@ -101,7 +102,9 @@ def test_one_tile_over_everything_is_the_untiled_decode(
     with torch.no_grad():
         tile = model.vae.decode_tile(latents)
         by_hand = model.vae.finish(tile)
-        assert torch.equal(by_hand, model.decoder.decode(latents))
+        pieces = list(model.decoder.decode(latents, model.vae.tiling))
+        assert len(pieces) == (1 if name == "hunyuan" else latents.shape[2])
+        assert torch.equal(by_hand, torch.cat(pieces, dim=2))
     pixels = model.vae.tiling.rows.pixels
     rows, columns = (cells * pixels for cells in latents.shape[-2:])
     assert tile.shape == (1, model.vae.tile_channels, model.vae.tile_frames(3), rows, columns)
@@ -137,9 +140,10 @@ def test_a_decode_out_of_memory_leaves_nothing_behind(
     with monkeypatch.context() as patch:
         patch.setattr(module.decoder, "forward", short)
         with pytest.raises(torch.OutOfMemoryError):
-            model.decode_latents(latents)
+            video(model, latents)
     assert not any(getattr(module, "_feat_map", []))
-    (half,) = model.smaller_tilings(latents)
+    ((word, half),) = model.smaller_tilings(latents)
+    assert word == "half"
     smaller = np.concatenate(list(model.decode_latents(latents, half)))
     knobs = [knob for knob in vars(module) if knob.startswith("tile_") and "factor" not in knob]
     with monkeypatch.context() as patch, torch.no_grad():
@@ -172,8 +176,8 @@ def test_a_replaced_decoder_is_asked(models: dict[str, DiffusersVideo]) -> None:
     model = models["hunyuan"]
 
     class Halves:
-        def decode(self, latents_BCFYX: Tensor) -> Tensor:
-            return torch.linspace(-1, 1, 2 * 3 * 4 * 4).reshape(1, 3, 2, 4, 4)
+        def decode(self, latents_BCFYX: Tensor, tiling: Tiling | None) -> Iterator[Tensor]:
+            yield from torch.linspace(-1, 1, 2 * 3 * 4 * 4).reshape(1, 3, 2, 4, 4).split(1, dim=2)
 
     before, model.decoder = model.decoder, Halves()
     try:
@@ -207,7 +211,7 @@ def test_broken_latents_end_in_a_jobs_error(models: dict[str, DiffusersVideo], n
     latents = noise(models[name], Size(48, 80), 5)
     latents[0, 0, 0, 0, 0] = float("inf")
     with pytest.raises(OutputError, match="not finite"):
-        models[name].decode_latents(latents)
+        video(models[name], latents)
 
 
 def test_the_vae_alone_can_be_loaded(folders: dict[str, Path]) -> None:
@@ -253,3 +257,6 @@ def test_a_vae_of_patches_in_pieces() -> None:
         whole = module.decode(latents, return_dict=False)[0]
         assert whole.shape == (1, 3, 5, 48, 80)
         assert torch.equal(vae.finish(tile), whole)
+        pieces = [vae.finish(piece) for piece in vae.stream(latents)]
+        assert [piece.shape[2] for piece in pieces] == [1, 4]
+        assert torch.equal(torch.cat(pieces, dim=2), whole)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from diffusers import WanPipeline
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -259,6 +260,44 @@ def test_a_pair_of_another_shape_or_without_its_half_is_an_error(
         file = write(tmp_path / "other.safetensors", wrong)
         with pytest.raises(CheckpointError, match="does not fit"):
             draw(models["wan"], replace(job, lora=(Lora(str(file)),)))
+
+
+def test_what_the_library_leaves_out_is_told(
+    models: dict[str, DiffusersVideo], job: VideoJob, tmp_path: Path
+) -> None:
+    """Held against the library: what its conversion has no place for, but zeros."""
+    network = models["wan"].networks[0]
+    names = wan_layers(network) | {"proj_out": "head.head", "patch_embedding": "patch_embedding"}
+    pairs = matrices(network, [layer for layer in names if layer.startswith("blocks")])
+    tensors = spelled("authors", pairs, names)
+    block, shape = "diffusion_model.blocks.0", (network.proj_out.out_features, 24)
+    tensors |= {
+        f"{block}.self_attn.q.diff_b": torch.ones(24),
+        "diffusion_model.head.head.diff": torch.ones(shape),
+        "diffusion_model.head.head.diff_b": torch.ones(shape[0]),
+        f"{block}.norm3.diff": torch.zeros(24),
+    }
+    lost = {
+        f"{block}.self_attn.norm_q.diff": torch.full((24,), 2.0),
+        "diffusion_model.patch_embedding.diff": torch.full((24, 16, 1, 2, 2), 3.0),
+        "diffusion_model.time_projection.1.diff_b": torch.full((144,), 4.0),
+    }
+
+    def said(name: str, held: dict[str, Tensor]) -> tuple[str, ...]:
+        file = write(tmp_path / f"{name}.safetensors", held)
+        return models["wan"].notes(replace(job, lora=(Lora(str(file)),)))
+
+    assert said("whole", tensors) == ()
+    (note,) = said("more", tensors | lost)
+    assert "more.safetensors also changes 3 tensors" in note
+    assert f"the first {block}.self_attn.norm_q.diff" in note
+    kept = WanPipeline.lora_state_dict(dict(tensors | lost)).values()
+    values = {float(one.flatten()[0]) for one in lost.values()}
+    assert not values & {float(one.flatten()[0]) for one in kept}
+    assert (
+        WanPipeline.lora_state_dict(dict(tensors)).keys()
+        == WanPipeline.lora_state_dict(dict(tensors | lost)).keys()
+    )
 
 
 def test_its_key_is_of_its_bytes_and_header(tmp_path: Path) -> None:

@@ -126,13 +126,13 @@ def test_every_pass_equals_a_masked_forward_of_the_clip_so_far(golden: LingBotWo
 
 def recorded(
     network: LingBotNetwork, monkeypatch: pytest.MonkeyPatch
-) -> dict[tuple[int, int], Tensor]:
-    """By first slot and layer, the keys that are written last."""
-    written: dict[tuple[int, int], Tensor] = {}
+) -> dict[tuple[int, int], tuple[Tensor, Tensor]]:
+    """By first slot and layer, the keys and values that are written last."""
+    written: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
     by_index = network.write
 
     def write(clip: Clip, layer: int, keys: Tensor, values: Tensor) -> None:
-        written[int(clip.slots_S[0]), layer] = keys.clone()
+        written[int(clip.slots_S[0]), layer] = keys.clone(), values.clone()
         by_index(clip, layer, keys, values)
 
     monkeypatch.setattr(network, "write", write)
@@ -150,9 +150,10 @@ def test_nothing_moves_in_memory_and_a_slice_would_write_the_same(
         with monkeypatch.context() as patch:
             written = recorded(golden.network, patch)
             run(denoiser)
-        keys = denoiser.clip.cache.keys_HSD
-        for (first, layer), rows in written.items():
-            assert torch.equal(keys[layer][:, first : first + rows.shape[1]], rows)
+        cache = denoiser.clip.cache
+        for (first, layer), both in written.items():
+            for held_HSD, rows in zip((cache.keys_HSD, cache.values_HSD), both, strict=True):
+                assert torch.equal(held_HSD[layer][:, first : first + rows.shape[1]], rows)
         assert len(written) == CHUNKS * golden.shape.layers
         assert denoiser.clip.addresses == denoiser.clip.pointers()
 
@@ -190,6 +191,7 @@ def test_a_clip_goes_on_from_any_step_by_its_latents_alone(golden: LingBotWorld)
     latents = [first.initial_latents()]
     for index in range(first.steps):
         latents.append(first.step(index, latents[-1]))
+    assert first.clip.passes == 5 * CHUNKS - 1, "five a chunk, but for the last clean one"
     for index in (1, 4, 5, 8, 10, 13):
         second = denoiser_of(golden, [clip_of(5)])
         second.restore(index, first.state())
@@ -316,6 +318,7 @@ def test_a_short_memory_takes_the_transformer_away_and_cuts_the_decode(
     golden.release_transformer()
     assert torch.equal(run(denoiser_of(golden, [clip_of(5)])), before)
     assert list(golden.smaller_tilings(torch.zeros(1, 16, 3, 4, 6))) == []
-    (tiling, _) = golden.smaller_tilings(torch.zeros(1, 16, 3, 40, 60))
+    ((word, tiling), (smaller, _)) = golden.smaller_tilings(torch.zeros(1, 16, 3, 40, 60))
+    assert (word, smaller) == ("own", "half")
     pieces = np.concatenate(list(golden.decode_latents(torch.randn(1, 16, 1, 34, 4), tiling)))
     assert pieces.shape == (1, 272, 32, 3)

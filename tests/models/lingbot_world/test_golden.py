@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from hyimg_cli.errors import JobError
 from hyimg_cli.journal.keys import source_digest
+from hyimg_cli.models.latent_video import PromptEmbedding
 from hyimg_cli.models.lingbot_world import poses
 from hyimg_cli.models.lingbot_world.model import LingBotWorld
 from hyimg_cli.models.lingbot_world.network import rope, rotated
@@ -17,8 +18,10 @@ from hyimg_cli.models.lingbot_world.passes import Passes
 from hyimg_cli.models.lingbot_world.plucker import patches, plucker
 from hyimg_cli.models.lingbot_world.schedule import levels
 from hyimg_cli.models.lingbot_world.weights import load_network, original_name
+from hyimg_cli.pipelines.video import prewarm
+from hyimg_cli.pipelines.video.stages import VideoStages
 from hyimg_cli.spec.card import AreaRule
-from hyimg_cli.spec.job import Size
+from hyimg_cli.spec.job import Size, VideoJob
 
 from .conftest import (
     CASES,
@@ -164,8 +167,28 @@ def test_two_clips_together_are_each_what_they_are_alone(
     together = denoiser_of(golden, jobs)
     latents = run(together)
     assert worst(latents, NUMBERS["two.final_latents"]) < 5e-5
-    alone = run(denoiser_of(golden, jobs[1:]))
-    assert worst(latents[1:], alone) < 1e-5
+    single = denoiser_of(golden, jobs[1:])
+    assert torch.equal(together.initial_latents()[1:], single.initial_latents())
+    assert worst(latents[1:], run(single)) < 1e-5
+
+
+def test_a_prewarm_leaves_nothing_behind(
+    golden: LingBotWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stand-in of one level in all chunks; neither chance nor a clip behind it knows of that."""
+    image = write_image(tmp_path / "start.png", NUMBERS["clip.image"])
+    jobs = [replace(JOB, images=(image,), seed=seed) for seed in range(3)]
+    before, state = run(denoiser_of(golden, jobs[:1])), torch.random.get_rng_state()
+
+    def see(job: VideoJob) -> dict[str, PromptEmbedding]:
+        (view,) = golden.pictures.views(job, [source_digest(image)])
+        return {view.kind: golden.pictures.encode(view)}
+
+    stages = VideoStages(golden, golden.prompts.encode, see, int, int)
+    monkeypatch.setattr(prewarm, "starts_slowly", lambda device: True)
+    assert prewarm.prewarm(jobs, stages, warmed=set()) == 1
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert torch.equal(run(denoiser_of(golden, jobs[:1])), before)
 
 
 def test_both_names_of_the_weights_give_the_same_network(
