@@ -35,11 +35,10 @@ _OPENING, _CLOSING = 1.0, 5.0
 _SPILL = (0.0, 1.0, 2.0, 4.0)
 _STRONG_PIXELS, _STRONG_PART = 6, 0.04
 _LEAST_AREA, _LEAST_SOLID_AREA, _SOLID = 6e-4, 1.5e-4, 12.0
-# As far as a blend reaches.
-_MOST_HOLE = 9.0
-_SKIN, _SKIN_PART = 8.0, 0.45
+_MOST_HOLE = 1e-3
+_SKIN, _SKIN_PART = 4.0, 0.45
 # Soft ends (shadows, light) of a region, as far as they hang together with it.
-_TAIL_SIGMAS, _TAIL, _TAIL_Z, _TAIL_WIDTH, _TAIL_REACH = (4.0, 8.0), (2.5, 1.8), 3.0, 7.0, 96.0
+_TAIL_SIGMAS, _TAIL, _TAIL_Z, _TAIL_REACH = (4.0, 8.0), (2.0, 1.3), 3.0, 96.0
 
 
 @dataclass(frozen=True)
@@ -110,17 +109,14 @@ def region(drawn: Plane, seen: list[BlurredView], valid: Mask) -> Found:
         if spill := _SPILL[number] * scale:
             over = ndimage.binary_erosion(over, disc(spill), border_value=1)
         if number < 2:
-            fine, difference = fine | over, smooth - (view.low + view.high) / 2
+            fine, difference = fine | over, beyond
         weak |= over
         strong |= (z > _STRONG_Z) & (size > _STRONG[number])
         sizes.append(size)
         noises.append(noise.floor)
     kept = _components(weak, strong, sizes[2], scale)
-    # Specks beside an edit are grain.
-    solid = ndimage.binary_opening(fine, disc(1.0)) | strong
-    fine = kept & ndimage.binary_propagation(solid & fine, mask=fine)
-    mask = _tight(kept, fine, _peeled(fine, sizes[0], scale), difference, valid, scale)
-    mask = _to_the_border(_filled(mask, scale), valid)
+    mask = _tight(kept, fine, sizes[0], difference, valid, scale)
+    mask = _to_the_border(_filled(mask), valid)
     regions = int(ndimage.label(_closed(mask, scale), np.ones((3, 3)))[1])
     return Found(mask, regions, noises[1], sizes[1])
 
@@ -168,19 +164,21 @@ def _components(weak: Mask, strong: Mask, coarse: Plane, scale: float) -> Mask:
 
 
 def _tight(
-    kept: Mask, fine: Mask, peeled: Mask, difference: Plane, valid: Mask, scale: float
+    kept: Mask, fine: Mask, sharp: Plane, difference: Plane, valid: Mask, scale: float
 ) -> Mask:
     """The regions without what was only closed over, or blurred over: strokes of a text, and not
     the word; with their soft ends.
     """
     if not kept.any():
         return kept
+    skinned = kept & fine
+    base = _peeled(skinned, sharp, scale)
     step = 2 if min(kept.shape) >= 256 else 1
     difference = reduced(difference, step)
-    # What the regions hold is left out with the skin it runs out over, so that it does not spill.
-    held = reduced(numbers(fine), step) > 0
+    inside = reduced(numbers(base), step) > 0
+    # What the regions hold is left out with its skin, so that neither spills.
+    held = reduced(numbers(skinned), step) > 0
     free = numbers(~held & (reduced(numbers(valid), step) > 0))
-    inside = reduced(numbers(peeled), step) > 0
     around = distance_to(reduced(numbers(kept), step) > 0)
     over = np.zeros(inside.shape, bool)
     for sigma, least in zip(_TAIL_SIGMAS, _TAIL, strict=True):
@@ -190,14 +188,11 @@ def _tight(
         noise = float(np.quantile(quiet, 0.7)) if quiet.size > 64 else 1.0
         over |= size > max(least, _TAIL_Z * noise)
     over &= around < _TAIL_REACH * scale / step
-    # Soft ends are wide: what is between two strokes is none.
-    wide = disc(max(1.0, _TAIL_WIDTH * scale / step))
-    over = ndimage.binary_opening(over & ~inside, wide) | inside
+    over = ndimage.binary_opening(over & ~inside, disc(max(1.0, 2 * scale / step))) | inside
     labels, _ = ndimage.label(over, np.ones((3, 3)))
     own = np.unique(labels[(around == 0) & over])
     tails = np.isin(labels, own[own > 0])
-    tight = peeled | ((resized(numbers(tails), kept.shape) > 0.5) & valid)
-    return np.asarray(tight if tight.any() else kept)
+    return np.asarray(base | ((resized(numbers(tails), kept.shape) > 0.5) & ~base & valid))
 
 
 def _peeled(mask: Mask, size: Plane, scale: float) -> Mask:
@@ -219,14 +214,14 @@ def _closed(mask: Mask, scale: float) -> Mask:
     return np.asarray((closed | wide)[reach:-reach, reach:-reach])
 
 
-def _filled(mask: Mask, scale: float) -> Mask:
-    """Without holes that its blend would close."""
+def _filled(mask: Mask) -> Mask:
+    """Without holes that are small."""
     labels, count = ndimage.label(~mask)
     if not count:
         return mask
     area = np.bincount(labels.ravel(), minlength=count + 1)
     area[0] = mask.size
-    return np.asarray(mask | (area < np.pi * (_MOST_HOLE * scale) ** 2)[labels])
+    return np.asarray(mask | (area < _MOST_HOLE * mask.size)[labels])
 
 
 def _to_the_border(mask: Mask, valid: Mask) -> Mask:

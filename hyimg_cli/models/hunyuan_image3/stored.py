@@ -16,11 +16,8 @@ def pack(encoded: Encoded) -> bytes:
     """`encoded` with every bit of its rows."""
     tensors = {name: rows.contiguous().cpu() for name, rows in vars(encoded.rows).items()}
     grids = {name: getattr(encoded.shape, name)._asdict() for name in ("vae_grid", "vit_grid")}
-    facts = {
-        "shape": encoded.shape._asdict() | grids,
-        "notes": encoded.notes,
-        "digest": encoded.digest,
-    }
+    shape = encoded.shape._asdict() | grids
+    facts = {"shape": shape, "notes": encoded.notes, "digest": encoded.digest}
     return save(tensors, metadata={"source": json.dumps(facts)})
 
 
