@@ -8,7 +8,6 @@ golden case 13 holds 32 of its layouts.
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from hyimg_cli.kv.segments import ImageSegment, Segment, TextSegment
 from hyimg_cli.models.hunyuan_image3.config import Template
@@ -17,7 +16,8 @@ from hyimg_cli.models.hunyuan_image3.vocabulary import Vocabulary
 _COT_PARTS = re.compile(r"<(think|recaption)>(.*?)</\1>", re.DOTALL)
 
 
-class Grid(NamedTuple):
+@dataclass(frozen=True)
+class Grid:
     """Rows and columns of image tokens."""
 
     rows: int
@@ -39,7 +39,8 @@ class ImageBlock:
     grid: Grid
 
 
-class SourceShape(NamedTuple):
+@dataclass(frozen=True)
+class SourceShape:
     """The place that a source image takes: its bucket's ratio, VAE grid, ViT grid and
     slots.
     """
