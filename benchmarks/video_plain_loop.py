@@ -79,7 +79,7 @@ def main() -> None:
     for run in runs:
         for row in run["ways"]:
             print(
-                f"{run['model']:12} {run['dtype']:9} {row['shape']:12} {row['way']:9} "
+                f"{run['model']:12} {run.get('dtype', ''):9} {row['shape']:12} {row['way']:9} "
                 f"cpu {row['cpu_s']}  wall {row['wall_s']}  {row.get('max_abs_difference')}"
             )
 

@@ -20,7 +20,7 @@ from hyimg_cli.models.diffusers_video.weights import quiet
 _MESH = ("ring", "ulysses")
 
 
-class Context:
+class SplitTokens:
     """The transformers of one checkpoint on this rank, whole or with their part of the tokens."""
 
     def __init__(self, networks: Sequence[Any], device: torch.device, *, by_token: bool) -> None:

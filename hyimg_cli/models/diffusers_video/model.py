@@ -18,7 +18,7 @@ from torch import Tensor
 from hyimg_cli.diffusion.step_cache import VelocityCache
 from hyimg_cli.errors import JobError
 from hyimg_cli.models.diffusers_video.branches import LocalBranches, RunningBranches, inputs_of
-from hyimg_cli.models.diffusers_video.context import Context
+from hyimg_cli.models.diffusers_video.context import SplitTokens
 from hyimg_cli.models.diffusers_video.decode import (
     LocalDecoder,
     frames,
@@ -160,10 +160,10 @@ class DiffusersVideo(ABC):
         return Adapters(self.networks, self.layout.family)
 
     @cached_property
-    def context(self) -> Context:
+    def context(self) -> SplitTokens:
         """The transformers as ranks share their tokens."""
         by_token = bool(self.layout.index.get("expand_timesteps"))
-        return Context(self.networks, self.device, by_token=by_token)
+        return SplitTokens(self.networks, self.device, by_token=by_token)
 
     def load_weights(self) -> None:
         """Read the transformer and the VAE now, not at the first job."""
