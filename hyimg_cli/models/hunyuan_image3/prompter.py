@@ -286,7 +286,7 @@ class Prompter:
         """
         return (
             *(sources, job.bot_task, job.size, self.branch_count(job)),
-            *(job.use_system_prompt, job.system_prompt, job.drop_think),
+            *(job.use_system_prompt, self._system(job), job.drop_think),
             *(job.cot_text, job.cot_token_ids),
         )
 
