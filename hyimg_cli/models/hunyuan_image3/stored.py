@@ -1,6 +1,7 @@
 """An encoded source image as bytes and back: safetensors, its shape in the metadata."""
 
 import json
+from dataclasses import asdict
 
 from safetensors import SafetensorError
 from safetensors.torch import load, save
@@ -15,9 +16,7 @@ from hyimg_cli.models.protocols import Encoded
 def pack(encoded: Encoded) -> bytes:
     """`encoded` with every bit of its rows."""
     tensors = {name: rows.contiguous().cpu() for name, rows in vars(encoded.rows).items()}
-    grids = {name: getattr(encoded.shape, name)._asdict() for name in ("vae_grid", "vit_grid")}
-    shape = encoded.shape._asdict() | grids
-    facts = {"shape": shape, "notes": encoded.notes, "digest": encoded.digest}
+    facts = {"shape": asdict(encoded.shape), "notes": encoded.notes, "digest": encoded.digest}
     return save(tensors, metadata={"source": json.dumps(facts)})
 
 
