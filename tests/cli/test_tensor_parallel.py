@@ -53,7 +53,8 @@ def test_two_ranks_make_the_picture_of_one_process_and_end_with_it(
     assert alone.code == 0, alone.err
     one, two = alone.json_lines[0], json.loads(out.splitlines()[0])
     assert one["parallel"] is None
-    assert two["parallel"] == {"branch_ranks": 1, "decode": None, "tensor_ranks": 2}
+    spread = {"branch_ranks": 1, "tensor_ranks": 2, "context_ranks": 1, "decode": None}
+    assert two["parallel"] == spread
     assert two["cot_token_ids"] == one["cot_token_ids"]
     assert two["kv_reuse"] == one["kv_reuse"]
     pictures = [
