@@ -1,4 +1,4 @@
-"""A job of many: little memory, no sequence of its own to be counted, the same as alone."""
+"""A job of many: little memory, the same as alone."""
 
 import gc
 import json
@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from hyimg_cli.engine.forecast import forecast
 from hyimg_cli.engine.runner import examine, make_plan
 from hyimg_cli.engine.timing.left import TimeLeft
 from hyimg_cli.engine.timing.watch import Watch
@@ -83,18 +82,6 @@ def test_who_follows_a_run_keeps_little_of_a_job() -> None:
         texts = SharedTexts(text_identity(job, card) for job in group.jobs)
         needed = needs(group.jobs, card, CONFIG)
     assert (left.total, needed.jobs, watch is not texts) == (count, count, True)
-
-
-def test_a_plan_builds_no_sequence_for_each_job() -> None:
-    def built(count: int) -> int:
-        sequences = registry.sequences(registry.EMBEDDED)
-        before = sequences.memo_counts()["layouts"]["misses"]
-        lines = [line | {"prompt": f"{line['custom_id']} of {count}"} for line in lines_of(count)]
-        forecast(make_plan(jobs_of(lines)), CONFIG, assumed_think=10)
-        return sequences.memo_counts()["layouts"]["misses"] - before
-
-    built(8)
-    assert built(80) == 0
 
 
 @pytest.mark.parametrize("number", [1, 2])
