@@ -115,7 +115,7 @@ def region(drawn: Plane, seen: list[BlurredView], valid: Mask) -> Found:
         sizes.append(size)
         noises.append(noise.floor)
     kept = _components(weak, strong, sizes[2], scale)
-    mask = _tight(kept, fine, sizes[0], difference, valid, scale)
+    mask = _tight(kept, _peeled(kept & fine, sizes[0], scale), difference, valid, scale)
     mask = _to_the_border(_filled(mask), valid)
     regions = int(ndimage.label(_closed(mask, scale), np.ones((3, 3)))[1])
     return Found(mask, regions, noises[1], sizes[1])
@@ -163,25 +163,21 @@ def _components(weak: Mask, strong: Mask, coarse: Plane, scale: float) -> Mask:
     return np.asarray(stays[labels])
 
 
-def _tight(
-    kept: Mask, fine: Mask, sharp: Plane, difference: Plane, valid: Mask, scale: float
-) -> Mask:
+def _tight(kept: Mask, fine: Mask, difference: Plane, valid: Mask, scale: float) -> Mask:
     """The regions without what was only closed over, or blurred over: strokes of a text, and not
     the word; with their soft ends.
     """
     if not kept.any():
         return kept
-    skinned = kept & fine
-    base = _peeled(skinned, sharp, scale)
+    base = kept & fine
     step = 2 if min(kept.shape) >= 256 else 1
     difference = reduced(difference, step)
     inside = reduced(numbers(base), step) > 0
-    # What the regions hold is left out with its skin, so that neither spills.
-    held = reduced(numbers(skinned), step) > 0
-    free = numbers(~held & (reduced(numbers(valid), step) > 0))
+    free = numbers(~inside & (reduced(numbers(valid), step) > 0))
     around = distance_to(reduced(numbers(kept), step) > 0)
     over = np.zeros(inside.shape, bool)
     for sigma, least in zip(_TAIL_SIGMAS, _TAIL, strict=True):
+        # What the regions hold is left out, so that it does not spill.
         mean, trust = spread(difference, free, sigma * scale / step)
         size = np.sqrt(np.square(mean).sum(0)) * (trust > 0.02)
         quiet = size[(around > 2 * sigma * scale / step) & (free > 0)]
