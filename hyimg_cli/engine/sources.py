@@ -13,7 +13,7 @@ from hyimg_cli.journal.keys import finishing_key, key_of, source_digests
 from hyimg_cli.media.carried import depth_fault, region_of
 from hyimg_cli.media.images import probe_image, size_of
 from hyimg_cli.spec.events import Failure, Outcome
-from hyimg_cli.spec.job import ImageJob, Job, KeepOutside, Size, SizeRequest
+from hyimg_cli.spec.job import ImageJob, Job, KeepOutside, Size, SizeRequest, VideoJob
 from hyimg_cli.spec.run import RunConfig
 from hyimg_cli.spec.units import counted
 
@@ -91,16 +91,18 @@ def _is_turned(asked: SizeRequest, source: Size) -> bool:
 
 
 def seen(jobs: Sequence[Job], *, decode: bool = False) -> SourcesSeen:
-    """The jobs' source pictures, each looked at once: unless `decode`, at its head alone, and not
-    at those of a store.
+    """The jobs' source pictures, each looked at once: unless `decode`, at its head alone but where
+    a video starts from it, which costs nothing beside the video, and not at those of a store.
     """
+    starts = {path for job in jobs if isinstance(job, VideoJob) for path in job.images}
     sizes: dict[str, Size] = {}
     errors: dict[str, SourceImageError] = {}
     for path in dict.fromkeys(path for job in jobs for path in job.images):
         if address_of(path) and not decode:
             continue  # a request each: their jobs find out when their turn comes
         try:
-            sizes[path] = probe_image(Path(path))[0] if decode else size_of(path)
+            is_whole = decode or path in starts
+            sizes[path] = probe_image(Path(path))[0] if is_whole else size_of(path)
         except SourceImageError as error:
             errors[path] = error
     unfit = dict(_unfit(jobs, sizes))
