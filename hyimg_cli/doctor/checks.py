@@ -33,7 +33,7 @@ CHECKS: tuple[tuple[str, Examine], ...] = (
     ("trial", trial),
     ("lpips", lpips),
 )
-# Starting a process takes seconds, and only runs over several need it.
 # Asked for by name: of the chosen model, whose weights take long to load.
 BY_NAME: dict[str, Examine] = {"determinism": determinism}
+# Starting a process takes seconds, and only runs over several need it.
 RANKS: tuple[str, Examine] = ("ranks", ranks)

@@ -51,7 +51,10 @@ class PinnedAttention:
     """
 
     def __init__(self, attend: RowAttention, backend: SdpaBackend) -> None:
+        from torch.nn.attention import SDPBackend
+
         self._attend, self._backend, self._has_warned = attend, backend, False
+        self._kernel = getattr(SDPBackend, _BACKENDS[backend])
 
     def __call__(
         self, q_THD: Tensor, keys_KSD: Tensor, values_KSD: Tensor, is_causal: bool
@@ -75,9 +78,9 @@ class PinnedAttention:
         self, q_THD: Tensor, keys_KSD: Tensor, values_KSD: Tensor, is_causal: bool
     ) -> Tensor:
         """By the pinned kernel. Raises RuntimeError where it has none for this call."""
-        from torch.nn.attention import SDPBackend, sdpa_kernel
+        from torch.nn.attention import sdpa_kernel
 
-        with sdpa_kernel(getattr(SDPBackend, _BACKENDS[self._backend])):
+        with sdpa_kernel(self._kernel):
             return self._attend(q_THD, keys_KSD, values_KSD, is_causal)
 
 

@@ -171,12 +171,10 @@ class KVTree(Generic[P]):
         node, missing = self._roots.setdefault(scope, _Root()), list(segments)
         while missing and (child := self._child(node, missing[0])) is not None:
             self._level_of(child).touch(child)
-            held = child.segment.length
-            is_whole = held == missing[0].length
-            node, missing = child, missing[1:] if is_whole else _behind(missing, held)
-        for depth, one in enumerate(path := _path(node)):
-            if one not in self._device_level.payloads and not self._restored(one):
-                return one.parent, _behind(segments, _length(n.segment for n in path[:depth]))
+            node, missing = child, _behind(missing, child.segment.length)
+        for depth, held in enumerate(path := _path(node)):
+            if held not in self._device_level.payloads and not self._restored(held):
+                return held.parent, _behind(segments, _length(n.segment for n in path[:depth]))
         return node, missing
 
     def _child(self, node: _Root, segment: Segment) -> "_Node | None":
@@ -349,12 +347,11 @@ def _length(segments: Iterable[Segment]) -> int:
 
 def _behind(segments: Sequence[Segment], at: int) -> list[Segment]:
     """The segments behind the first `at` tokens, which end inside a text at most."""
-    rest: list[Segment] = []
-    for segment in segments:
+    for number, segment in enumerate(segments):
         if at <= 0:
-            rest.append(segment)
-        elif at < segment.length:
+            return [*segments[number:]]
+        if at < segment.length:
             assert isinstance(segment, TextSegment), "only text splits"
-            rest.append(segment.tail(at))
+            return [segment.tail(at), *segments[number + 1 :]]
         at -= segment.length
-    return rest
+    return []

@@ -84,14 +84,15 @@ def probe_image(path: Path, *, decode: bool = True) -> tuple[Size, tuple[str, ..
 
 
 def size_of(path: str) -> Size:
-    """A picture's size by its header, which is looked at once until the file changes.
+    """A picture's size by its header, which is looked at once until the file changes; at an address
+    once.
 
     Raises SourceImageError.
     """
     try:
         found = os.stat(path)
-    except (OSError, ValueError):
-        return probe_image(Path(path), decode=False)[0]
+    except (OSError, ValueError):  # none of this machine's
+        return _size_since(path, 0, 0)
     return _size_since(path, found.st_mtime_ns, found.st_size)
 
 

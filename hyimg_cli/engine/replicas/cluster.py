@@ -106,12 +106,8 @@ class _Actor:
     began: float = field(default_factory=time.monotonic)
     has_room: bool = False
 
-    def waiting(self, head: "_Head") -> Waits | Gone | None:
-        """That it has no room yet, or will have none; None where it has."""
-        if not self.has_room and head.answers():
-            self.has_room = placement_group_table(self.room).get("state") == "CREATED"
-        if self.has_room:
-            return None
+    def waiting(self) -> Waits | Gone:
+        """That it has no room yet, or will have none."""
         if time.monotonic() - self.began > _ROOM_S:
             return Gone(f"no room on the Ray cluster for {_ROOM_S:.0f} s")
         return Waits()
@@ -196,9 +192,7 @@ class RayCluster:
         ]
         values = _values([ref for _, ref in read])
         said = [self._said(number, value) for (number, _), value in zip(read, values, strict=True)]
-        said += [
-            (n, one) for n, actor in self._actors.items() if (one := actor.waiting(self._head))
-        ]
+        said += [(n, actor.waiting()) for n, actor in self._without_room().items()]
         for number, message in said:
             if isinstance(message, Gone):
                 self.kill(number)
@@ -223,6 +217,15 @@ class RayCluster:
             _leave_without_head()
         else:
             disconnect()
+
+    def _without_room(self) -> dict[int, _Actor]:
+        """The replicas that wait for room: one question, however many there are."""
+        without = {n: actor for n, actor in self._actors.items() if not actor.has_room}
+        if without and self._head.answers():
+            rooms = placement_group_table()
+            for actor in without.values():
+                actor.has_room = rooms.get(actor.room.id.hex(), {}).get("state") == "CREATED"
+        return {n: actor for n, actor in without.items() if not actor.has_room}
 
     def _ready(self, waiting: dict[Any, int], timeout_s: float) -> list[tuple[Any, int]]:
         """All that has an answer by now; waits for the first."""

@@ -2,13 +2,14 @@
 
 # Legend: B batch, C channel, F latent frames, Y X latent rows and columns, T H W pixels
 from collections.abc import Callable, Iterator
+from itertools import chain
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from hyimg_cli.errors import MachineError, OutputError
-from hyimg_cli.models.latent_video import VideoVae
+from hyimg_cli.models.latent_video import LatentDecoder, VideoVae
 from hyimg_cli.spec.run import DECODE_TILES, DecodeTiles
 from hyimg_cli.tiling.decode import decode_tiled
 from hyimg_cli.tiling.tiles import Tiling, tile_plan
@@ -66,6 +67,13 @@ def smaller_tilings(
 
 def _cuts(tiling: Tiling, latents_BCFYX: Tensor) -> bool:
     return len(tile_plan(tiling, *latents_BCFYX.shape[-2:]).tiles) > 1
+
+
+def frames_by(
+    decoder: LatentDecoder, latents_BCFYX: Tensor, tiling: Tiling | None
+) -> Iterator[np.ndarray]:
+    """`frames` of latents in the VAE's own scale, decoded as they are asked for."""
+    return chain.from_iterable(map(frames, decoder.decode(latents_BCFYX, tiling)))
 
 
 def frames(pixels_BCTHW: Tensor) -> Iterator[np.ndarray]:

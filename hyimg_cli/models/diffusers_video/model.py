@@ -4,8 +4,7 @@
 import gc
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from functools import cached_property, partial
-from itertools import chain
+from functools import cache, cached_property, partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -21,7 +20,7 @@ from hyimg_cli.models.diffusers_video.branches import LocalBranches, RunningBran
 from hyimg_cli.models.diffusers_video.context import SplitTokens
 from hyimg_cli.models.diffusers_video.decode import (
     LocalDecoder,
-    frames,
+    frames_by,
     refuse_infinite,
     smaller_tilings,
     tiling_of,
@@ -75,6 +74,8 @@ class DiffusersVideo(ABC):
         """
         self.card, self.layout, self.place, self.choice = card, layout, place, choice
         self.parameter_count = parameter_count
+        # Looked at once, however many jobs have the file.
+        self._left_out = cache(left_out)
         self.branch_runner: Callable[[], BranchRunner] = lambda: LocalBranches(self.branch)
         self.is_tiled, self.tiles = choice.tiles_videos, choice.decode_tiles
         if self.is_tiled and self.tiles == "auto":
@@ -197,7 +198,7 @@ class DiffusersVideo(ABC):
 
     def notes(self, job: VideoJob) -> tuple[str, ...]:
         """Of its LoRAs, what the library does not apply."""
-        found = ((one, left_out(lora_file(one.file))) for one in job.lora if one.file)
+        found = ((one, self._left_out(lora_file(one.file))) for one in job.lora if one.file)
         return tuple(
             f"the LoRA {Path(one.file).name} also changes {len(names)} tensors that the library "
             f"leaves as they are, the first {names[0]}"
@@ -260,8 +261,7 @@ class DiffusersVideo(ABC):
         refuse_infinite(latents_BCFYX)
         self.place.bring(self.vae.module)
         tiling = tiling or tiling_of(self.vae.tiling, self.tiles)
-        pieces = self.decoder.decode(self.vae.unscaled(latents_BCFYX), tiling)
-        return chain.from_iterable(map(frames, pieces))
+        return frames_by(self.decoder, self.vae.unscaled(latents_BCFYX), tiling)
 
     def _noise(self, job: VideoJob) -> Tensor:
         """Drawn on the CPU in the dtype that the pipeline draws in: another dtype, other noise."""

@@ -196,8 +196,9 @@ class Leader:
             row_multiple,
             is_dealt,
         )
-        lead = self._dealt if is_dealt else self._led
-        work = partial(lead, forward, x_TM.contiguous(), angles_2TD, query_blocks, own)
+        entering_TM = x_TM.contiguous()
+        lead = partial(self._led, forward, entering_TM, angles_2TD, query_blocks, own)
+        work = partial(self._dealt, lead, entering_TM, len(spans)) if is_dealt else lead
         (hidden_TM, why), *others = self._pool.run(
             follow, forward, ranks=self._sets.ranks, own=work
         )
@@ -225,20 +226,16 @@ class Leader:
         return _computed(compute, self._sums, x_TM[rows], forward.row_multiple)
 
     def _dealt(
-        self,
-        forward: Forward,
-        x_TM: Tensor,
-        angles_2TD: Tensor,
-        query_blocks: Sequence[QueryBlock],
-        own: Compute,
+        self, lead: Callable[..., tuple[Tensor | None, str | None]], x_TM: Tensor, spans: int
     ) -> tuple[Tensor | None, str | None]:
-        """The sets' rows one behind another: they arrive where the rows were that entered."""
+        """The sets' rows one behind another, of which rank 0's set has what `lead` gives for its
+        part: they arrive where the rows were that entered.
+        """
         sets = self._sets
         first, *others = (
-            sets.dealt(len(query_blocks), len(x_TM), first)
-            for first in range(0, sets.ranks, sets.size)
+            sets.dealt(spans, len(x_TM), first) for first in range(0, sets.ranks, sets.size)
         )
-        hidden_TM, why = self._led(forward, x_TM, angles_2TD, query_blocks, own, first)
+        hidden_TM, why = lead(first)
         for number, (_, rows) in enumerate(others, 1):
             if len(x_TM[rows]):
                 dist.recv(x_TM[rows], number * sets.size)

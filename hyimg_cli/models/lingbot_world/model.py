@@ -4,7 +4,6 @@
 # T H W pixels
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import chain
 from types import MappingProxyType
 
 import numpy as np
@@ -15,7 +14,7 @@ from hyimg_cli.errors import CheckpointError, MachineError
 from hyimg_cli.kernels.captures import GpuCapture
 from hyimg_cli.models.diffusers_video.decode import (
     LocalDecoder,
-    frames,
+    frames_by,
     refuse_infinite,
     smaller_tilings,
     tiling_of,
@@ -200,9 +199,7 @@ class LingBotWorld:
         self.place.bring(self.vae.module)
         tiling = tiling or tiling_of(self.vae.tiling, self.tiles)
         decoder = LocalDecoder(lambda: self.vae)
-        return chain.from_iterable(
-            map(frames, decoder.decode(self.vae.unscaled(latents_BCFYX), tiling))
-        )
+        return frames_by(decoder, self.vae.unscaled(latents_BCFYX), tiling)
 
     def _inputs(
         self, job: VideoJob, text: PromptEmbedding, latents_CFYX: Tensor, *, levels: int
