@@ -1,5 +1,5 @@
-"""Colours that a redraw drifted by, outside the edit: a gain and a bias for each channel, and a
-field of low frequency.
+"""Colours that a redraw drifted by, outside the edit: gain, bias, contrast and saturation of the
+whole picture, and a field of low frequency.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from hyimg_cli.finishing.planes import (
 )
 
 _STEP, _TUKEY, _TURNS = 4, 4.0, 8
-# As if a gain of 1 had been seen on pixels that vary so much, in levels squared.
+# As if no drift had been seen on pixels that vary so much, in levels squared.
 _PRIOR = 25.0
 _FIELD, _MOST_FIELD, _FIELD_AWAY = 1 / 8, 6.0, 8.0
 _DARKEST, _BRIGHTEST = 3.0, 252.0
@@ -26,12 +26,13 @@ _DARKEST, _BRIGHTEST = 3.0, 252.0
 
 @dataclass(frozen=True)
 class Drift:
-    """What turns drawn levels into those of the source: `gain * levels + bias + field`.
+    """What turns drawn levels into those of the source: `levels + mixing @ terms + bias + field`.
 
-    `field` [3, y, x] is a small picture of the whole.
+    `mixing` [3, 6] of the three channels and of the curves of each; `field` [3, y, x] is a small
+    picture of the whole.
     """
 
-    gain: np.ndarray
+    mixing: np.ndarray
     bias: np.ndarray
     field: Plane
 
@@ -51,7 +52,8 @@ class Drift:
         y, x = self.field.shape[1:]
         part = None if box is None else (box[0] * x, box[1] * y, box[2] * x, box[3] * y)
         field = resized(self.field, (levels.shape[1], levels.shape[2]), part)
-        found = levels * self.gain[:, None, None] + (self.bias[:, None, None] + field)
+        found = levels + np.tensordot(self.mixing, _terms(levels), axes=1)
+        found += self.bias[:, None, None] + field
         if reference is None:
             return np.asarray(found, np.float32)
         found = np.where(levels >= _BRIGHTEST, np.maximum(found, reference), found)
@@ -62,11 +64,11 @@ class Drift:
 
 def unmoved(drift: Drift) -> Drift:
     """No drift at all, in the shape of one."""
-    return Drift(np.ones_like(drift.gain), np.zeros_like(drift.bias), np.zeros_like(drift.field))
+    return Drift(*(np.zeros_like(part) for part in (drift.mixing, drift.bias, drift.field)))
 
 
 def drift_of(reference: Plane, drawn: Plane, mask: Mask | None, scale: float) -> Drift:
-    """The drift between levels [3, Y, X], as robust lines over blurred pixels outside the mask.
+    """The drift between levels [3, Y, X], fitted robustly to blurred pixels outside the mask.
 
     Without a mask yet there is no field: it would follow the edit.
     """
@@ -76,34 +78,45 @@ def drift_of(reference: Plane, drawn: Plane, mask: Mask | None, scale: float) ->
         free = numbers(reduced(numbers(mask), _STEP) == 0)
     if free.sum() < 16:
         free[:] = 1
-    lines = np.array([_line(r[free > 0], m[free > 0]) for r, m in zip(*small, strict=True)])
-    gain, bias = lines[:, 0].astype(np.float32), lines[:, 1].astype(np.float32)
+    terms = _terms(small[1])[:, free > 0]
+    fits = [_fit(r[free > 0], m[free > 0], terms) for r, m in zip(*small, strict=True)]
+    mixing, bias = (np.array(part, np.float32) for part in zip(*fits, strict=True))
     flat = np.zeros((3, *small[0].shape[1:]), np.float32)
     if mask is None:
-        return Drift(gain, bias, flat)
-    left = small[0] - Drift(gain, bias, flat).undone(small[1])
+        return Drift(mixing, bias, flat)
+    left = small[0] - Drift(mixing, bias, flat).undone(small[1])
     away = reduced(distance_to(mask), _STEP) if mask.any() else np.full(free.shape, np.inf)
     weights = numbers(away > _FIELD_AWAY * scale) * _near(left)
     weights *= numbers((small[1].min(0) > _DARKEST) & (small[1].max(0) < _BRIGHTEST))
     field, trust = spread(left, weights, _FIELD * max(free.shape))
     field *= np.clip(trust * 10, 0, 1)
-    return Drift(gain, bias, np.clip(field, -_MOST_FIELD, _MOST_FIELD))
+    return Drift(mixing, bias, np.clip(field, -_MOST_FIELD, _MOST_FIELD))
 
 
-def _line(reference: np.ndarray, drawn: np.ndarray) -> tuple[float, float]:
-    """Gain and bias of a channel, by Tukey's weights; the gain is drawn towards 1."""
-    weights, gain, bias = np.ones_like(drawn), 1.0, float(np.median(reference - drawn))
+def _terms(levels: Plane) -> Plane:
+    """Levels [3, ...] and how far their curves rise between black and white: [6, ...]."""
+    return np.concatenate([levels, levels * (255 - levels) * (4 / 255)])
+
+
+def _fit(
+    reference: np.ndarray, drawn: np.ndarray, terms: np.ndarray
+) -> tuple[np.ndarray, float]:
+    """What of the terms [6, N] makes a channel that of the reference, and a bias, by Tukey's
+    weights; drawn towards nothing.
+    """
+    change = reference - drawn
+    mixing, bias = np.zeros(len(terms)), float(np.median(change))
     for _ in range(_TURNS):
-        residual = np.abs(reference - gain * drawn - bias)
+        residual = np.abs(change - mixing @ terms - bias)
         level = max(0.5, 1.4826 * float(np.median(residual)))
         weights = np.square(np.clip(1 - np.square(residual / (_TUKEY * level)), 0, None))
-        total = max(1e-6, float(weights.sum()))
-        r, m = float(weights @ reference) / total, float(weights @ drawn) / total
-        varies = float(weights @ np.square(drawn - m)) / total
-        together = float(weights @ ((drawn - m) * (reference - r))) / total
-        gain = (together + _PRIOR) / (varies + _PRIOR)
-        bias = r - gain * m
-    return gain, bias
+        weights /= max(1e-6, float(weights.sum()))
+        mean = terms @ weights
+        away = terms - mean[:, None]
+        normal = (away * weights) @ away.T + _PRIOR * np.eye(len(terms))
+        mixing = np.linalg.solve(normal, (away * weights) @ change)
+        bias = float(weights @ change - mixing @ mean)
+    return mixing, bias
 
 
 def _near(left: Plane) -> Plane:

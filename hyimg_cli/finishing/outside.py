@@ -95,7 +95,7 @@ def edit_of(
         if not again.is_too_far(shape):
             if moved_away:
                 # What is alike by chance in a picture that was framed anew says so, too.
-                structure = structure_of(r, m, found.mask)
+                structure = structure_of(r, m, _wider(found.mask))
                 moved_away = structure is not None and structure < _STILL_ALIKE
             if not moved_away and _apart(again, motion, shape) > _MOVED_AGAIN:
                 motion = again
@@ -180,6 +180,8 @@ def _measures(
     r: Plane, m: Plane, moved: Plane, drift: Drift, found: Found, moved_away: bool
 ) -> Measures:
     plain = drift.undone(reduced(m, 2)) - reduced(m, 2)
+    # Without the blurred rim of the edit, which is of its colours.
+    edited = _wider(found.mask)
     taken = float(np.sqrt(np.square(opponent(plain)).sum(0)).mean())
     return Measures(
         drift=taken,
@@ -187,8 +189,8 @@ def _measures(
         area=float(found.mask.mean()),
         rim=rim_of(found.mask),
         regions=found.regions,
-        structure=structure_of(r, moved, found.mask),
-        chroma=chroma_of(r, m, found.mask),
+        structure=structure_of(r, moved, edited),
+        chroma=chroma_of(r, m, edited),
         moved=moved_away,
     )
 

@@ -28,15 +28,19 @@ _SIGMAS = (1.0, 2.0, 4.0, 8.0)
 _STRONG, _WEAK = (10.0, 7.0, 5.0, 4.5), (5.0, 3.5, 2.5, 2.3)
 _STRONG_Z, _WEAK_Z = 5.0, 2.5
 _QUANTILE, _BINS = 0.4, 10
+# So far edges move: what no pixel nearby explains is a weak difference, or a strong one.
+_REACH, _FAR_REACH = 1, 2
 _MOST_OVER = 1.5
 _LEAST_NOISE, _LEAST_SHIFT, _MOST_SHIFT = (0.7, 0.7, 0.7, 0.9), 0.15, 1.5
 _OPENING, _CLOSING = 1.0, 5.0
+# Below this a pixel is all there is of a skin or a stroke.
+_COARSE = 0.5
 # By how much a blurred difference spills over what differs.
 _SPILL = (0.0, 1.0, 2.0, 4.0)
 _STRONG_PIXELS, _STRONG_PART = 6, 0.04
 _LEAST_AREA, _LEAST_SOLID_AREA, _SOLID = 6e-4, 1.5e-4, 12.0
 _MOST_HOLE = 1e-3
-_SKIN, _SKIN_PART = 4.0, 0.45
+_SKIN, _SKIN_PART, _THIN = 4.0, 0.45, 7.0
 # Soft ends (shadows, light) of a region, as far as they hang together with it.
 _TAIL_SIGMAS, _TAIL, _TAIL_Z, _TAIL_REACH = (4.0, 8.0), (2.0, 1.3), 3.0, 96.0
 
@@ -54,11 +58,13 @@ class Noise:
 
 @dataclass(frozen=True)
 class BlurredView:
-    """The reference at one scale: its lowest and highest values within a pixel, and its slope."""
+    """The reference at one scale: its lowest and highest values within a pixel, and within some
+    more; and its slope.
+    """
 
     sigma: float
-    low: Plane
-    high: Plane
+    near: tuple[Plane, Plane]
+    far: tuple[Plane, Plane]
     slope: Plane
 
 
@@ -80,13 +86,24 @@ def views(reference: Plane) -> list[BlurredView]:
     found = []
     for sigma in _SIGMAS:
         smooth = blurred(colours, sigma * scale)
-        size = (1, 3, 3)
         slopes = np.gradient(smooth, axis=(1, 2))
         slope = np.sqrt(sum(np.square(one).sum(0) for one in slopes))
-        low = ndimage.minimum_filter(smooth, size, mode="nearest")
-        high = ndimage.maximum_filter(smooth, size, mode="nearest")
-        found.append(BlurredView(sigma, low, high, np.asarray(slope, np.float32)))
+        near, far = (_range_within(smooth, reach) for reach in (_REACH, _FAR_REACH))
+        found.append(BlurredView(sigma, near, far, np.asarray(slope, np.float32)))
     return found
+
+
+def _range_within(plane: Plane, reach: int) -> tuple[Plane, Plane]:
+    size = (1, 2 * reach + 1, 2 * reach + 1)
+    return (
+        ndimage.minimum_filter(plane, size, mode="nearest"),
+        ndimage.maximum_filter(plane, size, mode="nearest"),
+    )
+
+
+def _beyond(plane: Plane, low: Plane, high: Plane) -> Plane:
+    """How far values are from those between `low` and `high`, with their sign."""
+    return np.asarray(np.maximum(plane - high, 0) - np.maximum(low - plane, 0))
 
 
 def region(drawn: Plane, seen: list[BlurredView], valid: Mask) -> Found:
@@ -101,22 +118,24 @@ def region(drawn: Plane, seen: list[BlurredView], valid: Mask) -> Found:
     difference = np.zeros_like(colours)
     for number, view in enumerate(seen):
         smooth = blurred(colours, view.sigma * scale)
-        beyond = np.maximum(smooth - view.high, 0) - np.maximum(view.low - smooth, 0)
+        beyond = _beyond(smooth, *view.near)
         size = np.sqrt(np.square(beyond).sum(0)) * valid
         noise = noise_of(size[valid], view.slope[valid], _LEAST_NOISE[number])
-        z = size / noise.at(view.slope)
-        over = (z > _WEAK_Z) & (size > _WEAK[number])
+        level = noise.at(view.slope)
+        over = (size > _WEAK_Z * level) & (size > _WEAK[number])
         if spill := _SPILL[number] * scale:
             over = ndimage.binary_erosion(over, disc(spill), border_value=1)
         if number < 2:
             fine, difference = fine | over, beyond
         weak |= over
-        strong |= (z > _STRONG_Z) & (size > _STRONG[number])
+        # Lines that the redraw moved by more than a pixel are weak, but not strong.
+        sure = np.sqrt(np.square(_beyond(smooth, *view.far)).sum(0)) * valid
+        strong |= (sure > _STRONG_Z * level) & (sure > _STRONG[number])
         sizes.append(size)
         noises.append(noise.floor)
     kept = _components(weak, strong, sizes[2], scale)
-    mask = _tight(kept, _peeled(kept & fine, sizes[0], scale), difference, valid, scale)
-    mask = _to_the_border(_filled(mask), valid)
+    mask = _tight(kept, fine, sizes[0], difference, valid, scale)
+    mask = _to_the_border(mask if scale > _COARSE else _filled(mask), valid)
     regions = int(ndimage.label(_closed(mask, scale), np.ones((3, 3)))[1])
     return Found(mask, regions, noises[1], sizes[1])
 
@@ -150,7 +169,7 @@ def noise_of(size: np.ndarray, slope: np.ndarray, least: float) -> Noise:
 
 def _components(weak: Mask, strong: Mask, coarse: Plane, scale: float) -> Mask:
     """Connected parts of the weak differences that are strong enough somewhere."""
-    opened = ndimage.binary_opening(weak, disc(_OPENING * scale)) if scale > 0.5 else weak
+    opened = ndimage.binary_opening(weak, disc(_OPENING * scale)) if scale > _COARSE else weak
     labels, count = ndimage.label(_closed(opened | strong, scale), np.ones((3, 3)))
     if not count:
         return np.zeros(weak.shape, bool)
@@ -163,17 +182,22 @@ def _components(weak: Mask, strong: Mask, coarse: Plane, scale: float) -> Mask:
     return np.asarray(stays[labels])
 
 
-def _tight(kept: Mask, fine: Mask, difference: Plane, valid: Mask, scale: float) -> Mask:
+def _tight(
+    kept: Mask, fine: Mask, sharp: Plane, difference: Plane, valid: Mask, scale: float
+) -> Mask:
     """The regions without what was only closed over, or blurred over: strokes of a text, and not
     the word; with their soft ends.
     """
     if not kept.any():
         return kept
-    base = kept & fine
+    skinned = kept & fine
+    base = _peeled(skinned, sharp, scale) if scale > _COARSE else skinned
     step = 2 if min(kept.shape) >= 256 else 1
     difference = reduced(difference, step)
     inside = reduced(numbers(base), step) > 0
-    free = numbers(~inside & (reduced(numbers(valid), step) > 0))
+    # What the regions hold is left out with its skin, so that neither spills.
+    held = reduced(numbers(skinned), step) > 0
+    free = numbers(~held & (reduced(numbers(valid), step) > 0))
     around = distance_to(reduced(numbers(kept), step) > 0)
     over = np.zeros(inside.shape, bool)
     for sigma, least in zip(_TAIL_SIGMAS, _TAIL, strict=True):
@@ -192,14 +216,18 @@ def _tight(kept: Mask, fine: Mask, difference: Plane, valid: Mask, scale: float)
 
 
 def _peeled(mask: Mask, size: Plane, scale: float) -> Mask:
-    """The mask without the skin over which a blurred edge runs out: up to half of what is near."""
+    """The mask without the skin over which a blurred edge runs out: up to half of what is near.
+
+    Thin things keep no more than that. Solid ones may differ by little inside.
+    """
     reach = max(1, round(_SKIN * scale))
-    wide = 2 * reach + 1
-    low = mask & (size < _SKIN_PART * ndimage.maximum_filter(size, wide))
+    core = mask & (size >= _SKIN_PART * ndimage.maximum_filter(size, 2 * reach + 1))
     around = ~mask
-    reached = ndimage.binary_propagation(around, mask=around | low)
-    near = distance_to(around) <= reach
-    return np.asarray(mask & ~(reached & near))
+    skin = ndimage.binary_propagation(around, mask=~core) & (distance_to(around) <= reach)
+    joined = distance_to(~(distance_to(core) <= 1.5)) > 1.5
+    deep = distance_to(~joined) > _THIN * scale
+    solid = distance_to(deep) <= _THIN * scale + reach
+    return np.asarray(core | _filled(mask & ~skin & solid))
 
 
 def _closed(mask: Mask, scale: float) -> Mask:
