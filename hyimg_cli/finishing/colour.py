@@ -19,7 +19,7 @@ from hyimg_cli.finishing.planes import (
 
 _STEP, _TUKEY, _TURNS = 4, 4.0, 8
 # As if no drift had been seen on pixels that vary so much, in levels squared.
-_PRIOR = 25.0
+_PRIOR = 100.0
 _FIELD, _MOST_FIELD, _FIELD_AWAY = 1 / 8, 6.0, 8.0
 _DARKEST, _BRIGHTEST = 3.0, 252.0
 

@@ -28,8 +28,9 @@ _SIGMAS = (1.0, 2.0, 4.0, 8.0)
 _STRONG, _WEAK = (10.0, 7.0, 5.0, 4.5), (5.0, 3.5, 2.5, 2.3)
 _STRONG_Z, _WEAK_Z = 5.0, 2.5
 _QUANTILE, _BINS = 0.4, 10
-# So far edges move: what no pixel nearby explains is a weak difference, or a strong one.
-_REACH, _FAR_REACH = 1, 2
+# So many pixels edges move, and by this part of them they are sharper: what that does not explain
+# is a weak difference, or a strong one.
+_NEAR, _FAR = (1, 0.0), (2, 0.25)
 _MOST_OVER = 1.5
 _LEAST_NOISE, _LEAST_SHIFT, _MOST_SHIFT = (0.7, 0.7, 0.7, 0.9), 0.15, 1.5
 _OPENING, _CLOSING = 1.0, 5.0
@@ -40,7 +41,9 @@ _SPILL = (0.0, 1.0, 2.0, 4.0)
 _STRONG_PIXELS, _STRONG_PART = 6, 0.04
 _LEAST_AREA, _LEAST_SOLID_AREA, _SOLID = 6e-4, 1.5e-4, 12.0
 _MOST_HOLE = 1e-3
-_SKIN, _SKIN_PART, _THIN = 4.0, 0.45, 7.0
+# Colours are drawn less sharply than lightness.
+_SHARPNESS = np.array([4.0, 1.0, 1.0], np.float32)
+_SKIN, _SKIN_PART, _SKIN_NOISE, _THIN = 4.0, 0.55, 8.0, 6.0
 # Soft ends (shadows, light) of a region, as far as they hang together with it.
 _TAIL_SIGMAS, _TAIL, _TAIL_Z, _TAIL_REACH = (4.0, 8.0), (2.0, 1.3), 3.0, 96.0
 
@@ -88,17 +91,17 @@ def views(reference: Plane) -> list[BlurredView]:
         smooth = blurred(colours, sigma * scale)
         slopes = np.gradient(smooth, axis=(1, 2))
         slope = np.sqrt(sum(np.square(one).sum(0) for one in slopes))
-        near, far = (_range_within(smooth, reach) for reach in (_REACH, _FAR_REACH))
+        near, far = (_range_within(smooth, *how) for how in (_NEAR, _FAR))
         found.append(BlurredView(sigma, near, far, np.asarray(slope, np.float32)))
     return found
 
 
-def _range_within(plane: Plane, reach: int) -> tuple[Plane, Plane]:
+def _range_within(plane: Plane, reach: int, spare: float) -> tuple[Plane, Plane]:
     size = (1, 2 * reach + 1, 2 * reach + 1)
-    return (
-        ndimage.minimum_filter(plane, size, mode="nearest"),
-        ndimage.maximum_filter(plane, size, mode="nearest"),
-    )
+    low = ndimage.minimum_filter(plane, size, mode="nearest")
+    high = ndimage.maximum_filter(plane, size, mode="nearest")
+    more = spare * (high - low)
+    return low - more, high + more
 
 
 def _beyond(plane: Plane, low: Plane, high: Plane) -> Plane:
@@ -115,7 +118,7 @@ def region(drawn: Plane, seen: list[BlurredView], valid: Mask) -> Found:
     colours = opponent(drawn)
     strong, weak, fine = (np.zeros(shape, bool) for _ in range(3))
     sizes, noises = [], []
-    difference = np.zeros_like(colours)
+    difference, sharp = np.zeros_like(colours), np.zeros(shape, np.float32)
     for number, view in enumerate(seen):
         smooth = blurred(colours, view.sigma * scale)
         beyond = _beyond(smooth, *view.near)
@@ -125,6 +128,8 @@ def region(drawn: Plane, seen: list[BlurredView], valid: Mask) -> Found:
         over = (size > _WEAK_Z * level) & (size > _WEAK[number])
         if spill := _SPILL[number] * scale:
             over = ndimage.binary_erosion(over, disc(spill), border_value=1)
+        if number == 0:
+            sharp = np.sqrt(np.tensordot(_SHARPNESS, np.square(beyond), axes=1))
         if number < 2:
             fine, difference = fine | over, beyond
         weak |= over
@@ -134,9 +139,9 @@ def region(drawn: Plane, seen: list[BlurredView], valid: Mask) -> Found:
         sizes.append(size)
         noises.append(noise.floor)
     kept = _components(weak, strong, sizes[2], scale)
-    mask = _tight(kept, fine, sizes[0], difference, valid, scale)
-    mask = _to_the_border(mask if scale > _COARSE else _filled(mask), valid)
-    regions = int(ndimage.label(_closed(mask, scale), np.ones((3, 3)))[1])
+    mask = _tight(kept, fine, sharp, difference, valid, scale)
+    mask = _to_the_border(mask | _filled(_solid(mask, scale)), valid)
+    regions = int(ndimage.label(_closed(mask, max(1.0, _CLOSING * scale)), np.ones((3, 3)))[1])
     return Found(mask, regions, noises[1], sizes[1])
 
 
@@ -170,7 +175,7 @@ def noise_of(size: np.ndarray, slope: np.ndarray, least: float) -> Noise:
 def _components(weak: Mask, strong: Mask, coarse: Plane, scale: float) -> Mask:
     """Connected parts of the weak differences that are strong enough somewhere."""
     opened = ndimage.binary_opening(weak, disc(_OPENING * scale)) if scale > _COARSE else weak
-    labels, count = ndimage.label(_closed(opened | strong, scale), np.ones((3, 3)))
+    labels, count = ndimage.label(_closed(opened | strong, max(1.0, _CLOSING * scale)), np.ones((3, 3)))
     if not count:
         return np.zeros(weak.shape, bool)
     area = np.bincount(labels.ravel(), minlength=count + 1)
@@ -220,21 +225,23 @@ def _peeled(mask: Mask, size: Plane, scale: float) -> Mask:
 
     Thin things keep no more than that. Solid ones may differ by little inside.
     """
-    reach = max(1, round(_SKIN * scale))
-    core = mask & (size >= _SKIN_PART * ndimage.maximum_filter(size, 2 * reach + 1))
+    reach, wide = max(1, round(_SKIN * scale)), 2 * max(1, round(_THIN * scale)) + 1
+    core = mask & (size >= _SKIN_PART * ndimage.maximum_filter(size, wide) - _SKIN_NOISE)
     around = ~mask
     skin = ndimage.binary_propagation(around, mask=~core) & (distance_to(around) <= reach)
-    joined = distance_to(~(distance_to(core) <= 1.5)) > 1.5
-    deep = distance_to(~joined) > _THIN * scale
-    solid = distance_to(deep) <= _THIN * scale + reach
-    return np.asarray(core | _filled(mask & ~skin & solid))
+    solid = distance_to(_solid(_closed(core, 1.5), scale)) <= reach
+    return np.asarray(core | (mask & ~skin & solid))
 
 
-def _closed(mask: Mask, scale: float) -> Mask:
-    reach = int(_CLOSING * scale) + 1
+def _solid(mask: Mask, scale: float) -> Mask:
+    """The mask without what is thin."""
+    return np.asarray(distance_to(distance_to(~mask) > _THIN * scale) <= _THIN * scale)
+
+
+def _closed(mask: Mask, by: float) -> Mask:
+    reach = int(by) + 1
     wide = np.pad(mask, reach, mode="edge")
-    around = distance_to(wide) <= max(1.0, _CLOSING * scale)
-    closed = ~(distance_to(~around) <= max(1.0, _CLOSING * scale))
+    closed = distance_to(distance_to(wide) > by) > by
     return np.asarray((closed | wide)[reach:-reach, reach:-reach])
 
 
