@@ -18,8 +18,10 @@ from hyimg_cli.finishing.planes import (
 )
 
 _STEP, _TUKEY, _TURNS = 4, 4.0, 8
-# As if no drift had been seen on pixels that vary so much, in levels squared.
-_PRIOR = 100.0
+# As if so much of the picture had these colours, and they had not drifted: else a fit to some
+# colours makes up what becomes of all others.
+_STILL = 0.02
+_ALL_COLOURS = np.stack(np.meshgrid(*[np.linspace(0, 255, 3)] * 3)).reshape(3, -1)
 _FIELD, _MOST_FIELD, _FIELD_AWAY = 1 / 8, 6.0, 8.0
 _DARKEST, _BRIGHTEST = 3.0, 252.0
 
@@ -98,24 +100,22 @@ def _terms(levels: Plane) -> Plane:
     return np.concatenate([levels, levels * (255 - levels) * (4 / 255)])
 
 
-def _fit(
-    reference: np.ndarray, drawn: np.ndarray, terms: np.ndarray
-) -> tuple[np.ndarray, float]:
+def _fit(reference: np.ndarray, drawn: np.ndarray, terms: np.ndarray) -> tuple[np.ndarray, float]:
     """What of the terms [6, N] makes a channel that of the reference, and a bias, by Tukey's
     weights; drawn towards nothing.
     """
-    change = reference - drawn
+    change, still = reference - drawn, _terms(_ALL_COLOURS)
     mixing, bias = np.zeros(len(terms)), float(np.median(change))
     for _ in range(_TURNS):
         residual = np.abs(change - mixing @ terms - bias)
         level = max(0.5, 1.4826 * float(np.median(residual)))
         weights = np.square(np.clip(1 - np.square(residual / (_TUKEY * level)), 0, None))
         weights /= max(1e-6, float(weights.sum()))
-        mean = terms @ weights
-        away = terms - mean[:, None]
-        normal = (away * weights) @ away.T + _PRIOR * np.eye(len(terms))
+        mean = (terms @ weights + _STILL * still.mean(1)) / (1 + _STILL)
+        away, beyond = terms - mean[:, None], still - mean[:, None]
+        normal = (away * weights) @ away.T + _STILL / still.shape[1] * beyond @ beyond.T
         mixing = np.linalg.solve(normal, (away * weights) @ change)
-        bias = float(weights @ change - mixing @ mean)
+        bias = float(weights @ change) / (1 + _STILL) - float(mixing @ mean)
     return mixing, bias
 
 

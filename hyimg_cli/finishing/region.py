@@ -175,7 +175,9 @@ def noise_of(size: np.ndarray, slope: np.ndarray, least: float) -> Noise:
 def _components(weak: Mask, strong: Mask, coarse: Plane, scale: float) -> Mask:
     """Connected parts of the weak differences that are strong enough somewhere."""
     opened = ndimage.binary_opening(weak, disc(_OPENING * scale)) if scale > _COARSE else weak
-    labels, count = ndimage.label(_closed(opened | strong, max(1.0, _CLOSING * scale)), np.ones((3, 3)))
+    labels, count = ndimage.label(
+        _closed(opened | strong, max(1.0, _CLOSING * scale)), np.ones((3, 3))
+    )
     if not count:
         return np.zeros(weak.shape, bool)
     area = np.bincount(labels.ravel(), minlength=count + 1)
