@@ -43,7 +43,9 @@ _LEAST_AREA, _LEAST_SOLID_AREA, _SOLID = 6e-4, 1.5e-4, 12.0
 _MOST_HOLE = 1e-3
 # Colours are drawn less sharply than lightness.
 _SHARPNESS = np.array([4.0, 1.0, 1.0], np.float32)
-_SKIN, _SKIN_PART, _SKIN_NOISE, _THIN = 4.0, 0.55, 8.0, 6.0
+# A skin is so wide, and below this part of what is near, less what noise makes of it; things that
+# are so thin have no inside.
+_SKIN, _SKIN_PART, _SKIN_NOISE, _THIN = 4.0, 0.45, 8.0, 6.0
 # Soft ends (shadows, light) of a region, as far as they hang together with it.
 _TAIL_SIGMAS, _TAIL, _TAIL_Z, _TAIL_REACH = (4.0, 8.0), (2.0, 1.3), 3.0, 96.0
 

@@ -8,9 +8,12 @@ import pytest
 from PIL import Image
 from simulated_edits import GLOBAL, Case, case, fitted, photograph
 
+from hyimg_cli.finishing.colour import drift_of
 from hyimg_cli.finishing.composite import Bytes
 from hyimg_cli.finishing.outside import Edit, Result, edit_of, put_back
 from hyimg_cli.finishing.placement import Placement, mapped_back, shown
+from hyimg_cli.finishing.planes import blurred, planes
+from hyimg_cli.finishing.region import region, views
 from hyimg_cli.finishing.registration import Motion
 from hyimg_cli.journal.edited import told as line_of
 from hyimg_cli.media.images import fit_cover, stretch
@@ -60,6 +63,42 @@ def test_an_edit_is_found_and_nothing_else_differs(kind: str, least: float, kept
         for picture in (result.pixels, one.source)
     ]
     assert error[0] < 0.5 * error[1], "inside is what was drawn"
+
+
+def test_a_text_is_found_as_strokes_and_not_as_a_word() -> None:
+    one = case("text", "text", made("none").source, np.random.default_rng(5), 0.27e6)
+    edit, _ = compared(one)
+    assert edit.kind == "local"
+    assert overlap(edit, one.mask) > 0.6
+
+
+def test_lines_that_moved_and_are_sharper_are_no_edit() -> None:
+    y, x = np.mgrid[:200, :200]
+    line = 200 - 160.0 * (np.abs(y - 100) < 2)
+    moved = np.where(x < 100, line, np.roll(line, 2, axis=0))
+    still, drawn = (blurred(np.stack([one] * 3).astype(np.float32), 0.8) for one in (line, moved))
+    drawn += 0.5 * (drawn - blurred(drawn, 1.5))
+    everywhere = np.ones((200, 200), bool)
+    assert not region(drawn, views(still), everywhere).mask.any()
+    drawn[0, 95:105, 120:180] += 60
+    assert region(drawn, views(still), everywhere).mask[100, 150]
+
+
+def test_drift_of_tone_and_saturation_is_undone_and_not_made_up_for_other_colours() -> None:
+    source = planes(made("none").source)
+    grey = source.mean(0)
+    drawn = 255 * np.clip((grey + 0.9 * (source - grey)) / 255, 0, 1) ** 1.08
+    drift = drift_of(source, drawn, None, 0.5)
+    error = [np.abs(one - source).mean() for one in (drawn, drift.undone(drawn))]
+    assert error[0] > 4
+    assert error[1] < 1
+    # Of a picture that is red all over, what becomes of black is not known.
+    red = np.full((3, 64, 64), 80, np.float32)
+    red[0] = np.linspace(214, 226, 64)
+    stronger = red.copy()
+    stronger[0] += red[0] - 220
+    drift = drift_of(red, stronger, None, 0.3)
+    assert np.abs(drift.undone(np.zeros((3, 8, 8), np.float32))).max() < 12
 
 
 @pytest.mark.parametrize("kind", GLOBAL)
