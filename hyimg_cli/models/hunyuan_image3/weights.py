@@ -81,6 +81,9 @@ def load(
     if device_map == "balanced":
         places = balanced(network, dtype)
         refuse_outside(places)
+    elif offloads_experts:
+        numbers = range(len(network.model.layers))
+        places = {**places, **{f"{_LAYERS}{number}.mlp.experts": "cpu" for number in numbers}}
     fill(network, folder, dtype=dtype, place_of=lambda name: place_of(name, places), cache=cache)
     if device_map == "balanced" and len(set(places.values())) > 1:
         from accelerate import dispatch_model
@@ -273,10 +276,6 @@ def _quantise(
         stack.put(expert, cut.of(stored.whole()))
     if kept is not None:
         kept.keep(stored, share, parts)
-
-
-def _numbers(network: HunyuanImage3ForCausalMM) -> range:
-    return range(len(network.model.layers))
 
 
 def _made_ready(
