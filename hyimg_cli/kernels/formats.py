@@ -199,13 +199,21 @@ def quantize_nf4(weight: Tensor) -> tuple[Tensor, Tensor]:
     blocks_BW = weight.float().reshape(-1, BLOCK)
     absmax_B = blocks_BW.abs().amax(dim=1)
     share_BW = blocks_BW / absmax_B.clamp_min(torch.finfo(torch.float32).tiny)[:, None]
-    levels = levels_on(weight.device)
-    index_BW, is_above_BW = torch.zeros_like(share_BW), torch.empty_like(share_BW)
-    # In floats, which a CPU compares many at a time: six times as fast as `bucketize`.
-    for border in (levels[1:] + levels[:-1]) / 2:
-        index_BW += torch.gt(share_BW, border, out=is_above_BW)
-    even, odd = index_BW.to(torch.uint8).view(-1, 2).unbind(dim=1)
+    even, odd = _nearest(share_BW.flatten()).to(torch.uint8).view(-1, 2).unbind(dim=1)
     return (even << 4) | odd, absmax_B
+
+
+def _nearest(share: Tensor) -> Tensor:
+    """Which of the levels is nearest to each value."""
+    levels = levels_on(share.device)
+    borders = (levels[1:] + levels[:-1]) / 2
+    if share.device.type != "cpu":
+        return torch.bucketize(share, borders, out_int32=True)
+    # In floats a CPU compares many at a time: six times as fast.
+    index, is_above = torch.zeros_like(share), torch.empty_like(share)
+    for border in borders:
+        index += torch.gt(share, border, out=is_above)
+    return index
 
 
 def dequantize_nf4(packed: Tensor, absmax: Tensor, dtype: torch.dtype) -> Tensor:

@@ -21,6 +21,8 @@ from functools import partial
 from itertools import chain, zip_longest
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from safetensors import safe_open
 from torch import Tensor
@@ -68,6 +70,13 @@ class Pieces(threading.local):
         # One event a copy: an event is a device's own, and pieces go to any.
         self._pinned.append((memory, torch.cuda.current_stream(device).record_event()))
         return there
+
+    def fill(self, room: Tensor, data: npt.NDArray[np.uint8]) -> None:
+        """Copy `data` to the bytes of a room on any device."""
+        if room.device.type == "cpu":
+            room.numpy()[:] = data
+        else:
+            room.copy_(self.filled(len(data), room.device, lambda memory: self.fill(memory, data)))
 
 
 @dataclass(frozen=True)
