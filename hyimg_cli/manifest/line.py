@@ -63,21 +63,20 @@ _NOT_SUPPORTED = {
 
 
 _SHAPES: dict[Hashable, Any] = {}
-_NOTHING: dict[str, Any] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class ManifestLine:
     """A line without faults: `names` of its fields, canonical, and their typed `values`. `given`
-    names those set by the user (custom_id and task may be filled in here); `extra` holds the `x_`
-    keys.
+    names those set by the user (custom_id and task may be filled in here); `extra_json` has the
+    `x_` keys.
     """
 
     line_number: int
     where: str
     names: tuple[str, ...]
     values: tuple[Any, ...]
-    extra: dict[str, Any]
+    extra_json: str
     given: frozenset[str]
 
     @property
@@ -185,7 +184,8 @@ class Line:
         given, names = frozenset(self.given), tuple(self.fields)
         given, names = _SHAPES.setdefault(given, given), _SHAPES.setdefault(names, names)
         values = tuple(self.fields.values())
-        return ManifestLine(number, self.where, names, values, self.extra or _NOTHING, given)
+        extra_json = json.dumps(self.extra) if self.extra else "{}"
+        return ManifestLine(number, self.where, names, values, extra_json, given)
 
     def read_prompt(self, raw: bytes) -> None:
         """Takes the line as a prompt."""
@@ -290,7 +290,8 @@ class Line:
 
     def _take_extra(self, key: str, value: Any) -> None:
         try:
-            self.extra[key] = BY_NAME["metadata"].kind.read(value)
+            BY_NAME["metadata"].kind.read(value)
+            self.extra[key] = value
         except BadValue as bad:
             self.add(bad.slug, bad.what, field=_plain(key), hint=bad.hint)
 
