@@ -187,7 +187,7 @@ def _text_fields(job: ImageJob) -> dict[str, Any]:
     if not job.writes_text:
         return {"bot_task": job.bot_task}
     text = job.text
-    by_chance = {"ar_seed": text.seed, "top_k": text.top_k, "top_p": text.top_p}
+    by_chance = {"ar_seed": job.ar_seed, "top_k": text.top_k, "top_p": text.top_p}
     return {
         "bot_task": job.bot_task,
         **({"drop_think": job.drop_think} if job.bot_task != "recaption" else {}),
