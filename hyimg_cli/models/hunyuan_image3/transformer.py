@@ -55,9 +55,7 @@ class Transformer(nn.Module):
         return self._through(x_TM, rope.padded(x_TM.shape[0]), step or query_blocks)[:rows]
 
     def branches(self, x_TM: Tensor, rope: Rope, query_blocks: Sequence[QueryBlock]) -> Tensor:
-        """The same of guidance branches, a query block of as many rows each; what they write to
-        K/V, no later forward reads.
-        """
+        """The same of guidance branches, a query block each, which may be dealt out over ranks."""
         hidden_TM: Tensor = self(x_TM, rope, query_blocks)
         return hidden_TM
 
