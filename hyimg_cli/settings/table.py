@@ -292,7 +292,7 @@ _MODEL = (
         "sdpa_backend",
         OneOf(SDPA_BACKENDS),
         "auto",
-        "The kernel of torch that a picture's attention is pinned to; auto: torch chooses.",
+        "The kernel of a picture's attention; auto: torch chooses; fa3, fa4: flash-attn's.",
         only="pictures",
         pixels=InKey("attention", _words(*SDPA_BACKENDS[1:])),
     ),
