@@ -50,3 +50,14 @@ def test_a_kernel_of_ours_stays_where_it_wins(
     ]
     row, _ = script["decided"](rows, "dense")
     assert row == ExpertRow(*expected)
+
+
+def test_groups_of_fp8_rows_are_padded_where_that_is_quicker() -> None:
+    script = runpy.run_path(str(SCRIPT))
+    for padded, tight, many in ((2.0, 1.9, "scaled_1"), (1.9, 2.0, "scaled")):
+        rows = [
+            script["Row"]("experts, even", "fp8", count, name, ms, ms, ms, 7, 0, 0)
+            for count in (1, 6793)
+            for name, ms in (("grouped", 3.0), ("scaled", padded), ("scaled_1", tight))
+        ]
+        assert script["decided"](rows, "fp8")[0] == ExpertRow(many, many, 0)
