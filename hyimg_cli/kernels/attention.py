@@ -6,6 +6,7 @@ itself and what is before it, otherwise each sees everything.
 
 # Legend: T new token, H query head, K kv head, D head width, S slot
 import logging
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -38,16 +39,25 @@ _NONE_THERE = "No available kernel", "No viable backend"
 @dataclass(frozen=True)
 class AttentionChoice:
     """`backend`: the kernel that queries without a bias are pinned to. `batches_decode`: decode
-    steps find all their rows' K/V at once, as in a CUDA graph, where none is.
+    steps find all their rows' K/V at once, as in a CUDA graph, where none is. `kv_by_slot`: K/V lie
+    slot by slot.
     """
 
     backend: SdpaBackend = "auto"
     batches_decode: bool = False
+    kv_by_slot: bool = False
 
 
 def row_attention(device: torch.device) -> RowAttention:
     """The attention for a layer on `device`; asked once, when the model is built."""
     return fused_attention if device.type == "cuda" else masked_attention
+
+
+def plan_for_all_lengths() -> None:
+    """Have cuDNN make one plan for keys of any length that lie slot by slot, unless the environment
+    says otherwise. torch reads it once, at its first attention by cuDNN.
+    """
+    os.environ.setdefault("TORCH_CUDNN_SDPA_AVOID_RECOMPILE", "1")
 
 
 class PinnedAttention:

@@ -289,6 +289,14 @@ _MODEL = (
         pixels=InKey("decode_attention", {True: "batched"}),
     ),
     Declaration(
+        "kv_by_slot",
+        Truth(),
+        False,
+        "Keys and values slot by slot: cuDNN then makes one plan, not one for each length.",
+        only="pictures",
+        pixels=InKey("kv_layout", {True: "slots"}),
+    ),
+    Declaration(
         "sdpa_backend",
         OneOf(SDPA_BACKENDS),
         "auto",

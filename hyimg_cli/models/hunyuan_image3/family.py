@@ -79,7 +79,7 @@ def load_family(
             hint="pip install triton, or leave batched_decode out",
             code="machine.no-triton",
         )
-    attention = AttentionChoice(choice.sdpa_backend, choice.batched_decode)
+    attention = AttentionChoice(choice.sdpa_backend, choice.batched_decode, choice.kv_by_slot)
     if pool is None:
         network = load(
             folder,

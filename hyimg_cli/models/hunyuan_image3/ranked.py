@@ -282,7 +282,7 @@ class LedTransformer(Transformer):
         nn.Module.__init__(self)
         self.wte, self.layers, self.ln_f = own.wte, own.layers, own.ln_f
         self.rows_seen, self.row_multiple = own.rows_seen, own.row_multiple
-        self.attend_rows = own.attend_rows
+        self.attend_rows, self.kv_by_slot = own.attend_rows, own.kv_by_slot
         self._leader = leader
 
     def forward(self, x_TM: Tensor, rope: Rope, query_blocks: Sequence[QueryBlock]) -> Tensor:
