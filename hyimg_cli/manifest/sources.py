@@ -150,7 +150,7 @@ class _Search:
 
 
 def _none_found(arguments: Sequence[str], search: _Search) -> HyimgError:
-    hint = "a picture is known by its suffix: .jpg, .png, .webp, .tiff, .gif, .bmp, .avif, …"
+    hint = "a picture is known by its suffix: .jpg, .png, .webp, .tiff, .heic, .avif, …"
     if search.left_out:
         hint = "--recursive looks into the folders below, too"
     what = "; ".join(("there is no picture here", *search.notes()))

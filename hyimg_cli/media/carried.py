@@ -16,7 +16,7 @@ from PIL import ExifTags, Image, ImageFile, ImageOps
 
 from hyimg_cli.errors import SourceImageError
 from hyimg_cli.media import formats
-from hyimg_cli.media.images import Pixels, bytes_of_source, opened_picture
+from hyimg_cli.media.images import Pixels, bits_of, bytes_of_source, opened_picture
 from hyimg_cli.media.metadata import PictureText
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.job import Encoding, KeepOutside, Size
@@ -152,8 +152,8 @@ def _depth(image: ImageFile.ImageFile) -> str:
     """Why the picture's numbers are lost in 8-bit RGB; empty where they are not."""
     if getattr(image, "n_frames", 1) > 1:
         return f"it has {getattr(image, 'n_frames', 1)} frames"
-    if image.mode.startswith("I") or any(";16" in str(tile.args) for tile in image.tile):
-        return "it has 16 bits a channel"
+    if (bits := bits_of(image)) > 8:
+        return f"it has {bits} bits a channel"
     return "" if image.mode in _EXACT else f"its pixels are {image.mode}"
 
 

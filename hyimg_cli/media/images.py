@@ -12,7 +12,8 @@ import re
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache, lru_cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import IO
 
@@ -39,8 +40,11 @@ SUFFIXES = frozenset(
         *(".apng", ".avif", ".avifs", ".bmp", ".dib", ".gif", ".ico", ".j2c", ".j2k", ".jfif"),
         *(".jp2", ".jpc", ".jpe", ".jpeg", ".jpf", ".jpg", ".jpx", ".pbm", ".pfm", ".pgm"),
         *(".png", ".pnm", ".ppm", ".tif", ".tiff", ".webp"),
+        *(".heic", ".heics", ".heif", ".heifs", ".hif"),
     )
 )
+# What phones write, which Pillow reads with a library beside it.
+_HEIF = re.compile(rb"....ftyp(hei[cmsx]|hev[cmsx]|mif1|msf1)", re.DOTALL)
 _MAGIC = re.compile(rb"\x89PNG|\xff\xd8\xff|GIF8|RIFF....WEBP|II\*\0|MM\0\*", re.DOTALL)
 # Modes that become RGB without a word, and what to call the others.
 _PLAIN_MODES = ("RGB", "L", "1")
@@ -252,19 +256,43 @@ def opened_picture(path: Path, file: IO[bytes]) -> Iterator[ImageFile.ImageFile]
         # Sizes are checked below; what else Pillow warns of is repaired by it or fails later on.
         warnings.simplefilter("ignore")
         try:
-            image = Image.open(file, formats=FORMATS)
+            image = Image.open(file, formats=("HEIF",) if _is_heif(path, start) else FORMATS)
+        except SourceImageError:
+            raise
         except Image.DecompressionBombError as error:
             # Only Pillow's message tells how many.
             count = re.search(r"[0-9]+", str(error))
             raise _too_large(path, f"{int(count[0]):,}" if count else "too many") from error
         except _DECODER_ERRORS as error:
-            if _MAGIC.match(start):
+            if _MAGIC.match(start) or _HEIF.match(start):
                 raise _truncated(path) from error
             hint = f"give one of {', '.join(FORMATS)}"
             raise _fault("not-an-image", "this is not a picture", path, hint) from error
         with image:
             _check_size(path, image.width, image.height)
             yield image
+
+
+def _is_heif(path: Path, start: bytes) -> bool:
+    """True for a phone's HEIC, which can be read from now on. Raises SourceImageError where the
+    library is missing.
+    """
+    if not _HEIF.match(start):
+        return False
+    if not _knows_heif():
+        hint = "pip install 'hyimg-cli[heif]', or convert it to JPEG or PNG"
+        raise _fault("no-heif", "HEIC is read by pillow-heif, which is missing", path, hint)
+    return True
+
+
+@cache
+def _knows_heif() -> bool:
+    if find_spec("pillow_heif") is None:
+        return False
+    from pillow_heif import register_heif_opener
+
+    register_heif_opener(thumbnails=False)
+    return True
 
 
 def _check_size(path: Path, width: int, height: int) -> None:
@@ -291,14 +319,21 @@ def _decoded(path: Path, data: bytes) -> tuple[Image.Image, tuple[str, ...]]:
 def _file_notes(image: ImageFile.ImageFile) -> list[str]:
     """Notes on what will be changed, as far as it shows before decoding."""
     count = getattr(image, "n_frames", 1)
-    # Pillow itself drops the lower 8 bits of colours, so only the raw mode tells of them.
-    is_16_bit = image.mode.startswith("I") or any(";16" in str(tile.args) for tile in image.tile)
+    bits = bits_of(image)
     notes = {
         f"first of {count} frames": count > 1,
         "EXIF orientation applied": _orientation(image) != _UPRIGHT,
-        "16-bit reduced to 8": is_16_bit,
+        f"{bits}-bit reduced to 8": bits > 8,
     }
     return [note for note, applies in notes.items() if applies]
+
+
+def bits_of(image: ImageFile.ImageFile) -> int:
+    """Bits of a channel before it is decoded: 8 where the head tells of no more."""
+    # Pillow itself drops the lower 8 bits of colours, so only the raw mode tells of them.
+    if image.mode.startswith("I") or any(";16" in str(tile.args) for tile in image.tile):
+        return 16
+    return int(image.info["bit_depth"]) if image.format == "HEIF" else 8
 
 
 def _orientation(image: Image.Image) -> int:

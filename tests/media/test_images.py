@@ -21,6 +21,7 @@ from PIL import Image, ImageCms
 from hyimg_cli import files
 from hyimg_cli.errors import SourceImageError, StorageError
 from hyimg_cli.media import images
+from hyimg_cli.media.carried import depth_fault
 from hyimg_cli.media.images import (
     MAX_ASPECT,
     MAX_SOURCE_PIXELS,
@@ -250,6 +251,47 @@ def test_an_impossible_orientation_is_none(save: Save, value: int) -> None:
     source = read_image(save(two_tone(), exif=exif))
     assert source.pixels.shape == (10, 20, 3)
     assert source.notes == ()
+
+
+def heic(picture: Image.Image, path: Path) -> Path:
+    pytest.importorskip("pillow_heif").from_pillow(picture).save(path, quality=90)
+    return path
+
+
+@pytest.mark.parametrize("name", ["IMG_0001.HEIC", "renamed.jpg"])
+def test_a_phones_heic(tmp_path: Path, name: str) -> None:
+    path = heic(two_tone(size=(64, 32)), tmp_path / name)
+    source = read_image(path)
+    assert np.abs(source.pixels[16, 5].astype(int) - RED).max() <= 12
+    assert np.abs(source.pixels[16, 60].astype(int) - BLUE).max() <= 12
+    assert probe_image(path) == (Size(32, 64), source.notes) == (Size(32, 64), ())
+
+
+def test_a_heic_of_10_bits_says_so(tmp_path: Path) -> None:
+    heif = pytest.importorskip("pillow_heif")
+    deep = np.full((32, 64, 3), 40_000, np.uint16)
+    heif.from_bytes("RGB;16", (64, 32), deep.tobytes()).save(tmp_path / "a.heic")
+    assert read_image(tmp_path / "a.heic").notes == ("10-bit reduced to 8",)
+    fault = depth_fault(tmp_path / "a.heic")
+    assert fault is not None
+    assert fault.code == "source.source-depth"
+
+
+def test_a_damaged_heic(tmp_path: Path) -> None:
+    path = heic(two_tone(size=(64, 32)), tmp_path / "a.heic")
+    path.write_bytes(path.read_bytes()[:-50])
+    assert refusal(path).code == "source.truncated"
+
+
+def test_a_heic_without_the_library_is_told_what_reads_it(
+    put: Callable[[bytes], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(images, "find_spec", lambda name: None)
+    images._knows_heif.cache_clear()
+    error = refusal(put(b"\0\0\0\x18ftypheic" + bytes(100)))
+    images._knows_heif.cache_clear()
+    assert error.code == "source.no-heif"
+    assert "hyimg-cli[heif]" in error.hint
 
 
 # --- what is refused ----------------------------------------------------------------------------
