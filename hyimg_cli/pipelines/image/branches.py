@@ -113,20 +113,21 @@ class BranchBuilder:
             started.append(self._started(own, prefixes, buffer))
         self._clock.enter("prefill")
         lacking = [one.own.live_start - one.buffer.length for one in started]
+        layouts = [self._canvas.layout_of(own) for own in sequences]
         prefills = [
-            (self._canvas.layout_of(one.own), one.own.ids, self._sources, one.buffer, stop)
-            for one in started
-            for stop in [one.own.live_start]
+            (layout, one.own.ids, self._sources, one.buffer, one.own.live_start)
+            for layout, one in zip(layouts, started, strict=True)
         ]
         sets.prefill_branches(prefills)
-        if self._model.layer_devices[0].type == "cpu" and self._withdrawn(started, lacking):
+        is_exact = self._prefixes is not None and self._model.layer_devices[0].type == "cpu"
+        if is_exact and self._withdrawn(started, lacking):
             sets.prefill_branches(prefills)
         return [self._done(one, rows) for one, rows in zip(started, lacking, strict=True)]
 
     def _withdrawn(self, started: Sequence[_Started], lacking: Sequence[int]) -> bool:
         """Take branches back to what they share with the first, where that ends within a text; True
-        if there were such. Behind it one process computes them as another run: on a CPU its bits
-        are promised, elsewhere they depend on the batch.
+        if there were such. One process, where it reuses, computes what is behind it as another run:
+        on a CPU its bits are promised, elsewhere they depend on the batch.
         """
         first, *others = (one.own for one in started)
         is_any = False
