@@ -121,7 +121,8 @@ def _matte(reference: Plane, drawn: Plane, mask: Mask, edited: Mask) -> Plane:
     differs = np.clip((size / max(_LEAST, _OVER * noise) - 1) / (_WHOLE - 1), 0, 1)
     reach = 2 * round(scale) + 1
     differs = blurred(ndimage.maximum_filter(differs, reach), scale)
-    return np.maximum(_fallen(away, _EDGE, scale), _fallen(away, _FEATHER, scale) * differs)
+    further = _fallen(away, _FEATHER, scale) * differs
+    return np.asarray(np.maximum(_fallen(away, _EDGE, scale), further), np.float32)
 
 
 def _fallen(away: Plane, ends: tuple[float, float], scale: float) -> Plane:
