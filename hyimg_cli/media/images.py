@@ -339,7 +339,7 @@ def bits_of(image: ImageFile.ImageFile) -> int:
         case "HEIF":
             return int(image.info["bit_depth"])
         case "TIFF" if image.mode != "F":
-            return max(getattr(image, "tag_v2", {}).get(ExifTags.Base.BitsPerSample, (8,)))
+            return int(max(getattr(image, "tag_v2", {}).get(ExifTags.Base.BitsPerSample, (8,))))
         case "PPM":
             args = image.tile[0].args
             return args[1].bit_length() if isinstance(args, tuple) else 8
