@@ -173,7 +173,8 @@ def test_a_group_writes_the_same_texts(family: Any, graphs: DecodeGraphs, job: I
             custom_id=f"{n}",
             prompt="a red circle " * (n % 3 + 1),
             num_inference_steps=1,
-            text=replace(job.text, seed=n, temperature=1.0, max_new_tokens=3 + 5 * n),
+            ar_seed=n,
+            text=replace(job.text, temperature=1.0, max_new_tokens=3 + 5 * n),
         )
         for n in range(6)
     ]
@@ -214,10 +215,7 @@ def test_captured_steps_on_a_gpu(job: ImageJob) -> None:
     plain = registry.load(ModelChoice(device="cuda:0", dtype="float32", decode_graphs="off"))
     ours = registry.load(ModelChoice(device="cuda:0", dtype="float32"))
     assert (plain.has_graphs, ours.has_graphs) == (False, True)
-    jobs = [
-        replace(job, custom_id=f"{n}", num_inference_steps=1, text=replace(job.text, seed=n))
-        for n in range(5)
-    ]
+    jobs = [replace(job, custom_id=f"{n}", num_inference_steps=1, ar_seed=n) for n in range(5)]
     expected = _ends(jobs, plain, 3)
     for _ in range(2):
         got = _ends(jobs, ours, 3)

@@ -24,7 +24,7 @@ from hyimg_cli.spec.run import OutputConfig
 
 SIZE = Size(64, 96)
 FACTS = PictureFacts("tiny", Provenance("0.1.0", "abc"))
-TEXT = TextSampling(0, 0.0, 0, 1.0, 1)
+TEXT = TextSampling(0.0, 0, 1.0, 1)
 
 
 def opened(path: Path, mode: str = "") -> np.ndarray:
