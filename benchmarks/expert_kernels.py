@@ -19,11 +19,13 @@ import argparse
 import json
 import os
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import partial
+from importlib.util import find_spec
 from itertools import takewhile
 from math import inf
 from pathlib import Path
@@ -41,6 +43,11 @@ from hyimg_cli.kernels.formats import Stack, empty_stack
 from hyimg_cli.kernels.routed import routed_experts
 from hyimg_cli.kernels.rowwise import PLAIN, Rowwise, rowwise
 from hyimg_cli.spec.run import Quantization
+
+# By its place, where it is not run as a script.
+sys.path.insert(0, str(Path(__file__).parent))
+from block_scaled import NAME as DEEP_GEMM
+from block_scaled import block_experts, block_stack, deep_product, plain_product
 
 FORMATS = ("dense", "fp8", "nf4")
 QUANTIZATION = {"dense": "none", "fp8": "fp8", "nf4": "nf4"}
@@ -150,14 +157,19 @@ def _kernels(
     the plain twin, is told and left out.
     """
     form, found = form_of(stacks[0]), {}
-    call = _call(shape, min(shape.few) + 2, "even", device, dtype)
-    expected = plain_experts(*call, *stacks).float()
+    # Few rows leave groups empty, many fill tiles and begin within them.
+    calls = [_call(shape, n, "even", device, dtype) for n in (min(shape.few) + 2, min(shape.many))]
+    expected = [plain_experts(*call, *stacks).float() for call in calls]
     for name in KERNELS:
         if not _runs(name, device, form):
             continue
         compute = kernel(name, *stacks)
         try:
-            away = float((compute(*call).float() - expected).norm() / expected.norm())
+            away = max(
+                float((compute(*call).float() - plain).norm() / plain.norm())
+                for call, plain in zip(calls, expected, strict=True)
+                if name != "decode" or len(call[0]) <= max(shape.few)
+            )
         except Exception as error:  # a library's, of any kind: the others are measured all the same
             print(
                 f"{name}, {form}: left out, {type(error).__name__}: {str(error).splitlines()[:1]}"
@@ -171,7 +183,28 @@ def _kernels(
         dense = [stack for stack in stacks if isinstance(stack, Tensor)]
         padded: Any = partial(routed_experts, gate_and_up=dense[0], down=dense[1], group_rows=16)
         found["grouped, padded"] = padded
+    if form == "fp8" and _has_deep_gemm(device):
+        # Weights of its own: told apart from its own twin, and in no row of the table.
+        blocks = block_stack(stacks[0]), block_stack(stacks[1])
+        try:
+            ours, twin = (
+                block_experts(*calls[1], stacks=blocks, product=product).float()
+                for product in (deep_product, plain_product)
+            )
+        except Exception as error:  # a library's, of any kind
+            print(f"{DEEP_GEMM}: left out, {type(error).__name__}: {str(error).splitlines()[:1]}")
+            return found
+        away = float((ours - twin).norm() / twin.norm())
+        print(f"{DEEP_GEMM}: {away:.4f} from its twin; other weights, never taken by itself")
+        around = rowwise(device)
+        deep: Any = partial(block_experts, stacks=blocks, product=deep_product, around=around)
+        found |= {DEEP_GEMM: deep} if away < WORST else {}
     return found
+
+
+def _has_deep_gemm(device: torch.device) -> bool:
+    is_hopper = device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
+    return is_hopper and find_spec(DEEP_GEMM) is not None
 
 
 def _runs(name: str, device: torch.device, form: Quantization) -> bool:

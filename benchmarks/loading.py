@@ -1,10 +1,11 @@
 """A checkpoint's loading by this tree and by another one, in turn, its files in the system's cache.
 
-A layer of the model's real width with 24 experts (2 GB in bfloat16, four files, random weights) is
-loaded in a fresh process each time: as stored, the same into huge pages, into float32, and with FP8
-experts. Beside the
-seconds stand those of the processors, which other programs disturb less, the bytes read a second,
-and how much memory the process took beyond the weights.
+A layer of the model's real width with 24 experts (2.5 GB in bfloat16, four files, random weights)
+is loaded in a fresh process each time: as stored, into float32, and with FP8 or NF4 experts. Beside
+the seconds stand those of the processors, which other programs disturb less, the bytes read a
+second, and how much memory the process took beyond the weights. Ratios are of two runs that
+followed each other. The floor: the same files straight into new memory, by as many threads, and
+nothing else.
 
     git worktree add /tmp/before v1.0
     python benchmarks/loading.py --against /tmp/before --out benchmarks/results/loading.json
@@ -12,6 +13,7 @@ and how much memory the process took beyond the weights.
 
 import argparse
 import json
+import mmap
 import os
 import statistics
 import subprocess
@@ -19,6 +21,7 @@ import sys
 import tempfile
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -26,20 +29,20 @@ from typing import Any
 HERE = Path(__file__).parents[1]
 FORMS = {
     "as stored": ("bfloat16", "none"),
-    "huge pages": ("bfloat16", "none"),
     "float32": ("float32", "none"),
     "fp8": ("bfloat16", "fp8"),
+    "nf4": ("bfloat16", "nf4"),
 }
-# torch's own switch for memory in huge pages.
-HUGE_PAGES = "THP_MEM_ALLOC_ENABLE"
-EXPERTS, FILES = 24, 4
+FLOOR = "floor"
+EXPERTS, FILES, READERS = 24, 4, 4
 
 
 def main() -> None:
     """Measure in fresh processes and write everything as JSON."""
     arguments = _arguments()
     if arguments.child:
-        print(json.dumps(_loaded(arguments.checkpoint, *FORMS[arguments.child])))
+        folder, form = arguments.checkpoint, arguments.child
+        print(json.dumps(_read(folder) if form == FLOOR else _loaded(folder, *FORMS[form])))
         return
     from hyimg_cli.journal.provenance import hardware, versions
 
@@ -49,15 +52,20 @@ def main() -> None:
         folder = arguments.checkpoint or _written(Path(name) / "checkpoint")
         nbytes = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
         for _ in range(arguments.runs):
-            for form in FORMS:
-                for tree, path in trees.items():
+            for form in (FLOOR, *arguments.forms):
+                for tree, path in trees.items() if form != FLOOR else [("here", HERE)]:
                     found = _in_a_fresh_process(path, folder, form)
                     rows.setdefault(form, {}).setdefault(tree, []).append(found)
+                    print(form, tree, found, file=sys.stderr)
     result = {
         "date": datetime.now(UTC).date().isoformat(),
         "what": f"a checkpoint of {nbytes / 1e9:.2f} GB in {FILES} files, in the system's cache",
         "hardware": hardware(),
         "versions": versions(),
+        "before_over_here": {
+            form: {what: _ratio(of, what) for what in ("seconds", "cpu_seconds")}
+            for form, of in rows.items() if "before" in of
+        },
         "rows": {form: {tree: _row(runs, nbytes) for tree, runs in of.items()}
                  for form, of in rows.items()},
     }  # fmt: skip
@@ -66,6 +74,14 @@ def main() -> None:
     for form, of in result["rows"].items():
         for tree, row in of.items():
             print(f"{form:10} {tree:7}", {k: v for k, v in row.items() if k != "seconds"})
+    for form, ratios in result["before_over_here"].items():
+        print(f"{form:10} before / here", ratios)
+
+
+def _ratio(of: dict[str, list[dict[str, Any]]], what: str) -> dict[str, float]:
+    pairs = zip(of["before"], of["here"], strict=True)
+    ratios = [round(before[what] / here[what], 2) for before, here in pairs]
+    return {"median": statistics.median(ratios), "least": min(ratios), "most": max(ratios)}
 
 
 def _row(runs: list[dict[str, Any]], nbytes: int) -> dict[str, Any]:
@@ -75,7 +91,7 @@ def _row(runs: list[dict[str, Any]], nbytes: int) -> dict[str, Any]:
         "gb_s_least_most": [round(nbytes / s / 1e9, 2) for s in (seconds[-1], seconds[0])],
         "cpu_seconds": round(statistics.median(run["cpu_seconds"] for run in runs), 2),
         "mb_beyond_weights": max(run["mb_beyond_weights"] for run in runs),
-        "sum": {run["sum"] for run in runs}.pop(),
+        "sums": sorted({run["sum"] for run in runs}),
         "seconds": [round(s, 3) for s in seconds],
     }
 
@@ -83,18 +99,32 @@ def _row(runs: list[dict[str, Any]], nbytes: int) -> dict[str, Any]:
 def _in_a_fresh_process(tree: Path, folder: Path, form: str) -> dict[str, Any]:
     command = [sys.executable, __file__, "--child", form, "--checkpoint", str(folder)]
     environment = os.environ | {"PYTHONPATH": str(tree)}
-    if form == "huge pages":
-        environment[HUGE_PAGES] = "1"
     ran = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
     found: dict[str, Any] = json.loads(ran.stdout)
     return found
 
 
+def _read(folder: Path) -> dict[str, Any]:
+    """All files straight into new memory, a part of each by each thread."""
+    started, worked = time.perf_counter(), time.process_time()
+    with ThreadPoolExecutor(READERS) as readers:
+        for path in folder.glob("*.safetensors"):
+            descriptor, size = os.open(path, os.O_RDONLY), path.stat().st_size
+            memory = memoryview(mmap.mmap(-1, size))
+            for start in range(0, size, size // READERS + 1):
+                part = memory[start : start + size // READERS + 1]
+                readers.submit(os.preadv, descriptor, [part], start)
+    seconds, worked = time.perf_counter() - started, time.process_time() - worked
+    return {"seconds": seconds, "cpu_seconds": worked, "mb_beyond_weights": 0, "sum": 0}
+
+
 def _loaded(folder: Path, dtype: str, form: Any) -> dict[str, Any]:
     import torch
 
+    from hyimg_cli.kernels.rows import group_multiple
     from hyimg_cli.models.hunyuan_image3.weights import load
 
+    group_multiple(torch.device("cpu"))  # asked once a process; nothing of it is loading
     before = _anonymous_bytes()
     most, is_over = [0], threading.Event()
 
@@ -167,7 +197,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--against", type=Path, help="a checkout whose loader is measured, too")
     parser.add_argument("--checkpoint", type=Path, help="one that is there; by default it is made")
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--child", choices=FORMS, help=argparse.SUPPRESS)
+    parser.add_argument("--forms", nargs="+", choices=FORMS, default=list(FORMS))
+    parser.add_argument("--child", choices=(FLOOR, *FORMS), help=argparse.SUPPRESS)
     return parser.parse_args()
 
 

@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,8 @@ def main() -> None:
                     )
                     print(json.dumps(runs[-1]), flush=True)
     if given.out:
-        given.out.write_text(json.dumps({"machine": hardware(), "runs": runs}, indent=1) + "\n")
+        found = {"machine": hardware(), "date": f"{datetime.now(UTC):%Y-%m-%d}", "runs": runs}
+        given.out.write_text(json.dumps(found, indent=1) + "\n")
 
 
 def _run(tree: Path, command: str, manifest: Path) -> dict[str, Any]:
@@ -82,7 +84,7 @@ def _run(tree: Path, command: str, manifest: Path) -> dict[str, Any]:
         return {
             "command": command,
             "tree": tree.name,
-            "peak_mb": used.ru_maxrss // 1000,
+            "peak_mb": used.ru_maxrss * 1024 // 1_000_000,
             "seconds": round(seconds, 1),
             "cpu_s": round(used.ru_utime + used.ru_stime, 1),
             "load_before": round(load, 2),

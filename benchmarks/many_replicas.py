@@ -122,7 +122,7 @@ def _jobs(count: int) -> list[ImageJob]:
         guidance_scale=3.0,
         flow_shift=2.0,
         bot_task="none",
-        text=TextSampling(0, 1.0, 0, 1.0, 8),
+        text=TextSampling(1.0, 0, 1.0, 8),
     )
     return [replace(one, custom_id=f"j{n}", seed=n, prompt=f"circle {n}") for n in range(count)]
 

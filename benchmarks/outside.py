@@ -272,7 +272,7 @@ def _peak_mb() -> int:
 
 
 def _job(source: Path) -> ImageJob:
-    text, size = TextSampling(0, 0.0, 0, 1.0, 1), SizeRequest()
+    text, size = TextSampling(0.0, 0, 1.0, 1), SizeRequest()
     return ImageJob(
         "large", "it2i", "", (str(source),), "tiny-image", 0, size, 1, 1.0, 1.0, "none", text,
         outside=KeepOutside(),

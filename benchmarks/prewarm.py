@@ -149,7 +149,8 @@ def _job(checkpoint: Path, seed: int) -> ImageJob:
         guidance_scale=3.0,
         flow_shift=2.0,
         bot_task="none",
-        text=TextSampling(seed, 0.0, 0, 1.0, 8),
+        text=TextSampling(0.0, 0, 1.0, 8),
+        ar_seed=seed,
     )
 
 

@@ -101,6 +101,8 @@ def is_deeper(value: Any, levels: int) -> bool:
     layer = [value]
     for _ in range(levels):
         layer = [part for one in layer for part in _parts(one)]
+        if not layer:
+            return False
     return any(isinstance(one, list | dict) for one in layer)
 
 

@@ -70,3 +70,9 @@ def held(rank: Rank) -> tuple[int, int]:
     follower: LayersFollower = rank.parts[PART]
     weights = [p for p in follower.layers.parameters() if not p.is_meta]
     return sum(p.nbytes for p in weights), len(follower.kv.parts)
+
+
+def numbers(rank: Rank) -> set[int]:
+    """Task: the numbers of the buffers and slices that a rank above 0 has."""
+    follower: LayersFollower = rank.parts[PART]
+    return set(follower.kv.parts)

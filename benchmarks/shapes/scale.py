@@ -113,7 +113,7 @@ class Workload:
             seed=number,
             num_inference_steps=steps,
             guidance_scale=guidance,
-            text=replace(self.job.text, seed=number),
+            ar_seed=number,
         )
 
 
@@ -164,7 +164,7 @@ def _job(folder: Path, scale: Scale, system: str) -> ImageJob:
         guidance_scale=2.5,
         flow_shift=3.0,
         bot_task="think_recaption",
-        text=TextSampling(0, temperature=0.6, top_k=1024, top_p=0.95, max_new_tokens=scale.think),
+        text=TextSampling(temperature=0.6, top_k=1024, top_p=0.95, max_new_tokens=scale.think),
         use_system_prompt="custom",
         system_prompt=" ".join(system),
     )

@@ -6,6 +6,7 @@ from math import ceil
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import ndimage
 
 from hyimg_cli.finishing.colour import Drift
 from hyimg_cli.finishing.placement import Placement, mapped_back
@@ -17,17 +18,18 @@ from hyimg_cli.finishing.planes import (
     distance_to,
     luma,
     numbers,
+    opponent,
     planes,
-    reduced,
     resized,
     scale_of,
-    spread,
 )
 
 Bytes = NDArray[np.uint8]
-# A matte is whole so far from the mask, and then falls to nothing.
-_MARGIN, _FEATHER = 2.0, 7.0
-_MEMBRANE, _MEMBRANE_STEP, _MOST_MEMBRANE = (128.0, 64.0, 32.0, 16.0, 8.0), 4, 16.0
+# A matte is whole so far from the mask, and falls to nothing over so many pixels more: at its edge,
+# and where the redraw still differs.
+_EDGE, _FEATHER = (0.5, 2.0), (4.0, 12.0)
+# A difference of so much of the redraw's noise around, and of opponent levels, begins to count.
+_SIGMA, _QUIET, _OVER, _WHOLE, _LEAST = 1.5, 16.0, 2.0, 2.5, 1.5
 _LIKE, _SURE_LIKE, _MOST_DETAIL, _WINDOW = 0.6, 0.9, 1.25, 5.0
 _STRIP, _STRIP_REACH = 256, 8.0
 
@@ -36,28 +38,21 @@ _STRIP, _STRIP_REACH = 256, 8.0
 class Layers:
     """What is blended, in the size that was drawn and placed as what was shown.
 
-    `matte` [Y, X] from 0 to 1; `membrane` [3, y, x], levels to add; `detail` [Y, X], how much of
-    the source's own fine lightness belongs on the edit; `around`: 1 where nothing was edited, and
-    all of it does.
+    `matte` [Y, X] from 0 to 1; `detail` [Y, X], how much of the source's own fine lightness belongs
+    on the edit; `around`: 1 where nothing was edited, and all of it does.
     """
 
     matte: Plane
-    membrane: Plane
     detail: Plane
     around: Plane
 
 
-def matte_of(mask: Mask) -> Plane:
-    """1 at the mask and a little around it, then smoothly 0; small ones fall sooner."""
-    scale = scale_of(mask.shape)
-    ramp = np.clip(1 - (distance_to(mask) - _MARGIN * scale) / (_FEATHER * scale), 0, 1)
-    return np.asarray(ramp * ramp * (3 - 2 * ramp), np.float32)
-
-
-def layers(reference: Plane, drawn: Plane, mask: Mask, matte: Plane) -> Layers:
-    """From levels [3, Y, X] whose motion and drift are undone."""
-    detail, around = _detail(reference, drawn), numbers(~mask)
-    return Layers(matte, _membrane(reference - drawn, mask), detail * (1 - around), around)
+def layers(reference: Plane, drawn: Plane, mask: Mask, edited: Mask) -> Layers:
+    """From levels [3, Y, X] whose motion and drift are undone. `mask`: what is put back of all that
+    was `edited`.
+    """
+    detail, around = _detail(reference, drawn), numbers(~edited)
+    return Layers(_matte(reference, drawn, mask, edited), detail * (1 - around), around)
 
 
 def composite(
@@ -96,7 +91,6 @@ def composite(
         redraw = drift.undone_in(
             planes(mapped_back(drawn, placement, rows, columns)), box, reference=fitted
         )
-        redraw += resized(what.membrane, shape, _in(what.membrane, box))
         lost = own - fitted
         redraw += luma(lost) * resized(what.detail, shape, _in(what.detail, box))
         redraw += lost * resized(what.around, shape, _in(what.around, box))
@@ -111,22 +105,29 @@ def composite(
     return result, matte
 
 
-def _membrane(left: Plane, mask: Mask) -> Plane:
-    """The drift just outside the mask, carried inwards, coarse to fine by confidence."""
-    scale = scale_of(mask.shape)
-    step = _MEMBRANE_STEP if min(mask.shape) >= 256 else 1
-    small = reduced(left, step)
-    free = numbers(reduced(numbers(mask), step) == 0)
-    filled = np.zeros_like(small)
-    for sigma in _MEMBRANE:
-        width = sigma * scale / step
-        if width < 0.5:
-            continue
-        found, trust = spread(small, free, width)
-        sure = np.clip(trust * 4, 0, 1)
-        filled = filled + sure * (found - filled)
-    # Outside the mask the ring takes the source's own colours as they are nearby.
-    return np.asarray(np.clip(filled, -_MOST_MEMBRANE, _MOST_MEMBRANE), np.float32)
+def _matte(reference: Plane, drawn: Plane, mask: Mask, edited: Mask) -> Plane:
+    """1 at the mask, and smoothly 0: at once where the redraw is what the source was, else it would
+    show its noise there; later where it differs, else a soft end would be cut.
+    """
+    scale, away = scale_of(mask.shape), distance_to(mask)
+    own, other = (blurred(opponent(levels), _SIGMA * scale) for levels in (reference, drawn))
+    low, high = (
+        filtered(own, (1, 3, 3)) for filtered in (ndimage.minimum_filter, ndimage.maximum_filter)
+    )
+    beyond = np.maximum(other - high, 0) + np.maximum(low - other, 0)
+    size = np.sqrt(np.square(beyond).sum(0))
+    quiet = size[distance_to(edited) > _QUIET * scale]
+    noise = float(quiet.mean()) if quiet.size else 0.0
+    differs = np.clip((size / max(_LEAST, _OVER * noise) - 1) / (_WHOLE - 1), 0, 1)
+    reach = 2 * round(scale) + 1
+    differs = blurred(ndimage.maximum_filter(differs, reach), scale)
+    further = _fallen(away, _FEATHER, scale) * differs
+    return np.asarray(np.maximum(_fallen(away, _EDGE, scale), further), np.float32)
+
+
+def _fallen(away: Plane, ends: tuple[float, float], scale: float) -> Plane:
+    ramp = np.clip(1 - (away - ends[0] * scale) / (ends[1] * scale), 0, 1)
+    return np.asarray(ramp * ramp * (3 - 2 * ramp), np.float32)
 
 
 def _detail(reference: Plane, drawn: Plane) -> Plane:

@@ -6,7 +6,7 @@ import numpy as np
 from scipy import ndimage
 
 from hyimg_cli.finishing.colour import Drift, drift_of, unmoved
-from hyimg_cli.finishing.composite import Bytes, composite, layers, matte_of
+from hyimg_cli.finishing.composite import Bytes, composite, layers
 from hyimg_cli.finishing.placement import Placement, mapped_back
 from hyimg_cli.finishing.planes import (
     Mask,
@@ -148,7 +148,7 @@ def put_back(
         return Result(np.concatenate(strips), np.full((height, width), 255, np.uint8))
     is_whole = bool(edit.measures.reasons)
     left = np.ones_like(edit.mask) if is_whole else edit.mask | edit.found
-    what = layers(edit.reference, edit.drawn, left, matte_of(edit.mask))
+    what = layers(edit.reference, edit.drawn, edit.mask, left)
     limit = None if given is None else numbers(given > 127)
     return Result(*composite(source, drawn, reference, edit.placement, edit.drift, what, limit))
 

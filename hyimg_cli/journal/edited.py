@@ -99,7 +99,8 @@ def edit_warnings(edit: Mapping[str, Any] | None) -> Iterator[str]:
     if edit is None:
         return
     if edit["kind"] == "none":
-        yield "no edit was found: the result is the source; what was drawn is beside it"
+        found = "the edit lies outside the region" if edit["spill"] else "no edit was found"
+        yield f"{found}: the result is the source; what was drawn is beside it"
     if edit["kind"] == "global":
         yield f"the whole picture was edited ({', '.join(edit['reasons'])}): nothing was kept"
     yield from (f"gate: {breach}" for breach in edit["gates"])

@@ -61,6 +61,7 @@ MISSING = "missing.jsonl"
 RUN = "run.json"
 LATENTS = "latents"
 LOCK = ".lock"
+_encoded = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 # Files that are written at the same time.
 _WRITERS = 8
 # Of a resolved job, what never changes its file.
@@ -618,8 +619,7 @@ def _has_frames(folder: Path, output: Mapping[str, Any]) -> bool:
 def json_line(entry: Mapping[str, Any]) -> bytes:
     """A line of a file of JSON lines."""
     # Half a surrogate pair (a file name that is not UTF-8) becomes a JSON escape, and so survives.
-    text = json.dumps(entry, ensure_ascii=False, allow_nan=False) + "\n"
-    return text.encode("utf-8", "backslashreplace")
+    return (_encoded(entry) + "\n").encode("utf-8", "backslashreplace")
 
 
 def _bytes_if_any(path: Path) -> bytes:

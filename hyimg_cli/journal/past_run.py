@@ -65,8 +65,9 @@ class ResolvedJobs(Mapping[str, tuple[int, dict[str, Any]]]):
             starts.append(at)
             self.folders.update(map(os.path.dirname, entry.get("images", ())))
         self._starts = starts
-        self._order = np.argsort(np.array(hashes, np.int64), kind="stable")
-        self._hashes = np.array(hashes, np.int64)[self._order]
+        found = np.array(hashes, np.int64)
+        self._order = np.argsort(found, kind="stable")
+        self._hashes = found[self._order]
 
     def __getitem__(self, name: str) -> tuple[int, dict[str, Any]]:
         first, end = (np.searchsorted(self._hashes, hash(name), side) for side in _SIDES)

@@ -109,6 +109,7 @@ def kernel(name: str, gate_and_up: Stack, down: Stack) -> Experts:
     by_name: dict[str, Callable[..., Tensor]] = {
         "grouped": routed_experts,
         "scaled": scaled_experts,
+        "scaled_1": partial(scaled_experts, group_rows=1),
         "quack": quack_experts,
     }
     return partial(by_name[name], around=rowwise(gate_and_up.device), **stacks)

@@ -26,17 +26,19 @@ _LEAST_HEADS = 16
 class Rows:
     """One layer's K/V of each row, [K, S, D] with S of its own, and where to find them.
 
-    `keys_ptr`, `values_ptr` [R]: pointers. `slots` [R]: how many slots a head has. `length` [R]:
-    tokens before the new one. All int64 on the device; the kernels read nothing else, the twin
-    reads `keys`, `values` and `length`.
+    `keys_ptr`, `values_ptr` [R]: pointers. `heads` [R]: vectors of width D from one head to the
+    next; `slot_step`: from one slot to the next, in all rows. `length` [R]: tokens before the new
+    one. All int64 on the device; the kernels read nothing else, the twin reads `keys`, `values` and
+    `length`.
     """
 
     keys: Sequence[Tensor]
     values: Sequence[Tensor]
     keys_ptr_R: Tensor
     values_ptr_R: Tensor
-    slots_R: Tensor
+    heads_R: Tensor
     length_R: Tensor
+    slot_step: int = 1
 
 
 DecodeAttention = Callable[[Tensor, Tensor, Tensor, Rows], Tensor]

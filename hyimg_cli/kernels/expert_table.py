@@ -4,6 +4,7 @@
     decode    ours        each row reads its chosen experts               Triton; e4m3 from 8.9 on
     grouped   torch's     grouped_mm; quantised weights made dense        everywhere
     scaled    torch's     scaled_grouped_mm, both factors in FP8          9.x
+    scaled_1  torch's     the same, no group of rows padded to 16         9.x, where it was measured
     quack     quack's     grouped product with gathered rows, dense       9.x and 10.x, its package
 
 A card's own rows are in `experts.json`, which `benchmarks/expert_kernels.py --table` writes. Every
@@ -25,7 +26,7 @@ from hyimg_cli.spec.run import Quantization
 _LOG = logging.getLogger(__name__)
 Capability = tuple[int, int]
 MEASURED = Path(__file__).with_name("experts.json")
-KERNELS = ("decode", "grouped", "scaled", "quack")
+KERNELS = ("decode", "grouped", "scaled", "scaled_1", "quack")
 # Those that are held against the libraries', and go where they do not win.
 OURS = ("decode",)
 
@@ -61,7 +62,7 @@ def runs(name: str, capability: Capability, form: Quantization) -> bool:
     match name:
         case "decode":
             return _is_installed("triton") and (form != "fp8" or reads_e4m3(capability))
-        case "scaled":
+        case "scaled" | "scaled_1":
             return form == "fp8" and takes_scaled(capability)
         case "quack":
             return form == "none" and capability[0] in (9, 10) and _is_installed("quack")

@@ -2,7 +2,8 @@
 
     many rows   a whole layer into one of two rooms, while the layer before it is at work in the
                 other; what is resident is copied on the device
-    few rows    the chosen experts alone, into slots that the least recently used leave
+    few rows    the chosen experts alone, into slots that the least recently used leave; where there
+                are fewer slots than chosen ones, into their places in a room
 
 What is resident fills the slots that the device has room for. Rows that are decoded together share
 what is fetched for them. The kernels are those of the same experts on the device: a slot's number
@@ -11,8 +12,10 @@ stands for an expert's, and no bit depends on where an expert lies.
 
 # Legend: T token, M model width, K chosen expert, E expert
 import logging
+import weakref
 from collections import OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -92,13 +95,15 @@ class OffloadedExperts:
         self._pool = _room(layers[0], max(1, slots), device)
         by_slot = experts_of(*self._pool)
         self._by_slot = by_slot.few if isinstance(by_slot, ByRows) else by_slot
-        if device.type == "cuda" and not isinstance(by_slot, ByRows):
-            slots = 0  # without a kernel that reads the chosen alone all slots would be read
+        # Another kernel would read all slots, which are many more than a layer's experts.
+        self._reads_chosen = device.type != "cuda" or isinstance(by_slot, ByRows)
         self.residents = Residents(slots)
         self.fetched = 0
         self._link = torch.cuda.Stream(device) if device.type == "cuda" else None
         if self._link is not None:
-            _pin(layers)
+            pinned = _pin(layers, device)
+            # Memory that goes back to the system is unlocked first; a process that ends need not.
+            weakref.finalize(self, _unpin, pinned).atexit = False
 
     def of_layer(self, layer: int) -> Experts:
         """The computation of one layer's experts."""
@@ -113,11 +118,13 @@ class OffloadedExperts:
         *,
         onto_TM: Tensor | None = None,
     ) -> Tensor:
-        if x_TM.shape[0] <= MOST_ROUTED_ROWS and self.residents.count:
+        if x_TM.shape[0] <= MOST_ROUTED_ROWS:
             chosen = sorted(set(index_TK.flatten().tolist()))
-            if len(chosen) <= self.residents.count:
+            if self._reads_chosen and len(chosen) <= self.residents.count:
                 slot_TK = self._slots(layer, chosen)[index_TK]
                 return self._by_slot(x_TM, weight_TK, slot_TK, onto_TM=onto_TM)
+            if len(chosen) <= self.count // 2:
+                return self._partly(layer, chosen)(x_TM, weight_TK, index_TK, onto_TM=onto_TM)
         room = self._whole(layer)
         self._begin((layer + 1) % len(self._layers), room)
         out_TM = room.compute(x_TM, weight_TK, index_TK, onto_TM=onto_TM)
@@ -127,13 +134,24 @@ class OffloadedExperts:
     def _slots(self, layer: int, chosen: Sequence[int]) -> Tensor:
         """The slot [E] of each chosen expert, which are fetched where they are not there."""
         slots, missing = self.residents.place([(layer, expert) for expert in chosen])
-        if missing and self._link is not None:
-            # It may be copying what is resident into a room.
-            torch.cuda.current_stream(self._device).wait_stream(self._link)
+        if missing:
+            self._wait_for_link()  # it may be copying what is resident into a room
         for number in missing:
             self._fetch(layer, chosen[number], self._pool, slots[number])
         slot_of = dict(zip(chosen, slots, strict=True))
         return to_device([slot_of.get(expert, 0) for expert in range(self.count)], self._device)
+
+    def _partly(self, layer: int, chosen: Sequence[int]) -> Experts:
+        """The computation by a room that has the chosen experts of a layer, and no other."""
+        room = self._rooms[0]
+        room.layer = None
+        self._wait_for_link()  # it may be filling the room
+        self._fill(room, layer, chosen)
+        return room.compute
+
+    def _wait_for_link(self) -> None:
+        if self._link is not None:
+            torch.cuda.current_stream(self._device).wait_stream(self._link)
 
     def _whole(self, layer: int) -> Room:
         """The room that has the layer, now or as soon as the work before it is done."""
@@ -153,17 +171,17 @@ class OffloadedExperts:
             return room
         room.layer = layer
         if self._link is None:
-            self._fill(room, layer)
+            self._fill(room, layer, range(self.count))
             return room
         # Of what is resident, and of the room, the stream that computes has the last use.
         self._link.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._link):
-            self._fill(room, layer)
+            self._fill(room, layer, range(self.count))
             room.is_there = self._link.record_event()
         return room
 
-    def _fill(self, room: Room, layer: int) -> None:
-        for expert in range(self.count):
+    def _fill(self, room: Room, layer: int, experts: Iterable[int]) -> None:
+        for expert in experts:
             slot = self.residents.slot_of((layer, expert))
             if slot is None:
                 self._fetch(layer, expert, room.stacks, expert)
@@ -206,13 +224,24 @@ def _copy(source: Pair, number: int, target: Pair, place: int) -> None:
             room[place].copy_(part[number], non_blocking=True)
 
 
-def _pin(layers: Sequence[Pair]) -> None:
-    """Lock the stacks' memory: only from there a copy goes on beside the work."""
-    runtime = torch.cuda.cudart()
+def _pin(layers: Sequence[Pair], device: torch.device) -> list[int]:
+    """Lock the stacks' memory: only from there a copy goes on beside the work. Where it begins."""
+    runtime, pinned = torch.cuda.cudart(), list[int]()
     for part in (part for pair in layers for stack in pair for part in _parts(stack)):
-        if not part.is_pinned() and int(runtime.cudaHostRegister(part.data_ptr(), part.nbytes, 0)):
+        if part.is_pinned():
+            continue
+        if int(runtime.cudaHostRegister(part.data_ptr(), part.nbytes, 0)):
+            with suppress(RuntimeError):  # or the next kernel would raise what was refused here
+                torch.zeros(1, device=device)
             logger.warning(
                 "the experts' memory could not be locked (ulimit -l, or too little of it): their "
                 "copies to the GPU are slower and wait for the work before them"
             )
-            return
+            break
+        pinned.append(part.data_ptr())
+    return pinned
+
+
+def _unpin(pinned: Sequence[int]) -> None:
+    for pointer in pinned:
+        torch.cuda.cudart().cudaHostUnregister(pointer)

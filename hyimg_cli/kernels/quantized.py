@@ -13,7 +13,7 @@ class QuantizedStack(nn.Module):
     def __init__(self, stack: Fp8Rows | Nf4Blocks) -> None:
         super().__init__()
         # The layout alone: its tensors are the buffers, wherever those are moved to.
-        self._form = stack.of(torch.empty_like(part, device="meta") for part in stack.tensors)
+        self._form = stack.of(_empty(part, torch.device("meta")) for part in stack.tensors)
         for number, tensor in enumerate(stack.tensors):
             self.register_buffer(f"part_{number}", tensor, persistent=False)
 
@@ -23,7 +23,7 @@ class QuantizedStack(nn.Module):
 
     def on(self, device: torch.device) -> Fp8Rows | Nf4Blocks:
         """An empty stack like this one on `device`."""
-        return self._form.of(torch.empty_like(part, device=device) for part in self.buffers())
+        return self._form.of(_empty(part, device) for part in self.buffers())
 
 
 class QuantizedLinear(nn.Module):
@@ -50,3 +50,8 @@ def hold(network: nn.Module, form: Format, device: torch.device) -> None:
         for name, layer in list(module.named_children()):
             if isinstance(layer, nn.Linear):
                 setattr(module, name, QuantizedLinear(layer, form, device))
+
+
+def _empty(like: Tensor, device: torch.device) -> Tensor:
+    # By `empty_like` the meta device would have torch import its compiler.
+    return torch.empty(like.shape, dtype=like.dtype, device=device)

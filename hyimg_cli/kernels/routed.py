@@ -26,8 +26,6 @@ from hyimg_cli.kernels.rowwise import PLAIN, Rowwise
 # Rows, or those that the last argument counts off, times the matrix [I, O] of their group; groups
 # end where the third argument says.
 GroupedProduct = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
-# Groups of an FP8 product start at whole tiles of 16 rows, the layout that torch tests.
-FP8_GROUP_ROWS = 16
 
 
 def routed_experts(
@@ -93,12 +91,15 @@ def scaled_experts(
     around: Rowwise = PLAIN,
     *,
     onto_TM: Tensor | None = None,
+    group_rows: int = 16,
 ) -> Tensor:
     """The same with both factors of both products in e4m3, a scale a row.
 
-    Needs bfloat16 rows and a GPU that has FP8 grouped products (compute capability 9.x).
+    Needs bfloat16 rows and a GPU that has FP8 grouped products (compute capability 9.x). Groups
+    begin at whole tiles of 16 rows, the layout that torch tests; with `group_rows` 1 nothing is
+    padded.
     """
-    to = around.routes(index_TK, gate_and_up.shape[0], FP8_GROUP_ROWS)
+    to = around.routes(index_TK, gate_and_up.shape[0], group_rows)
     values_TM, scale_T = around.to_fp8(x_TM)
     # Bytes are gathered: indexing is not defined for every kind of 8-bit float.
     values_RM = values_TM.view(torch.uint8)[to.token_R].view(FP8)

@@ -7,6 +7,9 @@ made there too.
 Rows are written by the forwards, on each side its own. Changes may be made later than they were
 noted: what a cut copies, or a fork, only a forward changes, and it comes behind them. When parts
 are lost, all that was made before is void: using it is an error and never a wrong row.
+
+A part with a home is one set of ranks' alone: `home` 0 is the leader's. What is made of it has the
+same home, and no other set is told. Of another set's part the leader has shapes, and no memory.
 """
 
 # Legend: H kv head, S slot, D head width
@@ -16,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any, Literal, NamedTuple, TypeAlias, cast
+from typing import Any, Literal, NamedTuple, TypeAlias
 from weakref import finalize
 
 import torch
@@ -45,6 +48,7 @@ class Change(NamedTuple):
     # Numbers begin at 1, so no part is taken for a source that is not there.
     source: int = 0
     numbers: tuple[int, ...] = ()
+    home: int | None = None
 
 
 class Mirror:
@@ -66,14 +70,17 @@ class Mirror:
         own: int,
         source: int = 0,
         *numbers: int,
+        home: int | None = None,
     ) -> None:
-        """Have a change made on every other rank too, before its next forward."""
-        self._changes.append(Change(kind, own, source, numbers))
+        """Have a change made on every other rank of `home`, by default all, before its next
+        forward.
+        """
+        self._changes.append(Change(kind, own, source, numbers, home))
 
     def follow(self, part: MirroredBuffer | MirroredSlice) -> None:
         """Note that a part is freed, once nobody holds it here."""
         # Nothing is left to be told when the process ends.
-        finalize(part, self._freed, part.number, part.generation).atexit = False
+        finalize(part, self._freed, part.number, part.generation, part.home).atexit = False
 
     def drained(self) -> tuple[Change, ...]:
         """Take all changes noted since the last time, in order."""
@@ -99,39 +106,54 @@ class Mirror:
         self.generation += 1
         self._changes.clear()
 
-    def _freed(self, number: int, generation: int) -> None:
+    def _freed(self, number: int, generation: int, home: int | None) -> None:
         if generation == self.generation:
-            self._changes.append(Change("free", number))
+            self._changes.append(Change("free", number, home=home))
 
 
 class MirroredBuffer(Buffer):
     """A buffer whose changes are noted."""
 
-    def __init__(self, mirror: Mirror, **shape: Any) -> None:
-        """`shape` as a Buffer's."""
-        super().__init__(**shape)
-        self._mirror = mirror
+    def __init__(
+        self,
+        mirror: Mirror,
+        *,
+        devices: Sequence[torch.device],
+        home: int | None = None,
+        **shape: Any,
+    ) -> None:
+        """`shape` as a Buffer's. `home`: the one set of ranks that has it."""
+        super().__init__(
+            devices=[torch.device("meta")] * len(devices) if home else devices, **shape
+        )
+        self._mirror, self.home = mirror, home
         self.number, self.generation = mirror.number(), mirror.generation
-        mirror.note("new", self.number, 0, self.capacity)
+        mirror.note("new", self.number, 0, self.capacity, home=home)
         mirror.follow(self)
 
     def cut(self, start: int, stop: int) -> Slice:
-        source = self._mirror.require(self)
-        return _mirrored(self._mirror, super().cut(start, stop), "cut", source, start, stop)
+        source, home = self._mirror.require(self), self.home
+        return _mirrored(self._mirror, home, super().cut(start, stop), "cut", source, start, stop)
 
     def extend(self, rows: Slice) -> None:
-        own, source, at = self._mirror.require(self), self._mirror.require(rows), self.length
+        own, source, at = self._mirror.require(self), self._required(rows), self.length
         super().extend(rows)
-        self._mirror.note("extend", own, source, at)
+        self._mirror.note("extend", own, source, at, home=self.home)
 
-    def fork(self, prefix: int, capacity: int) -> Buffer:
-        source = self._mirror.require(self)
-        other = cast(MirroredBuffer, super().fork(prefix, capacity))
-        self._mirror.note("copy", other.number, source, prefix)
-        return other
+    def take(self, other: Buffer, prefix: int) -> None:
+        own, source = self._mirror.require(self), self._required(other)
+        super().take(other, prefix)
+        self._mirror.note("copy", own, source, prefix, home=self.home)
+
+    def _required(self, other: Part) -> int:
+        """The number of a part that every rank with this buffer has."""
+        number = self._mirror.require(other)
+        assert isinstance(other, MirroredBuffer | MirroredSlice), "as `require` knows"
+        assert other.home in (None, self.home), "another set's rows are not here"
+        return number
 
     def _empty(self, capacity: int) -> Buffer:
-        return MirroredBuffer(self._mirror, capacity=capacity, **self._shape())
+        return MirroredBuffer(self._mirror, home=self.home, capacity=capacity, **self._shape())
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,24 +161,28 @@ class MirroredSlice(Slice):
     """A slice whose changes are noted."""
 
     mirror: Mirror = field(kw_only=True)
+    home: int | None = field(kw_only=True)
     number: int = field(kw_only=True)
     generation: int = field(kw_only=True)
 
     def on_host(self) -> Slice:
         source = self.mirror.require(self)
-        return _mirrored(self.mirror, super().on_host(), "to_host", source)
+        rows = self if self.home else super().on_host()
+        return _mirrored(self.mirror, self.home, rows, "to_host", source)
 
     def on(self, devices: Sequence[torch.device]) -> Slice:
         source = self.mirror.require(self)
-        return _mirrored(self.mirror, super().on(devices), "to_device", source)
+        rows = self if self.home else super().on(devices)
+        return _mirrored(self.mirror, self.home, rows, "to_device", source)
 
     def cut(self, start: int, stop: int) -> Slice:
-        source = self.mirror.require(self)
-        return _mirrored(self.mirror, super().cut(start, stop), "cut", source, start, stop)
+        source, home = self.mirror.require(self), self.home
+        return _mirrored(self.mirror, home, super().cut(start, stop), "cut", source, start, stop)
 
 
 def _mirrored(
     mirror: Mirror,
+    home: int | None,
     rows: Slice,
     kind: Literal["cut", "to_host", "to_device"],
     source: int,
@@ -164,9 +190,14 @@ def _mirrored(
 ) -> MirroredSlice:
     """`rows` with a number of their own, under which followers make theirs."""
     part = MirroredSlice(
-        rows.keys, rows.values, mirror=mirror, number=mirror.number(), generation=mirror.generation
+        rows.keys,
+        rows.values,
+        mirror=mirror,
+        home=home,
+        number=mirror.number(),
+        generation=mirror.generation,
     )
-    mirror.note(kind, part.number, source, *numbers)
+    mirror.note(kind, part.number, source, *numbers, home=home)
     mirror.follow(part)
     return part
 
@@ -174,10 +205,17 @@ def _mirrored(
 class FollowerKV:
     """A follower's parts, by the leader's numbers."""
 
-    def __init__(self, new_buffer: Callable[[int], Buffer], devices: Sequence[torch.device]):
-        """`new_buffer` makes an empty one of a capacity; `devices` has one entry a layer."""
+    def __init__(
+        self,
+        new_buffer: Callable[[int], Buffer],
+        devices: Sequence[torch.device],
+        home: int = 0,
+    ) -> None:
+        """`new_buffer` makes an empty one of a capacity; `devices` has one entry a layer; `home`:
+        the set of ranks that this one is of.
+        """
         self.new_buffer = new_buffer
-        self.devices = devices
+        self.devices, self.home = devices, home
         self.parts: dict[int, Part] = {}
         self._due: deque[Change] = deque()
 
@@ -188,7 +226,7 @@ class FollowerKV:
         left is made then, first of all what has been freed meanwhile.
         """
         is_behind = bool(self._due)
-        self._due.extend(changes)
+        self._due.extend(one for one in changes if one.home in (None, self.home))
         if is_behind:
             self._free_early()
         while self._due:
@@ -206,7 +244,7 @@ class FollowerKV:
                 needed |= {change.own, change.source}
 
     def _make(self, change: Change) -> None:
-        kind, own, source, numbers = change
+        kind, own, source, numbers, _ = change
         match kind, numbers:
             case "new", (capacity,):
                 self.parts[own] = self.new_buffer(capacity)

@@ -9,6 +9,7 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -54,22 +55,23 @@ class KeptWeights:
         if len(data) != sum(part.nbytes for part in parts):
             self._store.discard(QUANTIZED_WEIGHTS, key)
             return False
-        kept, at = torch.frombuffer(bytearray(data), dtype=torch.uint8), 0
+        at = 0
         for part in parts:
-            _bytes(part).copy_(kept[at : at + part.nbytes])
+            stored.pieces.fill(_bytes(part), np.frombuffer(data, np.uint8, part.nbytes, at))
             at += part.nbytes
         return True
 
     def keep(self, stored: StoredTensor, share: str, parts: Sequence[Tensor]) -> None:
         """Keep the `parts` of a matrix that was just quantised."""
         if self._store.takes_more:
-            data = b"".join(_bytes(part).cpu().numpy().tobytes() for part in parts)
+            data = b"".join(_bytes(part).cpu().numpy().data for part in parts)
             self._store.write(QUANTIZED_WEIGHTS, self._key(stored, share), data)
 
     def tell(self) -> None:
         """Log what was wrong with the cache since it was asked first."""
         for note, count in Counter(self._store.take_notes()).items():
-            logger.warning("%s%s: made again", note, f" ({count} times)" if count > 1 else "")
+            times = f" ({count} times)" if count > 1 else ""
+            logger.warning("quantised weights: %s%s", note, times)
 
     def _key(self, stored: StoredTensor, share: str) -> str:
         status, info = os.fstat(stored.descriptor), stored.info

@@ -7,7 +7,11 @@ Threads take tensors from all files in turn, so neither one large file nor one s
 thread alone. Beside the room each thread holds its pieces, and what is made of one.
 """
 
+import ctypes
+import math
+import mmap
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +21,8 @@ from functools import partial
 from itertools import chain, zip_longest
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from safetensors import safe_open
 from torch import Tensor
@@ -27,10 +33,12 @@ from hyimg_cli.loading.packed import Stored
 from hyimg_cli.loading.stream import stored_tensor, weights_readable
 
 READERS = 4
-# On a CPU a piece stays in a core's cache while it is cast or quantised; a GPU's link wants more.
-PIECE_BYTES, PINNED_BYTES = 1 << 20, 1 << 24
-# Rows of a piece are a multiple: the blocks of 4-bit weights run on from one row to the next.
-_ROWS = 64
+# On a CPU a piece, and what is made of it, stays in a core's cache, and in memory that malloc does
+# not give back each time; a GPU's link wants more.
+PIECE_BYTES, PINNED_BYTES = 1 << 18, 1 << 24
+# Weights of a piece are a multiple: blocks of 4-bit weights run on from one row to the next.
+_BLOCK = 64
+_POPULATE_WRITE = 23  # MADV_POPULATE_WRITE
 _DTYPES = {
     "F16": torch.float16,
     "BF16": torch.bfloat16,
@@ -63,6 +71,13 @@ class Pieces(threading.local):
         self._pinned.append((memory, torch.cuda.current_stream(device).record_event()))
         return there
 
+    def fill(self, room: Tensor, data: npt.NDArray[np.uint8]) -> None:
+        """Copy `data` to the bytes of a room on any device."""
+        if room.device.type == "cpu":
+            room.numpy()[:] = data
+        else:
+            room.copy_(self.filled(len(data), room.device, lambda memory: self.fill(memory, data)))
+
 
 @dataclass(frozen=True)
 class StoredTensor:
@@ -89,7 +104,8 @@ class StoredTensor:
         shape = self.info.shape or (1,)
         row_bytes = max(1, self.info.bytes // max(1, shape[0]))
         most = PINNED_BYTES if device.type == "cuda" else PIECE_BYTES
-        step = max(_ROWS, most // row_bytes // _ROWS * _ROWS)
+        whole = _BLOCK // math.gcd(_BLOCK, math.prod(shape[1:]))
+        step = max(1, most // row_bytes // whole) * whole
         for first in range(0, shape[0], step):
             count, start = min(step, shape[0] - first), self.info.start + first * row_bytes
             read = partial(self._read, start=start)
@@ -98,6 +114,7 @@ class StoredTensor:
 
     def into(self, room: Tensor) -> None:
         """Fill `room`, contiguous and of this shape, on any device and in any dtype."""
+        make_pages(room)
         rows = room if self.info.shape else room.view(1)
         if room.device.type == "cpu" and room.dtype == self.dtype and not self.info.packed_bytes:
             self._read(rows.view(-1).view(torch.uint8), self.info.start)
@@ -118,6 +135,19 @@ class StoredTensor:
             if not count:
                 raise OSError(f"the file of {self.name} ends early")
             left, start = left[count:], start + count
+
+
+def make_pages(room: Tensor) -> None:
+    """Have the pages of new main memory made at once: one by one, each as it is first written to,
+    they take as long as the reading. A kernel that cannot (Linux before 5.14) makes them later.
+    """
+    if room.device.type == "cpu" and sys.platform == "linux":
+        start = -(-room.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+        nbytes = (room.data_ptr() + room.nbytes - start) // mmap.PAGESIZE * mmap.PAGESIZE
+        if nbytes > 0:
+            ctypes.CDLL(None).madvise(
+                ctypes.c_void_p(start), ctypes.c_size_t(nbytes), _POPULATE_WRITE
+            )
 
 
 def read_all(

@@ -9,8 +9,9 @@ import re
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import product
-from typing import Any
+from typing import Any, TypeVar
 
 from hyimg_cli.errors import HyimgError, UsageError
 from hyimg_cli.files import json_of, refuse_constant
@@ -29,6 +30,7 @@ from hyimg_cli.manifest.written import fault_of_tags, has_its_ids, is_as_written
 from hyimg_cli.settings.kinds import BadValue, Text, nearest, shown, size_request
 from hyimg_cli.spec.job import VIDEO_TASKS, SizeRequest
 
+Same = TypeVar("Same", bound=Hashable)
 _TAGS_HINT = "edit what stands between the tags; with written taken out, any text will do"
 # How chat endpoints spell a conversation; the released models draw from a single turn.
 _TURNS = ("messages", "message_list", "conversation", "history")
@@ -62,22 +64,26 @@ _NOT_SUPPORTED = {
 }
 
 
-_SHAPES: dict[Hashable, Any] = {}
-_NOTHING: dict[str, Any] = {}
+@lru_cache(1024)
+def _shared(value: Same) -> Same:
+    """One object for equal values: of a million lines most set the same few fields, and those of
+    one picture stand side by side.
+    """
+    return value
 
 
 @dataclass(frozen=True, slots=True)
 class ManifestLine:
     """A line without faults: `names` of its fields, canonical, and their typed `values`. `given`
-    names those set by the user (custom_id and task may be filled in here); `extra` holds the `x_`
-    keys.
+    names those set by the user (custom_id and task may be filled in here); `extra_json` has the
+    `x_` keys.
     """
 
     line_number: int
     where: str
     names: tuple[str, ...]
     values: tuple[Any, ...]
-    extra: dict[str, Any]
+    extra_json: str
     given: frozenset[str]
 
     @property
@@ -181,11 +187,13 @@ class Line:
         self.faults.append(fault(slug, what, where=where, hint=hint))
 
     def done(self, number: int) -> ManifestLine:
-        """The line as it is kept. A million lines mostly set the same few fields."""
-        given, names = frozenset(self.given), tuple(self.fields)
-        given, names = _SHAPES.setdefault(given, given), _SHAPES.setdefault(names, names)
+        """The line as it is kept."""
+        given, names = _shared(frozenset(self.given)), _shared(tuple(self.fields))
+        if "images" in self.fields:
+            self.fields["images"] = _shared(self.fields["images"])
         values = tuple(self.fields.values())
-        return ManifestLine(number, self.where, names, values, self.extra or _NOTHING, given)
+        extra_json = json.dumps(self.extra) if self.extra else "{}"
+        return ManifestLine(number, self.where, names, values, extra_json, given)
 
     def read_prompt(self, raw: bytes) -> None:
         """Takes the line as a prompt."""
@@ -290,7 +298,8 @@ class Line:
 
     def _take_extra(self, key: str, value: Any) -> None:
         try:
-            self.extra[key] = BY_NAME["metadata"].kind.read(value)
+            BY_NAME["metadata"].kind.read(value)
+            self.extra[key] = value
         except BadValue as bad:
             self.add(bad.slug, bad.what, field=_plain(key), hint=bad.hint)
 

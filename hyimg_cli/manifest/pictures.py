@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Hashable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from dataclasses import fields as dataclass_fields
 from operator import attrgetter
 from typing import cast
@@ -153,7 +153,8 @@ class PictureLine(ResolvedLine):
             seed=child.first_seed if self.value("vary") == "text" else child.seed,
             size=size,
             bot_task=self.value("bot_task"),
-            text=self._text_sampling(child),
+            text=self._text_sampling(),
+            ar_seed=self._ar_seed(child),
             cot_text=fields.get("cot_text"),
             cot_token_ids=fields.get("cot_token_ids"),
             written_json=self._written(),
@@ -178,9 +179,8 @@ class PictureLine(ResolvedLine):
     def like(self, other: Job) -> ImageJob:
         assert isinstance(other, ImageJob), "of its kind"
         (child,) = self.children()
-        text = replace(other.text, seed=self._ar_seed(child))
         values = dict(zip(_NAMES, _VALUES(other), strict=True)) | self.own(child)
-        return ImageJob(**values | {"seed": child.seed, "text": text})
+        return ImageJob(**values | {"seed": child.seed, "ar_seed": self._ar_seed(child)})
 
     def _encoding(self) -> Encoding:
         kind = self.value("format")
@@ -206,10 +206,9 @@ class PictureLine(ResolvedLine):
         sizes = (b.size for b in self.card.buckets if b.ratio_index == index)
         return next(sizes, None)
 
-    def _text_sampling(self, child: Child) -> TextSampling:
+    def _text_sampling(self) -> TextSampling:
         names = ("temperature", "top_k", "top_p", "max_new_tokens")
-        values = {name: self.value(name) for name in names}
-        return TextSampling(seed=self._ar_seed(child), **values)
+        return TextSampling(**{name: self.value(name) for name in names})
 
     def _ar_seed(self, child: Child) -> int:
         """The seed of the text: as asked for, where `vary` says `text` moved; else the picture's

@@ -50,8 +50,9 @@ def _video_groups(jobs: Sequence[VideoJob]) -> Iterator[VideoGroup]:
 
 def side_by_side(ones: Iterable[One], key: Callable[[One], Hashable]) -> tuple[One, ...]:
     """All of them, equal ones by `key` together, where the first of them was."""
-    places: dict[Hashable, int] = {}
-    return tuple(sorted(ones, key=lambda one: places.setdefault(key(one), len(places))))
+    # By their hashes: a million keys would take more memory than their jobs.
+    places: dict[int, int] = {}
+    return tuple(sorted(ones, key=lambda one: places.setdefault(hash(key(one)), len(places))))
 
 
 def _alike(ones: Iterable[One], key: Callable[[One], Key]) -> dict[Key, list[One]]:

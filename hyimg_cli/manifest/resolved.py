@@ -4,7 +4,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, replace
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,8 @@ _VIDEO = (
     *("num_frames", "fps", "num_inference_steps", "guidance_scale", "guidance_scale_2"),
     "flow_shift",
 )
+# Paths of sources that are kept for the next line.
+_PATHS_NEAR = 1024
 _PICTURE = (
     *("custom_id", "task", "prompt", "images", "model", "seed", "size"),
     *("num_inference_steps", "guidance_scale", "flow_shift"),
@@ -154,6 +156,7 @@ def _leading_from(folder: Path) -> Callable[[Path], str]:
     real = cache(Path.resolve)
     start = folder.resolve()
 
+    @lru_cache(_PATHS_NEAR)
     def leading(path: Path) -> str:
         if address := address_of(path):
             return address
@@ -184,7 +187,7 @@ def _text_fields(job: ImageJob) -> dict[str, Any]:
     if not job.writes_text:
         return {"bot_task": job.bot_task}
     text = job.text
-    by_chance = {"ar_seed": text.seed, "top_k": text.top_k, "top_p": text.top_p}
+    by_chance = {"ar_seed": job.ar_seed, "top_k": text.top_k, "top_p": text.top_p}
     return {
         "bot_task": job.bot_task,
         **({"drop_think": job.drop_think} if job.bot_task != "recaption" else {}),

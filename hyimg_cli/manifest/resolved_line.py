@@ -4,7 +4,6 @@ What is wrong with it only for this model and these settings, and the jobs that 
 kinds' of jobs: `pictures`, `videos`.
 """
 
-import json
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +18,6 @@ from hyimg_cli.spec.card import ModelCard, SamplingDefaults, VideoCard, VideoDef
 from hyimg_cli.spec.digest import seed_from
 from hyimg_cli.spec.job import Job
 from hyimg_cli.spec.step_cache import FEWEST_STEPS, StepCache
-
-_NOTHING = {"None": "null", "{}": "{}"}
 
 
 @dataclass(frozen=True)
@@ -68,8 +65,8 @@ class ResolvedLine:
             "custom_id": child.custom_id,
             "prompt": self.fields["prompt"],
             "images": self.images,
-            "metadata_json": _json(self.fields.get("metadata")),
-            "extra_json": _json(self.line.extra),
+            "metadata_json": self.fields.get("metadata", "null"),
+            "extra_json": self.line.extra_json,
             "source_line": self.line.where,
         }
 
@@ -152,11 +149,6 @@ class ResolvedLine:
 def placed(folder: Path, images: tuple[str, ...]) -> tuple[str, ...]:
     """Paths as they lead from a folder."""
     return tuple(shown_place(joined(folder, image)) for image in images)
-
-
-def _json(value: Any) -> str:
-    """JSON; most lines have nothing here, and share the text of that."""
-    return json.dumps(value) if value else _NOTHING.get(str(value)) or json.dumps(value)
 
 
 def moved(seed: int, by: int) -> int:

@@ -55,12 +55,14 @@ class Carried:
         if self.own.shape[2] == 3:
             return result
         # Colour is un-mixed from the white that it was drawn on.
-        ink = (255 - result.min(axis=2)).astype(np.float32)
-        alpha = np.maximum(self.own[..., 3], np.where(ink > _CLEAR, np.ceil(ink), 0))
-        part = np.maximum(alpha, 1)[..., None] / 255
-        colour = np.round((result - 255 * (1 - part)) / part)
-        edited = np.dstack([np.clip(colour, 0, 255), alpha]).astype(np.uint8)
-        return np.where((matte > 0)[..., None], edited, self.own)
+        edited, at = self.own.copy(), matte > 0
+        drawn = result[at].astype(np.float32)
+        ink = 255 - drawn.min(axis=1)
+        alpha = np.maximum(edited[at, 3], np.where(ink > _CLEAR, ink, 0))
+        part = np.maximum(alpha, 1)[:, None] / 255
+        colour = np.clip(np.round((drawn - 255 * (1 - part)) / part), 0, 255)
+        edited[at] = np.column_stack([colour, alpha]).astype(np.uint8)
+        return edited
 
     def differing(self, data: bytes, matte: Bytes) -> int:
         """Pixels outside the matte that a result's file, decoded again, has otherwise."""

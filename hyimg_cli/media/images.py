@@ -45,6 +45,8 @@ SUFFIXES = frozenset(
 )
 # What phones write, which Pillow reads with a library beside it.
 _HEIF = re.compile(rb"....ftyp(hei[cmsx]|hev[cmsx]|mif1|msf1)", re.DOTALL)
+# Enough for what a file says of its channels.
+_HEAD_BYTES = 1 << 16
 _MAGIC = re.compile(rb"\x89PNG|\xff\xd8\xff|GIF8|RIFF....WEBP|II\*\0|MM\0\*", re.DOTALL)
 # Modes that become RGB without a word, and what to call the others.
 _PLAIN_MODES = ("RGB", "L", "1")
@@ -333,7 +335,32 @@ def bits_of(image: ImageFile.ImageFile) -> int:
     # Pillow itself drops the lower 8 bits of colours, so only the raw mode tells of them.
     if image.mode.startswith("I") or any(";16" in str(tile.args) for tile in image.tile):
         return 16
-    return int(image.info["bit_depth"]) if image.format == "HEIF" else 8
+    match image.format:
+        case "HEIF":
+            return int(image.info["bit_depth"])
+        case "TIFF" if image.mode != "F":
+            return int(max(getattr(image, "tag_v2", {}).get(ExifTags.Base.BitsPerSample, (8,))))
+        case "PPM":
+            args = image.tile[0].args
+            return args[1].bit_length() if isinstance(args, tuple) else 8
+        case "AVIF":
+            flags = re.findall(rb"av1C..(.)", _head(image), re.DOTALL)
+            return 10 if any(flag[0] & 0x40 for flag in flags) else 8
+        case "JPEG2000":
+            # The marker SIZ: behind 36 bytes a count of channels, and three bytes for each.
+            size = _head(image).partition(b"\xff\x4f\xff\x51")[2]
+            depths = size[38 : 38 + 3 * size[37] : 3] if len(size) > 38 else b""
+            return max((1 + (depth & 0x7F) for depth in depths), default=8)
+    return 8
+
+
+def _head(image: ImageFile.ImageFile) -> bytes:
+    assert image.fp is not None, "it was opened just now"
+    at = image.fp.tell()
+    image.fp.seek(0)
+    head = image.fp.read(_HEAD_BYTES)
+    image.fp.seek(at)
+    return head
 
 
 def _orientation(image: Image.Image) -> int:

@@ -225,7 +225,8 @@ def in_groups(card: VideoCard, nbytes: int) -> int:
 
 
 def share_of(job: ImageJob, card: ModelCard, config: RunConfig) -> JobBytes:
-    """The bytes of one job on the device and in the dtype of `config`.
+    """The bytes of one job on the device and in the dtype of `config`; of several sets of ranks, on
+    one.
 
     A job whose sequence cannot be built fails later, for its own reason, and takes nothing.
     """
@@ -250,9 +251,11 @@ def _share(job: ImageJob, card: ModelCard, config: RunConfig, kv: int, row: int)
     context = tokens.ar_prefill and tokens.ar_prefill + room
     apart = tokens.branches * (tokens.positive + tokens.step_rows)
     rows = tokens.kv_rows if config.reuse.kv_reuse else None
+    # Each of two branches is in the memory of its own ranks alone.
+    sets = min(tokens.branches, config.parallel.cfg_ranks)
     return JobBytes(
         context=context * kv,
-        branches=(rows or apart) * kv + _velocity_bytes(job, tokens.branches, card),
+        branches=(rows or apart) // sets * kv + _velocity_bytes(job, tokens.branches, card),
         step=tokens.branches * tokens.step_rows * row,
         prefill=tokens.positive * row,
     )

@@ -270,6 +270,23 @@ class PictureStage(Protocol):
         """Every picture's branches, [G, C, Y, X] each, in one forward."""
 
 
+@runtime_checkable
+class BranchSets(Protocol):
+    """Models over ranks, of which each guidance branch may have its own."""
+
+    @property
+    def branch_sets(self) -> int:
+        """Sets of ranks that have all layers each."""
+
+    def new_branch_buffer(self, capacity: int, number: int) -> Buffer:
+        """An empty buffer in the memory of the one set that has the branch of that number."""
+
+    def prefill_branches(
+        self, prefills: Sequence[tuple[Any, Sequence[int], Sequence[Encoded], Buffer, int]]
+    ) -> None:
+        """`prefill` of each, its arguments, on the ranks that have its buffer, all at once."""
+
+
 class MixedModel(LoadedModel, Pixels, TextStage, PictureStage, Protocol):
     """An AR + diffusion model with one sequence. Methods raise JobError for what a job asks
     wrongly.

@@ -26,7 +26,8 @@ class BranchTokens:
     """Token rows of one guidance branch's prefix, and of each denoise step.
 
     `reused` came from the AR stage, `shared` from the branch before it; `computed` entered the
-    transformer, counted there. The three add up to the prefix.
+    transformer, counted there, or were given to the branch's own ranks. The three add up to the
+    prefix.
     """
 
     reused: int

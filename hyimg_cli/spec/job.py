@@ -70,7 +70,6 @@ class SizeRequest:
 class TextSampling:
     """How the AR stage picks tokens. `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 are off."""
 
-    seed: int
     temperature: float
     top_k: int
     top_p: float
@@ -97,7 +96,7 @@ class Encoding:
 class TextInputs:
     """All of a job that decides the text it writes, but its bucket and what is in its files.
 
-    Of a greedy text `sampling` holds no seed, nor what only a choice by chance looks at.
+    Of a greedy text there is no seed, nor what only a choice by chance looks at.
     """
 
     model: str
@@ -109,6 +108,7 @@ class TextInputs:
     bot_task: BotTask
     chooses_size: bool
     sampling: TextSampling
+    seed: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +172,7 @@ class ImageJob:
     flow_shift: float
     bot_task: BotTask
     text: TextSampling
+    ar_seed: int = 0
     cot_text: str | None = None
     cot_token_ids: tuple[int, ...] | None = None
     written_json: str = ""
@@ -221,7 +222,7 @@ class ImageJob:
         if not self.writes_text:
             return None
         text = self.text
-        greedy = TextSampling(0, 0.0, 0, 1.0, text.max_new_tokens)
+        greedy = TextSampling(0.0, 0, 1.0, text.max_new_tokens)
         return TextInputs(
             model=self.model,
             prompt=self.prompt,
@@ -232,6 +233,7 @@ class ImageJob:
             bot_task=self.bot_task,
             chooses_size=self.size.is_auto,
             sampling=text if text.temperature else greedy,
+            seed=self.ar_seed if text.temperature else 0,
         )
 
 

@@ -13,7 +13,7 @@ Dtype = Literal["auto", "float32", "bfloat16"]
 Quantization = Literal["none", "fp8", "nf4"]
 Graphs = Literal["auto", "on", "off"]
 VaeDtype = Literal["auto", "float32", "float16"]
-SdpaBackend = Literal["auto", "cudnn", "flash", "efficient", "math"]
+SdpaBackend = Literal["auto", "cudnn", "flash", "efficient", "math", "fa3", "fa4"]
 Offloading = Literal["none", "model", "group"]
 DecodeTiles = Literal["auto", "own", "half"]
 FRAMES: tuple[Frames, ...] = get_args(Frames)
@@ -76,7 +76,9 @@ class ModelChoice:
     in 8 bits (`fp8`) or 4 (`nf4`); other pixels, too. `decode_graphs`: text is decoded by CUDA
     graphs, by default where they can be; they round differently, so other texts are possible.
     `batched_decode`: where there is none, a decode step's attention takes all rows at once, too.
+    `kv_by_slot`: a picture's keys and values lie slot by slot, not head by head.
     `sdpa_backend`: of torch's kernels, the one of a picture's attention; `auto`: torch chooses.
+    `fa3`, `fa4`: flash-attn's, in the place of torch's own flash for the whole process.
     `deterministic`: torch takes those algorithms alone that give the same bits again.
     `cpu_offload`: of a video model one network at a time is on the GPU, of its transformer one
     block (`group`), the others are in main memory; the same pixels. `attention_backend`,
@@ -101,6 +103,7 @@ class ModelChoice:
     quantization: Quantization = "none"
     decode_graphs: Graphs = "auto"
     batched_decode: bool = False
+    kv_by_slot: bool = False
     sdpa_backend: SdpaBackend = "auto"
     deterministic: bool = False
     cpu_offload: Offloading = "none"

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +18,9 @@ from PIL import Image
 from store_server import Endpoint, s3_endpoint
 
 from hyimg_cli import remote
+from hyimg_cli.cli import carry_out
+from hyimg_cli.errors import OutputFolderError, StorageError
+from hyimg_cli.journal import bucket
 
 Run = Callable[..., Any]
 ReadLines = Callable[[Path], list[dict[str, Any]]]
@@ -92,6 +96,51 @@ def test_killed_in_the_middle_and_resumed_elsewhere_with_the_bucket_alone(
     assert (ran.code, f"{JOBS} done, 0 failed, 0 missing" in ran.err) == (0, True)
     assert len(list((tmp_path / "all/outputs").iterdir())) == JOBS
     assert not list((tmp_path / "two").glob("s3*"))
+
+
+def test_a_second_command_is_refused_while_another_one_writes(
+    run_cli: Run, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bucket, "RENEWED_S", 0.1)
+    monkeypatch.setattr(carry_out, "session_for", lambda config: pytest.fail("a model is loaded"))
+    with bucket.run_folder(Path("s3://bucket/run")):
+        before = names()
+        ran = run_cli("generate", "s3://bucket/jobs.jsonl", "-o", "s3://bucket/run", *ARGUMENTS)
+        assert (ran.code, names()) == (OutputFolderError.exit_code, before)
+    assert f"another run is writing to this folder: process {os.getpid()} on" in ran.err
+
+
+@pytest.mark.thorough
+def test_of_two_commands_that_both_find_no_lease_one_stops(
+    endpoint: Endpoint, tmp_path: Path
+) -> None:
+    """The other one makes all: no line is lost, and no job has two."""
+    both, asked = threading.Barrier(2), [0]
+
+    def wait_for_the_other(method: str, path: str) -> None:
+        if path.endswith("lease.json") and asked[0] < 2:
+            asked[0] += 1
+            both.wait(timeout=100)
+
+    endpoint.fault = wait_for_the_other
+    drivers = [started(tmp_path / name) for name in ("one", "two")]
+    told = {driver.communicate()[1]: driver.returncode for driver in drivers}
+    (stopped,) = [text for text, code in told.items() if code]
+    assert sorted(told.values()) == [0, StorageError.exit_code]
+    assert "another run writes here by now; this one was taken for dead" in stopped
+    system, _ = remote.located("s3://bucket")
+    parts = [system.cat_file(name) for name in sorted(system.ls("bucket/run/results"))]
+    lines = [json.loads(line) for part in parts for line in part.splitlines()[1:]]
+    assert Counter(line["custom_id"] for line in lines) == {f"job-{n}": 1 for n in range(JOBS)}
+    assert all(line["status"] == "done" for line in lines)
+    made = {f"bucket/run/{line['outputs'][0]['path']}" for line in lines}
+    assert set(system.ls("bucket/run/outputs")) == made
+
+
+def names() -> list[str]:
+    """All that the bucket has of the run."""
+    system, _ = remote.located("s3://bucket")
+    return sorted(system.find("bucket/run", refresh=True))
 
 
 @pytest.mark.thorough

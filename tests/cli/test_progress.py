@@ -149,7 +149,8 @@ def two_jobs() -> Plan:
         guidance_scale=3.0,
         flow_shift=2.0,
         bot_task="think",
-        text=TextSampling(seed=7, temperature=0.6, top_k=1024, top_p=0.95, max_new_tokens=12),
+        ar_seed=7,
+        text=TextSampling(temperature=0.6, top_k=1024, top_p=0.95, max_new_tokens=12),
     )
     return Plan((Group("tiny-image", "auto", tuple(replace(job, custom_id=n) for n in "ab")),))
 

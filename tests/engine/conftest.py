@@ -60,7 +60,8 @@ def job() -> ImageJob:
         guidance_scale=3.0,
         flow_shift=2.0,
         bot_task="think_recaption",
-        text=TextSampling(seed=7, temperature=0.6, top_k=1024, top_p=0.95, max_new_tokens=12),
+        ar_seed=7,
+        text=TextSampling(temperature=0.6, top_k=1024, top_p=0.95, max_new_tokens=12),
     )
 
 

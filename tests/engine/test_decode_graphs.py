@@ -173,7 +173,8 @@ def test_a_group_writes_the_same_texts(family: Any, graphs: DecodeGraphs, job: I
             custom_id=f"{n}",
             prompt="a red circle " * (n % 3 + 1),
             num_inference_steps=1,
-            text=replace(job.text, seed=n, temperature=1.0, max_new_tokens=3 + 5 * n),
+            ar_seed=n,
+            text=replace(job.text, temperature=1.0, max_new_tokens=3 + 5 * n),
         )
         for n in range(6)
     ]
@@ -214,10 +215,7 @@ def test_captured_steps_on_a_gpu(job: ImageJob) -> None:
     plain = registry.load(ModelChoice(device="cuda:0", dtype="float32", decode_graphs="off"))
     ours = registry.load(ModelChoice(device="cuda:0", dtype="float32"))
     assert (plain.has_graphs, ours.has_graphs) == (False, True)
-    jobs = [
-        replace(job, custom_id=f"{n}", num_inference_steps=1, text=replace(job.text, seed=n))
-        for n in range(5)
-    ]
+    jobs = [replace(job, custom_id=f"{n}", num_inference_steps=1, ar_seed=n) for n in range(5)]
     expected = _ends(jobs, plain, 3)
     for _ in range(2):
         got = _ends(jobs, ours, 3)
@@ -292,3 +290,21 @@ def test_a_gpu_goes_on_behind_a_broken_capture(breaks: str) -> None:
     torch.cuda.empty_cache()
     assert (x * 3).sum().item() == 12
     assert torch.rand(4, device=device).isfinite().all(), "numbers are drawn as before"
+
+
+def test_keys_that_lie_slot_by_slot_are_as_good(
+    family: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prefill, a graph's decode steps and a prefix that is cut and taken over."""
+    lengths, ids, found = (3, 30), ([5], [9]), []
+    for by_slot in (False, True):
+        monkeypatch.setattr(family.network.model, "kv_by_slot", by_slot)
+        buffers = contexts(family, lengths)
+        assert {buffer.slot_step > 1 for buffer in buffers} == {by_slot}
+        whole = family.new_buffer(64)
+        whole.extend(buffers[1].cut(0, 7).split(3)[0])
+        whole.extend(buffers[1].cut(3, 30))
+        step = DecodeGraphs(family.network, plain_decode, as_it_is)
+        rows = step([*zip(ids, (buffers[0], whole), strict=True)])
+        found.append(torch.cat([rows, family.network.feed([([7], whole)])]))
+    torch.testing.assert_close(*found, **NEAR)

@@ -12,9 +12,11 @@ from hyimg_cli.engine.choice import placed
 from hyimg_cli.engine.replicas.messages import (
     Assign,
     FromReplica,
+    Gone,
     PieceDone,
     Ready,
     Setup,
+    Told,
     Waits,
 )
 from hyimg_cli.engine.replicas.run import Replicas
@@ -24,7 +26,7 @@ from hyimg_cli.journal.keys import ReplicaFacts, by_graphs, job_keys, precision
 from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.models import registry
 from hyimg_cli.parallel.watch import Limits
-from hyimg_cli.spec.events import Event, ReplicaDied
+from hyimg_cli.spec.events import Event, JobStarted, ReplicaDied
 from hyimg_cli.spec.job import ImageJob
 from hyimg_cli.spec.plan import Plan
 from hyimg_cli.spec.run import ModelChoice, OutputConfig, ParallelConfig, Place, RunConfig
@@ -96,6 +98,15 @@ class Scripted:
     def close(self) -> None: ...
 
 
+class Fatal(Scripted):
+    """Replicas that die of each job."""
+
+    def assign(self, number: int, work: Assign) -> None:
+        (begun,) = work.piece.jobs
+        self._said.append((number, Told((JobStarted(begun.custom_id),))))
+        self._said.append((number, Gone("killed by SIGKILL")))
+
+
 class Crowded(Scripted):
     """Replica 1 waits for room as long as replica 0 works: for ten looks."""
 
@@ -131,9 +142,9 @@ Run = Callable[..., tuple[Scripted, list[Event]]]
 
 @pytest.fixture
 def run(job: ImageJob, tmp_path: Path) -> Run:
-    def go(*changes: dict[str, Any]) -> tuple[Scripted, list[Event]]:
+    def go(*changes: dict[str, Any], place: Place = BARE) -> tuple[Scripted, list[Event]]:
         parallel = ParallelConfig(replicas=len(changes))
-        mine = RunConfig(OutputConfig(tmp_path), model=ModelChoice(place=BARE), parallel=parallel)
+        mine = RunConfig(OutputConfig(tmp_path), model=ModelChoice(place=place), parallel=parallel)
         jobs = [replace(job, custom_id=f"j{n}", prompt=f"{n}") for n in range(6)]
         plan = make_plan(jobs, registry.model_card)
         facts = [replace(ReplicaFacts.of(mine, plan), **change) for change in changes]
@@ -151,6 +162,42 @@ def test_a_replica_that_differs_is_refused_before_it_gets_a_job(run: Run) -> Non
     (death,) = [event for event in events if isinstance(event, ReplicaDied)]
     assert death.why == "refused (node-b), it has dtype bfloat16 instead of float32"
     assert not death.starts_again
+
+
+ON_CPU = {"device": "cpu", "dtype": "float32", "decode_graphs": False}
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (ON_CPU, "device cpu instead of cuda, dtype float32 instead of bfloat16, "
+         "decode_graphs False instead of True"),
+        ({"decode_graphs": False}, "decode_graphs False instead of True"),
+        ({"tensor_ranks": 2}, "tensor ranks 2 instead of 1"),
+    ],
+)  # fmt: skip
+def test_a_head_without_a_gpu_drives_workers_that_have_one(
+    run: Run, job: ImageJob, change: dict[str, Any], told: str
+) -> None:
+    """What the head has itself decides nothing: the run is the place's, and so are its keys."""
+    scripted, events = run({}, change, place=GPU)
+    assert set(scripted.assigned) == {0}
+    (death,) = [event for event in events if isinstance(event, ReplicaDied)]
+    assert death.why == f"refused (node-b), it has {told}"
+
+
+def test_a_head_tells_of_a_lost_job_by_the_key_of_where_it_was_lost(
+    job: ImageJob, tmp_path: Path
+) -> None:
+    parallel = ParallelConfig(replicas=2)
+    mine = RunConfig(OutputConfig(tmp_path), model=ModelChoice(place=GPU), parallel=parallel)
+    plan = make_plan([job], registry.model_card)
+    fatal = Fatal(mine, [ReplicaFacts.of(mine, plan)] * 2)
+    with RunFolder(tmp_path) as folder:
+        list(Replicas(mine, transport=lambda *_: fatal).run(plan, folder))
+        (line,) = folder.results().values()
+    assert line["key"] == job_keys([job], config(GPU))[job.custom_id]
+    assert line["key"] != job_keys([job], config())[job.custom_id]
 
 
 def test_the_packages_of_the_first_are_those_of_all(run: Run) -> None:

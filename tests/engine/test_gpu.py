@@ -154,10 +154,7 @@ def test_the_think_loop_waits_for_nothing_but_its_own_copy(
     on_gpu: Any, job: ImageJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Several texts with draws of their own; waiting on the copy's event is no synchronisation."""
-    jobs = [
-        replace(job, custom_id=f"{n}", num_inference_steps=1, text=replace(job.text, seed=n))
-        for n in range(3)
-    ]
+    jobs = [replace(job, custom_id=f"{n}", num_inference_steps=1, ar_seed=n) for n in range(3)]
     step, steps = DecodeLoop.step, []
 
     def watched(self: DecodeLoop, writers: Any) -> Any:

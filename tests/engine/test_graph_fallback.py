@@ -102,7 +102,8 @@ def jobs(job: ImageJob) -> list[ImageJob]:
             custom_id=f"{n}",
             num_inference_steps=1,
             guidance_scale=1.0,
-            text=replace(job.text, seed=n, temperature=1.0, max_new_tokens=3 + 3 * n),
+            ar_seed=n,
+            text=replace(job.text, temperature=1.0, max_new_tokens=3 + 3 * n),
         )
         for n in range(3)
     ]

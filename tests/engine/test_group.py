@@ -61,7 +61,8 @@ def mixed(job: ImageJob, sources: tuple[str, ...]) -> list[ImageJob]:
             prompt="a red circle " * (n % 3 + 1),
             seed=n,
             images=sources[: n % 3],
-            text=replace(job.text, max_new_tokens=count, seed=n, temperature=1.0),
+            text=replace(job.text, max_new_tokens=count, temperature=1.0),
+            ar_seed=n,
         )
         for n, count in enumerate(words)
     ]
@@ -160,7 +161,8 @@ def test_what_is_taken_back_uses_up_no_draw(family: Any, job: ImageJob) -> None:
             job,
             custom_id=f"{n}",
             num_inference_steps=1,
-            text=replace(job.text, seed=n, temperature=2.5, top_p=1.0, max_new_tokens=60),
+            ar_seed=n,
+            text=replace(job.text, temperature=2.5, top_p=1.0, max_new_tokens=60),
         )
         for n in range(12)
     ]
@@ -402,7 +404,8 @@ def _alike(job: ImageJob, count: int) -> list[ImageJob]:
             num_inference_steps=1,
             size=SQUARE,
             bot_task="recaption",
-            text=replace(job.text, max_new_tokens=3, seed=n),
+            text=replace(job.text, max_new_tokens=3),
+            ar_seed=n,
         )
         for n in range(count)
     ]

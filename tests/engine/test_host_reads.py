@@ -99,7 +99,7 @@ def test_the_think_loop_reads_one_copy_of_all_new_ids_a_step(
 ) -> None:
     """Feeding, choosing, joining and leaving included; read behind the launch of the next step."""
     jobs = [
-        replace(one, bot_task="recaption", size=SizeRequest(), text=replace(job.text, seed=n))
+        replace(one, bot_task="recaption", size=SizeRequest(), ar_seed=n)
         for n, one in enumerate(_jobs(job, sources))
     ]
     watch, order = Watch(monkeypatch), []

@@ -35,13 +35,13 @@ from hyimg_cli.spec.run import (
 NAMES = ("first", "second", "third")
 
 
-def config(ranks: int, **choice: Any) -> RunConfig:
+def config(ranks: int, *, sets: int = 1, **choice: Any) -> RunConfig:
     facts = {"device": "cpu", "dtype": "float32"} | choice
     return RunConfig(
         OutputConfig(Path("unused")),
         model=ModelChoice(**facts),
         batch=BatchConfig(prewarm=False),
-        parallel=ParallelConfig(tensor_ranks=ranks),
+        parallel=ParallelConfig(tensor_ranks=ranks, cfg_ranks=sets),
         failure=FailurePolicy(max_retries=1),
     )
 
@@ -126,6 +126,36 @@ def test_pictures_are_those_of_one_process_whatever_becomes_of_a_rank(
     assert not len(tree)
     assert gone_within(second, 1)
     session.close()
+
+
+@pytest.mark.thorough
+def test_branches_on_ranks_of_their_own_draw_the_pictures_of_one_process(
+    jobs: list[ImageJob], pixels: dict[str, np.ndarray]
+) -> None:
+    """To the bit; thinking or not, guided or not, again behind a rank that died, and on 2 x 2."""
+    plain = [replace(one, custom_id=f"{one.custom_id} plain", bot_task="none") for one in jobs]
+    jobs = [*jobs, *plain, replace(plain[0], custom_id="unguided", guidance_scale=1.0)]
+    with Session(config(1)) as alone:
+        expected = ran(alone, jobs)
+    one_process = dict(pixels)
+    with Session(config(1, sets=2)) as session:
+        lines = ran(session, jobs)
+        assert _same(pixels, one_process)
+        for name, line in lines.items():
+            assert line.cot_token_ids == expected[name].cot_token_ids
+            assert line.parallel is not None
+            assert (line.parallel.branch_ranks, line.parallel.tensor_ranks) == (2, 1)
+            if "plain" not in name:
+                assert line.kv_reuse == expected[name].kv_reuse
+        (pid,) = _pids(session)
+        died = ran(session, jobs, lambda event: _kill_at(event, pid))
+        assert {line.status for line in died.values()} == {"done"}
+        assert {line.attempt for line in died.values()} >= {2}
+        assert _same(pixels, one_process)
+    with Session(config(2, sets=2)) as session:
+        ran(session, jobs)
+    for name, picture in pixels.items():
+        assert np.abs(picture.astype(int) - one_process[name]).max() <= 1
 
 
 def _keep(event: Any, loads: list[ModelLoaded]) -> None:

@@ -26,7 +26,7 @@ def group_of(
             custom_id=f"{name}{n}",
             images=(f"{name}{n // each}.png",) if each else (),
             seed=n,
-            text=replace(job.text, seed=n // texts),
+            ar_seed=n // texts,
             **more,
         )
         for n in range(count)
@@ -107,7 +107,7 @@ def test_many_edits_of_one_picture_are_shared_all_the_same(job: ImageJob) -> Non
 
 
 def _texts(piece: Plan) -> set[int]:
-    return {one.text.seed for one in piece.jobs if isinstance(one, ImageJob)}
+    return {one.ar_seed for one in piece.jobs if isinstance(one, ImageJob)}
 
 
 @pytest.mark.parametrize("each", [0, 80])

@@ -65,7 +65,7 @@ def test_a_job_of_many_is_small() -> None:
     jobs_of(lines_of(10))  # what all have in common
     count = 2000
     lines = lines_of(count)
-    with traced(count, most=900, peak=1200):
+    with traced(count, most=760, peak=920):
         jobs = jobs_of(lines)
         plan = make_plan(jobs)
     assert len(plan.jobs) == count
@@ -77,7 +77,7 @@ def test_who_follows_a_run_keeps_little_of_a_job() -> None:
     (group,) = plan.groups
     assert isinstance(group, Group)
     card = registry.model_card(group.model)
-    with traced(count, most=330, peak=360):
+    with traced(count, most=285, peak=295):
         watch, left = Watch(plan, CONFIG, began=0.0), TimeLeft(plan)
         texts = SharedTexts(text_identity(job, card) for job in group.jobs)
         needed = needs(group.jobs, card, CONFIG)

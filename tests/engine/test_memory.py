@@ -213,28 +213,34 @@ def test_a_session_that_ends_leaves_the_gpu_to_the_next(
     assert large_gpu == [(1.0, torch.device("cuda:0"))]
 
 
+@pytest.mark.parametrize("sets", [1, 2])
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_the_plan_and_a_session_of_ranks_agree(
-    family: Any, job: ImageJob, monkeypatch: pytest.MonkeyPatch, device: str
+    family: Any, job: ImageJob, monkeypatch: pytest.MonkeyPatch, device: str, sets: int
 ) -> None:
-    """Each rank has half of the K/V, on a GPU of its own or beside the other in main memory."""
+    """Each rank has half of the K/V, on a GPU of its own or beside the other in main memory; a set
+    of them has one of two branches.
+    """
     config = replace(
         CONFIG,
         model=ModelChoice(device=device, dtype="float32"),
         batch=BatchConfig(prefix_cache_mb=0, prefetches_sources=False, memory_gb=1),
-        parallel=ParallelConfig(tensor_ranks=2),
+        parallel=ParallelConfig(tensor_ranks=2, cfg_ranks=sets),
     )
     jobs = [replace(job, custom_id=str(n)) for n in range(40)]
-    large = replace(family.card, vae_bytes_per_pixel=0, kv_bytes_per_token=400_000)
-    kv_bytes = large.kv_bytes_per_token // (2 if device == "cuda" else 1)
+    held_kv = 400_000 // sets if device == "cpu" else 400_000 * sets
+    large = replace(family.card, vae_bytes_per_pixel=0, kv_bytes_per_token=held_kv)
+    kv_bytes = large.kv_bytes_per_token * (1 if device == "cuda" else 2 * sets) // 2
     model: Any = SimpleNamespace(card=replace(large, kv_bytes_per_token=kv_bytes))
     monkeypatch.setattr(memory, "free_bytes", lambda *_: 10**15)
     planned, chosen = footprint(jobs, large, config), batch_sizes(jobs, model, config)
     assert 1 < chosen.drawing < 16, "memory decides"
     assert Together(planned.thinking, planned.drawing) == chosen
     held = registry.sequences(config.model.model).rank_bytes(2, "float32", "none")
-    expected = held.first + (held.other if device == "cpu" else 0)
+    expected = held.first + ((2 * sets - 1) * held.other if device == "cpu" else 0)
     assert held_weights(large, config) == expected
+    one, alone = (share_of(job, large, each) for each in (config, CONFIG))
+    assert (one.context, one.branches * sets) == (alone.context, alone.branches)
 
 
 def test_prefixes_that_are_held_are_counted_once(

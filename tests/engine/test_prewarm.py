@@ -126,6 +126,15 @@ def test_a_gpu_is_warmed_at_the_lengths_of_the_texts(
     )
     assert [len(one.prompt) // 2 for one in run] == [5, 300]
     assert [shape.tokens for shape in shapes] == [512, 1024]
+    # Where no length counts one stand-in does; of very many jobs some are looked at.
+    run.clear()
+    prewarm(jobs, stages, together=Together(2, 2), warmed=set())
+    assert len(run) == 1
+    monkeypatch.setattr(module, "_MOST_JOBS", 2)
+    seen: list[str] = []
+    tell = lambda job: len(seen.append(job.custom_id) or "")  # noqa: E731
+    prewarm(jobs, stages, together=Together(2, 2), warmed=set(), tokens_of=tell)
+    assert seen == ["0", "3"]
     # What a run counts by: words more are tokens more.
     few, many = (prompt_tokens(jobs[number], None) for number in (0, 3))
     assert many >= few + 297

@@ -59,7 +59,9 @@ def test_a_picture_is_the_same_to_the_bit_alone_and_together(job: ImageJob, form
     """Texts of several lengths think together, so rows come and go."""
     model = registry.load(ModelChoice(device="cpu", dtype="float32", quantization=form))
     jobs = [
-        replace(job, custom_id=str(n), seed=n, text=replace(job.text, seed=n, max_new_tokens=2 + n))
+        replace(
+            job, custom_id=str(n), seed=n, ar_seed=n, text=replace(job.text, max_new_tokens=2 + n)
+        )
         for n in range(4)
     ]
     together = _pixels(jobs, model, size=4)

@@ -87,7 +87,7 @@ def test_equal_logits_are_drawn_alike() -> None:
 
 def test_draws_come_from_the_seed_and_their_number_alone() -> None:
     def uniforms(seed: int, count: int) -> list[float]:
-        draws = Draws(TextSampling(seed, 1.0, 0, 1.0, 8), count)
+        draws = Draws(TextSampling(1.0, 0, 1.0, 8), seed, count)
         return [draws.at(number).uniform for number in range(count)]
 
     assert uniforms(1, 40)[:7] == uniforms(1, 7)

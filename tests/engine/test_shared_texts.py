@@ -43,7 +43,8 @@ def jobs(job: ImageJob, sources: tuple[str, ...]) -> list[ImageJob]:
             bot_task="recaption",
             num_inference_steps=2 + n % 2,
             guidance_scale=1.0 + n,
-            text=replace(greedy, seed=40 + n, top_k=n),
+            ar_seed=40 + n,
+            text=replace(greedy, top_k=n),
         )
         for n in range(4)
     ]
@@ -51,7 +52,7 @@ def jobs(job: ImageJob, sources: tuple[str, ...]) -> list[ImageJob]:
         replace(job, custom_id=f"sized-{n}", seed=n, size=SQUARE, drop_think=False)
         for n in range(2)
     ]
-    alone = replace(job, custom_id="alone", prompt="a green square", text=replace(greedy, seed=3))
+    alone = replace(job, custom_id="alone", prompt="a green square", text=greedy, ar_seed=3)
     every = [*sampled, *edits, *sized, alone]
     return every[::2] + every[1::2]
 
@@ -294,7 +295,8 @@ def test_a_text_that_was_written_before_is_fed_again_to_the_bit(
             jobs[0],
             custom_id=f"hot-{n}",
             images=(),
-            text=replace(jobs[0].text, seed=n, temperature=2.5, top_p=1.0, max_new_tokens=40),
+            ar_seed=n,
+            text=replace(jobs[0].text, temperature=2.5, top_p=1.0, max_new_tokens=40),
         )
         for n in range(8)
     ]

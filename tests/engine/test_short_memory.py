@@ -40,7 +40,8 @@ def jobs(job: ImageJob) -> list[ImageJob]:
             seed=n,
             size=SizeRequest(64, 64),
             num_inference_steps=2,
-            text=replace(job.text, max_new_tokens=2 + n, seed=n),
+            text=replace(job.text, max_new_tokens=2 + n),
+            ar_seed=n,
         )
         for n in range(4)
     ]

@@ -88,7 +88,7 @@ def official(job: ImageJob, template: str, penalty: float) -> tuple[list[int], l
     tokens = [WORDS.recaption if job.bot_task == "recaption" else WORDS.think]
     free: list[int] = []
     forced: list[int] = []
-    draws = Draws(job.text, LIMIT)
+    draws = Draws(job.text, job.ar_seed, LIMIT)
     while len(tokens) <= LIMIT:
         last = tokens[-1]
         forced = forced or transitions.pop(last, [])  # each fires once
@@ -225,7 +225,7 @@ def test_a_text_ends_where_the_rule_says(
 ) -> None:
     """Text, warning and ratio; and the rows that are kept are those of the picture's sequence."""
     base = replace(job, bot_task=bot_task, size=size)
-    jobs = [replace(base, text=TextSampling(n, 1.0, 0, 1.0, LIMIT)) for n in range(JOBS)]
+    jobs = [replace(base, text=TextSampling(1.0, 0, 1.0, LIMIT), ar_seed=n) for n in range(JOBS)]
     model: Any = Model(template, penalty)
     kinds: Counter[str] = Counter()
     rows = 0

@@ -9,7 +9,7 @@ from PIL import Image
 from simulated_edits import GLOBAL, Case, case, fitted, photograph
 
 from hyimg_cli.finishing.colour import drift_of
-from hyimg_cli.finishing.composite import Bytes
+from hyimg_cli.finishing.composite import Bytes, layers
 from hyimg_cli.finishing.outside import Edit, Result, edit_of, put_back
 from hyimg_cli.finishing.placement import Placement, mapped_back, shown
 from hyimg_cli.finishing.planes import blurred, planes
@@ -198,6 +198,22 @@ def test_the_way_back_is_exact(size: tuple[int, int], drawn: tuple[int, int], fi
     assert np.array_equal(
         shown(ramp, Placement.stretched(size, drawn)), stretch(ramp, Size(*drawn))
     )
+
+
+def test_the_matte_ends_where_the_redraw_is_the_source_and_follows_what_is_not() -> None:
+    """A square in a mask that misses some of it, on the right."""
+    rng = np.random.default_rng(0)
+    reference, drawn = (rng.normal(128, 2, (3, 512, 512)).astype(np.float32) for _ in range(2))
+    drawn[:, 200:300, 200:308] = 60
+    mask = np.zeros((512, 512), bool)
+    mask[200:300, 200:300] = True
+    matte = layers(reference, drawn, mask, mask).matte
+    assert matte[mask].min() == 1
+    left, right = matte[210:290, 193].mean(), matte[210:290, 302].mean()
+    assert left < 0.02, "noise of the redraw stays out"
+    assert right > 0.5, "what was overseen comes along"
+    assert not matte[:, :180].any()
+    assert not matte[:, 320:].any()
 
 
 def test_strips_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:

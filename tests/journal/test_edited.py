@@ -1,17 +1,20 @@
 """Files of an edit that keeps its source outside: what is equal, carried along, refused."""
 
 import json
+from base64 import b64decode
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import tifffile
 from PIL import ExifTags, Image, ImageCms
 
 from hyimg_cli.engine.sources import faults, seen
 from hyimg_cli.errors import JobError, OutputError, SourceImageError
 from hyimg_cli.journal import edited
-from hyimg_cli.journal.edited import finish, keep_redraw
+from hyimg_cli.journal.edited import edit_warnings, finish, keep_redraw
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.media.carried import depth_fault, read_carried
 from hyimg_cli.media.images import stretch, text_of
@@ -21,7 +24,7 @@ from hyimg_cli.spec.run import OutputConfig
 
 SIZE = Size(64, 96)
 FACTS = PictureFacts("tiny", Provenance("0.1.0", "abc"))
-TEXT = TextSampling(0, 0.0, 0, 1.0, 1)
+TEXT = TextSampling(0.0, 0, 1.0, 1)
 
 
 def opened(path: Path, mode: str = "") -> np.ndarray:
@@ -143,6 +146,16 @@ def test_no_edit_gives_the_source_without_a_mark(tmp_path: Path) -> None:
     assert text_of(tmp_path / "out" / edit["plain"]).record
 
 
+def test_an_edit_outside_the_region_is_not_called_none(tmp_path: Path) -> None:
+    source = saved(tmp_path, "RGB")
+    _, edit = put_back(tmp_path / "out", source, outside=KeepOutside(region="0,0,9,9"))
+    assert (edit["kind"], edit["spill"]) == ("none", 1.0)
+    (said,) = edit_warnings(edit)
+    assert said.startswith("the edit lies outside the region: the result is the source")
+    _, edit = put_back(tmp_path / "none", source, no_edit=True)
+    assert next(edit_warnings(edit)).startswith("no edit was found")
+
+
 def test_an_edit_of_the_whole_is_kept_or_fails(tmp_path: Path) -> None:
     source = saved(tmp_path, "RGB")
     path, edit = put_back(tmp_path / "out", source, is_whole=True)
@@ -203,6 +216,47 @@ def test_what_cannot_be_equal_is_refused_before_a_model_loads(
     assert why in fault.what
     assert found.error_of(job(path)) is not None
     with pytest.raises(SourceImageError, match="cannot be equal"):
+        read_carried(path)
+
+
+# 96 x 64 with 10 bits a channel, in colour.
+TEN_BITS = (
+    "AAAAIGZ0eXBhdmlmAAAAAGF2aWZtaWYxbWlhZk1BMUIAAAD5bWV0YQAAAAAAAAAvaGRscgAAAAAAAAAAcGljdAAAAAAAAA"
+    "AAAAAAAFBpY3R1cmVIYW5kbGVyAAAAAA5waXRtAAAAAAABAAAAHmlsb2MAAAAARAAAAQABAAAAAQAAASEAAABWAAAAKGlp"
+    "bmYAAAAAAAEAAAAaaW5mZQIAAAAAAQAAYXYwMUNvbG9yAAAAAGppcHJwAAAAS2lwY28AAAAUaXNwZQAAAAAAAABgAAAAQA"
+    "AAABBwaXhpAAAAAAMKCgoAAAAMYXYxQ4EATAAAAAATY29scm5jbHgAAgACAAIAAAAAF2lwbWEAAAAAAAAAAQABBAECgwQA"
+    "AABebWRhdAoKAAAAAy3/xq+cBDJIEACdAQWWKKCeAARsTntYDKI3znOKhA3oLXrYnepGC+8BP+qpPKeLx5XXBgt/NG8FYq"
+    "EyrHn69UI0eD+rFgGEBhufwAmzWORQ"
+)
+
+
+def deep(name: str) -> tuple[bytes, str]:
+    """A picture in colour that Pillow opens as one of 8 bits a channel, and what it has."""
+    levels, data = np.arange(6 * 9 * 3, dtype=np.uint16).reshape(6, 9, 3) * 400, BytesIO()
+    if name == "ppm":
+        return b"P6 9 6 65535\n" + levels.astype(">u2").tobytes(), "16 bits"
+    if name == "planar.tif":
+        tifffile.imwrite(data, levels.transpose(2, 0, 1), photometric="rgb")
+        return data.getvalue(), "16 bits"
+    if name == "avif":
+        return b64decode(TEN_BITS), "10 bits"
+    Image.fromarray((levels >> 8).astype(np.uint8)).save(data, "JPEG2000")
+    eight, twelve = b"\0\3" + b"\7\1\1" * 3, b"\0\3" + b"\13\1\1" * 3
+    assert data.getvalue().count(eight) == 1
+    return data.getvalue().replace(eight, twelve), "12 bits"
+
+
+@pytest.mark.parametrize("name", ["ppm", "planar.tif", "avif", "jp2"])
+def test_colours_that_are_read_as_8_bits_but_have_more_are_refused(
+    tmp_path: Path, name: str
+) -> None:
+    path = tmp_path / f"source.{name}"
+    data, why = deep(name)
+    path.write_bytes(data)
+    with Image.open(path) as image:
+        assert image.mode == "RGB"
+    assert why in str(depth_fault(path))
+    with pytest.raises(SourceImageError, match=f"{why} a channel"):
         read_carried(path)
 
 

@@ -140,6 +140,9 @@ def test_a_single_query_goes_where_no_plan_is_made_for_its_length(
     assert told == ([(queries, slots)] if is_behind else [])
 
 
+SCALED = ("scaled", "scaled_1")
+
+
 def _table(path: Path, rows: Any) -> Path:
     path.write_text(json.dumps(rows))
     expert_table._measured.cache_clear()
@@ -152,14 +155,17 @@ def test_the_rows_of_a_card_are_those_that_were_measured_on_it(
 ) -> None:
     own = {
         "none": {"few": "decode", "many": "quack", "most_few": 4},
-        "fp8": {"few": "grouped", "many": "grouped", "most_few": 0},
+        "fp8": {"few": "grouped", "many": "scaled_1", "most_few": 2},
     }
     path = _table(tmp_path / "experts.json", {"a card": own, "another": {}})
     monkeypatch.setattr(expert_table, "MEASURED", path)
     installed = {"triton", "quack"}
     monkeypatch.setattr(expert_table, "_is_installed", installed.__contains__)
     assert row_for("a card", (9, 0), "none") == ExpertRow("decode", "quack", 4)
-    assert row_for("a card", (9, 0), "fp8") == ExpertRow("grouped", "grouped", 0)
+    assert row_for("a card", (9, 0), "fp8") == ExpertRow("grouped", "scaled_1", 2)
+    held = formats.empty_stack("fp8", 2, 4, 4, torch.device("cpu"))
+    rows = [choice.kernel(name, held, held).keywords.get("group_rows") for name in SCALED]
+    assert rows == [None, 1]
     # A format that was not measured, and another card.
     assert row_for("a card", (9, 0), "nf4") == ExpertRow("decode", "grouped", 10)
     assert row_for("another", (9, 0), "fp8") == ExpertRow("decode", "scaled", 10)

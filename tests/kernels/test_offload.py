@@ -132,6 +132,21 @@ def test_rows_that_decode_together_share_a_fetch() -> None:
     assert of_one == of_many == 3 * CHOSEN
 
 
+def test_without_residents_a_decode_step_still_fetches_the_chosen_alone() -> None:
+    """As a plan reckons for a card that has room for two layers and no more."""
+    outside = OffloadedExperts(_layers("dense"), CPU, 0)
+    assert list(_fetched(outside, [_rows(1, seed) for seed in range(4)], 3)) == [3 * CHOSEN] * 4
+
+
+def test_a_room_that_held_another_layers_chosen_experts_is_filled_anew() -> None:
+    layers = _layers("dense", count=2)
+    outside = OffloadedExperts(layers, CPU, 0)
+    for number, rows in ((0, 66), (1, 1), (0, 66)):
+        x, weight, index = _rows(rows, rows)
+        expected = experts_of(*layers[number])(x, weight, index)
+        assert torch.equal(outside.of_layer(number)(x, weight, index), expected)
+
+
 def test_a_whole_layer_is_fetched_once_ahead_and_residents_are_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

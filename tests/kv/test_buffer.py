@@ -10,13 +10,14 @@ from hyimg_cli.kv.buffer import Buffer
 LAYERS, HEADS, WIDTH = 2, 2, 4
 
 
-def _buffer(capacity: int) -> Buffer:
+def _buffer(capacity: int, *, by_slot: bool = False) -> Buffer:
     return Buffer(
         kv_heads=HEADS,
         head_dim=WIDTH,
         capacity=capacity,
         dtype=torch.float32,
         devices=[torch.device("cpu")] * LAYERS,
+        by_slot=by_slot,
     )
 
 
@@ -28,10 +29,13 @@ def _rows(count: int, seed: int) -> torch.Tensor:
     runs=st.lists(st.integers(1, 5), min_size=1, max_size=6),
     rewrites=st.integers(0, 3),
     forked_at=st.floats(0, 1),
+    by_slot=st.booleans(),
 )
-def test_reads_what_was_written_last(runs: list[int], rewrites: int, forked_at: float) -> None:
+def test_reads_what_was_written_last(
+    runs: list[int], rewrites: int, forked_at: float, by_slot: bool
+) -> None:
     capacity = sum(runs)
-    buffer = _buffer(capacity)
+    buffer = _buffer(capacity, by_slot=by_slot)
     oracle: list[torch.Tensor] = []
     for seed, count in enumerate(runs):
         for attempt in range(rewrites + 1):  # scratch is rewritten before it is committed
@@ -49,6 +53,9 @@ def test_reads_what_was_written_last(runs: list[int], rewrites: int, forked_at: 
     fork = buffer.fork(prefix, capacity + 3)
     assert (fork.length, fork.capacity) == (prefix, capacity + 3)
     assert torch.equal(fork.read(0, prefix)[0], buffer.read(0, prefix)[0])
+    for one in (buffer, fork):
+        steps = [step * WIDTH for step in (one.head_step, one.slot_step)]
+        assert [*one.keys_HSD[0].stride()[:2]] == steps or 1 in one.keys_HSD[0].shape
 
 
 def test_a_fork_is_a_copy() -> None:

@@ -253,3 +253,40 @@ def test_what_was_lost_cannot_be_used() -> None:
     del buffer, rows, uses, use, raised
     pair.told()
     assert list(pair.kv.parts) == [fresh.number]
+
+
+def test_a_part_with_a_home_is_told_to_its_own_set_alone() -> None:
+    """Both sets have the context; a branch is one's: forked, cut, kept on the host, back."""
+    mirror = Mirror()
+    sets = [
+        FollowerKV(lambda capacity: Buffer(capacity=capacity, **SHAPE), DEVICES, number)
+        for number in range(2)
+    ]
+    context = MirroredBuffer(mirror, capacity=CAPACITY, **SHAPE)
+    context.commit(4)
+    kept: list[Any] = []
+    for home in range(2):
+        branch = MirroredBuffer(mirror, home=home, capacity=CAPACITY, **SHAPE)
+        branch.take(context, 3)
+        branch.commit(6)
+        rows = branch.cut(2, 6)
+        back = rows.on_host().on(DEVICES)
+        again = branch.fork(5, CAPACITY)
+        again.extend(back.cut(0, 2))
+        assert all(part.is_meta == bool(home) for part in (*_rows(branch), *_rows(back)))
+        kept += [branch, rows, back, again]
+    changes = mirror.drained()
+    for number, kv in enumerate(sets):
+        kv.change(changes)
+        own = kept[4 * number :][:4]
+        assert set(kv.parts) == {context.number, *(mirror.require(part) for part in own)}
+        assert all(kv.parts[part.number].length == part.length for part in own[1:3])
+    # As large as the set's own, so that what the tree may hold is counted.
+    assert kept[5].nbytes == kept[1].nbytes
+    with pytest.raises(AssertionError, match="another set's rows"):
+        kept[0].take(kept[4], 1)
+    kept.clear()
+    del branch, rows, back, again, own, context
+    for kv, changes in zip(sets, [mirror.drained()] * 2, strict=True):
+        kv.change(changes)
+        assert not kv.parts

@@ -52,7 +52,8 @@ def a_job(custom_id: str = "cat", **changes: Any) -> ImageJob:
         "guidance_scale": 5.0,
         "flow_shift": 3.0,
         "bot_task": "think_recaption",
-        "text": TextSampling(seed=1, temperature=0.6, top_k=1024, top_p=0.95, max_new_tokens=64),
+        "ar_seed": 1,
+        "text": TextSampling(temperature=0.6, top_k=1024, top_p=0.95, max_new_tokens=64),
     }
     return ImageJob(**(fields | changes))
 

@@ -28,7 +28,7 @@ def seeds(card_of: Any, line: dict[str, Any], **flags: Any) -> list[tuple[int, i
     jobs, faults = resolved(card_of, {"custom_id": "cat", "prompt": "a cat", **line}, **flags)
     assert not faults
     assert all(isinstance(job, ImageJob) for job in jobs)
-    return [(job.seed, job.text.seed) for job in jobs if isinstance(job, ImageJob)]
+    return [(job.seed, job.ar_seed) for job in jobs if isinstance(job, ImageJob)]
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ def wrapped(url: str, /, **body: Any) -> dict[str, Any]:
 def test_an_envelope_is_the_line_in_it(envelope: dict[str, Any], plain: dict[str, Any]) -> None:
     own = {key: envelope[key] for key in ("custom_id",) if key in envelope}
     (found,), (expected,) = read(envelope).lines, read(own | plain).lines
-    assert (found.fields, found.extra) == (expected.fields, expected.extra)
+    assert (found.fields, found.extra_json) == (expected.fields, expected.extra_json)
     assert found.given == expected.given
 
 

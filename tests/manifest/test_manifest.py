@@ -68,7 +68,7 @@ def test_a_full_line_comes_back_typed(write_manifest: WriteManifest) -> None:
     assert not manifest.faults
     assert (manifest.name, manifest.title, manifest.folder) == ("jobs", "jobs.jsonl", path.parent)
     (only,) = manifest.lines
-    assert (only.line_number, only.where, only.extra) == (1, "jobs.jsonl:1", {"x_shelf": 3})
+    assert (only.line_number, only.where, only.extra_json) == (1, "jobs.jsonl:1", '{"x_shelf": 3}')
     assert only.fields == {
         "custom_id": "cat-001",
         "task": "it2i",
@@ -79,7 +79,7 @@ def test_a_full_line_comes_back_typed(write_manifest: WriteManifest) -> None:
         "num_inference_steps": 50,
         "guidance_scale": 3.0,
         "bot_task": "think_recaption",
-        "metadata": {"sku": "A17"},
+        "metadata": '{"sku": "A17"}',
     }
 
 

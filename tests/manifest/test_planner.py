@@ -22,7 +22,8 @@ JOBS = st.lists(
             "images": st.sampled_from([(), ("a.png",), ("b.png",), ("a.png", "b.png")]),
             "bot_task": st.sampled_from(["none", "think_recaption"]),
             "seed": st.integers(1, 9),
-            "text": st.integers(1, 3).map(lambda seed: TextSampling(seed, 0.6, 9, 0.9, 64)),
+            "text": st.just(TextSampling(0.6, 9, 0.9, 64)),
+            "ar_seed": st.integers(1, 3),
         }
     ),
     max_size=12,

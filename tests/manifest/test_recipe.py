@@ -60,9 +60,7 @@ def resolve(settings: dict[str, Setting], card_of: CardOf) -> Callable[..., list
 
 
 def value_in(job: ImageJob, name: str) -> Any:
-    if name == "ar_seed":
-        return job.text.seed
-    return getattr(job.text if name in AR_FIELDS else job, name)
+    return getattr(job.text if name in AR_FIELDS and name != "ar_seed" else job, name)
 
 
 def json_value(name: str, text: str) -> Any:
@@ -240,7 +238,7 @@ def test_a_seed_follows_from_the_id_alone(resolve: Callable[..., list[ImageJob]]
     one, two = resolve({"custom_id": "a"}, {"custom_id": "b", "n": 2})[:2]
     assert one.seed == seed_from("a")
     assert two.seed == seed_from("b-0")
-    assert one.text.seed == one.seed
+    assert one.ar_seed == one.seed
 
 
 def test_children_count_up_from_the_seed(resolve: Callable[..., list[ImageJob]]) -> None:
@@ -259,7 +257,7 @@ def test_seeds_are_taken_as_they_are(resolve: Callable[..., list[ImageJob]]) -> 
     jobs = resolve(
         {"custom_id": "a", "seeds": [7, 3], "ar_seed": 9}, {"custom_id": "b", "seeds": [5]}
     )
-    assert [(job.custom_id, job.seed, job.text.seed) for job in jobs] == [
+    assert [(job.custom_id, job.seed, job.ar_seed) for job in jobs] == [
         ("a-0", 7, 9),
         ("a-1", 3, 9),
         ("b", 5, 5),

@@ -52,10 +52,10 @@ def test_cells_are_typed_by_their_fields(read: Read) -> None:
     like |= {"bot_task": "think", "metadata": {"sku": 1}}
     (same,) = fields(read(json.dumps(like), "jobs.jsonl"))
     assert first.fields == same
-    assert first.extra == {"x_a": "A17"}
+    assert first.extra_json == '{"x_a": "A17"}'
     assert second.fields["prompt"] == "5"
     assert second.fields["seeds"] == (1, 2, 3)
-    assert second.fields["metadata"] == "some text"
+    assert second.fields["metadata"] == '"some text"'
     assert not {"images", "seed", "n"} & second.given
 
 

@@ -19,7 +19,8 @@ JOB = ImageJob(
     guidance_scale=2.5,
     flow_shift=3.0,
     bot_task="think",
-    text=TextSampling(1, 0.6, 1024, 0.95, 64),
+    ar_seed=1,
+    text=TextSampling(0.6, 1024, 0.95, 64),
 )
 RESOLVED: dict[str, Any] = {
     "custom_id": "cat-001",

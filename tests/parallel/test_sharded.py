@@ -3,14 +3,16 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from sharded_tasks import STEPS, drawn, forwards, held, written
+from sharded_tasks import STEPS, drawn, forwards, held, numbers, written
 from short_tasks import short, short_here
 
+from hyimg_cli.diffusion.schedule import Schedule, Step
 from hyimg_cli.errors import RankError, UsageError
 from hyimg_cli.kernels.attention import AttentionChoice
 from hyimg_cli.kernels.rows import invariant_multiple
@@ -25,9 +27,12 @@ from hyimg_cli.models.hunyuan_image3.family import HunyuanImage3
 from hyimg_cli.models.hunyuan_image3.ranked import load_ranked
 from hyimg_cli.models.hunyuan_image3.split import refuse_uneven
 from hyimg_cli.models.hunyuan_image3.weights import load
-from hyimg_cli.models.protocols import Context, GeneratedText
+from hyimg_cli.models.protocols import Context, GeneratedText, LivePicture
 from hyimg_cli.parallel.ranks import RankPool
 from hyimg_cli.parallel.tensor import Share
+from hyimg_cli.pipelines.clock import PhaseClock
+from hyimg_cli.pipelines.image.branches import BranchBuilder, Branches
+from hyimg_cli.pipelines.image.prefixes import Prefixes
 from hyimg_cli.settings.precedence import settle
 from hyimg_cli.spec.job import ImageJob
 from hyimg_cli.spec.run import Quantization
@@ -195,6 +200,74 @@ def test_branches_on_ranks_of_their_own(pool: RankPool, job: ImageJob, ranks: in
             lift()
     assert torch.equal(drawn(model, job)["pixels"], found["pixels"])
     assert pool.member_pids == pids
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_each_branch_is_prefilled_on_its_own_ranks(
+    pool: RankPool, job: ImageJob, ranks: int
+) -> None:
+    """Its K/V are there alone; from the start, behind a context, and from what others left."""
+    alone = one_process(torch.float32)
+    network = load_ranked(FOLDER, pool, ranks, branch_sets=2, dtype=torch.float32)
+    model = HunyuanImage3(network, registry.sequences(registry.EMBEDDED))
+    for each in (alone, model):
+        each.network.make_batch_invariant(invariant_multiple())
+    # What both branches begin with ends within a text, here where its run rounds otherwise.
+    job = replace(job, use_system_prompt="custom", system_prompt="draw what " * 100)
+    trees: list[KVTree[Slice] | None] = [KVTree(10**9, splits_text=False) for _ in range(2)]
+    for stage in ("recomputed", "from the start", "from the tree", "behind a context"):
+        has_context, own_trees = stage == "behind a context", trees
+        if stage == "recomputed":
+            own_trees = [None, None]
+        expected, _ = branches(alone, job, own_trees[0], has_context=has_context)
+        found, built = branches(model, job, own_trees[1], has_context=has_context)
+        own: list[Any] = [branch.query_block.buffer for branch in built.items]
+        assert [part.keys_HSD[0].is_meta for part in own] == [False, True]
+        for rank, kept in enumerate(pool.run(numbers, ranks=ranks, own=set)[1:], 1):
+            number = rank // (ranks // 2)
+            assert [part.number in kept for part in own] == [number == 0, number == 1]
+        prefix = built.items[0].query_block.start
+        for tokens in built.tokens:
+            assert tokens.reused + tokens.shared + tokens.computed == prefix, stage
+        is_shared = stage in ("from the tree", "behind a context")
+        assert (built.tokens[1].computed < prefix) == is_shared, stage
+        if ranks == 2:
+            assert torch.equal(found, expected), stage
+        assert (found - expected).abs().max() < BOUND[torch.float32] * expected.abs().max()
+    # Two pictures, whose branches take turns in the rows; then steps without guidance.
+    pair = [LivePicture(noise, step, 3.0, built.items) for noise, step in two_steps(model, job)]
+    together, one_by_one = model.velocities(pair), [model.velocities([each])[0] for each in pair]
+    assert all(map(torch.equal, together, one_by_one))
+    unguided = [replace(each, branches=each.branches[:1]) for each in pair]
+    for found, whole in zip(model.velocities(unguided), together, strict=True):
+        assert torch.equal(found, whole[:1])
+
+
+def branches(
+    model: HunyuanImage3, job: ImageJob, tree: KVTree[Slice] | None, *, has_context: bool
+) -> tuple[torch.Tensor, Branches]:
+    """A step's velocities of branches that a builder made."""
+    context = Context([], None, None)
+    if has_context:
+        opening = model.opening(job, [])
+        assert opening is not None
+        ids, stop = list(opening.layout.ids[: opening.stop]), opening.stop
+        context = Context(ids, model.new_buffer(opening.capacity), None)
+        assert context.buffer is not None
+        model.prefill(opening.layout, ids, [], context.buffer, stop)
+    clock = PhaseClock(0.0, lambda: None)
+    canvas = model.canvas(job, [], GeneratedText())
+    prefixes = None if tree is None else Prefixes(tree, "test")
+    builder = BranchBuilder(model, canvas, [], prefixes=prefixes, clock=clock)
+    built = builder.build(context)
+    noise, step = two_steps(model, job)[0]
+    return model.velocities([LivePicture(noise, step, 3.0, built.items)])[0], built
+
+
+def two_steps(model: HunyuanImage3, job: ImageJob) -> list[tuple[torch.Tensor, Step]]:
+    bucket = model.canvas(job, [], GeneratedText()).bucket
+    steps = list(Schedule(STEPS, 3.0).steps())
+    return [(model.initial_latents(bucket, seed), steps[0]) for seed in (1, 2)]
 
 
 def test_decode_steps_of_several_rows_look_at_all_at_once(pool: RankPool, job: ImageJob) -> None:

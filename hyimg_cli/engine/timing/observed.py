@@ -108,6 +108,7 @@ def conditions(model: str, config: RunConfig) -> str:
         "compiled": choice.compile_blocks,
         "tiles": choice.decode_tiles != "auto" and choice.decode_tiles,
         "batched decode": choice.batched_decode,
+        "keys": choice.kv_by_slot and "slots",
         "sdpa": choice.sdpa_backend != "auto" and choice.sdpa_backend,
         "deterministic": choice.deterministic,
         "context": parallel.context_ranks > 1 and parallel.context_ranks,

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from hyimg_cli.engine.timing.machine import Processors, threads
 from hyimg_cli.engine.timing.observed import GroupTiming, RunTiming, Sample, TextLengths, summed
+from hyimg_cli.manifest.texts import size_class_of
 from hyimg_cli.models import registry
 from hyimg_cli.spec.events import (
     Event,
@@ -22,7 +23,7 @@ from hyimg_cli.spec.events import (
     VideoFile,
 )
 from hyimg_cli.spec.job import ImageJob, Job, VideoJob
-from hyimg_cli.spec.plan import Plan
+from hyimg_cli.spec.plan import Plan, size_class_of_video
 from hyimg_cli.spec.run import RunConfig
 
 # Phases of a job that later plans tell apart, by those of its result line.
@@ -63,12 +64,6 @@ class Watch:
         """`began`: a reading of `clock` at which the run's command was given."""
         self._clock, self._began = clock, began
         self._jobs = plan.by_id
-        places = ((group.model, group.size_class) for group in plan.groups)
-        self._group_of = {
-            job.custom_id: place
-            for group, place in zip(plan.groups, places, strict=True)
-            for job in group.jobs
-        }
         self._config = config
         self._processors = Processors.read()
         self._phases: dict[str, dict[str, Sample]] = defaultdict(dict)
@@ -145,7 +140,15 @@ class Watch:
         seen.count += event.job_count
 
     def _seen(self, custom_id: str) -> _Seen | None:
-        return self._groups.get(self._group_of.get(custom_id, ("", "")))
+        """The group that a job is of; None of a job of no plan, or before its group has begun."""
+        job = self._jobs.get(custom_id)
+        return None if job is None else self._groups.get((job.model, self._size_class(job)))
+
+    def _size_class(self, job: Job) -> str:
+        # Asked of the job: a million of them would take more memory than all that is kept here.
+        if isinstance(job, VideoJob):
+            return size_class_of_video(job.size, job.num_frames)
+        return size_class_of(job, registry.model_card(job.model, self._config.model.revision))
 
     def _ended(self, outcome: Outcome) -> None:
         seen = self._seen(outcome.custom_id)

@@ -72,6 +72,7 @@ def load_family(
         "--vae-dtype float16": choice.vae_dtype == "float16",
         "vae_channels_last": choice.vae_channels_last,
         "batched_decode": choice.batched_decode,
+        "kv_by_slot": choice.kv_by_slot,
         "sdpa_backend": choice.sdpa_backend != "auto",
         "--offload-experts": choice.offloads_experts,
     }

@@ -71,11 +71,11 @@ def step_rows(
 
 
 def addresses(buffers: Sequence[Buffer]) -> list[int]:
-    """Pointers of every layer's keys, then values, a row each, and last the slots of a head."""
+    """Pointers of every layer's keys, then values, a row each, and last the steps between heads."""
     sides = [b.keys_HSD for b in buffers], [b.values_HSD for b in buffers]
     layers = range(len(buffers[0].keys_HSD))
     pointers = [[row[layer].data_ptr() for row in side] for side in sides for layer in layers]
-    return [*chain(*pointers), *(buffer.capacity for buffer in buffers)]
+    return [*chain(*pointers), *(buffer.head_step for buffer in buffers)]
 
 
 def rows_at(buffers: Sequence[Buffer], table: Tensor, length_R: Tensor, layer: int) -> Rows:
@@ -89,6 +89,7 @@ def rows_at(buffers: Sequence[Buffer], table: Tensor, length_R: Tensor, layer: i
         table[layers + layer].to(device),
         table[2 * layers].to(device),
         length_R.to(device),
+        slot_step=buffers[0].slot_step if buffers else 1,
     )
 
 

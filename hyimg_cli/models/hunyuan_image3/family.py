@@ -79,7 +79,7 @@ def load_family(
             hint="pip install triton, or leave batched_decode out",
             code="machine.no-triton",
         )
-    attention = AttentionChoice(choice.sdpa_backend, choice.batched_decode)
+    attention = AttentionChoice(choice.sdpa_backend, choice.batched_decode, choice.kv_by_slot)
     if pool is None:
         network = load(
             folder,
@@ -297,6 +297,24 @@ class HunyuanImage3:
         stop: int,
     ) -> Tensor:
         return self.network.prefill(layout, ids, _rows(sources), buffer, stop)
+
+    @property
+    def branch_sets(self) -> int:
+        return self.network.branch_sets
+
+    def new_branch_buffer(self, capacity: int, number: int) -> Buffer:
+        return self.network.new_buffer(capacity, number % self.branch_sets)
+
+    @torch.no_grad()
+    def prefill_branches(
+        self, prefills: Sequence[tuple[Layout, Sequence[int], Sequence[Encoded], Buffer, int]]
+    ) -> None:
+        self.network.prefill_branches(
+            [
+                (layout, ids, _rows(sources), buffer, stop)
+                for layout, ids, sources, buffer, stop in prefills
+            ]
+        )
 
     def branch(self, layout: Layout, buffer: Buffer) -> Branch:
         return self.network.branch(layout, buffer)

@@ -69,7 +69,7 @@ class DecodeStep:
         layers = len(network.layer_devices)
         self._ids_R = torch.zeros(count, dtype=torch.int64, device=device)
         self._length_R = torch.zeros(count, dtype=torch.int64, device=device)
-        # Keys' pointers of every layer, values' pointers, and last the slots of a head.
+        # Keys' pointers of every layer, values' pointers, and last the steps between heads.
         self._table = torch.zeros(2 * layers + 1, count, dtype=torch.int64, device=device)
         self._rope = network.angles.text_table(network.arch.max_position_embeddings, device)
         # Held while a step is at work alone: a job's buffer is let go with the job.

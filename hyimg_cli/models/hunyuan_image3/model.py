@@ -11,6 +11,7 @@ business.
 # token, M model width, V vocabulary
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate, groupby
 
 import torch
@@ -44,6 +45,10 @@ class SourceRows:
     timestep_M: Tensor
     vae_SM: Tensor
     vit_SM: Tensor
+
+
+# A layout, its conditional or unconditional ids, its sources' rows, where K/V go, and up to where.
+Prefill = tuple[Layout, Sequence[int], Sequence[SourceRows], Buffer, int]
 
 
 class Branch:
@@ -86,6 +91,8 @@ class HunyuanImage3ForCausalMM(nn.Module):
         self.angles = RopeTables(head_dim=arch.head_dim, theta=arch.rope_theta)
         # Another kind where other ranks hold parts of it.
         self.buffer_kind: Callable[..., Buffer] = Buffer
+        # Of which each has all layers, and a guidance branch of its own.
+        self.branch_sets = 1
 
     def encode_source(self, latents_BCYX: Tensor, inputs: VisionInputs) -> SourceRows:
         """Token rows of one source image, from its scaled latents [1, C, Y, X] and its patches.
@@ -113,6 +120,31 @@ class HunyuanImage3ForCausalMM(nn.Module):
         `ids` are the layout's conditional or unconditional ids. Rows `[buffer.length, stop)` enter
         the transformer, which must be at least one.
         """
+        x_TM, rope, query_block = self._entering(layout, ids, sources, buffer, stop)
+        hidden_TM = self.model(x_TM, rope, [query_block])
+        buffer.commit(stop)
+        last_M: Tensor = hidden_TM[-1]
+        return last_M
+
+    def prefill_branches(self, prefills: Sequence[Prefill]) -> None:
+        """The same of several branches in one forward, which ranks of their own may share."""
+        lacking = [one for one in prefills if one[3].length < one[4]]
+        if not lacking:
+            return
+        rows, ropes, query_blocks = zip(*(self._entering(*one) for one in lacking), strict=True)
+        self.model.branches(torch.cat(rows), joined(ropes), query_blocks)
+        for _, _, _, buffer, stop in lacking:
+            buffer.commit(stop)
+
+    def _entering(
+        self,
+        layout: Layout,
+        ids: Sequence[int],
+        sources: Sequence[SourceRows],
+        buffer: Buffer,
+        stop: int,
+    ) -> tuple[Tensor, Rope, QueryBlock]:
+        """What a prefill's rows are, where they stand, and what they see."""
         start = buffer.length
         x_TM = self._embed(ids[start:stop])
         for block, rows in zip(layout.sources, sources, strict=True):
@@ -120,11 +152,7 @@ class HunyuanImage3ForCausalMM(nn.Module):
                 _put_source(x_TM, block, rows, start)
         # The last token stands alone: its hidden row is wanted even where all before it is shared.
         parts = pieces(start, stop, layout.full_spans, (*layout.cuts, stop - 1))
-        query_block = QueryBlock(buffer, start, stop, parts)
-        hidden_TM = self.model(x_TM, self._rope(layout, start, stop), [query_block])
-        buffer.commit(stop)
-        last_M: Tensor = hidden_TM[-1]
-        return last_M
+        return x_TM, self._rope(layout, start, stop), QueryBlock(buffer, start, stop, parts)
 
     def feed(self, runs: Sequence[tuple[Sequence[int] | Tensor, Buffer]]) -> Tensor:
         """Append text tokens behind the prefix of each buffer; each run's last hidden row, [R, M].
@@ -205,15 +233,19 @@ class HunyuanImage3ForCausalMM(nn.Module):
         """Where each layer, and its part of a buffer, lives."""
         return [layer.self_attn.qkv_proj.weight.device for layer in self.model.layers]
 
-    def new_buffer(self, capacity: int) -> Buffer:
-        """An empty buffer for one branch, each layer's part on that layer's device."""
-        return self.buffer_kind(
+    def new_buffer(self, capacity: int, home: int | None = None) -> Buffer:
+        """An empty buffer for one branch, each layer's part on that layer's device; `home`: the one
+        of the branch sets that has it.
+        """
+        kind = self.buffer_kind if home is None else partial(self.buffer_kind, home=home)
+        return kind(
             # The layer's own count: a sharded one has some of the heads.
             kv_heads=self.model.layers[0].self_attn.kv_heads,
             head_dim=self.arch.head_dim,
             capacity=capacity,
             dtype=self.model.layers[0].self_attn.qkv_proj.weight.dtype,
             devices=self.layer_devices,
+            by_slot=self.model.kv_by_slot,
         )
 
     def _live_rows(self, pictures: Sequence[LivePicture]) -> Tensor:

@@ -8,7 +8,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hyimg_cli.cache.memo import Memo
+from hyimg_cli.cache.memo import Lengths, Memo
 from hyimg_cli.errors import JobError
 from hyimg_cli.kv.segments import Segment
 from hyimg_cli.manifest.cost import JobTokens
@@ -82,7 +82,7 @@ class Prompter:
         self.builder = LayoutBuilder(
             self.vocabulary, has_joint_source_span=self.arch.has_joint_source_span
         )
-        self._measures: Memo[str, tuple[int, tuple[str, ...]]] = Memo(_TEXT_BYTES, lambda _: 256)
+        self._lengths = Lengths()
         self._frames: Memo[tuple[bool, int, str], int] = Memo(_TEXT_BYTES, lambda _: 64)
         self._around: Memo[Hashable, tuple[int, dict[str, int]]] = Memo(_TEXT_BYTES, lambda _: 1024)
         self._counts: Memo[Hashable, JobTokens] = Memo(_TEXT_BYTES, lambda _: 1024)
@@ -356,12 +356,14 @@ class Prompter:
 
     def _measured(self, text: str) -> tuple[int, tuple[str, ...]]:
         """Number of tokens a text has, and the names of the control tokens in it."""
-
-        def measure() -> tuple[int, tuple[str, ...]]:
-            ids = self.vocabulary.encode(text)
-            return len(ids), tuple(self.vocabulary.control_in(ids))
-
-        return self._measures.get(text, measure)
+        length = self._lengths.get(text)
+        if length is not None:
+            return length, ()
+        ids = self.vocabulary.encode(text)
+        names = tuple(self.vocabulary.control_in(ids))
+        if not names:
+            self._lengths.keep(text, len(ids))
+        return len(ids), names
 
     def _text(self, prompt: Prompt, trigger: str) -> Layout:
         return self._layouts.get((prompt, trigger), lambda: self.builder.text(prompt, trigger))

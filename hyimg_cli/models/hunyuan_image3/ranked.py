@@ -7,9 +7,11 @@
     group    the rows that enter [T, M] and their angles, from rank 0; two sums a layer, among the
              ranks that share the layers
 
-Ranks may be several sets, each with all layers and all K/V: CFG parallel. What fills K/V, every set
-computes; a denoise step's branches are dealt out among the sets, whose first ranks give rank 0 what
-came out. Live rows are written and read in the same forward: no set needs another's.
+Ranks may be several sets, each with all layers: CFG parallel. A text's context is in every set's
+memory and every set computes it: what a picture's branches begin with is wanted by all. Behind it
+each guidance branch has a set of its own (its buffer's home), which alone fills its K/V and runs
+its denoise steps, all sets at once; their first ranks give rank 0 what came out. A branch without
+another has no home: its K/V are everywhere, and such are dealt out in turn.
 
 Nothing above the network knows of ranks: its transformer is another one, and so are its buffers.
 
@@ -20,9 +22,11 @@ before they are read. Rank 0 then raises torch.OutOfMemoryError, as one process 
 """
 
 # Legend: T new token, M model width, D head width
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate, count
 from pathlib import Path
 from typing import TypeVar, cast
 
@@ -32,6 +36,7 @@ from torch import Tensor, nn
 
 from hyimg_cli.kernels.attention import AttentionChoice
 from hyimg_cli.kernels.rows import padding
+from hyimg_cli.kv.buffer import Buffer
 from hyimg_cli.kv.mirror import Change, FollowerKV, Mirror, MirroredBuffer
 from hyimg_cli.models.hunyuan_image3.attention import QueryBlock, QuerySpan
 from hyimg_cli.models.hunyuan_image3.model import HunyuanImage3ForCausalMM
@@ -62,7 +67,7 @@ class Span:
 class Forward:
     """One forward as the ranks are told: what comes before it, its rows, and what will arrive.
 
-    `is_dealt`: each set of ranks computes its part of the spans, which have as many rows each.
+    `parts`: the set of ranks that computes each span, rising; empty where each computes all.
     """
 
     changes: tuple[Change, ...]
@@ -71,7 +76,15 @@ class Forward:
     dtype: torch.dtype
     angles: tuple[int, ...]
     row_multiple: int
-    is_dealt: bool
+    parts: tuple[int, ...]
+
+    def own(self, number: int) -> tuple[slice, slice]:
+        """Which of the spans, and of their rows, a set of ranks computes."""
+        if not self.parts:
+            return slice(0, len(self.spans)), slice(0, self.rows[0])
+        spans = slice(bisect_left(self.parts, number), bisect_right(self.parts, number))
+        ends = [0, *accumulate(span.stop - span.start for span in self.spans)]
+        return spans, slice(ends[spans.start], ends[spans.stop])
 
 
 @dataclass(frozen=True)
@@ -85,25 +98,32 @@ class Sets:
     def ranks(self) -> int:
         return self.size * self.count
 
-    def first(self, rank: int) -> int:
-        """The first rank of the set that has `rank`."""
-        return rank // self.size * self.size
+    def of(self, rank: int) -> tuple[int, int]:
+        """The number of the set that has `rank`, and that set's first rank."""
+        number = rank // self.size
+        return number, number * self.size
 
-    def dealt(self, spans: int, rows: int, first: int) -> tuple[slice, slice]:
-        """Which of the spans, and of their rows, are the set's that begins with rank `first`."""
-        own = Share(first // self.size, self.count).of_length(spans)
-        each = rows // spans
-        return own, slice(own.start * each, own.stop * each)
+    def parts(self, query_blocks: Sequence[QueryBlock]) -> list[int]:
+        """The set that computes each query block: the one that has its K/V, or in turn."""
+        homes = [_home(block.buffer) for block in query_blocks]
+        turn = count()
+        return [next(turn) % self.count if home is None else home for home in homes]
+
+
+def _home(buffer: Buffer) -> int | None:
+    assert isinstance(buffer, MirroredBuffer), "made by this network"
+    return buffer.home
 
 
 class LayersFollower:
     """A rank above 0: its layers, and its parts of the buffers."""
 
-    def __init__(self, network: HunyuanImage3ForCausalMM, sets: Sets) -> None:
-        self.sets = sets
+    def __init__(self, network: HunyuanImage3ForCausalMM, sets: Sets, number: int) -> None:
+        """`number`: its set's."""
+        self.sets, self.number = sets, number
         self.layers: Transformer = network.model
         self.sums = sums_of(self.layers)
-        self.kv = FollowerKV(network.new_buffer, network.layer_devices)
+        self.kv = FollowerKV(network.new_buffer, network.layer_devices, number)
 
     def compute(self, forward: Forward, spans: Sequence[Span], x_TM: Tensor, rope: Rope) -> Tensor:
         """Make rank 0's changes since the last forward, then this rank's part of one."""
@@ -122,16 +142,14 @@ def follow(rank: Rank, forward: Forward) -> str | None:
     # Without these a rank cannot take part at all: no memory for them ends it, and the task.
     x_TM = torch.empty(forward.rows, dtype=forward.dtype, device=rank.device)
     angles_2TD = torch.empty(forward.angles, device=rank.device)
-    sets, rope = follower.sets, Rope(*angles_2TD.unbind())
+    sets, number = follower.sets, follower.number
     spread(x_TM, sets.ranks)
     spread(angles_2TD, sets.ranks)
-    spans, first = forward.spans, sets.first(rank.number)
-    if forward.is_dealt:
-        own, rows = sets.dealt(len(spans), len(x_TM), first)
-        spans, x_TM, rope = spans[own], x_TM[rows], rope.cut(rows.start, rows.stop)
+    own, rows = forward.own(number)
+    spans, x_TM, rope = forward.spans[own], x_TM[rows], Rope(*angles_2TD[:, rows].unbind())
     compute = partial(follower.compute, forward, spans, x_TM, rope)
     hidden_TM, why = _computed(compute, follower.sums, x_TM, forward.row_multiple)
-    if forward.is_dealt and spans and rank.number == first:
+    if forward.parts and spans and sets.of(rank.number)[1] == rank.number:
         # Without memory for them these are other rows, and nobody looks at them.
         dist.send(x_TM if hidden_TM is None else hidden_TM.contiguous(), 0)
     return why
@@ -181,12 +199,22 @@ class Leader:
         no memory for it; RankError where one dies or fails, or where a buffer was made before one
         did.
         """
-        is_dealt = is_dealt and self._sets.count > 1
+        parts: list[int] = []
+        order = list(range(len(query_blocks)))
+        if is_dealt and self._sets.count > 1:
+            found = self._sets.parts(query_blocks)
+            order.sort(key=found.__getitem__)
+            parts = sorted(found)
+        counts = [block.count for block in query_blocks]
+        angles_2TD = torch.stack([rope.cos_TD, rope.sin_TD])
+        # Each set's rows stand together: all that is sent is a slice. Before any rank is told.
+        entering_TM = _in_order(x_TM, counts, order).contiguous()
+        angles_2TD = _in_order(angles_2TD, counts, order, dim=1).contiguous()
+        query_blocks = [query_blocks[place] for place in order]
         spans = tuple(
             Span(self.mirror.require(each.buffer), each.start, each.stop, each.pieces)
             for each in query_blocks
         )
-        angles_2TD = torch.stack([rope.cos_TD, rope.sin_TD])
         forward = Forward(
             self.mirror.drained(),
             spans,
@@ -194,11 +222,9 @@ class Leader:
             x_TM.dtype,
             tuple(angles_2TD.shape),
             row_multiple,
-            is_dealt,
+            tuple(parts),
         )
-        entering_TM = x_TM.contiguous()
-        lead = partial(self._led, forward, entering_TM, angles_2TD, query_blocks, own)
-        work = partial(self._dealt, lead, entering_TM, len(spans)) if is_dealt else lead
+        work = partial(self._led, forward, entering_TM, angles_2TD, query_blocks, own)
         (hidden_TM, why), *others = self._pool.run(
             follow, forward, ranks=self._sets.ranks, own=work
         )
@@ -206,7 +232,8 @@ class Leader:
         if short:
             raise torch.OutOfMemoryError("; ".join(short))
         assert hidden_TM is not None, "rank 0 had memory for it"
-        return cast(Tensor, hidden_TM)
+        back = sorted(range(len(order)), key=order.__getitem__)
+        return _in_order(cast(Tensor, hidden_TM), [counts[place] for place in order], back)
 
     def _led(
         self,
@@ -215,34 +242,36 @@ class Leader:
         angles_2TD: Tensor,
         query_blocks: Sequence[QueryBlock],
         own: Compute,
-        part: tuple[slice, slice] = (slice(None), slice(None)),
     ) -> tuple[Tensor | None, str | None]:
-        """Rank 0's side of a forward: of `part` of the query blocks and their rows."""
-        spread(x_TM, self._sets.ranks)
-        spread(angles_2TD, self._sets.ranks)
-        blocks, rows = part
-        rope = Rope(*angles_2TD[:, rows].unbind())
-        compute = partial(own, x_TM[rows], rope, query_blocks[blocks])
-        return _computed(compute, self._sums, x_TM[rows], forward.row_multiple)
-
-    def _dealt(
-        self, lead: Callable[..., tuple[Tensor | None, str | None]], x_TM: Tensor, spans: int
-    ) -> tuple[Tensor | None, str | None]:
-        """The sets' rows one behind another, of which rank 0's set has what `lead` gives for its
-        part: they arrive where the rows were that entered.
+        """Rank 0's side of a forward: its set's rows, and in their places what the first ranks of
+        the other sets send of theirs.
         """
         sets = self._sets
-        first, *others = (
-            sets.dealt(spans, len(x_TM), first) for first in range(0, sets.ranks, sets.size)
+        spread(x_TM, sets.ranks)
+        spread(angles_2TD, sets.ranks)
+        blocks, rows = forward.own(0)
+        own_TM, rope = x_TM[rows], Rope(*angles_2TD[:, rows].unbind())
+        compute = partial(own, own_TM, rope, query_blocks[blocks])
+        hidden_TM, why = _computed(
+            compute if query_blocks[blocks] else lambda: own_TM,
+            self._sums,
+            own_TM,
+            forward.row_multiple,
         )
-        hidden_TM, why = lead(first)
-        for number, (_, rows) in enumerate(others, 1):
-            if len(x_TM[rows]):
-                dist.recv(x_TM[rows], number * sets.size)
-        if hidden_TM is None:
-            return None, why
-        x_TM[first[1]] = hidden_TM
+        for number in sorted(set(forward.parts) - {0}):
+            dist.recv(x_TM[forward.own(number)[1]], number * sets.size)
+        if hidden_TM is None or not forward.parts:
+            return hidden_TM, why
+        x_TM[rows] = hidden_TM
         return x_TM, None
+
+
+def _in_order(rows: Tensor, counts: Sequence[int], order: Sequence[int], dim: int = 0) -> Tensor:
+    """Runs of so many rows each, in another order; as they are where it is no other."""
+    if list(order) == sorted(order):
+        return rows
+    runs = rows.split(list(counts), dim)
+    return torch.cat([runs[place] for place in order], dim)
 
 
 class LedTransformer(Transformer):
@@ -253,7 +282,7 @@ class LedTransformer(Transformer):
         nn.Module.__init__(self)
         self.wte, self.layers, self.ln_f = own.wte, own.layers, own.ln_f
         self.rows_seen, self.row_multiple = own.rows_seen, own.row_multiple
-        self.attend_rows = own.attend_rows
+        self.attend_rows, self.kv_by_slot = own.attend_rows, own.kv_by_slot
         self._leader = leader
 
     def forward(self, x_TM: Tensor, rope: Rope, query_blocks: Sequence[QueryBlock]) -> Tensor:
@@ -280,8 +309,8 @@ def load_ranked(
     `branch_sets`: so many equal parts of the ranks have all layers each, and deal out the guidance
     branches. Raises what loading raises on any rank.
     """
-    count = pool.size if ranks is None else ranks
-    sets = Sets(count // branch_sets, branch_sets)
+    used = pool.size if ranks is None else ranks
+    sets = Sets(used // branch_sets, branch_sets)
     share_of = partial(
         load_share,
         folder,
@@ -295,17 +324,18 @@ def load_ranked(
     def own() -> None:
         loaded.append(share_of(Share(0, sets.size), pool.here.device))
 
-    pool.load(PART, partial(_follower, share_of, sets), ranks=count, own=own)
+    pool.load(PART, partial(_follower, share_of, sets), ranks=used, own=own)
     (network,) = loaded
     leader = Leader(pool, sets, sums_of(network.model))
     network.model = LedTransformer(network.model, leader)
     network.buffer_kind = partial(MirroredBuffer, leader.mirror)
+    network.branch_sets = branch_sets
     return network
 
 
 def _follower(
     share_of: Callable[..., HunyuanImage3ForCausalMM], sets: Sets, rank: Rank
 ) -> LayersFollower:
-    first = sets.first(rank.number)
+    number, first = sets.of(rank.number)
     share = Share(rank.number - first, sets.size)
-    return LayersFollower(share_of(share, rank.device, first=first), sets)
+    return LayersFollower(share_of(share, rank.device, first=first), sets, number)

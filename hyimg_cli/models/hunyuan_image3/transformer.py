@@ -7,7 +7,12 @@ from typing import cast
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hyimg_cli.kernels.attention import AttentionChoice, pinned, row_attention
+from hyimg_cli.kernels.attention import (
+    AttentionChoice,
+    pinned,
+    plan_for_all_lengths,
+    row_attention,
+)
 from hyimg_cli.kernels.decode_attention import DecodeAttention, decode_attention
 from hyimg_cli.kernels.rows import padding
 from hyimg_cli.kernels.rowwise import rowwise
@@ -30,6 +35,7 @@ class Transformer(nn.Module):
     `rows_seen` counts every token row that ever entered: the engine reports reuse from it.
     `row_multiple` above 1 pads a call's rows, so that a row's bits do not depend on its company.
     `attend_rows`: decode steps look at all their rows' K/V at once; None: row by row.
+    `kv_by_slot`: how K/V lie in the buffers that are made for it.
     """
 
     def __init__(self, arch: Architecture) -> None:
@@ -41,6 +47,7 @@ class Transformer(nn.Module):
         self.rows_seen = 0
         self.row_multiple = 1
         self.attend_rows: DecodeAttention | None = None
+        self.kv_by_slot = False
 
     def forward(self, x_TM: Tensor, rope: Rope, query_blocks: Sequence[QueryBlock]) -> Tensor:
         """The raw residual stream [T, M] behind the last layer, without the final norm."""
@@ -55,9 +62,7 @@ class Transformer(nn.Module):
         return self._through(x_TM, rope.padded(x_TM.shape[0]), step or query_blocks)[:rows]
 
     def branches(self, x_TM: Tensor, rope: Rope, query_blocks: Sequence[QueryBlock]) -> Tensor:
-        """The same of guidance branches, a query block of as many rows each; what they write to
-        K/V, no later forward reads.
-        """
+        """The same of guidance branches, a query block each, which may be dealt out over ranks."""
         hidden_TM: Tensor = self(x_TM, rope, query_blocks)
         return hidden_TM
 
@@ -67,10 +72,14 @@ class Transformer(nn.Module):
         Raises MachineError where attention cannot be as it was asked for.
         """
         chosen = attention or AttentionChoice()
+        self.kv_by_slot = chosen.kv_by_slot
+        if chosen.kv_by_slot:
+            plan_for_all_lengths()
         for layer in self.layers:
             layer.choose_kernels(chosen)
+        device = self.layers[0].self_attn.qkv_proj.weight.device
         if chosen.batches_decode:
-            self.attend_rows = decode_attention(self.layers[0].self_attn.qkv_proj.weight.device)
+            self.attend_rows = decode_attention(device)
         self.ln_f.rows = rowwise(self.ln_f.weight.device)
 
     def decode(self, x_RM: Tensor, rope: Rope, rows: StepRows) -> Tensor:

@@ -28,7 +28,7 @@ from hyimg_cli.kernels.offload import OffloadedExperts
 from hyimg_cli.loading.checkpoint import check_against, check_floating, weight_files
 from hyimg_cli.loading.kept import KeptWeights
 from hyimg_cli.loading.packed import stored_index
-from hyimg_cli.loading.readers import StoredTensor, read_all
+from hyimg_cli.loading.readers import StoredTensor, make_pages, read_all
 from hyimg_cli.models.hunyuan_image3.card import read_architecture
 from hyimg_cli.models.hunyuan_image3.config import Architecture
 from hyimg_cli.models.hunyuan_image3.model import HunyuanImage3ForCausalMM
@@ -81,6 +81,9 @@ def load(
     if device_map == "balanced":
         places = balanced(network, dtype)
         refuse_outside(places)
+    elif offloads_experts:
+        numbers = range(len(network.model.layers))
+        places = {**places, **{f"{_LAYERS}{number}.mlp.experts": "cpu" for number in numbers}}
     fill(network, folder, dtype=dtype, place_of=lambda name: place_of(name, places), cache=cache)
     if device_map == "balanced" and len(set(places.values())) > 1:
         from accelerate import dispatch_model
@@ -261,6 +264,8 @@ def _quantise(
     kept: KeptWeights | None,
 ) -> None:
     parts = [tensor[expert] for tensor in stack.tensors]
+    for part in parts:
+        make_pages(part)
     share = "" if cut is None else f"{cut.dim} {digest.of_bytes(cut.index.numpy().tobytes())}"
     if kept is not None and kept.read(stored, share, parts):
         return
@@ -273,10 +278,6 @@ def _quantise(
         stack.put(expert, cut.of(stored.whole()))
     if kept is not None:
         kept.keep(stored, share, parts)
-
-
-def _numbers(network: HunyuanImage3ForCausalMM) -> range:
-    return range(len(network.model.layers))
 
 
 def _made_ready(

@@ -6,6 +6,8 @@
     images)
 
 Where a model lends prefixes, a branch all of whose prefix another one has lies in its memory.
+Where branches have ranks of their own each is started there, from the context, which all ranks
+have, or from the tree's part for that branch, and the prefills are one forward.
 What is forked is what the ids agree on, counted from the front; reuse is exact because a token's
 K/V depend on nothing behind it. Without an AR stage the tree of other jobs' prefixes stands in for
 it. Recomputing starts every branch from an empty buffer.
@@ -13,11 +15,19 @@ it. Recomputing starts every branch from an empty buffer.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 from hyimg_cli.errors import ReuseError
 from hyimg_cli.kv.buffer import Buffer
-from hyimg_cli.models.protocols import BranchSequence, Canvas, Context, Encoded, MixedModel
+from hyimg_cli.models.protocols import (
+    BranchSequence,
+    BranchSets,
+    Canvas,
+    Context,
+    Encoded,
+    MixedModel,
+)
 from hyimg_cli.pipelines.clock import PhaseClock
 from hyimg_cli.pipelines.image.prefixes import Prefixes
 from hyimg_cli.spec.events import BranchTokens, ReuseReport, ReuseStatus
@@ -47,6 +57,19 @@ class Branches:
     tokens: tuple[BranchTokens, ...]
 
 
+@dataclass(frozen=True)
+class _Started:
+    """A branch with the longest prefix there is, of which so many tokens came from the AR stage and
+    from elsewhere; `prefixes`: where its own may be kept.
+    """
+
+    own: BranchSequence
+    buffer: Buffer
+    reused: int
+    shared: int
+    prefixes: Prefixes | None
+
+
 class BranchBuilder:
     """Builds one job's branches; each finished one may give its prefix to the next."""
 
@@ -71,48 +94,91 @@ class BranchBuilder:
         """
         if self._prefixes is not None and context.buffer is not None:
             self._known.append(PrefixSource(context.ids, context.buffer, is_ar_stage=True))
-        built = [self._branch(own) for own in dict.fromkeys(self._canvas.branches)]
+        sequences, model = list(dict.fromkeys(self._canvas.branches)), self._model
+        if isinstance(model, BranchSets) and model.branch_sets > 1 and len(sequences) > 1:
+            built = self._apart(sequences, model)
+        else:
+            built = [self._branch(own) for own in sequences]
         return Branches(tuple(b for b, _ in built), tuple(t for _, t in built))
+
+    def _apart(
+        self, sequences: Sequence[BranchSequence], sets: BranchSets
+    ) -> list[tuple[Any, BranchTokens]]:
+        """Branches on ranks of their own."""
+        self._clock.enter("kv_handoff")
+        started = []
+        for number, own in enumerate(sequences):
+            prefixes = self._prefixes and self._prefixes.of_branch(number)
+            buffer = sets.new_branch_buffer(own.live_stop, number)
+            started.append(self._started(own, prefixes, buffer))
+        self._clock.enter("prefill")
+        lacking = [one.own.live_start - one.buffer.length for one in started]
+        layouts = [self._canvas.layout_of(own) for own in sequences]
+        prefills = [
+            (layout, one.own.ids, self._sources, one.buffer, one.own.live_start)
+            for layout, one in zip(layouts, started, strict=True)
+        ]
+        sets.prefill_branches(prefills)
+        is_exact = self._prefixes is not None and self._model.layer_devices[0].type == "cpu"
+        if is_exact and self._withdrawn(started, lacking):
+            sets.prefill_branches(prefills)
+        return [self._done(one, rows) for one, rows in zip(started, lacking, strict=True)]
+
+    def _withdrawn(self, started: Sequence[_Started], lacking: Sequence[int]) -> bool:
+        """Take branches back to what they share with the first, where that ends within a text; True
+        if there were such. One process, where it reuses, computes what is behind it as another run:
+        on a CPU its bits are promised, elsewhere they depend on the batch.
+        """
+        first, *others = (one.own for one in started)
+        is_any = False
+        for own, one, rows in zip(others, started[1:], lacking[1:], strict=True):
+            pairs = enumerate(zip(first.ids, own.ids, strict=False))
+            common = next((n for n, (a, b) in pairs if a != b), own.live_start)
+            ends = accumulate(segment.length for segment in self._shareable(own))
+            if own.live_start - rows < common < own.live_start and common not in ends:
+                one.buffer.withdraw(common)
+                is_any = True
+        return is_any
 
     def _branch(self, own: BranchSequence) -> tuple[Any, BranchTokens]:
         model, layout = self._model, self._canvas.layout_of(own)
         self._clock.enter("kv_handoff")
-        buffer, reused, shared = self._started(own)
+        started = self._started(own, self._prefixes)
         self._clock.enter("prefill")
         before = model.rows_seen
-        if buffer.length < own.live_start:
-            model.prefill(layout, own.ids, self._sources, buffer, own.live_start)
-        tokens = BranchTokens(
-            reused=reused,
-            shared=shared,
-            computed=model.rows_seen - before,
-            per_step=own.live_stop - own.live_start,
-        )
+        if started.buffer.length < own.live_start:
+            model.prefill(layout, own.ids, self._sources, started.buffer, own.live_start)
         if self._prefixes is not None:
             prefix = own.ids[: own.live_start]
-            self._known.append(PrefixSource(prefix, buffer, is_ar_stage=False))
-            if reused == 0:
-                self._prefixes.keep(self._shareable(own), buffer)
-        return model.branch(layout, buffer), tokens
+            self._known.append(PrefixSource(prefix, started.buffer, is_ar_stage=False))
+        return self._done(started, model.rows_seen - before)
 
-    def _started(self, own: BranchSequence) -> tuple[Buffer, int, int]:
-        """A buffer with the longest prefix there is; its tokens from the AR stage, and from
-        elsewhere.
-        """
+    def _done(self, one: _Started, computed: int) -> tuple[Any, BranchTokens]:
+        own = one.own
+        if one.prefixes is not None and one.reused == 0:
+            one.prefixes.keep(self._shareable(own), one.buffer)
+        branch = self._model.branch(self._canvas.layout_of(own), one.buffer)
+        per_step = own.live_stop - own.live_start
+        return branch, BranchTokens(one.reused, one.shared, computed, per_step)
+
+    def _started(
+        self, own: BranchSequence, prefixes: Prefixes | None, empty: Buffer | None = None
+    ) -> _Started:
+        """A buffer with the longest prefix there is, in `empty` where that is given."""
         lengths = [source.shared_with(own.ids, own.live_start) for source in self._known]
         longest = max(lengths, default=0)
-        if self._prefixes is not None:
+        if prefixes is not None:
             shareable = self._shareable(own)
-            if self._prefixes.held(shareable) > longest:
-                buffer = self._model.new_buffer(own.live_stop)
-                return buffer, 0, self._prefixes.start(shareable, buffer)
+            if prefixes.held(shareable) > longest:
+                buffer = empty or self._model.new_buffer(own.live_stop)
+                return _Started(own, buffer, 0, prefixes.start(shareable, buffer), prefixes)
         source = self._known[lengths.index(longest)] if longest else None
-        buffer = self._lent(own, lengths) or (
-            source.buffer.fork(longest, own.live_stop)
-            if source
-            else self._model.new_buffer(own.live_stop)
-        )
-        return (buffer, longest, 0) if source and source.is_ar_stage else (buffer, 0, longest)
+        lent = self._lent(own, lengths)
+        buffer = lent or empty or self._model.new_buffer(own.live_stop)
+        if source and not lent:
+            buffer.take(source.buffer, longest)
+        reused = longest if source and source.is_ar_stage else 0
+        return _Started(own, buffer, reused, longest - reused, prefixes)
 
     def _lent(self, own: BranchSequence, lengths: Sequence[int]) -> Buffer | None:
         """A place in the memory of a branch whose prefix begins with the whole of this one's."""

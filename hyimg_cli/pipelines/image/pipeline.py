@@ -224,12 +224,14 @@ class ImagePipeline(Pipeline[MixedModel, ImageJob, Generated | Decoded]):
         # First: what is left of memory is the stand-ins' and the jobs'.
         graphs = stages.model.prepare_decode(writing_rows(jobs, self._together))
         learn = partial(self._memory_limits.learn, card=stages.model.card)
+        tokens_of = partial(prompt_tokens, revision=self._config.model.revision)
         shapes = prewarm(
             jobs,
             stages,
             together=self._together,
             warmed=self._warmed,
-            tokens_of=partial(prompt_tokens, revision=self._config.model.revision),
+            # Where one plan serves all lengths one stand-in a shape does.
+            tokens_of=None if self._config.model.kv_by_slot else tokens_of,
             learn=learn,
         )
         lengths = {shape.tokens for shape in shapes if shape.tokens}

@@ -14,6 +14,10 @@ class Prefixes:
         self._tree = tree
         self._scope = scope
 
+    def of_branch(self, number: int) -> "Prefixes":
+        """Those of one guidance branch, whose K/V lie where no other branch finds them."""
+        return Prefixes(self._tree, f"{self._scope}, branch {number}")
+
     def held(self, segments: Sequence[Segment]) -> int:
         """How many leading tokens of the segments are held."""
         return self._tree.match(self._scope, segments).length

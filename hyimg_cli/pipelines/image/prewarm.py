@@ -27,6 +27,8 @@ _STEPS = 2
 _WORDS = 2
 # Prompts of a GPU's stand-ins differ by so many tokens at least.
 _LENGTHS = 512
+# Whose sources and texts are measured: a shape that only others have waits for its first job.
+_MOST_JOBS = 4096
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ def prewarm(
     *,
     together: Together,
     warmed: set[Shape],
-    tokens_of: Callable[[ImageJob], int] = lambda _: 0,
+    tokens_of: Callable[[ImageJob], int] | None = None,
     learn: Callable[[Sequence[Shortage]], None] = lambda _: None,
 ) -> list[Shape]:
     """Run every shape that is not in `warmed` yet, and add it; those that there were.
@@ -75,13 +77,15 @@ def prewarm(
     as many as will run together prewarming would take as long as they do. Its text has the length
     of one of the jobs', of every range of lengths in turn: `tokens_of` counts them. On a CPU as
     many as jobs of that shape will, up to the batch sizes: its libraries lay out memory by the
-    number of rows. What memory is too small for is told to `learn`.
+    number of rows. Of very many jobs some are looked at, evenly. What memory is too small for is
+    told to `learn`.
     """
+    jobs = jobs[:: -(-len(jobs) // _MOST_JOBS) or 1]
     is_on_gpu = stages.model.layer_devices[0].type == "cuda"
     counts: Counter[Shape] = Counter()
     longest: dict[Shape, tuple[int, ImageJob]] = {}
     for job in jobs:
-        tokens = tokens_of(job) if is_on_gpu else 0
+        tokens = tokens_of(job) if is_on_gpu and tokens_of else 0
         if shape := shape_of(job, stages.model.card, tokens):
             counts[shape] += 1
             if shape not in longest or tokens > longest[shape][0]:

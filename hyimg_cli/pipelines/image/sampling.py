@@ -37,8 +37,8 @@ class Draw:
 class Draws:
     """One job's draws, in order."""
 
-    def __init__(self, sampling: TextSampling, count: int) -> None:
-        generator = torch.Generator().manual_seed(sampling.seed)
+    def __init__(self, sampling: TextSampling, seed: int, count: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
         self._uniform: list[float] = torch.rand(count, generator=generator).tolist()
         self._sampling = sampling
 

@@ -54,7 +54,7 @@ class Decoding:
         self._unwritten = len(context.ids) - len(self._written)
         budget = model.text_budget(job, context)
         self._limit = len(self._written) + budget
-        self._draws, self._drawn = Draws(job.text, budget), 0
+        self._draws, self._drawn = Draws(job.text, job.ar_seed, budget), 0
         self._penalty = model.card.defaults.repetition_penalty
         self._cut = ""
         self._allowed: tuple[int, ...] | None = None

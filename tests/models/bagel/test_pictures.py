@@ -149,7 +149,7 @@ def test_branches_by_scales(bagel: Bagel, pictures: Picture) -> None:
         job = replace(edit, guidance_scale=text, image_guidance_scale=image)
         done = Runs(bagel).one(job)
         assert len(done.reuse.branches) == branches
-    thinking = replace(JOB, bot_task="think", text=TextSampling(1, 0.0, 0, 1.0, 5))
+    thinking = replace(JOB, bot_task="think", text=TextSampling(0.0, 0, 1.0, 5))
     assert len(Runs(bagel).one(thinking).reuse.branches) == 3
 
 
@@ -173,7 +173,7 @@ def test_the_context_without_the_text_is_a_view(bagel: Bagel, pictures: Picture)
     the text takes is all that is held twice. Equal to the bit with each in its own.
     """
     edit = replace(JOB, task="it2i", images=(pictures("RGB"),), size=SizeRequest())
-    thought = replace(JOB, bot_task="think", text=TextSampling(1, 0.0, 0, 1.0, 9))
+    thought = replace(JOB, bot_task="think", text=TextSampling(0.0, 0, 1.0, 9))
     for job, memories in ((edit, 2), (JOB, 1), (thought, 1)):
         seen: dict[int, Any] = {}
         bagel.velocities = lambda live, seen=seen: (  # type: ignore[method-assign]
@@ -196,7 +196,7 @@ def test_the_context_without_the_text_is_a_view(bagel: Bagel, pictures: Picture)
 
 def test_it_draws_while_others_still_write(bagel: Bagel) -> None:
     """A job that needs no text waits for nobody's; its pixels are its own."""
-    text = TextSampling(1, 5.0, 0, 1.0, 40)
+    text = TextSampling(5.0, 0, 1.0, 40)
     new = replace(JOB, custom_id="new")
     thought = replace(JOB, custom_id="thought", bot_task="think", text=text)
     runs = Runs(bagel)
@@ -213,7 +213,7 @@ def test_equal_to_the_bit(bagel: Bagel, pictures: Picture) -> None:
     it.
     """
     edit = replace(JOB, task="it2i", images=(pictures("RGB"),), size=SizeRequest())
-    text = TextSampling(1, 0.0, 0, 1.0, 9)
+    text = TextSampling(0.0, 0, 1.0, 9)
     jobs = [
         replace(JOB, custom_id="new"),
         replace(JOB, custom_id="other", prompt="two cats", seed=7),
@@ -230,8 +230,8 @@ def test_equal_to_the_bit(bagel: Bagel, pictures: Picture) -> None:
 
 def test_a_sampled_text_follows_its_seed(bagel: Bagel) -> None:
     def written(seed: int) -> Any:
-        text = TextSampling(seed, 5.0, 0, 1.0, 9)
-        return Runs(bagel).one(replace(JOB, bot_task="think", text=text)).text.ids
+        text = TextSampling(5.0, 0, 1.0, 9)
+        return Runs(bagel).one(replace(JOB, bot_task="think", text=text, ar_seed=seed)).text.ids
 
     assert written(3) == written(3) != written(4)
 

@@ -1,13 +1,17 @@
 """Quantised weights kept in the disk cache: the bits of a first start, or quantised anew."""
 
+import errno
 import os
 import shutil
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from hyimg_cli.cache import disk
 from hyimg_cli.cache.disk import QUANTIZED_WEIGHTS, DiskStore
 from hyimg_cli.kernels.formats import Fp8Rows, Nf4Blocks
 from hyimg_cli.loading import kept
@@ -129,3 +133,55 @@ def test_what_the_cache_cannot_hold_is_not_kept_and_told(
     load(folder, dtype=torch.float32, quantization="fp8", cache=small)
     assert "are not kept: the disk cache may hold" in caplog.text
     assert not (tmp_path / "cache").exists()
+
+
+def test_other_bits_are_other_entries(
+    folder: Path, cache: CacheConfig, quantised: list[int]
+) -> None:
+    load(folder, dtype=torch.float32, quantization="fp8", cache=cache)
+    made = len(quantised)
+    held = _bits(load(folder, dtype=torch.float32, quantization="nf4", cache=cache))
+    assert len(quantised) > made
+    assert held == _bits(load(folder, dtype=torch.float32, quantization="nf4"))
+
+
+def test_a_full_disk_is_told_and_what_it_took_is_read(
+    folder: Path,
+    cache: CacheConfig,
+    quantised: list[int],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Five entries are whole; of the sixth a part is left, as by a process that was killed."""
+    own, numbers = disk._write_whole, count()
+
+    def write(path: Path, *parts: bytes) -> None:
+        if next(numbers) >= 5:
+            path.with_name(f".{path.name}.1.ab.tmp").write_bytes(parts[0])
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        own(path, *parts)
+
+    monkeypatch.setattr(disk, "_write_whole", write)
+    first = _bits(load(folder, dtype=torch.float32, quantization="fp8", cache=cache))
+    assert "takes nothing more in this run: No space left on device" in caplog.text
+    assert first == _bits(load(folder, dtype=torch.float32, quantization="fp8"))
+    assert cache.folder is not None
+    entries = [p for p in (cache.folder / QUANTIZED_WEIGHTS).iterdir() if p.suffix != ".tmp"]
+    assert len(entries) == 5
+    monkeypatch.setattr(disk, "_write_whole", own)
+    assert _bits(load(folder, dtype=torch.float32, quantization="fp8", cache=cache)) == first
+
+
+def test_two_that_write_at_once_leave_whole_entries(
+    folder: Path, cache: CacheConfig, quantised: list[int]
+) -> None:
+    def start(_: int) -> list[bytes]:
+        return _bits(load(folder, dtype=torch.float32, quantization="fp8", cache=cache))
+
+    with ThreadPoolExecutor(2) as both:
+        one, other = both.map(start, range(2))
+    quantised.clear()
+    assert start(0) == one == other
+    assert not quantised
+    assert cache.folder is not None
+    assert not list((cache.folder / QUANTIZED_WEIGHTS).glob(".*"))

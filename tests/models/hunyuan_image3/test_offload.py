@@ -2,9 +2,12 @@
 
 from pathlib import Path
 
+import pytest
 import torch
 
+from hyimg_cli.kernels.formats import one
 from hyimg_cli.models.hunyuan_image3.weights import load, offload_experts
+from hyimg_cli.spec.run import Quantization
 
 
 def test_a_network_draws_and_writes_the_same(small_folder: Path) -> None:
@@ -22,3 +25,23 @@ def test_a_network_draws_and_writes_the_same(small_folder: Path) -> None:
             hidden.append(torch.stack([network.feed([(ids, buffer)])[0] for ids in runs]))
     assert torch.equal(*hidden)
     assert outside.fetched > 0
+
+
+@pytest.mark.parametrize("form", ["none", "fp8"])
+def test_experts_stay_in_main_memory_while_all_else_goes_to_the_device(
+    small_folder: Path, form: Quantization
+) -> None:
+    """The meta device stands for a GPU: nothing else may tell them apart here."""
+    there = load(small_folder, dtype=torch.float32, quantization=form)
+    network = load(
+        small_folder,
+        dtype=torch.float32,
+        device_map="meta",
+        quantization=form,
+        offloads_experts=True,
+    )
+    for own, other in zip(there.model.layers, network.model.layers, strict=True):
+        for stack, waiting in zip(own.mlp.stacks, other.mlp.stacks, strict=True):
+            assert torch.equal(one(stack, 3, torch.float32), one(waiting, 3, torch.float32))
+    others = [own for name, own in network.named_parameters() if ".experts." not in name]
+    assert {own.device.type for own in others} == {"meta"}

@@ -44,7 +44,7 @@ def a_job(**changes: Any) -> ImageJob:
         "guidance_scale": 3.0,
         "flow_shift": 2.0,
         "bot_task": "none",
-        "text": TextSampling(seed=1, temperature=1.0, top_k=0, top_p=1.0, max_new_tokens=8),
+        "text": TextSampling(temperature=1.0, top_k=0, top_p=1.0, max_new_tokens=8),
     }
     return ImageJob(**(fields | changes))
 
