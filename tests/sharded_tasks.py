@@ -46,14 +46,15 @@ def written(model: HunyuanImage3, job: ImageJob, tree: Any = None) -> Tensor:
 
 
 def drawn(model: HunyuanImage3, job: ImageJob) -> dict[str, Tensor]:
-    """Velocities of every step and the picture; the second branch begins as a fork of the first."""
+    """Velocities of every step and the picture; the second branch begins as a copy of the first."""
     canvas = model.canvas(job, [], GeneratedText())
     bucket, layout = canvas.bucket, canvas.layout
     rows = (layout.ids, layout.unconditional_ids)
     common = next(n for n, (a, b) in enumerate(zip(*rows, strict=True)) if a != b)
     first = model.new_buffer(len(layout.ids))
     model.prefill(layout, layout.ids, [], first, layout.live_start)
-    second = first.fork(common, len(layout.ids))
+    second = model.new_buffer(len(layout.ids))
+    second.take(first, common)
     model.prefill(layout, layout.unconditional_ids, [], second, layout.live_start)
     branches = [model.branch(layout, buffer) for buffer in (first, second)]
     latents = model.initial_latents(bucket, job.seed)

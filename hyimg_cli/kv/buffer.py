@@ -13,7 +13,6 @@ positions for RoPE are a separate matter and never derived from it.
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass
-from typing import Any
 from weakref import ref
 
 import torch
@@ -147,13 +146,6 @@ class Buffer:
             self.values_HSD[layer][:, self.length : stop] = values_HSD
         self.commit(stop)
 
-    def fork(self, prefix: int, capacity: int) -> "Buffer":
-        """A buffer of its own with a copy of this one's first `prefix` tokens."""
-        assert prefix <= self.length, "only committed tokens can be shared"
-        other = self._empty(capacity)
-        other.take(self, prefix)
-        return other
-
     def lend(self, prefix: int) -> "Buffer":
         """A buffer in this one's own memory, whose prefix are the first `prefix` tokens here.
 
@@ -174,24 +166,10 @@ class Buffer:
 
     def take(self, other: "Buffer", prefix: int) -> None:
         """Copy another buffer's first `prefix` tokens, and make them the prefix."""
+        assert prefix <= other.length, "only committed tokens can be shared"
         for layer, (keys_HSD, values_HSD) in enumerate(
             zip(other.keys_HSD, other.values_HSD, strict=True)
         ):
             self.keys_HSD[layer][:, :prefix] = keys_HSD[:, :prefix]
             self.values_HSD[layer][:, :prefix] = values_HSD[:, :prefix]
         self.length = prefix
-
-    def _empty(self, capacity: int) -> "Buffer":
-        """An empty buffer of this one's kind."""
-        return Buffer(capacity=capacity, **self._shape())
-
-    def _shape(self) -> dict[str, Any]:
-        """Arguments of a buffer of this one's kind, its capacity aside."""
-        heads, _, width = self.keys_HSD[0].shape
-        return {
-            "kv_heads": heads,
-            "head_dim": width,
-            "dtype": self.keys_HSD[0].dtype,
-            "devices": [keys.device for keys in self.keys_HSD],
-            "by_slot": self.by_slot,
-        }

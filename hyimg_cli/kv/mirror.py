@@ -152,9 +152,6 @@ class MirroredBuffer(Buffer):
         assert other.home in (None, self.home), "another set's rows are not here"
         return number
 
-    def _empty(self, capacity: int) -> Buffer:
-        return MirroredBuffer(self._mirror, home=self.home, capacity=capacity, **self._shape())
-
 
 @dataclass(frozen=True, eq=False)
 class MirroredSlice(Slice):

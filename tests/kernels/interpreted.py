@@ -115,7 +115,9 @@ def _network_by_pointers() -> float:
     with torch.no_grad():
         buffers = [model.new_buffer(80 + n) for n in range(3)]
         model.network.feed([(range(5, 75 - 20 * n), b) for n, b in enumerate(buffers)])
-        plain = [buffer.fork(buffer.length, buffer.capacity) for buffer in buffers]
+        plain = [model.new_buffer(buffer.capacity) for buffer in buffers]
+        for copy, buffer in zip(plain, buffers, strict=True):
+            copy.take(buffer, buffer.length)
         for ids in ([9, 8, 7], [20, 30, 40]):
             ours = graphs([([i], b) for i, b in zip(ids, buffers, strict=True)])
             twin = model.network.feed([([i], b) for i, b in zip(ids, plain, strict=True)])

@@ -21,6 +21,12 @@ def _buffer(capacity: int, *, by_slot: bool = False) -> Buffer:
     )
 
 
+def _copy(buffer: Buffer, prefix: int, capacity: int) -> Buffer:
+    copy = _buffer(capacity, by_slot=buffer.by_slot)
+    copy.take(buffer, prefix)
+    return copy
+
+
 def _rows(count: int, seed: int) -> torch.Tensor:
     return torch.randn(count, HEADS, WIDTH, generator=torch.Generator().manual_seed(seed))
 
@@ -28,11 +34,11 @@ def _rows(count: int, seed: int) -> torch.Tensor:
 @given(
     runs=st.lists(st.integers(1, 5), min_size=1, max_size=6),
     rewrites=st.integers(0, 3),
-    forked_at=st.floats(0, 1),
+    copied_at=st.floats(0, 1),
     by_slot=st.booleans(),
 )
 def test_reads_what_was_written_last(
-    runs: list[int], rewrites: int, forked_at: float, by_slot: bool
+    runs: list[int], rewrites: int, copied_at: float, by_slot: bool
 ) -> None:
     capacity = sum(runs)
     buffer = _buffer(capacity, by_slot=by_slot)
@@ -49,42 +55,42 @@ def test_reads_what_was_written_last(
         keys, values = buffer.read(layer, capacity)
         assert torch.equal(keys.transpose(0, 1), expected + layer)
         assert torch.equal(values.transpose(0, 1), expected - layer)
-    prefix = int(forked_at * capacity)
-    fork = buffer.fork(prefix, capacity + 3)
-    assert (fork.length, fork.capacity) == (prefix, capacity + 3)
-    assert torch.equal(fork.read(0, prefix)[0], buffer.read(0, prefix)[0])
-    for one in (buffer, fork):
+    prefix = int(copied_at * capacity)
+    copy = _copy(buffer, prefix, capacity + 3)
+    assert (copy.length, copy.capacity) == (prefix, capacity + 3)
+    assert torch.equal(copy.read(0, prefix)[0], buffer.read(0, prefix)[0])
+    for one in (buffer, copy):
         steps = [step * WIDTH for step in (one.head_step, one.slot_step)]
         assert [*one.keys_HSD[0].stride()[:2]] == steps or 1 in one.keys_HSD[0].shape
 
 
-def test_a_fork_is_a_copy() -> None:
+def test_what_was_taken_is_a_copy() -> None:
     buffer = _buffer(4)
     buffer.write(0, 0, _rows(2, 0), _rows(2, 1))
     buffer.commit(2)
-    fork = buffer.fork(2, 4)
-    before = fork.read(0, 2)[0].clone()
+    copy = _copy(buffer, 2, 4)
+    before = copy.read(0, 2)[0].clone()
     buffer.write(0, 0, _rows(2, 2), _rows(2, 3))
-    assert torch.equal(fork.read(0, 2)[0], before)
+    assert torch.equal(copy.read(0, 2)[0], before)
 
 
 @given(lengths=st.lists(st.integers(0, 6), min_size=1, max_size=3), turns=st.permutations(range(4)))
-def test_a_lent_place_is_as_good_as_a_fork(lengths: list[int], turns: list[int]) -> None:
+def test_a_lent_place_is_as_good_as_a_copy(lengths: list[int], turns: list[int]) -> None:
     """Whoever writes last, each reads its own prefix and its own scratch, out of one memory."""
     full = _buffer(9)
     for layer in range(LAYERS):
         full.write(layer, 0, _rows(6, layer), _rows(6, layer + 9))
     full.commit(6)
-    forks = [full.fork(6, 9), *(full.fork(length, 9) for length in lengths)]
+    copies = [_copy(full, length, 9) for length in (6, *lengths)]
     lent = [full, *(full.lend(length) for length in lengths)]
     for number in [turn for turn in turns if turn < len(lent)] * 2:
         for layer in range(LAYERS):
             stop = lent[number].length + 3
             rows = _rows(3, 20 + number)
-            for one in (lent[number], forks[number]):
+            for one in (lent[number], copies[number]):
                 one.write(layer, stop - 3, rows, -rows)
             for ours, theirs in zip(
-                lent[number].read(layer, stop), forks[number].read(layer, stop), strict=True
+                lent[number].read(layer, stop), copies[number].read(layer, stop), strict=True
             ):
                 assert torch.equal(ours, theirs)
     assert len({keys.data_ptr() for one in lent for keys in one.keys_HSD}) == LAYERS
@@ -101,7 +107,7 @@ def test_only_committed_tokens_are_shared() -> None:
     buffer = _buffer(4)
     buffer.commit(2)
     with pytest.raises(AssertionError, match="only committed"):
-        buffer.fork(3, 8)
+        _copy(buffer, 3, 8)
     with pytest.raises(AssertionError, match="only grows"):
         buffer.commit(1)
 

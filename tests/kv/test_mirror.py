@@ -59,7 +59,7 @@ def _rows(part: Buffer | Slice) -> list[torch.Tensor]:
     return [*part.keys, *part.values]
 
 
-ACTIONS = ("new", "forward", "fork", "cut", "split", "extend", "host", "device", "withdraw", "drop")
+ACTIONS = ("new", "forward", "take", "cut", "split", "extend", "host", "device", "withdraw", "drop")
 
 
 @settings(max_examples=60, deadline=None)
@@ -89,8 +89,9 @@ def _act(pair: Pair, action: str, number: int, buffers: list[Buffer], slices: li
             buffers.append(pair.new(CAPACITY))
         case "forward":
             pair.forward(buffer, number % 5)
-        case "fork":
-            buffers.append(buffer.fork(buffer.length // 2, CAPACITY))
+        case "take":
+            buffers.append(pair.new(CAPACITY))
+            buffers[-1].take(buffer, buffer.length // 2)
         case "cut" if buffer.length:
             slices.append(buffer.cut(number % buffer.length, buffer.length))
         case "withdraw":
@@ -178,7 +179,8 @@ def test_what_was_let_go_makes_room_for_what_is_due() -> None:
     pair.kv.new_buffer = short
     kept, old = pair.new(CAPACITY), pair.new(CAPACITY)
     pair.forward(kept, 4)
-    third = kept.fork(3, CAPACITY)
+    third = pair.new(CAPACITY)
+    third.take(kept, 3)
     for _ in range(2):
         with pytest.raises(torch.OutOfMemoryError):
             pair.told()
@@ -189,7 +191,7 @@ def test_what_was_let_go_makes_room_for_what_is_due() -> None:
     assert len(pair.kv.parts) == 2
 
 
-@pytest.mark.parametrize("action", ["fork", "cut", "extend", "write", "host", "split"])
+@pytest.mark.parametrize("action", ["take", "cut", "extend", "write", "host", "split"])
 def test_nothing_is_freed_before_its_last_reader(action: str) -> None:
     """The leader has let go of what a follower, short of memory, has still to read or write."""
     pair = Pair()
@@ -202,8 +204,8 @@ def test_nothing_is_freed_before_its_last_reader(action: str) -> None:
     late = pair.new(CAPACITY)
     slices: list[Slice] = []
     match action:
-        case "fork":
-            late = source.fork(3, CAPACITY)
+        case "take":
+            late.take(source, 3)
         case "cut":
             slices = [source.cut(1, 4)]
         case "extend":
@@ -237,7 +239,7 @@ def test_what_was_lost_cannot_be_used() -> None:
     pair.mirror.lose()
     fresh = pair.new(CAPACITY)
     uses: list[Callable[[], Any]] = [
-        partial(buffer.fork, 1, CAPACITY),
+        partial(fresh.take, buffer, 1),
         partial(buffer.cut, 0, 1),
         partial(fresh.extend, rows),
         partial(rows.split, 1),
@@ -256,7 +258,7 @@ def test_what_was_lost_cannot_be_used() -> None:
 
 
 def test_a_part_with_a_home_is_told_to_its_own_set_alone() -> None:
-    """Both sets have the context; a branch is one's: forked, cut, kept on the host, back."""
+    """Both sets have the context; a branch is one's: copied, cut, kept on the host, back."""
     mirror = Mirror()
     sets = [
         FollowerKV(lambda capacity: Buffer(capacity=capacity, **SHAPE), DEVICES, number)
@@ -271,7 +273,8 @@ def test_a_part_with_a_home_is_told_to_its_own_set_alone() -> None:
         branch.commit(6)
         rows = branch.cut(2, 6)
         back = rows.on_host().on(DEVICES)
-        again = branch.fork(5, CAPACITY)
+        again = MirroredBuffer(mirror, home=home, capacity=CAPACITY, **SHAPE)
+        again.take(branch, 5)
         again.extend(back.cut(0, 2))
         assert all(part.is_meta == bool(home) for part in (*_rows(branch), *_rows(back)))
         kept += [branch, rows, back, again]

@@ -139,7 +139,7 @@ def test_what_lost_ranks_held_is_never_used(pool: RankPool, job: ImageJob) -> No
         written(model, job, tree)
     assert (raised.value.code, raised.value.retryable) == ("rank.lost", True)
     with pytest.raises(RankError):
-        buffer.fork(0, 2)
+        model.new_buffer(2).take(buffer, 0)
 
 
 def test_ranks_that_heads_cannot_be_split_over_are_refused() -> None:

@@ -267,7 +267,8 @@ def test_11b_kv_reuse(open_scene: Any) -> None:
     case.close("ar_prefix_kv", torch.stack(kv))
     branches = []
     for ids, prefix in ((layout.ids, reusable), (layout.unconditional_ids, shared)):
-        buffer = context.fork(prefix, len(ids))
+        buffer = network.new_buffer(len(ids))
+        buffer.take(context, prefix)
         network.prefill(layout, ids, scene.sources, buffer, layout.target.live_start)
         branches.append(network.branch(layout, buffer))
     _close_run(scene, branches, case["initial_latents"])

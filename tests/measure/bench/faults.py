@@ -1,6 +1,6 @@
 """Faults planted below the bench, in the engine of one variant alone. The bench is told nothing.
 
-`Buffer.fork` is only called where a branch starts from K/V that are there already: the reuse path.
+`Buffer.take` is only called where a branch starts from K/V that are there already: the reuse path.
 """
 
 from collections.abc import Callable
@@ -47,26 +47,25 @@ def empty_source_image(patch: pytest.MonkeyPatch) -> None:
 
 def shift_negative_branch(patch: pytest.MonkeyPatch) -> None:
     """The negative branch takes over rows that stand one slot too late."""
-    original = Buffer.fork
+    original = Buffer.take
 
-    def fork(self: Buffer, prefix: int, capacity: int) -> Buffer:
-        forked = original(self, prefix, capacity)
-        if prefix < self.length:
-            for rows in (*forked.keys_HSD, *forked.values_HSD):
+    def take(self: Buffer, other: Buffer, prefix: int) -> None:
+        original(self, other, prefix)
+        if prefix < other.length:
+            for rows in (*self.keys_HSD, *self.values_HSD):
                 rows[:, 1:prefix] = rows[:, : prefix - 1].clone()
-        return forked
 
-    patch.setattr(Buffer, "fork", fork)
+    patch.setattr(Buffer, "take", take)
 
 
 def sleep_in_recompute(patch: pytest.MonkeyPatch) -> None:
     """The baseline waits where K/V would be received: a phase in which a gain is expected."""
     original = BranchBuilder._started
 
-    def started(self: Any, ids: Any) -> Any:
+    def started(self: Any, *arguments: Any) -> Any:
         if self._prefixes is None:
             sleep(0.15)
-        return original(self, ids)
+        return original(self, *arguments)
 
     patch.setattr(BranchBuilder, "_started", started)
 
@@ -104,27 +103,25 @@ def other_noise(patch: pytest.MonkeyPatch) -> None:
 
 def rounded_hand_off(patch: pytest.MonkeyPatch) -> None:
     """K/V pass through bfloat16 on their way from the AR stage."""
-    original = Buffer.fork
+    original = Buffer.take
 
-    def fork(self: Buffer, prefix: int, capacity: int) -> Buffer:
-        forked = original(self, prefix, capacity)
-        for rows in (*forked.keys_HSD, *forked.values_HSD):
+    def take(self: Buffer, other: Buffer, prefix: int) -> None:
+        original(self, other, prefix)
+        for rows in (*self.keys_HSD, *self.values_HSD):
             rows[:, :prefix] = rows[:, :prefix].to(torch.bfloat16).to(rows.dtype)
-        return forked
 
-    patch.setattr(Buffer, "fork", fork)
+    patch.setattr(Buffer, "take", take)
 
 
 def broken_hand_off(patch: pytest.MonkeyPatch) -> None:
     """Some of the K/V that are taken over are no numbers."""
-    original = Buffer.fork
+    original = Buffer.take
 
-    def fork(self: Buffer, prefix: int, capacity: int) -> Buffer:
-        forked = original(self, prefix, capacity)
-        forked.values_HSD[0][:, prefix - 1] = torch.nan
-        return forked
+    def take(self: Buffer, other: Buffer, prefix: int) -> None:
+        original(self, other, prefix)
+        self.values_HSD[0][:, prefix - 1] = torch.nan
 
-    patch.setattr(Buffer, "fork", fork)
+    patch.setattr(Buffer, "take", take)
 
 
 def silent_recompute(patch: pytest.MonkeyPatch) -> None:
@@ -139,14 +136,13 @@ def silent_recompute(patch: pytest.MonkeyPatch) -> None:
 
 
 def _flag_forks(patch: pytest.MonkeyPatch) -> None:
-    original = Buffer.fork
+    original = Buffer.take
 
-    def fork(self: Buffer, prefix: int, capacity: int) -> Buffer:
-        forked: Any = original(self, prefix, capacity)
-        forked.is_forked = True
-        return forked
+    def take(self: Any, other: Buffer, prefix: int) -> None:
+        original(self, other, prefix)
+        self.is_forked = True
 
-    patch.setattr(Buffer, "fork", fork)
+    patch.setattr(Buffer, "take", take)
 
 
 def _mark_forks(

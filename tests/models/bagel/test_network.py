@@ -222,7 +222,9 @@ def test_a_prefix_is_the_context_without_the_text(
 ) -> None:
     full = _filled(wide, Writer(MARKERS, edit.full).noise(TokenGrid(2, 3)).layout, source)
     layout = Writer(MARKERS, edit.without_text).noise(TokenGrid(2, 3)).layout
-    view = wide.branch(layout, full.block.buffer.fork(edit.without_text.length, layout.length))
+    buffer = wide.new_buffer(layout.length)
+    buffer.take(full.block.buffer, edit.without_text.length)
+    view = wide.branch(layout, buffer)
     own = _filled(wide, layout, source)
     both = wide.velocities([_live([view, own], _noise())], (400, 401))[0]
     assert torch.equal(both[0], both[1])
