@@ -510,7 +510,7 @@ def test_attempts_count_on_from_the_journal(floor: Floor, some: Some) -> None:
 
 def test_loads_are_told_with_the_replica(floor: Floor, some: Some) -> None:
     # Neither is through before the other is up.
-    floor.environment = {0: {"PACE_S": "0.1"}, 1: {"PACE_S": "0.1"}}
+    floor.environment = {0: {"PACE_S": "0.3"}, 1: {"PACE_S": "0.3"}}
     events = floor.run(some(10))
     assert sorted(e.replica for e in events if isinstance(e, ModelLoaded)) == [0, 1]  # type: ignore[type-var]
 
