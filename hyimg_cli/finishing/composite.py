@@ -14,12 +14,15 @@ from hyimg_cli.finishing.planes import (
     Mask,
     Pixels,
     Plane,
+    beyond_of,
     blurred,
     distance_to,
+    length,
     luma,
     numbers,
     opponent,
     planes,
+    range_within,
     resized,
     scale_of,
 )
@@ -111,11 +114,7 @@ def _matte(reference: Plane, drawn: Plane, mask: Mask, edited: Mask) -> Plane:
     """
     scale, away = scale_of(mask.shape), distance_to(mask)
     own, other = (blurred(opponent(levels), _SIGMA * scale) for levels in (reference, drawn))
-    low, high = (
-        filtered(own, (1, 3, 3)) for filtered in (ndimage.minimum_filter, ndimage.maximum_filter)
-    )
-    beyond = np.maximum(other - high, 0) + np.maximum(low - other, 0)
-    size = np.sqrt(np.square(beyond).sum(0))
+    size = length(beyond_of(other, *range_within(own, 1)))
     quiet = size[distance_to(edited) > _QUIET * scale]
     noise = float(quiet.mean()) if quiet.size else 0.0
     differs = np.clip((size / max(_LEAST, _OVER * noise) - 1) / (_WHOLE - 1), 0, 1)

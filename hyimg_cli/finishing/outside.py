@@ -12,6 +12,7 @@ from hyimg_cli.finishing.planes import (
     Mask,
     Pixels,
     Plane,
+    length,
     numbers,
     opponent,
     planes,
@@ -182,7 +183,7 @@ def _measures(
     plain = drift.undone(reduced(m, 2)) - reduced(m, 2)
     # Without the blurred rim of the edit, which is of its colours.
     edited = _wider(found.mask)
-    taken = float(np.sqrt(np.square(opponent(plain)).sum(0)).mean())
+    taken = float(length(opponent(plain)).mean())
     return Measures(
         drift=taken,
         noise=found.noise,

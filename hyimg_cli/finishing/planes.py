@@ -38,6 +38,27 @@ def opponent(levels: Plane) -> Plane:
     return np.tensordot(_OPPONENT, levels, axes=1)
 
 
+def length(colours: Plane) -> Plane:
+    """How far each pixel of differences [3, Y, X] is from none, [Y, X]."""
+    return np.asarray(np.sqrt(np.square(colours).sum(0)))
+
+
+def range_within(plane: Plane, reach: int, spare: float = 0.0) -> tuple[Plane, Plane]:
+    """The lowest and the highest value of each channel within `reach` pixels, and by the part
+    `spare` of their distance further apart.
+    """
+    size = (1, 2 * reach + 1, 2 * reach + 1)
+    low = ndimage.minimum_filter(plane, size, mode="nearest")
+    high = ndimage.maximum_filter(plane, size, mode="nearest")
+    more = spare * (high - low)
+    return low - more, high + more
+
+
+def beyond_of(plane: Plane, low: Plane, high: Plane) -> Plane:
+    """How far values are from those between `low` and `high`, with their sign."""
+    return np.asarray(np.maximum(plane - high, 0) - np.maximum(low - plane, 0))
+
+
 def luma(levels: Plane) -> Plane:
     """Lightness in levels."""
     return np.tensordot(np.array([0.2126, 0.7152, 0.0722], np.float32), levels, axes=1)

@@ -13,11 +13,14 @@ from scipy import ndimage, optimize
 from hyimg_cli.finishing.planes import (
     Mask,
     Plane,
+    beyond_of,
     blurred,
     disc,
     distance_to,
+    length,
     numbers,
     opponent,
+    range_within,
     reduced,
     resized,
     scale_of,
@@ -93,22 +96,9 @@ def views(reference: Plane) -> list[BlurredView]:
         smooth = blurred(colours, sigma * scale)
         slopes = np.gradient(smooth, axis=(1, 2))
         slope = np.sqrt(sum(np.square(one).sum(0) for one in slopes))
-        near, far = (_range_within(smooth, *how) for how in (_NEAR, _FAR))
+        near, far = (range_within(smooth, *how) for how in (_NEAR, _FAR))
         found.append(BlurredView(sigma, near, far, np.asarray(slope, np.float32)))
     return found
-
-
-def _range_within(plane: Plane, reach: int, spare: float) -> tuple[Plane, Plane]:
-    size = (1, 2 * reach + 1, 2 * reach + 1)
-    low = ndimage.minimum_filter(plane, size, mode="nearest")
-    high = ndimage.maximum_filter(plane, size, mode="nearest")
-    more = spare * (high - low)
-    return low - more, high + more
-
-
-def _beyond(plane: Plane, low: Plane, high: Plane) -> Plane:
-    """How far values are from those between `low` and `high`, with their sign."""
-    return np.asarray(np.maximum(plane - high, 0) - np.maximum(low - plane, 0))
 
 
 def region(drawn: Plane, seen: list[BlurredView], valid: Mask) -> Found:
@@ -123,8 +113,8 @@ def region(drawn: Plane, seen: list[BlurredView], valid: Mask) -> Found:
     difference, sharp = np.zeros_like(colours), np.zeros(shape, np.float32)
     for number, view in enumerate(seen):
         smooth = blurred(colours, view.sigma * scale)
-        beyond = _beyond(smooth, *view.near)
-        size = np.sqrt(np.square(beyond).sum(0)) * valid
+        beyond = beyond_of(smooth, *view.near)
+        size = length(beyond) * valid
         noise = noise_of(size[valid], view.slope[valid], _LEAST_NOISE[number])
         level = noise.at(view.slope)
         over = (size > _WEAK_Z * level) & (size > _WEAK[number])
@@ -136,7 +126,7 @@ def region(drawn: Plane, seen: list[BlurredView], valid: Mask) -> Found:
             fine, difference = fine | over, beyond
         weak |= over
         # Lines that the redraw moved by more than a pixel are weak, but not strong.
-        sure = np.sqrt(np.square(_beyond(smooth, *view.far)).sum(0)) * valid
+        sure = length(beyond_of(smooth, *view.far)) * valid
         strong |= (sure > _STRONG_Z * level) & (sure > _STRONG[number])
         sizes.append(size)
         noises.append(noise.floor)
@@ -210,9 +200,8 @@ def _tight(
     around = distance_to(reduced(numbers(kept), step) > 0)
     over = np.zeros(inside.shape, bool)
     for sigma, least in zip(_TAIL_SIGMAS, _TAIL, strict=True):
-        # What the regions hold is left out, so that it does not spill.
         mean, trust = spread(difference, free, sigma * scale / step)
-        size = np.sqrt(np.square(mean).sum(0)) * (trust > 0.02)
+        size = length(mean) * (trust > 0.02)
         quiet = size[(around > 2 * sigma * scale / step) & (free > 0)]
         noise = float(np.quantile(quiet, 0.7)) if quiet.size > 64 else 1.0
         over |= size > max(least, _TAIL_Z * noise)

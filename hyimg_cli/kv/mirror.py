@@ -5,7 +5,7 @@ made there too.
     follower   a FollowerKV: the same things by number, changed in the same order
 
 Rows are written by the forwards, on each side its own. Changes may be made later than they were
-noted: what a cut copies, or a fork, only a forward changes, and it comes behind them. When parts
+noted: what is cut or taken, only a forward changes, and it comes behind them. When parts
 are lost, all that was made before is void: using it is an error and never a wrong row.
 
 A part with a home is one set of ranks' alone: `home` 0 is the leader's. What is made of it has the

@@ -43,7 +43,7 @@ SUFFIXES = frozenset(
         *(".heic", ".heics", ".heif", ".heifs", ".hif"),
     )
 )
-# What phones write, which Pillow reads with a library beside it.
+# What phones write, which Pillow reads with a library beside it; some AVIF begins so, too.
 _HEIF = re.compile(rb"....ftyp(hei[cmsx]|hev[cmsx]|mif1|msf1)", re.DOTALL)
 # Enough for what a file says of its channels.
 _HEAD_BYTES = 1 << 16
@@ -254,19 +254,23 @@ def opened_picture(path: Path, file: IO[bytes]) -> Iterator[ImageFile.ImageFile]
     if not start:
         raise _fault("empty", "the file is empty", path, "copy or save it again")
     file.seek(0)
+    is_heif = _HEIF.match(start) is not None
+    reads_heif = is_heif and _knows_heif()
     with warnings.catch_warnings():
         # Sizes are checked below; what else Pillow warns of is repaired by it or fails later on.
         warnings.simplefilter("ignore")
         try:
-            image = Image.open(file, formats=("HEIF",) if _is_heif(path, start) else FORMATS)
-        except SourceImageError:
-            raise
+            image = Image.open(file, formats=(*FORMATS, "HEIF") if reads_heif else FORMATS)
         except Image.DecompressionBombError as error:
             # Only Pillow's message tells how many.
             count = re.search(r"[0-9]+", str(error))
             raise _too_large(path, f"{int(count[0]):,}" if count else "too many") from error
         except _DECODER_ERRORS as error:
-            if _MAGIC.match(start) or _HEIF.match(start):
+            if is_heif and not reads_heif:
+                what = "HEIC is read by pillow-heif, which is missing"
+                hint = "pip install 'hyimg-cli[heif]', or convert it to JPEG or PNG"
+                raise _fault("no-heif", what, path, hint) from error
+            if _MAGIC.match(start) or is_heif:
                 raise _truncated(path) from error
             hint = f"give one of {', '.join(FORMATS)}"
             raise _fault("not-an-image", "this is not a picture", path, hint) from error
@@ -275,20 +279,9 @@ def opened_picture(path: Path, file: IO[bytes]) -> Iterator[ImageFile.ImageFile]
             yield image
 
 
-def _is_heif(path: Path, start: bytes) -> bool:
-    """True for a phone's HEIC, which can be read from now on. Raises SourceImageError where the
-    library is missing.
-    """
-    if not _HEIF.match(start):
-        return False
-    if not _knows_heif():
-        hint = "pip install 'hyimg-cli[heif]', or convert it to JPEG or PNG"
-        raise _fault("no-heif", "HEIC is read by pillow-heif, which is missing", path, hint)
-    return True
-
-
 @cache
 def _knows_heif() -> bool:
+    """True if Pillow reads HEIC from now on."""
     if find_spec("pillow_heif") is None:
         return False
     from pillow_heif import register_heif_opener

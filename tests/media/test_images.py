@@ -283,6 +283,17 @@ def test_a_damaged_heic(tmp_path: Path) -> None:
     assert refusal(path).code == "source.truncated"
 
 
+@pytest.mark.parametrize("has_library", [True, False])
+def test_an_avif_that_begins_like_a_heic(
+    save: Save, monkeypatch: pytest.MonkeyPatch, has_library: bool
+) -> None:
+    monkeypatch.setattr(images, "_knows_heif", images._knows_heif if has_library else lambda: False)
+    path = save(two_tone(size=(64, 32)), "a.avif")
+    data = path.read_bytes()
+    path.write_bytes(data[:8] + b"mif1" + data[12:])
+    assert read_image(path).pixels.shape == (32, 64, 3)
+
+
 def test_a_heic_without_the_library_is_told_what_reads_it(
     put: Callable[[bytes], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

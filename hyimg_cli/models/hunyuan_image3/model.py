@@ -120,7 +120,7 @@ class HunyuanImage3ForCausalMM(nn.Module):
         `ids` are the layout's conditional or unconditional ids. Rows `[buffer.length, stop)` enter
         the transformer, which must be at least one.
         """
-        x_TM, rope, query_block = self._entering(layout, ids, sources, buffer, stop)
+        x_TM, rope, query_block = self._entering((layout, ids, sources, buffer, stop))
         hidden_TM = self.model(x_TM, rope, [query_block])
         buffer.commit(stop)
         last_M: Tensor = hidden_TM[-1]
@@ -131,20 +131,14 @@ class HunyuanImage3ForCausalMM(nn.Module):
         lacking = [one for one in prefills if one[3].length < one[4]]
         if not lacking:
             return
-        rows, ropes, query_blocks = zip(*(self._entering(*one) for one in lacking), strict=True)
+        rows, ropes, query_blocks = zip(*map(self._entering, lacking), strict=True)
         self.model.branches(torch.cat(rows), joined(ropes), query_blocks)
         for _, _, _, buffer, stop in lacking:
             buffer.commit(stop)
 
-    def _entering(
-        self,
-        layout: Layout,
-        ids: Sequence[int],
-        sources: Sequence[SourceRows],
-        buffer: Buffer,
-        stop: int,
-    ) -> tuple[Tensor, Rope, QueryBlock]:
+    def _entering(self, prefill: Prefill) -> tuple[Tensor, Rope, QueryBlock]:
         """What a prefill's rows are, where they stand, and what they see."""
+        layout, ids, sources, buffer, stop = prefill
         start = buffer.length
         x_TM = self._embed(ids[start:stop])
         for block, rows in zip(layout.sources, sources, strict=True):

@@ -129,11 +129,11 @@ class BranchBuilder:
         if there were such. One process, where it reuses, computes what is behind it as another run:
         on a CPU its bits are promised, elsewhere they depend on the batch.
         """
-        first, *others = (one.own for one in started)
+        first = PrefixSource(started[0].own.ids, started[0].buffer, is_ar_stage=False)
         is_any = False
-        for own, one, rows in zip(others, started[1:], lacking[1:], strict=True):
-            pairs = enumerate(zip(first.ids, own.ids, strict=False))
-            common = next((n for n, (a, b) in pairs if a != b), own.live_start)
+        for one, rows in zip(started[1:], lacking[1:], strict=True):
+            own = one.own
+            common = first.shared_with(own.ids, own.live_start)
             ends = accumulate(segment.length for segment in self._shareable(own))
             if own.live_start - rows < common < own.live_start and common not in ends:
                 one.buffer.withdraw(common)
