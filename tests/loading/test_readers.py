@@ -108,7 +108,8 @@ def test_a_file_that_was_cut_short_meanwhile_is_an_error(tmp_path: Path) -> None
 @pytest.mark.skipif(sys.platform != "linux", reason="another kernel makes pages as it likes")
 def test_pages_are_there_before_they_are_written_to() -> None:
     """Also of memory that begins and ends inside a page, whose neighbours are left alone."""
-    memory = torch.empty(1 << 26, dtype=torch.uint8)[100:-100]
+    # A mapping of its own: what `torch.empty` gives may be memory that another test has left.
+    memory = torch.frombuffer(mmap.mmap(-1, 1 << 26), dtype=torch.uint8)[100:-100]
     before = _resident_bytes()
     readers.make_pages(memory)
     assert _resident_bytes() - before > len(memory) - (1 << 22)
