@@ -11,6 +11,7 @@ from scipy import ndimage
 from hyimg_cli.finishing.colour import Drift
 from hyimg_cli.finishing.placement import Placement, mapped_back
 from hyimg_cli.finishing.planes import (
+    NEVER_DARK,
     Mask,
     Pixels,
     Plane,
@@ -42,20 +43,23 @@ class Layers:
     """What is blended, in the size that was drawn and placed as what was shown.
 
     `matte` [Y, X] from 0 to 1; `detail` [Y, X], how much of the source's own fine lightness belongs
-    on the edit; `around`: 1 where nothing was edited, and all of it does.
+    on the edit; `around`: 1 where nothing was edited, and all of it does. `light`: as it was found;
+    the source's own pixels are lit by it.
     """
 
     matte: Plane
     detail: Plane
     around: Plane
+    light: Plane
 
 
-def layers(reference: Plane, drawn: Plane, mask: Mask, edited: Mask) -> Layers:
+def layers(reference: Plane, drawn: Plane, mask: Mask, edited: Mask, light: Plane) -> Layers:
     """From levels [3, Y, X] whose motion and drift are undone. `mask`: what is put back of all that
     was `edited`.
     """
     detail, around = _detail(reference, drawn), numbers(~edited)
-    return Layers(_matte(reference, drawn, mask, edited), detail * (1 - around), around)
+    matte = np.maximum(_matte(reference, drawn, mask, edited), resized(light[3], mask.shape))
+    return Layers(matte, detail * (1 - around), around, light)
 
 
 def composite(
@@ -97,6 +101,8 @@ def composite(
         lost = own - fitted
         redraw += luma(lost) * resized(what.detail, shape, _in(what.detail, box))
         redraw += lost * resized(what.around, shape, _in(what.around, box))
+        gain, trust = np.split(resized(what.light, shape, _in(what.light, box)), [3])
+        redraw += trust * (own + gain * (own + NEVER_DARK) - redraw)
         alpha = levels.astype(np.float32) / 255
         blended = np.clip(np.round(own + alpha * (redraw - own)), 0, 255).astype(np.uint8)
         # Selected, not computed: what lies outside is copied.

@@ -59,6 +59,7 @@ class Edit:
     spill: float | None
     reference: Plane
     drawn: Plane
+    light: Plane
 
 
 @dataclass(frozen=True)
@@ -106,10 +107,11 @@ def edit_of(
     if own is not None:
         spill = float((found.mask & ~own).sum() / found.mask.sum()) if found.mask.any() else 0.0
         mask = own if mode == _INSTEAD else found.mask & own
-    reasons = measures.reasons
+    reasons, light = measures.reasons, found.light
     if own is not None and mode == _INSTEAD and reasons:
         # The user knows where; drift of a picture that is another one altogether is none.
         reasons, drift, moved = (), unmoved(drift), motion.applied(m)
+        light = np.zeros_like(light)
     kind: Kind = "global" if reasons else "local" if mask.any() else "none"
     difference = _distance(r, m, mask)
     return Edit(
@@ -126,6 +128,7 @@ def edit_of(
         spill,
         r,
         moved,
+        light,
     )
 
 
@@ -149,7 +152,7 @@ def put_back(
         return Result(np.concatenate(strips), np.full((height, width), 255, np.uint8))
     is_whole = bool(edit.measures.reasons)
     left = np.ones_like(edit.mask) if is_whole else edit.mask | edit.found
-    what = layers(edit.reference, edit.drawn, edit.mask, left)
+    what = layers(edit.reference, edit.drawn, edit.mask, left, edit.light)
     limit = None if given is None else numbers(given > 127)
     return Result(*composite(source, drawn, reference, edit.placement, edit.drift, what, limit))
 
@@ -169,12 +172,12 @@ def _compared(r: Plane, m: Plane, motion: Motion) -> tuple[Drift, Found, Plane]:
     for _ in range(2):
         drift = drift_of(small_r, small_m, mask, scale / step)
         level = drift.undone(small_m, small_r)
-        mask = region(level, seen, small_valid).mask
+        mask = region(level, small_r, seen, small_valid).mask
     assert mask is not None, "there were turns"
     whole = resized(numbers(mask), shape) > 0.25
     drift = drift_of(r, moved, None if whole.mean() > _MOST_AREA else whole, scale)
     level = drift.undone(moved, r)
-    return drift, region(level, views(r), valid), level
+    return drift, region(level, r, views(r), valid), level
 
 
 def _measures(

@@ -11,6 +11,7 @@ import numpy as np
 from scipy import ndimage, optimize
 
 from hyimg_cli.finishing.planes import (
+    NEVER_DARK,
     Mask,
     Plane,
     beyond_of,
@@ -51,6 +52,10 @@ _SHARPNESS = np.array([4.0, 1.0, 1.0], np.float32)
 _SKIN, _SKIN_PART, _SKIN_NOISE, _THIN = 4.0, 0.45, 8.0, 6.0
 # Soft ends (shadows, light) of a region, as far as they hang together with it.
 _TAIL_SIGMAS, _TAIL, _TAIL_Z, _TAIL_REACH = (4.0, 8.0), (2.0, 1.3), 3.0, 96.0
+# Light: a gain that is smooth over so much, which explains all but these parts of the squares of
+# what differs, there and across the region's border. It differs by so much, and less at its ends.
+_GAIN_SIGMA, _LIGHT, _LIGHT_END, _LIGHT_LEFT = 8.0, 2.5, 1.2, 0.6
+_BORDER, _BORDER_LEFT, _LEAST_LIGHT_AREA, _LIGHT_ALONE = 6.0, 0.7, 5e-3, 3.0
 
 
 @dataclass(frozen=True)
@@ -79,13 +84,15 @@ class BlurredView:
 @dataclass(frozen=True)
 class Found:
     """The mask of the edit [Y, X], its connected regions, the noise of the redraw in the middle
-    scale, and the difference there.
+    scale, and the difference there. `light` [4, y, x] is a small picture of the whole: gains of
+    the three channels by light or shade, and how far those are all that was edited, 0 to 1.
     """
 
     mask: Mask
     regions: int
     noise: float
     difference: Plane
+    light: Plane
 
 
 def views(reference: Plane) -> list[BlurredView]:
@@ -101,9 +108,9 @@ def views(reference: Plane) -> list[BlurredView]:
     return found
 
 
-def region(drawn: Plane, seen: list[BlurredView], valid: Mask) -> Found:
-    """What of the drawn levels, drift and motion undone, is an edit of what was `seen`. `valid`:
-    was drawn at all.
+def region(drawn: Plane, reference: Plane, seen: list[BlurredView], valid: Mask) -> Found:
+    """What of the drawn levels, drift and motion undone, is an edit of the reference, of which
+    `seen` are the views. `valid`: was drawn at all.
     """
     shape = valid.shape
     scale = scale_of(shape)
@@ -132,9 +139,11 @@ def region(drawn: Plane, seen: list[BlurredView], valid: Mask) -> Found:
         noises.append(noise.floor)
     kept = _components(weak, strong, sizes[2], scale)
     mask = _tight(kept, fine, sharp, difference, valid, scale)
+    lit, light = _lights(kept, drawn, reference, valid, scale)
+    mask |= lit
     mask = _to_the_border(mask | _filled(_solid(mask, scale)), valid)
     regions = int(ndimage.label(_closed(mask, max(1.0, _CLOSING * scale)), np.ones((3, 3)))[1])
-    return Found(mask, regions, noises[1], sizes[1])
+    return Found(mask, regions, noises[1], sizes[1], light)
 
 
 def noise_of(size: np.ndarray, slope: np.ndarray, least: float) -> Noise:
@@ -211,6 +220,51 @@ def _tight(
     own = np.unique(labels[(around == 0) & over])
     tails = np.isin(labels, own[own > 0])
     return np.asarray(base | ((resized(numbers(tails), kept.shape) > 0.5) & ~base & valid))
+
+
+def _lights(
+    kept: Mask, drawn: Plane, reference: Plane, valid: Mask, scale: float
+) -> tuple[Mask, Plane]:
+    """Regions that are light or shade, and those that are so faint that nothing of them is a strong
+    difference; and the light itself, out to its soft ends.
+    """
+    step = 2 if min(kept.shape) >= 256 else 1
+    near, whole = scale / step, numbers(reduced(numbers(valid), step) > 0.99)
+    own, other = (blurred(reduced(levels, step), 2 * near) for levels in (reference, drawn))
+    base, sigma = own + NEVER_DARK, _GAIN_SIGMA * near
+    power = np.maximum(blurred(np.square(base) * whole, sigma), 1.0)
+    gain = blurred((other - own) * base * whole, sigma) / power
+    light, differs = opponent(gain * base), opponent(other - own)
+    size = length(light) * whole
+    left, power = (np.square(one).sum(0) * whole for one in (differs - light, differs))
+    part = blurred(left, sigma) / np.maximum(blurred(power, sigma), 1e-3)
+    over, end = ((size > least) & (part < _LIGHT_LEFT) for least in (_LIGHT, _LIGHT_END))
+    core = _soft(_filled(reduced(numbers(kept), step) > 0), over, size, left, power, near)
+    found, reach = (
+        ndimage.binary_propagation(core, np.ones((3, 3)), mask=core | one) for one in (over, end)
+    )
+    trust = blurred(reach * np.clip((_LIGHT_LEFT - part) * 4, 0, 1), 2 * near)
+    mask = (resized(numbers(found), kept.shape) > 0.5) & valid
+    return np.asarray(mask), np.concatenate([gain, trust[None]]).astype(np.float32)
+
+
+def _soft(core: Mask, over: Mask, size: Plane, left: Plane, power: Plane, near: float) -> Mask:
+    """Of the regions, and of what is light and large besides, those without a sharp border: there
+    no smooth gain explains what differs.
+    """
+    labels, count = ndimage.label(over, np.ones((3, 3)))
+    area = np.bincount(labels.ravel(), minlength=count + 1)
+    top = np.concatenate([[0], ndimage.median(size, labels, np.arange(1, count + 1))])
+    alone = (area >= _LEAST_LIGHT_AREA * over.size) & (top > _LIGHT_ALONE)
+    alone[labels[core]] = alone[0] = False
+    core = core | alone[labels]
+    if not core.any():
+        return core
+    labels, count = ndimage.label(core, np.ones((3, 3)))
+    away, (y, x) = ndimage.distance_transform_edt(~core, return_indices=True)
+    border = (np.maximum(away, distance_to(~core)) <= _BORDER * near) * labels[y, x]
+    rest, whole = (np.bincount(border.ravel(), one.ravel(), count + 1) for one in (left, power))
+    return np.asarray(core & (rest < _BORDER_LEFT * whole)[labels])
 
 
 def _peeled(mask: Mask, size: Plane, scale: float) -> Mask:
