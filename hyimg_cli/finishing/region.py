@@ -54,7 +54,7 @@ _SKIN, _SKIN_PART, _SKIN_NOISE, _THIN = 4.0, 0.45, 8.0, 6.0
 _TAIL_SIGMAS, _TAIL, _TAIL_Z, _TAIL_REACH = (4.0, 8.0), (2.0, 1.3), 3.0, 96.0
 # Light: a gain that is smooth over so much, which explains all but these parts of the squares of
 # what differs, there and across the region's border. It differs by so much, and less at its ends.
-_GAIN_SIGMA, _LIGHT, _LIGHT_END, _LIGHT_LEFT = 8.0, 2.5, 1.2, 0.6
+_GAIN_SIGMA, _LIGHT, _LIGHT_END, _LIGHT_LEFT = 8.0, 2.5, 1.2, 4.0
 _BORDER, _BORDER_LEFT, _LEAST_LIGHT_AREA, _LIGHT_ALONE = 6.0, 0.7, 5e-3, 3.0
 
 
@@ -115,6 +115,7 @@ def region(drawn: Plane, reference: Plane, seen: list[BlurredView], valid: Mask)
     shape = valid.shape
     scale = scale_of(shape)
     colours = opponent(drawn)
+    typical = np.zeros(shape, np.float32)
     strong, weak, fine = (np.zeros(shape, bool) for _ in range(3))
     sizes, noises = [], []
     difference, sharp = np.zeros_like(colours), np.zeros(shape, np.float32)
@@ -136,10 +137,11 @@ def region(drawn: Plane, reference: Plane, seen: list[BlurredView], valid: Mask)
         sure = length(beyond_of(smooth, *view.far)) * valid
         strong |= (sure > _STRONG_Z * level) & (sure > _STRONG[number])
         sizes.append(size)
+        typical = level if number == 1 else typical
         noises.append(noise.floor)
     kept = _components(weak, strong, sizes[2], scale)
     mask = _tight(kept, fine, sharp, difference, valid, scale)
-    lit, light = _lights(kept, drawn, reference, valid, scale)
+    lit, light = _lights(kept, drawn, reference, typical, valid, scale)
     mask |= lit
     mask = _to_the_border(mask | _filled(_solid(mask, scale)), valid)
     regions = int(ndimage.label(_closed(mask, max(1.0, _CLOSING * scale)), np.ones((3, 3)))[1])
@@ -223,7 +225,7 @@ def _tight(
 
 
 def _lights(
-    kept: Mask, drawn: Plane, reference: Plane, valid: Mask, scale: float
+    kept: Mask, drawn: Plane, reference: Plane, noise: Plane, valid: Mask, scale: float
 ) -> tuple[Mask, Plane]:
     """Regions that are light or shade, and those that are so faint that nothing of them is a strong
     difference; and the light itself, out to its soft ends.
@@ -237,13 +239,19 @@ def _lights(
     light, differs = opponent(gain * base), opponent(other - own)
     size = length(light) * whole
     left, power = (np.square(one).sum(0) * whole for one in (differs - light, differs))
-    part = blurred(left, sigma) / np.maximum(blurred(power, sigma), 1e-3)
-    over, end = ((size > least) & (part < _LIGHT_LEFT) for least in (_LIGHT, _LIGHT_END))
-    core = _soft(_filled(reduced(numbers(kept), step) > 0), over, size, left, power, near)
+    core = _filled(reduced(numbers(kept), step) > 0)
+    usual = blurred(np.square(reduced(noise, step)), sigma)
+    quiet = (whole > 0) & (distance_to(core) > 2 * sigma)
+    most = (
+        _LIGHT_LEFT * float(np.median((blurred(power, sigma) / usual)[quiet])) if quiet.any() else 0
+    )
+    part = blurred(left, sigma) / (usual * max(most, _LIGHT_LEFT / 2))
+    over, end = ((size > least) & (part < 2) for least in (_LIGHT, _LIGHT_END))
+    core = _soft(core, over, size, left, power, near) & (part < 2)
     found, reach = (
         ndimage.binary_propagation(core, np.ones((3, 3)), mask=core | one) for one in (over, end)
     )
-    trust = blurred(reach * np.clip((_LIGHT_LEFT - part) * 4, 0, 1), 2 * near)
+    trust = blurred(reach * np.clip(2 - part, 0, 1), 2 * near)
     mask = (resized(numbers(found), kept.shape) > 0.5) & valid
     return np.asarray(mask), np.concatenate([gain, trust[None]]).astype(np.float32)
 
