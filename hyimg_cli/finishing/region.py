@@ -246,7 +246,7 @@ def _lights(
         _LIGHT_LEFT * float(np.median((blurred(power, sigma) / usual)[quiet])) if quiet.any() else 0
     )
     part = blurred(left, sigma) / (usual * max(most, _LIGHT_LEFT / 2))
-    over, end = ((size > least) & (part < 2) for least in (_LIGHT, _LIGHT_END))
+    over, end = (size > _LIGHT) & (part < 1), (size > _LIGHT_END) & (part < 2)
     core = _soft(core, over, size, left, power, near) & (part < 2)
     found, reach = (
         ndimage.binary_propagation(core, np.ones((3, 3)), mask=core | one) for one in (over, end)
