@@ -52,10 +52,11 @@ _SHARPNESS = np.array([4.0, 1.0, 1.0], np.float32)
 _SKIN, _SKIN_PART, _SKIN_NOISE, _THIN = 4.0, 0.45, 8.0, 6.0
 # Soft ends (shadows, light) of a region, as far as they hang together with it.
 _TAIL_SIGMAS, _TAIL, _TAIL_Z, _TAIL_REACH = (4.0, 8.0), (2.0, 1.3), 3.0, 96.0
-# Light: a gain that is smooth over so much, which explains all but these parts of the squares of
-# what differs, there and across the region's border. It differs by so much, and less at its ends.
+# Light: a gain that is smooth over so much, and makes a difference of so much, at its ends of less.
+# What it leaves is at most so many times the usual noise, squared; and at the border, which is so
+# wide to either side, this part of what differs. Alone, without a strong difference: so large.
 _GAIN_SIGMA, _LIGHT, _LIGHT_END, _LIGHT_LEFT = 8.0, 2.5, 1.2, 4.0
-_BORDER, _BORDER_LEFT, _LEAST_LIGHT_AREA, _LIGHT_ALONE = 6.0, 0.7, 5e-3, 3.0
+_BORDER, _BORDER_LEFT, _LEAST_LIGHT_AREA, _LIGHT_ALONE = 6.0, 0.7, 1e-2, 3.0
 
 
 @dataclass(frozen=True)
@@ -115,10 +116,10 @@ def region(drawn: Plane, reference: Plane, seen: list[BlurredView], valid: Mask)
     shape = valid.shape
     scale = scale_of(shape)
     colours = opponent(drawn)
-    typical = np.zeros(shape, np.float32)
     strong, weak, fine = (np.zeros(shape, bool) for _ in range(3))
     sizes, noises = [], []
     difference, sharp = np.zeros_like(colours), np.zeros(shape, np.float32)
+    usual = sharp
     for number, view in enumerate(seen):
         smooth = blurred(colours, view.sigma * scale)
         beyond = beyond_of(smooth, *view.near)
@@ -131,17 +132,16 @@ def region(drawn: Plane, reference: Plane, seen: list[BlurredView], valid: Mask)
         if number == 0:
             sharp = np.sqrt(np.tensordot(_SHARPNESS, np.square(beyond), axes=1))
         if number < 2:
-            fine, difference = fine | over, beyond
+            fine, difference, usual = fine | over, beyond, level
         weak |= over
         # Lines that the redraw moved by more than a pixel are weak, but not strong.
         sure = length(beyond_of(smooth, *view.far)) * valid
         strong |= (sure > _STRONG_Z * level) & (sure > _STRONG[number])
         sizes.append(size)
-        typical = level if number == 1 else typical
         noises.append(noise.floor)
     kept = _components(weak, strong, sizes[2], scale)
     mask = _tight(kept, fine, sharp, difference, valid, scale)
-    lit, light = _lights(kept, drawn, reference, typical, valid, scale)
+    lit, light = _lights(kept, drawn, reference, usual, valid, scale)
     mask |= lit
     mask = _to_the_border(mask | _filled(_solid(mask, scale)), valid)
     regions = int(ndimage.label(_closed(mask, max(1.0, _CLOSING * scale)), np.ones((3, 3)))[1])
@@ -234,18 +234,16 @@ def _lights(
     near, whole = scale / step, numbers(reduced(numbers(valid), step) > 0.99)
     own, other = (blurred(reduced(levels, step), 2 * near) for levels in (reference, drawn))
     base, sigma = own + NEVER_DARK, _GAIN_SIGMA * near
-    power = np.maximum(blurred(np.square(base) * whole, sigma), 1.0)
-    gain = blurred((other - own) * base * whole, sigma) / power
+    square = np.maximum(blurred(np.square(base) * whole, sigma), 1.0)
+    gain = blurred((other - own) * base * whole, sigma) / square
     light, differs = opponent(gain * base), opponent(other - own)
     size = length(light) * whole
     left, power = (np.square(one).sum(0) * whole for one in (differs - light, differs))
     core = _filled(reduced(numbers(kept), step) > 0)
     usual = blurred(np.square(reduced(noise, step)), sigma)
     quiet = (whole > 0) & (distance_to(core) > 2 * sigma)
-    most = (
-        _LIGHT_LEFT * float(np.median((blurred(power, sigma) / usual)[quiet])) if quiet.any() else 0
-    )
-    part = blurred(left, sigma) / (usual * max(most, _LIGHT_LEFT / 2))
+    around = float(np.median((blurred(power, sigma) / usual)[quiet])) if quiet.any() else 0.0
+    part = blurred(left, sigma) / (usual * _LIGHT_LEFT * max(around, 0.5))
     over, end = (size > _LIGHT) & (part < 1), (size > _LIGHT_END) & (part < 2)
     core = _soft(core, over, size, left, power, near) & (part < 2)
     found, reach = (
@@ -257,8 +255,8 @@ def _lights(
 
 
 def _soft(core: Mask, over: Mask, size: Plane, left: Plane, power: Plane, near: float) -> Mask:
-    """Of the regions, and of what is light and large besides, those without a sharp border: there
-    no smooth gain explains what differs.
+    """Of the regions, and of what is light and large besides, those without a sharp border: that no
+    smooth gain explains.
     """
     labels, count = ndimage.label(over, np.ones((3, 3)))
     area = np.bincount(labels.ravel(), minlength=count + 1)
@@ -270,7 +268,7 @@ def _soft(core: Mask, over: Mask, size: Plane, left: Plane, power: Plane, near: 
         return core
     labels, count = ndimage.label(core, np.ones((3, 3)))
     away, (y, x) = ndimage.distance_transform_edt(~core, return_indices=True)
-    border = (np.maximum(away, distance_to(~core)) <= _BORDER * near) * labels[y, x]
+    border = (np.maximum(away, distance_to(~core)) <= max(1.0, _BORDER * near)) * labels[y, x]
     rest, whole = (np.bincount(border.ravel(), one.ravel(), count + 1) for one in (left, power))
     return np.asarray(core & (rest < _BORDER_LEFT * whole)[labels])
 

@@ -79,9 +79,53 @@ def test_lines_that_moved_and_are_sharper_are_no_edit() -> None:
     still, drawn = (blurred(np.stack([one] * 3).astype(np.float32), 0.8) for one in (line, moved))
     drawn += 0.5 * (drawn - blurred(drawn, 1.5))
     everywhere = np.ones((200, 200), bool)
-    assert not region(drawn, views(still), everywhere).mask.any()
+    assert not region(drawn, still, views(still), everywhere).mask.any()
     drawn[0, 95:105, 120:180] += 60
-    assert region(drawn, views(still), everywhere).mask[100, 150]
+    assert region(drawn, still, views(still), everywhere).mask[100, 150]
+
+
+def lit(gain: float) -> Case:
+    """A soft round light of a sharp texture, redrawn with noise."""
+    rng = np.random.default_rng(3)
+    y, x = np.mgrid[:320, :320]
+    light = 1 + gain * np.exp(-((np.hypot(y - 150, x - 170) / 60) ** 2))[..., None]
+    source = blurred(rng.uniform(40, 170, (3, 320, 320)), 0.7).transpose(1, 2, 0)
+    drawn = blurred((source * light).transpose(2, 0, 1), 0.6).transpose(1, 2, 0)
+    drawn += rng.normal(0, 1.5, drawn.shape)
+    source, truth, drawn = (
+        np.round(one).clip(0, 255).astype(np.uint8) for one in (source, source * light, drawn)
+    )
+    reference = blurred(planes(source), 0.6).round().astype(np.uint8).transpose(1, 2, 0)
+    return Case("lit", "relight", source, drawn, reference, truth, light[..., 0] > 1 + gain / 8)
+
+
+def test_a_light_is_followed_to_its_soft_ends_and_lights_the_sources_own_pixels() -> None:
+    one = lit(0.35)
+    edit, result = compared(one)
+    assert edit.kind == "local"
+    assert overlap(edit, one.mask) > 0.7
+    change = np.abs(one.truth.astype(int) - one.source).sum(axis=2)
+    assert change[result.matte > 127].sum() > 0.85 * change.sum()
+    inside = result.matte == 255
+    error = [
+        np.abs(picture.astype(float) - one.truth)[inside].mean()
+        for picture in (result.pixels, one.drawn)
+    ]
+    assert error[0] < 1.0, "the source's own texture, and not its redraw"
+    assert error[1] > 3.0
+    assert np.array_equal(result.pixels[result.matte == 0], one.source[result.matte == 0])
+
+
+def test_what_no_gain_explains_is_not_lit() -> None:
+    """A thing pasted into the light is as it was drawn."""
+    one = lit(0.35)
+    thing = np.random.default_rng(4).integers(0, 256, (60, 60, 3)).astype(np.float32)
+    one.drawn[120:180, 140:200] = blurred(thing.transpose(2, 0, 1), 1.0).transpose(1, 2, 0)
+    edit, result = compared(one)
+    assert edit.kind == "local"
+    inside = slice(126, 174), slice(146, 194)
+    error = np.abs(result.pixels[inside].astype(float) - one.drawn[inside])
+    assert np.median(error) < 4
 
 
 def test_drift_of_tone_and_saturation_is_undone_and_not_made_up_for_other_colours() -> None:
@@ -207,7 +251,7 @@ def test_the_matte_ends_where_the_redraw_is_the_source_and_follows_what_is_not()
     drawn[:, 200:300, 200:308] = 60
     mask = np.zeros((512, 512), bool)
     mask[200:300, 200:300] = True
-    matte = layers(reference, drawn, mask, mask).matte
+    matte = layers(reference, drawn, mask, mask, np.zeros((4, 256, 256), np.float32)).matte
     assert matte[mask].min() == 1
     left, right = matte[210:290, 193].mean(), matte[210:290, 302].mean()
     assert left < 0.02, "noise of the redraw stays out"
