@@ -165,10 +165,13 @@ def warn_of_slow_kernel(device: torch.device, dtype: torch.dtype) -> None:
     """
     if dtype != torch.bfloat16 or torch.cuda.get_device_capability(device)[0] != 9:
         return
+    from torch.nn.attention import SDPBackend
+
     q_1HTD = torch.empty(1, 8, 256, 128, dtype=dtype, device=device)
     k_1KSD = q_1HTD[:, :2]
-    params = torch.backends.cuda.SDPAParams(q_1HTD, k_1KSD, k_1KSD, None, 0.0, False, True)
-    if not torch.backends.cuda.can_use_cudnn_attention(params):
+    # Its choice, not what could run: it passes over a cuDNN whose version is not sound.
+    choice = torch._fused_sdp_choice(q_1HTD, k_1KSD, k_1KSD, enable_gqa=True)
+    if choice != SDPBackend.CUDNN_ATTENTION.value:
         _LOG.warning(
             "attention is not cuDNN's kernel here (cuDNN %s, torch %s): it works, but is slower",
             torch.backends.cudnn.version(), torch.__version__,

@@ -61,12 +61,12 @@ def test_a_cpu_keeps_the_attention_it_had() -> None:
 
 
 @pytest.mark.parametrize(
-    ("capability", "dtype", "has_cudnn", "told"),
+    ("capability", "dtype", "chosen", "told"),
     [
-        ((9, 0), torch.bfloat16, False, True),
-        ((9, 0), torch.bfloat16, True, False),
-        ((8, 9), torch.bfloat16, False, False),
-        ((9, 0), torch.float32, False, False),
+        ((9, 0), torch.bfloat16, SDPBackend.FLASH_ATTENTION, True),
+        ((9, 0), torch.bfloat16, SDPBackend.CUDNN_ATTENTION, False),
+        ((8, 9), torch.bfloat16, SDPBackend.FLASH_ATTENTION, False),
+        ((9, 0), torch.float32, SDPBackend.MATH, False),
     ],
 )
 def test_the_loss_of_the_quickest_kernel_is_told(
@@ -74,11 +74,13 @@ def test_the_loss_of_the_quickest_kernel_is_told(
     caplog: pytest.LogCaptureFixture,
     capability: tuple[int, int],
     dtype: torch.dtype,
-    has_cudnn: bool,
+    chosen: SDPBackend,
     told: bool,
 ) -> None:
+    """What torch takes: it may pass over a cuDNN that could."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
-    monkeypatch.setattr(torch.backends.cuda, "can_use_cudnn_attention", lambda _: has_cudnn)
+    monkeypatch.setattr(torch.backends.cuda, "can_use_cudnn_attention", lambda _: True)
+    monkeypatch.setattr(torch, "_fused_sdp_choice", lambda *_, **__: int(chosen))
     warn_of_slow_kernel(torch.device("cpu"), dtype)
     assert ("not cuDNN's kernel" in caplog.text) == told
 
