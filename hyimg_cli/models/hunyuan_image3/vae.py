@@ -11,6 +11,7 @@ Shapes: B batch · C channels · T frames · Y X rows, columns (pixels or latent
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +19,7 @@ from torch.nn import functional
 
 from hyimg_cli.kernels.attention import any_attention
 from hyimg_cli.models.hunyuan_image3.config import VaeArchitecture
-from hyimg_cli.models.hunyuan_image3.row_chunks import RowChunks, plus
+from hyimg_cli.models.hunyuan_image3.row_chunks import RowChunks, layout_of, plus
 
 _NORM_GROUPS = 32
 _NORM_EPS = 1e-6
@@ -200,7 +201,8 @@ class Downsample(nn.Module):
 
     def _chunk(self, x_BCTYX: Tensor) -> Tensor:
         shortcut_BCTYX = _mean_of_groups(_space_to_depth(x_BCTYX, self.frames), self.width)
-        return plus(shortcut_BCTYX, _space_to_depth(self.conv(x_BCTYX), self.frames))
+        # In the convolution's memory: a mean lies channels first, whatever it is of.
+        return plus(_space_to_depth(self.conv(x_BCTYX), self.frames), shortcut_BCTYX)
 
 
 class Upsample(nn.Module):
@@ -313,15 +315,20 @@ def _space_to_depth(x_BCTYX: Tensor, frames: int) -> Tensor:
     """Blocks of frames x 2 x 2 cells moved into channels, in the order (t, y, x, c)."""
     batch, channels, time, rows, columns = x_BCTYX.shape
     split = x_BCTYX.reshape(batch, channels, time // frames, frames, rows // 2, 2, columns // 2, 2)
-    return split.permute(0, 3, 5, 7, 1, 2, 4, 6).reshape(
-        batch, frames * 4 * channels, time // frames, rows // 2, columns // 2
-    )
+    shape = batch, frames * 4 * channels, time // frames, rows // 2, columns // 2
+    return _moved(split.permute(0, 3, 5, 7, 1, 2, 4, 6), shape, layout_of(x_BCTYX))
 
 
 def _depth_to_space(x_BCTYX: Tensor, frames: int) -> Tensor:
     """The inverse of `_space_to_depth`."""
     batch, channels, time, rows, columns = x_BCTYX.shape
     split = x_BCTYX.reshape(batch, frames, 2, 2, channels // (frames * 4), time, rows, columns)
-    return split.permute(0, 4, 5, 1, 6, 2, 7, 3).reshape(
-        batch, channels // (frames * 4), time * frames, rows * 2, columns * 2
-    )
+    shape = batch, channels // (frames * 4), time * frames, rows * 2, columns * 2
+    return _moved(split.permute(0, 4, 5, 1, 6, 2, 7, 3), shape, layout_of(x_BCTYX))
+
+
+def _moved(split: Tensor, shape: Sequence[int], layout: torch.memory_format) -> Tensor:
+    """`split` as a tensor of that shape; by `reshape` it would lie channels first."""
+    out_BCTYX = torch.empty(shape, dtype=split.dtype, device=split.device, memory_format=layout)
+    out_BCTYX.view(split.shape).copy_(split)
+    return out_BCTYX
