@@ -63,7 +63,7 @@ class Shape:
     chosen: int = 8
     width: int = 4096
     inner: int = 3072
-    few: tuple[int, ...] = (1, 2, 4, 8, 10, 12, 16)
+    few: tuple[int, ...] = (1, 2, 4, 8, 10, 12, 16, 32, 64)
     many: tuple[int, ...] = (6793, 7906)
     heads: int = 32
     kv_heads: int = 8
