@@ -103,7 +103,9 @@ def remedy(model: str, jobs: Sequence[Job], config: RunConfig, there: Present) -
     elif own.total <= there.free:
         hints.append("main memory is too small for the networks that wait there")
     else:
-        hints.append(_wanted(own, [pair for pair in sizes if not pair[1].waiting]))
+        main = there.main
+        have_room = [pair for pair in sizes if main is None or pair[1].waiting <= main]
+        hints.append(_wanted(own, have_room))
         if own.waiting:
             how = (
                 OFFLOAD_EXPERTS if _are_pictures(jobs) else f"{OFFLOAD} {config.model.cpu_offload}"

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,11 +12,12 @@ from types import SimpleNamespace
 import pytest
 import rank_tasks
 import torch
+import torch.distributed as dist
 from rank_tasks import DyingVae, ShortVae
 
 from hyimg_cli.errors import CheckpointError, MachineError, RankError
 from hyimg_cli.parallel import ranks
-from hyimg_cli.parallel.ranks import RankPool
+from hyimg_cli.parallel.ranks import Rank, RankPool
 from hyimg_cli.tiling.decode import PatchParallelDecoder, decode_tiled
 
 PARENT = """
@@ -166,3 +168,24 @@ def test_on_gpus_a_group_is_aborted_before_it_is_destroyed(
     monkeypatch.setattr(ranks.dist, "destroy_process_group", lambda: done.append("destroy"))
     ranks._forget_group()
     assert done == ["abort", "destroy"]
+
+
+def test_when_a_rank_dies_every_group_is_aborted_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sum over a part of the ranks waits in a group of its own; each may wait for the other."""
+    here = Rank(0, 1, torch.device("cpu"), timeout_s=60)
+    ranks.form_group(str(tmp_path / "store"), here)
+    try:
+        part, aborted = dist.new_group([0]), []
+        both = threading.Barrier(2, timeout=5)
+
+        def abort(group: dist.ProcessGroup) -> None:
+            both.wait()
+            aborted.append(group)
+
+        monkeypatch.setattr(dist.ProcessGroup, "abort", abort)
+        ranks.abort_groups()
+        assert sorted(aborted, key=id) == sorted([dist.group.WORLD, part], key=id)
+    finally:
+        dist.destroy_process_group()
