@@ -57,7 +57,18 @@ def test_one_token_moves_an_eighth_of_the_experts(
     assert found.token_s[1] == pytest.approx(of_experts / 8 / 25e9, rel=0.01)
     # Of 64 experts 16 rows choose 1 - (7/8)**16 = 88 %: seven times as much, not sixteen.
     assert found.token_s[16] == pytest.approx(0.882 * of_experts / 25e9, rel=0.01)
-    assert found.text_s(1000, 16) < 0.5 * found.text_s(1000, 1)
+
+
+def test_a_text_takes_what_it_does_with_as_many_others_as_have_room(
+    model: str, config: RunConfig, drawn: list[ImageJob]
+) -> None:
+    jobs = [replace(drawn[0], custom_id=str(n)) for n in range(16)]
+    for free, together in ((24 * 2**30, 1), (40 * GB, 11), (80 * GB, 16)):
+        found = traffic(model, jobs, config, Present(free), LINK)
+        assert found is not None
+        assert found.together == together
+        assert sorted({1, together, 16}) == list(found.token_s)
+        assert found.text_s(1000) == 1000 * found.token_s[together] / together
 
 
 def test_what_the_card_has_left_stays_there(
