@@ -92,6 +92,8 @@ def room_for(model: str, jobs: Sequence[Job], config: RunConfig) -> Iterator[Non
 def remedy(model: str, jobs: Sequence[Job], config: RunConfig, there: Present) -> str:
     """Which settings make it fit, the one that changes least first; else how much is wanted."""
     hints = [f"raise {there.limit}"] if there.limit else []
+    # A line may name another model than the run does.
+    config = replace(config, model=replace(config.model, model=model))
     changes = list(_changes(jobs, config))
     sizes = [(flag, need(model, jobs, changed)) for flag, changed in changes]
     fitting = [
