@@ -132,8 +132,8 @@ def test_what_a_whole_run_reads_and_waits_for(bench: Any) -> None:
 def test_experts_that_wait_are_asked_for_once_a_layer_of_a_token(
     bench: Any, monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int]
 ) -> None:
-    """What a router has chosen is read, of few rows; of many, of a denoise step, nothing. The card's
-    share is two layers, beside what stays. An older card makes FP8 weights dense.
+    """What a router has chosen is read, of few rows; of many, of a denoise step, nothing. The card
+    has two layers, beside what stays. An older one makes FP8 weights dense.
     """
     gpu, layers = bench.gpu, bench.network.model.layers
     monkeypatch.setattr(offload, "_pin", lambda *_: [])

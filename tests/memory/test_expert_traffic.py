@@ -99,7 +99,9 @@ def test_a_small_card_is_enough_where_main_memory_holds_the_experts(
     assert fits(needed, Present(24 * 2**30)), "no source is encoded beside the model there"
     small = remedy(model, drawn, inside, Present(16 * GB, main=128 * GB))
     assert re.search(r"use a machine with 2\d\.\d GB for --offload-experts;", small), small
-    assert "GB for --quantization nf4;" in remedy(model, drawn, inside, Present(16 * GB, main=16 * GB))
+    assert "GB for --quantization nf4;" in remedy(
+        model, drawn, inside, Present(16 * GB, main=16 * GB)
+    )
 
 
 def test_a_run_by_it_has_no_graphs_and_says_so_in_its_keys(config: RunConfig) -> None:

@@ -15,7 +15,9 @@ import torch.distributed as dist
 from rank_tasks import DyingVae, ShortVae
 
 from hyimg_cli.errors import CheckpointError, MachineError, RankError
-from hyimg_cli.parallel import ranks
+from hyimg_cli.models.diffusers_video import context
+from hyimg_cli.models.diffusers_video.context import SplitTokens
+from hyimg_cli.parallel import ranks, tensor
 from hyimg_cli.parallel.ranks import Rank, RankPool
 from hyimg_cli.tiling.decode import PatchParallelDecoder, decode_tiled
 
@@ -187,3 +189,27 @@ def test_when_a_rank_dies_every_group_is_aborted_at_once(
         assert sorted(aborted, key=id) == sorted([dist.group.WORLD, part], key=id)
     finally:
         dist.destroy_process_group()
+
+
+def test_a_group_of_a_part_of_the_ranks_is_formed_as_that_of_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else gloo asks for the host's name, and nccl ends the process of whoever aborts it."""
+    seen: list[dict[str, str]] = []
+
+    def formed(*_: object, **__: object) -> None:
+        seen.append(dict(os.environ))
+        raise InterruptedError
+
+    class World:
+        def size(self) -> int:
+            return 4
+
+    split = SplitTokens([], torch.device("cpu"), by_token=False)
+    monkeypatch.setattr(dist, "new_group", formed)
+    monkeypatch.setattr(context, "init_device_mesh", formed)
+    for form in (lambda: tensor._group(range(2), World()), lambda: split.split(2)):  # type: ignore[arg-type]
+        with pytest.raises(InterruptedError):
+            form()
+    assert [own["TORCH_NCCL_ASYNC_ERROR_HANDLING"] for own in seen] == ["0", "0"]
+    assert {own["GLOO_SOCKET_IFNAME"] for own in seen} <= {"lo", "lo0"}

@@ -208,7 +208,7 @@ def _activations(arch: Architecture) -> dict[str, Working]:
         "none": Working(dense),
         # Every expert's rows are filled up to whole groups.
         "fp8": Working(fp8, experts * _FP8_FILLED_ROWS * (width + 2 * inner * _BF16_BYTES)),
-        # One of the two stacks is made dense for its product; FP8's too, where a GPU has none for it.
+        # One of the two stacks is made dense for its product; so is FP8's where a GPU has none.
         "nf4": Working(dense, experts * 2 * inner * width * _BF16_BYTES),
     }
 
