@@ -4,7 +4,7 @@ import os
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from hyimg_cli.journal.keys import precision
+from hyimg_cli.journal.keys import here, precision
 from hyimg_cli.kernels.expert_table import takes_scaled
 from hyimg_cli.memory.gpu_settings import UTILIZATION
 from hyimg_cli.spec.run import RunConfig
@@ -77,7 +77,7 @@ def makes_dense(config: RunConfig) -> bool:
     dense for theirs.
     """
     choice = config.model
-    if choice.quantization != "fp8" or choice.place or precision(choice)[0] == "cpu":
+    if choice.quantization != "fp8" or choice.place or not here().has_gpu:
         return False
     import torch
 

@@ -337,7 +337,7 @@ def abort_groups() -> None:
     rank is in one of them. All at once: one may wait on the GPU for what another has stuck there.
     """
     groups = list(distributed_c10d._world.pg_names)
-    with ThreadPoolExecutor(len(groups)) as pool:
+    with ThreadPoolExecutor(1 + len(groups)) as pool:
         list(pool.map(lambda group: group.abort(), groups))
 
 

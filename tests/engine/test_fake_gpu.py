@@ -14,10 +14,12 @@ from torch import Tensor
 
 from hyimg_cli.kernels import offload
 from hyimg_cli.kernels.offload import OffloadedExperts
+from hyimg_cli.memory import present
 from hyimg_cli.memory.footprint import Together, working
 from hyimg_cli.models.hunyuan_image3 import card, row_chunks
 from hyimg_cli.models.hunyuan_image3.vae import Vae
 from hyimg_cli.pipelines.image.sampling import Draw, choose
+from hyimg_cli.spec.run import Place
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 pytest.importorskip("triton", reason="what runs on a GPU is written in Triton")
@@ -139,6 +141,7 @@ def test_experts_that_wait_are_asked_for_once_a_layer_of_a_token(
     monkeypatch.setattr(offload, "_pin", lambda *_: [])
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _=None: capability)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(present, "here", lambda: Place(has_gpu=True, has_triton=True))
     away = [tuple(_away(stack) for stack in layer.mlp.stacks) for layer in layers]
     before = gpu.rebase()
     outside = OffloadedExperts(away, torch.device("cuda:0"), 0)  # type: ignore[arg-type]

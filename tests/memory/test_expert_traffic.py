@@ -11,6 +11,7 @@ from released import released_folder
 from hyimg_cli.doctor import models
 from hyimg_cli.errors import UsageError
 from hyimg_cli.journal import keys
+from hyimg_cli.memory import present
 from hyimg_cli.memory.fit import fits, remedy
 from hyimg_cli.memory.footprint import need, working
 from hyimg_cli.memory.gpu_settings import refuse_unfollowed
@@ -134,7 +135,7 @@ def test_a_card_without_fp8_products_has_room_for_dense_weights(
 ) -> None:
     """Cards of 24 and 48 GB are no Hoppers: one stack of 64 experts in bfloat16 is 3.2 GB."""
     here = replace(config, model=replace(config.model, place=None))
-    monkeypatch.setattr(keys, "here", lambda: PLACE)
+    monkeypatch.setattr(present, "here", lambda: PLACE)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     card, found = model_card(model), {}
     for capability in ((8, 9), (9, 0)):
