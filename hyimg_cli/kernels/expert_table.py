@@ -45,8 +45,8 @@ _RECKONED: dict[Quantization, ExpertRow] = {
     "fp8": ExpertRow("decode", "scaled"),
     "nf4": ExpertRow("decode", "grouped"),
 }
-# To be made dense first, all experts' weights are moved four to 25 times for a product: up to here
-# and beyond less is read by each row anew.
+# To be made dense first, all 64 experts' bytes are moved eight or nine times for a product: up to
+# here each row's own eight are fewer.
 _MOST_QUANTISED = 64
 
 
