@@ -26,7 +26,7 @@ _DEVICES = Path("/dev")
 # Counts up when the same image, weights and packages lead to other rows.
 _SOURCE_FORMAT = 2
 # Counts up when the same redraw is put back otherwise.
-_FINISHING_FORMAT = 1
+_FINISHING_FORMAT = 2
 
 
 def key_of(job: Job, source_digests: Sequence[str], config: RunConfig) -> str:
