@@ -13,7 +13,7 @@ from PIL import Image
 from hyimg_cli.cli import app, carry_out
 from hyimg_cli.engine.session import Session
 from hyimg_cli.measure.replay.verdict import answer_to, verdict
-from hyimg_cli.media.images import pixel_digest
+from hyimg_cli.media.images import pixel_digest, text_of
 from hyimg_cli.media.recorded import read_described
 
 Run = Callable[..., Any]
@@ -99,6 +99,17 @@ def test_another_finishing_needs_no_model_and_no_force(
     write(home, JOB)
     assert run_cli(*command).code == 0
     assert line_of(home)["outputs"] == before["outputs"]
+
+
+def test_what_goes_along_is_finished_again_too(home: Path, run_cli: Run) -> None:
+    before = line_of(home)["outputs"]
+    result = home / "run" / before[0]["path"]
+    command = ("generate", home / "jobs.jsonl", "-o", home / "run", *FLAGS)
+    for flag, says_how in (("--no-metadata", False), ("--keep-gps", True)):
+        assert "1 edit finished again" in run_cli(*command, flag).err
+        assert bool(text_of(result).record) == says_how
+    assert "1 edit finished again" in run_cli(*command).err
+    assert line_of(home)["outputs"] == before
 
 
 def test_a_lost_result_is_made_again_of_its_redraw(home: Path, run_cli: Run) -> None:
