@@ -102,14 +102,16 @@ def registered(shown: Plane, drawn: Plane, without: Mask | None = None) -> Motio
     return motion if is_drift or motion.is_too_far(shown.shape) else Motion(is_sure=False)
 
 
-def _levels(shown: Plane, drawn: Plane, without: Mask | None) -> "list[_Level]":
+def _levels(shown: Plane, drawn: Plane, without: Mask | None) -> "list[_PyramidLevel]":
     steps = _LEVELS if max(shown.shape) < 512 else _LEVELS[:-1]
     return [
-        _Level.of(shown, drawn, without, by) for by in steps if min(shown.shape) / by >= _LEAST_SIDE
+        _PyramidLevel.of(shown, drawn, without, by)
+        for by in steps
+        if min(shown.shape) / by >= _LEAST_SIDE
     ]
 
 
-def _refined(levels: "list[_Level]", shape: tuple[int, ...]) -> tuple[Motion, float]:
+def _refined(levels: "list[_PyramidLevel]", shape: tuple[int, ...]) -> tuple[Motion, float]:
     """The motion by coarse levels first, and the difference that it leaves along edges."""
     found, left, is_sure = np.zeros(4), 0.0, False
     for level in levels:
@@ -129,7 +131,7 @@ def _about(centre: np.ndarray, zoom: np.ndarray, shift: np.ndarray) -> Motion:
 
 
 @dataclass(frozen=True)
-class _Level:
+class _PyramidLevel:
     """Both pictures at a part of their size, high-passed; what is `free` counts. A motion is two
     zooms and two shifts in pixels of the whole size, vertical first.
     """
@@ -141,7 +143,7 @@ class _Level:
     has_edit: bool
 
     @classmethod
-    def of(cls, shown: Plane, drawn: Plane, without: Mask | None, by: int) -> "_Level":
+    def of(cls, shown: Plane, drawn: Plane, without: Mask | None, by: int) -> "_PyramidLevel":
         near, far = (_high_passed(reduced(plane, by)) for plane in (shown, drawn))
         free = np.ones(near.shape, np.float32)
         if without is not None:
