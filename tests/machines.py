@@ -16,7 +16,7 @@ def with_main_memory(monkeypatch: pytest.MonkeyPatch, free: float) -> None:
 def with_gpus(
     monkeypatch: pytest.MonkeyPatch, free: Sequence[float], *, total: float | None = None
 ) -> None:
-    """GPUs of `total` bytes each, of which torch has none; by default all of it is free."""
+    """Hoppers of `total` bytes each, of which torch has none; by default all of it is free."""
 
     def info(gpu: torch.device | int) -> tuple[int, int]:
         number = gpu if isinstance(gpu, int) else gpu.index or 0
@@ -25,6 +25,7 @@ def with_gpus(
     fakes = {
         "is_available": lambda: True,
         "device_count": lambda: len(free),
+        "get_device_capability": lambda: (9, 0),
         "mem_get_info": info,
         "memory_reserved": lambda _: 0,
         "memory_allocated": lambda _: 0,

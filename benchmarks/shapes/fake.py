@@ -179,6 +179,12 @@ class _Stream:
     def wait_stream(self, _other: Any) -> None:
         """What is queued is done at once."""
 
+    def wait_event(self, _event: Any) -> None:
+        """What is queued is done at once."""
+
+    def record_event(self) -> "_Event":
+        return _Event()
+
     def synchronize(self) -> None:
         """What is queued is done at once."""
 

@@ -237,9 +237,8 @@ def _expert_lines(order: Plan, config: RunConfig, *, think: int) -> Iterator[str
         )
         tokens = ", ".join(f"{s:.2g} s with {n}" for n, s in found.token_s.items())
         yield f"    fetched for a denoise step {found.step_s:.2g} s, for a token {tokens} together"
-        writing = sum(job.writes_text for job in jobs)
-        text_s = found.text_s(think, min(writing, config.batch.max_size))
-        if writing and text_s > HOPELESS_TEXT_S:
+        text_s = found.text_s(think)
+        if any(job.writes_text for job in jobs) and text_s > HOPELESS_TEXT_S:
             yield (
                 f"    a text takes {duration_text(text_s)} a job: --bot-task none writes none, and "
                 "`hyimg think` on a machine that holds the model writes them for this one"

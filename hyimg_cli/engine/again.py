@@ -39,7 +39,9 @@ def _finished(
     before = _outcome(entry)
     # What was said of the former finishing does not hold for this one.
     said = tuple(text for text in before.warnings if text not in set(edit_warnings(_whole(old))))
-    before = replace(before, warnings=said, edit=edit, finishing_key=finishing_key(job))
+    before = replace(
+        before, warnings=said, edit=edit, finishing_key=finishing_key(job, config.output)
+    )
     try:
         drawn, shown = (_pixels(folder, edit[name]) for name in ("plain", "shown"))
         file = finish(folder, job, drawn, shown, edit, config.output)

@@ -319,7 +319,7 @@ def sift(
         folder,
         jobs,
         job_keys(there, config),
-        finishing={job.custom_id: finishing_key(job) for job in there},
+        finishing={job.custom_id: finishing_key(job, config.output) for job in there},
         resume=policy.resume,
         retry_failed=policy.retry_failed,
         force=policy.force,

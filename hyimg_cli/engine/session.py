@@ -17,7 +17,7 @@ import torch
 from hyimg_cli.cache.disk import DiskStore
 from hyimg_cli.errors import Interrupted, MachineError
 from hyimg_cli.journal.journal import JobFolder
-from hyimg_cli.journal.keys import key_of, source_digests
+from hyimg_cli.journal.keys import finishing_key, key_of, source_digests
 from hyimg_cli.memory.fit import fits, need_of_second
 from hyimg_cli.memory.present import present
 from hyimg_cli.memory.room import confine, end_confinement
@@ -234,7 +234,8 @@ class Session:
     def _facts(self, job: Job, key: str) -> Facts:
         attempt = self._attempts[job.custom_id] = self._attempts.get(job.custom_id, 0) + 1
         counts, peak = self._pipeline.cache_counts(), self._pipeline.peak_memory_mb()
-        return Facts(key, attempt, counts, peak)
+        finishing = finishing_key(job, self._config.output)
+        return Facts(key, finishing, attempt, counts, peak)
 
     def _recorded(self, outcome: Outcome) -> Outcome:
         if self._folder is not None:

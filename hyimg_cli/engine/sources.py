@@ -162,7 +162,7 @@ def untried(job: Job, error: SourceImageError, attempts: int, config: RunConfig)
         status="failed",
         key=key_of(job, source_digests(job), config),
         attempt=attempts + 1,
-        finishing_key=finishing_key(job),
+        finishing_key=finishing_key(job, config.output),
         error=Failure.of(error),
         metadata=json.loads(job.metadata_json),
         extra=json.loads(job.extra_json),

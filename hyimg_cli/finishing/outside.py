@@ -1,6 +1,6 @@
 """A redraw on its source: what was edited, and the source with only that changed."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy import ndimage
@@ -102,6 +102,8 @@ def edit_of(
             if not moved_away and _apart(again, motion, shape) > _MOVED_AGAIN:
                 motion = again
                 drift, found, moved = _compared(r, m, motion)
+            if not moved_away:
+                motion = replace(motion, is_sure=again.is_sure)
     measures = _measures(r, m, moved, drift, found, moved_away)
     mask, spill = found.mask, None
     if own is not None:

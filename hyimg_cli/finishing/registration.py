@@ -3,7 +3,7 @@
 Rotation and local flow are left out on purpose: flow bends a real edit back into its source.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from PIL import Image
@@ -14,25 +14,40 @@ _HIGH_PASS, _TUKEY = 6.0, 4.7 * 1.4826
 _LEVELS, _LEAST_SIDE, _STEPS, _STILL = (8, 4, 2, 1), 24, 12, 0.005
 # Beyond these the picture was framed anew.
 _MOST_ZOOM, _MOST_SHIFT = 0.03, 0.02
-# Residuals of neighbours are alike: so many pixels count as one. In pixels of the drawn picture.
+# Residuals of neighbours are alike: so many pixels count as one. Pixels of the drawn picture, on
+# the finest levels.
 _ALIKE, _UNSURE = 9.0, 0.1
+# Part of the slopes that both pictures have: below it they are noise.
+_ALIKE_SLOPES = 0.3
+# A zoom counts half. A place that is nearer may fit so much worse.
+_ZOOM, _AS_GOOD = 0.5, 1.05
+# A picture is flat but for its edges where they differ by so much more; they are believed where
+# their motion leaves so little, up to a zoom and a shift that a model drifts by.
+_EDGES, _EXPLAINED, _MOST_DRIFT = 12.0, 0.7, (0.015, 0.01)
 
 
 @dataclass(frozen=True)
 class Motion:
-    """A point at x of what was shown is drawn at `zoom * x + shift`; vertical first."""
+    """A point at x of what was shown is drawn at `zoom * x + shift`; vertical first. `is_sure`: the
+    picture says enough of a shift to tell that it was this one, or none.
+    """
 
     zoom: tuple[float, float] = (1.0, 1.0)
     shift: tuple[float, float] = (0.0, 0.0)
+    is_sure: bool = field(default=True, compare=False)
 
-    def is_too_far(self, shape: tuple[int, ...]) -> bool:
-        """Whether it is more than a drift of the model: a picture of this size was reframed."""
-        zoomed = max(abs(zoom - 1) for zoom in self.zoom) > _MOST_ZOOM
+    def is_too_far(
+        self, shape: tuple[int, ...], most: tuple[float, float] = (_MOST_ZOOM, _MOST_SHIFT)
+    ) -> bool:
+        """Whether it is more than a drift of the model: a picture of this size was reframed.
+        `most`: a zoom, and a shift as part of the side.
+        """
+        zoomed = max(abs(zoom - 1) for zoom in self.zoom) > most[0]
         centre = [
             abs((zoom - 1) * side / 2 + shift) / side
             for zoom, shift, side in zip(self.zoom, self.shift, shape, strict=False)
         ]
-        return zoomed or max(centre) > _MOST_SHIFT
+        return zoomed or max(centre) > most[1]
 
     def applied(self, array: Plane) -> Plane:
         """Planes [..., Y, X] moved back over what was shown (bicubic)."""
@@ -69,31 +84,44 @@ class Motion:
 def registered(shown: Plane, drawn: Plane, without: Mask | None = None) -> Motion:
     """The motion between two planes of luma. `without`: pixels that were edited.
 
-    Staying in place where what is left says too little.
+    It stays in place in each direction of which the picture says too little: along stripes, or of
+    the zoom where all there is stands together.
     """
-    zoom, shift, motion = np.zeros(2), np.zeros(2), Motion()
-    sides = np.array(shown.shape, float)
-    is_sure = False
     if without is not None:
         # Else the edit's own halo, in what is left of it behind the high-pass, would be followed.
-        drawn = np.where(without, shown, drawn)
-    for level in _LEVELS if max(shown.shape) < 512 else _LEVELS[:-1]:
-        if min(shown.shape) / level < _LEAST_SIDE:
-            continue
-        near, far = (_high_passed(reduced(plane, level)) for plane in (shown, drawn))
-        free = np.ones(near.shape, np.float32)
-        if without is not None:
-            free = numbers(reduced(numbers(without), level) == 0)
-        for _ in range(_STEPS):
-            centre = sides / 2
-            motion = _about(centre / level, zoom, shift / level)
-            step, error = _step(near, far, free, motion)
-            zoom, shift = zoom + step[:2], shift + step[2:] * level
-            is_sure = bool(error * level < _UNSURE)
-            by = np.abs(step[2:]) + np.abs(step[:2]) * sides / 2 / level
-            if by.max() < _STILL or np.abs(zoom).max() > 0.2:
-                break
-    return _about(sides / 2, zoom, shift) if is_sure else Motion()
+        return _refined(_levels(shown, np.where(without, shown, drawn), without), shown.shape)[0]
+    levels = _levels(shown, drawn, None)
+    motion, left = _refined(levels, shown.shape)
+    if not levels or not levels[-1].is_flat_but_for_edges():
+        return motion
+    # The flat part alone was believed: also try what the edges say, where it explains them.
+    other, less = _refined(_levels(shown, drawn, np.zeros(shown.shape, bool)), shown.shape)
+    motion = other if less < _EXPLAINED * left else motion
+    # A thing that is all there is was rather moved than drifted so far.
+    is_drift = not motion.is_too_far(shown.shape, _MOST_DRIFT)
+    return motion if is_drift or motion.is_too_far(shown.shape) else Motion(is_sure=False)
+
+
+def _levels(shown: Plane, drawn: Plane, without: Mask | None) -> "list[_PyramidLevel]":
+    steps = _LEVELS if max(shown.shape) < 512 else _LEVELS[:-1]
+    return [
+        _PyramidLevel.of(shown, drawn, without, by)
+        for by in steps
+        if min(shown.shape) / by >= _LEAST_SIDE
+    ]
+
+
+def _refined(levels: "list[_PyramidLevel]", shape: tuple[int, ...]) -> tuple[Motion, float]:
+    """The motion by coarse levels first, and the difference that it leaves along edges."""
+    found, left, is_sure = np.zeros(4), 0.0, False
+    for level in levels:
+        start, (found, left, is_sure) = found, level.refined(found)
+        if level is levels[-1] and np.abs(start / level.units).max() > 1:
+            # What repeats itself fits in many places: the nearest one counts.
+            nearest, least, _ = level.refined(np.zeros(4))
+            found, left = (nearest, least) if least <= _AS_GOOD * left else (found, left)
+    motion = _about(np.array(shape) / 2, found[:2], found[2:])
+    return replace(motion, is_sure=is_sure), left
 
 
 def _about(centre: np.ndarray, zoom: np.ndarray, shift: np.ndarray) -> Motion:
@@ -102,33 +130,111 @@ def _about(centre: np.ndarray, zoom: np.ndarray, shift: np.ndarray) -> Motion:
     return Motion((1 + float(zoom[0]), 1 + float(zoom[1])), (float(moved[0]), float(moved[1])))
 
 
-def _step(shown: Plane, drawn: Plane, free: Plane, motion: Motion) -> tuple[np.ndarray, float]:
-    """A step of Gauss and Newton with Tukey's weights: zooms, shifts; and the error to expect of
-    a shift, in pixels.
+@dataclass(frozen=True)
+class _PyramidLevel:
+    """Both pictures at a part of their size, high-passed; what is `free` counts. A motion is two
+    zooms and two shifts in pixels of the whole size, vertical first.
     """
-    moved = motion.applied(drawn)
-    residual = (shown - moved).ravel()
+
+    shown: Plane
+    drawn: Plane
+    free: Plane
+    by: int
+    has_edit: bool
+
+    @classmethod
+    def of(cls, shown: Plane, drawn: Plane, without: Mask | None, by: int) -> "_PyramidLevel":
+        near, far = (_high_passed(reduced(plane, by)) for plane in (shown, drawn))
+        free = np.ones(near.shape, np.float32)
+        if without is not None:
+            free = numbers(reduced(numbers(without), by) == 0)
+        return cls(near, far, free, by, without is not None)
+
+    @property
+    def units(self) -> np.ndarray:
+        """What moves the middle by a pixel of this level, or the border by a part of one: where a
+        zoom and a shift would do, it is a shift.
+        """
+        return np.array([*(2 * _ZOOM / np.array(self.shown.shape)), self.by, self.by])
+
+    def refined(self, motion: np.ndarray) -> tuple[np.ndarray, float, bool]:
+        """The motion from here, by Gauss and Newton with Tukey's weights, in the directions that
+        both pictures tell of; the difference that it leaves along the shown one's edges; and
+        whether the shift is told of.
+        """
+        for _ in range(_STEPS):
+            told = self._equations(motion)
+            values, ways = np.linalg.eigh(told.normal)
+            known = _errors(values, told.noise) < 1
+            step = ways[:, known] @ (ways.T @ told.right / np.maximum(values, 1e-6))[known]
+            motion = motion + step * self.units
+            if np.abs(step).max() * self.by < _STILL or np.abs(motion[:2]).max() > 0.2:
+                break
+        told = self._equations(motion)
+        values, ways = np.linalg.eigh(told.normal)
+        # Noise has slopes, too, but not the same ones in both.
+        alike = np.diag(ways.T @ told.common @ ways) > _ALIKE_SLOPES * values
+        ways = ways[:, alike & (_errors(values, told.noise) * min(self.by, 2) < _UNSURE)]
+        is_sure = bool((np.square(ways[2:]).sum(1) > 0.5).all())
+        return ways @ (ways.T @ (motion / self.units)) * self.units, told.left, is_sure
+
+    def is_flat_but_for_edges(self) -> bool:
+        """True where edges differ far more than most of the picture does, both in place."""
+        told = self._equations(np.zeros(4))
+        return told.left > _EDGES * told.spread
+
+    def _equations(self, motion: np.ndarray) -> "_Equations":
+        centre = np.array(self.shown.shape) / 2
+        where = _about(centre, motion[:2], motion[2:] / self.by)
+        moved = where.applied(self.drawn)
+        residual = (self.shown - moved).ravel()
+        inside = (self.free * where.inside(self.shown.shape, 1.5)).ravel()
+        counted = residual[inside > 0]
+        if counted.size < 64:
+            return _Equations(np.zeros((4, 4)), np.zeros((4, 4)), np.zeros(4), 1.0, np.inf, np.inf)
+        own, other = (_slopes(plane) for plane in (self.shown, moved))
+        edges = inside * np.square(own[2:]).sum(0)
+        left = float(edges @ np.abs(residual) / max(1e-6, float(edges.sum())))
+        spread = float(np.median(np.abs(counted - np.median(counted))))
+        # What differs without the edit moved, though most of the picture be flat.
+        level = max(0.3, _TUKEY * (max(spread, left) if self.has_edit else spread))
+        weights = inside * np.square(np.clip(1 - np.square(residual / level), 0, None))
+        noise = float(weights @ np.square(residual) / max(1e-6, float(weights.sum())))
+        weighted = other * weights
+        common = weighted @ own.T
+        return _Equations(
+            weighted @ other.T, (common + common.T) / 2, weighted @ residual, noise, left, spread
+        )
+
+
+@dataclass(frozen=True)
+class _Equations:
+    """The normal matrix [4, 4] in units, the same of slopes that both pictures have, the right
+    side; the noise of a pixel, and the difference along the shown one's edges and in the middle.
+    """
+
+    normal: np.ndarray
+    common: np.ndarray
+    right: np.ndarray
+    noise: float
+    left: float
+    spread: float
+
+
+def _errors(values: np.ndarray, noise: float) -> np.ndarray:
+    """To be expected of a motion, in pixels, along the normal matrix's own directions."""
+    return np.asarray(np.sqrt((noise + 0.5) * _ALIKE / np.maximum(values, 1e-6)))
+
+
+def _slopes(plane: Plane) -> Plane:
+    """By how much each pixel changes with a unit of each zoom and shift, [4, Y * X]."""
     # A pixel's difference alone: over longer ones fine texture has no slope.
-    slopes = np.gradient(moved)
-    columns = [
-        (
-            slopes[axis] * (np.arange(side) + 0.5 - side / 2).reshape((-1, 1)[:: 1 - 2 * axis])
-        ).ravel()
-        for axis, side in enumerate(moved.shape)
-    ] + [slope.ravel() for slope in slopes]
-    inside = (free * motion.inside(shown.shape, 1.5)).ravel()
-    counted = residual[inside > 0]
-    if counted.size < 64:
-        return np.zeros(4), np.inf
-    level = max(0.3, float(np.median(np.abs(counted - np.median(counted)))) * _TUKEY)
-    weights = inside * np.square(np.clip(1 - np.square(residual / level), 0, None))
-    jacobian = np.stack(columns)
-    normal = (jacobian * weights) @ jacobian.T
-    normal[np.diag_indices(4)] += 1e-3 * np.diag(normal) + 1e-6
-    found = np.linalg.solve(normal, (jacobian * weights) @ residual)
-    variance = float(weights @ np.square(residual) / max(1e-6, weights.sum()))
-    errors = np.sqrt(np.diag(np.linalg.inv(normal))[2:] * (variance + 0.5) * _ALIKE)
-    return np.asarray(found), float(errors.max())
+    slopes = np.gradient(plane)
+    zooms = [
+        slope * (_ZOOM * (2 * np.arange(side) + 1 - side) / side).reshape((-1, 1)[:: 1 - 2 * axis])
+        for axis, (slope, side) in enumerate(zip(slopes, plane.shape, strict=True))
+    ]
+    return np.stack([*zooms, *slopes]).reshape(4, -1).astype(np.float32)
 
 
 def _high_passed(plane: Plane) -> Plane:

@@ -164,6 +164,7 @@ def told(found: "Edit", outside: KeepOutside) -> Record:
         "moved": {
             "zoom": max((round(zoom - 1, 5) for zoom in motion.zoom), key=lambda by: abs(by)),
             "shift_px": round(_shift(motion.zoom, motion.shift, drawn), 2),
+            "sure": motion.is_sure,
         },
         "scale": round(found.placement.pixels_per_drawn, 2),
         "unseen": round(max(0.0, found.placement.unseen), 4) if measures.moved else 0.0,

@@ -585,7 +585,8 @@ def _is_to_finish(
         return False
     is_same = entry.get("finishing_key") == finishing_key
     is_done = entry.get("status") == "done"
-    if is_same and (_is_intact(folder, entry, False) if is_done else not retry_failed):
+    is_whole = _is_intact(folder, entry, False) and _has_matte(folder, entry)
+    if is_same and (is_whole if is_done else not retry_failed):
         return False
     try:
         edit = entry["edit"]
@@ -604,6 +605,16 @@ def _is_intact(folder: RunFolder, entry: Mapping[str, Any], with_frames: bool) -
         return bool(outputs) and all(
             folder.holds(output, with_frames=with_frames) for output in outputs
         )
+    except (OSError, KeyError, TypeError):
+        return False
+
+
+def _has_matte(folder: RunFolder, entry: Mapping[str, Any]) -> bool:
+    """True if the matte of an edit is there as it was written."""
+    try:
+        edit = entry["edit"]
+        matte = {"path": edit["mask"], "sha256": edit["sha256"]["mask"]}
+        return folder.holds(matte, with_frames=False)
     except (OSError, KeyError, TypeError):
         return False
 

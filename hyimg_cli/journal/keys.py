@@ -17,7 +17,7 @@ from hyimg_cli.settings.config import in_key
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.job import FINISHING, ImageJob, Job, VideoJob
 from hyimg_cli.spec.plan import Plan
-from hyimg_cli.spec.run import ModelChoice, Place, RunConfig
+from hyimg_cli.spec.run import ModelChoice, OutputConfig, Place, RunConfig
 
 UNREADABLE = "unreadable"
 # The word of clips that are denoised together: of models that can.
@@ -26,7 +26,7 @@ _DEVICES = Path("/dev")
 # Counts up when the same image, weights and packages lead to other rows.
 _SOURCE_FORMAT = 2
 # Counts up when the same redraw is put back otherwise.
-_FINISHING_FORMAT = 1
+_FINISHING_FORMAT = 2
 
 
 def key_of(job: Job, source_digests: Sequence[str], config: RunConfig) -> str:
@@ -45,14 +45,15 @@ def model_print(job: Job, config: RunConfig) -> str:
     return registry.fingerprint(job.model, config.model.revision, components)
 
 
-def finishing_key(job: Job) -> str:
-    """The key of what is done behind a job's drawing, to put it back on its source; empty where
-    nothing is.
+def finishing_key(job: Job, output: OutputConfig) -> str:
+    """The key of what is done behind a job's drawing, to put it back on its source, and of what
+    goes along from there; empty where nothing is.
     """
     outside = job.outside if isinstance(job, ImageJob) else None
     if outside is None:
         return ""
     facts = {name: getattr(outside, name) for name in FINISHING}
+    facts |= {"metadata": output.metadata, "keep_gps": output.keep_gps and output.metadata}
     if outside.mask:
         facts["region"] = source_digest(outside.mask)
     return digest.of_json(facts | {"format": _FINISHING_FORMAT})

@@ -2,19 +2,21 @@
 
     many rows   a whole layer into one of two rooms, while the layer before it is at work in the
                 other; what is resident is copied on the device
-    few rows    the chosen experts alone, into slots that the least recently used leave; where there
-                are fewer slots than chosen ones, into their places in a room
+    few rows    the chosen experts alone, into slots that the least recently used leave; where all
+                layers choose more than there are slots, side by side into a room
 
-What is resident fills the slots that the device has room for. Rows that are decoded together share
-what is fetched for them. The kernels are those of the same experts on the device: a slot's number
-stands for an expert's, and no bit depends on where an expert lies.
+What is resident fills the slots that the device has room for, of each layer as much. A step that
+chooses more over all layers than there are slots leaves them as they are: were they taken in turn,
+each would be gone again before its layer's next turn. Rows that are decoded together share what is
+fetched for them. The kernels are those of the same experts on the device: a slot's number stands
+for an expert's, and no bit depends on where an expert lies.
 """
 
 # Legend: T token, M model width, K chosen expert, E expert
 import logging
 import weakref
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -97,13 +99,15 @@ class OffloadedExperts:
         self._by_slot = by_slot.few if isinstance(by_slot, ByRows) else by_slot
         # Another kernel would read all slots, which are many more than a layer's experts.
         self._reads_chosen = device.type != "cuda" or isinstance(by_slot, ByRows)
+        self._by_count: dict[int, Experts] = {}
         self.residents = Residents(slots)
         self.fetched = 0
         self._link = torch.cuda.Stream(device) if device.type == "cuda" else None
         if self._link is not None:
             pinned = _pin(layers, device)
-            # Memory that goes back to the system is unlocked first; a process that ends need not.
-            weakref.finalize(self, _unpin, pinned).atexit = False
+            # The last layer has begun a copy of the first. It ends before its rooms are another
+            # model's memory, and memory is unlocked before the system has it back.
+            weakref.finalize(self, _let_go, self._link, pinned).atexit = False
 
     def of_layer(self, layer: int) -> Experts:
         """The computation of one layer's experts."""
@@ -120,34 +124,45 @@ class OffloadedExperts:
     ) -> Tensor:
         if x_TM.shape[0] <= MOST_ROUTED_ROWS:
             chosen = sorted(set(index_TK.flatten().tolist()))
-            if self._reads_chosen and len(chosen) <= self.residents.count:
-                slot_TK = self._slots(layer, chosen)[index_TK]
+            if self._reads_chosen and len(chosen) * len(self._layers) <= self.residents.count:
+                slot_TK = self._numbers(chosen, self._slots(layer, chosen))[index_TK]
                 return self._by_slot(x_TM, weight_TK, slot_TK, onto_TM=onto_TM)
             if len(chosen) <= self.count // 2:
-                return self._partly(layer, chosen)(x_TM, weight_TK, index_TK, onto_TM=onto_TM)
+                place_TK = self._numbers(chosen, range(len(chosen)))[index_TK]
+                return self._partly(layer, chosen)(x_TM, weight_TK, place_TK, onto_TM=onto_TM)
         room = self._whole(layer)
         self._begin((layer + 1) % len(self._layers), room)
         out_TM = room.compute(x_TM, weight_TK, index_TK, onto_TM=onto_TM)
-        self._adopt(room)
+        self._adopt(room, layer, range(self.count))
         return out_TM
 
-    def _slots(self, layer: int, chosen: Sequence[int]) -> Tensor:
-        """The slot [E] of each chosen expert, which are fetched where they are not there."""
+    def _numbers(self, chosen: Sequence[int], places: Sequence[int]) -> Tensor:
+        """The place of each chosen expert, by its number, [E]."""
+        place_of = dict(zip(chosen, places, strict=True))
+        return to_device([place_of.get(expert, 0) for expert in range(self.count)], self._device)
+
+    def _slots(self, layer: int, chosen: Sequence[int]) -> list[int]:
+        """The slot of each chosen expert, which are fetched where they are not there."""
         slots, missing = self.residents.place([(layer, expert) for expert in chosen])
         if missing:
             self._wait_for_link()  # it may be copying what is resident into a room
         for number in missing:
             self._fetch(layer, chosen[number], self._pool, slots[number])
-        slot_of = dict(zip(chosen, slots, strict=True))
-        return to_device([slot_of.get(expert, 0) for expert in range(self.count)], self._device)
+        return slots
 
     def _partly(self, layer: int, chosen: Sequence[int]) -> Experts:
-        """The computation by a room that has the chosen experts of a layer, and no other."""
-        room = self._rooms[0]
+        """The computation by a room that begins with the chosen experts of a layer: a kernel that
+        reads all that it is given reads no other.
+        """
+        room, count = self._rooms[0], len(chosen)
         room.layer = None
         self._wait_for_link()  # it may be filling the room
         self._fill(room, layer, chosen)
-        return room.compute
+        self._adopt(room, layer, chosen)
+        if count not in self._by_count:
+            gate_and_up, down = (_first(stack, count) for stack in room.stacks)
+            self._by_count[count] = experts_of(gate_and_up, down)
+        return self._by_count[count]
 
     def _wait_for_link(self) -> None:
         if self._link is not None:
@@ -180,20 +195,24 @@ class OffloadedExperts:
             room.is_there = self._link.record_event()
         return room
 
-    def _fill(self, room: Room, layer: int, experts: Iterable[int]) -> None:
-        for expert in experts:
+    def _fill(self, room: Room, layer: int, experts: Sequence[int]) -> None:
+        """Experts of a layer side by side into a room, from the slots or over the link."""
+        for place, expert in enumerate(experts):
             slot = self.residents.slot_of((layer, expert))
             if slot is None:
-                self._fetch(layer, expert, room.stacks, expert)
+                self._fetch(layer, expert, room.stacks, place)
             else:
-                _copy(self._pool, slot, room.stacks, expert)
+                _copy(self._pool, slot, room.stacks, place)
 
-    def _adopt(self, room: Room) -> None:
-        """Fill slots that are still free from a room: who never decodes has residents, too."""
-        for expert in range(self.count):
-            slot = self.residents.free_slot((room.layer, expert))
+    def _adopt(self, room: Room, layer: int, experts: Sequence[int]) -> None:
+        """Fill slots that are still free from a room: who never decodes has residents, too. Each
+        layer has its share, or the link would rest for some and be waited for by others.
+        """
+        share = -(-self.residents.count // len(self._layers))
+        for place, expert in enumerate(experts):
+            slot = self.residents.free_slot((layer, expert)) if expert < share else None
             if slot is not None:
-                _copy(room.stacks, expert, self._pool, slot)
+                _copy(room.stacks, place, self._pool, slot)
 
     def _fetch(self, layer: int, expert: int, to: Pair, place: int) -> None:
         _copy(self._layers[layer], expert, to, place)
@@ -216,6 +235,12 @@ def _empty(like: Stack, count: int, device: torch.device) -> Stack:
         for part in _parts(like)
     ]
     return parts[0] if isinstance(like, Tensor) else like.of(parts)
+
+
+def _first(stack: Stack, count: int) -> Stack:
+    """The first experts of a stack, where they lie."""
+    parts = [part[:count] for part in _parts(stack)]
+    return parts[0] if isinstance(stack, Tensor) else stack.of(parts)
 
 
 def _copy(source: Pair, number: int, target: Pair, place: int) -> None:
@@ -242,6 +267,8 @@ def _pin(layers: Sequence[Pair], device: torch.device) -> list[int]:
     return pinned
 
 
-def _unpin(pinned: Sequence[int]) -> None:
+def _let_go(link: torch.cuda.Stream, pinned: Sequence[int]) -> None:
+    """Wait for the copies on their way, then unlock what they came from."""
+    link.synchronize()
     for pointer in pinned:
         torch.cuda.cudart().cudaHostUnregister(pointer)

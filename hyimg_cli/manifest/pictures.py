@@ -113,7 +113,9 @@ class PictureLine(ResolvedLine):
         if source is None or asked.is_auto:
             return
         drawn, bucket = self.card.kept_size(source), self.card.bucket_of(asked)
-        if bucket is None or bucket.size != drawn:
+        # A size that is written out is that one, or the source's own.
+        is_exact = asked.is_ratio or Size(asked.height, asked.width) in (drawn, source)
+        if bucket is None or bucket.size != drawn or not is_exact:
             name = "ratio_index" if "ratio_index" in self.fields else "size"
             what = f"keep_outside draws in the size of its source, {drawn}; this is {asked}"
             yield self.fault("conflict", what, name, "leave it out: the result has the source's")

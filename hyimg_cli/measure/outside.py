@@ -96,7 +96,8 @@ def lines(record: Mapping[str, Any]) -> list[tuple[str, str]]:
     redraw, moved = record["redraw"], record["moved"]
     rows.append(("change outside (CIE76)", f"mean {redraw['mean_de']}, 99 % {redraw['p99_de']}"))
     rows.append(("drift of colour (CIE76)", str(record["drift"])))
-    rows.append(("moved", f"{moved['shift_px']} pixels, zoom {moved['zoom']:+}"))
+    unsure = "" if moved["sure"] else "; the picture says too little to be sure"
+    rows.append(("moved", f"{moved['shift_px']} pixels, zoom {moved['zoom']:+}{unsure}"))
     if record["spill"] is not None:
         rows.append(("edit outside the region", f"{record['spill']:.2%}"))
     return rows

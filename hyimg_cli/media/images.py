@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -120,6 +120,18 @@ def read_image(path: Path) -> SourceImage:
     data = bytes_of_source(path)
     image, notes = _decoded(path, data)
     return SourceImage(np.array(image), digest.of_bytes(data), notes)
+
+
+def own_numbers(path: Path) -> NDArray[Any]:
+    """The numbers of a picture as its file has them, in its own channels, alpha or grey.
+
+    Raises SourceImageError.
+    """
+    with _open_file(path) as file, opened_picture(path, file) as image:
+        try:
+            return np.asarray(image)
+        except _DECODER_ERRORS as error:
+            raise _truncated(path) from error
 
 
 def read_small(path: Path, side: int) -> Image.Image:

@@ -92,6 +92,8 @@ def room_for(model: str, jobs: Sequence[Job], config: RunConfig) -> Iterator[Non
 def remedy(model: str, jobs: Sequence[Job], config: RunConfig, there: Present) -> str:
     """Which settings make it fit, the one that changes least first; else how much is wanted."""
     hints = [f"raise {there.limit}"] if there.limit else []
+    # A line may name another model than the run does.
+    config = replace(config, model=replace(config.model, model=model))
     changes = list(_changes(jobs, config))
     sizes = [(flag, need(model, jobs, changed)) for flag, changed in changes]
     fitting = [
@@ -103,7 +105,9 @@ def remedy(model: str, jobs: Sequence[Job], config: RunConfig, there: Present) -
     elif own.total <= there.free:
         hints.append("main memory is too small for the networks that wait there")
     else:
-        hints.append(_wanted(own, [pair for pair in sizes if not pair[1].waiting]))
+        main = there.main
+        have_room = [pair for pair in sizes if main is None or pair[1].waiting <= main]
+        hints.append(_wanted(own, have_room))
         if own.waiting:
             how = (
                 OFFLOAD_EXPERTS if _are_pictures(jobs) else f"{OFFLOAD} {config.model.cpu_offload}"

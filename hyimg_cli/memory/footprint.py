@@ -25,6 +25,7 @@ from hyimg_cli.errors import JobError
 from hyimg_cli.journal.keys import by_graphs, precision
 from hyimg_cli.manifest.video_cost import velocity_bytes
 from hyimg_cli.manifest.written import Replay
+from hyimg_cli.memory.present import makes_dense
 from hyimg_cli.models.registry import model_card, sequences, video_card
 from hyimg_cli.spec.card import ModelCard, RankBytes, VideoCard, Working
 from hyimg_cli.spec.job import ImageJob, Job, Size, SizeRequest, VideoJob
@@ -280,8 +281,8 @@ def _velocity_bytes(job: ImageJob, branches: int, card: ModelCard) -> int:
 
 def working(card: ModelCard, config: RunConfig) -> Working:
     """Activations of a forward on the device and in the dtype of `config`."""
-    is_on_cpu = precision(config.model)[0] == "cpu"
-    kind = "cpu" if is_on_cpu else config.model.quantization
+    is_on_cpu, form = precision(config.model)[0] == "cpu", config.model.quantization
+    kind = "cpu" if is_on_cpu else "nf4" if makes_dense(config) else form
     found = card.activations.get(kind, Working())
     width = _width(config)
     return Working(found.row * width // _BF16_BYTES, found.fixed * width // _BF16_BYTES)
@@ -430,6 +431,7 @@ def _prefetches_sources(config: RunConfig) -> bool:
     """True if source images are encoded while the model works; see `sources.suits_prefetch`."""
     asked, choice = config.batch.prefetches_sources, config.model
     by_itself = precision(choice)[0] == "cuda" and choice.device != "balanced"
+    by_itself = by_itself and not choice.offloads_experts  # experts may have that memory
     return by_itself if asked is None else asked
 
 

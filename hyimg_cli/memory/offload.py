@@ -1,13 +1,14 @@
 """Experts that wait in main memory: what stays on the GPU, and what fetching the others costs.
 
-The link is what all of it waits for: products are far quicker than copies over it.
+A token waits for the link alone: its products are far quicker than copies over it. A denoise step's
+go on beside the copies, and take as long as they do on a card of some 100 TFLOP/s.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hyimg_cli.journal.keys import precision
-from hyimg_cli.memory.footprint import need, usable
+from hyimg_cli.memory.footprint import held_weights, need, needs, usable
 from hyimg_cli.memory.present import Present
 from hyimg_cli.models.registry import model_card
 from hyimg_cli.spec.card import ModelCard
@@ -16,7 +17,7 @@ from hyimg_cli.spec.run import RunConfig
 
 # Of locked memory over PCIe 4.0 x16; what is not measured is taken to be so.
 STATED_BYTES_S = 25e9
-# Numbers of rows whose tokens are told.
+# Numbers of rows whose tokens are told in any case.
 ROWS = (1, 16)
 # A text that takes a job longer than this is better written elsewhere.
 HOPELESS_TEXT_S = 60.0
@@ -33,18 +34,20 @@ class Link:
 
 @dataclass(frozen=True)
 class ExpertTraffic:
-    """What of a model's experts stays, and seconds of fetching the rest over a link."""
+    """What of a model's experts stays, and seconds of fetching the rest over a link: `token_s` by
+    rows that write together, of which `together` have room.
+    """
 
     waiting: int
     resident: int
     link: Link
     step_s: float
     token_s: dict[int, float]
+    together: int
 
-    def text_s(self, tokens: int, rows: int) -> float:
-        """Seconds of a job's text, where so many jobs write together."""
-        known = max(row for row in ROWS if row <= max(1, rows))
-        return tokens * self.token_s[known] / known
+    def text_s(self, tokens: int) -> float:
+        """Seconds of a job's text, where as many jobs write together as have room."""
+        return tokens * self.token_s[self.together] / self.together
 
 
 def spare_bytes(model: str, jobs: Sequence[ImageJob], config: RunConfig, there: Present) -> int:
@@ -64,11 +67,15 @@ def traffic(
     routing, nbytes = card.routing, _experts_bytes(card, config)
     resident = min(nbytes, spare_bytes(model, jobs, config, there)) if there else 0
     missing = 1 - resident / nbytes
+    together = max(1, min(config.batch.max_size, sum(job.writes_text for job in jobs)))
+    if there:
+        room = usable(there.free - held_weights(card, config))
+        together = needs(jobs, card, config).fitting(room, together).thinking
     token_s = {
         rows: routing.distinct(rows) / routing.experts * nbytes * missing / link.bytes_s
-        for rows in ROWS
+        for rows in sorted({*ROWS, together})
     }
-    return ExpertTraffic(nbytes, resident, link, nbytes * missing / link.bytes_s, token_s)
+    return ExpertTraffic(nbytes, resident, link, nbytes * missing / link.bytes_s, token_s, together)
 
 
 def link_of(config: RunConfig) -> Link:

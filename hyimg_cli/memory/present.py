@@ -4,7 +4,8 @@ import os
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from hyimg_cli.journal.keys import precision
+from hyimg_cli.journal.keys import here, precision
+from hyimg_cli.kernels.expert_table import takes_scaled
 from hyimg_cli.memory.gpu_settings import UTILIZATION
 from hyimg_cli.spec.run import RunConfig
 
@@ -69,6 +70,18 @@ def of_each(config: RunConfig, replicas: int) -> RunConfig:
     free = available_bytes()
     part = _part(min(free, config.batch.memory_bytes or free), copies)
     return replace(config, batch=replace(config.batch, memory_gb=max(1, part // _GB)))
+
+
+def makes_dense(config: RunConfig) -> bool:
+    """True if this machine's GPU has no products of FP8 rows: experts that are held so are made
+    dense for theirs.
+    """
+    choice = config.model
+    if choice.quantization != "fp8" or choice.place or not here().has_gpu:
+        return False
+    import torch
+
+    return torch.cuda.is_available() and not takes_scaled(torch.cuda.get_device_capability())
 
 
 def _part(nbytes: int, copies: int) -> int:

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hyimg_cli.parallel.ranks import Rank, RankPool, short_as_one
+from hyimg_cli.parallel.tensor import spread
 
 Velocity = Callable[[Tensor, Tensor], Tensor]
 
@@ -102,6 +103,7 @@ class SplitBranches:
         velocities: list[Tensor] = self._pool.run(
             step_split,
             self._part,
+            self.ranks,
             *map(_spec, inputs),
             ranks=self.ranks,
             own=partial(_split_here, self._pool.here, self._part, self.ranks, inputs),
@@ -122,7 +124,10 @@ def begin_share(rank: Rank, part: str, by_rank: Sequence[Sequence[Any]]) -> None
 
 def step_share(rank: Rank, part: str, latents_spec: Spec, timestep_spec: Spec) -> None:
     """Task of ranks 1, 2, ..: take latents and timestep, send back this rank's velocities."""
-    for velocity in _own(rank, part, *_received(rank, latents_spec, timestep_spec)):
+    inputs = _rooms(rank, latents_spec, timestep_spec)
+    for tensor in inputs:
+        dist.recv(tensor, 0)
+    for velocity in _own(rank, part, *inputs):
         dist.send(velocity, 0)
 
 
@@ -134,9 +139,9 @@ def begin_split(rank: Rank, part: str, inputs: Sequence[Any], ranks: int) -> Non
     model.context.split(ranks)
 
 
-def step_split(rank: Rank, part: str, latents_spec: Spec, timestep_spec: Spec) -> None:
+def step_split(rank: Rank, part: str, ranks: int, *specs: Spec) -> None:
     """Task of ranks 1, 2, ..: their part of every branch's forward; rank 0 has the velocities."""
-    _own(rank, part, *_received(rank, latents_spec, timestep_spec))
+    _own(rank, part, *(spread(room, ranks) for room in _rooms(rank, *specs)))
 
 
 def _gathered(
@@ -160,19 +165,15 @@ def _gathered(
 
 
 def _split_here(rank: Rank, part: str, ranks: int, inputs: tuple[Tensor, Tensor]) -> list[Tensor]:
-    """Rank 0's side of a step: latents and timestep out, its part of every branch's forward."""
-    for other in range(1, ranks):
-        for tensor in inputs:
-            dist.send(tensor, other)
-    return _own(rank, part, *inputs)
+    """Rank 0's side of a step: latents and timestep out, its part of every branch's forward. One
+    message to all: on GPUs each pair of ranks would need a communicator of its own.
+    """
+    return _own(rank, part, *(spread(tensor, ranks) for tensor in inputs))
 
 
-def _received(rank: Rank, *specs: Spec) -> list[Tensor]:
-    """Rank 0's tensors, in turn."""
-    tensors = [torch.empty(shape, dtype=dtype, device=rank.device) for shape, dtype in specs]
-    for tensor in tensors:
-        dist.recv(tensor, 0)
-    return tensors
+def _rooms(rank: Rank, *specs: Spec) -> list[Tensor]:
+    """Room for rank 0's tensors."""
+    return [torch.empty(shape, dtype=dtype, device=rank.device) for shape, dtype in specs]
 
 
 @torch.no_grad()

@@ -16,6 +16,7 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -25,6 +26,7 @@ from weakref import finalize
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from hyimg_cli.errors import MachineError, RankError
 from hyimg_cli.parallel.devices import refuse_missing_gpus
@@ -292,8 +294,8 @@ class RankPool:
         """On GPUs a dead peer goes unnoticed: end what rank 0 waits for when a process ends."""
         member.child.process.wait()
         if member in self._members and dist.is_initialized():
-            logger.warning("rank %d ended; its group is aborted", member.number)
-            torch.distributed.group.WORLD.abort()  # type: ignore[union-attr]
+            logger.warning("rank %d ended; its groups are aborted", member.number)
+            abort_groups()
 
 
 @contextmanager
@@ -330,11 +332,20 @@ def form_group(store: str, rank: Rank) -> None:
         )
 
 
+def abort_groups() -> None:
+    """Abort this process's groups, those of a part of the ranks too: a sum that waits for a dead
+    rank is in one of them. All at once: one may wait on the GPU for what another has stuck there.
+    """
+    groups = list(distributed_c10d._world.pg_names)
+    with ThreadPoolExecutor(1 + len(groups)) as pool:
+        list(pool.map(lambda group: group.abort(), groups))
+
+
 def _forget_group() -> None:
     try:
         if dist.get_backend() == "nccl":
             # The others have ended: what is on its way on the GPU would be waited for without end.
-            torch.distributed.group.WORLD.abort()  # type: ignore[union-attr]
+            abort_groups()
         dist.destroy_process_group()
     except RuntimeError as error:  # a group whose members died
         logger.debug("the group ended with %r", error)

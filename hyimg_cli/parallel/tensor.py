@@ -13,6 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from hyimg_cli.parallel.wire import loopback
+
 
 @dataclass(frozen=True)
 class Share:
@@ -120,6 +122,7 @@ def _group(ranks: range, world: dist.ProcessGroup | None) -> dist.ProcessGroup |
     assert world is not None, "a sharded layer runs within a pool's task"
     if len(ranks) == world.size():
         return None
-    group = dist.new_group(list(ranks), use_local_synchronization=True)
+    with loopback():
+        group = dist.new_group(list(ranks), use_local_synchronization=True)
     assert isinstance(group, dist.ProcessGroup), "this rank is one of them"
     return group

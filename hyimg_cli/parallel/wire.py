@@ -174,9 +174,8 @@ def silence(timeout_s: float, who: str = "a rank") -> RankError:
 
 @contextmanager
 def loopback() -> Iterator[None]:
-    """gloo listens on this machine's own interface alone, whatever its host name leads to.
-
-    A GPU's group is not to end the whole process when it is aborted.
+    """Inside, every group is formed: gloo listens on this machine's own interface alone, whatever
+    its host name leads to. A GPU's group is not to end the whole process when it is aborted.
     """
     wanted = {
         "GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo",

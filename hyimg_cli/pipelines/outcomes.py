@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from hyimg_cli.errors import HyimgError
-from hyimg_cli.journal.keys import finishing_key
 from hyimg_cli.pipelines.request import Finished, Lost, Work
 from hyimg_cli.spec.events import Failure, Outcome, OutputFile
 from hyimg_cli.spec.job import ImageJob, Job, VideoJob
@@ -25,11 +24,12 @@ _SMALLER: dict[type[Job], str] = {
 
 @dataclass(frozen=True)
 class Facts:
-    """Facts of every line, whatever the job's end: its key, how often it was tried, and by kind
+    """Facts of every line, whatever the job's end: its keys, how often it was tried, and by kind
     what the session found in memory, found on disk, or had to make until now.
     """
 
     key: str
+    finishing_key: str
     attempt: int
     cache: dict[str, dict[str, int]]
     peak_memory_mb: float
@@ -68,7 +68,7 @@ def _common(work: Work[Job], facts: Facts, *warnings: str) -> dict[str, Any]:
         "metadata": json.loads(work.job.metadata_json),
         "extra": json.loads(work.job.extra_json),
         "edit": work.request.edit,
-        "finishing_key": finishing_key(work.job),
+        "finishing_key": facts.finishing_key,
         "warnings": tuple(dict.fromkeys(warnings)),
     }
 

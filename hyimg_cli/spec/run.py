@@ -173,7 +173,8 @@ class BatchConfig:
     between jobs, on the device; `prefix_cache_host_mb`: more of them in main memory. 0: none.
     `clips`: of a video model that works in chunks, so many are denoised together; other pixels, by
     rounding. `prewarm`: each shape is run once before it counts. `prefetches_sources`: the next
-    jobs' source images are encoded beside the model; None: where that suits the device.
+    jobs' source images are encoded beside the model; None: where that suits the device, and its
+    memory is not short of experts.
     """
 
     max_size: int = 16

@@ -13,6 +13,7 @@ from PIL import Image
 from hyimg_cli.cli import app, carry_out
 from hyimg_cli.engine.session import Session
 from hyimg_cli.measure.replay.verdict import answer_to, verdict
+from hyimg_cli.media.images import pixel_digest, text_of
 from hyimg_cli.media.recorded import read_described
 
 Run = Callable[..., Any]
@@ -100,12 +101,28 @@ def test_another_finishing_needs_no_model_and_no_force(
     assert line_of(home)["outputs"] == before["outputs"]
 
 
+def test_what_goes_along_is_finished_again_too(home: Path, run_cli: Run) -> None:
+    before = line_of(home)["outputs"]
+    result = home / "run" / before[0]["path"]
+    command = ("generate", home / "jobs.jsonl", "-o", home / "run", *FLAGS)
+    for flag, says_how in (("--no-metadata", False), ("--keep-gps", True)):
+        assert "1 edit finished again" in run_cli(*command, flag).err
+        assert bool(text_of(result).record) == says_how
+    assert "1 edit finished again" in run_cli(*command).err
+    assert line_of(home)["outputs"] == before
+
+
 def test_a_lost_result_is_made_again_of_its_redraw(home: Path, run_cli: Run) -> None:
     result = home / "run" / line_of(home)["outputs"][0]["path"]
     data = result.read_bytes()
     result.unlink()
     assert run_cli("generate", home / "jobs.jsonl", "-o", home / "run", *FLAGS).code == 0
     assert result.read_bytes() == data
+    matte = home / "run" / line_of(home)["edit"]["mask"]
+    data = matte.read_bytes()
+    matte.unlink()
+    assert run_cli("generate", home / "jobs.jsonl", "-o", home / "run", *FLAGS).code == 0
+    assert matte.read_bytes() == data
 
 
 def test_a_source_that_is_gone_fails_and_loses_no_picture(home: Path, run_cli: Run) -> None:
@@ -131,6 +148,7 @@ def test_a_source_that_is_gone_fails_and_loses_no_picture(home: Path, run_cli: R
         ({"mask": "m.png"}, '"mask" is not a field', "with keep_outside: region"),
         ({"format": "jpeg"}, "cannot hold in a JPEG", "use png, or webp with lossless"),
         ({"format": "webp"}, "cannot hold in a WebP with losses", "lossless"),
+        ({"size": "64x32"}, "draws in the size of its source, 64x64", "leave it out"),
         ({"region": [5, 0, 3, 9]}, "is empty", "LEFT,TOP,RIGHT,BOTTOM"),
         ({"region": "0,0,500,9"}, "goes beyond it", "in the source's pixels"),
         ({"kept_source": 2}, "kept_source 2 of 1 image", "counted from 1"),
@@ -220,6 +238,22 @@ def test_a_replay_answers_to_the_plain_picture_with_its_own(made: Path) -> None:
         assert verdict(read_described(file), file, answer, digest).is_good
     _, other = answer_to(result, run, line)
     assert not verdict(read_described(plain), plain, result, other).is_good
+
+
+@pytest.mark.parametrize("channels", [2, 4])
+def test_a_replay_of_alpha_or_grey_is_equal_to_it(
+    made: Path, channels: int, tmp_path: Path
+) -> None:
+    """A result has its source's channels, and its digest is of them."""
+    described = read_described(made / "run" / line_of(made)["outputs"][0]["path"])
+    pixels = np.random.default_rng(0).integers(
+        0, 255, (9, 9, channels)[: channels // 2 + 1], np.uint8
+    )
+    (file,) = pictures(tmp_path, pixels)
+    shutil.copy(described.path, tmp_path / "made.png")
+    assert verdict(described, file, tmp_path / "made.png", pixel_digest(pixels)).is_good
+    pixels[0, 0] ^= 1
+    assert not verdict(described, file, tmp_path / "made.png", pixel_digest(pixels)).is_good
 
 
 def test_two_jobs_of_which_one_is_called_like_the_others_mask(home: Path, run_cli: Run) -> None:

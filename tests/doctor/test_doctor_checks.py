@@ -301,7 +301,17 @@ def test_memory_against_the_real_model(
     found = models.image_memory(subject(real_size, device="cpu", dtype="bfloat16"))
     assert found.status == status, found
     assert found.hint.startswith(hint)
-    assert "166.0 GB of weights" in found.found
+    assert "168.5 GB of weights" in found.found
+
+
+def test_experts_that_wait_are_told_apart_from_what_the_gpu_holds(
+    subject: MakeSubject, real_size: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(models, "_present", lambda _: present.Present(32 * 10**9, main=128 * 10**9))
+    choice = {"device": "cuda", "quantization": "fp8", "offloads_experts": True}
+    found = models.image_memory(subject(real_size, **choice))
+    assert "77.4 GB of them experts that wait in main memory; on the GPU 25.6 GB" in found.found
+    assert (found.status, found.hint) == ("warning", "fewer jobs will work together")
 
 
 @pytest.mark.parametrize(

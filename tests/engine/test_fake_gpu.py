@@ -10,11 +10,16 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from torch import Tensor
 
-from hyimg_cli.memory.footprint import Together
+from hyimg_cli.kernels import offload
+from hyimg_cli.kernels.offload import OffloadedExperts
+from hyimg_cli.memory import present
+from hyimg_cli.memory.footprint import Together, working
 from hyimg_cli.models.hunyuan_image3 import card, row_chunks
 from hyimg_cli.models.hunyuan_image3.vae import Vae
 from hyimg_cli.pipelines.image.sampling import Draw, choose
+from hyimg_cli.spec.run import Place
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 pytest.importorskip("triton", reason="what runs on a GPU is written in Triton")
@@ -123,6 +128,46 @@ def test_what_a_whole_run_reads_and_waits_for(bench: Any) -> None:
     assert gpu.reads == {"pipelines.image.stages.decode": 2}
     # The finished picture on its way back.
     assert set(gpu.waits) == {"models.hunyuan_image3.family.decode_latents"}
+
+
+@pytest.mark.parametrize("capability", [(9, 0), (8, 0)])
+def test_experts_that_wait_are_asked_for_once_a_layer_of_a_token(
+    bench: Any, monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int]
+) -> None:
+    """What a router has chosen is read, of few rows; of many, of a denoise step, nothing. The card
+    has two layers, beside what stays. An older one makes FP8 weights dense.
+    """
+    gpu, layers = bench.gpu, bench.network.model.layers
+    monkeypatch.setattr(offload, "_pin", lambda *_: [])
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _=None: capability)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(present, "here", lambda: Place(has_gpu=True, has_triton=True))
+    away = [tuple(_away(stack) for stack in layer.mlp.stacks) for layer in layers]
+    before = gpu.rebase()
+    outside = OffloadedExperts(away, torch.device("cuda:0"), 0)  # type: ignore[arg-type]
+    form = bench.config.model.quantization
+    slot = outside.expert_bytes  # one, though nothing stays: kernels have something to be made for
+    whole = bench.card.weights.experts_nbytes("bfloat16", form) // LAYERS
+    assert gpu.live - before == 2 * whole + slot
+    for number, layer in enumerate(layers):
+        monkeypatch.setattr(layer.mlp, "compute", outside.of_layer(number))
+    gpu.reads.clear(), gpu.waits.clear()
+    bench.decode_step(1)
+    assert gpu.reads == {"kernels.offload._computed": LAYERS * bench.load.arch.moe_topk[0]}
+    gpu.reads.clear()
+    picture = bench._picture()
+    planned = working(bench.card, bench.config)
+    base = gpu.rebase()
+    bench.network.velocity([picture])
+    rows = 2 * bench.load.live * planned.row + planned.fixed
+    assert 1.0 <= rows / (gpu.peak - base) <= 1.1
+    assert not gpu.reads
+    assert not gpu.waits
+
+
+def _away(stack: Any) -> Any:
+    """A stack in main memory."""
+    return stack.cpu() if isinstance(stack, Tensor) else stack.of(t.cpu() for t in stack.tensors)
 
 
 def test_mixed_devices_would_be_found(bench: Any) -> None:

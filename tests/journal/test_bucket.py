@@ -276,11 +276,11 @@ def test_an_edit_is_finished_again_from_the_redraw_in_the_store(
     with run_folder(PLACE) as folder:
         edit = keep_redraw(folder, first, drawn, shown, None)
         file = finish(folder, first, drawn, shown, edit, config.output)
-        key = finishing_key(first)
+        key = finishing_key(first, config.output)
         folder.append(Outcome("a", "done", key="k", outputs=(file,), edit=edit, finishing_key=key))
     endpoint.requests.clear()
     with run_folder(PLACE) as folder:
-        finishing = {"a": finishing_key(second)}
+        finishing = {"a": finishing_key(second, config.output)}
         assert resume(folder, [second], {"a": "k"}, finishing=finishing).to_finish == [second]
         (outcome,) = finished_again(folder, [second], config)
         assert outcome.status == "done", outcome.error

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -104,8 +105,7 @@ def _fetched(outside: OffloadedExperts, rows: Sequence[Any], layers: int) -> Ite
         yield outside.fetched - before
 
 
-@pytest.mark.parametrize("slots", [4, 9, 24])
-@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize(("slots", "rows"), [(9, 1), (15, 2), (24, 1), (24, 2)])
 def test_decode_steps_fetch_what_an_lru_lacks(slots: int, rows: int) -> None:
     layers = _layers("dense")
     outside = OffloadedExperts(layers, CPU, slots * OffloadedExperts(layers, CPU, 0).expert_bytes)
@@ -120,6 +120,20 @@ def test_decode_steps_fetch_what_an_lru_lacks(slots: int, rows: int) -> None:
     assert list(_fetched(outside, steps, len(layers))) == expected
     if slots == 24:
         assert sum(expected) <= 24, "what fits is fetched once"
+
+
+@pytest.mark.parametrize("slots", [3, 9, 18])
+def test_a_step_that_wants_more_than_the_slots_finds_there_what_stays(slots: int) -> None:
+    """As a plan reckons. By an LRU nothing would be found: what a layer has left there is gone when
+    its turn comes again.
+    """
+    layers = _layers("dense")
+    outside = OffloadedExperts(layers, CPU, slots * OffloadedExperts(layers, CPU, 0).expert_bytes)
+    counts = list(_fetched(outside, [_rows(16, seed) for seed in range(4)], 3))
+    assert counts[-1] == 3 * EXPERTS - slots
+    keys = [[(layer, expert) for expert in range(EXPERTS)] for layer in range(3)]
+    held = [sum(outside.residents.slot_of(key) is not None for key in own) for own in keys]
+    assert held == [slots // 3] * 3
 
 
 def test_rows_that_decode_together_share_a_fetch() -> None:
@@ -154,6 +168,35 @@ def test_a_whole_layer_is_fetched_once_ahead_and_residents_are_not(
     layers = _layers("dense")
     outside = OffloadedExperts(layers, CPU, 10 * OffloadedExperts(layers, CPU, 0).expert_bytes)
     counts = list(_fetched(outside, [_rows(4, seed) for seed in range(3)], 3))
-    # The layer that comes next is there when its turn comes; ten experts stay from the first pass.
-    assert counts == [4 * EXPERTS - EXPERTS, 3 * EXPERTS - 10, 3 * EXPERTS - 10]
+    # The layer that comes next is there when its turn comes; ten experts stay from the first pass,
+    # four of them its own.
+    assert counts == [4 * EXPERTS - 4, 3 * EXPERTS - 10, 3 * EXPERTS - 10]
     assert sorted(room.layer or 0 for room in outside._rooms) != [1, 1]
+
+
+def test_what_a_kernel_is_given_are_the_chosen_experts_and_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A kernel that makes all weights dense that it is given would work on a layer for a token."""
+    given = []
+
+    def seen(*stacks: Stack) -> Any:
+        given.append(stacks[0].shape[0])
+        return experts_of(*stacks)
+
+    layers = _layers("fp8")
+    outside = OffloadedExperts(layers, CPU, 0)
+    monkeypatch.setattr(offload, "experts_of", seen)
+    list(_fetched(outside, [_rows(1, seed) for seed in range(3)], 3))
+    assert given == [CHOSEN], "made once"
+
+
+def test_copies_on_their_way_end_before_memory_is_unlocked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    order: list[Any] = []
+    link = SimpleNamespace(synchronize=lambda: order.append("waited"))
+    runtime = SimpleNamespace(cudaHostUnregister=order.append)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    offload._let_go(link, [1, 2])
+    assert order == ["waited", 1, 2]

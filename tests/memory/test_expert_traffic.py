@@ -1,16 +1,19 @@
 """Experts in main memory: what the GPU holds then, and what fetching costs, at released size."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from released import released_folder
 
 from hyimg_cli.doctor import models
 from hyimg_cli.errors import UsageError
 from hyimg_cli.journal import keys
+from hyimg_cli.memory import present
 from hyimg_cli.memory.fit import fits, remedy
-from hyimg_cli.memory.footprint import need
+from hyimg_cli.memory.footprint import need, working
 from hyimg_cli.memory.gpu_settings import refuse_unfollowed
 from hyimg_cli.memory.offload import Link, spare_bytes, traffic
 from hyimg_cli.memory.present import Present
@@ -55,7 +58,18 @@ def test_one_token_moves_an_eighth_of_the_experts(
     assert found.token_s[1] == pytest.approx(of_experts / 8 / 25e9, rel=0.01)
     # Of 64 experts 16 rows choose 1 - (7/8)**16 = 88 %: seven times as much, not sixteen.
     assert found.token_s[16] == pytest.approx(0.882 * of_experts / 25e9, rel=0.01)
-    assert found.text_s(1000, 16) < 0.5 * found.text_s(1000, 1)
+
+
+def test_a_text_takes_what_it_does_with_as_many_others_as_have_room(
+    model: str, config: RunConfig, drawn: list[ImageJob]
+) -> None:
+    jobs = [replace(drawn[0], custom_id=str(n)) for n in range(16)]
+    for free, together in ((24 * 2**30, 1), (40 * GB, 9), (80 * GB, 16)):
+        found = traffic(model, jobs, config, Present(free), LINK)
+        assert found is not None
+        assert found.together == together
+        assert sorted({1, together, 16}) == list(found.token_s)
+        assert found.text_s(1000) == 1000 * found.token_s[together] / together
 
 
 def test_what_the_card_has_left_stays_there(
@@ -83,6 +97,12 @@ def test_a_small_card_is_enough_where_main_memory_holds_the_experts(
     assert not fits(needed, Present(32 * GB, main=64 * GB))
     inside = replace(config, model=replace(config.model, offloads_experts=False))
     assert "--offload-experts would fit" in remedy(model, drawn, inside, Present(32 * GB))
+    assert fits(needed, Present(24 * 2**30)), "no source is encoded beside the model there"
+    small = remedy(model, drawn, inside, Present(16 * GB, main=128 * GB))
+    assert re.search(r"use a machine with 2\d\.\d GB for --offload-experts;", small), small
+    assert "GB for --quantization nf4;" in remedy(
+        model, drawn, inside, Present(16 * GB, main=16 * GB)
+    )
 
 
 def test_a_run_by_it_has_no_graphs_and_says_so_in_its_keys(config: RunConfig) -> None:
@@ -108,3 +128,18 @@ def test_where_it_cannot_be_followed_it_is_refused(
         refuse_unfollowed(drawn, other)
     assert refused.value.where == "--offload-experts"
     refuse_unfollowed(drawn, config)
+
+
+def test_a_card_without_fp8_products_has_room_for_dense_weights(
+    model: str, config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cards of 24 and 48 GB are no Hoppers: one stack of 64 experts in bfloat16 is 3.2 GB."""
+    here = replace(config, model=replace(config.model, place=None))
+    monkeypatch.setattr(present, "here", lambda: PLACE)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    card, found = model_card(model), {}
+    for capability in ((8, 9), (9, 0)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda own=capability: own)
+        found[capability] = working(card, here).fixed
+    assert found[8, 9] == 64 * 2 * 3072 * 4096 * 2
+    assert found[9, 0] == working(card, config).fixed < found[8, 9] / 4

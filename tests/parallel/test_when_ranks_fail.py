@@ -4,18 +4,21 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import rank_tasks
 import torch
+import torch.distributed as dist
 from rank_tasks import DyingVae, ShortVae
 
 from hyimg_cli.errors import CheckpointError, MachineError, RankError
-from hyimg_cli.parallel import ranks
-from hyimg_cli.parallel.ranks import RankPool
+from hyimg_cli.models.diffusers_video import context
+from hyimg_cli.models.diffusers_video.context import SplitTokens
+from hyimg_cli.parallel import ranks, tensor
+from hyimg_cli.parallel.ranks import Rank, RankPool
 from hyimg_cli.tiling.decode import PatchParallelDecoder, decode_tiled
 
 PARENT = """
@@ -160,9 +163,53 @@ def test_on_gpus_a_group_is_aborted_before_it_is_destroyed(
 ) -> None:
     """nccl finishes what is on its way when it is destroyed, and the others have ended by then."""
     done: list[str] = []
-    group = SimpleNamespace(WORLD=SimpleNamespace(abort=lambda: done.append("abort")))
     monkeypatch.setattr(ranks.dist, "get_backend", lambda: "nccl")
-    monkeypatch.setattr(ranks.dist, "group", group)
+    monkeypatch.setattr(ranks, "abort_groups", lambda: done.append("abort"))
     monkeypatch.setattr(ranks.dist, "destroy_process_group", lambda: done.append("destroy"))
     ranks._forget_group()
     assert done == ["abort", "destroy"]
+
+
+def test_when_a_rank_dies_every_group_is_aborted_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sum over a part of the ranks waits in a group of its own; each may wait for the other."""
+    here = Rank(0, 1, torch.device("cpu"), timeout_s=60)
+    ranks.form_group(str(tmp_path / "store"), here)
+    try:
+        part, aborted = dist.new_group([0]), []
+        both = threading.Barrier(2, timeout=5)
+
+        def abort(group: dist.ProcessGroup) -> None:
+            both.wait()
+            aborted.append(group)
+
+        monkeypatch.setattr(dist.ProcessGroup, "abort", abort)
+        ranks.abort_groups()
+        assert sorted(aborted, key=id) == sorted([dist.group.WORLD, part], key=id)
+    finally:
+        dist.destroy_process_group()
+
+
+def test_a_group_of_a_part_of_the_ranks_is_formed_as_that_of_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else gloo asks for the host's name, and nccl ends the process of whoever aborts it."""
+    seen: list[dict[str, str]] = []
+
+    def formed(*_: object, **__: object) -> None:
+        seen.append(dict(os.environ))
+        raise InterruptedError
+
+    class World:
+        def size(self) -> int:
+            return 4
+
+    split = SplitTokens([], torch.device("cpu"), by_token=False)
+    monkeypatch.setattr(dist, "new_group", formed)
+    monkeypatch.setattr(context, "init_device_mesh", formed)
+    for form in (lambda: tensor._group(range(2), World()), lambda: split.split(2)):  # type: ignore[arg-type]
+        with pytest.raises(InterruptedError):
+            form()
+    assert [own["TORCH_NCCL_ASYNC_ERROR_HANDLING"] for own in seen] == ["0", "0"]
+    assert {own["GLOO_SOCKET_IFNAME"] for own in seen} <= {"lo", "lo0"}

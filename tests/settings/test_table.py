@@ -269,7 +269,7 @@ def test_what_is_of_the_finishing_changes_its_key_alone(
     def both(environ: dict[str, Any]) -> tuple[str, str]:
         settings, (job, _) = under({"keep_outside": True} | environ)
         config = configured(settings, Path("out"), None)
-        return keys.key_of(job, ["a source"], config), keys.finishing_key(job)
+        return keys.key_of(job, ["a source"], config), keys.finishing_key(job, config.output)
 
     (drawing, finishing), plain = both(OF_THE_FINISHING[name]), both({})
     assert drawing == plain[0]

@@ -16,6 +16,7 @@ from diffusers.models._modeling_parallel import ContextParallelConfig, ParallelC
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from hyimg_cli.models.diffusers_video.weights import quiet
+from hyimg_cli.parallel.wire import loopback
 
 _MESH = ("ring", "ulysses")
 
@@ -35,7 +36,8 @@ class SplitTokens:
         of the same names.
         """
         if self._mesh is None:
-            self._mesh = init_device_mesh(self._device.type, (1, ranks), mesh_dim_names=_MESH)
+            with loopback():
+                self._mesh = init_device_mesh(self._device.type, (1, ranks), mesh_dim_names=_MESH)
         # The library's own call in its own hook is what warns.
         warnings.filterwarnings("ignore", ".*all_gather_tensor", FutureWarning, "diffusers.hooks")
         for network in self._networks:

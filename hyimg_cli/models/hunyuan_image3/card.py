@@ -1,6 +1,7 @@
 """A checkpoint folder's facts, from its JSON files and safetensors headers; no torch."""
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -132,9 +133,8 @@ def _weight_bytes(folder: Path) -> int:
 
 
 def _weights(folder: Path, arch: Architecture) -> WeightCounts:
-    """Weights by kind: from the files' headers, else from the index and the configuration.
-
-    Without headers all are taken to be stored in 16 bits, and the VAE to stay so.
+    """Weights by kind: from the files' headers, else from the index and the configuration; all are
+    taken to be stored in 16 bits then.
     """
     per_layer = [arch.num_experts * inner for inner in arch.moe_intermediate_size]
     experts = sum(3 * inner * arch.hidden_size for inner in per_layer)
@@ -144,9 +144,31 @@ def _weights(folder: Path, arch: Architecture) -> WeightCounts:
         sizes = {name: math.prod(info.shape) for name, info in stored_index(folder).tensors.items()}
     except CheckpointError:
         every = _weight_bytes(folder) // _BF16_BYTES
-        return WeightCounts(experts, rows, 0, every - experts)
+        wide = arch.num_hidden_layers * arch.num_experts * arch.hidden_size + _vae_weights(arch.vae)
+        return WeightCounts(experts, rows, wide, every - experts - wide)
     wide = sum(n for name, n in sizes.items() if name.startswith("vae.") or ".gate.wg." in name)
     return WeightCounts(experts, rows, wide, sum(sizes.values()) - experts - wide)
+
+
+def _vae_weights(vae: VaeArchitecture) -> int:
+    """Weights of the VAE's levels, which are nearly all of it: convolutions of 27 cells."""
+    steps, in_time = (int(math.log2(f)) for f in (vae.ffactor_spatial, vae.ffactor_temporal))
+
+    def half(widths: Sequence[int], blocks: int, is_matched: bool, of_step: list[float]) -> float:
+        width, count = widths[0], 0.0
+        for level, own in enumerate(widths):
+            count += width * own + (2 * blocks - 1) * own**2
+            count += (width != own) * width * own / 27
+            width = widths[level + 1] if is_matched and level < steps else own
+            count += own * width * of_step[level] if level < steps else 0
+        # Between the levels and the latents: two blocks of the widest, and an attention.
+        return 27 * count + (27 + 1) * 4 * vae.block_out_channels[-1] ** 2
+
+    blocks, widths = vae.layers_per_block, vae.block_out_channels
+    grown = [8.0] * in_time + [4.0] * (steps - in_time)  # by a step up; one down ends with as many
+    shrunk = [1 / factor for factor in grown[::-1]]
+    down = half(widths, blocks, vae.downsample_match_channel, shrunk)
+    return round(down + half(widths[::-1], blocks + 1, vae.upsample_match_channel, grown))
 
 
 def _vae_bytes(vae: VaeArchitecture) -> int:
@@ -186,7 +208,7 @@ def _activations(arch: Architecture) -> dict[str, Working]:
         "none": Working(dense),
         # Every expert's rows are filled up to whole groups.
         "fp8": Working(fp8, experts * _FP8_FILLED_ROWS * (width + 2 * inner * _BF16_BYTES)),
-        # One of the two stacks is made dense for its product.
+        # One of the two stacks is made dense for its product; so is FP8's where a GPU has none.
         "nf4": Working(dense, experts * 2 * inner * width * _BF16_BYTES),
     }
 

@@ -117,7 +117,8 @@ class ImagePipeline(Pipeline[MixedModel, ImageJob, Generated | Decoded]):
         self._together = self._memory_limits.within(jobs, self._together, model.card)
         coming = [path for job in jobs for path in job.images]
         encode, asked = self._encoder(), self._config.batch.prefetches_sources
-        is_prefetching = suits_prefetch(model) if asked is None else asked
+        by_itself = suits_prefetch(model) and not self._config.model.offloads_experts
+        is_prefetching = by_itself if asked is None else asked
         waits, shares = partial(synchronize, model.layer_devices), Shares()
         with ExitStack() as pools:
             encoder, reader = _pool(pools), _pool(pools)
