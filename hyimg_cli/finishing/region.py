@@ -54,9 +54,11 @@ _SKIN, _SKIN_PART, _SKIN_NOISE, _THIN = 4.0, 0.45, 8.0, 6.0
 _TAIL_SIGMAS, _TAIL, _TAIL_Z, _TAIL_REACH = (4.0, 8.0), (2.0, 1.3), 3.0, 96.0
 # Light: a gain that is smooth over so much, and makes a difference of so much, at its ends of less.
 # What it leaves is at most so many times the usual noise, squared; and at the border, which is so
-# wide to either side, this part of what differs. Alone, without a strong difference: so large.
+# wide to either side, this part of what differs. Without a strong difference it is larger, and
+# stands out.
 _GAIN_SIGMA, _LIGHT, _LIGHT_END, _LIGHT_LEFT = 8.0, 2.5, 1.2, 4.0
-_BORDER, _BORDER_LEFT, _LEAST_LIGHT_AREA, _LIGHT_ALONE = 6.0, 0.7, 1e-2, 3.0
+_BORDER, _BORDER_LEFT, _LEAST_LIGHT_AREA = 6.0, 0.7, 1e-2
+_LIGHT_ALONE, _LIGHT_ALONE_Z = 3.0, 4.0
 
 
 @dataclass(frozen=True)
@@ -231,7 +233,7 @@ def _lights(
     difference; and the light itself, out to its soft ends.
     """
     step = 2 if min(kept.shape) >= 256 else 1
-    near, whole = scale / step, numbers(reduced(numbers(valid), step) > 0.99)
+    near, whole = max(0.25, scale / step), numbers(reduced(numbers(valid), step) > 0.99)
     own, other = (blurred(reduced(levels, step), 2 * near) for levels in (reference, drawn))
     base, sigma = own + NEVER_DARK, _GAIN_SIGMA * near
     square = np.maximum(blurred(np.square(base) * whole, sigma), 1.0)
@@ -261,14 +263,15 @@ def _soft(core: Mask, over: Mask, size: Plane, left: Plane, power: Plane, near: 
     labels, count = ndimage.label(over, np.ones((3, 3)))
     area = np.bincount(labels.ravel(), minlength=count + 1)
     top = np.concatenate([[0], ndimage.median(size, labels, np.arange(1, count + 1))])
-    alone = (area >= _LEAST_LIGHT_AREA * over.size) & (top > _LIGHT_ALONE)
+    least = max(_LIGHT_ALONE, _LIGHT_ALONE_Z * float(np.quantile(size, 0.7)))
+    alone = (area >= _LEAST_LIGHT_AREA * over.size) & (top > least)
     alone[labels[core]] = alone[0] = False
     core = core | alone[labels]
     if not core.any():
         return core
     labels, count = ndimage.label(core, np.ones((3, 3)))
     away, (y, x) = ndimage.distance_transform_edt(~core, return_indices=True)
-    border = (np.maximum(away, distance_to(~core)) <= max(1.0, _BORDER * near)) * labels[y, x]
+    border = (np.maximum(away, distance_to(~core)) <= _BORDER * near) * labels[y, x]
     rest, whole = (np.bincount(border.ravel(), one.ravel(), count + 1) for one in (left, power))
     return np.asarray(core & (rest < _BORDER_LEFT * whole)[labels])
 

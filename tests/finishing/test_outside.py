@@ -111,7 +111,7 @@ def test_a_light_is_followed_to_its_soft_ends_and_lights_the_sources_own_pixels(
         np.abs(picture.astype(float) - one.truth)[inside].mean()
         for picture in (result.pixels, one.drawn)
     ]
-    assert error[0] < 1.0, "the source's own texture, and not its redraw"
+    assert error[0] < 1.5, "the source's own texture, and not its redraw"
     assert error[1] > 3.0
     assert np.array_equal(result.pixels[result.matte == 0], one.source[result.matte == 0])
 
