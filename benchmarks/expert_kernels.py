@@ -63,7 +63,7 @@ class Shape:
     chosen: int = 8
     width: int = 4096
     inner: int = 3072
-    few: tuple[int, ...] = (1, 2, 4, 8, 10, 12, 16)
+    few: tuple[int, ...] = (1, 2, 4, 8, 10, 12, 16, 32, 64)
     many: tuple[int, ...] = (6793, 7906)
     heads: int = 32
     kv_heads: int = 8
@@ -103,16 +103,21 @@ def main() -> None:
     dtype = torch.bfloat16 if has_gpu else torch.float32
     shape = SMALL if arguments.small else Shape()
     torch.manual_seed(0)
-    rows = []
+    facts, rows, whole = _facts(shape), [], []
+    experts = [partial(_experts, form) for form in FORMATS]
     with torch.no_grad():
-        for row in (*_floors(shape, device, dtype), *_experts(shape, device, dtype)):
-            rows.append(row)
-            _show(row)
-        for row in (*_attention(shape, device, dtype), *_rowwise(shape, device, dtype)):
-            rows.append(row)
-            _show(row)
-    _decide(rows, arguments.table)
-    _write(rows, shape, arguments.out)
+        for part in (_floors, *experts, _attention, _rowwise):
+            before = len(rows)
+            try:
+                for row in part(shape, device, dtype):
+                    rows.append(row)
+                    _show(row)
+                    _write(facts, rows, arguments.out)
+            except Exception as error:  # of any kind: what was measured stays, the rest goes on
+                print(f"{_named(part)}: the rest is left out, {_said(error)}")
+                continue
+            whole += rows[before:]
+    _decide(whole, arguments.table)
 
 
 def _floors(shape: Shape, device: torch.device, dtype: torch.dtype) -> Iterator[Row]:
@@ -125,29 +130,27 @@ def _floors(shape: Shape, device: torch.device, dtype: torch.dtype) -> Iterator[
     yield _row("floor", "dense", side, "copy", lambda: target.copy_(large), moved=moved)
 
 
-def _experts(shape: Shape, device: torch.device, dtype: torch.dtype) -> Iterator[Row]:
-    for form in FORMATS:
-        stacks = _stacks(shape, form, device, dtype)
-        kernels = _kernels(shape, stacks, device, dtype)
-        for count in (*shape.few, *shape.many):
-            for routing in ("even", "skewed"):
-                call = _call(shape, count, routing, device, dtype)
-                for name, compute in kernels.items():
-                    # One row after another reads far more than it needs: not a way for thousands.
-                    if name == "decode" and count > max(shape.few):
-                        continue
-                    flops = count * shape.chosen * 6 * shape.width * shape.inner
-                    moved = _read(stacks, call[2], each=name == "decode")
-                    yield _row(
-                        f"experts, {routing}",
-                        form,
-                        count,
-                        name,
-                        lambda compute=compute, call=call: compute(*call),  # type: ignore[misc]
-                        flops=flops,
-                        moved=moved,
-                    )
-        del stacks, kernels
+def _experts(form: str, shape: Shape, device: torch.device, dtype: torch.dtype) -> Iterator[Row]:
+    stacks = _stacks(shape, form, device, dtype)
+    kernels = _kernels(shape, stacks, device, dtype)
+    for count in (*shape.few, *shape.many):
+        for routing in ("even", "skewed"):
+            call = _call(shape, count, routing, device, dtype)
+            for name, compute in kernels.items():
+                # One row after another reads far more than it needs: not a way for thousands.
+                if name == "decode" and count > max(shape.few):
+                    continue
+                flops = count * shape.chosen * 6 * shape.width * shape.inner
+                moved = _read(stacks, call[2], each=name == "decode")
+                yield _row(
+                    f"experts, {routing}",
+                    form,
+                    count,
+                    name,
+                    lambda compute=compute, call=call: compute(*call),  # type: ignore[misc]
+                    flops=flops,
+                    moved=moved,
+                )
 
 
 def _kernels(
@@ -171,9 +174,7 @@ def _kernels(
                 if name != "decode" or len(call[0]) <= max(shape.few)
             )
         except Exception as error:  # a library's, of any kind: the others are measured all the same
-            print(
-                f"{name}, {form}: left out, {type(error).__name__}: {str(error).splitlines()[:1]}"
-            )
+            print(f"{name}, {form}: left out, {_said(error)}")
             continue
         if away < WORST:
             found[name] = compute
@@ -192,7 +193,7 @@ def _kernels(
                 for product in (deep_product, plain_product)
             )
         except Exception as error:  # a library's, of any kind
-            print(f"{DEEP_GEMM}: left out, {type(error).__name__}: {str(error).splitlines()[:1]}")
+            print(f"{DEEP_GEMM}: left out, {_said(error)}")
             return found
         away = float((ours - twin).norm() / twin.norm())
         print(f"{DEEP_GEMM}: {away:.4f} from its twin; other weights, never taken by itself")
@@ -214,8 +215,9 @@ def _runs(name: str, device: torch.device, form: Quantization) -> bool:
     return name == "grouped" or (name == "decode" and os.environ.get("TRITON_INTERPRET") == "1")
 
 
-def decided(rows: Sequence[Row], form: str) -> tuple[ExpertRow, str]:
-    """The table's row of a format by its measurements, and why.
+def decided(rows: Sequence[Row], form: str) -> tuple[ExpertRow | None, str]:
+    """The table's row of a format by its measurements, and why; None where no library's kernel ran:
+    what is reckoned stays.
 
     Above few rows the quickest library's kernel. Up to the row count at which it stops to win the
     quickest of all, where one of ours has to win by more than a twentieth.
@@ -225,7 +227,10 @@ def decided(rows: Sequence[Row], form: str) -> tuple[ExpertRow, str]:
         if row.what == "experts, even" and row.format == form and row.kernel in KERNELS:
             took.setdefault(row.rows, {})[row.kernel] = row.milliseconds
     counts = sorted(took)
-    libraries = {name: ms for name, ms in took[counts[-1]].items() if name not in OURS}
+    most = took[counts[-1]] if counts else {}
+    libraries = {name: ms for name, ms in most.items() if name not in OURS}
+    if not libraries:
+        return None, "no library's product ran for many rows: nothing is decided"
     many = min(libraries, key=libraries.__getitem__)
     weighed = {n: {k: ms * (LEAD if k in OURS else 1) for k, ms in took[n].items()} for n in took}
     few = min(weighed[counts[0]], key=weighed[counts[0]].__getitem__)
@@ -244,12 +249,15 @@ def _decide(rows: Sequence[Row], table: Path | None) -> None:
     found = {form: decided(rows, form) for form in FORMATS}
     for form, (_, why) in found.items():
         print(f"{form}: {why}")
+    table_rows = {form: row for form, (row, _) in found.items() if row is not None}
     for name in {row.kernel for row in rows}.intersection(OURS):
-        if not any(name in (row.few, row.many) for row, _ in found.values()):
+        if len(table_rows) == len(FORMATS) and not any(
+            name in (row.few, row.many) for row in table_rows.values()
+        ):
             print(f"{name} can go: a library is as quick within a twentieth, in every format")
     if table is not None:
         cards = json.loads(table.read_text()) if table.is_file() else {}
-        cards[card] = {QUANTIZATION[form]: asdict(row) for form, (row, _) in found.items()}
+        cards[card] = {QUANTIZATION[form]: asdict(row) for form, row in table_rows.items()}
         table.write_text(json.dumps(cards, indent=1, sort_keys=True) + "\n")
 
 
@@ -385,19 +393,29 @@ def _show(row: Row) -> None:
     print(f"{name:48} {row.milliseconds:9.3f} ms {speed}")
 
 
-def _write(rows: list[Row], shape: Shape, out: Path | None) -> None:
-    if out is None:
-        return
-    result = {
+def _named(part: Any) -> str:
+    return f"experts, {part.args[0]}" if isinstance(part, partial) else part.__name__[1:]
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).splitlines()[:1]}"
+
+
+def _facts(shape: Shape) -> dict[str, Any]:
+    return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "hardware": hardware(),
         "versions": versions(),
         "shape": asdict(shape),
         "notes": "random weights; a burst of 10 calls a run; no CUDA graph",
-        "rows": [asdict(row) for row in rows],
     }
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def _write(facts: dict[str, Any], rows: Sequence[Row], out: Path | None) -> None:
+    """With every row: a run that is cut off has kept what it measured."""
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(json.dumps({**facts, "rows": list(map(asdict, rows))}, indent=1) + "\n")
 
 
 def _arguments() -> argparse.Namespace:

@@ -22,7 +22,7 @@ from PIL import Image
 WriteManifest = Callable[..., Path]
 CACHE = Path(tempfile.gettempdir()) / f"hyimg-tests-{os.getpid()}"
 # What a machine that was set up for torch alone may lack: no picture is made with them.
-MAY_LACK = ("av", "diffusers", "lpips")
+MAY_LACK = ("av", "diffusers", "lpips", "pydantic")
 
 
 # A busy disk makes an example slow, not wrong.

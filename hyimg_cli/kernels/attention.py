@@ -7,6 +7,7 @@ itself and what is before it, otherwise each sees everything.
 # Legend: T new token, H query head, K kv head, D head width, S slot
 import logging
 import os
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -34,6 +35,8 @@ _PACKAGES = {"fa3": "flash-attn-3", "fa4": "flash-attn-4"}
 _PROBED = 128
 # What torch says of a call that the kernels left to it do not take, on a GPU and on a CPU.
 _NONE_THERE = "No available kernel", "No viable backend"
+# torch's switches of kernels are the process's: a thread beside would find a pinned one alone.
+_SWITCHES = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -95,7 +98,7 @@ class PinnedAttention:
         """By the pinned kernel. Raises RuntimeError where it has none for this call."""
         from torch.nn.attention import sdpa_kernel
 
-        with sdpa_kernel(self._kernel):
+        with _SWITCHES, sdpa_kernel(self._kernel):
             return self._attend(q_THD, keys_KSD, values_KSD, is_causal)
 
 
@@ -165,10 +168,13 @@ def warn_of_slow_kernel(device: torch.device, dtype: torch.dtype) -> None:
     """
     if dtype != torch.bfloat16 or torch.cuda.get_device_capability(device)[0] != 9:
         return
+    from torch.nn.attention import SDPBackend
+
     q_1HTD = torch.empty(1, 8, 256, 128, dtype=dtype, device=device)
     k_1KSD = q_1HTD[:, :2]
-    params = torch.backends.cuda.SDPAParams(q_1HTD, k_1KSD, k_1KSD, None, 0.0, False, True)
-    if not torch.backends.cuda.can_use_cudnn_attention(params):
+    # Its choice, not what could run: it passes over a cuDNN whose version is not sound.
+    choice = torch._fused_sdp_choice(q_1HTD, k_1KSD, k_1KSD, enable_gqa=True)
+    if choice != SDPBackend.CUDNN_ATTENTION.value:
         _LOG.warning(
             "attention is not cuDNN's kernel here (cuDNN %s, torch %s): it works, but is slower",
             torch.backends.cudnn.version(), torch.__version__,
@@ -210,6 +216,12 @@ def fused_attention(q_THD: Tensor, keys_KSD: Tensor, values_KSD: Tensor, is_caus
         mask=causal_lower_right(queries, slots) if is_behind else None,
         is_causal=is_causal and queries == slots and queries > 1,
     )
+
+
+def any_attention(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Attention by a kernel of torch's choice, whichever another thread has pinned its own to."""
+    with _SWITCHES:
+        return F.scaled_dot_product_attention(q, keys, values, attn_mask=mask)
 
 
 def causal_mask(queries: int, keys: int, device: torch.device | None = None) -> Tensor:

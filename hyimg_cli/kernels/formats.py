@@ -161,7 +161,12 @@ def dense(stack: Stack, dtype: torch.dtype) -> Tensor:
         return by_bitsandbytes(stack, dtype)
     all_EOI = torch.empty(stack.shape, dtype=dtype, device=stack.device)
     for expert in range(stack.shape[0]):
-        all_EOI[expert] = stack.one(expert, dtype)
+        if isinstance(stack, Fp8Rows):
+            # `one` in two passes instead of four, to the bit: every e4m3 is one of `dtype` as well.
+            values_OI, scale_O1 = stack.values_EOI[expert], stack.scale_EO[expert, :, None]
+            torch.mul(values_OI.to(dtype), scale_O1, out=all_EOI[expert])
+        else:
+            all_EOI[expert] = stack.one(expert, dtype)
     return all_EOI
 
 

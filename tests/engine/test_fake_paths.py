@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -156,9 +157,23 @@ def test_one_stream_encodes_for_good() -> None:
         assert encoded.stream_on(torch.device("cuda:1")) is not first
 
 
+def test_the_encoding_stream_waits_for_the_weights_of_each_model() -> None:
+    encoded, device = EncodedSources(CacheConfig()), torch.device("cuda:0")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cuda, "Stream", _Stream)
+        patch.setattr(torch.cuda, "current_stream", _Stream)
+        encoded.encoder(SimpleNamespace(), "first")  # type: ignore[arg-type]
+        stream: Any = encoded.stream_on(device)
+        assert stream.waited == [device]
+        encoded.encoder(SimpleNamespace(), "second")  # type: ignore[arg-type]
+        assert encoded.stream_on(device) is stream
+        assert stream.waited == [device, device]
+
+
 class _Stream:
     def __init__(self, device: torch.device) -> None:
         self.device = device
+        self.waited: list[torch.device] = []
 
-    def wait_stream(self, _other: Any) -> None:
-        """Nothing is queued."""
+    def wait_stream(self, other: Any) -> None:
+        self.waited.append(other.device)

@@ -1,6 +1,7 @@
 """Attention of one row, by each kernel, against scores and softmax written out."""
 
 import re
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,6 +20,7 @@ from hyimg_cli.kernels.attention import (
     use_flash,
     warn_of_slow_kernel,
 )
+from hyimg_cli.models.hunyuan_image3.vae import SpatialAttention
 
 
 def _row(queries: int, slots: int, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, ...]:
@@ -61,12 +63,12 @@ def test_a_cpu_keeps_the_attention_it_had() -> None:
 
 
 @pytest.mark.parametrize(
-    ("capability", "dtype", "has_cudnn", "told"),
+    ("capability", "dtype", "chosen", "told"),
     [
-        ((9, 0), torch.bfloat16, False, True),
-        ((9, 0), torch.bfloat16, True, False),
-        ((8, 9), torch.bfloat16, False, False),
-        ((9, 0), torch.float32, False, False),
+        ((9, 0), torch.bfloat16, SDPBackend.FLASH_ATTENTION, True),
+        ((9, 0), torch.bfloat16, SDPBackend.CUDNN_ATTENTION, False),
+        ((8, 9), torch.bfloat16, SDPBackend.FLASH_ATTENTION, False),
+        ((9, 0), torch.float32, SDPBackend.MATH, False),
     ],
 )
 def test_the_loss_of_the_quickest_kernel_is_told(
@@ -74,11 +76,13 @@ def test_the_loss_of_the_quickest_kernel_is_told(
     caplog: pytest.LogCaptureFixture,
     capability: tuple[int, int],
     dtype: torch.dtype,
-    has_cudnn: bool,
+    chosen: SDPBackend,
     told: bool,
 ) -> None:
+    """What torch takes: it may pass over a cuDNN that could."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
-    monkeypatch.setattr(torch.backends.cuda, "can_use_cudnn_attention", lambda _: has_cudnn)
+    monkeypatch.setattr(torch.backends.cuda, "can_use_cudnn_attention", lambda _: True)
+    monkeypatch.setattr(torch, "_fused_sdp_choice", lambda *_, **__: int(chosen))
     warn_of_slow_kernel(torch.device("cpu"), dtype)
     assert ("not cuDNN's kernel" in caplog.text) == told
 
@@ -102,6 +106,30 @@ def test_a_pinned_kernel_is_the_one_that_runs(backend, monkeypatch: pytest.Monke
         monkeypatch.undo()
         is_pinned = queries > 1 and (queries == slots or not is_causal)
         assert chosen == ([backend == "math", backend == "flash"] if is_pinned else [True, True])
+
+
+def test_a_pinned_kernel_is_not_found_by_the_thread_that_encodes_beside() -> None:
+    """torch's switches are the process's, and a VAE's attention in float32 is not cuDNN's."""
+    row, failed = _row(5, 23), []
+
+    def beside() -> None:
+        try:
+            SpatialAttention(32)(torch.randn(1, 32, 1, 2, 2))
+        except RuntimeError as error:
+            failed.append(error)
+
+    other = threading.Thread(target=beside)
+
+    def attend(*arguments: Any) -> torch.Tensor:
+        other.start()
+        other.join(0.2)
+        return masked_attention(*arguments)
+
+    own = PinnedAttention(attend, "cudnn")
+    with pytest.raises(RuntimeError, match="No viable backend"):
+        own.strict(*row, False)
+    other.join()
+    assert not failed
 
 
 def test_a_pin_that_has_no_kernel_is_refused_beforehand() -> None:

@@ -56,6 +56,47 @@ def test_a_kernel_of_ours_stays_where_it_wins(
     assert row == ExpertRow(*expected)
 
 
+def _rows(script: dict[str, Any], form: str, *names: str) -> list[Any]:
+    return [
+        script["Row"]("experts, even", form, count, name, 1.0, 1.0, 1.0, 7, 0, 0)
+        for count in (1, 6793)
+        for name in names
+    ]
+
+
+def test_a_format_whose_library_is_missing_keeps_its_reckoned_row(tmp_path: Path) -> None:
+    """NF4 without bitsandbytes: ours alone ran, and no format's rows are lost for it."""
+    script, table = runpy.run_path(str(SCRIPT)), tmp_path / "experts.json"
+    rows = _rows(script, "dense", "decode", "grouped") + _rows(script, "nf4", "decode")
+    script["_decide"](rows, table)
+    assert list(json.loads(table.read_text())["CPU"]) == ["none"]
+
+
+def test_what_was_measured_before_a_fault_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script, out, table = runpy.run_path(str(SCRIPT)), tmp_path / "a.json", tmp_path / "b.json"
+    run = script["main"].__globals__
+
+    def experts(form: str, *_: Any) -> Any:
+        yield from _rows(script, form, "grouped")
+        if form == "fp8":
+            raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setitem(run, "_experts", experts)
+    for part in ("_floors", "_attention", "_rowwise"):
+        monkeypatch.setitem(run, part, lambda *_: [])
+    given = [str(SCRIPT), "--small", "--out", str(out), "--table", str(table)]
+    monkeypatch.setattr(sys, "argv", given)
+    script["main"]()
+    assert (
+        "experts, fp8: the rest is left out, OutOfMemoryError: ['no room']"
+        in capsys.readouterr().out
+    )
+    assert len(json.loads(out.read_text())["rows"]) == 6
+    assert list(json.loads(table.read_text())["CPU"]) == ["nf4", "none"]
+
+
 def test_groups_of_fp8_rows_are_padded_where_that_is_quicker() -> None:
     script = runpy.run_path(str(SCRIPT))
     for padded, tight, many in ((2.0, 1.9, "scaled_1"), (1.9, 2.0, "scaled")):

@@ -167,7 +167,7 @@ def test_the_rows_of_a_card_are_those_that_were_measured_on_it(
     rows = [choice.kernel(name, held, held).keywords.get("group_rows") for name in SCALED]
     assert rows == [None, 1]
     # A format that was not measured, and another card.
-    assert row_for("a card", (9, 0), "nf4") == ExpertRow("decode", "grouped", 10)
+    assert row_for("a card", (9, 0), "nf4") == ExpertRow("decode", "grouped", 64)
     assert row_for("another", (9, 0), "fp8") == ExpertRow("decode", "scaled", 10)
     if importlib.util.find_spec("triton") is not None:
         chosen = _chosen(monkeypatch, None, (9, 0))
@@ -180,6 +180,18 @@ def test_the_rows_of_a_card_are_those_that_were_measured_on_it(
         assert row_for("a card", (9, 0), "none") == ExpertRow("decode", "grouped", 4)
         assert row_for("another", (8, 0), "fp8") == ExpertRow("grouped", "grouped", 0)
     assert caplog.text.count("has quack for this card") == 1
+
+
+@needs_triton
+@pytest.mark.parametrize(
+    ("capability", "rows"), [(A100, (10, 0, 64)), (RTX_4090, (10, 64, 64)), (H200, (10, 10, 64))]
+)
+def test_what_would_be_made_dense_first_is_read_anew_for_more_rows(
+    capability: tuple[int, int], rows: tuple[int, ...]
+) -> None:
+    """And a graph holds as many: nothing of theirs is read on the host."""
+    forms: tuple[Quantization, ...] = ("none", "fp8", "nf4")
+    assert tuple(row_for("a card", capability, form).most_few for form in forms) == rows
 
 
 @pytest.mark.parametrize("row", [{"few": "mine", "many": "grouped"}, {"few": "decode"}, 3])

@@ -3,10 +3,12 @@ them.
 """
 
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
 from kernels import cases
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from hyimg_cli.kernels.formats import (
     BLOCK,
@@ -24,6 +26,30 @@ from hyimg_cli.kernels.formats import (
 )
 
 WIDEST_GAP = max(b - a for a, b in pairwise(LEVELS))
+
+
+class Passes(TorchDispatchMode):
+    """Names of operations that read or write a matrix."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not op.is_view and not op.__name__.startswith("empty"):
+            self.names.append(op.__name__)
+        return op(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_rows_in_e4m3_are_made_dense_to_the_bit_in_two_passes(dtype: torch.dtype) -> None:
+    stack = empty_stack("fp8", 3, 20, 64, torch.device("cpu"))
+    for expert in range(3):
+        stack.put(expert, torch.randn(20, 64) * 1e-3**expert)
+    with Passes() as passes:
+        found = dense(stack, dtype)
+    assert torch.equal(found, torch.stack([stack.one(expert, dtype) for expert in range(3)]))
+    assert len(passes.names) <= 2 * 3
 
 
 @pytest.mark.parametrize("size", [1e-6, 1.0, 300.0])

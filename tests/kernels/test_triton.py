@@ -142,8 +142,7 @@ def test_a_network_of_fused_rows(interpreted: dict[str, float]) -> None:
     scope="module",
     params=[
         "90",
-        pytest.param("80", marks=[pytest.mark.thorough]),
-        pytest.param("89", marks=[pytest.mark.thorough]),
+        *(pytest.param(c, marks=pytest.mark.thorough) for c in ("80", "89", "100", "120")),
     ],
 )
 def compiled(
@@ -154,7 +153,7 @@ def compiled(
     found: dict[str, dict[str, int]] = _told_by(
         "compiled.py", request.param, TRITON_CACHE_DIR=cache
     )
-    assert len(found) == {"80": 20, "89": 4, "90": 24}[request.param]
+    assert len(found) == {"80": 20, "89": 4}.get(request.param, 24)
     return found
 
 
@@ -169,9 +168,9 @@ def test_kernels_keep_their_numbers_in_registers(compiled: dict[str, dict[str, i
 def test_kernels_fit_into_a_multiprocessors_shared_memory(
     compiled: dict[str, dict[str, int]],
 ) -> None:
-    """In KiB: 227 on 9.0; code for 8.0 runs on 8.6 and 8.9 as well, which have 99."""
+    """In KiB: 227 on 9.0 and 10.0; code for 8.0 runs on 8.6 and 8.9 as well, which have 99."""
     for name, took in compiled.items():
-        most = 227 if name.endswith("90") else 99
+        most = 227 if name.endswith((" 90", " 100")) else 99
         assert took["shared"] <= most * 1024, name
 
 

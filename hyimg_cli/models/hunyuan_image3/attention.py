@@ -188,7 +188,8 @@ class Attention(nn.Module):
                 seen_THD[at:stop] = own_THD
                 at = stop
         assert seen_THD is not None, "there are queries"
-        seen_THD[at:] = 0  # rows of no query block are padding
+        if at < len(q_THD):  # rows of no query block are padding
+            seen_THD[at:] = 0
         return seen_THD
 
     def project(self, x_TM: Tensor, rope: Rope) -> tuple[Tensor, Tensor, Tensor]:

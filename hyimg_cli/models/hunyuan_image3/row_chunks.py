@@ -83,7 +83,7 @@ class RowChunks:
                 (batch, channels, frames, every, columns),
                 dtype=chunk_BCTYX.dtype,
                 device=chunk_BCTYX.device,
-                memory_format=_layout(chunk_BCTYX),
+                memory_format=layout_of(chunk_BCTYX),
             )
         first = start * out_BCTYX.shape[3] // self._rows
         out_BCTYX[:, :, :, first : first + rows] = chunk_BCTYX
@@ -100,7 +100,7 @@ class RowChunks:
         return made_BCTYX[:, :, :, top:bottom]
 
 
-def _layout(x_BCTYX: Tensor) -> torch.memory_format:
+def layout_of(x_BCTYX: Tensor) -> torch.memory_format:
     """How a tensor lies in memory, of the two orders that convolutions know."""
     return torch.channels_last_3d if x_BCTYX.stride(1) == 1 else torch.contiguous_format
 

@@ -11,13 +11,15 @@ Shapes: B batch · C channels · T frames · Y X rows, columns (pixels or latent
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from hyimg_cli.kernels.attention import any_attention
 from hyimg_cli.models.hunyuan_image3.config import VaeArchitecture
-from hyimg_cli.models.hunyuan_image3.row_chunks import RowChunks, plus
+from hyimg_cli.models.hunyuan_image3.row_chunks import RowChunks, layout_of, plus
 
 _NORM_GROUPS = 32
 _NORM_EPS = 1e-6
@@ -178,7 +180,7 @@ class SpatialAttention(nn.Module):
         q_BSC, k_BSC, v_BSC = (
             project(h_BCTYX).flatten(2).transpose(1, 2) for project in (self.q, self.k, self.v)
         )
-        mixed_BSC = functional.scaled_dot_product_attention(q_BSC, k_BSC, v_BSC)
+        mixed_BSC = any_attention(q_BSC, k_BSC, v_BSC)
         mixed_BCTYX = mixed_BSC.transpose(1, 2).reshape(x_BCTYX.shape)
         out_BCTYX: Tensor = x_BCTYX + self.proj_out(mixed_BCTYX)
         return out_BCTYX
@@ -199,7 +201,8 @@ class Downsample(nn.Module):
 
     def _chunk(self, x_BCTYX: Tensor) -> Tensor:
         shortcut_BCTYX = _mean_of_groups(_space_to_depth(x_BCTYX, self.frames), self.width)
-        return plus(shortcut_BCTYX, _space_to_depth(self.conv(x_BCTYX), self.frames))
+        # In the convolution's memory: a mean lies channels first, whatever it is of.
+        return plus(_space_to_depth(self.conv(x_BCTYX), self.frames), shortcut_BCTYX)
 
 
 class Upsample(nn.Module):
@@ -312,15 +315,20 @@ def _space_to_depth(x_BCTYX: Tensor, frames: int) -> Tensor:
     """Blocks of frames x 2 x 2 cells moved into channels, in the order (t, y, x, c)."""
     batch, channels, time, rows, columns = x_BCTYX.shape
     split = x_BCTYX.reshape(batch, channels, time // frames, frames, rows // 2, 2, columns // 2, 2)
-    return split.permute(0, 3, 5, 7, 1, 2, 4, 6).reshape(
-        batch, frames * 4 * channels, time // frames, rows // 2, columns // 2
-    )
+    shape = batch, frames * 4 * channels, time // frames, rows // 2, columns // 2
+    return _moved(split.permute(0, 3, 5, 7, 1, 2, 4, 6), shape, layout_of(x_BCTYX))
 
 
 def _depth_to_space(x_BCTYX: Tensor, frames: int) -> Tensor:
     """The inverse of `_space_to_depth`."""
     batch, channels, time, rows, columns = x_BCTYX.shape
     split = x_BCTYX.reshape(batch, frames, 2, 2, channels // (frames * 4), time, rows, columns)
-    return split.permute(0, 4, 5, 1, 6, 2, 7, 3).reshape(
-        batch, channels // (frames * 4), time * frames, rows * 2, columns * 2
-    )
+    shape = batch, channels // (frames * 4), time * frames, rows * 2, columns * 2
+    return _moved(split.permute(0, 4, 5, 1, 6, 2, 7, 3), shape, layout_of(x_BCTYX))
+
+
+def _moved(split: Tensor, shape: Sequence[int], layout: torch.memory_format) -> Tensor:
+    """`split` as a tensor of that shape; by `reshape` it would lie channels first."""
+    out_BCTYX = torch.empty(shape, dtype=split.dtype, device=split.device, memory_format=layout)
+    out_BCTYX.view(split.shape).copy_(split)
+    return out_BCTYX

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hyimg_cli.errors import CheckpointError
+from hyimg_cli.kernels.attention import any_attention
 from hyimg_cli.kernels.transfer import sent
 from hyimg_cli.models.hunyuan_image3.config import VisionArchitecture
 from hyimg_cli.models.hunyuan_image3.sequence import Grid
@@ -140,7 +141,7 @@ class _Attention(nn.Module):
     def forward(self, x_BSM: Tensor, mask_B11S: Tensor | None) -> Tensor:
         projections = (self.q_proj, self.k_proj, self.v_proj)
         q, k, v = (p(x_BSM).unflatten(2, (self.heads, -1)).transpose(1, 2) for p in projections)
-        seen_BHSD = F.scaled_dot_product_attention(q, k, v, attn_mask=mask_B11S)
+        seen_BHSD = any_attention(q, k, v, mask_B11S)
         out_BSM: Tensor = self.out_proj(seen_BHSD.transpose(1, 2).flatten(2))
         return out_BSM
 

@@ -49,6 +49,8 @@ class EncodedSources:
 
     def encoder(self, model: MixedModel, model_print: str) -> "SourceEncoder":
         """Encoder of images for `model`, whose checkpoint has the fingerprint `model_print`."""
+        if self._stream is not None:
+            self._follow(self._stream)
         return SourceEncoder(self, model, model_print)
 
     def counts(self) -> dict[str, int]:
@@ -107,9 +109,12 @@ class EncodedSources:
         """
         if self._stream is None or self._stream.device != device:
             self._stream = torch.cuda.Stream(device)
-            # The last of the weights may still be on their way in the stream that loaded them.
-            self._stream.wait_stream(torch.cuda.current_stream(device))
+            self._follow(self._stream)
         return self._stream
+
+    def _follow(self, stream: torch.cuda.Stream) -> None:
+        """Wait for a model's weights: they may still be on their way in the stream that loads."""
+        stream.wait_stream(torch.cuda.current_stream(stream.device))
 
     def stored_or(
         self, key: str, encode: Callable[[], Encoded], *, model: MixedModel, digest: str
