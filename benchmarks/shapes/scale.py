@@ -198,5 +198,9 @@ def _counts(shapes: Mapping[str, tuple[int, ...]]) -> WeightCounts:
     sizes = {name: math.prod(shape) for name, shape in shapes.items()}
     experts = sum(n for name, n in sizes.items() if ".experts." in name)
     rows = sum(shape[0] for name, shape in shapes.items() if ".experts." in name)
-    wide = sum(n for name, n in sizes.items() if name.startswith("vae.") or ".gate.wg." in name)
-    return WeightCounts(experts, rows, wide, sum(sizes.values()) - experts - wide)
+    encoder, decoder, gates = (
+        sum(n for name, n in sizes.items() if part in name)
+        for part in ("vae.encoder.", "vae.decoder.", ".gate.wg.")
+    )
+    wide = encoder + decoder + gates
+    return WeightCounts(experts, rows, wide, sum(sizes.values()) - experts - wide, encoder, decoder)

@@ -150,7 +150,7 @@ def image_memory(subject: Subject) -> Check:
     most = f"{bytes_text(full.total * copies)} with {size} together"
     said = f"{model_name(name)}: {bytes_text(weights)} of weights, "
     if waiting := found.needed.waiting:
-        said += f"{bytes_text(waiting)} of them experts that wait in main memory; on the GPU "
+        said += f"{bytes_text(waiting)} of them wait in main memory; on the GPU "
     said += f"{bytes_text(found.needed.total * copies)} with one edit, {most}{_place(config)}; "
     said += f"{_free_text(there, copies)} ({'; '.join(_fits(forms, there, copies))})"
     if not found.is_enough:

@@ -1,14 +1,15 @@
-"""Small values between the host and a device, without either waiting for the other; and which
-device is at work.
+"""Small values between the host and a device, without either waiting for the other; parts of a
+network that come to a device for their turn; and which device is at work.
 
 On a CPU both ends are one memory: the same calls are plain copies.
 """
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from threading import Lock
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 def to_device(values: Sequence[int] | Sequence[float], device: torch.device) -> Tensor:
@@ -32,6 +33,33 @@ def current(device: torch.device) -> AbstractContextManager[object]:
     if device.type != "cuda" or torch.cuda.device_count() < 2:
         return nullcontext()
     return torch.cuda.device(device)
+
+
+class Waiting:
+    """A part of a network, without buffers, that waits in main memory between its turns on a
+    device.
+    """
+
+    def __init__(self, part: nn.Module, device: torch.device) -> None:
+        self._home = [
+            (module, name, weight)
+            for module in part.modules()
+            for name, weight in module.named_parameters(recurse=False)
+        ]
+        self._device, self._turn = device, Lock()
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        """The part is on the device; a second thread waits for its turn."""
+        with self._turn:
+            try:
+                for module, name, weight in self._home:
+                    there = weight.to(self._device)
+                    setattr(module, name, nn.Parameter(there, requires_grad=False))
+                yield
+            finally:
+                for module, name, weight in self._home:
+                    setattr(module, name, weight)
 
 
 class Readback:

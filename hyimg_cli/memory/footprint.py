@@ -187,7 +187,7 @@ def need(model: str, jobs: Sequence[Job], config: RunConfig, *, together: int = 
         kept = max(velocity_bytes(job, videos) for job in films)
         return replace(own, work=own.work + kept)
     card = model_card(model, revision)
-    weights, waiting = held_weights(card, config), waiting_experts(card, config)
+    weights, waiting = held_weights(card, config), waiting_weights(card, config)
     if not pictures:
         return Need(weights, waiting=waiting)
     found = _where_fullest(needs(pictures, card, config, prefixes=0), card, config)
@@ -334,11 +334,12 @@ def held_weights(card: ModelCard, config: RunConfig) -> int:
     return held.first + (_in_one_memory(config) - 1) * held.other
 
 
-def waiting_experts(card: ModelCard, config: RunConfig) -> int:
-    """Bytes of experts in main memory, where they are fetched from there."""
+def waiting_weights(card: ModelCard, config: RunConfig) -> int:
+    """Bytes of the experts and the VAE in main memory, where they come from there."""
     if not config.model.offloads_experts or card.weights is None:
         return 0
-    return card.weights.experts_nbytes(precision(config.model)[1], config.model.quantization)
+    kind = precision(config.model)[1], config.model.quantization
+    return card.weights.experts_nbytes(*kind) + card.encoder_bytes + card.decoder_bytes
 
 
 def _by_rank(card: ModelCard, config: RunConfig) -> RankBytes | None:
@@ -444,16 +445,20 @@ def _encoded_bytes(jobs: Sequence[ImageJob], card: ModelCard, config: RunConfig)
 
 
 def _encode_bytes(jobs: Sequence[ImageJob], card: ModelCard, config: RunConfig) -> int:
-    """Bytes of one source image in the VAE, which takes any of the model's sizes."""
+    """Bytes of one source image in the VAE, which takes any of the model's sizes; with the half of
+    it that comes for this from main memory.
+    """
     if not any(job.images for job in jobs):
         return 0
-    return card.vae_bytes(_largest(card), precision(config.model)[0])
+    own = card.encoder_bytes if config.model.offloads_experts else 0
+    return own + card.vae_bytes(_largest(card), precision(config.model)[0])
 
 
 def _decode_bytes(size: SizeRequest, card: ModelCard, config: RunConfig) -> int:
-    """Bytes of one picture in the VAE."""
+    """Bytes of one picture in the VAE, with the half of it that comes for this."""
     choice, pixels = config.model, _pixels(size, card)
-    return card.vae_bytes(pixels, precision(choice)[0], in_tiles=bool(choice.vae_use_tiling))
+    own = card.decoder_bytes if choice.offloads_experts else 0
+    return own + card.vae_bytes(pixels, precision(choice)[0], in_tiles=bool(choice.vae_use_tiling))
 
 
 def _pixels(size: SizeRequest, card: ModelCard) -> int:

@@ -230,7 +230,8 @@ _MODEL = (
         "offload_experts",
         Truth(),
         False,
-        "Experts in main memory, fetched as they are chosen: for GPUs that cannot hold them.",
+        "Experts in main memory, fetched as they are chosen, and the VAE between its turns: for "
+        "GPUs that cannot hold them.",
         fills="offloads_experts",
     ),
     _video(

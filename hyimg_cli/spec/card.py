@@ -59,13 +59,16 @@ class Bucket:
 @dataclass(frozen=True)
 class WeightCounts:
     """Weights by how they are held. `experts` may be quantised, in matrices of `expert_rows` rows
-    together; `wide` are float32 whatever the rest is.
+    together; `wide` are float32 whatever the rest is, and the VAE's `encoder` and `decoder` are of
+    them.
     """
 
     experts: int
     expert_rows: int
     wide: int
     rest: int
+    encoder: int = 0
+    decoder: int = 0
 
     def nbytes(self, dtype: str, quantization: str) -> int:
         """Bytes once loaded: fp8 has a float32 scale a row, nf4 one for 64 weights."""
@@ -161,12 +164,25 @@ class ModelCard:
         return self.weights.nbytes(dtype, quantization)
 
     def offloaded_bytes(self, dtype: str, quantization: str = "none") -> int:
-        """Bytes of the weights on a device whose experts wait elsewhere: two layers' are there."""
+        """Bytes of the weights on a device whose experts and VAE wait elsewhere: two layers' are
+        there.
+        """
         assert self.weights is not None, "experts are counted"
         assert self.routing is not None, "there are experts"
         experts = self.weights.experts_nbytes(dtype, quantization)
-        rest = self.weights.nbytes(dtype, quantization) - experts
+        vae = self.encoder_bytes + self.decoder_bytes
+        rest = self.weights.nbytes(dtype, quantization) - experts - vae
         return rest + 2 * -(-experts // self.routing.layers)
+
+    @property
+    def encoder_bytes(self) -> int:
+        """Bytes of the VAE's encoder once loaded."""
+        return 0 if self.weights is None else 4 * self.weights.encoder
+
+    @property
+    def decoder_bytes(self) -> int:
+        """Bytes of the VAE's decoder once loaded."""
+        return 0 if self.weights is None else 4 * self.weights.decoder
 
     def steps_of(self, asked: int) -> int:
         """Denoise steps of a job whose `num_inference_steps` are `asked`."""

@@ -8,15 +8,17 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hyimg_cli.kernels import offload
 from hyimg_cli.kernels.offload import OffloadedExperts
 from hyimg_cli.memory import present
-from hyimg_cli.memory.footprint import Together, working
+from hyimg_cli.memory.footprint import Together, needs, working
 from hyimg_cli.models.hunyuan_image3 import card, row_chunks
+from hyimg_cli.models.hunyuan_image3.family import HunyuanImage3
 from hyimg_cli.models.hunyuan_image3.vae import Vae
 from hyimg_cli.pipelines.image.sampling import Draw, choose
 from hyimg_cli.spec.run import Place
@@ -163,6 +165,37 @@ def test_experts_that_wait_are_asked_for_once_a_layer_of_a_token(
     assert 1.0 <= rows / (gpu.peak - base) <= 1.1
     assert not gpu.reads
     assert not gpu.waits
+
+
+@pytest.mark.parametrize("bench", ["fp8"], indirect=True)  # a format of experts alone
+def test_a_vae_that_waits_is_there_for_its_turn_alone(bench: Any) -> None:
+    """Also where the turn ends in an error; what it takes is what `plan` counts."""
+    size, vae = bench.load.scale.size, bench.network.vae
+    there = [(m, *w) for m in vae.modules() for w in m.named_parameters(recurse=False)]
+    for module, name, weight in there:
+        setattr(module, name, nn.Parameter(weight.cpu(), requires_grad=False))
+    try:
+        model = HunyuanImage3(bench.network, bench.load.prompter, vae_waits=True)
+        assert model.device_name == "cuda:0"
+        home = list(vae.parameters())
+        config = replace(bench.config, model=replace(bench.config.model, offloads_experts=True))
+        jobs = [bench.load.request(0, steps=2, guidance=2.5)]
+        planned, base = needs(jobs, bench.card, config, prefixes=0), bench.gpu.rebase()
+        model.decode_latents(bench._latents())
+        assert 1.0 <= planned.decode / (bench.gpu.peak - base) <= 1.1
+        base = bench.gpu.rebase()
+        latents = model._latents(np.zeros((size.height, size.width, 3), np.uint8), 0)
+        assert latents.device.type == "cuda"
+        assert 1.0 <= planned.encode / (bench.gpu.peak - base) <= 1.1
+        del latents
+        with pytest.raises(RuntimeError):
+            model.decode_latents(torch.zeros(1, 2, 3))
+        assert bench.gpu.live == base
+        assert all(weight is own for weight, own in zip(vae.parameters(), home, strict=True))
+        assert {weight.device.type for weight in home} == {"cpu"}
+    finally:
+        for module, name, weight in there:
+            setattr(module, name, weight)
 
 
 def _away(stack: Any) -> Any:

@@ -225,7 +225,7 @@ def test_a_quantization_that_is_named_fits_and_none_before_it(
         (79, {"quantization": "fp8"}, "--quantization nf4 would fit with "),
         (39, {}, "--offload-experts would fit with "),
         (28, {}, "--quantization fp8 --offload-experts would fit with "),
-        (12, {}, "GB for --quantization fp8 --offload-experts; more GPUs share it by --tensor"),
+        (12, {}, "GB for --quantization nf4 --offload-experts; more GPUs share it by --tensor"),
         (12, {"offloads_experts": True}, "--offload-experts is on already"),
         (39, {"device": "balanced"}, "more GPUs hold less each"),
         (75, {"device": "cpu", "dtype": "float32", "quantization": "nf4"}, "--dtype bfloat16"),

@@ -144,14 +144,21 @@ def _weights(folder: Path, arch: Architecture) -> WeightCounts:
         sizes = {name: math.prod(info.shape) for name, info in stored_index(folder).tensors.items()}
     except CheckpointError:
         every = _weight_bytes(folder) // _BF16_BYTES
-        wide = arch.num_hidden_layers * arch.num_experts * arch.hidden_size + _vae_weights(arch.vae)
-        return WeightCounts(experts, rows, wide, every - experts - wide)
-    wide = sum(n for name, n in sizes.items() if name.startswith("vae.") or ".gate.wg." in name)
-    return WeightCounts(experts, rows, wide, sum(sizes.values()) - experts - wide)
+        halves = _vae_weights(arch.vae)
+        wide = arch.num_hidden_layers * arch.num_experts * arch.hidden_size + sum(halves)
+        return WeightCounts(experts, rows, wide, every - experts - wide, *halves)
+    encoder, decoder, gates = (
+        sum(n for name, n in sizes.items() if part in name)
+        for part in ("vae.encoder.", "vae.decoder.", ".gate.wg.")
+    )
+    wide = encoder + decoder + gates
+    return WeightCounts(experts, rows, wide, sum(sizes.values()) - experts - wide, encoder, decoder)
 
 
-def _vae_weights(vae: VaeArchitecture) -> int:
-    """Weights of the VAE's levels, which are nearly all of it: convolutions of 27 cells."""
+def _vae_weights(vae: VaeArchitecture) -> tuple[int, int]:
+    """Weights of the levels of the VAE's encoder and decoder, which are nearly all of each:
+    convolutions of 27 cells.
+    """
     steps, in_time = (int(math.log2(f)) for f in (vae.ffactor_spatial, vae.ffactor_temporal))
 
     def half(widths: Sequence[int], blocks: int, is_matched: bool, of_step: list[float]) -> float:
@@ -168,7 +175,8 @@ def _vae_weights(vae: VaeArchitecture) -> int:
     grown = [8.0] * in_time + [4.0] * (steps - in_time)  # by a step up; one down ends with as many
     shrunk = [1 / factor for factor in grown[::-1]]
     down = half(widths, blocks, vae.downsample_match_channel, shrunk)
-    return round(down + half(widths[::-1], blocks + 1, vae.upsample_match_channel, grown))
+    up = half(widths[::-1], blocks + 1, vae.upsample_match_channel, grown)
+    return round(down), round(up)
 
 
 def _vae_bytes(vae: VaeArchitecture) -> int:

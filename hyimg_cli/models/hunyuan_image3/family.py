@@ -3,6 +3,7 @@
 # Legend: C channel, Y X latent rows and columns, V vocabulary
 import math
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from hyimg_cli.errors import MachineError
 from hyimg_cli.kernels.attention import AttentionChoice, warn_of_slow_kernel
 from hyimg_cli.kernels.repetition import penalize
 from hyimg_cli.kernels.rows import invariant_multiple
-from hyimg_cli.kernels.transfer import sent, to_device
+from hyimg_cli.kernels.transfer import Waiting, sent, to_device
 from hyimg_cli.kv.buffer import Buffer
 from hyimg_cli.kv.segments import Segment
 from hyimg_cli.media.images import fit_cover, stretch
@@ -118,8 +119,15 @@ def load_family(
     if choice.vae_channels_last:
         network.vae.to(memory_format=torch.channels_last_3d)
     tiled = TiledPicture(network.vae) if choice.vae_use_tiling else None
-    halves = choice.vae_dtype == "float16"
-    return HunyuanImage3(network, prompter, tiled, graphs, card=card, decodes_in_half=halves)
+    return HunyuanImage3(
+        network,
+        prompter,
+        tiled,
+        graphs,
+        card=card,
+        decodes_in_half=choice.vae_dtype == "float16",
+        vae_waits=choice.offloads_experts,
+    )
 
 
 class HunyuanImage3:
@@ -134,9 +142,11 @@ class HunyuanImage3:
         *,
         card: ModelCard | None = None,
         decodes_in_half: bool = False,
+        vae_waits: bool = False,
     ) -> None:
         """`tiled`: latents become pixels tile by tile; `graphs`: text is decoded by them;
-        `decodes_in_half`: the VAE decodes under float16 autocast, as upstream does.
+        `decodes_in_half`: the VAE decodes under float16 autocast, as upstream does; `vae_waits`:
+        it is in main memory between its turns.
 
         `card`: the checkpoint's, with bytes as they are here, where other ranks have a part.
         """
@@ -146,6 +156,11 @@ class HunyuanImage3:
         self._tiled = tiled
         self._decodes_in_half = decodes_in_half
         self._graphs = graphs
+        self._vae_waits = vae_waits
+        self._encoding, self._decoding = (
+            Waiting(half, network.device).at_work if vae_waits else nullcontext
+            for half in (network.vae.encoder, network.vae.decoder)
+        )
 
     @property
     def card(self) -> ModelCard:
@@ -161,8 +176,11 @@ class HunyuanImage3:
 
     @property
     def device_name(self) -> str:
-        devices = sorted({str(p.device) for p in self.network.parameters()})
-        return ",".join(devices)
+        parts = self.network.named_parameters()
+        devices = {
+            str(p.device) for name, p in parts if not (self._vae_waits and name.startswith("vae."))
+        }
+        return ",".join(sorted(devices))
 
     @property
     def layer_devices(self) -> list[torch.device]:
@@ -343,10 +361,12 @@ class HunyuanImage3:
 
     @torch.no_grad()
     def decode_latents(self, latents_CYX: Tensor) -> Tensor:
-        weight = self.network.vae.decoder.conv_in.weight
         vae = self._tiled or self.network.vae
-        with torch.autocast(weight.device.type, torch.float16, enabled=self._decodes_in_half):
-            pixels_CYX = vae.decode(latents_CYX[None].to(weight.device, weight.dtype))[0].float()
+        with self._decoding():
+            weight = self.network.vae.decoder.conv_in.weight
+            latents_1CYX = latents_CYX[None].to(weight.device, weight.dtype)
+            with torch.autocast(weight.device.type, torch.float16, enabled=self._decodes_in_half):
+                pixels_CYX = vae.decode(latents_1CYX)[0].float()
         return (pixels_CYX / 2 + 0.5).clamp(0, 1).permute(1, 2, 0).cpu()
 
     @torch.no_grad()
@@ -357,10 +377,11 @@ class HunyuanImage3:
 
     def _latents(self, pixels: np.ndarray, seed: int) -> Tensor:
         vae = self.network.vae
-        weight = vae.encoder.conv_in.weight
-        bytes_HWC = sent(torch.from_numpy(pixels), weight.device)
-        levels = bytes_HWC.permute(2, 0, 1)[None].to(weight.dtype)
-        mean, logvar = vae.encode_moments((levels / 255 - 0.5) / 0.5)
+        with self._encoding():
+            weight = vae.encoder.conv_in.weight
+            bytes_HWC = sent(torch.from_numpy(pixels), weight.device)
+            levels = bytes_HWC.permute(2, 0, 1)[None].to(weight.dtype)
+            mean, logvar = vae.encode_moments((levels / 255 - 0.5) / 0.5)
         generator = torch.Generator().manual_seed(seed)
         noise = sent(torch.randn(mean.shape, generator=generator), mean.device).to(mean.dtype)
         return vae.posterior_sample(mean, logvar, noise)

@@ -69,9 +69,9 @@ def load(
 
     `device_map`: None for the CPU, "cuda:0" for one GPU, "balanced" for all of them. `quantization`
     holds the routed experts, 93 % of the weights, in fewer bits, which a `cache` keeps.
-    `offloads_experts`: they are in main memory, of which `offload_experts` fetches them. Raises
-    CheckpointError where files are missing, broken, pickled, of another shape, or quantised
-    already; MachineError where they do not fit on the GPUs, or a package is missing.
+    `offloads_experts`: they are in main memory, of which `offload_experts` fetches them, and so is
+    the VAE. Raises CheckpointError where files are missing, broken, pickled, of another shape, or
+    quantised already; MachineError where they do not fit on the GPUs, or a package is missing.
     """
     arch = checked(folder)
     if quantization == "nf4" and device_map is not None:
@@ -84,6 +84,7 @@ def load(
     elif offloads_experts:
         numbers = range(len(network.model.layers))
         places = {**places, **{f"{_LAYERS}{number}.mlp.experts": "cpu" for number in numbers}}
+        places["vae"] = "cpu"
     fill(network, folder, dtype=dtype, place_of=lambda name: place_of(name, places), cache=cache)
     if device_map == "balanced" and len(set(places.values())) > 1:
         from accelerate import dispatch_model
