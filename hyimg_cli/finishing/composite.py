@@ -101,8 +101,10 @@ def composite(
         lost = own - fitted
         redraw += luma(lost) * resized(what.detail, shape, _in(what.detail, box))
         redraw += lost * resized(what.around, shape, _in(what.around, box))
-        gain, trust = np.split(resized(what.light, shape, _in(what.light, box)), [3])
-        redraw += trust * (own + gain * (own + NEVER_DARK) - redraw)
+        trust = resized(what.light[3], shape, _in(what.light, box))
+        if trust.any():
+            gain = resized(what.light[:3], shape, _in(what.light, box))
+            redraw += trust * (own + gain * (own + NEVER_DARK) - redraw)
         alpha = levels.astype(np.float32) / 255
         blended = np.clip(np.round(own + alpha * (redraw - own)), 0, 255).astype(np.uint8)
         # Selected, not computed: what lies outside is copied.

@@ -20,7 +20,7 @@ from hyimg_cli.finishing.planes import (
     resized,
     scale_of,
 )
-from hyimg_cli.finishing.region import Found, region, views
+from hyimg_cli.finishing.region import BlurredView, Found, region, views
 from hyimg_cli.finishing.registration import Motion, registered
 from hyimg_cli.finishing.verdict import Kind, Measures, chroma_of, rim_of, structure_of
 
@@ -90,7 +90,8 @@ def edit_of(
     moved_away = motion.is_too_far(shape)
     if moved_away:
         motion = Motion()
-    drift, found, moved = _compared(r, m, motion)
+    seen_in = views(reduced(r, _step(shape))), views(r)
+    drift, found, moved = _compared(r, m, motion, *seen_in)
     if found.mask.any():
         # The edit itself may be what moved.
         again = registered(_lightness(r), _lightness(m), _wider(found.mask))
@@ -101,7 +102,7 @@ def edit_of(
                 moved_away = structure is not None and structure < _STILL_ALIKE
             if not moved_away and _apart(again, motion, shape) > _MOVED_AGAIN:
                 motion = again
-                drift, found, moved = _compared(r, m, motion)
+                drift, found, moved = _compared(r, m, motion, *seen_in)
             if not moved_away:
                 motion = replace(motion, is_sure=again.is_sure)
     measures = _measures(r, m, moved, drift, found, moved_away)
@@ -159,27 +160,33 @@ def put_back(
     return Result(*composite(source, drawn, reference, edit.placement, edit.drift, what, limit))
 
 
-def _compared(r: Plane, m: Plane, motion: Motion) -> tuple[Drift, Found, Plane]:
+def _compared(
+    r: Plane, m: Plane, motion: Motion, coarse: list[BlurredView], fine: list[BlurredView]
+) -> tuple[Drift, Found, Plane]:
     """Drift and region in turns, each without what the other one explains: at half the size until
-    the last.
+    the last, by the `coarse` views of what was shown and then by the `fine` ones.
     """
     shape = r.shape[1], r.shape[2]
     scale = scale_of(shape)
     moved = motion.applied(m)
     valid = motion.inside(shape, _RIM * scale if motion != Motion() else 0.0)
-    step = 2 if min(shape) >= 256 else 1
+    step = _step(shape)
     small_r, small_m = reduced(r, step), reduced(moved, step)
     small_valid = reduced(numbers(valid), step) > 0.99
-    mask, seen = None, views(small_r)
+    mask = None
     for _ in range(2):
         drift = drift_of(small_r, small_m, mask, scale / step)
         level = drift.undone(small_m, small_r)
-        mask = region(level, small_r, seen, small_valid).mask
+        mask = region(level, small_r, coarse, small_valid).mask
     assert mask is not None, "there were turns"
     whole = resized(numbers(mask), shape) > 0.25
     drift = drift_of(r, moved, None if whole.mean() > _MOST_AREA else whole, scale)
     level = drift.undone(moved, r)
-    return drift, region(level, r, views(r), valid), level
+    return drift, region(level, r, fine, valid), level
+
+
+def _step(shape: tuple[int, ...]) -> int:
+    return 2 if min(shape) >= 256 else 1
 
 
 def _measures(

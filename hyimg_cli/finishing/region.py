@@ -145,10 +145,11 @@ def region(drawn: Plane, reference: Plane, seen: list[BlurredView], valid: Mask)
     mask = _tight(kept, fine, sharp, difference, valid, scale)
     lit, light = _lights(kept, drawn, reference, usual, valid, scale)
     # A light may hold many things of a style, which is to be seen as one.
-    masks = [_to_the_border(one | _filled(_solid(one, scale)), valid) for one in (mask, mask | lit)]
+    ways = [mask, mask | lit] if lit.any() else [mask]
+    masks = [_to_the_border(one | _filled(_solid(one, scale)), valid) for one in ways]
     by = max(1.0, _CLOSING * scale)
     regions = max(int(ndimage.label(_closed(one, by), np.ones((3, 3)))[1]) for one in masks)
-    return Found(masks[1], regions, noises[1], sizes[1], light)
+    return Found(masks[-1], regions, noises[1], sizes[1], light)
 
 
 def noise_of(size: np.ndarray, slope: np.ndarray, least: float) -> Noise:
