@@ -34,8 +34,8 @@ from hyimg_cli.loading.stream import stored_tensor, weights_readable
 
 READERS = 4
 # On a CPU a piece, and what is made of it, stays in a core's cache, and in memory that malloc does
-# not give back each time; a GPU's link wants more.
-PIECE_BYTES, PINNED_BYTES = 1 << 18, 1 << 24
+# not give back each time; smaller ones cost more calls than they save. A GPU's link wants more.
+PIECE_BYTES, PINNED_BYTES = 1 << 20, 1 << 24
 # Weights of a piece are a multiple: blocks of 4-bit weights run on from one row to the next.
 _BLOCK = 64
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE
