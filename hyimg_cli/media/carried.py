@@ -54,8 +54,10 @@ class Carried:
             return result[..., 0] if is_grey else result
         if self.own.shape[2] == 3:
             return result
-        # Colour is un-mixed from the white that it was drawn on.
-        edited, at = self.own.copy(), matte > 0
+        edited, is_edit = self.own.copy(), matte > 0
+        np.copyto(edited[..., :3], result, where=is_edit[..., None])
+        # Where it was clear, colour is un-mixed from the white that it was drawn on.
+        at = is_edit & (edited[..., 3] < 255)
         drawn = result[at].astype(np.float32)
         ink = 255 - drawn.min(axis=1)
         alpha = np.maximum(edited[at, 3], np.where(ink > _CLEAR, ink, 0))
