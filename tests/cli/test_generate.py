@@ -281,6 +281,12 @@ def sed(out: Path, pattern: bytes) -> None:
     (out / "sed").replace(out / "results.jsonl")
 
 
+def clear_away(folder: Path) -> None:
+    """`rm -r` until it is gone: the run's page may be written between its list and its end."""
+    while folder.exists():
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 # What somebody does in a run's folder, and how many of its four jobs the next run has to draw.
 MEANWHILE: dict[str, tuple[Callable[[Path], object], int]] = {
     "unlinked": (lambda out: (out / "results.jsonl").unlink(), 1),
@@ -289,9 +295,9 @@ MEANWHILE: dict[str, tuple[Callable[[Path], object], int]] = {
     "a line less": (lambda out: sed(out, b"job-1"), 1),
     "replaced": (lambda out: (out / "run.json").rename(out / "results.jsonl"), 1),
     "truncated": (lambda out: os.truncate(out / "results.jsonl", 0), 1),
-    "no outputs": (lambda out: shutil.rmtree(out / "outputs"), 4),
+    "no outputs": (lambda out: clear_away(out / "outputs"), 4),
     "moved": (lambda out: out.rename(out.with_name("elsewhere")), 4),
-    "removed": (shutil.rmtree, 4),
+    "removed": (clear_away, 4),
 }
 
 
