@@ -19,6 +19,7 @@ from hyimg_cli.finishing.planes import (
     reduced,
     resized,
     scale_of,
+    step_of,
 )
 from hyimg_cli.finishing.region import BlurredView, Found, region, views
 from hyimg_cli.finishing.registration import Motion, registered
@@ -90,7 +91,7 @@ def edit_of(
     moved_away = motion.is_too_far(shape)
     if moved_away:
         motion = Motion()
-    seen_in = views(reduced(r, _step(shape))), views(r)
+    seen_in = views(reduced(r, step_of(shape))), views(r)
     drift, found, moved = _compared(r, m, motion, *seen_in)
     if found.mask.any():
         # The edit itself may be what moved.
@@ -170,7 +171,7 @@ def _compared(
     scale = scale_of(shape)
     moved = motion.applied(m)
     valid = motion.inside(shape, _RIM * scale if motion != Motion() else 0.0)
-    step = _step(shape)
+    step = step_of(shape)
     small_r, small_m = reduced(r, step), reduced(moved, step)
     small_valid = reduced(numbers(valid), step) > 0.99
     mask = None
@@ -183,10 +184,6 @@ def _compared(
     drift = drift_of(r, moved, None if whole.mean() > _MOST_AREA else whole, scale)
     level = drift.undone(moved, r)
     return drift, region(level, r, fine, valid), level
-
-
-def _step(shape: tuple[int, ...]) -> int:
-    return 2 if min(shape) >= 256 else 1
 
 
 def _measures(

@@ -30,6 +30,11 @@ def scale_of(shape: tuple[int, ...]) -> float:
     return min(2.0, max(0.3, sqrt(shape[0] * shape[1] / _AREA)))
 
 
+def step_of(shape: tuple[int, ...]) -> int:
+    """By how much a picture of this height, width is reduced where half the size will do."""
+    return 2 if min(shape) >= 256 else 1
+
+
 def planes(pixels: Pixels) -> Plane:
     """Levels of a picture [Y, X, 3]."""
     return np.ascontiguousarray(pixels.transpose(2, 0, 1), dtype=np.float32)

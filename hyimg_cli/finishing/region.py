@@ -26,6 +26,7 @@ from hyimg_cli.finishing.planes import (
     resized,
     scale_of,
     spread,
+    step_of,
 )
 
 _SIGMAS = (1.0, 2.0, 4.0, 8.0)
@@ -120,8 +121,7 @@ def region(drawn: Plane, reference: Plane, seen: list[BlurredView], valid: Mask)
     colours = opponent(drawn)
     strong, weak, fine = (np.zeros(shape, bool) for _ in range(3))
     sizes, noises = [], []
-    difference, sharp = np.zeros_like(colours), np.zeros(shape, np.float32)
-    usual = sharp
+    difference, sharp, usual = np.zeros_like(colours), np.zeros(shape), np.zeros(shape)
     for number, view in enumerate(seen):
         smooth = blurred(colours, view.sigma * scale)
         beyond = beyond_of(smooth, *view.near)
@@ -206,7 +206,7 @@ def _tight(
         return kept
     skinned = kept & fine
     base = _peeled(skinned, sharp, scale) if scale > _COARSE else skinned
-    step = 2 if min(kept.shape) >= 256 else 1
+    step = step_of(kept.shape)
     difference = reduced(difference, step)
     inside = reduced(numbers(base), step) > 0
     # What the regions hold is left out with its skin, so that neither spills.
@@ -234,7 +234,7 @@ def _lights(
     """Regions that are light or shade, and those that are so faint that nothing of them is a strong
     difference; and the light itself, out to its soft ends.
     """
-    step = 2 if min(kept.shape) >= 256 else 1
+    step = step_of(kept.shape)
     near, whole = max(0.25, scale / step), numbers(reduced(numbers(valid), step) > 0.99)
     own, other = (blurred(reduced(levels, step), 2 * near) for levels in (reference, drawn))
     base, sigma = own + NEVER_DARK, _GAIN_SIGMA * near

@@ -118,6 +118,8 @@ def _written(
     pixels = (
         result.pixels if found.kind == "global" else source.with_edit(result.pixels, result.matte)
     )
+    if pixels.ndim == 2 and job.encoding.format == "webp":
+        pixels = result.pixels  # it has no grey
     size, sha256 = Size(*pixels.shape[:2]), images.pixel_digest(pixels)
     text = _text(folder, job, edit, size, sha256) if config.metadata else None
     if text is not None and found.kind == "none":

@@ -64,15 +64,18 @@ class Carried:
         part = np.maximum(alpha, 1)[:, None] / 255
         colour = np.clip(np.round((drawn - 255 * (1 - part)) / part), 0, 255)
         edited[at] = np.column_stack([colour, alpha]).astype(np.uint8)
-        return edited
+        # As of a source: what is clear nowhere has no alpha, which a WebP would drop, too.
+        return edited[..., :3] if edited[..., 3].min() == 255 else edited
 
     def differing(self, data: bytes, matte: Bytes) -> int:
         """Pixels outside the matte that a result's file, decoded again, has otherwise."""
+        own = self.own
         with Image.open(io.BytesIO(data)) as image:
             found = np.asarray(image)
-        own = self.own
-        if own.ndim == 2 and found.ndim == 3:
-            own = np.repeat(own[..., None], 3, axis=2)
+            if found.ndim != own.ndim or found.shape[-1] != own.shape[-1]:
+                found, own = (
+                    np.asarray(one.convert("RGBA")) for one in (image, Image.fromarray(own))
+                )
         if found.shape != own.shape:
             return int((matte == 0).sum())
         other = found != own

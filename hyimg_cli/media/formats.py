@@ -61,8 +61,8 @@ def lossless(
     icc: bytes | None,
     exif: bytes,
 ) -> bytes:
-    """A PNG or a lossless WebP of grey, RGB or RGBA pixels, colours under clear ones included, with
-    a source's profile and EXIF; without `text` with the profile alone.
+    """A PNG of grey, RGB or RGBA pixels or a lossless WebP of RGB or RGBA, colours under clear ones
+    included, with a source's profile and EXIF; without `text` with the profile alone.
     """
     more: dict[str, Any] = {} if icc is None else {"icc_profile": icc}
     if encoding.format == "png":
@@ -73,11 +73,10 @@ def lossless(
             _add(chunks, keyword, said)
         # Half the time of Pillow's own level, for a file that is a few hundredths larger.
         return _data(pixels, format="PNG", pnginfo=chunks, compress_level=3, **more)
-    colours = pixels if pixels.ndim == 3 else np.repeat(pixels[..., None], 3, axis=2)
     if text is not None:
         more |= _in_webp(text) if text.record else {}
         more["exif"] = _exif(text.parameters, exif) if text.parameters or exif else b""
-    return _data(colours, format="WEBP", lossless=True, exact=True, **more)
+    return _data(pixels, format="WEBP", lossless=True, exact=True, **more)
 
 
 def text_in(image: ImageFile.ImageFile) -> PictureText:

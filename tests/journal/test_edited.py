@@ -17,7 +17,7 @@ from hyimg_cli.journal import edited
 from hyimg_cli.journal.edited import edit_warnings, finish, keep_redraw
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.media.carried import depth_fault, read_carried
-from hyimg_cli.media.images import stretch, text_of
+from hyimg_cli.media.images import own_numbers, pixel_digest, stretch, text_of
 from hyimg_cli.media.metadata import PictureFacts, Provenance
 from hyimg_cli.spec.job import Encoding, ImageJob, KeepOutside, Size, SizeRequest, TextSampling
 from hyimg_cli.spec.run import OutputConfig
@@ -51,16 +51,17 @@ def job(path: Path, outside: KeepOutside | None = None, **more: Any) -> ImageJob
 
 def put_back(
     folder: Path, source: Path, *, is_whole: bool = False, keep_gps: bool = False,
-    metadata: bool = True, no_edit: bool = False, **more: Any,
+    metadata: bool = True, no_edit: bool = False,
+    ink: tuple[int, int, int] = (40, 60, 210), **more: Any,
 ) -> tuple[Path, dict[str, Any]]:  # fmt: skip
-    """A redraw that makes the disc blue, or all of it dark, on the source in a file."""
+    """A redraw that makes the disc blue (`ink`), or all of it dark, on the source in a file."""
     shown = stretch(read_carried(source).pixels, SIZE)
     y, x = np.mgrid[:64, :96]
     drawn = shown.copy()
     if is_whole:
         drawn = (drawn // 4).astype(np.uint8)
     elif not no_edit:
-        drawn[np.hypot(y - 31.5, x - 44.5) < 14] = (40, 60, 210)
+        drawn[np.hypot(y - 31.5, x - 44.5) < 14] = ink
     config = OutputConfig(folder, metadata=metadata, keep_gps=keep_gps)
     one = job(source, **more)
     with RunFolder(folder) as run:
@@ -105,6 +106,24 @@ def test_outside_the_mask_every_pixel_is_the_files(
     assert (found[50, 70][:3].astype(int) - own[50, 70][:3])[2] > 50, "the disc is blue"
     if mode == "RGBA":
         assert not found[:15, ..., 3].any(), "clear stays clear"
+
+
+@pytest.mark.parametrize("encoding", [Encoding(), Encoding("webp")], ids=["png", "webp"])
+@pytest.mark.parametrize("mode", ["RGBA", "L"])
+def test_what_is_said_of_the_pixels_is_true_of_a_file_without_alpha_or_grey(
+    tmp_path: Path, mode: str, encoding: Encoding
+) -> None:
+    image = picture().convert(mode)
+    if mode == "RGBA":  # clear only where the edit is
+        image.putalpha(Image.fromarray(np.full((101, 150), 255, np.uint8)))
+        image.paste((0, 0, 0, 0), (66, 46, 74, 54))
+    image.save(tmp_path / "source.png")
+    path, edit = put_back(
+        tmp_path / "out", tmp_path / "source.png", ink=(0, 0, 0), encoding=encoding
+    )
+    assert edit["outside_equal"]
+    said = json.loads(text_of(path).record)["pixel_sha256"]
+    assert said == pixel_digest(own_numbers(path)), "so a replay can compare"
 
 
 def test_profile_and_exif_go_along_upright_and_without_the_place(tmp_path: Path) -> None:
