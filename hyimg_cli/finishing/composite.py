@@ -66,6 +66,7 @@ def composite(
     source: Pixels,
     drawn: Pixels,
     reference: Pixels,
+    still: Placement,
     placement: Placement,
     drift: Drift,
     what: Layers,
@@ -73,13 +74,11 @@ def composite(
 ) -> tuple[Pixels, Bytes]:
     """The result [H, W, 3] and its matte [H, W] in levels of 255, in the source's size.
 
-    `placement` is that of the drawn picture, its motion within; `limit` [H, W]: nothing is blended
-    where it is 0. Worked in strips, so that a large source takes little memory.
+    `still` is the placement of what was shown, `placement` that of the drawn picture, its motion
+    within; `limit` [H, W]: nothing is blended where it is 0. Worked in strips, so that a large
+    source takes little memory.
     """
     result, matte = source.copy(), np.zeros(source.shape[:2], np.uint8)
-    still = Placement.stretched(source.shape[:2], reference.shape[:2])
-    if abs(placement.unseen) > 0.001:
-        still = Placement.covered(source.shape[:2], reference.shape[:2])
     reach = ceil(_STRIP_REACH / still.y.scale)
     for own_rows, columns in _strips(what.matte, still, source.shape[:2]):
         # What is resized runs out at a border: so a strip is worked wider than it is kept.

@@ -41,7 +41,8 @@ class Edit:
     """What a redraw did to its source.
 
     `mask` [Y, X], in the drawn size: what was edited, within the region that was given, if any;
-    `found` wherever it is. `seen`: the motion as it was found, also where it was too far to be
+    `found` wherever it is. `still` is where what was shown lies, `placement` where the redraw does,
+    its motion within. `seen`: the motion as it was found, also where it was too far to be
     undone, and `motion` is none. `spill`: the part of what was found that lies outside that region.
     `outside`: how far the redraw itself is from the source outside the mask, mean and 99th
     percentile.
@@ -51,6 +52,7 @@ class Edit:
     reasons: tuple[str, ...]
     mask: Mask
     found: Mask
+    still: Placement
     placement: Placement
     drift: Drift
     motion: Motion
@@ -123,6 +125,7 @@ def edit_of(
         reasons,
         mask,
         found.mask,
+        placement,
         placement.moved(motion.zoom, motion.shift),
         drift,
         motion,
@@ -158,7 +161,9 @@ def put_back(
     left = np.ones_like(edit.mask) if is_whole else edit.mask | edit.found
     what = layers(edit.reference, edit.drawn, edit.mask, left, edit.light)
     limit = None if given is None else numbers(given > 127)
-    return Result(*composite(source, drawn, reference, edit.placement, edit.drift, what, limit))
+    return Result(
+        *composite(source, drawn, reference, edit.still, edit.placement, edit.drift, what, limit)
+    )
 
 
 def _compared(

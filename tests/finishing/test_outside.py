@@ -200,6 +200,20 @@ def test_a_moved_redraw_is_moved_back() -> None:
     assert edit.motion.shift == pytest.approx((-1 / 1.006, 3 / 1.006), abs=0.1)
 
 
+def test_detail_lies_where_it_was_whatever_shifted_in_a_size_of_another_shape() -> None:
+    source, size = photograph("grass.png")[:400], (304, 432)
+    truth, given = source.copy(), np.zeros((400, 512), np.uint8)
+    truth[60:340, 20:300, 2] //= 2
+    given[60:340, 20:300] = 255
+    drawn = np.roll(fitted(truth, size), 1, axis=1)
+    place = Placement.stretched(source.shape[:2], size)
+    edit = edit_of(drawn, fitted(source, size), place, given=given, mode="instead")
+    result = put_back(source, drawn, fitted(source, size), edit, given)
+    inside = slice(80, 320), slice(40, 280)
+    off = np.abs(result.pixels[inside].astype(int) - truth[inside]).mean()
+    assert off < 2
+
+
 def test_a_redraw_that_moved_too_far_tells_how_far() -> None:
     source = fitted(photograph("astronaut.png"), (256, 256))
     closer = np.asarray(Image.fromarray(source).resize((256, 256), box=(8, 8, 248, 248)))
