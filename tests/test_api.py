@@ -13,7 +13,7 @@ import pytest
 
 from hyimg_cli import OutputConfig, RunConfig, RunFolder, Session, make_plan, read_manifest
 from hyimg_cli.engine import runner
-from hyimg_cli.errors import ManifestError
+from hyimg_cli.errors import CheckpointError, ManifestError
 from hyimg_cli.models import registry
 from hyimg_cli.settings.precedence import settle
 from hyimg_cli.spec.events import JobDone, JobFailed
@@ -124,6 +124,21 @@ def test_in_a_running_job_a_missing_system_prompt_fails_that_job_alone(
     error = ends[bad.custom_id].error
     assert error is not None
     assert error.code == "job.system-prompt"
+
+
+def test_a_relative_name_is_another_checkpoint_in_another_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for home, model in (("a", registry.EMBEDDED), ("b", registry.EMBEDDED_VIDEO)):
+        (tmp_path / home).mkdir()
+        (tmp_path / home / "model").symlink_to(registry.resolve_model(model))
+    monkeypatch.chdir(tmp_path / "a")
+    of_pictures = registry.fingerprint("./model")
+    assert registry.model_card("./model").weight_bytes
+    monkeypatch.chdir(tmp_path / "b")
+    assert registry.fingerprint("./model") != of_pictures
+    with pytest.raises(CheckpointError):
+        registry.model_card("./model")
 
 
 def test_a_resolved_manifest_reads_back(
