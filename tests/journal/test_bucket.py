@@ -223,11 +223,13 @@ def test_no_lease_is_left_behind_by_a_renewal_on_its_way(endpoint: Endpoint) -> 
         if method != "PUT" or not path.endswith("lease.json"):
             return None
         on_its_way.set()
-        return 0.5
+        return 0.2
 
-    with run_folder(PLACE):
+    with run_folder(PLACE) as folder:
+        assert isinstance(folder, BucketFolder)
         endpoint.fault = slow
         assert on_its_way.wait(60)
+    assert not folder._renewing.is_alive(), "it would put the lease back"
     assert "lease.json" not in names_in("s3://bucket/run")
 
 
