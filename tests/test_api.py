@@ -3,13 +3,13 @@
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import processor_s
 
 from hyimg_cli import OutputConfig, RunConfig, RunFolder, Session, make_plan, read_manifest
 from hyimg_cli.engine import runner
@@ -169,7 +169,9 @@ def test_a_resolved_manifest_reads_back(
 
 def test_ten_thousand_prompts_are_examined_in_two_seconds(write_manifest: Write) -> None:
     path = write_manifest(*({"prompt": f"a red circle number {n}"} for n in range(10_000)))
-    started = time.process_time()
-    jobs, faults = runner.examine(read_manifest(path), settle({}, {}, {}))
-    assert time.process_time() - started < 2
-    assert (len(jobs), faults) == (10_000, [])
+
+    def examined() -> None:
+        jobs, faults = runner.examine(read_manifest(path), settle({}, {}, {}))
+        assert (len(jobs), faults) == (10_000, [])
+
+    assert processor_s(examined, 2) < 2
