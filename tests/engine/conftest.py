@@ -144,7 +144,7 @@ def ray_cluster() -> Iterator[str]:
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_kill_worker_timeout_milliseconds": "500",  # 5 s for one that is stopped
-        "RAY_worker_register_timeout_seconds": "10",  # 60 s for one that was stopped as it started
+        "RAY_worker_register_timeout_seconds": "30",  # 60 s for one that was stopped as it started
     }
     with pytest.MonkeyPatch.context() as patch:
         for name, value in ours.items():

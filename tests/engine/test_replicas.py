@@ -243,7 +243,7 @@ def test_the_slow_one_gets_less(floor: Floor, some: Some) -> None:
     found = outcomes(floor.run(some(40)))
     done = Counter(outcome.replica for outcome in found.values())
     assert done[0] + done[1] == 40
-    assert done[0] < 15 < done[1]
+    assert done[0] < 20 < done[1]
 
 
 @on_both
@@ -403,7 +403,7 @@ def test_fail_fast_stops_every_replica(floor: Floor, some: Some) -> None:
 def test_one_that_is_stopped_is_ended_and_its_jobs_are_done(floor: Floor, some: Some) -> None:
     floor.limits, floor.beat_s = Limits(silence_s=3.0), 0.2
     events = floor.run(some(6, j0="stop"))
-    assert [death.why for death in deaths(events)] == ["no sign of life for 3 s"]
+    assert {death.why for death in deaths(events)} == {"no sign of life for 3 s"}
     assert {one.status for one in outcomes(events).values()} == {"done"}
     assert len(outcomes(events)) == 6
     floor.assert_all_gone()
@@ -656,6 +656,22 @@ def test_who_waits_for_room_is_not_taken_for_dead(
     remove_placement_group(others)
     assert deaths(events) == []
     assert len({one.replica for one in outcomes(events).values()}) == 2
+
+
+@pytest.mark.ray
+def test_what_a_killed_command_leaves_of_its_cluster_goes_with_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("ray")
+    from hyimg_cli.engine.replicas import cluster, scratch
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(cluster, "_FOLDERS", [])
+    monkeypatch.setattr("atexit.register", lambda *_: None)
+    killed = scratch.place() / "killed"
+    killed.mkdir()
+    own = Path(cluster._own(2)["_temp_dir"])
+    assert (killed.exists(), own.parent) == (False, scratch.place())
 
 
 @pytest.mark.ray

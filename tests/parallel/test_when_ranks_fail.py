@@ -69,7 +69,7 @@ def test_a_member_that_raises_ends_the_task_and_the_next_one_works() -> None:
             pool.run(rank_tasks.fail, 1)
         assert time.monotonic() - started < 10
         assert raised.value.retryable
-        assert gone_within(pids, 1)
+        assert gone_within(pids, 10)
         assert pool.run(rank_tasks.number) == [0, 1]
         assert pool.member_pids != pids
         with pytest.raises(KeyError, match="rank 0 itself"):
@@ -178,7 +178,7 @@ def test_when_a_rank_dies_every_group_is_aborted_at_once(
     ranks.form_group(str(tmp_path / "store"), here)
     try:
         part, aborted = dist.new_group([0]), []
-        both = threading.Barrier(2, timeout=5)
+        both = threading.Barrier(2, timeout=30)
 
         def abort(group: dist.ProcessGroup) -> None:
             both.wait()

