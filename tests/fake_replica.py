@@ -17,6 +17,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Generator
+
 from hyimg_cli.errors import CheckpointError, Interrupted, MachineError
 from hyimg_cli.files import replace_file
 from hyimg_cli.journal.journal import JobFolder

@@ -5,6 +5,7 @@ import os
 import secrets
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -129,6 +130,21 @@ def studio_of(
     )
 
 
+@pytest.fixture
+def processor_clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Time passes while this process works, and where what is given here "sleeps": what other
+    programs take of the processor is in no phase.
+    """
+    slept_s = 0.0
+
+    def sleep(seconds: float) -> None:
+        nonlocal slept_s
+        slept_s += seconds
+
+    monkeypatch.setattr(time, "perf_counter", lambda: time.process_time() + slept_s)
+    return sleep
+
+
 @pytest.fixture(scope="session")
 def ray_cluster() -> Iterator[str]:
     """A cluster of two machines, both of them this one: its address. Runs stay connected to it:
@@ -144,7 +160,7 @@ def ray_cluster() -> Iterator[str]:
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_kill_worker_timeout_milliseconds": "500",  # 5 s for one that is stopped
-        "RAY_worker_register_timeout_seconds": "10",  # 60 s for one that was stopped as it started
+        "RAY_worker_register_timeout_seconds": "30",  # 60 s for one that was stopped as it started
     }
     with pytest.MonkeyPatch.context() as patch:
         for name, value in ours.items():

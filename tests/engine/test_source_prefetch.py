@@ -160,7 +160,7 @@ def test_asking_waits_for_what_is_under_way(
     image = read_image(Path(sources[0]))
     thread = threading.Thread(target=encoder.prefetch, args=(image,))
     thread.start()
-    assert begun.wait(10)
+    assert begun.wait(60)
     encoder(image)
     thread.join()
     assert len(calls) == 1

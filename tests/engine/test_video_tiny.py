@@ -183,12 +183,12 @@ def wan(tmp_path: Path) -> Callable[[], Path]:
     return lambda: write_wan(tmp_path / "wan")
 
 
+@pytest.mark.usefixtures("processor_clock")
 def test_phases_of_a_real_job_add_up(tmp_path: Path) -> None:
     size = Size(64, 96)
     (outcome,) = run([tiny_job("job", size=size, num_inference_steps=24)], tmp_path).values()
     timings = outcome.timings_s
     own = timings["total"] - timings["queue"]
-    assert own > 0.1
     assert timings["unattributed"] < 0.05 * own
     parts = sum(seconds for name, seconds in timings.items() if name != "total")
     assert parts == pytest.approx(timings["total"], abs=1e-4)
