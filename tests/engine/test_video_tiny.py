@@ -159,12 +159,12 @@ def test_other_weights_of_the_encoder_are_a_miss(
 
 @pytest.mark.parametrize("family", ["hunyuan", "wan"])
 def test_kept_latents_lead_to_the_same_frames(
-    family: str, kept: Path, tmp_path: Path, wan: Callable[[], Path]
+    family: str, tmp_path: Path, wan: Callable[[], Path]
 ) -> None:
     """Wan's scheduler remembers earlier steps: its state must come back with the latents."""
     model = registry.EMBEDDED_VIDEO if family == "hunyuan" else str(wan())
     job = tiny_job("job", model=model, num_inference_steps=5, prompt=PROMPTS[0])
-    cache = CacheConfig(kept)
+    cache = CacheConfig(tmp_path / "cache")
     whole = run([job], tmp_path / "whole", cache=cache)
     for stop in (1, 3, 4, 5):
         out = tmp_path / f"stopped-{stop}"
