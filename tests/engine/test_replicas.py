@@ -25,6 +25,7 @@ from machines import with_main_memory
 from hyimg_cli.engine.replicas.local import LocalProcesses
 from hyimg_cli.engine.replicas.messages import Setup, Transport
 from hyimg_cli.engine.replicas.run import Replicas
+from hyimg_cli.engine.replicas.scratch import ScratchFolder
 from hyimg_cli.engine.runner import ResumePolicy, sift
 from hyimg_cli.errors import (
     CheckpointError,
@@ -33,6 +34,7 @@ from hyimg_cli.errors import (
     MachineError,
     StorageError,
 )
+from hyimg_cli.files import replace_file
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.journal.keys import pixel_settings
 from hyimg_cli.manifest.planner import make_plan
@@ -474,6 +476,17 @@ def test_latents_of_a_film_travel_to_who_goes_on_with_it(floor: Floor, film: Vid
     assert (floor.marks / "f0.found").read_bytes() == b"2"
     assert (floor.marks / "f1.found").read_bytes() == b""
     assert not (floor.out / "latents").exists(), "what is done needs none"
+
+
+def test_latents_of_one_tick_of_the_clock_all_travel(tmp_path: Path, film: VideoJob) -> None:
+    folder = ScratchFolder(tmp_path)
+    folder.begin(make_plan([film], registry.model_card), {}, {})
+    path = folder.latents_for("f")
+    path.parent.mkdir()
+    for data in (b"1", b"2"):
+        replace_file(path, data)
+        os.utime(path, ns=(5, 5))
+        assert [folder.take_latents("f"), folder.take_latents("f")] == [{"f": data}, {}]
 
 
 def test_a_journal_that_is_removed_stops_all_and_no_picture_is_without_its_line(
