@@ -32,6 +32,8 @@ class Endpoint:
 def s3_endpoint() -> Iterator[Endpoint]:
     """An endpoint with the bucket `bucket`."""
     moto, endpoint = DomainDispatcherApplication(create_backend_app), Endpoint()
+    # A store creates a name once; moto looks whether it is there, and then creates it.
+    at_work = threading.Lock()
 
     def app(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
         method, path = environ["REQUEST_METHOD"], environ["PATH_INFO"]
@@ -47,7 +49,8 @@ def s3_endpoint() -> Iterator[Endpoint]:
             return [b"<Error><Code>ConditionalRequestConflict</Code></Error>"]
         if isinstance(fault, float):
             time.sleep(fault)
-        answer = moto(environ, start)
+        with at_work:
+            answer = moto(environ, start)
         if fault == "lost":
             environ["werkzeug.socket"].shutdown(2)
         return answer

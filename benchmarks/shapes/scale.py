@@ -16,6 +16,7 @@ import numpy as np
 
 from hyimg_cli.media.images import SourceImage
 from hyimg_cli.models import registry
+from hyimg_cli.models.hunyuan_image3.card import weight_counts
 from hyimg_cli.models.hunyuan_image3.config import Architecture, architecture
 from hyimg_cli.models.hunyuan_image3.prompter import Prompter
 from hyimg_cli.models.hunyuan_image3.sequence import Layout, SourceShape
@@ -198,9 +199,4 @@ def _counts(shapes: Mapping[str, tuple[int, ...]]) -> WeightCounts:
     sizes = {name: math.prod(shape) for name, shape in shapes.items()}
     experts = sum(n for name, n in sizes.items() if ".experts." in name)
     rows = sum(shape[0] for name, shape in shapes.items() if ".experts." in name)
-    encoder, decoder, gates = (
-        sum(n for name, n in sizes.items() if part in name)
-        for part in ("vae.encoder.", "vae.decoder.", ".gate.wg.")
-    )
-    wide = encoder + decoder + gates
-    return WeightCounts(experts, rows, wide, sum(sizes.values()) - experts - wide, encoder, decoder)
+    return weight_counts(sizes, experts, rows)

@@ -142,6 +142,7 @@ class BucketFolder(RunFolder):
         self.place = place
         self._run = secrets.token_hex(8)
         self._ended = threading.Event()
+        self._renewing = threading.Thread(target=self._renew_always, daemon=True)
         self._sizes: dict[str, int] | None = None
         self._known: bytearray | None = None
 
@@ -152,7 +153,7 @@ class BucketFolder(RunFolder):
             self._journal = PartJournal(system, root, self._run)
             self._join_parts(system, root)
             self._renew(system, root)
-        threading.Thread(target=self._renew_always, daemon=True).start()
+        self._renewing.start()
         return self
 
     @property
@@ -162,6 +163,8 @@ class BucketFolder(RunFolder):
 
     def _release(self) -> None:
         self._ended.set()
+        # On its way it would put the lease back behind us.
+        self._renewing.join()
         self._journal = None
         shutil.rmtree(self.folder, ignore_errors=True)
         with suppress(OSError, StorageError), self._errors() as (system, root):

@@ -162,9 +162,8 @@ def dense(stack: Stack, dtype: torch.dtype) -> Tensor:
     all_EOI = torch.empty(stack.shape, dtype=dtype, device=stack.device)
     for expert in range(stack.shape[0]):
         if isinstance(stack, Fp8Rows):
-            # `one` in two passes instead of four, to the bit: every e4m3 is one of `dtype` as well.
-            values_OI, scale_O1 = stack.values_EOI[expert], stack.scale_EO[expert, :, None]
-            torch.mul(values_OI.to(dtype), scale_O1, out=all_EOI[expert])
+            values_OI, scale_O = stack.values_EOI[expert], stack.scale_EO[expert]
+            dequantize_rows(values_OI, scale_O, dtype, out=all_EOI[expert])
         else:
             all_EOI[expert] = stack.one(expert, dtype)
     return all_EOI
@@ -191,9 +190,13 @@ def quantize_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
     return (rows.float() / scale[..., None]).clamp_(-FP8_MAX, FP8_MAX).to(FP8), scale
 
 
-def dequantize_rows(values: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+def dequantize_rows(
+    values: Tensor, scale: Tensor, dtype: torch.dtype, out: Tensor | None = None
+) -> Tensor:
     """The rows that `quantize_rows` was given, as far as e4m3 holds them; in float32, then cast."""
-    return values.float().mul_(scale[..., None]).to(dtype)
+    out = torch.empty(values.shape, dtype=dtype, device=values.device) if out is None else out
+    # Every e4m3 is one of `dtype` as well: the product alone is of float32, and written once.
+    return torch.mul(values.to(dtype), scale[..., None], out=out)
 
 
 def quantize_nf4(weight: Tensor) -> tuple[Tensor, Tensor]:

@@ -4,13 +4,11 @@ import math
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cache
-from pathlib import Path
 
 from hyimg_cli.errors import HyimgError, SourceImageError
 from hyimg_cli.files import joined, shown_place
 from hyimg_cli.manifest.resolved_line import Child, ResolvedLine
-from hyimg_cli.media.images import probe_image
+from hyimg_cli.media.images import size_of
 from hyimg_cli.settings.kinds import MAX_SIDE
 from hyimg_cli.spec.card import VideoCard
 from hyimg_cli.spec.job import POSES_SUFFIX, Fit, Lora, Size, SizeRequest, VideoJob
@@ -175,11 +173,10 @@ class VideoLine(ResolvedLine):
         )
 
 
-@cache
 def _picture_size(path: str) -> Size | None:
     """A picture's own, by its header; None for one that its job will fail by."""
     try:
-        return probe_image(Path(path), decode=False)[0]
+        return size_of(path)
     except SourceImageError:
         return None
 

@@ -73,7 +73,7 @@ def in_cache(model: str, revision: str | None = None) -> Path | None:
 def register(family: Family) -> None:
     """Have checkpoints of one more family known; it is asked before the built-in ones."""
     _REGISTERED.insert(0, family)
-    for known in (sequences, _video, fingerprint):
+    for known in (_sequences, _video, _fingerprint):
         known.cache_clear()
 
 
@@ -90,19 +90,33 @@ def _family(folder: Path, makes: Literal["pictures", "videos"] | None = None) ->
     return next((family for family in asked if family.is_one(folder)), built_in[-1])
 
 
-@lru_cache(maxsize=8)
+def _base(*names: str | None) -> str:
+    """Where these names lead from: by it what is kept of `./model` is that folder's alone."""
+    fixed = (None, EMBEDDED, EMBEDDED_VIDEO)
+    return "" if all(name in fixed or os.path.isabs(name) for name in names) else os.getcwd()
+
+
 def sequences(model: str, revision: str | None = None) -> ImageCheckpoint:
     """A picture checkpoint, read once; its weights need not be there."""
+    return _sequences(_base(model), model, revision)
+
+
+@lru_cache(maxsize=8)
+def _sequences(_from: str, model: str, revision: str | None) -> ImageCheckpoint:
     folder = resolve_model(model, revision, with_weights=False)
     with _of_anybody(folder):
         return cast(ImageCheckpoint, _family(folder, "pictures").open(folder, model))
 
 
-@lru_cache(maxsize=8)
-def _video(
+def _films(
     model: str, revision: str | None = None, components: str | None = None
 ) -> VideoCheckpoint:
     """`components`: a folder with the text encoder and VAE of families that let them be there."""
+    return _video(_base(model, components), model, revision, components)
+
+
+@lru_cache(maxsize=8)
+def _video(_from: str, model: str, revision: str | None, components: str | None) -> VideoCheckpoint:
     folder = resolve_model(model, revision, with_weights=False)
     with _of_anybody(folder):
         family = _family(folder, "videos")
@@ -118,15 +132,19 @@ def model_card(model: str, revision: str | None = None) -> ModelCard:
 
 def video_card(model: str, revision: str | None = None, components: str | None = None) -> VideoCard:
     """Facts of a video checkpoint without its weights."""
-    return _video(model, revision, components).card
+    return _films(model, revision, components).card
 
 
-@lru_cache(maxsize=8)
 def fingerprint(model: str, revision: str | None = None, components: str | None = None) -> str:
     """A digest that changes when the checkpoint's files do, those of its `components` too.
 
     A folder of the hub's cache is named by its commit, which is a digest already.
     """
+    return _fingerprint(_base(model, components), model, revision, components)
+
+
+@lru_cache(maxsize=8)
+def _fingerprint(_from: str, model: str, revision: str | None, components: str | None) -> str:
     folder = resolve_model(model, revision, with_weights=False)
     if components is not None:
         with _of_anybody(folder):
@@ -182,7 +200,7 @@ def _counted(tensors: Mapping[str, checkpoint.TensorInfo]) -> StoredWeights:
 def check(job: Job, revision: str | None = None, components: str | None = None) -> None:
     """Passes a job that its checkpoint can take. Raises JobError, or CheckpointError."""
     if isinstance(job, VideoJob):
-        _video(job.model, revision, components).check(job)
+        _films(job.model, revision, components).check(job)
     else:
         sequences(job.model, revision).check(job)
 
@@ -202,7 +220,7 @@ def load_video(choice: ModelChoice, *, is_fast: bool = True) -> "LatentVideoMode
     """The loaded video model; see `VideoCheckpoint.load`. Imports torch."""
     _compute_by(choice)
     resolve_model(choice.model, choice.revision)
-    known = _video(choice.model, choice.revision, choice.components)
+    known = _films(choice.model, choice.revision, choice.components)
     with _of_anybody(resolve_model(choice.model, choice.revision)):
         return known.load(choice, is_fast=is_fast)
 

@@ -57,8 +57,9 @@ class RunPage:
         Raises OutputFolderError for a damaged journal, StorageError where nothing can be written.
         """
         try:
-            touched = self._take_in(self._new_results(), thumbnails_s)
+            # Not the folders above it: a run's folder that was moved away stays away.
             (self._folder / DATA).mkdir(exist_ok=True)
+            touched = self._take_in(self._new_results(), thumbnails_s)
             files = {f"{DATA}/data-{n + 1:04}.js": self._data(n) for n in sorted(touched)}
             files[f"{DATA}/index.js"] = call("index", self._index(is_running))
             files[NAME] = render("report.html", title=title(self._folder), inline="")

@@ -90,7 +90,7 @@ class LinkedPictures:
         return found | {"thumb": thumb}
 
     def _keep(self, thumb: Path, data: bytes, changed_ns: int) -> None:
-        thumb.parent.mkdir(parents=True, exist_ok=True)
+        thumb.parent.mkdir(exist_ok=True)
         replace_file(thumb, data, is_lasting=False)
         os.utime(thumb, ns=(changed_ns, changed_ns))
 

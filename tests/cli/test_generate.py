@@ -1,5 +1,6 @@
 """`generate` with a session that needs no model: files, journal, JSON and exit codes."""
 
+import contextlib
 import errno
 import io
 import json
@@ -17,6 +18,7 @@ import pytest
 
 from hyimg_cli.errors import Interrupted
 from hyimg_cli.files import remove
+from hyimg_cli.report.follower import Follower
 
 GOOD = [{"custom_id": f"job-{n}", "prompt": "a circle", "seed": n} for n in range(4)]
 Run = Callable[..., Any]
@@ -447,8 +449,9 @@ def test_a_run_has_its_page_while_it_goes(
     seen: list[tuple[int, int, int]] = []
 
     def look(out: Path) -> None:
-        end = time.monotonic() + 20
-        while not (out / "report/index.js").is_file() or counts_on_page(out) == (0, 0, 4):
+        end = time.monotonic() + 120
+        # The page itself is written last.
+        while not (out / "report.html").is_file() or counts_on_page(out) == (0, 0, 4):
             assert time.monotonic() < end, "the first picture is not on the page"
             time.sleep(0.01)
         assert index_of(out)["running"]
@@ -477,12 +480,13 @@ def test_a_run_that_ends_early_has_its_page(
 def test_ctrl_c_while_the_page_is_made_exits_130(
     run_cli: Run, write_manifest: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def press(*_: Any, **__: Any) -> None:
+    def press(follower: Follower) -> None:
+        follower._thread.shutdown()  # the next run has a thread of its own
         os.kill(os.getpid(), signal.SIGINT)
 
     manifest = write_manifest(*GOOD)
     with monkeypatch.context() as patch:
-        patch.setattr("hyimg_cli.report.follower.Follower.close", press)
+        patch.setattr(Follower, "close", press)
         assert run_cli("generate", manifest).code == 130
     ran = run_cli("generate", manifest)
     assert (ran.code, "4 skipped" in ran.err) == (0, True)
@@ -501,10 +505,13 @@ def raising(error: Exception) -> Callable[..., Any]:
     return fail
 
 
-def in_place_of(path: Path) -> Path:
-    """The path, with nothing there."""
-    remove(path)
-    return path
+def put(path: Path, make: Callable[[Path], object]) -> None:
+    """Makes something else of a part of the page, which may be written meanwhile."""
+    while True:
+        with contextlib.suppress(OSError):
+            remove(path)
+            make(path)
+            return
 
 
 def scribble(name: str) -> Callable[[Path], object]:
@@ -521,8 +528,8 @@ FAULTS: dict[str, tuple[str, Any]] = {
     "no right to": (f"{PAGE}.replace_file", raising(PermissionError(errno.EACCES, "no"))),
     "no results": (f"{PAGE}.opened", raising(OSError(errno.EIO, "bad sector"))),
     "another's page": ("", scribble("report.html")),
-    "a folder": ("", lambda out: in_place_of(out / "report.html").mkdir()),
-    "a file": ("", lambda out: in_place_of(out / "report").write_text("")),
+    "a folder": ("", lambda out: put(out / "report.html", Path.mkdir)),
+    "a file": ("", lambda out: put(out / "report", Path.touch)),
     "damaged jobs": ("", scribble("manifest.resolved.jsonl")),
 }
 

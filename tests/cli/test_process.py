@@ -4,32 +4,25 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from held import Held
 
-WAIT_S = 120
 LINES = (
     {"custom_id": "short", "prompt": "a red circle", "num_inference_steps": 2, "bot_task": "none"},
     {"custom_id": "long", "prompt": "a red circle", "num_inference_steps": 60, "bot_task": "none"},
 )
 
 
-def start(manifest: Path, folder: Path, *flags: str) -> subprocess.Popen[str]:
-    words = [sys.executable, "-m", "hyimg_cli", "generate", str(manifest), "-o", "out", "--json"]
-    words += flags
-    pipe = subprocess.PIPE
-    return subprocess.Popen(words, cwd=folder, stdout=pipe, stderr=pipe, text=True)
-
-
-def wait_for_lines(path: Path, count: int) -> None:
-    end = time.monotonic() + WAIT_S
-    while not path.is_file() or len(path.read_bytes().splitlines()) < count:
-        assert time.monotonic() < end, f"{path.name} never had {count} lines"
-        time.sleep(0.02)
+def started(manifest: Path, folder: Path, *flags: str) -> Held:
+    """The run at its second job, with the line of its first."""
+    process = Held(folder, "generate", str(manifest), "-o", "out", "--json", *flags)
+    results = folder / "out" / "results.jsonl"
+    process.wait_until(lambda: results.is_file() and results.read_bytes().endswith(b"\n"))
+    return process
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
@@ -41,10 +34,10 @@ def test_a_stopped_run_resumes(
     number: signal.Signals,
 ) -> None:
     manifest, results = write_manifest(*LINES), tmp_path / "out" / "results.jsonl"
-    stopped = start(manifest, tmp_path)
-    wait_for_lines(results, 1)
+    stopped = started(manifest, tmp_path)
     os.kill(stopped.pid, number)
-    _, messages = stopped.communicate(timeout=WAIT_S)
+    stopped.go_on()
+    _, messages = stopped.ended()
     if number is signal.SIGKILL:
         assert stopped.returncode == -number
     else:
@@ -69,10 +62,10 @@ def test_a_journal_that_is_removed_stops_the_run_and_is_put_back(
 ) -> None:
     last = LINES[0] | {"custom_id": "last"}
     manifest, results = write_manifest(*LINES, last), tmp_path / "out" / "results.jsonl"
-    stopped = start(manifest, tmp_path, "--batching-max-size", "1", "--no-prewarm")
-    wait_for_lines(results, 1)
+    stopped = started(manifest, tmp_path, "--batching-max-size", "1", "--no-prewarm")
     there = read_lines(results.rename(tmp_path / "gone.jsonl"))
-    _, messages = stopped.communicate(timeout=WAIT_S)
+    stopped.go_on()
+    _, messages = stopped.ended()
     assert stopped.returncode == 3, messages
     assert "error[storage.journal]: results.jsonl was removed" in messages
     assert "resume with: hyimg generate" in messages

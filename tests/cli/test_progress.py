@@ -1,8 +1,8 @@
 """Many jobs at work at once: a line for each phase, and none that outlives its jobs."""
 
 import random
-import time
 from dataclasses import replace
+from queue import SimpleQueue
 
 import pytest
 
@@ -226,19 +226,16 @@ def test_the_bars_say_rate_elapsed_and_left(clock: Clock, monkeypatch: pytest.Mo
 
 
 def test_a_view_that_is_open_moves_by_itself_and_stops(
-    plain: views.PlainView, clock: Clock, capsys: pytest.CaptureFixture[str]
+    plain: views.PlainView, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    said: SimpleQueue[str] = SimpleQueue()
+    monkeypatch.setattr(views, "note", said.put)
     with plain:
         clock.now += 31
-        until = time.monotonic() + 20
-        said = ""
-        while "so far" not in said and time.monotonic() < until:
-            time.sleep(0.05)
-            said += capsys.readouterr().err
-    assert said == "0 of 2 done, 31 s so far, time left: unknown\n"
-    clock.now += 1000
-    time.sleep(0.3)
-    assert capsys.readouterr().err == ""
+        assert said.get(timeout=60) == "0 of 2 done, 31 s so far, time left: unknown"
+        assert plain._ticker.is_alive()
+    assert not plain._ticker.is_alive()
+    assert said.empty()
 
 
 @pytest.mark.parametrize(

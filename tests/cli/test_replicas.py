@@ -3,7 +3,6 @@ where one of two is killed; what is refused, and what the plan says.
 """
 
 import json
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +11,9 @@ from typing import Any
 import psutil
 import pytest
 
+from hyimg_cli.engine.replicas.local import LocalProcesses
 from hyimg_cli.engine.runner import PreparedRun, Summary
+from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.spec.events import JobDone, JobStarted, ModelLoaded, Outcome, Prewarmed, ReplicaDied
 from hyimg_cli.spec.plan import Plan
 
@@ -36,28 +37,25 @@ def manifest(write_manifest: Write, write_picture: Write) -> Path:
     )
 
 
-def kill_one_after_the_first_line(results: Path, killed: list[int]) -> threading.Thread:
-    """A thread that kills the replica of the first line."""
+def kill_one_behind_the_first_line(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Has the replica of the first line killed once it is on disk; then its number is there."""
+    killed: list[int] = []
+    transports: list[LocalProcesses] = []
+    start, store = LocalProcesses.start, RunFolder.store
 
-    def watch() -> None:
-        end = time.monotonic() + 120
-        while not (results.exists() and results.stat().st_size) and time.monotonic() < end:
-            time.sleep(0.002)
-        number = json.loads(results.read_text().splitlines()[0])["replica"]
-        children = sorted(
-            (
-                one
-                for one in psutil.Process().children()
-                if "hyimg_cli.engine.replicas.process" in one.cmdline()
-            ),
-            key=lambda one: one.pid,
-        )
-        children[number].kill()
-        killed.append(number)
+    def started(transport: LocalProcesses, setup: Any) -> None:
+        transports.append(transport)
+        start(transport, setup)
 
-    thread = threading.Thread(target=watch)
-    thread.start()
-    return thread
+    def stored(folder: RunFolder, made: Any) -> None:
+        store(folder, made)
+        if not killed:
+            killed.append(made[0].outcome.replica)
+            transports[0]._processes[killed[0]].child.process.kill()
+
+    monkeypatch.setattr(LocalProcesses, "start", started)
+    monkeypatch.setattr(RunFolder, "store", stored)
+    return killed
 
 
 @pytest.fixture
@@ -74,13 +72,12 @@ def one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.usefixtures("one_thread")
 def test_two_replicas_one_of_them_killed_make_the_pixels_of_one_process(
-    run_cli: Run, manifest: Path, tmp_path: Path
+    run_cli: Run, manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alone = run_cli("generate", manifest, "-o", "alone", "--no-prewarm", "--no-report", "--json")
     assert alone.code == 0, alone.err
     plain = {line["custom_id"]: line for line in alone.json_lines[:-1]}
-    killed: list[int] = []
-    watch = kill_one_after_the_first_line(tmp_path / "shared" / "results.jsonl", killed)
+    killed = kill_one_behind_the_first_line(monkeypatch)
     shared = run_cli(
         "generate",
         manifest,
@@ -92,7 +89,6 @@ def test_two_replicas_one_of_them_killed_make_the_pixels_of_one_process(
         "--no-prewarm",
         "--json",
     )
-    watch.join()
     assert shared.code == 0, shared.err
     found = {line["custom_id"]: line for line in shared.json_lines[:-1]}
     assert found.keys() == plain.keys()

@@ -358,7 +358,7 @@ def test_a_signal_ends_what_waits_for_standard_input(
             assert process.poll() is None
             time.sleep(0.02)
         process.send_signal(number)
-        code = process.wait(timeout=10)
+        code = process.wait(timeout=LIMIT_S)
     finally:
         process.kill()
         process.communicate()

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cli.test_process import WAIT_S, start, wait_for_lines
+from cli.test_process import started
 from parallel.test_when_ranks_fail import gone_within
 from PIL import Image
 
@@ -27,15 +27,15 @@ def test_two_ranks_make_the_picture_of_one_process_and_end_with_it(
     """Stopped by a signal in its second job, and gone on with."""
     short = LINE | {"bot_task": "think"}
     manifest = write_manifest(short, LINE | {"custom_id": "b", "num_inference_steps": 300})
-    running = start(manifest, tmp_path, TP, "2", "--no-report", "--batching-max-size", "1")
-    wait_for_lines(tmp_path / "out" / "results.jsonl", 1)
+    running = started(manifest, tmp_path, TP, "2", "--no-report", "--batching-max-size", "1")
     children = Path(f"/proc/{running.pid}/task/{running.pid}/children")
     members = [int(pid) for pid in children.read_text().split()] if children.exists() else []
     assert len(members) == 1 or not children.exists()
     os.kill(running.pid, signal.SIGTERM)
-    out, messages = running.communicate(timeout=WAIT_S)
+    running.go_on()
+    out, messages = running.ended()
     assert running.returncode == 128 + signal.SIGTERM, messages
-    assert gone_within(members, 2)
+    assert gone_within(members, 60)
     assert "2 ranks" in messages
     assert f"--json {TP} 2" in messages, "the line that goes on has the ranks"
 

@@ -3,14 +3,12 @@
 import json
 import os
 import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from held import Held
 
 Run = Callable[..., Any]
 Write = Callable[..., Path]
@@ -198,21 +196,14 @@ def test_a_killed_run_goes_on_and_writes_no_text_again(
 ) -> None:
     lines = [{"custom_id": f"j{n}", "prompt": "a red circle", "seed": n} for n in range(12)]
     manifest, path = write_manifest(*lines), tmp_path / "t.jsonl"
-    command = [sys.executable, "-m", "hyimg_cli", "think", str(manifest), "-o", str(path)]
-    process = subprocess.Popen([*command, "--batching-max-size", "1"], stderr=subprocess.PIPE)
-    try:
-        deadline = time.monotonic() + 300
-        while not (path.exists() and path.read_bytes().count(b"\n") >= 3):
-            assert time.monotonic() < deadline
-            assert process.poll() is None
-            time.sleep(0.01)
-        os.kill(process.pid, signal.SIGKILL)
-    finally:
-        process.kill()
-        process.communicate()
+    process = Held(tmp_path, "think", str(manifest), "-o", str(path), "--batching-max-size", "1",
+                   results=3)  # fmt: skip
+    process.wait_until(lambda: path.exists() and path.read_bytes().count(b"\n") == 3)
+    os.kill(process.pid, signal.SIGKILL)
+    process.ended()
     whole = path.read_bytes()[: path.read_bytes().rfind(b"\n") + 1]
     done = whole.count(b"\n")
-    assert 3 <= done < 12
+    assert done == 3
     ran = run_cli("think", manifest, "-o", path, "--json")
     assert ran.code == 0
     again = [line["custom_id"] for line in ran.json_lines if "custom_id" in line]

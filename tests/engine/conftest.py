@@ -146,10 +146,8 @@ def processor_clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
 
 
 @pytest.fixture(scope="session")
-def ray_cluster() -> Iterator[str]:
-    """A cluster of two machines, both of them this one: its address. Runs stay connected to it:
-    with each connection it starts workers anew, seconds of them.
-    """
+def ray_environment() -> Iterator[None]:
+    """What Ray reads once in a process, when it is first used: each test that uses it has this."""
     if find_spec("ray") is None:
         pytest.skip("ray is not installed")
     root = Path(__file__).parents[2]
@@ -165,15 +163,23 @@ def ray_cluster() -> Iterator[str]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in ours.items():
             patch.setenv(name, value)
-        import ray  # it reads the environment
-        from ray.cluster_utils import Cluster
+        yield
+    shutil.rmtree(ours["RAY_TMPDIR"], ignore_errors=True)
 
+
+@pytest.fixture(scope="session")
+def ray_cluster(ray_environment: None) -> Iterator[str]:
+    """A cluster of two machines, both of them this one: its address. Runs stay connected to it:
+    with each connection it starts workers anew, seconds of them.
+    """
+    import ray
+    from ray.cluster_utils import Cluster
+
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr("hyimg_cli.engine.replicas.cluster.disconnect", lambda: None)
-
         each = {"num_cpus": 2, "object_store_memory": 80_000_000}
         cluster = Cluster(initialize_head=True, head_node_args=each)
         cluster.add_node(**each)
         yield cluster.address
         ray.shutdown()
         cluster.shutdown()
-    shutil.rmtree(ours["RAY_TMPDIR"], ignore_errors=True)

@@ -709,10 +709,11 @@ def test_our_signal_handlers_survive_ray(ray_cluster: str, tmp_path: Path) -> No
 @pytest.mark.ray
 @pytest.mark.parametrize("listens", [True, False])
 def test_a_cluster_that_is_not_there_or_is_stopped_is_told_soon(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, listens: bool
+    ray_environment: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, listens: bool
 ) -> None:
     """Ray itself tries for minutes; the system accepts calls of a process that is stopped."""
-    ray = pytest.importorskip("ray")
+    import ray
+
     from hyimg_cli.engine.replicas import cluster
 
     monkeypatch.setattr(cluster, "_CALL_S", 0.2)

@@ -174,7 +174,7 @@ def test_a_store_that_stays_away_ends_the_run_in_plain_words(
     endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("s3fs.core.S3FileSystem.retries", 1)
-    retries = {"connect_timeout": 1, "read_timeout": 1, "retries": {"max_attempts": 1}}
+    retries = remote._S3_PATIENCE | {"retries": {"max_attempts": 1}}
     monkeypatch.setattr(remote, "_S3_PATIENCE", retries)
     remote._system.cache_clear()
     with run_folder(PLACE) as folder:
@@ -204,8 +204,8 @@ def test_a_store_that_ignores_conditions_is_refused(
 def test_a_lease_that_is_renewed_is_a_polite_refusal_and_a_dead_one_none(
     endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with run_folder(PLACE):
-        monkeypatch.setattr(bucket, "_is_dead", lambda lease: False)
+    with run_folder(PLACE), monkeypatch.context() as patch:
+        patch.setattr(bucket, "STALE_S", 60)
         with pytest.raises(OutputFolderError, match="another run is writing"), run_folder(PLACE):
             pass
     system, _ = remote.located("s3://bucket")
@@ -214,6 +214,23 @@ def test_a_lease_that_is_renewed_is_a_polite_refusal_and_a_dead_one_none(
     with run_folder(PLACE) as folder:
         folder.append(Outcome("a", "failed", key="k"))
     assert list(run_folder(PLACE).results()) == ["a"]
+
+
+def test_no_lease_is_left_behind_by_a_renewal_on_its_way(endpoint: Endpoint) -> None:
+    on_its_way = threading.Event()
+
+    def slow(method: str, path: str) -> float | None:
+        if method != "PUT" or not path.endswith("lease.json"):
+            return None
+        on_its_way.set()
+        return 0.2
+
+    with run_folder(PLACE) as folder:
+        assert isinstance(folder, BucketFolder)
+        endpoint.fault = slow
+        assert on_its_way.wait(60)
+    assert not folder._renewing.is_alive(), "it would put the lease back"
+    assert "lease.json" not in names_in("s3://bucket/run")
 
 
 def test_many_parts_are_joined_once_and_a_hole_is_told(

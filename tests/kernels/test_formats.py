@@ -48,6 +48,8 @@ def test_rows_in_e4m3_are_made_dense_to_the_bit_in_two_passes(dtype: torch.dtype
         stack.put(expert, torch.randn(20, 64) * 1e-3**expert)
     with Passes() as passes:
         found = dense(stack, dtype)
+    values_EOI, scale_EO = stack.tensors
+    assert torch.equal(found, (values_EOI.float() * scale_EO[..., None]).to(dtype))
     assert torch.equal(found, torch.stack([stack.one(expert, dtype) for expert in range(3)]))
     assert len(passes.names) <= 2 * 3
 

@@ -76,7 +76,7 @@ def seen_in(page: str, folder: Path, *flags: str) -> dict[str, Any]:
         "--dump-dom",
         path.as_uri(),
     ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     match = re.search(r'<pre id="seen">(.*?)</pre>', done.stdout, re.S)
     assert match is not None, done.stderr[-2000:]
     seen: dict[str, Any] = json.loads(unescape(match[1]))
@@ -138,7 +138,7 @@ class Tab:
         assert "exceptionDetails" not in told, told["exceptionDetails"]
         return told["result"].get("value")
 
-    def wait(self, expression: str, seconds: float = 20) -> None:
+    def wait(self, expression: str, seconds: float = 120) -> None:
         """Until it is true in the page."""
         end = time.monotonic() + seconds
         while not self.value(f"Boolean({expression})"):

@@ -13,10 +13,11 @@ import pytest
 from PIL import Image
 from report.folders import asked, done, failed, picture, write_run
 
-from hyimg_cli.errors import OutputFolderError, UsageError
+from hyimg_cli.errors import OutputFolderError, StorageError, UsageError
 from hyimg_cli.media.images import read_image
+from hyimg_cli.report import thumbnails
 from hyimg_cli.report.run_page import RunPage
-from hyimg_cli.report.thumbnails import SIDE
+from hyimg_cli.report.thumbnails import SIDE, small
 
 HOSTILE = "</script><img src=x onerror=alert(1)> \u2028 \ud800 {{ 7 * 7 }}"
 
@@ -168,6 +169,20 @@ def test_thumbnails_that_take_too_long_are_made_later(out: Path) -> None:
     assert (page.is_waiting, index(out)["files"], thumbs_of(out)) == (True, [[1, 1]], [])
     page.refresh()
     assert (page.is_waiting, index(out)["files"], len(thumbs_of(out))) == (False, [[1, 0]], 2)
+
+
+def test_a_folder_that_is_moved_meanwhile_is_not_made_again(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def moved(file: Path, side: int) -> Image.Image:
+        image = small(file, side)
+        out.rename(out.with_name("elsewhere"))
+        return image
+
+    monkeypatch.setattr(thumbnails, "small", moved)
+    with pytest.raises(StorageError, match="the folder is not there"):
+        RunPage(large(out)).refresh()
+    assert not out.exists()
 
 
 def test_pictures_that_are_gone_leave_a_word_and_their_thumbnail(out: Path) -> None:

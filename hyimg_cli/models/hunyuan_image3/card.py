@@ -1,7 +1,7 @@
 """A checkpoint folder's facts, from its JSON files and safetensors headers; no torch."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -147,12 +147,18 @@ def _weights(folder: Path, arch: Architecture) -> WeightCounts:
         halves = _vae_weights(arch.vae)
         wide = arch.num_hidden_layers * arch.num_experts * arch.hidden_size + sum(halves)
         return WeightCounts(experts, rows, wide, every - experts - wide, *halves)
+    return weight_counts(sizes, experts, rows)
+
+
+def weight_counts(sizes: Mapping[str, int], experts: int, expert_rows: int) -> WeightCounts:
+    """Weights by kind, of the sizes of tensors by name, those of experts among them."""
     encoder, decoder, gates = (
         sum(n for name, n in sizes.items() if part in name)
         for part in ("vae.encoder.", "vae.decoder.", ".gate.wg.")
     )
     wide = encoder + decoder + gates
-    return WeightCounts(experts, rows, wide, sum(sizes.values()) - experts - wide, encoder, decoder)
+    rest = sum(sizes.values()) - experts - wide
+    return WeightCounts(experts, expert_rows, wide, rest, encoder, decoder)
 
 
 def _vae_weights(vae: VaeArchitecture) -> tuple[int, int]:
