@@ -80,9 +80,10 @@ def _system(scheme: str) -> Any:
             hint='pip install "hyimg-cli[s3]" brings what s3:// needs',
             code="machine.no-package",
         ) from None
-    except ValueError:
+    except (ValueError, TypeError, AttributeError, OSError):
+        # No library says that it needs more than an address, as an archive or a host does.
         raise UsageError(
-            f"{scheme}:// is no kind of store that fsspec knows",
+            f"{scheme}:// is no kind of store that fsspec knows by its address alone",
             hint="s3:// and gs:// are; ./ in front makes a path of it",
             code="usage.address",
         ) from None

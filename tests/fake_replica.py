@@ -3,16 +3,20 @@
     die          its process is killed at this job        die once     only the first time
     hang         it says nothing any more, once           stop         it is stopped, once
     fail         the job fails                            cut short    it dies behind step 2, once
+    company      it waits for another replica with work
     no checkpoint, gpu, crash     the session itself fails
 
-What must outlive a replica, its process id among it, is in `marks` beside the output folder. In the
-environment: PACE_S, seconds for each step of a job; DIES: as soon as it has work.
+What must outlive a replica, its process id among it, is in `marks` beside the output folder; so is
+what the run has heard of. A number in its file `holds`: behind so many jobs every replica waits
+to be stopped. In the environment: PACE_S, seconds for each step of a job; DIES: as soon as it has
+work; LAST: it waits until so many pictures of others are there.
 """
 
 import os
 import signal
+import sys
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 
 from hyimg_cli.errors import CheckpointError, Interrupted, MachineError
 from hyimg_cli.files import replace_file
@@ -36,6 +40,8 @@ from hyimg_cli.spec.plan import Plan
 from hyimg_cli.spec.run import RunConfig
 
 PACE_S = float(os.environ.get("PACE_S", "0.01"))
+LAST = int(os.environ.get("LAST", "0"))
+WAIT_S = 120
 
 
 class FakeSession:
@@ -43,14 +49,20 @@ class FakeSession:
         self._config = config
         self._stopped_by = 0
         self._model = ""
+        self._begun = 0
+        self._outputs = config.output.folder / "outputs"
         self._marks = config.output.folder.parent / "marks"
         self._marks.mkdir(exist_ok=True)
         (self._marks / f"{os.getpid()}.pid").touch()
+        holds = self._marks / "holds"
+        self._holds = int(holds.read_text()) if holds.exists() else sys.maxsize
 
     def request_stop(self, signal_number: int) -> None:
         self._stopped_by = signal_number
+        (self._marks / f"{os.getpid()}.stopped").touch()
 
     def run(self, plan: Plan, folder: JobFolder, *, whole: Plan) -> Generator[Event, None, None]:
+        (self._marks / f"{os.getpid()}.at-work").touch()
         if "DIES" in os.environ:
             die()
         assert {job.custom_id for job in plan.jobs} <= {job.custom_id for job in whole.jobs}
@@ -70,6 +82,8 @@ class FakeSession:
             begun = latents.read_bytes() if latents.exists() else b""
             (self._marks / f"{job.custom_id}.found").write_bytes(begun)
         for step in range(1, job.num_inference_steps + 1):
+            if step == 2 and self._begun > self._holds:
+                wait_for(lambda: self._stopped_by)
             if self._stopped_by:
                 raise Interrupted(self._stopped_by)
             time.sleep(PACE_S)
@@ -78,8 +92,7 @@ class FakeSession:
                 replace_file(latents, b"%d" % step)
                 if step == 2 and "cut short" in job.prompt and self._first_time(job):
                     yield DenoiseStep(job.custom_id, step, job.num_inference_steps)
-                    time.sleep(0.1)
-                    die()
+                    self._die_once_heard(f"{job.custom_id}.step-2")
             yield DenoiseStep(job.custom_id, step, job.num_inference_steps)
         outcome = self._made(job, folder)
         folder.append(outcome)
@@ -97,6 +110,11 @@ class FakeSession:
         return Outcome(job.custom_id, "done", key=key, attempt=attempt, outputs=(file,))
 
     def _obey(self, job: Job, folder: JobFolder) -> None:
+        self._begun += 1
+        if self._begun == 1:
+            wait_for(lambda: len(list(self._outputs.glob("*.png"))) >= LAST)
+        if "company" in job.prompt:
+            wait_for(lambda: len(list(self._marks.glob("*.at-work"))) > 1)
         if "no checkpoint" in job.prompt:
             raise CheckpointError("there is none", hint="copy it")
         if "gpu" in job.prompt:
@@ -110,14 +128,25 @@ class FakeSession:
         if "die" in job.prompt.split() and ("once" not in job.prompt or self._first_time(job)):
             leftover = folder.path_for(job.custom_id).with_name(f".half.{os.getpid()}.tmp")
             leftover.write_bytes(b"half a picture")
-            time.sleep(0.1)  # Ray may lose what was told a moment before
-            die()
+            self._die_once_heard(f"{job.custom_id}.begun")
+
+    def _die_once_heard(self, mark: str) -> None:
+        """What was told a moment before may be lost on its way, by Ray above all."""
+        wait_for((self._marks / mark).exists)
+        die()
 
     def _first_time(self, job: Job) -> bool:
         mark = self._marks / f"{job.custom_id}.mark"
         is_first = not mark.exists()
         mark.touch()
         return is_first
+
+
+def wait_for(is_true: Callable[[], object]) -> None:
+    end = time.monotonic() + WAIT_S
+    while not is_true():
+        assert time.monotonic() < end, "it never came about"
+        time.sleep(0.01)
 
 
 def die() -> None:

@@ -34,8 +34,9 @@ def _finished(
     folder: RunFolder, job: ImageJob, entry: Mapping[str, Any], config: RunConfig
 ) -> Outcome:
     old = entry["edit"]
-    edit = {name: old[name] for name in BESIDE if name in old and name != "mask"}
-    edit |= {"kind": "unfinished", "sha256": dict(old["sha256"])}
+    kept = {name: old[name] for name in BESIDE if name in old and name != "mask"}
+    sha256 = {name: old["sha256"][name] for name in kept if name in old["sha256"]}
+    edit = kept | {"kind": "unfinished", "sha256": sha256}
     before = _outcome(entry)
     # What was said of the former finishing does not hold for this one.
     said = tuple(text for text in before.warnings if text not in set(edit_warnings(_whole(old))))

@@ -11,6 +11,7 @@ another's part has been replaced, and stops. No clock is asked. The lease is onl
 before a model is loaded. Pictures are made in a folder of this machine, and put before their line.
 """
 
+import atexit
 import json
 import os
 import re
@@ -139,6 +140,7 @@ class BucketFolder(RunFolder):
         self._address = address_of(place)
         name = f"hyimg-{digest.of_bytes(self._address.encode())[:16]}-{os.getpid()}"
         super().__init__(Path(tempfile.gettempdir()) / name)
+        atexit.register(shutil.rmtree, self.folder, ignore_errors=True)  # who reads fetches, too
         self.place = place
         self._run = secrets.token_hex(8)
         self._ended = threading.Event()
@@ -149,6 +151,7 @@ class BucketFolder(RunFolder):
     def __enter__(self) -> Self:
         with self._errors() as (system, root):
             self._refuse_held(system, root)
+            self._clear()
             (self.folder / OUTPUTS).mkdir(parents=True, exist_ok=True)
             self._journal = PartJournal(system, root, self._run)
             self._join_parts(system, root)
@@ -160,6 +163,14 @@ class BucketFolder(RunFolder):
     def is_run(self) -> bool:
         with self._errors() as (system, root):
             return any(system.exists(f"{root}/{name}") for name in (PARTS, RESOLVED))
+
+    def _clear(self) -> None:
+        """Remove what killed runs at this address left on this machine."""
+        name = self.folder.name.rpartition("-")[0]
+        for left in self.folder.parent.glob(f"{name}-[0-9]*"):
+            process = int(left.name.rpartition("-")[2])
+            if _is_dead({"host": socket.gethostname(), "process": process}):
+                shutil.rmtree(left, ignore_errors=True)
 
     def _release(self) -> None:
         self._ended.set()
@@ -228,8 +239,11 @@ class BucketFolder(RunFolder):
                     )
             for name in files_of_result(outcome_to_json(outcome)):
                 local = self.folder / name
-                of_name = sorted(local.rglob("*")) if local.is_dir() else [local]
-                files += [one.relative_to(self.folder).as_posix() for one in of_name]
+                if local.exists():
+                    of_name = sorted(local.rglob("*")) if local.is_dir() else [local]
+                    files += [one.relative_to(self.folder).as_posix() for one in of_name]
+                elif name in self._former.get(outcome.custom_id, ()):
+                    self._remove(name)  # a film that says nothing: it has no sidecar any more
         with self._errors() as (system, root):
             if files:
                 with ThreadPoolExecutor(min(_AT_ONCE, len(files))) as pool:

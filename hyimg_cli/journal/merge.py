@@ -18,6 +18,7 @@ from hyimg_cli.journal.disk import disk_errors
 from hyimg_cli.journal.job_files import files_of, files_of_edit
 from hyimg_cli.journal.journal import MISSING, RunFolder
 from hyimg_cli.journal.past_run import read_run_info, resolved_jobs
+from hyimg_cli.manifest.file_names import BESIDE
 from hyimg_cli.manifest.resolved import lines_moved
 from hyimg_cli.settings.file_names import clashes
 from hyimg_cli.spec import digest
@@ -64,9 +65,17 @@ class _Found:
         """Every file of it, frames one by one."""
         for output in self.outputs:
             for name in files_of(output):
-                count = output["num_frames"] if name == output.get("frames_path") else 0
+                count = output.get("num_frames", 0) if name == output.get("frames_path") else 0
                 yield from [f"{name}/{n:04}.png" for n in range(count)] or [name]
         yield from files_of_edit(self.outcome)
+
+    def is_changed(self, name: str) -> bool:
+        """Tell if a file of an edit is another one than its line says. Raises OSError."""
+        edit = self.outcome.get("edit") or {}
+        kind = next((one for one in BESIDE if edit.get(one) == name), None)
+        with suppress(KeyError, TypeError):
+            return kind is not None and edit["sha256"][kind] != digest.of_file(self.folder / name)
+        return True
 
 
 def merge(folders: Sequence[Path], into: Path) -> Merged:
@@ -170,15 +179,21 @@ def _refuse_clashes(chosen: Mapping[str, _Found]) -> None:
 
 
 def _bring(one: _Found, target: RunFolder) -> None:
-    """Puts the files of an outcome where they belong."""
+    """Puts the files of an outcome where they belong. Its results were looked at; of what stands
+    beside them (a film's sidecar and frames, an edit's redraw and matte) what is gone or changed
+    stays away.
+    """
     if one.folder == target.place:
         return
     for name in one.files():
-        with disk_errors(one.folder):
-            if not address_of(one.folder):
-                target.bring(name, one.folder / name)
+        with disk_errors(one.folder), suppress(FileNotFoundError):
+            if one.is_changed(name):
                 continue
-            with opened(one.folder / name) as file, tempfile.NamedTemporaryFile() as local:
-                shutil.copyfileobj(file, local)
-                local.flush()
-                target.bring(name, Path(local.name))
+            with opened(one.folder / name) as file:
+                if not address_of(one.folder):
+                    target.bring(name, one.folder / name)
+                    continue
+                with tempfile.NamedTemporaryFile() as local:
+                    shutil.copyfileobj(file, local)
+                    local.flush()
+                    target.bring(name, Path(local.name))

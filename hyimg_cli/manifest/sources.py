@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hyimg_cli.errors import HyimgError, ManifestError
+from hyimg_cli.files import scheme_of
 from hyimg_cli.manifest.line import fault
 from hyimg_cli.media.images import SUFFIXES
 from hyimg_cli.settings.kinds import shown
@@ -81,6 +82,9 @@ class _Search:
     def _add_path(self, name: str) -> None:
         if os.path.isdir(name):
             self._add_folder(name)
+        elif scheme_of(name):
+            hint = 'write one: {"prompt": "…", "images": ["ADDRESS"]}'
+            self._refuse("pictures at an address are named by a manifest", name, hint)
         elif not name or "\0" in name or not os.path.lexists(name):
             self._refuse("there is no such file or folder", name or '""', "")
         else:

@@ -17,7 +17,15 @@ from pathlib import Path
 from typing import Any
 
 from hyimg_cli.errors import OutputFolderError, UsageError
-from hyimg_cli.files import JOURNAL_BYTES, bytes_of, opened, replace_file, storage_error
+from hyimg_cli.files import (
+    JOURNAL_BYTES,
+    address_of,
+    bytes_of,
+    opened,
+    replace_file,
+    shown_place,
+    storage_error,
+)
 from hyimg_cli.journal.journal import RESOLVED, RESULTS, RUN, outcomes_in
 from hyimg_cli.journal.journal_file import whole_lines
 from hyimg_cli.journal.past_run import ResolvedJobs, read_run_info
@@ -131,10 +139,13 @@ def asked_in(folder: Path) -> ResolvedJobs:
     a folder that no run has written in, OutputFolderError for one that is damaged.
     """
     if not any(os.path.exists(folder / name) for name in (RESULTS, RESOLVED, RUN)):
+        hint = f"name one that has {RESULTS}: the -o of hyimg generate"
+        if address := address_of(folder):
+            hint = f"bring it here: hyimg merge {address} -o FOLDER"
         raise UsageError(
-            "this is not the folder of a run",
-            where=str(folder),
-            hint=f"name one that has {RESULTS}: the -o of hyimg generate",
+            "this is not the folder of a run on this machine",
+            where=shown_place(folder),
+            hint=hint,
             code="report.no-run",
         )
     try:

@@ -16,8 +16,8 @@ from hyimg_cli.files import is_deeper, json_of, scheme_of
 from hyimg_cli.spec.job import MAX_SOURCE_IMAGES, Lora, SizeRequest
 from hyimg_cli.spec.step_cache import MAX_INTERVAL, MAX_ORDER, StepCache
 
-# Addresses of no object store.
-NO_STORES = ("file", "http", "https", "data", "ftp")
+# Addresses of no object store; what is in memory ends with its process.
+NO_STORES = ("file", "local", "memory", "http", "https", "data", "ftp")
 MIN_SIDE, MAX_SIDE, MAX_RATIO = 16, 8192, 16
 MAX_SEED = 2**63 - 1
 # Of a value that is copied through.

@@ -159,6 +159,28 @@ def test_done_wins_over_failed_and_a_damaged_file_is_missing(
     assert not (tmp_path / "other/outputs/b.png").exists()
 
 
+@pytest.mark.parametrize("fault", ["gone", "changed"])
+def test_what_stands_beside_a_result_and_is_gone_or_changed_stays_away(
+    run_cli: Run, write_manifest: Write, read_lines: ReadLines, tmp_path: Path, fault: str
+) -> None:
+    """The redraw, or the matte, of an edit whose result is whole; a film may have no sidecar."""
+    run_cli("generate", write_manifest({"custom_id": "a", "prompt": "x"}), "-o", tmp_path / "one")
+    journal = tmp_path / "one/results.jsonl"
+    (line,) = read_lines(journal)
+    edit: dict[str, Any] = {"sha256": {}}
+    for kind in ("mask", "plain", "shown"):
+        edit[kind] = f"outputs/a.{kind}.png"
+        (tmp_path / "one" / edit[kind]).write_bytes(kind.encode())
+        edit["sha256"][kind] = digest.of_bytes(kind.encode())
+    journal.write_text(json.dumps(line | {"edit": edit}) + "\n")
+    plain = tmp_path / "one" / edit["plain"]
+    plain.unlink() if fault == "gone" else plain.write_bytes(b"another")
+    ran = run_cli("merge", tmp_path / "one", "-o", tmp_path / "all")
+    assert ran.code == 0, ran.err
+    brought = sorted(path.name for path in (tmp_path / "all/outputs").iterdir())
+    assert brought == ["a.mask.png", "a.png", "a.shown.png"]
+
+
 def test_a_job_has_the_manifest_line_of_the_folder_that_did_it(
     run_cli: Run, write_manifest: Write, read_lines: ReadLines, tmp_path: Path
 ) -> None:

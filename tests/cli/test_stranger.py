@@ -32,6 +32,8 @@ JOB = {"prompt": "a red circle", "num_inference_steps": 1, "bot_task": "none", "
         "generate jobs.jsonl -o https://bucket/run",
         "plan jobs.jsonl -o FILE://bucket/run",
         "check jobs.jsonl -o ftp://bucket",
+        "generate jobs.jsonl -o memory://run",
+        "merge jobs.jsonl -o local://run",
         "generate jobs.jsonl --cache-dir file:///tmp/cache",
         "think jobs.jsonl -o s3://bucket/texts.jsonl",
         "replay a.png -o s3://bucket",

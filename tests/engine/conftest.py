@@ -5,6 +5,7 @@ import os
 import secrets
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -127,6 +128,21 @@ def studio_of(
         read=lambda path: (read_image(Path(path)), 0.0),
         encode=lambda image: (encoded_by(model, image), 0.0),
     )
+
+
+@pytest.fixture
+def processor_clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Time passes while this process works, and where what is given here "sleeps": what other
+    programs take of the processor is in no phase.
+    """
+    slept_s = 0.0
+
+    def sleep(seconds: float) -> None:
+        nonlocal slept_s
+        slept_s += seconds
+
+    monkeypatch.setattr(time, "perf_counter", lambda: time.process_time() + slept_s)
+    return sleep
 
 
 @pytest.fixture(scope="session")

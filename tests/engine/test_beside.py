@@ -1,7 +1,6 @@
 """Reading ahead and writing behind: order, faults, and what is counted as done beside."""
 
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -64,7 +63,7 @@ def test_reads_the_next_while_this_one_is_used(
     with ThreadPoolExecutor(1) as pool:
         ahead = SourcePrefetch(pool, paths, window=2)
         ahead.read(paths[0])
-        assert started[paths[1]].wait(timeout=10)
+        assert started[paths[1]].wait(timeout=60)
         assert not started[paths[3]].is_set()
 
 
@@ -105,10 +104,8 @@ def test_does_not_wait_unless_told() -> None:
     release = threading.Event()
     with ThreadPoolExecutor(1) as pool:
         behind: WriteBehind[bool] = WriteBehind(pool)
-        behind.submit(lambda: release.wait(10))
-        started = time.perf_counter()
-        assert list(behind.finished(wait=False)) == []
-        assert time.perf_counter() - started < 5
+        behind.submit(lambda: release.wait(60))
+        assert list(behind.finished(wait=False)) == [], "who waited would have it"
         release.set()
         assert [value for value, _ in behind.finished(wait=True)] == [True]
 

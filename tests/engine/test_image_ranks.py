@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from parallel.test_when_ranks_fail import gone_within
+from parallel.test_when_ranks_fail import gone_within, is_alive
 
 from hyimg_cli.engine.session import Session
 from hyimg_cli.errors import MachineError, RankError, UsageError
@@ -116,7 +116,7 @@ def test_pictures_are_those_of_one_process_whatever_becomes_of_a_rank(
     assert {line.status for line in died.values()} == {"done"}
     assert {line.attempt for line in died.values()} >= {2}
     assert _same(pixels, together)
-    assert gone_within(first, 1)
+    assert gone_within(first, 60)
 
     # Another pool's turn: what the tree holds is of no use without the ranks' parts, and is gone.
     second, tree = _pids(session), session._images.tree
@@ -124,7 +124,7 @@ def test_pictures_are_those_of_one_process_whatever_becomes_of_a_rank(
     assert len(tree)
     gpu_lock.take(RankPool(1))
     assert not len(tree)
-    assert gone_within(second, 1)
+    assert gone_within(second, 60)
     session.close()
 
 
@@ -164,7 +164,7 @@ def _keep(event: Any, loads: list[ModelLoaded]) -> None:
 
 
 def _kill_at(event: Any, pid: int) -> None:
-    if isinstance(event, DenoiseStep) and event.step == 1 and not gone_within([pid], 0.01):
+    if isinstance(event, DenoiseStep) and event.step == 1 and is_alive(pid):
         os.kill(pid, signal.SIGKILL)
 
 
@@ -188,7 +188,7 @@ def test_a_rank_that_dies_while_it_loads_ends_the_run(
         ran(session, jobs)
     last = _pids(session)
     session.close()
-    assert gone_within(last, 1)
+    assert gone_within(last, 60)
 
 
 def _dies(*_: Any, **__: Any) -> Any:

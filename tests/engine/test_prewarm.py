@@ -75,6 +75,7 @@ def test_a_job_that_will_fail_does_not_stop_prewarming(family: Any, jobs: list[I
     )
 
 
+@pytest.mark.usefixtures("processor_clock")
 @pytest.mark.parametrize("batch", [1, 16])
 def test_pixels_are_the_same_with_and_without(
     jobs: list[ImageJob], tmp_path: Path, batch: int

@@ -19,11 +19,13 @@ from typing import Any
 
 import psutil
 import pytest
+from fake_replica import WAIT_S, wait_for
 from machines import with_main_memory
 
 from hyimg_cli.engine.replicas.local import LocalProcesses
 from hyimg_cli.engine.replicas.messages import Setup, Transport
 from hyimg_cli.engine.replicas.run import Replicas
+from hyimg_cli.engine.replicas.scratch import ScratchFolder
 from hyimg_cli.engine.runner import ResumePolicy, sift
 from hyimg_cli.errors import (
     CheckpointError,
@@ -32,6 +34,7 @@ from hyimg_cli.errors import (
     MachineError,
     StorageError,
 )
+from hyimg_cli.files import replace_file
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.journal.keys import pixel_settings
 from hyimg_cli.manifest.planner import make_plan
@@ -43,6 +46,7 @@ from hyimg_cli.spec.events import (
     Event,
     JobDone,
     JobFailed,
+    JobStarted,
     ModelLoaded,
     Outcome,
     ReplicaDied,
@@ -57,8 +61,6 @@ from hyimg_cli.spec.run import (
     ParallelConfig,
     RunConfig,
 )
-
-WAIT_S = 60
 
 
 @dataclass
@@ -121,8 +123,25 @@ class Floor:
             with closing(several), closing(several.run(self.plan(rest.to_run), folder)) as told:
                 for event in told:
                     events.append(event)
+                    self._note(event)
                     each(event, several)
         return events
+
+    def hold(self, jobs: int | None) -> None:
+        """Have each replica that starts from now on wait behind so many jobs, until it is stopped;
+        None: no more.
+        """
+        mark = self.marks / "holds"
+        mark.unlink(missing_ok=True)
+        if jobs is not None:
+            mark.write_text(str(jobs))
+
+    def _note(self, event: Event) -> None:
+        """What the run has heard, for a replica that waits for that."""
+        if isinstance(event, JobStarted):
+            (self.marks / f"{event.custom_id}.begun").touch()
+        elif isinstance(event, DenoiseStep):
+            (self.marks / f"{event.custom_id}.step-{event.step}").touch()
 
     def plan(self, jobs: Sequence[Job]) -> Plan:
         return make_plan(jobs, registry.model_card)
@@ -151,12 +170,14 @@ class Floor:
         return [int(path.stem) for path in self.marks.glob("*.pid")]
 
     def assert_all_gone(self) -> None:
-        _, alive = psutil.wait_procs([psutil.Process(p) for p in self.pids if pid_exists(p)], 5)
-        assert not alive
+        wait_for(lambda: not any(map(is_alive, self.pids)))
 
 
-def pid_exists(pid: int) -> bool:
-    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+def is_alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 RAY = pytest.mark.ray
@@ -217,8 +238,9 @@ def test_all_is_done_once_and_the_line_stands_before_it_is_told(floor: Floor, so
             assert event.outcome.custom_id in [line["custom_id"] for line in last]
             assert (floor.out / event.outcome.outputs[0].path).is_file()
 
-    found = outcomes(floor.run(some(20), each=is_recorded))
-    assert sorted(found) == sorted(job.custom_id for job in some(20))
+    jobs = some(21, j0="company")
+    found = outcomes(floor.run(jobs[:20], each=is_recorded))
+    assert sorted(found) == sorted(job.custom_id for job in jobs[:20])
     assert Counter(line["custom_id"] for line in floor.lines) == Counter(list(found))
     assert {line["replica"] for line in floor.lines} == {0, 1}
     assert {line["custom_id"]: line["replica"] for line in floor.lines} == {
@@ -227,7 +249,7 @@ def test_all_is_done_once_and_the_line_stands_before_it_is_told(floor: Floor, so
     assert all(outcome.attempt == 1 for outcome in found.values())
     assert floor.pictures == sorted(found)
     floor.assert_all_gone()
-    assert outcomes(floor.run(some(21))).keys() == {"j20"}, "the others are done"
+    assert outcomes(floor.run(jobs)).keys() == {"j20"}, "the others are done"
 
 
 def test_no_more_processes_than_jobs(floor: Floor, some: Some) -> None:
@@ -239,11 +261,11 @@ def test_no_more_processes_than_jobs(floor: Floor, some: Some) -> None:
 
 
 def test_the_slow_one_gets_less(floor: Floor, some: Some) -> None:
-    floor.environment = {0: {"PACE_S": "0.1"}}
+    floor.environment = {0: {"LAST": "26"}}
     found = outcomes(floor.run(some(40)))
     done = Counter(outcome.replica for outcome in found.values())
     assert done[0] + done[1] == 40
-    assert done[0] < 15 < done[1]
+    assert 0 < done[0] < 15
 
 
 @on_both
@@ -298,9 +320,8 @@ def test_all_dead_is_a_machine_error_and_resumable(floor: Floor, some: Some) -> 
 
 
 def test_one_that_never_comes_up_leaves_the_work_to_the_others(floor: Floor, some: Some) -> None:
-    # The other is not through before this one has work.
-    floor.environment = {0: {"PACE_S": "0.1"}, 1: {"DIES": "1"}}
-    events = floor.run(some(10))
+    floor.environment = {1: {"DIES": "1"}}
+    events = floor.run(some(10, j0="company"))
     assert {outcome.replica for outcome in outcomes(events).values()} == {0}
     assert {death.replica for death in deaths(events)} == {1}
 
@@ -309,26 +330,25 @@ def test_one_that_never_comes_up_leaves_the_work_to_the_others(floor: Floor, som
 def test_a_stop_leaves_what_is_made_and_no_process(
     floor: Floor, some: Some, number: signal.Signals
 ) -> None:
-    floor.environment = {0: {"PACE_S": "0.05"}, 1: {"PACE_S": "0.05"}}
+    floor.hold(1)
     steps: list[int] = []
 
     def stop(event: Event, several: Replicas) -> None:
         if isinstance(event, DenoiseStep):
             steps.append(event.step)
-            if len(steps) == 8:
+            if steps.count(1) == 4:
                 # As a signal's handler would, while `run` waits for the replicas.
                 threading.Timer(0.01, several.request_stop, [number]).start()
 
     with pytest.raises(Interrupted) as raised:
         floor.run(some(40), each=stop)
     assert raised.value.exit_code == 128 + number
-    assert len(steps) <= 8 + 4, "each stops behind the step it was at"
+    assert sorted(steps) == [1, 1, 1, 1, 2, 2, 3, 3], "each stops behind the step it was at"
     assert floor.pictures == sorted(line["custom_id"] for line in floor.lines)
     floor.assert_all_gone()
-    before = len(floor.lines)
-    assert 0 < before < 40
-    floor.environment = {}
-    assert len(outcomes(floor.run(some(40)))) == 40 - before
+    assert len(floor.lines) == 2
+    floor.hold(None)
+    assert len(outcomes(floor.run(some(40)))) == 38
 
 
 def test_a_stop_before_any_replica_is_up_is_answered_at_once(floor: Floor, some: Some) -> None:
@@ -338,7 +358,7 @@ def test_a_stop_before_any_replica_is_up_is_answered_at_once(floor: Floor, some:
     began = time.monotonic()
     with RunFolder(floor.out) as folder, pytest.raises(Interrupted):
         list(several.run(floor.plan(some(4, j0="hang", j1="hang")), folder))
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < WAIT_S
     floor.assert_all_gone()
 
 
@@ -391,10 +411,10 @@ def test_a_fault_of_one_replica_does_not_end_the_run(
 
 
 def test_fail_fast_stops_every_replica(floor: Floor, some: Some) -> None:
-    floor.environment = {0: {"PACE_S": "0.05"}, 1: {"PACE_S": "0.05"}}
+    floor.hold(1)
     found = outcomes(floor.run(some(40, j0="fail"), fail_fast=True))
     assert found["j0"].status == "failed"
-    assert len(found) < 20
+    assert len(found) <= 2, "what the other has done by then"
     assert floor.pictures == sorted(n for n, one in found.items() if one.status == "done")
     floor.assert_all_gone()
 
@@ -403,7 +423,8 @@ def test_fail_fast_stops_every_replica(floor: Floor, some: Some) -> None:
 def test_one_that_is_stopped_is_ended_and_its_jobs_are_done(floor: Floor, some: Some) -> None:
     floor.limits, floor.beat_s = Limits(silence_s=3.0), 0.2
     events = floor.run(some(6, j0="stop"))
-    assert [death.why for death in deaths(events)] == ["no sign of life for 3 s"]
+    # On a machine that is busy enough another one may be silent for as long.
+    assert {death.why for death in deaths(events)} == {"no sign of life for 3 s"}
     assert {one.status for one in outcomes(events).values()} == {"done"}
     assert len(outcomes(events)) == 6
     floor.assert_all_gone()
@@ -418,9 +439,9 @@ def test_one_that_is_stopped_before_its_first_word_is_ended_as_soon(
     mark.touch()
     floor.environment = {0: stopped_at_start(mark)}
     events = floor.run(some(6), 1)
-    assert [death.why for death in deaths(events)] == [
+    assert {death.why for death in deaths(events)} == {
         f"no sign of life for {floor.limits.start_s:.0f} s"
-    ]
+    }
     assert len(outcomes(events)) == 6
     assert not mark.exists()
     floor.assert_all_gone()
@@ -437,8 +458,9 @@ def test_one_that_hangs_is_ended_by_its_own_beat(floor: Floor, some: Some) -> No
     floor.limits = Limits(first_s=1.5, step_s=1.0)
     floor.beat_s = 0.2
     events = floor.run(some(6, j0="hang"))
-    (death,) = deaths(events)
-    assert re.fullmatch(r"no progress for [12] s \(job of .*\); it hangs", death.why)
+    hung = r"no progress for \d+ s \(.* of .*\); it hangs"
+    assert all(re.fullmatch(hung, death.why) for death in deaths(events))
+    assert any("(job of" in death.why for death in deaths(events))
     assert {one.status for one in outcomes(events).values()} == {"done"}
     assert len(outcomes(events)) == 6
     floor.assert_all_gone()
@@ -454,6 +476,17 @@ def test_latents_of_a_film_travel_to_who_goes_on_with_it(floor: Floor, film: Vid
     assert (floor.marks / "f0.found").read_bytes() == b"2"
     assert (floor.marks / "f1.found").read_bytes() == b""
     assert not (floor.out / "latents").exists(), "what is done needs none"
+
+
+def test_latents_of_one_tick_of_the_clock_all_travel(tmp_path: Path, film: VideoJob) -> None:
+    folder = ScratchFolder(tmp_path)
+    folder.begin(make_plan([film], registry.model_card), {}, {})
+    path = folder.latents_for("f")
+    path.parent.mkdir()
+    for data in (b"1", b"2"):
+        replace_file(path, data)
+        os.utime(path, ns=(5, 5))
+        assert [folder.take_latents("f"), folder.take_latents("f")] == [{"f": data}, {}]
 
 
 def test_a_journal_that_is_removed_stops_all_and_no_picture_is_without_its_line(
@@ -509,9 +542,7 @@ def test_attempts_count_on_from_the_journal(floor: Floor, some: Some) -> None:
 
 
 def test_loads_are_told_with_the_replica(floor: Floor, some: Some) -> None:
-    # Neither is through before the other is up.
-    floor.environment = {0: {"PACE_S": "0.3"}, 1: {"PACE_S": "0.3"}}
-    events = floor.run(some(10))
+    events = floor.run(some(10, j0="company"))
     assert sorted(e.replica for e in events if isinstance(e, ModelLoaded)) == [0, 1]  # type: ignore[type-var]
 
 
@@ -520,7 +551,6 @@ PARENT = """
 import os, sys
 from functools import partial
 sys.path.append(sys.argv.pop(1))
-os.environ["PACE_S"] = "0.05"
 from hyimg_cli.cli import carry_out
 from hyimg_cli.cli.app import run
 from hyimg_cli.engine.replicas import run as module
@@ -537,8 +567,7 @@ sys.exit(code)
 def test_a_command_that_is_killed_leaves_no_process_and_resumes(
     floor: Floor, write_manifest: Callable[..., Path], kill: Any
 ) -> None:
-    steps = 20 if floor.ray_address else 4  # actors have no pace of ours
-    lines = [{"custom_id": f"j{n}", "prompt": "a dog", "steps": steps} for n in range(24)]
+    lines = [{"custom_id": f"j{n}", "prompt": "a dog", "steps": 4} for n in range(24)]
     lines[0] |= {"prompt": "hang"} if kill == "twice" else {}
     manifest, out = write_manifest(*lines), floor.out
     tests = str(Path(__file__).parents[1])
@@ -546,6 +575,7 @@ def test_a_command_that_is_killed_leaves_no_process_and_resumes(
     command += ["generate", str(manifest), "-o", str(out)]
     command += ["--replicas", "2", "--device", "cpu", "--no-report", "--json"]
     command += ["--ray-address", floor.ray_address] if floor.ray_address else []
+    floor.hold(2)
     ran = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     wait_for(lambda: (out / "results.jsonl").exists() and line_count(out) >= 2)
     wait_for(lambda: len(floor.pids) == 2)
@@ -554,28 +584,23 @@ def test_a_command_that_is_killed_leaves_no_process_and_resumes(
         replicas[1].suspend()
     os.kill(ran.pid, signal.SIGTERM if kill == "twice" else kill)
     if kill == "twice":
+        wait_for(lambda: list(floor.marks.glob("*.stopped")))
         time.sleep(0.3)
         assert ran.poll() is None, "it waits for the step of the job that hangs"
         os.kill(ran.pid, signal.SIGTERM)
     _, messages = ran.communicate(timeout=WAIT_S)
     wanted = {-9} if kill == signal.SIGKILL else {143, -15} if floor.ray_address else {143}
     assert ran.returncode in wanted, messages
-    _, alive = psutil.wait_procs(replicas, timeout=10)
+    _, alive = psutil.wait_procs(replicas, timeout=WAIT_S)
     assert alive == []
     done = line_count(out)
     assert done < 24
+    floor.hold(None)
     again = subprocess.run(command, capture_output=True, text=True, check=False, timeout=WAIT_S)
     assert again.returncode == 0, again.stderr
     summary = json.loads(again.stdout.splitlines()[-1])["summary"]
     assert (summary["done"], summary["skipped"]) == (24 - done, done)
     assert not list((out / "outputs").glob(".*"))
-
-
-def wait_for(is_true: Callable[[], bool]) -> None:
-    end = time.monotonic() + WAIT_S
-    while not is_true():
-        assert time.monotonic() < end, "it never came about"
-        time.sleep(0.02)
 
 
 def line_count(out: Path) -> int:
@@ -651,6 +676,22 @@ def test_who_waits_for_room_is_not_taken_for_dead(
     remove_placement_group(others)
     assert deaths(events) == []
     assert len({one.replica for one in outcomes(events).values()}) == 2
+
+
+@pytest.mark.ray
+def test_what_a_killed_command_leaves_of_its_cluster_goes_with_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("ray")
+    from hyimg_cli.engine.replicas import cluster, scratch
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(cluster, "_FOLDERS", [])
+    monkeypatch.setattr("atexit.register", lambda *_: None)
+    killed = scratch.place() / "killed"
+    killed.mkdir()
+    own = Path(cluster._own(2)["_temp_dir"])
+    assert (killed.exists(), own.parent) == (False, scratch.place())
 
 
 @pytest.mark.ray

@@ -118,7 +118,7 @@ def test_a_killed_rank_fails_its_job_and_no_other(
     assert is_alive(last[0])
     del session, ranks, event
     gc.collect()
-    assert gone_within(last, 1)
+    assert gone_within(last, 60)
 
 
 @pytest.mark.thorough
@@ -207,7 +207,7 @@ def test_wan_over_ranks_is_wan(
     assert outcome.parallel.branch_ranks == 2
     assert outcome.parallel.decode is not None
     assert [one.tiles for one in outcome.parallel.decode.ranks] == [1, 1, 0]
-    assert gone_within(pids[0], 1)
+    assert gone_within(pids[0], 60)
 
 
 @pytest.mark.thorough
@@ -226,18 +226,18 @@ def test_models_with_ranks_take_turns_and_replace_what_ended(
     # One that ends while nobody needs it is replaced.
     (idle,) = first._pool._members
     idle.child.process.kill()
-    idle.child.process.wait(5)
+    idle.child.process.wait()
     first.revive()
     before = first.member_pids
     assert before != [idle.child.process.pid]
     assert is_alive(before[0])
     second.load()
     assert not first.member_pids
-    assert gone_within(before, 1)
+    assert gone_within(before, 60)
     last = second.member_pids
     assert is_alive(last[0])
     second.stop()
-    assert gone_within(last, 1)
+    assert gone_within(last, 60)
 
 
 def test_a_rank_that_dies_while_it_loads_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:

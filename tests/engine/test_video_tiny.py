@@ -159,12 +159,12 @@ def test_other_weights_of_the_encoder_are_a_miss(
 
 @pytest.mark.parametrize("family", ["hunyuan", "wan"])
 def test_kept_latents_lead_to_the_same_frames(
-    family: str, kept: Path, tmp_path: Path, wan: Callable[[], Path]
+    family: str, tmp_path: Path, wan: Callable[[], Path]
 ) -> None:
     """Wan's scheduler remembers earlier steps: its state must come back with the latents."""
     model = registry.EMBEDDED_VIDEO if family == "hunyuan" else str(wan())
     job = tiny_job("job", model=model, num_inference_steps=5, prompt=PROMPTS[0])
-    cache = CacheConfig(kept)
+    cache = CacheConfig(tmp_path / "cache")
     whole = run([job], tmp_path / "whole", cache=cache)
     for stop in (1, 3, 4, 5):
         out = tmp_path / f"stopped-{stop}"
@@ -183,12 +183,12 @@ def wan(tmp_path: Path) -> Callable[[], Path]:
     return lambda: write_wan(tmp_path / "wan")
 
 
+@pytest.mark.usefixtures("processor_clock")
 def test_phases_of_a_real_job_add_up(tmp_path: Path) -> None:
     size = Size(64, 96)
     (outcome,) = run([tiny_job("job", size=size, num_inference_steps=24)], tmp_path).values()
     timings = outcome.timings_s
     own = timings["total"] - timings["queue"]
-    assert own > 0.1
     assert timings["unattributed"] < 0.05 * own
     parts = sum(seconds for name, seconds in timings.items() if name != "total")
     assert parts == pytest.approx(timings["total"], abs=1e-4)

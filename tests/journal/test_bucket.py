@@ -25,7 +25,7 @@ from hyimg_cli.journal.keys import finishing_key
 from hyimg_cli.media.carried import read_carried
 from hyimg_cli.media.images import stretch
 from hyimg_cli.spec import digest
-from hyimg_cli.spec.events import Outcome, OutputFile
+from hyimg_cli.spec.events import Outcome, OutputFile, VideoFile
 from hyimg_cli.spec.job import KeepOutside
 from hyimg_cli.spec.run import OutputConfig, RunConfig
 
@@ -74,8 +74,11 @@ def names_in(folder: str) -> list[str]:
 
 
 def test_files_are_put_before_their_lines_and_all_is_read_again(endpoint: Endpoint) -> None:
+    killed = Path(f"{BucketFolder(PLACE).folder}".rpartition("-")[0] + f"-{2**22 + 1}")
+    (killed / "outputs").mkdir(parents=True)
     with run_folder(PLACE) as folder:
         assert isinstance(folder, BucketFolder)
+        assert not killed.exists()
         scratch = folder.folder
         folder._record([done(folder, "a"), done(folder, "b")])
         folder.append(Outcome("c", "failed", key="k"))
@@ -275,6 +278,22 @@ def test_what_is_read_is_kept_by_its_tag(
         bytes_of(Path("s3://bucket/none.png"), 2)
 
 
+def test_a_film_that_says_nothing_has_no_sidecar_there_either(endpoint: Endpoint) -> None:
+    """Nor has it that of an earlier film, which would tell of another job."""
+    with run_folder(PLACE) as folder:
+        for has_sidecar in (True, False):
+            film = folder.path_for("a", ".mp4")
+            film.write_bytes(b"a film")
+            if has_sidecar:
+                film.with_suffix(".json").write_text("{}")
+            sha256 = digest.of_file(film)
+            file = VideoFile("outputs/a.mp4", sha256, "0" * 64, 16, 16, 1, 5, 8)
+            folder.append(Outcome("a", "done", key=str(has_sidecar), outputs=(file,)))
+            names = ["a.json", "a.mp4"] if has_sidecar else ["a.mp4"]
+            assert names_in("s3://bucket/run/outputs") == names
+            folder.supersede({"a": ["outputs/a.mp4", "outputs/a.json"]})
+
+
 def test_an_edit_is_finished_again_from_the_redraw_in_the_store(
     endpoint: Endpoint, tmp_path: Path
 ) -> None:
@@ -321,8 +340,9 @@ def test_a_missing_library_a_password_and_an_unknown_store_are_refused(
     assert "secret" not in str(refused.value)
     with pytest.raises(UsageError, match="this is no address"):
         remote.located("s3://[bucket/run")
-    with pytest.raises(UsageError, match="no kind of store"):
-        remote.located("nowhere://bucket")
+    for address in ("nowhere://bucket", "github://owner/run", "dir://run", "zip://run"):
+        with pytest.raises(UsageError, match="no kind of store"):
+            remote.located(address)
     for missing in ("fsspec", "gcsfs"):
         remote._system.cache_clear()
         monkeypatch.setitem(sys.modules, missing, None)

@@ -69,7 +69,7 @@ def test_several_threads_have_pieces_of_their_own(
     """Each waits with a piece in its hands until all others have one, too."""
     monkeypatch.setattr(readers, "PIECE_BYTES", 1)
     expected = {f"t{n}": torch.full((256, 4), float(n)) for n in range(readers.READERS)}
-    all_have_one = threading.Barrier(readers.READERS, timeout=20)
+    all_have_one = threading.Barrier(readers.READERS, timeout=60)
 
     def put(stored: StoredTensor) -> None:
         for _, rows in stored.rows(CPU):

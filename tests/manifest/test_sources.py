@@ -100,8 +100,9 @@ def test_a_pattern_that_is_a_files_name_is_that_file(tree: Tree) -> None:
 
 def test_every_fault_at_once(tree: Tree) -> None:
     tree("a.jpg", "bad\udcff.jpg")
-    found = faults("a.jpg", "nowhere", "", "*.gif", "bad\udcff.jpg", "a.jpg/b.jpg", "x\0y")
-    assert [code for code, _ in found] == ["manifest.missing"] * 6
+    given = ("nowhere", "", "*.gif", "bad\udcff.jpg", "a.jpg/b.jpg", "x\0y", "s3://b/a.jpg")
+    found = faults("a.jpg", *given)
+    assert [code for code, _ in found] == ["manifest.missing"] * 7
     assert [where for _, where in found[:3]] == ["nowhere", '""', "*.gif"]
 
 

@@ -61,15 +61,15 @@ def gone_within(pids: list[int], seconds: float) -> bool:
 
 
 def test_a_member_that_raises_ends_the_task_and_the_next_one_works() -> None:
-    with RankPool(2, timeout_s=60) as pool:
+    with RankPool(2, timeout_s=120) as pool:
         pool.start()
         pids = pool.member_pids
         started = time.monotonic()
         with pytest.raises(RankError, match="rank 1 failed: ValueError: a bad tile") as raised:
             pool.run(rank_tasks.fail, 1)
-        assert time.monotonic() - started < 10
+        assert time.monotonic() - started < 60
         assert raised.value.retryable
-        assert gone_within(pids, 1)
+        assert gone_within(pids, 60)
         assert pool.run(rank_tasks.number) == [0, 1]
         assert pool.member_pids != pids
         with pytest.raises(KeyError, match="rank 0 itself"):
@@ -87,7 +87,7 @@ def test_a_rank_killed_between_tiles_ends_the_job_and_not_the_run(tmp_path: Path
         started = time.monotonic()
         with pytest.raises(RankError, match="rank 1 failed: killed by signal 9"):
             decoder.decode(latents)
-        assert time.monotonic() - started < 10
+        assert time.monotonic() - started < 60
         # The next job starts the rank again, and its autoencoder with it.
         found = decoder.decode(latents)
         assert torch.equal(found, decode_tiled(pool.here.parts["vae"], latents))
@@ -122,12 +122,14 @@ def test_what_a_loader_raises_arrives_as_it_is(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_says_nothing_is_not_waited_for_forever() -> None:
-    quick = RankPool(2, timeout_s=1.5)
-    quick.start()
-    with pytest.raises(RankError, match="rank 1 has not answered for 2 s"):
+    quick = RankPool(2, timeout_s=60)
+    quick.start()  # which may take its time
+    quick.here.timeout_s = 0.6
+    with pytest.raises(RankError, match="rank 1 has not answered for 1 s"):
         quick.run(rank_tasks.sleep, 30.0)
     assert not quick.is_running
-    with pytest.raises(RankError, match="a rank has not answered for 2 s") as raised:
+    quick.here.timeout_s = 4.0  # the group is formed and waits by this
+    with pytest.raises(RankError, match="a rank has not answered for 4 s") as raised:
         quick.run(rank_tasks.wait_for, 1)
     assert raised.value.code == "rank.timeout"
     assert not quick.is_running
@@ -155,7 +157,7 @@ def test_members_end_with_a_killed_parent() -> None:
         assert is_alive(pids[0])
         parent.send_signal(signal.SIGKILL)
         parent.wait()
-    assert gone_within(pids, 5)
+    assert gone_within(pids, 60)
 
 
 def test_on_gpus_a_group_is_aborted_before_it_is_destroyed(
@@ -178,7 +180,7 @@ def test_when_a_rank_dies_every_group_is_aborted_at_once(
     ranks.form_group(str(tmp_path / "store"), here)
     try:
         part, aborted = dist.new_group([0]), []
-        both = threading.Barrier(2, timeout=5)
+        both = threading.Barrier(2, timeout=60)
 
         def abort(group: dist.ProcessGroup) -> None:
             both.wait()

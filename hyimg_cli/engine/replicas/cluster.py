@@ -12,7 +12,6 @@ import shutil
 import signal
 import socket
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -36,6 +35,7 @@ from hyimg_cli.engine.replicas.messages import (
     Waits,
 )
 from hyimg_cli.engine.replicas.pieces import PieceWorker
+from hyimg_cli.engine.replicas.scratch import own_folder
 from hyimg_cli.errors import MachineError
 from hyimg_cli.journal.keys import here
 from hyimg_cli.journal.provenance import cores
@@ -44,6 +44,7 @@ from hyimg_cli.parallel.tie import tie_to
 from hyimg_cli.parallel.watch import Beat
 from hyimg_cli.spec.plan import Plan
 from hyimg_cli.spec.run import Place, RunConfig
+from hyimg_cli.spec.units import counted
 
 # Messages of one replica that wait for the run to look at them, and of all that are read at once.
 _WAITING = 16
@@ -347,7 +348,7 @@ def _needs(config: RunConfig, count: int) -> dict[str, Any]:
     if fit < count:
         raise MachineError(
             f"{count} replicas need {count * each} {what}s; the Ray cluster has {sum(there)} on "
-            f"{len(nodes)} machines",
+            f"{counted(len(nodes), 'machine')}",
             hint=f"--replicas {fit}" if fit else "--device cpu, or a cluster with GPUs",
             code="machine.replicas",
         )
@@ -387,7 +388,7 @@ def connect(config: RunConfig) -> None:
 
 def _own(replicas: int) -> dict[str, Any]:
     """A cluster of this machine that ends with this process."""
-    _FOLDERS.append(tempfile.mkdtemp(prefix="hyimg-ray-"))
+    _FOLDERS.append(str(own_folder()))  # one that a kill leaves goes with the next
     atexit.register(disconnect)
     return {
         "num_cpus": max(cores(), replicas),

@@ -81,17 +81,17 @@ class ScratchFolder(JobFolder):
         (folder / OUTPUTS).mkdir()
         self._attempts: Mapping[str, int] = {}
         self._made: list[Made] = []
-        self._latents: dict[str, int] = {}
+        self._latents: dict[str, tuple[int, int]] = {}
 
     def begin(self, piece: Plan, attempts: Mapping[str, int], latents: Mapping[str, bytes]) -> None:
         """Make ready for a piece's jobs."""
         self._attempts = attempts
-        self._latents = dict.fromkeys((job.custom_id for job in piece.jobs), 0)
+        self._latents = dict.fromkeys((job.custom_id for job in piece.jobs), (0, 0))
         for custom_id, data in latents.items():
             path = self.latents_for(custom_id)
             path.parent.mkdir(exist_ok=True)
             replace_file(path, data, is_lasting=False)
-            self._latents[custom_id] = path.stat().st_mtime_ns
+            self._latents[custom_id] = _version(path)
 
     def attempts(self) -> dict[str, int]:
         return dict(self._attempts)
@@ -116,8 +116,8 @@ class ScratchFolder(JobFolder):
             return {}
         path = self.latents_for(custom_id)
         with contextlib.suppress(FileNotFoundError):
-            if (when := path.stat().st_mtime_ns) != self._latents[custom_id]:
-                self._latents[custom_id] = when
+            if (version := _version(path)) != self._latents[custom_id]:
+                self._latents[custom_id] = version
                 return {custom_id: bytes_of(path, LATENTS_BYTES)}
         return {}
 
@@ -131,3 +131,9 @@ class ScratchFolder(JobFolder):
         elif path.exists():  # a film that says nothing has no sidecar
             yield name, bytes_of(path, _MOST_FILE_BYTES)
             path.unlink()
+
+
+def _version(path: Path) -> tuple[int, int]:
+    """Another one for each replacement: several may have one time, by a clock that ticks slowly."""
+    status = path.stat()
+    return status.st_mtime_ns, status.st_ino

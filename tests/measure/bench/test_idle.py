@@ -20,7 +20,7 @@ def test_sleeping_is_idle() -> None:
         time.sleep(0.3)
     # Besides the sleep, what other programs took of the core.
     unworked_s = (time.perf_counter() - before) - (time.process_time() - busy)
-    assert 0.15 <= idle.idle_s <= unworked_s + 0.05
+    assert 0.15 <= idle.idle_s <= unworked_s / 0.9 + 0.05, "up to a tenth of an interval is work"
 
 
 def test_waiting_for_a_thread_that_works_is_not() -> None:
@@ -31,4 +31,4 @@ def test_waiting_for_a_thread_that_works_is_not() -> None:
         worker.join()
     # What other programs took of the core in the meantime looks like sleep.
     taken = (time.perf_counter() - before) - (time.process_time() - busy)
-    assert idle.idle_s <= max(taken, 0) + 0.05
+    assert idle.idle_s <= max(taken, 0) / 0.9 + 0.05

@@ -50,6 +50,7 @@ def _digests(result: Any) -> dict[str, str]:
     return {one.custom_id: one.outputs[0].pixel_sha256 for one in result.outcomes}
 
 
+@pytest.mark.usefixtures("processor_clock")
 def test_phases_are_disjoint_and_add_up(quick: None, tmp_path: Path) -> None:
     with runs_of("session", CONFIG, {}, registry.load) as run:
         # The first one digests the checkpoint's files.

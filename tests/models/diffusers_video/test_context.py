@@ -102,7 +102,7 @@ def test_a_timestep_for_each_token_is_split_too_and_ranks_that_ended_are_replace
         assert is_rounding(found, expected)
         (member,) = ranks._pool._members
         member.child.process.kill()
-        member.child.process.wait(5)
+        member.child.process.wait()
         ranks.revive()
         assert torch.equal(draw(model, job), found)
 

