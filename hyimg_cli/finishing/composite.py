@@ -26,6 +26,7 @@ from hyimg_cli.finishing.planes import (
     range_within,
     resized,
     scale_of,
+    within,
 )
 
 Bytes = NDArray[np.uint8]
@@ -122,7 +123,7 @@ def _matte(reference: Plane, drawn: Plane, mask: Mask, edited: Mask) -> Plane:
     scale, away = scale_of(mask.shape), distance_to(mask)
     own, other = (blurred(opponent(levels), _SIGMA * scale) for levels in (reference, drawn))
     size = length(beyond_of(other, *range_within(own, 1)))
-    quiet = size[distance_to(edited) > _QUIET * scale]
+    quiet = size[~within(edited, _QUIET * scale)]
     noise = float(quiet.mean()) if quiet.size else 0.0
     differs = np.clip((size / max(_LEAST, _OVER * noise) - 1) / (_WHOLE - 1), 0, 1)
     reach = 2 * round(scale) + 1

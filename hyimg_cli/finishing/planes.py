@@ -4,7 +4,7 @@ Differences are taken in opponent planes, linear in the levels and scaled so tha
 about one of CIE 1976 in the middle tones. On dark pictures CIE's own hardly sees anything.
 """
 
-from math import sqrt
+from math import ceil, sqrt
 
 import numpy as np
 from numpy.typing import NDArray
@@ -124,3 +124,29 @@ def distance_to(mask: Mask) -> Plane:
     if not mask.any():
         return np.full(mask.shape, np.inf, np.float32)
     return np.asarray(ndimage.distance_transform_edt(~mask), np.float32)
+
+
+def within(mask: Mask, radius: float) -> Mask:
+    """Pixels at most so far from the mask."""
+    place, near = _around(mask, radius), np.zeros_like(mask)
+    near[place] = distance_to(mask[place]) <= radius
+    return near
+
+
+def deeper(mask: Mask, depth: float) -> Mask:
+    """Pixels of the mask farther than so from all that is not of it."""
+    place, deep = _around(mask, depth), np.zeros_like(mask)
+    deep[place] = distance_to(~mask[place]) > depth
+    return deep
+
+
+def _around(mask: Mask, margin: float) -> tuple[slice, slice]:
+    """Where the mask is, and so much more: what is nearer than that is not farther off."""
+    rows, columns = (np.flatnonzero(mask.any(axis=axis)) for axis in (1, 0))
+    if not rows.size:
+        return slice(0), slice(0)
+    more = ceil(margin) + 1
+    return (
+        slice(max(0, rows[0] - more), rows[-1] + 1 + more),
+        slice(max(0, columns[0] - more), columns[-1] + 1 + more),
+    )

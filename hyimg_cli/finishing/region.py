@@ -16,6 +16,7 @@ from hyimg_cli.finishing.planes import (
     Plane,
     beyond_of,
     blurred,
+    deeper,
     disc,
     distance_to,
     length,
@@ -27,6 +28,7 @@ from hyimg_cli.finishing.planes import (
     scale_of,
     spread,
     step_of,
+    within,
 )
 
 _SIGMAS = (1.0, 2.0, 4.0, 8.0)
@@ -245,7 +247,7 @@ def _lights(
     left, power = (np.square(one).sum(0) * whole for one in (differs - light, differs))
     core = _filled(reduced(numbers(kept), step) > 0)
     usual = blurred(np.square(reduced(noise, step)), sigma)
-    quiet = (whole > 0) & (distance_to(core) > 2 * sigma)
+    quiet = (whole > 0) & ~within(core, 2 * sigma)
     around = float(np.median((blurred(power, sigma) / usual)[quiet])) if quiet.any() else 0.0
     part = blurred(left, sigma) / (usual * _LIGHT_LEFT * max(around, 0.5))
     over, end = (size > _LIGHT) & (part < 1), (size > _LIGHT_END) & (part < 2)
@@ -285,21 +287,20 @@ def _peeled(mask: Mask, size: Plane, scale: float) -> Mask:
     """
     reach, wide = max(1, round(_SKIN * scale)), 2 * max(1, round(_THIN * scale)) + 1
     core = mask & (size >= _SKIN_PART * ndimage.maximum_filter(size, wide) - _SKIN_NOISE)
-    around = ~mask
-    skin = ndimage.binary_propagation(around, mask=~core) & (distance_to(around) <= reach)
-    solid = distance_to(_solid(_closed(core, 1.5), scale)) <= reach
+    skin = ndimage.binary_propagation(~mask, mask=~core) & ~deeper(mask, reach)
+    solid = within(_solid(_closed(core, 1.5), scale), reach)
     return np.asarray(core | (mask & ~skin & solid))
 
 
 def _solid(mask: Mask, scale: float) -> Mask:
     """The mask without what is thin."""
-    return np.asarray(distance_to(distance_to(~mask) > _THIN * scale) <= _THIN * scale)
+    return within(deeper(mask, _THIN * scale), _THIN * scale)
 
 
 def _closed(mask: Mask, by: float) -> Mask:
     reach = int(by) + 1
     wide = np.pad(mask, reach, mode="edge")
-    closed = distance_to(distance_to(wide) > by) > by
+    closed = deeper(within(wide, by), by)
     return np.asarray((closed | wide)[reach:-reach, reach:-reach])
 
 
