@@ -4,6 +4,7 @@ The Python face of the `hyimg` command: `read_manifest`, `make_plan`, `Session`,
 is given. Names are imported on first use, so that importing the package never imports torch.
 """
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,10 @@ if TYPE_CHECKING:
     from hyimg_cli.journal.journal import RunFolder
     from hyimg_cli.manifest.manifest import read_manifest
     from hyimg_cli.spec.run import OutputConfig, RunConfig
+
+# Before numpy is imported: the threads of its products wait at full speed for the next one, on
+# cores that torch has threads of its own for.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 __version__ = "0.1.0"
 __all__ = ["OutputConfig", "RunConfig", "RunFolder", "Session", "make_plan", "read_manifest"]

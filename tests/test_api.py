@@ -78,6 +78,17 @@ def test_the_names_come_without_torch() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def test_numpy_leaves_the_cores_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its threads begin as it is imported and wait for products at full speed."""
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    code = "import hyimg_cli, numpy, psutil, sys; sys.exit(psutil.Process().num_threads() - 1)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "2")
+    code = "import hyimg_cli, os, sys; sys.exit(int(os.environ['OPENBLAS_NUM_THREADS']) - 2)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_what_only_the_checkpoint_can_tell_is_a_fault_of_the_line(write_manifest: Write) -> None:
     late = {"prompt": "b", "sede": 1}
     manifest = read_manifest(write_manifest(*UNFIT, {"prompt": "good"}, late))
