@@ -11,6 +11,7 @@ from hyimg_cli.cli import options as o
 from hyimg_cli.cli.carry_out import Order, carry_out
 from hyimg_cli.cli.plan import show_plan
 from hyimg_cli.cli.selection import resume_policy_of, selection_of
+from hyimg_cli.cli.shard import left_whole
 from hyimg_cli.files import shown_place
 
 NOT_AGAIN = ("--force", "--no-resume", "--retry-failed")
@@ -23,6 +24,7 @@ def generate(ctx: typer.Context) -> None:
         show_plan(ctx.params)
     else:
         style = render.style_of(ctx.params)
+        render.remarks(left_whole(ctx.params["shard"]), style)
         raise typer.Exit(carry_out(_order(ctx.params, ctx.obj or ()), style))
 
 

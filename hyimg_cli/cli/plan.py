@@ -11,6 +11,7 @@ from hyimg_cli.cli import options as o
 from hyimg_cli.cli.carry_out import look_at_sources
 from hyimg_cli.cli.plan_time import estimated, time_as_json, time_lines
 from hyimg_cli.cli.selection import resume_policy_of, selection_of
+from hyimg_cli.cli.shard import left_whole
 from hyimg_cli.engine import runner
 from hyimg_cli.engine.choice import replicas_of
 from hyimg_cli.engine.forecast import VideoForecast, forecast, video_forecast
@@ -47,6 +48,7 @@ def show_plan(given: Mapping[str, Any]) -> None:
     """Prints the plan of what is left of a manifest; only reads, and measures where asked."""
     processors = Processors.read()
     style = render.style_of(given)
+    render.remarks(left_whole(given["shard"]), style)
     settings = o.settings_of(given)
     manifest = inputs.manifest_of(given)
     accepted = runner.accept(manifest, settings)

@@ -40,6 +40,16 @@ def shard_named(
     return int(match[1]), int(match[2])
 
 
+def left_whole(text: str | None, environment: Mapping[str, str] = os.environ) -> list[str]:
+    """A remark for a task of a queue that nobody told to take its part: it may have a manifest of
+    its own, so the part is never taken by itself.
+    """
+    tasks = [names[0] for names in _QUEUES if environment.get(names[0])]
+    if text is not None or not tasks:
+        return []
+    return [f"{tasks[0]} is set, and all jobs are meant: --shard auto takes this task's part"]
+
+
 def folder_of(shard: tuple[int, int] | None, folder: Path) -> Path:
     """The folder of a shard's results, beside those of the others: `OUT-shard-2-of-8`."""
     if shard is None:

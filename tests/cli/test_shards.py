@@ -40,6 +40,23 @@ def test_a_shard_by_name_and_by_what_a_queue_says(
     assert shard_named(text, environment) == expected
 
 
+def test_a_task_of_a_queue_is_told_that_it_has_a_part(
+    run_cli: Run, write_manifest: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest, told = write_manifest({"prompt": "a circle"}), "--shard auto takes this task's part"
+    assert told not in run_cli("plan", manifest).err
+    for name, value in SLURM.items():
+        monkeypatch.setenv(name, value)
+    assert (
+        run_cli("plan", manifest).err.count(
+            f"SLURM_ARRAY_TASK_ID is set, and all jobs are meant: {told}"
+        )
+        == 1
+    )
+    assert run_cli("generate", manifest, "--dry-run").err.count(told) == 1
+    assert told not in run_cli("plan", manifest, "--shard", "1/1").err
+
+
 @pytest.mark.parametrize(
     ("text", "environment", "says"),
     [
