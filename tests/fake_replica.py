@@ -83,6 +83,7 @@ class FakeSession:
             (self._marks / f"{job.custom_id}.found").write_bytes(begun)
         for step in range(1, job.num_inference_steps + 1):
             if step == 2 and self._begun > self._holds:
+                (self._marks / f"{os.getpid()}.held").touch()
                 wait_for(lambda: self._stopped_by)
             if self._stopped_by:
                 raise Interrupted(self._stopped_by)

@@ -578,13 +578,17 @@ def test_a_command_that_is_killed_leaves_no_process_and_resumes(
     floor.hold(2)
     ran = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     wait_for(lambda: (out / "results.jsonl").exists() and line_count(out) >= 2)
-    wait_for(lambda: len(floor.pids) == 2)
+    wait_for(lambda: len(list(floor.marks.glob("*.at-work"))) == 2)
+    wait_for(lambda: list(floor.marks.glob("*.held")))
+    if kill == "twice":
+        wait_for((floor.marks / "j0.mark").exists)
+        time.sleep(1)  # the run hears of these jobs: who has begun none is killed, not stopped
     replicas = [psutil.Process(pid) for pid in floor.pids]
     if kill in ("twice", signal.SIGKILL):
         replicas[1].suspend()
     os.kill(ran.pid, signal.SIGTERM if kill == "twice" else kill)
     if kill == "twice":
-        wait_for(lambda: list(floor.marks.glob("*.stopped")))
+        wait_for(lambda: list(floor.marks.glob("*.stopped")) or not all(map(is_alive, floor.pids)))
         time.sleep(0.3)
         assert ran.poll() is None, "it waits for the step of the job that hangs"
         os.kill(ran.pid, signal.SIGTERM)
