@@ -262,7 +262,7 @@ def test_no_more_processes_than_jobs(floor: Floor, some: Some) -> None:
 
 def test_the_slow_one_gets_less(floor: Floor, some: Some) -> None:
     floor.environment = {0: {"LAST": "26"}}
-    found = outcomes(floor.run(some(40)))
+    found = outcomes(floor.run(some(40, j0="company")))
     done = Counter(outcome.replica for outcome in found.values())
     assert done[0] + done[1] == 40
     assert 0 < done[0] < 15
