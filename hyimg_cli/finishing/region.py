@@ -191,7 +191,9 @@ def _components(weak: Mask, strong: Mask, coarse: Plane, scale: float) -> Mask:
         return np.zeros(weak.shape, bool)
     area = np.bincount(labels.ravel(), minlength=count + 1)
     strength = np.bincount(labels[strong], minlength=count + 1)
-    solid = np.concatenate([[0], ndimage.maximum(coarse, labels, np.arange(1, count + 1))])
+    solid = np.zeros(count + 1, coarse.dtype)
+    # By numpy: scipy's own sorts the whole picture.
+    np.maximum.at(solid, labels[labels > 0], coarse[labels > 0])
     least = np.where(solid > _SOLID, _LEAST_SOLID_AREA, _LEAST_AREA) * weak.size
     stays = (strength >= _STRONG_PIXELS) & (strength > _STRONG_PART * area) & (area >= least)
     stays[0] = False

@@ -8,6 +8,7 @@ pictures, and those of several frames.
 import io
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -59,12 +60,10 @@ class Carried:
         np.copyto(edited[..., :3], result, where=is_edit[..., None])
         # Where it was clear, colour is un-mixed from the white that it was drawn on.
         at = is_edit & (edited[..., 3] < 255)
-        drawn = result[at].astype(np.float32)
-        ink = 255 - drawn.min(axis=1)
+        drawn = result[at]
+        ink = 255 - np.minimum(np.minimum(drawn[:, 0], drawn[:, 1]), drawn[:, 2])
         alpha = np.maximum(edited[at, 3], np.where(ink > _CLEAR, ink, 0))
-        part = np.maximum(alpha, 1)[:, None] / 255
-        colour = np.clip(np.round((drawn - 255 * (1 - part)) / part), 0, 255)
-        edited[at] = np.column_stack([colour, alpha]).astype(np.uint8)
+        edited[at, :3], edited[at, 3] = _unmixed()[alpha[:, None], drawn], alpha
         # As of a source: what is clear nowhere has no alpha, which a WebP would drop, too.
         return edited[..., :3] if edited[..., 3].min() == 255 else edited
 
@@ -183,14 +182,25 @@ def _own(image: Image.Image) -> Image.Image:
     return image.convert("L") if image.mode in ("1", "L") else image.convert("RGB")
 
 
+@cache
+def _unmixed() -> Bytes:
+    """What colour of each alpha [256, ] shows as each level on white [, 256]."""
+    part = np.maximum(np.arange(256, dtype=np.float32), 1)[:, None] / 255
+    drawn = np.arange(256, dtype=np.float32)
+    return np.clip(np.round((drawn - 255 * (1 - part)) / part), 0, 255).astype(np.uint8)
+
+
 def _on_white(own: Bytes) -> Pixels:
     if own.ndim == 2:
         return np.repeat(own[..., None], 3, axis=2)
     if own.shape[2] == 3:
         return own
-    layer = Image.fromarray(own)
-    white = Image.new("RGBA", layer.size, "white")
-    return np.array(Image.alpha_composite(white, layer).convert("RGB"))
+    pixels, has_clear = own[..., :3].copy(), own[..., 3].min(axis=1) < 255
+    if has_clear.any():
+        layer = Image.fromarray(own[has_clear])
+        white = Image.new("RGBA", layer.size, "white")
+        pixels[has_clear] = np.asarray(Image.alpha_composite(white, layer).convert("RGB"))
+    return pixels
 
 
 def _as_levels(image: Image.Image) -> Image.Image:
