@@ -89,26 +89,12 @@ def edit_of(
     shape = drawn.shape[:2]
     r, m = planes(reference), planes(drawn)
     own = None if given is None else _fitted(given, placement)
-    motion = seen = registered(_lightness(r), _lightness(m))
-    moved_away = motion.is_too_far(shape)
-    if moved_away:
-        motion = Motion()
-    seen_in = views(reduced(r, step_of(shape))), views(r)
-    drift, found, moved = _compared(r, m, motion, *seen_in)
-    if found.mask.any():
-        # The edit itself may be what moved.
-        again = registered(_lightness(r), _lightness(m), _wider(found.mask))
-        if not again.is_too_far(shape):
-            if moved_away:
-                # What is alike by chance in a picture that was framed anew says so, too.
-                structure = structure_of(r, m, _wider(found.mask))
-                moved_away = structure is not None and structure < _STILL_ALIKE
-            if not moved_away and _apart(again, motion, shape) > _MOVED_AGAIN:
-                motion = again
-                drift, found, moved = _compared(r, m, motion, *seen_in)
-            if not moved_away:
-                motion = replace(motion, is_sure=again.is_sure)
-    measures = _measures(r, m, moved, drift, found, moved_away)
+    motion, too_far, rough = _motion_of(r, m)
+    moved, valid = _moved_back(m, motion)
+    drift = drift_of(r, moved, None if rough.mean() > _MOST_AREA else rough, scale_of(shape))
+    moved = drift.undone(moved, r)
+    found = region(moved, r, views(r), valid)
+    measures = _measures(r, m, moved, drift, found, too_far is not None)
     mask, spill = found.mask, None
     if own is not None:
         spill = float((found.mask & ~own).sum() / found.mask.sum()) if found.mask.any() else 0.0
@@ -129,7 +115,7 @@ def edit_of(
         placement.moved(motion.zoom, motion.shift),
         drift,
         motion,
-        seen if moved_away else motion,
+        too_far or motion,
         measures,
         difference,
         spill,
@@ -166,29 +152,54 @@ def put_back(
     )
 
 
-def _compared(
-    r: Plane, m: Plane, motion: Motion, coarse: list[BlurredView], fine: list[BlurredView]
-) -> tuple[Drift, Found, Plane]:
-    """Drift and region in turns, each without what the other one explains: at half the size until
-    the last, by the `coarse` views of what was shown and then by the `fine` ones.
+def _motion_of(r: Plane, m: Plane) -> tuple[Motion, Motion | None, Mask]:
+    """The motion that is undone, the one that was found where it is too far for that, and roughly
+    what was edited. The edit itself may be what moved: so once more without it.
     """
-    shape = r.shape[1], r.shape[2]
-    scale = scale_of(shape)
-    moved = motion.applied(m)
-    valid = motion.inside(shape, _RIM * scale if motion != Motion() else 0.0)
-    step = step_of(shape)
-    small_r, small_m = reduced(r, step), reduced(moved, step)
-    small_valid = reduced(numbers(valid), step) > 0.99
+    shape = m.shape[1], m.shape[2]
+    seen = views(reduced(r, step_of(shape)))
+    motion, too_far = registered(_lightness(r), _lightness(m)), None
+    if motion.is_too_far(shape):
+        motion, too_far = Motion(), motion
+    rough = _rough(r, m, motion, seen)
+    if not rough.any():
+        return motion, too_far, rough
+    edited = _wider(rough)
+    again = registered(_lightness(r), _lightness(m), edited)
+    if again.is_too_far(shape):
+        return motion, too_far, rough
+    if too_far is not None:
+        # What is alike by chance in a picture that was framed anew says so, too.
+        structure = structure_of(r, m, edited)
+        if structure is not None and structure < _STILL_ALIKE:
+            return motion, too_far, rough
+    if _apart(again, motion, shape) > _MOVED_AGAIN:
+        return again, None, _rough(r, m, again, seen)
+    return replace(motion, is_sure=again.is_sure), None, rough
+
+
+def _rough(r: Plane, m: Plane, motion: Motion, seen: list[BlurredView]) -> Mask:
+    """The edited region, found at half the size: drift and region in turns, each without what the
+    other one explains. `seen`: the views of what was shown, of that size.
+    """
+    shape = m.shape[1], m.shape[2]
+    step, scale = step_of(shape), scale_of(shape)
+    small_r = reduced(r, step)
+    moved, valid = _moved_back(m, motion)
+    small_m, small_valid = reduced(moved, step), reduced(numbers(valid), step) > 0.99
     mask = None
     for _ in range(2):
         drift = drift_of(small_r, small_m, mask, scale / step)
-        level = drift.undone(small_m, small_r)
-        mask = region(level, small_r, coarse, small_valid).mask
+        mask = region(drift.undone(small_m, small_r), small_r, seen, small_valid).mask
     assert mask is not None, "there were turns"
-    whole = resized(numbers(mask), shape) > 0.25
-    drift = drift_of(r, moved, None if whole.mean() > _MOST_AREA else whole, scale)
-    level = drift.undone(moved, r)
-    return drift, region(level, r, fine, valid), level
+    return np.asarray(resized(numbers(mask), shape) > 0.25)
+
+
+def _moved_back(m: Plane, motion: Motion) -> tuple[Plane, Mask]:
+    """The redraw over what was shown, and where that has pixels of its own."""
+    shape = m.shape[1], m.shape[2]
+    rim = _RIM * scale_of(shape) if motion != Motion() else 0.0
+    return motion.applied(m), motion.inside(shape, rim)
 
 
 def _measures(
