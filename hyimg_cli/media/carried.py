@@ -184,7 +184,7 @@ def _own(image: Image.Image) -> Image.Image:
 
 @cache
 def _unmixed() -> Bytes:
-    """What colour of each alpha [256, ] shows as each level on white [, 256]."""
+    """The colour that is a level on white under an alpha: [256 alphas, 256 levels]."""
     part = np.maximum(np.arange(256, dtype=np.float32), 1)[:, None] / 255
     drawn = np.arange(256, dtype=np.float32)
     return np.clip(np.round((drawn - 255 * (1 - part)) / part), 0, 255).astype(np.uint8)
