@@ -35,6 +35,8 @@ _OLD = {
 }  # fmt: skip
 # Ink of a redraw on white that is no more than noise.
 _CLEAR = 6
+# Rows at a time: what is worked out stays small.
+_STRIP = 256
 
 
 @dataclass(frozen=True)
@@ -60,10 +62,11 @@ class Carried:
         np.copyto(edited[..., :3], result, where=is_edit[..., None])
         # Where it was clear, colour is un-mixed from the white that it was drawn on.
         at = is_edit & (edited[..., 3] < 255)
-        drawn = result[at]
-        ink = 255 - np.minimum(np.minimum(drawn[:, 0], drawn[:, 1]), drawn[:, 2])
-        alpha = np.maximum(edited[at, 3], np.where(ink > _CLEAR, ink, 0))
-        edited[at, :3], edited[at, 3] = _unmixed()[alpha[:, None], drawn], alpha
+        for top in range(0, len(at), _STRIP):
+            rows = slice(top, top + _STRIP)
+            if at[rows].any():
+                unmixed = _unmixed(edited[rows][..., 3], result[rows])
+                np.copyto(edited[rows], unmixed, where=at[rows][..., None])
         # As of a source: what is clear nowhere has no alpha, which a WebP would drop, too.
         return edited[..., :3] if edited[..., 3].min() == 255 else edited
 
@@ -182,12 +185,23 @@ def _own(image: Image.Image) -> Image.Image:
     return image.convert("L") if image.mode in ("1", "L") else image.convert("RGB")
 
 
+def _unmixed(alpha: Bytes, drawn: Pixels) -> Bytes:
+    """The least clear RGBA that is `drawn` on white: with the ink of it, or the alpha [H, W] that
+    was there.
+    """
+    ink = 255 - np.minimum(np.minimum(drawn[..., 0], drawn[..., 1]), drawn[..., 2])
+    alpha = np.maximum(alpha, np.where(ink > _CLEAR, ink, 0))
+    colour = _colours_on_white().take(alpha[..., None] * np.uint16(256) + drawn)
+    return np.dstack([colour, alpha])
+
+
 @cache
-def _unmixed() -> Bytes:
-    """The colour that is a level on white under an alpha: [256 alphas, 256 levels]."""
+def _colours_on_white() -> Bytes:
+    """The colour that is a level on white under an alpha: [256 alphas * 256 levels]."""
     part = np.maximum(np.arange(256, dtype=np.float32), 1)[:, None] / 255
     drawn = np.arange(256, dtype=np.float32)
-    return np.clip(np.round((drawn - 255 * (1 - part)) / part), 0, 255).astype(np.uint8)
+    colour = np.clip(np.round((drawn - 255 * (1 - part)) / part), 0, 255)
+    return colour.astype(np.uint8).ravel()
 
 
 def _on_white(own: Bytes) -> Pixels:
