@@ -13,7 +13,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hyimg_cli.kernels import offload
+from hyimg_cli.kernels import choice, offload
+from hyimg_cli.kernels.expert_table import ExpertRow
 from hyimg_cli.kernels.offload import OffloadedExperts
 from hyimg_cli.memory import present
 from hyimg_cli.memory.footprint import Together, needs, working
@@ -165,6 +166,32 @@ def test_experts_that_wait_are_asked_for_once_a_layer_of_a_token(
     assert 1.0 <= rows / (gpu.peak - base) <= 1.1
     assert not gpu.reads
     assert not gpu.waits
+
+
+def test_slots_are_shown_to_no_kernel_that_reads_all_it_is_given(
+    bench: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A card may have been measured with two kernels of libraries, one for few rows: of experts
+    that wait it is given the chosen ones, not what stays of all layers.
+    """
+    given = []
+    monkeypatch.setattr(offload, "_pin", lambda *_: [])
+    monkeypatch.setattr(choice, "row_for", lambda *_: ExpertRow("grouped", "scaled_1"))
+    monkeypatch.setattr(
+        choice,
+        "routed_experts",
+        lambda x, *_, gate_and_up, **__: given.append(gate_and_up.shape[0]) or x,
+    )
+    away = [
+        tuple(_away(stack) for stack in layer.mlp.stacks) for layer in bench.network.model.layers
+    ]
+    device = torch.device("cuda:0")
+    outside = OffloadedExperts(away, device, 1 << 40)  # type: ignore[arg-type]
+    assert outside.residents.count == LAYERS * bench.load.arch.num_experts
+    rows = torch.ones(1, bench.load.arch.hidden_size, device=device, dtype=torch.bfloat16)
+    index = torch.ones(1, 8, device=device, dtype=torch.int64)
+    outside.of_layer(0)(rows, index.bfloat16(), index)
+    assert given == [1]
 
 
 @pytest.mark.parametrize("bench", ["fp8"], indirect=True)  # a format of experts alone
