@@ -88,7 +88,7 @@ def _told(error: HyimgError) -> int:
     return error.exit_code
 
 
-def _as_usage(error: typer.TyperException, arguments: Sequence[str]) -> UsageError:
+def _as_usage(error: "typer.TyperException", arguments: Sequence[str]) -> UsageError:
     """Usage error for the parser's, with the flag that may be meant and the page that lists all."""
     from hyimg_cli.manifest.line import not_supported
 
