@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from hyimg_cli.kernels import choice, offload
 from hyimg_cli.kernels.expert_table import ExpertRow
@@ -121,6 +122,31 @@ def test_no_step_reads_from_the_gpu_or_waits_for_it(bench: Any) -> None:
     bench.network.prefill(layout, layout.ids, [bench._source()], buffer, layout.live_start)
     assert not gpu.reads
     assert not gpu.waits
+
+
+class _Refused(TorchDispatchMode):
+    """Notes what torch has no deterministic way for on a GPU, of operations that are not
+    differentiated: its own list at `use_deterministic_algorithms`.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: set[str] = set()
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name, first = op.overloadpacket.__name__, next(iter(args), None)
+        if isinstance(first, Tensor) and first.device.type == "cuda":
+            is_sum = name.startswith("cumsum") and first.is_floating_point()
+            if is_sum or name in {"put", "put_", "histc", "bincount", "median", "nll_loss_forward"}:
+                self.found.add(name)
+        return op(*args, **(kwargs or {}))
+
+
+def test_a_whole_run_does_nothing_that_deterministic_refuses(bench: Any) -> None:
+    with _Refused() as refused:
+        bench.requests(1, Together(1, 1))
+        choose(torch.zeros(2, 64, device="cuda:0"), [Draw(0.6, 8, 0.95, uniform=0.3)] * 2)
+    assert not refused.found
 
 
 def test_what_a_whole_run_reads_and_waits_for(bench: Any) -> None:

@@ -14,6 +14,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from hyimg_cli.pipelines.image import sampling
 from hyimg_cli.pipelines.image.sampling import Draw, Draws, choose
 from hyimg_cli.spec.job import TextSampling
 
@@ -59,6 +60,21 @@ def test_an_even_grid_of_draws_gives_the_warpers_probabilities(plain: Draw, seed
     assert not counts[expected == 0].any()
     # A cell of the grid may fall to either side of each border between two tokens.
     assert (counts / len(GRID) - expected).abs().max() <= 1.5 / len(GRID) + 1e-5
+
+
+@given(settings, st.integers(0, 50))
+def test_a_gpus_sums_choose_the_same_and_know_no_order(plain: Draw, seed: int) -> None:
+    logits = _logits(seed)
+    draws = [Draw(plain.temperature, plain.top_k, plain.top_p, uniform) for uniform in GRID]
+    rows = logits.expand(len(GRID), -1)
+    expected = _chosen(rows, draws)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sampling, "_running_sums", sampling._whole_sums)
+        found = _chosen(rows, draws)
+    # The last uniform number is as near to one as a float32 sum is to the whole.
+    assert found[:-1] == expected[:-1]
+    weights = logits.softmax(dim=-1)
+    assert sampling._whole_sums(weights)[0, -1] == sampling._whole_sums(weights.flip(1))[0, -1]
 
 
 @given(st.lists(st.tuples(settings, st.integers(0, 50)), min_size=1, max_size=9))

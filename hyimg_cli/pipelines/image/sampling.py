@@ -14,6 +14,9 @@ from torch import Tensor
 from hyimg_cli.kernels.transfer import to_device
 from hyimg_cli.spec.job import TextSampling
 
+# A vocabulary of such sums is within 64 bits, and so small a part is none of a float32 sum.
+_WHOLE = 2**40
+
 
 @dataclass(frozen=True)
 class Draw:
@@ -65,18 +68,34 @@ def choose(logits_RV: Tensor, draws: Sequence[Draw]) -> Tensor:
 
 
 def _ranks(sorted_RV: Tensor, draws: Sequence[Draw]) -> Tensor:
-    """Each row's chosen place among its logits, which fall from left to right; [R]."""
+    """Each row's chosen place among its logits, which fall from left to right and are overwritten;
+    [R].
+    """
     temperature_R1, top_k_R1, top_p_R1, uniform_R1 = _settings(sorted_RV, draws)
     rank_V = torch.arange(sorted_RV.shape[1], device=sorted_RV.device)
-    weight_RV = ((sorted_RV - sorted_RV[:, :1]) / temperature_R1).exp()
-    weight_RV = weight_RV.masked_fill(rank_V >= top_k_R1, 0)
+    weight_RV = sorted_RV.sub_(sorted_RV[:, :1].clone()).div_(temperature_R1).exp_()
+    weight_RV.masked_fill_(rank_V >= top_k_R1, 0)
     # Running sums alone: one from the front does not depend on what is cut off behind it.
-    sum_RV = weight_RV.cumsum(dim=-1)
+    sum_RV = _running_sums(weight_RV)
     kept_RV = sum_RV - weight_RV < top_p_R1 * sum_RV[:, -1:]
     last_R1 = (kept_RV.sum(dim=-1, keepdim=True) - 1).clamp_min(0)
     target_R1 = uniform_R1 * sum_RV.gather(1, last_R1)
     rank_R1 = (sum_RV <= target_R1).sum(dim=-1, keepdim=True)
     return torch.minimum(rank_R1, last_R1)[:, 0]
+
+
+def _running_sums(weight_RV: Tensor) -> Tensor:
+    """Sums of weights up to 1 from the front, [R, V].
+
+    On a GPU the order of a sum depends on the number of rows, and torch refuses one of floats under
+    `--deterministic`: there they are whole numbers, which have the same sum in any order.
+    """
+    return weight_RV.cumsum(dim=-1) if weight_RV.is_cpu else _whole_sums(weight_RV)
+
+
+def _whole_sums(weight_RV: Tensor) -> Tensor:
+    """Rounded once, to float32; of each weight less than a `_WHOLE`th is left out."""
+    return (weight_RV * _WHOLE).long().cumsum_(dim=-1) / _WHOLE
 
 
 def _settings(logits_RV: Tensor, draws: Sequence[Draw]) -> Sequence[Tensor]:
