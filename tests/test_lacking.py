@@ -5,12 +5,16 @@ found, pictures are made, and whatever else is asked for says what is missing.
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import typer
 from conftest import MAY_LACK
 
 from hyimg_cli import errors
+from hyimg_cli.cli.eval import evaluate
+from hyimg_cli.cli.replay import replay
 from hyimg_cli.doctor.check import Subject, examined
 from hyimg_cli.doctor.tools import film, lpips
 from hyimg_cli.spec.run import OutputConfig, RunConfig
@@ -100,6 +104,24 @@ def test_a_videos_file_cannot_be_read_without_av(
     ran = run_cli(*command, "film.mp4")
     assert ran.code == code
     assert "error[machine.no-package]: av is not installed" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [(evaluate, {"metric": "psnr", "a": "a.png", "b": "b.png"}), (replay, {"file": "a.png"})],
+)
+def test_paths_are_paths_where_a_context_has_words(
+    monkeypatch: pytest.MonkeyPatch, command: Any, words: dict[str, str]
+) -> None:
+    """As with typer before 0.29."""
+    given = []
+    module = sys.modules[command.__module__]
+    monkeypatch.setattr(module, "_carry_out", lambda found, *_: given.append(found) or 0)
+    ctx: Any = SimpleNamespace(params=words, obj=())
+    paths = {name: Path(word) for name, word in words.items() if name != "metric"}
+    with pytest.raises(typer.Exit):
+        command(ctx=ctx, **words | paths)
+    assert given[0].items() >= paths.items()
 
 
 @pytest.mark.usefixtures("_nothing_is_installed")

@@ -66,12 +66,14 @@ def evaluate(
     if metric not in (*MEASURED_BY, _OUTSIDE):
         hint = f"allowed: {', '.join((*MEASURED_BY, _OUTSIDE))}"
         raise UsageError(f"{metric!r} is not a metric", hint=hint)
+    # Before 0.29 typer leaves paths as words in a context.
+    given = ctx.params | {"a": a, "b": b, "weights": weights, "csv": csv}
     # NOTE: readers of pictures catch every Exception, so the signal stays a KeyboardInterrupt until
     # it is out of them.
     try:
         if metric == _OUTSIDE:
-            raise typer.Exit(_outside(ctx.params))
-        raise typer.Exit(_self_test(ctx.params) if self_test else _carry_out(ctx.params))
+            raise typer.Exit(_outside(given))
+        raise typer.Exit(_self_test(given) if self_test else _carry_out(given))
     except KeyboardInterrupt:
         raise Interrupted(signal.SIGINT) from None
 

@@ -64,10 +64,12 @@ def replay(
     cannot run it.
     """
     render.log_to_stderr(verbose)
+    # Before 0.29 typer leaves paths as words in a context.
+    given = ctx.params | {"file": file, "images_from": images_from}
     # NOTE: readers of pictures catch every Exception, so a signal outside the run itself stays a
     # KeyboardInterrupt until it is out of them.
     try:
-        raise typer.Exit(_carry_out(ctx.params, ctx.obj or ()))
+        raise typer.Exit(_carry_out(given, ctx.obj or ()))
     except KeyboardInterrupt:
         raise Interrupted(signal.SIGINT) from None
 
