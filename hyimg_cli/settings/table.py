@@ -207,7 +207,7 @@ _MODEL = (
         "vae_dtype",
         OneOf(VAE_DTYPES),
         "auto",
-        "Precision of pictures' VAEs: auto is float32, TF32 on a GPU; float16 decodes by autocast.",
+        "How pictures' VAEs compute: auto decodes in float16 on a GPU, as the official code does.",
         pixels=InKey("vae_dtype", _words(*VAE_DTYPES[1:])),
     ),
     Declaration(

@@ -83,15 +83,16 @@ class ModelChoice:
     `cpu_offload`: of a video model one network at a time is on the GPU, of its transformer one
     block (`group`), the others are in main memory; the same pixels. `attention_backend`,
     `compile_blocks`: of a video's transformer; they round differently. `vae_dtype`, by which
-    pictures' VAEs compute, with weights in float32: `auto` is float32 whose convolutions are TF32
-    on a GPU, `float32` has none of that, `float16` decodes under autocast. `vae_channels_last`:
-    their convolutions' other order in memory. `offloads_experts`: of a picture's model the experts
-    are in main memory, `expert_room` bytes of them on the GPU beside two layers, and so is the VAE
-    between its turns. `components`: a folder with the text encoder and VAE of a video model that
-    comes without. `pass_graphs`: passes of a model that works in chunks are CUDA graphs; the same
-    numbers. `decode_tiles`: of a video's decode, whatever `vae_use_tiling` says: the model's `own`,
-    or those of half their side; other pixels. `place`: the machine that the work is done on; None:
-    this. `weights_cache`: where quantised weights are kept for the next start; None: nowhere.
+    pictures' VAEs compute, with weights in float32: `float16` decodes under autocast, `auto` so on
+    a GPU where upstream does, else in float32 (TF32 on a GPU), `float32` has all its bits.
+    `vae_channels_last`: their convolutions' other order in memory. `offloads_experts`: of a
+    picture's model the experts are in main memory, `expert_room` bytes of them on the GPU beside
+    two layers, and so is the VAE between its turns. `components`: a folder with the text encoder
+    and VAE of a video model that comes without. `pass_graphs`: passes of a model that works in
+    chunks are CUDA graphs; the same numbers. `decode_tiles`: of a video's decode, whatever
+    `vae_use_tiling` says: the model's `own`, or those of half their side; other pixels. `place`:
+    the machine that the work is done on; None: this. `weights_cache`: where quantised weights are
+    kept for the next start; None: nowhere.
     """
 
     model: str = "tiny-image"

@@ -53,7 +53,7 @@ from hyimg_cli.parallel.ranks import RankPool
 from hyimg_cli.spec.card import Bucket, ModelCard
 from hyimg_cli.spec.digest import seed_from
 from hyimg_cli.spec.job import ImageJob, Size
-from hyimg_cli.spec.run import ModelChoice
+from hyimg_cli.spec.run import ModelChoice, VaeDtype
 
 
 def load_family(
@@ -125,9 +125,14 @@ def load_family(
         tiled,
         graphs,
         card=card,
-        decodes_in_half=choice.vae_dtype == "float16",
+        decodes_in_half=decodes_in_half(choice.vae_dtype, device),
         vae_waits=choice.offloads_experts,
     )
+
+
+def decodes_in_half(asked: VaeDtype, device: str) -> bool:
+    """Whether the VAE decodes under float16 autocast: as asked, else as upstream does on a GPU."""
+    return asked == "float16" or (asked == "auto" and device != "cpu")
 
 
 class HunyuanImage3:

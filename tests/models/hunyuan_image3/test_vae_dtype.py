@@ -8,7 +8,7 @@ import torch
 
 from hyimg_cli.models import registry
 from hyimg_cli.models.hunyuan_image3 import row_chunks
-from hyimg_cli.models.hunyuan_image3.family import HunyuanImage3
+from hyimg_cli.models.hunyuan_image3.family import HunyuanImage3, decodes_in_half
 from hyimg_cli.models.hunyuan_image3.row_chunks import _moments_at_once
 from hyimg_cli.models.hunyuan_image3.vae import FrameConv3d
 from hyimg_cli.parallel.devices import set_float32_convolutions
@@ -27,6 +27,22 @@ def _decoded(model: Any) -> torch.Tensor:
 @pytest.fixture(scope="module")
 def plain() -> Any:
     return registry.load(CHOICE)
+
+
+@pytest.mark.parametrize(
+    ("asked", "device", "expected"),
+    [
+        ("auto", "cpu", False),
+        ("auto", "cuda:0", True),
+        ("auto", "balanced", True),
+        ("float32", "cuda:0", False),
+        ("float16", "cpu", True),
+    ],
+)
+def test_a_gpu_decodes_in_half_as_upstream_does(
+    asked: VaeDtype, device: str, expected: bool
+) -> None:
+    assert decodes_in_half(asked, device) is expected
 
 
 def test_float16_is_float32_within_rounding(plain: Any, monkeypatch: pytest.MonkeyPatch) -> None:
