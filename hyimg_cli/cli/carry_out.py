@@ -110,7 +110,7 @@ def look_at_sources(jobs: Sequence[Job], config: RunConfig, style: render.Style)
     Raises UsageError where no job has its sources, and the folder holds no result of any.
     """
     found = seen(jobs)
-    if found.errors and not style.is_quiet:
+    if not style.is_quiet:
         for text in found.named():
             render.note(text)
     render.remarks(turned_sizes(found, jobs), style)

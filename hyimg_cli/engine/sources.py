@@ -135,8 +135,10 @@ def _region_fault(outside: KeepOutside, size: Size) -> SourceImageError | None:
 def refuse_hopeless(found: SourcesSeen, jobs: Sequence[Job], tried: Mapping[str, object]) -> None:
     """Raise UsageError where no job can be tried, and none was before."""
     if found.leaves_none(jobs) and not any(job.custom_id in tried for job in jobs):
-        hint = next((error.hint for error in found.errors.values() if error.hint), "")
-        what = f"no job has its source pictures: {', '.join(found.sentences())}"
+        errors = [*found.errors.values(), *found.unfit.values()]
+        hint = next((error.hint for error in errors if error.hint), "")
+        none = "no job has its source pictures" if found.errors else "no job can be tried"
+        what = f"{none}: {', '.join(found.sentences())}"
         raise UsageError(what, hint=hint, code="source.none")
 
 

@@ -10,7 +10,8 @@ from hyimg_cli.finishing.planes import Mask, Plane, blurred, opponent, scale_of
 
 Kind = Literal["local", "none", "global"]
 _MOST_DRIFT, _MOST_NOISE, _MOST_AREA, _MOST_RIM = 9.0, 5.0, 0.55, 0.6
-_LEAST_STRUCTURE, _FLAT, _CHROMA, _LEAST_CHROMA = 0.6, 1.0, (0.6, 1.5), 6.0
+# Below this correlation less than half of the power outside is the source's.
+_LEAST_STRUCTURE, _FLAT, _CHROMA, _LEAST_CHROMA = 0.7, 1.0, (0.6, 1.5), 6.0
 _MOST_REGIONS = 30
 
 

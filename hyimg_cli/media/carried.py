@@ -18,7 +18,7 @@ from PIL import ExifTags, Image, ImageFile, ImageOps
 from hyimg_cli.errors import SourceImageError
 from hyimg_cli.files import shown_place
 from hyimg_cli.media import formats
-from hyimg_cli.media.images import Pixels, bits_of, bytes_of_source, opened_picture
+from hyimg_cli.media.images import Pixels, bits_of, bytes_of_source, grey_of, opened_picture
 from hyimg_cli.media.metadata import PictureText
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.job import Encoding, KeepOutside, Size
@@ -144,7 +144,8 @@ def _mask(path: Path, size: Size) -> Bytes:
         what = f"the mask is {levels.shape[1]}x{levels.shape[0]}, and its source {size}"
         hint = "give a mask in the source's size, upright, white where an edit may be"
     elif not (levels > 127).any():
-        what, hint = "the mask is black", "paint white where an edit may be"
+        what = f"the mask is black: its brightest level is {levels.max()} of 255"
+        hint = "paint white where an edit may be"
     if what:
         raise SourceImageError(what, where=shown_place(path), hint=hint, code="source.region")
     return levels
@@ -219,6 +220,8 @@ def _on_white(own: Bytes) -> Pixels:
 
 def _as_levels(image: Image.Image) -> Image.Image:
     upright = ImageOps.exif_transpose(image)
+    if upright.mode[0] in "IF":
+        return grey_of(upright)
     if upright.has_transparency_data:
         layer = upright.convert("RGBA")
         colours = layer.convert("L").getextrema()

@@ -141,6 +141,14 @@ def own_numbers(path: Path) -> NDArray[Any]:
             raise _truncated(path) from error
 
 
+def grey_of(image: Image.Image) -> Image.Image:
+    """8-bit grey from one wide number per pixel: 16-bit integers, or fractions up to 1 or 255."""
+    values = np.nan_to_num(np.asarray(image, dtype=np.float64))
+    highest = values.max() if image.mode == "F" else 65535
+    scale = 255.0 if highest <= 1 else 1.0 if highest <= 255 else 255 / 65535
+    return Image.fromarray(np.clip(np.round(values * scale), 0, 255).astype(np.uint8))
+
+
 def read_small(path: Path, side: int) -> Image.Image:
     """The first frame as `read_image` shows it, but scaled down to `side` pixels at most.
 
@@ -387,9 +395,9 @@ def _orientation(image: Image.Image) -> int:
 def _as_rgb(image: Image.Image) -> tuple[Image.Image, list[str]]:
     """`image` as RGB, on white where it was transparent, and what that changed."""
     if image.mode == "F":
-        return _from_numbers(image).convert("RGB"), ["numbers with fractions reduced to 8 bit"]
+        return grey_of(image).convert("RGB"), ["numbers with fractions reduced to 8 bit"]
     if image.mode.startswith("I"):
-        return _from_numbers(image).convert("RGB"), []
+        return grey_of(image).convert("RGB"), []
     name = _MODE_NAMES.get(image.mode, image.mode)
     notes = [] if image.mode in _PLAIN_MODES else [f"{name} converted to RGB"]
     if not image.has_transparency_data:
@@ -400,14 +408,6 @@ def _as_rgb(image: Image.Image) -> tuple[Image.Image, list[str]]:
     white = Image.new("RGBA", image.size, "white")
     composite = Image.alpha_composite(white, layer).convert("RGB")
     return composite, [*notes, "transparency composited on white"]
-
-
-def _from_numbers(image: Image.Image) -> Image.Image:
-    """8-bit grey from one wide number per pixel: 16-bit integers, or fractions up to 1 or 255."""
-    values = np.nan_to_num(np.asarray(image, dtype=np.float64))
-    highest = values.max() if image.mode == "F" else 65535
-    scale = 255.0 if highest <= 1 else 1.0 if highest <= 255 else 255 / 65535
-    return Image.fromarray(np.clip(np.round(values * scale), 0, 255).astype(np.uint8))
 
 
 def _fault(slug: str, what: str, path: Path, hint: str = "") -> SourceImageError:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from hyimg_cli.journal.journal import RunFolder
 
@@ -86,6 +87,25 @@ def test_with_no_source_there_is_nothing_to_run(
         ran.err
     )
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("command", ["generate", "plan"])
+def test_where_no_job_can_keep_its_source_the_cause_and_what_to_do_are_told(
+    run_cli: Run, write_picture: Write, fake_session: Any, tmp_path: Path, command: str
+) -> None:
+    write_picture("a.png")
+    Image.new("CMYK", (32, 32)).save(tmp_path / "b.jpg")
+    kept = ("--prompt", "x", "--keep-outside")
+    for flags, cause, hint in (
+        (("a.png", "--region", "0,0,9999,9"), "goes beyond it", "give LEFT,TOP,RIGHT,BOTTOM"),
+        (("b.jpg",), "b.jpg: its pixels are CMYK", "convert it to 8-bit RGB"),
+    ):
+        ran = run_cli(command, *flags, *kept)
+        assert (ran.code, fake_session.ran) == (2, [])
+        assert "no job has its source" not in ran.err
+        assert "no job can be tried: 1 job cannot keep what is outside an edit" in ran.err
+        assert cause in ran.err
+        assert hint in ran.err
 
 
 @pytest.mark.parametrize("kind", ["empty", "pipe", "folder", "link"])

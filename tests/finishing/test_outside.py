@@ -15,6 +15,7 @@ from hyimg_cli.finishing.placement import Placement, mapped_back, shown
 from hyimg_cli.finishing.planes import blurred, planes
 from hyimg_cli.finishing.region import region, views
 from hyimg_cli.finishing.registration import Motion
+from hyimg_cli.finishing.verdict import Measures, structure_of
 from hyimg_cli.journal.edited import told as line_of
 from hyimg_cli.media.images import fit_cover, stretch
 from hyimg_cli.spec.job import KeepOutside, Size
@@ -152,6 +153,23 @@ def test_an_edit_of_the_whole_is_left_whole(kind: str) -> None:
     assert edit.reasons
     assert result.matte.min() == 255
     assert result.pixels.shape == made(kind).source.shape
+
+
+@pytest.mark.parametrize(("alike", "is_whole"), [(0.8, False), (0.65, True)])
+def test_structure_of_which_most_is_another_is_an_edit_of_the_whole(
+    alike: float, is_whole: bool
+) -> None:
+    """A framing anew by some percent, or a style of the same colours: 0.65 leaves over half of the
+    power unexplained, and nothing that is blended into it fits.
+    """
+    rng = np.random.default_rng(4)
+    own, other = (blurred(rng.normal(size=(256, 256)).astype(np.float32), 1.5) for _ in range(2))
+    drawn = alike * own + np.sqrt(1 - alike**2) * other
+    levels = [np.stack([128 + 300 * plane] * 3) for plane in (own, drawn)]
+    found = structure_of(*levels, np.zeros((256, 256), bool))
+    assert found == pytest.approx(alike, abs=0.03)
+    measures = Measures(0, 0.7, 0, 0, 0, structure=found, chroma=None, moved=False)
+    assert bool(measures.reasons) == is_whole
 
 
 def test_a_redraw_without_an_edit_gives_the_source() -> None:

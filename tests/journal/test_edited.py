@@ -16,7 +16,7 @@ from hyimg_cli.errors import JobError, OutputError, SourceImageError
 from hyimg_cli.journal import edited
 from hyimg_cli.journal.edited import edit_warnings, finish, keep_redraw
 from hyimg_cli.journal.journal import RunFolder
-from hyimg_cli.media.carried import depth_fault, read_carried
+from hyimg_cli.media.carried import depth_fault, read_carried, region_of
 from hyimg_cli.media.images import own_numbers, pixel_digest, stretch, text_of
 from hyimg_cli.media.metadata import PictureFacts, Provenance
 from hyimg_cli.spec.job import Encoding, ImageJob, KeepOutside, Size, SizeRequest, TextSampling
@@ -279,6 +279,19 @@ def test_colours_that_are_read_as_8_bits_but_have_more_are_refused(
         read_carried(path)
 
 
+@pytest.mark.parametrize(("kind", "white"), [("uint16", 65535), ("float32", 1), ("float32", 255)])
+def test_a_mask_of_wide_numbers_is_white_from_half_on(
+    tmp_path: Path, kind: str, white: int
+) -> None:
+    """A clipped one would be white nearly everywhere, or black."""
+    parts = np.tile(np.array([0, 0.01, 0.4, 0.6, 1]), (9, 1))
+    path = tmp_path / f"mask.{'png' if kind == 'uint16' else 'tif'}"
+    Image.fromarray((parts * white).astype(kind)).save(path)
+    found = region_of(KeepOutside(region=str(path)), Size(9, 5))
+    assert found is not None
+    assert (found[0] > 127).tolist() == [False, False, False, True, True]
+
+
 def test_frames_and_regions_are_looked_at_too(tmp_path: Path) -> None:
     several, source = tmp_path / "several.gif", saved(tmp_path, "RGB")
     picture().save(several, save_all=True, append_images=[picture().rotate(90)])
@@ -289,5 +302,7 @@ def test_frames_and_regions_are_looked_at_too(tmp_path: Path) -> None:
         Image.fromarray(np.uint8(pixels * 255)).save(mask)
         one = job(source, KeepOutside(region=str(mask)))
         assert why in str(seen([one]).error_of(one))
+    Image.fromarray(np.eye(101, 150, dtype=np.uint8)).save(mask)
+    assert "its brightest level is 1 of 255" in str(seen([one]).error_of(one))
     beyond = job(source, KeepOutside(region="0,0,151,20"))
     assert "goes beyond it" in str(seen([beyond]).error_of(beyond))
