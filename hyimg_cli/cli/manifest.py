@@ -53,7 +53,7 @@ def manifest(
         return
     if output.exists() and not force:
         hint = "--force replaces it"
-        raise UsageError("the file is there", where=str(output), hint=hint, code="usage.exists")
+        raise UsageError("the file is there", where=output, hint=hint, code="usage.exists")
     data = json_lines(found, prompts, output.parent, task)
     try:
         replace_file(output, data)

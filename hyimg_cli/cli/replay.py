@@ -10,6 +10,7 @@ from typing import Any
 
 import typer
 
+from hyimg_cli.addresses import shown_place
 from hyimg_cli.cli import file_options as f
 from hyimg_cli.cli import options as o
 from hyimg_cli.cli import render
@@ -122,22 +123,23 @@ def _refuse_original(folder: Path, described: Described, source: Restored) -> No
         if any(file.exists() and target.exists() and file.samefile(target) for target in targets):
             raise UsageError(
                 "the replay would replace the file itself",
-                where=str(file),
+                where=file,
                 hint="choose another folder with -o",
                 code="replay.itself",
             )
 
 
 def _show(found: ReplayVerdict, original: Path, made: Path, style: render.Style) -> None:
+    of = shown_place(original)
     if style.as_json:
-        facts = {"file": str(original), "made": str(made), **found.to_json()}
+        facts = {"file": of, "made": str(made), **found.to_json()}
         render.json_line({"replay": facts})
     if style.is_quiet:
         return
     if found.is_good:
-        render.note(f"equal: the {found.compared} of {made} are those of {original}")
+        render.note(f"equal: the {found.compared} of {made} are those of {of}")
         return
-    render.note(f"not equal: the {found.compared} of {made} and {original} differ: {_apart(found)}")
+    render.note(f"not equal: the {found.compared} of {made} and {of} differ: {_apart(found)}")
     for reason in found.reasons or ("nothing that is recorded differs; please report it",):
         render.note(f"  may be why: {reason}")
 

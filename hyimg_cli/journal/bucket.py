@@ -27,8 +27,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
 
+from hyimg_cli.addresses import address_of
 from hyimg_cli.errors import MachineError, OutputFolderError, StorageError
-from hyimg_cli.files import address_of, json_of
+from hyimg_cli.files import json_of
 from hyimg_cli.journal.disk import disk_errors
 from hyimg_cli.journal.job_files import OUTPUTS, files_of_result
 from hyimg_cli.journal.journal import RESOLVED, RESULTS, RunFolder, outcome_to_json, outcomes_in
@@ -235,7 +236,7 @@ class BucketFolder(RunFolder):
             for output in outcome.outputs:
                 if digest.of_file(self.folder / output.path) != output.sha256:
                     raise StorageError(
-                        "a file was changed before it was put", where=str(self.folder / output.path)
+                        "a file was changed before it was put", where=self.folder / output.path
                     )
             for name in files_of_result(outcome_to_json(outcome)):
                 local = self.folder / name

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hyimg_cli.errors import OutputError, SourceImageError
-from hyimg_cli.files import shown_place
 from hyimg_cli.journal.journal import JobFolder
 from hyimg_cli.manifest.resolved import job_to_json
 from hyimg_cli.media import carried, images
@@ -78,7 +77,7 @@ def finish(
     source = read_carried(path, keep_gps=config.keep_gps)
     if source_digest and source.digest != source_digest:
         what = "the source is another file than the one that was drawn from"
-        raise SourceImageError(what, where=shown_place(path), code="source.changed")
+        raise SourceImageError(what, where=path, code="source.changed")
     if drawn.shape != reference.shape:
         what = "the picture was drawn in another size than its source was shown in"
         raise OutputError(what, code="outside.not-comparable")

@@ -31,7 +31,6 @@ from hyimg_cli.files import (
     remove,
     replace_file,
     replacing,
-    shown_place,
     sync_folder,
 )
 from hyimg_cli.journal.disk import disk_errors, locked, make_folders, remove_temporaries
@@ -137,7 +136,7 @@ class JobFolder(ABC):
             if not place.resolve().is_relative_to(outputs.resolve()):
                 raise OutputFolderError(
                     "a link leads out of the output folder",
-                    where=str(place),
+                    where=place,
                     hint="take it away, or choose another folder with -o",
                     code="output.link",
                 )
@@ -552,7 +551,7 @@ def resume(
 def _occupied(folder: RunFolder, count: int) -> OutputFolderError:
     return OutputFolderError(
         f"the folder holds {counted(count, 'result')} already",
-        where=shown_place(folder.place),
+        where=folder.place,
         hint="choose another folder, leave out --no-resume, or run all again with --force",
         code="output.not-empty",
     )
@@ -570,7 +569,7 @@ def _other_jobs(
     return OutputFolderError(
         f"{len(others)} of {counted(total, 'job')} {differ}{f' ({named})' if named else ''} from "
         f'what is done in this folder, "{others[0].custom_id}" first',
-        where=shown_place(folder.place),
+        where=folder.place,
         hint=f"--force makes {those} again{kept}; -o names another folder; run.json has the flags "
         "of before",
         code="output.other-job",

@@ -234,4 +234,4 @@ def _pair(line: str, folder: Path) -> Pair:
 
 
 def _fault(what: str, where: Path, hint: str = "", *, slug: str = "pairs") -> UsageError:
-    return UsageError(what, where=str(where), hint=hint, code=f"eval.{slug}")
+    return UsageError(what, where=where, hint=hint, code=f"eval.{slug}")

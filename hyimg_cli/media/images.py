@@ -22,14 +22,7 @@ from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageFile, ImageOps
 
 from hyimg_cli.errors import SourceImageError
-from hyimg_cli.files import (
-    UnfitFile,
-    bytes_of,
-    opened,
-    replace_file,
-    shown_place,
-    storage_error,
-)
+from hyimg_cli.files import UnfitFile, bytes_of, opened, replace_file, storage_error
 from hyimg_cli.media import formats
 from hyimg_cli.media.metadata import PictureText
 from hyimg_cli.spec import digest
@@ -411,7 +404,7 @@ def _from_numbers(image: Image.Image) -> Image.Image:
 
 
 def _fault(slug: str, what: str, path: Path, hint: str = "") -> SourceImageError:
-    return SourceImageError(what, where=shown_place(path), hint=hint, code=f"source.{slug}")
+    return SourceImageError(what, where=path, hint=hint, code=f"source.{slug}")
 
 
 def _truncated(path: Path) -> SourceImageError:
