@@ -3,6 +3,7 @@
 Shards of a manifest have a folder each; so have two clusters that shared one.
 """
 
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +14,7 @@ from typing import Any
 
 from hyimg_cli.addresses import address_of, shown_place
 from hyimg_cli.errors import OutputFolderError
-from hyimg_cli.files import opened
+from hyimg_cli.files import opened, refuse_unfit
 from hyimg_cli.journal.bucket import run_folder
 from hyimg_cli.journal.disk import disk_errors
 from hyimg_cli.journal.job_files import files_of, files_of_edit
@@ -190,11 +191,12 @@ def _bring(one: _Found, target: RunFolder) -> None:
         with disk_errors(one.folder), suppress(FileNotFoundError):
             if one.is_changed(name):
                 continue
-            with opened(one.folder / name) as file:
-                if not address_of(one.folder):
-                    target.bring(name, one.folder / name)
-                    continue
-                with tempfile.NamedTemporaryFile() as local:
-                    shutil.copyfileobj(file, local)
-                    local.flush()
-                    target.bring(name, Path(local.name))
+            path = one.folder / name
+            if not address_of(path):
+                refuse_unfit(path, os.stat(path))
+                target.bring(name, path)
+                continue
+            with opened(path) as file, tempfile.NamedTemporaryFile() as local:
+                shutil.copyfileobj(file, local)
+                local.flush()
+                target.bring(name, Path(local.name))
