@@ -41,6 +41,8 @@ PARTS = "results"
 LEASE = "lease.json"
 # Seconds after which a lease is renewed, and after which one that nobody renewed is nobody's.
 RENEWED_S, STALE_S = 10.0, 30.0
+# The end waits so long for a renewal on its way: a lease that is left holds nobody up for longer.
+_PARTING_S = STALE_S
 # Parts that are read one by one before they are joined in one.
 _JOINED_AFTER = 256
 _AT_ONCE = 16
@@ -176,9 +178,11 @@ class BucketFolder(RunFolder):
     def _release(self) -> None:
         self._ended.set()
         # On its way it would put the lease back behind us.
-        self._renewing.join()
+        self._renewing.join(_PARTING_S)
         self._journal = None
         shutil.rmtree(self.folder, ignore_errors=True)
+        if self._renewing.is_alive():
+            return  # the store does not answer
         with suppress(OSError, StorageError), self._errors() as (system, root):
             if _lease(system, root).get("run") == self._run:
                 system.rm_file(f"{root}/{LEASE}")

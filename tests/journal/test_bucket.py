@@ -236,6 +236,48 @@ def test_no_lease_is_left_behind_by_a_renewal_on_its_way(endpoint: Endpoint) -> 
     assert "lease.json" not in names_in("s3://bucket/run")
 
 
+def test_a_run_that_ends_waits_no_longer_for_its_lease_than_the_next_one_would(
+    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bucket, "_PARTING_S", 0.1)
+    asked, ended, answered_after = threading.Event(), threading.Event(), list[bool]()
+
+    def hang(method: str, path: str) -> None:
+        if path.endswith("lease.json"):
+            asked.set()
+            answered_after.append(ended.wait(30))
+
+    with run_folder(PLACE) as folder:
+        assert isinstance(folder, BucketFolder)
+        endpoint.fault = hang
+        assert asked.wait(60)
+    ended.set()
+    folder._renewing.join()
+    assert all(answered_after), "the end waited for the store"
+    assert not folder.folder.exists()
+
+
+def test_a_run_that_cannot_begin_says_why_and_holds_no_other_up(
+    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lease comes last: its thread was never begun."""
+    monkeypatch.setattr("s3fs.core.S3FileSystem.retries", 1)
+    patience = remote._S3_PATIENCE | {"retries": {"max_attempts": 1}}
+    monkeypatch.setattr(remote, "_S3_PATIENCE", patience)
+    remote._system.cache_clear()
+    endpoint.fault = lambda method, path: (
+        "503" if method == "PUT" and path.endswith("lease.json") else None
+    )
+    folder = run_folder(PLACE)
+    assert isinstance(folder, BucketFolder)
+    with pytest.raises(StorageError, match="the store refused"), folder:
+        pass
+    assert folder._renewing.ident is None
+    endpoint.fault = lambda method, path: None
+    with run_folder(PLACE) as other:
+        other.append(Outcome("a", "failed", key="k"))
+
+
 def test_many_parts_are_joined_once_and_a_hole_is_told(
     endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
