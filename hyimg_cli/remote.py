@@ -17,6 +17,12 @@ from urllib.parse import urlsplit
 
 from hyimg_cli.errors import MachineError, UsageError
 
+# What brings the library of a store: what a library is imported as is not always its package.
+_PACKAGES = {
+    **dict.fromkeys(("s3", "s3a"), "'hyimg-cli[s3]'"),
+    **dict.fromkeys(("gs", "gcs"), "gcsfs"),
+    **dict.fromkeys(("az", "abfs", "abfss"), "adlfs"),
+}
 _SOURCE_FILES = "source-files"
 # Of S3 alone: what botocore waits and tries; a library of another store has its own rules.
 _S3_PATIENCE = {
@@ -77,7 +83,7 @@ def _system(scheme: str) -> Any:
     except ImportError as error:
         raise MachineError(
             f"{scheme}:// needs a library that is not installed: {error.name or error}",
-            hint='pip install "hyimg-cli[s3]" brings what s3:// needs',
+            hint=f"pip install {_PACKAGES.get(scheme, 'the library that is named')} brings it",
             code="machine.no-package",
         ) from None
     except (ValueError, TypeError, AttributeError, OSError):

@@ -385,10 +385,17 @@ def test_a_missing_library_a_password_and_an_unknown_store_are_refused(
     for address in ("nowhere://bucket", "github://owner/run", "dir://run", "zip://run"):
         with pytest.raises(UsageError, match="no kind of store"):
             remote.located(address)
-    for missing in ("fsspec", "gcsfs"):
+    for missing, scheme, package in (
+        ("fsspec", "s3", "'hyimg-cli[s3]'"),
+        ("s3fs", "s3", "'hyimg-cli[s3]'"),
+        ("fsspec", "gs", "gcsfs"),
+        ("gcsfs", "gs", "gcsfs"),
+        ("adlfs", "az", "adlfs"),
+        ("smbclient", "smb", "the library that is named"),
+    ):
         remote._system.cache_clear()
         monkeypatch.setitem(sys.modules, missing, None)
-        with pytest.raises(MachineError, match="gs:// needs a library") as refused:
-            remote.located("gs://bucket/run")
-        assert "hyimg-cli[s3]" in refused.value.hint
+        with pytest.raises(MachineError, match=f"{scheme}:// needs a library") as refused:
+            remote.located(f"{scheme}://bucket/run")
+        assert refused.value.hint == f"pip install {package} brings it"
         monkeypatch.undo()
