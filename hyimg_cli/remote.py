@@ -9,6 +9,7 @@ import contextlib
 import errno
 import hashlib
 import io
+import os
 import tempfile
 from collections.abc import Iterator
 from functools import cache
@@ -22,6 +23,13 @@ _PACKAGES = {
     **dict.fromkeys(("s3", "s3a"), "'hyimg-cli[s3]'"),
     **dict.fromkeys(("gs", "gcs"), "gcsfs"),
     **dict.fromkeys(("az", "abfs", "abfss"), "adlfs"),
+}
+# Most libraries raise these with a name alone.
+_NUMBERS: dict[type[OSError], int] = {
+    FileNotFoundError: errno.ENOENT,
+    FileExistsError: errno.EEXIST,
+    IsADirectoryError: errno.EISDIR,
+    NotADirectoryError: errno.ENOTDIR,
 }
 _SOURCE_FILES = "source-files"
 # Of S3 alone: what botocore waits and tries; a library of another store has its own rules.
@@ -133,8 +141,11 @@ def as_os_errors(address: str) -> Iterator[None]:
     """What a store's library raises, as OSError with a number that tells of the disk."""
     try:
         yield
-    except (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError):
-        raise
+    except tuple(_NUMBERS) as error:
+        if error.errno is not None:
+            raise
+        number = _NUMBERS[type(error)]
+        raise OSError(number, os.strerror(number), address) from error
     except PermissionError as error:
         raise PermissionError(errno.EACCES, _words(error), address) from error
     except OSError as error:

@@ -87,7 +87,7 @@ def finish(
     found = edit_of(drawn, reference, placement, given=given, mode=outside.region_mode)
     edit |= told(found, outside)
     if found.kind == "global" and outside.on_global == "fail":
-        hint = "the plain picture is kept; --on-global keep takes it, a region limits it"
+        hint = "the plain picture is kept; on_global keep takes it, a region limits it"
         what = f"the whole picture was edited: {', '.join(found.reasons)}"
         raise OutputError(what, hint=hint, code="outside.global")
     result = put_back(source.pixels, drawn, reference, found, given)

@@ -510,7 +510,8 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _reason(error: ValueError) -> str:
     if isinstance(error, json.JSONDecodeError):
-        return f"{error.msg[:1].lower()}{error.msg[1:]} at column {error.colno}"
+        what = error.msg.removesuffix(" at")
+        return f"{what[:1].lower()}{what[1:]} at column {error.colno}"
     return "a number has too many digits" if "digits" in str(error) else str(error)
 
 

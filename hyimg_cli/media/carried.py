@@ -163,7 +163,8 @@ def _depth(image: ImageFile.ImageFile) -> str:
         return f"it has {getattr(image, 'n_frames', 1)} frames"
     if (bits := bits_of(image)) > 8:
         return f"it has {bits} bits a channel"
-    return "" if image.mode in _EXACT else f"its pixels are {image.mode}"
+    kind = {"F": "numbers with fractions"}.get(image.mode, image.mode)
+    return "" if image.mode in _EXACT else f"its pixels are {kind}"
 
 
 def _too_deep(path: Path, why: str) -> SourceImageError:

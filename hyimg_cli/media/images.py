@@ -248,6 +248,8 @@ def _file_faults(path: Path) -> Iterator[None]:
     try:
         yield
     except (FileNotFoundError, NotADirectoryError, ValueError) as error:
+        if path.is_symlink():
+            raise _fault("missing", "this link leads nowhere", path) from error
         hint = "paths in a manifest are relative to it"
         raise _fault("missing", "there is no such file", path, hint) from error
     except IsADirectoryError as error:

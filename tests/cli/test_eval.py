@@ -232,3 +232,10 @@ def test_what_needs_no_torch_imports_none(arguments: list[str], two: tuple[Path,
         [sys.executable, "-c", code], cwd=two[0].parent, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("flags", [("--max-outside-change", 3), ("--region", "0,0,9,9")])
+def test_a_gate_of_outside_is_not_passed_over(run_cli: Run, tmp_path: Path, flags: Any) -> None:
+    Image.new("RGB", (60, 40)).save(tmp_path / "a.png")
+    ran = run_cli("eval", "psnr", tmp_path / "a.png", tmp_path / "a.png", *flags)
+    assert (ran.code, f"psnr does not take {flags[0]}" in ran.err) == (2, True)

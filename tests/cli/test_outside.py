@@ -215,18 +215,42 @@ def test_eval_claims_nothing_of_16_bits_and_takes_the_smallest(
     [
         (("--region", "0,0,500,9"), "goes beyond it"),
         (("--region", "1.png"), "the mask is black"),
+        (("--region", "none.png"), "there is no such file\n  --> none.png\n"),
+        (("--region-mode", "insted"), "--region-mode: "),
         (("--max-spill", 0.1), "outside a region"),
+        (("--min-psnr", 30, "--csv", "a.csv"), "outside does not take --min-psnr, --csv"),
     ],
 )
-def test_eval_refuses_a_region_that_is_none(
+def test_eval_refuses_what_it_cannot_judge_by(
     tmp_path: Path, run_cli: Run, monkeypatch: pytest.MonkeyPatch, flags: Any, what: str
 ) -> None:
+    """With exit code 2: 1 is a gate's."""
     monkeypatch.chdir(tmp_path)
     own = np.zeros((40, 60), np.uint8)
     files = pictures(tmp_path, own + 9, own)
     ran = run_cli("eval", "outside", files[0], files[0], *flags)
-    assert ran.code != 0
+    assert ran.code == 2
     assert what in ran.err
+    assert "a manifest" not in ran.err
+
+
+@pytest.mark.parametrize("sides", [("none.png", "a.png"), ("a.png", "none.png"), (".", "a.png")])
+def test_eval_of_no_picture_is_no_gate(
+    tmp_path: Path, run_cli: Run, monkeypatch: pytest.MonkeyPatch, sides: tuple[str, str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Image.new("RGB", (60, 40)).save("a.png")
+    assert run_cli("eval", "outside", *sides).code == 2
+
+
+def test_what_goes_with_keep_outside_is_told_where_it_is_left_out(home: Path, run_cli: Run) -> None:
+    left_out = run_cli("check", write(home, JOB | {"keep_outside": False}), "--max-spill", 0.1)
+    assert "note: --max-spill concerns edits with keep_outside only; no job is one" in left_out.err
+    flags = ("--region", "0,0,9,9", "--on-global", "fail", "--max-spill", 0.1)
+    assert "concern" not in run_cli("check", write(home, JOB), *flags).err
+    wide = run_cli("check", write(home, JOB), "--max-spill", 0.1, "--region-mode", "instead").err
+    names = "--region-mode, --max-spill"
+    assert f"note: {names} concern edits with a region only; no job is one" in wide
 
 
 def test_a_replay_answers_to_the_plain_picture_with_its_own(made: Path) -> None:
