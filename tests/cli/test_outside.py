@@ -264,6 +264,16 @@ def test_a_replay_answers_to_the_plain_picture_with_its_own(made: Path) -> None:
     assert not verdict(read_described(plain), plain, result, other).is_good
 
 
+def test_a_replay_beyond_its_gate_is_compared_all_the_same(tmp_path: Path, run_cli: Run) -> None:
+    shutil.copytree(SOURCE.parent, tmp_path / "in")
+    job = JOB | {"images": ["in/red-circle.png"], "max_edited_area": 0.0001}
+    assert run_cli("generate", write(tmp_path, job), "-o", tmp_path / "run", *FLAGS).code == 1
+    file = tmp_path / "run" / "outputs" / "blue.png"
+    ran = run_cli("replay", file, "-o", tmp_path / "again", "--device", "cpu", "--expect-equal")
+    assert (ran.code, "equal: the pixels of" in ran.err) == (0, True)
+    assert "gate: max_edited_area" in ran.err
+
+
 @pytest.mark.parametrize("channels", [2, 4])
 def test_a_replay_of_alpha_or_grey_is_equal_to_it(
     made: Path, channels: int, tmp_path: Path
