@@ -195,7 +195,7 @@ class Summary:
         edit = outcome.edit or {}
         self.unchanged += edit.get("kind") == "none"
         self.whole += edit.get("kind") == "global"
-        self.gated += bool(edit.get("gates"))
+        self.gated += outcome.status == "done" and bool(edit.get("gates"))
         self.lossy += outcome.step_cache is not None
         compile_s = outcome.timings_s.get("compile", 0.0)
         self.compile_s = self._longest("compile", outcome.replica, compile_s)

@@ -194,7 +194,7 @@ class BucketFolder(RunFolder):
                 known = bytearray(_joined(system, f"{root}/{PARTS}"))
             if self._journal is not None:  # from here on nobody else adds to it
                 self._known = known
-        return outcomes_in(bytes(known))
+        return outcomes_in(bytes(known), self.place / PARTS)
 
     def write_results(self, lines: Iterable[bytes]) -> None:
         """Adds lines to the journal, all in one part: the last one of a job counts."""
@@ -285,7 +285,8 @@ class BucketFolder(RunFolder):
         last = max(number for number, is_all in numbers if not is_all)
         if last - joined < _JOINED_AFTER:
             return
-        latest = {entry["custom_id"]: line for entry, line in outcomes_in(_joined(system, folder))}
+        told = outcomes_in(_joined(system, folder), self.place / PARTS)
+        latest = {entry["custom_id"]: line for entry, line in told}
         with suppress(FileExistsError):
             name = f"{folder}/{last:08}.all.jsonl"
             system.pipe_file(name, b"".join(latest.values()), mode="create")

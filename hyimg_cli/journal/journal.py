@@ -23,6 +23,7 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, Protocol, Self
 
+from hyimg_cli.addresses import shown_place
 from hyimg_cli.errors import JobError, OutputFolderError, StorageError
 from hyimg_cli.files import (
     JOURNAL_BYTES,
@@ -334,7 +335,7 @@ class RunFolder(JobFolder):
         """Every outcome with its line, as `results` reads them."""
         with disk_errors(self.folder):
             data = _bytes_if_any(self.folder / RESULTS)
-        return outcomes_in(data)
+        return outcomes_in(data, self.folder / RESULTS)
 
     def attempts(self) -> dict[str, int]:
         return {name: line.get("attempt", 0) for name, line in self.results().items()}
@@ -397,7 +398,7 @@ class RunFolder(JobFolder):
         return self._journal
 
 
-def outcomes_in(data: bytes, first: int = 1) -> Iterator[tuple[dict[str, Any], bytes]]:
+def outcomes_in(data: bytes, file: Path, first: int = 1) -> Iterator[tuple[dict[str, Any], bytes]]:
     """The outcomes in the bytes of a journal, of which line `first` is the first, with their lines.
 
     A last line that a kill cut off is passed over. Raises OutputFolderError for any other line that
@@ -411,7 +412,7 @@ def outcomes_in(data: bytes, first: int = 1) -> Iterator[tuple[dict[str, Any], b
         if entry is None or why:
             raise OutputFolderError(
                 f"this line is no outcome of a job{f': {why}' if why else ''}",
-                where=f"{RESULTS}:{number}",
+                where=f"{shown_place(file)}:{number}",
                 hint="take the line out: its job runs again",
                 code="output.damaged-journal",
             )

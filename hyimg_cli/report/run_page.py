@@ -76,7 +76,9 @@ class RunPage:
                 fresh = whole_lines(file.read())
         except FileNotFoundError:
             return []
-        found = [entry for entry, _ in outcomes_in(fresh, self._lines_read + 1)]
+        found = [
+            entry for entry, _ in outcomes_in(fresh, self._folder / RESULTS, self._lines_read + 1)
+        ]
         self._bytes_read += len(fresh)
         self._lines_read += fresh.count(b"\n")
         return found

@@ -11,10 +11,12 @@ import pytest
 from PIL import Image
 
 from hyimg_cli.cli import app, carry_out
+from hyimg_cli.engine.runner import Summary
 from hyimg_cli.engine.session import Session
 from hyimg_cli.measure.replay.verdict import answer_to, verdict
 from hyimg_cli.media.images import pixel_digest, text_of
 from hyimg_cli.media.recorded import read_described
+from hyimg_cli.spec.events import Outcome
 
 Run = Callable[..., Any]
 SOURCE = Path(__file__).parents[2] / "recipes" / "quickstart" / "red-circle.png"
@@ -272,6 +274,14 @@ def test_a_replay_beyond_its_gate_is_compared_all_the_same(tmp_path: Path, run_c
     ran = run_cli("replay", file, "-o", tmp_path / "again", "--device", "cpu", "--expect-equal")
     assert (ran.code, "equal: the pixels of" in ran.err) == (0, True)
     assert "gate: max_edited_area" in ran.err
+
+
+def test_an_edit_that_failed_is_beyond_no_gate() -> None:
+    """The next command counts those that are done."""
+    counts = Summary()
+    for status in ("failed", "done"):
+        counts.finish(Outcome("a", status, key="k", edit={"kind": "global", "gates": ["beyond"]}))
+    assert (counts.failed, counts.done, counts.gated) == (1, 1, 1)
 
 
 @pytest.mark.parametrize("channels", [2, 4])
