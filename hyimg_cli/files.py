@@ -313,7 +313,7 @@ def storage_error(error: OSError, folder: Path) -> StorageError:
         what = "the folder cannot be written"
         return StorageError(what, where=folder, hint=hint, code="storage.read-only")
     if error.errno in (errno.ENOENT, errno.ENOTDIR) and not folder.is_dir():
-        hint = "put it back, or name where it is now, and run the command again"
+        hint = "make it, put it back or name another, and run the command again"
         return StorageError("the folder is not there", where=folder, hint=hint, code="storage.gone")
     what = f"the disk refused: {error.strerror}"
     return StorageError(what, where=folder, hint="check the disk", code="storage.failed")
