@@ -93,7 +93,8 @@ def carry_out(order: Order, style: render.Style) -> int:
                 if run.to_finish:
                     from hyimg_cli.engine.again import finished_again  # imports scipy
 
-                    report.finished_again(finished_again(folder, run.to_finish, config), follow)
+                    outcomes = finished_again(folder, run.to_finish, config)
+                    report.finished_again(stopper.between(outcomes), follow)
                 if run.plan.jobs and not (run.untried and config.failure.fail_fast):
                     place = asdict(config.model.place or here())
                     folder.write_run(run_info(manifest, settings, run.plan) | {"place": place})

@@ -1,8 +1,10 @@
 """Edits that keep their source outside, from a manifest to files, and finished again."""
 
 import json
+import os
 import shutil
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,12 @@ import pytest
 from PIL import Image
 
 from hyimg_cli.cli import app, carry_out
+from hyimg_cli.cli.stopping import stoppable
+from hyimg_cli.engine import again
 from hyimg_cli.engine.runner import Summary
 from hyimg_cli.engine.session import Session
+from hyimg_cli.errors import Interrupted
+from hyimg_cli.journal.edited import finish
 from hyimg_cli.measure.replay.verdict import answer_to, verdict
 from hyimg_cli.media.images import pixel_digest, text_of
 from hyimg_cli.media.recorded import read_described
@@ -101,6 +107,42 @@ def test_another_finishing_needs_no_model_and_no_force(
     write(home, JOB)
     assert run_cli(*command).code == 0
     assert line_of(home)["outputs"] == before["outputs"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_waits_for_the_edit_that_is_being_finished_and_fails_none(
+    home: Path, run_cli: Run, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    finished = []
+
+    def stopped(*given: Any) -> Any:
+        finished.append(given)
+        os.kill(os.getpid(), number)
+        return finish(*given)
+
+    monkeypatch.setattr(again, "finish", stopped)
+    command = ("generate", home / "jobs.jsonl", "-o", home / "run", *FLAGS)
+    ran = run_cli(*command, "--max-spill", 1, "--region", "0,0,64,128")
+    assert (ran.code, len(finished)) == (128 + number, 1)
+    assert line_of(home)["status"] == "done"
+    ran = run_cli(*command, "--max-spill", 1, "--region", "0,0,64,128")
+    assert "0 done, 0 failed, 1 skipped" in ran.err
+
+
+def test_behind_a_signal_no_other_edit_is_begun() -> None:
+    begun = []
+
+    def outcomes() -> Iterator[Outcome]:
+        for name in ("a", "b", "c"):
+            begun.append(name)
+            if name == "b":
+                os.kill(os.getpid(), signal.SIGTERM)
+            yield Outcome(name, "done", key="k")
+
+    shown: list[str] = []
+    with stoppable() as stopper, pytest.raises(Interrupted):
+        shown += (outcome.custom_id for outcome in stopper.between(outcomes()))
+    assert begun == shown == ["a", "b"]
 
 
 def test_what_goes_along_is_finished_again_too(home: Path, run_cli: Run) -> None:
