@@ -22,10 +22,14 @@ Each says what was wrong, where, and what to do. `cli/app.py` alone turns them i
 
 from collections.abc import Sequence
 from importlib.util import find_spec
+from pathlib import Path
+
+from hyimg_cli.addresses import shown_place
 
 
 class HyimgError(Exception):
-    """A fault: what was wrong (`what`), where and what to do (`where`, `hint`: may be empty).
+    """A fault: what was wrong (`what`), where and what to do (`where`, `hint`: may be empty; a path
+    is shown as its user named it).
 
     `code` is a stable dotted name such as `manifest.duplicate-id`; `retryable` tells whether the
     same call may succeed later without a change by the user.
@@ -38,14 +42,14 @@ class HyimgError(Exception):
         self,
         what: str,
         *,
-        where: str = "",
+        where: Path | str = "",
         hint: str = "",
         code: str = "",
         retryable: bool = False,
     ) -> None:
         super().__init__(what)
         self.what = what
-        self.where = where
+        self.where = where if isinstance(where, str) else shown_place(where)
         self.hint = hint
         self.code = code or self.default_code
         self.retryable = retryable

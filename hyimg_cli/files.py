@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from hyimg_cli import remote
+from hyimg_cli.addresses import address_of
 from hyimg_cli.errors import StorageError
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -58,8 +59,6 @@ _KINDS = {
 }
 # A shell's `<(…)`, and standard input by its name: open already, so that no other end is awaited.
 _OWN_STREAM = re.compile(r"/dev/stdin|/(dev|proc/self)/fd/[0-9]+")
-# One letter would be a drive; a Path makes one slash of two.
-ADDRESS_PATTERN = "([A-Za-z][A-Za-z0-9+.-]+):/"
 
 
 class UnfitFile(OSError):
@@ -108,39 +107,6 @@ def is_deeper(value: Any, levels: int) -> bool:
 
 def _parts(value: Any) -> Iterable[Any]:
     return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-
-
-def scheme_of(name: str) -> str:
-    """The scheme of an address in small letters, `s3` of `s3://bucket/run`; empty for a path, as
-    `./s3:/run` is one.
-    """
-    match = re.match(ADDRESS_PATTERN, name)
-    return match[1].lower() if match else ""
-
-
-def address_of(place: Path | str) -> str:
-    """The address that a name, or the path made of it, stands for; empty for a path.
-
-    `Path("s3://bucket/run")` has lost a slash, which is put back.
-    """
-    match = re.match(ADDRESS_PATTERN + "/*", str(place))
-    return f"{match[1].lower()}://{str(place)[match.end() :]}" if match else ""
-
-
-def joined(folder: Path, name: str) -> Path:
-    """A name as it leads from a folder; an address stands for itself.
-
-    `./s3:/run` is a path, which the dot alone tells: such a one is made absolute.
-    """
-    if scheme_of(name):
-        return Path(name)
-    path = folder / name
-    return path.absolute() if address_of(path) and not address_of(folder) else path
-
-
-def shown_place(place: Path) -> str:
-    """A folder as its user named it."""
-    return address_of(place) or str(place)
 
 
 def opened(path: Path, most: int | None = None) -> io.BufferedReader:
@@ -330,11 +296,10 @@ def is_of_the_disk(number: int | None) -> bool:
 
 def storage_error(error: OSError, folder: Path) -> StorageError:
     """Explain an error of the disk for `folder`, in plain words."""
-    where = shown_place(folder)
     if address_of(folder):
         hint = "look at the address, the credentials and the network, and run the command again"
         what = f"the store refused: {error.strerror or error}"
-        return StorageError(what, where=where, hint=hint, code="storage.store", retryable=True)
+        return StorageError(what, where=folder, hint=hint, code="storage.store", retryable=True)
     if isinstance(error, UnfitFile):
         hint = "take it away, or choose another folder with -o"
         return StorageError(
@@ -342,13 +307,13 @@ def storage_error(error: OSError, folder: Path) -> StorageError:
         )
     if error.errno in _FULL:
         hint = "free some space and run the same command again: it resumes"
-        return StorageError("the disk is full", where=where, hint=hint, code="storage.full")
+        return StorageError("the disk is full", where=folder, hint=hint, code="storage.full")
     if error.errno in _FORBIDDEN:
         hint = "choose a folder that can be written with -o"
         what = "the folder cannot be written"
-        return StorageError(what, where=where, hint=hint, code="storage.read-only")
+        return StorageError(what, where=folder, hint=hint, code="storage.read-only")
     if error.errno in (errno.ENOENT, errno.ENOTDIR) and not folder.is_dir():
-        hint = "put it back, or name where it is now, and run the command again"
-        return StorageError("the folder is not there", where=where, hint=hint, code="storage.gone")
+        hint = "make it, put it back or name another, and run the command again"
+        return StorageError("the folder is not there", where=folder, hint=hint, code="storage.gone")
     what = f"the disk refused: {error.strerror}"
-    return StorageError(what, where=where, hint="check the disk", code="storage.failed")
+    return StorageError(what, where=folder, hint="check the disk", code="storage.failed")

@@ -9,6 +9,7 @@ import contextlib
 import errno
 import hashlib
 import io
+import os
 import tempfile
 from collections.abc import Iterator
 from functools import cache
@@ -17,6 +18,19 @@ from urllib.parse import urlsplit
 
 from hyimg_cli.errors import MachineError, UsageError
 
+# What brings the library of a store: what a library is imported as is not always its package.
+_PACKAGES = {
+    **dict.fromkeys(("s3", "s3a"), "'hyimg-cli[s3]'"),
+    **dict.fromkeys(("gs", "gcs"), "gcsfs"),
+    **dict.fromkeys(("az", "abfs", "abfss"), "adlfs"),
+}
+# Most libraries raise these with a name alone.
+_NUMBERS: dict[type[OSError], int] = {
+    FileNotFoundError: errno.ENOENT,
+    FileExistsError: errno.EEXIST,
+    IsADirectoryError: errno.EISDIR,
+    NotADirectoryError: errno.ENOTDIR,
+}
 _SOURCE_FILES = "source-files"
 # Of S3 alone: what botocore waits and tries; a library of another store has its own rules.
 _S3_PATIENCE = {
@@ -77,7 +91,7 @@ def _system(scheme: str) -> Any:
     except ImportError as error:
         raise MachineError(
             f"{scheme}:// needs a library that is not installed: {error.name or error}",
-            hint='pip install "hyimg-cli[s3]" brings what s3:// needs',
+            hint=f"pip install {_PACKAGES.get(scheme, 'the library that is named')} brings it",
             code="machine.no-package",
         ) from None
     except (ValueError, TypeError, AttributeError, OSError):
@@ -127,8 +141,11 @@ def as_os_errors(address: str) -> Iterator[None]:
     """What a store's library raises, as OSError with a number that tells of the disk."""
     try:
         yield
-    except (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError):
-        raise
+    except tuple(_NUMBERS) as error:
+        if error.errno is not None:
+            raise
+        number = _NUMBERS[type(error)]
+        raise OSError(number, os.strerror(number), address) from error
     except PermissionError as error:
         raise PermissionError(errno.EACCES, _words(error), address) from error
     except OSError as error:

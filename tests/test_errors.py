@@ -3,6 +3,7 @@
 import inspect
 import re
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -52,6 +53,19 @@ def test_what_where_and_hint_reach_the_text() -> None:
     assert str(error) == "jobs.jsonl:3: bad value 7 (use 1 to 5)"
     assert error.code == "a.b"
     assert not error.retryable
+
+
+@pytest.mark.parametrize(
+    ("place", "where"),
+    [
+        (Path("s3://bucket/run"), "s3://bucket/run"),  # the path has lost a slash
+        (Path("/data/s3:/run"), "/data/s3:/run"),
+        (Path("runs/night"), "runs/night"),
+        ("s3:/bucket: a text stays as it is", "s3:/bucket: a text stays as it is"),
+    ],
+)
+def test_a_place_is_shown_as_its_user_named_it(place: Path | str, where: str) -> None:
+    assert errors.HyimgError("gone", where=place).where == where
 
 
 def test_manifest_errors_keep_every_fault() -> None:

@@ -13,6 +13,7 @@ import hyimg_cli
 
 PACKAGE = Path(hyimg_cli.__file__).parent
 LAYERS = (
+    ("addresses",),
     ("errors",),
     ("remote",),
     ("files",),
@@ -33,6 +34,7 @@ LAYER_OF = {room: layer for layer, rooms in enumerate(LAYERS) for room in rooms}
 TERMINAL = {"typer", "rich"}
 NEVER = {
     "spec": TERMINAL | {"torch", "transformers", "diffusers", "numpy", "PIL", "safetensors"},
+    "addresses": TERMINAL | {"torch", "transformers", "diffusers", "numpy", "PIL", "safetensors"},
     "errors": TERMINAL | {"torch", "transformers", "diffusers", "numpy", "PIL", "safetensors"},
     "remote": TERMINAL | {"torch", "transformers", "diffusers", "numpy", "PIL", "safetensors"},
     "files": TERMINAL | {"torch", "transformers", "diffusers", "numpy", "PIL", "safetensors"},
@@ -59,6 +61,7 @@ NEVER = {
 }
 WITHOUT_TORCH = (
     "spec",
+    "addresses",
     "errors",
     "remote",
     "files",

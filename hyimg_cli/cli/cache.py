@@ -12,7 +12,11 @@ from hyimg_cli.cli.completion import among
 from hyimg_cli.cli.help import Command
 from hyimg_cli.errors import UsageError
 
-cache = typer.Typer(help="Show or clear what is kept on disk between runs.", rich_markup_mode=None)
+cache = typer.Typer(
+    help="Show or clear what is kept on disk between runs.",
+    add_completion=False,
+    rich_markup_mode=None,
+)
 Kind = Annotated[
     str | None,
     o.option(

@@ -10,6 +10,7 @@ from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from hyimg_cli.addresses import address_of, shown_place
 from hyimg_cli.cli import render
 from hyimg_cli.cli.progress import Report
 from hyimg_cli.cli.sentences import UNMARKED
@@ -24,7 +25,6 @@ from hyimg_cli.engine.timing.machine import process_age_s
 from hyimg_cli.engine.timing.observed import KeptTimings, conditions, kept_timings
 from hyimg_cli.engine.timing.watch import Watch
 from hyimg_cli.errors import HyimgError, Interrupted
-from hyimg_cli.files import address_of, shown_place
 from hyimg_cli.journal.bucket import run_folder
 from hyimg_cli.journal.journal import JobFolder
 from hyimg_cli.journal.keys import here
@@ -93,7 +93,8 @@ def carry_out(order: Order, style: render.Style) -> int:
                 if run.to_finish:
                     from hyimg_cli.engine.again import finished_again  # imports scipy
 
-                    report.finished_again(finished_again(folder, run.to_finish, config), follow)
+                    outcomes = finished_again(folder, run.to_finish, config)
+                    report.finished_again(stopper.between(outcomes), follow)
                 if run.plan.jobs and not (run.untried and config.failure.fail_fast):
                     place = asdict(config.model.place or here())
                     folder.write_run(run_info(manifest, settings, run.plan) | {"place": place})

@@ -11,7 +11,7 @@ from hyimg_cli.cli import eval_options as e
 from hyimg_cli.cli import eval_table, packaged, render
 from hyimg_cli.cli import options as o
 from hyimg_cli.cli.bench import carried_out
-from hyimg_cli.errors import Interrupted, UsageError
+from hyimg_cli.errors import Interrupted, SourceImageError, UsageError
 from hyimg_cli.measure.distances import measured
 from hyimg_cli.measure.eval import breaches, given_gates, summary, to_record, write_csv
 from hyimg_cli.measure.pairs import VARIANTS, Pairing, find_pairs, newest_bench
@@ -33,6 +33,8 @@ MEASURED_BY: Mapping[str, tuple[str, ...]] = {
 }
 # What is no distance: an edit outside itself.
 _OUTSIDE = "outside"
+_OF_OUTSIDE = ("region", "max_outside_change", "max_edited_area", "max_spill")
+_OF_DISTANCES = ("min_psnr", "min_ssim", "max_lpips", "max_abs", "weights", "csv")
 # What is measured without paths.
 _COMPARISON = "kv-reuse"
 
@@ -71,11 +73,22 @@ def evaluate(
     # NOTE: readers of pictures catch every Exception, so the signal stays a KeyboardInterrupt until
     # it is out of them.
     try:
+        _refuse_idle(ctx.params)
         if metric == _OUTSIDE:
             raise typer.Exit(_outside(given))
         raise typer.Exit(_self_test(given) if self_test else _carry_out(given))
     except KeyboardInterrupt:
         raise Interrupted(signal.SIGINT) from None
+
+
+def _refuse_idle(given: Mapping[str, Any]) -> None:
+    """Raise UsageError for what is given and would not be looked at: a gate, most of all."""
+    metric = given["metric"]
+    others = _OF_DISTANCES if metric == _OUTSIDE else _OF_OUTSIDE
+    idle = [f"--{name}".replace("_", "-") for name in others if given[name] is not None]
+    if idle:
+        hint = f"it goes with {'a distance' if metric == _OUTSIDE else 'hyimg eval outside'}"
+        raise UsageError(f"{metric} does not take {', '.join(idle)}", hint=hint)
 
 
 def _outside(given: Mapping[str, Any]) -> int:
@@ -84,21 +97,24 @@ def _outside(given: Mapping[str, Any]) -> int:
 
     if given["a"] is None or given["b"] is None:
         raise UsageError("outside compares two pictures", hint="hyimg eval outside SOURCE RESULT")
-    values = {"region_mode": given["region_mode"], "region": given["region"]}
-    try:
-        read = {
-            name: SETTINGS[name].kind.read(value)
-            for name, value in values.items()
-            if value is not None
-        }
-    except BadValue as bad:
-        raise UsageError(f"--region: {bad.what}", hint=bad.hint) from None
+    read = {}
+    for name in ("region_mode", "region"):
+        try:
+            if given[name] is not None:
+                read[name] = SETTINGS[name].kind.read(given[name])
+        except BadValue as bad:
+            raise UsageError(f"{SETTINGS[name].flag}: {bad.what}", hint=bad.hint) from None
     if given["max_spill"] is not None and not given["region"]:
         hint = "give --region, or leave --max-spill out"
         raise UsageError("--max-spill judges what lies outside a region", hint=hint)
     gates = ("max_outside_change", "max_edited_area", "max_spill")
     outside = KeepOutside(**read, **{name: given[name] for name in gates})
-    record = outside_of(given["a"], given["b"], outside)
+    try:
+        record = outside_of(given["a"], given["b"], outside)
+    except SourceImageError as error:
+        # Its hint is for those who wrote a manifest.
+        hint = "" if error.code == "source.missing" else error.hint
+        raise UsageError(error.what, where=error.where, hint=hint, code=error.code) from None
     if given["as_json"]:
         render.json_line({"a": str(given["a"]), "b": str(given["b"])} | record)
     else:

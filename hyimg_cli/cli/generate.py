@@ -6,13 +6,13 @@ from typing import Any
 
 import typer
 
+from hyimg_cli.addresses import shown_place
 from hyimg_cli.cli import inputs, render
 from hyimg_cli.cli import options as o
 from hyimg_cli.cli.carry_out import Order, carry_out
 from hyimg_cli.cli.plan import show_plan
 from hyimg_cli.cli.selection import resume_policy_of, selection_of
 from hyimg_cli.cli.shard import left_whole
-from hyimg_cli.files import shown_place
 
 NOT_AGAIN = ("--force", "--no-resume", "--retry-failed")
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import typer
 
+from hyimg_cli.addresses import shown_place
 from hyimg_cli.cli import options as o
 from hyimg_cli.cli import render
 from hyimg_cli.cli.file_options import DescribedFiles
@@ -40,7 +41,7 @@ def _show(described: Described, *, as_json: bool) -> None:
 
 
 def _as_json(described: Described) -> dict[str, Any]:
-    facts: dict[str, Any] = {"file": str(described.path), "kind": described.kind}
+    facts: dict[str, Any] = {"file": shown_place(described.path), "kind": described.kind}
     if described.record is not None:
         facts["record"] = described.record.raw
     said = {"parameters": described.parameters, "digital_source_type": described.source_type}
@@ -48,12 +49,13 @@ def _as_json(described: Described) -> dict[str, Any]:
 
 
 def _lines(described: Described) -> Iterator[str]:
+    file = shown_place(described.path)
     if described.record is not None:
-        yield f"{described.path}: made by hyimg {described.record.provenance.version}"
+        yield f"{file}: made by hyimg {described.record.provenance.version}"
         yield from _record_lines(described.record)
     else:
         its = "; its parameters:" if described.parameters else ""
-        yield f"{described.path}: not made by hyimg{its}"
+        yield f"{file}: not made by hyimg{its}"
         for line in described.parameters.splitlines():
             yield f"  {line}"
     if described.source_type:

@@ -45,7 +45,7 @@ def manifest(
     those of hyimg generate with the same pictures and prompts, by the same names.
     """
     if not prompt:
-        hint = 'for example --prompt "make the background white"'
+        hint = 'for example: hyimg manifest photos --prompt "make the background white"'
         raise UsageError("there is no prompt", hint=hint, code="manifest.no-prompt")
     found, prompts = given_inputs.pictures_and_prompts(ctx.params)
     if output is None:
@@ -53,7 +53,7 @@ def manifest(
         return
     if output.exists() and not force:
         hint = "--force replaces it"
-        raise UsageError("the file is there", where=str(output), hint=hint, code="usage.exists")
+        raise UsageError("the file is there", where=output, hint=hint, code="usage.exists")
     data = json_lines(found, prompts, output.parent, task)
     try:
         replace_file(output, data)

@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
+from hyimg_cli.addresses import shown_place
 from hyimg_cli.cli import options as o
 from hyimg_cli.cli import render
 from hyimg_cli.errors import UsageError
-from hyimg_cli.files import shown_place
 from hyimg_cli.journal.bucket import run_folder
 from hyimg_cli.journal.journal import MISSING, RESOLVED, RESULTS
 from hyimg_cli.journal.merge import Merged
@@ -81,7 +81,7 @@ def _refuse_no_run(folder: Path) -> None:
     if not run_folder(folder).is_run:
         raise UsageError(
             "this is no run's folder",
-            where=shown_place(folder),
+            where=folder,
             hint=f"one has {RESULTS} and {RESOLVED}",
             code="usage.no-run",
         )

@@ -15,6 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
+from hyimg_cli.addresses import joined
 from hyimg_cli.cache.disk import DiskStore
 from hyimg_cli.cli import render
 from hyimg_cli.cli.completion import among, ids, manifests
@@ -22,7 +23,6 @@ from hyimg_cli.cli.help import show_all
 from hyimg_cli.cli.render import PROGRESS
 from hyimg_cli.cli.shard import folder_of, shard_named
 from hyimg_cli.errors import UsageError
-from hyimg_cli.files import joined
 from hyimg_cli.remote import keep_copies_in
 from hyimg_cli.settings.config import configured, refuse_conflicts
 from hyimg_cli.settings.kinds import BadValue, Folder, OneOf, RunPlace, Truth

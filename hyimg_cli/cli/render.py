@@ -88,8 +88,9 @@ def _error(fault: HyimgError, places: Sequence[str]) -> None:
     for place in filter(None, places[:PLACES]):
         note(f"  --> {cut(place)}")
     if len(places) > PLACES:
-        rest = len(places) - PLACES
-        note(f"  --> and {rest} more; hyimg check --json names every one")
+        # Pairs of eval are no jobs.
+        by = "" if fault.code == "eval.pair" else "; hyimg check --json names every one"
+        note(f"  --> and {len(places) - PLACES} more{by}")
     if fault.hint:
         note(f"  hint: {cut(fault.hint)}")
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import typer
 
+from hyimg_cli.addresses import shown_place
 from hyimg_cli.cli import file_options as f
 from hyimg_cli.cli import options as o
 from hyimg_cli.cli import render
@@ -94,13 +95,15 @@ def _carry_out(given: Mapping[str, Any], arguments: Sequence[str]) -> int:
     config = o.run_config(settings, folder)
     order = Order(source.manifest, settings, config, Selection(), AGAIN, again=again, retry=again)
     code = carry_out(order, style)
-    if code:
+    made_again = RunFolder(folder).results().get(source.custom_id, {})
+    # A gate's 1 says nothing of a replay.
+    if code > 1 or made_again.get("status") != "done":
         return code
     original = compared_file(described)
     if original is None:
         render.remarks([f"no video beside {described.path.name}: nothing to compare with"], style)
         return 1 if given["expect_equal"] else 0
-    made, digest = answer_to(original, folder, RunFolder(folder).results()[source.custom_id])
+    made, digest = answer_to(original, folder, made_again)
     found = verdict(described, original, made, digest)
     _show(found, original, made, style)
     return 1 if given["expect_equal"] and not found.is_good else 0
@@ -124,22 +127,23 @@ def _refuse_original(folder: Path, described: Described, source: Restored) -> No
         if any(file.exists() and target.exists() and file.samefile(target) for target in targets):
             raise UsageError(
                 "the replay would replace the file itself",
-                where=str(file),
+                where=file,
                 hint="choose another folder with -o",
                 code="replay.itself",
             )
 
 
 def _show(found: ReplayVerdict, original: Path, made: Path, style: render.Style) -> None:
+    of = shown_place(original)
     if style.as_json:
-        facts = {"file": str(original), "made": str(made), **found.to_json()}
+        facts = {"file": of, "made": str(made), **found.to_json()}
         render.json_line({"replay": facts})
     if style.is_quiet:
         return
     if found.is_good:
-        render.note(f"equal: the {found.compared} of {made} are those of {original}")
+        render.note(f"equal: the {found.compared} of {made} are those of {of}")
         return
-    render.note(f"not equal: the {found.compared} of {made} and {original} differ: {_apart(found)}")
+    render.note(f"not equal: the {found.compared} of {made} and {of} differ: {_apart(found)}")
     for reason in found.reasons or ("nothing that is recorded differs; please report it",):
         render.note(f"  may be why: {reason}")
 

@@ -1,13 +1,16 @@
-"""SIGINT and SIGTERM: the first stops after the current denoise step, the second at once."""
+"""SIGINT and SIGTERM: the first stops after the current denoise step, or the edit that is being
+finished again; the second at once.
+"""
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Protocol
 
 from hyimg_cli.errors import Interrupted
+from hyimg_cli.spec.events import Outcome
 
 
 class Stoppable(Protocol):
@@ -21,15 +24,32 @@ class Stopper:
 
     def __init__(self) -> None:
         self.session: Stoppable | None = None
-        self._asked = False
+        self._asked = 0
+        self._waits = False
 
     def __call__(self, signal_number: int, _frame: FrameType | None) -> None:
         if self._asked:
             os._exit(128 + signal_number)
-        self._asked = True
-        if self.session is None:
+        self._asked = signal_number
+        if self.session is not None:
+            self.session.request_stop(signal_number)
+        elif not self._waits:
             raise Interrupted(signal_number)
-        self.session.request_stop(signal_number)
+
+    def between(self, outcomes: Iterable[Outcome]) -> Iterator[Outcome]:
+        """Each of these; a signal waits for the one that is being made. Readers of pictures, which
+        catch every Exception, would take it for a damaged file.
+        """
+        self._waits = True
+        try:
+            for outcome in outcomes:
+                yield outcome
+                if self._asked:
+                    break
+        finally:
+            self._waits = False
+        if self._asked:
+            raise Interrupted(self._asked)
 
 
 @contextmanager

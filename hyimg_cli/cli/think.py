@@ -126,4 +126,4 @@ def _refuse_itself(manifest: str, output: Path) -> None:
     there = manifest != "-" and os.path.exists(output) and os.path.exists(manifest)
     if there and output.samefile(manifest):
         what, hint = "the texts would be written into the manifest itself", "choose another -o"
-        raise UsageError(what, where=str(output), hint=hint, code="usage.same-file")
+        raise UsageError(what, where=output, hint=hint, code="usage.same-file")

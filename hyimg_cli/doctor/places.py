@@ -4,10 +4,11 @@ import os
 import shutil
 from pathlib import Path
 
+from hyimg_cli.addresses import address_of
 from hyimg_cli.cache.disk import DiskStore
 from hyimg_cli.doctor.check import Check, Subject, portable_path
 from hyimg_cli.errors import CheckpointError, HyimgError
-from hyimg_cli.files import address_of, nearest_existing
+from hyimg_cli.files import nearest_existing
 from hyimg_cli.journal.bucket import run_folder
 from hyimg_cli.models import registry
 from hyimg_cli.spec.units import bytes_text

@@ -37,13 +37,10 @@ from hyimg_cli.spec.events import (
     JobFailed,
     JobStarted,
     ModelLoaded,
-    ModelLoading,
-    ModelReleased,
     Outcome,
     Prewarmed,
-    PromptEmbedded,
     PromptsReady,
-    ReplicaDied,
+    RunEvent,
 )
 from hyimg_cli.spec.job import ImageJob, Job, VideoJob
 from hyimg_cli.spec.plan import Plan
@@ -114,18 +111,6 @@ class PreparedRun:
     gated_before: int = 0
 
 
-# What makes ready for jobs, or tells of something else than jobs.
-_OTHER = (
-    ModelLoading
-    | ModelLoaded
-    | ModelReleased
-    | PromptEmbedded
-    | PromptsReady
-    | Prewarmed
-    | ReplicaDied
-)
-
-
 @dataclass
 class Summary:
     """Counts and times of a run, gathered from its events. `left` was planned and did not run.
@@ -172,7 +157,7 @@ class Summary:
     def add(self, event: Event) -> None:
         before, self._clock = self._clock, time.perf_counter()
         # With replicas one loads while another draws: time with a job at work is the jobs'.
-        if self._at_work or not isinstance(event, _OTHER):
+        if self._at_work or not isinstance(event, RunEvent):
             self.pictures_s += self._clock - before
         match event:
             case ModelLoaded():
@@ -195,7 +180,7 @@ class Summary:
         edit = outcome.edit or {}
         self.unchanged += edit.get("kind") == "none"
         self.whole += edit.get("kind") == "global"
-        self.gated += bool(edit.get("gates"))
+        self.gated += outcome.status == "done" and bool(edit.get("gates"))
         self.lossy += outcome.step_cache is not None
         compile_s = outcome.timings_s.get("compile", 0.0)
         self.compile_s = self._longest("compile", outcome.replica, compile_s)

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
+from hyimg_cli.addresses import address_of
 from hyimg_cli.errors import HyimgError, SourceImageError, UsageError
-from hyimg_cli.files import address_of
 from hyimg_cli.journal.keys import finishing_key, key_of, source_digests
 from hyimg_cli.media.carried import depth_fault, region_of
 from hyimg_cli.media.images import probe_image, size_of

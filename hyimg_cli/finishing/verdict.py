@@ -88,4 +88,4 @@ def rim_of(mask: Mask) -> float:
 
 
 def _shown(value: float) -> str:
-    return f"{value:.2f}".rstrip("0").rstrip(".")
+    return f"{round(value, 2) + 0.0:.2f}".rstrip("0").rstrip(".")

@@ -27,8 +27,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
 
+from hyimg_cli.addresses import address_of
 from hyimg_cli.errors import MachineError, OutputFolderError, StorageError
-from hyimg_cli.files import address_of, json_of
+from hyimg_cli.files import json_of
 from hyimg_cli.journal.disk import disk_errors
 from hyimg_cli.journal.job_files import OUTPUTS, files_of_result
 from hyimg_cli.journal.journal import RESOLVED, RESULTS, RunFolder, outcome_to_json, outcomes_in
@@ -40,6 +41,8 @@ PARTS = "results"
 LEASE = "lease.json"
 # Seconds after which a lease is renewed, and after which one that nobody renewed is nobody's.
 RENEWED_S, STALE_S = 10.0, 30.0
+# The end waits so long for a renewal on its way: a lease that is left holds nobody up for longer.
+_PARTING_S = STALE_S
 # Parts that are read one by one before they are joined in one.
 _JOINED_AFTER = 256
 _AT_ONCE = 16
@@ -175,9 +178,11 @@ class BucketFolder(RunFolder):
     def _release(self) -> None:
         self._ended.set()
         # On its way it would put the lease back behind us.
-        self._renewing.join()
+        self._renewing.join(_PARTING_S)
         self._journal = None
         shutil.rmtree(self.folder, ignore_errors=True)
+        if self._renewing.is_alive():
+            return  # the store does not answer
         with suppress(OSError, StorageError), self._errors() as (system, root):
             if _lease(system, root).get("run") == self._run:
                 system.rm_file(f"{root}/{LEASE}")
@@ -189,7 +194,7 @@ class BucketFolder(RunFolder):
                 known = bytearray(_joined(system, f"{root}/{PARTS}"))
             if self._journal is not None:  # from here on nobody else adds to it
                 self._known = known
-        return outcomes_in(bytes(known))
+        return outcomes_in(bytes(known), self.place / PARTS)
 
     def write_results(self, lines: Iterable[bytes]) -> None:
         """Adds lines to the journal, all in one part: the last one of a job counts."""
@@ -235,7 +240,7 @@ class BucketFolder(RunFolder):
             for output in outcome.outputs:
                 if digest.of_file(self.folder / output.path) != output.sha256:
                     raise StorageError(
-                        "a file was changed before it was put", where=str(self.folder / output.path)
+                        "a file was changed before it was put", where=self.folder / output.path
                     )
             for name in files_of_result(outcome_to_json(outcome)):
                 local = self.folder / name
@@ -280,7 +285,8 @@ class BucketFolder(RunFolder):
         last = max(number for number, is_all in numbers if not is_all)
         if last - joined < _JOINED_AFTER:
             return
-        latest = {entry["custom_id"]: line for entry, line in outcomes_in(_joined(system, folder))}
+        told = outcomes_in(_joined(system, folder), self.place / PARTS)
+        latest = {entry["custom_id"]: line for entry, line in told}
         with suppress(FileExistsError):
             name = f"{folder}/{last:08}.all.jsonl"
             system.pipe_file(name, b"".join(latest.values()), mode="create")

@@ -26,7 +26,7 @@ def locked(path: Path) -> int:
         os.close(lock)
         raise OutputFolderError(
             f"another run is writing to this folder: {holder}",
-            where=str(path.parent),
+            where=path.parent,
             hint="wait for it, stop it, or choose another folder",
             code="output.in-use",
         ) from None
@@ -58,7 +58,7 @@ def make_folders(path: Path) -> None:
     except (FileExistsError, NotADirectoryError):
         raise OutputFolderError(
             "a file stands where the output folder should be",
-            where=str(path.parent),
+            where=path.parent,
             hint="choose another folder with -o",
             code="output.not-a-folder",
         ) from None

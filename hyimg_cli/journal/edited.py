@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hyimg_cli.errors import OutputError, SourceImageError
-from hyimg_cli.files import shown_place
 from hyimg_cli.journal.journal import JobFolder
 from hyimg_cli.manifest.resolved import job_to_json
 from hyimg_cli.media import carried, images
@@ -78,7 +77,7 @@ def finish(
     source = read_carried(path, keep_gps=config.keep_gps)
     if source_digest and source.digest != source_digest:
         what = "the source is another file than the one that was drawn from"
-        raise SourceImageError(what, where=shown_place(path), code="source.changed")
+        raise SourceImageError(what, where=path, code="source.changed")
     if drawn.shape != reference.shape:
         what = "the picture was drawn in another size than its source was shown in"
         raise OutputError(what, code="outside.not-comparable")
@@ -88,7 +87,7 @@ def finish(
     found = edit_of(drawn, reference, placement, given=given, mode=outside.region_mode)
     edit |= told(found, outside)
     if found.kind == "global" and outside.on_global == "fail":
-        hint = "the plain picture is kept; --on-global keep takes it, a region limits it"
+        hint = "the plain picture is kept; on_global keep takes it, a region limits it"
         what = f"the whole picture was edited: {', '.join(found.reasons)}"
         raise OutputError(what, hint=hint, code="outside.global")
     result = put_back(source.pixels, drawn, reference, found, given)

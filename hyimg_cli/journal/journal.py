@@ -23,6 +23,7 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, Protocol, Self
 
+from hyimg_cli.addresses import shown_place
 from hyimg_cli.errors import JobError, OutputFolderError, StorageError
 from hyimg_cli.files import (
     JOURNAL_BYTES,
@@ -31,7 +32,6 @@ from hyimg_cli.files import (
     remove,
     replace_file,
     replacing,
-    shown_place,
     sync_folder,
 )
 from hyimg_cli.journal.disk import disk_errors, locked, make_folders, remove_temporaries
@@ -137,7 +137,7 @@ class JobFolder(ABC):
             if not place.resolve().is_relative_to(outputs.resolve()):
                 raise OutputFolderError(
                     "a link leads out of the output folder",
-                    where=str(place),
+                    where=place,
                     hint="take it away, or choose another folder with -o",
                     code="output.link",
                 )
@@ -335,7 +335,7 @@ class RunFolder(JobFolder):
         """Every outcome with its line, as `results` reads them."""
         with disk_errors(self.folder):
             data = _bytes_if_any(self.folder / RESULTS)
-        return outcomes_in(data)
+        return outcomes_in(data, self.folder / RESULTS)
 
     def attempts(self) -> dict[str, int]:
         return {name: line.get("attempt", 0) for name, line in self.results().items()}
@@ -398,7 +398,7 @@ class RunFolder(JobFolder):
         return self._journal
 
 
-def outcomes_in(data: bytes, first: int = 1) -> Iterator[tuple[dict[str, Any], bytes]]:
+def outcomes_in(data: bytes, file: Path, first: int = 1) -> Iterator[tuple[dict[str, Any], bytes]]:
     """The outcomes in the bytes of a journal, of which line `first` is the first, with their lines.
 
     A last line that a kill cut off is passed over. Raises OutputFolderError for any other line that
@@ -412,7 +412,7 @@ def outcomes_in(data: bytes, first: int = 1) -> Iterator[tuple[dict[str, Any], b
         if entry is None or why:
             raise OutputFolderError(
                 f"this line is no outcome of a job{f': {why}' if why else ''}",
-                where=f"{RESULTS}:{number}",
+                where=f"{shown_place(file)}:{number}",
                 hint="take the line out: its job runs again",
                 code="output.damaged-journal",
             )
@@ -552,7 +552,7 @@ def resume(
 def _occupied(folder: RunFolder, count: int) -> OutputFolderError:
     return OutputFolderError(
         f"the folder holds {counted(count, 'result')} already",
-        where=shown_place(folder.place),
+        where=folder.place,
         hint="choose another folder, leave out --no-resume, or run all again with --force",
         code="output.not-empty",
     )
@@ -570,7 +570,7 @@ def _other_jobs(
     return OutputFolderError(
         f"{len(others)} of {counted(total, 'job')} {differ}{f' ({named})' if named else ''} from "
         f'what is done in this folder, "{others[0].custom_id}" first',
-        where=shown_place(folder.place),
+        where=folder.place,
         hint=f"--force makes {those} again{kept}; -o names another folder; run.json has the flags "
         "of before",
         code="output.other-job",

@@ -113,7 +113,7 @@ class JournalFile:
         self._go_on_in(file)
         return JournalError(
             f"{self._path.name} was {happened} while the run was writing it",
-            where=str(self._path),
+            where=self._path,
             hint=f"lines put back: {len(lost)}; run the same command again: it resumes, and makes "
             "again what has no line",
         )

@@ -3,6 +3,7 @@
 Shards of a manifest have a folder each; so have two clusters that shared one.
 """
 
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,8 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hyimg_cli.addresses import address_of, shown_place
 from hyimg_cli.errors import OutputFolderError
-from hyimg_cli.files import address_of, opened, shown_place
+from hyimg_cli.files import opened, refuse_unfit
 from hyimg_cli.journal.bucket import run_folder
 from hyimg_cli.journal.disk import disk_errors
 from hyimg_cli.journal.job_files import files_of, files_of_edit
@@ -140,7 +142,7 @@ def _resolved(folder: Path) -> dict[str, dict[str, Any]]:
     except (OSError, ValueError):
         raise OutputFolderError(
             "its manifest.resolved.jsonl cannot be read",
-            where=shown_place(folder),
+            where=folder,
             hint="plan or generate with this folder writes it again",
             code="output.damaged-manifest",
         ) from None
@@ -154,7 +156,7 @@ def _chosen(name: str, found: Sequence[_Found], merged: Merged) -> _Found | None
             raise OutputFolderError(
                 f'"{name}" was done otherwise in {shown_place(done[0].folder)}: its line, a source '
                 "image, the model or a setting differs",
-                where=shown_place(other.folder),
+                where=other.folder,
                 hint="leave one of the folders out; run.json has the flags of each",
                 code="output.other-job",
             )
@@ -172,7 +174,7 @@ def _refuse_clashes(chosen: Mapping[str, _Found]) -> None:
         other = owners[earlier][1]
         raise OutputFolderError(
             f'{path} would be the file of "{name}" and of "{other}"',
-            where=shown_place(chosen[name].folder),
+            where=chosen[name].folder,
             hint="join folders of one manifest, or of manifests whose ids and names differ",
             code="output.other-file",
         )
@@ -189,11 +191,12 @@ def _bring(one: _Found, target: RunFolder) -> None:
         with disk_errors(one.folder), suppress(FileNotFoundError):
             if one.is_changed(name):
                 continue
-            with opened(one.folder / name) as file:
-                if not address_of(one.folder):
-                    target.bring(name, one.folder / name)
-                    continue
-                with tempfile.NamedTemporaryFile() as local:
-                    shutil.copyfileobj(file, local)
-                    local.flush()
-                    target.bring(name, Path(local.name))
+            path = one.folder / name
+            if not address_of(path):
+                refuse_unfit(path, os.stat(path))
+                target.bring(name, path)
+                continue
+            with opened(path) as file, tempfile.NamedTemporaryFile() as local:
+                shutil.copyfileobj(file, local)
+                local.flush()
+                target.bring(name, Path(local.name))

@@ -407,7 +407,7 @@ def _truncated(path: Path, what: str) -> CheckpointError:
 
 
 def _fault(name: str, what: str, where: Path, hint: str = "") -> CheckpointError:
-    return CheckpointError(what, where=str(where), hint=hint, code=f"checkpoint.{name}")
+    return CheckpointError(what, where=where, hint=hint, code=f"checkpoint.{name}")
 
 
 def _listed(title: str, names: Sequence[str]) -> str:

@@ -1,10 +1,11 @@
 """Settings that one kind of job or format alone reads, and a manifest has none of."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
 
 from hyimg_cli.settings.precedence import Setting, as_given
 from hyimg_cli.settings.table import SETTINGS, JobKind
-from hyimg_cli.spec.job import ImageJob, Job, VideoJob
+from hyimg_cli.spec.job import ImageJob, Job, KeepOutside, VideoJob
 
 _KINDS: tuple[tuple[JobKind, type[Job]], ...] = (("pictures", ImageJob), ("videos", VideoJob))
 
@@ -15,19 +16,25 @@ def without_effect(settings: Mapping[str, Setting], jobs: Sequence[Job]) -> Iter
         if not jobs or any(isinstance(job, kind) for job in jobs):
             continue
         asked = (settings[row.name] for row in SETTINGS.values() if row.only == noun)
-        found = [as_given(one) for one in asked if one.origin not in ("default", "model")]
+        found = [as_given(one) for one in asked if _is_given(one)]
         if found:
             verb = "concerns" if len(found) == 1 else "concern"
             yield f"{', '.join(found)} {verb} {noun} only; this manifest has none"
     yield from _idle_chunks(settings, [job for job in jobs if isinstance(job, VideoJob)])
-    yield from _idle_encoding(settings, [job for job in jobs if isinstance(job, ImageJob)])
+    pictures = [job for job in jobs if isinstance(job, ImageJob)]
+    yield from _idle_encoding(settings, pictures)
+    yield from _idle_outside(settings, pictures)
+
+
+def _is_given(setting: Setting) -> bool:
+    return setting.origin not in ("default", "model")
 
 
 def _idle_chunks(settings: Mapping[str, Setting], jobs: Sequence[VideoJob]) -> Iterator[str]:
     """The same of what only models that work in chunks read: those that follow a camera."""
     if jobs and not any(job.camera for job in jobs):
         for one in (settings["pass_graphs"], settings["clips_together"]):
-            if one.origin not in ("default", "model"):
+            if _is_given(one):
                 yield f"{as_given(one)} concerns LingBot-World only; no video is its"
 
 
@@ -39,5 +46,18 @@ def _idle_encoding(settings: Mapping[str, Setting], jobs: Sequence[ImageJob]) ->
     }
     for name, (formats, is_read) in read.items():
         one = settings[name]
-        if jobs and not is_read and one.origin not in ("default", "model"):
+        if jobs and not is_read and _is_given(one):
             yield f"{as_given(one)} concerns {formats} only; no picture is one"
+
+
+def _idle_outside(settings: Mapping[str, Setting], jobs: Sequence[ImageJob]) -> Iterator[str]:
+    """The same of what only edits read that keep their source, or that have a region."""
+    kept = [job.outside for job in jobs if job.outside is not None]
+    if kept and any(outside.region for outside in kept):
+        return
+    names = ("region_mode", "max_spill") if kept else [field.name for field in fields(KeepOutside)]
+    found = [as_given(settings[name]) for name in names if _is_given(settings[name])]
+    if jobs and found:
+        verb = "concerns" if len(found) == 1 else "concern"
+        kind = "a region" if kept else "keep_outside"
+        yield f"{', '.join(found)} {verb} edits with {kind} only; no job is one"

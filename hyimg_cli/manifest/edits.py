@@ -49,11 +49,11 @@ def _lines_of(path: Path, faults: list[HyimgError]) -> list[str]:
     except (OSError, ValueError) as error:
         what = f"the prompts cannot be read: {getattr(error, 'strerror', None) or 'not UTF-8'}"
         hint = "a --prompt that ends in .txt is a file with a prompt per line"
-        faults.append(fault("unreadable", what, where=str(path), hint=hint))
+        faults.append(fault("unreadable", what, where=path, hint=hint))
         return []
     prompts = [line.strip() for line in lines if line.strip()]
     if not prompts:
-        faults.append(fault("empty", "it holds no prompts", where=str(path)))
+        faults.append(fault("empty", "it holds no prompts", where=path))
     return prompts
 
 

@@ -11,6 +11,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
+from pathlib import Path
 from typing import Any, TypeVar
 
 from hyimg_cli.errors import HyimgError, UsageError
@@ -92,7 +93,7 @@ class ManifestLine:
         return dict(zip(self.names, self.values, strict=True))
 
 
-def fault(slug: str, what: str, *, where: str, hint: str = "") -> UsageError:
+def fault(slug: str, what: str, *, where: Path | str, hint: str = "") -> UsageError:
     """A fault of the manifest's text, with the code `manifest.<slug>`."""
     return UsageError(what, where=where, hint=hint, code=f"manifest.{slug}")
 
@@ -509,7 +510,8 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _reason(error: ValueError) -> str:
     if isinstance(error, json.JSONDecodeError):
-        return f"{error.msg[:1].lower()}{error.msg[1:]} at column {error.colno}"
+        what = error.msg.removesuffix(" at")
+        return f"{what[:1].lower()}{what[1:]} at column {error.colno}"
     return "a number has too many digits" if "digits" in str(error) else str(error)
 
 

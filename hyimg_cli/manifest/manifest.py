@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal, TextIO
 
 from hyimg_cli.errors import HyimgError, UsageError
-from hyimg_cli.files import MANIFEST_BYTES, bounded, bytes_of, shown_place
+from hyimg_cli.files import MANIFEST_BYTES, bounded, bytes_of
 from hyimg_cli.manifest.line import Line, ManifestLine, child_ids, fault
 from hyimg_cli.manifest.table import DELIMITERS, read_table
 from hyimg_cli.settings.kinds import is_custom_id
@@ -269,10 +269,10 @@ def _bytes_at(path: Path) -> bytes:
     except IsADirectoryError:
         slug, what = "is-a-folder", "this is a folder, not a manifest"
     except (OSError, ValueError) as error:
-        raise _unreadable(error, shown_place(path)) from None
-    raise fault(slug, what, where=shown_place(path), hint=_HINT)
+        raise _unreadable(error, path) from None
+    raise fault(slug, what, where=path, hint=_HINT)
 
 
-def _unreadable(error: Exception, where: str) -> UsageError:
+def _unreadable(error: Exception, where: Path | str) -> UsageError:
     what = f"the manifest cannot be read: {error}"
     return fault("unreadable", what, where=where, hint=_HINT)

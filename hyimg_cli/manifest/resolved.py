@@ -8,7 +8,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
-from hyimg_cli.files import address_of, joined
+from hyimg_cli.addresses import address_of, joined
 from hyimg_cli.spec.job import (
     BY_ID,
     GUIDANCE_FIELDS,

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hyimg_cli.addresses import joined, shown_place
 from hyimg_cli.errors import HyimgError
-from hyimg_cli.files import joined, shown_place
 from hyimg_cli.manifest.line import ManifestLine, child_ids, fault
 from hyimg_cli.settings.kinds import MAX_SEED
 from hyimg_cli.settings.precedence import Setting

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, RootModel, create_model
 from pydantic.json_schema import GenerateJsonSchema
 
-from hyimg_cli.files import ADDRESS_PATTERN
+from hyimg_cli.addresses import ADDRESS_PATTERN
 from hyimg_cli.manifest.envelope import TASK_OF_URL
 from hyimg_cli.manifest.fields import FIELDS, IN_MATRIX, NOT_IN
 from hyimg_cli.manifest.matrix import MOST

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hyimg_cli.addresses import scheme_of
 from hyimg_cli.errors import HyimgError, ManifestError
-from hyimg_cli.files import scheme_of
 from hyimg_cli.manifest.line import fault
 from hyimg_cli.media.images import SUFFIXES
 from hyimg_cli.settings.kinds import shown

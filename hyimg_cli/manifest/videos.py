@@ -5,8 +5,8 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from hyimg_cli.addresses import joined, shown_place
 from hyimg_cli.errors import HyimgError, SourceImageError
-from hyimg_cli.files import joined, shown_place
 from hyimg_cli.manifest.resolved_line import Child, ResolvedLine
 from hyimg_cli.media.images import size_of
 from hyimg_cli.settings.kinds import MAX_SIDE

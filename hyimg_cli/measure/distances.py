@@ -58,7 +58,7 @@ def _measured(pair: Pair, metrics: Sequence[Metric]) -> Measured:
         notes |= dict.fromkeys((*a[1], *b[1]))
         count += 1
     if not count:
-        raise UsageError("there are no frames", where=str(pair.a), code="eval.no-frames")
+        raise UsageError("there are no frames", where=pair.a, code="eval.no-frames")
     return Measured(pair, values, tuple(notes))
 
 

@@ -198,8 +198,7 @@ def _listed(path: Path) -> Pairing:
             pairs.append(_of_one_kind(_pair(line, path.parent)))
         except HyimgError as error:
             where = f"{path.name}:{number}"
-            code, what = "manifest.pair", error.what
-            faults.append(UsageError(what, where=where, hint=error.hint, code=code))
+            faults.append(UsageError(error.what, where=where, hint=error.hint, code="eval.pair"))
     if faults:
         raise ManifestError(faults, where=path.name)
     return Pairing(tuple(pairs))
@@ -234,4 +233,4 @@ def _pair(line: str, folder: Path) -> Pair:
 
 
 def _fault(what: str, where: Path, hint: str = "", *, slug: str = "pairs") -> UsageError:
-    return UsageError(what, where=str(where), hint=hint, code=f"eval.{slug}")
+    return UsageError(what, where=where, hint=hint, code=f"eval.{slug}")

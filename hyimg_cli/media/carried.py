@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageFile, ImageOps
 
 from hyimg_cli.errors import SourceImageError
-from hyimg_cli.files import shown_place
 from hyimg_cli.media import formats
 from hyimg_cli.media.images import Pixels, bits_of, bytes_of_source, grey_of, opened_picture
 from hyimg_cli.media.metadata import PictureText
@@ -100,9 +99,7 @@ def read_carried(path: Path, *, keep_gps: bool = False) -> Carried:
             own = np.asarray(_own(upright))
         except Exception as error:  # Pillow's decoders raise nearly anything
             what = "the picture is damaged or ends too early"
-            raise SourceImageError(
-                what, where=shown_place(path), code="source.truncated"
-            ) from error
+            raise SourceImageError(what, where=path, code="source.truncated") from error
     return Carried(_on_white(own), own, digest.of_bytes(data), icc, exif)
 
 
@@ -136,9 +133,7 @@ def _mask(path: Path, size: Size) -> Bytes:
             levels = np.asarray(_as_levels(image))
         except Exception as error:
             what = "the mask is damaged or ends too early"
-            raise SourceImageError(
-                what, where=shown_place(path), code="source.truncated"
-            ) from error
+            raise SourceImageError(what, where=path, code="source.truncated") from error
     what = hint = ""
     if levels.shape != (size.height, size.width):
         what = f"the mask is {levels.shape[1]}x{levels.shape[0]}, and its source {size}"
@@ -147,7 +142,7 @@ def _mask(path: Path, size: Size) -> Bytes:
         what = f"the mask is black: its brightest level is {levels.max()} of 255"
         hint = "paint white where an edit may be"
     if what:
-        raise SourceImageError(what, where=shown_place(path), hint=hint, code="source.region")
+        raise SourceImageError(what, where=path, hint=hint, code="source.region")
     return levels
 
 
@@ -169,13 +164,14 @@ def _depth(image: ImageFile.ImageFile) -> str:
         return f"it has {getattr(image, 'n_frames', 1)} frames"
     if (bits := bits_of(image)) > 8:
         return f"it has {bits} bits a channel"
-    return "" if image.mode in _EXACT else f"its pixels are {image.mode}"
+    kind = {"F": "numbers with fractions"}.get(image.mode, image.mode)
+    return "" if image.mode in _EXACT else f"its pixels are {kind}"
 
 
 def _too_deep(path: Path, why: str) -> SourceImageError:
     what = f"{why}: a result in 8-bit RGB cannot be equal to it"
     hint = "convert it to 8-bit RGB, or leave keep_outside out"
-    return SourceImageError(what, where=shown_place(path), hint=hint, code="source.source-depth")
+    return SourceImageError(what, where=path, hint=hint, code="source.source-depth")
 
 
 def _own(image: Image.Image) -> Image.Image:

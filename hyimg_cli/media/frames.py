@@ -37,4 +37,4 @@ def read_frames(path: Path) -> Iterator[NDArray[np.uint8]]:
 
 
 def _fault(what: str, path: Path, *, slug: str = "not-a-video") -> SourceImageError:
-    return SourceImageError(what, where=str(path), code=f"source.{slug}")
+    return SourceImageError(what, where=path, code=f"source.{slug}")

@@ -22,14 +22,7 @@ from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageFile, ImageOps
 
 from hyimg_cli.errors import SourceImageError
-from hyimg_cli.files import (
-    UnfitFile,
-    bytes_of,
-    opened,
-    replace_file,
-    shown_place,
-    storage_error,
-)
+from hyimg_cli.files import UnfitFile, bytes_of, opened, replace_file, storage_error
 from hyimg_cli.media import formats
 from hyimg_cli.media.metadata import PictureText
 from hyimg_cli.spec import digest
@@ -263,6 +256,8 @@ def _file_faults(path: Path) -> Iterator[None]:
     try:
         yield
     except (FileNotFoundError, NotADirectoryError, ValueError) as error:
+        if path.is_symlink():
+            raise _fault("missing", "this link leads nowhere", path) from error
         hint = "paths in a manifest are relative to it"
         raise _fault("missing", "there is no such file", path, hint) from error
     except IsADirectoryError as error:
@@ -411,7 +406,7 @@ def _as_rgb(image: Image.Image) -> tuple[Image.Image, list[str]]:
 
 
 def _fault(slug: str, what: str, path: Path, hint: str = "") -> SourceImageError:
-    return SourceImageError(what, where=shown_place(path), hint=hint, code=f"source.{slug}")
+    return SourceImageError(what, where=path, hint=hint, code=f"source.{slug}")
 
 
 def _truncated(path: Path) -> SourceImageError:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hyimg_cli.errors import UsageError, require
-from hyimg_cli.files import UnfitFile, json_of, opened, shown_place, text_of
+from hyimg_cli.files import UnfitFile, json_of, opened, text_of
 from hyimg_cli.media.frames import ALONE
 from hyimg_cli.media.images import text_of as picture_text_of
 from hyimg_cli.media.metadata import FORMAT, Provenance
@@ -180,4 +180,4 @@ def _list(raw: dict[str, Any], name: str) -> list[Any]:
 
 
 def _fault(slug: str, what: str, path: Path, hint: str = "") -> UsageError:
-    return UsageError(what, where=shown_place(path), hint=hint, code=f"metadata.{slug}")
+    return UsageError(what, where=path, hint=hint, code=f"metadata.{slug}")

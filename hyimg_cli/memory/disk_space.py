@@ -31,7 +31,7 @@ def refuse_full_disk(
     if needed > free:
         raise StorageError(
             f"the videos will take about {needed / 1e9:.1f} GB; {free / 1e9:.1f} GB are free",
-            where=str(folder),
+            where=folder,
             hint="free some space, choose another folder with -o, or run a part with --limit",
             code="storage.full",
         )
@@ -45,7 +45,7 @@ def _refuse_broken_cache(folder: Path | None) -> None:
     if not existing.is_dir():
         raise StorageError(
             "the disk cache's folder is a file",
-            where=str(existing),
+            where=existing,
             hint="choose another folder with --cache-dir, or leave it out with --no-disk-cache",
             code="storage.cache",
         )

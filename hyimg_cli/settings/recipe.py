@@ -66,7 +66,7 @@ def _read(path: Path) -> tuple[str, dict[str, Any]]:
         return text, tomllib.loads(text)
     except OSError as error:
         what = f"the recipe cannot be read: {error.strerror}"
-        raise RecipeError(what, where=str(path), code="recipe.unreadable") from None
+        raise RecipeError(what, where=path, code="recipe.unreadable") from None
     except UnicodeDecodeError:
         raise RecipeError("not UTF-8", where=path.name, code="recipe.not-toml") from None
     except RecursionError:

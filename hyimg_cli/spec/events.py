@@ -344,7 +344,8 @@ class JobFailed:
 
 # What a job tells of itself between its start and its end.
 Progress = JobStarted | PhaseStarted | ThinkToken | DenoiseStep
-Event = (
+# What makes ready for jobs, or tells of something else than jobs.
+RunEvent = (
     ModelLoading
     | ModelLoaded
     | ModelReleased
@@ -352,11 +353,5 @@ Event = (
     | PromptsReady
     | Prewarmed
     | ReplicaDied
-    | GroupStarted
-    | JobStarted
-    | PhaseStarted
-    | ThinkToken
-    | DenoiseStep
-    | JobDone
-    | JobFailed
 )
+Event = RunEvent | GroupStarted | Progress | JobDone | JobFailed

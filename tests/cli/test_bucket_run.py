@@ -110,6 +110,23 @@ def test_a_second_command_is_refused_while_another_one_writes(
     assert f"another run is writing to this folder: process {os.getpid()} on" in ran.err
 
 
+def test_a_finished_file_is_told_by_its_address(
+    run_cli: Run, endpoint: Endpoint, tmp_path: Path
+) -> None:
+    line = {"custom_id": "a", "prompt": "a red circle", "bot_task": "none"}
+    remote.located("s3://bucket")[0].pipe_file("bucket/one.jsonl", json.dumps(line).encode())
+    assert (
+        run_cli("generate", "s3://bucket/one.jsonl", "-o", "s3://bucket/run", *ARGUMENTS).code == 0
+    )
+    file = "s3://bucket/run/outputs/a.png"
+    assert run_cli("info", file).out.startswith(f"{file}: made by hyimg")
+    assert json.loads(run_cli("info", file, "--json").out)["file"] == file
+    again = run_cli("replay", file, "-o", tmp_path / "again", "--json")
+    assert json.loads(again.out.splitlines()[-1])["replay"]["file"] == file
+    assert f"are those of {file}" in again.err
+    assert f"--> {file}\n" in run_cli("replay", file, "--model", "tiny-video").err
+
+
 @pytest.mark.thorough
 def test_of_two_commands_that_both_find_no_lease_one_stops(
     endpoint: Endpoint, tmp_path: Path

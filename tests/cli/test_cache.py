@@ -21,6 +21,10 @@ from hyimg_cli.spec.run import CacheConfig
 Run = Callable[..., Any]
 
 
+def test_completion_is_installed_for_all_commands_at_once(run_cli: Run) -> None:
+    assert "completion" not in run_cli("cache", "--help").out
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A cache with two entries of one kind."""

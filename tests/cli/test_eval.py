@@ -232,3 +232,20 @@ def test_what_needs_no_torch_imports_none(arguments: list[str], two: tuple[Path,
         [sys.executable, "-c", code], cwd=two[0].parent, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("flags", [("--max-outside-change", 3), ("--region", "0,0,9,9")])
+def test_a_gate_of_outside_is_not_passed_over(run_cli: Run, tmp_path: Path, flags: Any) -> None:
+    Image.new("RGB", (60, 40)).save(tmp_path / "a.png")
+    ran = run_cli("eval", "psnr", tmp_path / "a.png", tmp_path / "a.png", *flags)
+    assert (ran.code, f"psnr does not take {flags[0]}" in ran.err) == (2, True)
+
+
+def test_many_bad_pairs_are_told_once_and_sent_to_no_other_command(
+    run_cli: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "pairs.jsonl").write_text("[]\n" * 12)
+    ran = run_cli("eval", "psnr", tmp_path / "pairs.jsonl")
+    assert ran.code == 2
+    assert "error[eval.pair]: this is not an object of texts" in ran.err
+    assert "  --> and 2 more\n" in ran.err

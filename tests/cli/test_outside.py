@@ -1,8 +1,10 @@
 """Edits that keep their source outside, from a manifest to files, and finished again."""
 
 import json
+import os
 import shutil
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +13,16 @@ import pytest
 from PIL import Image
 
 from hyimg_cli.cli import app, carry_out
+from hyimg_cli.cli.stopping import stoppable
+from hyimg_cli.engine import again
+from hyimg_cli.engine.runner import Summary
 from hyimg_cli.engine.session import Session
+from hyimg_cli.errors import Interrupted
+from hyimg_cli.journal.edited import finish
 from hyimg_cli.measure.replay.verdict import answer_to, verdict
 from hyimg_cli.media.images import pixel_digest, text_of
 from hyimg_cli.media.recorded import read_described
+from hyimg_cli.spec.events import Outcome
 
 Run = Callable[..., Any]
 SOURCE = Path(__file__).parents[2] / "recipes" / "quickstart" / "red-circle.png"
@@ -99,6 +107,42 @@ def test_another_finishing_needs_no_model_and_no_force(
     write(home, JOB)
     assert run_cli(*command).code == 0
     assert line_of(home)["outputs"] == before["outputs"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_waits_for_the_edit_that_is_being_finished_and_fails_none(
+    home: Path, run_cli: Run, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    finished = []
+
+    def stopped(*given: Any) -> Any:
+        finished.append(given)
+        os.kill(os.getpid(), number)
+        return finish(*given)
+
+    monkeypatch.setattr(again, "finish", stopped)
+    command = ("generate", home / "jobs.jsonl", "-o", home / "run", *FLAGS)
+    ran = run_cli(*command, "--max-spill", 1, "--region", "0,0,64,128")
+    assert (ran.code, len(finished)) == (128 + number, 1)
+    assert line_of(home)["status"] == "done"
+    ran = run_cli(*command, "--max-spill", 1, "--region", "0,0,64,128")
+    assert "0 done, 0 failed, 1 skipped" in ran.err
+
+
+def test_behind_a_signal_no_other_edit_is_begun() -> None:
+    begun = []
+
+    def outcomes() -> Iterator[Outcome]:
+        for name in ("a", "b", "c"):
+            begun.append(name)
+            if name == "b":
+                os.kill(os.getpid(), signal.SIGTERM)
+            yield Outcome(name, "done", key="k")
+
+    shown: list[str] = []
+    with stoppable() as stopper, pytest.raises(Interrupted):
+        shown += (outcome.custom_id for outcome in stopper.between(outcomes()))
+    assert begun == shown == ["a", "b"]
 
 
 def test_what_goes_along_is_finished_again_too(home: Path, run_cli: Run) -> None:
@@ -215,18 +259,42 @@ def test_eval_claims_nothing_of_16_bits_and_takes_the_smallest(
     [
         (("--region", "0,0,500,9"), "goes beyond it"),
         (("--region", "1.png"), "the mask is black"),
+        (("--region", "none.png"), "there is no such file\n  --> none.png\n"),
+        (("--region-mode", "insted"), "--region-mode: "),
         (("--max-spill", 0.1), "outside a region"),
+        (("--min-psnr", 30, "--csv", "a.csv"), "outside does not take --min-psnr, --csv"),
     ],
 )
-def test_eval_refuses_a_region_that_is_none(
+def test_eval_refuses_what_it_cannot_judge_by(
     tmp_path: Path, run_cli: Run, monkeypatch: pytest.MonkeyPatch, flags: Any, what: str
 ) -> None:
+    """With exit code 2: 1 is a gate's."""
     monkeypatch.chdir(tmp_path)
     own = np.zeros((40, 60), np.uint8)
     files = pictures(tmp_path, own + 9, own)
     ran = run_cli("eval", "outside", files[0], files[0], *flags)
-    assert ran.code != 0
+    assert ran.code == 2
     assert what in ran.err
+    assert "a manifest" not in ran.err
+
+
+@pytest.mark.parametrize("sides", [("none.png", "a.png"), ("a.png", "none.png"), (".", "a.png")])
+def test_eval_of_no_picture_is_no_gate(
+    tmp_path: Path, run_cli: Run, monkeypatch: pytest.MonkeyPatch, sides: tuple[str, str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Image.new("RGB", (60, 40)).save("a.png")
+    assert run_cli("eval", "outside", *sides).code == 2
+
+
+def test_what_goes_with_keep_outside_is_told_where_it_is_left_out(home: Path, run_cli: Run) -> None:
+    left_out = run_cli("check", write(home, JOB | {"keep_outside": False}), "--max-spill", 0.1)
+    assert "note: --max-spill concerns edits with keep_outside only; no job is one" in left_out.err
+    flags = ("--region", "0,0,9,9", "--on-global", "fail", "--max-spill", 0.1)
+    assert "concern" not in run_cli("check", write(home, JOB), *flags).err
+    wide = run_cli("check", write(home, JOB), "--max-spill", 0.1, "--region-mode", "instead").err
+    names = "--region-mode, --max-spill"
+    assert f"note: {names} concern edits with a region only; no job is one" in wide
 
 
 def test_a_replay_answers_to_the_plain_picture_with_its_own(made: Path) -> None:
@@ -238,6 +306,24 @@ def test_a_replay_answers_to_the_plain_picture_with_its_own(made: Path) -> None:
         assert verdict(read_described(file), file, answer, digest).is_good
     _, other = answer_to(result, run, line)
     assert not verdict(read_described(plain), plain, result, other).is_good
+
+
+def test_a_replay_beyond_its_gate_is_compared_all_the_same(tmp_path: Path, run_cli: Run) -> None:
+    shutil.copytree(SOURCE.parent, tmp_path / "in")
+    job = JOB | {"images": ["in/red-circle.png"], "max_edited_area": 0.0001}
+    assert run_cli("generate", write(tmp_path, job), "-o", tmp_path / "run", *FLAGS).code == 1
+    file = tmp_path / "run" / "outputs" / "blue.png"
+    ran = run_cli("replay", file, "-o", tmp_path / "again", "--device", "cpu", "--expect-equal")
+    assert (ran.code, "equal: the pixels of" in ran.err) == (0, True)
+    assert "gate: max_edited_area" in ran.err
+
+
+def test_an_edit_that_failed_is_beyond_no_gate() -> None:
+    """The next command counts those that are done."""
+    counts = Summary()
+    for status in ("failed", "done"):
+        counts.finish(Outcome("a", status, key="k", edit={"kind": "global", "gates": ["beyond"]}))
+    assert (counts.failed, counts.done, counts.gated) == (1, 1, 1)
 
 
 @pytest.mark.parametrize("channels", [2, 4])

@@ -312,7 +312,7 @@ def test_a_journal_edited_by_hand_is_told_of(
         ran = run_cli(*words)
         assert ran.code == 2, ran.err
         assert "error[output.damaged-journal]: this line is no outcome of a job" in ran.err
-        assert "--> results.jsonl:2" in ran.err
+        assert "--> out/results.jsonl:2" in ran.err
 
 
 @pytest.mark.parametrize(

@@ -236,6 +236,48 @@ def test_no_lease_is_left_behind_by_a_renewal_on_its_way(endpoint: Endpoint) -> 
     assert "lease.json" not in names_in("s3://bucket/run")
 
 
+def test_a_run_that_ends_waits_no_longer_for_its_lease_than_the_next_one_would(
+    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bucket, "_PARTING_S", 0.1)
+    asked, ended, answered_after = threading.Event(), threading.Event(), list[bool]()
+
+    def hang(method: str, path: str) -> None:
+        if path.endswith("lease.json"):
+            asked.set()
+            answered_after.append(ended.wait(30))
+
+    with run_folder(PLACE) as folder:
+        assert isinstance(folder, BucketFolder)
+        endpoint.fault = hang
+        assert asked.wait(60)
+    ended.set()
+    folder._renewing.join()
+    assert all(answered_after), "the end waited for the store"
+    assert not folder.folder.exists()
+
+
+def test_a_run_that_cannot_begin_says_why_and_holds_no_other_up(
+    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lease comes last: its thread was never begun."""
+    monkeypatch.setattr("s3fs.core.S3FileSystem.retries", 1)
+    patience = remote._S3_PATIENCE | {"retries": {"max_attempts": 1}}
+    monkeypatch.setattr(remote, "_S3_PATIENCE", patience)
+    remote._system.cache_clear()
+    endpoint.fault = lambda method, path: (
+        "503" if method == "PUT" and path.endswith("lease.json") else None
+    )
+    folder = run_folder(PLACE)
+    assert isinstance(folder, BucketFolder)
+    with pytest.raises(StorageError, match="the store refused"), folder:
+        pass
+    assert folder._renewing.ident is None
+    endpoint.fault = lambda method, path: None
+    with run_folder(PLACE) as other:
+        other.append(Outcome("a", "failed", key="k"))
+
+
 def test_many_parts_are_joined_once_and_a_hole_is_told(
     endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -274,8 +316,9 @@ def test_what_is_read_is_kept_by_its_tag(
     assert bytes_of(place, 10) == b"two"
     with pytest.raises(OSError, match="more than 2 bytes"):
         bytes_of(place, 2)
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(FileNotFoundError) as missing:
         bytes_of(Path("s3://bucket/none.png"), 2)
+    assert missing.value.strerror == "No such file or directory"
 
 
 def test_a_film_that_says_nothing_has_no_sidecar_there_either(endpoint: Endpoint) -> None:
@@ -343,10 +386,16 @@ def test_a_missing_library_a_password_and_an_unknown_store_are_refused(
     for address in ("nowhere://bucket", "github://owner/run", "dir://run", "zip://run"):
         with pytest.raises(UsageError, match="no kind of store"):
             remote.located(address)
-    for missing in ("fsspec", "gcsfs"):
+    for missing, scheme, package in (
+        ("fsspec", "s3", "'hyimg-cli[s3]'"),
+        ("fsspec", "gs", "gcsfs"),
+        ("gcsfs", "gs", "gcsfs"),
+        ("adlfs", "az", "adlfs"),
+        ("smbclient", "smb", "the library that is named"),
+    ):
         remote._system.cache_clear()
         monkeypatch.setitem(sys.modules, missing, None)
-        with pytest.raises(MachineError, match="gs:// needs a library") as refused:
-            remote.located("gs://bucket/run")
-        assert "hyimg-cli[s3]" in refused.value.hint
+        with pytest.raises(MachineError, match=f"{scheme}:// needs a library") as refused:
+            remote.located(f"{scheme}://bucket/run")
+        assert refused.value.hint == f"pip install {package} brings it"
         monkeypatch.undo()

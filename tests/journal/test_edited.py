@@ -220,7 +220,7 @@ def test_a_difference_outside_is_a_failure_and_the_redraw_stays(
 
 @pytest.mark.parametrize(
     ("mode", "suffix", "why"),
-    [("I;16", ".png", "16 bits"), ("CMYK", ".jpg", "CMYK"), ("F", ".tif", "F")],
+    [("I;16", ".png", "16 bits"), ("CMYK", ".jpg", "CMYK"), ("F", ".tif", "fractions")],
 )
 def test_what_cannot_be_equal_is_refused_before_a_model_loads(
     tmp_path: Path, mode: str, suffix: str, why: str

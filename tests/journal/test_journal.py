@@ -184,7 +184,7 @@ def test_a_damaged_line_before_the_end_is_named(tmp_path: Path) -> None:
     path.write_bytes(b"{oops\n" + path.read_bytes())
     with pytest.raises(OutputFolderError) as caught:
         RunFolder(tmp_path).results()
-    assert caught.value.where == "results.jsonl:1"
+    assert caught.value.where == f"{path}:1"
     assert caught.value.hint
 
 
@@ -848,7 +848,10 @@ def test_a_line_of_a_stranger_removes_nothing_elsewhere(
     what = f"no outcome of a job: (outputs|{name}) is"
     with pytest.raises(OutputFolderError, match=what) as caught:
         resume(run, [make_job("a")], {"a": "key"}, force=True)
-    assert (caught.value.code, caught.value.where) == ("output.damaged-journal", "results.jsonl:1")
+    assert (caught.value.code, caught.value.where) == (
+        "output.damaged-journal",
+        f"{results_file(tmp_path)}:1",
+    )
 
 
 @pytest.mark.parametrize("path", ["outputs", "report.html"])

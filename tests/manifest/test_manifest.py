@@ -321,6 +321,11 @@ def test_lines_that_are_no_jobs(text: str, code: str) -> None:
     assert found(read(text + "\n" + line())) == {(code, "stdin:1")}
 
 
+def test_a_control_character_is_told_by_its_column() -> None:
+    (fault,) = read('{"prompt": "a\tb"}\n').faults
+    assert fault.what == "not valid JSON: invalid control character at column 14"
+
+
 def test_a_surrogate_pair_spelled_in_escapes_is_one_character() -> None:
     (only,) = read('{"prompt": "\\ud83d\\ude00"}').lines
     assert only.fields["prompt"] == "\N{GRINNING FACE}"

@@ -333,6 +333,12 @@ def test_files_that_are_no_pictures(put: Callable[[bytes], Path], data: bytes, c
     assert refusal(put(data)).code == f"source.{code}"
 
 
+def test_a_link_that_leads_nowhere_is_told_as_one(tmp_path: Path) -> None:
+    (tmp_path / "a.png").symlink_to("gone.png")
+    error = refusal(tmp_path / "a.png")
+    assert (error.code, error.what) == ("source.missing", "this link leads nowhere")
+
+
 @pytest.mark.parametrize("format_name", ["PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF"])
 @pytest.mark.parametrize("share", [0.3, 0.6, 0.9])
 def test_truncated_files(put: Callable[[bytes], Path], format_name: str, share: float) -> None:

@@ -34,7 +34,7 @@ def read_baseline(path: Path) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError):
         what = "it is no bench.json"
     hint = "give the bench.json of an earlier run"
-    raise UsageError(what, where=str(path), hint=hint, code="bench.baseline")
+    raise UsageError(what, where=path, hint=hint, code="bench.baseline")
 
 
 def regressions(now: Mapping[str, Any], before: Mapping[str, Any], most: float) -> Iterator[str]:

@@ -220,4 +220,4 @@ def _settings(record: Record, device: str) -> dict[str, Any]:
 
 def _fault(slug: str, what: str, path: Path, hint: str = "") -> UsageError:
     code = f"metadata.{slug}" if slug == "damaged" else f"replay.{slug}"
-    return UsageError(what, where=str(path), hint=hint, code=code)
+    return UsageError(what, where=path, hint=hint, code=code)

@@ -63,7 +63,7 @@ def refuse_other_runs(folder: Path, custom_id: str) -> None:
     if results and not (str(name).startswith(_TITLE) and results.keys() == {custom_id}):
         raise OutputFolderError(
             "the folder holds results of another run",
-            where=str(folder),
+            where=folder,
             hint="choose another folder with -o",
             code="output.other-run",
         )

@@ -187,7 +187,7 @@ def read_architecture(folder: Path) -> BagelShape:
         what = f"config key {error} is missing"
     except (TypeError, ValueError, AttributeError, ZeroDivisionError) as error:
         what = f"a config value is of the wrong kind: {error}"
-    raise CheckpointError(what, where=str(folder), code="checkpoint.config")
+    raise CheckpointError(what, where=folder, code="checkpoint.config")
 
 
 def _refuse_unreleased(values: Mapping[str, Any], only: Mapping[str, Any], where: str) -> None:

@@ -326,4 +326,4 @@ def _held(full: BlockLayout, length: int, others: Sequence[BlockLayout], noise: 
 
 
 def _fault(what: str, folder: Path, slug: str, hint: str = "") -> CheckpointError:
-    return CheckpointError(what, where=str(folder), hint=hint, code=f"checkpoint.{slug}")
+    return CheckpointError(what, where=folder, hint=hint, code=f"checkpoint.{slug}")

@@ -254,7 +254,7 @@ def _overridden(defaults: VideoDefaults, values: dict[str, Any], folder: Path) -
     if unknown:
         raise CheckpointError(
             f"card.json has unknown defaults: {', '.join(sorted(unknown))}",
-            where=str(folder),
+            where=folder,
             code="checkpoint.card",
         )
     changed: dict[str, Any] = {

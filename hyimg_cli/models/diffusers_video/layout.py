@@ -155,7 +155,7 @@ def read_layout(folder: Path) -> CheckpointLayout:
     if not is_video_checkpoint(folder):
         raise CheckpointError(
             f"there is no {INDEX}: this is not a checkpoint in diffusers' layout",
-            where=str(folder),
+            where=folder,
             hint="releases in a layout of their own have an edition for diffusers beside them: "
             "Wan-AI/Wan2.1-T2V-1.3B-Diffusers, hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-"
             "480p_t2v",
@@ -166,7 +166,7 @@ def read_layout(folder: Path) -> CheckpointLayout:
     if pipeline not in _FAMILIES:
         raise CheckpointError(
             f"{INDEX} names the pipeline {pipeline!r}",
-            where=str(folder),
+            where=folder,
             hint=f"known are {', '.join(_FAMILIES)}",
             code="checkpoint.family",
         )
@@ -187,21 +187,21 @@ def component_of(folder: Path, name: str, entry: Any, classes: frozenset[str]) -
     known = " or ".join(sorted(classes))
     if not (isinstance(entry, list) and len(entry) == 2):
         raise CheckpointError(
-            f"{INDEX} names no {name}", where=str(folder), hint=f"expected {known}",
+            f"{INDEX} names no {name}", where=folder, hint=f"expected {known}",
             code="checkpoint.component",
         )  # fmt: skip
     library, class_name = entry
     if library not in _STEMS or class_name not in classes:
         raise CheckpointError(
             f"{INDEX} wants {name} to be {class_name!r} of {library!r}",
-            where=str(folder),
+            where=folder,
             hint=f"known is {known}; code that a checkpoint brings along is never run",
             code="checkpoint.component",
         )
     if not (folder / name).is_dir():
         raise CheckpointError(
             f"{INDEX} names a {name}, and the folder {name}/ is missing",
-            where=str(folder),
+            where=folder,
             hint="download the checkpoint again, with its folders, or copy the missing one",
             code="checkpoint.missing",
         )

@@ -45,4 +45,4 @@ def _tokenizer(folder: Path) -> Tokenizer | None:
         return Tokenizer.from_buffer(data)
     except Exception as error:  # the library raises no other
         what = f"tokenizer/tokenizer.json cannot be read: {error}"
-        raise CheckpointError(what, where=str(folder), code="checkpoint.tokenizer") from None
+        raise CheckpointError(what, where=folder, code="checkpoint.tokenizer") from None

@@ -211,7 +211,7 @@ def _misfit(file: Path, names: Sequence[str], why: str) -> CheckpointError:
     return CheckpointError(
         f"the LoRA {file.name} does not fit: {why}: {count}"
         + (f", the first {', '.join(names[:3])}" if names else " is empty"),
-        where=str(file),
+        where=file,
         hint="use a file made for this very model",
         code="lora.no-match",
     )

@@ -193,7 +193,7 @@ def _read(path: Path, expected: str) -> SourceImage:
     if picture.digest != expected:
         raise SourceImageError(
             "the picture changed while the run went on",
-            where=str(path),
+            where=path,
             hint="run again",
             code="source.changed",
         )

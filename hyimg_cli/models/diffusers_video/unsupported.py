@@ -33,7 +33,7 @@ def refuse_unsupported(layout: CheckpointLayout) -> None:
         ((what, _OTHER_VAE) for what in (_hunyuan_vae if is_hunyuan else _wan_vae)(vae)),
     )
     for what, hint in faults:
-        raise CheckpointError(what, where=str(layout.folder), hint=hint, code="checkpoint.family")
+        raise CheckpointError(what, where=layout.folder, hint=hint, code="checkpoint.family")
 
 
 def _refuse_quantized(component: Component) -> None:
@@ -43,7 +43,7 @@ def _refuse_quantized(component: Component) -> None:
         name = method.get("quant_method") if isinstance(method, dict) else None
         raise CheckpointError(
             f"the {component.name} is stored quantized ({name or 'by an unnamed method'})",
-            where=str(component.folder),
+            where=component.folder,
             hint="use the checkpoint as it was released",
             code="checkpoint.quantized",
         )

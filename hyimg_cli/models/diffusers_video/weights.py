@@ -82,7 +82,7 @@ def check_weights(component: Component) -> int:
     except CheckpointError as error:
         raise CheckpointError(
             f"{component.name}: {error.what}",
-            where=str(component.folder),
+            where=component.folder,
             hint=error.hint,
             code=error.code,
         ) from None
@@ -136,7 +136,7 @@ def load_tokenizer(component: Component) -> Any:
     except Exception as error:  # of the tokenizers library too, which raises no other
         raise CheckpointError(
             f"the {component.name} cannot be read: {error}",
-            where=str(component.folder),
+            where=component.folder,
             hint="download the checkpoint again, with its small files",
             code="checkpoint.tokenizer",
         ) from error
@@ -152,7 +152,7 @@ def configured(component: Component, **changes: Any) -> Any:
     except Exception as error:
         raise CheckpointError(
             f"the {component.name}'s configuration cannot be used: {error}",
-            where=str(component.folder),
+            where=component.folder,
             code="checkpoint.config",
         ) from error
 
@@ -176,7 +176,7 @@ def _empty(cls: Any, component: Component) -> nn.Module:
     except Exception as error:
         raise CheckpointError(
             f"{component.name}/config.json does not describe a {component.class_name}: {error}",
-            where=str(component.folder),
+            where=component.folder,
             code="checkpoint.config",
         ) from error
     return module
@@ -204,7 +204,7 @@ def _refuse_leftovers(component: Component, report: dict[str, Any]) -> None:
             names = ", ".join(str(name) for name in list(report[kind])[:5])
             raise CheckpointError(
                 f"loading the {component.name} left {kind.replace('_', ' ')}: {names}",
-                where=str(component.folder),
+                where=component.folder,
                 code="checkpoint.not-strict",
             )
 

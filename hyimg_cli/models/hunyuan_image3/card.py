@@ -120,7 +120,7 @@ def _allowed(
     if len(allowed) != len(wanted) or not allowed:
         raise CheckpointError(
             f"card.json names ratio indices {sorted(wanted)}; known are 0 to {len(official) - 1}",
-            where=str(folder),
+            where=folder,
             code="checkpoint.card",
         )
     return allowed

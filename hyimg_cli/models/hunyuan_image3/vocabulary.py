@@ -72,7 +72,7 @@ class Vocabulary:
         if not path.exists():
             raise CheckpointError(
                 "tokenizer.json is missing",
-                where=str(folder),
+                where=folder,
                 hint="download it again from where the checkpoint is from",
                 code="checkpoint.missing-file",
             )
@@ -81,7 +81,7 @@ class Vocabulary:
         except Exception as error:  # the library raises bare Exception
             raise CheckpointError(
                 f"tokenizer.json cannot be read: {error}",
-                where=str(folder),
+                where=folder,
                 code="checkpoint.tokenizer",
             ) from None
         _add_tokens(tokenizer, folder)
@@ -157,7 +157,7 @@ def _add_tokens(tokenizer: Tokenizer, folder: Path) -> None:
             raise CheckpointError(
                 f"token {token.content} is {id_} in tokenizer_config.json, and {found} behind "
                 "tokenizer.json",
-                where=str(folder),
+                where=folder,
                 hint="use the files of one checkpoint together",
                 code="checkpoint.tokenizer",
             )

@@ -92,7 +92,7 @@ def lacking(folder: Path) -> CheckpointError:
     return CheckpointError(
         "of this layout the transformer alone is read: text encoder and VAE are there as .pth, "
         "pickles, which can run code when they are opened",
-        where=str(folder),
+        where=folder,
         hint=f"name a folder of any Wan 2.1 checkpoint in diffusers' layout by {COMPONENTS_FLAG} "
         "(Wan-AI/Wan2.1-T2V-1.3B-Diffusers has the same ones), or use a -fast-diffusers conversion",
         code="checkpoint.components",
@@ -156,7 +156,7 @@ def _unsupported(config: Mapping[str, Any]) -> Iterator[str]:
 def _refused(folder: Path, what: str) -> CheckpointError:
     return CheckpointError(
         what,
-        where=str(folder),
+        where=folder,
         hint="of LingBot-World the first fast model with camera control is run. Not the base "
         "models: they have two experts, 70 steps and see the whole clip. Not v2: other noise "
         "levels, a window, and a licence for non-commercial use alone (CC BY-NC-SA 4.0)",

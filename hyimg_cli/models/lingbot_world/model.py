@@ -72,8 +72,7 @@ def load(layout: CheckpointLayout, card: VideoCard, choice: ModelChoice) -> "Lin
         found = shape.taken if name == TRANSFORMER else parts[name].config().get(key)
         if found != expected:
             what = f"the {name}'s {key} is {found}, the other parts want {expected}"
-            where = str(parts[name].folder)
-            raise CheckpointError(what, where=where, code="checkpoint.components")
+            raise CheckpointError(what, where=parts[name].folder, code="checkpoint.components")
     return LingBotWorld(card, layout, place, parameter_count=count, choice=choice)
 
 

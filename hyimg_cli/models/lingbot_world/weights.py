@@ -92,7 +92,7 @@ def _names_by_stored(part: Component, network: LingBotNetwork) -> dict[str, str]
         check_floating(found)
     except CheckpointError as error:
         raise CheckpointError(
-            f"{part.name}: {error.what}", where=str(part.folder), hint=error.hint, code=error.code
+            f"{part.name}: {error.what}", where=part.folder, hint=error.hint, code=error.code
         ) from None
     return names
 
