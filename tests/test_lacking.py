@@ -2,6 +2,7 @@
 found, pictures are made, and whatever else is asked for says what is missing.
 """
 
+import inspect
 import subprocess
 import sys
 from pathlib import Path
@@ -117,7 +118,8 @@ def test_paths_are_paths_where_a_context_has_words(
     given = []
     module = sys.modules[command.__module__]
     monkeypatch.setattr(module, "_carry_out", lambda found, *_: given.append(found) or 0)
-    ctx: Any = SimpleNamespace(params=words, obj=())
+    not_given = dict.fromkeys(inspect.signature(command).parameters)
+    ctx: Any = SimpleNamespace(params=not_given | words, obj=())
     paths = {name: Path(word) for name, word in words.items() if name != "metric"}
     with pytest.raises(typer.Exit):
         command(ctx=ctx, **words | paths)
