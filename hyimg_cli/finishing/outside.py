@@ -157,15 +157,16 @@ def _motion_of(r: Plane, m: Plane) -> tuple[Motion, Motion | None, Mask]:
     what was edited. The edit itself may be what moved: so once more without it.
     """
     shape = m.shape[1], m.shape[2]
-    seen = views(reduced(r, step_of(shape)))
-    motion, too_far = registered(_lightness(r), _lightness(m)), None
+    small, both = reduced(r, step_of(shape)), (_lightness(r), _lightness(m))
+    seen = views(small)
+    motion, too_far = registered(*both), None
     if motion.is_too_far(shape):
         motion, too_far = Motion(), motion
-    rough = _rough(r, m, motion, seen)
+    rough = _rough(small, m, motion, seen)
     if not rough.any():
         return motion, too_far, rough
     edited = _wider(rough)
-    again = registered(_lightness(r), _lightness(m), edited)
+    again = registered(*both, edited)
     if again.is_too_far(shape):
         return motion, too_far, rough
     if too_far is not None:
@@ -174,17 +175,16 @@ def _motion_of(r: Plane, m: Plane) -> tuple[Motion, Motion | None, Mask]:
         if structure is not None and structure < _STILL_ALIKE:
             return motion, too_far, rough
     if _apart(again, motion, shape) > _MOVED_AGAIN:
-        return again, None, _rough(r, m, again, seen)
+        return again, None, _rough(small, m, again, seen)
     return replace(motion, is_sure=again.is_sure), None, rough
 
 
-def _rough(r: Plane, m: Plane, motion: Motion, seen: list[BlurredView]) -> Mask:
+def _rough(small_r: Plane, m: Plane, motion: Motion, seen: list[BlurredView]) -> Mask:
     """The edited region, found at half the size: drift and region in turns, each without what the
-    other one explains. `seen`: the views of what was shown, of that size.
+    other one explains. What was shown is of that size, as are its views, `seen`.
     """
     shape = m.shape[1], m.shape[2]
     step, scale = step_of(shape), scale_of(shape)
-    small_r = reduced(r, step)
     moved, valid = _moved_back(m, motion)
     small_m, small_valid = reduced(moved, step), reduced(numbers(valid), step) > 0.99
     mask = None
@@ -205,7 +205,8 @@ def _moved_back(m: Plane, motion: Motion) -> tuple[Plane, Mask]:
 def _measures(
     r: Plane, m: Plane, moved: Plane, drift: Drift, found: Found, moved_away: bool
 ) -> Measures:
-    plain = drift.undone(reduced(m, 2)) - reduced(m, 2)
+    small = reduced(m, 2)
+    plain = drift.undone(small) - small
     # Without the blurred rim of the edit, which is of its colours.
     edited = _wider(found.mask)
     taken = float(length(opponent(plain)).mean())

@@ -191,9 +191,9 @@ def _components(weak: Mask, strong: Mask, coarse: Plane, scale: float) -> Mask:
         return np.zeros(weak.shape, bool)
     area = np.bincount(labels.ravel(), minlength=count + 1)
     strength = np.bincount(labels[strong], minlength=count + 1)
-    solid = np.zeros(count + 1, coarse.dtype)
+    solid, inside = np.zeros(count + 1, coarse.dtype), labels > 0
     # By numpy: scipy's own sorts the whole picture.
-    np.maximum.at(solid, labels[labels > 0], coarse[labels > 0])
+    np.maximum.at(solid, labels[inside], coarse[inside])
     least = np.where(solid > _SOLID, _LEAST_SOLID_AREA, _LEAST_AREA) * weak.size
     stays = (strength >= _STRONG_PIXELS) & (strength > _STRONG_PART * area) & (area >= least)
     stays[0] = False

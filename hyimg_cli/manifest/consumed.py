@@ -53,7 +53,7 @@ def _idle_encoding(settings: Mapping[str, Setting], jobs: Sequence[ImageJob]) ->
 def _idle_outside(settings: Mapping[str, Setting], jobs: Sequence[ImageJob]) -> Iterator[str]:
     """The same of what only edits read that keep their source, or that have a region."""
     kept = [job.outside for job in jobs if job.outside is not None]
-    if kept and any(outside.region for outside in kept):
+    if any(outside.region for outside in kept):
         return
     names = ("region_mode", "max_spill") if kept else [field.name for field in fields(KeepOutside)]
     found = [as_given(settings[name]) for name in names if _is_given(settings[name])]

@@ -58,6 +58,15 @@ def endpoint(served: Endpoint, monkeypatch: pytest.MonkeyPatch) -> Iterator[Endp
     remote._system.cache_clear()
 
 
+@pytest.fixture
+def _asked_once(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the store refuses is not asked for again."""
+    monkeypatch.setattr("s3fs.core.S3FileSystem.retries", 1)
+    patience = remote._S3_PATIENCE | {"retries": {"max_attempts": 1}}
+    monkeypatch.setattr(remote, "_S3_PATIENCE", patience)
+    remote._system.cache_clear()
+
+
 def done(folder: RunFolder, name: str, data: bytes | None = None) -> Outcome:
     """A job with its file in the folder, not journaled yet."""
     path = folder.path_for(name)
@@ -173,13 +182,10 @@ def test_a_lost_answer_a_busy_store_and_a_slow_one_cost_no_line(
     assert len([name for name in names_in("s3://bucket/run") if "results" in name]) == 3
 
 
+@pytest.mark.usefixtures("_asked_once")
 def test_a_store_that_stays_away_ends_the_run_in_plain_words(
     endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("s3fs.core.S3FileSystem.retries", 1)
-    retries = remote._S3_PATIENCE | {"retries": {"max_attempts": 1}}
-    monkeypatch.setattr(remote, "_S3_PATIENCE", retries)
-    remote._system.cache_clear()
     with run_folder(PLACE) as folder:
         outcome = done(folder, "a")
         endpoint.fault = lambda method, path: "503"
@@ -257,14 +263,9 @@ def test_a_run_that_ends_waits_no_longer_for_its_lease_than_the_next_one_would(
     assert not folder.folder.exists()
 
 
-def test_a_run_that_cannot_begin_says_why_and_holds_no_other_up(
-    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("_asked_once")
+def test_a_run_that_cannot_begin_says_why_and_holds_no_other_up(endpoint: Endpoint) -> None:
     """The lease comes last: its thread was never begun."""
-    monkeypatch.setattr("s3fs.core.S3FileSystem.retries", 1)
-    patience = remote._S3_PATIENCE | {"retries": {"max_attempts": 1}}
-    monkeypatch.setattr(remote, "_S3_PATIENCE", patience)
-    remote._system.cache_clear()
     endpoint.fault = lambda method, path: (
         "503" if method == "PUT" and path.endswith("lease.json") else None
     )
